@@ -1,0 +1,3 @@
+//! Our benchmark worker.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Bytes in one memory: dtypes, storage, strided views, indexing and kernels.

@@ -1,0 +1,3 @@
+//! `planaria-golden KIND PATH`.
+
+fn main() {}
