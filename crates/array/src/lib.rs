@@ -1,6 +1,31 @@
 //! Bytes in one memory: dtypes, storage, strided views, indexing and kernels.
+//!
+//! An [`Array`] is a dtype, a shape and strides over shared storage. Views alias: a write through one is seen
+//! through the others. Bad input gives an [`Error`] with the offending values; nothing panics on it.
 
+mod alloc;
+mod array;
+mod buffer;
+mod convert;
+mod cpu;
+mod device;
+mod display;
+mod element;
+mod error;
 mod float8;
 mod minifloat;
+pub mod ops;
+mod pool;
+mod storage;
+mod view;
 
+pub use alloc::{MemoryStats, memory_stats, release_cached, reset_peak, set_cache_limit};
+pub use array::{Array, Strides};
+pub use device::Device;
+pub use element::{Bool, Element, Scalar};
+pub use error::{Error, ErrorClass, Result};
 pub use float8::{F8E4M3, F8E5M2};
+pub use half::{bf16, f16};
+pub use planaria_layout::{DType, Kind, Shape};
+pub use pool::Threads;
+pub use view::broadcast_shapes;

@@ -4,5 +4,4 @@ pub use planaria_array as array;
 pub use planaria_layout as layout;
 
 /// The names most programs need.
-pub mod prelude {
-}
+pub mod prelude {}

@@ -1,0 +1,286 @@
+//! The array: a dtype, a shape and strides over shared storage.
+
+use crate::buffer::{Buffer, HostBuffer};
+use crate::cpu::strided::Operand;
+use crate::device::Device;
+use crate::element::{Element, Scalar, with_dtype};
+use crate::error::{Error, Result};
+use crate::storage::Storage;
+use bytemuck::Pod;
+use planaria_layout::{DType, Shape};
+use smallvec::SmallVec;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// Element steps between neighbours along each dim.
+pub type Strides = SmallVec<[isize; 6]>;
+
+/// An n-dimensional array in one memory. Cloning it, slicing it or transposing it makes a view:
+/// views share storage and see each other's writes. [`Array::snapshot`] makes an independent value for free.
+#[derive(Clone)]
+pub struct Array {
+    storage: Arc<Storage>,
+    dtype: DType,
+    shape: Shape,
+    strides: Strides,
+    offset: usize,
+}
+
+/// Strides of a row-major array without gaps.
+pub(crate) fn contiguous_strides(shape: &[usize]) -> Strides {
+    let mut strides: Strides = SmallVec::from_elem(1, shape.len());
+    let mut step = 1isize;
+    for i in (0..shape.len()).rev() {
+        strides[i] = step;
+        // A `Shape` bounds the product of its non-zero extents, so this cannot overflow.
+        step *= shape[i].max(1) as isize;
+    }
+    strides
+}
+
+impl Array {
+    pub(crate) fn from_storage(storage: Arc<Storage>, dtype: DType, shape: Shape) -> Array {
+        let strides = contiguous_strides(&shape);
+        Array { storage, dtype, shape, strides, offset: 0 }
+    }
+
+    /// The same storage under another geometry; the caller has checked that it stays inside.
+    pub(crate) fn with_geometry(&self, shape: Shape, strides: Strides, offset: usize) -> Array {
+        Array { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
+    }
+
+    /// An array of zeros.
+    pub fn zeros(shape: &[usize], dtype: DType) -> Result<Array> {
+        Array::zeros_of(Shape::new(shape)?, dtype)
+    }
+
+    pub(crate) fn zeros_of(shape: Shape, dtype: DType) -> Result<Array> {
+        let buffer = HostBuffer::zeroed(shape.numel() * dtype.size())?;
+        Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
+    }
+
+    /// A shape and dtype without bytes, for planning.
+    pub fn meta(shape: &[usize], dtype: DType) -> Result<Array> {
+        Ok(Array::meta_of(Shape::new(shape)?, dtype))
+    }
+
+    pub(crate) fn meta_of(shape: Shape, dtype: DType) -> Array {
+        Array::from_storage(Storage::meta(shape.numel() * dtype.size()), dtype, shape)
+    }
+
+    /// An array filled with one value.
+    pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Array> {
+        let (shape, value) = (Shape::new(shape)?, value.into());
+        with_dtype!(dtype, T => Array::build(shape, |out: &mut [T]| {
+            let value = T::from_scalar(value);
+            crate::pool::for_chunks_mut(out, 4096, size_of::<T>(), |_, piece| piece.fill(value));
+        }))
+    }
+
+    /// A 0-d array.
+    pub fn scalar(value: impl Into<Scalar>, dtype: DType) -> Result<Array> {
+        Array::full(&[], value, dtype)
+    }
+
+    /// A copy of `data`, which holds the elements in row-major order.
+    pub fn from_slice<T: Element>(data: &[T], shape: &[usize]) -> Result<Array> {
+        let shape = Shape::new(shape)?;
+        if shape.numel() != data.len() {
+            let what =
+                format!("{} values do not fill shape {shape}, which has {}", data.len(), shape.numel());
+            return Err(Error::argument("from_slice", what));
+        }
+        Array::build(shape, |out: &mut [T]| crate::pool::copy_slice(out, data))
+    }
+
+    /// A fresh contiguous array whose every element `fill` writes.
+    pub(crate) fn build<T: Element>(shape: Shape, fill: impl FnOnce(&mut [T])) -> Result<Array> {
+        let mut buffer = HostBuffer::new(shape.numel() * size_of::<T>())?;
+        fill(buffer.slice_mut::<T>());
+        Ok(Array::from_storage(Storage::host(buffer), T::DTYPE, shape))
+    }
+
+    /// Like [`Array::build`] for kernels that only know the element's size.
+    pub(crate) fn build_bytes<T: Pod>(
+        shape: Shape,
+        dtype: DType,
+        fill: impl FnOnce(&mut [T]),
+    ) -> Result<Array> {
+        debug_assert_eq!(size_of::<T>(), dtype.size());
+        let mut buffer = HostBuffer::new(shape.numel() * dtype.size())?;
+        fill(buffer.slice_mut::<T>());
+        Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Extents.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Element steps along each dim.
+    pub fn strides(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// Position of the first element in the storage, in elements.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of dims.
+    pub fn ndim(&self) -> usize {
+        self.shape.ndim()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.numel()
+    }
+
+    /// Where the bytes live.
+    pub fn device(&self) -> Device {
+        self.storage.device()
+    }
+
+    /// True on the meta device: no bytes to compute with.
+    pub fn is_meta(&self) -> bool {
+        self.device() == Device::Meta
+    }
+
+    /// Counts writes to the storage, through this view or any other.
+    pub fn version(&self) -> u64 {
+        self.storage.version()
+    }
+
+    /// True when writes through one of the two can be seen through the other.
+    pub fn shares_storage(&self, other: &Array) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// True when a write would first have to copy the bytes, because a snapshot holds them.
+    pub fn is_snapshotted(&self) -> bool {
+        self.storage.is_shared()
+    }
+
+    /// Number of elements the storage has room for.
+    pub(crate) fn storage_len(&self) -> usize {
+        self.storage.bytes() / self.dtype.size()
+    }
+
+    /// True when the elements lie in row-major order without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        let mut step = 1isize;
+        for (&len, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if len == 0 {
+                return true;
+            }
+            if len != 1 {
+                if stride != step {
+                    return false;
+                }
+                step *= len as isize;
+            }
+        }
+        true
+    }
+
+    /// An independent value with the same elements. No bytes are copied until one of the two is written.
+    pub fn snapshot(&self) -> Array {
+        let mut copy = self.clone();
+        copy.storage = self.storage.snapshot();
+        copy
+    }
+
+    pub(crate) fn check_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        if self.dtype == dtype {
+            Ok(())
+        } else {
+            Err(Error::DTypeMismatch { op, lhs: self.dtype, rhs: dtype })
+        }
+    }
+
+    /// The storage's bytes, held for reading.
+    pub(crate) fn host(&self, op: &'static str) -> Result<Host> {
+        let buffer = self.storage.read();
+        match *buffer {
+            Buffer::Host(_) => Ok(Host(buffer)),
+            Buffer::Meta => Err(Error::Device {
+                op,
+                device: Device::Meta,
+                hint: "a meta array has no bytes; create it on the cpu",
+            }),
+        }
+    }
+
+    /// This view over bytes obtained from [`Array::host`].
+    pub(crate) fn operand<'a, T: Pod>(&self, host: &'a Host) -> Operand<'a, T> {
+        Operand::new(host.slice::<T>(), self.offset, &self.shape, &self.strides)
+    }
+
+    /// The elements in row-major order as one slice; copies only when the view is not contiguous.
+    pub(crate) fn values<T: Element>(&self, op: &'static str) -> Result<Values<T>> {
+        self.check_dtype(op, T::DTYPE)?;
+        let flat = self.contiguous()?;
+        Ok(Values { host: flat.host(op)?, start: flat.offset, len: flat.numel(), element: PhantomData })
+    }
+
+    /// Runs `write` on the whole storage as elements of T (same size as the dtype), for kernels that
+    /// write through this view's geometry.
+    pub(crate) fn write<T: Pod, R>(&self, op: &'static str, write: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+        debug_assert_eq!(size_of::<T>(), self.dtype.size());
+        self.storage.write(op, |buffer| write(buffer.slice_mut::<T>()))
+    }
+
+    /// The elements in row-major order.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        Ok(self.values::<T>("to_vec")?.to_vec())
+    }
+
+    /// The value of an array with exactly one element.
+    pub fn item(&self) -> Result<Scalar> {
+        if self.numel() != 1 {
+            return Err(Error::argument(
+                "item",
+                format!("shape {} has {} elements, not 1", self.shape, self.numel()),
+            ));
+        }
+        let host = self.host("item")?;
+        with_dtype!(self.dtype, T => Ok(host.slice::<T>()[self.offset].to_scalar()))
+    }
+}
+
+/// Host bytes held for reading. While it lives, writers move to fresh bytes.
+pub(crate) struct Host(Arc<Buffer>);
+
+impl Host {
+    pub(crate) fn slice<T: Pod>(&self) -> &[T] {
+        match self.0.as_ref() {
+            Buffer::Host(buffer) => buffer.slice(),
+            Buffer::Meta => &[],
+        }
+    }
+}
+
+/// Elements of an array in row-major order.
+pub(crate) struct Values<T> {
+    host: Host,
+    start: usize,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Deref for Values<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        match self.len {
+            0 => &[],
+            len => &self.host.slice::<T>()[self.start..self.start + len],
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! One source, three instruction sets: plain loops compiled for baseline, AVX2 and AVX-512, chosen at run time.
+//!
+//! A kernel written inside [`simd!`] is an ordinary safe loop that the compiler vectorises; the macro compiles
+//! it again with wider instructions enabled and picks by what the CPU has. Reductions spell out their lanes, so
+//! every level gives the same bits.
+#![allow(unsafe_code)]
+
+use std::sync::OnceLock;
+
+/// The widest instruction set in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    /// What every CPU of the target has (on aarch64 this includes NEON).
+    Baseline,
+    /// AVX2 and FMA (x86-64-v3).
+    V3,
+    /// AVX-512 F/BW/CD/DQ/VL (x86-64-v4).
+    V4,
+}
+
+/// The level of this process: what the CPU has, or less if `PLANARIA_SIMD` says `baseline` or `v3`.
+#[inline]
+pub(crate) fn level() -> Level {
+    static LEVEL: OnceLock<Level> = OnceLock::new();
+    *LEVEL.get_or_init(|| {
+        let wanted = match std::env::var("PLANARIA_SIMD").as_deref() {
+            Ok("baseline") => Level::Baseline,
+            Ok("v3") => Level::V3,
+            _ => Level::V4,
+        };
+        wanted.min(detect())
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Level {
+    use std::arch::is_x86_feature_detected as has;
+    let v3 = has!("avx2")
+        && has!("fma")
+        && has!("f16c")
+        && has!("bmi1")
+        && has!("bmi2")
+        && has!("lzcnt")
+        && has!("popcnt");
+    let v4 = has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl");
+    match (v3, v4) {
+        (true, true) => Level::V4,
+        (true, false) => Level::V3,
+        _ => Level::Baseline,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Level {
+    Level::Baseline
+}
+
+/// Declares kernels that are compiled once per [`Level`] and chosen at each call.
+macro_rules! simd {
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)+) => {$(
+        $(#[$meta])*
+        #[allow(unsafe_code, clippy::extra_unused_type_parameters)]
+        $vis fn $name $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+            fn v3 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? { body $(::<$($g),+>)? ($($arg),*) }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl")]
+            fn v4 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? { body $(::<$($g),+>)? ($($arg),*) }
+            match $crate::cpu::simd::level() {
+                // SAFETY: `level` returned V4 only after detecting every feature that `v4` enables.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::simd::Level::V4 => unsafe { v4 $(::<$($g),+>)? ($($arg),*) },
+                // SAFETY: `level` returned V3 only after detecting every feature that `v3` enables.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::simd::Level::V3 => unsafe { v3 $(::<$($g),+>)? ($($arg),*) },
+                _ => body $(::<$($g),+>)? ($($arg),*),
+            }
+        }
+    )+};
+}
+pub(crate) use simd;

@@ -1,0 +1,202 @@
+//! What can be wrong with an array operation, always with the values that made it so.
+
+use planaria_layout::{DType, Shape};
+use thiserror::Error;
+
+use crate::device::Device;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The family of an error, named after the Python exception users of NumPy and PyTorch know for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// An index expression that does not fit its array.
+    Index,
+    /// A value outside what the operation accepts.
+    Value,
+    /// Shapes, dtypes or devices that do not go together.
+    Runtime,
+}
+
+/// A refused input. Nothing was written and nothing large was allocated.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A shape or text that the layout algebra refuses.
+    #[error(transparent)]
+    Layout(#[from] planaria_layout::Error),
+    /// A dim number outside `-ndim..ndim`.
+    #[error("{op}: dim {dim} is out of range for {ndim} dims; use {low}..={high}", low = -(*ndim as i64).max(1), high = (*ndim as i64).max(1) - 1)]
+    DimOutOfRange {
+        /// The operation.
+        op: &'static str,
+        /// The dim as given.
+        dim: i64,
+        /// Dims of the array.
+        ndim: usize,
+    },
+    /// Two shapes that should agree.
+    #[error("{op}: shapes {lhs} and {rhs} do not agree: {reason}")]
+    ShapeMismatch {
+        /// The operation.
+        op: &'static str,
+        /// First shape.
+        lhs: Shape,
+        /// Second shape.
+        rhs: Shape,
+        /// What agreement means here.
+        reason: &'static str,
+    },
+    /// A shape that does not broadcast to another.
+    #[error("{op}: shape {from} does not broadcast to {to}")]
+    Broadcast {
+        /// The operation.
+        op: &'static str,
+        /// The smaller shape.
+        from: Shape,
+        /// The wanted shape.
+        to: Shape,
+    },
+    /// A dtype the operation does not take.
+    #[error("{op}: dtype {found} is not supported here; expected {expected}")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// The dtype found.
+        found: DType,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// Two dtypes that should be equal.
+    #[error("{op}: dtypes {lhs} and {rhs} differ; cast one of them first")]
+    DTypeMismatch {
+        /// The operation.
+        op: &'static str,
+        /// First dtype.
+        lhs: DType,
+        /// Second dtype.
+        rhs: DType,
+    },
+    /// Operands in different memories, or a memory that cannot do this.
+    #[error("{op}: not possible on device {device}; {hint}")]
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// The device found.
+        device: Device,
+        /// One next action.
+        hint: &'static str,
+    },
+    /// An integer index outside its dim.
+    #[error(
+        "index {index} is out of range for dim {dim} with size {size} (index number {position} of the expression)"
+    )]
+    IndexOutOfRange {
+        /// The offending value.
+        index: i64,
+        /// Which entry of the index expression, from 0.
+        position: usize,
+        /// The dim it applies to.
+        dim: usize,
+        /// The size of that dim.
+        size: usize,
+    },
+    /// More indices than dims.
+    #[error("too many indices: {given} for an array of shape {shape}")]
+    TooManyIndices {
+        /// Dims the expression consumes.
+        given: usize,
+        /// The indexed shape.
+        shape: Shape,
+    },
+    /// A boolean mask whose shape differs from the dims it covers.
+    #[error("mask of shape {mask} (index number {position}) does not match dims {dim}.. of shape {shape}")]
+    MaskShape {
+        /// The mask's shape.
+        mask: Shape,
+        /// Which entry of the index expression.
+        position: usize,
+        /// First dim the mask covers.
+        dim: usize,
+        /// The indexed shape.
+        shape: Shape,
+    },
+    /// Index arrays that do not broadcast together.
+    #[error("index arrays of shapes {lhs} and {rhs} do not broadcast together")]
+    IndexBroadcast {
+        /// Shape so far.
+        lhs: Shape,
+        /// The shape that does not fit.
+        rhs: Shape,
+    },
+    /// A slice step that is not positive.
+    #[error("slice step {step} must be greater than zero (index number {position} of the expression)")]
+    Step {
+        /// The step as given.
+        step: i64,
+        /// Which entry of the index expression.
+        position: usize,
+    },
+    /// Strides that reach outside the storage.
+    #[error(
+        "{op}: shape {shape} with strides {strides:?} and offset {offset} reaches outside a storage of {len} elements"
+    )]
+    OutOfStorage {
+        /// The operation.
+        op: &'static str,
+        /// The wanted shape.
+        shape: Shape,
+        /// The wanted strides.
+        strides: Vec<isize>,
+        /// The wanted offset.
+        offset: usize,
+        /// Elements in the storage.
+        len: usize,
+    },
+    /// A write to a view in which one memory cell appears several times.
+    #[error(
+        "{op}: cannot write to a view of shape {shape} whose elements share memory; make it contiguous first"
+    )]
+    OverlappingWrite {
+        /// The operation.
+        op: &'static str,
+        /// The view's shape.
+        shape: Shape,
+    },
+    /// A value outside what the operation accepts.
+    #[error("{op}: {what}")]
+    Argument {
+        /// The operation.
+        op: &'static str,
+        /// What is wrong and what would be right.
+        what: String,
+    },
+    /// The memory for a result could not be had.
+    #[error("cannot allocate {bytes} bytes on {device}")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Where.
+        device: Device,
+    },
+}
+
+impl Error {
+    /// The family this error belongs to.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Error::DimOutOfRange { .. }
+            | Error::IndexOutOfRange { .. }
+            | Error::TooManyIndices { .. }
+            | Error::MaskShape { .. }
+            | Error::IndexBroadcast { .. } => ErrorClass::Index,
+            Error::Step { .. } | Error::Argument { .. } => ErrorClass::Value,
+            _ => ErrorClass::Runtime,
+        }
+    }
+
+    pub(crate) fn argument(op: &'static str, what: impl Into<String>) -> Error {
+        Error::Argument { op, what: what.into() }
+    }
+}

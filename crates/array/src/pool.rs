@@ -1,0 +1,93 @@
+//! Threads for kernels: a pool that the caller owns and sizes, and the few ways kernels use it.
+
+use crate::error::{Error, Result};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// A set of worker threads. Kernels called inside [`Threads::run`] use these and no others;
+/// outside, they use rayon's global pool. Results never depend on the number of threads.
+#[derive(Debug)]
+pub struct Threads(rayon::ThreadPool);
+
+impl Threads {
+    /// A pool of `count` threads.
+    pub fn new(count: usize) -> Result<Threads> {
+        if count == 0 {
+            return Err(Error::argument("threads", "a pool needs at least 1 thread, got 0"));
+        }
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(count)
+            .thread_name(|i| format!("planaria-{i}"))
+            .build()
+            .map(Threads)
+            .map_err(|e| Error::argument("threads", format!("cannot start {count} threads: {e}")))
+    }
+
+    /// Runs `work` inside the pool.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.0.install(work)
+    }
+
+    /// How many threads the pool has.
+    pub fn count(&self) -> usize {
+        self.0.current_num_threads()
+    }
+}
+
+/// Below this many bytes touched, waking another thread costs more than it saves.
+const SERIAL_BYTES: usize = 1 << 18;
+
+/// How many pieces to cut `bytes` of work into.
+fn pieces(bytes: usize) -> usize {
+    if bytes < SERIAL_BYTES {
+        return 1;
+    }
+    match rayon::current_num_threads() {
+        1 => 1,
+        // More pieces than threads, so that a disturbed thread does not hold up the rest.
+        threads => (threads * 4).min(bytes.div_ceil(SERIAL_BYTES / 2)),
+    }
+}
+
+/// Cuts `0..count` items into ranges whose bounds are multiples of `unit` and runs them on the pool.
+/// `item_bytes` is the memory an item touches and decides whether threads are worth it.
+pub(crate) fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: impl Fn(Range<usize>) + Sync) {
+    let pieces = pieces(count.saturating_mul(item_bytes));
+    if pieces == 1 {
+        if count > 0 {
+            work(0..count);
+        }
+        return;
+    }
+    let size = count.div_ceil(pieces).next_multiple_of(unit.max(1));
+    (0..count.div_ceil(size)).into_par_iter().with_max_len(1).for_each(|i| {
+        work(i * size..((i + 1) * size).min(count));
+    });
+}
+
+/// Cuts `out` into pieces of whole `unit`s and runs `work(first index, piece)` on the pool.
+/// `item_bytes` is the memory touched per element of `out`.
+pub(crate) fn for_chunks_mut<T: Send>(
+    out: &mut [T],
+    unit: usize,
+    item_bytes: usize,
+    work: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let count = out.len();
+    let pieces = pieces(count.saturating_mul(item_bytes));
+    if pieces == 1 {
+        if count > 0 {
+            work(0, out);
+        }
+        return;
+    }
+    let size = count.div_ceil(pieces).next_multiple_of(unit.max(1));
+    out.par_chunks_mut(size).enumerate().with_max_len(1).for_each(|(i, piece)| work(i * size, piece));
+}
+
+/// `dst.copy_from_slice(src)` on the pool; lengths must be equal.
+pub(crate) fn copy_slice<T: Copy + Send + Sync>(dst: &mut [T], src: &[T]) {
+    for_chunks_mut(dst, 4096, 2 * size_of::<T>(), |at, piece| {
+        piece.copy_from_slice(&src[at..at + piece.len()]);
+    });
+}

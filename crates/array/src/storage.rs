@@ -1,0 +1,96 @@
+//! Reference-counted storage: views share it and see each other's writes; snapshots share only its bytes
+//! and are separated by the next write.
+
+use crate::buffer::{Buffer, HostBuffer};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What all views of one array have in common.
+pub(crate) struct Storage {
+    /// Readers clone the inner `Arc` and need no lock while they read; a writer that finds the bytes shared
+    /// (a snapshot, or a reader at work) moves to fresh bytes first.
+    buffer: Mutex<Arc<Buffer>>,
+    /// Counts writes, so that saved values can tell that they are stale.
+    version: AtomicU64,
+    device: Device,
+    bytes: usize,
+}
+
+impl Storage {
+    pub(crate) fn host(buffer: HostBuffer) -> Arc<Storage> {
+        let bytes = buffer.bytes();
+        Arc::new(Storage {
+            buffer: Mutex::new(Arc::new(Buffer::Host(buffer))),
+            version: AtomicU64::new(0),
+            device: Device::Cpu,
+            bytes,
+        })
+    }
+
+    pub(crate) fn meta(bytes: usize) -> Arc<Storage> {
+        let buffer = Mutex::new(Arc::new(Buffer::Meta));
+        Arc::new(Storage { buffer, version: AtomicU64::new(0), device: Device::Meta, bytes })
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Buffer>> {
+        // A kernel that panicked half-way leaves bytes that are initialised, which is all we rely on.
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bytes as they are now; later writes do not change what the caller holds.
+    pub(crate) fn read(&self) -> Arc<Buffer> {
+        self.lock().clone()
+    }
+
+    /// A storage with the same bytes that no longer follows this one's writes. Costs no copy.
+    pub(crate) fn snapshot(&self) -> Arc<Storage> {
+        Arc::new(Storage {
+            buffer: Mutex::new(self.read()),
+            version: AtomicU64::new(0),
+            device: self.device,
+            bytes: self.bytes,
+        })
+    }
+
+    /// True when a write would have to move to fresh bytes first.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.lock()) > 1
+    }
+
+    /// Runs `write` on the bytes, copying them first when a snapshot or reader holds them.
+    pub(crate) fn write<R>(&self, op: &'static str, write: impl FnOnce(&mut HostBuffer) -> R) -> Result<R> {
+        let mut guard = self.lock();
+        if Arc::get_mut(&mut guard).is_none() {
+            let copy = match guard.as_ref() {
+                Buffer::Host(host) => host.try_clone()?,
+                Buffer::Meta => return Err(no_bytes(op)),
+            };
+            *guard = Arc::new(Buffer::Host(copy));
+        }
+        match Arc::get_mut(&mut guard) {
+            Some(Buffer::Host(host)) => {
+                self.version.fetch_add(1, Ordering::AcqRel);
+                Ok(write(host))
+            }
+            _ => Err(no_bytes(op)),
+        }
+    }
+}
+
+fn no_bytes(op: &'static str) -> Error {
+    Error::Device { op, device: Device::Meta, hint: "a meta array has no bytes; create it on the cpu" }
+}
