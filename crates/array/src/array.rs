@@ -69,6 +69,11 @@ impl Array {
         Array::from_storage(Storage::meta(shape.numel() * dtype.size()), dtype, shape)
     }
 
+    /// The shape and dtype of this array on the meta device.
+    pub fn to_meta(&self) -> Array {
+        Array::meta_of(self.shape.clone(), self.dtype)
+    }
+
     /// An array filled with one value.
     pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Array> {
         let (shape, value) = (Shape::new(shape)?, value.into());

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// A set of worker threads. Kernels called inside [`Threads::run`] use these and no others;
 /// outside, they use rayon's global pool. Results never depend on the number of threads.
@@ -60,9 +61,12 @@ pub(crate) fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: imp
         return;
     }
     let size = count.div_ceil(pieces).next_multiple_of(unit.max(1));
-    (0..count.div_ceil(size)).into_par_iter().with_max_len(1).for_each(|i| {
-        work(i * size..((i + 1) * size).min(count));
-    });
+    spread(count.div_ceil(size), &|i| work(i * size..((i + 1) * size).min(count)));
+}
+
+/// Runs `work(0..pieces)` on the pool. Takes a `dyn` so that the scheduling is compiled once.
+fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
+    (0..pieces).into_par_iter().with_max_len(1).for_each(work);
 }
 
 /// Cuts `out` into pieces of whole `unit`s and runs `work(first index, piece)` on the pool.
@@ -82,7 +86,12 @@ pub(crate) fn for_chunks_mut<T: Send>(
         return;
     }
     let size = count.div_ceil(pieces).next_multiple_of(unit.max(1));
-    out.par_chunks_mut(size).enumerate().with_max_len(1).for_each(|(i, piece)| work(i * size, piece));
+    // Each piece is taken by the one task with its number.
+    let slots: Vec<Mutex<&mut [T]>> = out.chunks_mut(size).map(Mutex::new).collect();
+    spread(slots.len(), &|i| {
+        let mut piece = slots[i].lock().unwrap_or_else(PoisonError::into_inner);
+        work(i * size, &mut piece);
+    });
 }
 
 /// `dst.copy_from_slice(src)` on the pool; lengths must be equal.

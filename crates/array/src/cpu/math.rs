@@ -94,10 +94,10 @@ pub(crate) fn tanh(x: f32) -> f32 {
     (if x.abs() < 0.625 { near } else { far }).copysign(x)
 }
 
-/// Error function.
+/// erf(x) for |x| below [`ERF_SPLIT`].
 #[inline(always)]
-pub(crate) fn erf(x: f32) -> f32 {
-    let (t, s) = (x.abs(), x * x);
+fn erf_near(x: f32) -> f32 {
+    let s = x * x;
     let p = 8.345_216e-5f32;
     let p = p.mul_add(s, -8.137_435_7e-4);
     let p = p.mul_add(s, 5.200_634_2e-3);
@@ -105,8 +105,13 @@ pub(crate) fn erf(x: f32) -> f32 {
     let p = p.mul_add(s, 1.128_369_4e-1);
     let p = p.mul_add(s, -3.761_263_5e-1);
     let p = p.mul_add(s, 1.283_791_7e-1);
-    let near = p.mul_add(x, x);
-    let t = if t > 4.0 { 4.0 } else { t };
+    p.mul_add(x, x)
+}
+
+/// erfc(t) for t from [`ERF_SPLIT`] up: e to a polynomial in t.
+#[inline(always)]
+fn erfc_far(t: f32) -> f32 {
+    let t = if t > 4.05 { 4.05 } else { t };
     let q = -2.109_531_7e-5f32;
     let q = q.mul_add(t, 4.344_655_3e-4);
     let q = q.mul_add(t, -4.171_076_2e-3);
@@ -114,9 +119,26 @@ pub(crate) fn erf(x: f32) -> f32 {
     let q = q.mul_add(t, -1.082_801_4e-1);
     let q = q.mul_add(t, -6.333_468_6e-1);
     let q = q.mul_add(t, -1.129_514_9);
-    let q = q.mul_add(t, 1.746_882_5e-4);
-    let far = (1.0 - exp(q)).copysign(x);
-    if x.abs() < 0.927_734_4 || x.is_nan() { near } else { far }
+    exp(q.mul_add(t, 1.746_882_5e-4))
+}
+
+/// Where the two pieces of the error function meet.
+const ERF_SPLIT: f32 = 0.927_734_4;
+
+/// Error function.
+#[inline(always)]
+pub(crate) fn erf(x: f32) -> f32 {
+    let far = (1.0 - erfc_far(x.abs())).copysign(x);
+    if x.abs() < ERF_SPLIT || x.is_nan() { erf_near(x) } else { far }
+}
+
+/// 1 - erf(x), without cancellation for positive x; below about 1e-8 it stays at that small value or 0.
+#[inline(always)]
+pub(crate) fn erfc(x: f32) -> f32 {
+    let far = erfc_far(x.abs());
+    let far = if x.abs() > 4.05 { 0.0 } else { far };
+    let far = if x < 0.0 { 2.0 - far } else { far };
+    if x.abs() < ERF_SPLIT || x.is_nan() { 1.0 - erf_near(x) } else { far }
 }
 
 #[cfg(test)]

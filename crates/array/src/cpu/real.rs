@@ -30,9 +30,16 @@ pub(crate) trait Real:
     fn exp_m1(self) -> Self;
     fn tanh(self) -> Self;
     fn erf(self) -> Self;
+    fn erfc(self) -> Self;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
     fn mul_add(self, a: Self, b: Self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    fn trunc(self) -> Self;
+    fn round_ties_even(self) -> Self;
+    /// Remainder with the sign of the dividend, as C's `fmod`.
+    fn fmod(self, y: Self) -> Self;
     /// The larger; NaN if either is NaN.
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
@@ -55,7 +62,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $exp:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path) => {
+    ($t:ident, $exp:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $erfc:path) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -94,6 +101,10 @@ macro_rules! real {
                 $erf(self)
             }
             #[inline(always)]
+            fn erfc(self) -> $t {
+                $erfc(self)
+            }
+            #[inline(always)]
             fn sqrt(self) -> $t {
                 $t::sqrt(self)
             }
@@ -105,11 +116,31 @@ macro_rules! real {
             fn mul_add(self, a: $t, b: $t) -> $t {
                 $t::mul_add(self, a, b)
             }
+            #[inline(always)]
+            fn floor(self) -> $t {
+                $t::floor(self)
+            }
+            #[inline(always)]
+            fn ceil(self) -> $t {
+                $t::ceil(self)
+            }
+            #[inline(always)]
+            fn trunc(self) -> $t {
+                $t::trunc(self)
+            }
+            #[inline(always)]
+            fn round_ties_even(self) -> $t {
+                $t::round_ties_even(self)
+            }
+            #[inline(always)]
+            fn fmod(self, y: $t) -> $t {
+                self % y
+            }
         }
     };
 }
-real!(f32, math::exp, math::ln, math::ln_1p, math::exp_m1, math::tanh, math::erf);
-real!(f64, f64::exp, f64::ln, f64::ln_1p, f64::exp_m1, f64::tanh, libm::erf);
+real!(f32, math::exp, math::ln, math::ln_1p, math::exp_m1, math::tanh, math::erf, math::erfc);
+real!(f64, f64::exp, f64::ln, f64::ln_1p, f64::exp_m1, f64::tanh, libm::erf, libm::erfc);
 
 /// A floating point element and the type its kernels compute in. Narrow types are widened a row or block at a
 /// time into scratch; f32 and f64 are used where they lie.

@@ -81,4 +81,34 @@ macro_rules! simd {
         }
     )+};
 }
-pub(crate) use simd;
+/// Like [`simd!`] without the AVX-512 copy: for kernels that are bound by memory or rarely used.
+macro_rules! simd_v3 {
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)+) => {$(
+        $(#[$meta])*
+        #[allow(unsafe_code)]
+        $vis fn $name $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+            fn v3 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? { body $(::<$($g),+>)? ($($arg),*) }
+            match $crate::cpu::simd::level() {
+                $crate::cpu::simd::Level::Baseline => body $(::<$($g),+>)? ($($arg),*),
+                // SAFETY: every level above the baseline has the features that `v3` enables.
+                #[cfg(target_arch = "x86_64")]
+                _ => unsafe { v3 $(::<$($g),+>)? ($($arg),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => body $(::<$($g),+>)? ($($arg),*),
+            }
+        }
+    )+};
+}
+
+/// The form of [`simd!`] for kernels that gain nothing from it: declares plain functions.
+macro_rules! scalar {
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)+) => {$(
+        $(#[$meta])*
+        $vis fn $name $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
+    )+};
+}
+pub(crate) use {scalar, simd, simd_v3};

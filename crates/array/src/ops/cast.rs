@@ -1,11 +1,10 @@
 //! Conversion between dtypes.
 
 use crate::array::Array;
-use crate::convert::convert;
-use crate::cpu::strided::BLOCK;
-use crate::element::with_dtype;
+use crate::convert::convert_bytes;
+use crate::cpu::map::map1;
+use crate::element::with_size;
 use crate::error::Result;
-use crate::pool;
 use planaria_layout::DType;
 
 impl Array {
@@ -19,15 +18,11 @@ impl Array {
             return Ok(Array::meta_of(self.shape().clone(), dtype));
         }
         let host = self.host("cast")?;
-        with_dtype!(self.dtype(), S => with_dtype!(dtype, D => Array::build(self.shape().clone(), |out: &mut [D]| {
+        // Only element sizes matter to the walk; the conversion itself is chosen per block.
+        with_size!(self.dtype(), S => with_size!(dtype, D => Array::build_bytes(self.shape().clone(), dtype, |out: &mut [D]| {
             let src = self.operand::<S>(&host);
-            let unit = src.block_len().min(4 * BLOCK);
-            pool::for_chunks_mut(out, unit, size_of::<S>() + size_of::<D>(), |at, piece| {
-                let mut scratch = vec![S::default(); unit.min(piece.len())];
-                for (i, block) in piece.chunks_mut(unit).enumerate() {
-                    let first = at + i * unit;
-                    convert(src.block(first..first + block.len(), &mut scratch), block);
-                }
+            map1(&src, out, &|x, o| {
+                convert_bytes(self.dtype(), bytemuck::cast_slice(x), dtype, bytemuck::cast_slice_mut(o));
             });
         })))
     }

@@ -2,3 +2,8 @@
 
 mod cast;
 mod copy;
+mod elementwise;
+
+pub use elementwise::{
+    Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
+};

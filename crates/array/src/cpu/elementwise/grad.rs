@@ -1,0 +1,54 @@
+//! Gradients of activation functions, fused: input (or output) and incoming gradient in, gradient out.
+
+use super::unary::gelu_tanh_gate;
+use super::{Map2, map2_kernels};
+use crate::cpu::real::Real;
+use crate::ops::Activation;
+
+map2_kernels! { simd, Real, T:
+    // d relu: passes where the input is positive.
+    relu |x, g| if x > T::ZERO { g } else { T::ZERO };
+    // From the output y of sigmoid.
+    sigmoid |y, g| g * y * (T::ONE - y);
+    // From the output y of tanh.
+    tanh |y, g| g * (T::ONE - y * y);
+    silu |x, g| silu_grad(x, g);
+    softplus |x, g| g * x.sigmoid();
+    gelu |x, g| gelu_grad(x, g);
+    gelu_tanh |x, g| gelu_tanh_grad(x, g);
+}
+
+#[inline(always)]
+fn silu_grad<T: Real>(x: T, g: T) -> T {
+    let s = x.sigmoid();
+    g * s * (T::ONE - s).mul_add(x, T::ONE)
+}
+
+/// Phi(x) + x phi(x).
+#[inline(always)]
+fn gelu_grad<T: Real>(x: T, g: T) -> T {
+    let cdf = T::of(0.5) * (x * T::of(-std::f64::consts::FRAC_1_SQRT_2)).erfc();
+    let pdf = (x * x * T::of(-0.5)).exp() * T::of(0.398_942_280_401_432_7);
+    g * x.mul_add(pdf, cdf)
+}
+
+#[inline(always)]
+fn gelu_tanh_grad<T: Real>(x: T, g: T) -> T {
+    let s = gelu_tanh_gate(x);
+    let k = T::of(2.0 * 0.797_884_560_802_865_4);
+    let slope = k * (x * x).mul_add(T::of(3.0 * 0.044_715), T::ONE);
+    g * (x * slope * s).mul_add(T::ONE - s, s)
+}
+
+/// The gradient kernel of an activation.
+pub(crate) fn kernel<T: Real>(op: Activation) -> Map2<T, T> {
+    match op {
+        Activation::Relu => relu,
+        Activation::Sigmoid => sigmoid,
+        Activation::Tanh => tanh,
+        Activation::Silu => silu,
+        Activation::Softplus => softplus,
+        Activation::Gelu => gelu,
+        Activation::GeluTanh => gelu_tanh,
+    }
+}

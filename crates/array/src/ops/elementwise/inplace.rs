@@ -1,0 +1,58 @@
+//! Elementwise operations that overwrite their first operand.
+
+use super::{Binary, Unary, check_divisor, undefined};
+use crate::array::Array;
+use crate::cpu::elementwise::lane::Lane;
+use crate::cpu::map::{Kernel1, Kernel2, update1, update2};
+use crate::cpu::strided::OperandMut;
+use crate::element::{Element, with_dtype};
+use crate::error::{Error, Result};
+
+impl Array {
+    /// Applies `op` to every element of this view, in place.
+    pub fn unary_in_place(&self, op: Unary) -> Result<()> {
+        with_dtype!(self.dtype(), T => {
+            T::unary(op, |kernel| update_one::<T>(self, kernel)).unwrap_or_else(|| Err(undefined(op, self.dtype())))
+        })
+    }
+
+    /// Applies `op` with `y`, broadcast to this view's shape, and keeps the result here.
+    pub fn binary_in_place(&self, op: Binary, y: &Array) -> Result<()> {
+        check_divisor(op, y)?;
+        with_dtype!(self.dtype(), T => {
+            T::binary(op, |kernel| update_two::<T>(self, y, kernel)).unwrap_or_else(|| Err(undefined(op, self.dtype())))
+        })
+    }
+}
+
+fn update_one<T: Element>(x: &Array, kernel: Kernel1<'_, T, T>) -> Result<()> {
+    if x.is_meta() {
+        return Ok(());
+    }
+    let written = x.write::<T, _>("unary_in_place", |data| {
+        OperandMut::new(data, x.offset(), x.shape(), x.strides()).map(|out| update1(&out, kernel)).is_some()
+    })?;
+    x.check_written("unary_in_place", written)
+}
+
+fn update_two<T: Element>(x: &Array, y: &Array, kernel: Kernel2<'_, T, T, T>) -> Result<()> {
+    let op = "binary_in_place";
+    y.check_dtype(op, x.dtype())?;
+    let refuse = |_| Error::Broadcast { op, from: y.shape().clone(), to: x.shape().clone() };
+    let mut y = y.broadcast_to(x.shape()).map_err(refuse)?;
+    if x.device() != y.device() {
+        return Err(x.mixed_devices(op));
+    }
+    if x.is_meta() {
+        return Ok(());
+    }
+    if y.shares_storage(x) {
+        y = y.copy()?;
+    }
+    let host = y.host(op)?;
+    let written = x.write::<T, _>(op, |data| {
+        let out = OperandMut::new(data, x.offset(), x.shape(), x.strides());
+        out.map(|out| update2(&out, &y.operand::<T>(&host), kernel)).is_some()
+    })?;
+    x.check_written(op, written)
+}

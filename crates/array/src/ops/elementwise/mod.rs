@@ -1,0 +1,213 @@
+//! Elementwise operations: which dtypes each takes, broadcasting, and the choice of kernel.
+
+mod inplace;
+mod methods;
+mod select;
+
+use crate::array::Array;
+use crate::cpu::elementwise::lane::Lane;
+use crate::cpu::map::{Kernel1, Kernel2, map1, map2};
+use crate::element::{Bool, Element, with_dtype};
+use crate::error::{Error, Result};
+use crate::view::broadcast_shapes;
+use planaria_layout::DType;
+
+pub use select::{clip, where_};
+
+/// Operations of one input that keep the dtype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // the names are the documentation; see the methods of `Array`
+pub enum Unary {
+    Neg,
+    Abs,
+    Sign,
+    Square,
+    Sqrt,
+    Rsqrt,
+    Reciprocal,
+    Exp,
+    Exp2,
+    ExpM1,
+    Ln,
+    Ln1p,
+    Log2,
+    Log10,
+    Sin,
+    Cos,
+    Tan,
+    Asin,
+    Acos,
+    Atan,
+    Sinh,
+    Cosh,
+    Tanh,
+    Asinh,
+    Acosh,
+    Atanh,
+    Erf,
+    Erfc,
+    Sigmoid,
+    LogSigmoid,
+    Relu,
+    Gelu,
+    GeluTanh,
+    Silu,
+    Softplus,
+    Floor,
+    Ceil,
+    Trunc,
+    Round,
+}
+
+impl Unary {
+    /// Every operation.
+    pub const ALL: [Unary; 39] = {
+        use Unary::*;
+        [
+            Neg, Abs, Sign, Square, Sqrt, Rsqrt, Reciprocal, Exp, Exp2, ExpM1, Ln, Ln1p, Log2, Log10, Sin,
+            Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Tanh, Asinh, Acosh, Atanh, Erf, Erfc, Sigmoid,
+            LogSigmoid, Relu, Gelu, GeluTanh, Silu, Softplus, Floor, Ceil, Trunc, Round,
+        ]
+    };
+}
+
+/// Operations of two inputs of one dtype, which the result has too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    FloorDiv,
+    Rem,
+    Fmod,
+    Pow,
+    Atan2,
+    Maximum,
+    Minimum,
+    Fmax,
+    Fmin,
+    BitAnd,
+    BitOr,
+    BitXor,
+    Shl,
+    Shr,
+}
+
+impl Binary {
+    /// Every operation.
+    pub const ALL: [Binary; 18] = {
+        use Binary::*;
+        [
+            Add, Sub, Mul, Div, FloorDiv, Rem, Fmod, Pow, Atan2, Maximum, Minimum, Fmax, Fmin, BitAnd, BitOr,
+            BitXor, Shl, Shr,
+        ]
+    };
+}
+
+/// Comparisons of two inputs of one dtype; the result is bool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Compare {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+impl Compare {
+    /// Every comparison.
+    pub const ALL: [Compare; 6] =
+        [Compare::Eq, Compare::Ne, Compare::Lt, Compare::Le, Compare::Gt, Compare::Ge];
+}
+
+/// Activations that have a fused gradient kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Activation {
+    Relu,
+    Sigmoid,
+    Tanh,
+    Silu,
+    Softplus,
+    Gelu,
+    GeluTanh,
+}
+
+/// Applies `op` to every element.
+pub fn unary(op: Unary, x: &Array) -> Result<Array> {
+    with_dtype!(x.dtype(), T => {
+        T::unary(op, |kernel| run1::<T, T>(x, kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
+    })
+}
+
+/// Flips every bit; for bool, every truth value.
+pub fn bit_not(x: &Array) -> Result<Array> {
+    with_dtype!(x.dtype(), T => {
+        T::complement(|kernel| run1::<T, T>(x, kernel)).unwrap_or_else(|| Err(undefined("BitNot", x.dtype())))
+    })
+}
+
+/// Applies `op` to each pair of elements after broadcasting.
+pub fn binary(op: Binary, x: &Array, y: &Array) -> Result<Array> {
+    check_divisor(op, y)?;
+    with_dtype!(x.dtype(), T => {
+        T::binary(op, |kernel| run2::<T, T>("binary", x, y, kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
+    })
+}
+
+/// Compares each pair of elements after broadcasting.
+pub fn compare(op: Compare, x: &Array, y: &Array) -> Result<Array> {
+    with_dtype!(x.dtype(), T => T::compare(op, |kernel| run2::<T, Bool>("compare", x, y, kernel)))
+}
+
+/// Gradient of an activation: `saved` is its input (its output for sigmoid and tanh), `grad` the incoming gradient.
+pub fn activation_grad(op: Activation, saved: &Array, grad: &Array) -> Result<Array> {
+    with_dtype!(saved.dtype(), T => {
+        T::grad(op, |kernel| run2::<T, T>("activation_grad", saved, grad, kernel))
+            .unwrap_or_else(|| Err(undefined(op, saved.dtype())))
+    })
+}
+
+fn undefined(op: impl std::fmt::Debug, dtype: DType) -> Error {
+    Error::argument("elementwise", format!("{op:?} is not defined for dtype {dtype}; cast first"))
+}
+
+/// Integers have no value for a division by zero, so it is refused before anything is computed.
+fn check_divisor(op: Binary, y: &Array) -> Result<()> {
+    if !matches!(op, Binary::FloorDiv | Binary::Rem | Binary::Fmod) || !y.dtype().is_int() || y.is_meta() {
+        return Ok(());
+    }
+    let zero = with_dtype!(y.dtype(), T => y.values::<T>("binary")?.iter().any(|v| v.is_zero_divisor()));
+    if zero { Err(Error::argument("elementwise", format!("{op:?} of integers by zero"))) } else { Ok(()) }
+}
+
+fn run1<T: Element, O: Element>(x: &Array, kernel: Kernel1<'_, T, O>) -> Result<Array> {
+    if x.is_meta() {
+        return Ok(Array::meta_of(x.shape().clone(), O::DTYPE));
+    }
+    let host = x.host("unary")?;
+    Array::build(x.shape().clone(), |out| map1(&x.operand::<T>(&host), out, kernel))
+}
+
+fn run2<T: Element, O: Element>(
+    op: &'static str,
+    x: &Array,
+    y: &Array,
+    kernel: Kernel2<'_, T, T, O>,
+) -> Result<Array> {
+    y.check_dtype(op, x.dtype())?;
+    let shape = broadcast_shapes(op, x.shape(), y.shape())?;
+    if x.device() != y.device() {
+        return Err(x.mixed_devices(op));
+    }
+    if x.is_meta() {
+        return Ok(Array::meta_of(shape, O::DTYPE));
+    }
+    let (x, y) = (x.broadcast_to(&shape)?, y.broadcast_to(&shape)?);
+    let (hx, hy) = (x.host(op)?, y.host(op)?);
+    Array::build(shape, |out| map2(&x.operand::<T>(&hx), &y.operand::<T>(&hy), out, kernel))
+}
