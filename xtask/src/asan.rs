@@ -6,8 +6,12 @@ use std::process::Command;
 use crate::process;
 use crate::summary::{Counts, Outcome, counts};
 
-/// Packages with files in the unsafe list.
+/// Packages with files in the unsafe list; their tests run.
 const PACKAGES: &[&str] = &["planaria-array"];
+
+/// Packages compiled with the sanitizer: ours, and the ones our unsafe code hands pointers to.
+const INSTRUMENTED: &[&str] =
+    &["planaria-layout", "planaria-array", "gemm-common", "gemm-f16", "gemm-f32", "gemm-f64"];
 
 /// Tests left out here: they need more memory or time than a checked run should take.
 const TOO_BIG: &[&str] = &["huge"];
@@ -15,8 +19,8 @@ const TOO_BIG: &[&str] = &["huge"];
 /// What checks memory accesses on this machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Checker {
-    /// The sanitizer whose runtime ships with the compiler, for this target.
-    Asan(String),
+    /// The address sanitizer, whose runtime ships with the compiler on most targets.
+    Asan,
     /// valgrind, which knows no AVX-512: there the kernels take their narrower paths.
     Valgrind,
     /// Nothing, for this reason.
@@ -33,8 +37,8 @@ impl Checker {
         let has_runtime = std::fs::read_dir(&libraries).is_ok_and(|mut files| {
             files.any(|file| file.is_ok_and(|f| f.file_name().to_string_lossy().contains("rt.asan")))
         });
-        if has_runtime && !host.is_empty() {
-            return Self::Asan(host.to_owned());
+        if has_runtime {
+            return Self::Asan;
         }
         if process::ask(Command::new("valgrind").arg("--version")).is_some() {
             return Self::Valgrind;
@@ -47,7 +51,7 @@ impl Checker {
     /// One line for the table of needs.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Self::Asan(host) => format!("address sanitizer of rustc ({host})"),
+            Self::Asan => "address sanitizer of rustc".into(),
             Self::Valgrind => "valgrind".into(),
             Self::Missing(reason) => format!("missing: {reason}"),
         }
@@ -73,13 +77,7 @@ pub(crate) fn step(root: &Path, checker: &Checker) -> (Outcome, Counts) {
     // Fewer random cases: what is looked for here is a bad access, not a wrong number.
     command.env("PROPTEST_CASES", "16");
     match checker {
-        Checker::Asan(host) => {
-            // The flag is unstable in name only: the stable compiler ships the runtime (docs/adr/0003).
-            command
-                .env("RUSTC_BOOTSTRAP", "1")
-                .env("RUSTFLAGS", "-Zsanitizer=address --cfg planaria_checked");
-            command.args(["--target", host]);
-        }
+        Checker::Asan => sanitize(&mut command),
         Checker::Valgrind => {
             command.env("RUSTFLAGS", "--cfg planaria_checked");
             command
@@ -95,6 +93,20 @@ pub(crate) fn step(root: &Path, checker: &Checker) -> (Outcome, Counts) {
     let counts = counts(&ran.output);
     let passed = ran.success && counts.failed == 0;
     (if passed { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+/// Turns the sanitizer on for the packages it is about. The flags are unstable in name only: the stable compiler
+/// ships the runtime and honours them under `RUSTC_BOOTSTRAP` (docs/adr/0004-memory-checks.md says why this way).
+fn sanitize(command: &mut Command) {
+    command.env("RUSTC_BOOTSTRAP", "1").arg("-Zprofile-rustflags");
+    for package in INSTRUMENTED {
+        let flags = r#"["-Zsanitizer=address", "--cfg=planaria_checked"]"#;
+        command.args(["--config", &format!("profile.dev.package.{package}.rustflags = {flags}")]);
+        // Instrumented product kernels take four times as long to compile at level 3, and the cases are small.
+        if package.starts_with("gemm") {
+            command.args(["--config", &format!("profile.dev.package.{package}.opt-level = 1")]);
+        }
+    }
 }
 
 fn target_folder(root: &Path) -> PathBuf {
