@@ -2,7 +2,7 @@
 
 use super::Finding;
 use super::source::{code_only, functions, is_word, line_of, words};
-use super::table::{EMPTY_WORDS, FILE_LINES, FUNCTION_LINES, MACRO_FOLDERS, UNSAFE_FILES, covers};
+use super::table::{EMPTY_WORDS, FILE_LINES, FUNCTION_LINES, MACRO_PLACES, UNSAFE_FILES, covers};
 
 /// Whether the package of a file may write to standard output and standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,8 +105,8 @@ fn words_out_of_place(path: &str, code: &str, printing: Printing) -> Vec<Finding
             "should_panic" if is_attribute => {
                 ("a test that expects a panic", "return an error and match on it")
             }
-            "macro_rules" if is_macro && !MACRO_FOLDERS.iter().any(|folder| path.starts_with(folder)) => {
-                ("a macro outside the kernel folder", "write a function or a trait")
+            "macro_rules" if is_macro && !MACRO_PLACES.iter().any(|place| path.starts_with(place)) => {
+                ("a macro outside the listed places", "write a function or a trait")
             }
             "print" | "println" | "eprint" | "eprintln" if is_macro && printing == Printing::Forbidden => {
                 ("a library prints", "return the text or the error to the caller")
