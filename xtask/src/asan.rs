@@ -99,6 +99,8 @@ pub(crate) fn step(root: &Path, checker: &Checker) -> (Outcome, Counts) {
 /// ships the runtime and honours them under `RUSTC_BOOTSTRAP` (docs/adr/0004-memory-checks.md says why this way).
 fn sanitize(command: &mut Command) {
     command.env("RUSTC_BOOTSTRAP", "1").arg("-Zprofile-rustflags");
+    // Refused allocations are part of what is tested.
+    command.env("ASAN_OPTIONS", "allocator_may_return_null=1");
     for package in INSTRUMENTED {
         let flags = r#"["-Zsanitizer=address", "--cfg=planaria_checked"]"#;
         command.args(["--config", &format!("profile.dev.package.{package}.rustflags = {flags}")]);
