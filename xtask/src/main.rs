@@ -1,3 +1,69 @@
-//! The project's own commands.
+//! The project's own commands: `cargo xtask test | tidy | golden | asan | bench`.
 
-fn main() {}
+mod asan;
+mod bench;
+mod golden;
+mod peers;
+mod process;
+mod suite;
+mod summary;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's own commands", disable_help_subcommand = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run everything a change must pass: format, lints, tidy, tests, docs, examples, goldens, sanitizer
+    Test,
+    /// Check the rules of the source tree: floors, sizes, first lines, unsafe, macros, paths
+    Tidy,
+    /// Run the oracle cases of one kind from a file or folder
+    Golden {
+        /// What the cases are about, for example `indexing` or `reshard`
+        kind: String,
+        /// A golden file, or a folder of fixtures
+        path: PathBuf,
+    },
+    /// Run the tests of the crates with unsafe code under the address sanitizer
+    Asan,
+    /// Time our kernels against torch, in turn, and record the ratios under benches/runs
+    Bench(bench::Options),
+}
+
+fn main() -> ExitCode {
+    let root = repository_root();
+    let outcome = match Args::parse().command {
+        Command::Test => Ok(suite::run(&root)),
+        Command::Tidy => tidy::run(&root).map(|report| {
+            print!("{report}");
+            report.is_clean()
+        }),
+        Command::Golden { kind, path } => return golden::run(&root, &kind, &path),
+        Command::Asan => Ok(asan::run(&root)),
+        Command::Bench(options) => bench::run(&root, &options),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The workspace folder: the parent of this package.
+fn repository_root() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}

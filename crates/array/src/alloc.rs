@@ -10,8 +10,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Alignment of every block: one cache line, one AVX-512 register.
 pub(crate) const ALIGN: usize = 64;
+/// Under a memory checker nothing is rounded up, mapped or kept, so that it sees every stray access.
+const EXACT: bool = cfg!(planaria_checked);
 /// From here on blocks are mapped pages of their own, which arrive zeroed without being touched.
-const MAPPED: usize = 1 << 20;
+const MAPPED: usize = if EXACT { usize::MAX } else { 1 << 20 };
 /// A huge page; large mappings are rounded to it and ask for it.
 const HUGE: usize = 2 << 20;
 /// Freed bytes each thread keeps for itself, so that small results take no lock.
@@ -108,6 +110,9 @@ thread_local! {
 
 /// The size class of a request: at most a quarter more than asked.
 fn size_class(bytes: usize) -> Option<usize> {
+    if EXACT {
+        return Some(bytes.max(1)).filter(|&bytes| bytes <= isize::MAX as usize - ALIGN);
+    }
     let bytes = bytes.max(ALIGN).checked_next_multiple_of(ALIGN)?;
     let step = (bytes.checked_next_power_of_two()? / 8).max(ALIGN);
     let class = bytes.checked_next_multiple_of(step)?;
@@ -144,6 +149,9 @@ impl Drop for Block {
     fn drop(&mut self) {
         LIVE.fetch_sub(self.class, Relaxed);
         let (class, ptr) = (self.class, self.ptr);
+        if EXACT {
+            return give_to_system(ptr, class);
+        }
         if class < MAPPED {
             let kept = LOCAL.try_with(|l| {
                 let shelf = &mut l.borrow_mut().0;
@@ -166,13 +174,13 @@ impl Drop for Block {
 }
 
 fn small_layout(class: usize) -> Layout {
-    // `class` is a checked multiple of ALIGN below MAPPED, so this cannot fail.
+    // `size_class` bounds the size, so this cannot fail.
     Layout::from_size_align(class, ALIGN).unwrap_or(Layout::new::<u64>())
 }
 
 fn take_from_system(class: usize) -> Option<NonNull<u8>> {
     if class < MAPPED {
-        // SAFETY: the layout has a size of at least ALIGN bytes.
+        // SAFETY: the layout has a size of at least one byte.
         return NonNull::new(unsafe { alloc_zeroed(small_layout(class)) });
     }
     // SAFETY: an anonymous private mapping of a non-zero length touches no existing memory.
@@ -245,6 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(not(planaria_checked))]
     fn classes_cover_the_request_and_waste_at_most_a_quarter() {
         for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 3_000_001, 50_257 * 768 * 4, 1 << 33]) {
             let class = size_class(bytes).unwrap();
@@ -255,6 +264,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(planaria_checked))]
     fn a_freed_block_comes_back() {
         let block = allocate(3 << 20).unwrap();
         let first = block.ptr();

@@ -1,0 +1,68 @@
+//! `cargo xtask golden KIND PATH`: runs oracle cases from any path through the golden package.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::process;
+use crate::summary::{Counts, Outcome, counts};
+
+/// Runs the cases with the terminal attached and hands the exit code on.
+pub(crate) fn run(root: &Path, kind: &str, path: &Path) -> ExitCode {
+    // The path is the caller's, so the runner starts in the caller's folder.
+    let here = std::env::current_dir().unwrap_or_else(|_| root.to_path_buf());
+    match command(root, kind, path).current_dir(here).status() {
+        Ok(status) => {
+            status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+        }
+        Err(error) => {
+            eprintln!("error: cannot start cargo: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs the cases as a step of the test command.
+pub(crate) fn step(root: &Path, kind: &str, path: &Path) -> (Outcome, Counts) {
+    let ran = process::run(&mut command(root, kind, path));
+    let counts = counts(&ran.output);
+    if ran.success && counts.passed > 0 && counts.failed == 0 {
+        return (Outcome::Passed, counts);
+    }
+    if ran.success && counts == Counts::default() {
+        eprintln!("the runner printed no `N passed, M failed` line");
+    }
+    (Outcome::Failed, counts)
+}
+
+/// The public cases: `testdata/KIND.jsonl.gz`, and folders `testdata/KIND/` with fixtures of that kind.
+pub(crate) fn public_cases(root: &Path) -> Vec<(String, PathBuf)> {
+    let entries = std::fs::read_dir(root.join("testdata")).into_iter().flatten().flatten();
+    let mut cases: Vec<_> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let kind =
+                if entry.path().is_dir() { Some(name.as_str()) } else { name.strip_suffix(".jsonl.gz") };
+            kind.map(|kind| (kind.to_owned(), Path::new("testdata").join(&name)))
+        })
+        .collect();
+    cases.sort();
+    cases
+}
+
+fn command(root: &Path, kind: &str, path: &Path) -> Command {
+    let mut command = process::cargo(root, ["run", "--release", "--quiet", "--package", "planaria-golden"]);
+    command.arg("--manifest-path").arg(root.join("Cargo.toml")).args(["--", kind]).arg(path);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_public_cases_are_found() {
+        let kinds: Vec<_> =
+            public_cases(&crate::repository_root()).into_iter().map(|(kind, _)| kind).collect();
+        assert!(kinds.contains(&"indexing".to_owned()) && kinds.contains(&"reshard".to_owned()), "{kinds:?}");
+    }
+}

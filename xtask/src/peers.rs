@@ -1,0 +1,44 @@
+//! The Python interpreter with torch that the benchmarks compare against, in a venv of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::process;
+
+/// Releases the benchmarks were recorded with.
+const PACKAGES: &[&str] = &["torch==2.15.0", "numpy"];
+
+/// Names an interpreter that already has torch and numpy.
+const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
+
+/// An interpreter that can import torch, or the reason why there is none.
+pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
+    if let Some(python) = std::env::var_os(OVERRIDE).map(PathBuf::from) {
+        return if has_torch(&python) {
+            Ok(python)
+        } else {
+            Err(format!("{OVERRIDE} names an interpreter without torch"))
+        };
+    }
+    let venv = root.join("target").join("venv-torch");
+    let python = venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
+    if has_torch(&python) {
+        return Ok(python);
+    }
+    if !process::run(Command::new("python3").args(["-m", "venv"]).arg(&venv)).success {
+        return Err("python3 -m venv failed; install python3 with its venv module".into());
+    }
+    let installed =
+        process::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES));
+    match installed.success && has_torch(&python) {
+        true => Ok(python),
+        false => Err(format!(
+            "pip install {} failed; set {OVERRIDE} to an interpreter that has torch",
+            PACKAGES.join(" ")
+        )),
+    }
+}
+
+fn has_torch(python: &Path) -> bool {
+    process::ask(Command::new(python).args(["-c", "import torch, numpy"])).is_some()
+}

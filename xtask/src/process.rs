@@ -1,0 +1,103 @@
+//! Runs commands, shows their output as it comes and keeps a copy of it.
+
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+
+/// What a command left behind.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// Whether it started and ended with exit code 0.
+    pub success: bool,
+    /// Its standard output and standard error, line by line as they came in.
+    pub output: String,
+}
+
+/// `cargo` with `args`, to be run in `root`.
+pub(crate) fn cargo<S: AsRef<OsStr>>(root: &Path, args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Cargo describes the xtask package to it through variables; the commands it starts must not see them.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(name.as_ref());
+        }
+    }
+    command.current_dir(root).args(args);
+    command
+}
+
+/// Runs `command` to its end, passing its output on.
+pub(crate) fn run(command: &mut Command) -> Ran {
+    eprintln!("$ {}", text(command));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let output = format!("cannot start {}: {error}\n", text(command));
+            eprint!("{output}");
+            return Ran { success: false, output };
+        }
+    };
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let reader = thread::spawn(move || err.map(|pipe| tee(pipe, io::stderr())).unwrap_or_default());
+    let mut output = out.map(|pipe| tee(pipe, io::stdout())).unwrap_or_default();
+    output.push_str(&reader.join().unwrap_or_default());
+    let success = child.wait().is_ok_and(|status| status.success());
+    Ran { success, output }
+}
+
+/// Runs `command` silently; answers its standard output if it ended well.
+pub(crate) fn ask(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn tee(pipe: impl Read, mut to: impl Write) -> String {
+    let mut kept = String::new();
+    let mut reader = BufReader::new(pipe);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        // A closed terminal must not stop the command.
+        let _ = to.write_all(&line).and_then(|()| to.flush());
+        kept.push_str(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    kept
+}
+
+fn text(command: &Command) -> String {
+    let set = command.get_envs().filter_map(|(name, value)| {
+        value.map(|value| format!("{}={:?}", name.to_string_lossy(), value.to_string_lossy()))
+    });
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let args = command.get_args().map(|arg| arg.to_string_lossy().into_owned());
+    set.chain([program.to_string_lossy().into_owned()]).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_and_exit_code_come_back() {
+        let ran = run(Command::new("sh").args(["-c", "echo a; echo b >&2; exit 3"]));
+        assert!(!ran.success);
+        assert_eq!(ran.output, "a\nb\n");
+        assert!(run(Command::new("sh").args(["-c", "true"])).success);
+    }
+
+    #[test]
+    fn a_missing_program_is_a_failure_with_a_reason() {
+        let ran = run(&mut Command::new("no-such-program-here"));
+        assert!(!ran.success && ran.output.starts_with("cannot start no-such-program-here"));
+        assert_eq!(ask(&mut Command::new("no-such-program-here")), None);
+    }
+
+    #[test]
+    fn variables_show_in_the_text() {
+        assert_eq!(text(Command::new("ls").env("A", "b").arg("-l")), "A=\"b\" ls -l");
+    }
+}

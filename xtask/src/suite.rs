@@ -1,0 +1,145 @@
+//! `cargo xtask test`: everything a change must pass, every step run even when an earlier one fails.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::asan::{self, Checker};
+use crate::process::{ask, cargo, run as execute};
+use crate::summary::{Counts, Outcome, Summary, counts};
+use crate::{golden, tidy};
+
+/// What the steps need from the machine.
+struct Needs {
+    formatter: bool,
+    linter: bool,
+    nextest: bool,
+    checker: Checker,
+}
+
+/// Runs all steps, prints the closing table, and answers whether nothing failed.
+pub(crate) fn run(root: &Path) -> bool {
+    let needs = preflight(root);
+    let mut summary = Summary::default();
+    checks(root, &needs, &mut summary);
+    tests(root, &needs, &mut summary);
+    programs(root, &mut summary);
+    summary.step("memory", || asan::step(root, &needs.checker));
+    print!("\n{}", summary.table());
+    summary.total().failed == 0
+}
+
+/// Finds or installs what the steps need and prints a table of it.
+fn preflight(root: &Path) -> Needs {
+    let component = |name: &str, tool: &str| {
+        let found = || ask(cargo(root, [tool, "--version"]).env_remove("RUSTUP_TOOLCHAIN")).is_some();
+        found() || (ask(Command::new("rustup").args(["component", "add", name])).is_some() && found())
+    };
+    let needs = Needs {
+        formatter: component("rustfmt", "fmt"),
+        linter: component("clippy", "clippy"),
+        nextest: ask(&mut cargo(root, ["nextest", "--version"])).is_some(),
+        checker: Checker::find(),
+    };
+    let or = |found: bool, name: &str, otherwise: &str| {
+        if found { name.to_owned() } else { format!("missing: {otherwise}") }
+    };
+    eprintln!("what the tests need    what is here");
+    eprintln!(
+        "formatter              {}",
+        or(needs.formatter, "rustfmt", "`rustup component add rustfmt` failed")
+    );
+    eprintln!(
+        "linter                 {}",
+        or(needs.linter, "clippy", "`rustup component add clippy` failed")
+    );
+    eprintln!("test runner            {}", if needs.nextest { "cargo-nextest" } else { "cargo test" });
+    eprintln!("memory checker         {}", needs.checker.describe());
+    eprintln!("torch                  not needed (only `cargo xtask bench` uses it)");
+    needs
+}
+
+/// Format, lints and the rules of the tree.
+fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
+    summary.step("format", || match needs.formatter {
+        true => command(&mut cargo(root, ["fmt", "--all", "--check"])),
+        false => skipped("rustfmt is not installed"),
+    });
+    summary.step("lints", || match needs.linter {
+        true => command(&mut cargo(
+            root,
+            ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
+        )),
+        false => skipped("clippy is not installed"),
+    });
+    summary.step("tidy", || match tidy::run(root) {
+        Ok(report) => {
+            print!("{report}");
+            verdict(report.is_clean(), Counts::default())
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            verdict(false, Counts::default())
+        }
+    });
+}
+
+/// Unit and integration tests, then the examples in the docs, then the docs themselves.
+fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
+    summary.step("tests", || match needs.nextest {
+        true => command(&mut cargo(root, NEXTEST)),
+        false => command(&mut cargo(root, LIBTEST)),
+    });
+    summary.step("doctests", || command(&mut cargo(root, ["test", "--workspace", "--doc", "--quiet"])));
+    summary.step("docs", || {
+        let mut docs = cargo(root, ["doc", "--workspace", "--no-deps", "--quiet"]);
+        command(docs.env("RUSTDOCFLAGS", "-D warnings"))
+    });
+}
+
+const NEXTEST: &[&str] = &[
+    "nextest",
+    "run",
+    "--workspace",
+    "--no-fail-fast",
+    "--no-tests",
+    "pass",
+    "--status-level",
+    "fail",
+    "--cargo-quiet",
+];
+const LIBTEST: &[&str] = &["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast", "--quiet"];
+
+/// Every example, and the public oracle cases.
+fn programs(root: &Path, summary: &mut Summary) {
+    for name in examples(root) {
+        summary.step(format!("example {name}"), || {
+            command(&mut cargo(root, ["run", "--release", "--quiet", "--example", &name]))
+        });
+    }
+    for (kind, path) in golden::public_cases(root) {
+        summary.step(format!("golden {kind}"), || golden::step(root, &kind, &path));
+    }
+}
+
+fn examples(root: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(root.join("examples")).into_iter().flatten().flatten();
+    let name =
+        |file: std::fs::DirEntry| Some(file.file_name().to_string_lossy().strip_suffix(".rs")?.to_owned());
+    let mut names: Vec<_> = entries.filter_map(name).collect();
+    names.sort();
+    names
+}
+
+fn command(command: &mut Command) -> (Outcome, Counts) {
+    let ran = execute(command);
+    let counts = counts(&ran.output);
+    verdict(ran.success && counts.failed == 0, counts)
+}
+
+fn verdict(passed: bool, counts: Counts) -> (Outcome, Counts) {
+    (if passed { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+fn skipped(reason: &str) -> (Outcome, Counts) {
+    (Outcome::Skipped(reason.into()), Counts::default())
+}

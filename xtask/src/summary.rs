@@ -1,0 +1,165 @@
+//! Steps of a run with their outcome and time, the counts in their output, and the closing table.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// How a step ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    Failed,
+    /// It could not run here, for this reason.
+    Skipped(String),
+}
+
+/// Tests that ran inside a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub passed: u64,
+    pub failed: u64,
+}
+
+/// One finished step.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub name: String,
+    pub outcome: Outcome,
+    pub counts: Counts,
+    pub time: Duration,
+}
+
+/// The steps of a run, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    steps: Vec<Step>,
+}
+
+impl Summary {
+    /// Runs `step` and keeps how it ended.
+    pub(crate) fn step(&mut self, name: impl Into<String>, step: impl FnOnce() -> (Outcome, Counts)) {
+        let name = name.into();
+        eprintln!("\n== {name}");
+        let start = Instant::now();
+        let (outcome, counts) = step();
+        if let Outcome::Skipped(reason) = &outcome {
+            eprintln!("skipped: {reason}");
+        }
+        self.steps.push(Step { name, outcome, counts, time: start.elapsed() });
+    }
+
+    /// Tests, plus every step that holds none; a step that fails with no failed test counts as one failure.
+    pub(crate) fn total(&self) -> Counts {
+        let mut total = Counts::default();
+        for step in &self.steps {
+            let silent = step.counts == Counts::default();
+            total.passed += step.counts.passed + u64::from(silent && step.outcome == Outcome::Passed);
+            total.failed +=
+                step.counts.failed + u64::from(step.counts.failed == 0 && step.outcome == Outcome::Failed);
+        }
+        total
+    }
+
+    /// The closing table; its last line is `N passed, M failed`.
+    pub(crate) fn table(&self) -> String {
+        let width = self.steps.iter().map(|step| step.name.chars().count()).max().unwrap_or(0);
+        let mut table = String::new();
+        for Step { name, outcome, counts, time } in &self.steps {
+            let state = match outcome {
+                Outcome::Passed => "ok",
+                Outcome::Failed => "FAILED",
+                Outcome::Skipped(_) => "skipped",
+            };
+            let note = match outcome {
+                Outcome::Skipped(reason) => reason.clone(),
+                _ if *counts == Counts::default() => String::new(),
+                _ => format!("{} passed, {} failed", counts.passed, counts.failed),
+            };
+            let line = format!("{name:width$}  {state:7}  {:6.1} s  {note}", time.as_secs_f64());
+            let _ = writeln!(table, "{}", line.trim_end());
+        }
+        let total = self.total();
+        let _ = writeln!(table, "{} passed, {} failed", total.passed, total.failed);
+        table
+    }
+}
+
+/// Adds up the counts in the output of cargo test, cargo nextest and the golden runner.
+pub(crate) fn counts(output: &str) -> Counts {
+    let mut total = Counts::default();
+    for line in output.lines().map(str::trim) {
+        let numbers = if let Some(rest) = line.strip_prefix("test result:") {
+            rest
+        } else if let Some((head, rest)) = line.split_once(" run: ")
+            && head.starts_with("Summary")
+        {
+            rest
+        } else if is_golden_line(line) {
+            line
+        } else {
+            continue;
+        };
+        total.passed += number_before(numbers, "passed");
+        total.failed += ["failed", "exec failed", "timed out"]
+            .iter()
+            .map(|word| number_before(numbers, word))
+            .sum::<u64>();
+    }
+    total
+}
+
+fn is_golden_line(line: &str) -> bool {
+    let mut words = line.split(' ');
+    words.next().is_some_and(|n| n.parse::<u64>().is_ok())
+        && words.next() == Some("passed,")
+        && words.next().is_some_and(|n| n.parse::<u64>().is_ok())
+        && words.next() == Some("failed")
+        && words.next().is_none()
+}
+
+/// The number that stands right before `label` in a list separated by `,`, `;` or `.`.
+fn number_before(list: &str, label: &str) -> u64 {
+    let item = |item: &str| {
+        item.trim().split_once(' ').filter(|(_, rest)| *rest == label).and_then(|(n, _)| n.parse().ok())
+    };
+    list.split([',', ';', '.', '(']).find_map(item).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_from_every_runner() {
+        let cases = [
+            (
+                "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.01s",
+                12,
+                0,
+            ),
+            ("test result: FAILED. 1 passed; 2 failed; 0 ignored", 1, 2),
+            ("     Summary [   0.023s] 5 tests run: 3 passed, 1 failed, 1 timed out, 0 skipped", 3, 2),
+            ("     Summary [   1.2s] 1 test run: 1 passed (1 slow), 0 skipped", 1, 0),
+            ("4885 passed, 0 failed", 4885, 0),
+            ("7 passed, 0 failed in case 3", 0, 0),
+            ("running 3 tests", 0, 0),
+        ];
+        for (line, passed, failed) in cases {
+            assert_eq!(counts(line), Counts { passed, failed }, "{line}");
+        }
+        assert_eq!(counts("1 passed, 0 failed\n2 passed, 3 failed\n"), Counts { passed: 3, failed: 3 });
+    }
+
+    #[test]
+    fn the_table_ends_with_the_total() {
+        let mut summary = Summary::default();
+        summary.step("format", || (Outcome::Passed, Counts::default()));
+        summary.step("lints", || (Outcome::Failed, Counts::default()));
+        summary.step("tests", || (Outcome::Failed, Counts { passed: 10, failed: 2 }));
+        summary.step("docs", || (Outcome::Failed, Counts { passed: 4, failed: 0 }));
+        summary.step("asan", || (Outcome::Skipped("no runtime".into()), Counts::default()));
+        assert_eq!(summary.total(), Counts { passed: 15, failed: 4 });
+        let table = summary.table();
+        assert_eq!(table.lines().last(), Some("15 passed, 4 failed"));
+        assert!(table.contains("asan    skipped     0.0 s  no runtime"), "{table}");
+    }
+}
