@@ -1,1 +1,3 @@
 //! Bytes in one memory: dtypes, storage, strided views, indexing and kernels.
+
+pub mod cpu;
