@@ -4,6 +4,7 @@ pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod map;
 pub(crate) mod math;
+pub(crate) mod matmul;
 pub(crate) mod real;
 pub(crate) mod simd;
 pub(crate) mod strided;

@@ -1,0 +1,377 @@
+//! bf16 products on the tile unit (AMX) of the CPU.
+//!
+//! Operands are packed as tiles of 16 rows of 64 bytes. A step multiplies two tiles of `a` with two
+//! of `b` into four tiles of f32 sums, over 32 of depth. The sums run through the whole depth in
+//! order, so a result does not depend on how rows, columns or passes were cut.
+#![allow(unsafe_code)]
+
+use super::arch::Start;
+use super::blocked::Strided;
+use super::path::Task;
+use super::scratch::Scratch;
+use super::vector::x86::{F32x16, transpose_16};
+use crate::cpu::simd::{Level, level};
+use half::bf16;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+/// Rows of a tile, and columns of a tile of sums.
+const SIDE: usize = 16;
+/// Depth of a tile.
+const STEP: usize = 32;
+/// Bytes of a tile.
+const TILE: usize = 1024;
+/// Rows and columns of one block of four tiles of sums.
+const BLOCK: usize = 2 * SIDE;
+/// Steps of one pass: two tiles each of `a` stay in the first-level cache.
+const PASS_STEPS: usize = 16;
+/// Bytes of packed `b` that stay in the second-level cache.
+const COLS_BYTES: usize = 1 << 20;
+/// Bytes of packed `a` kept at a time.
+const ROWS_BYTES: usize = 16 << 20;
+
+/// Whether this process may use the tile unit; asks the kernel for leave the first time.
+///
+/// `PLANARIA_SIMD` set to anything below `amx` says no.
+pub(super) fn available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| {
+        let wanted = std::env::var("PLANARIA_SIMD").map_or(true, |v| v == "amx");
+        wanted
+            && level() == Level::V4
+            && is_x86_feature_detected!("avx512bf16")
+            && cpu_has_tiles()
+            && permitted()
+    })
+}
+
+fn cpu_has_tiles() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    let features = __cpuid_count(7, 0).edx;
+    __cpuid(0).eax >= 7 && features & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE
+}
+
+/// Linux gives the tile registers to a process only when it asks.
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call takes two integers and changes only what this process may use.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// The shapes of the eight tile registers.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The tile registers of this thread, set to full tiles; released on drop.
+struct Tiles(());
+
+impl Tiles {
+    /// # Safety
+    /// [`available`] said yes.
+    unsafe fn configure() -> Self {
+        let mut config =
+            TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..8].fill(64);
+        config.rows[..8].fill(SIDE as u8);
+        // SAFETY: reads 64 bytes; the compiler never uses tile registers itself.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
+        Self(())
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: this thread configured the tiles.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Runs one task; its depth is at least 1.
+///
+/// # Safety
+/// [`available`] said yes; all elements the task names are valid, and no one else uses `c`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn run(task: &Task<bf16>) {
+    let steps = task.depth.div_ceil(STEP);
+    // Bytes of a packed row of `a`, which are those of a packed column of `b`.
+    let line = steps * STEP * size_of::<bf16>();
+    let slab_rows = (ROWS_BYTES / line / BLOCK * BLOCK).max(BLOCK).min(task.rows.next_multiple_of(BLOCK));
+    let block_cols =
+        (COLS_BYTES / line / BLOCK * BLOCK).max(2 * BLOCK).min(task.cols.next_multiple_of(BLOCK));
+    let passes = steps.div_ceil(PASS_STEPS);
+    let sums_bytes = if passes == 1 { 4 * TILE } else { block_cols / BLOCK * 4 * TILE };
+    let mut space = Scratch::take((slab_rows + block_cols) * line + sums_bytes);
+    let a_space = space.ptr();
+    // SAFETY: the space holds the three parts; every sub-block named is inside its matrix.
+    unsafe {
+        let _tiles = Tiles::configure();
+        let b_space = a_space.add(slab_rows * line);
+        let sums = b_space.add(block_cols * line);
+        for top in (0..task.rows).step_by(slab_rows) {
+            let bottom = task.rows.min(top + slab_rows);
+            for j in (0..task.cols).step_by(block_cols) {
+                let cols = block_cols.min(task.cols - j);
+                pack(task.b.at(0, j).transposed(), cols, task.depth, Form::Pairs, b_space);
+                for i in (top..bottom).step_by(BLOCK) {
+                    let rows = BLOCK.min(bottom - i);
+                    let a = a_space.add((i - top) * line);
+                    if j == 0 {
+                        pack(task.a.at(i, 0), rows, task.depth, Form::Rows, a);
+                    }
+                    let out =
+                        Out { c: task.c.add(i * task.ldc + j), ldc: task.ldc, rows, cols, start: task.start };
+                    row_of_blocks(a, b_space, steps, passes, sums, &out);
+                }
+            }
+        }
+    }
+}
+
+/// A strip of the output, at most `BLOCK` rows.
+struct Out {
+    c: *mut bf16,
+    ldc: usize,
+    rows: usize,
+    cols: usize,
+    start: Start,
+}
+
+/// One packed panel of `a` times all packed panels of `b`, in passes over the depth.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn row_of_blocks(a: *const u8, b: *const u8, steps: usize, passes: usize, sums: *mut u8, out: &Out) {
+    let pass = steps.div_ceil(passes);
+    for first in (0..steps).step_by(pass) {
+        let count = pass.min(steps - first);
+        for j in (0..out.cols).step_by(BLOCK) {
+            // SAFETY: panels are `steps` pairs of tiles; with one pass the sums of all blocks
+            // share their space.
+            unsafe {
+                let b = b.add(j / BLOCK * steps * 2 * TILE + first * 2 * TILE);
+                let a = a.add(first * 2 * TILE);
+                let sums = if passes == 1 { sums } else { sums.add(j / BLOCK * 4 * TILE) };
+                let width = BLOCK.min(out.cols - j);
+                if first == 0 && out.start == Start::Add {
+                    widen_block(out.c.add(j), out.ldc, out.rows, width, sums.cast());
+                }
+                let start = if first == 0 { out.start } else { Start::Add };
+                multiply(a, b, count, sums, start);
+                if first + count == steps {
+                    narrow_block(sums.cast(), out.c.add(j), out.ldc, out.rows, width);
+                }
+            }
+        }
+    }
+}
+
+/// `sums = a · b` or `+=`, four tiles, over `steps`.
+#[inline(always)]
+unsafe fn multiply(a: *const u8, b: *const u8, steps: usize, sums: *mut u8, start: Start) {
+    // SAFETY: the pointers are valid for `steps` pairs of tiles and four tiles of sums; the tiles
+    // are configured; the assembly names every register it changes.
+    unsafe {
+        match start {
+            Start::Zero => asm!(
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, nomem, preserves_flags)
+            ),
+            Start::Add => asm!(
+                "tileloadd tmm0, [{c} + {s}]",
+                "tileloadd tmm1, [{c} + {s} + 1024]",
+                "tileloadd tmm2, [{c} + {s} + 2048]",
+                "tileloadd tmm3, [{c} + {s} + 3072]",
+                c = in(reg) sums, s = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, readonly, preserves_flags)
+            ),
+        }
+        asm!(
+            "2:",
+            "tileloadd tmm4, [{a} + {s}]",
+            "tileloadd tmm6, [{b} + {s}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {s} + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {s} + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 2048",
+            "add {b}, 2048",
+            "dec {n}",
+            "jnz 2b",
+            "tilestored [{c} + {s}], tmm0",
+            "tilestored [{c} + {s} + 1024], tmm1",
+            "tilestored [{c} + {s} + 2048], tmm2",
+            "tilestored [{c} + {s} + 3072], tmm3",
+            a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) steps => _,
+            c = in(reg) sums, s = in(reg) 64usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
+    }
+}
+
+/// The first `n` of 32 lanes.
+#[inline(always)]
+fn lanes(n: usize) -> u32 {
+    if n >= 32 { u32::MAX } else { (1 << n) - 1 }
+}
+
+/// Rounds four tiles of sums into the output.
+#[inline(always)]
+unsafe fn narrow_block(sums: *const f32, c: *mut bf16, ldc: usize, rows: usize, cols: usize) {
+    for i in 0..rows {
+        // SAFETY: row i of both tiles is inside the sums; the mask keeps the store inside `c`.
+        unsafe {
+            let row = sums.add(i / SIDE * 2 * SIDE * SIDE + i % SIDE * SIDE);
+            let (left, right) = (_mm512_load_ps(row), _mm512_load_ps(row.add(SIDE * SIDE)));
+            let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(right, left));
+            let c = c.add(i * ldc).cast::<i16>();
+            if cols == BLOCK {
+                _mm512_storeu_epi16(c, both);
+            } else {
+                _mm512_mask_storeu_epi16(c, lanes(cols), both);
+            }
+        }
+    }
+}
+
+/// Four tiles of sums that start from the output.
+#[inline(always)]
+unsafe fn widen_block(c: *const bf16, ldc: usize, rows: usize, cols: usize, sums: *mut f32) {
+    for i in 0..rows {
+        // SAFETY: as in `narrow_block`, the other way round.
+        unsafe {
+            let both = _mm512_maskz_loadu_epi16(lanes(cols), c.add(i * ldc).cast());
+            let row = sums.add(i / SIDE * 2 * SIDE * SIDE + i % SIDE * SIDE);
+            let halves = [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)];
+            for (side, half) in halves.into_iter().enumerate() {
+                let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half));
+                _mm512_store_ps(row.add(side * SIDE * SIDE), _mm512_castsi512_ps(wide));
+            }
+        }
+    }
+}
+
+/// How a tile lies in its rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// A row per line, 32 of depth in each: the left operand.
+    Rows,
+    /// A row per two of depth, with the pairs of 16 lines: the right operand.
+    Pairs,
+}
+
+/// Packs `count` lines (rows of `a`, columns of `b`) as panels of two tiles per step, zero-filled.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn pack(src: Strided<bf16>, count: usize, depth: usize, form: Form, mut dst: *mut u8) {
+    for i in (0..count).step_by(BLOCK) {
+        for p in (0..depth).step_by(STEP) {
+            for side in [i, i + SIDE] {
+                let lines = count.saturating_sub(side).min(SIDE);
+                // SAFETY: the tile at (side, p) names `lines` by at most STEP valid elements; the
+                // panels fill `dst` in order.
+                unsafe {
+                    pack_tile(src.at(side, p), lines, STEP.min(depth - p), form, dst);
+                    dst = dst.add(TILE);
+                }
+            }
+        }
+    }
+}
+
+/// Packs one tile of `lines` by `depth`.
+#[inline(always)]
+unsafe fn pack_tile(src: Strided<bf16>, lines: usize, depth: usize, form: Form, dst: *mut u8) {
+    // SAFETY: the caller's promise; `dst` is a tile.
+    unsafe {
+        let mut tile = [F32x16(_mm512_setzero_ps()); SIDE];
+        let held = match (src.row_stride, src.col_stride) {
+            (_, 1) => {
+                load_rows(src, lines, depth, &mut tile);
+                Form::Rows
+            }
+            (1, _) => {
+                load_pairs(src, lines, depth, &mut tile);
+                Form::Pairs
+            }
+            _ => {
+                load_any(src, lines, depth, &mut tile);
+                Form::Rows
+            }
+        };
+        if held != form {
+            transpose_16(&mut tile);
+        }
+        for r in 0..SIDE {
+            _mm512_store_ps(dst.add(r * 64).cast(), tile[r].0);
+        }
+    }
+}
+
+/// Lines contiguous in depth.
+#[inline(always)]
+unsafe fn load_rows(src: Strided<bf16>, lines: usize, depth: usize, tile: &mut [F32x16; SIDE]) {
+    if lines == SIDE && depth == STEP {
+        for r in 0..SIDE {
+            // SAFETY: the whole tile is valid.
+            tile[r].0 = unsafe { _mm512_castsi512_ps(_mm512_loadu_si512(src.at(r, 0).ptr.cast())) };
+        }
+        return;
+    }
+    for r in 0..lines {
+        // SAFETY: the mask keeps the load inside the line.
+        let line = unsafe { _mm512_maskz_loadu_epi16(lanes(depth), src.at(r, 0).ptr.cast()) };
+        // SAFETY: a cast of a register.
+        tile[r].0 = unsafe { _mm512_castsi512_ps(line) };
+    }
+}
+
+/// Lines one element apart: two of depth at a time, interleaved.
+#[inline(always)]
+unsafe fn load_pairs(src: Strided<bf16>, lines: usize, depth: usize, tile: &mut [F32x16; SIDE]) {
+    let mask = lanes(lines) as u16;
+    for r in 0..SIDE {
+        let (even, odd) = (2 * r, 2 * r + 1);
+        // SAFETY: the masks keep the loads inside the lines and the depth.
+        tile[r].0 = unsafe {
+            let load = |p: usize| {
+                let mask = if p < depth { mask } else { 0 };
+                _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src.at(0, p).ptr.cast()))
+            };
+            _mm512_castsi512_ps(_mm512_or_si512(load(even), _mm512_slli_epi32::<16>(load(odd))))
+        };
+    }
+}
+
+/// Any strides, one element at a time.
+#[inline(always)]
+unsafe fn load_any(src: Strided<bf16>, lines: usize, depth: usize, tile: &mut [F32x16; SIDE]) {
+    for r in 0..lines {
+        let mut line = [bf16::ZERO; STEP];
+        for p in 0..depth {
+            // SAFETY: (r, p) is inside the tile.
+            line[p] = unsafe { *src.at(r, p).ptr };
+        }
+        // SAFETY: `line` is 64 bytes.
+        tile[r].0 = unsafe { _mm512_loadu_ps(line.as_ptr().cast()) };
+    }
+}

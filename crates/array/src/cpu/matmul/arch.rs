@@ -1,0 +1,170 @@
+//! One register-blocked kernel, compiled for each instruction set.
+#![allow(unsafe_code)]
+
+use super::vector::{Plain, Vector};
+use std::marker::PhantomData;
+
+/// Registers per row of a tile; a tile is `NV * LANES` columns wide.
+const NV: usize = 2;
+
+/// The widest tile of any instruction set, in elements.
+const MAX_TILE: usize = 14 * 32;
+
+/// One product of a packed panel of rows with a panel of columns.
+///
+/// `a` holds `depth` groups of `rows` elements, `b` holds `depth` rows of at least
+/// `NV * LANES` readable elements, `ldb` apart. `c` is `rows` by `cols`, `ldc` apart.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<A> {
+    pub(super) depth: usize,
+    pub(super) a: *const A,
+    pub(super) b: *const A,
+    pub(super) ldb: usize,
+    pub(super) c: *mut A,
+    pub(super) ldc: usize,
+    pub(super) cols: usize,
+    pub(super) start: Start,
+}
+
+/// What a kernel does with the values already in its output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Start {
+    /// Overwrites them.
+    Zero,
+    /// Adds to them.
+    Add,
+}
+
+/// An instruction set, as the blocked product sees it.
+pub(super) trait Arch {
+    /// Its register.
+    type V: Vector;
+    /// Rows of a full tile.
+    const MR: usize;
+    /// Columns of a full tile.
+    const NR: usize = NV * Self::V::LANES;
+    /// Runs the tile kernel.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; `tile` is as its type says; `1 <= rows <= MR`.
+    unsafe fn tile(rows: usize, tile: &Tile<<Self::V as Vector>::Elem>);
+}
+
+/// Whatever every CPU of the target has.
+pub(super) struct Baseline<A>(PhantomData<A>);
+/// AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct V3<A>(PhantomData<A>);
+/// AVX-512.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct V4<A>(PhantomData<A>);
+
+macro_rules! arch {
+    ($arch:ident, $acc:ty, $vector:ty, $mr:literal: $($rows:literal)* $(, $feature:literal)?) => {
+        impl Arch for $arch<$acc> {
+            type V = $vector;
+            const MR: usize = $mr;
+            #[inline]
+            unsafe fn tile(rows: usize, tile: &Tile<$acc>) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn run<const ROWS: usize, const REGS: usize>(tile: &Tile<$acc>) {
+                    // SAFETY: the features are enabled here; the rest is the caller's promise.
+                    unsafe { tile_kernel::<$vector, ROWS, REGS>(tile) }
+                }
+                let narrow = tile.cols <= <$vector>::LANES;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (rows, narrow) {
+                        $(($rows, false) => run::<$rows, 2>(tile), ($rows, true) => run::<$rows, 1>(tile),)*
+                        _ => unreachable!("a tile has 1 to {} rows, not {rows}", $mr),
+                    }
+                }
+            }
+        }
+    };
+}
+
+arch!(Baseline, f32, Plain<f32, 4>, 4: 1 2 3 4);
+arch!(Baseline, f64, Plain<f64, 2>, 4: 1 2 3 4);
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! The x86 instruction sets.
+    use super::super::vector::x86::{F32x8, F32x16, F64x4, F64x8};
+    use super::*;
+    arch!(V3, f32, F32x8, 6: 1 2 3 4 5 6, "avx2,fma");
+    arch!(V3, f64, F64x4, 6: 1 2 3 4 5 6, "avx2,fma");
+    arch!(V4, f32, F32x16, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f");
+    arch!(V4, f64, F64x8, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f");
+}
+
+/// Asks for the cache line of `p`; any address is fine.
+#[inline(always)]
+pub(super) fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and SSE is part of the target.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Keeps `ROWS * REGS` registers of sums; each sum is one chain over `depth`, in order, so
+/// that the result does not depend on how rows and columns were cut into tiles.
+#[inline(always)]
+unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize>(tile: &Tile<V::Elem>) {
+    let (mut a, mut b) = (tile.a, tile.b);
+    for i in 0..ROWS {
+        for j in 0..REGS {
+            prefetch(tile.c.wrapping_add(i * tile.ldc + j * V::LANES));
+        }
+    }
+    // SAFETY: `a` and `b` stay inside the panels described by `Tile`.
+    let sums = unsafe {
+        let mut sums = [[V::zero(); REGS]; ROWS];
+        for _ in 0..tile.depth {
+            let row: [V; REGS] = std::array::from_fn(|j| V::load(b.add(j * V::LANES)));
+            for i in 0..ROWS {
+                let x = V::splat(*a.add(i));
+                for j in 0..REGS {
+                    sums[i][j] = sums[i][j].fma(x, row[j]);
+                }
+            }
+            a = a.add(ROWS);
+            b = b.add(tile.ldb);
+        }
+        sums
+    };
+    if tile.cols == REGS * V::LANES {
+        for i in 0..ROWS {
+            for j in 0..REGS {
+                // SAFETY: row i, columns j * LANES.. are inside the output tile.
+                unsafe {
+                    let c = tile.c.add(i * tile.ldc + j * V::LANES);
+                    match tile.start {
+                        Start::Zero => sums[i][j].store(c),
+                        Start::Add => V::load(c).add(sums[i][j]).store(c),
+                    }
+                }
+            }
+        }
+        return;
+    }
+    let mut edge = [V::Elem::default(); MAX_TILE];
+    for i in 0..ROWS {
+        for j in 0..REGS {
+            // SAFETY: ROWS * REGS * LANES elements fit in the largest tile.
+            unsafe { sums[i][j].store(edge.as_mut_ptr().add((i * REGS + j) * V::LANES)) };
+        }
+    }
+    for i in 0..ROWS {
+        for j in 0..tile.cols {
+            let sum = edge[i * REGS * V::LANES + j];
+            // SAFETY: (i, j) is inside the output tile.
+            unsafe {
+                let c = tile.c.add(i * tile.ldc + j);
+                *c = if tile.start == Start::Add { *c + sum } else { sum };
+            }
+        }
+    }
+}

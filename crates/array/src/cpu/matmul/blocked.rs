@@ -1,0 +1,130 @@
+//! The cache-blocked product of one thread, for any strides.
+#![allow(unsafe_code)]
+
+use super::arch::{Arch, Start, Tile};
+use super::pack::{pack_columns, pack_rows};
+use super::scratch::Scratch;
+use super::vector::{Element, Lanes, MAX_LANES};
+
+/// A strided matrix by pointer; the product around it checked the bounds.
+#[derive(Debug)]
+pub(super) struct Strided<T> {
+    pub(super) ptr: *const T,
+    pub(super) row_stride: isize,
+    pub(super) col_stride: isize,
+}
+
+impl<T> Clone for Strided<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Strided<T> {}
+
+impl<T> Strided<T> {
+    /// The matrix whose first element is (i, j) of this one.
+    pub(super) fn at(self, i: usize, j: usize) -> Self {
+        let offset = i as isize * self.row_stride + j as isize * self.col_stride;
+        Self { ptr: self.ptr.wrapping_offset(offset), ..self }
+    }
+
+    /// Rows and columns exchanged.
+    pub(super) fn transposed(self) -> Self {
+        Self { ptr: self.ptr, row_stride: self.col_stride, col_stride: self.row_stride }
+    }
+}
+
+/// `c (rows by cols, ldc apart) = a · b`, or `+=`, over `depth`.
+pub(super) struct Block<E: Element> {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) depth: usize,
+    pub(super) a: Strided<E>,
+    pub(super) b: Strided<E>,
+    pub(super) c: *mut E::Acc,
+    pub(super) ldc: usize,
+    pub(super) start: Start,
+}
+
+/// Bytes of packed `b` that stay in the second-level cache.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Longest chain of sums; a constant, because it decides the rounding.
+const MAX_DEPTH: usize = 512;
+
+/// The depth of one pass: a function of the whole depth alone, so that rounding depends on nothing else.
+pub(super) fn pass_depth(depth: usize) -> usize {
+    depth.div_ceil(depth.div_ceil(MAX_DEPTH).max(1)).max(1)
+}
+
+/// Runs `block`; its depth is at least 1.
+///
+/// # Safety
+/// The CPU has the instructions of `R`; every element of `a`, `b` and `c` that the sizes name is
+/// valid, and nothing else touches `c` meanwhile.
+#[inline(always)]
+pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
+    let pass = pass_depth(block.depth);
+    let size = size_of::<E::Acc>();
+    let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
+    let block_cols = fitting.min(block.cols.next_multiple_of(R::NR));
+    // Packing rows writes whole registers: leave room behind the last one.
+    let slab = (block.rows * pass + MAX_LANES).next_multiple_of(64);
+    let mut space = Scratch::take((slab + block_cols * pass) * size);
+    let rows_space = space.ptr().cast::<E::Acc>();
+    // SAFETY: the space holds the slab and a block of columns.
+    let cols_space = unsafe { rows_space.add(slab) };
+    for p in (0..block.depth).step_by(pass) {
+        let depth = pass.min(block.depth - p);
+        let start = if p == 0 { block.start } else { Start::Add };
+        for j in (0..block.cols).step_by(block_cols) {
+            let cols = block_cols.min(block.cols - j);
+            // SAFETY: the sub-block (p.., j..) is inside `b`; the space holds it padded to NR.
+            unsafe { pack_columns::<E, R>(block.b.at(p, j), depth, cols, cols_space) };
+            for i in (0..block.rows).step_by(R::MR) {
+                let rows = R::MR.min(block.rows - i);
+                // SAFETY: the sub-block (i.., p..) is inside `a`, its panel inside the slab; the
+                // panels come in rising order, so slack written behind one is overwritten by the
+                // next; the output rows are inside `c`.
+                unsafe {
+                    let panel = rows_space.add(i * depth);
+                    if j == 0 {
+                        pack_rows::<E, R>(block.a.at(i, p), rows, depth, panel);
+                    }
+                    let c = block.c.add(i * block.ldc + j);
+                    row_of_tiles::<E, R>(rows, cols, depth, panel, cols_space, c, block.ldc, start);
+                }
+            }
+        }
+    }
+}
+
+/// One packed panel of rows times all packed columns.
+#[inline(always)]
+unsafe fn row_of_tiles<E: Lanes<R::V>, R: Arch>(
+    rows: usize,
+    cols: usize,
+    depth: usize,
+    a: *const E::Acc,
+    b: *const E::Acc,
+    c: *mut E::Acc,
+    ldc: usize,
+    start: Start,
+) {
+    for j in (0..cols).step_by(R::NR) {
+        // SAFETY: panel j / NR of `b` starts at j * depth; column j is inside `c`.
+        unsafe {
+            let tile = Tile {
+                depth,
+                a,
+                b: b.add(j * depth),
+                ldb: R::NR,
+                c: c.add(j),
+                ldc,
+                cols: R::NR.min(cols - j),
+                start,
+            };
+            R::tile(rows, &tile);
+        }
+    }
+}

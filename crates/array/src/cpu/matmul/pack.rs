@@ -1,0 +1,180 @@
+//! Copies blocks of strided matrices into the order the kernels read them, widening on the way.
+#![allow(unsafe_code)]
+
+use super::arch::{Arch, prefetch};
+use super::blocked::Strided;
+use super::vector::{Element, Lanes, MAX_LANES, Vector};
+
+/// Blocks of a register's width that a transpose asks for in advance.
+const AHEAD: usize = 4;
+
+/// Packs `rows` (at most `MR`) rows of `a` as `depth` groups of `rows`.
+///
+/// # Safety
+/// The CPU has the instructions of `R`; the elements of `a` are valid; `dst` has room for
+/// `rows * depth` elements and one register more.
+#[inline(always)]
+pub(super) unsafe fn pack_rows<E: Lanes<R::V>, R: Arch>(
+    a: Strided<E>,
+    rows: usize,
+    depth: usize,
+    dst: *mut E::Acc,
+) {
+    // The full height is spelt as a constant: its loops unroll into registers.
+    let full = rows == R::MR;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (a.row_stride, a.col_stride) {
+            (_, 1) if full => transpose_groups::<E, R::V>(a, R::MR, depth, dst),
+            (_, 1) if rows > 1 => transpose_groups::<E, R::V>(a, rows, depth, dst),
+            (1, _) if full => copy_groups(a, R::MR, depth, R::MR, dst),
+            (1, _) => copy_groups(a, rows, depth, rows, dst),
+            _ => pack_any(a, rows, depth, rows, dst),
+        }
+    }
+}
+
+/// Packs `cols` columns of `b` as panels of `NR`, each `depth` rows of `NR`, zero-filled at the edge.
+///
+/// # Safety
+/// The CPU has the instructions of `R`; the elements of `b` are valid; `dst` has room for
+/// `depth` times `cols` rounded up to `NR`.
+#[inline(always)]
+pub(super) unsafe fn pack_columns<E: Lanes<R::V>, R: Arch>(
+    b: Strided<E>,
+    depth: usize,
+    cols: usize,
+    dst: *mut E::Acc,
+) {
+    let lanes = R::V::LANES;
+    for j in (0..cols).step_by(R::NR) {
+        let width = R::NR.min(cols - j);
+        let b = b.at(0, j);
+        // SAFETY: the panel starts at j * depth; all of its columns are below `cols`.
+        unsafe {
+            let dst = dst.add(j * depth);
+            if width < R::NR {
+                std::slice::from_raw_parts_mut(dst, R::NR * depth).fill(E::Acc::default());
+            }
+            match (b.row_stride, b.col_stride) {
+                (_, 1) if width == R::NR => {
+                    for p in 0..depth {
+                        let src = b.at(p, 0).ptr;
+                        for r in (0..R::NR).step_by(lanes) {
+                            <E as Lanes<R::V>>::load(src.add(r)).store(dst.add(p * R::NR + r));
+                        }
+                    }
+                }
+                (_, 1) => copy_groups(b.transposed(), width, depth, R::NR, dst),
+                (1, _) => {
+                    let whole = width / lanes * lanes;
+                    for r in (0..whole).step_by(lanes) {
+                        let columns = b.at(0, r).transposed();
+                        transpose_register::<E, R::V>(columns, depth, R::NR, dst.add(r));
+                    }
+                    pack_any(b.at(0, whole).transposed(), width - whole, depth, R::NR, dst.add(whole));
+                }
+                _ => pack_any(b.transposed(), width, depth, R::NR, dst),
+            }
+        }
+    }
+}
+
+/// Any strides: `dst[p * pitch + r] = src(r, p)`.
+#[inline(always)]
+unsafe fn pack_any<E: Element>(src: Strided<E>, rows: usize, depth: usize, pitch: usize, dst: *mut E::Acc) {
+    for r in 0..rows {
+        for p in 0..depth {
+            // SAFETY: (r, p) is inside `src`, and p * pitch + r inside `dst`.
+            unsafe { *dst.add(p * pitch + r) = (*src.at(r, p).ptr).widen() };
+        }
+    }
+}
+
+/// Rows one element apart: each group is a run in memory.
+#[inline(always)]
+unsafe fn copy_groups<E: Element>(
+    src: Strided<E>,
+    rows: usize,
+    depth: usize,
+    pitch: usize,
+    dst: *mut E::Acc,
+) {
+    for p in 0..depth {
+        let run = src.at(0, p).ptr;
+        for r in 0..rows {
+            // SAFETY: as in `pack_any`, with a row stride of 1.
+            unsafe { *dst.add(p * pitch + r) = (*run.add(r)).widen() };
+        }
+    }
+}
+
+/// Up to two registers of rows, contiguous in depth. Stores are whole registers in rising order,
+/// so that each overwrites the slack of the one before it.
+#[inline(always)]
+unsafe fn transpose_groups<E: Lanes<V>, V: Vector>(
+    src: Strided<E>,
+    rows: usize,
+    depth: usize,
+    dst: *mut E::Acc,
+) {
+    let lanes = V::LANES;
+    let whole = depth / lanes * lanes;
+    // SAFETY: loads stay inside `whole` columns of the given rows; stores end at most one
+    // register past the last group, which the caller allows.
+    unsafe {
+        for p in (0..whole).step_by(lanes) {
+            let mut low = [V::zero(); MAX_LANES];
+            let mut high = low;
+            for r in 0..rows {
+                prefetch(src.at(r, p + AHEAD * lanes).ptr);
+            }
+            for r in 0..lanes.min(rows) {
+                low[r] = <E as Lanes<V>>::load(src.at(r, p).ptr);
+            }
+            V::transpose(&mut low);
+            for r in lanes..rows {
+                high[r - lanes] = <E as Lanes<V>>::load(src.at(r, p).ptr);
+            }
+            if rows > lanes {
+                V::transpose(&mut high);
+            }
+            for c in 0..lanes {
+                low[c].store(dst.add((p + c) * rows));
+                if rows > lanes {
+                    high[c].store(dst.add((p + c) * rows + lanes));
+                }
+            }
+        }
+        pack_any(src.at(0, whole), rows, depth - whole, rows, dst.add(whole * rows));
+    }
+}
+
+/// Exactly one register of rows, contiguous in depth.
+#[inline(always)]
+unsafe fn transpose_register<E: Lanes<V>, V: Vector>(
+    src: Strided<E>,
+    depth: usize,
+    pitch: usize,
+    dst: *mut E::Acc,
+) {
+    let lanes = V::LANES;
+    let whole = depth / lanes * lanes;
+    // SAFETY: loads and stores stay inside the block named by the arguments.
+    unsafe {
+        for p in (0..whole).step_by(lanes) {
+            let mut block = [V::zero(); MAX_LANES];
+            for r in 0..lanes {
+                prefetch(src.at(r, p + AHEAD * lanes).ptr);
+            }
+            for r in 0..lanes {
+                block[r] = <E as Lanes<V>>::load(src.at(r, p).ptr);
+            }
+            V::transpose(&mut block);
+            for c in 0..lanes {
+                block[c].store(dst.add((p + c) * pitch));
+            }
+        }
+        pack_any(src.at(0, whole), lanes, depth - whole, pitch, dst.add(whole * pitch));
+    }
+}

@@ -1,0 +1,147 @@
+//! Chooses the kernel for an element type and a CPU.
+#![allow(unsafe_code)]
+
+use super::arch::{Arch, Baseline, Start};
+#[cfg(target_arch = "x86_64")]
+use super::arch::{V3, V4};
+use super::blocked::{Block, Strided, blocked};
+use super::scratch::Scratch;
+use super::vector::{Element, Lanes};
+use crate::cpu::simd::{Level, level};
+use half::{bf16, f16};
+use std::any::TypeId;
+
+/// A way to compute products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Vector instructions of this level.
+    Simd(Level),
+    /// bf16 on the tile unit; other types as at the highest level.
+    Tiles,
+}
+
+/// The paths this CPU can run, slowest first.
+pub fn available_paths() -> Vec<Path> {
+    let levels = [Level::Baseline, Level::V3, Level::V4].into_iter().filter(|l| *l <= level());
+    let tiles = tiles_available().then_some(Path::Tiles);
+    levels.map(Path::Simd).chain(tiles).collect()
+}
+
+/// The path products take when nobody asks for another one.
+pub(super) fn default_path() -> Path {
+    if tiles_available() { Path::Tiles } else { Path::Simd(level()) }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn tiles_available() -> bool {
+    super::amx::available()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tiles_available() -> bool {
+    false
+}
+
+/// One product of the parallel loop: an output block, rows `ldc` apart.
+#[derive(Debug)]
+pub struct Task<E> {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) depth: usize,
+    pub(super) a: Strided<E>,
+    pub(super) b: Strided<E>,
+    pub(super) c: *mut E,
+    pub(super) ldc: usize,
+    pub(super) start: Start,
+}
+
+/// The products of one element type; sealed by the private types it names.
+pub trait Products: Element {
+    /// Runs one task.
+    ///
+    /// # Safety
+    /// The CPU can run `path`; all elements the task names are valid, and no one else uses `c`.
+    unsafe fn run(path: Path, task: &Task<Self>);
+}
+
+/// Calls the generic body once per instruction set.
+macro_rules! by_level {
+    ($level:expr, $body:ident, $elem:ty, $arg:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn v3(arg: &Task<$elem>) {
+                // SAFETY: the features are enabled here; the rest is the caller's promise.
+                unsafe { $body::<$elem, V3<<$elem as Element>::Acc>>(arg) }
+            }
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            unsafe fn v4(arg: &Task<$elem>) {
+                // SAFETY: as above.
+                unsafe { $body::<$elem, V4<<$elem as Element>::Acc>>(arg) }
+            }
+            // SAFETY: the caller's promise.
+            match $level {
+                Level::V4 => return unsafe { v4($arg) },
+                Level::V3 => return unsafe { v3($arg) },
+                Level::Baseline => {}
+            }
+        }
+        // SAFETY: no instructions beyond the target's; the rest is the caller's promise.
+        unsafe { $body::<$elem, Baseline<<$elem as Element>::Acc>>($arg) }
+    }};
+}
+
+macro_rules! products {
+    ($($elem:ty),*) => {$(
+        impl Products for $elem {
+            unsafe fn run(path: Path, task: &Task<$elem>) {
+                let level = match path {
+                    Path::Simd(level) => level,
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: the path is available; the rest is the caller's promise.
+                    Path::Tiles if let Some(task) = tile_task(task) => return unsafe { super::amx::run(task) },
+                    Path::Tiles => level(),
+                };
+                by_level!(level, simd, $elem, task)
+            }
+        }
+    )*};
+}
+products!(f32, f64, f16, bf16);
+
+/// The task as a bf16 one, if it is.
+#[cfg(target_arch = "x86_64")]
+fn tile_task<E: Element>(task: &Task<E>) -> Option<&Task<bf16>> {
+    // SAFETY: the types are equal.
+    (TypeId::of::<E>() == TypeId::of::<bf16>()).then(|| unsafe { &*(&raw const *task).cast() })
+}
+
+/// Sums in the output itself where the types agree, else in space of the thread, rounded once.
+#[inline(always)]
+unsafe fn simd<E: Lanes<R::V>, R: Arch>(task: &Task<E>) {
+    let Task { rows, cols, depth, a, b, c, ldc, start } = *task;
+    if TypeId::of::<E>() == TypeId::of::<E::Acc>() {
+        // SAFETY: the caller's promise; `E` is its own accumulator.
+        return unsafe { blocked::<E, R>(&Block { rows, cols, depth, a, b, c: c.cast(), ldc, start }) };
+    }
+    let mut space = Scratch::take(rows * cols * size_of::<E::Acc>());
+    {
+        let sums = space.ptr().cast::<E::Acc>();
+        // SAFETY: the space holds rows x cols sums; the rest is the caller's promise.
+        unsafe {
+            if start == Start::Add {
+                for i in 0..rows {
+                    for j in 0..cols {
+                        *sums.add(i * cols + j) = (*c.add(i * ldc + j)).widen();
+                    }
+                }
+            }
+            blocked::<E, R>(&Block { rows, cols, depth, a, b, c: sums, ldc: cols, start });
+            for i in 0..rows {
+                for j in 0..cols {
+                    *c.add(i * ldc + j) = E::narrow(*sums.add(i * cols + j));
+                }
+            }
+        }
+    }
+}
