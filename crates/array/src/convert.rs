@@ -11,9 +11,9 @@
 //! NaN stays NaN with its sign; its payload is the upper part of the source's where the target has room.
 
 use half::{bf16, f16};
-use planaria_layout::DType;
 
-use crate::element::{Bool, Element, with_dtype};
+use crate::cpu::simd::simd;
+use crate::element::{Bool, Element};
 use crate::float8::{F8E4M3, F8E5M2};
 use crate::minifloat;
 
@@ -164,21 +164,14 @@ narrow_floats! {
     F8E5M2, F8E5M2::from_f32, F8E5M2::to_f32;
 }
 
-/// Converts each value of `src` into `dst`, up to the shorter length.
-#[inline(always)]
-pub(crate) fn convert<S: Number, D: Number>(src: &[S], dst: &mut [D]) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = s.cast();
+simd! {
+    /// Converts each value of `src` into `dst`, up to the shorter length.
+    pub(crate) fn convert<S: Number, D: Number>(src: &[S], dst: &mut [D]) {
+        for (d, s) in dst.iter_mut().zip(src) {
+            *d = s.cast();
+        }
     }
 }
 
-/// [`convert`] for slices known only by dtype; whole aligned elements, as array storage gives them.
-pub(crate) fn convert_bytes(from: DType, src: &[u8], to: DType, dst: &mut [u8]) {
-    if from == to {
-        let len = src.len().min(dst.len());
-        return dst[..len].copy_from_slice(&src[..len]);
-    }
-    with_dtype!(from, S => with_dtype!(to, D => {
-        convert::<S, D>(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst));
-    }))
-}
+#[cfg(test)]
+mod tests;
