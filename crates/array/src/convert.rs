@@ -13,7 +13,8 @@
 use half::{bf16, f16};
 use planaria_layout::DType;
 
-use crate::element::{Bool, Element, with_dtype};
+use crate::cpu::simd::simd;
+use crate::element::{Bool, Element};
 use crate::float8::{F8E4M3, F8E5M2};
 use crate::minifloat;
 
@@ -164,21 +165,123 @@ narrow_floats! {
     F8E5M2, F8E5M2::from_f32, F8E5M2::to_f32;
 }
 
-/// Converts each value of `src` into `dst`, up to the shorter length.
-#[inline(always)]
-pub(crate) fn convert<S: Number, D: Number>(src: &[S], dst: &mut [D]) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = s.cast();
+simd! {
+    /// Converts each value of `src` into `dst`, up to the shorter length.
+    pub(crate) fn convert<S: Number, D: Number>(src: &[S], dst: &mut [D]) {
+        for (d, s) in dst.iter_mut().zip(src) {
+            *d = s.cast();
+        }
     }
 }
 
-/// [`convert`] for slices known only by dtype; whole aligned elements, as array storage gives them.
-pub(crate) fn convert_bytes(from: DType, src: &[u8], to: DType, dst: &mut [u8]) {
-    if from == to {
-        let len = src.len().min(dst.len());
-        return dst[..len].copy_from_slice(&src[..len]);
+/// Values that pass through the middle type at once; they stay in the first-level cache.
+const BLOCK: usize = 512;
+
+/// The middle type through which a dtype reaches all others without changing any result.
+///
+/// Two short loops instead of one per pair: 63 kernels cover all 225 pairs.
+fn middle(dtype: DType) -> DType {
+    match dtype {
+        DType::Bool | DType::U8 | DType::I8 | DType::I16 | DType::U16 | DType::I32 => DType::I32,
+        DType::U32 | DType::I64 => DType::I64,
+        DType::U64 => DType::U64,
+        DType::F16 | DType::BF16 | DType::F32 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
+        DType::F64 => DType::F64,
     }
-    with_dtype!(from, S => with_dtype!(to, D => {
-        convert::<S, D>(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst));
-    }))
 }
+
+/// Converts whole elements given as bytes, aligned as storage is; lengths must agree.
+pub(crate) fn convert_bytes(from: DType, src: &[u8], to: DType, dst: &mut [u8]) {
+    debug_assert_eq!(src.len() / from.size(), dst.len() / to.size());
+    let same_bits = !from.is_float() && !to.is_float() && to != DType::Bool && from.size() == to.size();
+    if from == to || same_bits {
+        return dst.copy_from_slice(src);
+    }
+    let via = middle(from);
+    if via == from {
+        return finish(via, src, to, dst);
+    }
+    if via == to {
+        return widen(from, src, dst);
+    }
+    let mut buffer = [0u64; BLOCK];
+    let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
+    for (src, dst) in src.chunks(BLOCK * from.size()).zip(dst.chunks_mut(BLOCK * to.size())) {
+        let buffer = &mut buffer[..src.len() / from.size() * via.size()];
+        widen(from, src, buffer);
+        finish(via, buffer, to, dst);
+    }
+}
+
+fn run<S: Number, D: Number>(src: &[u8], dst: &mut [u8]) {
+    convert::<S, D>(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst));
+}
+
+/// To the middle type of `from`, which is another type.
+fn widen(from: DType, src: &[u8], dst: &mut [u8]) {
+    match from {
+        DType::F16 => run::<f16, f32>(src, dst),
+        DType::BF16 => run::<bf16, f32>(src, dst),
+        DType::F8E4M3 => run::<F8E4M3, f32>(src, dst),
+        DType::F8E5M2 => run::<F8E5M2, f32>(src, dst),
+        DType::I8 => run::<i8, i32>(src, dst),
+        DType::U16 => run::<u16, i32>(src, dst),
+        DType::I16 => run::<i16, i32>(src, dst),
+        DType::U32 => run::<u32, i64>(src, dst),
+        // A stored bool is 0 or 1, which is what a u8 of the same bits says.
+        _ => run::<u8, i32>(src, dst),
+    }
+}
+
+/// From a middle type to any other type.
+fn finish(via: DType, src: &[u8], to: DType, dst: &mut [u8]) {
+    match via {
+        DType::F32 => from_float::<f32>(src, to, dst),
+        DType::F64 => from_float::<f64>(src, to, dst),
+        DType::I32 => from_int::<i32>(src, to, dst),
+        DType::U64 if to.is_float() => to_float::<u64>(src, to, dst),
+        // Wrapping to another integer, or being zero, does not depend on the sign of 64 bits.
+        _ => from_int::<i64>(src, to, dst),
+    }
+}
+
+fn from_float<S: Number>(src: &[u8], to: DType, dst: &mut [u8]) {
+    match to {
+        DType::Bool => run::<S, Bool>(src, dst),
+        DType::U8 => run::<S, u8>(src, dst),
+        DType::I8 => run::<S, i8>(src, dst),
+        DType::I16 => run::<S, i16>(src, dst),
+        DType::I32 => run::<S, i32>(src, dst),
+        DType::I64 => run::<S, i64>(src, dst),
+        DType::U16 => run::<S, u16>(src, dst),
+        DType::U32 => run::<S, u32>(src, dst),
+        DType::U64 => run::<S, u64>(src, dst),
+        _ => to_float::<S>(src, to, dst),
+    }
+}
+
+fn from_int<S: Number>(src: &[u8], to: DType, dst: &mut [u8]) {
+    match to {
+        DType::Bool => run::<S, Bool>(src, dst),
+        // Wrapping looks the same for both signs.
+        DType::U8 | DType::I8 => run::<S, u8>(src, dst),
+        DType::U16 | DType::I16 => run::<S, u16>(src, dst),
+        DType::U32 | DType::I32 => run::<S, u32>(src, dst),
+        DType::U64 | DType::I64 => run::<S, u64>(src, dst),
+        _ => to_float::<S>(src, to, dst),
+    }
+}
+
+fn to_float<S: Number>(src: &[u8], to: DType, dst: &mut [u8]) {
+    match to {
+        DType::F16 => run::<S, f16>(src, dst),
+        DType::BF16 => run::<S, bf16>(src, dst),
+        DType::F8E4M3 => run::<S, F8E4M3>(src, dst),
+        DType::F8E5M2 => run::<S, F8E5M2>(src, dst),
+        DType::F64 => run::<S, f64>(src, dst),
+        _ => run::<S, f32>(src, dst),
+    }
+}
+
+#[cfg(test)]
+mod tests;

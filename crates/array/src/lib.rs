@@ -16,6 +16,7 @@ mod float8;
 mod minifloat;
 pub mod ops;
 mod pool;
+pub mod random;
 mod storage;
 mod view;
 
