@@ -3,7 +3,9 @@
 mod cast;
 mod copy;
 mod elementwise;
+mod matmul;
 
 pub use elementwise::{
     Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
 };
+pub use matmul::{linear, matmul};
