@@ -154,15 +154,15 @@ pub enum Error {
     #[error("tiles {first} and {second} overlap")]
     Overlap {
         /// One tile.
-        first: Region,
+        first: Box<Region>,
         /// The other.
-        second: Region,
+        second: Box<Region>,
     },
     /// A tile that is not inside the tensor.
     #[error("tile {tile} is not inside shape {shape}")]
     TileOutside {
         /// The tile.
-        tile: Region,
+        tile: Box<Region>,
         /// Shape of the tensor, in text form.
         shape: String,
     },

@@ -142,6 +142,17 @@ impl Layout {
         Piece { spans: spans.map(|(&len, splits)| cut::spans(len, splits, coords)).collect() }
     }
 
+    /// How many different coordinates along the axes of one dim hold indices of a piece.
+    pub(crate) fn sources(&self, dim: usize, piece: &Piece) -> usize {
+        let spans = &piece.spans[dim];
+        let hits =
+            spans.iter().flat_map(|&(lo, hi)| cut::hits(self.shape[dim], &self.cuts[dim], lo..hi, &|_| None));
+        let mut coords: Vec<_> = hits.map(|hit| hit.coords).collect();
+        coords.sort_unstable();
+        coords.dedup();
+        coords.len()
+    }
+
     /// Calls `found` for boxes that together are `want`, each with coordinates that hold it.
     /// Coordinates of axes that do not cut the tensor are as pinned, or 0.
     pub(crate) fn visit(&self, want: &Region, pins: &Pins, found: &mut dyn FnMut(Region, &mut Coords)) {

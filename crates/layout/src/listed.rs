@@ -35,7 +35,7 @@ impl<H: Holder> Listed<H> {
         if let Some(tile) =
             tiles.iter().find(|t| t.region.ndim() != shape.ndim() || !whole.contains(&t.region))
         {
-            return Err(Error::TileOutside { tile: tile.region.clone(), shape: shape.to_string() });
+            return Err(Error::TileOutside { tile: Box::new(tile.region.clone()), shape: shape.to_string() });
         }
         tiles.sort_by(|a, b| a.region.cmp(&b.region));
         let mut regions: Vec<Region> = Vec::new();
@@ -52,7 +52,7 @@ impl<H: Holder> Listed<H> {
         let covered = regions.iter().try_fold(0usize, |sum, region| sum.checked_add(region.numel()));
         let index = BoxIndex::new(regions);
         if let Some((first, second)) = index.find_overlap() {
-            return Err(Error::Overlap { first: first.clone(), second: second.clone() });
+            return Err(Error::Overlap { first: Box::new(first.clone()), second: Box::new(second.clone()) });
         }
         match covered {
             Some(covered) if covered == shape.numel() => {}

@@ -208,6 +208,15 @@ impl Mesh {
         }
     }
 
+    /// The first rank and the distance between neighbours along each axis (0 for axes of size 1),
+    /// when the numbering has one.
+    pub(crate) fn strides(&self) -> Option<(Rank, &[usize])> {
+        match &self.0.numbering {
+            Numbering::Strided { start, strides } => Some((*start, strides)),
+            Numbering::Listed { .. } => None,
+        }
+    }
+
     /// The coordinates of a rank, or the error that it is not in this mesh.
     pub fn require(&self, rank: Rank) -> Result<Coords> {
         self.coords(rank).ok_or_else(|| Error::RankNotInMesh { rank, mesh: self.to_string() })

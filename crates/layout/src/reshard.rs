@@ -153,3 +153,26 @@ fn gather_parts(
     }
     Ok(())
 }
+
+/// How much one reader takes from others.
+pub(crate) struct Demand {
+    pub(crate) elements: usize,
+    pub(crate) messages: usize,
+}
+
+/// What the reader at these coordinates of `to` takes from other ranks, without listing the boxes.
+pub(crate) fn demand(from: &Layout, to: &Layout, coords: &Coords) -> Demand {
+    let partials = Partials::new(from, to);
+    let piece = to.piece_at(coords);
+    if partials.at_origin.iter().any(|a| coords[a] != 0) || piece.numel() == 0 {
+        return Demand { elements: 0, messages: 0 };
+    }
+    let contributions = from.mesh().span(partials.reduced);
+    let own =
+        from.mesh().coords(to.mesh().rank_at(coords)).map_or(0, |at| from.piece_at(&at).overlap(&piece));
+    let sources: usize = (0..from.shape().ndim()).map(|dim| from.sources(dim, &piece)).product();
+    Demand {
+        elements: (piece.numel().saturating_mul(contributions)).saturating_sub(own),
+        messages: sources.saturating_mul(contributions) - usize::from(own > 0),
+    }
+}

@@ -8,6 +8,8 @@ use crate::mesh::Rank;
 use crate::placement::{Neutral, Placement, Reduce};
 use crate::region::Region;
 use crate::reshard::{Combine, Plan};
+use crate::route::Route;
+use std::collections::HashMap;
 
 /// One row-major buffer per rank, in the row-major order of the mesh coordinates.
 pub type Locals = Vec<Vec<f64>>;
@@ -68,6 +70,24 @@ pub fn gather(layout: &Layout, locals: &[Vec<f64>]) -> Result<Option<Vec<f64>>> 
 pub fn reshard(from: &Layout, to: &Layout, locals: &[Vec<f64>]) -> Result<Locals> {
     check_lengths(from, locals)?;
     to.mesh().ranks().map(|rank| run_plan(from, to, rank, locals)).collect()
+}
+
+/// Runs the steps of a route one after the other.
+pub fn run(route: &Route, locals: &[Vec<f64>]) -> Result<Locals> {
+    check_lengths(&route.from, locals)?;
+    // By rank: the steps may be written on another mesh of the same ranks.
+    let mut held: HashMap<Rank, Vec<f64>> = route.from.mesh().ranks().zip(locals.iter().cloned()).collect();
+    for step in &route.steps {
+        let locals = take(&step.from, &held)?;
+        let moved = reshard(&step.from, &step.to, &locals)?;
+        held = step.to.mesh().ranks().zip(moved).collect();
+    }
+    take(&route.to, &held)
+}
+
+fn take(layout: &Layout, held: &HashMap<Rank, Vec<f64>>) -> Result<Locals> {
+    let one = |rank| held.get(&rank).cloned().ok_or(Error::Bug("a route lost a rank"));
+    layout.mesh().ranks().map(one).collect()
 }
 
 fn check_lengths(layout: &Layout, locals: &[Vec<f64>]) -> Result<()> {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{iota, pair};
+use common::{config, contributions, iota, pair};
 use planaria_layout::{simulate, *};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ fn check_agreement(from: &Layout, to: &Layout) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(config(3000))]
 
     #[test]
     fn plain_reshard_equals_direct_scatter((from, to) in pair(false)) {
@@ -76,13 +76,11 @@ proptest! {
     #[test]
     fn pending_reductions_keep_the_value((from, to) in pair(true)) {
         check_cover(&from, &to);
-        let value: Vec<f64> = iota(from.shape()).iter().map(|x| x % 3.0 - 1.0).collect();
-        let partial: Vec<usize> = from.partial_axes().iter().collect();
-        let locals = simulate::scatter(&from, &value, |at| partial.iter().map(|&a| 1.0 + at[a] as f64).product());
+        let locals = contributions(&from, &to);
         let before = simulate::gather(&from, &locals).unwrap();
         let after = simulate::gather(&to, &simulate::reshard(&from, &to, &locals).unwrap()).unwrap();
         prop_assert!(before.is_some());
-        // Any and all end in truth values; averages divide and multiply by small numbers.
+        // A truth value is all that is left of a number under any and all.
         let truth = to.partial_axes().iter().any(|a| matches!(to.reduce(a), Some(Reduce::Any | Reduce::All)));
         let seen = |x: f64| if truth { f64::from(u8::from(x != 0.0)) } else { x };
         for (x, y) in before.into_iter().flatten().zip(after.expect("copies agree")) {

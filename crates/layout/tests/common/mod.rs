@@ -5,6 +5,11 @@
 use planaria_layout::*;
 use proptest::prelude::*;
 
+/// So many cases; failures are printed, not kept in files.
+pub fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
+}
+
 /// Any mesh of up to `most` axes with any rank numbering.
 pub fn mesh(most: usize) -> impl Strategy<Value = Mesh> {
     let sizes = prop::collection::vec(1usize..4, 0..=most);
@@ -75,6 +80,21 @@ pub fn pair(partial: bool) -> impl Strategy<Value = (Layout, Layout)> {
 /// Small whole numbers, exact under every reduction used here.
 pub fn iota(shape: &Shape) -> Vec<f64> {
     (0..shape.numel()).map(|i| i as f64).collect()
+}
+
+/// Different contributions along every pending axis; truth values where a reduction wants them.
+pub fn contributions(from: &Layout, to: &Layout) -> simulate::Locals {
+    let is_logic =
+        |l: &Layout| l.partial_axes().iter().any(|a| matches!(l.reduce(a), Some(Reduce::Any | Reduce::All)));
+    let axes: Vec<usize> = from.partial_axes().iter().collect();
+    if is_logic(from) || is_logic(to) {
+        let value: Vec<f64> = iota(from.shape()).iter().map(|x| f64::from(u8::from(x % 3.0 < 2.0))).collect();
+        return simulate::scatter(from, &value, |at| {
+            f64::from(u8::from(axes.iter().map(|&a| at[a]).sum::<usize>() % 2 == 0))
+        });
+    }
+    let value: Vec<f64> = iota(from.shape()).iter().map(|x| x % 3.0 - 1.0).collect();
+    simulate::scatter(from, &value, |at| axes.iter().map(|&a| 1.0 + at[a] as f64).product())
 }
 
 fn shuffle(list: &mut [usize], mut seed: u64) {
