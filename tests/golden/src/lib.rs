@@ -1,1 +1,31 @@
-//! Golden runners.
+//! Golden runners: oracle cases read from files and checked against planaria.
+
+mod cases;
+mod reshard;
+
+pub use cases::{Outcome, Verdict, each_case};
+
+use anyhow::{Result, bail};
+use std::path::Path;
+
+/// Runs all cases at a path.
+type Runner = fn(&Path) -> Result<Outcome>;
+
+/// Every kind of golden; a new kind is one line here and one file beside this one.
+const KINDS: &[(&str, Runner)] = &[
+    ("reshard", reshard::run), //
+];
+
+/// Names of the known kinds.
+pub fn kinds() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|(name, _)| *name)
+}
+
+/// Runs the cases of one kind found at `path`: a `.jsonl` or `.jsonl.gz` file or a folder of them.
+/// An error means that the cases could not be read at all.
+pub fn run(kind: &str, path: &Path) -> Result<Outcome> {
+    match KINDS.iter().find(|(name, _)| *name == kind) {
+        Some((_, runner)) => runner(path),
+        None => bail!("unknown kind '{kind}'; known kinds: {}", kinds().collect::<Vec<_>>().join(", ")),
+    }
+}

@@ -1,3 +1,29 @@
-//! `planaria-golden KIND PATH`.
+//! `planaria-golden KIND PATH`: runs golden cases and prints how many passed.
 
-fn main() {}
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [kind, path] = args.as_slice() else {
+        let kinds: Vec<&str> = planaria_golden::kinds().collect();
+        eprintln!("usage: planaria-golden KIND PATH\nkinds: {}", kinds.join(", "));
+        return ExitCode::from(2);
+    };
+    let outcome = match planaria_golden::run(kind, Path::new(path)) {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    for failure in &outcome.failures {
+        println!("FAILED {failure}");
+    }
+    let reasons: Vec<String> = outcome.reasons.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    if !reasons.is_empty() {
+        println!("not compared with the reference: {}", reasons.join(", "));
+    }
+    println!("{} passed, {} failed", outcome.passed, outcome.failed);
+    if outcome.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
