@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use planaria_layout::DType;
 
 use crate::cpu::simd::simd;
+use crate::cpu::trunc;
 use crate::element::{Bool, Element};
 use crate::float8::{F8E4M3, F8E5M2};
 use crate::minifloat;
@@ -33,15 +34,15 @@ pub(crate) trait Number: Element {
 }
 
 macro_rules! integers {
-    ($via:ident, $wide:ty: $($t:ty)*) => {$(
+    ($($t:ty: $via:ident $wide:ty, $from_f32:ident $from_f64:ident $whole:ty;)*) => {$(
         impl Number for $t {
             #[inline(always)]
             fn from_f32(x: f32) -> $t {
-                x as $t
+                trunc::$from_f32(x).clamp(<$t>::MIN as $whole, <$t>::MAX as $whole) as $t
             }
             #[inline(always)]
             fn from_f64(x: f64) -> $t {
-                x as $t
+                trunc::$from_f64(x).clamp(<$t>::MIN as $whole, <$t>::MAX as $whole) as $t
             }
             #[inline(always)]
             fn from_i64(x: i64) -> $t {
@@ -58,9 +59,17 @@ macro_rules! integers {
         }
     )*};
 }
-// Every integer but u64 fits an i64; LLVM folds the widening away.
-integers!(from_i64, i64: i8 i16 i32 i64 u8 u16 u32);
-integers!(from_u64, u64: u64);
+// Every integer but u64 fits an i64, and LLVM folds the widening away. Floats saturate to 32 or 64 bits first.
+integers! {
+    u8: from_i64 i64, f32_to_i32 f64_to_i32 i32;
+    i8: from_i64 i64, f32_to_i32 f64_to_i32 i32;
+    i16: from_i64 i64, f32_to_i32 f64_to_i32 i32;
+    i32: from_i64 i64, f32_to_i32 f64_to_i32 i32;
+    i64: from_i64 i64, f32_to_i64 f64_to_i64 i64;
+    u16: from_i64 i64, f32_to_i32 f64_to_i32 i32;
+    u32: from_i64 i64, f32_to_u32 f64_to_u32 u32;
+    u64: from_u64 u64, f32_to_u64 f64_to_u64 u64;
+}
 
 impl Number for f32 {
     #[inline(always)]

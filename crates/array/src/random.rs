@@ -55,32 +55,35 @@ const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 /// Blocks `first..first + L` of a sequence.
 #[inline(always)]
 fn philox<const L: usize>(key: Key, first: u64) -> Words<L> {
-    let mut c = [[0u32; L]; 4];
+    let mut out = [[0; L]; 4];
+    let stream = [key.stream as u32, (key.stream >> 32) as u32];
     for l in 0..L {
         let block = first.wrapping_add(l as u64);
-        c[0][l] = block as u32;
-        c[1][l] = (block >> 32) as u32;
-        c[2][l] = key.stream as u32;
-        c[3][l] = (key.stream >> 32) as u32;
+        let words = rounds([block as u32, (block >> 32) as u32, stream[0], stream[1]], key.seed);
+        for w in 0..4 {
+            out[w][l] = words[w];
+        }
     }
-    rounds(c, [key.seed as u32, (key.seed >> 32) as u32])
+    out
 }
 
+/// One block. Words travel in 64-bit lanes, which is the form the widening product wants.
 #[inline(always)]
-fn rounds<const L: usize>(mut c: Words<L>, mut key: [u32; 2]) -> Words<L> {
+fn rounds(counter: [u32; 4], seed: u64) -> [u32; 4] {
+    const LOW: u64 = 0xffff_ffff;
+    let mut c = counter.map(u64::from);
+    let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..ROUNDS {
-        for l in 0..L {
-            let p0 = MULTIPLIERS[0] * u64::from(c[0][l]);
-            let p1 = MULTIPLIERS[1] * u64::from(c[2][l]);
-            c[0][l] = (p1 >> 32) as u32 ^ c[1][l] ^ key[0];
-            c[1][l] = p1 as u32;
-            c[2][l] = (p0 >> 32) as u32 ^ c[3][l] ^ key[1];
-            c[3][l] = p0 as u32;
-        }
-        key[0] = key[0].wrapping_add(WEYL[0]);
-        key[1] = key[1].wrapping_add(WEYL[1]);
+        let (p0, p1) = (MULTIPLIERS[0] * c[0], MULTIPLIERS[1] * c[2]);
+        c = [
+            (p1 >> 32) ^ c[1] ^ u64::from(key[0]),
+            p1 & LOW,
+            (p0 >> 32) ^ c[3] ^ u64::from(key[1]),
+            p0 & LOW,
+        ];
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
-    c
+    c.map(|word| word as u32)
 }
 
 /// A way to turn blocks of random words into values.

@@ -8,3 +8,4 @@ pub(crate) mod matmul;
 pub(crate) mod real;
 pub(crate) mod simd;
 pub(crate) mod strided;
+pub(crate) mod trunc;

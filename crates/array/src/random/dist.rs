@@ -15,6 +15,17 @@ fn wide<const L: usize>(words: &Words<L>, low: usize, l: usize) -> u64 {
     u64::from(words[low + 1][l]) << 32 | u64::from(words[low][l])
 }
 
+/// Turns values held row by row into values held block by block.
+#[inline(always)]
+fn interleave<const L: usize, const W: usize, T: Copy>(rows: &[[T; L]; W], out: &mut [T]) {
+    let out = &mut out[..W * L];
+    for l in 0..L {
+        for w in 0..W {
+            out[W * l + w] = rows[w][l];
+        }
+    }
+}
+
 /// Writes `value(word)` for each of the four words of each block.
 #[inline(always)]
 fn each_word<const L: usize, T>(words: &Words<L>, out: &mut [T], value: impl Fn(u32) -> T) {
@@ -132,12 +143,7 @@ impl Draw for NormalDraw {
                 z[pair + 1][l] = self.mean + self.std * (radius * sin);
             }
         }
-        let out = &mut out[..4 * L];
-        for l in 0..L {
-            for w in 0..4 {
-                out[4 * l + w] = z[w][l];
-            }
-        }
+        interleave(&z, out);
     }
 }
 
@@ -157,14 +163,15 @@ impl Draw for NormalWide {
     #[inline(always)]
     fn draw<const L: usize>(self, words: &Words<L>, out: &mut [f64]) {
         let Normal { mean, std } = self.0;
-        let out = &mut out[..2 * L];
+        let mut z = [[0f64; L]; 2];
         for l in 0..L {
             let u = ((wide(words, 0, l) >> 11) + 1) as i64 as f64 * (1.0 / TWO_POW_53);
             let radius = (-2.0 * ln_f64(u)).sqrt();
             let (sin, cos) = sin_cos_turn_f64(wide(words, 2, l));
-            out[2 * l] = mean + std * (radius * cos);
-            out[2 * l + 1] = mean + std * (radius * sin);
+            z[0][l] = mean + std * (radius * cos);
+            z[1][l] = mean + std * (radius * sin);
         }
+        interleave(&z, out);
     }
 }
 
@@ -230,7 +237,14 @@ impl Draw for TruncatedDraw {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn draw<const L: usize>(self, words: &Words<L>, out: &mut [f32]) {
-        each_word(words, out, |w| self.0.at((f64::from(w) + 0.5) * (1.0 / TWO_POW_32)) as f32);
+        // Row by row: the compiler vectorises so long a formula only in a plain loop.
+        let mut rows = [[0f32; L]; 4];
+        for w in 0..4 {
+            for l in 0..L {
+                rows[w][l] = self.0.at((f64::from(words[w][l]) + 0.5) * (1.0 / TWO_POW_32)) as f32;
+            }
+        }
+        interleave(&rows, out);
     }
 }
 
@@ -248,7 +262,14 @@ impl Draw for TruncatedWide {
     #[inline(always)]
     fn draw<const L: usize>(self, words: &Words<L>, out: &mut [f64]) {
         // 52 bits, so that the half still fits and u stays below 1.
-        each_half(words, out, |x| self.0.at(((x >> 12) as i64 as f64 + 0.5) * (2.0 / TWO_POW_53)));
+        let mut rows = [[0f64; L]; 2];
+        for h in 0..2 {
+            for l in 0..L {
+                rows[h][l] =
+                    self.0.at(((wide(words, 2 * h, l) >> 12) as i64 as f64 + 0.5) * (2.0 / TWO_POW_53));
+            }
+        }
+        interleave(&rows, out);
     }
 }
 
