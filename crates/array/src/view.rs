@@ -3,7 +3,7 @@
 
 use crate::array::{Array, Strides, contiguous_strides};
 use crate::error::{Error, Result};
-use planaria_layout::{Dims, Shape};
+use planaria_layout::{Dims, Region, Shape};
 use smallvec::SmallVec;
 
 /// Turns a dim that may count from the end into an index; 0-d arrays accept 0 and -1 like one-dim ones.
@@ -115,6 +115,17 @@ impl Array {
                 Err(Error::argument("narrow", what))
             }
         }
+    }
+
+    /// The elements inside a box.
+    pub fn region(&self, region: &Region) -> Result<Array> {
+        if !Region::whole(self.shape()).contains(region) || region.ndim() != self.ndim() {
+            return Err(Error::argument(
+                "region",
+                format!("{region} does not lie inside shape {}", self.shape()),
+            ));
+        }
+        Ok((0..self.ndim()).fold(self.clone(), |view, d| view.sliced(d, region.lo()[d], region.len(d), 1)))
     }
 
     /// One position along a dim, which disappears.
