@@ -3,6 +3,7 @@
 mod cut;
 mod dtype;
 mod error;
+mod fit;
 mod flat;
 mod index;
 mod layout;
@@ -22,6 +23,7 @@ mod zero;
 
 pub use dtype::{DType, Kind};
 pub use error::{Error, Result};
+pub use fit::{PerDim, Wish, fit};
 pub use flat::flat_boxes;
 pub use layout::{Layout, Piece};
 pub use listed::Listed;
@@ -33,5 +35,5 @@ pub use reshard::{Combine, Part, Plan};
 pub use route::{Collective, Cost, Route, Step};
 pub use shape::{Dims, Shape};
 pub use spec::TensorSpec;
-pub use tile::{Extent, Fixed, Holder, Owned, Replicas, Tile, Tiling};
+pub use tile::{Extent, Fixed, Found, Holder, Owned, Replicas, Tile, Tiling};
 pub use zero::FlatShards;

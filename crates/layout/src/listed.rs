@@ -5,7 +5,7 @@ use crate::index::BoxIndex;
 use crate::mesh::Rank;
 use crate::region::Region;
 use crate::shape::Shape;
-use crate::tile::{Fixed, Holder, Owned, Replicas, Tile, Tiling};
+use crate::tile::{Fixed, Found, Holder, Owned, Replicas, Tile, Tiling};
 use std::sync::Arc;
 
 /// A tensor divided into listed tiles. Tiles with the same box are copies of it; different boxes
@@ -127,7 +127,7 @@ impl<H: Holder> Tiling for Listed<H> {
         Ok(owned.collect())
     }
 
-    fn lookup(&self, want: &Region, _: &Fixed, found: &mut dyn FnMut(Region, &dyn Replicas<H>)) {
+    fn lookup(&self, want: &Region, _: &Fixed, found: &mut Found<'_, H>) {
         for number in self.inner.index.overlapping(want) {
             let Some(region) = self.inner.index.regions()[number].intersect(want) else { continue };
             let holders = self.inner.boxes[number].as_slice();

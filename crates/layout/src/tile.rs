@@ -67,6 +67,9 @@ pub trait Replicas<H> {
     fn number(&self) -> usize;
 }
 
+/// Called for each box of a lookup with the copies of it.
+pub type Found<'a, H> = dyn FnMut(Region, &dyn Replicas<H>) + 'a;
+
 /// Axes of a mesh decided before a lookup.
 #[derive(Clone, Debug, Default)]
 pub struct Fixed(pub(crate) Pins);
@@ -104,12 +107,7 @@ pub trait Tiling {
 
     /// Calls `found` for boxes that together are `want` and lie in one box of the tiling each.
     /// The work done grows with the number of calls, not with the number of holders.
-    fn lookup(
-        &self,
-        want: &Region,
-        fixed: &Fixed,
-        found: &mut dyn FnMut(Region, &dyn Replicas<Self::Holder>),
-    );
+    fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut Found<'_, Self::Holder>);
 }
 
 /// Copies along the free axes of a mesh.
@@ -184,7 +182,7 @@ impl Tiling for Layout {
         Ok(self.piece_at(&coords).boxes().into_iter().map(|region| Owned { region, turn }).collect())
     }
 
-    fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut dyn FnMut(Region, &dyn Replicas<Rank>)) {
+    fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut Found<'_, Rank>) {
         let (free, cut) = (self.free_axes(fixed), self.sharded_axes());
         self.visit(want, &fixed.0, &mut |region, coords| {
             found(region, &GridReplicas { mesh: self.mesh(), coords, free, cut });

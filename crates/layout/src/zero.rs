@@ -7,7 +7,7 @@ use crate::mesh::{AxisSet, Mesh, Rank};
 use crate::placement::Placement;
 use crate::region::Region;
 use crate::shape::Shape;
-use crate::tile::{Fixed, GridReplicas, Owned, Replicas, Tiling};
+use crate::tile::{Fixed, Found, GridReplicas, Owned, Tiling};
 use std::ops::Range;
 
 /// A layout whose pieces are flattened in row-major order and divided over an axis that the layout
@@ -115,7 +115,7 @@ impl Tiling for FlatShards {
         Ok(boxes.into_iter().map(|b| Owned { region: b.shifted(piece.lo()), turn }).collect())
     }
 
-    fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut dyn FnMut(Region, &dyn Replicas<Rank>)) {
+    fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut Found<'_, Rank>) {
         let (free, cut, mesh) = (self.free_axes(fixed), self.cut_axes(), self.base.mesh());
         self.base.visit(want, &fixed.0, &mut |region, coords| {
             let Some(piece) = self.base.piece_at(coords).boxes().pop() else { return };

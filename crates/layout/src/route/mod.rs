@@ -105,7 +105,7 @@ fn spread(layout: &Layout, axes: Vec<usize>) -> Result<Layout> {
         spread = spread.with(axis, Placement::Replicate)?;
         let extents = spread.piece_at(&vec![0; spread.mesh().naxes()]).extents();
         let size = spread.mesh().axis_size(axis);
-        let fits = (0..extents.len()).filter(|&d| extents[d] > 0 && extents[d] % size == 0);
+        let fits = (0..extents.len()).filter(|&d| extents[d] > 0 && extents[d].is_multiple_of(size));
         if let Some(dim) = fits.max_by_key(|&d| (extents[d], std::cmp::Reverse(d))) {
             spread = search::append(&spread, axis, dim, 1)?;
         }

@@ -1,0 +1,191 @@
+//! Properties of tilings other than layouts: file extents, flat shards, irregular lists.
+
+mod common;
+
+use common::{config, iota, mesh, pair, plain, shape};
+use planaria_layout::{simulate, *};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const SIZE: usize = 8;
+
+/// One tile per distinct box of a layout, laid one after the other into three files.
+fn as_files(layout: &Layout) -> Vec<Tile<Extent>> {
+    let boxes = layout.mesh().ranks().flat_map(|rank| layout.piece(rank).unwrap().boxes());
+    let mut ends = [0u64; 3];
+    let mut place = |(i, region): (usize, Region)| {
+        let (file, len) = (i % 3, (region.numel() * SIZE) as u64);
+        let offset = ends[file];
+        ends[file] += len;
+        Tile { region, holder: Extent { file, offset, len } }
+    };
+    boxes.collect::<BTreeSet<_>>().into_iter().enumerate().map(&mut place).collect()
+}
+
+fn elements(part: &Region, outer: &Region) -> Vec<usize> {
+    part.runs(outer).flat_map(|(at, len)| at..at + len).collect()
+}
+
+/// Where the elements of a box stand in a rank's buffer.
+fn local_elements(piece: &Piece, region: &Region) -> Vec<usize> {
+    let extents = piece.extents();
+    let home = Region::new(&vec![0; extents.len()], &extents).unwrap();
+    elements(&piece.locate(region).unwrap(), &home)
+}
+
+/// Each holder of `to` gets its boxes once, and senders and receivers agree.
+fn check_mirror<F: Tiling, T: Tiling>(from: &F, to: &T, senders: &[F::Holder], receivers: &[T::Holder])
+where
+    F::Holder: std::fmt::Debug,
+    T::Holder: std::fmt::Debug,
+{
+    let mut messages: BTreeMap<_, (Vec<Region>, Vec<Region>)> = BTreeMap::new();
+    for me in receivers {
+        let tiles = receive(from, to, me).unwrap();
+        let owned = to.owned(me, &Fixed::default()).unwrap();
+        let want: usize = owned.iter().map(|o| o.region.numel()).sum();
+        assert_eq!(tiles.iter().map(|t| t.region.numel()).sum::<usize>(), want);
+        for (i, tile) in tiles.iter().enumerate() {
+            assert!(owned.iter().any(|o| o.region.contains(&tile.region)));
+            assert!(tiles[..i].iter().all(|other| other.region.intersect(&tile.region).is_none()));
+            let given = from.owned(&tile.holder, &Fixed::default()).unwrap();
+            assert!(given.iter().any(|o| o.region.contains(&tile.region)));
+            messages.entry((tile.holder.clone(), me.clone())).or_default().0.push(tile.region.clone());
+        }
+    }
+    for me in senders {
+        for tile in deliver(from, to, me).unwrap() {
+            messages.entry((me.clone(), tile.holder)).or_default().1.push(tile.region);
+        }
+    }
+    for ((sender, receiver), (received, sent)) in messages {
+        assert_eq!(received, sent, "from {sender:?} to {receiver:?}");
+    }
+}
+
+/// A layout without sections and the name of an axis it leaves free.
+fn flat_base() -> impl Strategy<Value = (Layout, &'static str)> {
+    let free = (mesh(3).prop_filter("needs an axis", |m| m.naxes() > 0), shape(), 0usize..3);
+    free.prop_flat_map(|(mesh, shape, pick)| {
+        let axis = pick % mesh.naxes();
+        plain(mesh, shape).prop_map(move |layout| {
+            let no_sections = |p: &Placement| match *p {
+                Placement::Shard(shard) => Placement::Shard(Shard { sections: 1, ..shard }),
+                other => other,
+            };
+            let placements: Vec<Placement> = layout.placements().iter().map(no_sections).collect();
+            let layout = Layout::new(layout.mesh(), layout.shape(), &placements).unwrap();
+            (layout.with(axis, Placement::Replicate).unwrap(), ["dp", "pp", "tp"][axis])
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(config(2000))]
+
+    #[test]
+    fn saved_under_one_layout_loads_under_another((a, b) in pair(false), turn in 0usize..9, like_b in any::<bool>()) {
+        let tiles = as_files(if like_b { &b } else { &a });
+        let files = Listed::new(a.shape(), tiles.clone()).unwrap().starting_from(turn);
+        let value = iota(a.shape());
+        let mut disk: BTreeMap<(usize, u64), f64> = BTreeMap::new();
+        for (rank, local) in a.mesh().ranks().zip(simulate::scatter(&a, &value, |_| 1.0)) {
+            let piece = a.piece(rank).unwrap();
+            for part in deliver(&a, &files, &rank).unwrap() {
+                let tile = tiles.iter().find(|t| t.holder == part.holder && t.region.contains(&part.region)).unwrap();
+                let bytes = tile.byte_runs(&part.region, SIZE).flat_map(|(at, len)| (at..at + len).step_by(SIZE));
+                for (byte, at) in bytes.zip(local_elements(&piece, &part.region)) {
+                    prop_assert!(disk.insert((tile.holder.file, byte), local[at]).is_none(), "written twice");
+                }
+            }
+        }
+        prop_assert_eq!(disk.len(), a.shape().numel());
+        for (rank, want) in b.mesh().ranks().zip(simulate::scatter(&b, &value, |_| 1.0)) {
+            let piece = b.piece(rank).unwrap();
+            let mut local = vec![f64::NAN; piece.numel()];
+            for part in receive(&files, &b, &rank).unwrap() {
+                let tile = tiles.iter().find(|t| t.holder == part.holder && t.region.contains(&part.region)).unwrap();
+                let bytes = tile.byte_runs(&part.region, SIZE).flat_map(|(at, len)| (at..at + len).step_by(SIZE));
+                for (byte, at) in bytes.zip(local_elements(&piece, &part.region)) {
+                    local[at] = disk[&(tile.holder.file, byte)];
+                }
+            }
+            prop_assert_eq!(local, want);
+        }
+    }
+
+    #[test]
+    fn any_tilings_of_one_tensor_agree((a, b) in pair(false)) {
+        let files = as_files(&b);
+        let extents: Vec<Extent> = files.iter().map(|t| t.holder).collect::<BTreeSet<_>>().into_iter().collect();
+        let files = Listed::new(b.shape(), files).unwrap();
+        let ranks_a: Vec<Rank> = a.mesh().ranks().collect();
+        let ranks_b: Vec<Rank> = b.mesh().ranks().collect();
+        let tiles = ranks_a.iter().flat_map(|&holder| {
+            a.piece(holder).unwrap().boxes().into_iter().map(move |region| Tile { region, holder })
+        });
+        let listed = Listed::new(a.shape(), tiles).unwrap();
+        check_mirror(&a, &files, &ranks_a, &extents);
+        check_mirror(&files, &a, &extents, &ranks_a);
+        check_mirror(&listed, &b, &ranks_a, &ranks_b);
+        check_mirror(&b, &listed, &ranks_b, &ranks_a);
+    }
+
+    #[test]
+    fn flat_shards_go_anywhere((base, axis) in flat_base(), fused in prop::option::of(0usize..20), other in mesh(2)) {
+        let largest = base.mesh().ranks().map(|r| base.piece(r).unwrap().numel()).max().unwrap();
+        let flat = match fused {
+            None => FlatShards::even(&base, axis).unwrap(),
+            Some(offset) => {
+                let size = base.mesh().axis_size(base.mesh().axis(axis).unwrap());
+                FlatShards::fused(&base, axis, offset, (offset + largest).div_ceil(size)).unwrap()
+            }
+        };
+        let ranks: Vec<Rank> = base.mesh().ranks().collect();
+        for &rank in &ranks {
+            let held: usize = flat.owned(&rank, &Fixed::default()).unwrap().iter().map(|o| o.region.numel()).sum();
+            prop_assert_eq!(held, flat.range(rank).unwrap().len());
+        }
+        check_mirror(&flat, &base, &ranks, &ranks);
+        check_mirror(&base, &flat, &ranks, &ranks);
+        let elsewhere = Layout::replicated(&other, base.shape());
+        let others: Vec<Rank> = other.ranks().collect();
+        check_mirror(&flat, &elsewhere, &ranks, &others);
+        check_mirror(&elsewhere, &flat, &others, &ranks);
+    }
+
+    #[test]
+    fn flat_ranges_are_few_boxes_in_order(shape in shape(), a in 0usize..1000, b in 0usize..1000) {
+        let (start, end) = (a.min(b), a.max(b));
+        let boxes = flat_boxes(&shape, start..end);
+        prop_assert!(boxes.len() <= (2 * shape.ndim()).max(2) - 1);
+        let whole = Region::whole(&shape);
+        let covered: Vec<usize> = boxes.iter().flat_map(|b| elements(b, &whole)).collect();
+        let want: Vec<usize> = (start.min(shape.numel())..end.min(shape.numel())).collect();
+        prop_assert_eq!(covered, want);
+    }
+}
+
+#[test]
+fn listed_tiles_must_cover_exactly() {
+    let shape = Shape::new(&[4, 4]).unwrap();
+    let list = |texts: &[&str]| {
+        let tile = |(holder, text): (usize, &&str)| Tile { region: text.parse().unwrap(), holder };
+        Listed::<Rank>::new(&shape, texts.iter().enumerate().map(tile)).map(|l| l.boxes().count())
+    };
+    assert_eq!(list(&["[0..4, 0..2]", "[0..4, 2..4]", "[0..4, 0..2]", "[0..0, 0..4]"]), Ok(2));
+    assert!(matches!(list(&["[0..4, 0..3]", "[0..4, 2..4]"]), Err(Error::Overlap { .. })));
+    assert_eq!(list(&["[0..4, 0..3]"]), Err(Error::Hole { covered: 12, total: 16 }));
+    assert!(matches!(list(&["[0..5, 0..4]"]), Err(Error::TileOutside { .. })));
+    assert!(matches!(list(&["[0..4]"]), Err(Error::TileOutside { .. })));
+}
+
+#[test]
+fn pending_reductions_cannot_be_stored() {
+    let partial: Layout = "[4] @ dp:P(sum) on dp=2".parse().unwrap();
+    let whole =
+        Tile { region: Region::whole(partial.shape()), holder: Extent { file: 0, offset: 0, len: 32 } };
+    let files = Listed::new(partial.shape(), [whole]).unwrap();
+    assert!(matches!(deliver(&partial, &files, &0), Err(Error::PartialNotAllowed { .. })));
+    assert!(matches!(FlatShards::even(&partial, "dp"), Err(Error::PartialNotAllowed { .. })));
+}
