@@ -5,7 +5,7 @@
 //! order, so a result does not depend on how rows, columns or passes were cut.
 #![allow(unsafe_code)]
 
-use super::arch::Start;
+use super::arch::{Start, prefetch};
 use super::blocked::Strided;
 use super::path::Task;
 use super::scratch::Scratch;
@@ -24,8 +24,10 @@ const STEP: usize = 32;
 const TILE: usize = 1024;
 /// Rows and columns of one block of four tiles of sums.
 const BLOCK: usize = 2 * SIDE;
-/// Steps of one pass: two tiles each of `a` stay in the first-level cache.
-const PASS_STEPS: usize = 16;
+/// Steps of one pass: its tiles of `a`, of one panel of `b`, and of sums fit the first-level cache.
+const PASS_STEPS: usize = 10;
+/// Steps that packing asks for in advance.
+const AHEAD: usize = 2;
 /// Bytes of packed `b` that stay in the second-level cache.
 const COLS_BYTES: usize = 1 << 20;
 /// Bytes of packed `a` kept at a time.
@@ -301,6 +303,11 @@ unsafe fn pack(src: Strided<bf16>, count: usize, depth: usize, form: Form, mut d
 /// Packs one tile of `lines` by `depth`.
 #[inline(always)]
 unsafe fn pack_tile(src: Strided<bf16>, lines: usize, depth: usize, form: Form, dst: *mut u8) {
+    match (src.row_stride, src.col_stride) {
+        (_, 1) => (0..SIDE).for_each(|r| prefetch(src.at(r, 2 * AHEAD * STEP).ptr)),
+        (1, _) => (0..STEP).for_each(|p| prefetch(src.at(0, AHEAD * STEP + p).ptr)),
+        _ => {}
+    }
     // SAFETY: the caller's promise; `dst` is a tile.
     unsafe {
         let mut tile = [F32x16(_mm512_setzero_ps()); SIDE];

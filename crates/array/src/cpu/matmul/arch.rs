@@ -10,20 +10,30 @@ const NV: usize = 2;
 /// The widest tile of any instruction set, in elements.
 const MAX_TILE: usize = 14 * 32;
 
-/// One product of a packed panel of rows with a panel of columns.
+/// One product of a panel of rows with a panel of columns.
 ///
-/// `a` holds `depth` groups of `rows` elements, `b` holds `depth` rows of at least
-/// `NV * LANES` readable elements, `ldb` apart. `c` is `rows` by `cols`, `ldc` apart.
+/// `b` holds `depth` rows of at least `NV * LANES` readable elements, `ldb` apart. `c` is `rows` by
+/// `cols`, `ldc` apart.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<A> {
     pub(super) depth: usize,
     pub(super) a: *const A,
+    pub(super) order: Order,
     pub(super) b: *const A,
     pub(super) ldb: usize,
     pub(super) c: *mut A,
     pub(super) ldc: usize,
     pub(super) cols: usize,
     pub(super) start: Start,
+}
+
+/// How the left panel of a tile lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    /// `depth` groups of `rows` elements.
+    Packed,
+    /// Rows contiguous in depth, this many elements apart, read where they are.
+    InPlace(isize),
 }
 
 /// What a kernel does with the values already in its output.
@@ -67,15 +77,20 @@ macro_rules! arch {
             #[inline]
             unsafe fn tile(rows: usize, tile: &Tile<$acc>) {
                 $(#[target_feature(enable = $feature)])?
-                unsafe fn run<const ROWS: usize, const REGS: usize>(tile: &Tile<$acc>) {
+                unsafe fn run<const ROWS: usize, const REGS: usize, const PACKED: bool>(tile: &Tile<$acc>) {
                     // SAFETY: the features are enabled here; the rest is the caller's promise.
-                    unsafe { tile_kernel::<$vector, ROWS, REGS>(tile) }
+                    unsafe { tile_kernel::<$vector, ROWS, REGS, PACKED>(tile) }
                 }
-                let narrow = tile.cols <= <$vector>::LANES;
+                let (narrow, packed) = (tile.cols <= <$vector>::LANES, tile.order == Order::Packed);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    match (rows, narrow) {
-                        $(($rows, false) => run::<$rows, 2>(tile), ($rows, true) => run::<$rows, 1>(tile),)*
+                    match (rows, narrow, packed) {
+                        $(
+                            ($rows, false, true) => run::<$rows, 2, true>(tile),
+                            ($rows, true, true) => run::<$rows, 1, true>(tile),
+                            ($rows, false, false) => run::<$rows, 2, false>(tile),
+                            ($rows, true, false) => run::<$rows, 1, false>(tile),
+                        )*
                         _ => unreachable!("a tile has 1 to {} rows, not {rows}", $mr),
                     }
                 }
@@ -109,32 +124,72 @@ pub(super) fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
+/// Keeps the compiler from turning the three row pointers below into fourteen, which spill.
+#[inline(always)]
+fn opaque<T>(mut p: *const T) -> *const T {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: no instructions at all.
+    unsafe {
+        std::arch::asm!("/* {} */", inout(reg) p, options(pure, readonly, nostack, preserves_flags));
+    }
+    p
+}
+
 /// Keeps `ROWS * REGS` registers of sums; each sum is one chain over `depth`, in order, so
 /// that the result does not depend on how rows and columns were cut into tiles.
 #[inline(always)]
-unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize>(tile: &Tile<V::Elem>) {
-    let (mut a, mut b) = (tile.a, tile.b);
+unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const PACKED: bool>(
+    tile: &Tile<V::Elem>,
+) {
     for i in 0..ROWS {
         for j in 0..REGS {
             prefetch(tile.c.wrapping_add(i * tile.ldc + j * V::LANES));
         }
     }
-    // SAFETY: `a` and `b` stay inside the panels described by `Tile`.
-    let sums = unsafe {
-        let mut sums = [[V::zero(); REGS]; ROWS];
+    let stride = match tile.order {
+        Order::Packed => 1,
+        Order::InPlace(stride) => stride,
+    };
+    let step = if PACKED { ROWS } else { 1 };
+    // One pointer for five rows: one, two and four strides are addressing modes of x86.
+    let mut a: [*const V::Elem; 3] =
+        std::array::from_fn(|g| opaque(tile.a.wrapping_offset(5 * g as isize * stride)));
+    let mut b = tile.b;
+    // SAFETY: the caller's CPU has the instruction.
+    let mut sums = [[unsafe { V::zero() }; REGS]; ROWS];
+    // SAFETY: loads stay inside the panels described by `Tile`.
+    unsafe {
         for _ in 0..tile.depth {
             let row: [V; REGS] = std::array::from_fn(|j| V::load(b.add(j * V::LANES)));
-            for i in 0..ROWS {
-                let x = V::splat(*a.add(i));
-                for j in 0..REGS {
-                    sums[i][j] = sums[i][j].fma(x, row[j]);
+            // Two short loops instead of one long one, which would not be unrolled.
+            for g in 0..3 {
+                for r in 0..5 {
+                    let i = 5 * g + r;
+                    if i < ROWS {
+                        let x = if PACKED { a[0].add(i) } else { a[g].offset(r as isize * stride) };
+                        let x = V::splat(*x);
+                        for j in 0..REGS {
+                            sums[i][j] = sums[i][j].fma(x, row[j]);
+                        }
+                    }
                 }
             }
-            a = a.add(ROWS);
-            b = b.add(tile.ldb);
+            for g in 0..3 {
+                a[g] = a[g].wrapping_add(step);
+            }
+            b = b.wrapping_add(tile.ldb);
         }
-        sums
-    };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { store_sums(tile, &sums) }
+}
+
+/// Writes the sums of a tile, or adds them.
+#[inline(always)]
+unsafe fn store_sums<V: Vector, const ROWS: usize, const REGS: usize>(
+    tile: &Tile<V::Elem>,
+    sums: &[[V; REGS]; ROWS],
+) {
     if tile.cols == REGS * V::LANES {
         for i in 0..ROWS {
             for j in 0..REGS {

@@ -1,10 +1,11 @@
 //! The cache-blocked product of one thread, for any strides.
 #![allow(unsafe_code)]
 
-use super::arch::{Arch, Start, Tile};
+use super::arch::{Arch, Order, Start, Tile};
 use super::pack::{pack_columns, pack_rows};
 use super::scratch::Scratch;
-use super::vector::{Element, Lanes, MAX_LANES};
+use super::vector::{Element, Lanes, MAX_LANES, Vector};
+use std::any::TypeId;
 
 /// A strided matrix by pointer; the product around it checked the bounds.
 #[derive(Debug)]
@@ -49,6 +50,8 @@ pub(super) struct Block<E: Element> {
 
 /// Bytes of packed `b` that stay in the second-level cache.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Widest product that does not repay packing its left operand.
+const IN_PLACE_COLS: usize = 512;
 /// Longest chain of sums; a constant, because it decides the rounding.
 const MAX_DEPTH: usize = 512;
 
@@ -68,8 +71,9 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let size = size_of::<E::Acc>();
     let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
     let block_cols = fitting.min(block.cols.next_multiple_of(R::NR));
+    let in_place = in_place(block);
     // Packing rows writes whole registers: leave room behind the last one.
-    let slab = (block.rows * pass + MAX_LANES).next_multiple_of(64);
+    let slab = if in_place { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
     let rows_space = space.ptr().cast::<E::Acc>();
     // SAFETY: the space holds the slab and a block of columns.
@@ -83,48 +87,48 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
             unsafe { pack_columns::<E, R>(block.b.at(p, j), depth, cols, cols_space) };
             for i in (0..block.rows).step_by(R::MR) {
                 let rows = R::MR.min(block.rows - i);
+                let a = block.a.at(i, p);
                 // SAFETY: the sub-block (i.., p..) is inside `a`, its panel inside the slab; the
                 // panels come in rising order, so slack written behind one is overwritten by the
                 // next; the output rows are inside `c`.
                 unsafe {
                     let panel = rows_space.add(i * depth);
-                    if j == 0 {
-                        pack_rows::<E, R>(block.a.at(i, p), rows, depth, panel);
+                    if j == 0 && !in_place {
+                        pack_rows::<E, R>(a, rows, depth, panel);
                     }
+                    let (a, order) = if in_place {
+                        (a.ptr.cast(), Order::InPlace(a.row_stride))
+                    } else {
+                        (panel.cast_const(), Order::Packed)
+                    };
                     let c = block.c.add(i * block.ldc + j);
-                    row_of_tiles::<E, R>(rows, cols, depth, panel, cols_space, c, block.ldc, start);
+                    let first =
+                        Tile { depth, a, order, b: cols_space, ldb: R::NR, c, ldc: block.ldc, cols, start };
+                    row_of_tiles::<R>(rows, &first);
                 }
             }
         }
     }
 }
 
-/// One packed panel of rows times all packed columns.
+/// Whether rows of `a` are read where they are: they need no widening, and rows a multiple of 4 KiB
+/// apart would push each other out of the first-level cache.
 #[inline(always)]
-unsafe fn row_of_tiles<E: Lanes<R::V>, R: Arch>(
-    rows: usize,
-    cols: usize,
-    depth: usize,
-    a: *const E::Acc,
-    b: *const E::Acc,
-    c: *mut E::Acc,
-    ldc: usize,
-    start: Start,
-) {
-    for j in (0..cols).step_by(R::NR) {
+fn in_place<E: Element>(block: &Block<E>) -> bool {
+    TypeId::of::<E>() == TypeId::of::<E::Acc>()
+        && block.a.col_stride == 1
+        && block.cols <= IN_PLACE_COLS
+        && !(block.a.row_stride.unsigned_abs().wrapping_mul(size_of::<E>())).is_multiple_of(4096)
+}
+
+/// One panel of rows times all packed columns; `first` is the first tile with the width of all.
+#[inline(always)]
+unsafe fn row_of_tiles<R: Arch>(rows: usize, first: &Tile<<R::V as Vector>::Elem>) {
+    for j in (0..first.cols).step_by(R::NR) {
         // SAFETY: panel j / NR of `b` starts at j * depth; column j is inside `c`.
         unsafe {
-            let tile = Tile {
-                depth,
-                a,
-                b: b.add(j * depth),
-                ldb: R::NR,
-                c: c.add(j),
-                ldc,
-                cols: R::NR.min(cols - j),
-                start,
-            };
-            R::tile(rows, &tile);
+            let (b, c) = (first.b.add(j * first.depth), first.c.add(j));
+            R::tile(rows, &Tile { b, c, cols: R::NR.min(first.cols - j), ..*first });
         }
     }
 }

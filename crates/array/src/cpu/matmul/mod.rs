@@ -10,6 +10,7 @@
 mod amx;
 mod arch;
 mod blocked;
+mod gemv;
 mod pack;
 mod path;
 mod run;

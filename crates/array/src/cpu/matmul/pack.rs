@@ -8,6 +8,9 @@ use super::vector::{Element, Lanes, MAX_LANES, Vector};
 /// Blocks of a register's width that a transpose asks for in advance.
 const AHEAD: usize = 4;
 
+/// Rows copied side by side.
+const RUNS: usize = 8;
+
 /// Packs `rows` (at most `MR`) rows of `a` as `depth` groups of `rows`.
 ///
 /// # Safety
@@ -46,36 +49,54 @@ pub(super) unsafe fn pack_columns<E: Lanes<R::V>, R: Arch>(
     cols: usize,
     dst: *mut E::Acc,
 ) {
+    let whole = if b.col_stride == 1 { cols / R::NR * R::NR } else { 0 };
+    // SAFETY: panels start at j * depth; all columns are below `cols`.
+    unsafe {
+        // A few rows over the whole width at a time, so that memory is read in long runs.
+        for p in (0..depth).step_by(RUNS) {
+            let count = RUNS.min(depth - p);
+            for j in (0..whole).step_by(R::NR) {
+                copy_panel::<E, R>(b.at(p, j), count, dst.add(j * depth + p * R::NR));
+            }
+        }
+        for j in (whole..cols).step_by(R::NR) {
+            pack_panel::<E, R>(b.at(0, j), depth, R::NR.min(cols - j), dst.add(j * depth));
+        }
+    }
+}
+
+/// `depth` rows of one whole panel, contiguous along the row.
+#[inline(always)]
+unsafe fn copy_panel<E: Lanes<R::V>, R: Arch>(b: Strided<E>, depth: usize, dst: *mut E::Acc) {
+    for p in 0..depth {
+        let src = b.at(p, 0).ptr;
+        for r in (0..R::NR).step_by(R::V::LANES) {
+            // SAFETY: the panel is NR wide in both places.
+            unsafe { <E as Lanes<R::V>>::load(src.add(r)).store(dst.add(p * R::NR + r)) };
+        }
+    }
+}
+
+/// One panel of `width` columns, zero-filled to `NR`.
+#[inline(always)]
+unsafe fn pack_panel<E: Lanes<R::V>, R: Arch>(b: Strided<E>, depth: usize, width: usize, dst: *mut E::Acc) {
     let lanes = R::V::LANES;
-    for j in (0..cols).step_by(R::NR) {
-        let width = R::NR.min(cols - j);
-        let b = b.at(0, j);
-        // SAFETY: the panel starts at j * depth; all of its columns are below `cols`.
-        unsafe {
-            let dst = dst.add(j * depth);
-            if width < R::NR {
-                std::slice::from_raw_parts_mut(dst, R::NR * depth).fill(E::Acc::default());
-            }
-            match (b.row_stride, b.col_stride) {
-                (_, 1) if width == R::NR => {
-                    for p in 0..depth {
-                        let src = b.at(p, 0).ptr;
-                        for r in (0..R::NR).step_by(lanes) {
-                            <E as Lanes<R::V>>::load(src.add(r)).store(dst.add(p * R::NR + r));
-                        }
-                    }
+    // SAFETY: `dst` is a whole panel; only `width` columns of `b` are read.
+    unsafe {
+        if width < R::NR {
+            std::slice::from_raw_parts_mut(dst, R::NR * depth).fill(E::Acc::default());
+        }
+        match (b.row_stride, b.col_stride) {
+            (_, 1) => copy_groups(b.transposed(), width, depth, R::NR, dst),
+            (1, _) => {
+                let whole = width / lanes * lanes;
+                for r in (0..whole).step_by(lanes) {
+                    let columns = b.at(0, r).transposed();
+                    transpose_register::<E, R::V>(columns, depth, R::NR, dst.add(r));
                 }
-                (_, 1) => copy_groups(b.transposed(), width, depth, R::NR, dst),
-                (1, _) => {
-                    let whole = width / lanes * lanes;
-                    for r in (0..whole).step_by(lanes) {
-                        let columns = b.at(0, r).transposed();
-                        transpose_register::<E, R::V>(columns, depth, R::NR, dst.add(r));
-                    }
-                    pack_any(b.at(0, whole).transposed(), width - whole, depth, R::NR, dst.add(whole));
-                }
-                _ => pack_any(b.transposed(), width, depth, R::NR, dst),
+                pack_any(b.at(0, whole).transposed(), width - whole, depth, R::NR, dst.add(whole));
             }
+            _ => pack_any(b.transposed(), width, depth, R::NR, dst),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::arch::{Arch, Baseline, Start};
 #[cfg(target_arch = "x86_64")]
 use super::arch::{V3, V4};
 use super::blocked::{Block, Strided, blocked};
+use super::gemv::{VectorBlock, gemv};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes};
 use crate::cpu::simd::{Level, level};
@@ -53,6 +54,18 @@ pub struct Task<E> {
     pub(super) c: *mut E,
     pub(super) ldc: usize,
     pub(super) start: Start,
+    pub(super) kind: Kind,
+}
+
+/// What the whole product is, of which a task is a part: decides the kernel, hence the rounding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Both sides have several rows and columns.
+    Matrix,
+    /// One row of outputs.
+    Row,
+    /// One column of outputs.
+    Column,
 }
 
 /// The products of one element type; sealed by the private types it names.
@@ -79,9 +92,10 @@ macro_rules! by_level {
                 // SAFETY: as above.
                 unsafe { $body::<$elem, V4<<$elem as Element>::Acc>>(arg) }
             }
-            // SAFETY: the caller's promise.
             match $level {
+                // SAFETY: the caller's promise.
                 Level::V4 => return unsafe { v4($arg) },
+                // SAFETY: the caller's promise.
                 Level::V3 => return unsafe { v3($arg) },
                 Level::Baseline => {}
             }
@@ -109,17 +123,30 @@ macro_rules! products {
 }
 products!(f32, f64, f16, bf16);
 
-/// The task as a bf16 one, if it is.
+/// The task as a bf16 one of matrices, if it is.
 #[cfg(target_arch = "x86_64")]
 fn tile_task<E: Element>(task: &Task<E>) -> Option<&Task<bf16>> {
     // SAFETY: the types are equal.
-    (TypeId::of::<E>() == TypeId::of::<bf16>()).then(|| unsafe { &*(&raw const *task).cast() })
+    (TypeId::of::<E>() == TypeId::of::<bf16>() && task.kind == Kind::Matrix)
+        .then(|| unsafe { &*(&raw const *task).cast() })
 }
 
 /// Sums in the output itself where the types agree, else in space of the thread, rounded once.
 #[inline(always)]
-unsafe fn simd<E: Lanes<R::V>, R: Arch>(task: &Task<E>) {
-    let Task { rows, cols, depth, a, b, c, ldc, start } = *task;
+unsafe fn simd<E: Lanes<R::V>, R: Arch>(task: &Task<E>)
+where
+    E::Acc: Lanes<R::V>,
+{
+    let Task { rows, cols, depth, a, b, c, ldc, start, kind } = *task;
+    let vector = match kind {
+        Kind::Matrix => None,
+        Kind::Row => Some(VectorBlock { outputs: cols, depth, m: b.transposed(), x: a, c, start }),
+        Kind::Column => Some(VectorBlock { outputs: rows, depth, m: a, x: b.transposed(), c, start }),
+    };
+    if let Some(block) = vector {
+        // SAFETY: the caller's promise; one row or one column of outputs lies contiguous.
+        return unsafe { gemv::<E, R>(&block) };
+    }
     if TypeId::of::<E>() == TypeId::of::<E::Acc>() {
         // SAFETY: the caller's promise; `E` is its own accumulator.
         return unsafe { blocked::<E, R>(&Block { rows, cols, depth, a, b, c: c.cast(), ldc, start }) };

@@ -3,7 +3,7 @@
 
 use super::arch::Start;
 use super::blocked::Strided;
-use super::path::{Path, Task, default_path};
+use super::path::{Kind, Path, Task, default_path};
 use super::{Accumulate, MatRef, MatmulElement, MatmulError, Operand};
 use rayon::prelude::*;
 
@@ -159,6 +159,8 @@ unsafe impl<T: Send + Sync> Sync for Product<'_, T> {}
 
 /// Multiplications worth one more thread: about a tenth of a millisecond.
 const TASK_WORK: usize = 8 << 20;
+/// The same for products with a vector, which wait for memory.
+const VECTOR_TASK_WORK: usize = 1 << 20;
 /// Output rows and columns of a task never exceed this, which bounds the scratch space.
 const MAX_SIDE: usize = 2048;
 
@@ -181,11 +183,20 @@ impl<'a, T: MatmulElement> Product<'a, T> {
         }
     }
 
+    fn kind(&self) -> Kind {
+        match (self.rows, self.cols) {
+            (1, _) => Kind::Row,
+            (_, 1) => Kind::Column,
+            _ => Kind::Matrix,
+        }
+    }
+
     /// Runs all `count` products.
     fn run(&self, path: Path, count: usize) {
         let work = self.rows.saturating_mul(self.cols).saturating_mul(self.depth).saturating_mul(count);
-        let threads = rayon::current_num_threads().min(work / TASK_WORK).max(1);
-        let grid = Grid::new(self.rows, self.cols, threads.div_ceil(count), threads);
+        let task_work = if self.kind() == Kind::Matrix { TASK_WORK } else { VECTOR_TASK_WORK };
+        let threads = rayon::current_num_threads().min(work / task_work).max(1);
+        let grid = Grid::new(self.rows, self.cols, threads.div_ceil(count));
         let tasks = grid.tasks() * count;
         let one = |t: usize| {
             let (item, t) = (t / grid.tasks(), t % grid.tasks());
@@ -219,6 +230,7 @@ impl<'a, T: MatmulElement> Product<'a, T> {
             c: self.c.wrapping_add(c),
             ldc: self.cols,
             start: self.start,
+            kind: self.kind(),
         };
         // SAFETY: `check` found every element of the operands inside its slice and the output of
         // the right length; tasks cover disjoint blocks of it; `path` is one this CPU can run.
@@ -236,7 +248,7 @@ struct Grid {
 
 impl Grid {
     /// At least `parts` blocks where the sizes allow it, of the shape that packs least.
-    fn new(rows: usize, cols: usize, parts: usize, threads: usize) -> Self {
+    fn new(rows: usize, cols: usize, parts: usize) -> Self {
         // Cuts at multiples of the tile sizes of all instruction sets.
         const ROW_UNIT: usize = 32;
         const COL_UNIT: usize = 64;
@@ -245,7 +257,6 @@ impl Grid {
         let blocks = |parts: usize, size: usize, unit: usize| {
             size.div_ceil(parts).min(MAX_SIDE).next_multiple_of(unit).min(size)
         };
-        let _ = threads;
         let cost = |down: usize| {
             let (r, c) = (blocks(down, rows, ROW_UNIT), blocks(parts.div_ceil(down), cols, COL_UNIT));
             r * c + PACKING * (r + c)

@@ -266,7 +266,7 @@ pub(super) mod x86 {
     /// 16x16: pairs, then quads, then 128-bit quarters in two steps.
     #[inline(always)]
     pub(in super::super) unsafe fn transpose_16(block: &mut [F32x16; 16]) {
-        let mut t = [F32x16(unsafe { _mm512_setzero_ps() }); 16];
+        let mut t = *block;
         // SAFETY: register shuffles only; the caller's CPU has AVX-512.
         unsafe {
             for i in 0..8 {
