@@ -1,6 +1,9 @@
 //! Our side of the cases: each is built once and then run again and again.
 
 mod copies;
+mod elementwise;
+mod matmul;
+mod overhead;
 
 use planaria_array::{Array, Error};
 
@@ -22,7 +25,7 @@ type Built = Result<Option<Run>, Error>;
 
 /// Builds a case with its inputs.
 pub fn build(case: &str) -> Result<Run, Unsupported> {
-    for family in [copies::build] {
+    for family in [copies::build, elementwise::build, matmul::build, overhead::build] {
         if let Some(run) = family(case)? {
             return Ok(run);
         }

@@ -266,6 +266,7 @@ pub(super) mod x86 {
     /// 16x16: pairs, then quads, then 128-bit quarters in two steps.
     #[inline(always)]
     pub(in super::super) unsafe fn transpose_16(block: &mut [F32x16; 16]) {
+        // SAFETY: a register only; the caller's CPU has AVX-512.
         let mut t = [F32x16(unsafe { _mm512_setzero_ps() }); 16];
         // SAFETY: register shuffles only; the caller's CPU has AVX-512.
         unsafe {
