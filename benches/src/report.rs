@@ -215,7 +215,7 @@ fn about(machine: &Machine, command: &str) -> String {
 | compiler | {rustc} |
 | torch | {torch} |
 
-Workers stay alive for the whole run and one is awake at a time; cases and workers come in random order in each round; every worker makes the same inputs,
+Workers stay alive for the whole run and one works at a time, the others wait for their next line; cases and workers come in random order in each round; every worker makes the same inputs,
 bit for bit, and the checksums of their results are compared. `torch-nofault` is torch with `MALLOC_MMAP_MAX_=0` and a high
 `MALLOC_TRIM_THRESHOLD_`, so that large results cost it no page faults. [summary.md](summary.md) has the tables, `raw.json` every sample:
 wall, CPU and run-queue delay in microseconds.

@@ -1,7 +1,9 @@
-//! A worker process that times cases on request, and sleeps while another one is at work.
+//! A worker process that times cases on request, and waits for the next line while another one is at work.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -37,7 +39,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the process, waits until it is ready and puts it to sleep.
+    /// Starts the process and waits until it is ready.
     pub fn start(name: &'static str, command: &mut Command) -> Result<Self> {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| format!("cannot start the worker {name}"))?;
@@ -49,16 +51,15 @@ impl Worker {
         if first != "ready" {
             bail!("the worker {name} said `{first}` instead of `ready`");
         }
-        worker.signal("STOP")?;
         Ok(worker)
     }
 
-    /// Wakes the worker, lets it time one case, and puts it to sleep again.
+    /// Lets the worker time one case, while the caller lets no other one run.
     pub fn time(&mut self, case: &str, milliseconds: u64) -> Result<Answer> {
-        self.signal("CONT")?;
         writeln!(self.requests, "{case} {milliseconds}").and_then(|()| self.requests.flush())?;
         let line = self.line().with_context(|| format!("the worker {} was timing {case}", self.name))?;
-        self.signal("STOP")?;
+        // Threads of a pool may spin for a few milliseconds after their last task.
+        thread::sleep(Duration::from_millis(20));
         serde_json::from_str(&line).with_context(|| format!("the worker {} answered `{line}`", self.name))
     }
 
@@ -69,19 +70,11 @@ impl Worker {
         }
         Ok(line.trim().to_owned())
     }
-
-    fn signal(&self, name: &str) -> Result<()> {
-        let status = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
-        if !status.context("cannot run kill")?.success() {
-            bail!("cannot send {name} to the worker {}", self.name);
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A stopped process is killed as well; nothing it holds needs saving.
+        // Nothing it holds needs saving.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
