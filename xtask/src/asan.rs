@@ -9,9 +9,8 @@ use crate::summary::{Counts, Outcome, counts};
 /// Packages with files in the unsafe list; their tests run.
 const PACKAGES: &[&str] = &["planaria-array"];
 
-/// Packages compiled with the sanitizer: ours, and the ones our unsafe code hands pointers to.
-const INSTRUMENTED: &[&str] =
-    &["planaria-layout", "planaria-array", "gemm-common", "gemm-f16", "gemm-f32", "gemm-f64"];
+/// Packages compiled with the sanitizer.
+const INSTRUMENTED: &[&str] = &["planaria-layout", "planaria-array"];
 
 /// Tests left out here: they need more memory or time than a checked run should take.
 const TOO_BIG: &[&str] = &["huge"];
@@ -104,10 +103,6 @@ fn sanitize(command: &mut Command) {
     for package in INSTRUMENTED {
         let flags = r#"["-Zsanitizer=address", "--cfg=planaria_checked"]"#;
         command.args(["--config", &format!("profile.dev.package.{package}.rustflags = {flags}")]);
-        // Instrumented product kernels take four times as long to compile at level 3, and the cases are small.
-        if package.starts_with("gemm") {
-            command.args(["--config", &format!("profile.dev.package.{package}.opt-level = 1")]);
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::process;
 
 /// Releases the benchmarks were recorded with.
-const PACKAGES: &[&str] = &["torch==2.15.0", "numpy"];
+const PACKAGES: &[&str] = &["torch==2.15.0", "numpy==2.4.6"];
 
 /// Names an interpreter that already has torch and numpy.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";

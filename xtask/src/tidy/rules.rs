@@ -82,8 +82,9 @@ fn says_why_safe(lines: &[(&str, &str)], line: usize) -> bool {
             return true;
         }
         let blank = text.trim().is_empty();
-        let attribute = code.starts_with("#[");
-        let earlier_statement = code.ends_with([';', '}', '{', ',']) && !attribute;
+        // One comment above a `match` speaks for the unsafe blocks in its arms.
+        let inside = code.starts_with("#[") || code.contains("=>") || code.starts_with("match ");
+        let earlier_statement = code.ends_with([';', '}', '{', ',']) && !inside;
         if distance > 0 && (blank || earlier_statement) {
             return false;
         }
@@ -213,6 +214,7 @@ mod tests {
             "// SAFETY: x\n// and y\n#[inline]\nunsafe impl Send for X {}\n",
             "// SAFETY: x\nlet x =\n    unsafe { f() };\n",
             "f(|| unsafe { g() }); // SAFETY: x\n",
+            "// SAFETY: x\nmatch y {\n  A => unsafe { f() },\n  B => unsafe { g() },\n}\n",
         ];
         for text in given {
             assert_eq!(wrong(LISTED, text), Vec::<String>::new(), "{text}");

@@ -1,0 +1,31 @@
+//! Additions and activations over large and small arrays.
+
+use super::{Built, one};
+use crate::inputs::normal;
+
+pub(super) fn build(case: &str) -> Built {
+    let x = |len: usize| normal(1, &[len]);
+    match case {
+        // There is no `out=` argument: results land in memory that the allocator kept.
+        "add16m" | "add16m_out" => add(1 << 24),
+        "add1m" => add(1 << 20),
+        "add_bcast16m" => {
+            let (x, y) = (x(1 << 24)?.reshape(&[4096, 4096])?, normal(2, &[4096])?);
+            one(move || x.add(&y))
+        }
+        "gelu16m" => {
+            let x = x(1 << 24)?;
+            one(move || x.gelu())
+        }
+        "gelu_tanh16m" => {
+            let x = x(1 << 24)?;
+            one(move || x.gelu_tanh())
+        }
+        _ => Ok(None),
+    }
+}
+
+fn add(len: usize) -> Built {
+    let (x, y) = (normal(1, &[len])?, normal(2, &[len])?);
+    one(move || x.add(&y))
+}

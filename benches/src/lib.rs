@@ -1,0 +1,11 @@
+//! Benchmarks against peers: the cases, the way a sample is taken, and the driver that keeps several workers
+//! alive and lets them run in turn.
+
+pub mod cases;
+pub mod inputs;
+pub mod machine;
+pub mod measure;
+pub mod report;
+pub mod stats;
+pub mod table;
+pub mod worker;

@@ -1,0 +1,280 @@
+//! From answers to tables: ratios to the anchor, bars, and the record of a run.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::machine::Machine;
+use crate::measure::Sample;
+use crate::stats::{Times, geometric_mean};
+use crate::table::{FAMILIES, Family};
+use crate::worker::Answer;
+
+/// Name of our own worker.
+pub const OURS: &str = "ours";
+
+/// All samples of one worker for one case.
+#[derive(Debug, Default, Clone)]
+pub struct Series {
+    /// Samples of all rounds.
+    pub samples: Vec<Sample>,
+    /// Sum and scale of the result.
+    pub check: Option<[f64; 2]>,
+    /// Why there are no samples.
+    pub unsupported: Option<String>,
+}
+
+/// Answers by case, then by worker, for one number of threads.
+#[derive(Debug, Default)]
+pub struct Answers(BTreeMap<String, BTreeMap<&'static str, Series>>);
+
+impl Answers {
+    /// Adds what `worker` said about `case`.
+    pub fn add(&mut self, case: &str, worker: &'static str, answer: Answer) {
+        let series = self.0.entry(case.to_owned()).or_default().entry(worker).or_default();
+        match answer {
+            Answer::Timed { s, check } => {
+                series.samples.extend(s);
+                series.check = Some(check);
+            }
+            Answer::Unsupported { unsupported } => series.unsupported = Some(unsupported),
+        }
+    }
+
+    fn times(&self, case: &str, worker: &str) -> Option<Times> {
+        Times::of(&self.0.get(case)?.get(worker)?.samples)
+    }
+
+    /// The faster of all workers but ours, figure by figure.
+    fn anchor(&self, case: &str) -> Option<Times> {
+        let peers = self.0.get(case)?.keys().filter(|name| **name != OURS);
+        peers.filter_map(|name| self.times(case, name)).reduce(Times::best)
+    }
+
+    /// Our time as a share of the anchor's: of the fastest tenths and of the medians.
+    fn ratio(&self, case: &str) -> Option<Times> {
+        let (ours, anchor) = (self.times(case, OURS)?, self.anchor(case)?);
+        Some(Times { fast: ours.fast / anchor.fast, median: ours.median / anchor.median })
+    }
+
+    /// Cases whose results differ between workers by more than rounding explains.
+    pub fn disagreements(&self) -> Vec<String> {
+        let differ = |case: &str, workers: &BTreeMap<&str, Series>| {
+            // bf16 results carry 8 bits; everything else is f32.
+            let share = if case.contains("bf16") { 2e-3 } else { 1e-5 };
+            let checks: Vec<[f64; 2]> = workers.values().filter_map(|series| series.check).collect();
+            checks.windows(2).any(|pair| (pair[0][0] - pair[1][0]).abs() > share * pair[0][1].max(pair[1][1]))
+        };
+        self.0.iter().filter(|(case, workers)| differ(case, workers)).map(|(case, _)| case.clone()).collect()
+    }
+
+    /// The tables of all families, in Markdown.
+    pub fn tables(&self, workers: &[&'static str]) -> String {
+        let mut text = String::new();
+        for family in FAMILIES {
+            let cases: Vec<_> = family.cases.iter().filter(|case| self.0.contains_key(**case)).collect();
+            if !cases.is_empty() {
+                let _ = write!(text, "{}\n\n| case |", heading(family));
+                let _ = workers.iter().try_for_each(|worker| write!(text, " {worker}, ms |"));
+                let _ = writeln!(
+                    text,
+                    " ratio | ratio of medians | |\n|---|{}---|---|---|",
+                    "---|".repeat(workers.len())
+                );
+                cases.iter().for_each(|case| self.row(&mut text, family, case, workers));
+                self.mean_row(&mut text, family, workers);
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    fn row(&self, text: &mut String, family: &Family, case: &str, workers: &[&'static str]) {
+        let _ = write!(text, "| {case} |");
+        for worker in workers {
+            let cell = self
+                .times(case, worker)
+                .map(|t| format!("{} ({})", milliseconds(t.fast), milliseconds(t.median)));
+            let _ = write!(text, " {} |", cell.unwrap_or_else(|| "–".into()));
+        }
+        let (ratio, median) = match self.ratio(case) {
+            Some(ratio) => (format!("{:.2}", ratio.fast), format!("{:.2}", ratio.median)),
+            None => ("–".into(), "–".into()),
+        };
+        let reason =
+            self.0.get(case).and_then(|by| by.get(OURS)).and_then(|series| series.unsupported.clone());
+        let note = reason.unwrap_or_else(|| verdict(self.ratio(case).map(|r| r.fast), family.bar).into());
+        let _ = writeln!(text, " {ratio} | {median} | {note} |");
+    }
+
+    fn mean_row(&self, text: &mut String, family: &Family, workers: &[&'static str]) {
+        let ratios: Vec<Times> = family.cases.iter().filter_map(|case| self.ratio(case)).collect();
+        let mean = |pick: fn(&Times) -> f64| geometric_mean(&ratios.iter().map(pick).collect::<Vec<_>>());
+        if let (Some(fast), Some(median)) = (mean(|t| t.fast), mean(|t| t.median)) {
+            let empty = " |".repeat(workers.len());
+            let note = verdict(Some(fast), family.mean_bar);
+            let _ = writeln!(text, "| **geometric mean** |{empty} **{fast:.2}** | {median:.2} | {note} |");
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        // Tenths of microseconds are finer than the clock's noise, and keep the record small.
+        let short = |s: &Sample| {
+            json!([(s[0] * 1e7).round() / 10.0, (s[1] * 1e6).round() as u64, (s[2] * 1e6).round() as u64])
+        };
+        let series =
+            |s: &Series| json!({"us": s.samples.iter().map(short).collect::<Vec<_>>(), "check": s.check});
+        let case = |by: &BTreeMap<&'static str, Series>| {
+            Value::Object(by.iter().map(|(worker, s)| ((*worker).to_owned(), series(s))).collect())
+        };
+        Value::Object(self.0.iter().map(|(name, by)| (name.clone(), case(by))).collect())
+    }
+}
+
+fn heading(family: &Family) -> String {
+    let each = family.bar.map(|bar| format!(" (bar: {bar} each")).unwrap_or_else(|| " (no bar".into());
+    let mean = family.mean_bar.map(|bar| format!(", {bar} in the mean")).unwrap_or_default();
+    format!("### {}{each}{mean})", family.name)
+}
+
+fn verdict(ratio: Option<f64>, bar: Option<f64>) -> &'static str {
+    match (ratio, bar) {
+        // Half a percent is below what a repeated run moves.
+        (Some(ratio), Some(bar)) if ratio > bar + 0.005 => "**over the bar**",
+        (Some(_), Some(_)) => "ok",
+        _ => "",
+    }
+}
+
+fn milliseconds(seconds: f64) -> String {
+    let ms = seconds * 1e3;
+    let digits = if ms >= 100.0 {
+        0
+    } else if ms >= 10.0 {
+        1
+    } else if ms >= 1.0 {
+        2
+    } else {
+        3
+    };
+    format!("{ms:.digits$}")
+}
+
+/// Writes the record of a whole run under `runs` and answers its folder.
+pub fn record(
+    runs: &Path,
+    machine: &Machine,
+    command: &str,
+    parts: &[(usize, Answers, String)],
+) -> Result<PathBuf> {
+    let folder = free_folder(runs, &machine.run_name());
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let save = |name: &str, text: &str| {
+        fs::write(folder.join(name), text)
+            .with_context(|| format!("cannot write {name} in {}", folder.display()))
+    };
+    let mut summary = String::from("# Ratios to torch\n\n");
+    summary.push_str(HOW_TO_READ);
+    let mut raw = serde_json::Map::new();
+    for (threads, answers, tables) in parts {
+        let _ = write!(summary, "\n## {threads} thread(s)\n\n{tables}");
+        raw.insert(threads.to_string(), answers.to_json());
+    }
+    save("summary.md", &(summary.trim_end().to_owned() + "\n"))?;
+    save("raw.json", &(json!({"machine": machine, "threads": raw}).to_string() + "\n"))?;
+    save("README.md", &about(machine, command))?;
+    Ok(folder)
+}
+
+const HOW_TO_READ: &str = "Times are the bound of the fastest tenth of the samples, in brackets the median of all samples. A ratio is our time over the time of
+the faster of torch and torch-nofault, both by the fastest tenth; below 1 we are faster. `_bwd` is forward and backward.
+";
+
+fn free_folder(runs: &Path, name: &str) -> PathBuf {
+    let numbered = |n: u32| runs.join(if n == 1 { name.to_owned() } else { format!("{name}-{n}") });
+    (1..).map(numbered).find(|path| !path.exists()).unwrap_or_else(|| runs.join(name))
+}
+
+fn about(machine: &Machine, command: &str) -> String {
+    let Machine { cpu, features, cores, memory_gib, kernel, rustc, torch, date } = machine;
+    let torch = torch.as_deref().unwrap_or("not run");
+    format!(
+        "# Run of {date}
+
+| | |
+|---|---|
+| command | `{command}` |
+| CPU | {cpu}, {cores} logical |
+| instruction sets | {} |
+| memory | {memory_gib} GiB |
+| kernel | {kernel} |
+| compiler | {rustc} |
+| torch | {torch} |
+
+Workers stay alive for the whole run and one works at a time, the others wait for their next line; cases and workers come in random order in each round; every worker makes the same inputs,
+bit for bit, and the checksums of their results are compared. `torch-nofault` is torch with `MALLOC_MMAP_MAX_=0` and a high
+`MALLOC_TRIM_THRESHOLD_`, so that large results cost it no page faults. [summary.md](summary.md) has the tables, `raw.json` every sample:
+wall, CPU and run-queue delay in microseconds.
+",
+        features.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timed(ms: f64, check: f64) -> Answer {
+        Answer::Timed { s: vec![[ms / 1e3, 0.0, 0.0]; 3], check: [check, 10.0] }
+    }
+
+    fn answers() -> Answers {
+        let mut answers = Answers::default();
+        for (worker, ms) in [(OURS, 2.0), ("torch", 8.0), ("torch-nofault", 4.0)] {
+            answers.add("gather", worker, timed(ms, 1.0));
+            answers.add("softmax", worker, timed(10.0 / ms, 1.0));
+        }
+        answers.add("adamw_10m", OURS, Answer::Unsupported { unsupported: "no such kernel".into() });
+        answers
+    }
+
+    #[test]
+    fn the_anchor_is_the_faster_peer() {
+        let tables = answers().tables(&[OURS, "torch", "torch-nofault"]);
+        assert!(
+            tables.contains("| gather | 2.00 (2.00) | 8.00 (8.00) | 4.00 (4.00) | 0.50 | 0.50 | ok |"),
+            "{tables}"
+        );
+        assert!(tables.contains(
+            "| softmax | 5.00 (5.00) | 1.25 (1.25) | 2.50 (2.50) | 4.00 | 4.00 | **over the bar** |"
+        ));
+        assert!(tables.contains("| adamw_10m | – | – | – | – | – | no such kernel |"));
+        assert!(tables.contains("| **geometric mean** | | | | **0.50** | 0.50 | ok |"));
+    }
+
+    #[test]
+    fn results_that_differ_are_named() {
+        let mut answers = answers();
+        assert_eq!(answers.disagreements(), Vec::<String>::new());
+        answers.add("gather", "torch", timed(8.0, 1.1));
+        assert_eq!(answers.disagreements(), ["gather"]);
+    }
+
+    #[test]
+    fn a_record_has_three_files_and_never_replaces_another() {
+        let runs = std::env::temp_dir().join(format!("planaria-record-{}", std::process::id()));
+        let machine = Machine::here(None);
+        let parts = [(1, answers(), "tables\n".to_owned())];
+        let first = record(&runs, &machine, "cargo xtask bench", &parts).unwrap();
+        let second = record(&runs, &machine, "cargo xtask bench", &parts).unwrap();
+        assert_ne!(first, second);
+        for name in ["README.md", "raw.json", "summary.md"] {
+            assert!(fs::read_to_string(second.join(name)).is_ok_and(|text| text.len() > 10), "{name}");
+        }
+        fs::remove_dir_all(runs).unwrap();
+    }
+}
