@@ -5,12 +5,12 @@ use crate::cpu::strided::Operand;
 use crate::device::Device;
 use crate::element::{Element, Scalar, with_dtype};
 use crate::error::{Error, Result};
-use crate::storage::Storage;
+use crate::storage::{self, Coverage, Storage};
 use bytemuck::Pod;
 use planaria_layout::{DType, Shape};
 use smallvec::SmallVec;
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Element steps between neighbours along each dim.
@@ -242,6 +242,16 @@ impl Array {
         self.storage.write(op, |buffer| write(buffer.slice_mut::<T>()))
     }
 
+    /// Begins a change of every element of a contiguous view, in one pass: in place, or, when a snapshot holds the
+    /// bytes, from the old ones to fresh memory. Two updates of one storage at a time would wait for each other.
+    pub(crate) fn begin_update(&self, op: &'static str) -> Result<Update<'_>> {
+        debug_assert!(self.is_contiguous());
+        let len = self.numel();
+        let coverage = if len == self.storage_len() { Coverage::All } else { Coverage::Part };
+        let start = if len == 0 { 0 } else { self.offset };
+        Ok(Update { storage: self.storage.begin_update(op, coverage)?, range: start..start + len })
+    }
+
     /// The elements in row-major order.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         Ok(self.values::<T>("to_vec")?.to_vec())
@@ -257,6 +267,25 @@ impl Array {
         }
         let host = self.host("item")?;
         with_dtype!(self.dtype, T => Ok(host.slice::<T>()[self.offset].to_scalar()))
+    }
+}
+
+/// A change of a contiguous view's elements under way.
+pub(crate) struct Update<'a> {
+    storage: storage::Update<'a>,
+    range: Range<usize>,
+}
+
+impl Update<'_> {
+    /// The elements. With old ones, the new ones must be written in full; else change them in place.
+    pub(crate) fn slices<T: Element>(&mut self) -> (Option<&[T]>, &mut [T]) {
+        let (old, new) = self.storage.slices::<T>();
+        (old.map(|old| &old[self.range.clone()]), &mut new[self.range.clone()])
+    }
+
+    /// Makes the change visible.
+    pub(crate) fn commit(self) {
+        self.storage.commit();
     }
 }
 

@@ -102,6 +102,18 @@ pub enum Error {
         /// The size of that dim.
         size: usize,
     },
+    /// A class label, token or position id outside its table.
+    #[error("{op}: id {id} at position {position} is out of range for a table of {size} entries")]
+    IdOutOfRange {
+        /// The operation.
+        op: &'static str,
+        /// The offending value.
+        id: i64,
+        /// Where it stands, in row-major order.
+        position: usize,
+        /// Entries of the table: classes, vocabulary or positions.
+        size: usize,
+    },
     /// More indices than dims.
     #[error("too many indices: {given} for an array of shape {shape}")]
     TooManyIndices {
@@ -188,6 +200,7 @@ impl Error {
         match self {
             Error::DimOutOfRange { .. }
             | Error::IndexOutOfRange { .. }
+            | Error::IdOutOfRange { .. }
             | Error::TooManyIndices { .. }
             | Error::MaskShape { .. }
             | Error::IndexBroadcast { .. } => ErrorClass::Index,

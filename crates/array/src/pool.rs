@@ -100,3 +100,18 @@ pub(crate) fn copy_slice<T: Copy + Send + Sync>(dst: &mut [T], src: &[T]) {
         piece.copy_from_slice(&src[at..at + piece.len()]);
     });
 }
+
+/// The length of the pieces `count` items are best cut into, a multiple of `unit`; for kernels with several
+/// outputs, which cut them all alike and hand the pieces to [`for_parts`].
+pub(crate) fn piece_len(count: usize, unit: usize, item_bytes: usize) -> usize {
+    let pieces = pieces(count.saturating_mul(item_bytes));
+    count.div_ceil(pieces).next_multiple_of(unit.max(1)).max(1)
+}
+
+/// Runs `work` on every part, each on one thread; `bytes` is the memory all parts touch together.
+pub(crate) fn for_parts<P: Send>(parts: Vec<P>, bytes: usize, work: impl Fn(P) + Sync + Send) {
+    if pieces(bytes) == 1 {
+        return parts.into_iter().for_each(work);
+    }
+    parts.into_par_iter().with_max_len(1).for_each(work);
+}

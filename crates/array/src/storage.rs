@@ -4,6 +4,7 @@
 use crate::buffer::{Buffer, HostBuffer};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use bytemuck::Pod;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -88,6 +89,64 @@ impl Storage {
             }
             _ => Err(no_bytes(op)),
         }
+    }
+
+    /// Begins a change of the bytes; other access waits until it is committed or dropped.
+    pub(crate) fn begin_update(&self, op: &'static str, coverage: Coverage) -> Result<Update<'_>> {
+        let mut guard = self.lock();
+        let mut fresh = None;
+        if Arc::get_mut(&mut guard).is_none() {
+            let Buffer::Host(old) = guard.as_ref() else { return Err(no_bytes(op)) };
+            match coverage {
+                Coverage::All => fresh = Some(HostBuffer::new(old.bytes())?),
+                Coverage::Part => *guard = Arc::new(Buffer::Host(old.try_clone()?)),
+            }
+        }
+        if matches!(**guard, Buffer::Meta) {
+            return Err(no_bytes(op));
+        }
+        Ok(Update { version: &self.version, guard, fresh })
+    }
+}
+
+/// How much of a storage an update will write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coverage {
+    /// Every byte: when a snapshot holds the old bytes, they are not copied first.
+    All,
+    /// Some: the others stay as they are.
+    Part,
+}
+
+/// A change of a storage's bytes under way.
+pub(crate) struct Update<'a> {
+    version: &'a AtomicU64,
+    guard: MutexGuard<'a, Arc<Buffer>>,
+    /// Where the new bytes go when the old ones are held by a snapshot or reader.
+    fresh: Option<HostBuffer>,
+}
+
+impl Update<'_> {
+    /// The bytes as elements. With old ones, the new ones must be written in full; else change them in place.
+    pub(crate) fn slices<T: Pod>(&mut self) -> (Option<&[T]>, &mut [T]) {
+        match (&mut self.fresh, &mut self.guard) {
+            (Some(fresh), guard) => match guard.as_ref() {
+                Buffer::Host(old) => (Some(old.slice()), fresh.slice_mut()),
+                Buffer::Meta => (None, &mut []),
+            },
+            (None, guard) => match Arc::get_mut(guard) {
+                Some(Buffer::Host(host)) => (None, host.slice_mut()),
+                _ => (None, &mut []),
+            },
+        }
+    }
+
+    /// Makes the change visible.
+    pub(crate) fn commit(mut self) {
+        if let Some(fresh) = self.fresh.take() {
+            *self.guard = Arc::new(Buffer::Host(fresh));
+        }
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 }
 

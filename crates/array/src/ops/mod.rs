@@ -2,10 +2,25 @@
 
 mod cast;
 mod copy;
+mod cross_entropy;
 mod elementwise;
+mod embedding;
+mod fused;
 mod matmul;
+mod norm;
+mod optim;
+mod rotary;
+mod softmax;
+mod swiglu;
 
+pub use cross_entropy::*;
 pub use elementwise::{
     Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
 };
+pub use embedding::*;
 pub use matmul::{linear, matmul};
+pub use norm::*;
+pub use optim::*;
+pub use rotary::*;
+pub use softmax::*;
+pub use swiglu::*;

@@ -1,0 +1,149 @@
+//! Layer and rms normalisation of contiguous rows. Rms is the same arithmetic with the mean fixed at zero.
+
+use super::lanes;
+use crate::cpu::real::{Float, Real};
+use crate::cpu::simd::simd;
+use crate::cpu::softmax::rows_per_block;
+use crate::pool;
+
+/// What is subtracted before scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Center {
+    /// The mean of each row.
+    Mean,
+    /// Nothing.
+    Zero,
+}
+
+simd! {
+    fn forward_rows<R: Real>(
+        x: &[R], w: &[R], b: &[R], y: &mut [R], mean: &mut [R], rstd: &mut [R], center: Center, eps: R,
+    ) {
+        let cols = w.len();
+        let count = R::of(cols as f64);
+        for (r, (x, y)) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)).enumerate() {
+            let m = match center {
+                Center::Mean => lanes::long_sum(x) / count,
+                Center::Zero => R::ZERO,
+            };
+            let s = R::ONE / (lanes::long_squares(x, m) / count + eps).sqrt();
+            mean[r] = m;
+            rstd[r] = s;
+            let (w, b) = (&w[..cols], &b[..cols]);
+            for i in 0..cols {
+                y[i] = ((x[i] - m) * s).mul_add(w[i], b[i]);
+            }
+        }
+    }
+
+    /// Writes `dx` and adds this block's rows to `dw` and `db`.
+    fn backward_rows<R: Real>(
+        dy: &[R], x: &[R], w: &[R], mean: &[R], rstd: &[R], dx: &mut [R], dw: &mut [R], db: &mut [R],
+        center: Center,
+    ) {
+        let cols = w.len();
+        let inv = R::ONE / R::of(cols as f64);
+        let (dw, db) = (&mut dw[..cols], &mut db[..cols]);
+        for (r, ((dy, x), dx)) in
+            dy.chunks_exact(cols).zip(x.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)).enumerate()
+        {
+            let (m, s) = (mean[r], rstd[r]);
+            let (sum, dot) = lanes::pair3(dy, w, x, |(p, q), g, w, v| {
+                let gw = g * w;
+                (p + gw, gw.mul_add(v - m, q))
+            });
+            // dx = s * (dy * w - c1 - xhat * c2)
+            let c1 = match center {
+                Center::Mean => sum * inv,
+                Center::Zero => R::ZERO,
+            };
+            let c2 = dot * s * inv;
+            for i in 0..cols {
+                let hat = (x[i] - m) * s;
+                dx[i] = s * hat.mul_add(-c2, dy[i].mul_add(w[i], -c1));
+                dw[i] = dy[i].mul_add(hat, dw[i]);
+                db[i] += dy[i];
+            }
+        }
+    }
+
+    /// `out[i] += part[i]`.
+    pub(crate) fn accumulate<R: Real>(out: &mut [R], part: &[R]) {
+        for (o, &v) in out.iter_mut().zip(part) {
+            *o += v;
+        }
+    }
+}
+
+/// `y`, and per row the mean (zero for rms) and `1 / sqrt(variance + eps)`.
+pub(crate) fn forward<T: Float>(
+    x: &[T],
+    (w, b): (&[T::Real], &[T::Real]),
+    y: &mut [T],
+    mean: &mut [T::Real],
+    rstd: &mut [T::Real],
+    center: Center,
+    eps: T::Real,
+) {
+    let (cols, rows) = (w.len(), rstd.len());
+    if cols == 0 {
+        // The mean of nothing.
+        mean.fill(T::Real::ZERO / T::Real::ZERO);
+        return rstd.fill(T::Real::ZERO / T::Real::ZERO);
+    }
+    let unit = rows_per_block(cols);
+    let len = pool::piece_len(rows, unit, 2 * cols * size_of::<T>());
+    let parts = y.chunks_mut(len * cols).zip(mean.chunks_mut(len)).zip(rstd.chunks_mut(len)).enumerate();
+    pool::for_parts(parts.collect(), 2 * size_of_val(x), |(i, ((y, mean), rstd))| {
+        let (mut wide, mut out) = (Vec::new(), Vec::new());
+        let x = &x[i * len * cols..];
+        let stats = mean.chunks_mut(unit).zip(rstd.chunks_mut(unit));
+        for ((y, x), (mean, rstd)) in y.chunks_mut(unit * cols).zip(x.chunks(unit * cols)).zip(stats) {
+            let x = T::widen(&x[..y.len()], &mut wide);
+            T::narrow(y, &mut out, |y| forward_rows(x, w, b, y, mean, rstd, center, eps));
+        }
+    });
+}
+
+/// Rows per partial sum of parameter gradients: depends on the shape only, so that threads cannot change bits.
+pub(crate) fn grad_rows(rows: usize) -> usize {
+    rows.div_ceil(64).max(8)
+}
+
+/// `dx`, `dw` and `db` from what `forward` returned.
+pub(crate) fn backward<T: Float>(
+    (dy, x): (&[T], &[T]),
+    w: &[T::Real],
+    (mean, rstd): (&[T::Real], &[T::Real]),
+    dx: &mut [T],
+    dw: &mut [T::Real],
+    db: &mut [T::Real],
+    center: Center,
+) {
+    let (cols, rows) = (w.len(), rstd.len());
+    dw.fill(T::Real::ZERO);
+    db.fill(T::Real::ZERO);
+    if dx.is_empty() {
+        return;
+    }
+    let len = grad_rows(rows);
+    let mut partial = vec![T::Real::ZERO; rows.div_ceil(len) * 2 * cols];
+    let parts = dx.chunks_mut(len * cols).zip(partial.chunks_mut(2 * cols)).enumerate();
+    let unit = rows_per_block(cols);
+    pool::for_parts(parts.collect(), 3 * size_of_val(x), |(i, (dx, partial))| {
+        let (dw, db) = partial.split_at_mut(cols);
+        let (mut wide_dy, mut wide_x, mut out) = (Vec::new(), Vec::new(), Vec::new());
+        for (j, dx) in dx.chunks_mut(unit * cols).enumerate() {
+            let row = i * len + j * unit;
+            let (count, at) = (dx.len() / cols, row * cols);
+            let dy = T::widen(&dy[at..at + dx.len()], &mut wide_dy);
+            let x = T::widen(&x[at..at + dx.len()], &mut wide_x);
+            let (mean, rstd) = (&mean[row..row + count], &rstd[row..row + count]);
+            T::narrow(dx, &mut out, |dx| backward_rows(dy, x, w, mean, rstd, dx, dw, db, center));
+        }
+    });
+    for part in partial.chunks_exact(2 * cols) {
+        accumulate(dw, &part[..cols]);
+        accumulate(db, &part[cols..]);
+    }
+}

@@ -1,0 +1,84 @@
+//! Optimizer steps in place, and norms and scaling of gradients.
+//!
+//! Every step is one pass over memory. Arrays whose bytes a snapshot holds move to fresh memory in that same
+//! pass. All arrays of a call are checked before the first is changed.
+
+mod adamw;
+mod scale;
+mod sgd;
+
+pub use adamw::{AdamW, AdamWArrays};
+pub use scale::{check_finite_and_unscale, clip_coefficient, scale_in_place, squared_norm};
+pub use sgd::{Momentum, Sgd, SgdArrays};
+
+use super::fused::{all_meta, check_shape, real_dtype};
+use crate::array::{Array, Update};
+use crate::cpu::optim::State;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use planaria_layout::DType;
+
+/// An array to be changed: itself, or a contiguous copy that is written back.
+struct Staged<'a> {
+    target: &'a Array,
+    work: Array,
+}
+
+impl<'a> Staged<'a> {
+    /// `others` are staged already; an array that shares storage with one of them cannot be locked beside it.
+    fn new(target: &'a Array, others: &[&Staged<'_>]) -> Result<Staged<'a>> {
+        let direct = target.is_contiguous() && !others.iter().any(|o| o.work.shares_storage(target));
+        Ok(Staged { target, work: if direct { target.clone() } else { target.copy()? } })
+    }
+
+    fn begin(&self, op: &'static str) -> Result<Update<'_>> {
+        self.work.begin_update(op)
+    }
+
+    fn finish(self) -> Result<()> {
+        if self.work.shares_storage(self.target) {
+            return Ok(());
+        }
+        self.target.copy_from(&self.work)
+    }
+}
+
+/// The elements of an array being changed, for the kernels.
+fn state<'a, T: Element>(update: &'a mut Update<'_>) -> State<'a, T> {
+    let (old, new) = update.slices();
+    State::new(old, new)
+}
+
+/// Checks one array of a step: the parameter's shape, and its dtype or the computing one.
+fn check_state(op: &'static str, param: &Array, state: &Array) -> Result<()> {
+    check_shape(op, state, param.shape(), "all arrays of a step have the parameter's shape")?;
+    if state.dtype() == real_dtype(op, param.dtype())? {
+        Ok(())
+    } else {
+        state.check_dtype(op, param.dtype())
+    }
+}
+
+/// Checks master weights: only narrow parameters have them, in f32.
+fn check_master(op: &'static str, param: &Array, master: Option<&Array>) -> Result<()> {
+    let Some(master) = master else { return Ok(()) };
+    if matches!(param.dtype(), DType::F32 | DType::F64) {
+        let expected = "bf16 or f16 for a parameter with master weights";
+        return Err(Error::DType { op, found: param.dtype(), expected });
+    }
+    master.check_dtype(op, DType::F32)?;
+    check_shape(op, master, param.shape(), "all arrays of a step have the parameter's shape")
+}
+
+/// A hyperparameter that must be finite and not negative.
+fn check_rate(op: &'static str, name: &str, value: f64) -> Result<()> {
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(Error::argument(op, format!("{name} must be finite and not negative, got {value}")))
+}
+
+/// True when there is nothing to compute: the arrays have no bytes.
+fn skip(op: &'static str, param: &Array, others: &[Option<&Array>]) -> Result<bool> {
+    Ok(all_meta(op, param, others)? || param.numel() == 0)
+}

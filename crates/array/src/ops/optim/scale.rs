@@ -1,0 +1,58 @@
+//! Norms of gradients over many arrays, clipping, and loss scaling.
+
+use super::{Staged, skip, state};
+use crate::array::Array;
+use crate::cpu::optim::scale as kernel;
+use crate::cpu::real::with_float;
+use crate::error::{Error, Result};
+use crate::ops::fused::real_dtype;
+
+/// Sum of the squares of all elements of all arrays, in f64 and the same for any number of threads.
+pub fn squared_norm(list: &[Array]) -> Result<f64> {
+    let op = "squared_norm";
+    let mut total = 0.0;
+    for x in list {
+        total += with_float!(op, x.dtype(), T => Ok(kernel::squares::<T>(&x.values::<T>(op)?)))?;
+    }
+    Ok(total)
+}
+
+/// The factor that brings gradients of the given norm to at most `max_norm`: `min(1, max_norm / (norm + 1e-6))`.
+pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
+    // A NaN norm gives NaN, so that a broken step stays visible.
+    let ratio = max_norm / (norm + 1e-6);
+    if ratio > 1.0 { 1.0 } else { ratio }
+}
+
+/// Multiplies every array by `factor` in place.
+pub fn scale_in_place(list: &[Array], factor: f64) -> Result<()> {
+    scale("scale_in_place", list, factor).map(|_| ())
+}
+
+/// Multiplies every gradient by `inverse_scale` in place and says whether all were finite before: if not, the step
+/// must be skipped and the loss scale lowered.
+pub fn check_finite_and_unscale(list: &[Array], inverse_scale: f64) -> Result<bool> {
+    let op = "check_finite_and_unscale";
+    if !inverse_scale.is_finite() {
+        return Err(Error::argument(op, format!("the inverse scale must be finite, got {inverse_scale}")));
+    }
+    scale(op, list, inverse_scale)
+}
+
+fn scale(op: &'static str, list: &[Array], factor: f64) -> Result<bool> {
+    for x in list {
+        real_dtype(op, x.dtype())?;
+    }
+    let mut finite = true;
+    for x in list {
+        if skip(op, x, &[])? {
+            continue;
+        }
+        let staged = Staged::new(x, &[])?;
+        let mut writing = staged.begin(op)?;
+        finite &= with_float!(op, x.dtype(), T => Ok(kernel::scale::<T>(state(&mut writing), factor)))?;
+        writing.commit();
+        staged.finish()?;
+    }
+    Ok(finite)
+}
