@@ -3,5 +3,6 @@
 pub(crate) mod copy;
 pub(crate) mod math;
 pub(crate) mod real;
+pub(crate) mod reduce;
 pub(crate) mod simd;
 pub(crate) mod strided;
