@@ -176,6 +176,16 @@ pub enum Error {
         /// The view's shape.
         shape: Shape,
     },
+    /// A dim without elements where the operation needs at least one, as the largest of nothing does.
+    #[error("{op}: dim {dim} of shape {shape} is empty, and {op} of no elements is not defined")]
+    EmptyDim {
+        /// The operation.
+        op: &'static str,
+        /// The empty dim.
+        dim: usize,
+        /// The shape it belongs to.
+        shape: Shape,
+    },
     /// A value outside what the operation accepts.
     #[error("{op}: {what}")]
     Argument {
@@ -199,6 +209,7 @@ impl Error {
     pub fn class(&self) -> ErrorClass {
         match self {
             Error::DimOutOfRange { .. }
+            | Error::EmptyDim { .. }
             | Error::IndexOutOfRange { .. }
             | Error::IdOutOfRange { .. }
             | Error::TooManyIndices { .. }

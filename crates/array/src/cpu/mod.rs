@@ -10,6 +10,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod real;
+pub(crate) mod reduce;
 pub(crate) mod rotary;
 pub(crate) mod simd;
 pub(crate) mod softmax;

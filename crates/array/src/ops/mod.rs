@@ -9,6 +9,7 @@ mod fused;
 mod matmul;
 mod norm;
 mod optim;
+pub(crate) mod reduce;
 mod rotary;
 mod softmax;
 mod swiglu;
@@ -21,6 +22,10 @@ pub use embedding::*;
 pub use matmul::{linear, matmul};
 pub use norm::*;
 pub use optim::*;
+pub use reduce::{
+    Keep, amax_grad, amin_grad, expand_reduced, logsumexp_grad, max_grad, mean_grad, min_grad, norm_grad,
+    prod_grad, std_grad, sum_grad, var_grad,
+};
 pub use rotary::*;
 pub use softmax::*;
 pub use swiglu::*;

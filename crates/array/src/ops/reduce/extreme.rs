@@ -1,0 +1,84 @@
+//! Largest and smallest elements, and where they are.
+
+use super::{Keep, Over};
+use crate::array::Array;
+use crate::cpu::reduce::along::pick;
+use crate::cpu::reduce::arg::arg;
+use crate::cpu::reduce::folds::{End, Extreme, Largest, Smallest, with_ordered};
+use crate::cpu::reduce::{Plan, reduce_plain};
+use crate::element::with_size;
+use crate::error::Result;
+use crate::view::resolve_dim;
+use planaria_layout::Shape;
+use std::marker::PhantomData;
+
+impl Array {
+    /// Largest element over any dims; NaN if there is one.
+    pub fn amax(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        extreme::<Largest>("amax", self, dims, keep)
+    }
+
+    /// Smallest element over any dims; NaN if there is one.
+    pub fn amin(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        extreme::<Smallest>("amin", self, dims, keep)
+    }
+
+    /// Position of the largest element along a dim, or in the flattened array: the first one among equals, the
+    /// first NaN if there is any.
+    pub fn argmax(&self, dim: Option<i64>, keep: Keep) -> Result<Array> {
+        position::<Largest>("argmax", self, dim, keep)
+    }
+
+    /// Position of the smallest element along a dim, or in the flattened array: the first one among equals, the
+    /// first NaN if there is any.
+    pub fn argmin(&self, dim: Option<i64>, keep: Keep) -> Result<Array> {
+        position::<Smallest>("argmin", self, dim, keep)
+    }
+
+    /// Largest element along a dim and its position: (values, indices).
+    pub fn max(&self, dim: i64, keep: Keep) -> Result<(Array, Array)> {
+        let indices = position::<Largest>("max", self, Some(dim), keep)?;
+        Ok((self.at_positions("max", dim, &indices)?, indices))
+    }
+
+    /// Smallest element along a dim and its position: (values, indices).
+    pub fn min(&self, dim: i64, keep: Keep) -> Result<(Array, Array)> {
+        let indices = position::<Smallest>("min", self, Some(dim), keep)?;
+        Ok((self.at_positions("min", dim, &indices)?, indices))
+    }
+
+    /// The element at one known position along a dim for each place of the others.
+    pub(crate) fn at_positions(&self, op: &'static str, dim: i64, indices: &Array) -> Result<Array> {
+        let shape: Shape = indices.shape().clone();
+        if self.is_meta() {
+            return Ok(Array::meta_of(shape, self.dtype()));
+        }
+        let (dim, host) = (resolve_dim(op, dim, self.ndim())?, self.host(op)?);
+        let positions = indices.values::<i64>(op)?;
+        with_size!(self.dtype(), B => Array::build_bytes::<B>(shape, self.dtype(), |out| {
+            pick(host.slice(), self.geometry(), dim, &positions, out);
+        }))
+    }
+}
+
+fn extreme<E: End>(op: &'static str, x: &Array, dims: &[i64], keep: Keep) -> Result<Array> {
+    let over = Over::new(op, x.shape(), dims, keep)?;
+    over.check_not_empty(x.shape())?;
+    let wide = x.widened()?;
+    let out = with_ordered!(op, wide.dtype(), T => over.run(&wide, E::worst(), |data: &[T], plan, out| {
+        reduce_plain(Extreme::<T, E>(PhantomData), data, plan, out);
+    }))?;
+    out.cast(x.dtype())
+}
+
+fn position<E: End>(op: &'static str, x: &Array, dim: Option<i64>, keep: Keep) -> Result<Array> {
+    let one = dim.map(|d| [d]);
+    let over = Over::new(op, x.shape(), one.as_ref().map_or(&[][..], |d| &d[..]), keep)?;
+    over.check_not_empty(x.shape())?;
+    let wide = x.widened()?;
+    // A position in the flattened array counts in row-major order, which memory order need not be.
+    let in_order = |plan: &Plan| dim.is_some() || (wide.is_contiguous() && plan.is_one_run());
+    with_ordered!(op, wide.dtype(), T => over.run_if(&wide, 0i64, in_order, |data: &[T], plan, out| {
+        arg::<T, E>(data, plan, out);
+    }))
+}

@@ -1,0 +1,245 @@
+//! Reductions over any set of dims.
+//!
+//! An empty list of dims means all of them. Integers and bools sum to i64; floats keep their dtype and are summed
+//! in f32 or wider, in a fixed order that does not depend on the number of threads.
+
+mod extreme;
+mod grad;
+mod norm;
+#[cfg(test)]
+mod tests;
+
+pub use grad::{
+    amax_grad, amin_grad, expand_reduced, logsumexp_grad, max_grad, mean_grad, min_grad, norm_grad,
+    prod_grad, std_grad, sum_grad, var_grad,
+};
+
+use crate::array::{Array, Host};
+use crate::convert::Number;
+use crate::cpu::real::{Float, Real, with_float};
+use crate::cpu::reduce::folds::{
+    All, Any, Bits, Count, IntProduct, IntSum, Plain, Product, Square, Sum, with_real,
+};
+use crate::cpu::reduce::{Plan, reduce_plain};
+use crate::element::{Bool, Element, with_size};
+use crate::error::{Error, Result};
+use crate::view::resolve_dims;
+use bytemuck::Pod;
+use planaria_layout::{DType, Dims, Shape};
+use smallvec::SmallVec;
+use std::marker::PhantomData;
+
+/// Whether reduced dims stay in the result, with size 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Keep {
+    /// Reduced dims disappear.
+    #[default]
+    No,
+    /// Reduced dims stay with size 1, so that the result broadcasts against the input.
+    Yes,
+}
+
+/// A checked set of dims of one array, and the shape left when they are reduced.
+pub(crate) struct Over {
+    op: &'static str,
+    reduced: SmallVec<[bool; 6]>,
+    /// The result's shape.
+    pub(crate) shape: Shape,
+    /// The result's shape with reduced dims as 1, and without them.
+    pub(crate) kept: Shape,
+    dropped: Shape,
+    /// Elements folded into one.
+    pub(crate) count: usize,
+}
+
+impl Over {
+    pub(crate) fn new(op: &'static str, from: &Shape, dims: &[i64], keep: Keep) -> Result<Over> {
+        let named = resolve_dims(op, dims, from.ndim())?;
+        let reduced: SmallVec<[bool; 6]> =
+            (0..from.ndim()).map(|d| dims.is_empty() || named.contains(&d)).collect();
+        let mut kept = Dims::from_slice(from);
+        let (mut dropped, mut count) = (Dims::new(), 1);
+        for (d, &gone) in reduced.iter().enumerate() {
+            if gone {
+                kept[d] = 1;
+                count *= from[d];
+            } else {
+                dropped.push(from[d]);
+            }
+        }
+        let (kept, dropped) = (Shape::from_dims(kept)?, Shape::from_dims(dropped)?);
+        let shape = if keep == Keep::Yes { kept.clone() } else { dropped.clone() };
+        Ok(Over { op, reduced, shape, kept, dropped, count })
+    }
+
+    /// Refuses to reduce an empty dim, for operations without a value for no elements.
+    pub(crate) fn check_not_empty(&self, from: &Shape) -> Result<()> {
+        match (0..from.ndim()).find(|&d| self.reduced[d] && from[d] == 0) {
+            Some(dim) => Err(Error::EmptyDim { op: self.op, dim, shape: from.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// A view of `x`, or a copy where it must be, and how to walk it.
+    fn plan(&self, x: &Array, fits: impl Fn(&Plan) -> bool) -> Result<(Array, Plan)> {
+        let plan = |x: &Array| Plan::new(x.offset(), x.shape(), x.strides(), |d| self.reduced[d]);
+        let direct = plan(x);
+        if direct.walkable() && fits(&direct) {
+            return Ok((x.clone(), direct));
+        }
+        let copy = x.copy()?;
+        let plan = plan(&copy);
+        Ok((copy, plan))
+    }
+
+    /// Runs a kernel that writes every result; `empty` is the result where there is nothing to fold.
+    pub(crate) fn run<T: Pod, A: Element>(
+        &self,
+        x: &Array,
+        empty: A,
+        kernel: impl FnOnce(&[T], &Plan, &mut [A]),
+    ) -> Result<Array> {
+        self.run_if(x, empty, |_| true, kernel)
+    }
+
+    /// Like [`Over::run`] for kernels that need more of the plan than that it can be walked.
+    fn run_if<T: Pod, A: Element>(
+        &self,
+        x: &Array,
+        empty: A,
+        fits: impl Fn(&Plan) -> bool,
+        kernel: impl FnOnce(&[T], &Plan, &mut [A]),
+    ) -> Result<Array> {
+        if x.is_meta() {
+            return Ok(Array::meta_of(self.shape.clone(), A::DTYPE));
+        }
+        if x.numel() == 0 {
+            return Array::build(self.shape.clone(), |out: &mut [A]| out.fill(empty));
+        }
+        let (x, plan) = self.plan(x, fits)?;
+        let host: Host = x.host(self.op)?;
+        let fill = |out: &mut [A]| kernel(host.slice::<T>(), &plan, out);
+        let large = plan.kept.iter().filter(|&&d| x.shape()[d] != 1);
+        if large.clone().is_sorted() {
+            return Array::build(self.shape.clone(), fill);
+        }
+        // Results lie in the order of the input's memory; bring them back to the order of its dims.
+        let kept: Dims = plan.kept.iter().map(|&d| x.shape()[d]).collect();
+        let out = Array::build(Shape::from_dims(kept)?, fill)?;
+        let mut order: SmallVec<[i64; 6]> = (0..plan.kept.len() as i64).collect();
+        order.sort_by_key(|&i| plan.kept[i as usize]);
+        out.permute(&order)?.reshape(&self.shape)
+    }
+
+    fn int_sum<T: Number>(&self, x: &Array) -> Result<Array> {
+        self.run(x, 0, |data: &[T], plan, out| reduce_plain(IntSum(PhantomData), data, plan, out))
+    }
+
+    /// `dy` seen with the reduced dims as 1; it may come with or without them.
+    pub(crate) fn restore(&self, dy: &Array) -> Result<Array> {
+        if dy.shape() != &self.kept && dy.shape() != &self.dropped {
+            let reason = "a gradient has the shape of the reduced result";
+            let (op, lhs, rhs) = (self.op, dy.shape().clone(), self.kept.clone());
+            return Err(Error::ShapeMismatch { op, lhs, rhs, reason });
+        }
+        dy.reshape(&self.kept)
+    }
+}
+
+/// Divides sums by their count.
+fn divide<R: Real>(sums: &mut [R], by: f64) {
+    for x in sums {
+        *x = R::of(x.f64() / by);
+    }
+}
+
+impl Array {
+    /// The same values in one of the few dtypes that kernels outside the hot path are compiled for: f32 or f64,
+    /// u8 (for bool as well), i32, i64 or u64. A view where the dtype is one of these already.
+    pub(crate) fn widened(&self) -> Result<Array> {
+        match self.dtype() {
+            DType::F16 | DType::BF16 => self.cast(DType::F32),
+            DType::I8 | DType::I16 | DType::U16 => self.cast(DType::I32),
+            DType::U32 => self.cast(DType::I64),
+            _ => Ok(self.clone()),
+        }
+    }
+
+    /// Sum. Integers and bools give i64, wrapping; of nothing it is 0.
+    pub fn sum(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("sum", self.shape(), dims, keep)?;
+        if self.dtype().is_float() {
+            return with_float!("sum", self.dtype(), T => over.run(self, Real::ZERO, |data: &[T], plan, out| {
+                reduce_plain(Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, out);
+            }))?
+            .cast(self.dtype());
+        }
+        match self.widened()?.dtype() {
+            DType::U8 | DType::Bool => over.int_sum::<u8>(self),
+            DType::I32 => over.int_sum::<i32>(&self.widened()?),
+            _ => over.int_sum::<i64>(&self.cast(DType::I64)?),
+        }
+    }
+
+    /// Arithmetic mean of floats; of nothing it is NaN.
+    pub fn mean(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("mean", self.shape(), dims, keep)?;
+        with_float!("mean", self.dtype(), T => over.run(self, Real::of(f64::NAN), |data: &[T], plan, out| {
+            reduce_plain(Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, out);
+            divide(out, over.count as f64);
+        }))?
+        .cast(self.dtype())
+    }
+
+    /// Product. Integers and bools give i64, wrapping; of nothing it is 1.
+    pub fn prod(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("prod", self.shape(), dims, keep)?;
+        if self.dtype().is_float() {
+            let x = self.widened()?;
+            return with_real!("prod", x.dtype(), T => over.run(&x, T::ONE, |data, plan, out| {
+                reduce_plain(Product::<T>(PhantomData), data, plan, out);
+            }))?
+            .cast(self.dtype());
+        }
+        over.run(&self.cast(DType::I64)?, 1, |data, plan, out| reduce_plain(IntProduct, data, plan, out))
+    }
+
+    /// Sum of squares of floats.
+    pub fn sum_squares(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("sum_squares", self.shape(), dims, keep)?;
+        let x = self.widened()?;
+        with_real!("sum_squares", x.dtype(), T => over.run(&x, T::ZERO, |data, plan, out| {
+            reduce_plain(Sum::<T, T, _>::of(Square), data, plan, out);
+        }))?
+        .cast(self.dtype())
+    }
+
+    /// True where any element is not zero (NaN is not); false of nothing.
+    pub fn any(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("any", self.shape(), dims, keep)?;
+        with_size!(self.dtype(), B => over.run(self, Bool::new(false), |data, plan, out| {
+            reduce_plain(Any(B::mask(self.dtype().is_float())), data, plan, out);
+        }))
+    }
+
+    /// True where no element is zero; true of nothing.
+    pub fn all(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("all", self.shape(), dims, keep)?;
+        with_size!(self.dtype(), B => over.run(self, Bool::new(true), |data, plan, out| {
+            reduce_plain(All(B::mask(self.dtype().is_float())), data, plan, out);
+        }))
+    }
+
+    /// How many elements are not zero, as i64.
+    pub fn count_nonzero(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("count_nonzero", self.shape(), dims, keep)?;
+        with_size!(self.dtype(), B => over.run(self, 0i64, |data, plan, out| {
+            reduce_plain(Count(B::mask(self.dtype().is_float())), data, plan, out);
+        }))
+    }
+}
+
+/// The values of a small array in the given type.
+fn wide_values<R: Real + Number>(op: &'static str, x: &Array) -> Result<Vec<R>> {
+    Ok(x.cast(R::DTYPE)?.values::<R>(op)?.to_vec())
+}

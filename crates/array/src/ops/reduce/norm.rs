@@ -1,0 +1,109 @@
+//! Log-sum-exp, norms, variance.
+
+use super::{Keep, Over, divide};
+use crate::array::Array;
+use crate::convert::Number;
+use crate::cpu::real::Real;
+use crate::cpu::reduce::folds::{
+    Abs, AbsExtreme, Deviation, Exponential, Extreme, Largest, NonZero, Ordered, Plain, Power, Smallest,
+    Square, Sum, SumAt, with_real,
+};
+use crate::cpu::reduce::{Plan, reduce, reduce_plain};
+use crate::error::{Error, Result};
+use std::marker::PhantomData;
+
+impl Array {
+    /// ln(Σ e^x), without overflow; -inf of nothing.
+    pub fn logsumexp(&self, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("logsumexp", self.shape(), dims, keep)?;
+        let x = self.widened()?;
+        with_real!("logsumexp", x.dtype(), T => over.run(&x, T::NEG_INFINITY, logsumexp::<T>))?
+            .cast(self.dtype())
+    }
+
+    /// The p-norm (Σ |x|^p)^(1/p): p = 0 counts what is not zero, p = ±inf is the largest or smallest |x|.
+    pub fn norm(&self, p: f64, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new("norm", self.shape(), dims, keep)?;
+        if p.is_nan() {
+            return Err(Error::argument("norm", "p must be a number, got NaN"));
+        }
+        if p < 0.0 || p.is_infinite() {
+            over.check_not_empty(self.shape())?;
+        }
+        let x = self.widened()?;
+        with_real!("norm", x.dtype(), T => {
+            over.run(&x, T::ZERO, |data, plan, out| norm::<T>(p, data, plan, out))
+        })?
+        .cast(self.dtype())
+    }
+
+    /// Variance: squared deviations from the mean, added up and divided by n - `correction`
+    /// (1 for the unbiased estimate, 0 for the population's).
+    pub fn var(&self, dims: &[i64], correction: f64, keep: Keep) -> Result<Array> {
+        spread("var", self, dims, correction, keep, |v| v)
+    }
+
+    /// Standard deviation: the square root of [`Array::var`].
+    pub fn std(&self, dims: &[i64], correction: f64, keep: Keep) -> Result<Array> {
+        spread("std", self, dims, correction, keep, f64::sqrt)
+    }
+}
+
+fn logsumexp<T: Real + Ordered>(data: &[T], plan: &Plan, out: &mut [T]) {
+    let mut largest = vec![T::ZERO; out.len()];
+    reduce_plain(Extreme::<T, Largest>(PhantomData), data, plan, &mut largest);
+    for m in &mut largest {
+        // Infinite or NaN: e^x alone already gives the right limit.
+        *m = if m.f64().is_finite() { *m } else { T::ZERO };
+    }
+    reduce(SumAt::<T, T, _>::of(Exponential), data, plan, &largest, out);
+    for (o, &m) in out.iter_mut().zip(&largest) {
+        *o = o.ln() + m;
+    }
+}
+
+fn norm<T: Real + Ordered>(p: f64, data: &[T], plan: &Plan, out: &mut [T]) {
+    if p == 0.0 {
+        reduce_plain(Sum::<T, _, _>::of(NonZero), data, plan, out);
+    } else if p == 1.0 {
+        reduce_plain(Sum::<T, _, _>::of(Abs), data, plan, out);
+    } else if p == 2.0 {
+        reduce_plain(Sum::<T, _, _>::of(Square), data, plan, out);
+        out.iter_mut().for_each(|x| *x = x.sqrt());
+    } else if p == f64::INFINITY {
+        reduce_plain(AbsExtreme::<T, Largest>(PhantomData), data, plan, out);
+    } else if p == f64::NEG_INFINITY {
+        reduce_plain(AbsExtreme::<T, Smallest>(PhantomData), data, plan, out);
+    } else {
+        reduce_plain(Sum::<T, _, _>::of(Power(p)), data, plan, out);
+        out.iter_mut().for_each(|x| *x = T::of(x.f64().powf(1.0 / p)));
+    }
+}
+
+/// Two passes in f64: the mean, then the deviations from it.
+fn spread(
+    op: &'static str,
+    x: &Array,
+    dims: &[i64],
+    correction: f64,
+    keep: Keep,
+    finish: fn(f64) -> f64,
+) -> Result<Array> {
+    let over = Over::new(op, x.shape(), dims, keep)?;
+    let freedom = (over.count as f64 - correction).max(0.0);
+    let wide = x.widened()?;
+    let wide = with_real!(op, wide.dtype(), T => over.run(&wide, f64::NAN, |data: &[T], plan, out| {
+        let means = means(data, plan, over.count, out.len());
+        reduce(SumAt::<T, f64, _>::of(Deviation), data, plan, &means, out);
+        out.iter_mut().for_each(|v| *v = finish(*v / freedom));
+    }))?;
+    wide.cast(x.dtype())
+}
+
+/// Means in f64, in the plan's order.
+pub(super) fn means<T: Number>(data: &[T], plan: &Plan, count: usize, results: usize) -> Vec<f64> {
+    let mut means = vec![0.0; results];
+    reduce_plain(Sum::<T, f64, _>::of(Plain), data, plan, &mut means);
+    divide(&mut means, count as f64);
+    means
+}
