@@ -2,7 +2,14 @@
 
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod gather;
+pub(crate) mod gather_prefetch;
+pub(crate) mod gather_rule;
+pub(crate) mod index;
+pub(crate) mod index_sum;
 pub(crate) mod map;
+pub(crate) mod mask;
+pub(crate) mod mask_compress;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod real;
