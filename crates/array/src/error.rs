@@ -150,6 +150,36 @@ pub enum Error {
         /// Which entry of the index expression.
         position: usize,
     },
+    /// An index array of a dtype that cannot index.
+    #[error("index number {position} has dtype {found}; index arrays are integers, masks are bool")]
+    IndexDType {
+        /// Which entry of the index expression.
+        position: usize,
+        /// The dtype found.
+        found: DType,
+    },
+    /// A position outside the dim an operation works along.
+    #[error("{op}: index {index} is out of range for dim {dim} with size {size}")]
+    PositionOutOfRange {
+        /// The operation.
+        op: &'static str,
+        /// The offending value.
+        index: i64,
+        /// The dim it applies to.
+        dim: usize,
+        /// The size of that dim.
+        size: usize,
+    },
+    /// Positions along a dim that has none.
+    #[error("{op}: dim {dim} of shape {shape} has size 0, so no position along it exists")]
+    EmptyDim {
+        /// The operation.
+        op: &'static str,
+        /// The empty dim.
+        dim: usize,
+        /// The indexed shape.
+        shape: Shape,
+    },
     /// Strides that reach outside the storage.
     #[error(
         "{op}: shape {shape} with strides {strides:?} and offset {offset} reaches outside a storage of {len} elements"
@@ -214,6 +244,7 @@ impl Error {
             | Error::IdOutOfRange { .. }
             | Error::TooManyIndices { .. }
             | Error::MaskShape { .. }
+            | Error::IndexDType { .. }
             | Error::IndexBroadcast { .. } => ErrorClass::Index,
             Error::Step { .. } | Error::Argument { .. } => ErrorClass::Value,
             _ => ErrorClass::Runtime,

@@ -1,6 +1,7 @@
 //! Golden runners: oracle cases read from files and checked against planaria.
 
 mod cases;
+mod indexing;
 mod reshard;
 
 pub use cases::{Outcome, Verdict, each_case};
@@ -12,9 +13,7 @@ use std::path::Path;
 type Runner = fn(&Path) -> Result<Outcome>;
 
 /// Every kind of golden; a new kind is one line here and one file beside this one.
-const KINDS: &[(&str, Runner)] = &[
-    ("reshard", reshard::run), //
-];
+const KINDS: &[(&str, Runner)] = &[("indexing", indexing::run), ("reshard", reshard::run)];
 
 /// Names of the known kinds.
 pub fn kinds() -> impl Iterator<Item = &'static str> {

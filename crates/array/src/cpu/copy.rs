@@ -46,6 +46,10 @@ pub(crate) fn strided<T: Pod + Send + Sync>(
     let src_strides: SmallVec<[isize; 6]> = order.iter().map(|&d| src_view.strides[d]).collect();
     let src_view = Geometry { offset: src_view.offset, shape: &shape, strides: &src_strides };
     let numel: usize = shape.iter().product();
+    if numel == 0 {
+        // An empty view may start past the end of its storage.
+        return true;
+    }
     if dst_strides[..] == crate::array::contiguous_strides(&shape)[..] {
         to_contiguous(src, src_view, &mut dst[dst_view.offset..dst_view.offset + numel]);
         return true;

@@ -1,0 +1,209 @@
+//! `x[...]`: reading, writing, and `index_put`.
+
+use crate::array::{Array, Host};
+use crate::cpu::gather_rule::{Replace, Rule, Sum};
+use crate::cpu::index::{self, Source};
+use crate::cpu::strided::may_overlap;
+use crate::element::{Scalar, with_dtype, with_size};
+use crate::error::{Error, Result};
+use crate::index::{Entry, Index, Lookup, Resolved, place_optional, resolve};
+use bytemuck::Pod;
+use planaria_layout::Shape;
+
+/// What a write does to the value already there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Put {
+    /// The written value replaces it; of several writes to one element the last wins.
+    #[default]
+    Replace,
+    /// The written values are added in index order.
+    Accumulate,
+}
+
+/// Values to be written.
+#[derive(Clone, Copy)]
+pub(crate) enum Written<'a> {
+    Scalar(Scalar),
+    Array(&'a Array),
+}
+
+impl Array {
+    /// `x[index]`. Ints, slices, new axes and ellipses give a view; masks and index arrays give a copy.
+    pub fn get(&self, index: &[Index]) -> Result<Array> {
+        let resolved = resolve(self, index)?;
+        if resolved.placed.is_empty() { Ok(resolved.view) } else { read(&resolved) }
+    }
+
+    /// `x[index] = value`, with `value` broadcast and its leading dims of size 1 ignored. Views see the change.
+    pub fn set(&self, index: &[Index], value: &Array) -> Result<()> {
+        value.check_dtype("set", self.dtype())?;
+        let ones = value.shape().iter().take_while(|&&d| d == 1).count();
+        let value = value.reshape(&value.shape()[ones..])?;
+        let resolved = resolve(self, index)?;
+        if resolved.placed.is_empty() {
+            return resolved.view.copy_from(&value);
+        }
+        write(&resolved, Written::Array(&value), Put::Replace)
+    }
+
+    /// `x[index] = value` for one number.
+    pub fn set_scalar(&self, index: &[Index], value: impl Into<Scalar>) -> Result<()> {
+        let resolved = resolve(self, index)?;
+        if resolved.placed.is_empty() {
+            return resolved.view.fill(value);
+        }
+        if let [one] = &resolved.placed[..]
+            && let Entry::Take(positions) = &one.entry
+            && resolved.view.shape()[one.dim] == 0
+            && positions.numel() > 0
+        {
+            return empty_dim("set_scalar", &resolved.view, one.dim);
+        }
+        write(&resolved, Written::Scalar(value.into()), Put::Replace)
+    }
+
+    /// A copy of this array with `value` written at the given positions: one index array or mask per dim, `None`
+    /// for a whole dim. The value must broadcast to the shape of `x[indices]`.
+    pub fn index_put(&self, indices: &[Option<Array>], value: &Array, put: Put) -> Result<Array> {
+        let out = self.copy()?;
+        out.index_put_assign(indices, value, put)?;
+        Ok(out)
+    }
+
+    /// [`Array::index_put`] in place.
+    pub fn index_put_assign(&self, indices: &[Option<Array>], value: &Array, put: Put) -> Result<()> {
+        value.check_dtype("index_put", self.dtype())?;
+        if put == Put::Replace && value.numel() == 1 && is_lone_mask(indices) {
+            // One value for a mask: how many dims of size 1 it has does not matter.
+            let resolved = place_optional(self, indices)?;
+            return write(&resolved, Written::Array(&value.reshape(&[])?), put);
+        }
+        if indices.len() > self.ndim() {
+            return Err(Error::TooManyIndices { given: indices.len(), shape: self.shape().clone() });
+        }
+        write(&place_optional(self, indices)?, Written::Array(value), put)
+    }
+}
+
+fn is_lone_mask(indices: &[Option<Array>]) -> bool {
+    let mut arrays = indices.iter().flatten();
+    let first = arrays.next().is_some_and(|a| a.dtype() == planaria_layout::DType::Bool);
+    first && arrays.next().is_none()
+}
+
+/// Filling along a dim without positions is refused unless other empty dims leave nothing to fill.
+pub(crate) fn empty_dim(op: &'static str, view: &Array, dim: usize) -> Result<()> {
+    let rest: usize = view.shape().iter().enumerate().filter(|&(d, _)| d != dim).map(|(_, &n)| n).product();
+    if rest == 0 { Ok(()) } else { Err(Error::EmptyDim { op, dim, shape: view.shape().clone() }) }
+}
+
+pub(crate) fn read(resolved: &Resolved) -> Result<Array> {
+    if let Some(mask) = whole_mask(resolved)
+        && !resolved.view.is_meta()
+    {
+        return super::mask::select(&resolved.view, mask);
+    }
+    let lookup = Lookup::new(resolved)?;
+    let (view, shape) = (lookup.view(), lookup.shape().clone());
+    if view.is_meta() {
+        return Ok(Array::meta_of(shape, view.dtype()));
+    }
+    if lookup.is_empty() {
+        return Array::zeros_of(shape, view.dtype());
+    }
+    let (offsets, host) = (lookup.offsets("get")?, view.host("get")?);
+    let offsets = offsets.values::<i64>("get")?;
+    let plan = lookup.plan(&offsets);
+    with_size!(view.dtype(), T => Array::build_bytes::<T>(shape, view.dtype(), |out| {
+        index::take(host.slice::<T>(), &plan, out);
+    }))
+}
+
+/// The mask, if it alone covers every dim of the view.
+fn whole_mask(resolved: &Resolved) -> Option<&Array> {
+    match &resolved.placed[..] {
+        [one] => match &one.entry {
+            Entry::Mask(mask) if mask.ndim() > 0 && mask.ndim() == resolved.view.ndim() => Some(mask),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+pub(crate) fn write(resolved: &Resolved, value: Written<'_>, put: Put) -> Result<()> {
+    let view = &resolved.view;
+    let one = match value {
+        Written::Scalar(value) => Some(value),
+        Written::Array(value) if value.ndim() == 0 && !value.is_meta() => Some(value.item()?),
+        Written::Array(_) => None,
+    };
+    if !view.is_meta()
+        && put == Put::Replace
+        && let Some(mask) = whole_mask(resolved)
+    {
+        match (one, value) {
+            (Some(value), _) => return super::mask::fill_view(view, mask, value),
+            (None, Written::Array(value)) if view.is_contiguous() => {
+                if let Some(done) = super::mask::write_values(view, mask, value) {
+                    return done;
+                }
+            }
+            _ => {}
+        }
+    }
+    write_lookup(&Lookup::new(resolved)?, value, one, put)
+}
+
+fn write_lookup(lookup: &Lookup, value: Written<'_>, one: Option<Scalar>, put: Put) -> Result<()> {
+    let view = lookup.view();
+    if let Written::Array(value) = value {
+        value.broadcast_to(lookup.shape()).map_err(|_| Error::Broadcast {
+            op: "index_put",
+            from: value.shape().clone(),
+            to: lookup.shape().clone(),
+        })?;
+    }
+    if lookup.is_empty() || view.is_meta() {
+        return Ok(());
+    }
+    if may_overlap(view.shape(), view.strides()) {
+        return Err(Error::OverlappingWrite { op: "index_put", shape: view.shape().clone() });
+    }
+    let offsets = lookup.offsets("index_put")?;
+    let offsets = offsets.values::<i64>("index_put")?;
+    let plan = lookup.plan(&offsets);
+    match (value, one) {
+        (Written::Array(value), None) => {
+            let value = dense(value, lookup.shape())?;
+            match put {
+                Put::Replace => with_size!(view.dtype(), T => put_each::<T, Replace>(view, &plan, &value)),
+                Put::Accumulate => with_dtype!(view.dtype(), T => put_each::<T, Sum>(view, &plan, &value)),
+            }
+        }
+        (Written::Scalar(value), _) | (_, Some(value)) => with_dtype!(view.dtype(), T => {
+            view.write::<T, _>("index_put", |data| {
+                let source = Source::One(<T as crate::Element>::from_scalar(value));
+                match put {
+                    Put::Replace => index::put::<T, Replace>(data, &plan, source),
+                    Put::Accumulate => index::put::<T, Sum>(data, &plan, source),
+                }
+            })
+        }),
+    }
+}
+
+fn put_each<T: Pod + Send + Sync, R: Rule<T>>(
+    view: &Array,
+    plan: &index::Plan<'_>,
+    value: &Array,
+) -> Result<()> {
+    let value = if value.shares_storage(view) { value.copy()? } else { value.clone() };
+    let host: Host = value.host("index_put")?;
+    let cells = &host.slice::<T>()[value.offset()..value.offset() + value.numel()];
+    view.write::<T, _>("index_put", |data| index::put::<T, R>(data, plan, Source::Each(cells)))
+}
+
+/// The value broadcast to a shape with its elements in row-major order.
+pub(crate) fn dense(value: &Array, shape: &Shape) -> Result<Array> {
+    value.broadcast_to(shape)?.contiguous()
+}
