@@ -206,9 +206,9 @@ pub enum Error {
         /// The view's shape.
         shape: Shape,
     },
-    /// A dim without elements where the operation needs at least one, as the largest of nothing does.
+    /// A reduction without a neutral element, such as the maximum, over a dim without elements.
     #[error("{op}: dim {dim} of shape {shape} is empty, and {op} of no elements is not defined")]
-    EmptyDim {
+    EmptyReduction {
         /// The operation.
         op: &'static str,
         /// The empty dim.
@@ -239,7 +239,7 @@ impl Error {
     pub fn class(&self) -> ErrorClass {
         match self {
             Error::DimOutOfRange { .. }
-            | Error::EmptyDim { .. }
+            | Error::EmptyReduction { .. }
             | Error::IndexOutOfRange { .. }
             | Error::IdOutOfRange { .. }
             | Error::TooManyIndices { .. }

@@ -30,6 +30,8 @@ pub(super) const PRINTING_FLOOR: u8 = 6;
 pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/alloc.rs",
     "crates/array/src/buffer.rs",
+    "crates/array/src/cpu/gather_prefetch.rs",
+    "crates/array/src/cpu/mask_compress.rs",
     "crates/array/src/cpu/simd.rs",
     "crates/array/src/cpu/strided.rs",
     "crates/array/src/cpu/trunc.rs",

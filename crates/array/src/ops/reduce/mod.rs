@@ -75,7 +75,7 @@ impl Over {
     /// Refuses to reduce an empty dim, for operations without a value for no elements.
     pub(crate) fn check_not_empty(&self, from: &Shape) -> Result<()> {
         match (0..from.ndim()).find(|&d| self.reduced[d] && from[d] == 0) {
-            Some(dim) => Err(Error::EmptyDim { op: self.op, dim, shape: from.clone() }),
+            Some(dim) => Err(Error::EmptyReduction { op: self.op, dim, shape: from.clone() }),
             None => Ok(()),
         }
     }
