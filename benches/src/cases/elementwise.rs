@@ -2,6 +2,7 @@
 
 use super::{Built, one};
 use crate::inputs::normal;
+use planaria_array::ops::{Activation, activation_grad};
 
 pub(super) fn build(case: &str) -> Built {
     let x = |len: usize| normal(1, &[len]);
@@ -20,6 +21,13 @@ pub(super) fn build(case: &str) -> Built {
         "gelu_tanh16m" => {
             let x = x(1 << 24)?;
             one(move || x.gelu_tanh())
+        }
+        "gelu16m_bwd" => {
+            let (x, dy) = (x(1 << 24)?, normal(90, &[1 << 24])?);
+            one(move || {
+                drop(x.gelu()?);
+                activation_grad(Activation::Gelu, &x, &dy)
+            })
         }
         _ => Ok(None),
     }

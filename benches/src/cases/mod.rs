@@ -2,8 +2,13 @@
 
 mod copies;
 mod elementwise;
+mod indexing;
+mod loss;
 mod matmul;
+mod norms;
+mod optim;
 mod overhead;
+mod reduce;
 
 use planaria_array::{Array, Error};
 
@@ -23,9 +28,21 @@ impl From<Error> for Unsupported {
 /// What the builders of a family answer: nothing when the case is not theirs.
 type Built = Result<Option<Run>, Error>;
 
+const FAMILIES: [fn(&str) -> Built; 9] = [
+    copies::build,
+    elementwise::build,
+    indexing::build,
+    loss::build,
+    matmul::build,
+    norms::build,
+    optim::build,
+    overhead::build,
+    reduce::build,
+];
+
 /// Builds a case with its inputs.
 pub fn build(case: &str) -> Result<Run, Unsupported> {
-    for family in [copies::build, elementwise::build, matmul::build, overhead::build] {
+    for family in FAMILIES {
         if let Some(run) = family(case)? {
             return Ok(run);
         }
