@@ -18,7 +18,9 @@ mod norm;
 mod optim;
 pub(crate) mod reduce;
 mod rotary;
+mod scan;
 mod softmax;
+mod sort;
 mod swiglu;
 
 pub use cross_entropy::*;
@@ -45,5 +47,7 @@ pub use reduce::{
     prod_grad, std_grad, sum_grad, var_grad,
 };
 pub use rotary::*;
+pub use scan::{cummax_grad, cumprod_grad, cumsum_grad, logcumsumexp_grad};
 pub use softmax::*;
+pub use sort::{Order, Side, Unique, Which, bucketize, sort_grad, topk_grad};
 pub use swiglu::*;

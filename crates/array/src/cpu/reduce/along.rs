@@ -54,3 +54,31 @@ pub(crate) fn scatter_add<T: Float>(dy: &[T], index: &[i64], along: Along, out: 
         }
     });
 }
+
+/// Reads `out[o, k, i] = data[o, index[o, k, i], i]`, with `n` places along the dim in `data` and `m` in `out`.
+/// Indices are known to lie in `0..n`.
+pub(crate) fn gather<T: Copy + Send + Sync>(
+    data: &[T],
+    index: &[i64],
+    n: usize,
+    m: usize,
+    inner: usize,
+    out: &mut [T],
+) {
+    let slab = m * inner;
+    if slab == 0 {
+        return;
+    }
+    pool::for_chunks_mut(out, 1, 16 + 2 * size_of::<T>(), |at, piece| {
+        let (mut o, mut i) = (at / slab, at % inner);
+        let mut left = slab - at % slab;
+        for (cell, &from) in piece.iter_mut().zip(&index[at..]) {
+            *cell = data[(o * n + from as usize) * inner + i];
+            i = if i + 1 == inner { 0 } else { i + 1 };
+            left -= 1;
+            if left == 0 {
+                (o, left) = (o + 1, slab);
+            }
+        }
+    });
+}

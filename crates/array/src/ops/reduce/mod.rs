@@ -6,9 +6,8 @@
 mod extreme;
 mod grad;
 mod norm;
-#[cfg(test)]
-mod tests;
 
+pub(crate) use grad::scatter_along;
 pub use grad::{
     amax_grad, amin_grad, expand_reduced, logsumexp_grad, max_grad, mean_grad, min_grad, norm_grad,
     prod_grad, std_grad, sum_grad, var_grad,

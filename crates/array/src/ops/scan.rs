@@ -1,0 +1,162 @@
+//! Running sums, products and extremes along a dim, and their gradients.
+
+use crate::array::Array;
+use crate::cpu::reduce::along::gather;
+use crate::cpu::reduce::folds::{End, Largest, Smallest, with_ordered, with_real};
+use crate::cpu::scan::{self, Direction, Lines, scan};
+use crate::element::with_size;
+use crate::error::{Error, Result};
+use crate::ops::reduce::scatter_along;
+use crate::view::resolve_dim;
+use planaria_layout::DType;
+use std::marker::PhantomData;
+
+impl Array {
+    /// Extents around a dim, checked.
+    pub(crate) fn lines(&self, op: &'static str, dim: i64) -> Result<Lines> {
+        let d = resolve_dim(op, dim, self.ndim())?;
+        let n = self.shape().get(d).copied().unwrap_or(1);
+        Ok(Lines { n, inner: self.shape().iter().skip(d + 1).product() })
+    }
+
+    /// Running sum along a dim. Integers and bools give i64, wrapping; floats are added in f64.
+    pub fn cumsum(&self, dim: i64) -> Result<Array> {
+        sums("cumsum", self, dim, Direction::Forward)
+    }
+
+    /// Running product along a dim. Integers and bools give i64, wrapping.
+    pub fn cumprod(&self, dim: i64) -> Result<Array> {
+        let lines = self.lines("cumprod", dim)?;
+        if self.is_meta() {
+            return Ok(Array::meta_of(self.shape().clone(), summed(self.dtype())));
+        }
+        if !self.dtype().is_float() {
+            return run("cumprod", &self.cast(DType::I64)?, lines, Direction::Forward, scan::IntProduct);
+        }
+        let x = self.widened()?;
+        with_real!("cumprod", x.dtype(), T => {
+            run("cumprod", &x, lines, Direction::Forward, scan::Product::<T>(PhantomData))
+        })?
+        .cast(self.dtype())
+    }
+
+    /// Largest element so far along a dim and its position, the last one among equals: (values, indices).
+    /// From the first NaN on everything is NaN.
+    pub fn cummax(&self, dim: i64) -> Result<(Array, Array)> {
+        extremes::<Largest>("cummax", self, dim)
+    }
+
+    /// Smallest element so far along a dim and its position, the last one among equals: (values, indices).
+    /// From the first NaN on everything is NaN.
+    pub fn cummin(&self, dim: i64) -> Result<(Array, Array)> {
+        extremes::<Smallest>("cummin", self, dim)
+    }
+
+    /// Running ln Σ e^x of floats along a dim, without overflow.
+    pub fn logcumsumexp(&self, dim: i64) -> Result<Array> {
+        let (lines, x) = (self.lines("logcumsumexp", dim)?, self.widened()?);
+        with_real!("logcumsumexp", x.dtype(), T => match self.is_meta() {
+            true => Ok(Array::meta_of(self.shape().clone(), self.dtype())),
+            false => run("logcumsumexp", &x, lines, Direction::Forward, scan::LogSumExp::<T>(PhantomData)),
+        })?
+        .cast(self.dtype())
+    }
+}
+
+/// Gradient of `cumsum`: the running sum of dy from the end.
+pub fn cumsum_grad(dy: &Array, dim: i64) -> Result<Array> {
+    sums("cumsum_grad", dy, dim, Direction::Backward)
+}
+
+/// Gradient of `cumprod`: dx_k = Σ_{i≥k} dy_i Π_{j≤i, j≠k} x_j, without dividing by x.
+pub fn cumprod_grad(dy: &Array, x: &Array, dim: i64) -> Result<Array> {
+    const OP: &str = "cumprod_grad";
+    same_shapes(OP, dy, x)?;
+    let lines = x.lines(OP, dim)?;
+    if x.is_meta() || dy.is_meta() {
+        return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+    }
+    let (wide, dy) = (x.widened()?, dy.widened()?);
+    with_real!(OP, wide.dtype(), T => {
+        let (x, dy) = (wide.values::<T>(OP)?, dy.values::<T>(OP)?);
+        Array::build(wide.shape().clone(), |out: &mut [T]| scan::product_grad(&dy, &x, lines, out))
+    })?
+    .cast(x.dtype())
+}
+
+/// Gradient of `logcumsumexp`: dx_k = Σ_{i≥k} dy_i e^(x_k - y_i).
+pub fn logcumsumexp_grad(dy: &Array, x: &Array, y: &Array, dim: i64) -> Result<Array> {
+    const OP: &str = "logcumsumexp_grad";
+    same_shapes(OP, dy, x)?;
+    same_shapes(OP, y, x)?;
+    let lines = x.lines(OP, dim)?;
+    if x.is_meta() || dy.is_meta() || y.is_meta() {
+        return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+    }
+    let (wide, dy, y) = (x.widened()?, dy.widened()?, y.widened()?);
+    with_real!(OP, wide.dtype(), T => {
+        let (x, dy, y) = (wide.values::<T>(OP)?, dy.values::<T>(OP)?, y.values::<T>(OP)?);
+        Array::build(wide.shape().clone(), |out: &mut [T]| scan::logsumexp_grad(&dy, &x, &y, lines, out))
+    })?
+    .cast(x.dtype())
+}
+
+/// Gradient of `cummax` and `cummin`: dy is added at the positions in `indices`.
+pub fn cummax_grad(dy: &Array, indices: &Array, dim: i64) -> Result<Array> {
+    scatter_along("cummax_grad", dy, indices, dy.shape(), dim)
+}
+
+/// The dtype of sums of a dtype.
+fn summed(dtype: DType) -> DType {
+    if dtype.is_float() { dtype } else { DType::I64 }
+}
+
+fn same_shapes(op: &'static str, a: &Array, b: &Array) -> Result<()> {
+    a.check_dtype(op, b.dtype())?;
+    if a.shape() == b.shape() {
+        return Ok(());
+    }
+    let reason = "a gradient has the shape of its input";
+    Err(Error::ShapeMismatch { op, lhs: a.shape().clone(), rhs: b.shape().clone(), reason })
+}
+
+fn sums(op: &'static str, x: &Array, dim: i64, direction: Direction) -> Result<Array> {
+    let lines = x.lines(op, dim)?;
+    if x.is_meta() {
+        return Ok(Array::meta_of(x.shape().clone(), summed(x.dtype())));
+    }
+    if !x.dtype().is_float() {
+        return run(op, &x.cast(DType::I64)?, lines, direction, scan::IntSum);
+    }
+    let wide = x.widened()?;
+    with_real!(op, wide.dtype(), T => run(op, &wide, lines, direction, scan::Sum::<T>(PhantomData)))?
+        .cast(x.dtype())
+}
+
+fn run<S>(op: &'static str, x: &Array, lines: Lines, direction: Direction, s: S) -> Result<Array>
+where
+    S: scan::Scan<In: crate::Element, Out: crate::Element>,
+{
+    let values = x.values::<S::In>(op)?;
+    Array::build(x.shape().clone(), |out: &mut [S::Out]| scan(s, &values, lines, direction, out))
+}
+
+fn extremes<E: End>(op: &'static str, x: &Array, dim: i64) -> Result<(Array, Array)> {
+    let lines = x.lines(op, dim)?;
+    if x.is_meta() {
+        let meta = |dtype| Array::meta_of(x.shape().clone(), dtype);
+        return Ok((meta(x.dtype()), meta(DType::I64)));
+    }
+    let flat = x.contiguous()?;
+    // Bools have the bytes of u8 but not its dtype.
+    let wide = if x.dtype() == DType::Bool { flat.cast(DType::U8)? } else { flat.widened()? };
+    let indices = with_ordered!(op, wide.dtype(), T => {
+        run(op, &wide, lines, Direction::Forward, scan::Extreme::<T, E>(PhantomData))
+    })?;
+    let (host, at) = (flat.host(op)?, indices.values::<i64>(op)?);
+    let values = with_size!(x.dtype(), B => Array::build_bytes::<B>(x.shape().clone(), x.dtype(), |out| {
+        let from = &host.slice::<B>()[flat.offset()..];
+        gather(from, &at, lines.n, lines.n, lines.inner, out);
+    }))?;
+    Ok((values, indices))
+}
