@@ -85,7 +85,11 @@ pub(crate) fn for_chunks_mut<T: Send>(
         }
         return;
     }
-    let size = count.div_ceil(pieces).next_multiple_of(unit.max(1));
+    spread_chunks(out, count.div_ceil(pieces).next_multiple_of(unit.max(1)), &work);
+}
+
+/// Runs `work` on chunks of `size` on the pool; compiled once per element type.
+fn spread_chunks<T: Send>(out: &mut [T], size: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
     // Each piece is taken by the one task with its number.
     let slots: Vec<Mutex<&mut [T]>> = out.chunks_mut(size).map(Mutex::new).collect();
     spread(slots.len(), &|i| {

@@ -37,6 +37,13 @@ pub(crate) fn resolve_dims(op: &'static str, dims: &[i64], ndim: usize) -> Resul
     Ok(out)
 }
 
+/// The permutation that undoes `order`, for [`Array::permute`].
+pub(crate) fn inverse(order: &[usize]) -> SmallVec<[i64; 6]> {
+    let mut back: SmallVec<[i64; 6]> = (0..order.len() as i64).collect();
+    back.sort_by_key(|&i| order[i as usize]);
+    back
+}
+
 /// The shape two shapes broadcast to.
 pub fn broadcast_shapes(op: &'static str, a: &Shape, b: &Shape) -> Result<Shape> {
     let ndim = a.ndim().max(b.ndim());

@@ -31,6 +31,13 @@ pub(crate) fn to_contiguous<T: Pod + Send + Sync>(data: &[T], view: Geometry<'_>
     });
 }
 
+/// Dims by decreasing step in memory.
+fn memory_order(strides: &[isize]) -> SmallVec<[usize; 6]> {
+    let mut order: SmallVec<[usize; 6]> = (0..strides.len()).collect();
+    order.sort_by_key(|&d| std::cmp::Reverse(strides[d].unsigned_abs()));
+    order
+}
+
 /// Writes `src` (a view of the same shape) to the view `dst`; false when the cells of `dst` overlap.
 pub(crate) fn strided<T: Pod + Send + Sync>(
     dst: &mut [T],
@@ -39,8 +46,7 @@ pub(crate) fn strided<T: Pod + Send + Sync>(
     src_view: Geometry<'_>,
 ) -> bool {
     // Walk in the order of the destination's memory: writes stay sequential whatever the views look like.
-    let mut order: SmallVec<[usize; 6]> = (0..dst_view.shape.len()).collect();
-    order.sort_by_key(|&d| std::cmp::Reverse(dst_view.strides[d].unsigned_abs()));
+    let order = memory_order(dst_view.strides);
     let shape: SmallVec<[usize; 6]> = order.iter().map(|&d| dst_view.shape[d]).collect();
     let dst_strides: SmallVec<[isize; 6]> = order.iter().map(|&d| dst_view.strides[d]).collect();
     let src_strides: SmallVec<[isize; 6]> = order.iter().map(|&d| src_view.strides[d]).collect();

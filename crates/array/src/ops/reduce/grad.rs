@@ -15,7 +15,7 @@ use crate::cpu::strided::BLOCK;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::pool;
-use crate::view::resolve_dim;
+use crate::view::{inverse, resolve_dim};
 use planaria_layout::{Dims, Shape};
 use smallvec::SmallVec;
 use std::marker::PhantomData;
@@ -106,9 +106,7 @@ pub fn prod_grad(dy: &Array, x: &Array, dims: &[i64]) -> Result<Array> {
             });
         })
     })?;
-    let mut back: SmallVec<[i64; 6]> = (0..x.ndim() as i64).collect();
-    back.sort_by_key(|&i| order[i as usize]);
-    dx.permute(&back)?.contiguous()
+    dx.permute(&inverse(&order))?.contiguous()
 }
 
 /// Gradient of `norm`: dx = dy sign(x) (|x| / y)^(p-1); 0 where x or y is 0, and for p = 0. For p = ±inf dy is

@@ -22,7 +22,7 @@ use crate::cpu::reduce::folds::{
 use crate::cpu::reduce::{Plan, reduce_plain};
 use crate::element::{Bool, Element, with_size};
 use crate::error::{Error, Result};
-use crate::view::resolve_dims;
+use crate::view::{inverse, resolve_dims};
 use bytemuck::Pod;
 use planaria_layout::{DType, Dims, Shape};
 use smallvec::SmallVec;
@@ -125,9 +125,7 @@ impl Over {
         // Results lie in the order of the input's memory; bring them back to the order of its dims.
         let kept: Dims = plan.kept.iter().map(|&d| x.shape()[d]).collect();
         let out = Array::build(Shape::from_dims(kept)?, fill)?;
-        let mut order: SmallVec<[i64; 6]> = (0..plan.kept.len() as i64).collect();
-        order.sort_by_key(|&i| plan.kept[i as usize]);
-        out.permute(&order)?.reshape(&self.shape)
+        out.permute(&inverse(&plan.kept))?.reshape(&self.shape)
     }
 
     fn int_sum<T: Number>(&self, x: &Array) -> Result<Array> {
