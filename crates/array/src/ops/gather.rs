@@ -13,7 +13,7 @@ use planaria_layout::{DType, Dims, Shape};
 
 /// How [`Array::scatter_reduce`] combines the values that meet in one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
+pub enum ScatterReduce {
     /// Their sum.
     Sum,
     /// Their product.
@@ -272,7 +272,7 @@ impl Array {
         dim: i64,
         index: &Array,
         src: &Array,
-        reduction: Reduction,
+        reduction: ScatterReduce,
         own: OwnValue,
     ) -> Result<Array> {
         scatter_with(self, "scatter_reduce", dim, index, Place::Copy, |call| {
@@ -297,12 +297,12 @@ impl Array {
     }
 }
 
-fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: Reduction, own: OwnValue) -> Result<Array> {
+fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: ScatterReduce, own: OwnValue) -> Result<Array> {
     let start = match reduction {
-        Reduction::Sum | Reduction::Mean => T::default(),
-        Reduction::Prod => T::one(),
-        Reduction::Max => T::lowest(),
-        Reduction::Min => T::highest(),
+        ScatterReduce::Sum | ScatterReduce::Mean => T::default(),
+        ScatterReduce::Prod => T::one(),
+        ScatterReduce::Max => T::lowest(),
+        ScatterReduce::Min => T::highest(),
     };
     let from = match own {
         OwnValue::Include => call.x.clone(),
@@ -310,11 +310,11 @@ fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: Reduction, own: Ow
     };
     let call = &Call { op: call.op, x: from, dim: call.dim, index: call.index.clone() };
     match reduction {
-        Reduction::Sum => call.run::<T, Sum>(src, Place::Copy),
-        Reduction::Prod => call.run::<T, Product>(src, Place::Copy),
-        Reduction::Max => call.run::<T, Largest>(src, Place::Copy),
-        Reduction::Min => call.run::<T, Smallest>(src, Place::Copy),
-        Reduction::Mean => {
+        ScatterReduce::Sum => call.run::<T, Sum>(src, Place::Copy),
+        ScatterReduce::Prod => call.run::<T, Product>(src, Place::Copy),
+        ScatterReduce::Max => call.run::<T, Largest>(src, Place::Copy),
+        ScatterReduce::Min => call.run::<T, Smallest>(src, Place::Copy),
+        ScatterReduce::Mean => {
             let sum = call.run::<T, Sum>(src, Place::Copy)?;
             let counts = call.counts(own)?;
             let (sum, counts) = (sum.values::<T>(call.op)?, counts.values::<u32>(call.op)?);

@@ -28,7 +28,7 @@ pub use elementwise::{
     Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
 };
 pub use embedding::*;
-pub use gather::{OwnValue, Reduction};
+pub use gather::{OwnValue, ScatterReduce};
 pub use gather_grad::{gather_grad, scatter_grad, scatter_source_grad, take_along_dim_grad};
 pub use index::Put;
 pub use index_grad::{
