@@ -1,4 +1,28 @@
 //! The algebra under everything: shapes, regions, meshes, placements, layouts and plans.
+//!
+//! A tensor is a global value; a [`Layout`] says which part of it each rank of a [`Mesh`] has. Going
+//! from one layout to another is intersecting boxes, whether the holders are ranks or byte ranges of
+//! files. Nothing here does I/O: plans are values.
+//!
+//! ```
+//! use planaria_layout::{Layout, Plan, Route};
+//!
+//! let rows: Layout = "[8,6] @ dp:R tp:S0 on dp=2 tp=4".parse()?;
+//! let columns: Layout = "[8,6] @ dp:S1 tp:R on dp=2 tp=4".parse()?;
+//! assert_eq!(rows.piece(1)?.boxes()[0].to_string(), "[2..4, 0..6]");
+//!
+//! // One rank's own plan: which boxes it needs, and from whom.
+//! let plan = Plan::receive(&rows, &columns, 5)?;
+//! let part = &plan.parts[0];
+//! assert_eq!((part.region.to_string().as_str(), part.from[0]), ("[0..2, 3..6]", 4));
+//!
+//! // The cheapest steps for all ranks together.
+//! let route = Route::find(&rows, &columns, 4)?;
+//! assert_eq!(route.to_string(), "slice dp (0 bytes, 0 messages), then all-gather tp (72 bytes, 2 messages)");
+//! # Ok::<(), planaria_layout::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
 
 mod cut;
 mod dtype;
