@@ -20,13 +20,15 @@ use std::sync::OnceLock;
 const SIDE: usize = 16;
 /// Depth of a tile.
 const STEP: usize = 32;
+/// Bytes of a cache line, which is a row of a tile.
+const LINE: usize = 64;
 /// Bytes of a tile.
 const TILE: usize = 1024;
 /// Rows and columns of one block of four tiles of sums.
 const BLOCK: usize = 2 * SIDE;
-/// Steps of one pass: its tiles of `a`, of one panel of `b`, and of sums fit the first-level cache.
-const PASS_STEPS: usize = 10;
-/// Steps that packing asks for in advance.
+/// Steps of one pass: its tiles of `a` stay in the first-level cache, those of `b` pass by it.
+const PASS_STEPS: usize = 16;
+/// Blocks that packing asks for in advance.
 const AHEAD: usize = 2;
 /// Bytes of packed `b` that stay in the second-level cache.
 const COLS_BYTES: usize = 1 << 20;
@@ -135,9 +137,13 @@ pub(super) unsafe fn run(task: &Task<bf16>) {
                     if j == 0 {
                         pack(task.a.at(i, 0), rows, task.depth, Form::Rows, a);
                     }
+                    let next = match task.a {
+                        _ if j > 0 => Next { ptr: a.add(BLOCK * line), run: usize::MAX, pitch: 0 },
+                        rows => Next::source(rows.at(i + BLOCK, 0), steps),
+                    };
                     let out =
                         Out { c: task.c.add(i * task.ldc + j), ldc: task.ldc, rows, cols, start: task.start };
-                    row_of_blocks(a, b_space, steps, passes, sums, &out);
+                    row_of_blocks(a, b_space, steps, passes, sums, &out, &next);
                 }
             }
         }
@@ -153,11 +159,48 @@ struct Out {
     start: Start,
 }
 
+/// The memory the next panel of `a` comes from: runs of cache lines, `pitch` bytes apart.
+struct Next {
+    ptr: *const u8,
+    run: usize,
+    pitch: isize,
+}
+
+impl Next {
+    /// The source of a panel of `steps`.
+    fn source(rows: Strided<bf16>, steps: usize) -> Self {
+        let size = size_of::<bf16>() as isize;
+        let (run, pitch) = match rows.row_stride {
+            1 => (1, rows.col_stride.wrapping_mul(size)),
+            stride => (steps, stride.wrapping_mul(size)),
+        };
+        Self { ptr: rows.ptr.cast(), run, pitch }
+    }
+
+    /// Where line `n` is, and how far it is to the next.
+    fn line(&self, n: usize) -> (*const u8, isize) {
+        let (row, column) = ((n / self.run) as isize, n % self.run * LINE);
+        let stride = if self.run == 1 { self.pitch } else { LINE as isize };
+        (self.ptr.wrapping_offset(row.wrapping_mul(self.pitch)).wrapping_add(column), stride)
+    }
+}
+
 /// One packed panel of `a` times all packed panels of `b`, in passes over the depth.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn row_of_blocks(a: *const u8, b: *const u8, steps: usize, passes: usize, sums: *mut u8, out: &Out) {
+unsafe fn row_of_blocks(
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    passes: usize,
+    sums: *mut u8,
+    out: &Out,
+    next: &Next,
+) {
     let pass = steps.div_ceil(passes);
+    // The lines of the next panel, shared out among the multiplications of this one.
+    let share = (BLOCK * steps).div_ceil(out.cols.div_ceil(BLOCK) * passes);
+    let mut line = 0;
     for first in (0..steps).step_by(pass) {
         let count = pass.min(steps - first);
         for j in (0..out.cols).step_by(BLOCK) {
@@ -172,7 +215,8 @@ unsafe fn row_of_blocks(a: *const u8, b: *const u8, steps: usize, passes: usize,
                     widen_block(out.c.add(j), out.ldc, out.rows, width, sums.cast());
                 }
                 let start = if first == 0 { out.start } else { Start::Add };
-                multiply(a, b, count, sums, start);
+                multiply(a, b, count, sums, start, next.line(line));
+                line += share;
                 if first + count == steps {
                     narrow_block(sums.cast(), out.c.add(j), out.ldc, out.rows, width);
                 }
@@ -181,9 +225,16 @@ unsafe fn row_of_blocks(a: *const u8, b: *const u8, steps: usize, passes: usize,
     }
 }
 
-/// `sums = a · b` or `+=`, four tiles, over `steps`.
+/// `sums = a · b` or `+=`, four tiles, over `steps`; asks for two lines of `next` a step.
 #[inline(always)]
-unsafe fn multiply(a: *const u8, b: *const u8, steps: usize, sums: *mut u8, start: Start) {
+unsafe fn multiply(
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut u8,
+    start: Start,
+    (next, stride): (*const u8, isize),
+) {
     // SAFETY: the pointers are valid for `steps` pairs of tiles and four tiles of sums; the tiles
     // are configured; the assembly names every register it changes.
     unsafe {
@@ -206,9 +257,12 @@ unsafe fn multiply(a: *const u8, b: *const u8, steps: usize, sums: *mut u8, star
         asm!(
             "2:",
             "tileloadd tmm4, [{a} + {s}]",
-            "tileloadd tmm6, [{b} + {s}]",
+            "tileloaddt1 tmm6, [{b} + {s}]",
+            "prefetcht1 [{next}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {s} + 1024]",
+            "tileloaddt1 tmm7, [{b} + {s} + 1024]",
+            "prefetcht1 [{next} + {stride}]",
+            "lea {next}, [{next} + {stride} * 2]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{a} + {s} + 1024]",
             "tdpbf16ps tmm2, tmm5, tmm6",
@@ -223,6 +277,7 @@ unsafe fn multiply(a: *const u8, b: *const u8, steps: usize, sums: *mut u8, star
             "tilestored [{c} + {s} + 3072], tmm3",
             a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) steps => _,
             c = in(reg) sums, s = in(reg) 64usize,
+            next = inout(reg) next => _, stride = in(reg) stride,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack)
@@ -261,13 +316,10 @@ unsafe fn widen_block(c: *const bf16, ldc: usize, rows: usize, cols: usize, sums
     for i in 0..rows {
         // SAFETY: as in `narrow_block`, the other way round.
         unsafe {
-            let both = _mm512_maskz_loadu_epi16(lanes(cols), c.add(i * ldc).cast());
+            let (left, right) = halves(_mm512_maskz_loadu_epi16(lanes(cols), c.add(i * ldc).cast()));
             let row = sums.add(i / SIDE * 2 * SIDE * SIDE + i % SIDE * SIDE);
-            let halves = [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)];
-            for (side, half) in halves.into_iter().enumerate() {
-                let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half));
-                _mm512_store_ps(row.add(side * SIDE * SIDE), _mm512_castsi512_ps(wide));
-            }
+            _mm512_store_ps(row, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(left)));
+            _mm512_store_ps(row.add(SIDE * SIDE), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(right)));
         }
     }
 }
@@ -284,30 +336,88 @@ enum Form {
 /// Packs `count` lines (rows of `a`, columns of `b`) as panels of two tiles per step, zero-filled.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn pack(src: Strided<bf16>, count: usize, depth: usize, form: Form, mut dst: *mut u8) {
-    for i in (0..count).step_by(BLOCK) {
-        for p in (0..depth).step_by(STEP) {
-            for side in [i, i + SIDE] {
-                let lines = count.saturating_sub(side).min(SIDE);
-                // SAFETY: the tile at (side, p) names `lines` by at most STEP valid elements; the
-                // panels fill `dst` in order.
-                unsafe {
-                    pack_tile(src.at(side, p), lines, STEP.min(depth - p), form, dst);
-                    dst = dst.add(TILE);
-                }
+unsafe fn pack(src: Strided<bf16>, count: usize, depth: usize, form: Form, dst: *mut u8) {
+    let (panels, steps) = (count.div_ceil(BLOCK), depth.div_ceil(STEP));
+    // In the order of memory: along the depth, or across the panels.
+    let along = src.col_stride == 1;
+    let at = |n: usize| if along { (n / steps, n % steps) } else { (n % panels, n / panels) };
+    for n in 0..panels * steps {
+        let (panel, step) = at(n + AHEAD);
+        prefetch_block(src.at(panel * BLOCK, step * STEP));
+        let (panel, step) = at(n);
+        let (i, p) = (panel * BLOCK, step * STEP);
+        // SAFETY: the block at (i, p) names at most BLOCK by STEP valid elements; `dst` holds all
+        // panels.
+        unsafe {
+            let dst = dst.add((panel * steps + step) * 2 * TILE);
+            pack_block(src.at(i, p), BLOCK.min(count - i), STEP.min(depth - p), form, dst);
+        }
+    }
+}
+
+/// Asks for the lines of one block.
+#[inline(always)]
+fn prefetch_block(src: Strided<bf16>) {
+    let stride = if src.col_stride == 1 { src.row_stride } else { src.col_stride };
+    for n in 0..BLOCK as isize {
+        prefetch(src.ptr.wrapping_offset(n.wrapping_mul(stride)));
+    }
+}
+
+/// Packs two tiles.
+#[inline(always)]
+unsafe fn pack_block(src: Strided<bf16>, lines: usize, depth: usize, form: Form, dst: *mut u8) {
+    // SAFETY: the caller's promise; `dst` is two tiles.
+    unsafe {
+        if src.row_stride == 1 && lines == BLOCK && depth == STEP {
+            return pack_whole_pairs(src, form, dst);
+        }
+        for side in 0..2 {
+            let lines = lines.saturating_sub(side * SIDE).min(SIDE);
+            pack_tile(src.at(side * SIDE, 0), lines, depth, form, dst.add(side * TILE));
+        }
+    }
+}
+
+/// Two whole tiles of lines one element apart: a load serves both.
+#[inline(always)]
+unsafe fn pack_whole_pairs(src: Strided<bf16>, form: Form, dst: *mut u8) {
+    // SAFETY: the caller's promise; `dst` is two tiles.
+    unsafe {
+        let mut left = [F32x16(_mm512_setzero_ps()); SIDE];
+        let mut right = left;
+        for r in 0..SIDE {
+            let even = _mm512_loadu_si512(src.at(0, 2 * r).ptr.cast());
+            let odd = _mm512_loadu_si512(src.at(0, 2 * r + 1).ptr.cast());
+            let (even_left, even_right) = halves(even);
+            let (odd_left, odd_right) = halves(odd);
+            left[r].0 = _mm512_castsi512_ps(_mm512_or_si512(even_left, _mm512_slli_epi32::<16>(odd_left)));
+            right[r].0 = _mm512_castsi512_ps(_mm512_or_si512(even_right, _mm512_slli_epi32::<16>(odd_right)));
+        }
+        for (side, mut tile) in [left, right].into_iter().enumerate() {
+            if form == Form::Rows {
+                transpose_16(&mut tile);
+            }
+            for r in 0..SIDE {
+                _mm512_store_ps(dst.add(side * TILE + r * LINE).cast(), tile[r].0);
             }
         }
+    }
+}
+
+/// Both halves of 32 short numbers, zero-extended.
+#[inline(always)]
+unsafe fn halves(x: __m512i) -> (__m512i, __m512i) {
+    // SAFETY: register operations; the caller's CPU has AVX-512.
+    unsafe {
+        let (low, high) = (_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x));
+        (_mm512_cvtepu16_epi32(low), _mm512_cvtepu16_epi32(high))
     }
 }
 
 /// Packs one tile of `lines` by `depth`.
 #[inline(always)]
 unsafe fn pack_tile(src: Strided<bf16>, lines: usize, depth: usize, form: Form, dst: *mut u8) {
-    match (src.row_stride, src.col_stride) {
-        (_, 1) => (0..SIDE).for_each(|r| prefetch(src.at(r, 2 * AHEAD * STEP).ptr)),
-        (1, _) => (0..STEP).for_each(|p| prefetch(src.at(0, AHEAD * STEP + p).ptr)),
-        _ => {}
-    }
     // SAFETY: the caller's promise; `dst` is a tile.
     unsafe {
         let mut tile = [F32x16(_mm512_setzero_ps()); SIDE];
@@ -329,7 +439,7 @@ unsafe fn pack_tile(src: Strided<bf16>, lines: usize, depth: usize, form: Form, 
             transpose_16(&mut tile);
         }
         for r in 0..SIDE {
-            _mm512_store_ps(dst.add(r * 64).cast(), tile[r].0);
+            _mm512_store_ps(dst.add(r * LINE).cast(), tile[r].0);
         }
     }
 }
@@ -360,11 +470,11 @@ unsafe fn load_pairs(src: Strided<bf16>, lines: usize, depth: usize, tile: &mut 
         let (even, odd) = (2 * r, 2 * r + 1);
         // SAFETY: the masks keep the loads inside the lines and the depth.
         tile[r].0 = unsafe {
-            let load = |p: usize| {
-                let mask = if p < depth { mask } else { 0 };
-                _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src.at(0, p).ptr.cast()))
-            };
-            _mm512_castsi512_ps(_mm512_or_si512(load(even), _mm512_slli_epi32::<16>(load(odd))))
+            let masks = [even, odd].map(|p| if p < depth { mask } else { 0 });
+            let even = _mm256_maskz_loadu_epi16(masks[0], src.at(0, even).ptr.cast());
+            let odd = _mm256_maskz_loadu_epi16(masks[1], src.at(0, odd).ptr.cast());
+            let odd = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(odd));
+            _mm512_castsi512_ps(_mm512_or_si512(_mm512_cvtepu16_epi32(even), odd))
         };
     }
 }

@@ -141,9 +141,11 @@ fn opaque<T>(mut p: *const T) -> *const T {
 unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const PACKED: bool>(
     tile: &Tile<V::Elem>,
 ) {
-    for i in 0..ROWS {
-        for j in 0..REGS {
-            prefetch(tile.c.wrapping_add(i * tile.ldc + j * V::LANES));
+    if tile.start == Start::Add {
+        for i in 0..ROWS {
+            for j in 0..REGS {
+                prefetch(tile.c.wrapping_add(i * tile.ldc + j * V::LANES));
+            }
         }
     }
     let stride = match tile.order {

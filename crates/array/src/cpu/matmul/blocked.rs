@@ -52,6 +52,10 @@ pub(super) struct Block<E: Element> {
 const BLOCK_BYTES: usize = 1 << 20;
 /// Widest product that does not repay packing its left operand.
 const IN_PLACE_COLS: usize = 512;
+/// Lowest product that repays packing its right operand.
+const IN_PLACE_ROWS: usize = 256;
+/// Bytes between rows of a right operand read in place.
+const IN_PLACE_PITCH: usize = 2048;
 /// Longest chain of sums; a constant, because it decides the rounding.
 const MAX_DEPTH: usize = 512;
 
@@ -71,7 +75,9 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let size = size_of::<E::Acc>();
     let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
     let block_cols = fitting.min(block.cols.next_multiple_of(R::NR));
-    let in_place = in_place(block);
+    let in_place = rows_in_place(block);
+    let b_in_place = columns_in_place::<E, R>(block);
+    let panel_rows = panel_rows(block.rows, R::MR);
     // Packing rows writes whole registers: leave room behind the last one.
     let slab = if in_place { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
@@ -83,10 +89,16 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
         let start = if p == 0 { block.start } else { Start::Add };
         for j in (0..block.cols).step_by(block_cols) {
             let cols = block_cols.min(block.cols - j);
-            // SAFETY: the sub-block (p.., j..) is inside `b`; the space holds it padded to NR.
-            unsafe { pack_columns::<E, R>(block.b.at(p, j), depth, cols, cols_space) };
-            for i in (0..block.rows).step_by(R::MR) {
-                let rows = R::MR.min(block.rows - i);
+            let b = block.b.at(p, j);
+            let (b, ldb, column_pitch) = if b_in_place {
+                (b.ptr.cast(), b.row_stride as usize, 1)
+            } else {
+                // SAFETY: the sub-block (p.., j..) is inside `b`; the space holds it padded to NR.
+                unsafe { pack_columns::<E, R>(b, depth, cols, cols_space) };
+                (cols_space.cast_const(), R::NR, depth)
+            };
+            for i in (0..block.rows).step_by(panel_rows) {
+                let rows = panel_rows.min(block.rows - i);
                 let a = block.a.at(i, p);
                 // SAFETY: the sub-block (i.., p..) is inside `a`, its panel inside the slab; the
                 // panels come in rising order, so slack written behind one is overwritten by the
@@ -102,32 +114,50 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                         (panel.cast_const(), Order::Packed)
                     };
                     let c = block.c.add(i * block.ldc + j);
-                    let first =
-                        Tile { depth, a, order, b: cols_space, ldb: R::NR, c, ldc: block.ldc, cols, start };
-                    row_of_tiles::<R>(rows, &first);
+                    let first = Tile { depth, a, order, b, ldb, c, ldc: block.ldc, cols, start };
+                    row_of_tiles::<R>(rows, column_pitch, &first);
                 }
             }
         }
     }
 }
 
-/// Whether rows of `a` are read where they are: they need no widening, and rows a multiple of 4 KiB
-/// apart would push each other out of the first-level cache.
+/// Whether the kernel reads `a` where it is: it needs no widening, and its rows do not lie a multiple
+/// of 4 KiB apart, where they would push each other out of the first-level cache.
 #[inline(always)]
-fn in_place<E: Element>(block: &Block<E>) -> bool {
+fn rows_in_place<E: Element>(block: &Block<E>) -> bool {
     TypeId::of::<E>() == TypeId::of::<E::Acc>()
         && block.a.col_stride == 1
         && block.cols <= IN_PLACE_COLS
-        && !(block.a.row_stride.unsigned_abs().wrapping_mul(size_of::<E>())).is_multiple_of(4096)
+        && !block.a.row_stride.unsigned_abs().wrapping_mul(size_of::<E>()).is_multiple_of(4096)
 }
 
-/// One panel of rows times all packed columns; `first` is the first tile with the width of all.
+/// Whether the kernel reads `b` where it is: whole panels of short rows, used too seldom to repay packing.
 #[inline(always)]
-unsafe fn row_of_tiles<R: Arch>(rows: usize, first: &Tile<<R::V as Vector>::Elem>) {
+fn columns_in_place<E: Element, R: Arch>(block: &Block<E>) -> bool {
+    TypeId::of::<E>() == TypeId::of::<E::Acc>()
+        && block.b.col_stride == 1
+        && block.cols.is_multiple_of(R::NR)
+        && block.rows <= IN_PLACE_ROWS
+        && block.b.row_stride > 0
+        && block.b.row_stride as usize * size_of::<E>() <= IN_PLACE_PITCH
+}
+
+/// Rows of a panel: all of a register tile, or fewer where that would leave a last panel too low to
+/// keep the multipliers busy.
+fn panel_rows(rows: usize, full: usize) -> usize {
+    let last = rows % full;
+    if last == 0 || last >= 4 { full } else { rows.div_ceil(rows.div_ceil(full)) }
+}
+
+/// One panel of rows times all columns; `first` is the first tile with the width of all, and columns
+/// of `b` lie `column_pitch` apart.
+#[inline(always)]
+unsafe fn row_of_tiles<R: Arch>(rows: usize, column_pitch: usize, first: &Tile<<R::V as Vector>::Elem>) {
     for j in (0..first.cols).step_by(R::NR) {
-        // SAFETY: panel j / NR of `b` starts at j * depth; column j is inside `c`.
+        // SAFETY: panel j / NR of `b` starts at column j; column j is inside `c`.
         unsafe {
-            let (b, c) = (first.b.add(j * first.depth), first.c.add(j));
+            let (b, c) = (first.b.add(j * column_pitch), first.c.add(j));
             R::tile(rows, &Tile { b, c, cols: R::NR.min(first.cols - j), ..*first });
         }
     }

@@ -19,38 +19,38 @@ mod scratch;
 mod tests;
 mod vector;
 
-pub use path::{Path, available_paths};
-pub use run::{Batch, matmul, matmul_at, matmul_batched, matmul_batched_at};
-pub use vector::Element;
+pub(crate) use path::{Path, available_paths};
+pub(crate) use run::{Batch, matmul, matmul_at, matmul_batched, matmul_batched_at};
+pub(crate) use vector::Element;
 
 use half::{bf16, f16};
 use thiserror::Error;
 
 /// A strided matrix inside a slice: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy, Debug)]
-pub struct MatRef<'a, T> {
+pub(crate) struct MatRef<'a, T> {
     /// The slice.
-    pub data: &'a [T],
+    pub(crate) data: &'a [T],
     /// Where element (0, 0) is.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// Number of rows.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Number of columns.
-    pub cols: usize,
+    pub(crate) cols: usize,
     /// Elements from one row to the next.
-    pub row_stride: isize,
+    pub(crate) row_stride: isize,
     /// Elements from one column to the next.
-    pub col_stride: isize,
+    pub(crate) col_stride: isize,
 }
 
 impl<'a, T> MatRef<'a, T> {
     /// A row-major matrix that fills the slice from its start.
-    pub fn row_major(data: &'a [T], rows: usize, cols: usize) -> Self {
+    pub(crate) fn row_major(data: &'a [T], rows: usize, cols: usize) -> Self {
         Self { data, offset: 0, rows, cols, row_stride: cols as isize, col_stride: 1 }
     }
 
     /// Rows and columns exchanged.
-    pub fn t(self) -> Self {
+    pub(crate) fn t(self) -> Self {
         Self {
             rows: self.cols,
             cols: self.rows,
@@ -63,7 +63,7 @@ impl<'a, T> MatRef<'a, T> {
 
 /// What happens to the values already in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accumulate {
+pub(crate) enum Accumulate {
     /// They are overwritten.
     Overwrite,
     /// The product is added to them.
@@ -72,7 +72,7 @@ pub enum Accumulate {
 
 /// Which operand an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operand {
+pub(crate) enum Operand {
     /// The left matrix.
     A,
     /// The right matrix.
@@ -81,7 +81,7 @@ pub enum Operand {
 
 /// Why a product was refused; nothing has been written then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum MatmulError {
+pub(crate) enum MatmulError {
     /// The inner sizes differ.
     #[error("the left matrix has {a_cols} columns but the right one has {b_rows} rows")]
     Inner {
@@ -123,7 +123,7 @@ pub enum MatmulError {
 }
 
 /// Element types with a matrix product.
-pub trait MatmulElement: Element + path::Products {}
+pub(crate) trait MatmulElement: Element + path::Products {}
 impl MatmulElement for f32 {}
 impl MatmulElement for f64 {}
 impl MatmulElement for f16 {}

@@ -14,7 +14,7 @@ use std::any::TypeId;
 
 /// A way to compute products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
+pub(crate) enum Path {
     /// Vector instructions of this level.
     Simd(Level),
     /// bf16 on the tile unit; other types as at the highest level.
@@ -22,7 +22,7 @@ pub enum Path {
 }
 
 /// The paths this CPU can run, slowest first.
-pub fn available_paths() -> Vec<Path> {
+pub(crate) fn available_paths() -> Vec<Path> {
     let levels = [Level::Baseline, Level::V3, Level::V4].into_iter().filter(|l| *l <= level());
     let tiles = tiles_available().then_some(Path::Tiles);
     levels.map(Path::Simd).chain(tiles).collect()
@@ -45,7 +45,7 @@ fn tiles_available() -> bool {
 
 /// One product of the parallel loop: an output block, rows `ldc` apart.
 #[derive(Debug)]
-pub struct Task<E> {
+pub(crate) struct Task<E> {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) depth: usize,
@@ -69,7 +69,7 @@ pub(super) enum Kind {
 }
 
 /// The products of one element type; sealed by the private types it names.
-pub trait Products: Element {
+pub(crate) trait Products: Element {
     /// Runs one task.
     ///
     /// # Safety

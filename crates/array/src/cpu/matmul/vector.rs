@@ -63,7 +63,7 @@ pub(super) trait Acc: Element<Acc = Self> + Default + std::ops::Add<Output = Sel
 }
 
 /// A matrix element.
-pub trait Element: Copy + Send + Sync + 'static {
+pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// The type sums are kept in.
     #[allow(private_bounds)]
     type Acc: Acc;
