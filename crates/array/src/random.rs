@@ -11,6 +11,7 @@ mod dist;
 mod math;
 mod window;
 
+pub(crate) use dist::{BitsDraw, threshold};
 pub use dist::{
     Normal, TruncatedNormal, bernoulli, bits, normal, normal_f64, randint, truncated_normal,
     truncated_normal_f64, uniform, uniform_f64,
@@ -108,7 +109,7 @@ const COST: usize = 4;
 
 simd! {
     /// Fills `out` with the values of elements `start..start + out.len()`.
-    fn fill_run<D: Draw>(draw: D, key: Key, start: u64, out: &mut [D::Out]) {
+    pub(crate) fn fill_run<D: Draw>(draw: D, key: Key, start: u64, out: &mut [D::Out]) {
         let (many, few) = ((LANES * D::PER_BLOCK) as u64, (FEW * D::PER_BLOCK) as u64);
         let per_block = D::PER_BLOCK as u64;
         let mut at = start;

@@ -18,6 +18,7 @@ pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod real;
 pub(crate) mod reduce;
+pub(crate) mod remap;
 pub(crate) mod rotary;
 pub(crate) mod scan;
 pub(crate) mod simd;

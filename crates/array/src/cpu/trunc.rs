@@ -11,8 +11,7 @@ macro_rules! truncate {
         pub(crate) fn $name(x: $float) -> $int {
             // Both bounds are powers of two, or zero, and exact; comparisons with NaN are false.
             const LOW: $float = <$int>::MIN as $float;
-            let inside = x >= LOW && x < $limit;
-            let safe = if inside { x } else { 0.0 };
+            let safe = if (LOW..$limit).contains(&x) { x } else { 0.0 };
             // SAFETY: `safe` is finite and its integer part lies in the range of the integer type.
             let value = unsafe { safe.to_int_unchecked::<$int>() };
             let above = if x >= $limit { <$int>::MAX } else { value };

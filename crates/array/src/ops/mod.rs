@@ -2,7 +2,9 @@
 
 mod cast;
 mod copy;
+mod create;
 mod cross_entropy;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod fused;
@@ -11,19 +13,25 @@ mod gather_grad;
 mod index;
 mod index_dim;
 mod index_grad;
+mod join;
 mod mask;
 mod mask_grad;
 mod matmul;
 mod norm;
 mod optim;
+mod pad;
+mod rearrange;
 pub(crate) mod reduce;
 mod rotary;
+mod sample;
 mod scan;
 mod softmax;
 mod sort;
 mod swiglu;
+mod triangle;
 
 pub use cross_entropy::*;
+pub use dropout::{dropout, dropout_add, dropout_grad};
 pub use elementwise::{
     Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
 };
@@ -35,6 +43,7 @@ pub use index_grad::{
     get_grad, index_add_source_grad, index_copy_source_grad, index_fill_grad, index_fill_value_grad,
     index_put_grad, index_put_value_grad, index_select_grad, set_grad, set_value_grad, sum_to,
 };
+pub use join::{concat, stack};
 pub(crate) use mask::kept_positions;
 pub use mask_grad::{
     masked_fill_grad, masked_fill_value_grad, masked_scatter_source_grad, masked_select_grad,
@@ -42,11 +51,14 @@ pub use mask_grad::{
 pub use matmul::{linear, matmul};
 pub use norm::*;
 pub use optim::*;
+pub use pad::{PadMode, pad_grad};
+pub use rearrange::{repeat_grad, repeat_interleave_grad};
 pub use reduce::{
     Keep, amax_grad, amin_grad, expand_reduced, logsumexp_grad, max_grad, mean_grad, min_grad, norm_grad,
     prod_grad, std_grad, sum_grad, var_grad,
 };
 pub use rotary::*;
+pub use sample::Distribution;
 pub use scan::{cummax_grad, cumprod_grad, cumsum_grad, logcumsumexp_grad};
 pub use softmax::*;
 pub use sort::{Order, Side, Unique, Which, bucketize, sort_grad, topk_grad};

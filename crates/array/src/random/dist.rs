@@ -47,10 +47,11 @@ fn each_half<const L: usize, T>(words: &Words<L>, out: &mut [T], value: impl Fn(
     }
 }
 
+/// The words as they are.
 #[derive(Clone, Copy)]
-struct Bits;
+pub(crate) struct BitsDraw;
 
-impl Draw for Bits {
+impl Draw for BitsDraw {
     type Out = u32;
     const PER_BLOCK: usize = 4;
     #[inline(always)]
@@ -61,7 +62,7 @@ impl Draw for Bits {
 
 /// Uniform 32-bit words: element i is word `i % 4` of block `i / 4`.
 pub fn bits(out: &mut [u32], key: Key, window: &Window) -> Result<()> {
-    fill("bits", Bits, key, window, out)
+    fill("bits", BitsDraw, key, window, out)
 }
 
 #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@ use std::ops::Range;
 /// A box of a global tensor, or a range of its flat index: the elements a local slice holds in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
+    shape: Dims,
     /// Extents of the box without trailing dims that are whole; the last one is the length of a run.
     local: Dims,
     /// Global index steps for each of `local`.
@@ -19,12 +20,13 @@ pub struct Window {
 impl Window {
     /// Elements `start..start + len` of the flat global index.
     pub fn flat(start: u64, len: usize) -> Window {
-        Window { local: Dims::from_slice(&[len]), steps: Dims::from_slice(&[1]), start, len }
+        let one_dim = Dims::from_slice(&[len]);
+        Window { shape: one_dim.clone(), local: one_dim, steps: Dims::from_slice(&[1]), start, len }
     }
 
     /// A whole tensor.
     pub fn whole(shape: &Shape) -> Window {
-        Window::flat(0, shape.numel())
+        Window { shape: Dims::from_slice(shape), ..Window::flat(0, shape.numel()) }
     }
 
     /// The half-open box `lo..hi` of a tensor of shape `global`.
@@ -51,7 +53,13 @@ impl Window {
             step *= global[d].max(1);
         }
         let len = local.iter().product();
-        Ok(Window { local, steps, start, len })
+        let shape = lo.iter().zip(hi).map(|(l, h)| h - l).collect();
+        Ok(Window { shape, local, steps, start, len })
+    }
+
+    /// Extents of the local box.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
     }
 
     /// Number of elements.
