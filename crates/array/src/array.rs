@@ -239,7 +239,7 @@ impl Array {
     /// write through this view's geometry.
     pub(crate) fn write<T: Pod, R>(&self, op: &'static str, write: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         debug_assert_eq!(size_of::<T>(), self.dtype.size());
-        self.storage.write(op, |buffer| write(buffer.slice_mut::<T>()))
+        self.storage.write(op, write)
     }
 
     /// Begins a change of every element of a contiguous view, in one pass: in place, or, when a snapshot holds the

@@ -64,8 +64,8 @@ pub(crate) fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: imp
     spread(count.div_ceil(size), &|i| work(i * size..((i + 1) * size).min(count)));
 }
 
-/// Runs `work(0..pieces)` on the pool. Takes a `dyn` so that the scheduling is compiled once.
-fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
+/// Runs `work` for each of `0..pieces` on the pool. Takes a `dyn` so that the scheduling is compiled once.
+pub(crate) fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
     (0..pieces).into_par_iter().with_max_len(1).for_each(work);
 }
 
@@ -117,5 +117,9 @@ pub(crate) fn for_parts<P: Send>(parts: Vec<P>, bytes: usize, work: impl Fn(P) +
     if pieces(bytes) == 1 {
         return parts.into_iter().for_each(work);
     }
-    parts.into_par_iter().with_max_len(1).for_each(work);
+    let slots: Vec<Mutex<Option<P>>> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
+    spread(slots.len(), &|i| {
+        let part = slots[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+        part.into_iter().for_each(&work);
+    });
 }

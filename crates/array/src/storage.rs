@@ -72,23 +72,12 @@ impl Storage {
         Arc::strong_count(&self.lock()) > 1
     }
 
-    /// Runs `write` on the bytes, copying them first when a snapshot or reader holds them.
-    pub(crate) fn write<R>(&self, op: &'static str, write: impl FnOnce(&mut HostBuffer) -> R) -> Result<R> {
-        let mut guard = self.lock();
-        if Arc::get_mut(&mut guard).is_none() {
-            let copy = match guard.as_ref() {
-                Buffer::Host(host) => host.try_clone()?,
-                Buffer::Meta => return Err(no_bytes(op)),
-            };
-            *guard = Arc::new(Buffer::Host(copy));
-        }
-        match Arc::get_mut(&mut guard) {
-            Some(Buffer::Host(host)) => {
-                self.version.fetch_add(1, Ordering::AcqRel);
-                Ok(write(host))
-            }
-            _ => Err(no_bytes(op)),
-        }
+    /// Runs `write` on the bytes as elements, copying them first when a snapshot or reader holds them.
+    pub(crate) fn write<T: Pod, R>(&self, op: &'static str, write: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+        let mut update = self.begin_update(op, Coverage::Part)?;
+        let result = write(update.slices().1);
+        update.commit();
+        Ok(result)
     }
 
     /// Begins a change of the bytes; other access waits until it is committed or dropped.

@@ -5,7 +5,7 @@ use super::arch::Start;
 use super::blocked::Strided;
 use super::path::{Kind, Path, Task, default_path};
 use super::{Accumulate, MatRef, MatmulElement, MatmulError, Operand};
-use rayon::prelude::*;
+use crate::pool;
 
 /// The batch dims of a product: the output of item `[i, j, ..]` lies at its row-major position.
 #[derive(Clone, Copy, Debug)]
@@ -206,7 +206,7 @@ impl<'a, T: MatmulElement> Product<'a, T> {
             (0..tasks).for_each(one);
         } else {
             let chunk = tasks.div_ceil(threads * 4).max(1);
-            (0..tasks).into_par_iter().with_min_len(chunk).for_each(one);
+            pool::spread(tasks.div_ceil(chunk), &|i| (i * chunk..((i + 1) * chunk).min(tasks)).for_each(one));
         }
     }
 

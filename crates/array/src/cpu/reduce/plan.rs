@@ -51,18 +51,13 @@ pub(crate) struct Rest {
 
 impl Plan {
     /// A view that has elements, with the dims to reduce.
-    pub(crate) fn new(
-        offset: usize,
-        shape: &[usize],
-        strides: &[isize],
-        reduced: impl Fn(usize) -> bool,
-    ) -> Plan {
+    pub(crate) fn new(offset: usize, shape: &[usize], strides: &[isize], reduced: &[bool]) -> Plan {
         let mut order: SmallVec<[usize; 6]> = (0..shape.len()).collect();
         // Dims of size 1 go first: their strides mean nothing and must not disturb the order of the others.
         order.sort_by_key(|&d| if shape[d] == 1 { isize::MIN } else { strides[d].saturating_neg() });
         let mut groups: SmallVec<[Group; 6]> = SmallVec::new();
         for &d in order.iter().filter(|&&d| shape[d] != 1) {
-            let next = Group { reduced: reduced(d), len: shape[d], stride: strides[d] };
+            let next = Group { reduced: reduced[d], len: shape[d], stride: strides[d] };
             match groups.last_mut() {
                 Some(g) if g.reduced == next.reduced && g.stride == next.stride * next.len as isize => {
                     *g = Group { len: g.len * next.len, ..next };
@@ -70,7 +65,7 @@ impl Plan {
                 _ => groups.push(next),
             }
         }
-        let kept = order.into_iter().filter(|&d| !reduced(d)).collect();
+        let kept = order.into_iter().filter(|&d| !reduced[d]).collect();
         Plan { offset, groups, kept }
     }
 

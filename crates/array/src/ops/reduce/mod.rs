@@ -80,8 +80,8 @@ impl Over {
     }
 
     /// A view of `x`, or a copy where it must be, and how to walk it.
-    fn plan(&self, x: &Array, fits: impl Fn(&Plan) -> bool) -> Result<(Array, Plan)> {
-        let plan = |x: &Array| Plan::new(x.offset(), x.shape(), x.strides(), |d| self.reduced[d]);
+    fn plan(&self, x: &Array, fits: &dyn Fn(&Plan) -> bool) -> Result<(Array, Plan)> {
+        let plan = |x: &Array| Plan::new(x.offset(), x.shape(), x.strides(), &self.reduced);
         let direct = plan(x);
         if direct.walkable() && fits(&direct) {
             return Ok((x.clone(), direct));
@@ -115,16 +115,14 @@ impl Over {
         if x.numel() == 0 {
             return Array::build(self.shape.clone(), |out: &mut [A]| out.fill(empty));
         }
-        let (x, plan) = self.plan(x, fits)?;
+        let (x, plan) = self.plan(x, &fits)?;
         let host: Host = x.host(self.op)?;
         let fill = |out: &mut [A]| kernel(host.slice::<T>(), &plan, out);
-        let large = plan.kept.iter().filter(|&&d| x.shape()[d] != 1);
-        if large.clone().is_sorted() {
-            return Array::build(self.shape.clone(), fill);
-        }
-        // Results lie in the order of the input's memory; bring them back to the order of its dims.
-        let kept: Dims = plan.kept.iter().map(|&d| x.shape()[d]).collect();
-        let out = Array::build(Shape::from_dims(kept)?, fill)?;
+        self.in_order(Array::build(shape_in_memory(&x, &plan)?, fill)?, &plan)
+    }
+
+    /// Results lie in the order of the input's memory; this brings them to the order of its dims.
+    fn in_order(&self, out: Array, plan: &Plan) -> Result<Array> {
         out.permute(&inverse(&plan.kept))?.reshape(&self.shape)
     }
 
@@ -141,6 +139,10 @@ impl Over {
         }
         dy.reshape(&self.kept)
     }
+}
+
+fn shape_in_memory(x: &Array, plan: &Plan) -> Result<Shape> {
+    Ok(Shape::from_dims(plan.kept.iter().map(|&d| x.shape()[d]).collect())?)
 }
 
 /// Divides sums by their count.
