@@ -113,7 +113,7 @@ const LIBTEST: &[&str] = &["test", "--workspace", "--lib", "--bins", "--tests", 
 fn programs(root: &Path, summary: &mut Summary) {
     for name in examples(root) {
         summary.step(format!("example {name}"), || {
-            command(&mut cargo(root, ["run", "--release", "--quiet", "--example", &name]))
+            command(&mut cargo(root, ["run", "--quiet", "--example", &name]))
         });
     }
     for (kind, path) in golden::public_cases(root) {
