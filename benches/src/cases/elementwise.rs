@@ -2,13 +2,16 @@
 
 use super::{Built, one};
 use crate::inputs::normal;
-use planaria_array::ops::{Activation, activation_grad};
+use planaria_array::ops::{Activation, Binary, activation_grad, binary_into};
 
 pub(super) fn build(case: &str) -> Built {
     let x = |len: usize| normal(1, &[len]);
     match case {
-        // There is no `out=` argument: results land in memory that the allocator kept.
-        "add16m" | "add16m_out" => add(1 << 24),
+        "add16m" => add(1 << 24),
+        "add16m_out" => {
+            let (x, y, z) = (x(1 << 24)?, normal(2, &[1 << 24])?, normal(3, &[1 << 24])?);
+            Ok(Some(Box::new(move || binary_into(Binary::Add, &x, &y, &z).map(|()| Vec::new()))))
+        }
         "add1m" => add(1 << 20),
         "add_bcast16m" => {
             let (x, y) = (x(1 << 24)?.reshape(&[4096, 4096])?, normal(2, &[4096])?);

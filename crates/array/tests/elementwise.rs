@@ -295,10 +295,34 @@ fn in_place_equals_out_of_place_through_views() {
     x.unary_in_place(Unary::Exp).unwrap();
     assert_eq!(x.to_vec::<f32>().unwrap(), want);
     assert_eq!(base.to_vec::<f32>().unwrap()[..20], (0..20).map(|i| i as f32 * 0.1).collect::<Vec<_>>()[..]);
+    let out = Array::zeros(x.shape(), DType::F32).unwrap();
+    ops::binary_into(Binary::Sub, &x, &y, &out).unwrap();
+    assert_eq!(out.to_vec::<f32>().unwrap(), x.sub(&y).unwrap().to_vec::<f32>().unwrap());
+    ops::binary_into(Binary::Sub, &x, &y, &x).unwrap();
+    assert_eq!(x.to_vec::<f32>().unwrap(), out.to_vec::<f32>().unwrap());
+    assert!(ops::binary_into(Binary::Sub, &x, &y, &y).is_err());
     // An operand that is part of the destination is read before it is overwritten.
     let v = Array::from_slice(&[1i32, 2, 3, 4], &[4]).unwrap();
     v.binary_in_place(Binary::Add, &v.slice(0, Some(0), Some(1), 1).unwrap()).unwrap();
     assert_eq!(v.to_vec::<i32>().unwrap(), [2, 3, 4, 5]);
+}
+
+#[test]
+fn results_too_large_for_the_caches_are_the_same() {
+    // Past the size from which results are streamed, with blocks that do not divide it.
+    let x = Array::from_slice(&(0..3001 * 3000).map(|i| (i % 251) as f32).collect::<Vec<_>>(), &[3001, 3000])
+        .unwrap();
+    let row = x.select(0, 7).unwrap();
+    let got = x.sub(&row).unwrap();
+    for i in [0usize, 1, 1500, 3000] {
+        let want = x.select(0, i as i64).unwrap().sub(&row).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(got.select(0, i as i64).unwrap().to_vec::<f32>().unwrap(), want);
+    }
+    let t = x.transpose(0, 1).unwrap();
+    assert_eq!(t.add(&t).unwrap().select(1, 2999).unwrap().to_vec::<f32>().unwrap(), {
+        let r = x.select(0, 2999).unwrap();
+        r.add(&r).unwrap().to_vec::<f32>().unwrap()
+    });
 }
 
 #[test]

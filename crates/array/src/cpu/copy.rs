@@ -1,5 +1,6 @@
 //! Copies between strided and contiguous memory, with a tiled path for transposed views.
 
+use super::simd::simd;
 use super::strided::{Operand, OperandMut};
 use crate::pool;
 use bytemuck::Pod;
@@ -12,9 +13,6 @@ pub(crate) struct Geometry<'a> {
     pub(crate) shape: &'a [usize],
     pub(crate) strides: &'a [isize],
 }
-
-/// Destination elements per tile row: a few cache lines, so that each one is written in full at once.
-const TILE: usize = 64;
 
 /// Writes the view's elements to `out` in row-major order.
 pub(crate) fn to_contiguous<T: Pod + Send + Sync>(data: &[T], view: Geometry<'_>, out: &mut [T]) {
@@ -85,7 +83,7 @@ impl<'a> Transpose<'a> {
     fn run<T: Pod + Send + Sync>(&self, data: &[T], out: &mut [T]) {
         let last = self.view.shape.len() - 1;
         // Whole slabs of dim 0 can be written by different threads; tiles never cross a slab unless dim 0 is tiled.
-        let rows = if self.along == 0 { (64 / size_of::<T>()).max(8) } else { 1 };
+        let rows = if self.along == 0 { TILE_ROWS } else { 1 };
         let slab = self.out_strides[0] as usize;
         pool::for_chunks_mut(out, rows * slab, 2 * size_of::<T>(), |at, piece| {
             let first = at / slab;
@@ -130,7 +128,7 @@ impl<'a> Transpose<'a> {
         }
     }
 
-    /// One matrix: rows along the source's contiguous dim, columns along the last dim, in cache-sized tiles.
+    /// One matrix: rows along the source's contiguous dim, columns along the last dim, in square tiles.
     fn matrix<T: Pod>(
         &self,
         data: &[T],
@@ -142,23 +140,59 @@ impl<'a> Transpose<'a> {
     ) {
         let last = self.view.shape.len() - 1;
         let (columns, step) = (self.view.shape[last], self.view.strides[last]);
-        let (row_step, tile_rows) = (self.out_strides[self.along], (64 / size_of::<T>()).max(8));
-        let mut tile = [[T::zeroed(); 64]; TILE];
-        for k in rows.clone().step_by(tile_rows) {
-            let height = tile_rows.min(rows.end - k);
-            for c in (0..columns).step_by(TILE) {
-                let width = TILE.min(columns - c);
-                for (j, line) in tile[..width].iter_mut().enumerate() {
-                    let at = (src + k as isize + (c + j) as isize * step) as usize;
-                    line[..height].copy_from_slice(&data[at..at + height]);
-                }
-                for i in 0..height {
-                    let at = (dst + (k + i - first_row) as isize * row_step) as usize + c;
-                    for (o, line) in out[at..at + width].iter_mut().zip(&tile) {
-                        *o = line[i];
+        let row_step = self.out_strides[self.along] as usize;
+        let target = |k: usize, c: usize| dst as usize + (k - first_row) * row_step + c;
+        let source = |k: usize, c: usize| (src + k as isize + c as isize * step) as usize;
+        for k in rows.clone().step_by(TILE_ROWS) {
+            for c in (0..columns).step_by(SIDE) {
+                let end = (k + TILE_ROWS).min(rows.end);
+                for k in (k..end).step_by(SIDE) {
+                    let (height, width) = (SIDE.min(end - k), SIDE.min(columns - c));
+                    if height == SIDE && width == SIDE && step > 0 {
+                        tile(&data[source(k, c)..], step as usize, &mut out[target(k, c)..], row_step);
+                        continue;
+                    }
+                    for i in 0..height {
+                        for j in 0..width {
+                            out[target(k + i, c + j)] = data[source(k + i, c + j)];
+                        }
                     }
                 }
             }
+        }
+    }
+}
+
+/// Side of a square tile.
+const SIDE: usize = 16;
+/// Rows of a tile column visited together: two lines of four-byte elements, which memory delivers in pairs.
+const TILE_ROWS: usize = 32;
+
+simd! {
+    /// `dst[i * dst_step + j] = src[j * src_step + i]` for a square of [`SIDE`]: four rounds that exchange halves.
+    fn tile<T: Pod>(src: &[T], src_step: usize, dst: &mut [T], dst_step: usize) {
+        let mut rows = [[T::zeroed(); SIDE]; SIDE];
+        for (j, row) in rows.iter_mut().enumerate() {
+            row.copy_from_slice(&src[j * src_step..j * src_step + SIDE]);
+        }
+        exchange::<T, 8>(&mut rows);
+        exchange::<T, 4>(&mut rows);
+        exchange::<T, 2>(&mut rows);
+        exchange::<T, 1>(&mut rows);
+        for (i, row) in rows.iter().enumerate() {
+            dst[i * dst_step..i * dst_step + SIDE].copy_from_slice(row);
+        }
+    }
+}
+
+/// Swaps the upper right with the lower left of every block of side `2 * S`.
+#[inline(always)]
+fn exchange<T: Pod, const S: usize>(rows: &mut [[T; SIDE]; SIDE]) {
+    for i in (0..SIDE).filter(|i| i & S == 0) {
+        let (a, b) = (rows[i], rows[i + S]);
+        for k in 0..SIDE {
+            rows[i][k] = if k & S == 0 { a[k] } else { b[k ^ S] };
+            rows[i + S][k] = if k & S == 0 { a[k ^ S] } else { b[k] };
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Drives block kernels over strided operands: any shapes and strides in, contiguous slices at the kernel.
 
+use super::stream;
 use super::strided::{BLOCK, Operand, OperandMut};
 use crate::pool;
 use bytemuck::Pod;
@@ -15,21 +16,60 @@ pub(crate) type Kernel2<'k, A, B, O> = &'k (dyn Fn(&[A], &[B], &mut [O]) + Sync)
 /// A kernel of three inputs.
 pub(crate) type Kernel3<'k, A, B, C, O> = &'k (dyn Fn(&[A], &[B], &[C], &mut [O]) + Sync);
 
-/// Scratch for blocks that must be gathered; empty when the operand can always be read in place.
-fn scratch<T: Plain>(operand: &Operand<'_, T>, block: usize, len: usize) -> Vec<T> {
-    let size = if operand.as_slice().is_some() { 0 } else { block.min(len) };
-    vec![T::zeroed(); size]
+/// Cuts `out` into pieces for the pool and those into blocks, and calls `fill(first index, block)` for each.
+/// Large results are computed in the cache and streamed to memory.
+fn for_blocks<O: Plain>(
+    out: &mut [O],
+    block: usize,
+    item: usize,
+    fill: impl Fn(usize, &mut [O], &mut Gathered) + Sync,
+) {
+    let large = size_of_val(out) >= stream::LARGE;
+    // Equal parts of a block keep its row boundaries.
+    let block = if large { block.div_ceil(block.div_ceil(stream::SCRATCH)) } else { block };
+    pool::for_chunks_mut(out, block, item, |first, piece| {
+        let mut gathered = Gathered::new(block.min(piece.len()));
+        if !large {
+            for (i, o) in piece.chunks_mut(block).enumerate() {
+                fill(first + i * block, o, &mut gathered);
+            }
+            return;
+        }
+        let mut fresh = vec![O::zeroed(); block];
+        for (i, o) in piece.chunks_mut(block).enumerate() {
+            let fresh = &mut fresh[..o.len()];
+            fill(first + i * block, fresh, &mut gathered);
+            stream::copy(fresh, o);
+        }
+        stream::fence();
+    });
+}
+
+/// Scratch for the blocks of up to three operands that cannot be read in place; made when first needed.
+struct Gathered {
+    block: usize,
+    bytes: [Vec<u64>; 3],
+}
+
+impl Gathered {
+    fn new(block: usize) -> Gathered {
+        Gathered { block, bytes: [Vec::new(), Vec::new(), Vec::new()] }
+    }
+
+    /// Scratch for operand `which`; empty when that operand can always be read in place.
+    fn scratch<'s, T: Plain>(bytes: &'s mut Vec<u64>, block: usize, operand: &Operand<'_, T>) -> &'s mut [T] {
+        if bytes.is_empty() && operand.as_slice().is_none() {
+            bytes.resize((block * size_of::<T>()).div_ceil(8), 0);
+        }
+        bytemuck::cast_slice_mut(bytes)
+    }
 }
 
 /// `out[i] = kernel(x[i])` in row-major order.
 pub(crate) fn map1<A: Plain, O: Plain>(x: &Operand<'_, A>, out: &mut [O], kernel: Kernel1<'_, A, O>) {
-    let block = x.block_len();
-    pool::for_chunks_mut(out, block, size_of::<A>() + size_of::<O>(), |first, piece| {
-        let mut sx = scratch(x, block, piece.len());
-        for (i, o) in piece.chunks_mut(block).enumerate() {
-            let at = first + i * block;
-            kernel(x.block(at..at + o.len(), &mut sx), o);
-        }
+    for_blocks(out, x.block_len(), size_of::<A>() + size_of::<O>(), |at, o, gathered| {
+        let Gathered { block, bytes: [sx, ..] } = gathered;
+        kernel(x.block(at..at + o.len(), Gathered::scratch(sx, *block, x)), o);
     });
 }
 
@@ -40,15 +80,12 @@ pub(crate) fn map2<A: Plain, B: Plain, O: Plain>(
     out: &mut [O],
     kernel: Kernel2<'_, A, B, O>,
 ) {
-    let block = x.block_len().min(y.block_len());
     let item = size_of::<A>() + size_of::<B>() + size_of::<O>();
-    pool::for_chunks_mut(out, block, item, |first, piece| {
-        let (mut sx, mut sy) = (scratch(x, block, piece.len()), scratch(y, block, piece.len()));
-        for (i, o) in piece.chunks_mut(block).enumerate() {
-            let at = first + i * block;
-            let range = at..at + o.len();
-            kernel(x.block(range.clone(), &mut sx), y.block(range, &mut sy), o);
-        }
+    for_blocks(out, x.block_len().min(y.block_len()), item, |at, o, gathered| {
+        let Gathered { block, bytes: [sx, sy, _] } = gathered;
+        let range = at..at + o.len();
+        let bx = x.block(range.clone(), Gathered::scratch(sx, *block, x));
+        kernel(bx, y.block(range, Gathered::scratch(sy, *block, y)), o);
     });
 }
 
@@ -60,17 +97,14 @@ pub(crate) fn map3<A: Plain, B: Plain, C: Plain, O: Plain>(
     out: &mut [O],
     kernel: Kernel3<'_, A, B, C, O>,
 ) {
-    let block = x.block_len().min(y.block_len()).min(z.block_len());
+    let block_len = x.block_len().min(y.block_len()).min(z.block_len());
     let item = size_of::<A>() + size_of::<B>() + size_of::<C>() + size_of::<O>();
-    pool::for_chunks_mut(out, block, item, |first, piece| {
-        let (mut sx, mut sy) = (scratch(x, block, piece.len()), scratch(y, block, piece.len()));
-        let mut sz = scratch(z, block, piece.len());
-        for (i, o) in piece.chunks_mut(block).enumerate() {
-            let at = first + i * block;
-            let range = at..at + o.len();
-            let (bx, by) = (x.block(range.clone(), &mut sx), y.block(range.clone(), &mut sy));
-            kernel(bx, by, z.block(range, &mut sz), o);
-        }
+    for_blocks(out, block_len, item, |at, o, gathered| {
+        let Gathered { block, bytes: [sx, sy, sz] } = gathered;
+        let range = at..at + o.len();
+        let bx = x.block(range.clone(), Gathered::scratch(sx, *block, x));
+        let by = y.block(range.clone(), Gathered::scratch(sy, *block, y));
+        kernel(bx, by, z.block(range, Gathered::scratch(sz, *block, z)), o);
     });
 }
 

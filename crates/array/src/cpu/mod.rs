@@ -24,6 +24,7 @@ pub(crate) mod scan;
 pub(crate) mod simd;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+pub(crate) mod stream;
 pub(crate) mod strided;
 pub(crate) mod swiglu;
 pub(crate) mod trunc;

@@ -33,7 +33,8 @@ mod triangle;
 pub use cross_entropy::*;
 pub use dropout::{dropout, dropout_add, dropout_grad};
 pub use elementwise::{
-    Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
+    Activation, Binary, Compare, Unary, activation_grad, binary, binary_into, bit_not, clip, compare, unary,
+    where_,
 };
 pub use embedding::*;
 pub use gather::{OwnValue, ScatterReduce};

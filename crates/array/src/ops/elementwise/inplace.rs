@@ -3,10 +3,11 @@
 use super::{Binary, Unary, check_divisor, undefined};
 use crate::array::Array;
 use crate::cpu::elementwise::lane::Lane;
-use crate::cpu::map::{Kernel1, Kernel2, update1, update2};
+use crate::cpu::map::{Kernel1, Kernel2, map2, update1, update2};
 use crate::cpu::strided::OperandMut;
 use crate::element::{Element, with_dtype};
 use crate::error::{Error, Result};
+use crate::view::broadcast_shapes;
 
 impl Array {
     /// Applies `op` to every element of this view, in place.
@@ -23,6 +24,30 @@ impl Array {
             T::binary(op, |kernel| update_two::<T>(self, y, kernel)).unwrap_or_else(|| Err(undefined(op, self.dtype())))
         })
     }
+}
+
+/// Writes `op(x, y)` over the elements of `out`, whose shape the two broadcast to.
+pub fn binary_into(op: Binary, x: &Array, y: &Array, out: &Array) -> Result<()> {
+    let shape = broadcast_shapes("binary_into", x.shape(), y.shape())?;
+    if &shape != out.shape() {
+        let reason = "the output must have the shape of the result";
+        return Err(Error::ShapeMismatch { op: "binary_into", lhs: shape, rhs: out.shape().clone(), reason });
+    }
+    out.check_dtype("binary_into", x.dtype())?;
+    let alone = !out.shares_storage(x) && !out.shares_storage(y) && x.device() == y.device();
+    if out.is_meta() || !alone || !out.is_contiguous() {
+        return out.copy_from(&super::binary(op, x, y)?);
+    }
+    check_divisor(op, y)?;
+    y.check_dtype("binary_into", x.dtype())?;
+    with_dtype!(x.dtype(), T => T::binary(op, |kernel| {
+        let (x, y) = (x.broadcast_to(&shape)?, y.broadcast_to(&shape)?);
+        let (hx, hy) = (x.host("binary_into")?, y.host("binary_into")?);
+        out.write::<T, _>("binary_into", |data| {
+            let data = &mut data[out.offset()..out.offset() + out.numel()];
+            map2(&x.operand::<T>(&hx), &y.operand::<T>(&hy), data, kernel);
+        })
+    }).unwrap_or_else(|| Err(undefined(op, x.dtype()))))
 }
 
 fn update_one<T: Element>(x: &Array, kernel: Kernel1<'_, T, T>) -> Result<()> {

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::view::broadcast_shapes;
 use planaria_layout::DType;
 
+pub use inplace::binary_into;
 pub use select::{clip, where_};
 
 /// Operations of one input that keep the dtype.
