@@ -194,6 +194,14 @@ pub enum Error {
         /// Elements of the rank's piece.
         expected: usize,
     },
+    /// A whole tensor with the wrong number of elements.
+    #[error("{found} values given for {expected} elements")]
+    ValueLength {
+        /// Values given.
+        found: usize,
+        /// Elements of the shape.
+        expected: usize,
+    },
     /// A broken promise of this crate; please report it.
     #[error("internal error in planaria-layout: {0}")]
     Bug(&'static str),

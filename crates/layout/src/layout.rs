@@ -73,9 +73,8 @@ impl Layout {
     /// The same mesh and shape with one axis placed otherwise.
     pub fn with(&self, axis: usize, placement: Placement) -> Result<Layout> {
         let mut placements = self.placements.clone();
-        if let Some(slot) = placements.get_mut(axis) {
-            *slot = placement;
-        }
+        let unknown = || Error::UnknownAxis { axis: axis.to_string(), mesh: self.mesh.to_string() };
+        *placements.get_mut(axis).ok_or_else(unknown)? = placement;
         Layout::new(&self.mesh, &self.shape, &placements)
     }
 
@@ -156,6 +155,9 @@ impl Layout {
     /// Calls `found` for boxes that together are `want`, each with coordinates that hold it.
     /// Coordinates of axes that do not cut the tensor are as pinned, or 0.
     pub(crate) fn visit(&self, want: &Region, pins: &Pins, found: &mut dyn FnMut(Region, &mut Coords)) {
+        if want.ndim() != self.shape.ndim() {
+            return;
+        }
         let pinned = |axis| pins.get(axis);
         let mut hits: SmallVec<[Vec<cut::Hit>; 4]> = SmallVec::new();
         for (dim, splits) in self.cuts.iter().enumerate() {

@@ -128,6 +128,9 @@ impl<H: Holder> Tiling for Listed<H> {
     }
 
     fn lookup(&self, want: &Region, _: &Fixed, found: &mut Found<'_, H>) {
+        if want.ndim() != self.inner.shape.ndim() {
+            return;
+        }
         for number in self.inner.index.overlapping(want) {
             let Some(region) = self.inner.index.regions()[number].intersect(want) else { continue };
             let holders = self.inner.boxes[number].as_slice();

@@ -286,6 +286,17 @@ impl Mesh {
     fn sub_mesh(&self, at: &[usize], kept: AxisSet) -> Result<Mesh> {
         let axes: Vec<(&str, usize)> =
             kept.iter().map(|a| (self.0.axes[a].name.as_str(), self.axis_size(a))).collect();
+        if let Numbering::Strided { strides, .. } = &self.0.numbering {
+            // Some of the strides of a numbering that division turns back do so as well.
+            let mut at = Coords::from_slice(at);
+            kept.iter().for_each(|a| at[a] = 0);
+            let numbering = Numbering::Strided {
+                start: self.rank_at(&at),
+                strides: kept.iter().map(|a| strides[a]).collect(),
+            };
+            let (axes, size) = check_axes(axes.into_iter())?;
+            return Ok(Mesh(Arc::new(Inner { axes, size, numbering })));
+        }
         let ranks = self.group(self.rank_at(at), kept)?;
         Mesh::with_ranks(&axes, &ranks)
     }
@@ -438,5 +449,59 @@ fn parse_ranks(scan: &mut Scan<'_>, axes: &[(&str, usize)]) -> Result<Mesh> {
     match end.checked_sub(start) {
         Some(count) if count == mesh.size() => Ok(mesh),
         count => Err(Error::RankCount { ranks: count.unwrap_or(0), mesh: mesh.size() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(text: &str) -> Mesh {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn ranks_and_coordinates_are_inverse_under_any_numbering() {
+        for text in [
+            "dp=2 tp=3",
+            "dp=2 tp=3 ranks=7..13",
+            "dp=2 tp=3 ranks=[0,2,4,1,3,5]",
+            "a=2 b=3 ranks=[9,1,8,0,7,3]",
+        ] {
+            let mesh = mesh(text);
+            for (position, rank) in mesh.ranks().enumerate() {
+                assert_eq!(mesh.coords(rank).unwrap(), mesh.coords_at(position), "{text}");
+                assert_eq!(mesh.rank(&mesh.coords_at(position)), Some(rank));
+            }
+            assert_eq!((0..20).filter(|&r| mesh.coords(r).is_some()).count(), 6, "{text}");
+            assert_eq!(mesh.rank(&[2, 0]), None);
+        }
+        // Strides 3 and 2 overlap: division could not turn 4 = 2 + 2 back.
+        assert_eq!(mesh("a=2 b=3 ranks=[0,2,4,3,5,7]").coords(4).unwrap().as_slice(), [0, 2]);
+    }
+
+    #[test]
+    fn sub_meshes_and_groups_follow_the_axes() {
+        let mesh = mesh("pp=2 dp=2 tp=3");
+        let stage = mesh.fix(&[("pp", 1)]).unwrap();
+        assert_eq!(stage.to_string(), "dp=2 tp=3 ranks=6..12");
+        assert_eq!(stage.fix(&[("tp", 2)]).unwrap().to_string(), "dp=2 ranks=[8,11]");
+        assert_eq!(stage, Mesh::with_ranks(&[("dp", 2), ("tp", 3)], &[6, 7, 8, 9, 10, 11]).unwrap());
+        assert_eq!(mesh.keep(&["tp", "pp"], 4).unwrap().to_string(), "pp=2 tp=3 ranks=[3,4,5,9,10,11]");
+        assert_eq!(mesh.keep(&[], 4).unwrap().to_string(), "ranks=4..5");
+        let axes = mesh.axis_set(&["pp", "tp"]).unwrap();
+        assert_eq!(mesh.group(4, axes).unwrap(), [3, 4, 5, 9, 10, 11]);
+        assert_eq!(mesh.groups(axes).map(|g| g[0]).collect::<Vec<_>>(), [0, 3]);
+        assert!(matches!(mesh.fix(&[("tp", 3)]), Err(Error::CoordOutOfRange { coord: 3, size: 3, .. })));
+        assert!(matches!(mesh.group(12, axes), Err(Error::RankNotInMesh { rank: 12, .. })));
+    }
+
+    #[test]
+    fn equal_meshes_compare_equal_and_huge_ones_cost_nothing() {
+        let listed = Mesh::with_ranks(&[("a", 2), ("b", 2)], &[0, 1, 2, 3]).unwrap();
+        assert_eq!(listed, mesh("a=2 b=2"));
+        let huge = mesh("a=65536 b=65536");
+        assert_eq!(huge.fix(&[("a", 9)]).unwrap().coords(9 * 65536 + 5).unwrap().as_slice(), [5]);
+        assert!("a=65536 b=65537".parse::<Mesh>().is_err());
     }
 }

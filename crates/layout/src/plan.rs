@@ -19,6 +19,9 @@ pub fn fetch<F: Tiling>(
     turn: usize,
 ) -> Result<Vec<Tile<F::Holder>>> {
     from.check_plain()?;
+    if want.ndim() != from.shape().ndim() || !Region::whole(from.shape()).contains(want) {
+        return Err(Error::TileOutside { tile: Box::new(want.clone()), shape: from.shape().to_string() });
+    }
     let mut tiles = Vec::new();
     fetch_fixed(from, &Owned { region: want.clone(), turn }, reader, &Fixed::default(), &mut tiles);
     Ok(tiles)

@@ -14,26 +14,23 @@ use std::collections::HashMap;
 /// One row-major buffer per rank, in the row-major order of the mesh coordinates.
 pub type Locals = Vec<Vec<f64>>;
 
-/// Cuts a whole tensor into the buffers of a layout. Every rank of a partial axis gets the value
-/// times `weight(coords)`, which only tests with pending reductions need: pass `|_| 1.0` otherwise.
-pub fn scatter(layout: &Layout, value: &[f64], weight: impl Fn(&[usize]) -> f64) -> Locals {
+/// Cuts a whole tensor into the buffers of a layout. The rank at `coords` gets its cut times
+/// `weight(coords)`, which only tests with pending reductions need: pass `|_| 1.0` otherwise.
+pub fn scatter(layout: &Layout, value: &[f64], weight: impl Fn(&[usize]) -> f64) -> Result<Locals> {
+    if value.len() != layout.shape().numel() {
+        return Err(Error::ValueLength { found: value.len(), expected: layout.shape().numel() });
+    }
     let whole = Region::whole(layout.shape());
     let cut = |position: usize| {
         let coords = layout.mesh().coords_at(position);
         let piece = layout.piece_at(&coords);
         let mut local = vec![0.0; piece.numel()];
         for region in piece.boxes() {
-            copy_box(
-                value,
-                &region,
-                &whole,
-                &mut local,
-                &home(&piece),
-                &piece.locate(&region).unwrap_or(region.clone()),
-            );
+            for (to, from) in held_at(&piece, &region)?.into_iter().zip(elements(&region, &whole)) {
+                local[to] = value[from] * weight(&coords);
+            }
         }
-        local.iter_mut().for_each(|x| *x *= weight(&coords));
-        local
+        Ok(local)
     };
     (0..layout.mesh().size()).map(cut).collect()
 }
@@ -51,9 +48,7 @@ pub fn gather(layout: &Layout, locals: &[Vec<f64>]) -> Result<Option<Vec<f64>>> 
     for (position, local) in locals.iter().enumerate() {
         let piece = layout.piece_at(&layout.mesh().coords_at(position));
         for region in piece.boxes() {
-            let inner = piece.locate(&region).ok_or(Error::Bug("a piece does not hold its own box"))?;
-            let reads = elements(&inner, &home(&piece));
-            for (to, from) in elements(&region, &whole).into_iter().zip(reads) {
+            for (to, from) in elements(&region, &whole).into_iter().zip(held_at(&piece, &region)?) {
                 if value[to]
                     .replace(local[from])
                     .is_some_and(|old: f64| old.to_bits() != local[from].to_bits())
@@ -109,7 +104,6 @@ fn run_plan(from: &Layout, to: &Layout, rank: Rank, locals: &[Vec<f64>]) -> Resu
     let fill = if plan.neutral == Neutral::Zero { 0.0 } else { 1.0 };
     let mut local = vec![f64::NAN; piece.numel()];
     for part in &plan.parts {
-        let inner = piece.locate(&part.region).ok_or(Error::Bug("a part is outside its piece"))?;
         let mut values = vec![fill; part.region.numel()];
         for (i, &source) in part.from.iter().enumerate() {
             let contribution = read(from, source, &part.region, locals)?;
@@ -121,7 +115,7 @@ fn run_plan(from: &Layout, to: &Layout, rank: Rank, locals: &[Vec<f64>]) -> Resu
         if let Some(combine) = plan.combine.filter(|_| !part.from.is_empty()) {
             values.iter_mut().for_each(|x| *x = finish(*x, combine));
         }
-        for (to, value) in elements(&inner, &home(&piece)).into_iter().zip(values) {
+        for (to, value) in held_at(&piece, &part.region)?.into_iter().zip(values) {
             local[to] = value;
         }
     }
@@ -131,10 +125,9 @@ fn run_plan(from: &Layout, to: &Layout, rank: Rank, locals: &[Vec<f64>]) -> Resu
 fn read(from: &Layout, source: Rank, region: &Region, locals: &[Vec<f64>]) -> Result<Vec<f64>> {
     let coords = from.mesh().require(source)?;
     let piece = from.piece_at(&coords);
-    let inner = piece.locate(region).ok_or(Error::Bug("a source does not hold what it should send"))?;
     let all = (0..coords.len()).collect();
     let local = &locals[from.mesh().position(all, &coords)];
-    Ok(elements(&inner, &home(&piece)).into_iter().map(|at| local[at]).collect())
+    Ok(held_at(&piece, region)?.into_iter().map(|at| local[at]).collect())
 }
 
 fn fold(values: &mut [f64], with: &[f64], combine: Combine) {
@@ -161,19 +154,15 @@ fn truth(yes: bool) -> f64 {
     f64::from(u8::from(yes))
 }
 
-/// The local buffer of a piece as a box at the origin.
-fn home(piece: &Piece) -> Region {
+/// Where a piece keeps the elements of a box in its buffer.
+fn held_at(piece: &Piece, region: &Region) -> Result<Vec<usize>> {
     let extents = piece.extents();
-    Region::from_bounds(extents.iter().map(|_| 0).collect(), extents)
+    let buffer = Region::from_bounds(extents.iter().map(|_| 0).collect(), extents);
+    let inner = piece.locate(region).ok_or(Error::Bug("a plan uses a box that a piece does not hold"))?;
+    Ok(elements(&inner, &buffer))
 }
 
 /// Offsets of the elements of a box in the row-major storage of `outer`.
 fn elements(region: &Region, outer: &Region) -> Vec<usize> {
     region.runs(outer).flat_map(|(at, len)| at..at + len).collect()
-}
-
-fn copy_box(from: &[f64], at: &Region, whole: &Region, to: &mut [f64], home: &Region, inner: &Region) {
-    for (to_at, from_at) in elements(inner, home).into_iter().zip(elements(at, whole)) {
-        to[to_at] = from[from_at];
-    }
 }

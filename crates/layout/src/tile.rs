@@ -31,7 +31,8 @@ impl Tile<Extent> {
     /// `size` is the bytes of one element.
     pub fn byte_runs(&self, part: &Region, size: usize) -> impl Iterator<Item = (u64, u64)> + use<> {
         let start = self.holder.offset;
-        part.runs(&self.region).map(move |(at, len)| (start + (at * size) as u64, (len * size) as u64))
+        let bytes = move |elements: usize| elements.saturating_mul(size) as u64;
+        part.runs(&self.region).map(move |(at, len)| (start.saturating_add(bytes(at)), bytes(len)))
     }
 }
 

@@ -123,8 +123,8 @@ proptest! {
         let value = iota(from.shape());
         let route = Route::find(&from, &to, 4).unwrap();
         route.steps.iter().for_each(check_claim);
-        let moved = simulate::run(&route, &simulate::scatter(&from, &value, |_| 1.0)).unwrap();
-        prop_assert_eq!(moved, simulate::scatter(&to, &value, |_| 1.0), "{} -> {}: {}", from, to, route);
+        let moved = simulate::run(&route, &simulate::scatter(&from, &value, |_| 1.0).unwrap()).unwrap();
+        prop_assert_eq!(moved, simulate::scatter(&to, &value, |_| 1.0).unwrap(), "{} -> {}: {}", from, to, route);
     }
 
     #[test]

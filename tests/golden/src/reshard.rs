@@ -44,7 +44,7 @@ fn check(case: &Value) -> Result<Verdict> {
     let to = layout(&mesh, &shape, &case.dst)?;
     let locals = match &case.src_locals {
         Some(locals) => flatten(locals)?,
-        None => fixture(&from),
+        None => fixture(&from)?,
     };
     let ours = simulate::run(&Route::find(&from, &to, 4)?, &locals)?;
     check_value(&from, &locals, &to, &ours)?;
@@ -87,10 +87,10 @@ fn check_agreement(from: &Layout, to: &Layout) -> Result<()> {
 }
 
 /// Counting numbers, times `coordinate + 1` along every pending axis, as the reference's cases are.
-fn fixture(from: &Layout) -> Locals {
+fn fixture(from: &Layout) -> Result<Locals> {
     let value: Vec<f64> = (0..from.shape().numel()).map(|i| i as f64).collect();
     let axes: Vec<usize> = from.partial_axes().iter().collect();
-    simulate::scatter(from, &value, |at| axes.iter().map(|&a| (at[a] + 1) as f64).product())
+    Ok(simulate::scatter(from, &value, |at| axes.iter().map(|&a| (at[a] + 1) as f64).product())?)
 }
 
 fn layout(mesh: &Mesh, shape: &Shape, placements: &[String]) -> Result<Layout> {

@@ -4,7 +4,6 @@ use crate::cut::Split;
 use crate::error::Result;
 use crate::layout::Layout;
 use crate::mesh::AxisSet;
-use crate::placement::Placement;
 use crate::plan::check_shapes;
 use crate::reshard::demand;
 use smallvec::SmallVec;
@@ -156,24 +155,20 @@ fn on_one_mesh(from: &Layout, to: &Layout) -> (Collective, AxisSet) {
         from.partial_axes().iter().filter(real).filter(|&a| from.reduce(a) != to.reduce(a)).collect();
     let begun: AxisSet =
         to.partial_axes().iter().filter(real).filter(|&a| from.reduce(a) != to.reduce(a)).collect();
-    let is = |layout: &Layout, axes: AxisSet, test: fn(&Placement) -> bool| {
-        axes.iter().all(|a| test(&layout.placements()[a]))
-    };
-    let replicated = |p: &Placement| matches!(p, Placement::Replicate);
-    let sharded = |p: &Placement| matches!(p, Placement::Shard(_));
+    // An axis that leaves one role takes up another, so what the other roles do decides the kind.
     let reduces = !ended.is_empty();
     let cuts_change = !off.is_empty() || !on.is_empty();
     if !cuts_change && !reduces && begun.is_empty() {
         (Collective::Nothing, AxisSet::EMPTY)
-    } else if off.is_empty() && !reduces && is(from, on, replicated) && is(from, begun, replicated) {
+    } else if off.is_empty() && !reduces {
         (Collective::Slice, on.iter().chain(begun.iter()).collect())
-    } else if on.is_empty() && !reduces && begun.is_empty() && is(to, off, replicated) {
+    } else if on.is_empty() && !reduces && begun.is_empty() {
         (Collective::AllGather, off)
-    } else if !cuts_change && begun.is_empty() && is(to, ended, replicated) {
+    } else if !cuts_change && begun.is_empty() {
         (Collective::AllReduce, ended)
     } else if off.is_empty() && begun.is_empty() && reduces && ended == on {
         (Collective::ReduceScatter, ended)
-    } else if off == on && !tangled && !reduces && begun.is_empty() && is(from, on, sharded) {
+    } else if off == on && !tangled && !reduces && begun.is_empty() {
         (Collective::AllToAll, off)
     } else {
         (Collective::Moves, off.iter().chain(on.iter()).chain(ended.iter()).chain(begun.iter()).collect())

@@ -91,10 +91,11 @@ pub fn contributions(from: &Layout, to: &Layout) -> simulate::Locals {
         let value: Vec<f64> = iota(from.shape()).iter().map(|x| f64::from(u8::from(x % 3.0 < 2.0))).collect();
         return simulate::scatter(from, &value, |at| {
             f64::from(u8::from(axes.iter().map(|&a| at[a]).sum::<usize>() % 2 == 0))
-        });
+        })
+        .unwrap();
     }
     let value: Vec<f64> = iota(from.shape()).iter().map(|x| x % 3.0 - 1.0).collect();
-    simulate::scatter(from, &value, |at| axes.iter().map(|&a| 1.0 + at[a] as f64).product())
+    simulate::scatter(from, &value, |at| axes.iter().map(|&a| 1.0 + at[a] as f64).product()).unwrap()
 }
 
 fn shuffle(list: &mut [usize], mut seed: u64) {
