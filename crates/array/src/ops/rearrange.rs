@@ -28,7 +28,9 @@ pub(super) fn remap(
     let host = flat.host(op)?;
     with_size!(x.dtype(), T => Array::build_bytes::<T>(shape, x.dtype(), |out| {
         let src = &host.slice::<T>()[flat.offset()..][..flat.numel()];
-        Remap::new(x.shape(), &maps()).run(src, pattern::<T>(fill, x.dtype()), out);
+        let maps = maps();
+        debug_assert_eq!(maps.iter().map(Map::len).product::<usize>(), out.len());
+        Remap::new(x.shape(), &maps).run(src, pattern::<T>(fill, x.dtype()), out);
     }))
 }
 

@@ -4,6 +4,7 @@ use super::math::normal_below;
 use super::*;
 use crate::element::Bool;
 use crate::pool::Threads;
+use planaria_layout::{Region, Shape};
 use proptest::prelude::*;
 
 const KEY: Key = Key::new(0x1234_5678_9abc_def0, 42);
@@ -304,6 +305,8 @@ fn bad_input_is_refused_with_the_values() {
         let of = TruncatedNormal { normal: Normal::STANDARD, low, high };
         assert!(truncated_normal(&mut [0.0; 3], KEY, &window, of).is_err(), "{low}..{high}");
     }
+    let (shape, region) = (Shape::new(&[3, 4]).unwrap(), Region::new(&[1, 2], &[3, 4]).unwrap());
+    assert_eq!(Window::of_region(&shape, &region), Window::of_box(&[3, 4], &[1, 2], &[3, 4]));
     assert!(Window::of_box(&[3, 4], &[0], &[3]).is_err());
     assert!(Window::of_box(&[3, 4], &[0, 3], &[3, 2]).is_err());
     assert!(Window::of_box(&[3, 4], &[0, 0], &[3, 5]).unwrap_err().to_string().contains("[3,4]"));

@@ -1,7 +1,7 @@
 //! Which elements of a global tensor a local slice holds.
 
 use crate::error::{Error, Result};
-use planaria_layout::{Dims, Shape};
+use planaria_layout::{Dims, Region, Shape};
 use std::ops::Range;
 
 /// A box of a global tensor, or a range of its flat index: the elements a local slice holds in row-major order.
@@ -55,6 +55,11 @@ impl Window {
         let len = local.iter().product();
         let shape = lo.iter().zip(hi).map(|(l, h)| h - l).collect();
         Ok(Window { shape, local, steps, start, len })
+    }
+
+    /// A region of a tensor of shape `global`.
+    pub fn of_region(global: &Shape, region: &Region) -> Result<Window> {
+        Window::of_box(global, region.lo(), region.hi())
     }
 
     /// Extents of the local box.
