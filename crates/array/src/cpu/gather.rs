@@ -56,7 +56,8 @@ pub(crate) fn gather<T: Pod + Send + Sync>(
             }
             let base = offset as isize + rows.at(first);
             if inner == 0 && step == 1 {
-                let next = if first + 1 < along.index.len() / row { rows.at(first + 1) - rows.at(first) } else { 0 };
+                let next =
+                    if first + 1 < along.index.len() / row { rows.at(first + 1) - rows.at(first) } else { 0 };
                 gather_row(data, base as usize, size, next, index, out);
             } else {
                 gather_apart(data, base, (step, inner), index, out);
@@ -191,7 +192,13 @@ impl<'a> Slabs<'a> {
     }
 
     /// Writes what belongs into `out`: the positions from `first` on of one slab.
-    fn write<T: Pod, R: Rule<T>>(&self, out: &mut [T], first: usize, start: usize, source: Source<'_, T>) -> bool {
+    fn write<T: Pod, R: Rule<T>>(
+        &self,
+        out: &mut [T],
+        first: usize,
+        start: usize,
+        source: Source<'_, T>,
+    ) -> bool {
         let index = &self.along.index[start..start + self.per_slab];
         if !within(index, self.size) {
             return false;

@@ -55,7 +55,8 @@ impl Lookup {
         }
         let (outer, inner) = split_dims(view.ndim(), placed);
         let size = |&d: &usize| view.shape()[d];
-        let dims: Dims = outer.iter().map(size).chain(picks.iter().copied()).chain(inner.iter().map(size)).collect();
+        let dims: Dims =
+            outer.iter().map(size).chain(picks.iter().copied()).chain(inner.iter().map(size)).collect();
         let shape = Shape::from_dims(dims)?;
         let lookup = Lookup { view: view.clone(), columns, picks, outer, inner, shape, any };
         lookup.check_empty()?;

@@ -1,11 +1,11 @@
 //! Gather and scatter along a dim, one position per element.
 
-use super::index::dense;
+use super::index::{bits, cells, dense};
 use crate::array::Array;
 use crate::cpu::gather::{self, Along};
-use crate::cpu::gather_rule::{Arithmetic, Largest, Product, Replace, Rule, Smallest, Sum};
-use crate::cpu::index::Source;
-use crate::element::{Element, Scalar, with_dtype, with_size};
+use crate::cpu::gather_rule::{Arithmetic, Replace, Rule, Sum, with_sum};
+use crate::cpu::index::{Source, Steps};
+use crate::element::{Scalar, with_dtype, with_size};
 use crate::error::{Error, Result};
 use crate::view::{real_dim, resolve_dim};
 use bytemuck::Pod;
@@ -98,7 +98,8 @@ impl Call {
     fn source(&self, src: &Array) -> Result<Array> {
         src.check_dtype(self.op, self.x.dtype())?;
         let mut src = lift(src)?;
-        let fits = src.ndim() == self.index.ndim() && src.shape().iter().zip(self.index.shape().iter()).all(|(s, i)| i <= s);
+        let fits = src.ndim() == self.index.ndim()
+            && src.shape().iter().zip(self.index.shape().iter()).all(|(s, i)| i <= s);
         if !fits {
             let reason = "the index must not be larger than the source in any dim";
             let (lhs, rhs) = (self.index.shape().clone(), src.shape().clone());
@@ -117,7 +118,7 @@ impl Call {
         }
         let x = self.x.contiguous()?;
         let host = x.host(self.op)?;
-        let init = &host.slice::<T>()[x.offset()..x.offset() + x.numel()];
+        let init = cells::<T>(&x, &host);
         let mut fits = Ok(true);
         let out = Array::build_bytes::<T>(x.shape().clone(), x.dtype(), |out| {
             fits = self.along(|along| gather::scatter::<T, R>(Some(init), out, x.shape(), along, source));
@@ -140,7 +141,7 @@ impl Call {
     fn run<T: Pod + Send + Sync, R: Rule<T>>(&self, src: &Array, place: Place) -> Result<Array> {
         let src = if src.shares_storage(&self.x) { src.copy()? } else { src.clone() };
         let host = src.host(self.op)?;
-        let source = Source::Each(&host.slice::<T>()[src.offset()..src.offset() + src.numel()]);
+        let source = Source::Each(cells::<T>(&src, &host));
         self.place::<T, R>(source, place)
     }
 
@@ -177,7 +178,14 @@ fn check_extents(op: &'static str, x: &Array, dim: usize, index: &Array) -> Resu
     Err(Error::ShapeMismatch { op, lhs: x.shape().clone(), rhs: index.shape().clone(), reason })
 }
 
-fn scatter_with<R>(x: &Array, op: &'static str, dim: i64, index: &Array, place: Place, work: R) -> Result<Array>
+fn scatter_with<R>(
+    x: &Array,
+    op: &'static str,
+    dim: i64,
+    index: &Array,
+    place: Place,
+    work: R,
+) -> Result<Array>
 where
     R: FnOnce(&Call) -> Result<Array>,
 {
@@ -235,8 +243,8 @@ impl Array {
     pub fn scatter_scalar(&self, dim: i64, index: &Array, value: impl Into<Scalar>) -> Result<Array> {
         let value = value.into();
         scatter_with(self, "scatter", dim, index, Place::Copy, |call| {
-            with_dtype!(self.dtype(), T => {
-                call.place::<T, Replace>(Source::One(<T as Element>::from_scalar(value)), Place::Copy)
+            with_size!(self.dtype(), T => {
+                call.place::<T, Replace>(Source::One(bits(value, self.dtype())), Place::Copy)
             })
         })
     }
@@ -254,7 +262,7 @@ impl Array {
     fn scatter_sum(&self, dim: i64, index: &Array, src: &Array, place: Place) -> Result<Array> {
         scatter_with(self, "scatter_add", dim, index, place, |call| {
             let src = call.source(src)?;
-            with_dtype!(self.dtype(), T => call.run::<T, Sum>(&src, place))
+            with_sum!(self.dtype(), T => call.run::<T, Sum>(&src, place))
         })
     }
 
@@ -290,49 +298,74 @@ impl Array {
 }
 
 fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: Reduction, own: OwnValue) -> Result<Array> {
-    let start = match reduction {
-        Reduction::Sum | Reduction::Mean => T::default(),
-        Reduction::Prod => T::one(),
-        Reduction::Max => T::lowest(),
-        Reduction::Min => T::highest(),
+    call.check_positions()?;
+    let (start, combine): (T, fn(T, T) -> T) = match reduction {
+        Reduction::Sum | Reduction::Mean => (T::default(), T::add),
+        Reduction::Prod => (T::one(), T::mul),
+        Reduction::Max => (T::lowest(), T::larger),
+        Reduction::Min => (T::highest(), T::smaller),
     };
-    let from = match own {
-        OwnValue::Include => call.x.clone(),
-        OwnValue::Exclude => call.scattered::<T, Replace>(Source::One(start))?,
-    };
-    let call = &Call { op: call.op, x: from, dim: call.dim, index: call.index.clone() };
-    match reduction {
-        Reduction::Sum => call.run::<T, Sum>(src, Place::Copy),
-        Reduction::Prod => call.run::<T, Product>(src, Place::Copy),
-        Reduction::Max => call.run::<T, Largest>(src, Place::Copy),
-        Reduction::Min => call.run::<T, Smallest>(src, Place::Copy),
-        Reduction::Mean => {
-            let sum = call.run::<T, Sum>(src, Place::Copy)?;
-            let counts = call.counts(own)?;
-            let (sum, counts) = (sum.values::<T>(call.op)?, counts.values::<u32>(call.op)?);
-            Array::build(call.x.shape().clone(), |out: &mut [T]| {
-                for ((o, &s), &n) in out.iter_mut().zip(sum.iter()).zip(counts.iter()) {
-                    *o = s.shared(n.max(1));
-                }
-            })
+    let x = call.x.values::<T>(call.op)?;
+    let (src, cells) = (src.values::<T>(call.op)?, call.cells()?);
+    let counts = (reduction == Reduction::Mean).then(|| call.counts(&cells, own));
+    Array::build(call.x.shape().clone(), |out: &mut [T]| {
+        crate::pool::copy_slice(out, &x);
+        if own == OwnValue::Exclude {
+            cells.iter().for_each(|&at| out[at] = start);
         }
-    }
+        for (&at, &value) in cells.iter().zip(src.iter()) {
+            out[at] = combine(out[at], value);
+        }
+        for (o, &n) in out.iter_mut().zip(counts.iter().flatten()) {
+            *o = o.shared(n.max(1));
+        }
+    })
 }
 
 impl Call {
-    /// How many values meet in each element.
-    fn counts(&self, own: OwnValue) -> Result<Array> {
-        let start = u32::from(own == OwnValue::Include);
-        let x = Array::full(self.x.shape(), i64::from(start), DType::U32)?;
-        let call = Call { op: self.op, x, dim: self.dim, index: self.index.clone() };
-        call.scattered::<u32, Sum>(Source::One(1))
+    /// Where each value lands in the row-major array; positions are checked.
+    fn cells(&self) -> Result<Vec<usize>> {
+        let strides = crate::array::contiguous_strides(self.x.shape());
+        let step = strides[self.dim];
+        self.along(|along| {
+            let mut fixed = strides;
+            fixed[self.dim] = 0;
+            let mut cells = vec![0; along.index.len()];
+            Steps::new(along.extents, &fixed).fill(0, &mut cells);
+            cells.iter().zip(along.index).map(|(&at, &i)| at as usize + i as usize * step as usize).collect()
+        })
     }
+
+    /// How many values meet in each element.
+    fn counts(&self, cells: &[usize], own: OwnValue) -> Vec<u32> {
+        let mut counts = vec![u32::from(own == OwnValue::Include); self.x.numel()];
+        cells.iter().for_each(|&at| counts[at] += 1);
+        counts
+    }
+}
+
+/// Where each value of a scatter lands in the row-major array; all operands checked.
+pub(crate) fn landing_cells(
+    op: &'static str,
+    x: &Array,
+    dim: i64,
+    index: &Array,
+    src: &Array,
+) -> Result<Vec<usize>> {
+    let call = Call::new(op, x, dim, index)?;
+    if call.is_empty() {
+        return Ok(Vec::new());
+    }
+    call.source(src)?;
+    call.check_positions()?;
+    call.cells()
 }
 
 /// An array and an index broadcast to each other except along `dim`, negative positions resolved.
 pub(crate) fn aligned(op: &'static str, x: &Array, index: &Array, dim: i64) -> Result<(Array, Array, usize)> {
     let d = real_dim(op, dim, x.ndim())?;
-    let mismatch = |reason| Error::ShapeMismatch { op, lhs: x.shape().clone(), rhs: index.shape().clone(), reason };
+    let mismatch =
+        |reason| Error::ShapeMismatch { op, lhs: x.shape().clone(), rhs: index.shape().clone(), reason };
     if !matches!(index.dtype(), DType::I64 | DType::I32) {
         return Err(Error::DType { op, found: index.dtype(), expected: "i64 or i32 for an index" });
     }

@@ -27,7 +27,12 @@ impl Slices {
         }
         if index.ndim() > 1 {
             let reason = "the index must have one dim";
-            return Err(Error::ShapeMismatch { op, lhs: x.shape().clone(), rhs: index.shape().clone(), reason });
+            return Err(Error::ShapeMismatch {
+                op,
+                lhs: x.shape().clone(),
+                rhs: index.shape().clone(),
+                reason,
+            });
         }
         let index = index.cast(DType::I64)?.reshape(&[index.numel()])?;
         let x = if x.ndim() == 0 { x.unsqueeze(0)? } else { x.clone() };

@@ -3,9 +3,9 @@
 
 use super::index::Put;
 use crate::array::Array;
+use crate::convert::Number;
 use crate::cpu::index_sum::sum_rows;
 use crate::cpu::real::with_float;
-use crate::convert::Number;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use planaria_layout::{DType, Shape};
@@ -67,7 +67,6 @@ pub fn set_value_grad(dy: &Array, index: &[Index], shape: &[usize]) -> Result<Ar
     sum_to(&read, &shape[ones..])?.copy()?.reshape(shape)
 }
 
-
 /// Gradient of [`Array::index_put`] with respect to the array.
 pub fn index_put_grad(dy: &Array, indices: &[Option<Array>], put: Put) -> Result<Array> {
     match put {
@@ -88,8 +87,11 @@ pub fn index_put_value_grad(dy: &Array, indices: &[Option<Array>], shape: &[usiz
         return Array::zeros(shape, dy.dtype());
     }
     // A 0-d mask that is true leaves the array as it is.
-    let rest: Vec<_> =
-        indices.iter().filter(|i| !i.as_ref().is_some_and(|a| a.dtype() == DType::Bool && a.ndim() == 0)).cloned().collect();
+    let rest: Vec<_> = indices
+        .iter()
+        .filter(|i| !i.as_ref().is_some_and(|a| a.dtype() == DType::Bool && a.ndim() == 0))
+        .cloned()
+        .collect();
     let placed = crate::index::place_optional(dy, &rest)?;
     let read = if placed.placed.is_empty() { dy.clone() } else { super::index::read(&placed)? };
     if size == 1 {

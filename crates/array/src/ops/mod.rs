@@ -16,7 +16,9 @@ pub use elementwise::{
     Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
 };
 pub use gather::{OwnValue, Reduction};
-pub use gather_grad::{gather_grad, scatter_grad, scatter_source_grad, take_along_dim_grad};
+pub use gather_grad::{
+    gather_grad, scatter_grad, scatter_reduce_grad, scatter_source_grad, take_along_dim_grad,
+};
 pub use index::Put;
 pub use index_grad::{
     get_grad, index_add_source_grad, index_copy_source_grad, index_fill_grad, index_fill_value_grad,

@@ -31,7 +31,8 @@ impl Case {
 
     /// The operation on views of `base`, with the value in an array or as a number.
     pub(super) fn forward(&self, base: &Array, value: Option<&Array>, scalar: Option<i64>) -> Result<Array> {
-        let x = prepared(base, &self.prep).map_err(|e| Error::Argument { op: "prep", what: e.to_string() })?;
+        let x =
+            prepared(base, &self.prep).map_err(|e| Error::Argument { op: "prep", what: e.to_string() })?;
         let number = scalar.unwrap_or(0);
         let none = || Error::Argument { op: "case", what: "the case has no value".to_string() };
         match (self.op.as_str(), value) {

@@ -30,7 +30,9 @@ impl Case {
 
     fn check(&self, want: &Option<Dense>, ours: impl FnOnce() -> Result<Array>, what: &str) -> Result<()> {
         match want {
-            Some(want) => same(&ours().with_context(|| what.to_string())?, want).with_context(|| what.to_string()),
+            Some(want) => {
+                same(&ours().with_context(|| what.to_string())?, want).with_context(|| what.to_string())
+            }
             None => Ok(()),
         }
     }
