@@ -1,4 +1,4 @@
-//! How a value combines with the one already there: replace, sum, product, largest, smallest.
+//! How a written value combines with the one already there.
 
 use crate::convert::Number;
 use crate::element::Bool;
@@ -157,12 +157,6 @@ pub(crate) trait Rule<T>: Send + Sync + 'static {
 pub(crate) struct Replace;
 /// Old plus new.
 pub(crate) struct Sum;
-/// Old times new.
-pub(crate) struct Product;
-/// The larger of the two.
-pub(crate) struct Largest;
-/// The smaller of the two.
-pub(crate) struct Smallest;
 
 impl<T> Rule<T> for Replace {
     #[inline(always)]
@@ -176,21 +170,42 @@ impl<T: Arithmetic> Rule<T> for Sum {
         old.add(new)
     }
 }
-impl<T: Arithmetic> Rule<T> for Product {
-    #[inline(always)]
-    fn apply(old: T, new: T) -> T {
-        old.mul(new)
-    }
+
+/// Calls `$body` with `$T` bound to a type that adds as the dtype does: wrapping sums are the same for signed and
+/// unsigned integers, which halves the code.
+macro_rules! with_sum {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            dtype if dtype.is_int() => $crate::element::with_size!(dtype, $T => $body),
+            planaria_layout::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            planaria_layout::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            planaria_layout::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            planaria_layout::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            planaria_layout::DType::F8E4M3 => {
+                type $T = $crate::float8::F8E4M3;
+                $body
+            }
+            planaria_layout::DType::F8E5M2 => {
+                type $T = $crate::float8::F8E5M2;
+                $body
+            }
+            _ => {
+                type $T = $crate::element::Bool;
+                $body
+            }
+        }
+    };
 }
-impl<T: Arithmetic> Rule<T> for Largest {
-    #[inline(always)]
-    fn apply(old: T, new: T) -> T {
-        old.larger(new)
-    }
-}
-impl<T: Arithmetic> Rule<T> for Smallest {
-    #[inline(always)]
-    fn apply(old: T, new: T) -> T {
-        old.smaller(new)
-    }
-}
+pub(crate) use with_sum;

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// How many random accesses ahead the memory is asked for a line.
 const AHEAD: usize = 24;
 
+/// Rows read side by side when their elements lie apart.
+const GROUP: usize = 8;
+
 /// One index array, broadcast to the common shape.
 pub(crate) struct Part<'a> {
     pub(crate) values: Operand<'a, i64>,
@@ -54,6 +57,21 @@ simd! {
             *o = o.wrapping_add(at.wrapping_mul(stride));
         }
         bad == 0
+    }
+
+    /// Smallest and largest value; not empty.
+    fn extremes(values: &[i64]) -> (i64, i64) {
+        let (mut low, mut high) = ([i64::MAX; 16], [i64::MIN; 16]);
+        let rows = values.chunks_exact(16);
+        let tail = rows.remainder();
+        for row in rows {
+            for i in 0..16 {
+                low[i] = low[i].min(row[i]);
+                high[i] = high[i].max(row[i]);
+            }
+        }
+        let low = low.iter().chain(tail).fold(i64::MAX, |a, &b| a.min(b));
+        (low, high.iter().chain(tail).fold(i64::MIN, |a, &b| a.max(b)))
     }
 
     fn add_offsets(out: &mut [i64], values: &[i64]) {
@@ -153,9 +171,8 @@ impl<'a> Plan<'a> {
 
     /// Smallest and largest distance of any row from `base`.
     fn span(&self) -> (isize, isize) {
-        let low = self.offsets.iter().min().copied().unwrap_or(0) as isize;
-        let high = self.offsets.iter().max().copied().unwrap_or(0) as isize;
-        (low + self.reach.0, high + self.reach.1)
+        let (low, high) = extremes(self.offsets);
+        (low as isize + self.reach.0, high as isize + self.reach.1)
     }
 
     /// Every cell of a row, in order.
@@ -205,9 +222,13 @@ fn take_rows<T: Pod>(data: &[T], plan: &Plan<'_>, base: isize, offsets: &[i64], 
         }
         return;
     }
-    for (i, (out, &offset)) in out.chunks_exact_mut(row).zip(offsets).enumerate() {
-        let next = offsets.get(i + 1).copied().unwrap_or(offset);
-        take_strided(data, plan, base + offset as isize, (next - offset) as isize, out);
+    if plan.runs.len() == 1 && offsets.len() >= 2 * GROUP {
+        return take_sorted(data, plan, base, offsets, out);
+    }
+    for (out, &offset) in out.chunks_exact_mut(row).zip(offsets) {
+        for (o, at) in out.iter_mut().zip(plan.cells(base + offset as isize)) {
+            *o = data[at];
+        }
     }
 }
 
@@ -219,14 +240,19 @@ fn prefetch_row<T>(data: &[T], at: usize, row: usize) {
     }
 }
 
-/// One row whose elements lie apart; the same elements of the row `ahead` further are asked for meanwhile.
-fn take_strided<T: Pod>(data: &[T], plan: &Plan<'_>, start: isize, ahead: isize, out: &mut [T]) {
-    for (out, &run) in out.chunks_exact_mut(plan.run_len).zip(&plan.runs) {
-        let mut at = start + run;
-        for o in out {
-            prefetch(data, (at + ahead) as usize);
-            *o = data[at as usize];
-            at += plan.run_stride;
+/// Rows whose elements lie apart, nearest rows together: those that share cache lines then load them once.
+fn take_sorted<T: Pod>(data: &[T], plan: &Plan<'_>, base: isize, offsets: &[i64], out: &mut [T]) {
+    let (row, stride) = (plan.run_len, plan.run_stride);
+    let mut order: Vec<(i64, usize)> = offsets.iter().copied().zip(0..).collect();
+    order.sort_unstable();
+    for group in order.chunks(GROUP) {
+        for j in 0..row {
+            let along = base + j as isize * stride;
+            for &(offset, i) in group {
+                let at = along + offset as isize;
+                prefetch(data, (at + GROUP as isize * stride) as usize);
+                out[i * row + j] = data[at as usize];
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Gather and scatter along a dim, one position per element.
 
-use super::index::dense;
+use super::index::{bits, cells, dense};
 use crate::array::Array;
 use crate::cpu::gather::{self, Along};
-use crate::cpu::gather_rule::{Arithmetic, Largest, Product, Replace, Rule, Smallest, Sum};
-use crate::cpu::index::Source;
-use crate::element::{Element, Scalar, with_dtype, with_size};
+use crate::cpu::gather_rule::{Arithmetic, Replace, Rule, Sum, with_sum};
+use crate::cpu::index::{Source, Steps};
+use crate::element::{Scalar, with_dtype, with_size};
 use crate::error::{Error, Result};
 use crate::view::{real_dim, resolve_dim};
 use bytemuck::Pod;
@@ -118,7 +118,7 @@ impl Call {
         }
         let x = self.x.contiguous()?;
         let host = x.host(self.op)?;
-        let init = &host.slice::<T>()[x.offset()..x.offset() + x.numel()];
+        let init = cells::<T>(&x, &host);
         let mut fits = Ok(true);
         let out = Array::build_bytes::<T>(x.shape().clone(), x.dtype(), |out| {
             fits = self.along(|along| gather::scatter::<T, R>(Some(init), out, x.shape(), along, source));
@@ -141,7 +141,7 @@ impl Call {
     fn run<T: Pod + Send + Sync, R: Rule<T>>(&self, src: &Array, place: Place) -> Result<Array> {
         let src = if src.shares_storage(&self.x) { src.copy()? } else { src.clone() };
         let host = src.host(self.op)?;
-        let source = Source::Each(&host.slice::<T>()[src.offset()..src.offset() + src.numel()]);
+        let source = Source::Each(cells::<T>(&src, &host));
         self.place::<T, R>(source, place)
     }
 
@@ -243,8 +243,8 @@ impl Array {
     pub fn scatter_scalar(&self, dim: i64, index: &Array, value: impl Into<Scalar>) -> Result<Array> {
         let value = value.into();
         scatter_with(self, "scatter", dim, index, Place::Copy, |call| {
-            with_dtype!(self.dtype(), T => {
-                call.place::<T, Replace>(Source::One(<T as Element>::from_scalar(value)), Place::Copy)
+            with_size!(self.dtype(), T => {
+                call.place::<T, Replace>(Source::One(bits(value, self.dtype())), Place::Copy)
             })
         })
     }
@@ -262,7 +262,7 @@ impl Array {
     fn scatter_sum(&self, dim: i64, index: &Array, src: &Array, place: Place) -> Result<Array> {
         scatter_with(self, "scatter_add", dim, index, place, |call| {
             let src = call.source(src)?;
-            with_dtype!(self.dtype(), T => call.run::<T, Sum>(&src, place))
+            with_sum!(self.dtype(), T => call.run::<T, Sum>(&src, place))
         })
     }
 
@@ -298,43 +298,67 @@ impl Array {
 }
 
 fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: ScatterReduce, own: OwnValue) -> Result<Array> {
-    let start = match reduction {
-        ScatterReduce::Sum | ScatterReduce::Mean => T::default(),
-        ScatterReduce::Prod => T::one(),
-        ScatterReduce::Max => T::lowest(),
-        ScatterReduce::Min => T::highest(),
+    call.check_positions()?;
+    let (start, combine): (T, fn(T, T) -> T) = match reduction {
+        ScatterReduce::Sum | ScatterReduce::Mean => (T::default(), T::add),
+        ScatterReduce::Prod => (T::one(), T::mul),
+        ScatterReduce::Max => (T::lowest(), T::larger),
+        ScatterReduce::Min => (T::highest(), T::smaller),
     };
-    let from = match own {
-        OwnValue::Include => call.x.clone(),
-        OwnValue::Exclude => call.scattered::<T, Replace>(Source::One(start))?,
-    };
-    let call = &Call { op: call.op, x: from, dim: call.dim, index: call.index.clone() };
-    match reduction {
-        ScatterReduce::Sum => call.run::<T, Sum>(src, Place::Copy),
-        ScatterReduce::Prod => call.run::<T, Product>(src, Place::Copy),
-        ScatterReduce::Max => call.run::<T, Largest>(src, Place::Copy),
-        ScatterReduce::Min => call.run::<T, Smallest>(src, Place::Copy),
-        ScatterReduce::Mean => {
-            let sum = call.run::<T, Sum>(src, Place::Copy)?;
-            let counts = call.counts(own)?;
-            let (sum, counts) = (sum.values::<T>(call.op)?, counts.values::<u32>(call.op)?);
-            Array::build(call.x.shape().clone(), |out: &mut [T]| {
-                for ((o, &s), &n) in out.iter_mut().zip(sum.iter()).zip(counts.iter()) {
-                    *o = s.shared(n.max(1));
-                }
-            })
+    let x = call.x.values::<T>(call.op)?;
+    let (src, cells) = (src.values::<T>(call.op)?, call.cells()?);
+    let counts = (reduction == ScatterReduce::Mean).then(|| call.counts(&cells, own));
+    Array::build(call.x.shape().clone(), |out: &mut [T]| {
+        crate::pool::copy_slice(out, &x);
+        if own == OwnValue::Exclude {
+            cells.iter().for_each(|&at| out[at] = start);
         }
-    }
+        for (&at, &value) in cells.iter().zip(src.iter()) {
+            out[at] = combine(out[at], value);
+        }
+        for (o, &n) in out.iter_mut().zip(counts.iter().flatten()) {
+            *o = o.shared(n.max(1));
+        }
+    })
 }
 
 impl Call {
-    /// How many values meet in each element.
-    fn counts(&self, own: OwnValue) -> Result<Array> {
-        let start = u32::from(own == OwnValue::Include);
-        let x = Array::full(self.x.shape(), i64::from(start), DType::U32)?;
-        let call = Call { op: self.op, x, dim: self.dim, index: self.index.clone() };
-        call.scattered::<u32, Sum>(Source::One(1))
+    /// Where each value lands in the row-major array; positions are checked.
+    fn cells(&self) -> Result<Vec<usize>> {
+        let strides = crate::array::contiguous_strides(self.x.shape());
+        let step = strides[self.dim];
+        self.along(|along| {
+            let mut fixed = strides;
+            fixed[self.dim] = 0;
+            let mut cells = vec![0; along.index.len()];
+            Steps::new(along.extents, &fixed).fill(0, &mut cells);
+            cells.iter().zip(along.index).map(|(&at, &i)| at as usize + i as usize * step as usize).collect()
+        })
     }
+
+    /// How many values meet in each element.
+    fn counts(&self, cells: &[usize], own: OwnValue) -> Vec<u32> {
+        let mut counts = vec![u32::from(own == OwnValue::Include); self.x.numel()];
+        cells.iter().for_each(|&at| counts[at] += 1);
+        counts
+    }
+}
+
+/// Where each value of a scatter lands in the row-major array; all operands checked.
+pub(crate) fn landing_cells(
+    op: &'static str,
+    x: &Array,
+    dim: i64,
+    index: &Array,
+    src: &Array,
+) -> Result<Vec<usize>> {
+    let call = Call::new(op, x, dim, index)?;
+    if call.is_empty() {
+        return Ok(Vec::new());
+    }
+    call.source(src)?;
+    call.check_positions()?;
+    call.cells()
 }
 
 /// An array and an index broadcast to each other except along `dim`, negative positions resolved.

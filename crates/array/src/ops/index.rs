@@ -1,14 +1,14 @@
 //! `x[...]`: reading, writing, and `index_put`.
 
 use crate::array::{Array, Host};
-use crate::cpu::gather_rule::{Replace, Rule, Sum};
+use crate::cpu::gather_rule::{Replace, Rule, Sum, with_sum};
 use crate::cpu::index::{self, Source};
 use crate::cpu::strided::may_overlap;
-use crate::element::{Scalar, with_dtype, with_size};
+use crate::element::{Element, Scalar, with_dtype, with_size};
 use crate::error::{Error, Result};
 use crate::index::{Entry, Index, Lookup, Resolved, place_optional, resolve};
 use bytemuck::Pod;
-use planaria_layout::Shape;
+use planaria_layout::{DType, Shape};
 
 /// What a write does to the value already there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Array {
 
 fn is_lone_mask(indices: &[Option<Array>]) -> bool {
     let mut arrays = indices.iter().flatten();
-    let first = arrays.next().is_some_and(|a| a.dtype() == planaria_layout::DType::Bool);
+    let first = arrays.next().is_some_and(|a| a.dtype() == DType::Bool);
     first && arrays.next().is_none()
 }
 
@@ -177,18 +177,17 @@ fn write_lookup(lookup: &Lookup, value: Written<'_>, one: Option<Scalar>, put: P
             let value = dense(value, lookup.shape())?;
             match put {
                 Put::Replace => with_size!(view.dtype(), T => put_each::<T, Replace>(view, &plan, &value)),
-                Put::Accumulate => with_dtype!(view.dtype(), T => put_each::<T, Sum>(view, &plan, &value)),
+                Put::Accumulate => with_sum!(view.dtype(), T => put_each::<T, Sum>(view, &plan, &value)),
             }
         }
-        (Written::Scalar(value), _) | (_, Some(value)) => with_dtype!(view.dtype(), T => {
-            view.write::<T, _>("index_put", |data| {
-                let source = Source::One(<T as crate::Element>::from_scalar(value));
-                match put {
-                    Put::Replace => index::put::<T, Replace>(data, &plan, source),
-                    Put::Accumulate => index::put::<T, Sum>(data, &plan, source),
-                }
-            })
-        }),
+        (Written::Scalar(value), _) | (_, Some(value)) => match put {
+            Put::Replace => with_size!(view.dtype(), T => view.write::<T, _>("index_put", |data| {
+                index::put::<T, Replace>(data, &plan, Source::One(bits(value, view.dtype())));
+            })),
+            Put::Accumulate => with_sum!(view.dtype(), T => view.write::<T, _>("index_put", |data| {
+                index::put::<T, Sum>(data, &plan, Source::One(bits(value, view.dtype())));
+            })),
+        },
     }
 }
 
@@ -199,8 +198,21 @@ fn put_each<T: Pod + Send + Sync, R: Rule<T>>(
 ) -> Result<()> {
     let value = if value.shares_storage(view) { value.copy()? } else { value.clone() };
     let host: Host = value.host("index_put")?;
-    let cells = &host.slice::<T>()[value.offset()..value.offset() + value.numel()];
+    let cells = cells::<T>(&value, &host);
     view.write::<T, _>("index_put", |data| index::put::<T, R>(data, plan, Source::Each(cells)))
+}
+
+/// The elements of a contiguous array; an empty one may start past the end of its storage.
+pub(crate) fn cells<'a, T: Pod>(array: &Array, host: &'a Host) -> &'a [T] {
+    match array.numel() {
+        0 => &[],
+        len => &host.slice::<T>()[array.offset()..array.offset() + len],
+    }
+}
+
+/// A number as an element of the dtype, seen as plain bytes of the same size.
+pub(crate) fn bits<T: Pod>(value: Scalar, dtype: DType) -> T {
+    with_dtype!(dtype, E => bytemuck::cast(E::from_scalar(value)))
 }
 
 /// The value broadcast to a shape with its elements in row-major order.

@@ -1,10 +1,10 @@
 //! Masks: select, fill, scatter, and the positions of what is not zero.
 
-use super::index::dense;
+use super::index::{bits, cells, dense};
 use crate::array::Array;
 use crate::cpu::mask;
 use crate::cpu::strided::OperandMut;
-use crate::element::{Bool, Element, Scalar, with_dtype, with_size};
+use crate::element::{Bool, Scalar, with_size};
 use crate::error::{Error, Result};
 use crate::view::broadcast_shapes;
 use planaria_layout::{DType, Shape};
@@ -38,8 +38,9 @@ impl Array {
             return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
         }
         let (data, flags) = (x.host("masked_fill")?, mask.host("masked_fill")?);
-        with_dtype!(x.dtype(), T => Array::build(x.shape().clone(), |out: &mut [T]| {
-            mask::fill(&x.operand::<T>(&data), &mask.operand::<Bool>(&flags), T::from_scalar(value), out);
+        with_size!(x.dtype(), T => Array::build_bytes::<T>(x.shape().clone(), x.dtype(), |out| {
+            let value = bits(value, x.dtype());
+            mask::fill(&x.operand::<T>(&data), &mask.operand::<Bool>(&flags), value, out);
         }))
     }
 
@@ -141,9 +142,9 @@ pub(crate) fn select(x: &Array, mask: &Array) -> Result<Array> {
 pub(crate) fn fill_view(view: &Array, mask: &Array, value: Scalar) -> Result<()> {
     let flags = if mask.shares_storage(view) { mask.copy()? } else { mask.clone() };
     let host = flags.host("masked_fill")?;
-    let written = with_dtype!(view.dtype(), T => view.write::<T, _>("masked_fill", |data| {
+    let written = with_size!(view.dtype(), T => view.write::<T, _>("masked_fill", |data| {
         let Some(dst) = OperandMut::new(data, view.offset(), view.shape(), view.strides()) else { return false };
-        mask::fill_in_place(&dst, &flags.operand::<Bool>(&host), T::from_scalar(value));
+        mask::fill_in_place(&dst, &flags.operand::<Bool>(&host), bits(value, view.dtype()));
         true
     })?);
     view.check_written("masked_fill", written)
@@ -181,7 +182,7 @@ fn spread(
     let value = if value.shares_storage(view) { value.copy()? } else { value.contiguous()? };
     let source = value.host("masked_scatter")?;
     with_size!(view.dtype(), T => view.write::<T, _>("masked_scatter", |data| {
-        let src = &source.slice::<T>()[value.offset()..value.offset() + value.numel()];
+        let src = cells::<T>(&value, &source);
         let start = if view.numel() > 0 { view.offset() } else { 0 };
         mask::scatter(&mut data[start..start + view.numel()], flags, counts, src);
     }))

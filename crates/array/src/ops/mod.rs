@@ -38,7 +38,9 @@ pub use elementwise::{
 };
 pub use embedding::*;
 pub use gather::{OwnValue, ScatterReduce};
-pub use gather_grad::{gather_grad, scatter_grad, scatter_source_grad, take_along_dim_grad};
+pub use gather_grad::{
+    gather_grad, scatter_grad, scatter_reduce_grad, scatter_source_grad, take_along_dim_grad,
+};
 pub use index::Put;
 pub use index_grad::{
     get_grad, index_add_source_grad, index_copy_source_grad, index_fill_grad, index_fill_value_grad,
