@@ -71,12 +71,9 @@ simd! {
         }
     }
 
-    /// `sum(w * t * x)` and `sum(w * t)` with `t = keep * target + even`.
+    /// `sum(w * t)` and `sum(w * t * x)` with `t = keep * target + even`.
     fn soft_sums<R: Real>(x: &[R], target: &[R], w: &[R], keep: R, even: R) -> (R, R) {
-        lanes::pair3(x, target, w, |(p, q), v, t, w| {
-            let t = w * t.mul_add(keep, even);
-            (t.mul_add(v, p), q + t)
-        })
+        lanes::pair3(target, w, x, |t, w| w * t.mul_add(keep, even), |v| v)
     }
 
     fn soft_grad_row<R: Real>(x: &[R], target: &[R], w: &[R], k: [R; 5], dx: &mut [R]) {
@@ -180,7 +177,7 @@ pub(crate) fn soft_forward<T: Float>(
         let range = row * cols..(row + 1) * cols;
         let mut wide = Vec::new();
         let x = T::widen(&x[range.clone()], scratch);
-        let (dot, sum) = soft_sums(x, T::widen(&target[range], &mut wide), weight, keep, classes.even());
+        let (sum, dot) = soft_sums(x, T::widen(&target[range], &mut wide), weight, keep, classes.even());
         *lse = log_sum_exp(x);
         *loss = sum * *lse - dot;
     });
@@ -206,7 +203,7 @@ pub(crate) fn soft_backward<T: Float>(
             let range = row * cols..(row + 1) * cols;
             let x = T::widen(&x[range.clone()], &mut wide_x);
             let target = T::widen(&target[range], &mut wide_t);
-            let (_, sum) = soft_sums(x, target, weight, keep, even);
+            let (sum, _) = soft_sums(x, target, weight, keep, even);
             let k = [lse[row], scale[row] * sum, scale[row], keep, even];
             T::narrow(dx, &mut out, |dx| soft_grad_row(x, target, weight, k, dx));
         }

@@ -3,103 +3,81 @@
 
 use crate::cpu::real::Real;
 
+/// Elements per vector of the widest instruction set in f32.
 const LANES: usize = 16;
-/// Independent accumulators, to hide the latency of additions.
-const WAYS: usize = 4;
-const STEP: usize = LANES * WAYS;
+/// Running results per fold: four vectors in f32, to hide the latency of additions. A flat array and one inner loop
+/// keep them in registers; nested arrays or hand-unrolled vectors do not.
+const STEP: usize = 4 * LANES;
 
-/// Folds `rows` lane by lane with `step`, then the lanes and the tail with `join`.
+/// Folds `x` lane by lane with `step`, then the lanes and the tail with `join`.
 #[inline(always)]
 pub(crate) fn fold<R: Real>(x: &[R], start: R, step: impl Fn(R, R) -> R, join: impl Fn(R, R) -> R) -> R {
-    let mut acc = [[start; LANES]; WAYS];
+    let mut acc = [start; STEP];
     let (chunks, rest) = x.as_chunks::<STEP>();
     for c in chunks {
-        for j in 0..WAYS {
-            for l in 0..LANES {
-                acc[j][l] = step(acc[j][l], c[j * LANES + l]);
-            }
+        for l in 0..STEP {
+            acc[l] = step(acc[l], c[l]);
         }
     }
-    let (chunks, rest) = rest.as_chunks::<LANES>();
-    for c in chunks {
-        for l in 0..LANES {
-            acc[0][l] = step(acc[0][l], c[l]);
-        }
+    for (a, &v) in acc.iter_mut().zip(rest) {
+        *a = step(*a, v);
     }
-    let mut tail = start;
-    for &v in rest {
-        tail = step(tail, v);
-    }
-    join(join_lanes(acc, &join), tail)
+    join_lanes(acc, join)
 }
 
-/// Like [`fold`] over two slices of equal length.
+/// Like [`fold`], as a sum over two slices of equal length.
 #[inline(always)]
 pub(crate) fn fold2<R: Real>(x: &[R], y: &[R], step: impl Fn(R, R, R) -> R) -> R {
-    let mut acc = [[R::ZERO; LANES]; WAYS];
+    let mut acc = [R::ZERO; STEP];
     let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<STEP>(), y.as_chunks::<STEP>());
-    for (a, b) in xs.iter().zip(ys) {
-        for j in 0..WAYS {
-            for l in 0..LANES {
-                acc[j][l] = step(acc[j][l], a[j * LANES + l], b[j * LANES + l]);
-            }
+    for (x, y) in xs.iter().zip(ys) {
+        for l in 0..STEP {
+            acc[l] = step(acc[l], x[l], y[l]);
         }
     }
-    let ((xs, x_rest), (ys, y_rest)) = (x_rest.as_chunks::<LANES>(), y_rest.as_chunks::<LANES>());
-    for (a, b) in xs.iter().zip(ys) {
-        for l in 0..LANES {
-            acc[0][l] = step(acc[0][l], a[l], b[l]);
-        }
+    for ((a, &x), &y) in acc.iter_mut().zip(x_rest).zip(y_rest) {
+        *a = step(*a, x, y);
     }
-    let mut tail = R::ZERO;
-    for (&a, &b) in x_rest.iter().zip(y_rest) {
-        tail = step(tail, a, b);
-    }
-    join_lanes(acc, &|a, b| a + b) + tail
+    join_lanes(acc, |a, b| a + b)
 }
 
-/// Two sums at once over three slices of equal length.
+/// Two sums at once over three slices of equal length: of `first(x, y)` and of `first(x, y) * second(z)`.
 #[inline(always)]
-pub(crate) fn pair3<R: Real>(x: &[R], y: &[R], z: &[R], step: impl Fn((R, R), R, R, R) -> (R, R)) -> (R, R) {
-    let (mut p, mut q) = ([[R::ZERO; LANES]; WAYS], [[R::ZERO; LANES]; WAYS]);
+pub(crate) fn pair3<R: Real>(
+    x: &[R],
+    y: &[R],
+    z: &[R],
+    first: impl Fn(R, R) -> R,
+    second: impl Fn(R) -> R,
+) -> (R, R) {
+    let (mut p, mut q) = ([R::ZERO; STEP], [R::ZERO; STEP]);
     let (xs, x_rest) = x.as_chunks::<STEP>();
     let ((ys, y_rest), (zs, z_rest)) = (y.as_chunks::<STEP>(), z.as_chunks::<STEP>());
-    for ((a, b), c) in xs.iter().zip(ys).zip(zs) {
-        for j in 0..WAYS {
-            for l in 0..LANES {
-                let i = j * LANES + l;
-                (p[j][l], q[j][l]) = step((p[j][l], q[j][l]), a[i], b[i], c[i]);
-            }
+    for ((x, y), z) in xs.iter().zip(ys).zip(zs) {
+        for l in 0..STEP {
+            let v = first(x[l], y[l]);
+            p[l] += v;
+            q[l] = v.mul_add(second(z[l]), q[l]);
         }
     }
-    let mut tail = (R::ZERO, R::ZERO);
-    for ((&a, &b), &c) in x_rest.iter().zip(y_rest).zip(z_rest) {
-        tail = step(tail, a, b, c);
+    for (l, ((&x, &y), &z)) in x_rest.iter().zip(y_rest).zip(z_rest).enumerate() {
+        let v = first(x, y);
+        p[l] += v;
+        q[l] = v.mul_add(second(z), q[l]);
     }
-    let add = |a, b| a + b;
-    (join_lanes(p, &add) + tail.0, join_lanes(q, &add) + tail.1)
-}
-
-/// Two sums at once over two slices of equal length.
-#[inline(always)]
-pub(crate) fn pair2<R: Real>(x: &[R], y: &[R], step: impl Fn((R, R), R, R) -> (R, R)) -> (R, R) {
-    pair3(x, y, y, |acc, a, b, _| step(acc, a, b))
+    (join_lanes(p, |a, b| a + b), join_lanes(q, |a, b| a + b))
 }
 
 #[inline(always)]
-fn join_lanes<R: Real>(acc: [[R; LANES]; WAYS], join: &impl Fn(R, R) -> R) -> R {
-    let mut lanes = [R::ZERO; LANES];
-    for l in 0..LANES {
-        lanes[l] = join(join(acc[0][l], acc[1][l]), join(acc[2][l], acc[3][l]));
-    }
-    let mut width = LANES / 2;
+fn join_lanes<R: Real>(mut acc: [R; STEP], join: impl Fn(R, R) -> R) -> R {
+    let mut width = STEP / 2;
     while width > 0 {
         for l in 0..width {
-            lanes[l] = join(lanes[l], lanes[l + width]);
+            acc[l] = join(acc[l], acc[l + width]);
         }
         width /= 2;
     }
-    lanes[0]
+    acc[0]
 }
 
 /// Sum of all values.
@@ -171,7 +149,7 @@ pub(crate) fn long_squares<R: Real>(x: &[R], center: R) -> R {
 /// `sum(dy)` and `sum(dy * (x - center))`, in blocks.
 #[inline(always)]
 pub(crate) fn long_grads<R: Real>(dy: &[R], x: &[R], center: R) -> (R, R) {
-    let grads = |dy: &[R], x: &[R]| pair2(dy, x, |(p, q), g, v| (p + g, g.mul_add(v - center, q)));
+    let grads = |dy: &[R], x: &[R]| pair3(dy, dy, x, |g, _| g, |v| v - center);
     if x.len() <= LONG {
         return grads(dy, x);
     }

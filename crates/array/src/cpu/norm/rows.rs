@@ -15,6 +15,27 @@ pub(crate) enum Center {
     Zero,
 }
 
+// Two loops, in functions of their own: together they have too many operands for the compiler to prove, or check
+// at run time, that none overlap, and it would give up on vectors.
+#[inline(always)]
+fn input_grad<R: Real>(dy: &[R], x: &[R], w: &[R], dx: &mut [R], [m, s, c1, c2]: [R; 4]) {
+    let n = dx.len();
+    let (dy, x, w) = (&dy[..n], &x[..n], &w[..n]);
+    for i in 0..n {
+        dx[i] = s * ((x[i] - m) * s).mul_add(-c2, dy[i].mul_add(w[i], -c1));
+    }
+}
+
+#[inline(always)]
+fn param_grads<R: Real>(dy: &[R], x: &[R], dw: &mut [R], db: &mut [R], m: R, s: R) {
+    let n = dw.len();
+    let (dy, x, db) = (&dy[..n], &x[..n], &mut db[..n]);
+    for i in 0..n {
+        dw[i] = dy[i].mul_add((x[i] - m) * s, dw[i]);
+        db[i] += dy[i];
+    }
+}
+
 simd! {
     fn forward_rows<R: Real>(
         x: &[R], w: &[R], b: &[R], y: &mut [R], mean: &mut [R], rstd: &mut [R], center: Center, eps: R,
@@ -48,22 +69,15 @@ simd! {
             dy.chunks_exact(cols).zip(x.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)).enumerate()
         {
             let (m, s) = (mean[r], rstd[r]);
-            let (sum, dot) = lanes::pair3(dy, w, x, |(p, q), g, w, v| {
-                let gw = g * w;
-                (p + gw, gw.mul_add(v - m, q))
-            });
+            let (sum, dot) = lanes::pair3(dy, w, x, |g, w| g * w, |v| v - m);
             // dx = s * (dy * w - c1 - xhat * c2)
             let c1 = match center {
                 Center::Mean => sum * inv,
                 Center::Zero => R::ZERO,
             };
             let c2 = dot * s * inv;
-            for i in 0..cols {
-                let hat = (x[i] - m) * s;
-                dx[i] = s * hat.mul_add(-c2, dy[i].mul_add(w[i], -c1));
-                dw[i] = dy[i].mul_add(hat, dw[i]);
-                db[i] += dy[i];
-            }
+            input_grad(dy, x, w, dx, [m, s, c1, c2]);
+            param_grads(dy, x, dw, db, m, s);
         }
     }
 
