@@ -1,6 +1,6 @@
 //! A slow reading of index expressions, one coordinate at a time, random expressions, and random calls.
 
-use planaria_array::ops::{self, OwnValue, Put, Reduction};
+use planaria_array::ops::{self, OwnValue, Put, ScatterReduce};
 use planaria_array::{Array, DType, Index};
 
 /// A small generator, so that failures repeat.
@@ -334,8 +334,13 @@ pub(crate) fn fuzz_once(rng: &mut Rng) {
     let dim = rng.between(-4, 3);
     let put = if rng.below(2) == 0 { Put::Replace } else { Put::Accumulate };
     let own = if rng.below(2) == 0 { OwnValue::Include } else { OwnValue::Exclude };
-    let reduction =
-        [Reduction::Sum, Reduction::Prod, Reduction::Mean, Reduction::Max, Reduction::Min][rng.below(5)];
+    let reduction = [
+        ScatterReduce::Sum,
+        ScatterReduce::Prod,
+        ScatterReduce::Mean,
+        ScatterReduce::Max,
+        ScatterReduce::Min,
+    ][rng.below(5)];
     let shape = value.shape().to_vec();
     match rng.below(20) {
         0 => drop(x.get(&expression)),
