@@ -30,7 +30,10 @@ pub(crate) trait Real:
     fn exp_m1(self) -> Self;
     fn tanh(self) -> Self;
     fn erf(self) -> Self;
-    fn erfc(self) -> Self;
+    /// The normal distribution function.
+    fn normal_cdf(self) -> Self;
+    /// The density of the normal distribution.
+    fn normal_pdf(self) -> Self;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -62,7 +65,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $exp:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $erfc:path) => {
+    ($t:ident, $exp:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $cdf:path, $pdf:path) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -101,8 +104,12 @@ macro_rules! real {
                 $erf(self)
             }
             #[inline(always)]
-            fn erfc(self) -> $t {
-                $erfc(self)
+            fn normal_cdf(self) -> $t {
+                $cdf(self)
+            }
+            #[inline(always)]
+            fn normal_pdf(self) -> $t {
+                $pdf(self)
             }
             #[inline(always)]
             fn sqrt(self) -> $t {
@@ -139,8 +146,26 @@ macro_rules! real {
         }
     };
 }
-real!(f32, math::exp, math::ln, math::ln_1p, math::exp_m1, math::tanh, math::erf, math::erfc);
-real!(f64, f64::exp, f64::ln, f64::ln_1p, f64::exp_m1, f64::tanh, libm::erf, libm::erfc);
+real!(
+    f32,
+    math::exp,
+    math::ln,
+    math::ln_1p,
+    math::exp_m1,
+    math::tanh,
+    math::erf,
+    math::normal_cdf,
+    math::normal_pdf
+);
+real!(f64, f64::exp, f64::ln, f64::ln_1p, f64::exp_m1, f64::tanh, libm::erf, normal_cdf_f64, normal_pdf_f64);
+
+fn normal_cdf_f64(x: f64) -> f64 {
+    libm::erfc(x * -std::f64::consts::FRAC_1_SQRT_2) * 0.5
+}
+
+fn normal_pdf_f64(x: f64) -> f64 {
+    (x * x * -0.5).exp() * 0.398_942_280_401_432_7
+}
 
 /// A floating point element and the type its kernels compute in. Narrow types are widened a row or block at a
 /// time into scratch; f32 and f64 are used where they lie.

@@ -27,9 +27,7 @@ fn silu_grad<T: Real>(x: T, g: T) -> T {
 /// Phi(x) + x phi(x).
 #[inline(always)]
 fn gelu_grad<T: Real>(x: T, g: T) -> T {
-    let cdf = T::of(0.5) * (x * T::of(-std::f64::consts::FRAC_1_SQRT_2)).erfc();
-    let pdf = (x * x * T::of(-0.5)).exp() * T::of(0.398_942_280_401_432_7);
-    g * x.mul_add(pdf, cdf)
+    g * x.mul_add(x.normal_pdf(), x.normal_cdf())
 }
 
 #[inline(always)]

@@ -21,8 +21,7 @@ map1_kernels! { simd, Real:
     sigmoid |x| x.sigmoid();
     log_sigmoid |x| -softplus_of(-x);
     relu |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO };
-    // By erfc, which does not cancel for negative inputs.
-    gelu |x| T::of(0.5) * x * (x * T::of(-std::f64::consts::FRAC_1_SQRT_2)).erfc();
+    gelu |x| x * x.normal_cdf();
     gelu_tanh |x| gelu_tanh_of(x);
     silu |x| x * x.sigmoid();
     softplus |x| softplus_of(x);
