@@ -1,5 +1,6 @@
 //! Operations on arrays: shapes and dtypes are checked here, then the device's kernel runs.
 
+mod attention;
 mod cast;
 mod copy;
 mod cross_entropy;
@@ -23,6 +24,7 @@ mod softmax;
 mod sort;
 mod swiglu;
 
+pub use attention::*;
 pub use cross_entropy::*;
 pub use elementwise::{
     Activation, Binary, Compare, Unary, activation_grad, binary, bit_not, clip, compare, unary, where_,
