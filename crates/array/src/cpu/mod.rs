@@ -1,5 +1,6 @@
 //! Kernels on host slices. Nothing above this module sees host memory.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;

@@ -1,5 +1,6 @@
 //! Operations on arrays: shapes and dtypes are checked here, then the device's kernel runs.
 
+mod attention;
 mod cast;
 mod copy;
 mod create;
@@ -30,6 +31,7 @@ mod sort;
 mod swiglu;
 mod triangle;
 
+pub use attention::*;
 pub use cross_entropy::*;
 pub use dropout::{dropout, dropout_add, dropout_grad};
 pub use elementwise::{

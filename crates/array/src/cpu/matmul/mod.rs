@@ -19,8 +19,11 @@ mod scratch;
 mod tests;
 mod vector;
 
+#[cfg(test)]
 pub(crate) use path::{Path, available_paths};
-pub(crate) use run::{Batch, matmul, matmul_at, matmul_batched, matmul_batched_at};
+pub(crate) use run::{Batch, matmul, matmul_batched};
+#[cfg(test)]
+pub(crate) use run::{matmul_at, matmul_batched_at};
 pub(crate) use vector::Element;
 
 use half::{bf16, f16};

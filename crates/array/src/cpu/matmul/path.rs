@@ -22,6 +22,7 @@ pub(crate) enum Path {
 }
 
 /// The paths this CPU can run, slowest first.
+#[cfg(test)]
 pub(crate) fn available_paths() -> Vec<Path> {
     let levels = [Level::Baseline, Level::V3, Level::V4].into_iter().filter(|l| *l <= level());
     let tiles = tiles_available().then_some(Path::Tiles);

@@ -39,7 +39,7 @@ pub(crate) fn matmul_batched<T: MatmulElement>(
     matmul_batched_at(default_path(), out, a, b, batch, accumulate)
 }
 
-/// [`matmul`] by a chosen path, which must be among [`available_paths`](super::available_paths).
+/// [`matmul`] by a chosen path, which must be among `available_paths`.
 pub(crate) fn matmul_at<T: MatmulElement>(
     path: Path,
     out: &mut [T],
@@ -50,7 +50,7 @@ pub(crate) fn matmul_at<T: MatmulElement>(
     matmul_batched_at(path, out, a, b, Batch { shape: &[], a_strides: &[], b_strides: &[] }, accumulate)
 }
 
-/// [`matmul_batched`] by a chosen path, which must be among [`available_paths`](super::available_paths).
+/// [`matmul_batched`] by a chosen path, which must be among `available_paths`.
 pub(crate) fn matmul_batched_at<T: MatmulElement>(
     path: Path,
     out: &mut [T],
