@@ -114,7 +114,7 @@ pub(crate) fn scatter<T: Pod + Send + Sync, R: Rule<T>>(
         slab if slabs.count < threads => (slab.div_ceil(threads)).next_multiple_of(slabs.inner.max(1)),
         slab => slab,
     };
-    let work = (along.index.len() * (8 + 2 * size_of::<T>())).max(out.len() * size_of::<T>());
+    let work = (along.index.len() * (8 + 2 * size_of::<T>())).max(size_of_val(out));
     let item_bytes = if work < 1 << 18 { 0 } else { work.div_ceil(out.len().max(1)) };
     let outside = AtomicBool::new(false);
     pool::for_chunks_mut(out, unit, item_bytes, |at, piece| {

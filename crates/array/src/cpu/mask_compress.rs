@@ -11,9 +11,10 @@ pub(crate) fn compress<T: Pod>(data: &[T], mask: &[Bool], out: &mut [T]) -> usiz
     assert_eq!(data.len(), mask.len());
     #[cfg(target_arch = "x86_64")]
     if super::simd::level() == super::simd::Level::V4 {
-        // SAFETY: level V4 was detected, which includes every feature these functions enable.
         match size_of::<T>() {
+            // SAFETY: level V4 was detected, which includes every feature the function enables.
             4 => return unsafe { x86::compress_4(cast(data), cast(mask), cast_mut(out)) },
+            // SAFETY: level V4 was detected, which includes every feature the function enables.
             8 => return unsafe { x86::compress_8(cast(data), cast(mask), cast_mut(out)) },
             _ => {}
         }
@@ -27,9 +28,10 @@ pub(crate) fn expand<T: Pod>(data: &mut [T], mask: &[Bool], src: &[T]) -> usize 
     assert_eq!(data.len(), mask.len());
     #[cfg(target_arch = "x86_64")]
     if super::simd::level() == super::simd::Level::V4 {
-        // SAFETY: level V4 was detected, which includes every feature these functions enable.
         match size_of::<T>() {
+            // SAFETY: level V4 was detected, which includes every feature the function enables.
             4 => return unsafe { x86::expand_4(cast_mut(data), cast(mask), cast(src)) },
+            // SAFETY: level V4 was detected, which includes every feature the function enables.
             8 => return unsafe { x86::expand_8(cast_mut(data), cast(mask), cast(src)) },
             _ => {}
         }
