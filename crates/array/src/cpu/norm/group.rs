@@ -73,8 +73,8 @@ pub(crate) fn forward<T: Float>(
 ) {
     let run = at.run();
     if run == 0 {
-        mean.fill(T::Real::ZERO / T::Real::ZERO);
-        return rstd.fill(T::Real::ZERO / T::Real::ZERO);
+        mean.fill(T::Real::of(f64::NAN));
+        return rstd.fill(T::Real::of(f64::NAN));
     }
     let len = pool::piece_len(at.batch * at.groups, 1, 2 * run * size_of::<T>());
     let parts = y.chunks_mut(len * run).zip(mean.chunks_mut(len)).zip(rstd.chunks_mut(len)).enumerate();

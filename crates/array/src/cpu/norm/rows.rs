@@ -102,8 +102,8 @@ pub(crate) fn forward<T: Float>(
     let (cols, rows) = (w.len(), rstd.len());
     if cols == 0 {
         // The mean of nothing.
-        mean.fill(T::Real::ZERO / T::Real::ZERO);
-        return rstd.fill(T::Real::ZERO / T::Real::ZERO);
+        mean.fill(T::Real::of(f64::NAN));
+        return rstd.fill(T::Real::of(f64::NAN));
     }
     let unit = rows_per_block(cols);
     let len = pool::piece_len(rows, unit, 2 * cols * size_of::<T>());

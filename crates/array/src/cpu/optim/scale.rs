@@ -33,18 +33,18 @@ simd! {
 
     /// Scales a block; false when any value was not finite before.
     fn scale_block<R: Real>(x: &mut [R], factor: R) -> bool {
-        // x - x is 0 for finite values and NaN for all others.
+        // x * 0 is 0 for finite values and NaN for all others.
         let mut witness = [R::ZERO; 16];
         let (chunks, rest) = x.as_chunks_mut::<16>();
         for c in chunks {
             for l in 0..16 {
-                witness[l] += c[l] - c[l];
+                witness[l] += c[l] * R::ZERO;
                 c[l] *= factor;
             }
         }
         let mut finite = witness.iter().all(|w| *w == R::ZERO);
         for v in rest {
-            finite &= *v - *v == R::ZERO;
+            finite &= *v * R::ZERO == R::ZERO;
             *v *= factor;
         }
         finite
