@@ -257,7 +257,7 @@ mod tests {
     fn classes_cover_the_request_and_waste_at_most_a_quarter() {
         for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 3_000_001, 50_257 * 768 * 4, 1 << 33]) {
             let class = size_class(bytes).unwrap();
-            assert!(class >= bytes && class % ALIGN == 0);
+            assert!(class >= bytes && class.is_multiple_of(ALIGN));
             assert!(class <= bytes + bytes / 4 + 2 * ALIGN, "{bytes} -> {class}");
         }
         assert_eq!(size_class(usize::MAX), None);

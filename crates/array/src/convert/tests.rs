@@ -71,7 +71,7 @@ fn check_format(format: &Format, encode: impl Fn(f32) -> u32, decode: impl Fn(u3
     for code in 0..=format.max {
         assert_eq!(f64::from(decode(code)), table[code as usize], "code {code:#x}");
         assert_eq!(f64::from(decode(code | sign)), -table[code as usize], "code {code:#x}");
-        assert_eq!(decode(code | sign).is_sign_negative(), true);
+        assert!(decode(code | sign).is_sign_negative());
         assert_eq!(encode(decode(code)), code);
         assert_eq!(encode(decode(code | sign)), code | sign);
     }
@@ -167,7 +167,10 @@ fn check_column<S: Number, D: Number>(sources: &[S], rest: &mut &[u8]) {
 }
 
 /// Runs the columns of one table; a table without source column holds every code in order.
-fn check_table<S: Number>(name: &str, sources: Option<Vec<S>>, columns: &[fn(&[S], &mut &[u8])]) {
+/// Checks one column of a table and steps past it.
+type Column<S> = fn(&[S], &mut &[u8]);
+
+fn check_table<S: Number>(name: &str, sources: Option<Vec<S>>, columns: &[Column<S>]) {
     let bytes = oracle(name);
     let mut rest = &bytes[..];
     let sources = sources.unwrap_or_else(|| {

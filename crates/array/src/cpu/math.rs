@@ -39,14 +39,14 @@ pub(crate) fn ln(x: f32) -> f32 {
     let m = f32::from_bits(bits.wrapping_sub(e << 23) as u32);
     let e = e as f32 + shift;
     let f = m - 1.0;
-    let p = 6.746_490_3e-2f32;
+    let p = 6.746_49e-2_f32;
     let p = p.mul_add(f, -1.167_561_6e-1);
     let p = p.mul_add(f, 1.188_821_2e-1);
     let p = p.mul_add(f, -1.240_559_8e-1);
     let p = p.mul_add(f, 1.421_954_6e-1);
     let p = p.mul_add(f, -1.666_799_5e-1);
     let p = p.mul_add(f, 2.000_211_9e-1);
-    let p = p.mul_add(f, -2.500_000_9e-1);
+    let p = p.mul_add(f, -2.500_001e-1);
     let p = p.mul_add(f, 3.333_331_3e-1);
     let z = f * f;
     let y = (f * z).mul_add(p, e * -2.121_944_4e-4);
@@ -72,7 +72,7 @@ pub(crate) fn exp_m1(x: f32) -> f32 {
     // The series where e^x - 1 would cancel.
     let p = 1.984_127e-4f32;
     let p = p.mul_add(x, 1.388_888_9e-3);
-    let p = p.mul_add(x, 8.333_333_3e-3);
+    let p = p.mul_add(x, 8.333_333e-3);
     let p = p.mul_add(x, 4.166_666_8e-2);
     let p = p.mul_add(x, 1.666_666_7e-1);
     let p = p.mul_add(x, 0.5);
@@ -84,7 +84,7 @@ pub(crate) fn exp_m1(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     let z = x * x;
-    let p = -5.717_011_2e-3f32;
+    let p = -5.717_011e-3_f32;
     let p = p.mul_add(z, 2.065_055_4e-2);
     let p = p.mul_add(z, -5.374_348_5e-2);
     let p = p.mul_add(z, 1.333_149_1e-1);
@@ -114,7 +114,7 @@ fn erfc_far(t: f32) -> f32 {
     let t = if t > 4.05 { 4.05 } else { t };
     let q = -2.109_531_7e-5f32;
     let q = q.mul_add(t, 4.344_655_3e-4);
-    let q = q.mul_add(t, -4.171_076_2e-3);
+    let q = q.mul_add(t, -4.171_076e-3);
     let q = q.mul_add(t, 2.511_946e-2);
     let q = q.mul_add(t, -1.082_801_4e-1);
     let q = q.mul_add(t, -6.333_468_6e-1);
@@ -150,7 +150,7 @@ fn exp_negative(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn normal_cdf(x: f32) -> f32 {
     let t = if x.abs() > 5.7 { 5.7 } else { x.abs() };
-    let q = 2.532_046_9e-7f32;
+    let q = 2.532_047e-7_f32;
     let q = q.mul_add(t, -5.180_189e-6);
     let q = q.mul_add(t, 4.367_231e-5);
     let q = q.mul_add(t, -1.721_561_1e-4);

@@ -20,7 +20,6 @@ pub(crate) trait Real:
 {
     const ZERO: Self;
     const ONE: Self;
-    const INFINITY: Self;
     const NEG_INFINITY: Self;
     fn of(x: f64) -> Self;
     fn f64(self) -> f64;
@@ -69,7 +68,6 @@ macro_rules! real {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
-            const INFINITY: $t = $t::INFINITY;
             const NEG_INFINITY: $t = $t::NEG_INFINITY;
             #[inline(always)]
             fn of(x: f64) -> $t {

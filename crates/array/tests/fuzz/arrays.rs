@@ -5,34 +5,34 @@ use planaria_array::{Array, DType, Index, Result};
 
 /// A seeded generator whose copies give the same numbers.
 #[derive(Clone)]
-pub struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub fn new(seed: u64) -> Rng {
+    pub(crate) fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    pub fn chance(&mut self, percent: usize) -> bool {
+    pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())].clone()
     }
 
     /// Mostly a small integer, sometimes one that overflows careless arithmetic.
-    pub fn int(&mut self) -> i64 {
+    pub(crate) fn int(&mut self) -> i64 {
         match self.below(40) {
             0 => i64::MIN,
             1 => i64::MAX,
@@ -41,12 +41,12 @@ impl Rng {
         }
     }
 
-    pub fn bound(&mut self) -> Option<i64> {
+    pub(crate) fn bound(&mut self) -> Option<i64> {
         self.chance(70).then(|| self.int())
     }
 
     /// A dim, in range more often than not.
-    pub fn dim(&mut self) -> i64 {
+    pub(crate) fn dim(&mut self) -> i64 {
         match self.below(40) {
             0 => i64::MIN,
             1 => i64::MAX,
@@ -54,12 +54,12 @@ impl Rng {
         }
     }
 
-    pub fn dims(&mut self) -> Vec<i64> {
+    pub(crate) fn dims(&mut self) -> Vec<i64> {
         (0..self.below(4)).map(|_| self.dim()).collect()
     }
 
     /// A small extent, or one that no shape can hold.
-    pub fn extent(&mut self) -> usize {
+    pub(crate) fn extent(&mut self) -> usize {
         match self.below(30) {
             0 => usize::MAX,
             1 => usize::MAX / 2 + 1,
@@ -67,20 +67,20 @@ impl Rng {
         }
     }
 
-    pub fn extents(&mut self) -> Vec<usize> {
+    pub(crate) fn extents(&mut self) -> Vec<usize> {
         (0..self.below(5)).map(|_| self.extent()).collect()
     }
 
-    pub fn keep(&mut self) -> Keep {
+    pub(crate) fn keep(&mut self) -> Keep {
         self.pick(&[Keep::No, Keep::Yes])
     }
 
-    pub fn shape(&mut self) -> Vec<usize> {
+    pub(crate) fn shape(&mut self) -> Vec<usize> {
         (0..self.below(5)).map(|_| self.pick(&[0, 1, 1, 2, 2, 3, 4, 5])).collect()
     }
 
     /// Small whole numbers, so that sums in any order are equal; a few floats are not finite.
-    pub fn array(&mut self, shape: &[usize], dtype: DType) -> Array {
+    pub(crate) fn array(&mut self, shape: &[usize], dtype: DType) -> Array {
         let odd = dtype.is_float() && self.chance(15);
         let values: Vec<f64> = (0..shape.iter().product())
             .map(|_| match self.below(30) {
@@ -93,12 +93,12 @@ impl Rng {
         Array::from_slice(&values, shape).and_then(|a| a.cast(dtype)).expect("a small array")
     }
 
-    pub fn dtype(&mut self) -> DType {
+    pub(crate) fn dtype(&mut self) -> DType {
         if self.chance(50) { self.pick(&[DType::F32, DType::I64]) } else { self.pick(&DType::ALL) }
     }
 
     /// The array seen through a few steps that share its storage.
-    pub fn view(&mut self, x: Array) -> Array {
+    pub(crate) fn view(&mut self, x: Array) -> Array {
         (0..self.below(3)).fold(x, |x, _| self.step(&x).unwrap_or(x))
     }
 
@@ -117,7 +117,7 @@ impl Rng {
         }
     }
 
-    pub fn index(&mut self, args: &Args) -> Vec<Index> {
+    pub(crate) fn index(&mut self, args: &Args) -> Vec<Index> {
         (0..self.below(4))
             .map(|_| match self.below(8) {
                 0 | 1 => Index::Int(self.below(6) as i64 - 3),
@@ -135,7 +135,7 @@ impl Rng {
 }
 
 /// What an operation may use.
-pub struct Args {
+pub(crate) struct Args {
     /// Any array.
     pub x: Array,
     /// One of the same shape and dtype.
@@ -149,7 +149,7 @@ pub struct Args {
 }
 
 impl Args {
-    pub fn random(r: &mut Rng) -> Args {
+    pub(crate) fn random(r: &mut Rng) -> Args {
         let (shape, dtype) = (r.shape(), r.dtype());
         let x = r.array(&shape, dtype);
         let x = r.view(x);
@@ -175,7 +175,7 @@ impl Args {
     }
 
     /// The same values without strides.
-    pub fn contiguous(&self) -> Args {
+    pub(crate) fn contiguous(&self) -> Args {
         let copy = |a: &Array| a.copy().expect("a small copy");
         Args {
             x: copy(&self.x),
@@ -186,7 +186,7 @@ impl Args {
         }
     }
 
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let one =
             |name: &str, a: &Array| format!("{name} {}{} strides {:?}", a.dtype(), a.shape(), a.strides());
         let all = [

@@ -6,7 +6,7 @@ use planaria_array::random::{Key, Window};
 use planaria_array::{Array, DType, Result, Scalar, Shape};
 
 /// Runs an operation with arguments drawn from the generator.
-pub type Run = fn(&mut Rng, &Args) -> Result<Vec<Array>>;
+pub(crate) type Run = fn(&mut Rng, &Args) -> Result<Vec<Array>>;
 
 fn one(result: Result<Array>) -> Result<Vec<Array>> {
     Ok(vec![result?])
@@ -25,7 +25,7 @@ fn written(x: &Array, write: impl FnOnce(&Array) -> Result<()>) -> Result<Vec<Ar
 }
 
 /// Operations that must give the same on a view as on a contiguous copy.
-pub const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
+pub(crate) const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
     VIEWS,
     ELEMENTWISE,
     REDUCTIONS,
@@ -38,7 +38,7 @@ pub const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
 ];
 
 /// Operations whose result depends on strides: they only must not panic.
-pub const STRIDE_DEPENDENT: &[(&str, Run)] = &[
+pub(crate) const STRIDE_DEPENDENT: &[(&str, Run)] = &[
     ("as_strided", |r, a| {
         let strides: Vec<isize> = (0..r.below(4)).map(|_| r.int() as isize).collect();
         let shape = r.extents();

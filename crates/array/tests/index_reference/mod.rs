@@ -143,8 +143,8 @@ enum Axis {
         len: usize,
     },
     New,
-    /// Number of the index array.
-    Picked(usize),
+    /// Chosen by the index arrays.
+    Picked,
 }
 
 /// An index array: its shape, and for each element the source positions it fixes.
@@ -198,12 +198,12 @@ fn read_items(case: &Case) -> (Vec<Axis>, Vec<(usize, i64)>, Vec<Picks>) {
             Item::New => axes.push(Axis::New),
             Item::Dots => axes.extend((d..d + shape.len() - used).map(whole)),
             Item::Flag(keep) => {
-                axes.push(Axis::Picked(picks.len()));
+                axes.push(Axis::Picked);
                 let fixes = if *keep { vec![vec![]] } else { vec![] };
                 picks.push(Picks { shape: vec![usize::from(*keep)], fixes });
             }
             Item::Mask(dims, bits) => {
-                axes.push(Axis::Picked(picks.len()));
+                axes.push(Axis::Picked);
                 let kept = (0..bits.len()).filter(|&i| bits[i]);
                 let fixes: Vec<Vec<(usize, i64)>> = kept
                     .map(|i| unravel(i, dims).iter().enumerate().map(|(k, &c)| (d + k, c as i64)).collect())
@@ -211,7 +211,7 @@ fn read_items(case: &Case) -> (Vec<Axis>, Vec<(usize, i64)>, Vec<Picks>) {
                 picks.push(Picks { shape: vec![fixes.len()], fixes });
             }
             Item::Take(dims, values) => {
-                axes.push(Axis::Picked(picks.len()));
+                axes.push(Axis::Picked);
                 let fixes = values.iter().map(|&v| vec![(d, wrap(v, shape[d]))]).collect();
                 picks.push(Picks { shape: dims.clone(), fixes });
             }
@@ -240,7 +240,7 @@ pub(crate) fn reference_positions(case: &Case) -> (Vec<usize>, Vec<i64>) {
         }
     }
     // The picked dims go where the arrays stand, or in front when a dim separates them.
-    let places: Vec<usize> = (0..axes.len()).filter(|&i| matches!(axes[i], Axis::Picked(_))).collect();
+    let places: Vec<usize> = (0..axes.len()).filter(|&i| matches!(axes[i], Axis::Picked)).collect();
     let adjacent = places.windows(2).all(|w| w[1] == w[0] + 1);
     let first = if adjacent { places.first().copied().unwrap_or(0) } else { 0 };
     let plain: Vec<usize> = (0..axes.len()).filter(|i| !places.contains(i)).collect();

@@ -53,7 +53,8 @@ impl Case {
     {
         let (q, k, v, dout) = (of::<T>(&self.q), of::<T>(&self.k), of::<T>(&self.v), of::<T>(&self.dout));
         let (out, lse) = self.forward::<T>(rule);
-        let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| vec![T::from_scalar(Scalar::Float(7.0)); x.len()]);
+        let [mut dq, mut dk, mut dv] =
+            [&q, &k, &v].map(|x| vec![T::from_scalar(Scalar::Float(7.0)); x.len()]);
         let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse, dout: &dout };
         backward(saved, Grads { q: &mut dq, k: &mut dk, v: &mut dv }, self.sizes, rule);
         [dq, dk, dv]
