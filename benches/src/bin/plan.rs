@@ -105,13 +105,11 @@ fn plan(model: &[Tensor], from: &str, to: &str, rank: Rank) -> Result<Kept> {
     Ok(kept)
 }
 
+/// A tensor's name, what the rank receives of it and what it sends.
+type TensorPlan = (String, Vec<Tile<Rank>>, Vec<Tile<Rank>>);
+
 /// The same for optimizer state that is flattened over dp.
-fn plan_flat(
-    model: &[Tensor],
-    from: &str,
-    to: &str,
-    rank: Rank,
-) -> Result<Vec<(String, Vec<Tile<Rank>>, Vec<Tile<Rank>>)>> {
+fn plan_flat(model: &[Tensor], from: &str, to: &str, rank: Rank) -> Result<Vec<TensorPlan>> {
     let (from, to): (Mesh, Mesh) = (from.parse()?, to.parse()?);
     let mut kept = Vec::new();
     for tensor in model {
@@ -166,9 +164,7 @@ fn main() -> Result<()> {
         worst = worst.max(report(&format!("{from} -> {to}"), |rank| plan(&model, from, to, rank), count)?);
     }
     let (from, to) = ("dp=2048 tp=8", "dp=1536 tp=8");
-    let count = |kept: &Vec<(String, Vec<Tile<Rank>>, Vec<Tile<Rank>>)>| {
-        kept.iter().map(|k| k.1.len() + k.2.len()).sum()
-    };
+    let count = |kept: &Vec<TensorPlan>| kept.iter().map(|k| k.1.len() + k.2.len()).sum();
     worst =
         worst.max(report(&format!("flat, {from} -> {to}"), |rank| plan_flat(&model, from, to, rank), count)?);
     let peak = peak_memory().unwrap_or(0) as f64 / 1e6;

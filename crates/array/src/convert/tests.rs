@@ -166,10 +166,10 @@ fn check_column<S: Number, D: Number>(sources: &[S], rest: &mut &[u8]) {
     }
 }
 
-/// Runs the columns of one table; a table without source column holds every code in order.
 /// Checks one column of a table and steps past it.
 type Column<S> = fn(&[S], &mut &[u8]);
 
+/// Runs the columns of one table; a table without source column holds every code in order.
 fn check_table<S: Number>(name: &str, sources: Option<Vec<S>>, columns: &[Column<S>]) {
     let bytes = oracle(name);
     let mut rest = &bytes[..];
