@@ -139,6 +139,6 @@ fn a_refused_step_changes_nothing() {
     let sgd = SgdArrays { param: &p, grad: &m, velocity: None, master: None };
     assert!(Sgd { momentum: 0.9, ..Sgd::default() }.step(1, &[sgd]).is_err());
     assert!(Sgd { momentum_kind: Momentum::Nesterov, ..Sgd::default() }.step(1, &[sgd]).is_err());
-    assert!(ops::check_finite_and_unscale(&[p.clone()], f64::NAN).is_err());
+    assert!(ops::check_finite_and_unscale(std::slice::from_ref(&p), f64::NAN).is_err());
     assert_eq!(values(&p), before);
 }
