@@ -155,7 +155,7 @@ fn extremes<E: End>(op: &'static str, x: &Array, dim: i64) -> Result<(Array, Arr
     })?;
     let (host, at) = (flat.host(op)?, indices.values::<i64>(op)?);
     let values = with_size!(x.dtype(), B => Array::build_bytes::<B>(x.shape().clone(), x.dtype(), |out| {
-        let from = &host.slice::<B>()[flat.offset()..];
+        let from = host.slice::<B>().get(flat.offset()..).unwrap_or(&[]);
         gather(from, &at, lines.n, lines.n, lines.inner, out);
     }))?;
     Ok((values, indices))

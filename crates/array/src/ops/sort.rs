@@ -47,8 +47,10 @@ impl Array {
     /// The `k` largest or smallest elements along a dim, in order, the first among equals: (values, indices).
     pub fn topk(&self, k: usize, dim: i64, which: Which) -> Result<(Array, Array)> {
         let n = self.lines("topk", dim)?.n;
-        if k > n {
-            let what = format!("k = {k} is more than the {n} elements of dim {dim}");
+        // A single value has no dim that could shrink to nothing.
+        let least = usize::from(self.ndim() == 0);
+        if k > n || k < least {
+            let what = format!("k = {k} is not in {least}..={n}, the elements of dim {dim}");
             return Err(Error::argument("topk", what));
         }
         let order = if which == Which::Largest { Order::Descending } else { Order::Ascending };

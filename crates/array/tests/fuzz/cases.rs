@@ -17,9 +17,11 @@ fn two(result: Result<(Array, Array)>) -> Result<Vec<Array>> {
     Ok(vec![a, b])
 }
 
-/// Runs an operation that writes, on a value of its own with the same strides.
+/// Runs an operation that writes, on a value of its own with the same strides. Where elements share memory a
+/// write to one is a write to the others, so such a view is copied first.
 fn written(x: &Array, write: impl FnOnce(&Array) -> Result<()>) -> Result<Vec<Array>> {
-    let x = x.snapshot();
+    let repeated = x.shape().iter().zip(x.strides()).any(|(&len, &stride)| len > 1 && stride == 0);
+    let x = if repeated { x.copy()? } else { x.snapshot() };
     write(&x)?;
     Ok(vec![x])
 }
