@@ -193,23 +193,16 @@ fn gradients_are_those_of_the_finite_difference() {
         let h = 1e-5;
         for which in 0..3 {
             for i in (0..grads[which].len()).step_by(3) {
-                let mut at = |step: f64| {
-                    let x = [&mut case.q, &mut case.k, &mut case.v][which].get_mut(i).unwrap();
-                    *x += step;
+                let mut loss_at = |step: f64| {
+                    let x = &mut [&mut case.q, &mut case.k, &mut case.v][which][i];
+                    let kept = std::mem::replace(x, *x + step);
+                    let loss = case.loss(&rule);
+                    [&mut case.q, &mut case.k, &mut case.v][which][i] = kept;
+                    loss
                 };
-                at(h);
-                let up = case.loss(&rule);
-                let mut at =
-                    |step: f64| *[&mut case.q, &mut case.k, &mut case.v][which].get_mut(i).unwrap() += step;
-                at(-2.0 * h);
-                let down = case.loss(&rule);
-                *[&mut case.q, &mut case.k, &mut case.v][which].get_mut(i).unwrap() += h;
-                let expected = (up - down) / (2.0 * h);
-                assert!(
-                    (grads[which][i] - expected).abs() < 1e-7,
-                    "{which} {i}: {} {expected}",
-                    grads[which][i]
-                );
+                let expected = (loss_at(h) - loss_at(-h)) / (2.0 * h);
+                let found = grads[which][i];
+                assert!((found - expected).abs() < 1e-7, "operand {which}, element {i}: {found}, not {expected}");
             }
         }
     }
