@@ -51,6 +51,15 @@ fn batches_broadcast_and_strides_do_not_matter() {
 }
 
 #[test]
+fn a_batch_of_single_rows_steps_by_the_batch() {
+    // The stride of a dim of size 1 means nothing and must not be taken for the step between rows.
+    let a = iota(&[3]).as_strided(&[3, 1, 1], &[1, 3, 3], 0).unwrap();
+    let b = iota(&[1, 1, 1]);
+    let want: Vec<f64> = [-6.0, -5.0, -4.0].map(|v| v * -6.0).to_vec();
+    assert_eq!(matmul(&a, &b).unwrap().to_vec::<f64>().unwrap(), want);
+}
+
+#[test]
 fn vectors_lose_their_dim() {
     let (v, m) = (iota(&[4]), iota(&[4, 3]));
     assert_eq!(matmul(&v, &v).unwrap().ndim(), 0);

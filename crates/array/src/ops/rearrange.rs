@@ -27,7 +27,8 @@ pub(super) fn remap(
     let flat = x.contiguous()?;
     let host = flat.host(op)?;
     with_size!(x.dtype(), T => Array::build_bytes::<T>(shape, x.dtype(), |out| {
-        let src = &host.slice::<T>()[flat.offset()..][..flat.numel()];
+        // An empty view may begin past the end of its storage.
+        let src = host.slice::<T>().get(flat.offset()..flat.offset() + flat.numel()).unwrap_or(&[]);
         let maps = maps();
         debug_assert_eq!(maps.iter().map(Map::len).product::<usize>(), out.len());
         Remap::new(x.shape(), &maps).run(src, pattern::<T>(fill, x.dtype()), out);

@@ -126,19 +126,21 @@ fn fold_rows<'a, T>(
     b: MatRef<'a, T>,
     batch: &Batch,
 ) -> Option<(MatRef<'a, T>, MatRef<'a, T>)> {
-    let mut rows = a.rows;
+    let (mut rows, mut row_stride) = (a.rows, a.row_stride);
     for (d, size) in batch.shape.iter().enumerate().rev() {
         if *size == 1 {
             continue;
         }
-        let follows =
-            a.rows == 1 && rows == 1 || batch.a_strides[d] == a.row_stride.checked_mul(rows as isize)?;
-        if batch.b_strides[d] != 0 || !follows {
+        if rows == 1 {
+            // A single row has no step of its own: the batch's becomes the step between rows.
+            row_stride = batch.a_strides[d];
+        }
+        if batch.b_strides[d] != 0 || batch.a_strides[d] != row_stride.checked_mul(rows as isize)? {
             return None;
         }
         rows *= size;
     }
-    Some((MatRef { rows, ..a }, b))
+    Some((MatRef { rows, row_stride, ..a }, b))
 }
 
 /// A checked product by pointers.
