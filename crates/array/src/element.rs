@@ -37,7 +37,7 @@ pub trait Element: Pod + PartialEq + fmt::Debug + Send + Sync + Default {
     /// The matching dtype.
     const DTYPE: DType;
 
-    /// From a value of any dtype, converted as [`crate::ops::cast`] does.
+    /// From a value of any dtype, converted as [`crate::Array::cast`] does.
     fn from_scalar(value: Scalar) -> Self;
 
     /// As a value that remembers its family.

@@ -97,7 +97,7 @@ impl Array {
         Ok((0..count).map(|i| self.sliced(d, i * size, size.min(total - i * size), 1)).collect())
     }
 
-    /// Views of the given sizes along `dim`, which must add up to its size. The gradient is [`concat`].
+    /// Views of the given sizes along `dim`, which must add up to its size. The gradient is [`concat()`].
     pub fn split_sizes(&self, sizes: &[usize], dim: i64) -> Result<Vec<Array>> {
         let d = real_dim("split_sizes", dim, self.ndim())?;
         let total = sizes.iter().try_fold(0usize, |sum, &s| sum.checked_add(s));
