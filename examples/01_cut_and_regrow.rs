@@ -1,6 +1,6 @@
 //! The main idea on one page: a model spread over eight ranks loses four of them and grows back on six, exactly.
 //!
-//! `cargo run --release --example 01_cut_and_regrow`
+//! `cargo run --example 01_cut_and_regrow`
 
 use planaria::prelude::*;
 use std::collections::HashMap;

@@ -202,7 +202,10 @@ fn gradients_are_those_of_the_finite_difference() {
                 };
                 let expected = (loss_at(h) - loss_at(-h)) / (2.0 * h);
                 let found = grads[which][i];
-                assert!((found - expected).abs() < 1e-7, "operand {which}, element {i}: {found}, not {expected}");
+                assert!(
+                    (found - expected).abs() < 1e-7,
+                    "operand {which}, element {i}: {found}, not {expected}"
+                );
             }
         }
     }
