@@ -132,7 +132,7 @@ fn check(op: &'static str, q: &Array, k: &Array, v: &Array) -> Result<Sizes> {
     if !grouped {
         return mismatch(k, "the heads of the keys must divide those of the queries");
     }
-    Ok(Sizes { batch, q_heads, kv_heads: kv_heads.max(1), q_len, k_len, dim, v_dim })
+    Ok(Sizes { batch, q_heads, kv_heads, q_len, k_len, dim, v_dim })
 }
 
 fn result_shapes(s: &Sizes) -> Result<(Shape, Shape)> {

@@ -39,7 +39,7 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Query heads that share a key head.
     fn group(&self) -> usize {
-        self.q_heads / self.kv_heads
+        self.q_heads / self.kv_heads.max(1)
     }
 
     /// Products of one query with one key, in bytes of scores; what decides whether threads are worth it.
