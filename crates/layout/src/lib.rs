@@ -38,6 +38,7 @@ mod plan;
 mod region;
 mod reshard;
 mod route;
+pub mod rule;
 mod shape;
 pub mod simulate;
 mod spec;
