@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Arch, Order, Start, Tile};
-use super::pack::{pack_columns, pack_rows};
+use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
 use std::any::TypeId;
@@ -50,6 +50,8 @@ pub(super) struct Block<E: Element> {
 
 /// Bytes of packed `b` that stay in the second-level cache.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Panels of rows packed together.
+const GROUP: usize = 4;
 /// Widest product that does not repay packing its left operand.
 const IN_PLACE_COLS: usize = 512;
 /// Lowest product that repays packing its right operand.
@@ -105,8 +107,9 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 // next; the output rows are inside `c`.
                 unsafe {
                     let panel = rows_space.add(i * depth);
-                    if j == 0 && !in_place {
-                        pack_rows::<E, R>(a, rows, depth, panel);
+                    if j == 0 && !in_place && i.is_multiple_of(GROUP * panel_rows) {
+                        let count = (GROUP * panel_rows).min(block.rows - i);
+                        pack_group::<E, R>(a, count, panel_rows, depth, panel);
                     }
                     let (a, order) = if in_place {
                         (a.ptr.cast(), Order::InPlace(a.row_stride))
