@@ -50,8 +50,8 @@ pub(super) struct Block<E: Element> {
 
 /// Bytes of packed `b` that stay in the second-level cache.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Panels of rows packed together.
-const GROUP: usize = 4;
+/// Panels packed together where rows lie side by side.
+const GROUP: usize = 16;
 /// Widest product that does not repay packing its left operand.
 const IN_PLACE_COLS: usize = 512;
 /// Lowest product that repays packing its right operand.
@@ -80,6 +80,7 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let in_place = rows_in_place(block);
     let b_in_place = columns_in_place::<E, R>(block);
     let panel_rows = panel_rows(block.rows, R::MR);
+    let group = panel_rows * if block.a.row_stride == 1 { GROUP } else { 1 };
     // Packing rows writes whole registers: leave room behind the last one.
     let slab = if in_place { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
@@ -107,8 +108,8 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 // next; the output rows are inside `c`.
                 unsafe {
                     let panel = rows_space.add(i * depth);
-                    if j == 0 && !in_place && i.is_multiple_of(GROUP * panel_rows) {
-                        let count = (GROUP * panel_rows).min(block.rows - i);
+                    if j == 0 && !in_place && i.is_multiple_of(group) {
+                        let count = group.min(block.rows - i);
                         pack_group::<E, R>(a, count, panel_rows, depth, panel);
                     }
                     let (a, order) = if in_place {

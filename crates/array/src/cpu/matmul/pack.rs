@@ -146,9 +146,16 @@ unsafe fn copy_groups<E: Element>(
     for p in 0..depth {
         let run = src.at(0, p).ptr;
         prefetch(run.wrapping_add(AHEAD * rows));
-        for r in 0..rows {
+        for first in (0..rows).step_by(MAX_LANES) {
+            let count = MAX_LANES.min(rows - first);
+            // By way of a copy: the compiler cannot know that source and target are apart.
+            let mut run_part = [E::narrow(E::Acc::default()); MAX_LANES];
             // SAFETY: as in `pack_any`, with a row stride of 1.
-            unsafe { *dst.add(p * pitch + r) = (*run.add(r)).widen() };
+            unsafe {
+                std::ptr::copy_nonoverlapping(run.add(first), run_part.as_mut_ptr(), count);
+                let wide = run_part.map(E::widen);
+                std::ptr::copy_nonoverlapping(wide.as_ptr(), dst.add(p * pitch + first), count);
+            }
         }
     }
 }
