@@ -66,6 +66,11 @@ pub(super) fn pass_depth(depth: usize) -> usize {
     depth.div_ceil(depth.div_ceil(MAX_DEPTH).max(1)).max(1)
 }
 
+/// Parts of equal size, a multiple of `unit` and at most `fitting`, which is one too.
+pub(super) fn even(total: usize, fitting: usize, unit: usize) -> usize {
+    total.div_ceil(total.div_ceil(fitting).max(1)).next_multiple_of(unit)
+}
+
 /// Runs `block`; its depth is at least 1.
 ///
 /// # Safety
@@ -76,7 +81,7 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let pass = pass_depth(block.depth);
     let size = size_of::<E::Acc>();
     let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
-    let block_cols = fitting.min(block.cols.next_multiple_of(R::NR));
+    let block_cols = even(block.cols, fitting, R::NR);
     let in_place = rows_in_place(block);
     let b_in_place = columns_in_place::<E, R>(block);
     let panel_rows = panel_rows(block.rows, R::MR);
