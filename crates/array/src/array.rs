@@ -101,9 +101,7 @@ impl Array {
 
     /// A fresh contiguous array whose every element `fill` writes.
     pub(crate) fn build<T: Element>(shape: Shape, fill: impl FnOnce(&mut [T])) -> Result<Array> {
-        let mut buffer = HostBuffer::new(shape.numel() * size_of::<T>())?;
-        fill(buffer.slice_mut::<T>());
-        Ok(Array::from_storage(Storage::host(buffer), T::DTYPE, shape))
+        Array::build_bytes(shape, T::DTYPE, fill)
     }
 
     /// Like [`Array::build`] for kernels that only know the element's size.
@@ -113,9 +111,9 @@ impl Array {
         fill: impl FnOnce(&mut [T]),
     ) -> Result<Array> {
         debug_assert_eq!(size_of::<T>(), dtype.size());
-        let mut buffer = HostBuffer::new(shape.numel() * dtype.size())?;
-        fill(buffer.slice_mut::<T>());
-        Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
+        let mut fresh = Fresh::new(shape, dtype)?;
+        fill(fresh.buffer.slice_mut());
+        Ok(fresh.finish())
     }
 
     /// Element type.
@@ -267,6 +265,25 @@ impl Array {
         }
         let host = self.host("item")?;
         with_dtype!(self.dtype, T => Ok(host.slice::<T>()[self.offset].to_scalar()))
+    }
+}
+
+/// An array being filled. Knows nothing of elements, so that it is compiled once.
+struct Fresh {
+    buffer: HostBuffer,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl Fresh {
+    #[inline(never)]
+    fn new(shape: Shape, dtype: DType) -> Result<Fresh> {
+        Ok(Fresh { buffer: HostBuffer::new(shape.numel() * dtype.size())?, shape, dtype })
+    }
+
+    #[inline(never)]
+    fn finish(self) -> Array {
+        Array::from_storage(Storage::host(self.buffer), self.dtype, self.shape)
     }
 }
 
