@@ -111,9 +111,19 @@ impl Array {
         fill: impl FnOnce(&mut [T]),
     ) -> Result<Array> {
         debug_assert_eq!(size_of::<T>(), dtype.size());
-        let mut fresh = Fresh::new(shape, dtype)?;
-        fill(fresh.buffer.slice_mut());
-        Ok(fresh.finish())
+        let mut fill = Some(fill);
+        Array::build_with(shape, dtype, &mut |buffer| {
+            if let Some(fill) = fill.take() {
+                fill(buffer.slice_mut());
+            }
+        })
+    }
+
+    /// The part of [`Array::build`] that knows nothing of elements and is compiled once.
+    fn build_with(shape: Shape, dtype: DType, fill: &mut dyn FnMut(&mut HostBuffer)) -> Result<Array> {
+        let mut buffer = HostBuffer::new(shape.numel() * dtype.size())?;
+        fill(&mut buffer);
+        Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
     }
 
     /// Element type.
@@ -265,25 +275,6 @@ impl Array {
         }
         let host = self.host("item")?;
         with_dtype!(self.dtype, T => Ok(host.slice::<T>()[self.offset].to_scalar()))
-    }
-}
-
-/// An array being filled. Knows nothing of elements, so that it is compiled once.
-struct Fresh {
-    buffer: HostBuffer,
-    shape: Shape,
-    dtype: DType,
-}
-
-impl Fresh {
-    #[inline(never)]
-    fn new(shape: Shape, dtype: DType) -> Result<Fresh> {
-        Ok(Fresh { buffer: HostBuffer::new(shape.numel() * dtype.size())?, shape, dtype })
-    }
-
-    #[inline(never)]
-    fn finish(self) -> Array {
-        Array::from_storage(Storage::host(self.buffer), self.dtype, self.shape)
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::array::Array;
 use crate::cpu::reduce::along::gather;
-use crate::cpu::reduce::folds::{End, with_ordered, with_real};
+use crate::cpu::reduce::folds::End;
 use crate::cpu::scan::{self, Direction, Lines, Running, scan};
-use crate::element::with_size;
+use crate::dispatch::{with_ordered, with_real, with_size};
 use crate::error::{Error, Result};
 use crate::ops::reduce::scatter_along;
 use crate::view::resolve_dim;

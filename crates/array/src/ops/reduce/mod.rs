@@ -16,11 +16,10 @@ pub use grad::{
 use crate::array::{Array, Host};
 use crate::convert::Number;
 use crate::cpu::real::{Float, Real, with_float};
-use crate::cpu::reduce::folds::{
-    Bits, Count, Found, IntProduct, IntSum, Plain, Product, Square, Sum, with_real,
-};
+use crate::cpu::reduce::folds::{Bits, Count, Found, IntProduct, IntSum, Plain, Product, Square, Sum};
 use crate::cpu::reduce::{Plan, reduce};
-use crate::element::{Bool, Element, with_size};
+use crate::dispatch::{with_real, with_size};
+use crate::element::{Bool, Element};
 use crate::error::{Error, Result};
 use crate::view::{inverse, resolve_dims};
 use bytemuck::Pod;

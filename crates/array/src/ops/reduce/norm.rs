@@ -5,9 +5,10 @@ use crate::array::Array;
 use crate::convert::Number;
 use crate::cpu::real::Real;
 use crate::cpu::reduce::folds::{
-    Abs, Deviation, End, Exponential, Extreme, Ordered, Plain, Power, Square, Sum, with_real,
+    Abs, Deviation, End, Exponential, Extreme, Ordered, Plain, Power, Square, Sum,
 };
 use crate::cpu::reduce::{Plan, reduce};
+use crate::dispatch::with_real;
 use crate::error::{Error, Result};
 use planaria_layout::DType;
 
