@@ -9,6 +9,7 @@ mod buffer;
 mod convert;
 mod cpu;
 mod device;
+mod dispatch;
 mod display;
 mod element;
 mod error;
