@@ -176,6 +176,11 @@ impl Array {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
+    /// True when no other array, view or reader has these bytes: they may be overwritten unseen.
+    pub fn is_exclusive(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1 && !self.storage.is_shared()
+    }
+
     /// True when a write would first have to copy the bytes, because a snapshot holds them.
     pub fn is_snapshotted(&self) -> bool {
         self.storage.is_shared()

@@ -22,7 +22,9 @@ pub mod random;
 mod storage;
 mod view;
 
-pub use alloc::{MemoryStats, memory_stats, release_cached, reset_peak, set_cache_limit};
+pub use alloc::{
+    MemoryStats, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit, thread_memory_stats,
+};
 pub use array::{Array, Strides};
 pub use device::Device;
 pub use element::{Bool, Element, Scalar};
