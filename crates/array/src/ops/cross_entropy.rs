@@ -295,3 +295,28 @@ pub fn soft_cross_entropy_grad(
         unlast(op, &dx, options.dim)
     })
 }
+
+/// Gradient of the targets of [`soft_cross_entropy`]: `dloss * (1 - smoothing) * w * (lse - logits)` per row.
+pub fn soft_cross_entropy_target_grad(
+    dloss: &Array,
+    logits: &Array,
+    lse: &Array,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<Array> {
+    let problem = Problem::new("soft_cross_entropy_target_grad", logits, options)?;
+    problem.check_grad(dloss, lse, options.reduction)?;
+    if all_meta(problem.op, logits, &[Some(dloss), Some(lse), options.weight])? {
+        return Ok(Array::meta_of(logits.shape().clone(), logits.dtype()));
+    }
+    let rows = match options.reduction {
+        Reduction::Mean => problem.rows.numel() as f64,
+        Reduction::None | Reduction::Sum => 1.0,
+    };
+    let factor = Array::scalar((1.0 - options.label_smoothing) / rows, problem.real)?;
+    let scale = dloss.cast(problem.real)?.broadcast_to(&problem.rows)?.mul(&factor)?.unsqueeze(-1)?;
+    let mut grad = lse.unsqueeze(-1)?.sub(&problem.logits.cast(problem.real)?)?.mul(&scale)?;
+    if let Some(weight) = options.weight {
+        grad = grad.mul(&weight.cast(problem.real)?)?;
+    }
+    unlast(problem.op, &grad.cast(logits.dtype())?, options.dim)
+}

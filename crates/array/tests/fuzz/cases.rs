@@ -37,6 +37,7 @@ pub(crate) const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
     INDEX_GRADIENTS,
     REARRANGING,
     NEURAL,
+    BLOCKS,
 ];
 
 /// Operations whose result depends on strides: they only must not panic.
@@ -322,4 +323,81 @@ const NEURAL: &[(&str, Run)] = &[
     ("dropout_add", |_, a| {
         one(ops::dropout_add(&a.x, &a.y, 0.5, Key::new(1, 2), &Window::whole(a.x.shape())))
     }),
+];
+
+/// `x` with dims of size 1 in front until it has four.
+fn four(x: &Array) -> Result<Array> {
+    (x.ndim()..4).try_fold(x.clone(), |x, _| x.unsqueeze(0))
+}
+
+const BLOCKS: &[(&str, Run)] = &[
+    ("attention", |r, a| {
+        let span = r.pick(&[Span::All, Span::Causal]);
+        let options = AttentionOptions { span, mask: r.chance(40).then_some(&a.mask), ..Default::default() };
+        let (q, k) = (four(&a.x)?, four(&a.twin)?);
+        ops::attention(&q, &k, &q, &options).map(|y| vec![y.out, y.lse])
+    }),
+    ("attention anywhere", |_, a| {
+        ops::attention(&a.x, &a.y, &a.twin, &AttentionOptions::default()).map(|y| vec![y.out, y.lse])
+    }),
+    ("attention_grad", |_, a| {
+        let (q, k, options) = (four(&a.x)?, four(&a.twin)?, AttentionOptions::default());
+        let y = ops::attention(&q, &k, &k, &options)?;
+        ops::attention_grad(&q, &q, &k, &k, &y, &options).map(|g| vec![g.q, g.k, g.v])
+    }),
+    ("batch_norm", |r, a| {
+        let stats = BatchStats::Batch { running: None, momentum: r.pick(&[0.1, f64::NAN]) };
+        ops::batch_norm(&a.x, None, Some(&a.y), stats, 1e-5).map(|n| vec![n.y, n.mean, n.rstd])
+    }),
+    ("batch_norm running", |_, a| {
+        let stats = BatchStats::Running(RunningStats { mean: &a.y, var: &a.y });
+        ops::batch_norm(&a.x, None, None, stats, 1e-5).map(|n| vec![n.y, n.mean, n.rstd])
+    }),
+    ("batch_norm_grad", |r, a| {
+        let stats = BatchStats::Batch { running: None, momentum: 0.1 };
+        let n = ops::batch_norm(&a.x, None, None, stats, 1.0)?;
+        let mode = r.pick(&[BatchMode::Training, BatchMode::Evaluation]);
+        ops::batch_norm_grad(&a.twin, &a.x, &n.mean, &n.rstd, None, mode).map(|g| vec![g.x])
+    }),
+    ("rotary", |r, a| {
+        let positions = match r.below(2) {
+            0 => RotaryPositions::From(r.extent()),
+            _ => RotaryPositions::Ids(&a.index),
+        };
+        let options = RotaryOptions {
+            pairing: r.pick(&[RotaryPairing::Halves, RotaryPairing::Interleaved]),
+            layout: r.pick(&[RotaryLayout::SeqHeads, RotaryLayout::HeadsSeq]),
+            positions,
+        };
+        let table = RotaryTable::new(r.below(9), a.x.shape().last().copied().unwrap_or(0), 10000.0)?;
+        Ok(vec![ops::rotary(&a.x, &table, &options)?, ops::rotary_grad(&a.x, &table, &options)?])
+    }),
+    ("soft_cross_entropy_target_grad", |r, a| {
+        let options = CrossEntropyOptions { dim: r.dim(), reduction: Reduction::Sum, ..Default::default() };
+        let c = ops::soft_cross_entropy(&a.x, &a.twin, &options)?;
+        one(ops::soft_cross_entropy_target_grad(&c.loss, &a.x, &c.lse, &options))
+    }),
+    ("adamw", |r, a| {
+        let (exp_avg, exp_avg_sq) = (a.twin.copy()?, a.twin.copy()?);
+        written(&a.x, |param| {
+            let arrays = AdamWArrays {
+                param,
+                grad: &a.y,
+                exp_avg: &exp_avg,
+                exp_avg_sq: &exp_avg_sq,
+                max_exp_avg_sq: None,
+                master: None,
+            };
+            AdamW::default().step(r.below(3) as u64, &[arrays])
+        })
+    }),
+    ("sgd", |r, a| {
+        let velocity = a.y.copy()?;
+        let options = Sgd { momentum: r.pick(&[0.0, 0.9, 2.0, f64::NAN]), ..Sgd::default() };
+        written(&a.x, |param| {
+            let arrays = SgdArrays { param, grad: &a.twin, velocity: Some(&velocity), master: None };
+            options.step(r.below(3) as u64, &[arrays])
+        })
+    }),
+    ("scale_in_place", |_, a| written(&a.x, |x| ops::scale_in_place(std::slice::from_ref(x), 0.5))),
 ];

@@ -124,6 +124,14 @@ fn gradients_match_finite_differences() {
                         vec![ops::soft_cross_entropy_grad(dy, &x[0], &lse, &targets, &options).unwrap()]
                     },
                 );
+                check_grads(
+                    std::slice::from_ref(&targets),
+                    |t| ops::soft_cross_entropy(&logits[0], &t[0], &options).unwrap().loss,
+                    |t, dy| {
+                        let lse = ops::soft_cross_entropy(&logits[0], &t[0], &options).unwrap().lse;
+                        vec![ops::soft_cross_entropy_target_grad(dy, &logits[0], &lse, &options).unwrap()]
+                    },
+                );
             }
         }
     }
