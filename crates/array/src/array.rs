@@ -100,6 +100,7 @@ impl Array {
     }
 
     /// A fresh contiguous array whose every element `fill` writes.
+    #[inline(always)]
     pub(crate) fn build<T: Element>(shape: Shape, fill: impl FnOnce(&mut [T])) -> Result<Array> {
         Array::build_bytes(shape, T::DTYPE, fill)
     }

@@ -110,27 +110,33 @@ const COST: usize = 4;
 simd! {
     /// Fills `out` with the values of elements `start..start + out.len()`.
     pub(crate) fn fill_run<D: Draw>(draw: D, key: Key, start: u64, out: &mut [D::Out]) {
-        let (many, few) = ((LANES * D::PER_BLOCK) as u64, (FEW * D::PER_BLOCK) as u64);
-        let per_block = D::PER_BLOCK as u64;
+        let (many, few) = (LANES * D::PER_BLOCK, (FEW * D::PER_BLOCK) as u64);
         let mut at = start;
         let mut rest = out;
         while !rest.is_empty() {
-            let skip = at % few;
-            let taken = if skip == 0 && rest.len() as u64 >= many {
-                draw.draw(&philox::<LANES>(key, at / per_block), &mut rest[..many as usize]);
-                many as usize
+            let taken = if at.is_multiple_of(few) && rest.len() >= many {
+                draw.draw(&philox::<LANES>(key, at / D::PER_BLOCK as u64), &mut rest[..many]);
+                many
             } else {
-                let mut scratch = [D::Out::default(); FEW * 4];
-                let scratch = &mut scratch[..few as usize];
-                draw.draw(&philox::<FEW>(key, (at - skip) / per_block), scratch);
-                let taken = rest.len().min((few - skip) as usize);
-                rest[..taken].copy_from_slice(&scratch[skip as usize..skip as usize + taken]);
-                taken
+                fill_few(draw, key, at, rest)
             };
             at = at.wrapping_add(taken as u64);
             rest = &mut rest[taken..];
         }
     }
+}
+
+/// Fills the front of `out` up to the next boundary of [`FEW`] blocks; gives the number of values.
+#[inline(never)]
+fn fill_few<D: Draw>(draw: D, key: Key, start: u64, out: &mut [D::Out]) -> usize {
+    let few = FEW * D::PER_BLOCK;
+    let skip = (start % few as u64) as usize;
+    let mut scratch = [D::Out::default(); FEW * 4];
+    let scratch = &mut scratch[..few];
+    draw.draw(&philox::<FEW>(key, (start - skip as u64) / D::PER_BLOCK as u64), scratch);
+    let taken = out.len().min(few - skip);
+    out[..taken].copy_from_slice(&scratch[skip..skip + taken]);
+    taken
 }
 
 /// Fills `out`, which holds the elements of `window` in row-major order.
