@@ -35,6 +35,7 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/simd.rs",
     "crates/array/src/cpu/stream.rs",
     "crates/array/src/cpu/strided.rs",
+    "crates/array/src/cpu/transpose.rs",
     "crates/array/src/cpu/trunc.rs",
     "crates/array/src/cpu/matmul/*.rs",
 ];

@@ -1,10 +1,12 @@
 //! Copies between strided and contiguous memory, with a tiled path for transposed views.
 
-use super::simd::simd;
+use super::stream;
 use super::strided::{Operand, OperandMut};
+use super::transpose::{SIDE, Store, tile};
 use crate::pool;
 use bytemuck::Pod;
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Geometry of a view: extents and element steps, outermost first.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +20,11 @@ pub(crate) struct Geometry<'a> {
 pub(crate) fn to_contiguous<T: Pod + Send + Sync>(data: &[T], view: Geometry<'_>, out: &mut [T]) {
     let operand = Operand::new(data, view.offset, view.shape, view.strides);
     if let Some(src) = operand.as_slice() {
-        return pool::copy_slice(out, src);
+        return if size_of_val(out) >= stream::LARGE {
+            stream::copy_all(src, out)
+        } else {
+            pool::copy_slice(out, src)
+        };
     }
     if let Some(plan) = Transpose::find(view) {
         return plan.run(data, out);
@@ -83,8 +89,9 @@ impl<'a> Transpose<'a> {
     fn run<T: Pod + Send + Sync>(&self, data: &[T], out: &mut [T]) {
         let last = self.view.shape.len() - 1;
         // Whole slabs of dim 0 can be written by different threads; tiles never cross a slab unless dim 0 is tiled.
-        let rows = if self.along == 0 { TILE_ROWS } else { 1 };
+        let rows = if self.along == 0 { SQUARE } else { 1 };
         let slab = self.out_strides[0] as usize;
+        let store = if size_of_val(out) >= stream::LARGE { Store::Streamed } else { Store::Cached };
         pool::for_chunks_mut(out, rows * slab, 2 * size_of::<T>(), |at, piece| {
             let first = at / slab;
             let count = piece.len() / slab;
@@ -98,8 +105,9 @@ impl<'a> Transpose<'a> {
                     }
                 }
                 let base = if self.along == 0 { first } else { 0 };
-                self.matrix(data, src, piece, dst, k0..k1, base);
+                self.matrix(data, src, piece, dst, (k0..k1, base), store);
             });
+            stream::fence();
         });
     }
 
@@ -128,34 +136,32 @@ impl<'a> Transpose<'a> {
         }
     }
 
-    /// One matrix: rows along the source's contiguous dim, columns along the last dim, in square tiles.
+    /// One matrix: rows along the source's contiguous dim, columns along the last dim, in squares of tiles that use
+    /// whole lines of both sides and few pages of the result.
     fn matrix<T: Pod>(
         &self,
         data: &[T],
         src: isize,
         out: &mut [T],
         dst: isize,
-        rows: std::ops::Range<usize>,
-        first_row: usize,
+        (rows, first_row): (Range<usize>, usize),
+        store: Store,
     ) {
         let last = self.view.shape.len() - 1;
         let (columns, step) = (self.view.shape[last], self.view.strides[last]);
         let row_step = self.out_strides[self.along] as usize;
         let target = |k: usize, c: usize| dst as usize + (k - first_row) * row_step + c;
         let source = |k: usize, c: usize| (src + k as isize + c as isize * step) as usize;
-        for k in rows.clone().step_by(TILE_ROWS) {
-            for c in (0..columns).step_by(SIDE) {
-                let end = (k + TILE_ROWS).min(rows.end);
-                for k in (k..end).step_by(SIDE) {
-                    let (height, width) = (SIDE.min(end - k), SIDE.min(columns - c));
-                    if height == SIDE && width == SIDE && step > 0 {
-                        tile(&data[source(k, c)..], step as usize, &mut out[target(k, c)..], row_step);
-                        continue;
-                    }
-                    for i in 0..height {
-                        for j in 0..width {
-                            out[target(k + i, c + j)] = data[source(k + i, c + j)];
-                        }
+        for (c, k) in squares(0..columns, rows.clone(), SQUARE) {
+            for (c, k) in squares(c..columns.min(c + SQUARE), k..rows.end.min(k + SQUARE), SIDE) {
+                let (height, width) = (SIDE.min(rows.end - k), SIDE.min(columns - c));
+                if height == SIDE && width == SIDE && step > 0 {
+                    tile(&data[source(k, c)..], step as usize, &mut out[target(k, c)..], row_step, store);
+                    continue;
+                }
+                for i in 0..height {
+                    for j in 0..width {
+                        out[target(k + i, c + j)] = data[source(k + i, c + j)];
                     }
                 }
             }
@@ -163,39 +169,13 @@ impl<'a> Transpose<'a> {
     }
 }
 
-/// Side of a square tile.
-const SIDE: usize = 16;
-/// Rows of a tile column visited together: two lines of four-byte elements, which memory delivers in pairs.
-const TILE_ROWS: usize = 32;
-
-simd! {
-    /// `dst[i * dst_step + j] = src[j * src_step + i]` for a square of [`SIDE`]: four rounds that exchange halves.
-    fn tile<T: Pod>(src: &[T], src_step: usize, dst: &mut [T], dst_step: usize) {
-        let mut rows = [[T::zeroed(); SIDE]; SIDE];
-        for (j, row) in rows.iter_mut().enumerate() {
-            row.copy_from_slice(&src[j * src_step..j * src_step + SIDE]);
-        }
-        exchange::<T, 8>(&mut rows);
-        exchange::<T, 4>(&mut rows);
-        exchange::<T, 2>(&mut rows);
-        exchange::<T, 1>(&mut rows);
-        for (i, row) in rows.iter().enumerate() {
-            dst[i * dst_step..i * dst_step + SIDE].copy_from_slice(row);
-        }
-    }
+/// The corners of squares of `side` that cover two ranges.
+fn squares(outer: Range<usize>, inner: Range<usize>, side: usize) -> impl Iterator<Item = (usize, usize)> {
+    outer.step_by(side).flat_map(move |o| inner.clone().step_by(side).map(move |i| (o, i)))
 }
 
-/// Swaps the upper right with the lower left of every block of side `2 * S`.
-#[inline(always)]
-fn exchange<T: Pod, const S: usize>(rows: &mut [[T; SIDE]; SIDE]) {
-    for i in (0..SIDE).filter(|i| i & S == 0) {
-        let (a, b) = (rows[i], rows[i + S]);
-        for k in 0..SIDE {
-            rows[i][k] = if k & S == 0 { a[k] } else { b[k ^ S] };
-            rows[i + S][k] = if k & S == 0 { a[k ^ S] } else { b[k] };
-        }
-    }
-}
+/// Side of a square of tiles: two lines of four-byte elements, which memory delivers in pairs.
+const SQUARE: usize = 32;
 
 /// Fills the view `dst` with one value; false when its cells overlap in a way that cannot be walked.
 pub(crate) fn fill<T: Pod + Send + Sync>(dst: &mut [T], view: Geometry<'_>, value: T) -> bool {

@@ -4,6 +4,7 @@ use super::stream;
 use super::strided::{BLOCK, Operand, OperandMut};
 use crate::pool;
 use bytemuck::Pod;
+use std::ops::Range;
 
 /// What an operand's elements must be to travel between threads.
 pub(crate) trait Plain: Pod + Send + Sync {}
@@ -20,7 +21,7 @@ pub(crate) type Kernel3<'k, A, B, C, O> = &'k (dyn Fn(&[A], &[B], &[C], &mut [O]
 type Write<'w, A> = &'w (dyn Fn(usize, &mut [A]) + Sync);
 
 /// Cuts `out` into pieces for the pool and those into blocks, and calls `fill(first index, block)` for each.
-/// Large results are computed in the cache and streamed to memory.
+/// Large results are computed in the cache, a little at a time, and streamed to memory.
 fn for_blocks<O: Plain>(
     out: &mut [O],
     block: usize,
@@ -29,9 +30,9 @@ fn for_blocks<O: Plain>(
 ) {
     let large = size_of_val(out) >= stream::LARGE;
     // Equal parts of a block keep its row boundaries.
-    let block = if large { block.div_ceil(block.div_ceil(stream::SCRATCH)) } else { block };
+    let block = if large { block.div_ceil(block.div_ceil(stream::PIECE / size_of::<O>())) } else { block };
     pool::for_chunks_mut(out, block, item, |first, piece| {
-        let mut gathered = Gathered::new(block.min(piece.len()));
+        let mut gathered = Gathered::new(block.min(piece.len()), large);
         if !large {
             for (i, o) in piece.chunks_mut(block).enumerate() {
                 fill(first + i * block, o, &mut gathered);
@@ -48,31 +49,52 @@ fn for_blocks<O: Plain>(
     });
 }
 
-/// Scratch for the blocks of up to three operands that cannot be read in place; made when first needed.
+/// Reads blocks of up to three operands, with scratch for those that cannot be read in place.
 struct Gathered {
     block: usize,
+    /// Whether to ask memory for the block after the one being read.
+    ahead: bool,
+    /// Made when first needed.
     bytes: [Vec<u64>; 3],
 }
 
 impl Gathered {
-    fn new(block: usize) -> Gathered {
-        Gathered { block, bytes: [Vec::new(), Vec::new(), Vec::new()] }
+    fn new(block: usize, ahead: bool) -> Gathered {
+        Gathered { block, ahead, bytes: [Vec::new(), Vec::new(), Vec::new()] }
     }
 
-    /// Scratch for operand `which`; empty when that operand can always be read in place.
-    fn scratch<'s, T: Plain>(bytes: &'s mut Vec<u64>, block: usize, operand: &Operand<'_, T>) -> &'s mut [T] {
-        if bytes.is_empty() && operand.as_slice().is_none() {
-            bytes.resize((block * size_of::<T>()).div_ceil(8), 0);
+    /// One reader per operand.
+    fn readers(&mut self) -> [Reader<'_>; 3] {
+        self.bytes.each_mut().map(|bytes| Reader { block: self.block, ahead: self.ahead, bytes })
+    }
+}
+
+/// Reads the blocks of one operand.
+struct Reader<'s> {
+    block: usize,
+    ahead: bool,
+    bytes: &'s mut Vec<u64>,
+}
+
+impl<'s> Reader<'s> {
+    /// The logical elements `range` of `operand`.
+    fn read<T: Plain>(self, operand: &'s Operand<'_, T>, range: Range<usize>) -> &'s [T] {
+        match operand.as_slice() {
+            Some(all) if self.ahead => stream::ask(all, range.end..range.end + range.len()),
+            None if self.bytes.is_empty() => {
+                self.bytes.resize((self.block * size_of::<T>()).div_ceil(8), 0);
+            }
+            _ => {}
         }
-        bytemuck::cast_slice_mut(bytes)
+        operand.block(range, bytemuck::cast_slice_mut(self.bytes))
     }
 }
 
 /// `out[i] = kernel(x[i])` in row-major order.
 pub(crate) fn map1<A: Plain, O: Plain>(x: &Operand<'_, A>, out: &mut [O], kernel: Kernel1<'_, A, O>) {
     for_blocks(out, x.block_len(), size_of::<A>() + size_of::<O>(), &|at, o, gathered| {
-        let Gathered { block, bytes: [sx, ..] } = gathered;
-        kernel(x.block(at..at + o.len(), Gathered::scratch(sx, *block, x)), o);
+        let [rx, ..] = gathered.readers();
+        kernel(rx.read(x, at..at + o.len()), o);
     });
 }
 
@@ -85,10 +107,8 @@ pub(crate) fn map2<A: Plain, B: Plain, O: Plain>(
 ) {
     let item = size_of::<A>() + size_of::<B>() + size_of::<O>();
     for_blocks(out, x.block_len().min(y.block_len()), item, &|at, o, gathered| {
-        let Gathered { block, bytes: [sx, sy, _] } = gathered;
-        let range = at..at + o.len();
-        let bx = x.block(range.clone(), Gathered::scratch(sx, *block, x));
-        kernel(bx, y.block(range, Gathered::scratch(sy, *block, y)), o);
+        let ([rx, ry, _], range) = (gathered.readers(), at..at + o.len());
+        kernel(rx.read(x, range.clone()), ry.read(y, range), o);
     });
 }
 
@@ -103,11 +123,8 @@ pub(crate) fn map3<A: Plain, B: Plain, C: Plain, O: Plain>(
     let block_len = x.block_len().min(y.block_len()).min(z.block_len());
     let item = size_of::<A>() + size_of::<B>() + size_of::<C>() + size_of::<O>();
     for_blocks(out, block_len, item, &|at, o, gathered| {
-        let Gathered { block, bytes: [sx, sy, sz] } = gathered;
-        let range = at..at + o.len();
-        let bx = x.block(range.clone(), Gathered::scratch(sx, *block, x));
-        let by = y.block(range.clone(), Gathered::scratch(sy, *block, y));
-        kernel(bx, by, z.block(range, Gathered::scratch(sz, *block, z)), o);
+        let ([rx, ry, rz], range) = (gathered.readers(), at..at + o.len());
+        kernel(rx.read(x, range.clone()), ry.read(y, range.clone()), rz.read(z, range), o);
     });
 }
 

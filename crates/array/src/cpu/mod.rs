@@ -28,4 +28,5 @@ pub(crate) mod sort;
 pub(crate) mod stream;
 pub(crate) mod strided;
 pub(crate) mod swiglu;
+pub(crate) mod transpose;
 pub(crate) mod trunc;

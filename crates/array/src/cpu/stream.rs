@@ -2,34 +2,86 @@
 //! line before it is overwritten, a third of the traffic of an addition.
 #![allow(unsafe_code)]
 
+use super::gather_prefetch::prefetch;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Level, level};
+use crate::pool;
 use bytemuck::Pod;
+use std::ops::Range;
 
 /// Results of at least this many bytes are streamed.
 pub(crate) const LARGE: usize = 32 << 20;
 
-/// Elements computed into scratch before they are streamed out: small enough for the first-level cache.
-pub(crate) const SCRATCH: usize = 4096;
+/// Bytes computed or copied at a time: while they are stored, the next ones are on their way from memory.
+pub(crate) const PIECE: usize = 1024;
+
+/// `dst.copy_from_slice(src)` on the pool, past the caches; lengths must be equal.
+pub(crate) fn copy_all<T: Pod + Send + Sync>(src: &[T], dst: &mut [T]) {
+    let piece = (PIECE / size_of::<T>()).max(1);
+    pool::for_chunks_mut(dst, piece, 2 * size_of::<T>(), |first, part| {
+        for (i, to) in part.chunks_mut(piece).enumerate() {
+            let at = first + i * piece;
+            ask(src, at + piece..at + 2 * piece);
+            copy(&src[at..at + to.len()], to);
+        }
+        fence();
+    });
+}
+
+/// Asks memory for `data[range]`, which may reach past the end.
+#[inline]
+pub(crate) fn ask<T>(data: &[T], range: Range<usize>) {
+    for at in range.step_by((64 / size_of::<T>().max(1)).max(1)) {
+        prefetch(data, at);
+    }
+}
 
 /// Copies `src` to `dst` (of equal length) past the caches. Call [`fence`] before another thread may look.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn copy<T: Pod>(src: &[T], dst: &mut [T]) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     let (src, dst): (&[u8], &mut [u8]) = (bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst));
     assert_eq!(src.len(), dst.len());
     let head = dst.as_ptr().align_offset(64).min(dst.len());
-    let lines = (dst.len() - head) / 64 * 64;
+    let lines = (dst.len() - head) / 64;
     dst[..head].copy_from_slice(&src[..head]);
-    for at in (head..head + lines).step_by(64) {
-        for part in (at..at + 64).step_by(16) {
-            // SAFETY: `part + 16 <= head + lines <= len` of both slices; the destination is 16-byte aligned because
-            // `head` brought it to a multiple of 64. SSE2 is part of every x86-64 CPU.
-            unsafe {
-                let value = _mm_loadu_si128(src.as_ptr().add(part).cast::<__m128i>());
-                _mm_stream_si128(dst.as_mut_ptr().add(part).cast::<__m128i>(), value);
-            }
+    let (from, to) = (src[head..].as_ptr(), dst[head..].as_mut_ptr());
+    // SAFETY: `head` brought the destination to a multiple of 64, and `lines` lines follow on both sides; the level
+    // says that the CPU has AVX-512.
+    unsafe {
+        match level() {
+            Level::V4 => x86::lines_512(from, to, lines),
+            _ => x86::lines_128(from, to, lines),
         }
     }
-    dst[head + lines..].copy_from_slice(&src[head + lines..]);
+    let rest = head + lines * 64;
+    dst[rest..].copy_from_slice(&src[rest..]);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! The loops over whole cache lines.
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The CPU has AVX-512; `lines` lines are valid on both sides; `to` is a multiple of 64.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn lines_512(from: *const u8, to: *mut u8, lines: usize) {
+        for i in 0..lines {
+            // SAFETY: line i is valid on both sides.
+            unsafe {
+                _mm512_stream_si512(to.add(64 * i).cast(), _mm512_loadu_si512(from.add(64 * i).cast()))
+            };
+        }
+    }
+
+    /// # Safety
+    /// As for [`lines_512`], with SSE2, which every x86-64 CPU has.
+    pub(super) unsafe fn lines_128(from: *const u8, to: *mut u8, lines: usize) {
+        for i in 0..4 * lines {
+            // SAFETY: quarter i of the lines is valid on both sides.
+            unsafe { _mm_stream_si128(to.add(16 * i).cast(), _mm_loadu_si128(from.add(16 * i).cast())) };
+        }
+    }
 }
 
 /// Makes streamed stores of this thread visible before any later store.

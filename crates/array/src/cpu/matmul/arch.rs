@@ -1,7 +1,9 @@
 //! One register-blocked kernel, compiled for each instruction set.
 #![allow(unsafe_code)]
 
-use super::vector::{Plain, Vector};
+use super::blocked::Strided;
+use super::pack::{pack_columns, pack_group};
+use super::vector::{Lanes, Plain, Vector};
 use std::marker::PhantomData;
 
 /// Registers per row of a tile; a tile is `NV * LANES` columns wide.
@@ -30,10 +32,10 @@ pub(super) struct Tile<A> {
 /// How the left panel of a tile lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Order {
-    /// `depth` groups of `rows` elements.
-    Packed,
-    /// Rows contiguous in depth, this many elements apart, read where they are.
-    InPlace(isize),
+    /// `depth` groups of `rows` elements, this many elements apart.
+    Groups(usize),
+    /// Rows contiguous in depth, this many elements apart.
+    Rows(isize),
 }
 
 /// What a kernel does with the values already in its output.
@@ -58,6 +60,22 @@ pub(super) trait Arch {
     /// # Safety
     /// The CPU has the instruction set; `tile` is as its type says; `1 <= rows <= MR`.
     unsafe fn tile(rows: usize, tile: &Tile<<Self::V as Vector>::Elem>);
+    /// [`pack_group`] as a function of its own: inside the product its loops run out of registers.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; the rest as for [`pack_group`].
+    unsafe fn pack_rows<E: Lanes<Self::V>>(
+        a: Strided<E>,
+        count: usize,
+        panel: usize,
+        depth: usize,
+        dst: *mut E::Acc,
+    );
+    /// [`pack_columns`] as a function of its own.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; the rest as for [`pack_columns`].
+    unsafe fn pack_columns<E: Lanes<Self::V>>(b: Strided<E>, depth: usize, cols: usize, dst: *mut E::Acc);
 }
 
 /// Whatever every CPU of the target has.
@@ -77,30 +95,30 @@ macro_rules! arch {
             #[inline]
             unsafe fn tile(rows: usize, tile: &Tile<$acc>) {
                 $(#[target_feature(enable = $feature)])?
-                unsafe fn run<const ROWS: usize, const REGS: usize, const PACKED: bool>(tile: &Tile<$acc>) {
+                unsafe fn run<const ROWS: usize, const REGS: usize, const GROUPS: bool>(tile: &Tile<$acc>) {
                     // SAFETY: the features are enabled here; the rest is the caller's promise.
-                    unsafe { tile_kernel::<$vector, ROWS, REGS, PACKED>(tile) }
+                    unsafe { tile_kernel::<$vector, ROWS, REGS, GROUPS>(tile) }
                 }
                 $(
                     #[target_feature(enable = "avx512f")]
-                    unsafe fn full(tile: &Tile<$acc>) {
+                    unsafe fn full(tile: &Tile<$acc>, step: usize) {
                         // SAFETY: the caller's promise.
                         unsafe {
                             prefetch_output::<$vector, 14, 2>(tile);
-                            store_sums(tile, &full_tile::$full(tile));
+                            store_sums(tile, &full_tile::$full(tile, step));
                         }
                     }
                     // The sanitizer sees no loads of assembly; the compiler's kernel below makes the same ones.
                     let whole = rows == full_tile::ROWS && tile.cols > <$vector>::LANES;
-                    if whole && tile.order == Order::Packed && !cfg!(planaria_checked) {
+                    if let (Order::Groups(step), true, false) = (tile.order, whole, cfg!(planaria_checked)) {
                         // SAFETY: the caller's promise.
-                        return unsafe { full(tile) };
+                        return unsafe { full(tile, step) };
                     }
                 )?
-                let (narrow, packed) = (tile.cols <= <$vector>::LANES, tile.order == Order::Packed);
+                let (narrow, groups) = (tile.cols <= <$vector>::LANES, matches!(tile.order, Order::Groups(_)));
                 // SAFETY: the caller's promise.
                 unsafe {
-                    match (rows, narrow, packed) {
+                    match (rows, narrow, groups) {
                         $(
                             ($rows, false, true) => run::<$rows, 2, true>(tile),
                             ($rows, true, true) => run::<$rows, 1, true>(tile),
@@ -110,6 +128,41 @@ macro_rules! arch {
                         _ => unreachable!("a tile has 1 to {} rows, not {rows}", $mr),
                     }
                 }
+            }
+            unsafe fn pack_rows<E: Lanes<$vector>>(
+                a: Strided<E>,
+                count: usize,
+                panel: usize,
+                depth: usize,
+                dst: *mut E::Acc,
+            ) {
+                #[inline(never)]
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn run<E: Lanes<$vector>>(
+                    a: Strided<E>,
+                    [count, panel, depth]: [usize; 3],
+                    dst: *mut E::Acc,
+                ) {
+                    // SAFETY: the features are enabled here; the rest is the caller's promise.
+                    unsafe { pack_group::<E, $arch<$acc>>(a, count, panel, depth, dst) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { run(a, [count, panel, depth], dst) }
+            }
+            unsafe fn pack_columns<E: Lanes<$vector>>(
+                b: Strided<E>,
+                depth: usize,
+                cols: usize,
+                dst: *mut E::Acc,
+            ) {
+                #[inline(never)]
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn run<E: Lanes<$vector>>(b: Strided<E>, depth: usize, cols: usize, dst: *mut E::Acc) {
+                    // SAFETY: the features are enabled here; the rest is the caller's promise.
+                    unsafe { pack_columns::<E, $arch<$acc>>(b, depth, cols, dst) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { run(b, depth, cols, dst) }
             }
         }
     };
@@ -123,8 +176,8 @@ mod x86 {
     use super::super::full_tile;
     use super::super::vector::x86::{F32x8, F32x16, F64x4, F64x8};
     use super::*;
-    arch!(V3, f32, F32x8, 6: 1 2 3 4 5 6, "avx2,fma");
-    arch!(V3, f64, F64x4, 6: 1 2 3 4 5 6, "avx2,fma");
+    arch!(V3, f32, F32x8, 6: 1 2 3 4 5 6, "avx2,fma,f16c");
+    arch!(V3, f64, F64x4, 6: 1 2 3 4 5 6, "avx2,fma,f16c");
     arch!(V4, f32, F32x16, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f"; single);
     arch!(V4, f64, F64x8, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f"; double);
 }
@@ -155,15 +208,14 @@ fn opaque<T>(mut p: *const T) -> *const T {
 /// Keeps `ROWS * REGS` registers of sums; each sum is one chain over `depth`, in order, so
 /// that the result does not depend on how rows and columns were cut into tiles.
 #[inline(always)]
-unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const PACKED: bool>(
+unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const GROUPS: bool>(
     tile: &Tile<V::Elem>,
 ) {
     prefetch_output::<V, ROWS, REGS>(tile);
-    let stride = match tile.order {
-        Order::Packed => 1,
-        Order::InPlace(stride) => stride,
+    let (stride, step) = match tile.order {
+        Order::Groups(step) => (1, step),
+        Order::Rows(stride) => (stride, 1),
     };
-    let step = if PACKED { ROWS } else { 1 };
     // One pointer for five rows: one, two and four strides are addressing modes of x86.
     let mut a: [*const V::Elem; 3] =
         std::array::from_fn(|g| opaque(tile.a.wrapping_offset(5 * g as isize * stride)));
@@ -179,7 +231,7 @@ unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const PAC
                 for r in 0..5 {
                     let i = 5 * g + r;
                     if i < ROWS {
-                        let x = if PACKED { a[0].add(i) } else { a[g].offset(r as isize * stride) };
+                        let x = if GROUPS { a[0].add(i) } else { a[g].offset(r as isize * stride) };
                         let x = V::splat(*x);
                         for j in 0..REGS {
                             sums[i][j] = sums[i][j].fma(x, row[j]);

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Arch, Order, Start, Tile};
-use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
 use std::any::TypeId;
@@ -52,8 +51,10 @@ pub(super) struct Block<E: Element> {
 const BLOCK_BYTES: usize = 1 << 20;
 /// Panels packed together where rows lie side by side.
 const GROUP: usize = 16;
-/// Widest product that does not repay packing its left operand.
+/// Widest product that does not repay packing its left operand, contiguous along rows.
 const IN_PLACE_COLS: usize = 512;
+/// The same, contiguous along columns: packing copies runs then, which is cheap.
+const COLUMNS_COLS: usize = 64;
 /// Lowest product that repays packing its right operand.
 const IN_PLACE_ROWS: usize = 256;
 /// Bytes between rows of a right operand read in place.
@@ -82,12 +83,12 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let size = size_of::<E::Acc>();
     let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
     let block_cols = even(block.cols, fitting, R::NR);
-    let in_place = rows_in_place(block);
+    let left = left(block);
     let b_in_place = columns_in_place::<E, R>(block);
     let panel_rows = panel_rows(block.rows, R::MR);
     let group = panel_rows * if block.a.row_stride == 1 { GROUP } else { 1 };
     // Packing rows writes whole registers: leave room behind the last one.
-    let slab = if in_place { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
+    let slab = if left != Left::Packed { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
     let rows_space = space.ptr().cast::<E::Acc>();
     // SAFETY: the space holds the slab and a block of columns.
@@ -102,7 +103,7 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 (b.ptr.cast(), b.row_stride as usize, 1)
             } else {
                 // SAFETY: the sub-block (p.., j..) is inside `b`; the space holds it padded to NR.
-                unsafe { pack_columns::<E, R>(b, depth, cols, cols_space) };
+                unsafe { R::pack_columns(b, depth, cols, cols_space) };
                 (cols_space.cast_const(), R::NR, depth)
             };
             for i in (0..block.rows).step_by(panel_rows) {
@@ -113,14 +114,13 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 // next; the output rows are inside `c`.
                 unsafe {
                     let panel = rows_space.add(i * depth);
-                    if j == 0 && !in_place && i.is_multiple_of(group) {
-                        let count = group.min(block.rows - i);
-                        pack_group::<E, R>(a, count, panel_rows, depth, panel);
+                    if j == 0 && left == Left::Packed && i.is_multiple_of(group) {
+                        R::pack_rows(a, group.min(block.rows - i), panel_rows, depth, panel);
                     }
-                    let (a, order) = if in_place {
-                        (a.ptr.cast(), Order::InPlace(a.row_stride))
-                    } else {
-                        (panel.cast_const(), Order::Packed)
+                    let (a, order) = match left {
+                        Left::Packed => (panel.cast_const(), Order::Groups(rows)),
+                        Left::Rows => (a.ptr.cast(), Order::Rows(a.row_stride)),
+                        Left::Columns => (a.ptr.cast(), Order::Groups(a.col_stride as usize)),
                     };
                     let c = block.c.add(i * block.ldc + j);
                     let first = Tile { depth, a, order, b, ldb, c, ldc: block.ldc, cols, start };
@@ -131,14 +131,32 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     }
 }
 
-/// Whether the kernel reads `a` where it is: it needs no widening, and its rows do not lie a multiple
-/// of 4 KiB apart, where they would push each other out of the first-level cache.
+/// How the kernel reads `a`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// From panels in the order of use.
+    Packed,
+    /// Where it is, contiguous along rows.
+    Rows,
+    /// Where it is, contiguous along columns.
+    Columns,
+}
+
+/// `a` stays where it is when it needs no widening, is used too seldom to repay packing, and its rows do not lie a
+/// multiple of 4 KiB apart, where they would push each other out of the first-level cache.
 #[inline(always)]
-fn rows_in_place<E: Element>(block: &Block<E>) -> bool {
-    TypeId::of::<E>() == TypeId::of::<E::Acc>()
-        && block.a.col_stride == 1
-        && block.cols <= IN_PLACE_COLS
-        && !block.a.row_stride.unsigned_abs().wrapping_mul(size_of::<E>()).is_multiple_of(4096)
+fn left<E: Element>(block: &Block<E>) -> Left {
+    let far = |stride: isize| stride.unsigned_abs().wrapping_mul(size_of::<E>()).is_multiple_of(4096);
+    let Strided { row_stride, col_stride, .. } = block.a;
+    if TypeId::of::<E>() != TypeId::of::<E::Acc>() {
+        Left::Packed
+    } else if col_stride == 1 && block.cols <= IN_PLACE_COLS && !far(row_stride) {
+        Left::Rows
+    } else if row_stride == 1 && col_stride > 0 && block.cols <= COLUMNS_COLS && !far(col_stride) {
+        Left::Columns
+    } else {
+        Left::Packed
+    }
 }
 
 /// Whether the kernel reads `b` where it is: whole panels of short rows, used too seldom to repay packing.

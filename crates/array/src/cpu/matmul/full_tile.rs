@@ -62,14 +62,14 @@ macro_rules! from_register {
 
 macro_rules! full_tile {
     ($name:ident, $elem:ty, $vector:ident, $load:literal, $fma:literal, $broadcast:literal, $to:literal, $size:literal) => {
-/// The sums of a packed tile of full height and width.
+/// The sums of a tile of full height and width whose left groups lie `step` apart.
         ///
         /// # Safety
-        /// The CPU has AVX-512; `tile` is as its type says, packed, with at least one of depth.
+        /// The CPU has AVX-512; `tile` is as its type says, in groups, with at least one of depth.
         #[inline]
         #[target_feature(enable = "avx512f")]
         #[rustfmt::skip]
-        pub(super) unsafe fn $name(tile: &Tile<$elem>) -> [[$vector; 2]; ROWS] {
+        pub(super) unsafe fn $name(tile: &Tile<$elem>, step: usize) -> [[$vector; 2]; ROWS] {
             // SAFETY: the CPU has the instruction.
             let mut sums = [[unsafe { <$vector as Vector>::zero() }; 2]; ROWS];
             // SAFETY: reads `depth` groups of 14 from `a` and two registers from each row of `b`; every
@@ -101,7 +101,7 @@ macro_rules! full_tile {
                     b = inout(reg) tile.b => _,
                     n = inout(reg) tile.depth => _,
                     ldb = in(reg) tile.ldb * size_of::<$elem>(),
-                    step = const ROWS * size_of::<$elem>(),
+                    step = in(reg) step * size_of::<$elem>(),
                     inout("zmm0") sums[0][0].0, inout("zmm1") sums[0][1].0,
                     inout("zmm2") sums[1][0].0, inout("zmm3") sums[1][1].0,
                     inout("zmm4") sums[2][0].0, inout("zmm5") sums[2][1].0,

@@ -52,8 +52,8 @@ unsafe fn pack_rows<E: Lanes<R::V>, R: Arch>(a: Strided<E>, rows: usize, depth: 
         match (a.row_stride, a.col_stride) {
             (_, 1) if full => transpose_groups::<E, R::V>(a, R::MR, depth, dst),
             (_, 1) if rows > 1 => transpose_groups::<E, R::V>(a, rows, depth, dst),
-            (1, _) if full => copy_groups(a, R::MR, depth, R::MR, dst),
-            (1, _) => copy_groups(a, rows, depth, rows, dst),
+            (1, _) if full => copy_groups::<E, R::V>(a, R::MR, depth, R::MR, dst),
+            (1, _) => copy_groups::<E, R::V>(a, rows, depth, rows, dst),
             _ => pack_any(a, rows, depth, rows, dst),
         }
     }
@@ -109,7 +109,7 @@ unsafe fn pack_panel<E: Lanes<R::V>, R: Arch>(b: Strided<E>, depth: usize, width
             std::slice::from_raw_parts_mut(dst, R::NR * depth).fill(E::Acc::default());
         }
         match (b.row_stride, b.col_stride) {
-            (_, 1) => copy_groups(b.transposed(), width, depth, R::NR, dst),
+            (_, 1) => copy_groups::<E, R::V>(b.transposed(), width, depth, R::NR, dst),
             (1, _) => {
                 let whole = width / lanes * lanes;
                 for r in (0..whole).step_by(lanes) {
@@ -136,26 +136,22 @@ unsafe fn pack_any<E: Element>(src: Strided<E>, rows: usize, depth: usize, pitch
 
 /// Rows one element apart: each group is a run in memory.
 #[inline(always)]
-unsafe fn copy_groups<E: Element>(
+unsafe fn copy_groups<E: Lanes<V>, V: Vector>(
     src: Strided<E>,
     rows: usize,
     depth: usize,
     pitch: usize,
     dst: *mut E::Acc,
 ) {
-    for p in 0..depth {
-        let run = src.at(0, p).ptr;
-        prefetch(run.wrapping_add(AHEAD * rows));
-        for first in (0..rows).step_by(MAX_LANES) {
-            let count = MAX_LANES.min(rows - first);
-            // By way of a copy: the compiler cannot know that source and target are apart.
-            let mut run_part = [E::narrow(E::Acc::default()); MAX_LANES];
+    for first in (0..rows).step_by(V::LANES) {
+        let count = V::LANES.min(rows - first);
+        let (mut run, mut to) = (src.at(first, 0).ptr, dst.wrapping_add(first));
+        for _ in 0..depth {
+            prefetch(run.wrapping_add(AHEAD * rows));
             // SAFETY: as in `pack_any`, with a row stride of 1.
-            unsafe {
-                std::ptr::copy_nonoverlapping(run.add(first), run_part.as_mut_ptr(), count);
-                let wide = run_part.map(E::widen);
-                std::ptr::copy_nonoverlapping(wide.as_ptr(), dst.add(p * pitch + first), count);
-            }
+            unsafe { <E as Lanes<V>>::load_first(run, count).store_first(to, count) };
+            run = run.wrapping_offset(src.col_stride);
+            to = to.wrapping_add(pitch);
         }
     }
 }

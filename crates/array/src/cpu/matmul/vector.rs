@@ -21,6 +21,26 @@ pub(super) trait Vector: Copy {
     unsafe fn load(src: *const Self::Elem) -> Self;
     /// Stores `LANES` elements.
     unsafe fn store(self, dst: *mut Self::Elem);
+    /// Loads the first `count` lanes, at most all; the others are arbitrary.
+    #[inline(always)]
+    unsafe fn load_first(src: *const Self::Elem, count: usize) -> Self {
+        let mut part = [Self::Elem::default(); MAX_LANES];
+        // SAFETY: the caller gives `count` elements, which are at most a register.
+        unsafe {
+            std::ptr::copy_nonoverlapping(src, part.as_mut_ptr(), count);
+            Self::load(part.as_ptr())
+        }
+    }
+    /// Stores the first `count` lanes, at most all.
+    #[inline(always)]
+    unsafe fn store_first(self, dst: *mut Self::Elem, count: usize) {
+        let mut part = [Self::Elem::default(); MAX_LANES];
+        // SAFETY: the caller has room for `count` elements, which are at most a register.
+        unsafe {
+            self.store(part.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(part.as_ptr(), dst, count);
+        }
+    }
     /// `a * b + self`, rounded once where the CPU can.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     /// `self + other`.
@@ -54,6 +74,16 @@ pub(super) const MAX_LANES: usize = 16;
 pub(super) trait Lanes<V: Vector>: Element<Acc = V::Elem> {
     /// Loads and widens `LANES` elements.
     unsafe fn load(src: *const Self) -> V;
+    /// Loads and widens the first `count` elements, at most `LANES`; the other lanes are arbitrary.
+    #[inline(always)]
+    unsafe fn load_first(src: *const Self, count: usize) -> V {
+        let mut part = [Self::narrow(V::Elem::default()); MAX_LANES];
+        // SAFETY: the caller gives `count` elements, which are at most a register.
+        unsafe {
+            std::ptr::copy_nonoverlapping(src, part.as_mut_ptr(), count);
+            Self::load(part.as_ptr())
+        }
+    }
 }
 
 /// The type sums are kept in.
@@ -153,11 +183,12 @@ impl<E: Element, const N: usize> Lanes<Plain<E::Acc, N>> for E {
 pub(super) mod x86 {
     //! AVX2 and AVX-512 registers.
     use super::{Lanes, Vector};
+    use crate::cpu::transpose::x86::transpose;
     use half::{bf16, f16};
     use std::arch::x86_64::*;
 
     macro_rules! register {
-        ($name:ident, $reg:ty, $elem:ty, $lanes:literal, $zero:ident, $set1:ident, $load:ident, $store:ident, $fma:ident, $add:ident $(, $transpose:ident)?) => {
+        ($name:ident, $reg:ty, $elem:ty, $lanes:literal, $zero:ident, $set1:ident, $load:ident, $store:ident, $fma:ident, $add:ident, $first:ident, $load_first:ident, $store_first:ident $(, $transpose:ident)?) => {
             #[derive(Clone, Copy)]
             pub(in super::super) struct $name(pub(in super::super) $reg);
 
@@ -185,6 +216,16 @@ pub(super) mod x86 {
                     unsafe { $store(dst, self.0) }
                 }
                 #[inline(always)]
+                unsafe fn load_first(src: *const $elem, count: usize) -> Self {
+                    // SAFETY: as above; lanes past `count` are not read.
+                    Self(unsafe { $load_first(src, $first(count)) })
+                }
+                #[inline(always)]
+                unsafe fn store_first(self, dst: *mut $elem, count: usize) {
+                    // SAFETY: as above; lanes past `count` are not written.
+                    unsafe { $store_first(dst, $first(count), self.0) }
+                }
+                #[inline(always)]
                 unsafe fn fma(self, a: Self, b: Self) -> Self {
                     // SAFETY: as above.
                     Self(unsafe { $fma(a.0, b.0, self.0) })
@@ -209,8 +250,53 @@ pub(super) mod x86 {
                     // SAFETY: the caller's promise.
                     unsafe { <$name as Vector>::load(src) }
                 }
+                #[inline(always)]
+                unsafe fn load_first(src: *const $elem, count: usize) -> $name {
+                    // SAFETY: the caller's promise.
+                    unsafe { <$name as Vector>::load_first(src, count) }
+                }
             }
         };
+    }
+
+    /// A mask of the first `count` lanes.
+    #[inline(always)]
+    unsafe fn first_16(count: usize) -> __mmask16 {
+        ((1u32 << count) - 1) as __mmask16
+    }
+
+    /// As [`first_16`], for eight lanes.
+    #[inline(always)]
+    unsafe fn first_8(count: usize) -> __mmask8 {
+        ((1u32 << count) - 1) as __mmask8
+    }
+
+    /// As [`first_16`], for the masks of AVX2.
+    #[inline(always)]
+    unsafe fn first_8x32(count: usize) -> __m256i {
+        // SAFETY: register operations; the caller's CPU has AVX2.
+        unsafe {
+            _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+        }
+    }
+
+    /// As [`first_8x32`], for four lanes.
+    #[inline(always)]
+    unsafe fn first_4x64(count: usize) -> __m256i {
+        // SAFETY: register operations; the caller's CPU has AVX2.
+        unsafe { _mm256_cmpgt_epi64(_mm256_set1_epi64x(count as i64), _mm256_setr_epi64x(0, 1, 2, 3)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_16(src: *const f32, mask: __mmask16) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_maskz_loadu_ps(mask, src) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_8(src: *const f64, mask: __mmask8) -> __m512d {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_maskz_loadu_pd(mask, src) }
     }
     register!(
         F32x16,
@@ -223,6 +309,9 @@ pub(super) mod x86 {
         _mm512_storeu_ps,
         _mm512_fmadd_ps,
         _mm512_add_ps,
+        first_16,
+        load_16,
+        _mm512_mask_storeu_ps,
         transpose_16
     );
     register!(
@@ -235,7 +324,10 @@ pub(super) mod x86 {
         _mm512_loadu_pd,
         _mm512_storeu_pd,
         _mm512_fmadd_pd,
-        _mm512_add_pd
+        _mm512_add_pd,
+        first_8,
+        load_8,
+        _mm512_mask_storeu_pd
     );
     register!(
         F32x8,
@@ -248,6 +340,9 @@ pub(super) mod x86 {
         _mm256_storeu_ps,
         _mm256_fmadd_ps,
         _mm256_add_ps,
+        first_8x32,
+        _mm256_maskload_ps,
+        _mm256_maskstore_ps,
         transpose_8
     );
     register!(
@@ -260,40 +355,19 @@ pub(super) mod x86 {
         _mm256_loadu_pd,
         _mm256_storeu_pd,
         _mm256_fmadd_pd,
-        _mm256_add_pd
+        _mm256_add_pd,
+        first_4x64,
+        _mm256_maskload_pd,
+        _mm256_maskstore_pd
     );
 
-    /// 16x16: pairs, then quads, then 128-bit quarters in two steps.
+    /// 16x16.
     #[inline(always)]
     pub(in super::super) unsafe fn transpose_16(block: &mut [F32x16; 16]) {
-        let mut t = *block;
-        // SAFETY: register shuffles only; the caller's CPU has AVX-512.
-        unsafe {
-            for i in 0..8 {
-                t[2 * i].0 = _mm512_unpacklo_ps(block[2 * i].0, block[2 * i + 1].0);
-                t[2 * i + 1].0 = _mm512_unpackhi_ps(block[2 * i].0, block[2 * i + 1].0);
-            }
-            let mut q = t;
-            for i in 0..4 {
-                for (half, (lo, hi)) in [(4 * i, 4 * i + 2), (4 * i + 1, 4 * i + 3)].into_iter().enumerate() {
-                    let (a, b) = (_mm512_castps_pd(t[lo].0), _mm512_castps_pd(t[hi].0));
-                    q[4 * i + 2 * half].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-                    q[4 * i + 2 * half + 1].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-                }
-            }
-            for c in 0..4 {
-                let (x, y) = (q[c].0, q[4 + c].0);
-                let (z, w) = (q[8 + c].0, q[12 + c].0);
-                let (xy_even, xy_odd) =
-                    (_mm512_shuffle_f32x4::<0x88>(x, y), _mm512_shuffle_f32x4::<0xdd>(x, y));
-                let (zw_even, zw_odd) =
-                    (_mm512_shuffle_f32x4::<0x88>(z, w), _mm512_shuffle_f32x4::<0xdd>(z, w));
-                block[c].0 = _mm512_shuffle_f32x4::<0x88>(xy_even, zw_even);
-                block[4 + c].0 = _mm512_shuffle_f32x4::<0x88>(xy_odd, zw_odd);
-                block[8 + c].0 = _mm512_shuffle_f32x4::<0xdd>(xy_even, zw_even);
-                block[12 + c].0 = _mm512_shuffle_f32x4::<0xdd>(xy_odd, zw_odd);
-            }
-        }
+        let mut rows = block.map(|row| row.0);
+        // SAFETY: the caller's CPU has AVX-512.
+        unsafe { transpose(&mut rows) };
+        *block = rows.map(F32x16);
     }
 
     /// 8x8 in the first half of the block.
