@@ -1,5 +1,6 @@
 //! Golden runners: oracle cases read from files and checked against planaria.
 
+mod aoa;
 mod cases;
 mod indexing;
 mod reshard;
@@ -13,7 +14,7 @@ use std::path::Path;
 type Runner = fn(&Path) -> Result<Outcome>;
 
 /// Every kind of golden; a new kind is one line here and one file beside this one.
-const KINDS: &[(&str, Runner)] = &[("indexing", indexing::run), ("reshard", reshard::run)];
+const KINDS: &[(&str, Runner)] = &[("aoa", aoa::run), ("indexing", indexing::run), ("reshard", reshard::run)];
 
 /// Names of the known kinds.
 pub fn kinds() -> impl Iterator<Item = &'static str> {

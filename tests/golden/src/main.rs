@@ -22,7 +22,8 @@ fn main() -> ExitCode {
     }
     let reasons: Vec<String> = outcome.reasons.iter().map(|(why, count)| format!("{count} {why}")).collect();
     if !reasons.is_empty() {
-        println!("not compared with the reference: {}", reasons.join(", "));
+        let total: usize = outcome.reasons.values().sum();
+        println!("{total} not compared with the reference: {}", reasons.join(", "));
     }
     println!("{} passed, {} failed", outcome.passed, outcome.failed);
     if outcome.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
