@@ -238,7 +238,11 @@ impl Log {
 
 /// The known name most like `name`, when one is close enough to be meant.
 pub(crate) fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
-    let limit = (name.len() / 4).clamp(1, 6);
+    let limit = match name.len() {
+        0..=2 => return None,
+        3 => 1,
+        len => (len / 4).clamp(2, 6),
+    };
     let close = known.filter(|k| k.len().abs_diff(name.len()) <= limit);
     let scored = close.filter_map(|k| distance(name.as_bytes(), k.as_bytes(), limit).map(|d| (d, k)));
     scored.min().map(|(_, k)| k.to_string())

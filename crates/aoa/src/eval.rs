@@ -254,7 +254,7 @@ impl<'a> Evaluation<'a> {
                 }
                 sizes.clone()
             }
-            None if len % turn.outputs == 0 => vec![len / turn.outputs; turn.outputs],
+            None if len.is_multiple_of(turn.outputs) => vec![len / turn.outputs; turn.outputs],
             None => return Err(Fault::NotDivisible { name, shape: text, dim: axis, parts: turn.outputs }),
         };
         let mut start = 0;

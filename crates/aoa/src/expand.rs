@@ -48,6 +48,8 @@ pub(crate) struct Expansion {
     pub(crate) cases: Vec<Case>,
     /// A statement failed before it was known what it makes.
     pub(crate) blind: bool,
+    /// Names that would have been made by cases that failed.
+    pub(crate) spoiled: HashSet<NameId>,
 }
 
 /// Expands every statement. `given` are the tensors that exist, `other` those on the far side.
@@ -70,7 +72,8 @@ pub(crate) fn expand(
         }
         far[id] = true;
     }
-    let mut expander = Expander { direction, options, names, known, far, log, blind: false };
+    let mut expander =
+        Expander { direction, options, names, known, far, log, blind: false, spoiled: HashSet::new() };
     let mut cases: Vec<Vec<Case>> = Vec::new();
     let count = program.statements.len();
     for step in 0..count {
@@ -82,7 +85,7 @@ pub(crate) fn expand(
         cases.reverse();
     }
     let cases = cases.into_iter().flatten().collect();
-    Expansion { names: expander.names, cases, blind: expander.blind }
+    Expansion { names: expander.names, cases, blind: expander.blind, spoiled: expander.spoiled }
 }
 
 struct Expander<'a> {
@@ -95,6 +98,7 @@ struct Expander<'a> {
     far: Vec<bool>,
     log: &'a mut Log,
     blind: bool,
+    spoiled: HashSet<NameId>,
 }
 
 /// Which names a pattern may match.
@@ -178,7 +182,10 @@ impl Expander<'_> {
                     let (sides, values) = if forward { (&right, on_right) } else { (&left, on_left) };
                     for side in sides {
                         let ids = self.plain(side, values).unwrap_or_default();
-                        ids.into_iter().filter(|id| *id != NOTHING).for_each(|id| self.make_known(id));
+                        for id in ids.into_iter().filter(|id| *id != NOTHING) {
+                            self.make_known(id);
+                            self.spoiled.insert(id);
+                        }
                     }
                     continue;
                 }

@@ -42,26 +42,31 @@ pub(crate) struct Graph {
     pub(crate) moves: Vec<Move>,
     /// The last version of each name.
     pub(crate) last: Vec<Option<VersionId>>,
+    /// Values that are dropped after they were made.
+    pub(crate) dropped_versions: HashSet<VersionId>,
     /// Names with `-> _`.
     pub(crate) dropped: HashSet<NameId>,
     /// Names with `_ ->`.
     pub(crate) absent: HashSet<NameId>,
     pub(crate) blind: bool,
+    pub(crate) spoiled: HashSet<NameId>,
 }
 
 impl Graph {
     /// Gives every read and write its version. Cases of one statement read before any of them writes.
     pub(crate) fn new(expansion: Expansion) -> Graph {
-        let Expansion { names, cases, blind } = expansion;
+        let Expansion { names, cases, blind, spoiled } = expansion;
         let last = vec![None; names.len()];
         let mut graph = Graph {
             names,
             versions: Vec::with_capacity(cases.len() * 3),
             moves: Vec::with_capacity(cases.len()),
             last,
+            dropped_versions: HashSet::new(),
             dropped: HashSet::new(),
             absent: HashSet::new(),
             blind,
+            spoiled,
         };
         let mut start = 0;
         while start < cases.len() {
@@ -78,7 +83,10 @@ impl Graph {
         let moves = |case: &&Case| !is_nothing(&case.left) && !is_nothing(&case.right);
         for case in cases {
             if is_nothing(&case.right) {
-                self.dropped.extend(case.left.iter().map(|used| used.name).filter(|n| *n != NOTHING));
+                for used in case.left.iter().filter(|used| used.name != NOTHING) {
+                    self.dropped.insert(used.name);
+                    self.dropped_versions.extend(self.last[used.name as usize]);
+                }
             } else if is_nothing(&case.left) {
                 self.absent.extend(case.right.iter().map(|used| used.name).filter(|n| *n != NOTHING));
             }

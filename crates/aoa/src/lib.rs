@@ -55,3 +55,8 @@ pub use error::{Error, Fault, Obstacle, Problem, Report, Result, Span};
 pub use inverse::Ties;
 pub use mapping::{Mapping, Piece, Rearrange, Target};
 pub use options::{Degrees, Options, Strictness};
+
+/// The examples of the language's page, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/concepts/mapping.md")]
+struct MappingPage;

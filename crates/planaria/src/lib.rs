@@ -14,6 +14,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub use planaria_aoa as aoa;
 pub use planaria_array as array;
 pub use planaria_layout as layout;
 

@@ -52,7 +52,7 @@ fn check(value: &Value) -> Result<Verdict> {
         return match ours {
             Err(_) => Ok(Verdict::Passed),
             Ok(mapping) => {
-                let Some(reason) = faults::lifted(refusal) else {
+                let Some(reason) = faults::lifted(&case, refusal)? else {
                     bail!("we accept what the reference refuses: {}", refusal.message);
                 };
                 trip::check_alone(&case, &mapping)?;
@@ -75,8 +75,12 @@ fn check(value: &Value) -> Result<Verdict> {
 
 /// We refuse what the reference answers: it has to show why.
 fn refused(case: &Case, error: &Error) -> Result<Verdict> {
-    if case.queries.iter().all(|query| query.error.is_some()) && !case.queries.is_empty() {
+    if case.queries.iter().any(|query| query.error.is_some()) {
+        // It refuses as well, when it is asked.
         return Ok(Verdict::Passed);
+    }
+    if agrees_guessing(case)? {
+        return Ok(Verdict::PassedAlone(GUESSED));
     }
     match faults::in_answer(case, error)? {
         Some(reason) => Ok(Verdict::PassedAlone(reason)),
@@ -84,13 +88,18 @@ fn refused(case: &Case, error: &Error) -> Result<Verdict> {
     }
 }
 
+const GUESSED: &str = "its layout guess is wrong (compatibility mode agrees with it)";
+
+/// Whether we answer like the reference when we guess like it.
+fn agrees_guessing(case: &Case) -> Result<bool> {
+    Ok(compile(case, Degrees::Guessed)?.is_ok_and(|guessed| compare(case, &guessed).is_ok()))
+}
+
 /// Our answer is another one: either the reference guessed, or it shows a fault.
 fn differs(case: &Case, mapping: &Mapping, difference: &anyhow::Error) -> Result<Verdict> {
     trip::check_alone(case, mapping)?;
-    if let Ok(guessed) = compile(case, Degrees::Guessed)?
-        && compare(case, &guessed).is_ok()
-    {
-        return Ok(Verdict::PassedAlone("its layout guess is wrong (compatibility mode agrees with it)"));
+    if agrees_guessing(case)? {
+        return Ok(Verdict::PassedAlone(GUESSED));
     }
     match faults::in_comparison(case, mapping)? {
         Some(reason) => Ok(Verdict::PassedAlone(reason)),

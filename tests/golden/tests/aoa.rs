@@ -14,7 +14,11 @@ fn every_mapping_case_agrees_with_the_oracle_or_shows_why_not() {
 
 #[test]
 fn wrong_answers_are_noticed() {
-    let shard = |key: &str| format!(r#"{{"key":"{key}","local_shape":[2],"global_shape":[2],"global_offset":[0],"dtype":"float32"}}"#);
+    let shard = |key: &str| {
+        format!(
+            r#"{{"key":"{key}","local_shape":[2],"global_shape":[2],"global_offset":[0],"dtype":"float32"}}"#
+        )
+    };
     let case = |from: &str| {
         format!(
             r#"{{"id":"x","group":"rename","statements":["a -> b"],"reverse":false,"source":[{a},{z}],"destination":[{b}],"outputs":{{"b":{{"shape":[2]}}}},"queries":[{{"target":{b},"result":[{{"source":{from},"target":{b},"postprocess":null}}]}}]}}"#,

@@ -1,5 +1,5 @@
 //! Catalogs from short texts, and mappings evaluated element by element.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, unreachable_pub)] // each test file uses its own part
 
 use planaria_aoa::{Catalog, Error, Fault, Mapping, Options, Program, Tensor};
 use planaria_layout::{DType, Region, TensorSpec};

@@ -21,6 +21,8 @@ pub(super) struct Case {
     #[serde(default)]
     pub(super) queries: Vec<Query>,
     pub(super) numpy_reference_error: Option<String>,
+    #[serde(default)]
+    pub(super) statement_count: usize,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -88,24 +90,23 @@ pub(super) fn is_scalar_slot(slot: Option<&str>) -> bool {
     slot.is_some_and(|slot| slot.contains("pow_acc"))
 }
 
-/// The tensors behind a list of shards: optimizer slots belong to their tensor.
+/// The tensors behind a list of shards: optimizer slots belong to their tensor and are cut like it.
 pub(super) fn catalog(shards: &[Shard]) -> Result<Catalog> {
-    let mut tensors: BTreeMap<&str, (Vec<usize>, Option<DType>, Vec<&[usize]>)> = BTreeMap::new();
+    let mut tensors: BTreeMap<&str, Vec<&Shard>> = BTreeMap::new();
     for shard in shards {
         let (name, slot) = split_slot(&shard.key);
-        if is_scalar_slot(slot) {
-            continue;
-        }
-        let entry = tensors.entry(name).or_insert_with(|| (shard.global_shape.clone(), None, Vec::new()));
-        entry.2.push(&shard.global_offset);
-        if slot.is_none() {
-            entry.1 = Some(shard.dtype()?);
+        if !is_scalar_slot(slot) {
+            tensors.entry(name).or_default().push(shard);
         }
     }
     let mut catalog = Catalog::new();
-    for (name, (shape, dtype, offsets)) in tensors {
-        let tensor = Tensor::new(Shape::new(&shape)?, dtype.unwrap_or(DType::F32)).with_offsets(offsets);
-        catalog.insert(name, if dtype.is_some() { tensor } else { tensor.without_dtype() });
+    for (name, shards) in tensors {
+        let own = shards.iter().find(|shard| shard.key == name);
+        let first = own.unwrap_or(&shards[0]);
+        let offsets =
+            shards.iter().filter(|shard| shard.key == first.key).map(|s| s.global_offset.as_slice());
+        let tensor = Tensor::new(Shape::new(&first.global_shape)?, first.dtype()?).with_offsets(offsets);
+        catalog.insert(name, if own.is_some() { tensor } else { tensor.without_dtype() });
     }
     Ok(catalog)
 }
