@@ -110,6 +110,29 @@ fn a_missing_index_is_restored_and_a_missing_file_is_noticed() {
 }
 
 #[test]
+fn a_model_stored_twice_under_other_names_is_read_once() {
+    let store = copied("formats/unified");
+    let other = stored("formats/noindex");
+    let bytes = other.read("model-00001-of-00002.safetensors", 1 << 20).unwrap();
+    store.write("consolidated.safetensors", &bytes).unwrap();
+    let source = opened(&store, "").unwrap();
+    assert_eq!(source.tensors.len(), 6);
+    assert!(source.skipped[0].what.contains("consolidated"), "{:?}", source.skipped);
+}
+
+#[test]
+fn ranks_that_saved_without_each_other_have_metadata_each() {
+    // What torch writes without collectives: the same names, one metadata file for each rank.
+    let store = copied("torch-dcp/async2");
+    let bytes = store.read(".metadata", 1 << 20).unwrap();
+    store.delete(".metadata").unwrap();
+    store.write("__0.metadata", &bytes).unwrap();
+    store.write("__1.metadata", &bytes).unwrap();
+    let source = opened(&store, "").unwrap();
+    agree(&source, &expected("torch-dcp/async2.expected.safetensors"));
+}
+
+#[test]
 fn torn_and_contradictory_folders_are_refused() {
     // Metadata without data, as an interrupted asynchronous save leaves it.
     assert!(matches!(refusal(&stored("paddle-checkpoints/torn_meta_only2"), ""), Error::Torn { .. }));

@@ -126,6 +126,33 @@ fn shared_values_do_not_explode() {
 }
 
 #[test]
+fn deep_nesting_does_not_overflow_the_stack() {
+    // A million sizes, each wrapped around the next: callables first, then as many calls.
+    for global in [&b"ctorch\nSize\n"[..], b"ctorch._utils\n_rebuild_parameter\n", b"cbuiltins\ntuple\n"] {
+        let mut bytes = vec![0x80, 2];
+        bytes.extend_from_slice(global);
+        bytes.extend([b'q', 0]);
+        for _ in 0..300_000 {
+            bytes.extend([b'h', 0]);
+        }
+        bytes.push(b')');
+        for _ in 0..300_000 {
+            bytes.extend([0x85, b'R']);
+        }
+        bytes.push(b'.');
+        let tree = parse(&bytes, &Limits::default()).unwrap();
+        assert_eq!(tree.to_json(tree.root()), None);
+        assert_eq!(tree.sizes(tree.root()), None);
+        let store: Arc<dyn Store> = Arc::new(Object::memory());
+        store.write("x.pdparams", &bytes).unwrap();
+        assert!(read_all(&store, "x.pdparams").is_err());
+        store.write("0.metadata", &bytes).unwrap();
+        store.write(".metadata", &bytes).unwrap();
+        assert!(read_all(&store, "").is_err());
+    }
+}
+
+#[test]
 fn the_number_of_values_and_the_text_are_limited() {
     let limits = Limits { values: 100, text: 50 };
     let many = [&[b'('][..], &[b'N'; 200], b"t."].concat();

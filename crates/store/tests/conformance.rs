@@ -169,3 +169,28 @@ fn a_creation_whose_answer_was_lost_counts_as_done() {
     store.put("COMMIT", b"mine", PutMode::Create).unwrap();
     assert!(store.put("COMMIT", b"mine", PutMode::Create).is_err(), "but not a later one");
 }
+
+#[test]
+fn a_path_is_a_folder_or_a_file_in_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap().to_string();
+    std::fs::write(folder.path().join("model.pt"), b"x").unwrap();
+    for url in [path.clone(), format!("file://{path}")] {
+        let (store, name) = planaria_store::locate(&url).unwrap();
+        assert_eq!((store.address(), name.as_str()), (path.clone(), ""));
+        let (store, name) = planaria_store::locate(&format!("{url}/model.pt")).unwrap();
+        assert_eq!((store.read(&name, 10).unwrap(), name.as_str()), (b"x".to_vec(), "model.pt"));
+    }
+}
+
+#[test]
+fn a_listing_leaves_out_unfinished_puts_and_follows_links() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(".planaria-put-1-2"), b"half").unwrap();
+    std::fs::write(folder.path().join("blob"), b"abc").unwrap();
+    std::os::unix::fs::symlink("blob", folder.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("gone", folder.path().join("dangling")).unwrap();
+    let store = Local::new(folder.path());
+    assert_eq!(store.file_names("").unwrap(), ["blob", "link"]);
+    assert_eq!(store.read("link", 10).unwrap(), b"abc");
+}

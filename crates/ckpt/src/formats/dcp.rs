@@ -6,7 +6,7 @@ use super::torch::{Pickled, dtype, walk};
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Region, Shape};
 use planaria_store::{Reader, Store, join};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// A tensor as the metadata describes it.
@@ -17,19 +17,23 @@ struct Tensor {
 }
 
 /// Where an item is stored.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Item {
     file: String,
     offset: u64,
     len: u64,
 }
 
+/// A chunk: its tensor and its offsets. Objects, and tensors of some writers, have no offsets.
+type Place = (String, Option<Vec<usize>>);
+
 /// What one metadata file says; ranks that saved without collectives have one each.
 #[derive(Default)]
 struct Metadata {
     tensors: BTreeMap<String, Tensor>,
-    objects: Vec<String>,
-    items: HashMap<(String, Option<Vec<usize>>), Item>,
+    objects: BTreeSet<String>,
+    /// Ranks that saved alone may each have stored a copy.
+    items: HashMap<Place, Vec<Item>>,
 }
 
 /// Whether a file is the metadata of one rank: `__3.metadata`.
@@ -55,10 +59,12 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
         add_tensor(&mut builder, &mut archives, &metadata, name, tensor)?;
     }
     for name in &metadata.objects {
-        let item = metadata.item(name, None)?.clone();
-        let full = join(&builder.folder, &item.file);
-        let pickled = archives.open(&builder, &item)?;
-        walk(&mut builder, &pickled, &full, name)?;
+        // Every rank has the same objects; one copy says it all.
+        for item in &metadata.items(name, None)?[..1] {
+            let full = join(&builder.folder, &item.file);
+            let pickled = archives.open(&builder, item)?;
+            walk(&mut builder, &pickled, &full, name)?;
+        }
     }
     builder.finish()
 }
@@ -100,28 +106,33 @@ fn add_tensor(
             what: format!("tensor '{name}' of shape {shape} has a chunk {sizes:?} at {offsets:?}"),
         })?;
         let region = Region::new(offsets, &ends).map_err(wrong)?;
-        let item = metadata.item(name, Some(offsets))?;
-        let full = join(&builder.folder, &item.file);
-        let pickled = archives.open(builder, item)?;
-        let stored = pickled.tensor(pickled.tree.root())?.ok_or_else(|| Error::Malformed {
-            file: full.clone(),
-            what: format!("the item of tensor '{name}' at byte {} is no tensor", item.offset),
-        })?;
-        builder.tile(key.clone(), &full, &shape, region, &stored)?;
+        if region.is_empty() {
+            continue;
+        }
+        for item in metadata.items(name, Some(offsets))? {
+            let full = join(&builder.folder, &item.file);
+            let pickled = archives.open(builder, item)?;
+            let stored = pickled.tensor(pickled.tree.root())?.ok_or_else(|| Error::Malformed {
+                file: full.clone(),
+                what: format!("the item of tensor '{name}' at byte {} is no tensor", item.offset),
+            })?;
+            builder.tile(key.clone(), &full, &shape, region.clone(), &stored)?;
+        }
     }
     Ok(())
 }
 
 impl Metadata {
-    /// The stored item of a chunk, or of an object. Writers leave the offset of some items out.
-    fn item(&self, name: &str, offsets: Option<&[usize]>) -> Result<&Item> {
+    /// The copies of a chunk, or of an object. Writers leave the offset of some items out.
+    fn items(&self, name: &str, offsets: Option<&[usize]>) -> Result<&[Item]> {
         let exact = self.items.get(&(name.to_string(), offsets.map(<[usize]>::to_vec)));
         let found = exact.or_else(|| match (offsets, self.tensors.get(name)) {
             (Some(_), Some(tensor)) if tensor.chunks.len() > 1 => None,
             _ => self.items.get(&(name.to_string(), None)),
         });
         let place = offsets.map_or(String::new(), |offsets| format!(" at {offsets:?}"));
-        found.ok_or_else(|| Error::Torn { what: format!("nothing is stored for '{name}'{place}") })
+        let what = format!("nothing is stored for '{name}'{place}");
+        found.map(Vec::as_slice).ok_or(Error::Torn { what })
     }
 
     fn read(&mut self, tree: &Tree, file: &str) -> Result<()> {
@@ -137,9 +148,10 @@ impl Metadata {
         }
         let items = root.get("storage_data").and_then(|id| tree.pairs(*id));
         for &(index, info) in items.ok_or_else(|| missing("storage_data"))? {
-            let (key, item) = read_item(tree, index, info).map_err(malformed)?;
-            if self.items.insert(key.clone(), item).is_some() {
-                return Err(malformed(format!("'{}' is stored twice at {:?}", key.0, key.1)));
+            let (place, item) = read_item(tree, index, info).map_err(malformed)?;
+            let copies = self.items.entry(place).or_default();
+            if !copies.contains(&item) {
+                copies.push(item);
             }
         }
         Ok(())
@@ -147,7 +159,7 @@ impl Metadata {
 
     fn read_entry(&mut self, tree: &Tree, name: &str, about: Id) -> Result<(), String> {
         if record_class(tree, about) == Some("BytesStorageMetadata") {
-            self.objects.push(name.to_string());
+            self.objects.insert(name.to_string());
             return Ok(());
         }
         let tensor = read_tensor(tree, about)?;
@@ -208,8 +220,6 @@ fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
     }
     Ok(Tensor { dtype, size, chunks })
 }
-
-type Place = (String, Option<Vec<usize>>);
 
 fn read_item(tree: &Tree, index: Id, info: Id) -> Result<(Place, Item), String> {
     let index = record(tree, index, "MetadataIndex").ok_or("an item that is no MetadataIndex")?;

@@ -71,7 +71,7 @@ pub(super) fn add(builder: &mut Builder, uid: u64, part: Part) -> Result<()> {
 /// What a data file holds, whichever of the two kinds it is.
 enum Data {
     Pickle(BTreeMap<String, Found>),
-    Container(Header),
+    Container(BTreeMap<String, Stored>),
 }
 
 fn add_file(
@@ -83,7 +83,10 @@ fn add_file(
 ) -> Result<()> {
     let file = builder.open(name, &metadata.file)?;
     let data = if name.ends_with(".safetensors") {
-        Data::Container(Header::read(&*file, &Limits::default())?)
+        let tensors = Header::read(&*file, &Limits::default())?.tensors;
+        Data::Container(
+            tensors.into_iter().map(|tensor| (tensor.name.clone(), Stored::of(&tensor))).collect(),
+        )
     } else {
         let (arrays, rest) = Saved::read(&*file)?.arrays()?;
         for (key, value) in rest {
@@ -94,53 +97,77 @@ fn add_file(
     let full = join(&builder.folder, name);
     for line in lines {
         let shard = metadata.shard(line)?;
-        let stored = data.stored(line, shard, &full)?;
         let shape = metadata.shape(&line.key, &shard.global_shape)?;
-        let key = Key { part, name: line.key.clone() };
         let within = metadata.region(line, shard)?;
+        let key = Key { part, name: line.key.clone() };
+        if within.is_empty() {
+            continue;
+        }
+        let pieces = data.pieces(line, shard, &full)?;
+        let [whole] = &pieces[..] else {
+            add_run(builder, &key, &full, &Flat { shape: &shape, within: &within, start: 0 }, &pieces, None)?;
+            continue;
+        };
         match line.place.flat {
-            None => builder.tile(key, &full, &shape, within, &stored)?,
+            None => builder.tile(key, &full, &shape, within, whole)?,
             Some((start, stop)) => {
-                if stop.checked_sub(start) != Some(stored.shape.numel()) {
-                    let what =
-                        format!("tensor '{}' has {} elements at {start}..{stop}", line.key, stored.shape);
-                    return Err(Error::Malformed { file: full, what });
-                }
                 let place = Flat { shape: &shape, within: &within, start };
-                add_flat(builder, &key, &full, &place, &stored)?;
+                add_run(builder, &key, &full, &place, &pieces, Some(stop))?;
             }
         }
     }
     Ok(())
 }
 
+/// Pieces that follow each other in the flattened box; together they must reach `stop`, or the end of the box.
+fn add_run(
+    builder: &mut Builder,
+    key: &Key,
+    file: &str,
+    place: &Flat<'_>,
+    pieces: &[Stored],
+    stop: Option<usize>,
+) -> Result<()> {
+    let mut start = place.start;
+    for piece in pieces {
+        let place = Flat { shape: place.shape, within: place.within, start };
+        add_flat(builder, key, file, &place, piece)?;
+        start += piece.shape.numel();
+    }
+    let stop = stop.unwrap_or(place.within.numel());
+    if start == stop {
+        return Ok(());
+    }
+    let what = format!("tensor '{key}' has elements {}..{start}, not ..{stop}", place.start);
+    Err(Error::Malformed { file: file.to_string(), what })
+}
+
 impl Data {
-    /// The array of a line, with the element type the metadata gives it.
-    fn stored(&self, line: &Stock, shard: &Shard, file: &str) -> Result<Stored> {
+    /// The arrays of a line with the element type the metadata gives them: one, or the pieces of a large one.
+    fn pieces(&self, line: &Stock, shard: &Shard, file: &str) -> Result<Vec<Stored>> {
         let lacks = || Error::Torn {
             what: format!("'{file}' lacks tensor '{}', which the metadata says it holds", line.key),
         };
-        let stored = match self {
-            Data::Container(header) => header.get(&line.key).map(Stored::of).ok_or_else(lacks)?,
+        let pieces = match self {
+            Data::Container(tensors) => vec![tensors.get(&line.key).ok_or_else(lacks)?.clone()],
             Data::Pickle(arrays) => match arrays.get(&line.key).ok_or_else(lacks)? {
-                Found::Array(array) => array.stored(true_dtype(array, shard.dtype)),
-                Found::Cut(..) => {
-                    let what = format!("tensor '{}' is cut into pieces", line.key);
-                    return Err(Error::Unsupported { file: file.to_string(), what });
+                Found::Array(array) => vec![array.stored(true_dtype(array, shard.dtype))],
+                Found::Cut(arrays, _) => {
+                    arrays.iter().map(|array| array.stored(true_dtype(array, shard.dtype))).collect()
                 }
             },
         };
-        if stored.dtype == shard.dtype {
-            return Ok(stored);
+        match pieces.iter().find(|piece| piece.dtype != shard.dtype) {
+            None => Ok(pieces),
+            Some(other) => Err(Error::Mismatch {
+                tensor: line.key.clone(),
+                what: "the dtype",
+                first: shard.dtype.to_string(),
+                first_file: "the metadata".to_string(),
+                second: other.dtype.to_string(),
+                second_file: file.to_string(),
+            }),
         }
-        Err(Error::Mismatch {
-            tensor: line.key.clone(),
-            what: "the dtype",
-            first: shard.dtype.to_string(),
-            first_file: "the metadata".to_string(),
-            second: stored.dtype.to_string(),
-            second_file: file.to_string(),
-        })
     }
 }
 
@@ -162,11 +189,11 @@ impl Metadata {
         let mut shards = HashMap::new();
         for (key, list) in tensors.ok_or_else(|| missing("state_dict_metadata"))? {
             let key = tree.text(*key).ok_or_else(|| malformed("a tensor whose name is no text"))?;
-            for &item in tree.items(*list).ok_or_else(|| malformed("a tensor without a list of shards"))? {
-                let (place, shard) =
-                    read_shard(tree, item).map_err(|what| malformed(&format!("tensor '{key}': {what}")))?;
-                shards.insert((key.to_string(), place), shard);
-            }
+            let list = tree.items(*list).ok_or_else(|| malformed("a tensor without a list of shards"))?;
+            let read = list.iter().map(|&item| read_shard(tree, item)).collect::<Result<Vec<_>, String>>();
+            let mut read = read.map_err(|what| malformed(&format!("tensor '{key}': {what}")))?;
+            restore_shape(&mut read);
+            shards.extend(read.into_iter().map(|(place, shard)| ((key.to_string(), place), shard)));
         }
         let lines = root.get("storage_metadata").and_then(|id| tree.pairs(*id));
         let mut stock = Vec::new();
@@ -213,6 +240,25 @@ impl Metadata {
         let region = region.and_then(|ends| Region::new(&offset, &ends).ok());
         let what = format!("the shard of '{}' at {offset:?} has the shape {local:?}", line.key);
         region.ok_or_else(|| Error::Malformed { file: self.file.clone(), what })
+    }
+}
+
+/// Early versions did not write the global shape; it is then what the shards reach.
+fn restore_shape(shards: &mut [(Place, Shard)]) {
+    let reach = |(place, shard): &(Place, Shard)| -> Vec<usize> {
+        place.offset.iter().zip(&shard.local_shape).map(|(o, d)| o.saturating_add(*d)).collect()
+    };
+    if shards.iter().any(|(_, shard)| !shard.global_shape.is_empty() || shard.local_shape.is_empty()) {
+        return;
+    }
+    let longest = |mut all: Vec<usize>, one: Vec<usize>| {
+        all.resize(all.len().max(one.len()), 0);
+        one.into_iter().enumerate().for_each(|(dim, end)| all[dim] = all[dim].max(end));
+        all
+    };
+    let shape = shards.iter().map(reach).fold(Vec::new(), longest);
+    for (_, shard) in shards {
+        shard.global_shape.clone_from(&shape);
     }
 }
 

@@ -18,4 +18,4 @@ mod torch;
 mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
-pub use source::{Entry, Format, Key, Part, Skipped, Source};
+pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};

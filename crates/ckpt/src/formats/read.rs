@@ -1,8 +1,8 @@
 //! Reading tensors of a source one at a time, and comparing copies.
 
-use super::source::{Entry, Key, Source};
+use super::source::{Entry, Key, Piece, Source};
 use crate::error::{Error, Result};
-use planaria_layout::{Extent, Region, Runs};
+use planaria_layout::{Extent, Region, Runs, Tile};
 use planaria_store::Reader;
 
 /// Copies are compared in pieces of this size.
@@ -19,20 +19,14 @@ impl Source {
     /// plans all its reads together.
     pub fn read_region(&self, key: &Key, want: &Region) -> Result<Vec<u8>> {
         let entry = self.get(key)?;
-        if want.ndim() != entry.shape.ndim() || !Region::whole(&entry.shape).contains(want) {
-            let problem = planaria_layout::Error::TileOutside {
-                tile: Box::new(want.clone()),
-                shape: entry.shape.to_string(),
-            };
-            return Err(Error::Tiles { tensor: key.to_string(), problem });
-        }
+        let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
+        let pieces = entry.pieces(want, 0).map_err(wrong)?;
         let size = entry.dtype.size();
         let mut out = vec![0; want.numel() * size];
-        for (region, extents) in entry.tiles.boxes() {
-            let (Some(part), Some(extent)) = (region.intersect(want), extents.first()) else { continue };
-            let file = self.file(extent)?;
-            let mut to = Target { runs: part.runs(want), at: 0, left: 0, size, out: &mut out };
-            for (offset, len) in byte_runs(entry, region, extent, &part) {
+        for piece in pieces {
+            let file = self.file(&piece.tile.holder)?;
+            let mut to = Target { runs: piece.region.runs(want), at: 0, left: 0, size, out: &mut out };
+            for (offset, len) in piece.byte_runs(size) {
                 to.put(&file.read(offset, len as usize)?);
             }
         }
@@ -62,8 +56,10 @@ impl Source {
         let files = (self.file(first)?, self.file(second)?);
         if entry.strides.contains_key(first) || entry.strides.contains_key(second) {
             let read = |file: &dyn Reader, extent: &Extent| -> Result<Vec<u8>> {
+                let tile = Tile { region: region.clone(), holder: *extent };
+                let piece = Piece { region: region.clone(), tile, strides: entry.strides.get(extent) };
                 let mut bytes = Vec::new();
-                for (offset, len) in byte_runs(entry, region, extent, region) {
+                for (offset, len) in piece.byte_runs(entry.dtype.size()) {
                     bytes.extend(file.read(offset, len as usize)?);
                 }
                 Ok(bytes)
@@ -83,25 +79,6 @@ impl Source {
 
     fn file(&self, extent: &Extent) -> Result<Box<dyn Reader>> {
         Ok(self.store.reader(&self.files[extent.file])?)
-    }
-}
-
-/// The byte ranges of `part` of the box `region` in the order of its elements.
-fn byte_runs(entry: &Entry, region: &Region, extent: &Extent, part: &Region) -> Vec<(u64, u64)> {
-    let size = entry.dtype.size();
-    let Some(strides) = entry.strides.get(extent) else {
-        let tile = planaria_layout::Tile { region: region.clone(), holder: *extent };
-        return tile.byte_runs(part, size).collect();
-    };
-    let Some(inner) = part.relative_to(region) else { return Vec::new() };
-    let mut at: Vec<usize> = inner.lo().to_vec();
-    let mut runs = Vec::with_capacity(inner.numel());
-    loop {
-        let element: usize = at.iter().zip(strides).map(|(i, s)| i * s).sum();
-        runs.push((extent.offset + (element * size) as u64, size as u64));
-        let Some(dim) = (0..at.len()).rev().find(|&d| at[d] + 1 < inner.hi()[d]) else { return runs };
-        at[dim] += 1;
-        at[dim + 1..].copy_from_slice(&inner.lo()[dim + 1..]);
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn open_file(store: &Arc<dyn Store>, folder: &str, name: &str) -> Res
 
 /// A folder; `names` are the files in it.
 pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]) -> Result<Source> {
-    let sets = sets(names);
+    let mut sets = sets(names);
     let sharded = sharded(store, folder, names, &sets)?;
     if sharded {
         return open_sharded(store, folder, names);
@@ -59,6 +59,9 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
     let unified = sets.iter().any(|set| set.part != Part::Model);
     let format = if unified { Format::PaddleUnified } else { Format::HuggingFace };
     let mut builder = Builder::new(store, folder, format);
+    for file in leave_out_others(&mut sets) {
+        skip(&mut builder, &file, "the model of this folder is in other files");
+    }
     for set in &sets {
         match &set.index {
             Some(index) => add_indexed(&mut builder, set, index)?,
@@ -75,6 +78,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
 /// Files that belong together: one index, or one name before the number.
 #[derive(Debug)]
 struct Set {
+    stem: String,
     part: Part,
     index: Option<String>,
     files: Vec<String>,
@@ -90,7 +94,8 @@ fn numbered(name: &str) -> Option<(&str, usize, usize)> {
 /// The files of a folder by the start of their name.
 fn sets(names: &[String]) -> Vec<Set> {
     let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
-    let new = |stem: &str| Set { part: part_of(stem), index: None, files: Vec::new() };
+    let new =
+        |stem: &str| Set { stem: stem.to_string(), part: part_of(stem), index: None, files: Vec::new() };
     for name in names {
         if let Some(stem) = name.strip_suffix(".safetensors.index.json") {
             sets.entry(stem).or_insert_with(|| new(stem)).index = Some(name.clone());
@@ -100,6 +105,19 @@ fn sets(names: &[String]) -> Vec<Set> {
         }
     }
     sets.into_values().collect()
+}
+
+/// Some folders hold the model a second time under other names (`consolidated.safetensors`). Where one set is
+/// clearly the model, the files of the others are left out.
+fn leave_out_others(sets: &mut Vec<Set>) -> Vec<String> {
+    let is_model = |set: &Set| set.part == Part::Model;
+    let clear = |set: &Set| is_model(set) && (set.stem == "model" || set.index.is_some());
+    if !sets.iter().any(clear) {
+        return Vec::new();
+    }
+    let (kept, others) = sets.drain(..).partition(|set| !is_model(set) || clear(set));
+    *sets = kept;
+    others.into_iter().flat_map(|set: Set| set.files).collect()
 }
 
 /// `optimizer.tp00_pp01.safetensors`, perhaps cut further as `..._shard_0001`: one rank's own tensors.

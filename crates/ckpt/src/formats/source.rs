@@ -81,6 +81,52 @@ pub struct Entry {
     /// Element strides of extents that are not row-major (Fortran order, strided views). The extent spans
     /// from the first to the last element then.
     pub strides: BTreeMap<Extent, Dims>,
+    /// The box each extent stores.
+    homes: HashMap<Extent, Region>,
+}
+
+/// Part of a tensor and the extent to read it from.
+#[derive(Clone, Debug)]
+pub struct Piece<'a> {
+    /// The part wanted.
+    pub region: Region,
+    /// The box that holds it, and the extent that stores this box.
+    pub tile: Tile<Extent>,
+    /// Element strides of the extent, when it is not row-major.
+    pub strides: Option<&'a Dims>,
+}
+
+impl Entry {
+    /// What to read for the box `want`: pieces that together are exactly it. Of several copies each reader
+    /// takes another, by its `turn`.
+    pub fn pieces(&self, want: &Region, turn: usize) -> planaria_layout::Result<Vec<Piece<'_>>> {
+        let parts = planaria_layout::fetch(&self.tiles, want, None, turn)?;
+        let pieces = parts.into_iter().filter_map(|Tile { region, holder }| {
+            let tile = Tile { region: self.homes.get(&holder)?.clone(), holder };
+            Some(Piece { region, strides: self.strides.get(&holder), tile })
+        });
+        Ok(pieces.collect())
+    }
+}
+
+impl Piece<'_> {
+    /// The byte ranges `(offset, len)` of the file that hold this piece, in the order of its elements; `size`
+    /// is the bytes of one element.
+    pub fn byte_runs(&self, size: usize) -> Vec<(u64, u64)> {
+        let Some(strides) = self.strides else {
+            return self.tile.byte_runs(&self.region, size).collect();
+        };
+        let Some(inner) = self.region.relative_to(&self.tile.region) else { return Vec::new() };
+        let mut at: Vec<usize> = inner.lo().to_vec();
+        let mut runs = Vec::with_capacity(inner.numel());
+        loop {
+            let element: usize = at.iter().zip(strides).map(|(i, s)| i * s).sum();
+            runs.push((self.tile.holder.offset + (element * size) as u64, size as u64));
+            let Some(dim) = (0..at.len()).rev().find(|&d| at[d] + 1 < inner.hi()[d]) else { return runs };
+            at[dim] += 1;
+            at[dim + 1..].copy_from_slice(&inner.lo()[dim + 1..]);
+        }
+    }
 }
 
 /// A file that was seen and not read, and why.
@@ -273,8 +319,13 @@ impl Builder {
         for (key, pending) in self.tensors {
             let tiles = Listed::new(&pending.shape, pending.tiles)
                 .map_err(|problem| Error::Tiles { tensor: key.to_string(), problem })?;
+            let homes = homes(&tiles);
+            let homes = homes.ok_or_else(|| Error::Malformed {
+                file: pending.file.clone(),
+                what: format!("two boxes of tensor '{key}' are said to be the same bytes"),
+            })?;
             let (dtype, shape, strides) = (pending.dtype, pending.shape, pending.strides);
-            tensors.insert(key, Entry { dtype, shape, tiles, strides });
+            tensors.insert(key, Entry { dtype, shape, tiles, strides, homes });
         }
         Ok(Source {
             format: self.format,
@@ -285,6 +336,19 @@ impl Builder {
             skipped: self.skipped,
         })
     }
+}
+
+/// The box of every extent; `None` when one extent is to be two boxes.
+fn homes(tiles: &Listed<Extent>) -> Option<HashMap<Extent, Region>> {
+    let mut homes = HashMap::new();
+    for (region, extents) in tiles.boxes() {
+        for extent in extents {
+            if homes.insert(*extent, region.clone()).is_some_and(|other| other != *region) {
+                return None;
+            }
+        }
+    }
+    Some(homes)
 }
 
 /// The byte length of an array, checked.

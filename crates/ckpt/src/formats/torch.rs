@@ -79,7 +79,7 @@ impl<'a> Pickled<'a> {
 
     /// The tensor at a node: nothing of the kind, a tensor, or one that cannot be read.
     pub(super) fn tensor(&self, id: Id) -> Result<Option<Stored>> {
-        match find(&self.tree, id) {
+        match find(&self.tree, id, WRAPPERS) {
             None => Ok(None),
             Some(Err(what)) => Err(self.refuse(what)),
             Some(Ok(view)) => self.place(&view).map(Some),
@@ -137,14 +137,18 @@ struct View {
     strides: Dims,
 }
 
-fn find(tree: &Tree, id: Id) -> Found<View> {
+/// Wrappers around a tensor that are looked through, such as a parameter of a class of its own.
+const WRAPPERS: usize = 8;
+
+fn find(tree: &Tree, id: Id, depth: usize) -> Found<View> {
     let (object, global) = tree.object(id)?;
-    call(tree, global, object.args)
+    call(tree, global, object.args, depth)
 }
 
 /// What a call of one of torch's rebuilding functions stands for.
-fn call(tree: &Tree, global: (&str, &str), args: Id) -> Found<View> {
+fn call(tree: &Tree, global: (&str, &str), args: Id, depth: usize) -> Found<View> {
     let args = tree.items(args)?;
+    let depth = depth.checked_sub(1)?;
     match global {
         ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor") => match args {
             [storage, offset, shape, strides, ..] => {
@@ -159,10 +163,10 @@ fn call(tree: &Tree, global: (&str, &str), args: Id) -> Found<View> {
             _ => Some(Err("a tensor without its arguments".to_string())),
         },
         ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
-            find(tree, *args.first()?)
+            find(tree, *args.first()?, depth)
         }
         ("torch._tensor", "_rebuild_from_type_v2") => match args {
-            [function, _class, inner, ..] => call(tree, tree.global(*function)?, *inner),
+            [function, _class, inner, ..] => call(tree, tree.global(*function)?, *inner, depth),
             _ => None,
         },
         _ => None,

@@ -103,22 +103,28 @@ impl<'a> Archive<'a> {
     /// Number of entries, size and place of the directory.
     fn find_directory(&self) -> Result<(u64, u64, u64)> {
         let len = self.range.end - self.range.start;
-        let tail_len = TAIL.min(len);
-        let tail_at = len - tail_len;
-        let tail = self.read(tail_at, tail_len)?;
         let torn = || Error::Torn { what: format!("'{}': an archive has no end record", self.file.name()) };
-        // The comment after the end record must reach exactly to the end.
-        let end = (0..tail.len().saturating_sub(21)).rev().find(|&at| {
-            tail[at..].starts_with(b"PK\x05\x06")
-                && Record(&tail).number::<2>(at + 20) == Some((tail.len() - at - 22) as u64)
-        });
-        let end = end.ok_or_else(torn)?;
-        let record = Record(&tail[end..]);
+        // Without a comment the end record is the end; only others need the long look back.
+        let mut found = None;
+        for tail_len in [22.min(len), TAIL.min(len)] {
+            let tail = self.read(len - tail_len, tail_len)?;
+            // The comment after the end record must reach exactly to the end.
+            let end = (0..tail.len().saturating_sub(21)).rev().find(|&at| {
+                tail[at..].starts_with(b"PK\x05\x06")
+                    && Record(&tail).number::<2>(at + 20) == Some((tail.len() - at - 22) as u64)
+            });
+            found = end.map(|end| (len - tail_len + end as u64, tail[end..].to_vec()));
+            if found.is_some() {
+                break;
+            }
+        }
+        let (end, record) = found.ok_or_else(torn)?;
+        let record = Record(&record);
         let field = |value: Option<u64>| value.ok_or_else(torn);
         let short =
             (field(record.number::<2>(10))?, field(record.number::<4>(12))?, field(record.number::<4>(16))?);
         // A locator just before means that the true numbers are in a 64-bit record.
-        let Some(locator) = (tail_at + end as u64).checked_sub(20) else { return Ok(short) };
+        let Some(locator) = end.checked_sub(20) else { return Ok(short) };
         let locator = self.read(locator, 20)?;
         if !locator.starts_with(b"PK\x06\x07") {
             return Ok(short);

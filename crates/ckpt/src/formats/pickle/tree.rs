@@ -136,15 +136,22 @@ impl Tree {
     pub fn items(&self, id: Id) -> Option<&[Id]> {
         match self.node(id) {
             Node::List(items) | Node::Tuple(items) => Some(items),
-            Node::Object(object) => match (self.global(object.callable)?, self.items(object.args)?) {
-                (("torch", "Size") | ("builtins" | "__builtin__", "tuple" | "list"), [inner]) => {
-                    match self.node(*inner) {
-                        Node::List(items) | Node::Tuple(items) => Some(items),
-                        _ => None,
-                    }
+            Node::Object(object) => {
+                let list = ["tuple", "list", "Size"].contains(&self.global(object.callable)?.1);
+                let known = ["builtins", "__builtin__", "torch"].contains(&self.global(object.callable)?.0);
+                match (self.plain(object.args)?, list && known) {
+                    ([inner], true) => self.plain(*inner),
+                    _ => None,
                 }
-                _ => None,
-            },
+            }
+            _ => None,
+        }
+    }
+
+    /// The items of a bare list or tuple. Looking through one wrapper only keeps hostile nesting harmless.
+    fn plain(&self, id: Id) -> Option<&[Id]> {
+        match self.node(id) {
+            Node::List(items) | Node::Tuple(items) => Some(items),
             _ => None,
         }
     }
