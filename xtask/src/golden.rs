@@ -34,13 +34,17 @@ pub(crate) fn step(root: &Path, kind: &str, path: &Path) -> (Outcome, Counts) {
     (Outcome::Failed, counts)
 }
 
-/// The public cases: `testdata/KIND.jsonl.gz`.
+/// Kinds whose cases are a folder each: `testdata/KIND/`.
+const FOLDERS: &[&str] = &["paddle-checkpoints", "torch-dcp"];
+
+/// The public cases: `testdata/KIND.jsonl.gz`, or one of [`FOLDERS`].
 pub(crate) fn public_cases(root: &Path) -> Vec<(String, PathBuf)> {
     let entries = std::fs::read_dir(root.join("testdata")).into_iter().flatten().flatten();
     let mut cases: Vec<_> = entries
         .filter_map(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let kind = name.strip_suffix(".jsonl.gz")?.to_owned();
+            let folder = FOLDERS.contains(&name.as_str()).then_some(name.as_str());
+            let kind = name.strip_suffix(".jsonl.gz").or(folder)?.to_owned();
             Some((kind, Path::new("testdata").join(&name)))
         })
         .collect();
@@ -63,6 +67,8 @@ mod tests {
     fn the_public_cases_are_found() {
         let kinds: Vec<_> =
             public_cases(&crate::repository_root()).into_iter().map(|(kind, _)| kind).collect();
-        assert!(kinds.contains(&"indexing".to_owned()) && kinds.contains(&"reshard".to_owned()), "{kinds:?}");
+        for kind in ["indexing", "reshard", "paddle-checkpoints", "torch-dcp"] {
+            assert!(kinds.iter().any(|found| found == kind), "{kind} is not among {kinds:?}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod aoa;
 mod cases;
+mod checkpoints;
 mod indexing;
 mod reshard;
 
@@ -14,14 +15,21 @@ use std::path::Path;
 type Runner = fn(&Path) -> Result<Outcome>;
 
 /// Every kind of golden; a new kind is one line here and one file beside this one.
-const KINDS: &[(&str, Runner)] = &[("aoa", aoa::run), ("indexing", indexing::run), ("reshard", reshard::run)];
+const KINDS: &[(&str, Runner)] = &[
+    ("aoa", aoa::run),
+    ("indexing", indexing::run),
+    ("paddle-checkpoints", checkpoints::run),
+    ("reshard", reshard::run),
+    ("torch-dcp", checkpoints::run),
+];
 
 /// Names of the known kinds.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|(name, _)| *name)
 }
 
-/// Runs the cases of one kind found at `path`: a `.jsonl` or `.jsonl.gz` file or a folder of them.
+/// Runs the cases of one kind found at `path`: a `.jsonl` or `.jsonl.gz` file or a folder of them,
+/// or a folder of checkpoints.
 /// An error means that the cases could not be read at all.
 pub fn run(kind: &str, path: &Path) -> Result<Outcome> {
     match KINDS.iter().find(|(name, _)| *name == kind) {

@@ -38,6 +38,7 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/transpose.rs",
     "crates/array/src/cpu/trunc.rs",
     "crates/array/src/cpu/matmul/*.rs",
+    "crates/store/src/local/sys.rs",
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.

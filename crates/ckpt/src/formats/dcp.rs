@@ -1,0 +1,245 @@
+//! PyTorch distributed checkpoints: `.metadata` and `__{rank}_{n}.distcp`, archives one after the other.
+
+use super::pickle::{self, Id, Tree};
+use super::source::{Builder, Format, Key, Source};
+use super::torch::{Pickled, dtype, walk};
+use crate::error::{Error, Result};
+use planaria_layout::{DType, Region, Shape};
+use planaria_store::{Reader, Store, join};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// A tensor as the metadata describes it.
+struct Tensor {
+    dtype: DType,
+    size: Vec<usize>,
+    chunks: Vec<(Vec<usize>, Vec<usize>)>,
+}
+
+/// Where an item is stored.
+#[derive(Clone, Debug, PartialEq)]
+struct Item {
+    file: String,
+    offset: u64,
+    len: u64,
+}
+
+/// A chunk: its tensor and its offsets. Objects, and tensors of some writers, have no offsets.
+type Place = (String, Option<Vec<usize>>);
+
+/// What one metadata file says; ranks that saved without collectives have one each.
+#[derive(Default)]
+struct Metadata {
+    tensors: BTreeMap<String, Tensor>,
+    objects: BTreeSet<String>,
+    /// Ranks that saved alone may each have stored a copy.
+    items: HashMap<Place, Vec<Item>>,
+}
+
+/// Whether a file is the metadata of one rank: `__3.metadata`.
+pub(super) fn is_rank_metadata(name: &str) -> bool {
+    let digits = name.strip_prefix("__").and_then(|rest| rest.strip_suffix(".metadata"));
+    digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// Opens a folder; `names` are the files in it.
+pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]) -> Result<Source> {
+    let mut builder = Builder::new(store, folder, Format::TorchDcp);
+    let mut metadata = Metadata::default();
+    let one = names.iter().filter(|name| *name == ".metadata");
+    let many = names.iter().filter(|name| is_rank_metadata(name));
+    let chosen: Vec<&String> = if one.clone().next().is_some() { one.collect() } else { many.collect() };
+    for name in chosen {
+        let file = builder.open(name, name)?;
+        let tree = pickle::read(&*file, &pickle::Limits::default())?;
+        metadata.read(&tree, file.name())?;
+    }
+    let mut archives = Archives { last: None };
+    for (name, tensor) in &metadata.tensors {
+        add_tensor(&mut builder, &mut archives, &metadata, name, tensor)?;
+    }
+    for name in &metadata.objects {
+        // Every rank has the same objects; one copy says it all.
+        for item in &metadata.items(name, None)?[..1] {
+            let full = join(&builder.folder, &item.file);
+            let pickled = archives.open(&builder, item)?;
+            walk(&mut builder, &pickled, &full, name)?;
+        }
+    }
+    builder.finish()
+}
+
+/// The file opened last: items of one file usually follow each other, and folders may hold more files than a
+/// process may open.
+struct Archives {
+    last: Option<(String, Box<dyn Reader>)>,
+}
+
+impl Archives {
+    fn open<'a>(&'a mut self, builder: &Builder, item: &Item) -> Result<Pickled<'a>> {
+        if self.last.as_ref().is_none_or(|(name, _)| *name != item.file) {
+            self.last = Some((item.file.clone(), builder.open(&item.file, ".metadata")?));
+        }
+        let Some((_, file)) = &self.last else {
+            return Err(Error::Torn { what: format!("'{}' is missing", item.file) });
+        };
+        Pickled::open(&**file, item.offset..item.offset.saturating_add(item.len))
+    }
+}
+
+fn add_tensor(
+    builder: &mut Builder,
+    archives: &mut Archives,
+    metadata: &Metadata,
+    name: &str,
+    tensor: &Tensor,
+) -> Result<()> {
+    let key = Key::model(name);
+    let wrong = |problem| Error::Tiles { tensor: name.to_string(), problem };
+    let shape = Shape::new(&tensor.size).map_err(wrong)?;
+    builder.declare(&key, ".metadata", tensor.dtype, &shape)?;
+    for (offsets, sizes) in &tensor.chunks {
+        let ends: Option<Vec<usize>> = offsets.iter().zip(sizes).map(|(o, s)| o.checked_add(*s)).collect();
+        let fits = offsets.len() == sizes.len() && sizes.len() == tensor.size.len();
+        let ends = ends.filter(|_| fits).ok_or_else(|| Error::Malformed {
+            file: ".metadata".to_string(),
+            what: format!("tensor '{name}' of shape {shape} has a chunk {sizes:?} at {offsets:?}"),
+        })?;
+        let region = Region::new(offsets, &ends).map_err(wrong)?;
+        if region.is_empty() {
+            continue;
+        }
+        for item in metadata.items(name, Some(offsets))? {
+            let full = join(&builder.folder, &item.file);
+            let pickled = archives.open(builder, item)?;
+            let stored = pickled.tensor(pickled.tree.root())?.ok_or_else(|| Error::Malformed {
+                file: full.clone(),
+                what: format!("the item of tensor '{name}' at byte {} is no tensor", item.offset),
+            })?;
+            builder.tile(key.clone(), &full, &shape, region.clone(), &stored)?;
+        }
+    }
+    Ok(())
+}
+
+impl Metadata {
+    /// The copies of a chunk, or of an object. Writers leave the offset of some items out.
+    fn items(&self, name: &str, offsets: Option<&[usize]>) -> Result<&[Item]> {
+        let exact = self.items.get(&(name.to_string(), offsets.map(<[usize]>::to_vec)));
+        let found = exact.or_else(|| match (offsets, self.tensors.get(name)) {
+            (Some(_), Some(tensor)) if tensor.chunks.len() > 1 => None,
+            _ => self.items.get(&(name.to_string(), None)),
+        });
+        let place = offsets.map_or(String::new(), |offsets| format!(" at {offsets:?}"));
+        let what = format!("nothing is stored for '{name}'{place}");
+        found.map(Vec::as_slice).ok_or(Error::Torn { what })
+    }
+
+    fn read(&mut self, tree: &Tree, file: &str) -> Result<()> {
+        let malformed = |what: String| Error::Malformed { file: file.to_string(), what };
+        let root = record(tree, tree.root(), "Metadata");
+        let root = root.ok_or_else(|| malformed("it is no metadata of a torch checkpoint".to_string()))?;
+        let missing = |name: &str| malformed(format!("it has no '{name}'"));
+        let tensors = root.get("state_dict_metadata").and_then(|id| tree.pairs(*id));
+        for &(name, about) in tensors.ok_or_else(|| missing("state_dict_metadata"))? {
+            let name =
+                tree.text(name).ok_or_else(|| malformed("an entry whose name is no text".to_string()))?;
+            self.read_entry(tree, name, about).map_err(|what| malformed(format!("'{name}': {what}")))?;
+        }
+        let items = root.get("storage_data").and_then(|id| tree.pairs(*id));
+        for &(index, info) in items.ok_or_else(|| missing("storage_data"))? {
+            let (place, item) = read_item(tree, index, info).map_err(malformed)?;
+            let copies = self.items.entry(place).or_default();
+            if !copies.contains(&item) {
+                copies.push(item);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_entry(&mut self, tree: &Tree, name: &str, about: Id) -> Result<(), String> {
+        if record_class(tree, about) == Some("BytesStorageMetadata") {
+            self.objects.insert(name.to_string());
+            return Ok(());
+        }
+        let tensor = read_tensor(tree, about)?;
+        match self.tensors.get_mut(name) {
+            Some(known) if known.size != tensor.size || known.dtype != tensor.dtype => {
+                Err("ranks disagree about its shape or dtype".to_string())
+            }
+            Some(known) => {
+                let new = tensor.chunks.into_iter().filter(|chunk| !known.chunks.contains(chunk));
+                let new: Vec<_> = new.collect();
+                known.chunks.extend(new);
+                Ok(())
+            }
+            None => {
+                self.tensors.insert(name.to_string(), tensor);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn record_class(tree: &Tree, id: Id) -> Option<&str> {
+    let (_, (module, name)) = tree.object(id)?;
+    module.starts_with("torch.distributed.").then_some(name)
+}
+
+/// The attributes of an object of this class of torch's checkpoint package.
+fn record<'t>(tree: &'t Tree, id: Id, class: &str) -> Option<HashMap<&'t str, Id>> {
+    let (object, (module, name)) = tree.object(id)?;
+    (module.starts_with("torch.distributed.") && name == class).then(|| tree.attributes(object)).flatten()
+}
+
+fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
+    let about = record(tree, id, "TensorStorageMetadata").ok_or("an entry of an unknown kind")?;
+    let properties = about.get("properties").and_then(|id| tree.object(*id)).map(|(object, _)| object);
+    let properties = properties.ok_or("a tensor without properties")?;
+    // The state is a tuple that starts with the dtype; a dict in some versions.
+    let state = properties.state.ok_or("a tensor without properties")?;
+    let element = match tree.items(state) {
+        Some(items) => items.first().copied(),
+        None => tree.dict(state).and_then(|fields| fields.get("dtype").copied()),
+    };
+    let element = element.ok_or("a tensor without a dtype")?;
+    let dtype = dtype(tree, element).ok_or_else(|| {
+        let name = tree.global(element).map_or("no name".to_string(), |(_, name)| name.to_string());
+        format!("a tensor of the unknown dtype {name}")
+    })?;
+    let size = about.get("size").and_then(|id| tree.sizes(*id)).ok_or("a tensor without a size")?;
+    let list = about.get("chunks").and_then(|id| tree.items(*id)).ok_or("a tensor without chunks")?;
+    let mut chunks = Vec::with_capacity(list.len());
+    for &chunk in list {
+        let fields = record(tree, chunk, "ChunkStorageMetadata").ok_or("a chunk of an unknown kind")?;
+        let sizes = |name: &str| fields.get(name).and_then(|id| tree.sizes(*id));
+        let (Some(offsets), Some(sizes)) = (sizes("offsets"), sizes("sizes")) else {
+            return Err("a chunk without offsets and sizes".to_string());
+        };
+        chunks.push((offsets, sizes));
+    }
+    Ok(Tensor { dtype, size, chunks })
+}
+
+fn read_item(tree: &Tree, index: Id, info: Id) -> Result<(Place, Item), String> {
+    let index = record(tree, index, "MetadataIndex").ok_or("an item that is no MetadataIndex")?;
+    let name = index.get("fqn").and_then(|id| tree.text(*id)).ok_or("an item without a name")?;
+    let offset = match index.get("offset") {
+        Some(&offset) if !tree.is_none(offset) => {
+            Some(tree.sizes(offset).ok_or_else(|| format!("'{name}' is stored at no list of sizes"))?)
+        }
+        _ => None,
+    };
+    let broken = || format!("'{name}' is stored nowhere");
+    let info = record(tree, info, "_StorageInfo").ok_or_else(broken)?;
+    if let Some(&transforms) = info.get("transform_descriptors")
+        && !tree.is_none(transforms)
+        && tree.items(transforms).is_none_or(|list| !list.is_empty())
+    {
+        return Err(format!("'{name}' is stored compressed, so it cannot be read in place"));
+    }
+    let file = info.get("relative_path").and_then(|id| tree.text(*id)).ok_or_else(broken)?.to_string();
+    let number = |field: &str| info.get(field).and_then(|id| tree.size(*id)).map(|value| value as u64);
+    let (Some(start), Some(len)) = (number("offset"), number("length")) else { return Err(broken()) };
+    Ok(((name.to_string(), offset), Item { file, offset: start, len }))
+}

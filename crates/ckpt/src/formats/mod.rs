@@ -1,0 +1,21 @@
+//! The formats of others, read in place.
+//!
+//! Every format ends in the same [`Source`]: tensors as tiles over byte ranges of files, so that loading one is
+//! the same plan as loading our own. Opening reads headers and metadata, never tensor data, and refuses what
+//! is torn, overlapping or contradictory.
+
+mod dcp;
+mod flex;
+mod folder;
+mod index;
+mod numpy;
+mod paddle;
+pub mod pickle;
+mod read;
+mod safetensors;
+mod source;
+mod torch;
+mod zip;
+
+pub use folder::{OpenOptions, open, open_url};
+pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};

@@ -1,0 +1,331 @@
+//! Tensors that torch pickled: `torch.save` archives and the items of DCP files.
+
+use super::numpy::Found;
+use super::pickle::{self, Id, Node, Tree};
+use super::source::{Builder, Format, Key, Source, Stored, byte_len};
+use super::zip::{Archive, looks_like_zip};
+use crate::error::{Error, Result};
+use planaria_layout::{DType, Dims, Shape};
+use planaria_store::{Reader, Store, join};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Nesting of containers that is followed when looking for tensors.
+const DEPTH: usize = 64;
+
+/// The element type of `torch.bfloat16` and its like.
+pub(super) fn dtype(tree: &Tree, id: Id) -> Option<DType> {
+    match tree.global(id)? {
+        ("torch", name) => dtype_named(name),
+        _ => None,
+    }
+}
+
+fn dtype_named(name: &str) -> Option<DType> {
+    Some(match name {
+        "bool" => DType::Bool,
+        "uint8" => DType::U8,
+        "int8" => DType::I8,
+        "int16" | "short" => DType::I16,
+        "int32" | "int" => DType::I32,
+        "int64" | "long" => DType::I64,
+        "uint16" => DType::U16,
+        "uint32" => DType::U32,
+        "uint64" => DType::U64,
+        "float16" | "half" => DType::F16,
+        "bfloat16" => DType::BF16,
+        "float32" | "float" => DType::F32,
+        "float64" | "double" => DType::F64,
+        "float8_e4m3fn" => DType::F8E4M3,
+        "float8_e5m2" => DType::F8E5M2,
+        _ => return None,
+    })
+}
+
+/// The element type of a storage class; `None` inside for untyped ones.
+fn storage_dtype(class: (&str, &str)) -> Option<Option<DType>> {
+    let ("torch" | "torch.cuda" | "torch.storage", name) = class else { return None };
+    let name = match name.strip_suffix("Storage")? {
+        "Untyped" | "_Untyped" => return Some(None),
+        "Float" => "float32",
+        "Double" => "float64",
+        "Half" => "float16",
+        "BFloat16" => "bfloat16",
+        "Long" => "int64",
+        "Int" => "int32",
+        "Short" => "int16",
+        "Char" => "int8",
+        "Byte" => "uint8",
+        "Bool" => "bool",
+        _ => return None,
+    };
+    dtype_named(name).map(Some)
+}
+
+/// The pickle of an archive and where its storages lie.
+pub(super) struct Pickled<'a> {
+    archive: Archive<'a>,
+    pub(super) tree: Tree,
+}
+
+impl<'a> Pickled<'a> {
+    /// Reads the pickle of the archive in this range of the file.
+    pub(super) fn open(file: &'a dyn Reader, range: Range<u64>) -> Result<Pickled<'a>> {
+        let archive = Archive::open(file, range)?;
+        let place = archive.require("data.pkl")?;
+        let tree = pickle::read_at(archive.file(), place.start, place.end, &pickle::Limits::default())?;
+        Ok(Pickled { archive, tree })
+    }
+
+    /// The tensor at a node: nothing of the kind, a tensor, or one that cannot be read.
+    pub(super) fn tensor(&self, id: Id) -> Result<Option<Stored>> {
+        match find(&self.tree, id, WRAPPERS) {
+            None => Ok(None),
+            Some(Err(what)) => Err(self.refuse(what)),
+            Some(Ok(view)) => self.place(&view).map(Some),
+        }
+    }
+
+    fn refuse(&self, what: impl Into<String>) -> Error {
+        Error::Unsupported { file: self.archive.file().name().to_string(), what: what.into() }
+    }
+
+    /// From elements of a storage to bytes of the file.
+    fn place(&self, view: &View) -> Result<Stored> {
+        let storage = self.archive.require(&format!("data/{}", view.storage))?;
+        let size = view.dtype.size();
+        let strides = strides_if_odd(&view.shape, &view.strides);
+        let span = match &strides {
+            None => byte_len(&view.shape, view.dtype),
+            Some(_) => {
+                let last = view
+                    .shape
+                    .iter()
+                    .zip(&view.strides)
+                    .try_fold(0usize, |sum, (&d, &s)| sum.checked_add((d - 1).checked_mul(s)?));
+                let span = last.and_then(|last| last.checked_add(1)?.checked_mul(size));
+                span.ok_or_else(|| self.refuse("a view whose strides lead out of memory"))? as u64
+            }
+        };
+        let start = (view.offset as u64).checked_mul(size as u64).and_then(|o| o.checked_add(storage.start));
+        match start.and_then(|start| Some((start, start.checked_add(span)?))) {
+            Some((offset, end)) if end <= storage.end => {
+                Ok(Stored { dtype: view.dtype, shape: view.shape.clone(), offset, len: span, strides })
+            }
+            // A tensor without elements may point anywhere.
+            _ if span == 0 => Ok(Stored {
+                dtype: view.dtype,
+                shape: view.shape.clone(),
+                offset: storage.start,
+                len: 0,
+                strides: None,
+            }),
+            _ => Err(Error::Malformed {
+                file: self.archive.file().name().to_string(),
+                what: format!("a tensor reaches past its storage '{}'", view.storage),
+            }),
+        }
+    }
+}
+
+/// A tensor as a view of a storage.
+struct View {
+    storage: String,
+    dtype: DType,
+    offset: usize,
+    shape: Shape,
+    strides: Dims,
+}
+
+/// Wrappers around a tensor that are looked through, such as a parameter of a class of its own.
+const WRAPPERS: usize = 8;
+
+fn find(tree: &Tree, id: Id, depth: usize) -> Found<View> {
+    let (object, global) = tree.object(id)?;
+    call(tree, global, object.args, depth)
+}
+
+/// What a call of one of torch's rebuilding functions stands for.
+fn call(tree: &Tree, global: (&str, &str), args: Id, depth: usize) -> Found<View> {
+    let args = tree.items(args)?;
+    let depth = depth.checked_sub(1)?;
+    match global {
+        ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor") => match args {
+            [storage, offset, shape, strides, ..] => {
+                Some(view(tree, *storage, *offset, *shape, *strides, None))
+            }
+            _ => Some(Err("a tensor without its arguments".to_string())),
+        },
+        ("torch._utils", "_rebuild_tensor_v3") => match args {
+            [storage, offset, shape, strides, _, _, element, ..] => {
+                Some(view(tree, *storage, *offset, *shape, *strides, Some(*element)))
+            }
+            _ => Some(Err("a tensor without its arguments".to_string())),
+        },
+        ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
+            find(tree, *args.first()?, depth)
+        }
+        ("torch._tensor", "_rebuild_from_type_v2") => match args {
+            [function, _class, inner, ..] => call(tree, tree.global(*function)?, *inner, depth),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn view(
+    tree: &Tree,
+    storage: Id,
+    offset: Id,
+    shape: Id,
+    strides: Id,
+    element: Option<Id>,
+) -> Result<View, String> {
+    let Node::Persistent(id) = tree.node(storage) else {
+        return Err("a tensor whose storage is inside the pickle".to_string());
+    };
+    let parts = tree.items(*id).unwrap_or_default();
+    let [_, class, name, ..] = parts else {
+        return Err("a storage without class and name".to_string());
+    };
+    let class = tree.global(*class).ok_or("a storage whose class has no name")?;
+    let untyped = storage_dtype(class).ok_or_else(|| format!("the storage class {}.{}", class.0, class.1))?;
+    let named = element.and_then(|id| dtype(tree, id));
+    let dtype = match (named, untyped) {
+        (Some(dtype), _) | (None, Some(dtype)) => dtype,
+        (None, None) => {
+            let name = element.and_then(|id| tree.global(id)).map_or("without a name", |(_, name)| name);
+            return Err(format!("elements of the unknown type {name}"));
+        }
+    };
+    let storage = tree.text(*name).ok_or("a storage without a name")?.to_string();
+    if storage.contains(['/', '\\']) {
+        return Err(format!("the storage name '{storage}'"));
+    }
+    let shape = tree.sizes(shape).ok_or("a tensor whose shape is no list of sizes")?;
+    let strides = tree.sizes(strides).filter(|strides| strides.len() == shape.len());
+    Ok(View {
+        storage,
+        dtype,
+        offset: tree.size(offset).ok_or("a tensor whose offset is no size")?,
+        shape: Shape::new(&shape).map_err(|error| error.to_string())?,
+        strides: strides.ok_or("a tensor whose strides do not fit its shape")?.into(),
+    })
+}
+
+/// The strides, unless they are those of row-major order. Dims of one element may have any.
+fn strides_if_odd(shape: &Shape, strides: &[usize]) -> Option<Dims> {
+    if shape.numel() == 0 {
+        return None;
+    }
+    let mut expected = 1;
+    for (&extent, &stride) in shape.iter().zip(strides).rev() {
+        if extent > 1 && stride != expected {
+            return Some(Dims::from_slice(strides));
+        }
+        expected *= extent;
+    }
+    None
+}
+
+/// A `torch.save` file: every tensor in it, named by its path, and the rest as JSON.
+pub(super) fn open_file(store: &Arc<dyn Store>, folder: &str, names: &[String]) -> Result<Source> {
+    let mut builder = Builder::new(store, folder, Format::TorchSave);
+    for name in names {
+        let full = join(folder, name);
+        let file = builder.open(name, name)?;
+        if !looks_like_zip(&*file)? {
+            let what = "it is no zip archive; files of torch before 1.6 must be saved again".to_string();
+            return Err(Error::Unsupported { file: full, what });
+        }
+        let pickled = Pickled::open(&*file, 0..file.size())?;
+        walk(&mut builder, &pickled, &full, "")?;
+    }
+    builder.finish()
+}
+
+/// Adds what the pickle holds: tensors under their path, other values as JSON.
+pub(super) fn walk(builder: &mut Builder, pickled: &Pickled<'_>, file: &str, path: &str) -> Result<()> {
+    let mut walk = Walk { builder, pickled, file, budget: 1 << 20 };
+    walk.visit(pickled.tree.root(), path, DEPTH)
+}
+
+struct Walk<'w, 'a> {
+    builder: &'w mut Builder,
+    pickled: &'w Pickled<'a>,
+    file: &'w str,
+    budget: usize,
+}
+
+impl Walk<'_, '_> {
+    fn visit(&mut self, id: Id, path: &str, depth: usize) -> Result<()> {
+        let tree = &self.pickled.tree;
+        let spent = self.budget.checked_sub(1).zip(depth.checked_sub(1));
+        let Some((budget, depth)) = spent else {
+            let what = "its values are nested too deeply, or refer to themselves".to_string();
+            return Err(Error::Unsupported { file: self.file.to_string(), what });
+        };
+        self.budget = budget;
+        if let Some(stored) = self.pickled.tensor(id)? {
+            let name = if path.is_empty() { "tensor" } else { path };
+            return self.builder.whole(Key::model(name), self.file, &stored);
+        }
+        if !holds_storage(tree, id, &mut 1_000_000, DEPTH) {
+            let name = if path.is_empty() { self.file } else { path };
+            if let Some(value) = tree.to_json(id) {
+                self.builder.extra.insert(name.to_string(), value);
+            }
+            return Ok(());
+        }
+        let below = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
+        if let Some(pairs) = tree.pairs(id) {
+            for &(key, value) in pairs {
+                let name = match tree.node(key) {
+                    Node::Text(text) => text.to_string(),
+                    Node::Int(number) => number.to_string(),
+                    _ => return Err(self.unknown(key, path)),
+                };
+                self.visit(value, &below(&name), depth)?;
+            }
+            return Ok(());
+        }
+        if let Some(items) = tree.items(id) {
+            for (number, &item) in items.iter().enumerate() {
+                self.visit(item, &below(&number.to_string()), depth)?;
+            }
+            return Ok(());
+        }
+        Err(self.unknown(id, path))
+    }
+
+    /// Tensor data inside something we do not understand must not be dropped in silence.
+    fn unknown(&self, id: Id, path: &str) -> Error {
+        let class = self.pickled.tree.object(id).map_or_else(
+            || "a value".to_string(),
+            |(_, (module, name))| format!("an object of {module}.{name}"),
+        );
+        let what = format!("{class} at '{path}' holds tensor data in a way that is not known");
+        Error::Unsupported { file: self.file.to_string(), what }
+    }
+}
+
+/// Whether a stored tensor is somewhere below; also when it cannot be found out in time.
+fn holds_storage(tree: &Tree, id: Id, budget: &mut usize, depth: usize) -> bool {
+    *budget = budget.saturating_sub(1);
+    if *budget == 0 || depth == 0 {
+        return true;
+    }
+    let mut any = |ids: &[Id]| ids.iter().any(|&id| holds_storage(tree, id, budget, depth - 1));
+    match tree.node(id) {
+        Node::Persistent(_) => true,
+        Node::List(items) | Node::Tuple(items) | Node::Set(items) => any(items),
+        Node::Dict(pairs) => pairs.iter().any(|(key, value)| any(&[*key, *value])),
+        Node::Object(object) => {
+            any(&[object.callable, object.args])
+                || object.state.is_some_and(|state| any(&[state]))
+                || any(&object.items)
+                || object.pairs.iter().any(|(key, value)| any(&[*key, *value]))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,11 @@
+//! Checkpoints. So far: reading what others wrote.
+//!
+//! [`formats::open`] looks at a folder or file, finds out who wrote it, checks that it is complete, and answers
+//! with a [`formats::Source`]: where the bytes of every tensor lie. Nothing in such a file is executed.
+
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod formats;
+
+pub use error::{Error, Result};

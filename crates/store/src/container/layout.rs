@@ -1,0 +1,142 @@
+//! Laying out a new file: where every tensor goes is known before its data exists.
+
+use super::dtype::{dtype_name, order};
+use super::header::Limits;
+use crate::error::{Error, HeaderProblem, Result};
+use planaria_layout::{DType, Shape};
+use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewTensor {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape.
+    pub shape: Shape,
+}
+
+/// Where the data of a file begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Align {
+    /// At a multiple of 8 bytes: the same bytes as the reference writer.
+    #[default]
+    Word,
+    /// At a multiple of [`crate::BLOCK`] bytes, by spaces at the end of the header.
+    Block,
+}
+
+/// A file that is to be written, byte by byte known: header, then tensors without holes, wide elements first,
+/// so that every tensor is aligned to its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileLayout {
+    header: Vec<u8>,
+    /// Name, first byte in the file, length; in file order.
+    places: Vec<(NewTensor, u64, u64)>,
+    by_name: BTreeMap<String, usize>,
+    len: u64,
+}
+
+impl FileLayout {
+    /// Lays out a file named `name` (for messages).
+    pub fn new(
+        name: &str,
+        tensors: impl IntoIterator<Item = NewTensor>,
+        metadata: &BTreeMap<String, String>,
+        align: Align,
+    ) -> Result<FileLayout> {
+        let refuse = |problem| Error::Header { name: name.to_string(), problem };
+        let mut tensors: Vec<NewTensor> = tensors.into_iter().collect();
+        tensors.sort_by(|a, b| (Reverse(order(a.dtype)), &a.name).cmp(&(Reverse(order(b.dtype)), &b.name)));
+        let mut by_name = BTreeMap::new();
+        let mut places = Vec::with_capacity(tensors.len());
+        let mut end = 0u64;
+        for (number, tensor) in tensors.into_iter().enumerate() {
+            if tensor.name == "__metadata__" || by_name.insert(tensor.name.clone(), number).is_some() {
+                return Err(refuse(HeaderProblem::Duplicate { tensor: tensor.name }));
+            }
+            let len = (tensor.shape.numel() * tensor.dtype.size()) as u64;
+            let start = end;
+            let shape = || tensor.shape.iter().map(|&d| d as u64).collect();
+            end = end.checked_add(len).ok_or_else(|| {
+                refuse(HeaderProblem::BadShape { tensor: tensor.name.clone(), shape: shape() })
+            })?;
+            places.push((tensor, start, len));
+        }
+        let header = header_bytes(&places, metadata, align);
+        let limit = Limits::default().header_bytes;
+        let len = header.len() as u64 - 8;
+        if len > limit {
+            return Err(refuse(HeaderProblem::TooLarge { len, limit }));
+        }
+        let data_start = header.len() as u64;
+        for place in &mut places {
+            place.1 += data_start;
+        }
+        Ok(FileLayout { header, places, by_name, len: data_start + end })
+    }
+
+    /// The first bytes of the file, up to the data.
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+
+    /// Size of the whole file.
+    pub fn file_len(&self) -> u64 {
+        self.len
+    }
+
+    /// Bytes of all tensors together.
+    pub fn data_len(&self) -> u64 {
+        self.len - self.header.len() as u64
+    }
+
+    /// First byte and number of bytes of a tensor.
+    pub fn place(&self, name: &str) -> Option<(u64, u64)> {
+        let (_, offset, len) = &self.places[*self.by_name.get(name)?];
+        Some((*offset, *len))
+    }
+
+    /// Every tensor with its first byte and number of bytes, in file order.
+    pub fn tensors(&self) -> impl Iterator<Item = (&NewTensor, u64, u64)> {
+        self.places.iter().map(|(tensor, offset, len)| (tensor, *offset, *len))
+    }
+}
+
+/// Size, JSON text and spaces. The text is built by hand around escaped names: the order of entries is the
+/// order of the data, which a sorted map would lose.
+fn header_bytes(
+    places: &[(NewTensor, u64, u64)],
+    metadata: &BTreeMap<String, String>,
+    align: Align,
+) -> Vec<u8> {
+    let mut entries: Vec<String> = Vec::with_capacity(places.len() + 1);
+    if !metadata.is_empty() {
+        let pairs: Map<String, Value> =
+            metadata.iter().map(|(k, v)| (k.clone(), v.as_str().into())).collect();
+        entries.push(format!("\"__metadata__\":{}", Value::Object(pairs)));
+    }
+    for (tensor, start, len) in places {
+        let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+        entries.push(format!(
+            r#"{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{start},{}]}}"#,
+            json!(tensor.name),
+            dtype_name(tensor.dtype),
+            shape.join(","),
+            start + len,
+        ));
+    }
+    let text = format!("{{{}}}", entries.join(","));
+    let unit = match align {
+        Align::Word => 8,
+        Align::Block => crate::BLOCK,
+    };
+    let total = (8 + text.len()).next_multiple_of(unit);
+    let mut bytes = ((total - 8) as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.resize(total, b' ');
+    bytes
+}

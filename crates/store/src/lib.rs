@@ -1,0 +1,51 @@
+//! Where bytes are kept: folders and object stores behind one small trait, and what lies in them.
+//!
+//! A [`Store`] holds named files. Files are read at offsets, written at offsets by several threads at once,
+//! or put whole and atomically; nothing is renamed. [`Transfer`] moves large ranges with aligned direct I/O
+//! where the file system allows it. [`container`] reads and lays out safetensors files. [`Faulty`] breaks a
+//! store on purpose, and [`conformance`] says what every store must do.
+//!
+//! ```
+//! use planaria_store::{Object, PutMode, Sharing, Store, StoreExt};
+//!
+//! let store = Object::memory();
+//! let file = store.writer("step-1/data", 10, Sharing::Threads)?;
+//! file.write_at(5, b"world")?;
+//! file.write_at(0, b"hello")?;
+//! file.finish()?;
+//! assert_eq!(store.read("step-1/data", 64)?, b"helloworld");
+//!
+//! store.put("step-1/COMMIT", b"", PutMode::Create)?;
+//! assert!(store.put("step-1/COMMIT", b"", PutMode::Create).is_err(), "a mark is set once");
+//! # Ok::<(), planaria_store::Error>(())
+//! ```
+
+pub mod checksum;
+pub mod conformance;
+pub mod container;
+mod error;
+mod faulty;
+mod local;
+mod name;
+mod object;
+mod ranges;
+mod retry;
+mod staging;
+mod store;
+mod transfer;
+mod url;
+
+pub use error::{Error, HeaderProblem, Result};
+pub use faulty::{Fault, Faulty};
+pub use local::{DirectIo, Local};
+pub use name::{check_name, join};
+pub use object::Object;
+pub use ranges::coalesce;
+pub use retry::{Retry, RetryOptions};
+pub use staging::Staging;
+pub use store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+pub use transfer::{ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
+pub use url::{locate, open};
+
+/// Direct I/O moves whole blocks of this many bytes, at offsets and addresses that are multiples of it.
+pub const BLOCK: usize = 4096;

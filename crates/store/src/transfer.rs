@@ -1,0 +1,208 @@
+//! Moving many bytes: a few threads, large aligned chunks, staging memory that is used again.
+
+use crate::BLOCK;
+use crate::error::{Error, Result};
+use crate::ranges::coalesce;
+use crate::staging::Staging;
+use crate::store::{Reader, Writer};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// How a [`Transfer`] works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferOptions {
+    /// Threads that copy and wait for the storage.
+    pub threads: usize,
+    /// Bytes moved at once by each, rounded up to whole blocks.
+    pub chunk: usize,
+    /// Wanted ranges at most this far apart are read together.
+    pub gap: u64,
+}
+
+impl Default for TransferOptions {
+    fn default() -> TransferOptions {
+        TransferOptions { threads: 4, chunk: 8 << 20, gap: 16 << 10 }
+    }
+}
+
+/// Threads and staging memory for large reads and writes. Made once and kept: its memory is touched when
+/// made, and no more than `threads * (chunk + 8 KiB)` bytes are ever used.
+#[derive(Debug)]
+pub struct Transfer {
+    options: TransferOptions,
+    buffers: Mutex<Vec<Staging>>,
+}
+
+/// A range of a file to be written.
+#[derive(Clone, Debug)]
+pub struct WriteJob<'a> {
+    /// The file.
+    pub file: &'a dyn Writer,
+    /// The bytes to write.
+    pub range: Range<u64>,
+}
+
+/// Ranges of a file to be read; they may overlap and stand in any order.
+#[derive(Clone, Debug)]
+pub struct ReadJob<'a> {
+    /// The file.
+    pub file: &'a dyn Reader,
+    /// The bytes wanted.
+    pub ranges: &'a [Range<u64>],
+}
+
+/// What a transfer moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransferStats {
+    /// Calls to the storage.
+    pub operations: u64,
+    /// Bytes moved by them, gaps and alignment included.
+    pub bytes: u64,
+}
+
+/// Part of a wanted range that lies in one chunk.
+struct Piece {
+    wanted: usize,
+    range: Range<u64>,
+}
+
+impl Transfer {
+    /// Makes the staging memory.
+    pub fn new(options: TransferOptions) -> Transfer {
+        let chunk = options.chunk.max(BLOCK).next_multiple_of(BLOCK);
+        let options = TransferOptions { threads: options.threads.max(1), chunk, ..options };
+        // An unaligned chunk has a ragged block at each end.
+        let buffers = (0..options.threads).map(|_| Staging::new(chunk + 2 * BLOCK)).collect();
+        Transfer { options, buffers: Mutex::new(buffers) }
+    }
+
+    /// Writes the ranges. `fill(job, offset, bytes)` is called once for every part of them, from several
+    /// threads, and puts there what the file shall hold from `offset` on.
+    pub fn write<E: From<Error> + Send>(
+        &self,
+        jobs: &[WriteJob<'_>],
+        fill: impl Fn(usize, u64, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<TransferStats, E> {
+        let mut tasks = Vec::new();
+        for (job, WriteJob { range, .. }) in jobs.iter().enumerate() {
+            tasks.extend(self.chunks(range.clone()).map(|part| (job, part)));
+        }
+        let operations = tasks.len() as u64;
+        let bytes = jobs.iter().map(|job| job.range.end.saturating_sub(job.range.start)).sum();
+        self.each::<_, E>(&tasks, |(job, part), buffer| {
+            // Placed so that whole blocks of the file are whole blocks in memory.
+            let start = (part.start % BLOCK as u64) as usize;
+            let staged = &mut buffer[start..start + (part.end - part.start) as usize];
+            fill(*job, part.start, staged)?;
+            Ok(jobs[*job].file.write_at(part.start, staged)?)
+        })?;
+        Ok(TransferStats { operations, bytes })
+    }
+
+    /// Reads the ranges. `sink(job, range, offset, bytes)` is called from several threads with every part
+    /// of every wanted range, in no particular order.
+    pub fn read<E: From<Error> + Send>(
+        &self,
+        jobs: &[ReadJob<'_>],
+        sink: impl Fn(usize, usize, u64, &[u8]) -> Result<(), E> + Sync,
+    ) -> Result<TransferStats, E> {
+        for job in jobs {
+            for range in job.ranges.iter().filter(|r| r.start < r.end) {
+                crate::store::check_range(job.file, range.start, range.end - range.start)?;
+            }
+        }
+        let tasks: Vec<((usize, u64), Vec<Piece>)> = self.pieces(jobs).into_iter().collect();
+        let (operations, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        self.each::<_, E>(&tasks, |((job, _), pieces), buffer| {
+            let file = jobs[*job].file;
+            for run in coalesce(pieces.iter().map(|piece| piece.range.clone()), self.options.gap) {
+                let got = read_aligned(file, &run, buffer)?;
+                operations.fetch_add(1, Relaxed);
+                bytes.fetch_add(got.len() as u64, Relaxed);
+                let base = run.start - run.start % BLOCK as u64;
+                for piece in pieces.iter().filter(|piece| run.contains(&piece.range.start)) {
+                    let at = |offset: u64| (offset - base) as usize;
+                    let part = &got[at(piece.range.start)..at(piece.range.end)];
+                    sink(*job, piece.wanted, piece.range.start, part)?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(TransferStats { operations: operations.into_inner(), bytes: bytes.into_inner() })
+    }
+
+    /// `range` cut at the multiples of the chunk size.
+    fn chunks(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let chunk = self.options.chunk as u64;
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            let end = (at / chunk).saturating_add(1).saturating_mul(chunk).min(range.end);
+            (at < range.end).then(|| std::mem::replace(&mut at, end)..end)
+        })
+    }
+
+    fn pieces(&self, jobs: &[ReadJob<'_>]) -> BTreeMap<(usize, u64), Vec<Piece>> {
+        let mut tasks: BTreeMap<(usize, u64), Vec<Piece>> = BTreeMap::new();
+        for (job, ReadJob { ranges, .. }) in jobs.iter().enumerate() {
+            for (wanted, range) in ranges.iter().enumerate() {
+                for part in self.chunks(range.clone()) {
+                    let number = part.start / self.options.chunk as u64;
+                    tasks.entry((job, number)).or_default().push(Piece { wanted, range: part });
+                }
+            }
+        }
+        tasks
+    }
+
+    /// Runs the tasks on the threads, in order of their start; the first error stops the rest.
+    fn each<T: Sync, E: Send>(
+        &self,
+        tasks: &[T],
+        work: impl Fn(&T, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let next = AtomicUsize::new(0);
+        let stop = AtomicBool::new(false);
+        let failed: Mutex<Option<E>> = Mutex::new(None);
+        let run = || {
+            let mut buffer = self.take_buffer();
+            while !stop.load(Relaxed) {
+                let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
+                if let Err(error) = work(task, buffer.bytes_mut()) {
+                    stop.store(true, Relaxed);
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+            self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        };
+        let threads = self.options.threads.min(tasks.len());
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(run);
+            }
+            run();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// A buffer of this transfer, or a new one when another transfer runs at the same time.
+    fn take_buffer(&self) -> Staging {
+        let kept = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.unwrap_or_else(|| Staging::new(self.options.chunk + 2 * BLOCK))
+    }
+}
+
+/// The blocks that hold `range`; fewer bytes only where the file ends.
+fn read_aligned<'b>(file: &dyn Reader, range: &Range<u64>, buffer: &'b mut [u8]) -> Result<&'b [u8]> {
+    let block = BLOCK as u64;
+    let start = range.start - range.start % block;
+    let len = (range.end.next_multiple_of(block) - start) as usize;
+    let read = file.read_at(start, &mut buffer[..len])?;
+    if start + (read as u64) < range.end {
+        let len = range.end - range.start;
+        let name = file.name().to_string();
+        return Err(Error::OutOfFile { name, offset: range.start, len, size: start + read as u64 });
+    }
+    Ok(&buffer[..read])
+}

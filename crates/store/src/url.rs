@@ -1,0 +1,154 @@
+//! From a path or URL to a store.
+
+use crate::error::{Error, Result};
+use crate::local::Local;
+use crate::object::Object;
+use crate::store::Store;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens a folder (`path` or `file:///path`), a bucket (`s3://bucket/prefix`, `gs://...`, `az://...`, with the
+/// feature of that name), or an empty store in memory (`memory:`). Credentials and endpoints of buckets come
+/// from the usual environment variables.
+pub fn open(url: &str) -> Result<Arc<dyn Store>> {
+    let bad = |reason: &str| Error::BadUrl { url: url.to_string(), reason: reason.to_string() };
+    let Some((scheme, rest)) = split_scheme(url) else {
+        return if url.is_empty() { Err(bad("it is empty")) } else { Ok(Arc::new(Local::new(url))) };
+    };
+    match scheme {
+        "file" => match rest.strip_prefix("//") {
+            Some(path) if path.starts_with('/') => Ok(Arc::new(Local::new(path))),
+            _ => Err(bad("expected file:///absolute/path")),
+        },
+        "memory" => Ok(Arc::new(Object::memory())),
+        "s3" | "s3a" => bucket::s3(url),
+        "gs" | "gcs" => bucket::gcs(url),
+        "az" | "azure" | "abfs" | "abfss" => bucket::azure(url),
+        _ => Err(bad("known schemes are file, memory, s3, gs and az")),
+    }
+}
+
+/// The store that holds `url` and its name there: for a local file its folder and file name, for a folder
+/// the folder itself and an empty name.
+pub fn locate(url: &str) -> Result<(Arc<dyn Store>, String)> {
+    let path = match split_scheme(url) {
+        None => Path::new(url),
+        Some(("file", rest)) => Path::new(rest.strip_prefix("//").unwrap_or(rest)),
+        Some(_) => return locate_object(url),
+    };
+    if !path.is_file() {
+        return Ok((open(url)?, String::new()));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name =
+        name.ok_or_else(|| Error::BadUrl { url: url.to_string(), reason: "its name is not text".into() })?;
+    Ok((Arc::new(Local::new(folder)), name.to_string()))
+}
+
+/// An object is taken for a file when it exists.
+fn locate_object(url: &str) -> Result<(Arc<dyn Store>, String)> {
+    let split = url.trim_end_matches('/').rsplit_once('/');
+    let Some((folder, name)) = split.filter(|(folder, _)| !folder.ends_with(['/', ':'])) else {
+        return Ok((open(url)?, String::new()));
+    };
+    let store = open(folder)?;
+    match store.reader(name) {
+        Ok(_) => Ok((store, name.to_string())),
+        Err(Error::NotFound { .. }) => Ok((open(url)?, String::new())),
+        Err(error) => Err(error),
+    }
+}
+
+/// A scheme has at least two letters, so that `C:\x` is a path.
+fn split_scheme(url: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = url.split_once(':')?;
+    let is_scheme = scheme.len() > 1
+        && scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric());
+    // `name:with:colons` is a path; URLs continue with slashes, except `memory:`.
+    (is_scheme && (rest.starts_with("//") || scheme == "memory")).then_some((scheme, rest))
+}
+
+mod bucket {
+    //! Buckets: each builder reads the environment and the URL.
+
+    use super::{Arc, Error, Result, Store};
+
+    #[cfg(not(all(feature = "s3", feature = "gcs", feature = "azure")))]
+    fn feature_off(url: &str, feature: &str) -> Result<Arc<dyn Store>> {
+        let reason = format!("this build lacks the feature '{feature}'");
+        Err(Error::BadUrl { url: url.to_string(), reason })
+    }
+
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    fn bad(url: &str, error: &object_store::Error) -> Error {
+        Error::BadUrl { url: url.to_string(), reason: error.to_string() }
+    }
+
+    /// What follows the bucket.
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    fn prefix(url: &str) -> &str {
+        let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+        rest.split_once('/').map_or("", |(_, prefix)| prefix)
+    }
+
+    #[cfg(not(feature = "s3"))]
+    pub(super) fn s3(url: &str) -> Result<Arc<dyn Store>> {
+        feature_off(url, "s3")
+    }
+
+    #[cfg(feature = "s3")]
+    pub(super) fn s3(url: &str) -> Result<Arc<dyn Store>> {
+        let builder = object_store::aws::AmazonS3Builder::from_env().with_url(url);
+        let built = builder.build().map_err(|error| bad(url, &error))?;
+        Ok(Arc::new(crate::object::Object::new(Arc::new(built), url, prefix(url))))
+    }
+
+    #[cfg(not(feature = "gcs"))]
+    pub(super) fn gcs(url: &str) -> Result<Arc<dyn Store>> {
+        feature_off(url, "gcs")
+    }
+
+    #[cfg(feature = "gcs")]
+    pub(super) fn gcs(url: &str) -> Result<Arc<dyn Store>> {
+        let builder = object_store::gcp::GoogleCloudStorageBuilder::from_env().with_url(url);
+        let built = builder.build().map_err(|error| bad(url, &error))?;
+        Ok(Arc::new(crate::object::Object::new(Arc::new(built), url, prefix(url))))
+    }
+
+    #[cfg(not(feature = "azure"))]
+    pub(super) fn azure(url: &str) -> Result<Arc<dyn Store>> {
+        feature_off(url, "azure")
+    }
+
+    #[cfg(feature = "azure")]
+    pub(super) fn azure(url: &str) -> Result<Arc<dyn Store>> {
+        let builder = object_store::azure::MicrosoftAzureBuilder::from_env().with_url(url);
+        let built = builder.build().map_err(|error| bad(url, &error))?;
+        Ok(Arc::new(crate::object::Object::new(Arc::new(built), url, prefix(url))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_urls_are_told_apart() {
+        assert_eq!(open("some/folder").unwrap().address(), "some/folder");
+        assert_eq!(open("file:///x").unwrap().address(), "/x");
+        assert_eq!(open("odd:name").unwrap().address(), "odd:name");
+        assert_eq!(open("memory:").unwrap().address(), "memory:");
+        for bad in ["", "file://relative", "ftp://host/x"] {
+            assert!(matches!(open(bad), Err(Error::BadUrl { .. })), "{bad}");
+        }
+    }
+
+    #[cfg(not(feature = "s3"))]
+    #[test]
+    fn a_bucket_without_its_feature_says_which_is_missing() {
+        let message = open("s3://bucket/x").unwrap_err().to_string();
+        assert!(message.contains("feature 's3'"), "{message}");
+    }
+}
