@@ -1,0 +1,139 @@
+//! The communicator of one rank: no threads, no locks around the calls; a collective is a copy or nothing.
+
+use crate::call::Call;
+use crate::combine;
+use crate::comm::{Comm, Pending};
+use crate::error::{Error, Result};
+use planaria_array::{Array, Bytes};
+use planaria_layout::{Rank, Reduce};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The communicator of one rank, world rank 0.
+pub fn alone() -> Arc<dyn Comm> {
+    Arc::new(Alone { ranks: [0], failure: OnceLock::new(), letters: Mutex::default() })
+}
+
+#[derive(Debug)]
+struct Alone {
+    ranks: [Rank; 1],
+    failure: OnceLock<Error>,
+    /// Messages to itself, by tag.
+    letters: Mutex<HashMap<u32, VecDeque<(Bytes, String)>>>,
+}
+
+impl Comm for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn ranks(&self) -> &[Rank] {
+        &self.ranks
+    }
+
+    fn start(&self, call: Call) -> Result<Pending> {
+        self.run(call).map(|()| Pending::done())
+    }
+
+    fn run(&self, call: Call) -> Result<()> {
+        self.live()?;
+        call.check(0, 1)?;
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        match call {
+            Call::Send(c) => {
+                let letter = (c.data.bytes()?, describe(&c.data));
+                letters.entry(c.tag).or_default().push_back(letter);
+                Ok(())
+            }
+            Call::Recv(c) => {
+                // Nobody else can send it later.
+                let Some((bytes, found)) = letters.get_mut(&c.tag).and_then(VecDeque::pop_front) else {
+                    let what =
+                        format!("a rank alone waits for a message to itself, tag {}, it never sent", c.tag);
+                    return Err(Error::argument("recv", what));
+                };
+                deliver(&c.data, &bytes, found, 0, c.tag)
+            }
+            collective => copy(collective),
+        }
+    }
+
+    fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
+        self.live()?;
+        check_groups(groups, &self.ranks)?;
+        Ok(groups.iter().any(|group| !group.is_empty()).then(alone))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.live()
+    }
+
+    fn abort(&self, reason: &str) {
+        let _ = self.failure.set(Error::Aborted { rank: 0, reason: reason.into() });
+    }
+}
+
+impl Alone {
+    fn live(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |e| Err(e.clone()))
+    }
+}
+
+/// A collective of one rank.
+pub(crate) fn copy(call: Call) -> Result<()> {
+    let reduced = |send: &Array, recv: &Array, op| match op {
+        Reduce::Any | Reduce::All => {
+            let bytes = send.copy()?.bytes()?;
+            recv.write_bytes(0..bytes.len(), |out| combine::combine(op, send.dtype(), &[&bytes], out))?;
+            Ok(())
+        }
+        _ => copy_flat(send, recv),
+    };
+    match call {
+        Call::AllReduce(c) => reduced(&c.send, &c.recv, c.op),
+        Call::Reduce(c) => c.recv.map_or(Ok(()), |recv| reduced(&c.send, &recv, c.op)),
+        Call::ReduceScatter(c) => reduced(&c.send, &c.recv, c.op),
+        Call::AllGather(c) => copy_flat(&c.send, &c.recv),
+        Call::AllToAll(c) => copy_flat(&c.send, &c.recv),
+        Call::Broadcast(_) | Call::Send(_) | Call::Recv(_) => Ok(()),
+    }
+}
+
+/// Copies between arrays of one length whose shapes may differ.
+fn copy_flat(from: &Array, to: &Array) -> Result<()> {
+    if from.shares_storage(to) && from.offset() == to.offset() {
+        return Ok(());
+    }
+    let numel = [from.numel()];
+    Ok(to.reshape(&numel)?.copy_from(&from.reshape(&numel)?)?)
+}
+
+/// `f32 x 12`, for messages about messages.
+pub(crate) fn describe(data: &Array) -> String {
+    format!("{} x {}", data.dtype(), data.numel())
+}
+
+/// Writes a message into the array that waits for it.
+pub(crate) fn deliver(data: &Array, bytes: &[u8], found: String, from: Rank, tag: u32) -> Result<()> {
+    let expected = describe(data);
+    if expected != found {
+        return Err(Error::Message { from, tag, expected, found });
+    }
+    data.renew()?;
+    Ok(data.write_bytes(0..bytes.len(), |out| out.copy_from_slice(bytes))?)
+}
+
+/// Members of the parent, each in one group at most.
+pub(crate) fn check_groups(groups: &[Vec<Rank>], ranks: &[Rank]) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    let members: std::collections::HashSet<&Rank> = ranks.iter().collect();
+    for rank in groups.iter().flatten() {
+        if !members.contains(rank) {
+            return Err(Error::argument("split", format!("rank {rank} is not one of {ranks:?}")));
+        }
+        if !seen.insert(rank) {
+            return Err(Error::argument("split", format!("rank {rank} is named twice in {groups:?}")));
+        }
+    }
+    Ok(())
+}
