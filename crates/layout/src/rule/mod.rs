@@ -4,7 +4,10 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
+mod choice;
 mod decide;
+mod price;
+mod search;
 
 pub use decide::{Decision, Operand, decide};
 
@@ -81,6 +84,19 @@ pub struct Rule {
     pub outputs: Vec<Vec<DimFactors>>,
     /// Ways for pending reductions to pass.
     pub through: Vec<Through>,
+    /// Inputs that count once, however many ranks contribute.
+    pub once: Vec<Once>,
+}
+
+/// An input that takes part in a reduction without having its factor: the bias of `x @ w + bias` when the
+/// contracted factor is cut, or the tensor that `scatter_add` adds to. It becomes pending like the outputs, so
+/// that it is counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// The reduced factor.
+    pub factor: FactorId,
+    /// The input, by place.
+    pub input: usize,
 }
 
 impl Rule {
@@ -121,8 +137,16 @@ impl Rule {
         let outputs = (0..self.outputs.len()).collect();
         self.through.push(Through { inputs: inputs.into(), outputs, reduces });
     }
+
+    /// Counts an input once in the reduction over a factor that it does not have.
+    pub fn count_once(&mut self, factor: FactorId, input: usize) {
+        self.once.push(Once { factor, input });
+    }
 }
 
 fn one_each(dims: &[Option<FactorId>]) -> Vec<DimFactors> {
     dims.iter().map(|dim| dim.iter().copied().collect()).collect()
 }
+
+#[cfg(test)]
+mod tests;
