@@ -216,6 +216,6 @@ fn start_of(piece: &Piece, dim: usize) -> usize {
 }
 
 /// The one output of an op that has one.
-pub fn only<T>(outputs: SmallVec<[T; 1]>) -> Result<T> {
+pub(crate) fn only<T>(outputs: SmallVec<[T; 1]>) -> Result<T> {
     outputs.into_iter().next().ok_or(Error::Bug("an op gave no output"))
 }

@@ -58,7 +58,7 @@ impl Tensor {
             array = exchange::run(step, &array, &from.world)?;
         }
         let place = Place { layout: to.clone(), world: from.world.clone() };
-        self.recorded(Reshard { to: Some(to.clone()) }, array, Some(place))
+        self.recorded(Reshard, array, Some(place))
     }
 
     /// The same value with other placements on its mesh. Collective.
@@ -73,7 +73,7 @@ impl Tensor {
 
     /// A value that every rank has whole, seen as lying on a mesh.
     pub(crate) fn on(&self, place: &Place) -> Result<Tensor> {
-        self.recorded(Reshard { to: Some(place.layout.clone()) }, self.0.array.clone(), Some(place.clone()))
+        self.recorded(Reshard, self.0.array.clone(), Some(place.clone()))
     }
 
     /// The value without pending contributions: reduced where it is partial. Collective.
@@ -101,9 +101,7 @@ impl Tensor {
 
 /// The identity on values; only the layout differs.
 #[derive(Debug, Clone)]
-struct Reshard {
-    to: Option<Layout>,
-}
+struct Reshard;
 
 impl Op for Reshard {
     fn name(&self) -> &'static str {

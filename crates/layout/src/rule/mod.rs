@@ -4,11 +4,15 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
+mod build;
 mod choice;
 mod decide;
 mod price;
 mod search;
 
+pub use build::{
+    along, concat, elementwise, expand, matmul, permute, reduction, reshape, split, stack, unbind,
+};
 pub use decide::{Decision, Operand, decide};
 
 use crate::placement::Reduce;

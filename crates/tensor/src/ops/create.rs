@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::random;
 use crate::tensor::{Place, Tensor};
 use crate::world::World;
-use planaria_array::random::{Distribution, Key, Window};
+use planaria_array::ops::Distribution;
+use planaria_array::random::{Key, Window};
 use planaria_array::{Array, DType, Scalar};
 use planaria_layout::{Layout, Placement};
 

@@ -85,7 +85,8 @@ impl Draw {
     /// Values between two bounds.
     pub fn between(&mut self, low: f64, high: f64, shape: &[usize]) -> Result<Array> {
         let mut values = vec![0.0; shape.iter().product()];
-        random::uniform_f64(&mut values, self.key.fold(self.next()), &Window::flat(0, values.len()))?;
+        let window = Window::flat(0, values.len());
+        random::uniform_f64(&mut values, self.key.fold(self.next()), &window)?;
         values.iter_mut().for_each(|v| *v = low + (high - low) * *v);
         Ok(Array::from_slice(&values, shape)?)
     }
