@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Alignment of every block: one cache line, one AVX-512 register.
 pub(crate) const ALIGN: usize = 64;
@@ -24,6 +24,24 @@ pub(crate) struct Block {
     ptr: NonNull<u8>,
     class: usize,
     fresh: bool,
+    account: Arc<Account>,
+}
+
+/// What one thread has allocated, wherever it is freed.
+#[derive(Default)]
+struct Account {
+    live: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Account {
+    fn add(&self, bytes: usize) {
+        let live = self.live.fetch_add(bytes, Relaxed) + bytes;
+        // Only the owning thread raises its peak.
+        if live > self.peak.load(Relaxed) {
+            self.peak.store(live, Relaxed);
+        }
+    }
 }
 
 // SAFETY: a Block is the unique owner of its memory; nothing in it is tied to a thread.
@@ -43,12 +61,12 @@ impl Block {
     }
 }
 
-/// Bytes in use, the highest they have been, and bytes kept for reuse; all of this process.
+/// Bytes in use, the highest they have been, and bytes kept for reuse; of this process or of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Bytes of arrays alive now, rounded up to their size classes.
     pub live: usize,
-    /// The most that `live` has been since the last [`reset_peak`].
+    /// The most that `live` has been since the last [`reset_peak`] or [`reset_thread_peak`].
     pub peak: usize,
     /// Freed bytes kept for reuse.
     pub cached: usize,
@@ -106,6 +124,7 @@ impl Drop for LocalShelf {
 thread_local! {
     static LOCAL: RefCell<LocalShelf> =
         const { RefCell::new(LocalShelf(Shelf { free: BTreeMap::new(), bytes: 0 })) };
+    static ACCOUNT: Arc<Account> = Arc::default();
 }
 
 /// The size class of a request: at most a quarter more than asked.
@@ -142,12 +161,16 @@ pub(crate) fn allocate(bytes: usize) -> Option<Block> {
     };
     let live = LIVE.fetch_add(class, Relaxed) + class;
     PEAK.fetch_max(live, Relaxed);
-    Some(Block { ptr, class, fresh })
+    // A thread that is ending has no account any more; what it still allocates is nobody's.
+    let account = ACCOUNT.try_with(Arc::clone).unwrap_or_default();
+    account.add(class);
+    Some(Block { ptr, class, fresh, account })
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
         LIVE.fetch_sub(self.class, Relaxed);
+        self.account.live.fetch_sub(self.class, Relaxed);
         let (class, ptr) = (self.class, self.ptr);
         if EXACT {
             return give_to_system(ptr, class);
@@ -248,6 +271,17 @@ pub fn reset_peak() {
     PEAK.store(LIVE.load(Relaxed), Relaxed);
 }
 
+/// The same for what this thread has allocated. A rank that is a thread reads its own memory here.
+pub fn thread_memory_stats() -> MemoryStats {
+    let cached = LOCAL.with_borrow(|l| l.0.bytes);
+    ACCOUNT.with(|a| MemoryStats { live: a.live.load(Relaxed), peak: a.peak.load(Relaxed), cached })
+}
+
+/// Makes this thread's peak start again from what it has live now.
+pub fn reset_thread_peak() {
+    ACCOUNT.with(|a| a.peak.store(a.live.load(Relaxed), Relaxed));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +307,24 @@ mod tests {
         // Another test may take it in between, so look at several.
         let again: Vec<_> = (0..8).map(|_| allocate(3 << 20).unwrap()).collect();
         assert!(again.iter().any(|b| b.ptr() == first && !b.is_zero()));
+    }
+
+    #[test]
+    fn a_thread_counts_what_it_has_allocated() {
+        let sized = |bytes| size_class(bytes).unwrap();
+        let (moved, before) = std::thread::spawn(|| {
+            let kept = allocate(1000).unwrap();
+            drop(allocate(5000).unwrap());
+            (kept, thread_memory_stats())
+        })
+        .join()
+        .unwrap();
+        assert_eq!((before.live, before.peak), (sized(1000), sized(1000) + sized(5000)));
+        // Freed elsewhere, it is taken off the account of the thread that made it, not off this one's.
+        let here = thread_memory_stats().live;
+        let account = moved.account.clone();
+        drop(moved);
+        assert_eq!((account.live.load(Relaxed), thread_memory_stats().live), (0, here));
     }
 
     #[test]

@@ -101,9 +101,7 @@ impl Array {
 
     /// A fresh contiguous array whose every element `fill` writes.
     pub(crate) fn build<T: Element>(shape: Shape, fill: impl FnOnce(&mut [T])) -> Result<Array> {
-        let mut buffer = HostBuffer::new(shape.numel() * size_of::<T>())?;
-        fill(buffer.slice_mut::<T>());
-        Ok(Array::from_storage(Storage::host(buffer), T::DTYPE, shape))
+        Array::build_bytes(shape, T::DTYPE, fill)
     }
 
     /// Like [`Array::build`] for kernels that only know the element's size.
@@ -113,8 +111,18 @@ impl Array {
         fill: impl FnOnce(&mut [T]),
     ) -> Result<Array> {
         debug_assert_eq!(size_of::<T>(), dtype.size());
+        let mut fill = Some(fill);
+        Array::build_with(shape, dtype, &mut |buffer| {
+            if let Some(fill) = fill.take() {
+                fill(buffer.slice_mut());
+            }
+        })
+    }
+
+    /// The part of [`Array::build`] that knows nothing of elements and is compiled once.
+    fn build_with(shape: Shape, dtype: DType, fill: &mut dyn FnMut(&mut HostBuffer)) -> Result<Array> {
         let mut buffer = HostBuffer::new(shape.numel() * dtype.size())?;
-        fill(buffer.slice_mut::<T>());
+        fill(&mut buffer);
         Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
     }
 
@@ -166,6 +174,11 @@ impl Array {
     /// True when writes through one of the two can be seen through the other.
     pub fn shares_storage(&self, other: &Array) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// True when no other array, view or reader has these bytes: they may be overwritten unseen.
+    pub fn is_exclusive(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1 && !self.storage.is_shared()
     }
 
     /// True when a write would first have to copy the bytes, because a snapshot holds them.

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use planaria_layout::DType;
 use std::fmt;
 
+pub(crate) use crate::dispatch::{with_dtype, with_size};
 use crate::float8::{F8E4M3, F8E5M2};
 
 /// A truth value in one byte; always 0 or 1.
@@ -62,6 +63,16 @@ impl Scalar {
             Scalar::Bool(b) => f64::from(u8::from(b)),
             Scalar::Int(i) => i as f64,
             Scalar::Float(x) => x,
+        }
+    }
+
+    /// As f32, rounded once.
+    pub fn as_f32(self) -> f32 {
+        match self {
+            Scalar::Bool(b) => f32::from(u8::from(b)),
+            // Not by way of f64, which would round twice.
+            Scalar::Int(i) => i as f32,
+            Scalar::Float(x) => x as f32,
         }
     }
 
@@ -145,11 +156,11 @@ macro_rules! int_element {
 int_element!(u8 => U8, i8 => I8, i16 => I16, i32 => I32, i64 => I64, u16 => U16, u32 => U32, u64 => U64);
 
 macro_rules! float_element {
-    ($($t:ty => $d:ident, $from:expr, $to:expr;)*) => {$(
+    ($($t:ty => $d:ident, $as:ident, $from:expr, $to:expr;)*) => {$(
         impl Element for $t {
             const DTYPE: DType = DType::$d;
             fn from_scalar(value: Scalar) -> $t {
-                $from(value.as_f64())
+                $from(value.$as())
             }
             fn to_scalar(self) -> Scalar {
                 Scalar::Float($to(self))
@@ -159,12 +170,12 @@ macro_rules! float_element {
 }
 // Narrow floats round through f32, as casts between arrays do.
 float_element! {
-    f64 => F64, |x: f64| x, |x: f64| x;
-    f32 => F32, |x: f64| x as f32, |x: f32| f64::from(x);
-    f16 => F16, |x: f64| f16::from_f32(x as f32), |x: f16| f64::from(x);
-    bf16 => BF16, |x: f64| bf16::from_f32(x as f32), |x: bf16| f64::from(x);
-    F8E4M3 => F8E4M3, |x: f64| F8E4M3::from_f32(x as f32), |x: F8E4M3| f64::from(x.to_f32());
-    F8E5M2 => F8E5M2, |x: f64| F8E5M2::from_f32(x as f32), |x: F8E5M2| f64::from(x.to_f32());
+    f64 => F64, as_f64, |x| x, |x: f64| x;
+    f32 => F32, as_f32, |x| x, |x: f32| f64::from(x);
+    f16 => F16, as_f32, f16::from_f32, |x: f16| f64::from(x);
+    bf16 => BF16, as_f32, bf16::from_f32, |x: bf16| f64::from(x);
+    F8E4M3 => F8E4M3, as_f32, F8E4M3::from_f32, |x: F8E4M3| f64::from(x.to_f32());
+    F8E5M2 => F8E5M2, as_f32, F8E5M2::from_f32, |x: F8E5M2| f64::from(x.to_f32());
 }
 
 impl Element for Bool {
@@ -176,96 +187,3 @@ impl Element for Bool {
         Scalar::Bool(self.get())
     }
 }
-
-/// Calls `$body` with `$T` bound to the Rust type of a dtype; the arms limit which dtypes are compiled.
-macro_rules! with_dtype {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            planaria_layout::DType::Bool => {
-                type $T = $crate::element::Bool;
-                $body
-            }
-            planaria_layout::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            planaria_layout::DType::I8 => {
-                type $T = i8;
-                $body
-            }
-            planaria_layout::DType::I16 => {
-                type $T = i16;
-                $body
-            }
-            planaria_layout::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            planaria_layout::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            planaria_layout::DType::U16 => {
-                type $T = u16;
-                $body
-            }
-            planaria_layout::DType::U32 => {
-                type $T = u32;
-                $body
-            }
-            planaria_layout::DType::U64 => {
-                type $T = u64;
-                $body
-            }
-            planaria_layout::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            planaria_layout::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            planaria_layout::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            planaria_layout::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            planaria_layout::DType::F8E4M3 => {
-                type $T = $crate::float8::F8E4M3;
-                $body
-            }
-            planaria_layout::DType::F8E5M2 => {
-                type $T = $crate::float8::F8E5M2;
-                $body
-            }
-        }
-    };
-}
-
-/// Calls `$body` with `$T` bound to the unsigned integer of an element size: for kernels that only move bytes.
-macro_rules! with_size {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype.size() {
-            1 => {
-                type $T = u8;
-                $body
-            }
-            2 => {
-                type $T = u16;
-                $body
-            }
-            4 => {
-                type $T = u32;
-                $body
-            }
-            _ => {
-                type $T = u64;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use {with_dtype, with_size};

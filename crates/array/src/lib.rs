@@ -10,6 +10,7 @@ mod bytes;
 mod convert;
 mod cpu;
 mod device;
+mod dispatch;
 mod display;
 mod element;
 mod error;
@@ -22,7 +23,9 @@ pub mod random;
 mod storage;
 mod view;
 
-pub use alloc::{MemoryStats, memory_stats, release_cached, reset_peak, set_cache_limit};
+pub use alloc::{
+    MemoryStats, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit, thread_memory_stats,
+};
 pub use array::{Array, Strides};
 pub use bytes::Bytes;
 pub use device::Device;

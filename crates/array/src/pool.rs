@@ -52,21 +52,20 @@ fn pieces(bytes: usize) -> usize {
 
 /// Cuts `0..count` items into ranges whose bounds are multiples of `unit` and runs them on the pool.
 /// `item_bytes` is the memory an item touches and decides whether threads are worth it.
-pub(crate) fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-    let pieces = pieces(count.saturating_mul(item_bytes));
-    if pieces == 1 {
-        if count > 0 {
-            work(0..count);
-        }
-        return;
-    }
-    let size = count.div_ceil(pieces).next_multiple_of(unit.max(1));
+///
+/// Like the functions below it takes a `dyn`, so that a kernel is compiled once and the scheduling not with it.
+pub(crate) fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+    let size = piece_len(count, unit, item_bytes);
     spread(count.div_ceil(size), &|i| work(i * size..((i + 1) * size).min(count)));
 }
 
-/// Runs `work` for each of `0..pieces` on the pool. Takes a `dyn` so that the scheduling is compiled once.
+/// Runs `work` for each of `0..pieces` on the pool.
 pub(crate) fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
-    (0..pieces).into_par_iter().with_max_len(1).for_each(work);
+    match pieces {
+        0 => {}
+        1 => work(0),
+        _ => (0..pieces).into_par_iter().with_max_len(1).for_each(work),
+    }
 }
 
 /// Cuts `out` into pieces of whole `unit`s and runs `work(first index, piece)` on the pool.
@@ -77,25 +76,24 @@ pub(crate) fn for_chunks_mut<T: Send>(
     item_bytes: usize,
     work: impl Fn(usize, &mut [T]) + Sync,
 ) {
-    let count = out.len();
-    let pieces = pieces(count.saturating_mul(item_bytes));
-    if pieces == 1 {
-        if count > 0 {
-            work(0, out);
-        }
-        return;
-    }
-    spread_chunks(out, count.div_ceil(pieces).next_multiple_of(unit.max(1)), &work);
+    let size = piece_len(out.len(), unit, item_bytes);
+    spread_chunks(out, size, &work);
 }
 
 /// Runs `work` on chunks of `size` on the pool; compiled once per element type.
 fn spread_chunks<T: Send>(out: &mut [T], size: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
-    // Each piece is taken by the one task with its number.
-    let slots: Vec<Mutex<&mut [T]>> = out.chunks_mut(size).map(Mutex::new).collect();
-    spread(slots.len(), &|i| {
-        let mut piece = slots[i].lock().unwrap_or_else(PoisonError::into_inner);
-        work(i * size, &mut piece);
-    });
+    match out.len() {
+        0 => {}
+        len if len <= size => work(0, out),
+        _ => {
+            // Each piece is taken by the one task with its number.
+            let slots: Vec<Mutex<&mut [T]>> = out.chunks_mut(size).map(Mutex::new).collect();
+            spread(slots.len(), &|i| {
+                let mut piece = slots[i].lock().unwrap_or_else(PoisonError::into_inner);
+                work(i * size, &mut piece);
+            });
+        }
+    }
 }
 
 /// `dst.copy_from_slice(src)` on the pool; lengths must be equal.
@@ -113,13 +111,18 @@ pub(crate) fn piece_len(count: usize, unit: usize, item_bytes: usize) -> usize {
 }
 
 /// Runs `work` on every part, each on one thread; `bytes` is the memory all parts touch together.
-pub(crate) fn for_parts<P: Send>(parts: Vec<P>, bytes: usize, work: impl Fn(P) + Sync + Send) {
+pub(crate) fn for_parts<P: Send>(parts: Vec<P>, bytes: usize, work: impl Fn(P) + Sync) {
+    spread_parts(parts, bytes, &work);
+}
+
+/// [`for_parts`], compiled once per type of part.
+fn spread_parts<P: Send>(parts: Vec<P>, bytes: usize, work: &(dyn Fn(P) + Sync)) {
     if pieces(bytes) == 1 {
         return parts.into_iter().for_each(work);
     }
     let slots: Vec<Mutex<Option<P>>> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
     spread(slots.len(), &|i| {
         let part = slots[i].lock().unwrap_or_else(PoisonError::into_inner).take();
-        part.into_iter().for_each(&work);
+        part.into_iter().for_each(work);
     });
 }

@@ -250,3 +250,16 @@ fn dropout_checks_its_input() {
         Array::one_hot(&Array::scalar(0, DType::I32).unwrap(), 1, DType::I32).unwrap().item().unwrap()
     );
 }
+
+#[test]
+fn a_huge_integer_rounds_once_on_its_way_to_a_narrower_float() {
+    // Just above the middle of two f32 neighbours; f64 would round it to the middle, and that to the even one below.
+    let value = (1i64 << 54) + (1 << 30) + 1;
+    let above = ((1i64 << 54) + (1 << 31)) as f64;
+    for dtype in [DType::F32, DType::F64] {
+        let filled = Array::full(&[1], value, dtype).unwrap();
+        let cast = Array::from_slice(&[value], &[1]).unwrap().cast(dtype).unwrap();
+        assert_eq!(filled.item().unwrap(), cast.item().unwrap(), "{dtype}");
+    }
+    assert_eq!(Array::full(&[], value, DType::F32).unwrap().item().unwrap().as_f64(), above);
+}

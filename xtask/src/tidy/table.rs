@@ -40,8 +40,12 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.
-pub(super) const MACRO_PLACES: &[&str] =
-    &["crates/array/src/cpu/", "crates/array/src/convert.rs", "crates/array/src/element.rs"];
+pub(super) const MACRO_PLACES: &[&str] = &[
+    "crates/array/src/cpu/",
+    "crates/array/src/convert.rs",
+    "crates/array/src/dispatch.rs",
+    "crates/array/src/element.rs",
+];
 
 /// Most lines in one file, its tests included.
 pub(super) const FILE_LINES: usize = 600;

@@ -109,8 +109,14 @@ floats! {
     f64, f64, 1.0, f64::NEG_INFINITY, f64::INFINITY, |x: f64| x, |x: f64| x;
     f16, f32, f16::ONE, f16::NEG_INFINITY, f16::INFINITY, |x: f16| x.cast::<f32>(), f16::from_f32;
     bf16, f32, bf16::ONE, bf16::NEG_INFINITY, bf16::INFINITY, |x: bf16| x.cast::<f32>(), bf16::from_f32;
-    F8E4M3, f32, F8E4M3::ONE, F8E4M3::MIN, F8E4M3::MAX, F8E4M3::to_f32, F8E4M3::from_f32;
-    F8E5M2, f32, F8E5M2::ONE, F8E5M2::from_bits(0xfc), F8E5M2::INFINITY, F8E5M2::to_f32, F8E5M2::from_f32;
+    F8E4M3, f32, F8E4M3::ONE, F8E4M3::MIN, F8E4M3::MAX, call::<F8E4M3, f32>, call::<f32, F8E4M3>;
+    F8E5M2, f32, F8E5M2::ONE, F8E5M2::from_bits(0xfc), F8E5M2::INFINITY, call::<F8E5M2, f32>, call::<f32, F8E5M2>;
+}
+
+/// A conversion as a call: nobody scatters 8-bit floats in a hurry, and inlined it is half of those kernels.
+#[inline(never)]
+fn call<S: Number, D: Number>(x: S) -> D {
+    x.cast()
 }
 
 impl Arithmetic for Bool {
@@ -170,42 +176,3 @@ impl<T: Arithmetic> Rule<T> for Sum {
         old.add(new)
     }
 }
-
-/// Calls `$body` with `$T` bound to a type that adds as the dtype does: wrapping sums are the same for signed and
-/// unsigned integers, which halves the code.
-macro_rules! with_sum {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            dtype if dtype.is_int() => $crate::element::with_size!(dtype, $T => $body),
-            planaria_layout::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            planaria_layout::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            planaria_layout::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            planaria_layout::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            planaria_layout::DType::F8E4M3 => {
-                type $T = $crate::float8::F8E4M3;
-                $body
-            }
-            planaria_layout::DType::F8E5M2 => {
-                type $T = $crate::float8::F8E5M2;
-                $body
-            }
-            _ => {
-                type $T = $crate::element::Bool;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_sum;

@@ -16,13 +16,16 @@ pub(crate) type Kernel2<'k, A, B, O> = &'k (dyn Fn(&[A], &[B], &mut [O]) + Sync)
 /// A kernel of three inputs.
 pub(crate) type Kernel3<'k, A, B, C, O> = &'k (dyn Fn(&[A], &[B], &[C], &mut [O]) + Sync);
 
+/// Writes a run of a view, given its first index; a `dyn` so that the walk is compiled once per element type.
+type Write<'w, A> = &'w (dyn Fn(usize, &mut [A]) + Sync);
+
 /// Cuts `out` into pieces for the pool and those into blocks, and calls `fill(first index, block)` for each.
 /// Large results are computed in the cache and streamed to memory.
 fn for_blocks<O: Plain>(
     out: &mut [O],
     block: usize,
     item: usize,
-    fill: impl Fn(usize, &mut [O], &mut Gathered) + Sync,
+    fill: &(dyn Fn(usize, &mut [O], &mut Gathered) + Sync),
 ) {
     let large = size_of_val(out) >= stream::LARGE;
     // Equal parts of a block keep its row boundaries.
@@ -67,7 +70,7 @@ impl Gathered {
 
 /// `out[i] = kernel(x[i])` in row-major order.
 pub(crate) fn map1<A: Plain, O: Plain>(x: &Operand<'_, A>, out: &mut [O], kernel: Kernel1<'_, A, O>) {
-    for_blocks(out, x.block_len(), size_of::<A>() + size_of::<O>(), |at, o, gathered| {
+    for_blocks(out, x.block_len(), size_of::<A>() + size_of::<O>(), &|at, o, gathered| {
         let Gathered { block, bytes: [sx, ..] } = gathered;
         kernel(x.block(at..at + o.len(), Gathered::scratch(sx, *block, x)), o);
     });
@@ -81,7 +84,7 @@ pub(crate) fn map2<A: Plain, B: Plain, O: Plain>(
     kernel: Kernel2<'_, A, B, O>,
 ) {
     let item = size_of::<A>() + size_of::<B>() + size_of::<O>();
-    for_blocks(out, x.block_len().min(y.block_len()), item, |at, o, gathered| {
+    for_blocks(out, x.block_len().min(y.block_len()), item, &|at, o, gathered| {
         let Gathered { block, bytes: [sx, sy, _] } = gathered;
         let range = at..at + o.len();
         let bx = x.block(range.clone(), Gathered::scratch(sx, *block, x));
@@ -99,7 +102,7 @@ pub(crate) fn map3<A: Plain, B: Plain, C: Plain, O: Plain>(
 ) {
     let block_len = x.block_len().min(y.block_len()).min(z.block_len());
     let item = size_of::<A>() + size_of::<B>() + size_of::<C>() + size_of::<O>();
-    for_blocks(out, block_len, item, |at, o, gathered| {
+    for_blocks(out, block_len, item, &|at, o, gathered| {
         let Gathered { block, bytes: [sx, sy, sz] } = gathered;
         let range = at..at + o.len();
         let bx = x.block(range.clone(), Gathered::scratch(sx, *block, x));
@@ -110,14 +113,15 @@ pub(crate) fn map3<A: Plain, B: Plain, C: Plain, O: Plain>(
 
 /// `x[i] = kernel(x[i])` in place.
 pub(crate) fn update1<A: Plain>(x: &OperandMut<'_, A>, kernel: Kernel1<'_, A, A>) {
-    x.for_each_run(2 * size_of::<A>(), |_, run| {
+    let write: Write<'_, A> = &|_, run| {
         let mut old = [A::zeroed(); BLOCK];
         for piece in run.chunks_mut(BLOCK) {
             let old = &mut old[..piece.len()];
             old.copy_from_slice(piece);
             kernel(old, piece);
         }
-    });
+    };
+    x.for_each_run(2 * size_of::<A>(), write);
 }
 
 /// `x[i] = kernel(x[i], y[i])` in place; `y` has as many elements.
@@ -126,7 +130,7 @@ pub(crate) fn update2<A: Plain, B: Plain>(
     y: &Operand<'_, B>,
     kernel: Kernel2<'_, A, B, A>,
 ) {
-    x.for_each_run(2 * size_of::<A>() + size_of::<B>(), |first, run| {
+    let write: Write<'_, A> = &|first, run| {
         let (mut old, mut sy) = ([A::zeroed(); BLOCK], [B::zeroed(); BLOCK]);
         for (i, piece) in run.chunks_mut(BLOCK).enumerate() {
             let old = &mut old[..piece.len()];
@@ -134,5 +138,6 @@ pub(crate) fn update2<A: Plain, B: Plain>(
             let at = first + i * BLOCK;
             kernel(old, y.block(at..at + piece.len(), &mut sy), piece);
         }
-    });
+    };
+    x.for_each_run(2 * size_of::<A>() + size_of::<B>(), write);
 }

@@ -1,6 +1,7 @@
 //! The two types kernels compute in, and the element types that widen to them.
 
 use super::math;
+pub(crate) use crate::dispatch::with_float;
 use crate::element::Element;
 use half::{bf16, f16};
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
@@ -217,29 +218,3 @@ macro_rules! narrow_float {
     )*};
 }
 narrow_float!(f16, bf16, crate::float8::F8E4M3, crate::float8::F8E5M2);
-
-/// Calls `$body` with `$T` bound to a float type kernels accept, or returns a dtype error.
-macro_rules! with_float {
-    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            planaria_layout::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            planaria_layout::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            planaria_layout::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            planaria_layout::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            found => Err($crate::error::Error::DType { op: $op, found, expected: "f32, f64, bf16 or f16" }),
-        }
-    };
-}
-pub(crate) use with_float;

@@ -1,7 +1,8 @@
 //! Running sums, products and extremes along one dim of contiguous memory.
 
 use super::real::Real;
-use super::reduce::folds::{End, Ordered};
+use super::reduce::folds::{End, Ordered, Reading};
+use crate::convert::Number;
 use crate::pool;
 use std::marker::PhantomData;
 
@@ -121,162 +122,80 @@ fn long_row<S: Scan>(s: S, x: &[S::In], direction: Direction, out: &mut [S::Out]
     });
 }
 
-/// Running sum of floats, kept in f64.
+/// A running computation whose state is a number that elements are joined to.
 #[derive(Clone, Copy)]
-pub(crate) struct Sum<R>(pub(crate) PhantomData<R>);
+pub(crate) struct Running<T, S, J> {
+    start: S,
+    join: J,
+    element: PhantomData<T>,
+}
 
-impl<R: Real> Scan for Sum<R> {
-    type In = R;
-    type State = f64;
-    type Out = R;
-    #[inline(always)]
-    fn start(self) -> f64 {
-        0.0
-    }
-    #[inline(always)]
-    fn step(self, state: f64, x: R, _: usize) -> f64 {
-        state + x.f64()
-    }
-    #[inline(always)]
-    fn join(self, a: f64, b: f64) -> f64 {
-        a + b
-    }
-    #[inline(always)]
-    fn out(self, state: f64) -> R {
-        R::of(state)
+impl<T: Number, S: Number, J: Fn(S, S) -> S + Copy + Send + Sync> Running<T, S, J> {
+    pub(crate) fn new(start: S, join: J) -> Self {
+        Running { start, join, element: PhantomData }
     }
 }
 
-/// Running product of floats, kept in f64.
-#[derive(Clone, Copy)]
-pub(crate) struct Product<R>(pub(crate) PhantomData<R>);
-
-impl<R: Real> Scan for Product<R> {
-    type In = R;
-    type State = f64;
-    type Out = R;
+impl<T: Number, S: Number, J: Fn(S, S) -> S + Copy + Send + Sync> Scan for Running<T, S, J> {
+    type In = T;
+    type State = S;
+    type Out = T;
     #[inline(always)]
-    fn start(self) -> f64 {
-        1.0
+    fn start(self) -> S {
+        self.start
     }
     #[inline(always)]
-    fn step(self, state: f64, x: R, _: usize) -> f64 {
-        state * x.f64()
+    fn step(self, state: S, x: T, _: usize) -> S {
+        (self.join)(state, x.cast())
     }
     #[inline(always)]
-    fn join(self, a: f64, b: f64) -> f64 {
-        a * b
+    fn join(self, a: S, b: S) -> S {
+        (self.join)(a, b)
     }
     #[inline(always)]
-    fn out(self, state: f64) -> R {
-        R::of(state)
+    fn out(self, state: S) -> T {
+        state.cast()
     }
 }
 
-/// Running ln Σ e^x, kept in f64.
-#[derive(Clone, Copy)]
-pub(crate) struct LogSumExp<R>(pub(crate) PhantomData<R>);
-
-impl<R: Real> Scan for LogSumExp<R> {
-    type In = R;
-    type State = f64;
-    type Out = R;
-    #[inline(always)]
-    fn start(self) -> f64 {
-        f64::NEG_INFINITY
+/// ln (e^a + e^b)
+pub(crate) fn join_logs(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() {
+        return f64::NAN;
     }
-    #[inline(always)]
-    fn step(self, state: f64, x: R, _: usize) -> f64 {
-        self.join(state, x.f64())
-    }
-    #[inline(always)]
-    fn join(self, a: f64, b: f64) -> f64 {
-        if a.is_nan() || b.is_nan() {
-            return f64::NAN;
-        }
-        let (low, high) = if a <= b { (a, b) } else { (b, a) };
-        // Equal infinities would cancel to NaN.
-        if high.is_infinite() { high } else { high + (low - high).exp().ln_1p() }
-    }
-    #[inline(always)]
-    fn out(self, state: f64) -> R {
-        R::of(state)
-    }
-}
-
-/// Running sum of integers, wrapping.
-#[derive(Clone, Copy)]
-pub(crate) struct IntSum;
-
-impl Scan for IntSum {
-    type In = i64;
-    type State = i64;
-    type Out = i64;
-    fn start(self) -> i64 {
-        0
-    }
-    #[inline(always)]
-    fn step(self, state: i64, x: i64, _: usize) -> i64 {
-        state.wrapping_add(x)
-    }
-    #[inline(always)]
-    fn join(self, a: i64, b: i64) -> i64 {
-        a.wrapping_add(b)
-    }
-    #[inline(always)]
-    fn out(self, state: i64) -> i64 {
-        state
-    }
-}
-
-/// Running product of integers, wrapping.
-#[derive(Clone, Copy)]
-pub(crate) struct IntProduct;
-
-impl Scan for IntProduct {
-    type In = i64;
-    type State = i64;
-    type Out = i64;
-    fn start(self) -> i64 {
-        1
-    }
-    #[inline(always)]
-    fn step(self, state: i64, x: i64, _: usize) -> i64 {
-        state.wrapping_mul(x)
-    }
-    #[inline(always)]
-    fn join(self, a: i64, b: i64) -> i64 {
-        a.wrapping_mul(b)
-    }
-    #[inline(always)]
-    fn out(self, state: i64) -> i64 {
-        state
-    }
+    let (low, high) = if a <= b { (a, b) } else { (b, a) };
+    // Equal infinities would cancel to NaN.
+    if high.is_infinite() { high } else { high + (low - high).exp().ln_1p() }
 }
 
 /// Position of the running extreme: the last one among equals, the latest NaN once there is one.
 #[derive(Clone, Copy)]
-pub(crate) struct Extreme<T, E>(pub(crate) PhantomData<(T, E)>);
+pub(crate) struct Extreme<T: Ordered>(Reading<T::Bits>);
 
-impl<T: Ordered, E: End> Extreme<T, E> {
+impl<T: Ordered> Extreme<T> {
+    pub(crate) fn new(end: End) -> Self {
+        Extreme(T::towards(end))
+    }
+
     /// True when `new` takes the place of `old`.
     #[inline(always)]
     fn takes(new: T, old: T) -> bool {
-        new.unordered() || (!old.unordered() && !E::replaces(old, new))
+        new.unordered() || (!old.unordered() && !old.replaces(new))
     }
 }
 
-impl<T: Ordered, E: End> Scan for Extreme<T, E> {
+impl<T: Ordered> Scan for Extreme<T> {
     type In = T;
-    /// The value and its position; no position before the first element.
+    /// The value as read and its position; no position before the first element.
     type State = (T, i64);
     type Out = i64;
     #[inline(always)]
     fn start(self) -> (T, i64) {
-        (E::worst(), -1)
+        (T::LOWEST, -1)
     }
     #[inline(always)]
     fn step(self, state: (T, i64), x: T, at: usize) -> (T, i64) {
+        let x = x.read(self.0);
         if Self::takes(x, state.0) { (x, at as i64) } else { state }
     }
     #[inline(always)]

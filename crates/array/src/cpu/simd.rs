@@ -55,6 +55,13 @@ fn detect() -> Level {
     Level::Baseline
 }
 
+/// Whether a kernel with these generic types has an AVX-512 form. Those of eight-byte elements do not: they have few
+/// lanes to gain, and one form less is a good part of the build.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const fn has_v4<G>() -> bool {
+    size_of::<G>() != 8
+}
+
 /// Declares kernels that are compiled once per [`Level`] and chosen at each call.
 macro_rules! simd {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)+) => {$(
@@ -72,15 +79,18 @@ macro_rules! simd {
             match $crate::cpu::simd::level() {
                 // SAFETY: `level` returned V4 only after detecting every feature that `v4` enables.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::simd::Level::V4 => unsafe { v4 $(::<$($g),+>)? ($($arg),*) },
-                // SAFETY: `level` returned V3 only after detecting every feature that `v3` enables.
+                $crate::cpu::simd::Level::V4 if const { true $($(&& $crate::cpu::simd::has_v4::<$g>())+)? } => unsafe {
+                    v4 $(::<$($g),+>)? ($($arg),*)
+                },
+                // SAFETY: `level` returned V3 or V4 only after detecting every feature that `v3` enables.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::simd::Level::V3 => unsafe { v3 $(::<$($g),+>)? ($($arg),*) },
+                $crate::cpu::simd::Level::V3 | $crate::cpu::simd::Level::V4 => unsafe { v3 $(::<$($g),+>)? ($($arg),*) },
                 _ => body $(::<$($g),+>)? ($($arg),*),
             }
         }
     )+};
 }
+
 /// Like [`simd!`] without the AVX-512 copy: for kernels that are bound by memory or rarely used.
 macro_rules! simd_v3 {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)+) => {$(

@@ -73,15 +73,7 @@ impl Walk {
     fn for_runs(&self, range: Range<usize>, mut run: impl FnMut(usize, usize, usize)) {
         let last = self.dims.len() - 1;
         let inner = self.dims[last];
-        let mut coord: SmallVec<[usize; 6]> = SmallVec::from_elem(0, last);
-        let mut rest = range.start / inner.len;
-        let mut column = range.start % inner.len;
-        let mut base = self.offset as isize;
-        for i in (0..last).rev() {
-            coord[i] = rest % self.dims[i].len;
-            rest /= self.dims[i].len;
-            base += coord[i] as isize * self.dims[i].stride;
-        }
+        let Place { mut coord, mut base, mut column } = self.place(range.start);
         let mut at = range.start;
         while at < range.end {
             let len = (inner.len - column).min(range.end - at);
@@ -99,6 +91,30 @@ impl Walk {
             }
         }
     }
+
+    /// Where logical element `index` lies.
+    #[inline(never)]
+    fn place(&self, index: usize) -> Place {
+        let last = self.dims.len() - 1;
+        let inner = self.dims[last].len;
+        let mut place =
+            Place { coord: SmallVec::from_elem(0, last), base: self.offset as isize, column: index % inner };
+        let mut rest = index / inner;
+        for i in (0..last).rev() {
+            let dim = self.dims[i];
+            place.coord[i] = rest % dim.len;
+            rest /= dim.len;
+            place.base += place.coord[i] as isize * dim.stride;
+        }
+        place
+    }
+}
+
+/// A position in a walk: the coordinates of an inner row, its memory offset, and a column of it.
+struct Place {
+    coord: SmallVec<[usize; 6]>,
+    base: isize,
+    column: usize,
 }
 
 /// A strided view for reading.
@@ -142,10 +158,9 @@ impl<'a, T: Copy> Operand<'a, T> {
     pub(crate) fn block<'s>(&'s self, range: Range<usize>, scratch: &'s mut [T]) -> &'s [T] {
         let (walk, inner) = (&self.walk, self.walk.inner());
         if inner.stride == 1 {
-            let column = range.start % inner.len;
+            let Place { base, column, .. } = walk.place(range.start);
             if column + range.len() <= inner.len {
-                let mut start = 0;
-                walk.for_runs(range.start..range.start + 1, |at, _, _| start = at);
+                let start = base as usize + column;
                 return &self.data[start..start + range.len()];
             }
         }
@@ -239,7 +254,7 @@ impl<'a, T: Copy> OperandMut<'a, T> {
     where
         T: Send,
     {
-        crate::pool::for_ranges(self.len(), BLOCK, item_bytes, |range| {
+        crate::pool::for_ranges(self.len(), BLOCK, item_bytes, &|range| {
             // SAFETY: `for_ranges` hands out disjoint ranges.
             unsafe { self.for_runs_mut(range, |index, run| write(index, run)) }
         });
@@ -252,7 +267,7 @@ impl<'a, T: Copy> OperandMut<'a, T> {
     {
         assert_eq!(self.len(), src.len());
         let block = src.block_len();
-        crate::pool::for_ranges(self.len(), block, 2 * size_of::<T>(), |range| {
+        crate::pool::for_ranges(self.len(), block, 2 * size_of::<T>(), &|range| {
             let mut scratch = vec![T::zeroed(); block.min(range.len())];
             let mut at = range.start;
             while at < range.end {

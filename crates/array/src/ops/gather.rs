@@ -3,8 +3,9 @@
 use super::index::{bits, cells, dense};
 use crate::array::Array;
 use crate::cpu::gather::{self, Along};
-use crate::cpu::gather_rule::{Arithmetic, Replace, Rule, Sum, with_sum};
+use crate::cpu::gather_rule::{Arithmetic, Replace, Rule, Sum};
 use crate::cpu::index::{Source, Steps};
+use crate::dispatch::with_sum;
 use crate::element::{Scalar, with_dtype, with_size};
 use crate::error::{Error, Result};
 use crate::view::{real_dim, resolve_dim};

@@ -1,10 +1,11 @@
 //! `x[...]`: reading, writing, and `index_put`.
 
 use crate::array::{Array, Host};
-use crate::cpu::gather_rule::{Replace, Rule, Sum, with_sum};
+use crate::cpu::gather_rule::{Replace, Rule, Sum};
 use crate::cpu::index::{self, Source};
 use crate::cpu::strided::may_overlap;
-use crate::element::{Element, Scalar, with_dtype, with_size};
+use crate::dispatch::{with_dtype, with_size, with_sum};
+use crate::element::{Element, Scalar};
 use crate::error::{Error, Result};
 use crate::index::{Entry, Index, Lookup, Resolved, place_optional, resolve};
 use bytemuck::Pod;

@@ -2,14 +2,14 @@
 
 use crate::array::Array;
 use crate::cpu::reduce::along::gather;
-use crate::cpu::reduce::folds::{End, Largest, Smallest, with_ordered, with_real};
-use crate::cpu::scan::{self, Direction, Lines, scan};
-use crate::element::with_size;
+use crate::cpu::reduce::folds::End;
+use crate::cpu::scan::{self, Direction, Lines, Running, scan};
+use crate::dispatch::{with_ordered, with_real, with_size};
 use crate::error::{Error, Result};
 use crate::ops::reduce::scatter_along;
 use crate::view::resolve_dim;
 use planaria_layout::DType;
-use std::marker::PhantomData;
+use std::ops::{Add, Mul};
 
 impl Array {
     /// Extents around a dim, checked.
@@ -31,11 +31,17 @@ impl Array {
             return Ok(Array::meta_of(self.shape().clone(), summed(self.dtype())));
         }
         if !self.dtype().is_float() {
-            return run("cumprod", &self.cast(DType::I64)?, lines, Direction::Forward, scan::IntProduct);
+            return run(
+                "cumprod",
+                &self.cast(DType::I64)?,
+                lines,
+                Direction::Forward,
+                Running::<i64, i64, _>::new(1, i64::wrapping_mul),
+            );
         }
         let x = self.widened()?;
         with_real!("cumprod", x.dtype(), T => {
-            run("cumprod", &x, lines, Direction::Forward, scan::Product::<T>(PhantomData))
+            run("cumprod", &x, lines, Direction::Forward, Running::<T, f64, _>::new(1.0, f64::mul))
         })?
         .cast(self.dtype())
     }
@@ -43,13 +49,13 @@ impl Array {
     /// Largest element so far along a dim and its position, the last one among equals: (values, indices).
     /// From the first NaN on everything is NaN.
     pub fn cummax(&self, dim: i64) -> Result<(Array, Array)> {
-        extremes::<Largest>("cummax", self, dim)
+        extremes("cummax", self, End::Largest, dim)
     }
 
     /// Smallest element so far along a dim and its position, the last one among equals: (values, indices).
     /// From the first NaN on everything is NaN.
     pub fn cummin(&self, dim: i64) -> Result<(Array, Array)> {
-        extremes::<Smallest>("cummin", self, dim)
+        extremes("cummin", self, End::Smallest, dim)
     }
 
     /// Running ln Σ e^x of floats along a dim, without overflow.
@@ -57,7 +63,7 @@ impl Array {
         let (lines, x) = (self.lines("logcumsumexp", dim)?, self.widened()?);
         with_real!("logcumsumexp", x.dtype(), T => match self.is_meta() {
             true => Ok(Array::meta_of(self.shape().clone(), self.dtype())),
-            false => run("logcumsumexp", &x, lines, Direction::Forward, scan::LogSumExp::<T>(PhantomData)),
+            false => run("logcumsumexp", &x, lines, Direction::Forward, Running::<T, f64, _>::new(f64::NEG_INFINITY, scan::join_logs)),
         })?
         .cast(self.dtype())
     }
@@ -126,10 +132,16 @@ fn sums(op: &'static str, x: &Array, dim: i64, direction: Direction) -> Result<A
         return Ok(Array::meta_of(x.shape().clone(), summed(x.dtype())));
     }
     if !x.dtype().is_float() {
-        return run(op, &x.cast(DType::I64)?, lines, direction, scan::IntSum);
+        return run(
+            op,
+            &x.cast(DType::I64)?,
+            lines,
+            direction,
+            Running::<i64, i64, _>::new(0, i64::wrapping_add),
+        );
     }
     let wide = x.widened()?;
-    with_real!(op, wide.dtype(), T => run(op, &wide, lines, direction, scan::Sum::<T>(PhantomData)))?
+    with_real!(op, wide.dtype(), T => run(op, &wide, lines, direction, Running::<T, f64, _>::new(0.0, f64::add)))?
         .cast(x.dtype())
 }
 
@@ -141,7 +153,7 @@ where
     Array::build(x.shape().clone(), |out: &mut [S::Out]| scan(s, &values, lines, direction, out))
 }
 
-fn extremes<E: End>(op: &'static str, x: &Array, dim: i64) -> Result<(Array, Array)> {
+fn extremes(op: &'static str, x: &Array, end: End, dim: i64) -> Result<(Array, Array)> {
     let lines = x.lines(op, dim)?;
     if x.is_meta() {
         let meta = |dtype| Array::meta_of(x.shape().clone(), dtype);
@@ -151,7 +163,7 @@ fn extremes<E: End>(op: &'static str, x: &Array, dim: i64) -> Result<(Array, Arr
     // Bools have the bytes of u8 but not its dtype.
     let wide = if x.dtype() == DType::Bool { flat.cast(DType::U8)? } else { flat.widened()? };
     let indices = with_ordered!(op, wide.dtype(), T => {
-        run(op, &wide, lines, Direction::Forward, scan::Extreme::<T, E>(PhantomData))
+        run(op, &wide, lines, Direction::Forward, scan::Extreme::<T>::new(end))
     })?;
     let (host, at) = (flat.host(op)?, indices.values::<i64>(op)?);
     let values = with_size!(x.dtype(), B => Array::build_bytes::<B>(x.shape().clone(), x.dtype(), |out| {

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Start, prefetch};
-use super::blocked::Strided;
+use super::blocked::{Strided, even};
 use super::path::Task;
 use super::scratch::Scratch;
 use super::vector::x86::{F32x16, transpose_16};
@@ -115,8 +115,7 @@ pub(super) unsafe fn run(task: &Task<bf16>) {
     // Bytes of a packed row of `a`, which are those of a packed column of `b`.
     let line = steps * STEP * size_of::<bf16>();
     let slab_rows = (ROWS_BYTES / line / BLOCK * BLOCK).max(BLOCK).min(task.rows.next_multiple_of(BLOCK));
-    let block_cols =
-        (COLS_BYTES / line / BLOCK * BLOCK).max(2 * BLOCK).min(task.cols.next_multiple_of(BLOCK));
+    let block_cols = even(task.cols, (COLS_BYTES / line / BLOCK * BLOCK).max(2 * BLOCK), BLOCK);
     let passes = steps.div_ceil(PASS_STEPS);
     let sums_bytes = if passes == 1 { 4 * TILE } else { block_cols / BLOCK * 4 * TILE };
     let mut space = Scratch::take((slab_rows + block_cols) * line + sums_bytes);

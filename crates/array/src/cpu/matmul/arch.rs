@@ -70,7 +70,7 @@ pub(super) struct V3<A>(PhantomData<A>);
 pub(super) struct V4<A>(PhantomData<A>);
 
 macro_rules! arch {
-    ($arch:ident, $acc:ty, $vector:ty, $mr:literal: $($rows:literal)* $(, $feature:literal)?) => {
+    ($arch:ident, $acc:ty, $vector:ty, $mr:literal: $($rows:literal)* $(, $feature:literal)? $(; $full:ident)?) => {
         impl Arch for $arch<$acc> {
             type V = $vector;
             const MR: usize = $mr;
@@ -81,6 +81,22 @@ macro_rules! arch {
                     // SAFETY: the features are enabled here; the rest is the caller's promise.
                     unsafe { tile_kernel::<$vector, ROWS, REGS, PACKED>(tile) }
                 }
+                $(
+                    #[target_feature(enable = "avx512f")]
+                    unsafe fn full(tile: &Tile<$acc>) {
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            prefetch_output::<$vector, 14, 2>(tile);
+                            store_sums(tile, &full_tile::$full(tile));
+                        }
+                    }
+                    // The sanitizer sees no loads of assembly; the compiler's kernel below makes the same ones.
+                    let whole = rows == full_tile::ROWS && tile.cols > <$vector>::LANES;
+                    if whole && tile.order == Order::Packed && !cfg!(planaria_checked) {
+                        // SAFETY: the caller's promise.
+                        return unsafe { full(tile) };
+                    }
+                )?
                 let (narrow, packed) = (tile.cols <= <$vector>::LANES, tile.order == Order::Packed);
                 // SAFETY: the caller's promise.
                 unsafe {
@@ -104,12 +120,13 @@ arch!(Baseline, f64, Plain<f64, 2>, 4: 1 2 3 4);
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     //! The x86 instruction sets.
+    use super::super::full_tile;
     use super::super::vector::x86::{F32x8, F32x16, F64x4, F64x8};
     use super::*;
     arch!(V3, f32, F32x8, 6: 1 2 3 4 5 6, "avx2,fma");
     arch!(V3, f64, F64x4, 6: 1 2 3 4 5 6, "avx2,fma");
-    arch!(V4, f32, F32x16, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f");
-    arch!(V4, f64, F64x8, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f");
+    arch!(V4, f32, F32x16, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f"; single);
+    arch!(V4, f64, F64x8, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f"; double);
 }
 
 /// Asks for the cache line of `p`; any address is fine.
@@ -141,13 +158,7 @@ fn opaque<T>(mut p: *const T) -> *const T {
 unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const PACKED: bool>(
     tile: &Tile<V::Elem>,
 ) {
-    if tile.start == Start::Add {
-        for i in 0..ROWS {
-            for j in 0..REGS {
-                prefetch(tile.c.wrapping_add(i * tile.ldc + j * V::LANES));
-            }
-        }
-    }
+    prefetch_output::<V, ROWS, REGS>(tile);
     let stride = match tile.order {
         Order::Packed => 1,
         Order::InPlace(stride) => stride,
@@ -184,6 +195,18 @@ unsafe fn tile_kernel<V: Vector, const ROWS: usize, const REGS: usize, const PAC
     }
     // SAFETY: the caller's promise.
     unsafe { store_sums(tile, &sums) }
+}
+
+/// Asks for the output a tile will be added to.
+#[inline(always)]
+fn prefetch_output<V: Vector, const ROWS: usize, const REGS: usize>(tile: &Tile<V::Elem>) {
+    if tile.start == Start::Add {
+        for i in 0..ROWS {
+            for j in 0..REGS {
+                prefetch(tile.c.wrapping_add(i * tile.ldc + j * V::LANES));
+            }
+        }
+    }
 }
 
 /// Writes the sums of a tile, or adds them.

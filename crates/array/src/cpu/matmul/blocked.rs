@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Arch, Order, Start, Tile};
-use super::pack::{pack_columns, pack_rows};
+use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
 use std::any::TypeId;
@@ -50,6 +50,8 @@ pub(super) struct Block<E: Element> {
 
 /// Bytes of packed `b` that stay in the second-level cache.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Panels packed together where rows lie side by side.
+const GROUP: usize = 16;
 /// Widest product that does not repay packing its left operand.
 const IN_PLACE_COLS: usize = 512;
 /// Lowest product that repays packing its right operand.
@@ -64,6 +66,11 @@ pub(super) fn pass_depth(depth: usize) -> usize {
     depth.div_ceil(depth.div_ceil(MAX_DEPTH).max(1)).max(1)
 }
 
+/// Parts of equal size, a multiple of `unit` and at most `fitting`, which is one too.
+pub(super) fn even(total: usize, fitting: usize, unit: usize) -> usize {
+    total.div_ceil(total.div_ceil(fitting).max(1)).next_multiple_of(unit)
+}
+
 /// Runs `block`; its depth is at least 1.
 ///
 /// # Safety
@@ -74,10 +81,11 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let pass = pass_depth(block.depth);
     let size = size_of::<E::Acc>();
     let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
-    let block_cols = fitting.min(block.cols.next_multiple_of(R::NR));
+    let block_cols = even(block.cols, fitting, R::NR);
     let in_place = rows_in_place(block);
     let b_in_place = columns_in_place::<E, R>(block);
     let panel_rows = panel_rows(block.rows, R::MR);
+    let group = panel_rows * if block.a.row_stride == 1 { GROUP } else { 1 };
     // Packing rows writes whole registers: leave room behind the last one.
     let slab = if in_place { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
@@ -105,8 +113,9 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 // next; the output rows are inside `c`.
                 unsafe {
                     let panel = rows_space.add(i * depth);
-                    if j == 0 && !in_place {
-                        pack_rows::<E, R>(a, rows, depth, panel);
+                    if j == 0 && !in_place && i.is_multiple_of(group) {
+                        let count = group.min(block.rows - i);
+                        pack_group::<E, R>(a, count, panel_rows, depth, panel);
                     }
                     let (a, order) = if in_place {
                         (a.ptr.cast(), Order::InPlace(a.row_stride))

@@ -10,6 +10,8 @@
 mod amx;
 mod arch;
 mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod full_tile;
 mod gemv;
 mod pack;
 mod path;

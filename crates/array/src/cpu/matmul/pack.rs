@@ -11,18 +11,40 @@ const AHEAD: usize = 4;
 /// Rows copied side by side.
 const RUNS: usize = 8;
 
+/// Packs `count` rows of `a` as panels of `panel` rows, one after the other.
+///
+/// # Safety
+/// As for [`pack_rows`], with room for `count * depth` elements and one register more.
+#[inline(always)]
+pub(super) unsafe fn pack_group<E: Lanes<R::V>, R: Arch>(
+    a: Strided<E>,
+    count: usize,
+    panel: usize,
+    depth: usize,
+    dst: *mut E::Acc,
+) {
+    // Rows side by side in memory: a few of depth over all panels at a time, so that lines are used whole.
+    // Not where a row is a run too: packing those writes past a panel's end, so it must go in order.
+    let chunk = if a.row_stride == 1 && a.col_stride != 1 { RUNS } else { depth };
+    for p in (0..depth).step_by(chunk) {
+        for i in (0..count).step_by(panel) {
+            let rows = panel.min(count - i);
+            // SAFETY: the block (i.., p..) is inside `a`; its place is inside the panel of row i.
+            unsafe {
+                let dst = dst.add(i * depth + p * rows);
+                pack_rows::<E, R>(a.at(i, p), rows, chunk.min(depth - p), dst);
+            }
+        }
+    }
+}
+
 /// Packs `rows` (at most `MR`) rows of `a` as `depth` groups of `rows`.
 ///
 /// # Safety
 /// The CPU has the instructions of `R`; the elements of `a` are valid; `dst` has room for
 /// `rows * depth` elements and one register more.
 #[inline(always)]
-pub(super) unsafe fn pack_rows<E: Lanes<R::V>, R: Arch>(
-    a: Strided<E>,
-    rows: usize,
-    depth: usize,
-    dst: *mut E::Acc,
-) {
+unsafe fn pack_rows<E: Lanes<R::V>, R: Arch>(a: Strided<E>, rows: usize, depth: usize, dst: *mut E::Acc) {
     // The full height is spelt as a constant: its loops unroll into registers.
     let full = rows == R::MR;
     // SAFETY: the caller's promise.
@@ -123,9 +145,17 @@ unsafe fn copy_groups<E: Element>(
 ) {
     for p in 0..depth {
         let run = src.at(0, p).ptr;
-        for r in 0..rows {
+        prefetch(run.wrapping_add(AHEAD * rows));
+        for first in (0..rows).step_by(MAX_LANES) {
+            let count = MAX_LANES.min(rows - first);
+            // By way of a copy: the compiler cannot know that source and target are apart.
+            let mut run_part = [E::narrow(E::Acc::default()); MAX_LANES];
             // SAFETY: as in `pack_any`, with a row stride of 1.
-            unsafe { *dst.add(p * pitch + r) = (*run.add(r)).widen() };
+            unsafe {
+                std::ptr::copy_nonoverlapping(run.add(first), run_part.as_mut_ptr(), count);
+                let wide = run_part.map(E::widen);
+                std::ptr::copy_nonoverlapping(wide.as_ptr(), dst.add(p * pitch + first), count);
+            }
         }
     }
 }

@@ -59,7 +59,7 @@ fn reference<T: Value>(a: &MatRef<T>, b: &MatRef<T>) -> Vec<(f64, f64)> {
 }
 
 /// Ways to lay a matrix in a slice.
-const LAYOUTS: usize = 6;
+const LAYOUTS: usize = 7;
 
 /// A matrix of `rows` by `cols` in layout `kind`, over data made by `make`.
 fn lay<T: Value>(
@@ -75,7 +75,9 @@ fn lay<T: Value>(
         2 => (rows * (cols + 3) + 5, 5, c + 3, 1),
         3 => (2 * rows * cols, 0, 2 * c, 2),
         4 => (rows * cols, (rows * cols).saturating_sub(1), -c, -1),
-        _ => (cols.max(1), 0, 0, 1),
+        5 => (cols.max(1), 0, 0, 1),
+        // Rows and columns both one apart: overlapping windows.
+        _ => (rows + cols, 0, 1, 1),
     };
     (make(len), MatLayout { offset, rows, cols, row_stride, col_stride })
 }

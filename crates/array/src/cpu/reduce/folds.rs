@@ -6,10 +6,34 @@ use crate::cpu::real::Real;
 use crate::element::Bool;
 use std::marker::PhantomData;
 
+/// Which end of an order is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The largest; NaN counts as larger than all.
+    Largest,
+    /// The smallest; NaN counts as smaller than all.
+    Smallest,
+}
+
+/// How elements are read so that the one looked for is the largest: bits kept, then bits flipped. Flipping all bits
+/// reverses the order of integers, flipping the sign that of floats.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading<B> {
+    keep: B,
+    flip: B,
+}
+
 /// Values with a largest and a smallest; NaN wins both ways.
 pub(crate) trait Ordered: Number + PartialOrd {
+    type Bits: Copy + Send + Sync;
+    /// Less than all others, or equal.
     const LOWEST: Self;
-    const HIGHEST: Self;
+    /// The reading under which this end is the largest.
+    fn towards(end: End) -> Reading<Self::Bits>;
+    /// The element under a reading.
+    fn read(self, reading: Reading<Self::Bits>) -> Self;
+    /// From the largest under a reading back to the value it was read from.
+    fn restore(self, reading: Reading<Self::Bits>) -> Self;
 
     #[inline(always)]
     #[allow(clippy::eq_op)]
@@ -21,22 +45,89 @@ pub(crate) trait Ordered: Number + PartialOrd {
     fn same(self, other: Self) -> bool {
         self == other || (self.unordered() && other.unordered())
     }
+    /// True when it lies further out than `other`, or is the first NaN.
+    #[inline(always)]
+    fn replaces(self, other: Self) -> bool {
+        self > other || (self.unordered() && !other.unordered())
+    }
 }
 
 macro_rules! ordered {
-    ($($t:ty: $low:expr, $high:expr);*) => {$(
+    ($($t:ty, $bits:ty: $low:expr, $turn:expr, $to:expr, $from:expr);*) => {$(
         impl Ordered for $t {
+            type Bits = $bits;
             const LOWEST: $t = $low;
-            const HIGHEST: $t = $high;
+            fn towards(end: End) -> Reading<$bits> {
+                Reading { keep: !0, flip: if end == End::Largest { 0 } else { $turn } }
+            }
+            #[inline(always)]
+            fn read(self, reading: Reading<$bits>) -> $t {
+                $from(($to(self) & reading.keep) ^ reading.flip)
+            }
+            #[inline(always)]
+            fn restore(self, reading: Reading<$bits>) -> $t {
+                $from($to(self) ^ reading.flip)
+            }
         }
     )*};
 }
-ordered!(u8: u8::MIN, u8::MAX; i32: i32::MIN, i32::MAX; i64: i64::MIN, i64::MAX; u64: u64::MIN, u64::MAX);
-ordered!(f32: f32::NEG_INFINITY, f32::INFINITY; f64: f64::NEG_INFINITY, f64::INFINITY);
+ordered! {
+    u8, u8: u8::MIN, !0, u8::from, u8::from;
+    i32, i32: i32::MIN, !0, i32::from, i32::from;
+    i64, i64: i64::MIN, !0, i64::from, i64::from;
+    u64, u64: u64::MIN, !0, u64::from, u64::from;
+    f32, u32: f32::NEG_INFINITY, 1 << 31, f32::to_bits, f32::from_bits;
+    f64, u64: f64::NEG_INFINITY, 1 << 63, f64::to_bits, f64::from_bits
+}
 
-/// What is added up, as a function of the element.
+/// The element furthest out as its reading has it, or NaN if there is one.
+#[derive(Clone, Copy)]
+pub(crate) struct Extreme<T: Ordered>(pub(crate) Reading<T::Bits>);
+
+impl<T: Ordered> Extreme<T> {
+    pub(crate) fn new(end: End) -> Self {
+        Extreme(T::towards(end))
+    }
+}
+
+impl Extreme<f32> {
+    /// Looks at absolute values.
+    pub(crate) fn absolute(mut self) -> Self {
+        self.0.keep = u32::MAX >> 1;
+        self
+    }
+}
+
+impl Extreme<f64> {
+    /// Looks at absolute values.
+    pub(crate) fn absolute(mut self) -> Self {
+        self.0.keep = u64::MAX >> 1;
+        self
+    }
+}
+
+impl<T: Ordered> Fold for Extreme<T> {
+    type In = T;
+    type Acc = T;
+    #[inline(always)]
+    fn empty(self) -> T {
+        T::LOWEST
+    }
+    #[inline(always)]
+    fn lift(self, x: T, _: T) -> T {
+        x.read(self.0)
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        if b.replaces(a) { b } else { a }
+    }
+}
+
+/// What is added up, as a function of the element and, for some, a value per result.
 pub(crate) trait Term: Copy + Send + Sync {
-    fn term<R: Real>(self, x: R) -> R;
+    /// Whether the value per result is looked at.
+    const AT: bool = false;
+    fn term<R: Real>(self, x: R, at: R) -> R;
 }
 
 /// The sum of a term, computed in R.
@@ -52,90 +143,7 @@ impl<T: Number, R: Real + Number, K: Term> Sum<T, R, K> {
 impl<T: Number, R: Real + Number, K: Term> Fold for Sum<T, R, K> {
     type In = T;
     type Acc = R;
-    type Param = ();
-    #[inline(always)]
-    fn empty(self) -> R {
-        R::ZERO
-    }
-    #[inline(always)]
-    fn lift(self, x: T, (): ()) -> R {
-        self.0.term(x.cast())
-    }
-    #[inline(always)]
-    fn join(self, a: R, b: R) -> R {
-        a + b
-    }
-}
-
-/// x
-#[derive(Clone, Copy)]
-pub(crate) struct Plain;
-impl Term for Plain {
-    #[inline(always)]
-    fn term<R: Real>(self, x: R) -> R {
-        x
-    }
-}
-
-/// x²
-#[derive(Clone, Copy)]
-pub(crate) struct Square;
-impl Term for Square {
-    #[inline(always)]
-    fn term<R: Real>(self, x: R) -> R {
-        x * x
-    }
-}
-
-/// |x|
-#[derive(Clone, Copy)]
-pub(crate) struct Abs;
-impl Term for Abs {
-    #[inline(always)]
-    fn term<R: Real>(self, x: R) -> R {
-        x.abs()
-    }
-}
-
-/// |x|^p
-#[derive(Clone, Copy)]
-pub(crate) struct Power(pub(crate) f64);
-impl Term for Power {
-    #[inline(always)]
-    fn term<R: Real>(self, x: R) -> R {
-        R::of(x.abs().f64().powf(self.0))
-    }
-}
-
-/// 1 where x is not 0
-#[derive(Clone, Copy)]
-pub(crate) struct NonZero;
-impl Term for NonZero {
-    #[inline(always)]
-    fn term<R: Real>(self, x: R) -> R {
-        if x == R::ZERO { R::ZERO } else { R::ONE }
-    }
-}
-
-/// What is added up, as a function of the element and a value per result.
-pub(crate) trait TermAt: Copy + Send + Sync {
-    fn term<R: Real>(self, x: R, at: R) -> R;
-}
-
-/// The sum of a term that depends on a value per result, computed in R.
-#[derive(Clone, Copy)]
-pub(crate) struct SumAt<T, R, K>(pub(crate) K, PhantomData<(T, R)>);
-
-impl<T: Number, R: Real + Number, K: TermAt> SumAt<T, R, K> {
-    pub(crate) fn of(term: K) -> Self {
-        SumAt(term, PhantomData)
-    }
-}
-
-impl<T: Number, R: Real + Number, K: TermAt> Fold for SumAt<T, R, K> {
-    type In = T;
-    type Acc = R;
-    type Param = R;
+    const AT: bool = K::AT;
     #[inline(always)]
     fn empty(self) -> R {
         R::ZERO
@@ -150,10 +158,52 @@ impl<T: Number, R: Real + Number, K: TermAt> Fold for SumAt<T, R, K> {
     }
 }
 
+/// x
+#[derive(Clone, Copy)]
+pub(crate) struct Plain;
+impl Term for Plain {
+    #[inline(always)]
+    fn term<R: Real>(self, x: R, _: R) -> R {
+        x
+    }
+}
+
+/// x²
+#[derive(Clone, Copy)]
+pub(crate) struct Square;
+impl Term for Square {
+    #[inline(always)]
+    fn term<R: Real>(self, x: R, _: R) -> R {
+        x * x
+    }
+}
+
+/// |x|
+#[derive(Clone, Copy)]
+pub(crate) struct Abs;
+impl Term for Abs {
+    #[inline(always)]
+    fn term<R: Real>(self, x: R, _: R) -> R {
+        x.abs()
+    }
+}
+
+/// |x|^p
+#[derive(Clone, Copy)]
+pub(crate) struct Power(pub(crate) f64);
+impl Term for Power {
+    // A call per element: not inlined eight times over.
+    #[inline(never)]
+    fn term<R: Real>(self, x: R, _: R) -> R {
+        R::of(x.abs().f64().powf(self.0))
+    }
+}
+
 /// (x - mean)²
 #[derive(Clone, Copy)]
 pub(crate) struct Deviation;
-impl TermAt for Deviation {
+impl Term for Deviation {
+    const AT: bool = true;
     #[inline(always)]
     fn term<R: Real>(self, x: R, mean: R) -> R {
         let d = x - mean;
@@ -164,7 +214,8 @@ impl TermAt for Deviation {
 /// e^(x - max)
 #[derive(Clone, Copy)]
 pub(crate) struct Exponential;
-impl TermAt for Exponential {
+impl Term for Exponential {
+    const AT: bool = true;
     #[inline(always)]
     fn term<R: Real>(self, x: R, max: R) -> R {
         (x - max).exp()
@@ -174,7 +225,8 @@ impl TermAt for Exponential {
 /// 1 where x is the given value
 #[derive(Clone, Copy)]
 pub(crate) struct Ties;
-impl TermAt for Ties {
+impl Term for Ties {
+    const AT: bool = true;
     #[inline(always)]
     fn term<R: Real>(self, x: R, value: R) -> R {
         if x == value || (x.is_nan() && value.is_nan()) { R::ONE } else { R::ZERO }
@@ -188,13 +240,12 @@ pub(crate) struct Product<T>(pub(crate) PhantomData<T>);
 impl<T: Real> Fold for Product<T> {
     type In = T;
     type Acc = T;
-    type Param = ();
     #[inline(always)]
     fn empty(self) -> T {
         T::ONE
     }
     #[inline(always)]
-    fn lift(self, x: T, (): ()) -> T {
+    fn lift(self, x: T, _: T) -> T {
         x
     }
     #[inline(always)]
@@ -210,13 +261,12 @@ pub(crate) struct IntSum<T>(pub(crate) PhantomData<T>);
 impl<T: Number> Fold for IntSum<T> {
     type In = T;
     type Acc = i64;
-    type Param = ();
     #[inline(always)]
     fn empty(self) -> i64 {
         0
     }
     #[inline(always)]
-    fn lift(self, x: T, (): ()) -> i64 {
+    fn lift(self, x: T, _: i64) -> i64 {
         x.cast()
     }
     #[inline(always)]
@@ -232,97 +282,17 @@ pub(crate) struct IntProduct;
 impl Fold for IntProduct {
     type In = i64;
     type Acc = i64;
-    type Param = ();
     #[inline(always)]
     fn empty(self) -> i64 {
         1
     }
     #[inline(always)]
-    fn lift(self, x: i64, (): ()) -> i64 {
+    fn lift(self, x: i64, _: i64) -> i64 {
         x
     }
     #[inline(always)]
     fn join(self, a: i64, b: i64) -> i64 {
         a.wrapping_mul(b)
-    }
-}
-
-/// Which end of an order is looked for.
-pub(crate) trait End: Copy + Send + Sync {
-    fn worst<A: Ordered>() -> A;
-    /// True when `a` replaces `b`: it lies further out, or is the first NaN.
-    fn replaces<A: Ordered>(a: A, b: A) -> bool;
-}
-
-/// The largest; NaN counts as larger than all.
-#[derive(Clone, Copy)]
-pub(crate) struct Largest;
-impl End for Largest {
-    #[inline(always)]
-    fn worst<A: Ordered>() -> A {
-        A::LOWEST
-    }
-    #[inline(always)]
-    fn replaces<A: Ordered>(a: A, b: A) -> bool {
-        a > b || (a.unordered() && !b.unordered())
-    }
-}
-
-/// The smallest; NaN counts as smaller than all.
-#[derive(Clone, Copy)]
-pub(crate) struct Smallest;
-impl End for Smallest {
-    #[inline(always)]
-    fn worst<A: Ordered>() -> A {
-        A::HIGHEST
-    }
-    #[inline(always)]
-    fn replaces<A: Ordered>(a: A, b: A) -> bool {
-        a < b || (a.unordered() && !b.unordered())
-    }
-}
-
-/// The element furthest out, or NaN if there is one.
-#[derive(Clone, Copy)]
-pub(crate) struct Extreme<T, E>(pub(crate) PhantomData<(T, E)>);
-
-impl<T: Ordered, E: End> Fold for Extreme<T, E> {
-    type In = T;
-    type Acc = T;
-    type Param = ();
-    #[inline(always)]
-    fn empty(self) -> T {
-        E::worst()
-    }
-    #[inline(always)]
-    fn lift(self, x: T, (): ()) -> T {
-        x
-    }
-    #[inline(always)]
-    fn join(self, a: T, b: T) -> T {
-        if E::replaces(b, a) { b } else { a }
-    }
-}
-
-/// The absolute value furthest out, or NaN if there is one.
-#[derive(Clone, Copy)]
-pub(crate) struct AbsExtreme<T, E>(pub(crate) PhantomData<(T, E)>);
-
-impl<T: Real + Ordered, E: End> Fold for AbsExtreme<T, E> {
-    type In = T;
-    type Acc = T;
-    type Param = ();
-    #[inline(always)]
-    fn empty(self) -> T {
-        E::worst()
-    }
-    #[inline(always)]
-    fn lift(self, x: T, (): ()) -> T {
-        x.abs()
-    }
-    #[inline(always)]
-    fn join(self, a: T, b: T) -> T {
-        if E::replaces(b, a) { b } else { a }
     }
 }
 
@@ -348,47 +318,27 @@ macro_rules! bits {
 }
 bits!(u8, u16, u32, u64);
 
-/// True if any element is not zero.
+/// True if any element is zero, or if any is not.
 #[derive(Clone, Copy)]
-pub(crate) struct Any<B>(pub(crate) B);
+pub(crate) struct Found<B> {
+    pub(crate) mask: B,
+    pub(crate) zero: bool,
+}
 
-impl<B: Bits> Fold for Any<B> {
+impl<B: Bits> Fold for Found<B> {
     type In = B;
     type Acc = Bool;
-    type Param = ();
     #[inline(always)]
     fn empty(self) -> Bool {
         Bool::new(false)
     }
     #[inline(always)]
-    fn lift(self, x: B, (): ()) -> Bool {
-        Bool::new(x.nonzero(self.0))
+    fn lift(self, x: B, _: Bool) -> Bool {
+        Bool::new(x.nonzero(self.mask) != self.zero)
     }
     #[inline(always)]
     fn join(self, a: Bool, b: Bool) -> Bool {
         Bool::new(a.get() | b.get())
-    }
-}
-
-/// True if no element is zero.
-#[derive(Clone, Copy)]
-pub(crate) struct All<B>(pub(crate) B);
-
-impl<B: Bits> Fold for All<B> {
-    type In = B;
-    type Acc = Bool;
-    type Param = ();
-    #[inline(always)]
-    fn empty(self) -> Bool {
-        Bool::new(true)
-    }
-    #[inline(always)]
-    fn lift(self, x: B, (): ()) -> Bool {
-        Bool::new(x.nonzero(self.0))
-    }
-    #[inline(always)]
-    fn join(self, a: Bool, b: Bool) -> Bool {
-        Bool::new(a.get() & b.get())
     }
 }
 
@@ -399,13 +349,12 @@ pub(crate) struct Count<B>(pub(crate) B);
 impl<B: Bits> Fold for Count<B> {
     type In = B;
     type Acc = i64;
-    type Param = ();
     #[inline(always)]
     fn empty(self) -> i64 {
         0
     }
     #[inline(always)]
-    fn lift(self, x: B, (): ()) -> i64 {
+    fn lift(self, x: B, _: i64) -> i64 {
         i64::from(x.nonzero(self.0))
     }
     #[inline(always)]
@@ -413,56 +362,3 @@ impl<B: Bits> Fold for Count<B> {
         a + b
     }
 }
-
-/// Calls `$body` with `$T` bound to the type of a dtype that [`Array::widened`] gives.
-///
-/// [`Array::widened`]: crate::Array
-macro_rules! with_ordered {
-    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            planaria_layout::DType::Bool | planaria_layout::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            planaria_layout::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            planaria_layout::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            planaria_layout::DType::U64 => {
-                type $T = u64;
-                $body
-            }
-            planaria_layout::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            planaria_layout::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            found => Err($crate::error::Error::DType { op: $op, found, expected: "any but 8-bit floats" }),
-        }
-    };
-}
-
-/// Calls `$body` with `$T` bound to f32 or f64.
-macro_rules! with_real {
-    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            planaria_layout::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            planaria_layout::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            found => Err($crate::error::Error::DType { op: $op, found, expected: "f32, f64, bf16 or f16" }),
-        }
-    };
-}
-pub(crate) use {with_ordered, with_real};

@@ -1,16 +1,26 @@
 //! Gradients of reductions: each element's share, from the element and two values of its result.
 
 use crate::cpu::real::Real;
-use crate::cpu::simd::simd;
+use crate::cpu::simd::simd_v3;
 
 /// The gradient of one element `x`; `a` and `b` belong to the result it was folded into.
 pub(crate) trait Share: Copy + Send + Sync {
     fn share<R: Real>(self, x: R, a: R, b: R) -> R;
 }
 
-simd! {
-    /// Applies a share to slices of equal length.
-    pub(crate) fn apply<R: Real, S: Share>(s: S, x: &[R], a: &[R], b: &[R], out: &mut [R]) {
+/// A [`Share`] applied to slices of equal length.
+pub(crate) trait Shares<R>: Sync {
+    fn apply(&self, x: &[R], a: &[R], b: &[R], out: &mut [R]);
+}
+
+impl<R: Real, S: Share> Shares<R> for S {
+    fn apply(&self, x: &[R], a: &[R], b: &[R], out: &mut [R]) {
+        apply(*self, x, a, b, out);
+    }
+}
+
+simd_v3! {
+    fn apply<R: Real, S: Share>(s: S, x: &[R], a: &[R], b: &[R], out: &mut [R]) {
         let len = out.len();
         let (x, a, b) = (&x[..len], &a[..len], &b[..len]);
         for i in 0..len {
@@ -26,16 +36,6 @@ impl Share for Tied {
     #[inline(always)]
     fn share<R: Real>(self, x: R, a: R, b: R) -> R {
         if x == b || (x.is_nan() && b.is_nan()) { a } else { R::ZERO }
-    }
-}
-
-/// a sign(x) where |x| = b (or both are NaN)
-#[derive(Clone, Copy)]
-pub(crate) struct TiedAbs;
-impl Share for TiedAbs {
-    #[inline(always)]
-    fn share<R: Real>(self, x: R, a: R, b: R) -> R {
-        Tied.share(x.abs(), a, b) * sign(x)
     }
 }
 

@@ -20,12 +20,12 @@ pub(crate) struct Plan {
     pub(crate) kept: SmallVec<[usize; 6]>,
 }
 
-/// One dim outside the reduction proper: extent, step through the data, step through the parameters.
+/// One dim outside the reduction proper: extent, step through the data, step through the results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outer {
     len: usize,
     stride: isize,
-    param: usize,
+    result: usize,
 }
 
 /// One sweep over memory that folds a single run of dims: `outer` x `n` x `width`, the last one contiguous.
@@ -85,11 +85,11 @@ impl Plan {
         let folded = self.groups.iter().rposition(|g| g.reduced);
         let width = self.groups.last().filter(|g| !g.reduced).map_or(1, |g| g.len);
         let end = self.groups.len() - usize::from(width > 1);
-        let mut param = width;
+        let mut result = width;
         let mut outer: SmallVec<[Outer; 6]> = SmallVec::new();
         for (_, g) in self.groups[..end].iter().enumerate().rev().filter(|&(i, _)| Some(i) != folded) {
-            outer.push(Outer { len: g.len, stride: g.stride, param: if g.reduced { 0 } else { param } });
-            param *= if g.reduced { 1 } else { g.len };
+            outer.push(Outer { len: g.len, stride: g.stride, result: if g.reduced { 0 } else { result } });
+            result *= if g.reduced { 1 } else { g.len };
         }
         outer.reverse();
         let (n, stride) = folded.map_or((1, 1), |i| (self.groups[i].len, self.groups[i].stride as usize));
@@ -116,7 +116,7 @@ impl Pass {
     pub(crate) fn across(view: Geometry<'_>, dim: usize) -> (Pass, isize) {
         let dims = view.shape.iter().zip(view.strides).enumerate();
         let others = dims.filter(|&(d, _)| d != dim);
-        let outer = others.map(|(_, (&len, &stride))| Outer { len, stride, param: 0 }).collect();
+        let outer = others.map(|(_, (&len, &stride))| Outer { len, stride, result: 0 }).collect();
         let stride = view.strides.get(dim).copied().unwrap_or(1);
         (Pass { offset: view.offset, outer, n: 1, stride: 1, width: 1 }, stride)
     }
@@ -135,14 +135,14 @@ impl Pass {
     #[inline(always)]
     pub(crate) fn walk(&self, index: usize) -> Walk<'_> {
         let mut coord: SmallVec<[usize; 6]> = SmallVec::from_elem(0, self.outer.len());
-        let (mut data, mut param, mut rest) = (self.offset as isize, 0, index);
+        let (mut data, mut result, mut rest) = (self.offset as isize, 0, index);
         for (i, d) in self.outer.iter().enumerate().rev() {
             coord[i] = rest % d.len;
             rest /= d.len;
             data += coord[i] as isize * d.stride;
-            param += coord[i] * d.param;
+            result += coord[i] * d.result;
         }
-        Walk { outer: &self.outer, coord, data, param }
+        Walk { outer: &self.outer, coord, data, result }
     }
 }
 
@@ -151,7 +151,7 @@ pub(crate) struct Walk<'a> {
     outer: &'a [Outer],
     coord: SmallVec<[usize; 6]>,
     data: isize,
-    param: usize,
+    result: usize,
 }
 
 impl Walk<'_> {
@@ -161,10 +161,10 @@ impl Walk<'_> {
         self.data as usize
     }
 
-    /// First element in the parameters.
+    /// First result.
     #[inline(always)]
-    pub(crate) fn param(&self) -> usize {
-        self.param
+    pub(crate) fn result(&self) -> usize {
+        self.result
     }
 
     /// Moves on by one outer position.
@@ -174,12 +174,12 @@ impl Walk<'_> {
             let d = self.outer[i];
             self.coord[i] += 1;
             self.data += d.stride;
-            self.param += d.param;
+            self.result += d.result;
             if self.coord[i] < d.len {
                 return;
             }
             self.data -= d.stride * d.len as isize;
-            self.param -= d.param * d.len;
+            self.result -= d.result * d.len;
             self.coord[i] = 0;
         }
     }

@@ -4,46 +4,45 @@ use super::{Keep, Over};
 use crate::array::Array;
 use crate::cpu::reduce::along::pick;
 use crate::cpu::reduce::arg::arg;
-use crate::cpu::reduce::folds::{End, Extreme, Largest, Smallest, with_ordered};
-use crate::cpu::reduce::{Plan, reduce_plain};
-use crate::element::with_size;
+use crate::cpu::reduce::folds::{End, Extreme, Ordered};
+use crate::cpu::reduce::{Plan, reduce};
+use crate::dispatch::{with_ordered, with_size};
 use crate::error::Result;
 use crate::view::resolve_dim;
 use planaria_layout::Shape;
-use std::marker::PhantomData;
 
 impl Array {
     /// Largest element over any dims; NaN if there is one.
     pub fn amax(&self, dims: &[i64], keep: Keep) -> Result<Array> {
-        extreme::<Largest>("amax", self, dims, keep)
+        extreme("amax", self, End::Largest, dims, keep)
     }
 
     /// Smallest element over any dims; NaN if there is one.
     pub fn amin(&self, dims: &[i64], keep: Keep) -> Result<Array> {
-        extreme::<Smallest>("amin", self, dims, keep)
+        extreme("amin", self, End::Smallest, dims, keep)
     }
 
     /// Position of the largest element along a dim, or in the flattened array: the first one among equals, the
     /// first NaN if there is any.
     pub fn argmax(&self, dim: Option<i64>, keep: Keep) -> Result<Array> {
-        position::<Largest>("argmax", self, dim, keep)
+        position("argmax", self, End::Largest, dim, keep)
     }
 
     /// Position of the smallest element along a dim, or in the flattened array: the first one among equals, the
     /// first NaN if there is any.
     pub fn argmin(&self, dim: Option<i64>, keep: Keep) -> Result<Array> {
-        position::<Smallest>("argmin", self, dim, keep)
+        position("argmin", self, End::Smallest, dim, keep)
     }
 
     /// Largest element along a dim and its position: (values, indices).
     pub fn max(&self, dim: i64, keep: Keep) -> Result<(Array, Array)> {
-        let indices = position::<Largest>("max", self, Some(dim), keep)?;
+        let indices = position("max", self, End::Largest, Some(dim), keep)?;
         Ok((self.at_positions("max", dim, &indices)?, indices))
     }
 
     /// Smallest element along a dim and its position: (values, indices).
     pub fn min(&self, dim: i64, keep: Keep) -> Result<(Array, Array)> {
-        let indices = position::<Smallest>("min", self, Some(dim), keep)?;
+        let indices = position("min", self, End::Smallest, Some(dim), keep)?;
         Ok((self.at_positions("min", dim, &indices)?, indices))
     }
 
@@ -61,24 +60,26 @@ impl Array {
     }
 }
 
-fn extreme<E: End>(op: &'static str, x: &Array, dims: &[i64], keep: Keep) -> Result<Array> {
+fn extreme(op: &'static str, x: &Array, end: End, dims: &[i64], keep: Keep) -> Result<Array> {
     let over = Over::new(op, x.shape(), dims, keep)?;
     over.check_not_empty(x.shape())?;
     let wide = x.widened()?;
-    let out = with_ordered!(op, wide.dtype(), T => over.run(&wide, E::worst(), |data: &[T], plan, out| {
-        reduce_plain(Extreme::<T, E>(PhantomData), data, plan, out);
+    let out = with_ordered!(op, wide.dtype(), T => over.run(&wide, T::LOWEST, &mut |data: &[T], plan, out| {
+        let fold = Extreme::new(end);
+        reduce(&fold, data, plan, &[], out);
+        out.iter_mut().for_each(|x| *x = x.restore(fold.0));
     }))?;
     out.cast(x.dtype())
 }
 
-fn position<E: End>(op: &'static str, x: &Array, dim: Option<i64>, keep: Keep) -> Result<Array> {
+fn position(op: &'static str, x: &Array, end: End, dim: Option<i64>, keep: Keep) -> Result<Array> {
     let one = dim.map(|d| [d]);
     let over = Over::new(op, x.shape(), one.as_ref().map_or(&[][..], |d| &d[..]), keep)?;
     over.check_not_empty(x.shape())?;
     let wide = x.widened()?;
     // A position in the flattened array counts in row-major order, which memory order need not be.
     let in_order = |plan: &Plan| dim.is_some() || (wide.is_contiguous() && plan.is_one_run());
-    with_ordered!(op, wide.dtype(), T => over.run_if(&wide, 0i64, in_order, |data: &[T], plan, out| {
-        arg::<T, E>(data, plan, out);
+    with_ordered!(op, wide.dtype(), T => over.run_if(&wide, 0i64, &in_order, &mut |data: &[T], plan, out| {
+        arg(end, data, plan, out);
     }))
 }

@@ -6,19 +6,17 @@ use crate::array::Array;
 use crate::convert::Number;
 use crate::cpu::real::{Float, Real, with_float};
 use crate::cpu::reduce::along::{Along, scatter_add};
-use crate::cpu::reduce::folds::{AbsExtreme, Extreme, Largest, Smallest, SumAt, TermAt, Ties, with_real};
-use crate::cpu::reduce::grad::{
-    Offset, PowerRatio, Ratio, Share, Sign, Softmax, Tied, TiedAbs, apply, product_row,
-};
-use crate::cpu::reduce::{Fold, reduce, reduce_plain};
+use crate::cpu::reduce::folds::{End, Extreme, Ordered, Sum, Ties};
+use crate::cpu::reduce::grad::{Offset, PowerRatio, Ratio, Shares, Sign, Softmax, Tied, product_row};
+use crate::cpu::reduce::reduce;
 use crate::cpu::strided::BLOCK;
+use crate::dispatch::with_real;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::pool;
 use crate::view::{inverse, resolve_dim};
 use planaria_layout::{Dims, Shape};
 use smallvec::SmallVec;
-use std::marker::PhantomData;
 
 /// `dy` repeated along the dims that were reduced: a view of the input's shape.
 pub fn expand_reduced(dy: &Array, shape: &[usize], dims: &[i64]) -> Result<Array> {
@@ -36,29 +34,19 @@ pub fn mean_grad(dy: &Array, shape: &[usize], dims: &[i64]) -> Result<Array> {
     let over = Over::new("mean_grad", &Shape::new(shape)?, dims, Keep::No)?;
     let dy = over.restore(dy)?;
     let n = over.count as f64;
-    with_float!("mean_grad", dy.dtype(), T => zip::<T>("mean_grad", &dy, &dy, |dy, _| dy / n))?
+    with_float!("mean_grad", dy.dtype(), T => zip::<T>("mean_grad", &dy, &dy, &|dy, _| dy / n))?
         .cast(dy.dtype())?
         .broadcast_to(shape)
 }
 
 /// Gradient of `amax`: dy shared evenly among the elements equal to the largest.
 pub fn amax_grad(dy: &Array, x: &Array, y: &Array, dims: &[i64]) -> Result<Array> {
-    let over = Over::new("amax_grad", x.shape(), dims, Keep::Yes)?;
-    let (wide, y) = (x.widened()?, over.restore(y)?);
-    let ties = with_real!("amax_grad", wide.dtype(), T => {
-        ties(&over, &wide, Extreme::<T, Largest>(PhantomData), Ties)
-    })?;
-    tied("amax_grad", &over, dy, x, &y, &ties, Tied)
+    tied("amax_grad", dy, x, &x.widened()?, y, dims, End::Largest)
 }
 
 /// Gradient of `amin`: dy shared evenly among the elements equal to the smallest.
 pub fn amin_grad(dy: &Array, x: &Array, y: &Array, dims: &[i64]) -> Result<Array> {
-    let over = Over::new("amin_grad", x.shape(), dims, Keep::Yes)?;
-    let (wide, y) = (x.widened()?, over.restore(y)?);
-    let ties = with_real!("amin_grad", wide.dtype(), T => {
-        ties(&over, &wide, Extreme::<T, Smallest>(PhantomData), Ties)
-    })?;
-    tied("amin_grad", &over, dy, x, &y, &ties, Tied)
+    tied("amin_grad", dy, x, &x.widened()?, y, dims, End::Smallest)
 }
 
 /// Gradient of `max` along a dim: dy goes to the position in `indices`. `shape` is the input's.
@@ -75,7 +63,7 @@ pub fn min_grad(dy: &Array, indices: &Array, shape: &[usize], dim: i64) -> Resul
 pub fn logsumexp_grad(dy: &Array, x: &Array, y: &Array, dims: &[i64]) -> Result<Array> {
     let over = Over::new("logsumexp_grad", x.shape(), dims, Keep::Yes)?;
     let (dy, y) = (over.restore(dy)?, over.restore(y)?);
-    with_float!("logsumexp_grad", x.dtype(), T => shares::<T, _>("logsumexp_grad", x, &dy, &y, Softmax))
+    with_float!("logsumexp_grad", x.dtype(), T => shares::<T>("logsumexp_grad", x, &dy, &y, &Softmax))
 }
 
 /// Gradient of `prod`: dx = dy times the product of all other elements, right also where elements are 0.
@@ -116,22 +104,19 @@ pub fn norm_grad(dy: &Array, x: &Array, y: &Array, p: f64, dims: &[i64]) -> Resu
     let over = Over::new(OP, x.shape(), dims, Keep::Yes)?;
     let (a, b) = (over.restore(dy)?, over.restore(y)?);
     if p.is_infinite() {
-        let wide = x.widened()?;
-        let ties = with_real!(OP, wide.dtype(), T => match p > 0.0 {
-            true => ties(&over, &wide, AbsExtreme::<T, Largest>(PhantomData), AbsTies),
-            false => ties(&over, &wide, AbsExtreme::<T, Smallest>(PhantomData), AbsTies),
-        })?;
-        return tied(OP, &over, dy, x, &b, &ties, TiedAbs);
+        let end = if p > 0.0 { End::Largest } else { End::Smallest };
+        let share = tied(OP, dy, x, &x.widened()?.abs()?, y, dims, end)?;
+        return share.mul(&x.sign()?);
     }
     with_float!(OP, x.dtype(), T => {
         if p == 0.0 {
             Array::zeros_of(x.shape().clone(), x.dtype())
         } else if p == 1.0 {
-            shares::<T, _>(OP, x, &a, &b, Sign)
+            shares::<T>(OP, x, &a, &b, &Sign)
         } else if p == 2.0 {
-            shares::<T, _>(OP, x, &a, &b, Ratio)
+            shares::<T>(OP, x, &a, &b, &Ratio)
         } else {
-            shares::<T, _>(OP, x, &a, &b, PowerRatio(p))
+            shares::<T>(OP, x, &a, &b, &PowerRatio(p))
         }
     })
 }
@@ -142,7 +127,7 @@ pub fn var_grad(dy: &Array, x: &Array, dims: &[i64], correction: f64) -> Result<
     let dy = over.restore(dy)?;
     let scale = 2.0 / (over.count as f64 - correction).max(0.0);
     with_float!("var_grad", x.dtype(), T => {
-        let a = zip::<T>("var_grad", &dy, &dy, |dy, _| dy * scale)?;
+        let a = zip::<T>("var_grad", &dy, &dy, &|dy, _| dy * scale)?;
         deviations::<T>("var_grad", x, &over, &a)
     })
 }
@@ -154,60 +139,44 @@ pub fn std_grad(dy: &Array, x: &Array, y: &Array, dims: &[i64], correction: f64)
     let freedom = (over.count as f64 - correction).max(0.0);
     with_float!("std_grad", x.dtype(), T => {
         let slope = |dy: f64, y: f64| if y == 0.0 { 0.0 } else { dy / (y * freedom) };
-        let a = zip::<T>("std_grad", &dy, &y, slope)?;
+        let a = zip::<T>("std_grad", &dy, &y, &slope)?;
         deviations::<T>("std_grad", x, &over, &a)
     })
-}
-
-/// 1 where |x| is the given value
-#[derive(Clone, Copy)]
-struct AbsTies;
-impl TermAt for AbsTies {
-    #[inline(always)]
-    fn term<R: Real>(self, x: R, value: R) -> R {
-        Ties.term(x.abs(), value)
-    }
 }
 
 /// a (x - mean)
 fn deviations<T: Float<Real: Number>>(op: &'static str, x: &Array, over: &Over, a: &Array) -> Result<Array> {
     let wide = x.widened()?;
-    let mean = with_real!(op, wide.dtype(), W => over.run(&wide, f64::NAN, |data: &[W], plan, out| {
+    let mean = with_real!(op, wide.dtype(), W => over.run(&wide, f64::NAN, &mut |data: &[W], plan, out| {
         out.copy_from_slice(&means(data, plan, over.count, out.len()));
     }))?;
-    shares::<T, _>(op, x, a, &mean, Offset)
+    shares::<T>(op, x, a, &mean, &Offset)
 }
 
-/// How many elements attain each extreme.
-fn ties<R: Real + Number>(
-    over: &Over,
-    x: &Array,
-    extreme: impl Fold<In = R, Acc = R, Param = ()>,
-    ties: impl TermAt,
-) -> Result<Array> {
-    over.check_not_empty(x.shape())?;
-    over.run(x, R::ONE, |data: &[R], plan, out| {
-        let mut value = vec![R::ZERO; out.len()];
-        reduce_plain(extreme, data, plan, &mut value);
-        reduce(SumAt::<R, R, _>::of(ties), data, plan, &value, out);
-    })
-}
-
-/// Shares `dy` evenly among the elements that attain the extreme `y`.
+/// Shares `dy` evenly among the elements of `wide`, a widened form of `x`, that attain the extreme `y`.
 fn tied(
     op: &'static str,
-    over: &Over,
     dy: &Array,
     x: &Array,
+    wide: &Array,
     y: &Array,
-    ties: &Array,
-    share: impl Share,
+    dims: &[i64],
+    end: End,
 ) -> Result<Array> {
-    let dy = over.restore(dy)?;
-    with_float!(op, x.dtype(), T => {
-        let a = zip::<T>(op, &dy, ties, |dy, count| dy / count)?;
-        shares::<T, _>(op, x, &a, y, share)
-    })
+    let over = Over::new(op, x.shape(), dims, Keep::Yes)?;
+    over.check_not_empty(x.shape())?;
+    let (dy, y) = (over.restore(dy)?, over.restore(y)?);
+    let ties = with_real!(op, wide.dtype(), T => over.run(wide, T::ONE, &mut |data: &[T], plan, out| {
+        let (fold, mut value) = (Extreme::new(end), vec![T::ZERO; out.len()]);
+        reduce(&fold, data, plan, &[], &mut value);
+        value.iter_mut().for_each(|x| *x = x.restore(fold.0));
+        reduce(&Sum::<T, T, _>::of(Ties), data, plan, &value, out);
+    }))?;
+    with_float!(op, wide.dtype(), T => {
+        let a = zip::<T>(op, &dy, &ties, &|dy, count| dy / count)?;
+        shares::<T>(op, wide, &a, &y, &Tied)
+    })?
+    .cast(x.dtype())
 }
 
 /// A small array computed from two of the same shape, in the computing type of T.
@@ -215,7 +184,7 @@ fn zip<T: Float<Real: Number>>(
     op: &'static str,
     a: &Array,
     b: &Array,
-    f: impl Fn(f64, f64) -> f64,
+    f: &dyn Fn(f64, f64) -> f64,
 ) -> Result<Array> {
     if a.is_meta() || b.is_meta() {
         return Ok(Array::meta_of(a.shape().clone(), T::Real::DTYPE));
@@ -229,12 +198,12 @@ fn zip<T: Float<Real: Number>>(
 }
 
 /// Each element's share, with `a` and `b` broadcast to the shape of `x`.
-fn shares<T: Float<Real: Number>, S: Share>(
+fn shares<T: Float<Real: Number>>(
     op: &'static str,
     x: &Array,
     a: &Array,
     b: &Array,
-    share: S,
+    share: &dyn Shares<T::Real>,
 ) -> Result<Array> {
     let spread = |p: &Array| p.cast(T::Real::DTYPE)?.broadcast_to(x.shape());
     let (a, b) = (spread(a)?, spread(b)?);
@@ -253,7 +222,7 @@ fn shares<T: Float<Real: Number>, S: Share>(
                 let range = first..first + block.len();
                 let x = T::widen(x_in.block(range.clone(), &mut xs), &mut wide);
                 let (a, b) = (a.block(range.clone(), &mut a_s), b.block(range, &mut b_s));
-                T::narrow(block, &mut narrow, |out| apply(share, x, a, b, out));
+                T::narrow(block, &mut narrow, |out| share.apply(x, a, b, out));
             }
         });
     })

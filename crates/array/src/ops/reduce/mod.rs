@@ -16,11 +16,10 @@ pub use grad::{
 use crate::array::{Array, Host};
 use crate::convert::Number;
 use crate::cpu::real::{Float, Real, with_float};
-use crate::cpu::reduce::folds::{
-    All, Any, Bits, Count, IntProduct, IntSum, Plain, Product, Square, Sum, with_real,
-};
-use crate::cpu::reduce::{Plan, reduce_plain};
-use crate::element::{Bool, Element, with_size};
+use crate::cpu::reduce::folds::{Bits, Count, Found, IntProduct, IntSum, Plain, Product, Square, Sum};
+use crate::cpu::reduce::{Plan, reduce};
+use crate::dispatch::{with_real, with_size};
+use crate::element::{Bool, Element};
 use crate::error::{Error, Result};
 use crate::view::{inverse, resolve_dims};
 use bytemuck::Pod;
@@ -50,6 +49,9 @@ pub(crate) struct Over {
     /// Elements folded into one.
     pub(crate) count: usize,
 }
+
+/// A reduction of a view's storage into results; a `dyn` so that what is around it is compiled once per pair of types.
+type Kernel<'a, T, A> = &'a mut dyn FnMut(&[T], &Plan, &mut [A]);
 
 impl Over {
     pub(crate) fn new(op: &'static str, from: &Shape, dims: &[i64], keep: Keep) -> Result<Over> {
@@ -96,9 +98,9 @@ impl Over {
         &self,
         x: &Array,
         empty: A,
-        kernel: impl FnOnce(&[T], &Plan, &mut [A]),
+        kernel: Kernel<'_, T, A>,
     ) -> Result<Array> {
-        self.run_if(x, empty, |_| true, kernel)
+        self.run_if(x, empty, &|_| true, kernel)
     }
 
     /// Like [`Over::run`] for kernels that need more of the plan than that it can be walked.
@@ -106,8 +108,8 @@ impl Over {
         &self,
         x: &Array,
         empty: A,
-        fits: impl Fn(&Plan) -> bool,
-        kernel: impl FnOnce(&[T], &Plan, &mut [A]),
+        fits: &dyn Fn(&Plan) -> bool,
+        kernel: Kernel<'_, T, A>,
     ) -> Result<Array> {
         if x.is_meta() {
             return Ok(Array::meta_of(self.shape.clone(), A::DTYPE));
@@ -115,7 +117,7 @@ impl Over {
         if x.numel() == 0 {
             return Array::build(self.shape.clone(), |out: &mut [A]| out.fill(empty));
         }
-        let (x, plan) = self.plan(x, &fits)?;
+        let (x, plan) = self.plan(x, fits)?;
         let host: Host = x.host(self.op)?;
         let fill = |out: &mut [A]| kernel(host.slice::<T>(), &plan, out);
         self.in_order(Array::build(shape_in_memory(&x, &plan)?, fill)?, &plan)
@@ -127,7 +129,7 @@ impl Over {
     }
 
     fn int_sum<T: Number>(&self, x: &Array) -> Result<Array> {
-        self.run(x, 0, |data: &[T], plan, out| reduce_plain(IntSum(PhantomData), data, plan, out))
+        self.run(x, 0, &mut |data: &[T], plan, out| reduce(&IntSum(PhantomData), data, plan, &[], out))
     }
 
     /// `dy` seen with the reduced dims as 1; it may come with or without them.
@@ -168,8 +170,8 @@ impl Array {
     pub fn sum(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("sum", self.shape(), dims, keep)?;
         if self.dtype().is_float() {
-            return with_float!("sum", self.dtype(), T => over.run(self, Real::ZERO, |data: &[T], plan, out| {
-                reduce_plain(Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, out);
+            return with_float!("sum", self.dtype(), T => over.run(self, Real::ZERO, &mut |data: &[T], plan, out| {
+                reduce(&Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, &[], out);
             }))?
             .cast(self.dtype());
         }
@@ -183,8 +185,8 @@ impl Array {
     /// Arithmetic mean of floats; of nothing it is NaN.
     pub fn mean(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("mean", self.shape(), dims, keep)?;
-        with_float!("mean", self.dtype(), T => over.run(self, Real::of(f64::NAN), |data: &[T], plan, out| {
-            reduce_plain(Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, out);
+        with_float!("mean", self.dtype(), T => over.run(self, Real::of(f64::NAN), &mut |data: &[T], plan, out| {
+            reduce(&Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, &[], out);
             divide(out, over.count as f64);
         }))?
         .cast(self.dtype())
@@ -195,45 +197,49 @@ impl Array {
         let over = Over::new("prod", self.shape(), dims, keep)?;
         if self.dtype().is_float() {
             let x = self.widened()?;
-            return with_real!("prod", x.dtype(), T => over.run(&x, T::ONE, |data, plan, out| {
-                reduce_plain(Product::<T>(PhantomData), data, plan, out);
+            return with_real!("prod", x.dtype(), T => over.run(&x, T::ONE, &mut |data, plan, out| {
+                reduce(&Product::<T>(PhantomData), data, plan, &[], out);
             }))?
             .cast(self.dtype());
         }
-        over.run(&self.cast(DType::I64)?, 1, |data, plan, out| reduce_plain(IntProduct, data, plan, out))
+        over.run(&self.cast(DType::I64)?, 1, &mut |data, plan, out| reduce(&IntProduct, data, plan, &[], out))
     }
 
     /// Sum of squares of floats.
     pub fn sum_squares(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("sum_squares", self.shape(), dims, keep)?;
         let x = self.widened()?;
-        with_real!("sum_squares", x.dtype(), T => over.run(&x, T::ZERO, |data, plan, out| {
-            reduce_plain(Sum::<T, T, _>::of(Square), data, plan, out);
+        with_real!("sum_squares", x.dtype(), T => over.run(&x, T::ZERO, &mut |data, plan, out| {
+            reduce(&Sum::<T, T, _>::of(Square), data, plan, &[], out);
         }))?
         .cast(self.dtype())
     }
 
     /// True where any element is not zero (NaN is not); false of nothing.
     pub fn any(&self, dims: &[i64], keep: Keep) -> Result<Array> {
-        let over = Over::new("any", self.shape(), dims, keep)?;
-        with_size!(self.dtype(), B => over.run(self, Bool::new(false), |data, plan, out| {
-            reduce_plain(Any(B::mask(self.dtype().is_float())), data, plan, out);
-        }))
+        self.found("any", false, dims, keep)
     }
 
     /// True where no element is zero; true of nothing.
     pub fn all(&self, dims: &[i64], keep: Keep) -> Result<Array> {
-        let over = Over::new("all", self.shape(), dims, keep)?;
-        with_size!(self.dtype(), B => over.run(self, Bool::new(true), |data, plan, out| {
-            reduce_plain(All(B::mask(self.dtype().is_float())), data, plan, out);
+        self.found("all", true, dims, keep)
+    }
+
+    /// Whether any element is not zero, or, if `all`, whether none is zero.
+    fn found(&self, op: &'static str, all: bool, dims: &[i64], keep: Keep) -> Result<Array> {
+        let over = Over::new(op, self.shape(), dims, keep)?;
+        with_size!(self.dtype(), B => over.run(self, Bool::new(all), &mut |data, plan, out| {
+            let fold = Found { mask: B::mask(self.dtype().is_float()), zero: all };
+            reduce(&fold, data, plan, &[], out);
+            out.iter_mut().for_each(|x| *x = Bool::new(x.get() != all));
         }))
     }
 
     /// How many elements are not zero, as i64.
     pub fn count_nonzero(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("count_nonzero", self.shape(), dims, keep)?;
-        with_size!(self.dtype(), B => over.run(self, 0i64, |data, plan, out| {
-            reduce_plain(Count(B::mask(self.dtype().is_float())), data, plan, out);
+        with_size!(self.dtype(), B => over.run(self, 0i64, &mut |data, plan, out| {
+            reduce(&Count(B::mask(self.dtype().is_float())), data, plan, &[], out);
         }))
     }
 }

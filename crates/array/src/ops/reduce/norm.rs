@@ -5,19 +5,19 @@ use crate::array::Array;
 use crate::convert::Number;
 use crate::cpu::real::Real;
 use crate::cpu::reduce::folds::{
-    Abs, AbsExtreme, Deviation, Exponential, Extreme, Largest, NonZero, Ordered, Plain, Power, Smallest,
-    Square, Sum, SumAt, with_real,
+    Abs, Deviation, End, Exponential, Extreme, Ordered, Plain, Power, Square, Sum,
 };
-use crate::cpu::reduce::{Plan, reduce, reduce_plain};
+use crate::cpu::reduce::{Plan, reduce};
+use crate::dispatch::with_real;
 use crate::error::{Error, Result};
-use std::marker::PhantomData;
+use planaria_layout::DType;
 
 impl Array {
     /// ln(Σ e^x), without overflow; -inf of nothing.
     pub fn logsumexp(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("logsumexp", self.shape(), dims, keep)?;
         let x = self.widened()?;
-        with_real!("logsumexp", x.dtype(), T => over.run(&x, T::NEG_INFINITY, logsumexp::<T>))?
+        with_real!("logsumexp", x.dtype(), T => over.run(&x, T::NEG_INFINITY, &mut logsumexp::<T>))?
             .cast(self.dtype())
     }
 
@@ -31,9 +31,17 @@ impl Array {
             over.check_not_empty(self.shape())?;
         }
         let x = self.widened()?;
-        with_real!("norm", x.dtype(), T => {
-            over.run(&x, T::ZERO, |data, plan, out| norm::<T>(p, data, plan, out))
-        })?
+        if p == 0.0 && matches!(x.dtype(), DType::F32 | DType::F64) {
+            return self.count_nonzero(dims, keep)?.cast(self.dtype());
+        }
+        with_real!("norm", x.dtype(), T => over.run(&x, T::ZERO, &mut |data: &[T], plan, out| {
+            if p.is_infinite() {
+                let fold = Extreme::<T>::new(if p > 0.0 { End::Largest } else { End::Smallest }).absolute();
+                reduce(&fold, data, plan, &[], out);
+                return out.iter_mut().for_each(|x| *x = x.restore(fold.0));
+            }
+            norm(p, data, plan, out);
+        }))?
         .cast(self.dtype())
     }
 
@@ -51,31 +59,26 @@ impl Array {
 
 fn logsumexp<T: Real + Ordered>(data: &[T], plan: &Plan, out: &mut [T]) {
     let mut largest = vec![T::ZERO; out.len()];
-    reduce_plain(Extreme::<T, Largest>(PhantomData), data, plan, &mut largest);
+    reduce(&Extreme::new(End::Largest), data, plan, &[], &mut largest);
     for m in &mut largest {
         // Infinite or NaN: e^x alone already gives the right limit.
         *m = if m.f64().is_finite() { *m } else { T::ZERO };
     }
-    reduce(SumAt::<T, T, _>::of(Exponential), data, plan, &largest, out);
+    reduce(&Sum::<T, T, _>::of(Exponential), data, plan, &largest, out);
     for (o, &m) in out.iter_mut().zip(&largest) {
         *o = o.ln() + m;
     }
 }
 
+/// For finite p that is not 0.
 fn norm<T: Real + Ordered>(p: f64, data: &[T], plan: &Plan, out: &mut [T]) {
-    if p == 0.0 {
-        reduce_plain(Sum::<T, _, _>::of(NonZero), data, plan, out);
-    } else if p == 1.0 {
-        reduce_plain(Sum::<T, _, _>::of(Abs), data, plan, out);
+    if p == 1.0 {
+        reduce(&Sum::<T, T, _>::of(Abs), data, plan, &[], out);
     } else if p == 2.0 {
-        reduce_plain(Sum::<T, _, _>::of(Square), data, plan, out);
+        reduce(&Sum::<T, T, _>::of(Square), data, plan, &[], out);
         out.iter_mut().for_each(|x| *x = x.sqrt());
-    } else if p == f64::INFINITY {
-        reduce_plain(AbsExtreme::<T, Largest>(PhantomData), data, plan, out);
-    } else if p == f64::NEG_INFINITY {
-        reduce_plain(AbsExtreme::<T, Smallest>(PhantomData), data, plan, out);
     } else {
-        reduce_plain(Sum::<T, _, _>::of(Power(p)), data, plan, out);
+        reduce(&Sum::<T, T, _>::of(Power(p)), data, plan, &[], out);
         out.iter_mut().for_each(|x| *x = T::of(x.f64().powf(1.0 / p)));
     }
 }
@@ -92,9 +95,9 @@ fn spread(
     let over = Over::new(op, x.shape(), dims, keep)?;
     let freedom = (over.count as f64 - correction).max(0.0);
     let wide = x.widened()?;
-    let wide = with_real!(op, wide.dtype(), T => over.run(&wide, f64::NAN, |data: &[T], plan, out| {
+    let wide = with_real!(op, wide.dtype(), T => over.run(&wide, f64::NAN, &mut |data: &[T], plan, out| {
         let means = means(data, plan, over.count, out.len());
-        reduce(SumAt::<T, f64, _>::of(Deviation), data, plan, &means, out);
+        reduce(&Sum::<T, f64, _>::of(Deviation), data, plan, &means, out);
         out.iter_mut().for_each(|v| *v = finish(*v / freedom));
     }))?;
     wide.cast(x.dtype())
@@ -103,7 +106,7 @@ fn spread(
 /// Means in f64, in the plan's order.
 pub(super) fn means<T: Number>(data: &[T], plan: &Plan, count: usize, results: usize) -> Vec<f64> {
     let mut means = vec![0.0; results];
-    reduce_plain(Sum::<T, f64, _>::of(Plain), data, plan, &mut means);
+    reduce(&Sum::<T, f64, _>::of(Plain), data, plan, &[], &mut means);
     divide(&mut means, count as f64);
     means
 }
