@@ -129,6 +129,7 @@ impl Choice {
             Cuts::Any => true,
             Cuts::Windows => sections == 1,
             Cuts::Even => sections == 1 && even,
+            Cuts::Whole => parts == 1,
         };
         suits_kind && suits_cuts && (even || !rule.is_composed(factor))
     }

@@ -4,16 +4,20 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
-mod build;
 mod choice;
+mod contract;
 mod decide;
+mod join;
+mod pointwise;
 mod price;
+mod reshape;
 mod search;
 
-pub use build::{
-    along, concat, elementwise, expand, matmul, permute, reduction, reshape, split, stack, unbind,
-};
+pub use contract::{einsum, matmul, reduction};
 pub use decide::{Decision, Operand, decide};
+pub use join::{concat, split, stack, unbind};
+pub use pointwise::{along, elementwise, expand, permute, select_dims};
+pub use reshape::reshape;
 
 use crate::placement::Reduce;
 use smallvec::SmallVec;
@@ -44,6 +48,8 @@ pub enum Cuts {
     Windows,
     /// Windows of equal length.
     Even,
+    /// None: every rank has all of it.
+    Whole,
 }
 
 /// One index that runs through an op.
@@ -124,6 +130,11 @@ impl Rule {
     /// A new factor that is summed (or otherwise reduced) away in outputs without it, cut in any way.
     pub fn reduced(&mut self, size: usize, reduce: Reduce) -> FactorId {
         self.factor(size, Kind::Reduce(reduce), Cuts::Any)
+    }
+
+    /// A new factor that is never cut.
+    pub fn fixed(&mut self, size: usize) -> FactorId {
+        self.factor(size, Kind::Free, Cuts::Whole)
     }
 
     /// Adds an input with one factor or none per dim.

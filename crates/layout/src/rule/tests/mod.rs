@@ -2,7 +2,7 @@
 
 mod ops;
 
-use super::choice::{Choice, Place, Role};
+use super::choice::{Choice, Role};
 use super::decide::votes;
 use super::price::{Key, price};
 use super::*;
@@ -195,13 +195,4 @@ proptest! {
         let moved: u128 = layouts.iter().zip(&decision.inputs).map(|(a, b)| price::bytes(a, b, 4)).sum();
         prop_assert_eq!(moved, found.key.moved, "the short way agrees with the search: {:?} {:?}", layouts, decision);
     }
-}
-
-#[test]
-fn place_names_tensors() {
-    let mut rule = Rule::default();
-    let f = rule.free(3);
-    rule.input(&[Some(f)]);
-    rule.output(&[None]);
-    assert!(rule.has(Place::Input(0), f) && !rule.has(Place::Output(0), f));
 }

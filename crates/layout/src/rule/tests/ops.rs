@@ -41,8 +41,8 @@ pub(super) enum Op {
     Max { x: Vec<usize>, y: Vec<usize> },
     /// Over one dim.
     Reduction { shape: Vec<usize>, dim: usize, reduce: Reduce },
-    /// `[a*b, c] -> [a, b*c]` and such.
-    Reshape { parts: Vec<usize>, from: Vec<usize>, to: Vec<usize> },
+    /// `[a*b, c] -> [a, b*c]` and such, also back to front.
+    Reshape { parts: Vec<usize>, from: Vec<usize>, to: Vec<usize>, turned: bool },
     /// Running sums along a dim.
     Cumsum { shape: Vec<usize>, dim: usize },
     /// Two alike, side by side.
@@ -78,8 +78,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             let (dim, reduce) = (dim.index(shape.len()), Reduce::EVERY[r]);
             (!shape.contains(&0)).then_some(Op::Reduction { shape, dim, reduce })
         }),
-        2 => (prop::collection::vec(1usize..7, 3), grouping.clone(), grouping)
-            .prop_map(|(parts, from, to)| Op::Reshape { parts, from, to }),
+        2 => (prop::collection::vec(1usize..7, 3), grouping.clone(), grouping, any::<bool>())
+            .prop_map(|(parts, from, to, turned)| Op::Reshape { parts, from, to, turned }),
         1 => dim().prop_map(|(shape, dim)| Op::Cumsum { dim: dim.index(shape.len()), shape }),
         1 => dim().prop_map(|(shape, dim)| Op::Concat { dim: dim.index(shape.len()), shape }),
         1 => (1usize..7, 1usize..7, 1usize..7).prop_map(|(m, k, n)| Op::Linear { m, k, n }),
@@ -130,7 +130,10 @@ impl Op {
                 dims
             }
             Op::Cumsum { shape, .. } => shape.clone(),
-            Op::Reshape { parts, to, .. } => grouped(parts, to),
+            Op::Reshape { parts, to, turned, .. } => {
+                let parts = if *turned { parts.iter().rev().copied().collect() } else { parts.clone() };
+                grouped(&parts, to)
+            }
             Op::Concat { shape, dim } => {
                 let mut dims = shape.clone();
                 dims[*dim] *= 2;
@@ -142,75 +145,36 @@ impl Op {
     }
 
     pub(super) fn rule(&self) -> Rule {
-        let mut rule = Rule::default();
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let shapes: Vec<&Shape> = inputs.iter().collect();
+        let out = &outputs[0];
+        let mut rule = match self {
+            Op::Einsum { inputs, output, .. } => {
+                einsum(&format!("{}->{output}", inputs.join(",")), &shapes).unwrap()
+            }
+            Op::Add { .. } | Op::Max { .. } => elementwise(&shapes, out),
+            Op::Reduction { dim, reduce, .. } => reduction(shapes[0], &[*dim], out, *reduce),
+            Op::Cumsum { dim, .. } => along(&shapes, &[out], &[*dim]),
+            Op::Reshape { .. } => reshape(shapes[0], out),
+            Op::Concat { dim, .. } => concat(&shapes, out, *dim),
+            Op::Linear { .. } => {
+                let mut rule = einsum("mk,kn,n->mn", &shapes).unwrap();
+                rule.count_once(1, 2);
+                rule
+            }
+        };
         match self {
-            Op::Einsum { inputs, output, extents } => {
-                let kind = |i| {
-                    if output.chars().any(|c| letter(c) == i) {
-                        Kind::Free
-                    } else {
-                        Kind::Reduce(Reduce::Sum)
-                    }
-                };
-                extents.iter().enumerate().for_each(|(i, &n)| {
-                    rule.factor(n, kind(i), Cuts::Any);
-                });
-                let dims = |text: &str| text.chars().map(|c| Some(letter(c))).collect::<Vec<_>>();
-                inputs.iter().for_each(|text| rule.input(&dims(text)));
-                rule.output(&dims(output));
-                (0..inputs.len()).for_each(|i| rule.pass(&[i], LINEAR));
-            }
-            Op::Add { x, y } | Op::Max { x, y } => {
-                let factors: Vec<_> = x.iter().map(|&n| rule.free(n)).collect();
-                let broadcast = |y: &[usize]| -> Vec<_> {
-                    y.iter().zip(x).zip(&factors).map(|((a, b), &f)| (a == b).then_some(f)).collect()
-                };
-                rule.input(&broadcast(x));
-                rule.input(&broadcast(y));
-                rule.output(&broadcast(x));
-                rule.pass(&[0, 1], if matches!(self, Op::Add { .. }) { LINEAR } else { &[Reduce::Max] });
-            }
-            Op::Reduction { shape, dim, reduce } => {
-                let factors: Vec<_> = shape.iter().map(|&n| Some(rule.free(n))).collect();
-                rule.factors[*dim].kind = Kind::Reduce(*reduce);
-                rule.input(&factors);
-                let mut kept = factors;
-                kept.remove(*dim);
-                rule.output(&kept);
-                let at = Reduce::EVERY.iter().position(|r| r == reduce).unwrap();
-                rule.pass(&[0], if at < 2 { LINEAR } else { &Reduce::EVERY[at..=at] });
-            }
-            Op::Cumsum { shape, dim } => {
-                let mut factors: Vec<_> = shape.iter().map(|&n| Some(rule.free(n))).collect();
-                factors[*dim] = None;
-                rule.input(&factors);
-                rule.output(&factors);
-                rule.pass(&[0], LINEAR);
-            }
-            Op::Reshape { parts, from, to } => {
-                parts.iter().for_each(|&n| {
-                    rule.free(n);
-                });
-                rule.inputs.push(composed(from));
-                rule.outputs.push(composed(to));
-                rule.pass(&[0], &Reduce::EVERY);
-            }
-            Op::Concat { shape, dim } => {
-                let factors: Vec<_> = shape.iter().map(|&n| Some(rule.free(n))).collect();
-                let two = rule.free(2);
-                rule.input(&factors);
-                rule.input(&factors);
-                rule.output(&factors);
-                rule.outputs[0][*dim].insert(0, two);
-                rule.pass(&[0, 1], &Reduce::EVERY);
-            }
-            Op::Linear { m, k, n } => {
-                let (m, k, n) = (rule.free(*m), rule.reduced(*k, Reduce::Sum), rule.free(*n));
-                rule.input(&[Some(m), Some(k)]);
-                rule.input(&[Some(k), Some(n)]);
-                rule.input(&[Some(n)]);
-                rule.output(&[Some(m), Some(n)]);
-                rule.count_once(k, 2);
+            Op::Einsum { inputs, .. } => (0..inputs.len()).for_each(|i| rule.pass(&[i], LINEAR)),
+            Op::Add { .. } => rule.pass(&[0, 1], LINEAR),
+            Op::Max { .. } => rule.pass(&[0, 1], &[Reduce::Max]),
+            Op::Cumsum { .. } => rule.pass(&[0], LINEAR),
+            Op::Reshape { .. } => rule.pass(&[0], &Reduce::EVERY),
+            Op::Concat { .. } => rule.pass(&[0, 1], &Reduce::EVERY),
+            Op::Reduction { reduce, .. } => match Reduce::EVERY.iter().position(|r| r == reduce) {
+                Some(at) if at > 1 => rule.pass(&[0], &Reduce::EVERY[at..=at]),
+                _ => rule.pass(&[0], LINEAR),
+            },
+            Op::Linear { .. } => {
                 rule.pass(&[0, 2], LINEAR);
                 rule.pass(&[1, 2], LINEAR);
             }
@@ -223,7 +187,7 @@ impl Op {
         let out = &outputs[0];
         let (x, y) = (&inputs[0], inputs.get(1).unwrap_or(&inputs[0]));
         vec![match self {
-            Op::Einsum { inputs: texts, output, .. } => einsum(texts, output, inputs, out),
+            Op::Einsum { inputs: texts, output, .. } => products(texts, output, inputs, out),
             Op::Add { .. } => Nd::make(out, |i| x.at(i) + y.at(i)),
             Op::Max { .. } => Nd::make(out, |i| x.at(i).max(y.at(i))),
             Op::Reduction { dim, reduce, .. } => Nd::make(out, |i| reduced(x, i, *dim, *reduce)),
@@ -251,16 +215,6 @@ impl Op {
     }
 }
 
-/// Neighbouring factors, so many per dim.
-fn composed(groups: &[usize]) -> Vec<DimFactors> {
-    let mut next = 0;
-    let take = |&n: &usize| {
-        next += n;
-        (next - n..next).collect()
-    };
-    groups.iter().map(take).collect()
-}
-
 fn reduced(x: &Nd, index: &[usize], dim: usize, reduce: Reduce) -> f64 {
     let mut at = index.to_vec();
     at.insert(dim, 0);
@@ -278,7 +232,7 @@ fn reduced(x: &Nd, index: &[usize], dim: usize, reduce: Reduce) -> f64 {
     }
 }
 
-fn einsum(texts: &[&str], output: &str, inputs: &[Nd], out: &Shape) -> Nd {
+fn products(texts: &[&str], output: &str, inputs: &[Nd], out: &Shape) -> Nd {
     let mut extents = [1usize; 4];
     for (text, input) in texts.iter().zip(inputs) {
         text.chars().zip(input.shape.iter()).for_each(|(c, &n)| extents[letter(c)] = n);
