@@ -1,17 +1,17 @@
 //! The communicator of one rank: no threads, no locks around the calls; a collective is a copy or nothing.
 
-use crate::call::Call;
+use crate::call::{Call, Recv};
 use crate::combine;
-use crate::comm::{Comm, Pending};
+use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
 use planaria_array::{Array, Bytes};
 use planaria_layout::{Rank, Reduce};
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The communicator of one rank, world rank 0.
 pub fn alone() -> Arc<dyn Comm> {
-    Arc::new(Alone { ranks: [0], failure: OnceLock::new(), letters: Mutex::default() })
+    Arc::new(Alone { ranks: [0], failure: OnceLock::new(), lines: Arc::default() })
 }
 
 #[derive(Debug)]
@@ -19,7 +19,15 @@ struct Alone {
     ranks: [Rank; 1],
     failure: OnceLock<Error>,
     /// Messages to itself, by tag.
-    letters: Mutex<HashMap<u32, VecDeque<(Bytes, String)>>>,
+    lines: Arc<Mutex<HashMap<u32, Line>>>,
+}
+
+/// Messages of one tag: the n-th receive gets the n-th.
+#[derive(Debug, Default)]
+struct Line {
+    sent: u64,
+    awaited: u64,
+    letters: HashMap<u64, (Bytes, String)>,
 }
 
 impl Comm for Alone {
@@ -32,30 +40,28 @@ impl Comm for Alone {
     }
 
     fn start(&self, call: Call) -> Result<Pending> {
-        self.run(call).map(|()| Pending::done())
-    }
-
-    fn run(&self, call: Call) -> Result<()> {
         self.live()?;
         call.check(0, 1)?;
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock(&self.lines);
         match call {
             Call::Send(c) => {
                 let letter = (c.data.bytes()?, describe(&c.data));
-                letters.entry(c.tag).or_default().push_back(letter);
-                Ok(())
+                let line = lines.entry(c.tag).or_default();
+                line.letters.insert(line.sent, letter);
+                line.sent += 1;
+                Ok(Pending::done())
             }
-            Call::Recv(c) => {
-                // Nobody else can send it later.
-                let Some((bytes, found)) = letters.get_mut(&c.tag).and_then(VecDeque::pop_front) else {
-                    let what =
-                        format!("a rank alone waits for a message to itself, tag {}, it never sent", c.tag);
-                    return Err(Error::argument("recv", what));
-                };
-                deliver(&c.data, &bytes, found, 0, c.tag)
+            Call::Recv(call) => {
+                let line = lines.entry(call.tag).or_default();
+                line.awaited += 1;
+                Ok(Pending::new(Receive { lines: self.lines.clone(), number: line.awaited - 1, call }))
             }
-            collective => copy(collective),
+            collective => copy(collective).map(|()| Pending::done()),
         }
+    }
+
+    fn run(&self, call: Call) -> Result<()> {
+        self.start(call)?.wait()
     }
 
     fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
@@ -76,6 +82,38 @@ impl Comm for Alone {
 impl Alone {
     fn live(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |e| Err(e.clone()))
+    }
+}
+
+fn lock(lines: &Mutex<HashMap<u32, Line>>) -> MutexGuard<'_, HashMap<u32, Line>> {
+    lines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A started receive.
+#[derive(Debug)]
+struct Receive {
+    lines: Arc<Mutex<HashMap<u32, Line>>>,
+    number: u64,
+    call: Recv,
+}
+
+impl Wait for Receive {
+    fn wait(self: Box<Self>) -> Result<()> {
+        let tag = self.call.tag;
+        let letter = lock(&self.lines).get_mut(&tag).and_then(|line| line.letters.remove(&self.number));
+        match letter {
+            Some((bytes, found)) => deliver(&self.call.data, &bytes, found, 0, tag),
+            // Nobody else can send it later.
+            None => {
+                let what =
+                    format!("a rank alone waits for a message to itself, tag {tag}, that it never sent");
+                Err(Error::argument("recv", what))
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        true
     }
 }
 

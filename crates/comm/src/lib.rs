@@ -20,15 +20,24 @@
 
 mod alone;
 mod call;
+mod checked;
 mod combine;
 mod comm;
+pub mod conformance;
 mod error;
+mod faulty;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod sync;
 pub mod threads;
+pub mod value;
 
 pub use alone::alone;
 pub use call::{
     AllGather, AllReduce, AllToAll, Broadcast, Call, MAX_TAG, Recv, ReduceScatter, ReduceTo, Send,
 };
+pub use checked::checked;
 pub use comm::{Comm, CommExt, Pending, Wait};
 pub use error::{Error, Result};
+pub use faulty::{Fault, Trip, faulty};
+pub use value::Value;

@@ -152,12 +152,12 @@ impl Op {
                 continue;
             }
             let waited = begin.elapsed();
-            if state.work.is_none() {
-                if let Some(error) = self.hopeless(&state, group, waited) {
-                    drop(state);
-                    group.world.fail(error.clone());
-                    return Err(error);
-                }
+            if state.work.is_none()
+                && let Some(error) = self.hopeless(&state, group, waited)
+            {
+                drop(state);
+                group.world.fail(error.clone());
+                return Err(error);
             }
             let left = group.world.timeout.saturating_sub(waited).max(Duration::from_millis(1));
             drop(wait(&self.changed, state, left));

@@ -4,10 +4,10 @@ use super::op::Post;
 use crate::call::Signature;
 use crate::combine::combine;
 use crate::error::Result;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use planaria_array::{Array, Bytes};
 use planaria_layout::{DType, Reduce};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of one piece: small enough to stay in the nearer caches while it is written to every rank.
 const PIECE: usize = 1 << 17;
