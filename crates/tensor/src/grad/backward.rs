@@ -142,31 +142,26 @@ fn root(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     Ok((edge, grad.clone()))
 }
 
-/// The gradients that have arrived at one output.
-#[derive(Default)]
-struct Slot {
-    sum: Option<Tensor>,
-    /// The sum is ours alone, so more can be added in place.
-    ours: bool,
+/// The sum of the gradients that have arrived at one output.
+type Slot = Option<Tensor>;
+
+/// Adds a gradient, in place where nobody else can see the sum.
+fn accumulate(slot: &mut Slot, grad: Tensor, options: GradOptions) -> Result<()> {
+    *slot = Some(match slot.take() {
+        None => grad,
+        Some(sum) if can_add_in_place(&sum, &grad, options) => {
+            sum.0.array.binary_in_place(Binary::Add, &grad.0.array)?;
+            sum
+        }
+        Some(sum) => sum.add(&grad)?,
+    });
+    Ok(())
 }
 
-impl Slot {
-    fn add(&mut self, grad: Tensor, options: GradOptions) -> Result<()> {
-        self.sum = Some(match self.sum.take() {
-            None => grad,
-            Some(sum) => {
-                let alike = sum.0.place == grad.0.place && sum.0.array.shape() == grad.0.array.shape();
-                if self.ours && alike && !options.differentiable && !sum.0.array.is_meta() {
-                    sum.0.array.binary_in_place(Binary::Add, &grad.0.array)?;
-                    sum
-                } else {
-                    self.ours = true;
-                    sum.add(&grad)?
-                }
-            }
-        });
-        Ok(())
-    }
+fn can_add_in_place(sum: &Tensor, grad: &Tensor, options: GradOptions) -> bool {
+    let alike = sum.0.place == grad.0.place && sum.0.array.shape() == grad.0.array.shape();
+    let ours = Arc::strong_count(&sum.0) == 1 && sum.0.array.is_exclusive() && sum.0.array.is_contiguous();
+    alike && ours && !options.differentiable && !sum.0.array.is_meta()
 }
 
 struct Entry {
@@ -226,17 +221,17 @@ impl Run {
         }
         let entry = self.open.entry(number).or_insert_with(|| {
             self.order.push(number);
-            let slots = edge.node.outputs.iter().map(|_| Slot::default()).collect();
+            let slots = edge.node.outputs.iter().map(|_| None).collect();
             Entry { node: edge.node.clone(), slots }
         });
-        entry.slots[edge.output].add(grad, self.options)
+        accumulate(&mut entry.slots[edge.output], grad, self.options)
     }
 
     fn visit(&mut self, entry: Entry) -> Result<()> {
         let Entry { node, slots } = entry;
         let mut grads: SmallVec<[Option<Tensor>; 1]> = SmallVec::new();
         for (output, slot) in slots.into_iter().enumerate() {
-            grads.push(slot.sum.map(|grad| node.hooked(output, grad)).transpose()?);
+            grads.push(slot.map(|grad| node.hooked(output, grad)).transpose()?);
         }
         if let Some(targets) = &mut self.targets {
             for (edge, found) in targets.edges.iter().zip(&mut targets.found) {

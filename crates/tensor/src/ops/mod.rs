@@ -4,6 +4,7 @@ mod binary;
 mod compare;
 mod create;
 mod dims;
+mod functions;
 mod matmul;
 pub mod sample;
 mod select;

@@ -275,66 +275,11 @@ impl Op for ActivationGrad {
     }
 }
 
-/// Each method applies the function of its name to every element.
 impl Tensor {
     /// Any of the one-input ops.
     pub fn unary(&self, op: Unary) -> Result<Tensor> {
         apply1(UnaryOp(op), &[self])
     }
-}
-
-/// Methods named after the function they apply to every element.
-macro_rules! methods {
-    ($($method:ident $op:ident $doc:literal,)*) => {
-        impl Tensor {$(
-            #[doc = $doc]
-            pub fn $method(&self) -> Result<Tensor> {
-                self.unary(Unary::$op)
-            }
-        )*}
-    };
-}
-
-methods! {
-    neg Neg "`-x`.",
-    abs Abs "`|x|`.",
-    sign Sign "-1, 0 or 1.",
-    square Square "`x²`.",
-    sqrt Sqrt "`√x`.",
-    rsqrt Rsqrt "`1/√x`.",
-    reciprocal Reciprocal "`1/x`.",
-    exp Exp "`eˣ`.",
-    exp2 Exp2 "`2ˣ`.",
-    exp_m1 ExpM1 "`eˣ - 1`, also near 0.",
-    ln Ln "Natural logarithm.",
-    ln_1p Ln1p "`ln(1 + x)`, also near 0.",
-    log2 Log2 "Logarithm to base 2.",
-    log10 Log10 "Logarithm to base 10.",
-    sin Sin "Sine.",
-    cos Cos "Cosine.",
-    tan Tan "Tangent.",
-    asin Asin "Inverse sine.",
-    acos Acos "Inverse cosine.",
-    atan Atan "Inverse tangent.",
-    sinh Sinh "Hyperbolic sine.",
-    cosh Cosh "Hyperbolic cosine.",
-    tanh Tanh "Hyperbolic tangent.",
-    asinh Asinh "Inverse hyperbolic sine.",
-    acosh Acosh "Inverse hyperbolic cosine.",
-    atanh Atanh "Inverse hyperbolic tangent.",
-    erf Erf "The error function.",
-    erfc Erfc "`1 - erf(x)`, also for large x.",
-    sigmoid Sigmoid "`1/(1 + e⁻ˣ)`.",
-    log_sigmoid LogSigmoid "`ln sigmoid(x)`, also for large negative x.",
-    relu Relu "`max(x, 0)`.",
-    gelu Gelu "`x Φ(x)`.",
-    gelu_tanh GeluTanh "`x Φ(x)` by its tanh approximation.",
-    silu Silu "`x sigmoid(x)`.",
-    softplus Softplus "`ln(1 + eˣ)`, also for large x.",
-    floor Floor "Rounds down.",
-    ceil Ceil "Rounds up.",
-    trunc Trunc "Rounds towards 0.",
-    round Round "Rounds to the nearest, halves to even.",
 }
 
 /// Random calls for tests.
