@@ -66,7 +66,7 @@ fn sum(comm: &Arc<dyn Comm>) -> Result<(), Error> {
 fn late(comm: Arc<dyn Comm>) -> Result<(), Error> {
     comm.barrier()?;
     if comm.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(Duration::from_millis(800));
     }
     let end = sum(&comm);
     match &end {
@@ -120,6 +120,6 @@ fn failing(
         Err(_) | Ok(Err(_)) => println!("ended as expected"),
     }
     // The first to exit takes the others with it: let them speak.
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_millis(1500));
     ExitCode::FAILURE
 }

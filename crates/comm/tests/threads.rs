@@ -138,35 +138,33 @@ fn a_rank_that_returned_is_not_waited_for() {
     assert_eq!((call, rank, sequence), ("all_reduce", 0, 0));
 }
 
+type Make = fn(&Arc<dyn Comm>) -> Result<()>;
+type Wrap = fn(Arc<dyn Comm>) -> Arc<dyn Comm>;
+
 /// What two ranks that make different calls are told.
-fn mismatch(
-    calls: [fn(&Arc<dyn Comm>) -> Result<()>; 2],
-    wrap: fn(Arc<dyn Comm>) -> Arc<dyn Comm>,
-) -> Vec<String> {
-    let got = threads::run(2, |comm| {
-        let comm = wrap(comm);
-        let end = calls[comm.rank()](&comm);
-        end.or_else(|e| comm.barrier().and(Err(e))).unwrap_err().to_string()
-    });
-    got
+fn mismatch(calls: [Make; 2], wrap: Wrap) -> Vec<String> {
+    threads::run(2, |comm| calls[comm.rank()](&wrap(comm)).unwrap_err().to_string())
 }
 
 #[test]
 fn mismatched_calls_are_errors_on_every_rank() {
-    let half = |comm: &Arc<dyn Comm>| sum(comm, &ones().narrow(0, 0, 4).unwrap());
-    let cases: [([fn(&Arc<dyn Comm>) -> Result<()>; 2], [&str; 2]); 3] = [
-        ([|c| sum(c, &ones()), half], ["all_reduce Sum f32 counts [8]", "all_reduce Sum f32 counts [4]"]),
-        ([|c| sum(c, &ones()), |c| c.barrier()], ["all_reduce Sum f32", "barrier"]),
+    let whole: Make = |comm| sum(comm, &ones());
+    let cases: [([Make; 2], [&str; 2]); 3] = [
+        (
+            [whole, |comm| sum(comm, &ones().narrow(0, 0, 4).unwrap())],
+            ["all_reduce Sum f32 counts [8]", "all_reduce Sum f32 counts [4]"],
+        ),
+        ([whole, |comm| comm.barrier()], ["all_reduce Sum f32", "barrier"]),
         (
             [
-                |c| c.broadcast(Broadcast { data: ones(), root: 0 }),
-                |c| c.broadcast(Broadcast { data: ones(), root: 1 }),
+                |comm| comm.broadcast(Broadcast { data: ones(), root: 0 }),
+                |comm| comm.broadcast(Broadcast { data: ones(), root: 1 }),
             ],
             ["broadcast f32 root 0", "broadcast f32 root 1"],
         ),
     ];
     for (calls, parts) in cases {
-        for wrap in [(|comm| comm) as fn(Arc<dyn Comm>) -> Arc<dyn Comm>, checked] {
+        for wrap in [(|comm| comm) as Wrap, checked] {
             for text in mismatch(calls, wrap) {
                 assert!(parts.iter().all(|part| text.contains(part)), "{text}");
             }

@@ -111,7 +111,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     fn start(options: &Options) -> Result<Arc<Engine>> {
         Ok(Arc::new(Engine {
-            post: Mutex::new(Post::new(raw::World::start(options.piece)?)),
+            post: Mutex::new(Post::new(raw::World::start()?, options.piece)),
             open: Mutex::default(),
             started: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -275,7 +275,7 @@ impl Comm for MpiComm {
                 let (bytes, line) = (c.data.bytes()?, Line::message(self.id, c.tag));
                 let length = bytes.len();
                 let contents = Sent::Array(Arc::new(bytes), 0..length);
-                post.send(self.ranks[c.to], line, &describe(&c.data), c.data.dtype(), contents)?;
+                post.send(self.ranks[c.to], line, &describe(&c.data), contents)?;
                 Ok(Pending::done())
             }
             Call::Recv(call) => {

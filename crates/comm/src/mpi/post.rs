@@ -1,9 +1,9 @@
 //! Letters between processes: sent without waiting, and sorted by sender and line as they come in.
 
-use super::raw::{Sent, Transfer, World};
+use super::raw::{LARGEST, Sent, Transfer, World};
 use super::wire::{Envelope, INLINE, Kind, Line};
 use crate::error::{Error, Result};
-use planaria_layout::{DType, Rank};
+use planaria_layout::Rank;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -14,7 +14,6 @@ const CONTENTS: i32 = 1;
 /// A letter that has come, perhaps not all of it yet.
 #[derive(Debug)]
 pub(super) struct Letter {
-    pub(super) dtype: DType,
     pub(super) text: String,
     words: Vec<u64>,
     length: usize,
@@ -39,6 +38,8 @@ struct Pile {
 #[derive(Debug)]
 pub(super) struct Post {
     world: World,
+    /// Largest message of contents in bytes; envelopes are never cut.
+    piece: usize,
     piles: HashMap<(Rank, Line), Pile>,
     /// Letters whose contents are still coming.
     loading: Vec<(Rank, Line, u64)>,
@@ -48,8 +49,9 @@ pub(super) struct Post {
 }
 
 impl Post {
-    pub(super) fn new(world: World) -> Post {
-        Post { world, piles: HashMap::new(), loading: Vec::new(), outgoing: Vec::new(), failure: None }
+    pub(super) fn new(world: World, piece: usize) -> Post {
+        let piece = piece.clamp(1, LARGEST);
+        Post { world, piece, piles: HashMap::new(), loading: Vec::new(), outgoing: Vec::new(), failure: None }
     }
 
     pub(super) fn place(&self) -> (Rank, usize) {
@@ -66,25 +68,18 @@ impl Post {
     }
 
     /// Sends a letter; its bytes are held until they are gone.
-    pub(super) fn send(
-        &mut self,
-        to: Rank,
-        line: Line,
-        text: &str,
-        dtype: DType,
-        contents: Sent,
-    ) -> Result<()> {
+    pub(super) fn send(&mut self, to: Rank, line: Line, text: &str, contents: Sent) -> Result<()> {
         let length = contents.bytes().len();
         if to == self.world.rank {
             let words = words(contents.bytes());
-            self.sort(to, line, Letter { dtype, text: text.into(), words, length, coming: None });
+            self.sort(to, line, Letter { text: text.into(), words, length, coming: None });
             return Ok(());
         }
-        let envelope = Envelope { kind: Kind::Data, line, dtype, text: text.into(), length };
+        let envelope = Envelope { kind: Kind::Data, line, text: text.into(), length };
         let envelope = Sent::text(&envelope.write(contents.bytes()));
-        self.outgoing.push(self.world.send(envelope, to, ENVELOPE)?);
+        self.outgoing.push(self.world.send(envelope, to, ENVELOPE, LARGEST)?);
         if length > INLINE {
-            self.outgoing.push(self.world.send(contents, to, CONTENTS)?);
+            self.outgoing.push(self.world.send(contents, to, CONTENTS, self.piece)?);
         }
         Ok(())
     }
@@ -100,10 +95,10 @@ impl Post {
         };
         self.failure = Some(error);
         let line = Line { group: 0, channel: 0 };
-        let envelope = Envelope { kind: Kind::Abort, line, dtype: DType::U8, text, length: 0 }.write(&[]);
+        let envelope = Envelope { kind: Kind::Abort, line, text, length: 0 }.write(&[]);
         for to in (0..self.world.size).filter(|&to| to != self.world.rank) {
             // Who cannot be told will find out by waiting.
-            let sent = self.world.send(Sent::text(&envelope), to, ENVELOPE);
+            let sent = self.world.send(Sent::text(&envelope), to, ENVELOPE, LARGEST);
             self.outgoing.extend(sent);
         }
     }
@@ -111,7 +106,7 @@ impl Post {
     /// Takes in what has come and lets go of what has gone.
     pub(super) fn progress(&mut self) -> Result<()> {
         while let Some((from, length)) = self.world.probe(ENVELOPE)? {
-            let mut transfer = self.world.receive(length, from, ENVELOPE)?;
+            let mut transfer = self.world.receive(length, from, ENVELOPE, LARGEST)?;
             // It was there already.
             while !transfer.is_done()? {}
             let (words, length) = transfer.into_room();
@@ -120,13 +115,12 @@ impl Post {
         for (from, line, number) in std::mem::take(&mut self.loading) {
             let pile = self.piles.get_mut(&(from, line));
             let Some(letter) = pile.and_then(|pile| pile.letters.get_mut(&number)) else { continue };
-            match letter.coming.take() {
-                Some(mut transfer) if !transfer.is_done()? => {
-                    letter.coming = Some(transfer);
-                    self.loading.push((from, line, number));
-                }
-                Some(transfer) => letter.words = transfer.into_room().0,
-                None => {}
+            let Some(mut transfer) = letter.coming.take() else { continue };
+            if transfer.is_done()? {
+                letter.words = transfer.into_room().0;
+            } else {
+                letter.coming = Some(transfer);
+                self.loading.push((from, line, number));
             }
         }
         let mut open = Vec::new();
@@ -145,13 +139,13 @@ impl Post {
             self.failure.get_or_insert(Error::Aborted { rank: from, reason: envelope.text });
             return Ok(());
         }
-        let Envelope { line, dtype, text, length, .. } = envelope;
+        let Envelope { line, text, length, .. } = envelope;
         let (words, coming) = match contents {
             Some(contents) => (words(contents), None),
-            None => (Vec::new(), Some(self.world.receive(length, from, CONTENTS)?)),
+            None => (Vec::new(), Some(self.world.receive(length, from, CONTENTS, self.piece)?)),
         };
         let is_coming = coming.is_some();
-        let number = self.sort(from, line, Letter { dtype, text, words, length, coming });
+        let number = self.sort(from, line, Letter { text, words, length, coming });
         if is_coming {
             self.loading.push((from, line, number));
         }

@@ -38,9 +38,10 @@ pub(super) struct World {
     comm: ffi::MPI_Comm,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// Largest message in bytes.
-    piece: usize,
 }
+
+/// Largest message in bytes that MPI can count.
+pub(super) const LARGEST: usize = c_int::MAX as usize;
 
 // SAFETY: the handle is a plain value (an integer or a pointer that MPI owns), used only under `ONE_AT_A_TIME`.
 unsafe impl Send for World {}
@@ -49,7 +50,7 @@ unsafe impl Sync for World {}
 
 impl World {
     /// Starts MPI. May succeed once per process.
-    pub(super) fn start(piece: usize) -> Result<World> {
+    pub(super) fn start() -> Result<World> {
         let _one = enter();
         let (mut started, mut provided, mut rank, mut size) = (0, 0, 0, 0);
         // SAFETY: all pointers are to locals of the right types; MPI allows null for argc and argv, and
@@ -75,8 +76,7 @@ impl World {
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(comm, &mut rank))?;
             check("MPI_Comm_size", ffi::MPI_Comm_size(comm, &mut size))?;
             let place = |n: c_int| usize::try_from(n).unwrap_or(0);
-            let piece = piece.clamp(1, c_int::MAX as usize);
-            Ok(World { comm, rank: place(rank), size: place(size), piece })
+            Ok(World { comm, rank: place(rank), size: place(size) })
         }
     }
 
@@ -105,8 +105,8 @@ impl World {
         }
     }
 
-    /// Begins sending; the memory is kept until the end.
-    pub(super) fn send(&self, memory: Sent, to: usize, tag: i32) -> Result<Transfer> {
+    /// Begins sending, in messages of at most `piece` bytes; the memory is kept until the end.
+    pub(super) fn send(&self, memory: Sent, to: usize, tag: i32, piece: usize) -> Result<Transfer> {
         let mut transfer = Transfer { requests: Vec::new(), memory: Some(Memory::Sent(memory)) };
         let bytes: &[u8] = match &transfer.memory {
             Some(Memory::Sent(sent)) => sent.bytes(),
@@ -114,7 +114,7 @@ impl World {
         };
         let (start, length) = (bytes.as_ptr(), bytes.len());
         let _one = enter();
-        for (at, count) in pieces(length, self.piece) {
+        for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the bytes, which `transfer` keeps in place, unchanged, until every
             // request is complete: shared bytes are immutable, and an unfinished transfer is never freed.
             unsafe {
@@ -136,8 +136,8 @@ impl World {
         Ok(transfer)
     }
 
-    /// Begins receiving `length` bytes.
-    pub(super) fn receive(&self, length: usize, from: usize, tag: i32) -> Result<Transfer> {
+    /// Begins receiving `length` bytes that were sent in messages of at most `piece`.
+    pub(super) fn receive(&self, length: usize, from: usize, tag: i32, piece: usize) -> Result<Transfer> {
         let mut room: Vec<u64> = Vec::new();
         let words = length.div_ceil(8);
         room.try_reserve_exact(words).map_err(|_| Error::Engine {
@@ -148,7 +148,7 @@ impl World {
         let start = room.as_mut_ptr().cast::<u8>();
         let mut transfer = Transfer { requests: Vec::new(), memory: Some(Memory::Room(room, length)) };
         let _one = enter();
-        for (at, count) in pieces(length, self.piece) {
+        for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the room, which `transfer` owns and nobody touches until every
             // request is complete; moving the vector does not move its elements.
             unsafe {

@@ -3,7 +3,7 @@
 use super::post::{Letter, Post};
 use super::raw::Sent;
 use super::wire::Line;
-use crate::call::{Call, Signature};
+use crate::call::{Broadcast, Call, Signature};
 use crate::combine::combine;
 use crate::error::{Error, Result};
 use planaria_array::{Array, Bytes};
@@ -45,6 +45,75 @@ pub(super) struct Running {
     awaited: Vec<(usize, usize)>,
 }
 
+/// The first step of a collective on one rank.
+struct Outline {
+    send: Arc<Bytes>,
+    /// What goes to each position; its own part is used here.
+    parts: Vec<Option<Range<usize>>>,
+    /// Bytes that come from each of some positions.
+    from: Vec<(usize, usize)>,
+    plan: Plan,
+}
+
+fn outline(call: Call, me: usize, size: usize, unit: usize) -> Result<Outline> {
+    let all = |bytes: usize| (0..size).map(|i| (i, bytes)).collect::<Vec<_>>();
+    let each = |counts: &[usize]| counts.iter().enumerate().map(|(i, &n)| (i, n * unit)).collect::<Vec<_>>();
+    let some = |parts: Vec<Range<usize>>| parts.into_iter().map(Some).collect::<Vec<_>>();
+    let (send, parts, from, plan) = match call {
+        Call::AllReduce(c) => {
+            let (bytes, send) = (c.send.numel() * unit, hold(&c.send, Some(&c.recv))?);
+            let parts = shares(c.send.numel(), size, unit);
+            let (op, recv, mine) = (c.op, c.recv, parts[me].len());
+            match bytes <= SMALL {
+                true => (send, some(vec![0..bytes; size]), all(bytes), Plan::Combine { op, recv }),
+                false => (send, some(parts), all(mine), Plan::Share { op, recv }),
+            }
+        }
+        Call::Reduce(c) => {
+            let (bytes, send) = (c.send.numel() * unit, hold(&c.send, c.recv.as_ref())?);
+            let mut parts = vec![None; size];
+            parts[c.root] = Some(0..bytes);
+            match c.recv.filter(|_| c.root == me) {
+                Some(recv) => (send, parts, all(bytes), Plan::Combine { op: c.op, recv }),
+                None => (send, parts, Vec::new(), Plan::Meet),
+            }
+        }
+        Call::ReduceScatter(c) => {
+            let (send, mine) = (hold(&c.send, Some(&c.recv))?, c.send_counts[me] * unit);
+            let plan = Plan::Combine { op: c.op, recv: c.recv };
+            (send, some(ranges(&c.send_counts, unit)), all(mine), plan)
+        }
+        Call::AllGather(c) => {
+            let (bytes, send) = (c.send.numel() * unit, hold(&c.send, Some(&c.recv))?);
+            let plan = Plan::Place { recv: c.recv, at: ranges(&c.recv_counts, unit) };
+            (send, some(vec![0..bytes; size]), each(&c.recv_counts), plan)
+        }
+        Call::AllToAll(c) => {
+            let (send, parts) = (hold(&c.send, Some(&c.recv))?, ranges(&c.send_counts, unit));
+            let plan = Plan::Place { recv: c.recv, at: ranges(&c.recv_counts, unit) };
+            (send, some(parts), each(&c.recv_counts), plan)
+        }
+        Call::Broadcast(c) => return broadcast(&c, me, size, unit),
+        Call::Send(_) | Call::Recv(_) => {
+            return Err(Error::argument("collective", "a message is between two ranks"));
+        }
+    };
+    Ok(Outline { send, parts, from, plan })
+}
+
+fn broadcast(call: &Broadcast, me: usize, size: usize, unit: usize) -> Result<Outline> {
+    let bytes = call.data.numel() * unit;
+    if call.root == me {
+        let (send, parts) = (hold(&call.data, None)?, vec![Some(0..bytes); size]);
+        return Ok(Outline { send, parts, from: Vec::new(), plan: Plan::Meet });
+    }
+    let mut at = vec![0..0; size];
+    at[call.root] = 0..bytes;
+    let (nothing, recv) = (Array::zeros(&[0], call.data.dtype())?, call.data.clone());
+    let plan = Plan::Place { recv, at };
+    Ok(Outline { send: hold(&nothing, None)?, parts: vec![None; size], from: vec![(call.root, bytes)], plan })
+}
+
 /// Which group a collective belongs to, and where it stands in it.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -58,70 +127,13 @@ impl Running {
     /// Sends the first letters of a collective.
     pub(super) fn begin(post: &mut Post, place: Place, call: Call) -> Result<Running> {
         let signature = call.signature();
-        let size = place.ranks.len();
-        let me = place.me;
+        let (me, size) = (place.me, place.ranks.len());
         let unit = signature.dtype.map_or(1, DType::size);
-        let all = |bytes: usize| (0..size).map(|i| (i, bytes)).collect::<Vec<_>>();
-        let each =
-            |counts: &[usize]| counts.iter().enumerate().map(|(i, &n)| (i, n * unit)).collect::<Vec<_>>();
-        let hold = |array: &Array| -> Result<Arc<Bytes>> { Ok(Arc::new(array.bytes()?)) };
-        // What goes to each position, what comes from each, and what to do with it.
-        let (send, parts, from, plan) = match call {
-            Call::AllReduce(c) => {
-                let (bytes, send) = (c.send.numel() * unit, hold(&c.send)?);
-                match bytes <= SMALL {
-                    true => {
-                        (send, vec![0..bytes; size], all(bytes), Plan::Combine { op: c.op, recv: c.recv })
-                    }
-                    false => {
-                        let parts = shares(c.send.numel(), size, unit);
-                        let mine = parts[me].len();
-                        (send, parts, all(mine), Plan::Share { op: c.op, recv: c.recv })
-                    }
-                }
-            }
-            Call::Reduce(c) => {
-                let (bytes, send) = (c.send.numel() * unit, hold(&c.send)?);
-                let mut parts = vec![0..0; size];
-                parts[c.root] = 0..bytes;
-                match c.recv.filter(|_| c.root == me) {
-                    Some(recv) => (send, parts, all(bytes), Plan::Combine { op: c.op, recv }),
-                    None => (send, parts, Vec::new(), Plan::Meet),
-                }
-            }
-            Call::Broadcast(c) => {
-                let (bytes, send) = (c.data.numel() * unit, hold(&c.data)?);
-                match c.root == me {
-                    true => (send, vec![0..bytes; size], Vec::new(), Plan::Meet),
-                    false => {
-                        let mut at = vec![0..0; size];
-                        at[c.root] = 0..bytes;
-                        (send, Vec::new(), vec![(c.root, bytes)], Plan::Place { recv: c.data, at })
-                    }
-                }
-            }
-            Call::AllGather(c) => {
-                let (bytes, send, at) = (c.send.numel() * unit, hold(&c.send)?, ranges(&c.recv_counts, unit));
-                (send, vec![0..bytes; size], each(&c.recv_counts), Plan::Place { recv: c.recv, at })
-            }
-            Call::ReduceScatter(c) => {
-                let (send, mine) = (hold(&c.send)?, c.send_counts[me] * unit);
-                (send, ranges(&c.send_counts, unit), all(mine), Plan::Combine { op: c.op, recv: c.recv })
-            }
-            Call::AllToAll(c) => {
-                let (send, parts, at) =
-                    (hold(&c.send)?, ranges(&c.send_counts, unit), ranges(&c.recv_counts, unit));
-                (send, parts, each(&c.recv_counts), Plan::Place { recv: c.recv, at })
-            }
-            // Messages are no collectives; the engine does not bring them here.
-            Call::Send(c) => (hold(&c.data)?, Vec::new(), Vec::new(), Plan::Meet),
-            Call::Recv(c) => (hold(&c.data)?, Vec::new(), Vec::new(), Plan::Meet),
-        };
-        let root_only = signature.root.filter(|_| signature.name == "reduce");
-        let own = parts.get(me).cloned().unwrap_or(0..0);
+        let Outline { send, parts, from, plan } = outline(call, me, size, unit)?;
+        let own = parts[me].clone().unwrap_or(0..0);
         let running = Running::new(place, &signature, plan, Sent::Array(send.clone(), own), from);
-        for (to, range) in parts.into_iter().enumerate() {
-            if to != me && root_only.is_none_or(|root| root == to) {
+        for (to, range) in parts.into_iter().enumerate().filter(|&(to, _)| to != me) {
+            if let Some(range) = range {
                 running.send(post, to, Sent::Array(send.clone(), range))?;
             }
         }
@@ -163,7 +175,7 @@ impl Running {
     }
 
     fn send(&self, post: &mut Post, to: usize, contents: Sent) -> Result<()> {
-        post.send(self.ranks[to], self.line(), &self.text, self.dtype, contents)
+        post.send(self.ranks[to], self.line(), &self.text, contents)
     }
 
     /// Ranks whose letters of this step have not begun to come.
@@ -224,18 +236,16 @@ impl Running {
                 let mut result = vec![0u64; inputs[0].len().div_ceil(8)];
                 let result = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..inputs[0].len()];
                 combine(*op, self.dtype, &inputs, result);
+                recv.renew()?;
                 write(recv, 0, result)?;
                 Ok(false)
             }
             Plan::Place { recv, at } => {
+                // All of it is overwritten: old bytes that a letter still holds need not be kept.
+                recv.renew()?;
                 // Where only one rank's part comes, the others' places are empty.
-                let filled = inputs.iter().zip(at).filter(|(_, at)| !at.is_empty());
-                let parts: Vec<_> = filled.map(|(part, at)| (*part, at.start)).collect();
-                if recv.is_whole() {
-                    self.own = Sent::text(self.own.bytes());
-                    return place(recv, letters, at, &self.own).map(|()| false);
-                }
-                parts.into_iter().try_for_each(|(part, at)| write(recv, at, part))?;
+                let mut filled = inputs.iter().zip(at).filter(|(_, at)| !at.is_empty());
+                filled.try_for_each(|(part, at)| write(recv, at.start, part))?;
                 Ok(false)
             }
             Plan::Share { op, recv } => {
@@ -267,20 +277,15 @@ impl Running {
     }
 }
 
-/// Writes all parts of a whole array: its old bytes need not be kept, even where a letter still holds them.
-fn place(recv: &Array, letters: &[Option<Letter>], at: &[Range<usize>], own: &Sent) -> Result<()> {
-    recv.renew()?;
-    for (letter, at) in letters.iter().zip(at).filter(|(_, at)| !at.is_empty()) {
-        write(recv, at.start, letter.as_ref().map_or(own.bytes(), Letter::bytes))?;
-    }
-    Ok(())
+fn write(recv: &Array, at: usize, bytes: &[u8]) -> Result<()> {
+    Ok(recv.write_bytes(at..at + bytes.len(), |out| out.copy_from_slice(bytes))?)
 }
 
-fn write(recv: &Array, at: usize, bytes: &[u8]) -> Result<()> {
-    if at == 0 && recv.numel() * recv.dtype().size() == bytes.len() {
-        recv.renew()?;
-    }
-    Ok(recv.write_bytes(at..at + bytes.len(), |out| out.copy_from_slice(bytes))?)
+/// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first
+/// have to copy all of that storage; copying what is sent is cheaper.
+fn hold(send: &Array, recv: Option<&Array>) -> Result<Arc<Bytes>> {
+    let entangled = recv.is_some_and(|recv| send.shares_storage(recv) && !recv.is_whole());
+    Ok(Arc::new(if entangled { send.copy()?.bytes()? } else { send.bytes()? }))
 }
 
 /// Byte ranges of parts that lie one after the other.

@@ -2,7 +2,6 @@
 //! contents travel inside it.
 
 use crate::error::{Error, Result};
-use planaria_layout::DType;
 
 /// First byte of an envelope; another release may use another.
 const VERSION: u8 = 1;
@@ -47,7 +46,6 @@ pub(super) enum Kind {
 pub(super) struct Envelope {
     pub(super) kind: Kind,
     pub(super) line: Line,
-    pub(super) dtype: DType,
     /// The sender's call, so that a receiver who made another one can say so.
     pub(super) text: String,
     /// Bytes of contents.
@@ -59,7 +57,7 @@ impl Envelope {
     pub(super) fn write(&self, contents: &[u8]) -> Vec<u8> {
         let inline = self.length <= INLINE;
         let mut out = Vec::with_capacity(FIXED + self.text.len() + if inline { self.length } else { 0 });
-        out.extend([VERSION, u8::from(self.kind == Kind::Abort), self.dtype as u8, 0]);
+        out.extend([VERSION, u8::from(self.kind == Kind::Abort), 0, 0]);
         out.extend((self.text.len() as u32).to_le_bytes());
         out.extend(self.line.group.to_le_bytes());
         out.extend(self.line.channel.to_le_bytes());
@@ -78,7 +76,6 @@ impl Envelope {
             || Error::Engine { engine: "mpi", what: "a message of another program or release".into() };
         let (head, rest) = bytes.split_at_checked(FIXED).ok_or_else(refuse)?;
         let number = |at: usize| head[at..at + 8].try_into().map(u64::from_le_bytes).map_err(|_| refuse());
-        let dtype = DType::ALL.into_iter().find(|d| *d as u8 == head[2]);
         if head[0] != VERSION || head[1] > 1 {
             return Err(refuse());
         }
@@ -88,7 +85,6 @@ impl Envelope {
         let envelope = Envelope {
             kind: if head[1] == 1 { Kind::Abort } else { Kind::Data },
             line: Line { group: number(8)?, channel: number(16)? },
-            dtype: dtype.ok_or_else(refuse)?,
             text: String::from_utf8_lossy(text).into_owned(),
             length: length.ok_or_else(refuse)?,
         };
@@ -109,7 +105,7 @@ mod tests {
         for length in [0, 5, INLINE, INLINE + 1] {
             let line = Line::collective(u64::MAX, 77, 1);
             let (text, kind) = ("all_reduce".to_string(), Kind::Data);
-            let envelope = Envelope { kind, line, dtype: DType::BF16, text, length };
+            let envelope = Envelope { kind, line, text, length };
             let contents = vec![3u8; length];
             let bytes = envelope.write(&contents);
             let inline = (length <= INLINE).then_some(contents.as_slice());
