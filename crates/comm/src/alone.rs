@@ -70,6 +70,12 @@ impl Comm for Alone {
         Ok(groups.iter().any(|group| !group.is_empty()).then(alone))
     }
 
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
+        self.live()?;
+        check_group(ranks, &self.ranks, 0)?;
+        Ok(alone())
+    }
+
     fn barrier(&self) -> Result<()> {
         self.live()
     }
@@ -161,16 +167,28 @@ pub(crate) fn deliver(data: &Array, bytes: &[u8], found: String, from: Rank, tag
     Ok(data.write_bytes(0..bytes.len(), |out| out.copy_from_slice(bytes))?)
 }
 
+/// Different members of the parent, this rank among them; its position in the list.
+pub(crate) fn check_group(list: &[Rank], ranks: &[Rank], position: usize) -> Result<usize> {
+    check_members("group", list, ranks)?;
+    let me = ranks[position];
+    let outside = || Error::argument("group", format!("this is rank {me}, which is not in {list:?}"));
+    list.iter().position(|&rank| rank == me).ok_or_else(outside)
+}
+
 /// Members of the parent, each in one group at most.
 pub(crate) fn check_groups(groups: &[Vec<Rank>], ranks: &[Rank]) -> Result<()> {
+    check_members("split", &groups.concat(), ranks)
+}
+
+fn check_members(call: &'static str, list: &[Rank], ranks: &[Rank]) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     let members: std::collections::HashSet<&Rank> = ranks.iter().collect();
-    for rank in groups.iter().flatten() {
+    for rank in list {
         if !members.contains(rank) {
-            return Err(Error::argument("split", format!("rank {rank} is not one of {ranks:?}")));
+            return Err(Error::argument(call, format!("rank {rank} is not one of {ranks:?}")));
         }
         if !seen.insert(rank) {
-            return Err(Error::argument("split", format!("rank {rank} is named twice in {groups:?}")));
+            return Err(Error::argument(call, format!("rank {rank} is named twice in {list:?}")));
         }
     }
     Ok(())

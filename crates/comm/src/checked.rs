@@ -146,6 +146,10 @@ impl Comm for Checked {
         Ok(self.comm.split(groups)?.map(checked))
     }
 
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
+        Ok(checked(self.comm.group(ranks)?))
+    }
+
     fn barrier(&self) -> Result<()> {
         self.compare(Signature { name: "barrier", ..Signature::default() })?.finish()?;
         self.comm.barrier()

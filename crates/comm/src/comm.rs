@@ -31,6 +31,11 @@ pub trait Comm: Send + Sync + Debug {
     /// their new positions. All ranks pass the same list; a rank that is in no group gets `None`.
     fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>>;
 
+    /// The communicator of some ranks of this group, given as world ranks in the order of their new positions;
+    /// this rank is one of them. Only the listed ranks take part, and nothing is sent. Asking for the same list
+    /// again gives the same group: its calls go on being numbered.
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>>;
+
     /// Waits until every rank has come here.
     fn barrier(&self) -> Result<()>;
 

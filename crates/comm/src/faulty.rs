@@ -104,6 +104,11 @@ impl Comm for Faulty {
         }
     }
 
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
+        let comm = self.comm.group(ranks)?;
+        Ok(Arc::new(Faulty { comm, trips: self.trips.clone(), calls: self.calls.clone() }))
+    }
+
     fn barrier(&self) -> Result<()> {
         match self.trip("barrier")? {
             Then::Make => self.comm.barrier(),

@@ -56,7 +56,7 @@ impl World {
             return Ok(known.clone());
         }
         // Not under the lock: making a group waits for its other ranks.
-        let group = comm.split(&[ranks.to_vec()])?.ok_or(Error::Bug("a rank outside its group"))?;
+        let group = comm.group(ranks)?;
         Ok(lock().entry(ranks.to_vec()).or_insert(group).clone())
     }
 }

@@ -45,6 +45,24 @@ pub(super) fn splits(comm: &Arc<dyn Comm>) -> Outcome {
     same("everyone again", sum_of(comm, 1)?, comm.size() as i64)
 }
 
+pub(super) fn members_only(comm: &Arc<dyn Comm>) -> Outcome {
+    let ranks = comm.ranks().to_vec();
+    let me = ranks[comm.rank()];
+    // All but the first, in reverse; the first takes no part.
+    let rest: Vec<Rank> = ranks.iter().copied().skip(1).rev().collect();
+    if rest.contains(&me) {
+        let group = comm.group(&rest)?;
+        same("members", group.ranks(), rest.as_slice())?;
+        let sum: i64 = rest.iter().map(|&r| r as i64).sum();
+        same("sum", sum_of(&group, me as i64)?, sum)?;
+        same("sum in the group asked for again", sum_of(&comm.group(&rest)?, me as i64)?, sum)?;
+    } else {
+        same("a group without me", comm.group(&rest).is_err(), true)?;
+    }
+    same("a rank twice", comm.group(&[me, me]).is_err(), true)?;
+    same("everyone", sum_of(comm, 1)?, comm.size() as i64)
+}
+
 pub(super) fn independence(comm: &Arc<dyn Comm>) -> Outcome {
     let all = [comm.ranks().to_vec()];
     let first = comm.split(&all)?.ok_or_else(|| Failure("no group".into()))?;

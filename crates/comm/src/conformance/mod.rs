@@ -58,6 +58,7 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("messages keep their order by sender and tag", moves::messages),
     ("started calls may be waited for in any order", moves::started),
     ("groups split, and split again", groups::splits),
+    ("groups are made by their members alone", groups::members_only),
     ("groups do not hear each other", groups::independence),
     ("a barrier holds everyone", groups::barriers),
     ("all agree or all fail", groups::agreement),

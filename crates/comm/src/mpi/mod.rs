@@ -12,7 +12,7 @@ mod raw;
 mod step;
 mod wire;
 
-use crate::alone::{self, check_groups, deliver, describe};
+use crate::alone::{self, check_group, check_groups, deliver, describe};
 use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, CommExt, Pending, Wait};
 use crate::error::{Error, Result};
@@ -20,6 +20,7 @@ use planaria_layout::Rank;
 use post::Post;
 use raw::Sent;
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt::{self, Display};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -89,6 +90,8 @@ struct Engine {
     started: Condvar,
     stop: AtomicBool,
     timeout: Duration,
+    /// How many calls groups known by their list of ranks have made.
+    named: Mutex<HashMap<Vec<Rank>, Arc<AtomicU64>>>,
 }
 
 /// A collective and its end.
@@ -116,6 +119,7 @@ impl Engine {
             started: Condvar::new(),
             stop: AtomicBool::new(false),
             timeout: options.timeout,
+            named: Mutex::default(),
         }))
     }
 
@@ -230,12 +234,12 @@ struct MpiComm {
     id: u64,
     ranks: Arc<[Rank]>,
     position: usize,
-    sequence: AtomicU64,
+    sequence: Arc<AtomicU64>,
 }
 
 impl MpiComm {
     fn new(engine: Arc<Engine>, id: u64, ranks: Arc<[Rank]>, position: usize) -> MpiComm {
-        MpiComm { engine, id, ranks, position, sequence: AtomicU64::new(0) }
+        MpiComm { engine, id, ranks, position, sequence: Arc::default() }
     }
 
     fn place(&self) -> Place {
@@ -312,6 +316,17 @@ impl Comm for MpiComm {
         (self.id, sequence, index).hash(&mut id);
         let ranks = groups[index].as_slice().into();
         Ok(Some(Arc::new(MpiComm::new(self.engine.clone(), id.finish(), ranks, position))))
+    }
+
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
+        let position = check_group(ranks, &self.ranks, self.position)?;
+        let mut named = self.engine.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let sequence = named.entry(ranks.to_vec()).or_default().clone();
+        // Every member hashes the same list; ids of splits begin with a number instead of a name.
+        let mut id = DefaultHasher::new();
+        ("group", ranks).hash(&mut id);
+        let (engine, ranks) = (self.engine.clone(), ranks.into());
+        Ok(Arc::new(MpiComm { engine, id: id.finish(), ranks, position, sequence }))
     }
 
     fn barrier(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::group::Group;
 use super::op::{Op, Post, Progress};
-use crate::alone::{self, check_groups};
+use crate::alone::{self, check_group, check_groups};
 use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
@@ -95,6 +95,12 @@ impl Comm for ThreadComm {
         let Some((index, position)) = mine else { return Ok(None) };
         let group = op.group(index).ok_or_else(|| Error::argument("split", "the groups were not made"))?;
         Ok(Some(Arc::new(ThreadComm { group, position })))
+    }
+
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
+        self.group.world.live()?;
+        let position = check_group(ranks, &self.group.ranks, self.position)?;
+        Ok(Arc::new(ThreadComm { group: Group::named(&self.group.world, ranks), position }))
     }
 
     fn barrier(&self) -> Result<()> {

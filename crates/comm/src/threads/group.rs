@@ -37,6 +37,12 @@ impl Group {
         group
     }
 
+    /// The group of a list of ranks, which all who ask for that list share.
+    pub(super) fn named(world: &Arc<World>, ranks: &[Rank]) -> Arc<Group> {
+        // Registering a group takes another lock, so it is made first and dropped when someone was faster.
+        world.known(ranks).unwrap_or_else(|| world.name(Group::new(world.clone(), ranks.to_vec())))
+    }
+
     /// Adds one rank's part to the collective it has come to.
     pub(super) fn post(self: &Arc<Self>, position: usize, post: Post) -> Result<(Arc<Op>, Progress)> {
         self.world.live()?;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 use planaria_layout::Rank;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ pub(super) struct World {
     /// Ranks that returned from their work.
     left: Vec<AtomicBool>,
     groups: Mutex<Vec<Weak<Group>>>,
+    /// Groups by their list of ranks, until all ranks have left.
+    named: Mutex<HashMap<Vec<Rank>, Arc<Group>>>,
     helpers: Arc<Helpers>,
 }
 
@@ -28,6 +30,7 @@ impl World {
             failure: OnceLock::new(),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             groups: Mutex::new(Vec::new()),
+            named: Mutex::new(HashMap::new()),
             helpers: Arc::new(Helpers { most: helpers, queue: Mutex::default(), changed: Condvar::new() }),
         })
     }
@@ -36,6 +39,16 @@ impl World {
         let mut groups = lock(&self.groups);
         groups.retain(|g| g.strong_count() > 0);
         groups.push(Arc::downgrade(group));
+    }
+
+    /// The group of this list, if someone asked for it before.
+    pub(super) fn known(&self, ranks: &[Rank]) -> Option<Arc<Group>> {
+        lock(&self.named).get(ranks).cloned()
+    }
+
+    /// Keeps a group under its list; the one that was there first stays.
+    pub(super) fn name(&self, group: Arc<Group>) -> Arc<Group> {
+        lock(&self.named).entry(group.ranks.clone()).or_insert(group).clone()
     }
 
     /// An error once any rank failed.
@@ -57,6 +70,11 @@ impl World {
     /// A rank returned: those who still need it are woken to find out.
     pub(super) fn leave(&self, rank: Rank) {
         self.left[rank].store(true, Ordering::SeqCst);
+        if self.left.iter().all(|left| left.load(Ordering::SeqCst)) {
+            // Groups hold their world; nobody asks for them any more.
+            let named = std::mem::take(&mut *lock(&self.named));
+            drop(named);
+        }
         self.wake();
     }
 

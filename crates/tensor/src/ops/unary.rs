@@ -80,36 +80,12 @@ fn uses(op: Unary) -> Uses {
     }
 }
 
-/// True for functions that never fall: they commute with maxima and minima.
+/// True for functions that never fall and are defined everywhere: they commute with maxima and minima. A logarithm
+/// does not, because a contribution that is not the maximum may be negative.
 fn is_increasing(op: Unary) -> bool {
     use Unary::*;
-    matches!(
-        op,
-        Sign | Sqrt
-            | Exp
-            | Exp2
-            | ExpM1
-            | Ln
-            | Ln1p
-            | Log2
-            | Log10
-            | Asin
-            | Atan
-            | Sinh
-            | Tanh
-            | Asinh
-            | Acosh
-            | Atanh
-            | Erf
-            | Sigmoid
-            | LogSigmoid
-            | Relu
-            | Softplus
-            | Floor
-            | Ceil
-            | Trunc
-            | Round
-    )
+    let smooth = matches!(op, Exp | Exp2 | ExpM1 | Atan | Sinh | Tanh | Asinh | Erf | Sigmoid | LogSigmoid | Softplus);
+    smooth || matches!(op, Sign | Relu | Floor | Ceil | Trunc | Round)
 }
 
 impl Op for UnaryOp {
