@@ -3,6 +3,7 @@
 mod asan;
 mod bench;
 mod golden;
+mod mpi;
 mod peers;
 mod process;
 mod suite;
@@ -23,7 +24,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run everything a change must pass: format, lints, tidy, tests, docs, examples, goldens, sanitizer
+    /// Run everything a change must pass: format, lints, tidy, tests, docs, examples, goldens, MPI, sanitizer
     Test,
     /// Check the rules of the source tree: floors, sizes, first lines, unsafe, macros, paths
     Tidy,

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{golden, tidy};
+use crate::{golden, mpi, tidy};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -14,6 +14,7 @@ struct Needs {
     linter: bool,
     nextest: bool,
     checker: Checker,
+    mpi: Result<(), String>,
 }
 
 /// Runs all steps, prints the closing table, and answers whether nothing failed.
@@ -23,6 +24,7 @@ pub(crate) fn run(root: &Path) -> bool {
     checks(root, &needs, &mut summary);
     tests(root, &needs, &mut summary);
     programs(root, &mut summary);
+    summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.step("memory", || asan::step(root, &needs.checker));
     print!("\n{}", summary.table());
     summary.total().failed == 0
@@ -39,6 +41,7 @@ fn preflight(root: &Path) -> Needs {
         linter: component("clippy", "clippy"),
         nextest: ask(&mut cargo(root, ["nextest", "--version"])).is_some(),
         checker: Checker::find(),
+        mpi: mpi::find(),
     };
     let or = |found: bool, name: &str, otherwise: &str| {
         if found { name.to_owned() } else { format!("missing: {otherwise}") }
@@ -54,6 +57,8 @@ fn preflight(root: &Path) -> Needs {
     );
     eprintln!("test runner            {}", if needs.nextest { "cargo-nextest" } else { "cargo test" });
     eprintln!("memory checker         {}", needs.checker.describe());
+    let reason = needs.mpi.as_ref().err();
+    eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
     eprintln!("torch                  not needed (only `cargo xtask bench` uses it)");
     needs
 }
@@ -88,6 +93,10 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
     summary.step("tests", || match needs.nextest {
         true => command(&mut cargo(root, NEXTEST)),
         false => command(&mut cargo(root, LIBTEST)),
+    });
+    summary.step("schedules", || {
+        let shuttle = ["--package", "planaria-comm", "--features", "shuttle", "--test", "shuttle"];
+        command(cargo(root, ["test", "--quiet"]).args(shuttle))
     });
     summary.step("doctests", || command(&mut cargo(root, ["test", "--workspace", "--doc", "--quiet"])));
     summary.step("docs", || {

@@ -256,6 +256,11 @@ impl Array {
         self.storage.write(op, write)
     }
 
+    /// Runs `write` on the whole storage as bytes.
+    pub(crate) fn write_storage<R>(&self, op: &'static str, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        self.storage.write(op, write)
+    }
+
     /// Begins a change of every element of a contiguous view, in one pass: in place, or, when a snapshot holds the
     /// bytes, from the old ones to fresh memory. Two updates of one storage at a time would wait for each other.
     pub(crate) fn begin_update(&self, op: &'static str) -> Result<Update<'_>> {

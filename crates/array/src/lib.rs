@@ -6,6 +6,7 @@
 mod alloc;
 mod array;
 mod buffer;
+mod bytes;
 mod convert;
 mod cpu;
 mod device;
@@ -26,6 +27,7 @@ pub use alloc::{
     MemoryStats, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit, thread_memory_stats,
 };
 pub use array::{Array, Strides};
+pub use bytes::Bytes;
 pub use device::Device;
 pub use element::{Bool, Element, Scalar};
 pub use error::{Error, ErrorClass, Result};

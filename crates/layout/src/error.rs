@@ -202,6 +202,20 @@ pub enum Error {
         /// Elements of the shape.
         expected: usize,
     },
+    /// Inputs of one op on different meshes.
+    #[error("inputs of one op lie on meshes '{first}' and '{second}'; reshard one of them first")]
+    MixedMeshes {
+        /// One mesh, in text form.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// An SPMD rule that is not about the tensors it is used for.
+    #[error("the rule does not fit the op: {reason}")]
+    BadRule {
+        /// What does not fit.
+        reason: &'static str,
+    },
     /// A broken promise of this crate; please report it.
     #[error("internal error in planaria-layout: {0}")]
     Bug(&'static str),

@@ -70,6 +70,25 @@ impl Layout {
         Layout { mesh: mesh.clone(), shape: shape.clone(), placements, cuts }
     }
 
+    /// From cuts already known to suit the shape, and pending reductions known to stand together.
+    pub(crate) fn from_cuts(
+        mesh: &Mesh,
+        shape: &Shape,
+        cuts: SmallVec<[Splits; 4]>,
+        pending: impl Fn(usize) -> Option<Reduce>,
+    ) -> Layout {
+        let whole = |axis| pending(axis).map_or(Placement::Replicate, Placement::Partial);
+        let mut placements: SmallVec<[Placement; 4]> = (0..mesh.naxes()).map(whole).collect();
+        for (dim, splits) in cuts.iter().enumerate() {
+            let in_mesh_order = splits.windows(2).all(|pair| pair[0].axis < pair[1].axis);
+            for (place, split) in splits.iter().enumerate() {
+                let order = if in_mesh_order { 0 } else { place };
+                placements[split.axis] = Placement::Shard(Shard { dim, sections: split.sections, order });
+            }
+        }
+        Layout { mesh: mesh.clone(), shape: shape.clone(), placements, cuts }
+    }
+
     /// The same mesh and shape with one axis placed otherwise.
     pub fn with(&self, axis: usize, placement: Placement) -> Result<Layout> {
         let mut placements = self.placements.clone();

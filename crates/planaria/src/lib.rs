@@ -11,16 +11,36 @@
 //! // An array is bytes in one memory.
 //! let x = Array::from_slice(&[1.0f32, 2.0, 3.0], &[3])?;
 //! assert_eq!(x.mul(&x)?.to_vec::<f32>()?, [1.0, 4.0, 9.0]);
+//!
+//! // A tensor has a layout and a gradient history; the same code runs on one rank and on many.
+//! let x = Tensor::new(x).requires_grad();
+//! x.square()?.sum(&[], Keep::No)?.backward()?;
+//! assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [2.0, 4.0, 6.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 pub use planaria_aoa as aoa;
 pub use planaria_array as array;
+pub use planaria_comm as comm;
 pub use planaria_layout as layout;
+pub use planaria_tensor as tensor;
 
 /// The names most programs need.
 pub mod prelude {
     pub use planaria_array::random::{Key, Window, uniform};
     pub use planaria_array::{Array, DType, Device, Scalar, Shape, Threads};
-    pub use planaria_layout::{Layout, Mesh, Placement, Rank, Region, Route, TensorSpec, receive};
+    pub use planaria_comm::{Comm, CommExt, threads};
+    pub use planaria_layout::{Layout, Mesh, Placement, Rank, Reduce, Region, Route, TensorSpec, receive};
+    pub use planaria_tensor::{GradOptions, Keep, Tensor, World, no_grad, recompute};
+}
+
+/// The code on the concept pages is run with the doctests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/concepts/indexing.md")]
+    mod indexing {}
+    #[doc = include_str!("../../../docs/concepts/layouts.md")]
+    mod layouts {}
+    #[doc = include_str!("../../../docs/concepts/tensors.md")]
+    mod tensors {}
 }

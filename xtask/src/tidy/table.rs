@@ -39,6 +39,7 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/trunc.rs",
     "crates/array/src/cpu/matmul/*.rs",
     "crates/store/src/local/sys.rs",
+    "crates/comm/src/mpi/raw.rs",
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.

@@ -4,9 +4,20 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
+mod choice;
+mod contract;
 mod decide;
+mod join;
+mod pointwise;
+mod price;
+mod reshape;
+mod search;
 
+pub use contract::{einsum, matmul, reduction};
 pub use decide::{Decision, Operand, decide};
+pub use join::{concat, split, stack, unbind};
+pub use pointwise::{along, elementwise, expand, permute, select_dims};
+pub use reshape::reshape;
 
 use crate::placement::Reduce;
 use smallvec::SmallVec;
@@ -37,6 +48,8 @@ pub enum Cuts {
     Windows,
     /// Windows of equal length.
     Even,
+    /// None: every rank has all of it.
+    Whole,
 }
 
 /// One index that runs through an op.
@@ -81,6 +94,19 @@ pub struct Rule {
     pub outputs: Vec<Vec<DimFactors>>,
     /// Ways for pending reductions to pass.
     pub through: Vec<Through>,
+    /// Inputs that count once, however many ranks contribute.
+    pub once: Vec<Once>,
+}
+
+/// An input that takes part in a reduction without having its factor: the bias of `x @ w + bias` when the
+/// contracted factor is cut, or the tensor that `scatter_add` adds to. It becomes pending like the outputs, so
+/// that it is counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// The reduced factor.
+    pub factor: FactorId,
+    /// The input, by place.
+    pub input: usize,
 }
 
 impl Rule {
@@ -106,6 +132,11 @@ impl Rule {
         self.factor(size, Kind::Reduce(reduce), Cuts::Any)
     }
 
+    /// A new factor that is never cut.
+    pub fn fixed(&mut self, size: usize) -> FactorId {
+        self.factor(size, Kind::Free, Cuts::Whole)
+    }
+
     /// Adds an input with one factor or none per dim.
     pub fn input(&mut self, dims: &[Option<FactorId>]) {
         self.inputs.push(one_each(dims));
@@ -121,8 +152,16 @@ impl Rule {
         let outputs = (0..self.outputs.len()).collect();
         self.through.push(Through { inputs: inputs.into(), outputs, reduces });
     }
+
+    /// Counts an input once in the reduction over a factor that it does not have.
+    pub fn count_once(&mut self, factor: FactorId, input: usize) {
+        self.once.push(Once { factor, input });
+    }
 }
 
 fn one_each(dims: &[Option<FactorId>]) -> Vec<DimFactors> {
     dims.iter().map(|dim| dim.iter().copied().collect()).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+//! Nested structures between ranks.
+
+use super::{Outcome, input, same};
+use crate::comm::{Comm, CommExt};
+use crate::value::{self, Value};
+use planaria_array::DType;
+use std::sync::Arc;
+
+fn sample(rank: usize) -> Result<Value, super::Failure> {
+    let tensor = |n, dtype| input(4, rank, n, dtype).map(Value::Tensor);
+    let inner = Value::Tuple(vec![
+        tensor(0, DType::F32)?,
+        Value::None,
+        Value::Int(rank as i64 - 2),
+        Value::Bool(true),
+    ]);
+    Ok(Value::map([
+        ("weights", Value::List(vec![tensor(5 + rank, DType::BF16)?, tensor(7, DType::F32)?, inner])),
+        ("name", Value::Text(format!("rank {rank}"))),
+        ("bytes", Value::Bytes(vec![rank as u8; rank])),
+        ("loss", Value::Float(0.1 * rank as f64)),
+    ]))
+}
+
+pub(super) fn travel(comm: &Arc<dyn Comm>) -> Outcome {
+    let size = comm.size();
+    let mine = sample(comm.rank())?;
+    for root in 0..size {
+        same("broadcast", value::broadcast(&**comm, &mine, root)?, sample(root)?)?;
+    }
+    let all = (0..size).map(sample).collect::<Result<Vec<_>, _>>()?;
+    same("all_gather", value::all_gather(&**comm, &mine)?, all.clone())?;
+    let root = size - 1;
+    same("gather", value::gather(&**comm, &mine, root)?, (comm.rank() == root).then_some(all))
+}

@@ -1,0 +1,305 @@
+//! Collectives as steps: send what can be sent, wait for letters, combine or copy, perhaps once more.
+
+use super::post::{Letter, Post};
+use super::raw::Sent;
+use super::wire::Line;
+use crate::call::{Broadcast, Call, Signature};
+use crate::combine::combine;
+use crate::error::{Error, Result};
+use planaria_array::{Array, Bytes};
+use planaria_layout::{DType, Rank, Reduce};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Up to this many bytes, an all-reduce sends everything to everyone: one step instead of two.
+const SMALL: usize = 4096;
+
+/// What a collective does once the letters are there.
+#[derive(Debug)]
+enum Plan {
+    /// Combine all ranks' parts into an array.
+    Combine { op: Reduce, recv: Array },
+    /// Combine this rank's share, then give it to everyone.
+    Share { op: Reduce, recv: Array },
+    /// Write each rank's part to its place.
+    Place { recv: Array, at: Vec<Range<usize>> },
+    /// Nothing: everyone's coming was the point.
+    Meet,
+}
+
+/// A collective under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    group: u64,
+    ranks: Arc<[Rank]>,
+    me: usize,
+    sequence: u64,
+    pub(super) name: &'static str,
+    text: String,
+    dtype: DType,
+    phase: u8,
+    plan: Plan,
+    /// Own part of the current step.
+    own: Sent,
+    /// Positions that letters come from in the current step, own excluded, and the bytes they must have.
+    awaited: Vec<(usize, usize)>,
+}
+
+/// The first step of a collective on one rank.
+struct Outline {
+    send: Arc<Bytes>,
+    /// What goes to each position; its own part is used here.
+    parts: Vec<Option<Range<usize>>>,
+    /// Bytes that come from each of some positions.
+    from: Vec<(usize, usize)>,
+    plan: Plan,
+}
+
+fn outline(call: Call, me: usize, size: usize, unit: usize) -> Result<Outline> {
+    let all = |bytes: usize| (0..size).map(|i| (i, bytes)).collect::<Vec<_>>();
+    let each = |counts: &[usize]| counts.iter().enumerate().map(|(i, &n)| (i, n * unit)).collect::<Vec<_>>();
+    let some = |parts: Vec<Range<usize>>| parts.into_iter().map(Some).collect::<Vec<_>>();
+    let (send, parts, from, plan) = match call {
+        Call::AllReduce(c) => {
+            let (bytes, send) = (c.send.numel() * unit, hold(&c.send, Some(&c.recv))?);
+            let parts = shares(c.send.numel(), size, unit);
+            let (op, recv, mine) = (c.op, c.recv, parts[me].len());
+            match bytes <= SMALL {
+                true => (send, some(vec![0..bytes; size]), all(bytes), Plan::Combine { op, recv }),
+                false => (send, some(parts), all(mine), Plan::Share { op, recv }),
+            }
+        }
+        Call::Reduce(c) => {
+            let (bytes, send) = (c.send.numel() * unit, hold(&c.send, c.recv.as_ref())?);
+            let mut parts = vec![None; size];
+            parts[c.root] = Some(0..bytes);
+            match c.recv.filter(|_| c.root == me) {
+                Some(recv) => (send, parts, all(bytes), Plan::Combine { op: c.op, recv }),
+                None => (send, parts, Vec::new(), Plan::Meet),
+            }
+        }
+        Call::ReduceScatter(c) => {
+            let (send, mine) = (hold(&c.send, Some(&c.recv))?, c.send_counts[me] * unit);
+            let plan = Plan::Combine { op: c.op, recv: c.recv };
+            (send, some(ranges(&c.send_counts, unit)), all(mine), plan)
+        }
+        Call::AllGather(c) => {
+            let (bytes, send) = (c.send.numel() * unit, hold(&c.send, Some(&c.recv))?);
+            let plan = Plan::Place { recv: c.recv, at: ranges(&c.recv_counts, unit) };
+            (send, some(vec![0..bytes; size]), each(&c.recv_counts), plan)
+        }
+        Call::AllToAll(c) => {
+            let (send, parts) = (hold(&c.send, Some(&c.recv))?, ranges(&c.send_counts, unit));
+            let plan = Plan::Place { recv: c.recv, at: ranges(&c.recv_counts, unit) };
+            (send, some(parts), each(&c.recv_counts), plan)
+        }
+        Call::Broadcast(c) => return broadcast(&c, me, size, unit),
+        Call::Send(_) | Call::Recv(_) => {
+            return Err(Error::argument("collective", "a message is between two ranks"));
+        }
+    };
+    Ok(Outline { send, parts, from, plan })
+}
+
+fn broadcast(call: &Broadcast, me: usize, size: usize, unit: usize) -> Result<Outline> {
+    let bytes = call.data.numel() * unit;
+    if call.root == me {
+        let (send, parts) = (hold(&call.data, None)?, vec![Some(0..bytes); size]);
+        return Ok(Outline { send, parts, from: Vec::new(), plan: Plan::Meet });
+    }
+    let mut at = vec![0..0; size];
+    at[call.root] = 0..bytes;
+    let (nothing, recv) = (Array::zeros(&[0], call.data.dtype())?, call.data.clone());
+    let plan = Plan::Place { recv, at };
+    Ok(Outline { send: hold(&nothing, None)?, parts: vec![None; size], from: vec![(call.root, bytes)], plan })
+}
+
+/// Which group a collective belongs to, and where it stands in it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) group: u64,
+    pub(super) ranks: Arc<[Rank]>,
+    pub(super) me: usize,
+    pub(super) sequence: u64,
+}
+
+impl Running {
+    /// Sends the first letters of a collective.
+    pub(super) fn begin(post: &mut Post, place: Place, call: Call) -> Result<Running> {
+        let signature = call.signature();
+        let (me, size) = (place.me, place.ranks.len());
+        let unit = signature.dtype.map_or(1, DType::size);
+        let Outline { send, parts, from, plan } = outline(call, me, size, unit)?;
+        let own = parts[me].clone().unwrap_or(0..0);
+        let running = Running::new(place, &signature, plan, Sent::Array(send.clone(), own), from);
+        for (to, range) in parts.into_iter().enumerate().filter(|&(to, _)| to != me) {
+            if let Some(range) = range {
+                running.send(post, to, Sent::Array(send.clone(), range))?;
+            }
+        }
+        Ok(running)
+    }
+
+    /// A step that only has everyone come: a barrier, or a split, whose lists are in the text.
+    pub(super) fn meet(post: &mut Post, place: Place, signature: &Signature) -> Result<Running> {
+        let peers: Vec<_> = (0..place.ranks.len()).map(|i| (i, 0)).collect();
+        let running = Running::new(place, signature, Plan::Meet, Sent::text(&[]), peers.clone());
+        for (to, _) in peers.into_iter().filter(|&(to, _)| to != running.me) {
+            running.send(post, to, Sent::text(&[]))?;
+        }
+        Ok(running)
+    }
+
+    fn new(place: Place, signature: &Signature, plan: Plan, own: Sent, from: Vec<(usize, usize)>) -> Running {
+        let Place { group, ranks, me, sequence } = place;
+        let awaited = from.into_iter().filter(|&(i, _)| i != me).collect();
+        let common = Signature { to: Vec::new(), from: Vec::new(), ..signature.clone() };
+        let (name, dtype) = (signature.name, signature.dtype.unwrap_or(DType::U8));
+        Running {
+            group,
+            ranks,
+            me,
+            sequence,
+            name,
+            text: common.to_string(),
+            dtype,
+            phase: 0,
+            plan,
+            own,
+            awaited,
+        }
+    }
+
+    fn line(&self) -> Line {
+        Line::collective(self.group, self.sequence, self.phase)
+    }
+
+    fn send(&self, post: &mut Post, to: usize, contents: Sent) -> Result<()> {
+        post.send(self.ranks[to], self.line(), &self.text, contents)
+    }
+
+    /// Ranks whose letters of this step have not begun to come.
+    pub(super) fn missing(&self, post: &Post) -> Vec<Rank> {
+        let missing = |i: usize| !post.has_begun(self.ranks[i], self.line(), 0);
+        self.awaited.iter().filter(|(i, _)| missing(*i)).map(|&(i, _)| self.ranks[i]).collect()
+    }
+
+    /// Goes as far as the letters allow; true at the end.
+    pub(super) fn advance(&mut self, post: &mut Post) -> Result<bool> {
+        loop {
+            let line = self.line();
+            if !self.awaited.iter().all(|&(i, _)| post.has(self.ranks[i], line, 0)) {
+                return Ok(false);
+            }
+            let mut letters: Vec<Option<Letter>> = (0..self.ranks.len()).map(|_| None).collect();
+            for (i, bytes) in std::mem::take(&mut self.awaited) {
+                let letter = post.take(self.ranks[i], line, 0);
+                self.check(i, bytes, letter.as_ref())?;
+                letters[i] = letter;
+            }
+            if !self.step(post, &letters)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// A letter must belong to the same call and have the right length.
+    fn check(&self, from: usize, bytes: usize, letter: Option<&Letter>) -> Result<()> {
+        let Some(letter) = letter else { return Ok(()) };
+        let found = letter.bytes().len();
+        if letter.text == self.text && found == bytes {
+            return Ok(());
+        }
+        let counted = |text: &str, bytes: usize| match letter.text == self.text {
+            true => format!(
+                "{text} with {bytes} bytes from rank {} to rank {}",
+                self.ranks[from], self.ranks[self.me]
+            ),
+            false => text.to_string(),
+        };
+        Err(Error::Mismatch {
+            sequence: self.sequence,
+            first: self.ranks[self.me],
+            expected: counted(&self.text, bytes),
+            rank: self.ranks[from],
+            found: counted(&letter.text, found),
+        })
+    }
+
+    /// Uses the letters of a step; true when another step follows.
+    fn step(&mut self, post: &mut Post, letters: &[Option<Letter>]) -> Result<bool> {
+        let inputs: Vec<&[u8]> =
+            letters.iter().map(|l| l.as_ref().map_or(self.own.bytes(), Letter::bytes)).collect();
+        match &self.plan {
+            Plan::Meet => Ok(false),
+            Plan::Combine { op, recv } => {
+                let mut result = vec![0u64; inputs[0].len().div_ceil(8)];
+                let result = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..inputs[0].len()];
+                combine(*op, self.dtype, &inputs, result);
+                recv.renew()?;
+                write(recv, 0, result)?;
+                Ok(false)
+            }
+            Plan::Place { recv, at } => {
+                // All of it is overwritten: old bytes that a letter still holds need not be kept.
+                recv.renew()?;
+                // Where only one rank's part comes, the others' places are empty.
+                let mut filled = inputs.iter().zip(at).filter(|(_, at)| !at.is_empty());
+                filled.try_for_each(|(part, at)| write(recv, at.start, part))?;
+                Ok(false)
+            }
+            Plan::Share { op, recv } => {
+                let length = inputs[0].len();
+                let mut result = vec![0u64; length.div_ceil(8)];
+                combine(
+                    *op,
+                    self.dtype,
+                    &inputs,
+                    &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..length],
+                );
+                let at = shares(recv.numel(), self.ranks.len(), self.dtype.size());
+                let recv = recv.clone();
+                self.own = Sent::Own(Arc::new(result), 0..length);
+                self.awaited = at
+                    .iter()
+                    .enumerate()
+                    .map(|(i, at)| (i, at.len()))
+                    .filter(|&(i, _)| i != self.me)
+                    .collect();
+                self.plan = Plan::Place { recv, at };
+                self.phase = 1;
+                for to in (0..self.ranks.len()).filter(|&to| to != self.me) {
+                    self.send(post, to, self.own.clone())?;
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+fn write(recv: &Array, at: usize, bytes: &[u8]) -> Result<()> {
+    Ok(recv.write_bytes(at..at + bytes.len(), |out| out.copy_from_slice(bytes))?)
+}
+
+/// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first
+/// have to copy all of that storage; copying what is sent is cheaper.
+fn hold(send: &Array, recv: Option<&Array>) -> Result<Arc<Bytes>> {
+    let entangled = recv.is_some_and(|recv| send.shares_storage(recv) && !recv.is_whole());
+    Ok(Arc::new(if entangled { send.copy()?.bytes()? } else { send.bytes()? }))
+}
+
+/// Byte ranges of parts that lie one after the other.
+fn ranges(counts: &[usize], unit: usize) -> Vec<Range<usize>> {
+    let mut at = 0;
+    let mut range = |&count: &usize| {
+        at += count * unit;
+        at - count * unit..at
+    };
+    counts.iter().map(&mut range).collect()
+}
+
+/// Byte ranges of nearly equal shares of `numel` elements.
+fn shares(numel: usize, size: usize, unit: usize) -> Vec<Range<usize>> {
+    let counts: Vec<usize> = (0..size).map(|i| numel / size + usize::from(i < numel % size)).collect();
+    ranges(&counts, unit)
+}

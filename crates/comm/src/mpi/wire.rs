@@ -1,0 +1,125 @@
+//! What goes over the wire: every message begins with an envelope that says which call it belongs to. Short
+//! contents travel inside it.
+
+use crate::error::{Error, Result};
+
+/// First byte of an envelope; another release may use another.
+const VERSION: u8 = 1;
+
+/// Contents up to this many bytes travel in the envelope.
+pub(super) const INLINE: usize = 8192;
+
+/// Bytes of an envelope before its text.
+const FIXED: usize = 40;
+
+/// Which stream of a rank's messages one belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Line {
+    /// The group.
+    pub(super) group: u64,
+    /// Step of a collective, or tag of a message.
+    pub(super) channel: u64,
+}
+
+impl Line {
+    /// Step `phase` of a group's collective number `sequence`.
+    pub(super) fn collective(group: u64, sequence: u64, phase: u8) -> Line {
+        Line { group, channel: (sequence << 1) | u64::from(phase) }
+    }
+
+    /// Messages of a group with a tag.
+    pub(super) fn message(group: u64, tag: u32) -> Line {
+        Line { group, channel: (1 << 63) | u64::from(tag) }
+    }
+}
+
+/// What kind of message this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Data,
+    /// The sender gives up; the text says why.
+    Abort,
+}
+
+/// The beginning of every message.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Envelope {
+    pub(super) kind: Kind,
+    pub(super) line: Line,
+    /// The sender's call, so that a receiver who made another one can say so.
+    pub(super) text: String,
+    /// Bytes of contents.
+    pub(super) length: usize,
+}
+
+impl Envelope {
+    /// The envelope, with the contents if they are short.
+    pub(super) fn write(&self, contents: &[u8]) -> Vec<u8> {
+        let inline = self.length <= INLINE;
+        let mut out = Vec::with_capacity(FIXED + self.text.len() + if inline { self.length } else { 0 });
+        out.extend([VERSION, u8::from(self.kind == Kind::Abort), 0, 0]);
+        out.extend((self.text.len() as u32).to_le_bytes());
+        out.extend(self.line.group.to_le_bytes());
+        out.extend(self.line.channel.to_le_bytes());
+        out.extend((self.length as u64).to_le_bytes());
+        out.resize(FIXED, 0);
+        out.extend(self.text.as_bytes());
+        if inline {
+            out.extend(contents);
+        }
+        out
+    }
+
+    /// Reads an envelope; gives its contents too when they travelled inside.
+    pub(super) fn read(bytes: &[u8]) -> Result<(Envelope, Option<&[u8]>)> {
+        let refuse =
+            || Error::Engine { engine: "mpi", what: "a message of another program or release".into() };
+        let (head, rest) = bytes.split_at_checked(FIXED).ok_or_else(refuse)?;
+        let number = |at: usize| head[at..at + 8].try_into().map(u64::from_le_bytes).map_err(|_| refuse());
+        if head[0] != VERSION || head[1] > 1 {
+            return Err(refuse());
+        }
+        let text = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        let (text, contents) = rest.split_at_checked(text).ok_or_else(refuse)?;
+        let length = usize::try_from(number(24)?).ok().filter(|&n| isize::try_from(n).is_ok());
+        let envelope = Envelope {
+            kind: if head[1] == 1 { Kind::Abort } else { Kind::Data },
+            line: Line { group: number(8)?, channel: number(16)? },
+            text: String::from_utf8_lossy(text).into_owned(),
+            length: length.ok_or_else(refuse)?,
+        };
+        let inline = envelope.length <= INLINE;
+        match inline && contents.len() != envelope.length || !inline && !contents.is_empty() {
+            true => Err(refuse()),
+            false => Ok((envelope, inline.then_some(contents))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn envelopes_round_trip_and_damage_is_refused() {
+        for length in [0, 5, INLINE, INLINE + 1] {
+            let line = Line::collective(u64::MAX, 77, 1);
+            let (text, kind) = ("all_reduce".to_string(), Kind::Data);
+            let envelope = Envelope { kind, line, text, length };
+            let contents = vec![3u8; length];
+            let bytes = envelope.write(&contents);
+            let inline = (length <= INLINE).then_some(contents.as_slice());
+            assert_eq!(Envelope::read(&bytes), Ok((envelope, inline)));
+            for cut in 0..bytes.len().min(60) {
+                assert!(Envelope::read(&bytes[..cut]).is_err());
+            }
+            assert!(Envelope::read(&[bytes.as_slice(), &[0]].concat()).is_err());
+        }
+    }
+
+    #[test]
+    fn lines_of_calls_and_messages_are_apart() {
+        assert_ne!(Line::collective(1, 4, 0), Line::collective(1, 3, 1));
+        assert_ne!(Line::collective(1, 2, 0), Line::message(1, 4));
+    }
+}

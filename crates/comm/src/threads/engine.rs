@@ -1,0 +1,195 @@
+//! The communicator of a thread rank.
+
+use super::group::Group;
+use super::op::{Op, Post, Progress};
+use crate::alone::{self, check_group, check_groups};
+use crate::call::{Call, Recv, Signature};
+use crate::comm::{Comm, Pending, Wait};
+use crate::error::{Error, Result};
+use planaria_array::{Array, Bytes};
+use planaria_layout::Rank;
+use std::fmt;
+use std::sync::Arc;
+
+/// Up to this many bytes the last rank to come does the work itself: waking a thread would take longer.
+const SMALL: usize = 1 << 16;
+
+/// One rank's place in a group.
+pub(super) struct ThreadComm {
+    group: Arc<Group>,
+    position: usize,
+}
+
+impl ThreadComm {
+    pub(super) fn new(group: Arc<Group>, position: usize) -> ThreadComm {
+        ThreadComm { group, position }
+    }
+
+    /// Adds this rank's part and waits for the others.
+    fn meet(&self, post: Post) -> Result<Arc<Op>> {
+        let (op, progress) = self.group.post(self.position, post)?;
+        if progress != Progress::Done {
+            op.wait(&self.group)?;
+        }
+        Ok(op)
+    }
+
+    /// Checks a call; a call that needs no other rank is done at once and gives `None`.
+    fn prepare(&self, call: Call) -> Result<Option<Call>> {
+        self.group.world.live()?;
+        call.check(self.position, self.group.ranks.len())?;
+        match call {
+            Call::Send(send) => self.group.mail.send(self.position, &send).map(|()| None),
+            call if self.group.ranks.len() == 1 && !call.is_message() => alone::copy(call).map(|()| None),
+            call => Ok(Some(call)),
+        }
+    }
+}
+
+impl Comm for ThreadComm {
+    fn rank(&self) -> usize {
+        self.position
+    }
+
+    fn ranks(&self) -> &[Rank] {
+        &self.group.ranks
+    }
+
+    fn start(&self, call: Call) -> Result<Pending> {
+        match self.prepare(call)? {
+            None => Ok(Pending::done()),
+            Some(Call::Recv(call)) => {
+                let number = self.group.mail.expect(self.position, &call);
+                let (group, me) = (self.group.clone(), self.position);
+                Ok(Pending::new(Receive { group, me, call, number }))
+            }
+            Some(call) => {
+                let (op, progress) = self.group.post(self.position, post(call, self.position)?)?;
+                match progress {
+                    Progress::Ready { bytes } if bytes <= SMALL => op.help(),
+                    Progress::Ready { .. } => self.group.world.help_with(op.clone()),
+                    Progress::Waiting | Progress::Done => {}
+                }
+                Ok(Pending::new(Started { group: self.group.clone(), op }))
+            }
+        }
+    }
+
+    fn run(&self, call: Call) -> Result<()> {
+        match self.prepare(call)? {
+            None => Ok(()),
+            Some(Call::Recv(call)) => {
+                let number = self.group.mail.expect(self.position, &call);
+                self.group.mail.recv(&self.group, self.position, &call, number)
+            }
+            Some(call) => self.meet(post(call, self.position)?).map(drop),
+        }
+    }
+
+    fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
+        check_groups(groups, &self.group.ranks)?;
+        let signature = Signature { name: "split", groups: groups.to_vec(), ..Signature::default() };
+        let op = self.meet(Post { signature, send: None, recv: None })?;
+        let me = self.group.ranks[self.position];
+        let mine = groups.iter().enumerate().find_map(|(i, g)| Some((i, g.iter().position(|&r| r == me)?)));
+        let Some((index, position)) = mine else { return Ok(None) };
+        let group = op.group(index).ok_or_else(|| Error::argument("split", "the groups were not made"))?;
+        Ok(Some(Arc::new(ThreadComm { group, position })))
+    }
+
+    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
+        self.group.world.live()?;
+        let position = check_group(ranks, &self.group.ranks, self.position)?;
+        Ok(Arc::new(ThreadComm { group: Group::named(&self.group.world, ranks), position }))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let signature = Signature { name: "barrier", ..Signature::default() };
+        self.meet(Post { signature, send: None, recv: None }).map(drop)
+    }
+
+    fn abort(&self, reason: &str) {
+        let rank = self.group.ranks[self.position];
+        self.group.world.fail(Error::Aborted { rank, reason: reason.into() });
+    }
+}
+
+impl fmt::Debug for ThreadComm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} threads", self.position, self.group.ranks.len())
+    }
+}
+
+/// What a rank contributes to a collective and where it wants the result.
+fn post(call: Call, position: usize) -> Result<Post> {
+    let signature = call.signature();
+    let (send, recv) = match call {
+        Call::AllReduce(c) => (Some(c.send), Some(c.recv)),
+        Call::Reduce(c) => (Some(c.send), c.recv.filter(|_| c.root == position)),
+        Call::Broadcast(c) if c.root == position => (Some(c.data), None),
+        Call::Broadcast(c) => (None, Some(c.data)),
+        Call::AllGather(c) => (Some(c.send), Some(c.recv)),
+        Call::ReduceScatter(c) => (Some(c.send), Some(c.recv)),
+        Call::AllToAll(c) => (Some(c.send), Some(c.recv)),
+        Call::Send(c) => (Some(c.data), None),
+        Call::Recv(c) => (None, Some(c.data)),
+    };
+    let send = send.map(|send| taken(&send, recv.as_ref())).transpose()?;
+    Ok(Post { signature, send, recv })
+}
+
+/// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first
+/// have to copy all of that storage; copying what is sent is cheaper.
+fn taken(send: &Array, recv: Option<&Array>) -> Result<Bytes> {
+    let entangled = |recv: &Array| send.shares_storage(recv) && !recv.is_whole();
+    match recv.is_some_and(entangled) {
+        true => Ok(send.copy()?.bytes()?),
+        false => Ok(send.bytes()?),
+    }
+}
+
+/// A started collective.
+struct Started {
+    group: Arc<Group>,
+    op: Arc<Op>,
+}
+
+impl Wait for Started {
+    fn wait(self: Box<Self>) -> Result<()> {
+        self.op.wait(&self.group)
+    }
+
+    fn is_done(&self) -> bool {
+        self.op.is_done() || self.group.world.live().is_err()
+    }
+}
+
+impl fmt::Debug for Started {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a collective under way")
+    }
+}
+
+/// A started receive.
+struct Receive {
+    group: Arc<Group>,
+    me: usize,
+    call: Recv,
+    number: u64,
+}
+
+impl Wait for Receive {
+    fn wait(self: Box<Self>) -> Result<()> {
+        self.group.mail.recv(&self.group, self.me, &self.call, self.number)
+    }
+
+    fn is_done(&self) -> bool {
+        self.group.mail.has_come(self.me, &self.call, self.number) || self.group.world.live().is_err()
+    }
+}
+
+impl fmt::Debug for Receive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a receive from rank {}", self.group.ranks[self.call.from])
+    }
+}

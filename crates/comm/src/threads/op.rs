@@ -1,0 +1,186 @@
+//! One collective: who has come, the work once all have, and its end.
+
+use super::group::Group;
+use super::work::Work;
+use crate::call::Signature;
+use crate::error::{Error, Result};
+use crate::sync::{Condvar, Mutex, lock, wait};
+use planaria_array::{Array, Bytes};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One rank's part of a collective.
+#[derive(Debug)]
+pub(super) struct Post {
+    pub(super) signature: Signature,
+    pub(super) send: Option<Bytes>,
+    pub(super) recv: Option<Array>,
+}
+
+/// What a rank's coming meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Others are missing.
+    Waiting,
+    /// This rank was the last and there is work to do, writing this many bytes.
+    Ready { bytes: usize },
+    /// This rank was the last and there is nothing left to do.
+    Done,
+}
+
+/// A collective of a group.
+#[derive(Debug)]
+pub(super) struct Op {
+    name: &'static str,
+    sequence: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    posts: Vec<Option<Post>>,
+    posted: usize,
+    /// There from the last rank's coming to the last piece.
+    work: Option<Arc<Work>>,
+    /// Threads that have pieces in hand.
+    active: usize,
+    done: bool,
+    error: Option<Error>,
+    /// What a split made, in the order of its list.
+    groups: Vec<Arc<Group>>,
+}
+
+impl Op {
+    pub(super) fn new(name: &'static str, sequence: u64, size: usize) -> Op {
+        let state = State { posts: (0..size).map(|_| None).collect(), ..State::default() };
+        Op { name, sequence, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        lock(&self.state).done
+    }
+
+    pub(super) fn wake(&self) {
+        drop(lock(&self.state));
+        self.changed.notify_all();
+    }
+
+    /// Takes one rank's part; the last one to come prepares the work.
+    pub(super) fn post(&self, position: usize, post: Post, group: &Arc<Group>) -> Result<Progress> {
+        let mut state = lock(&self.state);
+        self.check(&state, position, &post, group)?;
+        state.posts[position] = Some(post);
+        state.posted += 1;
+        if state.posted < state.posts.len() {
+            return Ok(Progress::Waiting);
+        }
+        let posts: Vec<Post> = state.posts.iter_mut().filter_map(Option::take).collect();
+        for ranks in &posts[0].signature.groups {
+            state.groups.push(Group::new(group.world.clone(), ranks.clone()));
+        }
+        let work = Work::new(posts)?;
+        let progress = match work.bytes() {
+            0 => Progress::Done,
+            bytes => Progress::Ready { bytes },
+        };
+        match progress {
+            Progress::Ready { .. } => state.work = Some(Arc::new(work)),
+            _ => state.done = true,
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(progress)
+    }
+
+    /// All ranks must have made calls that go together.
+    fn check(&self, state: &State, position: usize, post: &Post, group: &Group) -> Result<()> {
+        let other = |p: &usize| {
+            state.posts[*p].as_ref().is_some_and(|o| !post.signature.fits(position, &o.signature, *p))
+        };
+        let Some(differs) = (0..state.posts.len()).find(other) else { return Ok(()) };
+        let expected = state.posts[differs].as_ref().map(|o| o.signature.to_string()).unwrap_or_default();
+        Err(Error::Mismatch {
+            sequence: self.sequence,
+            first: group.ranks[differs],
+            expected,
+            rank: group.ranks[position],
+            found: post.signature.to_string(),
+        })
+    }
+
+    /// Does pieces of the work until none are left to take.
+    pub(super) fn help(&self) {
+        let work = {
+            let mut state = lock(&self.state);
+            match &state.work {
+                Some(work) if !work.is_taken() => {
+                    let work = work.clone();
+                    state.active += 1;
+                    work
+                }
+                _ => return,
+            }
+        };
+        let outcome = work.run();
+        // The sent bytes must be free again before anyone learns that the call is done.
+        drop(work);
+        let mut state = lock(&self.state);
+        state.active -= 1;
+        if let Err(error) = outcome {
+            state.error.get_or_insert(error);
+        }
+        if state.active == 0 && state.work.as_ref().is_some_and(|w| w.is_taken()) {
+            state.work = None;
+            state.done = true;
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Helps, then waits for the end, for a failure of the world, or for too long.
+    pub(super) fn wait(&self, group: &Group) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            self.help();
+            let state = lock(&self.state);
+            if state.done {
+                return state.error.clone().map_or(Ok(()), Err);
+            }
+            group.world.live()?;
+            if state.work.as_ref().is_some_and(|w| !w.is_taken()) {
+                continue;
+            }
+            let waited = begin.elapsed();
+            if state.work.is_none()
+                && let Some(error) = self.hopeless(&state, group, waited)
+            {
+                drop(state);
+                group.world.fail(error.clone());
+                return Err(error);
+            }
+            let left = group.world.timeout.saturating_sub(waited).max(Duration::from_millis(1));
+            drop(wait(&self.changed, state, left));
+        }
+    }
+
+    /// Why the missing ranks will not come, if so.
+    fn hopeless(&self, state: &State, group: &Group, waited: Duration) -> Option<Error> {
+        let (call, sequence) = (self.name, self.sequence);
+        let missing = || group.ranks.iter().zip(&state.posts).filter(|(_, p)| p.is_none()).map(|(&r, _)| r);
+        if let Some(rank) = missing().find(|&rank| group.world.has_left(rank)) {
+            return Some(Error::Left { call, sequence, rank });
+        }
+        (waited >= group.world.timeout).then(|| Error::Timeout {
+            call,
+            sequence,
+            missing: missing().collect(),
+            waited,
+        })
+    }
+
+    /// The group made of entry `index` of a split's list.
+    pub(super) fn group(&self, index: usize) -> Option<Arc<Group>> {
+        lock(&self.state).groups.get(index).cloned()
+    }
+}

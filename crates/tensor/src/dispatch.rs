@@ -1,0 +1,222 @@
+//! Running an op: layouts are decided, inputs brought there, the local kernel runs, history is recorded.
+
+use crate::attributes::Attributes;
+use crate::error::{Error, Result};
+use crate::grad;
+use crate::op::{Arrays, Here, Local, Op, Places, Spec, only};
+use crate::tensor::{Place, Tensor};
+use crate::trace::{self, Moved};
+use planaria_array::Array;
+use planaria_layout::rule::{Decision, Operand, decide};
+use planaria_layout::{Layout, Route};
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::Arc;
+
+/// The results of an op.
+pub type Outputs = SmallVec<[Tensor; 1]>;
+
+/// Runs an op with one output.
+pub fn apply1<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
+    only(apply(op, inputs)?)
+}
+
+/// Runs an op.
+pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Outputs> {
+    match compute(&op, inputs)? {
+        (_, results, None) => Ok(without_history(results)),
+        (inputs, results, Some(needs)) => grad::record(Arc::new(op), &by_ref(&inputs), results, needs),
+    }
+}
+
+/// Runs an op that others have a handle on too.
+pub fn apply_shared(op: Arc<dyn Op>, inputs: &[&Tensor]) -> Result<Outputs> {
+    match compute(op.as_ref(), inputs)? {
+        (_, results, None) => Ok(without_history(results)),
+        (inputs, results, Some(needs)) => grad::record(op, &by_ref(&inputs), results, needs),
+    }
+}
+
+type Inputs<'a> = SmallVec<[Cow<'a, Tensor>; 4]>;
+
+fn by_ref<'a>(inputs: &'a Inputs<'_>) -> SmallVec<[&'a Tensor; 4]> {
+    inputs.iter().map(|t| t.as_ref()).collect()
+}
+
+fn without_history(results: Results) -> Outputs {
+    results.into_iter().map(|(array, place)| Tensor::raw(array, place, None, None)).collect()
+}
+
+/// The inputs as the op took them, its results, and which inputs want a gradient when history is recorded.
+fn compute<'a>(op: &dyn Op, inputs: &[&'a Tensor]) -> Result<(Inputs<'a>, Results, Option<Places>)> {
+    let mut moved: Inputs<'a> = inputs.iter().map(|&t| Cow::Borrowed(t)).collect();
+    let results = execute(op, &mut moved)?;
+    let needs = grad::wanted(&by_ref(&moved));
+    Ok((moved, results, needs))
+}
+
+pub(crate) type Results = SmallVec<[(Array, Option<Place>); 1]>;
+
+/// Runs the kernel, after bringing the inputs into the layouts it takes.
+fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
+    let Some(first) = inputs.iter().find_map(|t| t.0.place.clone()) else {
+        let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
+        return Ok(op.forward(&arrays, &Local::Whole)?.into_iter().map(|array| (array, None)).collect());
+    };
+    let layouts = layouts_of(op, inputs, &first)?;
+    if op.shapes_follow_values() {
+        return on_whole_values(op, inputs, &layouts, &first);
+    }
+    let decision = decision(op, inputs, &layouts)?;
+    for (place, wanted) in decision.inputs.iter().enumerate() {
+        if layouts[place] != *wanted {
+            bring(op, place, &mut inputs[place], &first, wanted)?;
+        }
+    }
+    let here = Here { inputs: &decision.inputs, outputs: &decision.outputs, world: &first.world };
+    let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
+    trace::enter(op.name());
+    let results = op.forward(&arrays, &Local::Piece(here))?;
+    Ok(placed(results, &decision.outputs, &first))
+}
+
+fn placed(results: Arrays, layouts: &[Layout], first: &Place) -> Results {
+    let place = |layout: &Layout| Some(Place { layout: layout.clone(), world: first.world.clone() });
+    results.into_iter().zip(layouts).map(|(array, layout)| (array, place(layout))).collect()
+}
+
+type Layouts = SmallVec<[Layout; 4]>;
+
+/// The inputs' layouts; a value without one is the same on every rank.
+fn layouts_of(op: &dyn Op, inputs: &[Cow<'_, Tensor>], first: &Place) -> Result<Layouts> {
+    let mesh = first.layout.mesh();
+    let layout_of = |input: &Cow<'_, Tensor>| match input.layout() {
+        Some(layout) if layout.mesh() == mesh => Ok(layout.clone()),
+        Some(layout) => {
+            let (first, second) = (mesh.to_string(), layout.mesh().to_string());
+            Err(Error::Meshes { op: op.name(), first, second })
+        }
+        None => Ok(Layout::replicated(mesh, input.0.array.shape())),
+    };
+    inputs.iter().map(layout_of).collect()
+}
+
+/// Reshards one input for an op, unless that is forbidden.
+fn bring(op: &dyn Op, place: usize, input: &mut Cow<'_, Tensor>, first: &Place, wanted: &Layout) -> Result<()> {
+    let from = match input.layout() {
+        Some(layout) => layout.clone(),
+        None => {
+            let whole = Layout::replicated(first.layout.mesh(), input.0.array.shape());
+            *input = Cow::Owned(input.on(&Place { layout: whole.clone(), world: first.world.clone() })?);
+            whole
+        }
+    };
+    let bytes = Route::find(&from, wanted, input.dtype().size())?.cost().bytes;
+    if trace::is_strict() && bytes > 0 {
+        return Err(Error::Strict { op: op.name(), input: place, from, to: wanted.clone(), bytes });
+    }
+    trace::note(Moved { op: op.name(), input: place, from, to: wanted.clone(), bytes });
+    *input = Cow::Owned(input.reshard(wanted)?);
+    Ok(())
+}
+
+/// Ops whose output shapes follow from values get whole inputs and give whole outputs.
+fn on_whole_values(
+    op: &dyn Op,
+    inputs: &mut [Cow<'_, Tensor>],
+    layouts: &[Layout],
+    first: &Place,
+) -> Result<Results> {
+    for (place, layout) in layouts.iter().enumerate() {
+        let whole = Layout::replicated(layout.mesh(), layout.shape());
+        if *layout != whole {
+            bring(op, place, &mut inputs[place], first, &whole)?;
+        }
+    }
+    let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
+    let results = op.forward(&arrays, &Local::Whole)?;
+    let layouts: Vec<Layout> =
+        results.iter().map(|array| Layout::replicated(first.layout.mesh(), array.shape())).collect();
+    Ok(placed(results, &layouts, first))
+}
+
+/// What a decision depends on.
+struct Question {
+    op: &'static str,
+    attributes: Attributes,
+    inputs: SmallVec<[(Layout, planaria_array::DType); 3]>,
+}
+
+/// Decisions kept per thread before they are thrown away.
+const MAX_DECISIONS: usize = 1 << 14;
+
+#[derive(Default)]
+struct Known {
+    state: RandomState,
+    decisions: HashMap<u64, Vec<(Question, Arc<Decision>)>>,
+}
+
+thread_local! {
+    static KNOWN: RefCell<Known> = RefCell::default();
+}
+
+/// The layouts for one op, looked up or decided.
+fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Layout]) -> Result<Arc<Decision>> {
+    let attributes = op.layout_attributes();
+    let hash = KNOWN.with_borrow(|known| {
+        let mut hasher = known.state.build_hasher();
+        (op.name(), &attributes).hash(&mut hasher);
+        layouts.iter().zip(inputs).for_each(|(layout, input)| (layout, input.dtype()).hash(&mut hasher));
+        hasher.finish()
+    });
+    let same = |q: &Question| {
+        let mut inputs = q.inputs.iter().zip(layouts.iter().zip(inputs));
+        q.op == op.name()
+            && q.attributes == attributes
+            && q.inputs.len() == layouts.len()
+            && inputs.all(|((layout, dtype), (l, t))| layout == l && *dtype == t.dtype())
+    };
+    let known = KNOWN.with_borrow(|known| {
+        let list = known.decisions.get(&hash)?;
+        list.iter().find(|(question, _)| same(question)).map(|(_, decision)| decision.clone())
+    });
+    if let Some(decision) = known {
+        return Ok(decision);
+    }
+    let decision = Arc::new(decide_anew(op, inputs, layouts)?);
+    let inputs = layouts.iter().zip(inputs).map(|(l, t)| (l.clone(), t.dtype())).collect();
+    KNOWN.with_borrow_mut(|known| {
+        if known.decisions.len() >= MAX_DECISIONS {
+            known.decisions.clear();
+        }
+        let question = Question { op: op.name(), attributes, inputs };
+        known.decisions.entry(hash).or_default().push((question, decision.clone()));
+    });
+    Ok(decision)
+}
+
+fn decide_anew(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Layout]) -> Result<Decision> {
+    let specs: Vec<Spec> = inputs.iter().map(|t| t.spec()).collect();
+    let outputs = infer(op, &specs)?;
+    let rule = op.rule(&specs, &outputs)?;
+    let operands: Vec<Operand<'_>> = layouts
+        .iter()
+        .zip(&specs)
+        .map(|(layout, spec)| Operand { layout, size: spec.dtype.size() })
+        .collect();
+    let results: Vec<_> = outputs.iter().map(|spec| (&spec.shape, spec.dtype.size())).collect();
+    Ok(decide(&rule, &operands, &results)?)
+}
+
+/// Global shapes and dtypes of the outputs: the kernel on arrays without bytes.
+pub fn infer(op: &dyn Op, inputs: &[Spec]) -> Result<Vec<Spec>> {
+    let arrays = inputs
+        .iter()
+        .map(|spec| Ok(Array::meta(&spec.shape, spec.dtype)?))
+        .collect::<Result<SmallVec<[Array; 4]>>>()?;
+    let arrays: SmallVec<[&Array; 4]> = arrays.iter().collect();
+    Ok(op.forward(&arrays, &Local::Whole)?.iter().map(Spec::of).collect())
+}

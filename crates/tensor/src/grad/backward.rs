@@ -1,0 +1,309 @@
+//! Backward: gradients go from node to node, latest first, and what is not needed any more is dropped on the way.
+
+use super::mode::{no_grad, with_grad};
+use super::node::{Edge, Kept, Kind, Meta, Node, OpNode, Saved, next_number};
+use crate::error::{Error, Result};
+use crate::op::Spec;
+use crate::tensor::{Place, Tensor};
+use planaria_array::Array;
+use planaria_array::ops::Binary;
+use smallvec::SmallVec;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
+
+/// What backward leaves behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GradOptions {
+    /// Saved values stay, so that backward can go through the same history again.
+    pub keep_history: bool,
+    /// Gradients have history themselves, so that they can be differentiated. Implies `keep_history`.
+    pub differentiable: bool,
+}
+
+/// What an op's gradient may look at.
+pub struct Backward<'a> {
+    node: &'a Arc<Node>,
+    op: &'a OpNode,
+    saved: Saved,
+    options: GradOptions,
+}
+
+impl std::fmt::Debug for Backward<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Backward({})", self.op.op.name())
+    }
+}
+
+impl Backward<'_> {
+    /// True when the gradient of this input is wanted.
+    pub fn needs(&self, input: usize) -> bool {
+        self.op.needs.has(input)
+    }
+
+    /// A saved input.
+    pub fn input(&self, input: usize) -> Result<Tensor> {
+        let kept = self.kept(&self.saved.inputs, input)?;
+        kept.tensor(kept.edge.clone(), self.op.op.name(), || format!("input {input}"))
+    }
+
+    /// A saved output.
+    pub fn output(&self, output: usize) -> Result<Tensor> {
+        let kept = self.kept(&self.saved.outputs, output)?;
+        let edge = Edge { node: self.node.clone(), output };
+        kept.tensor(Some(edge), self.op.op.name(), || format!("output {output}"))
+    }
+
+    fn kept<'s>(&self, list: &'s [Option<Kept>], place: usize) -> Result<&'s Kept> {
+        list.get(place).and_then(Option::as_ref).ok_or(Error::Bug("a gradient asks for a value its op did not save"))
+    }
+
+    /// Shape and dtype of an input.
+    pub fn input_spec(&self, input: usize) -> &Spec {
+        &self.op.metas[input].spec
+    }
+
+    /// Number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.op.metas.len()
+    }
+
+    /// Shape and dtype of an output.
+    pub fn output_spec(&self, output: usize) -> &Spec {
+        &self.node.outputs[output].spec
+    }
+
+    /// Zeros like an output, for a kernel that wants the gradient of each.
+    pub fn zeros(&self, output: usize) -> Result<Tensor> {
+        zeros(&self.node.outputs[output])
+    }
+
+    /// Zeros like an input.
+    pub fn input_zeros(&self, input: usize) -> Result<Tensor> {
+        zeros(&self.op.metas[input])
+    }
+
+    /// True when the gradient will itself be differentiated: fused kernels without a gradient must not be used.
+    pub fn is_differentiable(&self) -> bool {
+        self.options.differentiable
+    }
+
+    /// Where an input lay.
+    pub(crate) fn input_place(&self, input: usize) -> Option<&Place> {
+        self.op.metas[input].place.as_ref()
+    }
+}
+
+/// Zeros in the layout of a value; pending contributions of zero are zero.
+fn zeros(meta: &Meta) -> Result<Tensor> {
+    let extents = meta.place.as_ref().map(Place::extents).transpose()?;
+    let extents = extents.unwrap_or_else(|| meta.spec.shape.dims().into());
+    let supposed = meta.place.as_ref().is_some_and(|p| p.world.is_supposed());
+    let array = if supposed { Array::meta(&extents, meta.spec.dtype)? } else { Array::zeros(&extents, meta.spec.dtype)? };
+    Ok(Tensor::raw(array, meta.place.clone(), None, None))
+}
+
+/// Gradients of `tensor` (times `grad`; 1 for a single element) on all leaves it came from.
+pub fn backward(tensor: &Tensor, grad: Option<&Tensor>, options: GradOptions) -> Result<()> {
+    let roots = [root(tensor, grad)?];
+    Run::new(options, None).go(roots)?;
+    Ok(())
+}
+
+/// Gradients of `outputs` (times `grads`; 1 for single elements) with respect to `inputs`. Absent where an input does
+/// not take part. Leaves are not touched.
+pub fn grad(
+    outputs: &[&Tensor],
+    grads: &[Option<&Tensor>],
+    inputs: &[&Tensor],
+    options: GradOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    let targets = inputs
+        .iter()
+        .map(|t| t.edge().ok_or_else(|| Error::NoHistory { what: format!("{t:?}") }))
+        .collect::<Result<Vec<_>>>()?;
+    let given = |i: usize| grads.get(i).copied().flatten();
+    let roots = outputs.iter().enumerate().map(|(i, t)| root(t, given(i))).collect::<Result<Vec<_>>>()?;
+    Run::new(options, Some((&roots, targets))).go(roots.clone())
+}
+
+/// Where backward starts, with the gradient there.
+fn root(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(Edge, Tensor)> {
+    let edge = tensor.edge().ok_or_else(|| Error::NoHistory { what: format!("{tensor:?}") })?;
+    let Some(grad) = grad else {
+        if tensor.numel() != 1 {
+            return Err(Error::NotScalar { shape: tensor.shape().clone() });
+        }
+        return Ok((edge, tensor.ones_like()?));
+    };
+    if grad.spec() != tensor.spec() {
+        let text = |s: Spec| format!("{}{}", s.dtype, s.shape);
+        return Err(Error::GradientKind { found: text(grad.spec()), expected: text(tensor.spec()) });
+    }
+    Ok((edge, grad.clone()))
+}
+
+/// The sum of the gradients that have arrived at one output.
+type Slot = Option<Tensor>;
+
+/// Adds a gradient, in place where nobody else can see the sum.
+fn accumulate(slot: &mut Slot, grad: Tensor, options: GradOptions) -> Result<()> {
+    *slot = Some(match slot.take() {
+        None => grad,
+        Some(sum) if can_add_in_place(&sum, &grad, options) => {
+            sum.0.array.binary_in_place(Binary::Add, &grad.0.array)?;
+            sum
+        }
+        Some(sum) => sum.add(&grad)?,
+    });
+    Ok(())
+}
+
+fn can_add_in_place(sum: &Tensor, grad: &Tensor, options: GradOptions) -> bool {
+    let alike = sum.0.place == grad.0.place && sum.0.array.shape() == grad.0.array.shape();
+    let ours = Arc::strong_count(&sum.0) == 1 && sum.0.array.is_exclusive() && sum.0.array.is_contiguous();
+    alike && ours && !options.differentiable && !sum.0.array.is_meta()
+}
+
+struct Entry {
+    node: Arc<Node>,
+    slots: SmallVec<[Slot; 1]>,
+}
+
+/// One backward under way.
+struct Run {
+    options: GradOptions,
+    open: HashMap<u64, Entry>,
+    order: BinaryHeap<u64>,
+    /// With targets: their edges, what arrived, and the nodes on the way to them.
+    targets: Option<Targets>,
+}
+
+struct Targets {
+    edges: Vec<Edge>,
+    found: Vec<Option<Tensor>>,
+    on_the_way: HashSet<u64>,
+    /// Nodes made since are inside recomputed blocks.
+    started: u64,
+}
+
+impl Run {
+    fn new(options: GradOptions, wanted: Option<(&[(Edge, Tensor)], Vec<Edge>)>) -> Run {
+        let targets = wanted.map(|(roots, edges)| Targets {
+            on_the_way: on_the_way(roots, &edges),
+            found: edges.iter().map(|_| None).collect(),
+            edges,
+            started: next_number(),
+        });
+        Run { options, open: HashMap::new(), order: BinaryHeap::new(), targets }
+    }
+
+    fn go(mut self, roots: impl IntoIterator<Item = (Edge, Tensor)>) -> Result<Vec<Option<Tensor>>> {
+        for (edge, grad) in roots {
+            self.arrive(&edge, grad)?;
+        }
+        let differentiable = self.options.differentiable;
+        let work = || {
+            while let Some(number) = self.order.pop() {
+                if let Some(entry) = self.open.remove(&number) {
+                    self.visit(entry)?;
+                }
+            }
+            Ok(self.targets.map(|t| t.found).unwrap_or_default())
+        };
+        if differentiable { with_grad(work) } else { no_grad(work) }
+    }
+
+    /// A gradient has come to an output of a node.
+    fn arrive(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
+        let number = edge.node.number;
+        if self.targets.as_ref().is_some_and(|t| number < t.started && !t.on_the_way.contains(&number)) {
+            return Ok(());
+        }
+        let entry = self.open.entry(number).or_insert_with(|| {
+            self.order.push(number);
+            let slots = edge.node.outputs.iter().map(|_| None).collect();
+            Entry { node: edge.node.clone(), slots }
+        });
+        accumulate(&mut entry.slots[edge.output], grad, self.options)
+    }
+
+    fn visit(&mut self, entry: Entry) -> Result<()> {
+        let Entry { node, slots } = entry;
+        let mut grads: SmallVec<[Option<Tensor>; 1]> = SmallVec::new();
+        for (output, slot) in slots.into_iter().enumerate() {
+            grads.push(slot.map(|grad| node.hooked(output, grad)).transpose()?);
+        }
+        if let Some(targets) = &mut self.targets {
+            for (edge, found) in targets.edges.iter().zip(&mut targets.found) {
+                if Arc::ptr_eq(&edge.node, &node) {
+                    *found = grads[edge.output].clone();
+                }
+            }
+        }
+        match &node.kind {
+            Kind::Leaf(slot) if self.targets.is_none() => {
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(grad) = grads.into_iter().next().flatten() {
+                    let sum = match slot.take() {
+                        Some(before) => before.add(&grad)?,
+                        None => grad,
+                    };
+                    *slot = Some(sum);
+                }
+                Ok(())
+            }
+            Kind::Leaf(_) => Ok(()),
+            Kind::Block(block) => {
+                for (output, grad) in block.run()?.iter().zip(grads) {
+                    if let (Some(edge), Some(grad)) = (output.edge(), grad) {
+                        self.arrive(&edge, grad)?;
+                    }
+                }
+                Ok(())
+            }
+            Kind::Op(op) => self.through(&node, op, grads),
+        }
+    }
+
+    /// From the gradients of an op's outputs to those of its inputs.
+    fn through(&mut self, node: &Arc<Node>, op: &OpNode, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<()> {
+        let keeps = self.options.keep_history || self.options.differentiable;
+        let mut slot = op.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let saved = if keeps { slot.clone() } else { slot.take() };
+        drop(slot);
+        let saved = saved.ok_or(Error::Freed { op: op.op.name() })?;
+        let at = Backward { node, op, saved, options: self.options };
+        let inputs = op.op.vjp(&at, &grads)?;
+        drop((at, grads));
+        for (edge, grad) in op.inputs.iter().zip(inputs) {
+            if let (Some(edge), Some(grad)) = (edge, grad) {
+                self.arrive(edge, grad)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Nodes from which some target can be reached.
+fn on_the_way(roots: &[(Edge, Tensor)], targets: &[Edge]) -> HashSet<u64> {
+    let mut on: HashSet<u64> = targets.iter().map(|edge| edge.node.number).collect();
+    let mut seen: HashSet<u64> = HashSet::new();
+    let mut nodes: Vec<Arc<Node>> = Vec::new();
+    let mut open: Vec<Arc<Node>> = roots.iter().map(|(edge, _)| edge.node.clone()).collect();
+    while let Some(node) = open.pop() {
+        if seen.insert(node.number) {
+            open.extend(node.parents().map(|edge| edge.node.clone()));
+            nodes.push(node);
+        }
+    }
+    // Parents have lower numbers, so going up finds each of them decided.
+    nodes.sort_unstable_by_key(|node| node.number);
+    for node in nodes {
+        // What a block has captured shows only when it runs again.
+        let captured = matches!(node.kind, Kind::Block(_));
+        if captured || node.parents().any(|edge| on.contains(&edge.node.number)) {
+            on.insert(node.number);
+        }
+    }
+    on
+}

@@ -1,0 +1,229 @@
+//! Nodes of the history, the values they keep, and views that follow writes to their base.
+
+use super::mode;
+use super::recompute::Block;
+use crate::dispatch::{Outputs, Results, apply_shared};
+use crate::error::{Error, Result};
+use crate::op::{Op, Places, Spec, only};
+use crate::tensor::{Place, Tensor};
+use planaria_array::Array;
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One output of a node.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    pub(crate) node: Arc<Node>,
+    pub(crate) output: usize,
+}
+
+/// Looks at a gradient on its way, and may replace it.
+pub(crate) type Hook = Box<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
+
+/// How a tensor came to be.
+pub(crate) struct Node {
+    /// Later nodes have higher numbers, so descending order is a valid order for backward.
+    pub(crate) number: u64,
+    pub(crate) kind: Kind,
+    pub(crate) outputs: SmallVec<[Meta; 1]>,
+    hooks: Mutex<Vec<(usize, Hook)>>,
+}
+
+pub(crate) enum Kind {
+    /// Gradients end here.
+    Leaf(Mutex<Option<Tensor>>),
+    /// Made by an op.
+    Op(OpNode),
+    /// Made by a block that is run again in backward.
+    Block(Block),
+}
+
+/// An op with its inputs.
+pub(crate) struct OpNode {
+    pub(crate) op: Arc<dyn Op>,
+    /// Where gradients of the inputs go; absent where none is wanted.
+    pub(crate) inputs: SmallVec<[Option<Edge>; 2]>,
+    pub(crate) metas: SmallVec<[Meta; 2]>,
+    pub(crate) needs: Places,
+    /// Gone once backward has used them.
+    pub(crate) saved: Mutex<Option<Saved>>,
+}
+
+/// What is known of a tensor without its values.
+#[derive(Clone)]
+pub(crate) struct Meta {
+    pub(crate) spec: Spec,
+    pub(crate) place: Option<Place>,
+}
+
+/// Values kept for a gradient.
+#[derive(Clone, Default)]
+pub(crate) struct Saved {
+    pub(crate) inputs: SmallVec<[Option<Kept>; 2]>,
+    pub(crate) outputs: SmallVec<[Option<Kept>; 1]>,
+}
+
+/// One kept value, and its version when it was kept.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    pub(crate) array: Array,
+    pub(crate) place: Option<Place>,
+    pub(crate) edge: Option<Edge>,
+    version: u64,
+}
+
+impl Kept {
+    pub(crate) fn new(tensor: &Tensor) -> Kept {
+        let (array, place) = (tensor.0.array.clone(), tensor.0.place.clone());
+        Kept { version: array.version(), array, place, edge: tensor.edge() }
+    }
+
+    fn result(array: &Array, place: &Option<Place>) -> Kept {
+        Kept { version: array.version(), array: array.clone(), place: place.clone(), edge: None }
+    }
+
+    /// The tensor, unless it was written to since.
+    pub(crate) fn tensor(&self, edge: Option<Edge>, op: &'static str, what: impl Fn() -> String) -> Result<Tensor> {
+        let now = self.array.version();
+        if now != self.version {
+            return Err(Error::Stale { op, what: what(), saved: self.version, now });
+        }
+        Ok(Tensor::raw(self.array.clone(), self.place.clone(), edge, None))
+    }
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+pub(crate) fn next_number() -> u64 {
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Meta {
+    pub(crate) fn of(tensor: &Tensor) -> Meta {
+        Meta { spec: tensor.spec(), place: tensor.0.place.clone() }
+    }
+
+    fn result(array: &Array, place: &Option<Place>) -> Meta {
+        let shape = place.as_ref().map_or(array.shape(), |p| p.layout.shape()).clone();
+        Meta { spec: Spec { shape, dtype: array.dtype() }, place: place.clone() }
+    }
+}
+
+impl Node {
+    pub(crate) fn new(kind: Kind, outputs: SmallVec<[Meta; 1]>) -> Arc<Node> {
+        Arc::new(Node { number: next_number(), kind, outputs, hooks: Mutex::default() })
+    }
+
+    pub(crate) fn leaf(tensor: &Tensor) -> Arc<Node> {
+        Node::new(Kind::Leaf(Mutex::default()), SmallVec::from_iter([Meta::of(tensor)]))
+    }
+
+    pub(crate) fn add_hook(&self, output: usize, hook: Hook) {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push((output, hook));
+    }
+
+    /// The gradient of an output after its hooks.
+    pub(crate) fn hooked(&self, output: usize, mut grad: Tensor) -> Result<Tensor> {
+        for (_, hook) in self.hooks.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|h| h.0 == output) {
+            if let Some(replaced) = hook(&grad)? {
+                grad = replaced;
+            }
+        }
+        Ok(grad)
+    }
+
+    /// Edges to the nodes this one was made from.
+    pub(crate) fn parents(&self) -> impl Iterator<Item = &Edge> {
+        let op = if let Kind::Op(op) = &self.kind { op.inputs.as_slice() } else { &[] };
+        let block = if let Kind::Block(block) = &self.kind { block.inputs.as_slice() } else { &[] };
+        op.iter().flatten().chain(block.iter().filter_map(|kept| kept.edge.as_ref()))
+    }
+}
+
+/// Long chains are taken apart in a loop: nested drops would need stack for each node.
+impl Drop for OpNode {
+    fn drop(&mut self) {
+        let mut open: Vec<Edge> = self.inputs.drain(..).flatten().collect();
+        while let Some(edge) = open.pop() {
+            if let Some(Node { kind: Kind::Op(op), .. }) = Arc::into_inner(edge.node).as_mut() {
+                open.extend(op.inputs.drain(..).flatten());
+                let saved = op.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+                open.extend(saved.inputs.into_iter().flatten().filter_map(|kept| kept.edge));
+            }
+        }
+    }
+}
+
+/// Tensors for the results of an op, with the history that leads back to its inputs.
+pub(crate) fn record(op: Arc<dyn Op>, inputs: &[&Tensor], results: Results, needs: Places) -> Result<Outputs> {
+    let saves = op.saves(&needs);
+    let keep = |(i, t): (usize, &&Tensor)| saves.inputs.has(i).then(|| Kept::new(t));
+    let kept = |(i, (array, place)): (usize, &(Array, Option<Place>))| saves.outputs.has(i).then(|| Kept::result(array, place));
+    let saved = Saved {
+        inputs: inputs.iter().enumerate().map(keep).collect(),
+        outputs: results.iter().enumerate().map(kept).collect(),
+    };
+    let edge = |(i, t): (usize, &&Tensor)| if needs.has(i) { t.edge() } else { None };
+    let edges = inputs.iter().enumerate().map(edge).collect();
+    let metas = inputs.iter().map(|t| Meta::of(t)).collect();
+    let outputs = results.iter().map(|(array, place)| Meta::result(array, place)).collect();
+    let view = view_of(&op, inputs, &results);
+    let node = OpNode { op, inputs: edges, metas, needs, saved: Mutex::new(Some(saved)) };
+    let node = Node::new(Kind::Op(node), outputs);
+    let tensor = |(output, (array, place)): (usize, (Array, Option<Place>))| {
+        let edge = array.dtype().is_float().then(|| Edge { node: node.clone(), output });
+        Tensor::raw(array, place, edge, view.clone())
+    };
+    Ok(results.into_iter().enumerate().map(tensor).collect())
+}
+
+/// A tensor that shows part of another's storage.
+pub(crate) struct View {
+    /// The tensor that owns the history of writes.
+    pub(crate) base: Tensor,
+    /// From the base to this view.
+    pub(crate) chain: SmallVec<[Arc<dyn Op>; 1]>,
+    /// Rewrites of the base that this view's history has seen.
+    pub(crate) seen: AtomicU64,
+}
+
+impl Clone for View {
+    fn clone(&self) -> View {
+        let seen = AtomicU64::new(self.seen.load(Ordering::Acquire));
+        View { base: self.base.clone(), chain: self.chain.clone(), seen }
+    }
+}
+
+fn view_of(op: &Arc<dyn Op>, inputs: &[&Tensor], results: &Results) -> Option<View> {
+    let source = inputs.first().filter(|_| op.is_view())?;
+    if !results.first()?.0.shares_storage(&source.0.array) {
+        return None;
+    }
+    let (base, mut chain) = match &source.0.view {
+        Some(view) => (view.base.clone(), view.chain.clone()),
+        None => ((*source).clone(), SmallVec::new()),
+    };
+    chain.push(op.clone());
+    let seen = AtomicU64::new(base.rewrites());
+    Some(View { base, chain, seen })
+}
+
+impl Tensor {
+    /// The node that gradients of this tensor go to, after writes through other views of its storage.
+    pub(crate) fn edge(&self) -> Option<Edge> {
+        if let Some(view) = &self.0.view {
+            let now = view.base.rewrites();
+            if view.seen.swap(now, Ordering::AcqRel) != now {
+                let again = mode::with_grad(|| replay(&view.chain, view.base.clone()));
+                *self.lock() = again.ok().and_then(|tensor| tensor.lock().clone());
+            }
+        }
+        self.lock().clone()
+    }
+}
+
+/// The view ops of a chain, one after the other.
+pub(crate) fn replay(chain: &[Arc<dyn Op>], base: Tensor) -> Result<Tensor> {
+    chain.iter().try_fold(base, |tensor, op| only(apply_shared(op.clone(), &[&tensor])?))
+}

@@ -1,0 +1,30 @@
+//! Global tensors: one value on any mesh, ops with gradients and SPMD rules, reshard.
+//!
+//! A [`Tensor`] is one global value. Its layout says which piece this rank holds; the same code runs on one rank and
+//! on many. Ops decide from their rule how they want their inputs, move them if need be, and run a local kernel.
+
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod dispatch;
+mod error;
+mod exchange;
+mod grad;
+mod op;
+pub mod ops;
+pub mod random;
+mod reshard;
+mod tensor;
+pub mod trace;
+mod world;
+
+pub use attributes::{Attr, Attributes};
+pub use dispatch::{Outputs, apply, apply_shared, apply1, infer};
+pub use error::{Error, Result};
+pub use grad::{Backward, GradOptions, backward, grad, is_recording, no_grad, recompute, with_grad};
+pub use op::{Arrays, Grads, Here, Local, Op, Places, Saves, Spec};
+pub use planaria_array::ops::{Binary, Compare, Keep, Unary};
+pub use planaria_array::{Array, DType, Index, Scalar, Shape};
+pub use planaria_layout::{Layout, Mesh, Placement, Reduce};
+pub use tensor::{Place, Tensor};
+pub use world::World;

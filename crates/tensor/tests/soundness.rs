@@ -1,0 +1,172 @@
+//! Every op of the table gives the same value and gradients on every layout as on one rank.
+
+use planaria_array::{Array, DType};
+use planaria_comm::threads;
+use planaria_layout::{Layout, Mesh, Placement, Reduce};
+use planaria_tensor::ops::sample::{Draw, Sample};
+use planaria_tensor::ops::{Entry, TABLE};
+use planaria_tensor::{GradOptions, Result, Tensor, World, apply_shared, grad};
+
+/// Calls of each family per mesh.
+const CALLS: u64 = 40;
+
+/// The worst relative difference that splitting a sum of a few f64 values may make.
+const BOUND: f64 = 1e-10;
+
+#[test]
+fn every_op_is_the_same_on_every_layout() {
+    for mesh in ["x=2", "x=3", "x=2 y=2", "x=4 y=2", "x=2 y=2 z=2"] {
+        let mesh: Mesh = mesh.parse().unwrap();
+        let failures = threads::run(mesh.size(), |comm| {
+            let world = World::new(comm);
+            TABLE.iter().flat_map(|entry| family(entry, &mesh, &world)).collect::<Vec<_>>()
+        });
+        let failures: Vec<_> = failures.into_iter().flatten().collect();
+        assert!(failures.is_empty(), "{} failures, first:\n{}", failures.len(), failures[..failures.len().min(4)].join("\n"));
+    }
+}
+
+fn family(entry: &Entry, mesh: &Mesh, world: &World) -> Vec<String> {
+    let mut failures = Vec::new();
+    for seed in 0..CALLS {
+        let mut draw = Draw::new(seed);
+        let sample = (entry.sample)(&mut draw).unwrap();
+        let layouts: Vec<Layout> = sample.inputs.iter().map(|array| any_layout(&mut draw, mesh, array)).collect();
+        if let Err(message) = check(&sample, &layouts, &mut draw, world) {
+            let inputs: Vec<String> = layouts.iter().map(|l| l.to_string()).collect();
+            let rank = world.rank();
+            failures.push(format!(
+                "{} seed {seed} rank {rank} {:?} {} {:?}: {message}",
+                entry.family,
+                sample.op,
+                sample.op.name(),
+                inputs
+            ));
+        }
+    }
+    failures
+}
+
+/// Any placements that are legal for the array, uneven and pending ones included.
+fn any_layout(draw: &mut Draw, mesh: &Mesh, array: &Array) -> Layout {
+    let mut placements = Vec::new();
+    let pending = if array.dtype().is_float() { draw.pick(&[Reduce::Sum, Reduce::Avg, Reduce::Max, Reduce::Min]) } else { Reduce::Max };
+    for _ in 0..mesh.naxes() {
+        placements.push(match draw.below(5) {
+            0 => Placement::Replicate,
+            1 if array.dtype().is_float() => Placement::Partial(pending),
+            _ if array.ndim() > 0 => Placement::shard(draw.below(array.ndim())),
+            _ => Placement::Replicate,
+        });
+    }
+    Layout::new(mesh, array.shape(), &placements).unwrap()
+}
+
+/// A tensor with this value; pending sums have contributions on every rank that cancel.
+fn placed(array: &Array, layout: &Layout, draw: &mut Draw, world: &World) -> Result<Tensor> {
+    let tensor = Tensor::place(array, layout.mesh(), layout.placements(), world)?;
+    let coords = layout.mesh().coords(world.rank()).unwrap();
+    let mut local = tensor.local().copy()?;
+    for axis in layout.partial_axes().iter() {
+        if layout.mesh().axis_size(axis) == 1 {
+            continue;
+        }
+        // Whole numbers: adding and taking them away again leaves ties between elements as they are.
+        let noise = draw.integers(9, array.shape())?;
+        let noise = Tensor::place(&noise, layout.mesh(), &without_pending(layout), world)?.local().cast(array.dtype())?;
+        local = match (layout.reduce(axis).unwrap(), coords[axis]) {
+            (Reduce::Sum | Reduce::Avg, 0) => local.add(&noise)?,
+            (Reduce::Sum | Reduce::Avg, 1) => local.sub(&noise)?,
+            (Reduce::Max, 1) => local.sub(&noise.abs()?)?,
+            (Reduce::Min, 1) => local.add(&noise.abs()?)?,
+            _ => local,
+        };
+    }
+    Tensor::from_piece(local, layout, world)
+}
+
+fn without_pending(layout: &Layout) -> Vec<Placement> {
+    let settle = |p: &Placement| if matches!(p, Placement::Partial(_)) { Placement::Replicate } else { *p };
+    layout.placements().iter().map(settle).collect()
+}
+
+fn check(sample: &Sample, layouts: &[Layout], draw: &mut Draw, world: &World) -> std::result::Result<(), String> {
+    let text = |e: planaria_tensor::Error| e.to_string();
+    let alone: Vec<Tensor> = sample.inputs.iter().map(|a| leaf(Tensor::new(a.clone()))).collect();
+    let inputs = sample.inputs.iter().zip(layouts).map(|(array, layout)| Ok(leaf(placed(array, layout, draw, world)?)));
+    let many = inputs.collect::<Result<Vec<Tensor>>>().map_err(text)?;
+    let expected = apply_shared(sample.op.clone(), &alone.iter().collect::<Vec<_>>()).map_err(|e| format!("alone: {e}"))?;
+    let found = apply_shared(sample.op.clone(), &many.iter().collect::<Vec<_>>()).map_err(|e| format!("forward: {e}"))?;
+    for (output, (e, f)) in expected.iter().zip(&found).enumerate() {
+        let whole = f.whole().map_err(text)?;
+        close(e.local(), &whole, bound_of(std::slice::from_ref(e))).map_err(|m| format!("output {output} as {f:?}: {m}"))?;
+    }
+    gradients(&alone, &many, &expected, &found, draw, world)
+}
+
+fn leaf(tensor: Tensor) -> Tensor {
+    if tensor.dtype().is_float() { tensor.requires_grad() } else { tensor }
+}
+
+fn gradients(
+    alone: &[Tensor],
+    many: &[Tensor],
+    expected: &[Tensor],
+    found: &[Tensor],
+    draw: &mut Draw,
+    world: &World,
+) -> std::result::Result<(), String> {
+    let text = |e: planaria_tensor::Error| e.to_string();
+    let outputs: Vec<usize> = (0..expected.len()).filter(|&i| expected[i].has_history()).collect();
+    let inputs: Vec<usize> = (0..alone.len()).filter(|&i| alone[i].has_history()).collect();
+    if outputs.is_empty() || inputs.is_empty() {
+        return Ok(());
+    }
+    let mut cotangents = Vec::new();
+    for &i in &outputs {
+        let whole = draw.normal(expected[i].shape()).map_err(text)?.cast(expected[i].dtype()).map_err(|e| e.to_string())?;
+        let layout = any_layout(draw, found[i].layout().unwrap().mesh(), &whole);
+        cotangents.push((Tensor::new(whole.clone()), placed(&whole, &layout, draw, world).map_err(text)?));
+    }
+    let run = |outs: &[Tensor], ins: &[Tensor], which: fn(&(Tensor, Tensor)) -> &Tensor| {
+        let outs: Vec<&Tensor> = outputs.iter().map(|&i| &outs[i]).collect();
+        let ins: Vec<&Tensor> = inputs.iter().map(|&i| &ins[i]).collect();
+        let grads: Vec<Option<&Tensor>> = cotangents.iter().map(|pair| Some(which(pair))).collect();
+        grad(&outs, &grads, &ins, GradOptions { keep_history: true, differentiable: false })
+    };
+    let bound = bound_of(expected);
+    let expected = run(expected, alone, |pair| &pair.0).map_err(|e| format!("gradient alone: {e}"))?;
+    let found = run(found, many, |pair| &pair.1).map_err(|e| format!("gradient: {e}"))?;
+    for (i, pair) in inputs.iter().zip(expected.iter().zip(&found)) {
+        match pair {
+            (Some(e), Some(f)) => {
+                let whole = f.whole().map_err(text)?;
+                close(e.local(), &whole, bound).map_err(|m| format!("gradient of input {i} as {f:?}: {m}"))?;
+            }
+            (None, None) => {}
+            _ => return Err(format!("gradient of input {i} is there only on one side")),
+        }
+    }
+    Ok(())
+}
+
+/// What rounding allows, by the narrowest float that values go through.
+fn bound_of(through: &[Tensor]) -> f64 {
+    if through.iter().any(|t| t.dtype() == DType::F32) { 1e-5 } else { BOUND }
+}
+
+fn close(expected: &Array, found: &Array, bound: f64) -> std::result::Result<(), String> {
+    if (expected.shape(), expected.dtype()) != (found.shape(), found.dtype()) {
+        return Err(format!("{}{} instead of {}{}", found.dtype(), found.shape(), expected.dtype(), expected.shape()));
+    }
+    let values = |a: &Array| a.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    let (e, f) = (values(expected), values(found));
+    let scale = e.iter().filter(|v| v.is_finite()).fold(1.0f64, |m, v| m.max(v.abs()));
+    for (i, (a, b)) in e.iter().zip(&f).enumerate() {
+        let same = a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= bound * scale;
+        if !same {
+            return Err(format!("element {i} is {b} instead of {a}"));
+        }
+    }
+    Ok(())
+}

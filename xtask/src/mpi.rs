@@ -1,0 +1,103 @@
+//! The communicator tests that need several processes: the conformance suite under `mpirun`.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::process::{Ran, ask, cargo, run};
+use crate::summary::{Counts, Outcome};
+
+/// What Debian and its kin call what is needed.
+const PACKAGES: &[&str] = &["openmpi-bin", "libopenmpi-dev", "libclang-dev"];
+
+/// Parts of the suite, the numbers of ranks they run with, and how they must end.
+const PARTS: &[(&str, &[usize], End)] = &[
+    ("all", &[2, 3, 4], End::Well),
+    ("pieces", &[3], End::Well),
+    ("timeout", &[3], End::AsExpected),
+    ("panic", &[3], End::AsExpected),
+    ("mismatch", &[3], End::AsExpected),
+];
+
+/// How a part must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// With exit code 0.
+    Well,
+    /// Every rank fails and says that it failed as it should; `mpirun` then ends badly.
+    AsExpected,
+}
+
+/// What every rank of a failing part prints.
+const EXPECTED: &str = "ended as expected";
+
+/// Finds MPI, or installs it where this process may.
+pub(crate) fn find() -> Result<(), String> {
+    if is_here() {
+        return Ok(());
+    }
+    let may_install = ask(Command::new("id").arg("-u")).as_deref() == Some("0")
+        && ask(Command::new("apt-get").arg("--version")).is_some();
+    if !may_install {
+        return Err(format!("no MPI here; install {}", PACKAGES.join(" ")));
+    }
+    let installed = run(Command::new("apt-get").args(["install", "-y", "-qq"]).args(PACKAGES)).success;
+    match installed && is_here() {
+        true => Ok(()),
+        false => Err(format!("apt-get install {} failed", PACKAGES.join(" "))),
+    }
+}
+
+fn is_here() -> bool {
+    ["mpirun", "mpicc"].iter().all(|tool| ask(Command::new(tool).arg("--version")).is_some())
+}
+
+/// Builds the suite with MPI, checks its lints, and runs it with several numbers of ranks.
+pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts) {
+    if let Err(reason) = found {
+        return (Outcome::Skipped(reason.clone()), Counts::default());
+    }
+    let package = ["--quiet", "--package", "planaria-comm", "--features", "mpi"];
+    let mut lints = cargo(root, ["clippy"]);
+    lints.args(package).args(["--all-targets", "--", "-D", "warnings"]);
+    let mut counts = Counts::default();
+    let mut count = |passed: bool| match passed {
+        true => counts.passed += 1,
+        false => counts.failed += 1,
+    };
+    if ask(&mut cargo(root, ["clippy", "--version"])).is_some() {
+        count(run(&mut lints).success);
+    }
+    for (part, sizes, end) in PARTS {
+        for ranks in *sizes {
+            let runner =
+                format!(r#"target.'cfg(all())'.runner = ["mpirun", "--oversubscribe", "-n", "{ranks}"]"#);
+            let mut suite = cargo(root, ["run", "--example", "mpi_conformance", "--config", &runner]);
+            suite.args(package).args(["--", part]);
+            // In a container everything runs as root, which Open MPI must be told twice.
+            suite.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+            count(ended(&run(&mut suite), *end, *ranks));
+        }
+    }
+    (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+fn ended(ran: &Ran, end: End, ranks: usize) -> bool {
+    match end {
+        End::Well => ran.success,
+        End::AsExpected => ran.output.matches(EXPECTED).count() == ranks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_part_needs_the_word_of_every_rank() {
+        let ran = |output: &str| Ran { success: false, output: output.into() };
+        let said = format!("rank 0 {EXPECTED}\nrank 1 {EXPECTED}\n");
+        assert!(ended(&ran(&said), End::AsExpected, 2));
+        assert!(!ended(&ran(&said), End::AsExpected, 3));
+        assert!(!ended(&ran(&said), End::Well, 2));
+    }
+}
