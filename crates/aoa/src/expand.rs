@@ -269,6 +269,10 @@ impl Expander<'_> {
             (near, far) = (far, near);
         }
         if near.len() == 1 && near[0].name.is_nothing() {
+            if self.far.is_empty() {
+                // Nothing is said about tensors nobody knows.
+                return Ok(Vec::new());
+            }
             (near, far) = (far, near);
         }
         let complete = |side: &&Side<'_>| (0..vars.len()).all(|var| side.pattern.has_var(var));

@@ -65,8 +65,10 @@ impl Mapping {
             return Err(Error::NotInvertible(obstacles));
         }
         let unloaded = self.targets.iter().filter(|target| target.node.is_none());
+        let mut dropped: Vec<Arc<str>> = unloaded.map(|target| target.name.clone()).collect();
+        dropped.sort();
         Ok(Mapping {
-            dropped: unloaded.map(|target| target.name.clone()).collect(),
+            dropped,
             sources: loaded
                 .iter()
                 .map(|&i| (self.targets[i].name.clone(), self.targets[i].tensor.clone()))
@@ -80,7 +82,7 @@ impl Mapping {
 
     /// Dropped on purpose, or without elements to lose.
     fn is_left_out(&self, name: &Arc<str>, tensor: &Tensor) -> bool {
-        self.dropped.contains(name) || (tensor.shape().numel() == 0 && self.target(name).is_none())
+        self.is_dropped(name) || (tensor.shape().numel() == 0 && self.target(name).is_none())
     }
 
     fn all_pieces(&self, target: &Target) -> Result<Vec<Raw>> {

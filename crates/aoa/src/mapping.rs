@@ -45,7 +45,7 @@ pub struct Mapping {
     pub(crate) targets: Vec<Target>,
     pub(crate) by_name: HashMap<Arc<str>, usize>,
     pub(crate) nodes: Nodes,
-    /// Sources that are left out on purpose.
+    /// Sources that are left out on purpose, sorted.
     pub(crate) dropped: Vec<Arc<str>>,
     pub(crate) warnings: Report,
 }
@@ -154,12 +154,16 @@ impl Mapping {
     pub fn unread(&self) -> Vec<&str> {
         let read = self.read_sources();
         let unread = self.sources.iter().zip(read).filter(|(_, read)| !read).map(|(source, _)| &*source.0);
-        unread.filter(|name| !self.dropped.iter().any(|dropped| **dropped == **name)).collect()
+        unread.filter(|name| !self.is_dropped(name)).collect()
     }
 
     /// Sources that are left out on purpose.
     pub fn dropped(&self) -> impl Iterator<Item = &str> {
         self.dropped.iter().map(|name| &**name)
+    }
+
+    pub(crate) fn is_dropped(&self, source: &str) -> bool {
+        self.dropped.binary_search_by(|dropped| (**dropped).cmp(source)).is_ok()
     }
 
     /// For each source, whether some target needs it.

@@ -70,6 +70,19 @@ fn placeholders_combine_with_stars_ranges_and_transposes() {
 }
 
 #[test]
+fn nothing_is_said_about_tensors_nobody_knows() {
+    let program = Program::parse("hf.$LAYER_ID.inv_freq -> _\nhf.a -> m.a\n_ -> m.$LAYER_ID.fresh").unwrap();
+    let model = whole(&["m.a f32[2]", "m.0.fresh f32[1]"]);
+    let back = program.compile_reverse(&model, None, &Options::default()).unwrap();
+    assert_eq!(back.targets().iter().map(|t| t.name()).collect::<Vec<_>>(), ["hf.a"]);
+    let there =
+        program.compile(&whole(&["hf.a f32[2]", "hf.3.inv_freq f32[9]"]), Some(&model), &Options::default());
+    let there = there.unwrap();
+    assert!(!there.target("m.0.fresh").unwrap().is_loaded());
+    assert_eq!((there.unread(), there.dropped().collect::<Vec<_>>()), (vec![], vec!["hf.3.inv_freq"]));
+}
+
+#[test]
 fn placeholders_must_be_bound_and_used() {
     let files = whole(&["l.0.w f32[2]", "a f32[2]"]);
     let found = |text: &str| faults(compile(text, &files, &Catalog::new()));
