@@ -209,6 +209,56 @@ def overheads(name):
     return run
 
 
+def train(name):
+    """The model of `src/cases/train.rs`, with the same numbers in it."""
+    vocabulary, width, heads, layers, inner, batch, length = 4096, 256, 4, 4, 1024, 8, 128
+    seed = iter(range(1, 1000))
+
+    def weight(*shape, scale):
+        return (normal(next(seed), *shape) * scale).requires_grad_()
+
+    def linear(a, b):
+        return weight(b, a, scale=a ** -.5), torch.zeros(b, requires_grad=True)
+
+    def norm():
+        return torch.ones(width, requires_grad=True), torch.zeros(width, requires_grad=True)
+
+    tokens, positions = weight(vocabulary, width, scale=1.), weight(length, width, scale=.02)
+    blocks = [(norm(), norm(), linear(width, 3 * width), linear(width, width), linear(width, inner),
+               linear(inner, width)) for _ in range(layers)]
+    last, head = norm(), weight(vocabulary, width, scale=1 / 16)
+    bias = torch.full((length, length), float('-inf')).triu(1)
+    ids = integers(500, vocabulary, batch, length)
+    params = [tokens, positions, head, *last, *(p for b in blocks for pair in b for p in pair)]
+
+    def loss():
+        x = F.embedding(ids, tokens) + positions
+        for n1, n2, qkv, out, up, down in blocks:
+            y = F.linear(F.layer_norm(x, (width,), *n1), *qkv)
+            q, k, v = y.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            a = (q @ k.transpose(-1, -2)) * (width // heads) ** -.5 + bias
+            x = x + F.linear((F.softmax(a, -1) @ v).transpose(1, 2).reshape(batch, length, width), *out)
+            y = F.gelu(F.linear(F.layer_norm(x, (width,), *n2), *up), approximate='tanh')
+            x = x + F.linear(y, *down)
+        logits = F.linear(F.layer_norm(x, (width,), *last), head)
+        return F.cross_entropy(logits.view(-1, vocabulary), ids.view(-1))
+
+    if name == 'train_fwd':
+        def run():
+            with torch.no_grad():
+                return loss()
+        return run
+    optimizer = torch.optim.AdamW(params, lr=1e-3, fused=True)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        optimizer.step()
+        return value.detach()
+    return step
+
+
 def gemm(name):
     _, dtype, *sizes = name.split('_')
     b, m, k, n = map(int, sizes)
@@ -233,6 +283,7 @@ BUILDERS = [
     (elementwise, ['add1m', 'add16m', 'add16m_out', 'add_bcast16m', 'gelu16m', 'gelu_tanh16m', 'gelu16m_bwd']),
     (sums, ['sum16m', 'sum_dim0', 'sum_dim1']),
     (blocks, ['linear_bwd', 'sdpa_causal_bwd']),
+    (train, ['train_step', 'train_fwd']),
     (overheads, ['small_add_overhead', 'small_getitem_overhead']),
 ]
 

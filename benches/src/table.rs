@@ -102,6 +102,7 @@ pub const FAMILIES: &[Family] = &[
             "gemm_bf16_16_128_64_128",
         ],
     },
+    Family { name: "train", bar: Some(1.0), mean_bar: None, cases: &["train_step", "train_fwd"] },
     Family {
         name: "other",
         bar: None,

@@ -9,6 +9,7 @@ mod norms;
 mod optim;
 mod overhead;
 mod reduce;
+mod train;
 
 use planaria_array::{Array, Error};
 
@@ -28,7 +29,7 @@ impl From<Error> for Unsupported {
 /// What the builders of a family answer: nothing when the case is not theirs.
 type Built = Result<Option<Run>, Error>;
 
-const FAMILIES: [fn(&str) -> Built; 9] = [
+const FAMILIES: [fn(&str) -> Built; 10] = [
     copies::build,
     elementwise::build,
     indexing::build,
@@ -38,6 +39,7 @@ const FAMILIES: [fn(&str) -> Built; 9] = [
     optim::build,
     overhead::build,
     reduce::build,
+    train::build,
 ];
 
 /// Builds a case with its inputs.
