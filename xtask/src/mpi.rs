@@ -27,6 +27,9 @@ enum End {
     AsExpected,
 }
 
+/// The cases that tensors carry out on MPI ranks.
+const RESHARDS: &str = "testdata/reshard.jsonl.gz";
+
 /// What every rank of a failing part prints.
 const EXPECTED: &str = "ended as expected";
 
@@ -69,16 +72,23 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
     }
     for (part, sizes, end) in PARTS {
         for ranks in *sizes {
-            let runner =
-                format!(r#"target.'cfg(all())'.runner = ["mpirun", "--oversubscribe", "-n", "{ranks}"]"#);
-            let mut suite = cargo(root, ["run", "--example", "mpi_conformance", "--config", &runner]);
-            suite.args(package).args(["--", part]);
-            // In a container everything runs as root, which Open MPI must be told twice.
-            suite.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-            count(ended(&run(&mut suite), *end, *ranks));
+            let ran = under_mpirun(root, "mpi_conformance", &package, *ranks, part);
+            count(ended(&ran, *end, *ranks));
         }
     }
+    let package = ["--quiet", "--package", "planaria-golden", "--features", "mpi"];
+    count(under_mpirun(root, "mpi_tensors", &package, 4, RESHARDS).success);
     (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+/// Runs an example as several processes.
+fn under_mpirun(root: &Path, example: &str, package: &[&str], ranks: usize, argument: &str) -> Ran {
+    let runner = format!(r#"target.'cfg(all())'.runner = ["mpirun", "--oversubscribe", "-n", "{ranks}"]"#);
+    let mut suite = cargo(root, ["run", "--example", example, "--config", &runner]);
+    suite.args(package).args(["--", argument]);
+    // In a container everything runs as root, which Open MPI must be told twice.
+    suite.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    run(&mut suite)
 }
 
 fn ended(ran: &Ran, end: End, ranks: usize) -> bool {

@@ -4,9 +4,12 @@ mod aoa;
 mod cases;
 mod checkpoints;
 mod indexing;
+mod mixed;
 mod reshard;
 
 pub use cases::{Outcome, Verdict, each_case};
+pub use mixed::mixed_program;
+pub use reshard::run_reshards;
 
 use anyhow::{Result, bail};
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! Kind `reshard`: what each rank holds after a reshard, against Paddle 3.3.1.
 //!
-//! Every case is run through our route and must keep the value under the placements asked for.
+//! Every case is simulated along our route and must keep the value under the placements asked for; then it is carried
+//! out by tensors on thread ranks, which must end with the simulated buffers.
 //! The reference's local buffers are compared as well, unless it is wrong or silent:
 //! - it raised an error (its CPU backend lacks all-to-all and reduce-scatter, and it has no
 //!   conversion between some pending reductions): the source is then built as its other cases are;
@@ -9,11 +10,15 @@
 
 use crate::cases::{Outcome, Verdict, each_case};
 use anyhow::{Context, Result, bail, ensure};
+use planaria_array::Array;
+use planaria_comm::{Comm, CommExt, threads};
 use planaria_layout::simulate::{self, Locals};
 use planaria_layout::{Layout, Mesh, Placement, Plan, Route, Shape, Shard};
+use planaria_tensor::{Tensor, World};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// One line of the file.
 #[derive(Deserialize)]
@@ -33,8 +38,8 @@ pub(crate) fn run(path: &Path) -> Result<Outcome> {
     each_case(path, |case| check(case).unwrap_or_else(|error| Verdict::Failed(format!("{error:#}"))))
 }
 
-fn check(case: &Value) -> Result<Verdict> {
-    let case = Case::deserialize(case).context("reading the case")?;
+/// Both layouts, and what the ranks have at first.
+fn source(case: &Case) -> Result<(Layout, Layout, Locals)> {
     let names: Vec<String> = (0..case.mesh_shape.len()).map(|i| format!("m{i}")).collect();
     let axes: Vec<(&str, usize)> =
         names.iter().map(String::as_str).zip(case.mesh_shape.iter().copied()).collect();
@@ -46,9 +51,18 @@ fn check(case: &Value) -> Result<Verdict> {
         Some(locals) => flatten(locals)?,
         None => fixture(&from)?,
     };
+    Ok((from, to, locals))
+}
+
+fn check(case: &Value) -> Result<Verdict> {
+    let case = Case::deserialize(case).context("reading the case")?;
+    let (from, to, locals) = source(&case)?;
+    let (mesh, shape) = (from.mesh().clone(), from.shape().clone());
     let ours = simulate::run(&Route::find(&from, &to, 4)?, &locals)?;
     check_value(&from, &locals, &to, &ours)?;
     check_agreement(&from, &to)?;
+    let ends = threads::run(mesh.size(), |comm| carry_out(&from, &to, &locals, &ours, comm));
+    ends.into_iter().collect::<Result<Vec<_>>>()?;
 
     let Some(theirs) = &case.dst_locals else {
         return Ok(Verdict::PassedAlone("without an answer from the reference"));
@@ -60,6 +74,43 @@ fn check(case: &Value) -> Result<Verdict> {
     let theirs = flatten(theirs)?;
     ensure!(same(&ours, &theirs), "{from} -> {to}: ours {ours:?}, reference {theirs:?}");
     Ok(Verdict::Passed)
+}
+
+/// Every case that has as many ranks as `comm`, carried out on it; how many there were.
+pub fn run_reshards(path: &Path, comm: &Arc<dyn Comm>) -> Result<usize> {
+    let mut count = 0;
+    let outcome = each_case(path, |case| {
+        let mut on_comm = || -> Result<Verdict> {
+            let case = Case::deserialize(case)?;
+            let (from, to, locals) = source(&case)?;
+            if from.mesh().size() != comm.size() {
+                return Ok(Verdict::PassedAlone("has another number of ranks"));
+            }
+            count += 1;
+            let expected = simulate::run(&Route::find(&from, &to, 4)?, &locals)?;
+            carry_out(&from, &to, &locals, &expected, comm.clone())?;
+            Ok(Verdict::Passed)
+        };
+        on_comm().unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")))
+    })?;
+    ensure!(outcome.failed == 0, "{outcome}");
+    Ok(count)
+}
+
+/// Reshards this rank's buffer as a tensor; it must become the expected one.
+fn carry_out(from: &Layout, to: &Layout, locals: &Locals, expected: &Locals, comm: Arc<dyn Comm>) -> Result<()> {
+    let rank = comm.ranks()[comm.rank()];
+    let world = World::new(comm);
+    let values: Vec<f32> = locals[rank].iter().map(|&v| v as f32).collect();
+    let piece = Array::from_slice(&values, &from.piece(rank)?.extents())?;
+    let moved = Tensor::from_piece(piece, from, &world)?.reshard(to)?;
+    let found: Vec<f64> = moved.local().to_vec::<f32>()?.iter().map(|&v| v.into()).collect();
+    ensure!(
+        same(std::slice::from_ref(&found), std::slice::from_ref(&expected[rank])),
+        "{from} -> {to} on ranks: rank {rank} has {found:?} instead of {:?}",
+        expected[rank]
+    );
+    Ok(())
 }
 
 /// The tensor behind our buffers is the tensor we started from.
