@@ -4,19 +4,29 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
+mod attention;
 mod choice;
 mod contract;
+mod conv;
 mod decide;
+mod index;
 mod join;
+mod norm;
 mod pointwise;
 mod price;
 mod reshape;
 mod search;
 
+pub use attention::Attention;
 pub use contract::{einsum, matmul, reduction};
+pub use conv::{Channels, ConvPart, conv};
 pub use decide::{Decision, Operand, decide};
+pub use index::{
+    Rows, Write, gather_nd, gather_nd_grad, index_put, scatter, take, take_along, take_along_grad, take_grad,
+};
 pub use join::{concat, split, stack, unbind};
-pub use pointwise::{along, elementwise, expand, permute, select_dims};
+pub use norm::{norm, norm_grad};
+pub use pointwise::{along, elementwise, expand, permute, select_dims, tile, tile_grad};
 pub use reshape::reshape;
 
 use crate::placement::Reduce;

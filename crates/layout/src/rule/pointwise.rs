@@ -62,3 +62,17 @@ pub fn select_dims(shape: &Shape, dims: &[Option<usize>]) -> Rule {
     rule.output(&output);
     rule
 }
+
+/// Whole copies side by side along some dims, which are never cut, and new dims in front.
+pub fn tile(from: &Shape, to: &Shape) -> Rule {
+    let skip = to.ndim().saturating_sub(from.ndim());
+    let kept = |dim: usize| Some(dim.checked_sub(skip)?).filter(|&d| from[d] == to[dim]);
+    let dims: Vec<Option<usize>> = (0..to.ndim()).map(kept).collect();
+    select_dims(from, &dims)
+}
+
+/// The gradient of [`tile`]: copies are summed.
+pub fn tile_grad(from: &Shape, to: &Shape) -> Rule {
+    let rule = tile(to, from);
+    Rule { inputs: rule.outputs, outputs: rule.inputs, ..rule }
+}
