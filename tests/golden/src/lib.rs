@@ -3,6 +3,7 @@
 mod cases;
 mod indexing;
 mod reshard;
+mod spmd;
 
 pub use cases::{Outcome, Verdict, each_case};
 
@@ -13,7 +14,8 @@ use std::path::Path;
 type Runner = fn(&Path) -> Result<Outcome>;
 
 /// Every kind of golden; a new kind is one line here and one file beside this one.
-const KINDS: &[(&str, Runner)] = &[("indexing", indexing::run), ("reshard", reshard::run)];
+const KINDS: &[(&str, Runner)] =
+    &[("indexing", indexing::run), ("reshard", reshard::run), ("spmd", spmd::run)];
 
 /// Names of the known kinds.
 pub fn kinds() -> impl Iterator<Item = &'static str> {

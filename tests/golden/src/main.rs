@@ -24,6 +24,7 @@ fn main() -> ExitCode {
     if !reasons.is_empty() {
         println!("not compared with the reference: {}", reasons.join(", "));
     }
+    outcome.notes.iter().for_each(|note| println!("{note}"));
     println!("{} passed, {} failed", outcome.passed, outcome.failed);
     if outcome.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

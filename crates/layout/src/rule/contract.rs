@@ -1,6 +1,6 @@
 //! Rules of ops that reduce dims away: reductions, products, einsum.
 
-use super::{Cuts, DimFactors, FactorId, Kind, Rule};
+use super::{Cuts, DimFactors, FactorId, Kind, Prefer, Rule};
 use crate::error::{Error, Result};
 use crate::placement::Reduce;
 use crate::shape::Shape;
@@ -26,7 +26,7 @@ pub fn matmul(x: &Shape, y: &Shape, output: &Shape) -> Rule {
     let (Some(&k), false) = (x.last(), y.is_empty()) else {
         return Rule::whole(&[x.ndim(), y.ndim()], &[output.ndim()]);
     };
-    let mut rule = Rule::default();
+    let mut rule = Rule { prefer: Prefer::Shared, ..Rule::default() };
     let inner = Some(rule.reduced(k, Reduce::Sum));
     let row = (x.ndim() > 1).then(|| rule.free(x[x.ndim() - 2]));
     let column = (y.ndim() > 1).then(|| rule.free(y[y.ndim() - 1]));

@@ -1,7 +1,7 @@
 //! From a rule and the layouts that inputs have to the layouts that they should have.
 
 use super::choice::{Choice, Place, Role};
-use super::{FactorId, Rule, search};
+use super::{FactorId, Prefer, Rule, search};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::mesh::Mesh;
@@ -33,9 +33,10 @@ pub struct Decision {
 ///
 /// All inputs lie on one mesh. `outputs` are the global shapes and the bytes of one element. Where the inputs
 /// agree nothing moves: cut factors stay cut, and reduced ones leave pending outputs. Otherwise the fewest bytes
-/// win, counting also what must be sent later: to finish reductions that went through the op or that a moved
-/// input brought about, and to gather outputs whose cut nobody asked for. Equal prices are decided by the bytes
-/// sent now, by the memory of the outputs, by the first operand and by the lowest factor.
+/// win, counting also what it takes to bring the outputs to where they are expected: each axis on the cut that
+/// comes first when the inputs are asked in turn ([`Prefer`]), with no new pending reductions. So a reduction goes
+/// through an op when that makes it no dearer, and an axis moves to another factor only when that pays for itself.
+/// Equal prices are decided by the bytes sent now, then by the memory of the outputs, then by the order of asking.
 ///
 /// ```
 /// use planaria_layout::rule::{Operand, Rule, decide};
@@ -157,6 +158,9 @@ fn agree(rule: &Rule, mesh: &Mesh, inputs: &[Operand<'_>]) -> Option<(Choice, Sm
             for vote in votes(rule, i, input.layout, dim) {
                 let role = Role::Cut { factor: vote.factor, sections: vote.sections };
                 if choice.roles[vote.axis] == Role::Whole {
+                    if i > 0 && rule.prefer == Prefer::Lead {
+                        return None;
+                    }
                     choice.roles[vote.axis] = role;
                     choice.order.push(vote.axis);
                 } else if choice.roles[vote.axis] != role && mesh.axis_size(vote.axis) > 1 {

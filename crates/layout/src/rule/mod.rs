@@ -9,6 +9,7 @@ mod choice;
 mod contract;
 mod conv;
 mod decide;
+mod expect;
 mod index;
 mod join;
 mod norm;
@@ -26,7 +27,9 @@ pub use index::{
 };
 pub use join::{concat, split, stack, unbind};
 pub use norm::{norm, norm_grad};
-pub use pointwise::{along, elementwise, expand, permute, select_dims, tile, tile_grad};
+pub use pointwise::{
+    Range, along, elementwise, elementwise_grad, expand, permute, select_dims, slice, tile, tile_grad,
+};
 pub use reshape::reshape;
 
 use crate::placement::Reduce;
@@ -106,6 +109,25 @@ pub struct Rule {
     pub through: Vec<Through>,
     /// Inputs that count once, however many ranks contribute.
     pub once: Vec<Once>,
+    /// Which cuts outputs are expected to have where inputs disagree.
+    pub prefer: Prefer,
+}
+
+/// Where the inputs of an op disagree, the cuts that its outputs are expected to have.
+///
+/// This is no command: a choice that moves less wins, if that pays for bringing the outputs to where they are
+/// expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Prefer {
+    /// Those that come first when the inputs are asked in turn.
+    #[default]
+    First,
+    /// Those of the first input alone; the others are its parameters and follow.
+    Lead,
+    /// Those of factors that all inputs have, then of larger ones: products.
+    Shared,
+    /// Those that are reached with the fewest bytes, each axis on a factor of its own: tensors put side by side.
+    Cheapest,
 }
 
 /// An input that takes part in a reduction without having its factor: the bias of `x @ w + bias` when the
