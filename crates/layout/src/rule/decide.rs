@@ -1,7 +1,8 @@
 //! From a rule and the layouts that inputs have to the layouts that they should have.
 
 use super::choice::{Choice, Place, Role};
-use super::{FactorId, Prefer, Rule, search};
+use super::price::Priced;
+use super::{FactorId, Rule, search};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::mesh::Mesh;
@@ -75,7 +76,9 @@ pub fn decide(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)]) 
             cost: Cost::default(),
         });
     }
-    let best = search::cheapest(rule, inputs, outputs).ok_or(Error::Bug("no choice suits an op"))?;
+    let (best, wished) =
+        search::cheapest(rule, inputs, outputs).ok_or(Error::Bug("no choice suits an op"))?;
+    let best = dearest_out(best, wished, inputs, outputs)?;
     let mut cost = Cost::default();
     let mut wanted = Vec::with_capacity(inputs.len());
     for (input, changed) in inputs.iter().zip(best.inputs) {
@@ -85,6 +88,30 @@ pub fn decide(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)]) 
         wanted.push(changed.unwrap_or_else(|| input.layout.clone()));
     }
     Ok(Decision { inputs: wanted, outputs: best.outputs, cost })
+}
+
+/// The search goes by estimates; what it found must also be no dearer than what was expected.
+fn dearest_out(
+    best: Priced,
+    wished: Option<Priced>,
+    inputs: &[Operand<'_>],
+    outputs: &[(&Shape, usize)],
+) -> Result<Priced> {
+    let Some(wished) = wished.filter(|w| w.outputs != best.outputs || w.inputs != best.inputs) else {
+        return Ok(best);
+    };
+    let mut prices = [Cost::default(); 2];
+    for (price, found) in prices.iter_mut().zip([&best, &wished]) {
+        for (input, to) in inputs.iter().zip(&found.inputs) {
+            if let Some(to) = to {
+                *price = *price + Route::find(input.layout, to, input.size)?.cost();
+            }
+        }
+        for ((from, to), (_, size)) in found.outputs.iter().zip(&wished.outputs).zip(outputs) {
+            *price = *price + Route::find(from, to, *size)?.cost();
+        }
+    }
+    Ok(if prices[1].bytes < prices[0].bytes { wished } else { best })
 }
 
 /// The rule is about tensors of these shapes, and all lie on one mesh.
@@ -121,7 +148,7 @@ pub(super) struct Vote {
     pub(super) sections: usize,
 }
 
-/// Reads the cuts of a dim as cuts of its factors; axes that do not fit in one are left out.
+/// Reads the cuts of a dim as cuts of its factors; an axis that does not fit in one is left out, with those inside.
 pub(super) fn votes(rule: &Rule, input: usize, layout: &Layout, dim: usize) -> SmallVec<[Vote; 2]> {
     let factors = &rule.inputs[input][dim];
     let mut left: SmallVec<[usize; 4]> = factors.iter().map(|&f| rule.factors[f].size).collect();
@@ -133,6 +160,7 @@ pub(super) fn votes(rule: &Rule, input: usize, layout: &Layout, dim: usize) -> S
         }
         // A cut in as many sections as the factors before have left is a cut of the next one.
         let mut repeats = 1usize;
+        let before = votes.len();
         for (place, &factor) in factors.iter().enumerate() {
             let sections = split.sections / repeats.max(1);
             let exact = repeats > 0 && split.sections.is_multiple_of(repeats);
@@ -142,6 +170,10 @@ pub(super) fn votes(rule: &Rule, input: usize, layout: &Layout, dim: usize) -> S
                 break;
             }
             repeats = repeats.saturating_mul(left[place]);
+        }
+        if votes.len() == before {
+            // What lies inside a cut that is not kept is not kept either.
+            break;
         }
     }
     votes
@@ -158,7 +190,7 @@ fn agree(rule: &Rule, mesh: &Mesh, inputs: &[Operand<'_>]) -> Option<(Choice, Sm
             for vote in votes(rule, i, input.layout, dim) {
                 let role = Role::Cut { factor: vote.factor, sections: vote.sections };
                 if choice.roles[vote.axis] == Role::Whole {
-                    if i > 0 && rule.prefer == Prefer::Lead {
+                    if rule.asked > 0 && i >= rule.asked {
                         return None;
                     }
                     choice.roles[vote.axis] = role;

@@ -52,7 +52,7 @@ pub fn take(x: &Shape, index: &Shape, dim: usize, rows: Rows) -> Rule {
     rule
 }
 
-/// The gradient of [`take`] for `x`. Inputs: that of the output, `index`.
+/// The gradient of [`take`] for `x`. Inputs: `index`, that of the output.
 pub fn take_grad(x: &Shape, index: &Shape, dim: usize) -> Rule {
     if dim >= x.ndim() {
         return Rule::whole(&[x.ndim(), index.ndim()], &[x.ndim()]);
@@ -60,8 +60,8 @@ pub fn take_grad(x: &Shape, index: &Shape, dim: usize) -> Rule {
     let mut rule = Rule::default();
     let (before, after) = (free(&mut rule, &x[..dim]), free(&mut rule, &x[dim + 1..]));
     let picked = summed(&mut rule, index);
-    rule.input(&[&before[..], &picked, &after].concat());
     rule.input(&picked);
+    rule.input(&[&before[..], &picked, &after].concat());
     rule.output(&[&before[..], &[None], &after].concat());
     rule
 }
@@ -116,7 +116,7 @@ pub fn scatter(x: &Shape, index: &Shape, updates: &Shape, depth: usize, write: W
 /// `value`, broadcast, written into `x` at indices of its first dims, which broadcast together. Inputs: `x`, the
 /// indices, `value`.
 pub fn index_put(x: &Shape, indices: &[&Shape], value: &Shape, write: Write) -> Rule {
-    let mut rule = Rule::default();
+    let mut rule = Rule { asked: 1, ..Rule::default() };
     let depth = indices.len().min(x.ndim());
     let tail = free(&mut rule, &x[depth..]);
     let ndim = indices.iter().map(|index| index.ndim()).max().unwrap_or(0);

@@ -19,7 +19,7 @@ mod reshape;
 mod search;
 
 pub use attention::Attention;
-pub use contract::{einsum, matmul, reduction};
+pub use contract::{einsum, matmul, matmul_grad, reduction};
 pub use conv::{Channels, ConvPart, conv};
 pub use decide::{Decision, Operand, decide};
 pub use index::{
@@ -111,6 +111,8 @@ pub struct Rule {
     pub once: Vec<Once>,
     /// Which cuts outputs are expected to have where inputs disagree.
     pub prefer: Prefer,
+    /// How many inputs are asked for that, from the first; 0 for all. The others follow: parameters, saved values.
+    pub asked: usize,
 }
 
 /// Where the inputs of an op disagree, the cuts that its outputs are expected to have.
@@ -119,12 +121,10 @@ pub struct Rule {
 /// expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Prefer {
-    /// Those that come first when the inputs are asked in turn.
+    /// Those that come first when the inputs are asked in turn; a factor is cut as one input has it.
     #[default]
     First,
-    /// Those of the first input alone; the others are its parameters and follow.
-    Lead,
-    /// Those of factors that all inputs have, then of larger ones: products.
+    /// Those of factors that all inputs have, then of larger ones; the cuts of several inputs add up: products.
     Shared,
     /// Those that are reached with the fewest bytes, each axis on a factor of its own: tensors put side by side.
     Cheapest,

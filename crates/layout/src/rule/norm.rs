@@ -1,6 +1,6 @@
 //! Rules of norms: rows are independent, what is normalised is whole.
 
-use super::{FactorId, Prefer, Rule};
+use super::{FactorId, Rule};
 use crate::placement::Reduce;
 use crate::shape::Shape;
 
@@ -16,7 +16,7 @@ fn rows(rule: &mut Rule, x: &Shape, lead: usize) -> Vec<FactorId> {
 /// A norm over all dims but the first `lead`: layer norm, RMS norm, softmax with its statistics. Inputs: `x`, the
 /// parameters. Outputs: one like `x`, the statistics of each row.
 pub fn norm(x: &Shape, lead: usize, params: &[&Shape], stats: &[&Shape]) -> Rule {
-    let mut rule = Rule { prefer: Prefer::Lead, ..Rule::default() };
+    let mut rule = Rule { asked: 1, ..Rule::default() };
     let rows = rows(&mut rule, x, lead);
     rule.input(&of_rows(&rows, x));
     params.iter().for_each(|param| rule.input(&vec![None; param.ndim()]));
@@ -25,10 +25,10 @@ pub fn norm(x: &Shape, lead: usize, params: &[&Shape], stats: &[&Shape]) -> Rule
     rule
 }
 
-/// The gradient of [`norm`]: those of the parameters are summed over rows. Inputs: that of the output, `x`, the
+/// The gradient of [`norm`]: those of the parameters are summed over rows. Inputs: `x`, that of the output, the
 /// statistics, and the parameters that it needs. Outputs: one like `x`, one for each of `params`.
 pub fn norm_grad(x: &Shape, lead: usize, stats: &[&Shape], needed: &[&Shape], params: &[&Shape]) -> Rule {
-    let mut rule = Rule::default();
+    let mut rule = Rule { asked: 2, ..Rule::default() };
     let rows = rows(&mut rule, x, lead);
     rule.input(&of_rows(&rows, x));
     rule.input(&of_rows(&rows, x));

@@ -126,6 +126,7 @@ pub fn slice(shape: &Shape, ranges: &[Range]) -> Rule {
 pub fn elementwise_grad(output: &Shape, needed: &[&Shape], wanted: &[&Shape]) -> Rule {
     let inputs: Vec<&Shape> = std::iter::once(output).chain(needed.iter().copied()).collect();
     let mut rule = elementwise(&inputs, output);
+    rule.asked = 1;
     rule.outputs.clear();
     for shape in wanted {
         let skip = output.ndim().saturating_sub(shape.ndim());

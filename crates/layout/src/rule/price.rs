@@ -43,7 +43,7 @@ pub(super) fn bytes(from: &Layout, to: &Layout, size: usize) -> u128 {
         let group = mesh.span(ended) as u128;
         let share = held.div_ceil(group);
         let scattered = (group - 1) * share + target.saturating_sub(share);
-        if target <= share { (group - 1) * share } else { scattered.min(all_reduce(mesh, ended, held)) }
+        scattered.min(all_reduce(mesh, ended, held))
     };
     elements * size as u128
 }
@@ -61,7 +61,7 @@ fn missing(from: &Layout, to: &Layout) -> u128 {
 }
 
 /// Elements that a rank sends to reduce `numel` of them along some axes, at once or axis by axis.
-fn all_reduce(mesh: &Mesh, axes: AxisSet, numel: u128) -> u128 {
+pub(super) fn all_reduce(mesh: &Mesh, axes: AxisSet, numel: u128) -> u128 {
     let once = |group: u128| (group - 1) * numel.min(2 * numel.div_ceil(group));
     let in_turn: u128 = axes.iter().map(|axis| once(mesh.axis_size(axis) as u128)).sum();
     once(mesh.span(axes) as u128).min(in_turn)

@@ -33,10 +33,14 @@ struct Search<'a> {
     wished: Roles,
 }
 
-/// The cheapest choice found and what follows from it.
-pub(super) fn cheapest(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)]) -> Option<Priced> {
+/// The cheapest choice found, and the expected one if it is sound, with what follows from them.
+pub(super) fn cheapest(
+    rule: &Rule,
+    inputs: &[Operand<'_>],
+    outputs: &[(&Shape, usize)],
+) -> Option<(Priced, Option<Priced>)> {
     let naxes = inputs[0].layout.mesh().naxes();
-    let wish = expected(rule, inputs);
+    let wish = expected(rule, inputs, outputs);
     let candidates: Vec<Vec<Role>> =
         (0..naxes).map(|axis| candidates(rule, inputs, axis, wish.roles[axis])).collect();
     let mut orders = orders(inputs, naxes);
@@ -49,10 +53,14 @@ pub(super) fn cheapest(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, 
         candidates,
         orders,
         expected: expected_outputs(rule, &wish, inputs[0].layout.mesh(), outputs),
-        wished: wish.roles,
+        wished: wish.roles.clone(),
     };
+    let mesh = inputs[0].layout.mesh();
+    let wished = wish.is_sound(rule, mesh).then(|| price(rule, &wish, inputs, outputs, &search.expected));
     let all = search.candidates.iter().try_fold(1usize, |all, list| all.checked_mul(list.len()));
-    if all.is_some_and(|all| all <= MAX_COMBINATIONS) { search.every() } else { search.descend() }
+    let found =
+        if all.is_some_and(|all| all <= MAX_COMBINATIONS) { search.every() } else { search.descend() };
+    found.map(|best| (best, wished))
 }
 
 impl Search<'_> {

@@ -4,7 +4,7 @@ use super::bench::Bench;
 use super::call::Call;
 use super::table::Outputs;
 use anyhow::{Context, Result};
-use planaria_layout::rule::{self, LINEAR};
+use planaria_layout::rule::{self, Cuts, LINEAR, Prefer};
 use planaria_layout::{Layout, Shape};
 
 pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>> {
@@ -17,12 +17,7 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
         "linear_v2" | "fused_gemm_epilogue" => {
             let x = turned(bench, call.one(0)?, call.flag("trans_x"))?;
             let y = turned(bench, call.one(1)?, call.flag("trans_y") || call.flag("transpose_weight"))?;
-            let product = bench.matmul(&x, &y)?;
-            let shape = product.shape().clone();
-            match call.maybe(2) {
-                Some(bias) => vec![Some(bench.pointwise(&[&product, bias], &shape, &[(&[0, 1], LINEAR)])?)],
-                None => vec![Some(product)],
-            }
+            vec![Some(linear(bench, call, &x, &y)?)]
         }
         "matmul_grad" | "bmm_grad" => matmul_grad(bench, call)?,
         "fused_linear_param_grad_add" => weight_grad(bench, call)?,
@@ -33,6 +28,27 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
         "einsum_grad" => einsum_grad(bench, call)?,
         _ => return Ok(None),
     }))
+}
+
+/// A product with a bias, in one op.
+fn linear(bench: &mut Bench, call: &Call<'_>, x: &Layout, y: &Layout) -> Result<Layout> {
+    let Some(bias) = call.maybe(2) else { return bench.matmul(x, y) };
+    let rows = &"abcdefgh"[..x.shape().ndim() - 1];
+    let mut rule = rule::einsum(&format!("{rows}k,kn,n->{rows}n"), &[x.shape(), y.shape(), bias.shape()])?;
+    let inner = x.shape().ndim() - 1;
+    if call.name == "linear_v2" {
+        // Its kernel adds the bias to whole sums.
+        rule.factors[inner].cuts = Cuts::Whole;
+        rule.asked = 1;
+    } else {
+        rule.count_once(inner, 2);
+        (rule.prefer, rule.asked) = (Prefer::Shared, 2);
+        rule.pass(&[0, 2], LINEAR);
+        rule.pass(&[1, 2], LINEAR);
+    }
+    let mut dims = x.shape().to_vec();
+    dims[inner] = bias.shape()[0];
+    bench.one(&rule, &[x, y, bias], &Shape::new(&dims)?)
 }
 
 /// The last two dims changed over.
@@ -64,14 +80,11 @@ fn matmul_grad(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
     let dy = call.last()?;
     let dy = as_matrix(bench, dy, dy.shape().ndim() - usize::from(!column), row)?;
     let dy = as_matrix(bench, &dy, dy.shape().ndim(), column)?;
-    let transposed = turned(bench, &y2, true)?;
-    let full = bench.matmul(&dy, &transposed)?;
-    let dx = bench.sum_to(&full, x2.shape())?;
-    let dx = bench.reshape(&dx, x.shape())?;
-    let transposed = turned(bench, &x2, true)?;
-    let full = bench.matmul(&transposed, &dy)?;
-    let dw = bench.sum_to(&full, y2.shape())?;
-    let dw = bench.reshape(&dw, y.shape())?;
+    let mut rule = rule::matmul_grad(x2.shape(), y2.shape(), dy.shape());
+    rule.pass(&[2], LINEAR);
+    let wanted = [x2.shape().clone(), y2.shape().clone()];
+    let made = bench.run(&rule, &[&x2, &y2, &dy], &wanted)?;
+    let (dx, dw) = (bench.reshape(&made[0], x.shape())?, bench.reshape(&made[1], y.shape())?);
     Ok(vec![Some(turned(bench, &dx, turn_x)?), Some(turned(bench, &dw, turn_y)?)])
 }
 

@@ -6,7 +6,7 @@ use super::pointwise;
 use super::table::Outputs;
 use anyhow::{Context, Result};
 use planaria_layout::rule::{
-    self, Attention, Channels, ConvPart, Cuts, DimFactors, Kind, LINEAR, Prefer, Rows, Rule,
+    self, Attention, Channels, ConvPart, Cuts, DimFactors, Kind, LINEAR, Rows, Rule,
 };
 use planaria_layout::{Layout, Reduce, Shape};
 
@@ -59,7 +59,7 @@ fn cross_entropy(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
 
 /// A rule with one input of logits.
 fn classes(shape: &Shape, dim: usize) -> Rule {
-    let mut rule = Rule { prefer: Prefer::Lead, ..Rule::default() };
+    let mut rule = Rule::default();
     let mut dims = Vec::new();
     for (d, &n) in shape.iter().enumerate() {
         let factor = if d == dim { rule.factor(n, Kind::Free, Cuts::Windows) } else { rule.free(n) };

@@ -70,18 +70,18 @@ fn take(bench: &mut Bench, x: &Layout, index: &Layout, dim: usize, rows: Rows) -
 
 fn take_grad(bench: &mut Bench, x: &Layout, index: &Layout, dy: &Layout, dim: usize) -> Result<Layout> {
     let mut rule = rule::take_grad(x.shape(), index.shape(), dim);
-    rule.pass(&[0], LINEAR);
-    bench.one(&rule, &[dy, index], x.shape())
+    rule.pass(&[1], LINEAR);
+    bench.one(&rule, &[index, dy], x.shape())
 }
 
 /// Rows put where they were taken, in the order of the index, which is whole.
 fn put(bench: &mut Bench, x: &Layout, index: &Layout, dy: &Layout, dim: usize) -> Result<Layout> {
     let mut rule = rule::take_grad(x.shape(), index.shape(), dim);
-    for factors in &rule.inputs[1] {
+    for factors in &rule.inputs[0] {
         factors.iter().for_each(|&f| rule.factors[f].cuts = Cuts::Whole);
     }
-    rule.pass(&[0], LINEAR);
-    bench.one(&rule, &[dy, index], x.shape())
+    rule.pass(&[1], LINEAR);
+    bench.one(&rule, &[index, dy], x.shape())
 }
 
 /// Rows written, or added, at an index.
@@ -102,6 +102,8 @@ fn scatter_grad(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
     let rule = Rule::whole(&[index.shape().ndim()], &[index.shape().ndim()]);
     let index = &bench.one(&rule, &[index], index.shape())?;
     let ndim = dy.shape().ndim();
+    let rule = rule::along(&[dy.shape()], &[dy.shape()], &[0]);
+    let dy = &bench.one(&rule, &[dy], dy.shape())?;
     let dx = if call.flag("overwrite") {
         // Rows of zeros are written.
         let tail: Vec<Option<usize>> = (0..ndim).map(|d| (d > 0).then_some(d)).collect();

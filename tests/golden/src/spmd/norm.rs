@@ -20,6 +20,8 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
             let mut rule = rule::along(&shapes, &[&shape], &[dim]);
             if call.name.ends_with("_grad") {
                 rule.pass(&[1], LINEAR);
+                // Gradients may be cut as either of the two is.
+                rule.prefer = Prefer::Shared;
             }
             vec![Some(bench.one(&rule, &inputs, &shape)?)]
         }
@@ -72,11 +74,11 @@ fn rows_grad(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
         &n.iter().collect::<Vec<_>>(),
         &p.iter().collect::<Vec<_>>(),
     );
-    rule.pass(&[0], LINEAR);
+    rule.pass(&[1], LINEAR);
     if call.name == "fused_rms_norm_grad" {
         rule.prefer = Prefer::Cheapest;
     }
-    let inputs: Vec<&Layout> = [dy, x].into_iter().chain(stats).chain(needed).collect();
+    let inputs: Vec<&Layout> = [x, dy].into_iter().chain(stats).chain(needed).collect();
     let outputs = [vec![x.shape().clone()], p].concat();
     let made = bench.run(&rule, &inputs, &outputs)?;
     let mut made: Vec<Option<Layout>> = made.into_iter().map(Some).collect();
@@ -100,7 +102,7 @@ fn groups(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
     let at = channel(call, x);
     let (n, c) = (x.shape()[0], x.shape()[at]);
     let groups = call.attrs["groups"].as_u64().map_or(c, |g| g as usize);
-    let mut rule = Rule { prefer: Prefer::Lead, ..Rule::default() };
+    let mut rule = Rule { asked: 1, ..Rule::default() };
     let batch = rule.reduced(n, Reduce::Sum);
     let group = rule.free(groups);
     let mut channels = DimFactors::from_slice(&[group]);
@@ -138,7 +140,7 @@ fn groups(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
 /// Batch norms: the kernel exchanges the sums that statistics are made of, so every dim may be cut.
 fn over_batch(call: &Call<'_>, x: &Layout) -> (Rule, Vec<DimFactors>, Vec<DimFactors>) {
     let at = channel(call, x);
-    let mut rule = Rule { prefer: Prefer::Lead, ..Rule::default() };
+    let mut rule = Rule { asked: 1, ..Rule::default() };
     let image: Vec<DimFactors> = x.shape().iter().map(|&n| DimFactors::from_slice(&[rule.free(n)])).collect();
     let param = vec![image[at].clone()];
     (rule, image, param)

@@ -3,7 +3,7 @@
 use super::bench::{Bench, broadcast};
 use super::call::Call;
 use super::table::Outputs;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use planaria_layout::rule::{self, INCREASING, LINEAR};
 use planaria_layout::{Layout, Reduce, Shape};
 
@@ -75,9 +75,9 @@ fn unary(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
 /// `dy` times something made of the other inputs.
 fn grad_of_one(bench: &mut Bench, call: &Call<'_>, dy: &Layout) -> Result<Layout> {
     let count = call.tensors().count();
-    let others = call.tensors().take(count - 1);
-    let inputs: Vec<&Layout> = std::iter::once(dy).chain(others).collect();
-    bench.pointwise(&inputs, dy.shape(), &[(&[0], LINEAR)])
+    let others: Vec<&Layout> = call.tensors().take(count - 1).collect();
+    let made = grads(bench, dy, &others, &[dy.shape()])?.swap_remove(0);
+    made.context("a gradient")
 }
 
 fn binary(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {

@@ -35,7 +35,11 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
         "max_grad" | "min_grad" | "logsumexp_grad" | "p_norm_grad" => {
             let x = call.one(0)?;
             let (y, dy) = (kept(bench, call, call.one(1)?)?, kept(bench, call, call.last()?)?);
-            vec![Some(bench.pointwise(&[&dy, x, &y], x.shape(), &[(&[0], LINEAR)])?)]
+            let shapes = [dy.shape(), x.shape(), y.shape()];
+            let mut rule = rule::elementwise(&shapes, x.shape());
+            rule.pass(&[0], LINEAR);
+            rule.asked = 1;
+            vec![Some(bench.one(&rule, &[&dy, x, &y], x.shape())?)]
         }
         _ => return search(bench, call),
     }))
