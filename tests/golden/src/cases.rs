@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Failures kept for printing.
-const KEPT: usize = 20;
+const KEPT: usize = 2000;
 
 /// What became of one case.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub struct Outcome {
     pub failures: Vec<String>,
     /// Cases that were skipped, or checked without the reference, by reason.
     pub reasons: BTreeMap<&'static str, usize>,
+    /// What else the kind has to say, one line each.
+    pub notes: Vec<String>,
 }
 
 impl Outcome {

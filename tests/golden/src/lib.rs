@@ -6,6 +6,7 @@ mod checkpoints;
 mod indexing;
 mod mixed;
 mod reshard;
+mod spmd;
 
 pub use cases::{Outcome, Verdict, each_case};
 pub use mixed::mixed_program;
@@ -23,6 +24,7 @@ const KINDS: &[(&str, Runner)] = &[
     ("indexing", indexing::run),
     ("paddle-checkpoints", checkpoints::run),
     ("reshard", reshard::run),
+    ("spmd", spmd::run),
     ("torch-dcp", checkpoints::run),
 ];
 

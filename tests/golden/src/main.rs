@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         let total: usize = outcome.reasons.values().sum();
         println!("{total} not compared with the reference: {}", reasons.join(", "));
     }
+    outcome.notes.iter().for_each(|note| println!("{note}"));
     println!("{} passed, {} failed", outcome.passed, outcome.failed);
     if outcome.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -43,7 +43,7 @@ impl Choice {
     }
 
     /// The axes on a factor, major first, with their sections.
-    fn axes_on(&self, factor: FactorId) -> impl Iterator<Item = (usize, usize)> + '_ {
+    pub(super) fn axes_on(&self, factor: FactorId) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.order.iter().filter_map(move |&axis| match self.roles[axis] {
             Role::Cut { factor: f, sections } if f == factor => Some((axis, sections)),
             _ => None,

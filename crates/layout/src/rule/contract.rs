@@ -1,6 +1,6 @@
 //! Rules of ops that reduce dims away: reductions, products, einsum.
 
-use super::{Cuts, DimFactors, FactorId, Kind, Rule};
+use super::{Cuts, DimFactors, FactorId, Kind, Prefer, Rule};
 use crate::error::{Error, Result};
 use crate::placement::Reduce;
 use crate::shape::Shape;
@@ -26,7 +26,7 @@ pub fn matmul(x: &Shape, y: &Shape, output: &Shape) -> Rule {
     let (Some(&k), false) = (x.last(), y.is_empty()) else {
         return Rule::whole(&[x.ndim(), y.ndim()], &[output.ndim()]);
     };
-    let mut rule = Rule::default();
+    let mut rule = Rule { prefer: Prefer::Shared, ..Rule::default() };
     let inner = Some(rule.reduced(k, Reduce::Sum));
     let row = (x.ndim() > 1).then(|| rule.free(x[x.ndim() - 2]));
     let column = (y.ndim() > 1).then(|| rule.free(y[y.ndim() - 1]));
@@ -51,6 +51,19 @@ pub fn matmul(x: &Shape, y: &Shape, output: &Shape) -> Rule {
     let both = factors.iter().map(|&f| Some(f)).chain([row, column].into_iter().filter(Option::is_some));
     let both: Vec<_> = both.collect();
     rule.output(&both);
+    rule
+}
+
+/// Both gradients of [`matmul`], decided together: one is summed over columns, the other over rows, and both over the
+/// batches along which an operand was repeated. Inputs: `x`, `y`, that of the output. Outputs: for `x`, for `y`.
+pub fn matmul_grad(x: &Shape, y: &Shape, output: &Shape) -> Rule {
+    let mut rule = matmul(x, y, output);
+    rule.inputs.append(&mut rule.outputs);
+    rule.outputs = rule.inputs[..2].to_vec();
+    for factor in 0..rule.factors.len() {
+        let everywhere = rule.outputs.iter().all(|dims| dims.iter().any(|d| d.contains(&factor)));
+        rule.factors[factor].kind = if everywhere { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
+    }
     rule
 }
 

@@ -1,6 +1,7 @@
 //! From a rule and the layouts that inputs have to the layouts that they should have.
 
 use super::choice::{Choice, Place, Role};
+use super::price::Priced;
 use super::{FactorId, Rule, search};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -33,9 +34,10 @@ pub struct Decision {
 ///
 /// All inputs lie on one mesh. `outputs` are the global shapes and the bytes of one element. Where the inputs
 /// agree nothing moves: cut factors stay cut, and reduced ones leave pending outputs. Otherwise the fewest bytes
-/// win, counting also what must be sent later: to finish reductions that went through the op or that a moved
-/// input brought about, and to gather outputs whose cut nobody asked for. Equal prices are decided by the bytes
-/// sent now, by the memory of the outputs, by the first operand and by the lowest factor.
+/// win, counting also what it takes to bring the outputs to where they are expected: each axis on the cut that
+/// comes first when the inputs are asked in turn ([`Prefer`]), with no new pending reductions. So a reduction goes
+/// through an op when that makes it no dearer, and an axis moves to another factor only when that pays for itself.
+/// Equal prices are decided by the bytes sent now, then by the memory of the outputs, then by the order of asking.
 ///
 /// ```
 /// use planaria_layout::rule::{Operand, Rule, decide};
@@ -74,7 +76,9 @@ pub fn decide(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)]) 
             cost: Cost::default(),
         });
     }
-    let best = search::cheapest(rule, inputs, outputs).ok_or(Error::Bug("no choice suits an op"))?;
+    let (best, wished) =
+        search::cheapest(rule, inputs, outputs).ok_or(Error::Bug("no choice suits an op"))?;
+    let best = dearest_out(best, wished, inputs, outputs)?;
     let mut cost = Cost::default();
     let mut wanted = Vec::with_capacity(inputs.len());
     for (input, changed) in inputs.iter().zip(best.inputs) {
@@ -84,6 +88,30 @@ pub fn decide(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)]) 
         wanted.push(changed.unwrap_or_else(|| input.layout.clone()));
     }
     Ok(Decision { inputs: wanted, outputs: best.outputs, cost })
+}
+
+/// The search goes by estimates; what it found must also be no dearer than what was expected.
+fn dearest_out(
+    best: Priced,
+    wished: Option<Priced>,
+    inputs: &[Operand<'_>],
+    outputs: &[(&Shape, usize)],
+) -> Result<Priced> {
+    let Some(wished) = wished.filter(|w| w.outputs != best.outputs || w.inputs != best.inputs) else {
+        return Ok(best);
+    };
+    let mut prices = [Cost::default(); 2];
+    for (price, found) in prices.iter_mut().zip([&best, &wished]) {
+        for (input, to) in inputs.iter().zip(&found.inputs) {
+            if let Some(to) = to {
+                *price = *price + Route::find(input.layout, to, input.size)?.cost();
+            }
+        }
+        for ((from, to), (_, size)) in found.outputs.iter().zip(&wished.outputs).zip(outputs) {
+            *price = *price + Route::find(from, to, *size)?.cost();
+        }
+    }
+    Ok(if prices[1].bytes < prices[0].bytes { wished } else { best })
 }
 
 /// The rule is about tensors of these shapes, and all lie on one mesh.
@@ -120,7 +148,7 @@ pub(super) struct Vote {
     pub(super) sections: usize,
 }
 
-/// Reads the cuts of a dim as cuts of its factors; axes that do not fit in one are left out.
+/// Reads the cuts of a dim as cuts of its factors; an axis that does not fit in one is left out, with those inside.
 pub(super) fn votes(rule: &Rule, input: usize, layout: &Layout, dim: usize) -> SmallVec<[Vote; 2]> {
     let factors = &rule.inputs[input][dim];
     let mut left: SmallVec<[usize; 4]> = factors.iter().map(|&f| rule.factors[f].size).collect();
@@ -132,6 +160,7 @@ pub(super) fn votes(rule: &Rule, input: usize, layout: &Layout, dim: usize) -> S
         }
         // A cut in as many sections as the factors before have left is a cut of the next one.
         let mut repeats = 1usize;
+        let before = votes.len();
         for (place, &factor) in factors.iter().enumerate() {
             let sections = split.sections / repeats.max(1);
             let exact = repeats > 0 && split.sections.is_multiple_of(repeats);
@@ -141,6 +170,10 @@ pub(super) fn votes(rule: &Rule, input: usize, layout: &Layout, dim: usize) -> S
                 break;
             }
             repeats = repeats.saturating_mul(left[place]);
+        }
+        if votes.len() == before {
+            // What lies inside a cut that is not kept is not kept either.
+            break;
         }
     }
     votes
@@ -157,6 +190,9 @@ fn agree(rule: &Rule, mesh: &Mesh, inputs: &[Operand<'_>]) -> Option<(Choice, Sm
             for vote in votes(rule, i, input.layout, dim) {
                 let role = Role::Cut { factor: vote.factor, sections: vote.sections };
                 if choice.roles[vote.axis] == Role::Whole {
+                    if rule.asked > 0 && i >= rule.asked {
+                        return None;
+                    }
                     choice.roles[vote.axis] = role;
                     choice.order.push(vote.axis);
                 } else if choice.roles[vote.axis] != role && mesh.axis_size(vote.axis) > 1 {

@@ -1,12 +1,13 @@
 //! Rules of ops that put tensors side by side and take them apart.
 
-use super::{DimFactors, Rule};
+use super::{DimFactors, Prefer, Rule};
 use crate::shape::Shape;
 
 /// The inputs one after the other along `dim`. Inputs of equal extent may be cut there: the output is then cut in
 /// as many sections.
 pub fn concat(inputs: &[&Shape], output: &Shape, dim: usize) -> Rule {
     let (mut rule, parts, whole) = joined(inputs, output, dim);
+    rule.prefer = Prefer::Cheapest;
     rule.inputs = inputs.iter().map(|_| parts.clone()).collect();
     rule.outputs = vec![whole];
     rule
@@ -23,6 +24,7 @@ pub fn split(input: &Shape, outputs: &[&Shape], dim: usize) -> Rule {
 /// The inputs one after the other along a new dim.
 pub fn stack(inputs: &[&Shape], output: &Shape, dim: usize) -> Rule {
     let (mut rule, parts, whole) = piled(inputs.len(), output, dim);
+    rule.prefer = Prefer::Cheapest;
     rule.inputs = inputs.iter().map(|_| parts.clone()).collect();
     rule.outputs = vec![whole];
     rule

@@ -4,19 +4,32 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
+mod attention;
 mod choice;
 mod contract;
+mod conv;
 mod decide;
+mod expect;
+mod index;
 mod join;
+mod norm;
 mod pointwise;
 mod price;
 mod reshape;
 mod search;
 
-pub use contract::{einsum, matmul, reduction};
+pub use attention::Attention;
+pub use contract::{einsum, matmul, matmul_grad, reduction};
+pub use conv::{Channels, ConvPart, conv};
 pub use decide::{Decision, Operand, decide};
+pub use index::{
+    Rows, Write, gather_nd, gather_nd_grad, index_put, scatter, take, take_along, take_along_grad, take_grad,
+};
 pub use join::{concat, split, stack, unbind};
-pub use pointwise::{along, elementwise, expand, permute, select_dims};
+pub use norm::{norm, norm_grad};
+pub use pointwise::{
+    Range, along, elementwise, elementwise_grad, expand, permute, select_dims, slice, tile, tile_grad,
+};
 pub use reshape::reshape;
 
 use crate::placement::Reduce;
@@ -96,6 +109,25 @@ pub struct Rule {
     pub through: Vec<Through>,
     /// Inputs that count once, however many ranks contribute.
     pub once: Vec<Once>,
+    /// Which cuts outputs are expected to have where inputs disagree.
+    pub prefer: Prefer,
+    /// How many inputs are asked for that, from the first; 0 for all. The others follow: parameters, saved values.
+    pub asked: usize,
+}
+
+/// Where the inputs of an op disagree, the cuts that its outputs are expected to have.
+///
+/// This is no command: a choice that moves less wins, if that pays for bringing the outputs to where they are
+/// expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Prefer {
+    /// Those that come first when the inputs are asked in turn; a factor is cut as one input has it.
+    #[default]
+    First,
+    /// Those of factors that all inputs have, then of larger ones; the cuts of several inputs add up: products.
+    Shared,
+    /// Those that are reached with the fewest bytes, each axis on a factor of its own: tensors put side by side.
+    Cheapest,
 }
 
 /// An input that takes part in a reduction without having its factor: the bias of `x @ w + bias` when the

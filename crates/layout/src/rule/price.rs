@@ -1,15 +1,16 @@
 //! Prices for comparing choices: what routes cost, without searching for them.
 
-use super::choice::{Choice, Place, Role};
+use super::choice::{Choice, Place};
 use super::{Operand, Rule};
 use crate::layout::Layout;
-use crate::mesh::{AxisSet, Coords};
+use crate::mesh::{AxisSet, Coords, Mesh};
 use crate::placement::Placement;
+use crate::shape::Shape;
 
 /// What decides between choices, lowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    /// Bytes sent now, and bytes that someone must send because of this choice.
+    /// Bytes sent now, and to bring the outputs to where they are expected.
     pub(super) total: u128,
     /// Bytes sent now.
     pub(super) moved: u128,
@@ -19,36 +20,51 @@ pub(super) struct Key {
     pub(super) held: u128,
 }
 
+/// Ranks looked at to see how much of two pieces is the same.
+const SAMPLES: usize = 16;
+
 /// Bytes that a rank sends to go from one layout to another on the same mesh: what the cheapest route costs when
 /// everything divides, and close to it otherwise.
 pub(super) fn bytes(from: &Layout, to: &Layout, size: usize) -> u128 {
     let mesh = from.mesh();
-    let origin = Coords::from_elem(0, mesh.naxes());
-    let (mine, wanted) = (from.piece_at(&origin), to.piece_at(&origin));
-    let target = wanted.numel() as u128;
     let ended: AxisSet = from.partial_axes().iter().filter(|&a| from.reduce(a) != to.reduce(a)).collect();
-    let group = mesh.span(ended) as u128;
-    let elements = if group == 1 {
-        target - mine.overlap(&wanted) as u128
+    let elements = if mesh.span(ended) == 1 {
+        missing(from, to)
     } else {
         // Axes with copies slice first; then a reduce-scatter, and what is still missing is gathered.
         let slices = |a: &usize| {
-            matches!(
-                (from.placements()[*a], to.placements()[*a]),
-                (Placement::Replicate, Placement::Shard(_))
-            )
+            let both = (from.placements()[*a], to.placements()[*a]);
+            matches!(both, (Placement::Replicate, Placement::Shard(_)))
         };
+        let origin = Coords::from_elem(0, mesh.naxes());
+        let (held, target) = (from.piece_at(&origin).numel() as u128, to.piece_at(&origin).numel() as u128);
         let sliced: AxisSet = from.replicated_axes().iter().filter(slices).collect();
-        let reduced = (mine.numel() as u128).div_ceil(mesh.span(sliced) as u128);
-        let share = reduced.div_ceil(group);
-        (group - 1) * share + target.saturating_sub(share)
+        let held = held.div_ceil(mesh.span(sliced) as u128);
+        let group = mesh.span(ended) as u128;
+        let share = held.div_ceil(group);
+        let scattered = (group - 1) * share + target.saturating_sub(share);
+        scattered.min(all_reduce(mesh, ended, held))
     };
     elements * size as u128
 }
 
-/// Bytes to make contributions of `numel` elements, on a group of ranks, into the value on each of them.
-fn all_reduce(numel: u128, group: u128) -> u128 {
-    2 * (group - 1) * numel.div_ceil(group)
+/// Elements of its new piece that a rank does not hold, on average and rounded up.
+fn missing(from: &Layout, to: &Layout) -> u128 {
+    let mesh = from.mesh();
+    let count = mesh.size().min(SAMPLES);
+    let one = |sample: usize| {
+        let coords = mesh.coords_at(sample * mesh.size() / count);
+        let (mine, wanted) = (from.piece_at(&coords), to.piece_at(&coords));
+        (wanted.numel() - mine.overlap(&wanted)) as u128
+    };
+    (0..count).map(one).sum::<u128>().div_ceil(count as u128)
+}
+
+/// Elements that a rank sends to reduce `numel` of them along some axes, at once or axis by axis.
+pub(super) fn all_reduce(mesh: &Mesh, axes: AxisSet, numel: u128) -> u128 {
+    let once = |group: u128| (group - 1) * numel.min(2 * numel.div_ceil(group));
+    let in_turn: u128 = axes.iter().map(|axis| once(mesh.axis_size(axis) as u128)).sum();
+    once(mesh.span(axes) as u128).min(in_turn)
 }
 
 /// What an op costs under a choice. `None` for inputs that stay as they are.
@@ -58,12 +74,13 @@ pub(super) struct Priced {
     pub(super) outputs: Vec<Layout>,
 }
 
-/// Builds the layouts and prices them.
+/// Builds the layouts and prices them; `expected` are those that the outputs should have.
 pub(super) fn price(
     rule: &Rule,
     choice: &Choice,
     inputs: &[Operand<'_>],
-    outputs: &[(&crate::shape::Shape, usize)],
+    outputs: &[(&Shape, usize)],
+    expected: &[Layout],
 ) -> Priced {
     let mesh = inputs[0].layout.mesh();
     let mut key = Key { total: 0, moved: 0, moves: 0, held: 0 };
@@ -76,50 +93,17 @@ pub(super) fn price(
         key.moves += usize::from(sent > 0);
         changed.push((!stays).then_some(wanted));
     }
-    let stance: Vec<Stance> = (0..mesh.naxes()).map(|axis| stance(rule, choice, inputs, axis)).collect();
     let origin = Coords::from_elem(0, mesh.naxes());
     let mut made = Vec::with_capacity(outputs.len());
     let mut debt = 0;
     for (i, &(shape, size)) in outputs.iter().enumerate() {
         let layout = choice.layout(rule, mesh, shape, Place::Output(i));
-        let numel = layout.piece_at(&origin).numel() as u128;
-        let owed = |a: &usize| layout.reduce(*a).is_some() && stance[*a] != Stance::Kept;
-        let pending: AxisSet = layout.partial_axes().iter().filter(owed).collect();
-        debt += all_reduce(numel, mesh.span(pending) as u128) * size as u128;
-        let strange: AxisSet =
-            layout.sharded_axes().iter().filter(|&a| stance[a] == Stance::Strange).collect();
-        debt += (mesh.span(strange) as u128 - 1) * numel * size as u128;
-        key.held += numel * size as u128;
+        if layout != expected[i] {
+            debt += bytes(&layout, &expected[i], size);
+        }
+        key.held += layout.piece_at(&origin).numel() as u128 * size as u128;
         made.push(layout);
     }
     key.total = key.moved + debt;
     Priced { key, inputs: changed, outputs: made }
-}
-
-/// How an axis's role stands to what the axis does in the inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stance {
-    /// No input has to communicate because of it.
-    Kept,
-    /// Some input has.
-    Moved,
-    /// A cut that no input has, taken up to avoid a dearer move: outputs come out as nobody asked.
-    Strange,
-}
-
-fn stance(rule: &Rule, choice: &Choice, inputs: &[Operand<'_>], axis: usize) -> Stance {
-    let role = choice.roles[axis];
-    let on_factor = |i: usize, placement: Placement| match (role, placement) {
-        (Role::Cut { factor, .. }, Placement::Shard(s)) => rule.inputs[i][s.dim].contains(&factor),
-        (Role::Cut { .. }, Placement::Partial(r)) => choice.pending(rule, axis, Place::Input(i)) == Some(r),
-        _ => false,
-    };
-    let placements = || inputs.iter().map(|input| input.layout.placements()[axis]).enumerate();
-    match role {
-        Role::Pass { .. } => return Stance::Moved,
-        Role::Cut { .. } if !placements().any(|(i, p)| on_factor(i, p)) => return Stance::Strange,
-        _ => {}
-    }
-    let kept = placements().all(|(i, p)| p == Placement::Replicate || on_factor(i, p));
-    if kept { Stance::Kept } else { Stance::Moved }
 }

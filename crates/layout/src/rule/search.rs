@@ -1,9 +1,12 @@
 //! Search for the cheapest choice when the inputs do not agree.
 
-use super::choice::{Choice, Role};
+use super::choice::{Choice, Place, Role};
 use super::decide::votes;
+use super::expect::expected;
 use super::price::{Priced, price};
 use super::{FactorId, Operand, Rule};
+use crate::layout::Layout;
+use crate::mesh::Mesh;
 use crate::placement::Placement;
 use crate::shape::Shape;
 use smallvec::SmallVec;
@@ -25,15 +28,39 @@ struct Search<'a> {
     candidates: Vec<Vec<Role>>,
     /// Orders of cutting axes that some input has, completed with the others.
     orders: Vec<SmallVec<[usize; 4]>>,
+    /// What the outputs should have.
+    expected: Vec<Layout>,
+    wished: Roles,
 }
 
-/// The cheapest choice found and what follows from it.
-pub(super) fn cheapest(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)]) -> Option<Priced> {
+/// The cheapest choice found, and the expected one if it is sound, with what follows from them.
+pub(super) fn cheapest(
+    rule: &Rule,
+    inputs: &[Operand<'_>],
+    outputs: &[(&Shape, usize)],
+) -> Option<(Priced, Option<Priced>)> {
     let naxes = inputs[0].layout.mesh().naxes();
-    let candidates: Vec<Vec<Role>> = (0..naxes).map(|axis| candidates(rule, inputs, axis)).collect();
-    let search = Search { rule, inputs, outputs, candidates, orders: orders(inputs, naxes) };
+    let wish = expected(rule, inputs, outputs);
+    let candidates: Vec<Vec<Role>> =
+        (0..naxes).map(|axis| candidates(rule, inputs, axis, wish.roles[axis])).collect();
+    let mut orders = orders(inputs, naxes);
+    orders.insert(0, completed(wish.order.iter().copied(), naxes));
+    orders.dedup();
+    let search = Search {
+        rule,
+        inputs,
+        outputs,
+        candidates,
+        orders,
+        expected: expected_outputs(rule, &wish, inputs[0].layout.mesh(), outputs),
+        wished: wish.roles.clone(),
+    };
+    let mesh = inputs[0].layout.mesh();
+    let wished = wish.is_sound(rule, mesh).then(|| price(rule, &wish, inputs, outputs, &search.expected));
     let all = search.candidates.iter().try_fold(1usize, |all, list| all.checked_mul(list.len()));
-    if all.is_some_and(|all| all <= MAX_COMBINATIONS) { search.every() } else { search.descend() }
+    let found =
+        if all.is_some_and(|all| all <= MAX_COMBINATIONS) { search.every() } else { search.descend() };
+    found.map(|best| (best, wished))
 }
 
 impl Search<'_> {
@@ -51,9 +78,8 @@ impl Search<'_> {
     /// Improves one axis after the other, from everything whole and from what the inputs want most.
     fn descend(&self) -> Option<Priced> {
         let whole: Roles = self.candidates.iter().map(|_| Role::Whole).collect();
-        let wished: Roles = self.candidates.iter().map(|list| list[0]).collect();
         let mut best = None;
-        for start in [wished, whole] {
+        for start in [self.wished.clone(), whole] {
             let mut roles = start;
             let mut here = None;
             self.consider(&roles, &mut here);
@@ -98,7 +124,8 @@ impl Search<'_> {
             tried.push(order.clone());
             let choice = Choice { roles: roles.clone(), order };
             if choice.is_sound(self.rule, mesh) {
-                improved |= keep(best, Some(price(self.rule, &choice, self.inputs, self.outputs)));
+                improved |=
+                    keep(best, Some(price(self.rule, &choice, self.inputs, self.outputs, &self.expected)));
             }
         }
         improved
@@ -122,10 +149,21 @@ fn keep(best: &mut Option<Priced>, found: Option<Priced>) -> bool {
     better
 }
 
-/// What an axis may do: what it does in some input, first operand first; let a reduction through; nothing; and
-/// where some input is cut, a cut of another factor.
-fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize) -> Vec<Role> {
-    let mut list = Vec::new();
+/// The layouts that outputs are expected to have.
+pub(super) fn expected_outputs(
+    rule: &Rule,
+    wish: &Choice,
+    mesh: &Mesh,
+    outputs: &[(&Shape, usize)],
+) -> Vec<Layout> {
+    let one = |(i, &(shape, _)): (usize, &(&Shape, usize))| wish.layout(rule, mesh, shape, Place::Output(i));
+    outputs.iter().enumerate().map(one).collect()
+}
+
+/// What an axis may do: what is expected of it; what it does in some input, first operand first; let a reduction
+/// through; nothing; and where some input is cut, a cut of another factor.
+fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> Vec<Role> {
+    let mut list = vec![wish];
     let mut add = |role: Role| {
         if !list.contains(&role) {
             list.push(role);
@@ -164,16 +202,22 @@ fn orders(inputs: &[Operand<'_>], naxes: usize) -> Vec<SmallVec<[usize; 4]>> {
     };
     let mut orders: Vec<SmallVec<[usize; 4]>> = Vec::new();
     for leader in 0..inputs.len() {
-        let mut order: SmallVec<[usize; 4]> = SmallVec::new();
         let others = (0..inputs.len()).filter(|&i| i != leader);
-        for axis in std::iter::once(leader).chain(others).flat_map(cutting).chain(0..naxes) {
-            if !order.contains(&axis) {
-                order.push(axis);
-            }
-        }
+        let order = completed(std::iter::once(leader).chain(others).flat_map(cutting), naxes);
         if !orders.contains(&order) {
             orders.push(order);
         }
     }
     orders
+}
+
+/// Every axis once, these first.
+fn completed(axes: impl Iterator<Item = usize>, naxes: usize) -> SmallVec<[usize; 4]> {
+    let mut order: SmallVec<[usize; 4]> = SmallVec::new();
+    for axis in axes.chain(0..naxes) {
+        if !order.contains(&axis) {
+            order.push(axis);
+        }
+    }
+    order
 }
