@@ -1,5 +1,6 @@
 //! Our side of the cases: each is built once and then run again and again.
 
+mod attention;
 mod copies;
 mod elementwise;
 mod indexing;
@@ -29,7 +30,8 @@ impl From<Error> for Unsupported {
 /// What the builders of a family answer: nothing when the case is not theirs.
 type Built = Result<Option<Run>, Error>;
 
-const FAMILIES: [fn(&str) -> Built; 10] = [
+const FAMILIES: [fn(&str) -> Built; 11] = [
+    attention::build,
     copies::build,
     elementwise::build,
     indexing::build,

@@ -182,6 +182,11 @@ impl Array {
         Arc::strong_count(&self.storage) == 1 && !self.storage.is_shared()
     }
 
+    /// What tells storages apart; only to be compared, and only while both live.
+    pub(crate) fn storage_key(&self) -> usize {
+        Arc::as_ptr(&self.storage).addr()
+    }
+
     /// True when a write would first have to copy the bytes, because a snapshot holds them.
     pub fn is_snapshotted(&self) -> bool {
         self.storage.is_shared()

@@ -24,7 +24,8 @@ mod storage;
 mod view;
 
 pub use alloc::{
-    MemoryStats, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit, thread_memory_stats,
+    MemoryStats, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit,
+    thread_memory_stats,
 };
 pub use array::{Array, Strides};
 pub use bytes::Bytes;

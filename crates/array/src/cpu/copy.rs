@@ -82,7 +82,7 @@ impl<'a> Transpose<'a> {
     fn find(view: Geometry<'a>) -> Option<Transpose<'a>> {
         let last = view.shape.len().checked_sub(1)?;
         let along = (0..last).rev().find(|&d| view.strides[d] == 1 && view.shape[d] >= 8)?;
-        let worth = view.shape[last] >= 8 && view.strides[last] != 1;
+        let worth = view.shape[last] >= 2 && view.strides[last] != 1;
         worth.then(|| Transpose { view, along, out_strides: crate::array::contiguous_strides(view.shape) })
     }
 
@@ -159,9 +159,10 @@ impl<'a> Transpose<'a> {
                     tile(&data[source(k, c)..], step as usize, &mut out[target(k, c)..], row_step, store);
                     continue;
                 }
-                for i in 0..height {
-                    for j in 0..width {
-                        out[target(k + i, c + j)] = data[source(k + i, c + j)];
+                for j in c..c + width {
+                    let run = &data[source(k, j)..source(k, j) + height];
+                    for (to, &value) in out[target(k, j)..].iter_mut().step_by(row_step).zip(run) {
+                        *to = value;
                     }
                 }
             }

@@ -45,7 +45,7 @@ simd! {
             }
             // While only -inf was seen the shift stays 0, because -inf - -inf is not a number.
             let terms = &mut terms[..block.len()];
-            lanes::map(block, terms, |v| (v - shift).exp());
+            lanes::map(block, terms, |v| (v - shift).exp_down());
             s += lanes::sum(terms);
         }
         shift + s.ln()
@@ -61,7 +61,7 @@ simd! {
 
     /// `dx = softmax(x) * a - b`.
     fn grad_row<R: Real>(x: &[R], lse: R, a: R, b: R, dx: &mut [R]) {
-        lanes::map(x, dx, |v| (v - lse).exp().mul_add(a, -b));
+        lanes::map(x, dx, |v| (v - lse).exp_down().mul_add(a, -b));
     }
 
     /// `dx -= b * w`.
@@ -78,7 +78,7 @@ simd! {
 
     fn soft_grad_row<R: Real>(x: &[R], target: &[R], w: &[R], k: [R; 5], dx: &mut [R]) {
         let [lse, a, g, keep, even] = k;
-        lanes::map(x, dx, |v| (v - lse).exp() * a);
+        lanes::map(x, dx, |v| (v - lse).exp_down() * a);
         for ((o, &t), &w) in dx.iter_mut().zip(target).zip(w) {
             *o -= g * w * t.mul_add(keep, even);
         }

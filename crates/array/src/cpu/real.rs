@@ -25,6 +25,8 @@ pub(crate) trait Real:
     fn of(x: f64) -> Self;
     fn f64(self) -> f64;
     fn exp(self) -> Self;
+    /// e^x for x up to 88; results too small for a normal number may be 0.
+    fn exp_down(self) -> Self;
     fn ln(self) -> Self;
     fn ln_1p(self) -> Self;
     fn exp_m1(self) -> Self;
@@ -65,7 +67,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $exp:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $cdf:path, $pdf:path) => {
+    ($t:ident, $exp:path, $exp_down:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $cdf:path, $pdf:path) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -81,6 +83,10 @@ macro_rules! real {
             #[inline(always)]
             fn exp(self) -> $t {
                 $exp(self)
+            }
+            #[inline(always)]
+            fn exp_down(self) -> $t {
+                $exp_down(self)
             }
             #[inline(always)]
             fn ln(self) -> $t {
@@ -148,6 +154,7 @@ macro_rules! real {
 real!(
     f32,
     math::exp,
+    math::exp_down,
     math::ln,
     math::ln_1p,
     math::exp_m1,
@@ -156,7 +163,18 @@ real!(
     math::normal_cdf,
     math::normal_pdf
 );
-real!(f64, f64::exp, f64::ln, f64::ln_1p, f64::exp_m1, f64::tanh, libm::erf, normal_cdf_f64, normal_pdf_f64);
+real!(
+    f64,
+    f64::exp,
+    f64::exp,
+    f64::ln,
+    f64::ln_1p,
+    f64::exp_m1,
+    f64::tanh,
+    libm::erf,
+    normal_cdf_f64,
+    normal_pdf_f64
+);
 
 fn normal_cdf_f64(x: f64) -> f64 {
     libm::erfc(x * -std::f64::consts::FRAC_1_SQRT_2) * 0.5

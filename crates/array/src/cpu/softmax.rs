@@ -3,6 +3,7 @@
 use super::norm::lanes;
 use super::real::{Float, Real};
 use super::simd::simd;
+use super::stream;
 use crate::pool;
 
 /// Which of the two functions.
@@ -42,9 +43,10 @@ pub(crate) fn rows_per_block(cols: usize) -> usize {
 
 simd! {
     fn softmax_rows<R: Real>(x: &[R], y: &mut [R], cols: usize) {
-        for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
+        for (r, y) in y.chunks_exact_mut(cols).enumerate() {
+            let x = stream::row_ahead(x, r, cols);
             let m = lanes::max(x);
-            lanes::map(x, y, |v| (v - m).exp());
+            lanes::map(x, y, |v| (v - m).exp_down());
             let scale = R::ONE / lanes::sum(y);
             for v in y.iter_mut() {
                 *v *= scale;
@@ -53,9 +55,10 @@ simd! {
     }
 
     fn log_softmax_rows<R: Real>(x: &[R], y: &mut [R], cols: usize) {
-        for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
+        for (r, y) in y.chunks_exact_mut(cols).enumerate() {
+            let x = stream::row_ahead(x, r, cols);
             let m = lanes::max(x);
-            lanes::map(x, y, |v| (v - m).exp());
+            lanes::map(x, y, |v| (v - m).exp_down());
             let log = lanes::sum(y).ln();
             for (o, &v) in y.iter_mut().zip(x) {
                 *o = (v - m) - log;
@@ -64,7 +67,8 @@ simd! {
     }
 
     fn softmax_grad_rows<R: Real>(dy: &[R], y: &[R], dx: &mut [R], cols: usize) {
-        for ((dy, y), dx) in dy.chunks_exact(cols).zip(y.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)) {
+        for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
+            let (dy, y) = (stream::row_ahead(dy, r, cols), stream::row_ahead(y, r, cols));
             let s = lanes::fold2(dy, y, |a, g, v| g.mul_add(v, a));
             for ((o, &g), &v) in dx.iter_mut().zip(dy).zip(y) {
                 *o = v * (g - s);
@@ -73,9 +77,10 @@ simd! {
     }
 
     fn log_softmax_grad_rows<R: Real>(dy: &[R], y: &[R], dx: &mut [R], cols: usize) {
-        for ((dy, y), dx) in dy.chunks_exact(cols).zip(y.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)) {
+        for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
+            let (dy, y) = (stream::row_ahead(dy, r, cols), stream::row_ahead(y, r, cols));
             let s = lanes::sum(dy);
-            lanes::map(y, dx, |v| v.exp());
+            lanes::map(y, dx, |v| v.exp_down());
             for (o, &g) in dx.iter_mut().zip(dy) {
                 *o = g - *o * s;
             }
@@ -90,13 +95,13 @@ simd! {
 
     fn column_sum_exp<R: Real>(x: &[R], m: &[R], s: &mut [R]) {
         for ((s, &v), &m) in s.iter_mut().zip(x).zip(m) {
-            *s += (v - m).exp();
+            *s += (v - m).exp_down();
         }
     }
 
     fn column_softmax<R: Real>(x: &[R], m: &[R], scale: &[R], y: &mut [R]) {
         for (((o, &v), &m), &s) in y.iter_mut().zip(x).zip(m).zip(scale) {
-            *o = (v - m).exp() * s;
+            *o = (v - m).exp_down() * s;
         }
     }
 
@@ -126,7 +131,7 @@ simd! {
 
     fn column_log_softmax_grad<R: Real>(dy: &[R], y: &[R], s: &[R], dx: &mut [R]) {
         for (((o, &g), &v), &s) in dx.iter_mut().zip(dy).zip(y).zip(s) {
-            *o = g - v.exp() * s;
+            *o = g - v.exp_down() * s;
         }
     }
 }

@@ -29,11 +29,18 @@ pub(crate) fn copy_all<T: Pod + Send + Sync>(src: &[T], dst: &mut [T]) {
 }
 
 /// Asks memory for `data[range]`, which may reach past the end.
-#[inline]
+#[inline(always)]
 pub(crate) fn ask<T>(data: &[T], range: Range<usize>) {
     for at in range.step_by((64 / size_of::<T>().max(1)).max(1)) {
         prefetch(data, at);
     }
+}
+
+/// Row `row` of `cols` elements, asking memory for the next one: the CPU's own prefetching stops at each page.
+#[inline(always)]
+pub(crate) fn row_ahead<T>(data: &[T], row: usize, cols: usize) -> &[T] {
+    ask(data, (row + 1) * cols..(row + 2) * cols);
+    &data[row * cols..(row + 1) * cols]
 }
 
 /// Copies `src` to `dst` (of equal length) past the caches. Call [`fence`] before another thread may look.

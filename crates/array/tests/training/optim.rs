@@ -203,6 +203,31 @@ fn threads_change_nothing() {
 }
 
 #[test]
+fn parameters_of_one_storage_are_stepped_like_parameters_of_their_own() {
+    let n = 3000;
+    // 0..4: parameter, gradient and moments of each of five parameters, in rows of one array or apart.
+    let run = |shared: bool| {
+        let all = wave(&[20, n], 0.3, 0.5, 1.0);
+        let rows: Vec<Array> = (0..20).map(|r| all.slice(0, Some(r), Some(r + 1), 1).unwrap()).collect();
+        let rows: Vec<Array> = if shared { rows } else { rows.iter().map(|r| r.copy().unwrap()).collect() };
+        let list: Vec<AdamWArrays<'_>> = rows
+            .chunks(4)
+            .map(|row| AdamWArrays {
+                param: &row[0],
+                grad: &row[1],
+                exp_avg: &row[2],
+                exp_avg_sq: &row[3],
+                max_exp_avg_sq: None,
+                master: None,
+            })
+            .collect();
+        ADAM.step(1, &list).unwrap();
+        rows.iter().flat_map(values).collect::<Vec<f64>>()
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
 fn norms_clipping_and_loss_scaling() {
     let mut rng = Rng::new(33);
     let list: Vec<Array> =

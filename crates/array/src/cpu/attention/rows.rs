@@ -22,7 +22,7 @@ simd! {
                 continue;
             }
             for s in seen.iter_mut() {
-                *s = (*s - new).exp();
+                *s = (*s - new).exp_down();
             }
             // e^-inf is 0: a first block scales nothing.
             let shrink = (old - new).exp();
@@ -56,7 +56,7 @@ simd! {
             let seen = if lse[r] == R::NEG_INFINITY { 0 } else { visible.of(r, cols) };
             let (lse, delta) = (lse[r], delta[r]);
             for (s, g) in row[..seen].iter_mut().zip(grad[..seen].iter_mut()) {
-                let weight = s.mul_add(before, -lse).exp();
+                let weight = s.mul_add(before, -lse).exp_down();
                 *s = weight;
                 *g = weight * (*g - delta) * after;
             }

@@ -68,6 +68,38 @@ pub(crate) fn pair3<R: Real>(
     (join_lanes(p, |a, b| a + b), join_lanes(q, |a, b| a + b))
 }
 
+/// One row of a layer norm's gradient: adds `dy * (x - m) * s` to `dw` and `dy` to `db`, and returns the sums of
+/// `dy * w` and of `dy * w * (x - m)`.
+#[inline(always)]
+pub(crate) fn row_grads<R: Real>(
+    (dy, x, w): (&[R], &[R], &[R]),
+    (dw, db): (&mut [R], &mut [R]),
+    m: R,
+    s: R,
+) -> (R, R) {
+    let (mut p, mut q) = ([R::ZERO; STEP], [R::ZERO; STEP]);
+    let step = |(dy, x, w): (R, R, R), p: &mut R, q: &mut R, dw: &mut R, db: &mut R| {
+        let (h, v) = (x - m, dy * w);
+        *p += v;
+        *q = v.mul_add(h, *q);
+        *dw = dy.mul_add(h * s, *dw);
+        *db += dy;
+    };
+    let (dys, dy_rest) = dy.as_chunks::<STEP>();
+    let ((xs, x_rest), (ws, w_rest)) = (x.as_chunks::<STEP>(), w.as_chunks::<STEP>());
+    let ((dws, dw_rest), (dbs, db_rest)) = (dw.as_chunks_mut::<STEP>(), db.as_chunks_mut::<STEP>());
+    for ((((dy, x), w), dw), db) in dys.iter().zip(xs).zip(ws).zip(dws).zip(dbs) {
+        for l in 0..STEP {
+            step((dy[l], x[l], w[l]), &mut p[l], &mut q[l], &mut dw[l], &mut db[l]);
+        }
+    }
+    for l in 0..dy_rest.len() {
+        let at = (dy_rest[l], x_rest[l], w_rest[l]);
+        step(at, &mut p[l], &mut q[l], &mut dw_rest[l], &mut db_rest[l]);
+    }
+    (join_lanes(p, |a, b| a + b), join_lanes(q, |a, b| a + b))
+}
+
 #[inline(always)]
 fn join_lanes<R: Real>(mut acc: [R; STEP], join: impl Fn(R, R) -> R) -> R {
     let mut width = STEP / 2;

@@ -4,6 +4,7 @@ use super::lanes;
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 use crate::cpu::softmax::rows_per_block;
+use crate::cpu::stream;
 use crate::pool;
 
 /// What is subtracted before scaling.
@@ -15,8 +16,6 @@ pub(crate) enum Center {
     Zero,
 }
 
-// Two loops, in functions of their own: together they have too many operands for the compiler to prove, or check
-// at run time, that none overlap, and it would give up on vectors.
 #[inline(always)]
 fn input_grad<R: Real>(dy: &[R], x: &[R], w: &[R], dx: &mut [R], [m, s, c1, c2]: [R; 4]) {
     let n = dx.len();
@@ -26,23 +25,14 @@ fn input_grad<R: Real>(dy: &[R], x: &[R], w: &[R], dx: &mut [R], [m, s, c1, c2]:
     }
 }
 
-#[inline(always)]
-fn param_grads<R: Real>(dy: &[R], x: &[R], dw: &mut [R], db: &mut [R], m: R, s: R) {
-    let n = dw.len();
-    let (dy, x, db) = (&dy[..n], &x[..n], &mut db[..n]);
-    for i in 0..n {
-        dw[i] = dy[i].mul_add((x[i] - m) * s, dw[i]);
-        db[i] += dy[i];
-    }
-}
-
 simd! {
     fn forward_rows<R: Real>(
         x: &[R], w: &[R], b: &[R], y: &mut [R], mean: &mut [R], rstd: &mut [R], center: Center, eps: R,
     ) {
         let cols = w.len();
         let count = R::of(cols as f64);
-        for (r, (x, y)) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)).enumerate() {
+        for (r, y) in y.chunks_exact_mut(cols).enumerate() {
+            let x = stream::row_ahead(x, r, cols);
             let m = match center {
                 Center::Mean => lanes::long_sum(x) / count,
                 Center::Zero => R::ZERO,
@@ -65,11 +55,10 @@ simd! {
         let cols = w.len();
         let inv = R::ONE / R::of(cols as f64);
         let (dw, db) = (&mut dw[..cols], &mut db[..cols]);
-        for (r, ((dy, x), dx)) in
-            dy.chunks_exact(cols).zip(x.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)).enumerate()
-        {
+        for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
+            let (dy, x) = (stream::row_ahead(dy, r, cols), stream::row_ahead(x, r, cols));
             let (m, s) = (mean[r], rstd[r]);
-            let (sum, dot) = lanes::pair3(dy, w, x, |g, w| g * w, |v| v - m);
+            let (sum, dot) = lanes::row_grads((dy, x, w), (&mut *dw, &mut *db), m, s);
             // dx = s * (dy * w - c1 - xhat * c2)
             let c1 = match center {
                 Center::Mean => sum * inv,
@@ -77,7 +66,6 @@ simd! {
             };
             let c2 = dot * s * inv;
             input_grad(dy, x, w, dx, [m, s, c1, c2]);
-            param_grads(dy, x, dw, db, m, s);
         }
     }
 

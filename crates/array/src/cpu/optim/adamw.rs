@@ -1,9 +1,8 @@
 //! The AdamW update.
 
-use super::{BLOCK, Param, State, Stored, constants};
+use super::{BLOCK, Cut, Param, State, Stored, constants, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
-use crate::pool;
 
 /// One array's update: all slices have the same length.
 pub(crate) struct Update<'a, T: Float, G, M> {
@@ -63,8 +62,12 @@ simd! {
     }
 }
 
-impl<'a, T: Stored, G, M> Update<'a, T, G, M> {
-    fn front(&mut self, len: usize) -> Update<'a, T, G, M> {
+impl<T: Stored, G: Sync, M: Send + Sync> Cut for Update<'_, T, G, M> {
+    fn len(&self) -> usize {
+        self.grad.len()
+    }
+
+    fn front(&mut self, len: usize) -> Self {
         let (grad, rest) = self.grad.split_at(len);
         self.grad = rest;
         Update {
@@ -78,7 +81,7 @@ impl<'a, T: Stored, G, M> Update<'a, T, G, M> {
 }
 
 /// Updates parameter and moments in one pass.
-pub(crate) fn step<T, G, M>(mut update: Update<'_, T, G, M>, step: Step)
+pub(crate) fn step<T, G, M>(update: Update<'_, T, G, M>, step: Step)
 where
     T: Stored,
     G: Float<Real = T::Real>,
@@ -95,22 +98,16 @@ where
         step.rate,
         step.correction,
     ]);
-    let (count, item) = (update.grad.len(), 2 * size_of::<T>() + size_of::<G>() + 4 * size_of::<M>());
-    let len = pool::piece_len(count, BLOCK, item);
-    let parts = (0..count).step_by(len).map(|at| update.front(len.min(count - at))).collect();
-    pool::for_parts(parts, count * item, |mut part: Update<'_, T, G, M>| {
-        let [mut a, mut b, mut c, mut d, mut e] = [const { Vec::new() }; 5];
-        while !part.grad.is_empty() {
-            let block = part.front(BLOCK.min(part.grad.len()));
-            let g = G::widen(block.grad, &mut a);
-            block.param.modify(&mut b, |p| {
-                M::modify(block.exp_avg, &mut c, |m| {
-                    M::modify(block.exp_avg_sq, &mut d, |v| match block.max {
-                        None => step_block(p, g, m, v, k),
-                        Some(max) => M::modify(max, &mut e, |max| step_block_max(p, g, m, v, max, k)),
-                    });
+    let item = 2 * size_of::<T>() + size_of::<G>() + 4 * size_of::<M>();
+    for_blocks(update, BLOCK, item, |block, [a, b, c, d, e]: &mut [Vec<T::Real>; 5]| {
+        let g = G::widen(block.grad, a);
+        block.param.modify(b, |p| {
+            M::modify(block.exp_avg, c, |m| {
+                M::modify(block.exp_avg_sq, d, |v| match block.max {
+                    None => step_block(p, g, m, v, k),
+                    Some(max) => M::modify(max, e, |max| step_block_max(p, g, m, v, max, k)),
                 });
             });
-        }
+        });
     });
 }

@@ -6,10 +6,38 @@ pub(crate) mod sgd;
 
 use super::real::{Float, Real};
 use crate::convert::convert;
+use crate::pool;
 use half::{bf16, f16};
 
 /// Elements updated at a time: the blocks of all arrays together fit the first-level cache.
 pub(crate) const BLOCK: usize = 1024;
+
+/// Slices of equal length that are cut together.
+pub(crate) trait Cut: Sized + Send {
+    /// Elements of each.
+    fn len(&self) -> usize;
+    /// Cuts off the first `len` elements.
+    fn front(&mut self, len: usize) -> Self;
+}
+
+/// Runs `work` on blocks of at most `block` elements, on the pool; `item` is the memory an element touches. Each
+/// thread keeps a scratch of its own.
+fn for_blocks<U: Cut, S: Default>(
+    mut all: U,
+    block: usize,
+    item: usize,
+    work: impl Fn(U, &mut S) + Sync + Send,
+) {
+    let count = all.len();
+    let len = pool::piece_len(count, BLOCK, item);
+    let parts = (0..count).step_by(len).map(|at| all.front(len.min(count - at))).collect();
+    pool::for_parts(parts, count * item, |mut part: U| {
+        let mut scratch = S::default();
+        while part.len() > 0 {
+            work(part.front(block.min(part.len())), &mut scratch);
+        }
+    });
+}
 
 /// An array being updated: in place, or from `old` to fresh memory.
 pub(crate) struct State<'a, T> {
@@ -21,9 +49,14 @@ impl<'a, T> State<'a, T> {
     pub(crate) fn new(old: Option<&'a [T]>, new: &'a mut [T]) -> State<'a, T> {
         State { old, new }
     }
+}
 
-    /// Cuts off the first `len` elements.
-    pub(crate) fn front(&mut self, len: usize) -> State<'a, T> {
+impl<T: Send + Sync> Cut for State<'_, T> {
+    fn len(&self) -> usize {
+        self.new.len()
+    }
+
+    fn front(&mut self, len: usize) -> Self {
         let (new, rest) = std::mem::take(&mut self.new).split_at_mut(len);
         self.new = rest;
         let old = self.old.map(|old| old.split_at(len));
@@ -75,11 +108,17 @@ pub(crate) struct Param<'a, T: Float> {
     pub(crate) master: Option<State<'a, T::Real>>,
 }
 
-impl<'a, T: Stored> Param<'a, T> {
-    fn front(&mut self, len: usize) -> Param<'a, T> {
-        Param { param: self.param.front(len), master: self.master.as_mut().map(|m| m.front(len)) }
+impl<T: Stored> Cut for Param<'_, T> {
+    fn len(&self) -> usize {
+        self.param.len()
     }
 
+    fn front(&mut self, len: usize) -> Self {
+        Param { param: self.param.front(len), master: self.master.as_mut().map(|m| m.front(len)) }
+    }
+}
+
+impl<T: Stored> Param<'_, T> {
     fn modify(self, scratch: &mut Vec<T::Real>, change: impl FnOnce(&mut [T::Real]))
     where
         T::Real: Stored<Real = T::Real>,

@@ -1,6 +1,6 @@
 //! Squared norms and scaling of gradients.
 
-use super::{BLOCK, State, Stored};
+use super::{BLOCK, State, Stored, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 use crate::pool;
@@ -66,17 +66,10 @@ pub(crate) fn squares<T: Float>(x: &[T]) -> f64 {
 }
 
 /// Multiplies all values; false when any was not finite before.
-pub(crate) fn scale<T: Stored>(mut state: State<'_, T>, factor: f64) -> bool {
-    let count = state.new.len();
-    let len = pool::piece_len(count, BLOCK, 2 * size_of::<T>());
-    let parts = (0..count).step_by(len).map(|at| state.front(len.min(count - at))).collect();
+pub(crate) fn scale<T: Stored>(state: State<'_, T>, factor: f64) -> bool {
     let finite = AtomicBool::new(true);
-    pool::for_parts(parts, 2 * count * size_of::<T>(), |mut part: State<'_, T>| {
-        let (mut scratch, mut all) = (Vec::new(), true);
-        while !part.new.is_empty() {
-            let block = part.front((4 * BLOCK).min(part.new.len()));
-            all &= T::modify(block, &mut scratch, |x| scale_block(x, T::Real::of(factor)));
-        }
+    for_blocks(state, 4 * BLOCK, 2 * size_of::<T>(), |block, scratch: &mut Vec<T::Real>| {
+        let all = T::modify(block, scratch, |x| scale_block(x, T::Real::of(factor)));
         finite.fetch_and(all, Ordering::Relaxed);
     });
     finite.into_inner()

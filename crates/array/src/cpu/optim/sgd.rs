@@ -1,9 +1,8 @@
 //! The SGD update with momentum.
 
-use super::{BLOCK, Param, State, Stored, constants};
+use super::{BLOCK, Cut, Param, State, Stored, constants, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
-use crate::pool;
 
 /// One array's update: all slices have the same length.
 pub(crate) struct Update<'a, T: Float, G, M> {
@@ -48,8 +47,12 @@ simd! {
     }
 }
 
-impl<'a, T: Stored, G, M> Update<'a, T, G, M> {
-    fn front(&mut self, len: usize) -> Update<'a, T, G, M> {
+impl<T: Stored, G: Sync, M: Send + Sync> Cut for Update<'_, T, G, M> {
+    fn len(&self) -> usize {
+        self.grad.len()
+    }
+
+    fn front(&mut self, len: usize) -> Self {
         let (grad, rest) = self.grad.split_at(len);
         self.grad = rest;
         Update { param: self.param.front(len), grad, velocity: self.velocity.as_mut().map(|v| v.front(len)) }
@@ -57,7 +60,7 @@ impl<'a, T: Stored, G, M> Update<'a, T, G, M> {
 }
 
 /// Updates parameter and velocity in one pass.
-pub(crate) fn step<T, G, M>(mut update: Update<'_, T, G, M>, step: Step)
+pub(crate) fn step<T, G, M>(update: Update<'_, T, G, M>, step: Step)
 where
     T: Stored,
     G: Float<Real = T::Real>,
@@ -65,18 +68,12 @@ where
     T::Real: Stored<Real = T::Real>,
 {
     let k = constants([step.grad_scale, step.lr, step.weight_decay, step.momentum, step.rise, step.memory]);
-    let (count, item) = (update.grad.len(), 2 * size_of::<T>() + size_of::<G>() + 2 * size_of::<M>());
-    let len = pool::piece_len(count, BLOCK, item);
-    let parts = (0..count).step_by(len).map(|at| update.front(len.min(count - at))).collect();
-    pool::for_parts(parts, count * item, |mut part: Update<'_, T, G, M>| {
-        let [mut a, mut b, mut c] = [const { Vec::new() }; 3];
-        while !part.grad.is_empty() {
-            let block = part.front(BLOCK.min(part.grad.len()));
-            let g = G::widen(block.grad, &mut a);
-            block.param.modify(&mut b, |p| match block.velocity {
-                None => plain_block(p, g, k),
-                Some(v) => M::modify(v, &mut c, |v| momentum_block(p, g, v, k, step.nesterov)),
-            });
-        }
+    let item = 2 * size_of::<T>() + size_of::<G>() + 2 * size_of::<M>();
+    for_blocks(update, BLOCK, item, |block, [a, b, c]: &mut [Vec<T::Real>; 3]| {
+        let g = G::widen(block.grad, a);
+        block.param.modify(b, |p| match block.velocity {
+            None => plain_block(p, g, k),
+            Some(v) => M::modify(v, c, |v| momentum_block(p, g, v, k, step.nesterov)),
+        });
     });
 }

@@ -1,6 +1,6 @@
 //! AdamW: Adam with decoupled weight decay.
 
-use super::{Staged, check_master, check_rate, check_state, skip, state};
+use super::{Staged, StepArrays, check_master, check_rate, check_state, for_each, skip, state};
 use crate::array::{Array, Update as Writing};
 use crate::cpu::optim::adamw::{self as kernel, Step, Update};
 use crate::cpu::optim::{Param, Stored};
@@ -69,6 +69,17 @@ impl AdamWArrays<'_> {
     }
 }
 
+impl StepArrays for AdamWArrays<'_> {
+    fn changed(&self) -> impl Iterator<Item = &Array> {
+        let always = [self.param, self.exp_avg, self.exp_avg_sq];
+        always.into_iter().chain(self.max_exp_avg_sq).chain(self.master)
+    }
+
+    fn grad(&self) -> &Array {
+        self.grad
+    }
+}
+
 impl AdamW {
     /// Step number `step` (from 1) of every parameter in the list:
     /// `m += (1 - beta1) * (g - m)`, `v = beta2 * v + (1 - beta2) * g^2`, then
@@ -90,12 +101,7 @@ impl AdamW {
             arrays.check(op)?;
         }
         let constants = self.constants(step);
-        for arrays in list {
-            if !arrays.skip(op)? {
-                run(op, arrays, constants)?;
-            }
-        }
-        Ok(())
+        for_each(list, |arrays| if arrays.skip(op)? { Ok(()) } else { run(op, arrays, constants) })
     }
 
     fn constants(&self, step: u64) -> Step {

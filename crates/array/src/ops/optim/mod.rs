@@ -16,7 +16,9 @@ use crate::array::{Array, Update};
 use crate::cpu::optim::State;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::pool;
 use planaria_layout::DType;
+use std::sync::{Mutex, PoisonError};
 
 /// An array to be changed: itself, or a contiguous copy that is written back.
 struct Staged<'a> {
@@ -41,6 +43,37 @@ impl<'a> Staged<'a> {
         }
         self.target.copy_from(&self.work)
     }
+}
+
+/// The arrays of one parameter's step.
+trait StepArrays: Sync {
+    /// Those that are changed.
+    fn changed(&self) -> impl Iterator<Item = &Array>;
+    /// The one that is only read.
+    fn grad(&self) -> &Array;
+}
+
+/// Runs `step` for each item: on the pool all at once, so that many small arrays do not wait for threads one by one,
+/// or one after the other where some share storage and would wait for each other.
+fn for_each<A: StepArrays>(list: &[A], step: impl Fn(&A) -> Result<()> + Sync) -> Result<()> {
+    if list.len() < 2 || rayon::current_num_threads() == 1 || !apart(list) {
+        return list.iter().try_for_each(step);
+    }
+    let failed = Mutex::new(None);
+    pool::spread(list.len(), &|i| {
+        if let Err(error) = step(&list[i]) {
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// True when no storage is changed twice, or changed and read.
+fn apart<A: StepArrays>(list: &[A]) -> bool {
+    let mut changed: Vec<usize> = list.iter().flat_map(StepArrays::changed).map(Array::storage_key).collect();
+    changed.sort_unstable();
+    let twice = changed.windows(2).any(|pair| pair[0] == pair[1]);
+    !twice && list.iter().all(|item| changed.binary_search(&item.grad().storage_key()).is_err())
 }
 
 /// The elements of an array being changed, for the kernels.

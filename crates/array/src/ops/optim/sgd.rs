@@ -1,6 +1,6 @@
 //! SGD with momentum.
 
-use super::{Staged, check_master, check_rate, check_state, skip, state};
+use super::{Staged, StepArrays, check_master, check_rate, check_state, for_each, skip, state};
 use crate::array::{Array, Update as Writing};
 use crate::cpu::optim::sgd::{self as kernel, Step, Update};
 use crate::cpu::optim::{Param, Stored};
@@ -61,6 +61,16 @@ pub struct SgdArrays<'a> {
     pub master: Option<&'a Array>,
 }
 
+impl StepArrays for SgdArrays<'_> {
+    fn changed(&self) -> impl Iterator<Item = &Array> {
+        [self.param].into_iter().chain(self.velocity).chain(self.master)
+    }
+
+    fn grad(&self) -> &Array {
+        self.grad
+    }
+}
+
 impl Sgd {
     /// Step number `step` (from 1) of every parameter in the list. With `d = g + weight_decay * p`:
     /// `v = momentum * v + (1 - dampening) * d` (`v = d` on step 1), then `p -= lr * v`.
@@ -80,12 +90,12 @@ impl Sgd {
             memory: if first { 0.0 } else { self.momentum },
             nesterov: self.momentum_kind == Momentum::Nesterov,
         };
-        for arrays in list {
-            if !skip(op, arrays.param, &[Some(arrays.grad), arrays.velocity, arrays.master])? {
-                run(op, arrays, constants, self.momentum != 0.0)?;
+        for_each(list, |arrays| {
+            if skip(op, arrays.param, &[Some(arrays.grad), arrays.velocity, arrays.master])? {
+                return Ok(());
             }
-        }
-        Ok(())
+            run(op, arrays, constants, self.momentum != 0.0)
+        })
     }
 
     fn check(&self, op: &'static str, step: u64) -> Result<()> {
