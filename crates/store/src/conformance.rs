@@ -4,8 +4,9 @@
 //! store, or an empty folder of one, and leave nothing behind.
 
 use crate::error::{Error, Result};
+use crate::staging::Staging;
 use crate::store::{EntryKind, PutMode, Sharing, Store, StoreExt};
-use crate::transfer::{ReadJob, Transfer, TransferOptions, WriteJob};
+use crate::transfer::{IntoJob, ReadJob, Transfer, TransferOptions, WriteJob};
 use std::ops::Range;
 
 /// Runs every check below `folder`.
@@ -168,6 +169,7 @@ pub fn transfers_move_every_byte_once(store: &dyn Store, folder: &str) -> Result
         }
         Ok::<(), Error>(())
     })?;
+    read_into_any_memory(&transfer, &*readers[0], &bytes)?;
     let seen = seen.into_inner().unwrap_or_default();
     for (job, ranges) in wanted.iter().enumerate() {
         for (number, range) in ranges.iter().enumerate() {
@@ -177,6 +179,28 @@ pub fn transfers_move_every_byte_once(store: &dyn Store, folder: &str) -> Result
         }
     }
     store.delete_all(folder)
+}
+
+/// Memory that agrees with the file about blocks, and memory that does not.
+fn read_into_any_memory(transfer: &Transfer, file: &dyn crate::Reader, bytes: &[u8]) -> Result<()> {
+    for (start, skip) in [(0, 0), (4096, 0), (5000, 5000 % 4096), (5000, 0), (7, 8), (12_288, 1)] {
+        let mut memory = Staging::new(bytes.len() + 8192);
+        let len = bytes.len() - start;
+        let (whole, few) = memory.bytes_mut()[skip..].split_at_mut(len);
+        let ranges = vec![(start as u64, whole), (9, &mut few[..100]), (3, &mut [])];
+        transfer.read_into(vec![IntoJob { file, ranges }], |_, range, offset, part| {
+            let expected = &bytes[offset as usize..offset as usize + part.len()];
+            assert!(part == expected, "range {range} from {start} into memory at {skip}");
+            Ok::<(), Error>(())
+        })?;
+        let memory = &memory.bytes()[skip..];
+        assert!(memory[..len] == bytes[start..] && memory[len..len + 100] == bytes[9..109], "{start} {skip}");
+    }
+    let mut two = [0; 2];
+    let past = vec![(bytes.len() as u64 - 1, &mut two[..])];
+    let refused = transfer.read_into(vec![IntoJob { file, ranges: past }], |_, _, _, _| Ok::<(), Error>(()));
+    assert!(matches!(refused, Err(Error::OutOfFile { .. })), "reading past the end gave {refused:?}");
+    Ok(())
 }
 
 /// Bytes without a short period.

@@ -44,7 +44,7 @@ pub use ranges::coalesce;
 pub use retry::{Retry, RetryOptions};
 pub use staging::Staging;
 pub use store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, StoreExt, Writer};
-pub use transfer::{ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
+pub use transfer::{IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
 pub use url::{locate, open};
 
 /// Direct I/O moves whole blocks of this many bytes, at offsets and addresses that are multiples of it.

@@ -53,6 +53,15 @@ pub struct ReadJob<'a> {
     pub ranges: &'a [Range<u64>],
 }
 
+/// Ranges of a file to be read, each with the memory it goes to.
+#[derive(Debug)]
+pub struct IntoJob<'a> {
+    /// The file.
+    pub file: &'a dyn Reader,
+    /// First byte in the file, and where the bytes go.
+    pub ranges: Vec<(u64, &'a mut [u8])>,
+}
+
 /// What a transfer moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferStats {
@@ -133,6 +142,37 @@ impl Transfer {
         Ok(TransferStats { operations: operations.into_inner(), bytes: bytes.into_inner() })
     }
 
+    /// Reads ranges into memory. Where a range lies in its file as its memory lies on pages, whole blocks go
+    /// there without a copy. `check(job, range, offset, bytes)` sees every part once it has arrived.
+    pub fn read_into<E: From<Error> + Send>(
+        &self,
+        jobs: Vec<IntoJob<'_>>,
+        check: impl Fn(usize, usize, u64, &[u8]) -> Result<(), E> + Sync,
+    ) -> Result<TransferStats, E> {
+        let mut tasks = Vec::new();
+        for (job, IntoJob { file, ranges }) in jobs.into_iter().enumerate() {
+            for (wanted, (start, mut rest)) in ranges.into_iter().enumerate() {
+                crate::store::check_range(file, start, rest.len() as u64)?;
+                for part in self.chunks(start..start + rest.len() as u64) {
+                    let (now, later) = rest.split_at_mut((part.end - part.start) as usize);
+                    tasks.push(Mutex::new((file, job, wanted, part.start, now)));
+                    rest = later;
+                }
+            }
+        }
+        let (operations, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        self.each::<_, E>(&tasks, |task, buffer| {
+            // Each task is taken by one thread; the lock only says so to the compiler.
+            let mut task = task.lock().unwrap_or_else(PoisonError::into_inner);
+            let (file, job, wanted, start, into) = &mut *task;
+            let read = read_part(*file, *start, into, buffer)?;
+            operations.fetch_add(read.operations, Relaxed);
+            bytes.fetch_add(read.bytes, Relaxed);
+            check(*job, *wanted, *start, into)
+        })?;
+        Ok(TransferStats { operations: operations.into_inner(), bytes: bytes.into_inner() })
+    }
+
     /// `range` cut at the multiples of the chunk size.
     fn chunks(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
         let chunk = self.options.chunk as u64;
@@ -191,6 +231,32 @@ impl Transfer {
         let kept = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.unwrap_or_else(|| Staging::new(self.options.chunk + 2 * BLOCK))
     }
+}
+
+/// Reads one part: whole blocks straight into place when file and memory agree about them, else through the
+/// buffer.
+fn read_part(file: &dyn Reader, start: u64, into: &mut [u8], buffer: &mut [u8]) -> Result<TransferStats> {
+    let past = (start % BLOCK as u64) as usize;
+    if into.as_ptr() as usize % BLOCK != past || into.len() < 2 * BLOCK {
+        let got = read_aligned(file, &(start..start + into.len() as u64), buffer)?;
+        into.copy_from_slice(&got[past..past + into.len()]);
+        return Ok(TransferStats { operations: 1, bytes: got.len() as u64 });
+    }
+    let head = (BLOCK - past) % BLOCK;
+    let tail = (into.len() - head) % BLOCK;
+    let middle = into.len() - head - tail;
+    let (first, rest) = into.split_at_mut(head);
+    let (blocks, last) = rest.split_at_mut(middle);
+    let mut operations = 0;
+    let mut at = start;
+    for part in [first, blocks, last] {
+        if !part.is_empty() {
+            crate::store::fill(file, at, part)?;
+            at += part.len() as u64;
+            operations += 1;
+        }
+    }
+    Ok(TransferStats { operations, bytes: at - start })
 }
 
 /// The blocks that hold `range`; fewer bytes only where the file ends.
