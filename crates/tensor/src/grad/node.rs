@@ -168,14 +168,25 @@ pub(crate) fn record(op: Arc<dyn Op>, inputs: &[&Tensor], results: Results, need
     let edges = inputs.iter().enumerate().map(edge).collect();
     let metas = inputs.iter().map(|t| Meta::of(t)).collect();
     let outputs = results.iter().map(|(array, place)| Meta::result(array, place)).collect();
-    let view = view_of(&op, inputs, &results);
+    let views: SmallVec<[Option<View>; 1]> =
+        results.iter().enumerate().map(|(output, (array, _))| view_of(&op, output, inputs, array)).collect();
     let node = OpNode { op, inputs: edges, metas, needs, saved: Mutex::new(Some(saved)) };
     let node = Node::new(Kind::Op(node), outputs);
-    let tensor = |(output, (array, place)): (usize, (Array, Option<Place>))| {
+    let tensor = |(output, ((array, place), view)): (usize, ((Array, Option<Place>), Option<View>))| {
         let edge = array.dtype().is_float().then(|| Edge { node: node.clone(), output });
-        Tensor::raw(array, place, edge, view.clone())
+        Tensor::raw(array, place, edge, view)
     };
-    Ok(results.into_iter().enumerate().map(tensor).collect())
+    Ok(results.into_iter().zip(views).enumerate().map(tensor).collect())
+}
+
+/// Tensors for the results of a view op that records nothing. They still know their base: a later write through
+/// either may bring history.
+pub(crate) fn unrecorded(op: Arc<dyn Op>, inputs: &[&Tensor], results: Results) -> Outputs {
+    let tensor = |(output, (array, place)): (usize, (Array, Option<Place>))| {
+        let view = view_of(&op, output, inputs, &array);
+        Tensor::raw(array, place, None, view)
+    };
+    results.into_iter().enumerate().map(tensor).collect()
 }
 
 /// A tensor that shows part of another's storage.
@@ -195,16 +206,16 @@ impl Clone for View {
     }
 }
 
-fn view_of(op: &Arc<dyn Op>, inputs: &[&Tensor], results: &Results) -> Option<View> {
+fn view_of(op: &Arc<dyn Op>, output: usize, inputs: &[&Tensor], result: &Array) -> Option<View> {
     let source = inputs.first().filter(|_| op.is_view())?;
-    if !results.first()?.0.shares_storage(&source.0.array) {
+    if !result.shares_storage(&source.0.array) {
         return None;
     }
     let (base, mut chain) = match &source.0.view {
         Some(view) => (view.base.clone(), view.chain.clone()),
         None => ((*source).clone(), SmallVec::new()),
     };
-    chain.push(op.clone());
+    chain.push(op.view_alone(output).unwrap_or_else(|| op.clone()));
     let seen = AtomicU64::new(base.rewrites());
     Some(View { base, chain, seen })
 }
