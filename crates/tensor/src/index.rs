@@ -305,11 +305,17 @@ pub(crate) fn check_mask(mask: &Tensor, position: usize, shape: &Shape, dim: usi
     }
     match shape.get(dim..dim + mask.ndim()) {
         Some(covered) if covered == &mask.shape()[..] => Ok(()),
-        Some(_) => Err(Error::MaskShape { mask: mask.shape().clone(), position, dim, shape: shape.clone() }.into()),
+        Some(_) => {
+            Err(Error::MaskShape { mask: mask.shape().clone(), position, dim, shape: shape.clone() }.into())
+        }
         None => Err(Error::TooManyIndices { given: dim + mask.ndim(), shape: shape.clone() }.into()),
     }
 }
 
 pub(crate) fn check_index_dtype(tensor: &Tensor, position: usize) -> Result<()> {
-    if tensor.dtype().is_int() { Ok(()) } else { Err(Error::IndexDType { position, found: tensor.dtype() }.into()) }
+    if tensor.dtype().is_int() {
+        Ok(())
+    } else {
+        Err(Error::IndexDType { position, found: tensor.dtype() }.into())
+    }
 }

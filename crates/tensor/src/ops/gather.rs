@@ -36,7 +36,9 @@ fn factors(
     for d in 0..x.ndim().max(index.ndim()) {
         let (have, want) = (x.get(d), index.get(d));
         let shared = if d != dim && have == want { have.map(|&size| rule.free(size)) } else { None };
-        of_x.extend(have.map(|&size| if d == dim { Some(rule.factor(size, indexed, Cuts::Windows)) } else { shared }));
+        of_x.extend(
+            have.map(|&size| if d == dim { Some(rule.factor(size, indexed, Cuts::Windows)) } else { shared }),
+        );
         of_index.extend(want.map(|&size| if d == dim { picked(rule, size) } else { shared }));
     }
     (of_x, of_index)
@@ -228,7 +230,13 @@ impl Op for Scatter {
 impl Scatter {
     /// Max and min share the gradient among those equal to the result; a product gives each factor the product of
     /// the others.
-    fn reduced_vjp(&self, at: &Backward<'_>, dy: &Tensor, reduction: ScatterReduce, own: OwnValue) -> Result<Grads> {
+    fn reduced_vjp(
+        &self,
+        at: &Backward<'_>,
+        dy: &Tensor,
+        reduction: ScatterReduce,
+        own: OwnValue,
+    ) -> Result<Grads> {
         let (x, index, src, y) = (at.input(0)?, at.input(1)?, at.input(2)?, at.output(0)?);
         let dim = self.dim as i64;
         // Elements whose own value does not count.
@@ -313,7 +321,11 @@ impl Tensor {
             ScatterReduce::Mean if self.dtype().is_float() => {
                 let sum = rest()?.scatter_add(dim, index, src)?;
                 let (ones, each) = (self.ones_like()?, src.ones_like()?);
-                let start = if own == OwnValue::Include { ones.clone() } else { ones.scatter_scalar(dim, index, 0.0)? };
+                let start = if own == OwnValue::Include {
+                    ones.clone()
+                } else {
+                    ones.scatter_scalar(dim, index, 0.0)?
+                };
                 sum.div(&start.scatter_add(dim, index, &each)?.maximum(&ones)?)
             }
             _ => self.scattered(dim, index, src, Meet::Reduce(reduction, own)),
@@ -361,7 +373,8 @@ fn covered(op: &'static str, x: &Tensor, index: &Tensor, src: &Tensor) -> Result
     }
     let dims = |t: &Tensor| if t.ndim() == 0 { t.reshape(&[1]) } else { Ok(t.clone()) };
     let (lifted, index) = (dims(src)?, dims(index)?);
-    let fits = lifted.ndim() == index.ndim() && lifted.shape().iter().zip(index.shape().iter()).all(|(s, i)| i <= s);
+    let fits =
+        lifted.ndim() == index.ndim() && lifted.shape().iter().zip(index.shape().iter()).all(|(s, i)| i <= s);
     if !fits {
         let reason = "the index must not be larger than the source in any dim";
         let (lhs, rhs) = (index.shape().clone(), src.shape().clone());
@@ -373,7 +386,8 @@ fn covered(op: &'static str, x: &Tensor, index: &Tensor, src: &Tensor) -> Result
 /// A tensor and an index broadcast to each other except along `dim`, negative positions resolved.
 fn aligned(op: &'static str, x: &Tensor, index: &Tensor, dim: i64) -> Result<(Tensor, Tensor, usize)> {
     let d = real_dim(op, x.ndim(), dim)?;
-    let mismatch = |reason| Error::ShapeMismatch { op, lhs: x.shape().clone(), rhs: index.shape().clone(), reason };
+    let mismatch =
+        |reason| Error::ShapeMismatch { op, lhs: x.shape().clone(), rhs: index.shape().clone(), reason };
     if !matches!(index.dtype(), DType::I64 | DType::I32) {
         return Err(Error::DType { op, found: index.dtype(), expected: "i64 or i32 for an index" }.into());
     }
@@ -396,7 +410,8 @@ fn aligned(op: &'static str, x: &Tensor, index: &Tensor, dim: i64) -> Result<(Te
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.shape_of(1, 3);
     let dim = draw.below(shape.len());
-    let mut small: Vec<usize> = shape.iter().map(|&n| if draw.below(3) == 0 { 1 + draw.below(n) } else { n }).collect();
+    let mut small: Vec<usize> =
+        shape.iter().map(|&n| if draw.below(3) == 0 { 1 + draw.below(n) } else { n }).collect();
     small[dim] = draw.size();
     let index = draw.integers(shape[dim], &small)?;
     let scatter = |kind| Scatter { dim, kind, onto: Onto::Copy };

@@ -327,7 +327,8 @@ impl Op for IndexPut {
         let index = || (2..at.inputs()).map(|i| at.input(i)).collect::<Result<Vec<_>>>();
         if at.needs(0) {
             let op = IndexPut { onto: Onto::Copy, ..self.clone() };
-            all[0] = Some(if self.accumulates() { dy.clone() } else { op.apply(dy, &dy.zero()?, &index()?)? });
+            all[0] =
+                Some(if self.accumulates() { dy.clone() } else { op.apply(dy, &dy.zero()?, &index()?)? });
         }
         if at.needs(1) {
             let index = index()?;

@@ -182,7 +182,10 @@ impl Op for IndexWrite {
         let Some(dy) = &grads[0] else { return Ok(smallvec![None, None, None]) };
         let before = || match self.kind {
             Write::Add => Ok(dy.clone()),
-            _ => apply1(IndexWrite { kind: Write::Fill, onto: Onto::Copy, ..*self }, &[dy, &at.input(1)?, &dy.zero()?]),
+            _ => apply1(
+                IndexWrite { kind: Write::Fill, onto: Onto::Copy, ..*self },
+                &[dy, &at.input(1)?, &dy.zero()?],
+            ),
         };
         let source = || {
             let spec = at.input_spec(2);

@@ -94,8 +94,14 @@ impl Op for Split {
         Ok(rule)
     }
 
-    fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
-        Ok(inputs[0].split_sizes(&self.sizes, self.dim as i64)?.into_iter().collect())
+    fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
+        let mut part = self.shape.clone();
+        let mut size_here = |(output, &size): (usize, &usize)| {
+            part[self.dim] = size;
+            Ok(local.extents(output, &part)?[self.dim])
+        };
+        let sizes = self.sizes.iter().enumerate().map(&mut size_here).collect::<Result<Dims>>()?;
+        Ok(inputs[0].split_sizes(&sizes, self.dim as i64)?.into_iter().collect())
     }
 
     fn is_view(&self) -> bool {

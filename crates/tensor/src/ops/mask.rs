@@ -142,7 +142,9 @@ fn check_value(x: &Tensor, value: &Tensor) -> Result<()> {
     }
     if value.ndim() != 0 {
         let (lhs, rhs) = (value.shape().clone(), Shape::default());
-        return Err(Error::ShapeMismatch { op: "masked_fill", lhs, rhs, reason: "the value must be 0-d" }.into());
+        return Err(
+            Error::ShapeMismatch { op: "masked_fill", lhs, rhs, reason: "the value must be 0-d" }.into()
+        );
     }
     Ok(())
 }

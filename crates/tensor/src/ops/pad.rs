@@ -32,7 +32,8 @@ impl Pad {
 
     /// The same padding with zeros in place of a constant.
     fn linear(&self) -> Pad {
-        let mode = if let PadMode::Constant(_) = self.mode { PadMode::Constant(Scalar::Int(0)) } else { self.mode };
+        let mode =
+            if let PadMode::Constant(_) = self.mode { PadMode::Constant(Scalar::Int(0)) } else { self.mode };
         Pad { margins: self.margins.clone(), mode }
     }
 
@@ -44,7 +45,10 @@ impl Pad {
             PadMode::Replicate => ("replicate", 0.0),
             PadMode::Circular => ("circular", 0.0),
         };
-        Attributes::new().with("paddings", ends.as_slice()).with("mode", name).with("value", Attr::Float(value))
+        Attributes::new()
+            .with("paddings", ends.as_slice())
+            .with("mode", name)
+            .with("value", Attr::Float(value))
     }
 }
 
@@ -140,7 +144,8 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     ];
     let mode = draw.pick(&modes);
     let mut margin = || draw.below(3) as i64 - 1;
-    let margins: Vec<(i64, i64)> = shape.iter().map(|&n| if n % 2 == 0 { (margin(), margin()) } else { (0, 0) }).collect();
+    let margins: Vec<(i64, i64)> =
+        shape.iter().map(|&n| if n % 2 == 0 { (margin(), margin()) } else { (0, 0) }).collect();
     let x = draw.normal(&shape)?;
     let op = Pad { margins, mode };
     if draw.coin() {

@@ -129,7 +129,8 @@ impl Op for Repeat {
     fn vjp(&self, at: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
         let Some(dy) = &grads[0] else { return Ok(smallvec![None]) };
         let shape = &at.input_spec(0).shape;
-        let both: Vec<usize> = self.times.iter().zip(shape.iter()).flat_map(|(&n, &size)| [n, size]).collect();
+        let both: Vec<usize> =
+            self.times.iter().zip(shape.iter()).flat_map(|(&n, &size)| [n, size]).collect();
         let copies: Vec<i64> = (0..shape.ndim()).map(|d| 2 * d as i64).collect();
         if copies.is_empty() {
             return Ok(smallvec![Some(dy.clone())]);

@@ -37,7 +37,12 @@ fn attributes(entries: &Entries) -> Attributes {
 /// The factors of the source's dims and of the view's: whole ranges are shared, what is picked apart is `other`.
 type Dims = Vec<Option<FactorId>>;
 
-fn factors(rule: &mut Rule, entries: &Entries, shape: &Shape, other: fn(&mut Rule, usize) -> Option<FactorId>) -> (Dims, Dims) {
+fn factors(
+    rule: &mut Rule,
+    entries: &Entries,
+    shape: &Shape,
+    other: fn(&mut Rule, usize) -> Option<FactorId>,
+) -> (Dims, Dims) {
     let (mut source, mut view) = (Dims::new(), Dims::new());
     for entry in entries {
         let size = || shape[source.len()];
@@ -217,7 +222,8 @@ impl Op for SetSlice {
     fn vjp(&self, at: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
         let Some(dy) = &grads[0] else { return Ok(smallvec![None, None]) };
         let zeroed = || apply1(SetSlice { onto: Onto::Copy, ..self.clone() }, &[dy, &dy.zero()?]);
-        let shown = || apply1(Slice { entries: self.entries.clone() }, &[dy])?.sum_to(&at.input_spec(1).shape);
+        let shown =
+            || apply1(Slice { entries: self.entries.clone() }, &[dy])?.sum_to(&at.input_spec(1).shape);
         Ok(smallvec![at.needs(0).then(zeroed).transpose()?, at.needs(1).then(shown).transpose()?])
     }
 }
@@ -229,7 +235,12 @@ impl Tensor {
     }
 
     /// One dim through an entry, the others whole.
-    fn along(&self, op: &'static str, dim: i64, entry: impl FnOnce(usize, usize) -> Result<Entry>) -> Result<Tensor> {
+    fn along(
+        &self,
+        op: &'static str,
+        dim: i64,
+        entry: impl FnOnce(usize, usize) -> Result<Entry>,
+    ) -> Result<Tensor> {
         let d = real_dim(op, self.ndim(), dim)?;
         let mut entries: Entries = self.shape().iter().map(|&size| Entry::whole(size)).collect();
         entries[d] = entry(d, self.shape()[d])?;

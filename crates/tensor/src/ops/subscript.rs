@@ -18,10 +18,12 @@ struct Positions {
 }
 
 impl Positions {
-    /// On a mesh masks become positions, so that only the mask has to be whole.
+    /// On a mesh masks become positions, so that only the mask has to be whole; so do masks beside an index without
+    /// dims, with which their positions are broadcast.
     fn new(x: &Tensor, placed: &[(usize, Tensor)]) -> Result<Positions> {
         let on_mesh = x.layout().is_some() || placed.iter().any(|(_, t)| t.layout().is_some());
-        if on_mesh { Positions::of_masks(placed) } else { Ok(Positions::as_given(placed)) }
+        let beside = placed.iter().any(|(_, t)| t.ndim() == 0);
+        if on_mesh || beside { Positions::of_masks(placed) } else { Ok(Positions::as_given(placed)) }
     }
 
     fn as_given(placed: &[(usize, Tensor)]) -> Positions {
@@ -149,7 +151,10 @@ impl Tensor {
     /// whole dim. The value must broadcast to the shape of `x[indices]`.
     pub fn index_put(&self, indices: &[Option<Tensor>], value: &Tensor, put: Put) -> Result<Tensor> {
         let call = PutCall::new(self, indices, value, put)?;
-        apply1(call.positions.put(put, Onto::Copy, call.is_void), &call.positions.inputs(&[self, &call.value]))
+        apply1(
+            call.positions.put(put, Onto::Copy, call.is_void),
+            &call.positions.inputs(&[self, &call.value]),
+        )
     }
 
     /// [`Tensor::index_put`] in place.

@@ -64,7 +64,8 @@ impl Window {
         if index.numel() == 0 {
             return Ok(());
         }
-        let extreme = |array: Array| Ok::<_, Error>(i64::try_from(array.item()?.as_int()).unwrap_or(i64::MAX));
+        let extreme =
+            |array: Array| Ok::<_, Error>(i64::try_from(array.item()?.as_int()).unwrap_or(i64::MAX));
         let (low, high) = (extreme(index.amin(&[], Keep::No)?)?, extreme(index.amax(&[], Keep::No)?)?);
         match (low < 0, u64::try_from(high).is_ok_and(|high| high >= self.size as u64)) {
             (true, _) => Err(outside(low).into()),
