@@ -13,7 +13,8 @@ use std::path::Path;
 type Runner = fn(&Path) -> Result<Outcome>;
 
 /// Every kind of golden; a new kind is one line here and one file beside this one.
-const KINDS: &[(&str, Runner)] = &[("indexing", indexing::run), ("reshard", reshard::run)];
+const KINDS: &[(&str, Runner)] =
+    &[("indexing", indexing::run), ("indexing-tensor", indexing::run_tensor), ("reshard", reshard::run)];
 
 /// Names of the known kinds.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
