@@ -27,6 +27,7 @@ pub fn apply1<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
 /// Runs an op.
 pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Outputs> {
     match compute(&op, inputs)? {
+        (inputs, results, None) if op.is_view() => Ok(grad::unrecorded(Arc::new(op), &by_ref(&inputs), results)),
         (_, results, None) => Ok(without_history(results)),
         (inputs, results, Some(needs)) => grad::record(Arc::new(op), &by_ref(&inputs), results, needs),
     }
@@ -35,6 +36,7 @@ pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Outputs> {
 /// Runs an op that others have a handle on too.
 pub fn apply_shared(op: Arc<dyn Op>, inputs: &[&Tensor]) -> Result<Outputs> {
     match compute(op.as_ref(), inputs)? {
+        (inputs, results, None) if op.is_view() => Ok(grad::unrecorded(op, &by_ref(&inputs), results)),
         (_, results, None) => Ok(without_history(results)),
         (inputs, results, Some(needs)) => grad::record(op, &by_ref(&inputs), results, needs),
     }

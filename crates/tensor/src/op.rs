@@ -11,6 +11,7 @@ use planaria_layout::rule::Rule;
 use planaria_layout::{AxisSet, Layout, Piece, Reduce};
 use smallvec::SmallVec;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// The local results of an op.
 pub type Arrays = SmallVec<[Array; 1]>;
@@ -125,6 +126,11 @@ pub trait Op: Debug + Send + Sync + 'static {
     /// True when the output is another view of input 0's storage.
     fn is_view(&self) -> bool {
         false
+    }
+
+    /// The view op that gives one output alone, where a view op has several.
+    fn view_alone(&self, _output: usize) -> Option<Arc<dyn Op>> {
+        None
     }
 
     /// What the gradient needs, given the inputs whose gradient is wanted.

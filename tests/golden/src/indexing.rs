@@ -5,6 +5,7 @@
 
 mod forward;
 mod gradient;
+mod tensor;
 
 use crate::cases::{Outcome, Verdict, each_case};
 use anyhow::{Context, Result, bail, ensure};
@@ -50,15 +51,23 @@ struct ValueSpec {
 }
 
 pub(crate) fn run(path: &Path) -> Result<Outcome> {
-    each_case(path, |case| match check(case) {
+    each_case(path, |case| match check_with(case, check_case) {
         Ok(()) => Verdict::Passed,
         Err(error) => Verdict::Failed(format!("{error:#}")),
     })
 }
 
-fn check(case: &Value) -> Result<()> {
+/// The same cases through `Tensor`, with its history for the gradients.
+pub(crate) fn run_tensor(path: &Path) -> Result<Outcome> {
+    each_case(path, |case| match check_with(case, tensor::check_case) {
+        Ok(()) => Verdict::Passed,
+        Err(error) => Verdict::Failed(format!("{error:#}")),
+    })
+}
+
+fn check_with(case: &Value, check: fn(&Case) -> Result<()>) -> Result<()> {
     let case = Case::deserialize(case).context("reading the case")?;
-    check_case(&case).with_context(|| format!("case {} ({} on {:?})", case.id, case.op, case.shape))
+    check(&case).with_context(|| format!("case {} ({} on {:?})", case.id, case.op, case.shape))
 }
 
 fn check_case(case: &Case) -> Result<()> {

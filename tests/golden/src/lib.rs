@@ -22,6 +22,7 @@ type Runner = fn(&Path) -> Result<Outcome>;
 const KINDS: &[(&str, Runner)] = &[
     ("aoa", aoa::run),
     ("indexing", indexing::run),
+    ("indexing-tensor", indexing::run_tensor),
     ("paddle-checkpoints", checkpoints::run),
     ("reshard", reshard::run),
     ("spmd", spmd::run),

@@ -10,7 +10,7 @@ pub use backward::{Backward, GradOptions, backward, grad};
 pub use mode::{is_recording, no_grad, with_grad};
 pub use recompute::recompute;
 pub(crate) use mode::wanted;
-pub(crate) use node::{Edge, View, record};
+pub(crate) use node::{Edge, View, record, unrecorded};
 pub(crate) use write::rewrite;
 
 use crate::error::{Error, Result};

@@ -141,15 +141,29 @@ impl Node {
     }
 }
 
-/// Long chains are taken apart in a loop: nested drops would need stack for each node.
-impl Drop for OpNode {
-    fn drop(&mut self) {
-        let mut open: Vec<Edge> = self.inputs.drain(..).flatten().collect();
-        while let Some(edge) = open.pop() {
-            if let Some(Node { kind: Kind::Op(op), .. }) = Arc::into_inner(edge.node).as_mut() {
-                open.extend(op.inputs.drain(..).flatten());
+impl Node {
+    /// Moves the edges of this node, also those of what it saved, to a list.
+    fn give_edges(&mut self, to: &mut Vec<Edge>) {
+        match &mut self.kind {
+            Kind::Leaf(_) => {}
+            Kind::Op(op) => {
+                to.extend(op.inputs.drain(..).flatten());
                 let saved = op.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
-                open.extend(saved.inputs.into_iter().flatten().filter_map(|kept| kept.edge));
+                to.extend(saved.inputs.into_iter().flatten().filter_map(|kept| kept.edge));
+            }
+            Kind::Block(block) => to.extend(block.inputs.iter_mut().filter_map(|kept| kept.edge.take())),
+        }
+    }
+}
+
+/// Long chains are taken apart in a loop: nested drops would need stack for each node.
+impl Drop for Node {
+    fn drop(&mut self) {
+        let mut open = Vec::new();
+        self.give_edges(&mut open);
+        while let Some(edge) = open.pop() {
+            if let Some(mut node) = Arc::into_inner(edge.node) {
+                node.give_edges(&mut open);
             }
         }
     }
@@ -168,14 +182,26 @@ pub(crate) fn record(op: Arc<dyn Op>, inputs: &[&Tensor], results: Results, need
     let edges = inputs.iter().enumerate().map(edge).collect();
     let metas = inputs.iter().map(|t| Meta::of(t)).collect();
     let outputs = results.iter().map(|(array, place)| Meta::result(array, place)).collect();
-    let view = view_of(&op, inputs, &results);
+    let views: SmallVec<[Option<View>; 1]> =
+        results.iter().enumerate().map(|(output, (array, _))| view_of(&op, output, inputs, array)).collect();
     let node = OpNode { op, inputs: edges, metas, needs, saved: Mutex::new(Some(saved)) };
     let node = Node::new(Kind::Op(node), outputs);
-    let tensor = |(output, (array, place)): (usize, (Array, Option<Place>))| {
+    let mut made = Outputs::new();
+    for (output, ((array, place), view)) in results.into_iter().zip(views).enumerate() {
         let edge = array.dtype().is_float().then(|| Edge { node: node.clone(), output });
-        Tensor::raw(array, place, edge, view.clone())
+        made.push(Tensor::raw(array, place, edge, view));
+    }
+    Ok(made)
+}
+
+/// Tensors for the results of a view op that records nothing. They still know their base: a later write through
+/// either may bring history.
+pub(crate) fn unrecorded(op: Arc<dyn Op>, inputs: &[&Tensor], results: Results) -> Outputs {
+    let tensor = |(output, (array, place)): (usize, (Array, Option<Place>))| {
+        let view = view_of(&op, output, inputs, &array);
+        Tensor::raw(array, place, None, view)
     };
-    Ok(results.into_iter().enumerate().map(tensor).collect())
+    results.into_iter().enumerate().map(tensor).collect()
 }
 
 /// A tensor that shows part of another's storage.
@@ -195,16 +221,16 @@ impl Clone for View {
     }
 }
 
-fn view_of(op: &Arc<dyn Op>, inputs: &[&Tensor], results: &Results) -> Option<View> {
+fn view_of(op: &Arc<dyn Op>, output: usize, inputs: &[&Tensor], result: &Array) -> Option<View> {
     let source = inputs.first().filter(|_| op.is_view())?;
-    if !results.first()?.0.shares_storage(&source.0.array) {
+    if !result.shares_storage(&source.0.array) {
         return None;
     }
     let (base, mut chain) = match &source.0.view {
         Some(view) => (view.base.clone(), view.chain.clone()),
         None => ((*source).clone(), SmallVec::new()),
     };
-    chain.push(op.clone());
+    chain.push(op.view_alone(output).unwrap_or_else(|| op.clone()));
     let seen = AtomicU64::new(base.rewrites());
     Some(View { base, chain, seen })
 }

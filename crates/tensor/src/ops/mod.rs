@@ -5,12 +5,28 @@ mod compare;
 mod create;
 mod dims;
 mod functions;
+mod gather;
+mod in_place;
+mod index;
+mod index_dim;
+mod join;
+mod mask;
 mod matmul;
+mod pad;
+mod range;
+mod rearrange;
 pub mod sample;
 mod select;
 mod shape;
+mod slice;
+mod subscript;
 mod sum;
+mod triangle;
 mod unary;
+mod window;
+
+pub use join::{add_n, concat, stack};
+pub use planaria_array::ops::{OwnValue, PadMode, Put, ScatterReduce};
 
 use crate::error::{Error, Result};
 use sample::{Draw, Sample};
@@ -28,10 +44,19 @@ pub struct Entry {
 pub const TABLE: &[Entry] = &[
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
+    Entry { family: "gather", sample: gather::sample },
+    Entry { family: "index", sample: index::sample },
+    Entry { family: "index_dim", sample: index_dim::sample },
+    Entry { family: "join", sample: join::sample },
+    Entry { family: "mask", sample: mask::sample },
     Entry { family: "matmul", sample: matmul::sample },
+    Entry { family: "pad", sample: pad::sample },
+    Entry { family: "rearrange", sample: rearrange::sample },
     Entry { family: "select", sample: select::sample },
     Entry { family: "shape", sample: shape::sample },
+    Entry { family: "slice", sample: slice::sample },
     Entry { family: "sum", sample: sum::sample },
+    Entry { family: "triangle", sample: triangle::sample },
     Entry { family: "unary", sample: unary::sample },
 ];
 

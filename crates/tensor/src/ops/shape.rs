@@ -118,6 +118,10 @@ impl Op for Expand {
         Ok(smallvec![inputs[0].broadcast_to(&local.extents(0, &self.shape)?)?])
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn saves(&self, _: &Places) -> Saves {
         Saves::nothing()
     }

@@ -1,0 +1,73 @@
+//! Writing an op's result into a tensor that exists: the bytes, then the history.
+
+use crate::dispatch::apply1;
+use crate::error::Result;
+use crate::grad::{Backward, no_grad, rewrite};
+use crate::op::Op;
+use crate::tensor::Tensor;
+use planaria_array::Array;
+use planaria_layout::Placement;
+use std::sync::Arc;
+
+/// Where an op that changes part of its first input puts the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Onto {
+    /// Into a copy.
+    Copy,
+    /// Into the input itself.
+    Here,
+    /// Into the input itself, which is zero everywhere and belongs to nobody else.
+    Zeros,
+}
+
+impl Onto {
+    /// The array to write into.
+    pub(crate) fn of(self, x: &Array) -> Result<Array> {
+        if self == Onto::Copy { Ok(x.copy()?) } else { Ok(x.clone()) }
+    }
+
+    /// The name it is written down with.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Onto::Copy => "copy",
+            Onto::Here => "here",
+            Onto::Zeros => "zeros",
+        }
+    }
+}
+
+/// Runs `here`, which writes into its input `target` where no layout is in the way, and gives the target a history in
+/// which `made` was applied to `inputs`.
+pub(crate) fn write_into(target: &Tensor, here: impl Op, made: impl Op, inputs: &[&Tensor]) -> Result<()> {
+    target.check_writable(made.name())?;
+    let out = no_grad(|| apply1(here, inputs))?;
+    bring_home(target, &out)?;
+    rewrite(target, Arc::new(made), inputs)
+}
+
+/// Puts a value that was computed elsewhere, or under another layout, into the target's bytes.
+fn bring_home(target: &Tensor, out: &Tensor) -> Result<()> {
+    let (home, array) = (target.local(), out.local());
+    let is_there = target.layout() == out.layout()
+        && array.shares_storage(home)
+        && (array.shape(), array.strides(), array.offset()) == (home.shape(), home.strides(), home.offset());
+    if is_there {
+        return Ok(());
+    }
+    let value = match (target.layout(), out.layout()) {
+        (Some(layout), Some(_)) => no_grad(|| out.reshard(layout))?.local().clone(),
+        _ => out.whole()?,
+    };
+    Ok(home.copy_from(&value)?)
+}
+
+/// Zeros for the gradient of an input, in its layout; axes on which it was pending are whole.
+pub(crate) fn zeros_for(at: &Backward<'_>, input: usize) -> Result<Tensor> {
+    let spec = at.input_spec(input);
+    let Some(place) = at.input_place(input) else {
+        return Ok(Tensor::new(Array::zeros(&spec.shape, spec.dtype)?));
+    };
+    let axes = place.layout.partial_axes();
+    let layout = axes.iter().try_fold(place.layout.clone(), |l, axis| l.with(axis, Placement::Replicate))?;
+    Tensor::full(&layout, 0.0, spec.dtype, &place.world)
+}
