@@ -1,11 +1,18 @@
 //! All ops, one file each, and the table of them.
 
+mod along;
 mod binary;
 mod compare;
+mod compose;
 mod create;
 mod dims;
+mod extreme;
 mod matmul;
+mod moments;
+mod order;
+mod reduce;
 pub mod sample;
+mod scan;
 mod select;
 mod shape;
 mod sum;
@@ -25,9 +32,15 @@ pub struct Entry {
 
 /// Every op. An op is tested for all layouts by standing here.
 pub const TABLE: &[Entry] = &[
+    Entry { family: "along", sample: along::sample },
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
+    Entry { family: "extreme", sample: extreme::sample },
     Entry { family: "matmul", sample: matmul::sample },
+    Entry { family: "moments", sample: moments::sample },
+    Entry { family: "order", sample: order::sample },
+    Entry { family: "reduce", sample: reduce::sample },
+    Entry { family: "scan", sample: scan::sample },
     Entry { family: "select", sample: select::sample },
     Entry { family: "shape", sample: shape::sample },
     Entry { family: "sum", sample: sum::sample },
