@@ -96,9 +96,10 @@ fn check(sample: &Sample, layouts: &[Layout], draw: &mut Draw, world: &World) ->
     let many = inputs.collect::<Result<Vec<Tensor>>>().map_err(text)?;
     let expected = apply_shared(sample.op.clone(), &alone.iter().collect::<Vec<_>>()).map_err(|e| format!("alone: {e}"))?;
     let found = apply_shared(sample.op.clone(), &many.iter().collect::<Vec<_>>()).map_err(|e| format!("forward: {e}"))?;
+    let bound = bound_of(&alone);
     for (output, (e, f)) in expected.iter().zip(&found).enumerate() {
         let whole = f.whole().map_err(text)?;
-        close(e.local(), &whole).map_err(|m| format!("output {output} as {f:?}: {m}"))?;
+        close(e.local(), &whole, bound).map_err(|m| format!("output {output} as {f:?}: {m}"))?;
     }
     gradients(&alone, &many, &expected, &found, draw, world)
 }
@@ -116,7 +117,11 @@ fn gradients(
     world: &World,
 ) -> std::result::Result<(), String> {
     let text = |e: planaria_tensor::Error| e.to_string();
-    let outputs: Vec<usize> = (0..expected.len()).filter(|&i| expected[i].has_history()).collect();
+    let mut outputs: Vec<usize> = (0..expected.len()).filter(|&i| expected[i].has_history()).collect();
+    // Fused gradients often know only that of the first output.
+    if draw.coin() {
+        outputs.truncate(1);
+    }
     let inputs: Vec<usize> = (0..alone.len()).filter(|&i| alone[i].has_history()).collect();
     if outputs.is_empty() || inputs.is_empty() {
         return Ok(());
@@ -135,11 +140,12 @@ fn gradients(
     };
     let expected = run(expected, alone, |pair| &pair.0).map_err(|e| format!("gradient alone: {e}"))?;
     let found = run(found, many, |pair| &pair.1).map_err(|e| format!("gradient: {e}"))?;
+    let bound = bound_of(alone);
     for (i, pair) in inputs.iter().zip(expected.iter().zip(&found)) {
         match pair {
             (Some(e), Some(f)) => {
                 let whole = f.whole().map_err(text)?;
-                close(e.local(), &whole).map_err(|m| format!("gradient of input {i} as {f:?}: {m}"))?;
+                close(e.local(), &whole, bound).map_err(|m| format!("gradient of input {i} as {f:?}: {m}"))?;
             }
             (None, None) => {}
             _ => return Err(format!("gradient of input {i} is there only on one side")),
@@ -148,14 +154,19 @@ fn gradients(
     Ok(())
 }
 
-fn close(expected: &Array, found: &Array) -> std::result::Result<(), String> {
+/// Contributions of f32 inputs are rounded to f32.
+fn bound_of(inputs: &[Tensor]) -> f64 {
+    if inputs.iter().any(|t| t.dtype() == DType::F32) { 1e-5 } else { BOUND }
+}
+
+fn close(expected: &Array, found: &Array, bound: f64) -> std::result::Result<(), String> {
     if (expected.shape(), expected.dtype()) != (found.shape(), found.dtype()) {
         return Err(format!("{}{} instead of {}{}", found.dtype(), found.shape(), expected.dtype(), expected.shape()));
     }
     let values = |a: &Array| a.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
     let (e, f) = (values(expected), values(found));
     let scale = e.iter().filter(|v| v.is_finite()).fold(1.0f64, |m, v| m.max(v.abs()));
-    let bound = if expected.dtype() == DType::F64 { BOUND } else { 1e-5 };
+    let bound = if expected.dtype() == DType::F64 { bound } else { 1e-5 };
     for (i, (a, b)) in e.iter().zip(&f).enumerate() {
         let same = a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= bound * scale;
         if !same {

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
+use crate::ops::moments::{constant, filled};
 use crate::ops::reduce::{highest, lowest, reduced_shape};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -93,12 +94,12 @@ impl Extreme {
             Which::Largest => (lowest(x.dtype()), Reduce::Max),
             Which::Smallest => (highest(x.dtype()), Reduce::Min),
         };
-        let nowhere = Array::scalar(i64::MAX, DType::I64)?;
+        let nowhere = constant(x, i64::MAX, DType::I64)?;
         let (value, position) = if x.shape()[self.dim] == 0 {
             let shape = reduced_shape(x, &[self.dim], self.keep);
-            (Array::full(&shape, edge, x.dtype())?, Array::full(&shape, i64::MAX, DType::I64)?)
+            (filled(x, &shape, edge, x.dtype())?, filled(x, &shape, i64::MAX, DType::I64)?)
         } else {
-            let start = Array::scalar(local.input_start(0, self.dim)?, DType::I64)?;
+            let start = constant(x, local.input_start(0, self.dim)?, DType::I64)?;
             let (value, position) = self.find(x)?;
             (value, position.add(&start)?)
         };

@@ -5,18 +5,27 @@ mod binary;
 mod compare;
 mod compose;
 mod create;
+mod cross_entropy;
 mod dims;
 mod extreme;
 mod matmul;
 mod moments;
+mod norm;
 mod order;
 mod reduce;
 pub mod sample;
 mod scan;
 mod select;
 mod shape;
+mod softmax;
 mod sum;
 mod unary;
+
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
+pub use norm::{
+    BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
+};
+pub use order::Unique;
 
 use crate::error::{Error, Result};
 use sample::{Draw, Sample};
@@ -35,14 +44,17 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "along", sample: along::sample },
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
+    Entry { family: "cross_entropy", sample: cross_entropy::sample },
     Entry { family: "extreme", sample: extreme::sample },
     Entry { family: "matmul", sample: matmul::sample },
     Entry { family: "moments", sample: moments::sample },
+    Entry { family: "norm", sample: norm::sample },
     Entry { family: "order", sample: order::sample },
     Entry { family: "reduce", sample: reduce::sample },
     Entry { family: "scan", sample: scan::sample },
     Entry { family: "select", sample: select::sample },
     Entry { family: "shape", sample: shape::sample },
+    Entry { family: "softmax", sample: softmax::sample },
     Entry { family: "sum", sample: sum::sample },
     Entry { family: "unary", sample: unary::sample },
 ];

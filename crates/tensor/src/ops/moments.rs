@@ -10,7 +10,7 @@ use crate::ops::reduce::{highest, lowest, reduced_shape, share, signed, some_dim
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::Keep;
-use planaria_array::{Array, DType, Error};
+use planaria_array::{Array, DType, Error, Scalar};
 use planaria_layout::rule::Rule;
 use planaria_layout::{Dims, Reduce};
 use smallvec::smallvec;
@@ -122,6 +122,16 @@ pub(crate) fn joint_reduction(input: &Spec, dims: &[usize], outputs: &[Spec]) ->
     rule
 }
 
+/// A constant where the array is: without bytes next to one that has none.
+pub(crate) fn constant(beside: &Array, value: impl Into<Scalar>, dtype: DType) -> Result<Array> {
+    filled(beside, &[], value, dtype)
+}
+
+/// One value everywhere, where the array is.
+pub(crate) fn filled(beside: &Array, shape: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Array> {
+    Ok(if beside.is_meta() { Array::meta(shape, dtype)? } else { Array::full(shape, value, dtype)? })
+}
+
 /// The dtype that narrow floats are computed in.
 pub(crate) fn wide(dtype: DType) -> DType {
     if dtype.is_float() && dtype.size() < 4 { DType::F32 } else { dtype }
@@ -138,8 +148,8 @@ fn centered(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
 /// The extreme over dims that other ranks have parts of, dims kept.
 pub(crate) fn extreme(x: &Array, dims: &[usize], local: &Local<'_>, input: usize, of: Reduce) -> Result<Array> {
     let here = match (x.numel() == 0, of) {
-        (true, Reduce::Min) => Array::full(&reduced_shape(x, dims, Keep::Yes), highest(x.dtype()), x.dtype())?,
-        (true, _) => Array::full(&reduced_shape(x, dims, Keep::Yes), lowest(x.dtype()), x.dtype())?,
+        (true, Reduce::Min) => filled(x, &reduced_shape(x, dims, Keep::Yes), highest(x.dtype()), x.dtype())?,
+        (true, _) => filled(x, &reduced_shape(x, dims, Keep::Yes), lowest(x.dtype()), x.dtype())?,
         (false, Reduce::Min) => x.amin(&signed(dims), Keep::Yes)?,
         (false, _) => x.amax(&signed(dims), Keep::Yes)?,
     };
@@ -155,13 +165,13 @@ pub(crate) fn total(x: &Array, dims: &[usize], local: &Local<'_>, input: usize) 
 pub(crate) fn log_sum_exp(x: &Array, dims: &[usize], local: &Local<'_>, input: usize) -> Result<Array> {
     let largest = extreme(x, dims, local, input, Reduce::Max)?;
     // Infinite or NaN: e^x alone already gives the right limit.
-    let largest = planaria_array::ops::where_(&largest.is_finite()?, &largest, &Array::scalar(0.0, x.dtype())?)?;
+    let largest = planaria_array::ops::where_(&largest.is_finite()?, &largest, &constant(x, 0.0, x.dtype())?)?;
     Ok(total(&x.sub(&largest)?.exp()?, dims, local, input)?.ln()?.add(&largest)?)
 }
 
 /// Squared deviations from the mean over dims that other ranks have parts of, dims kept.
 pub(crate) fn variance(x: &Array, dims: &[usize], correction: f64, local: &Local<'_>, input: usize) -> Result<Array> {
-    let scalar = |v: f64| Array::scalar(v, x.dtype());
+    let scalar = |v: f64| constant(x, v, x.dtype());
     let count = count(&local.input_shape(input, x), dims) as f64;
     let mean = total(x, dims, local, input)?.div(&scalar(count)?)?;
     let squares = total(&x.sub(&mean)?.square()?, dims, local, input)?;
@@ -173,7 +183,7 @@ fn norm(x: &Array, p: f64, dims: &[usize], local: &Local<'_>) -> Result<Array> {
         return Err(Error::Argument { op: "norm", what: "p must be a number, got NaN".to_string() }.into());
     }
     let size = x.abs()?;
-    let scalar = |v: f64| Array::scalar(v, x.dtype());
+    let scalar = |v: f64| constant(x, v, x.dtype());
     if p.is_infinite() {
         return extreme(&size, dims, local, 0, if p > 0.0 { Reduce::Max } else { Reduce::Min });
     }

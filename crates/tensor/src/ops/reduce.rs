@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::dims::{keep_shape, normal_dims};
+use crate::ops::moments::filled;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::Keep;
@@ -84,7 +85,7 @@ impl Op for Fold {
             let nothing_here = x.numel() == 0 && local.is_cut(0, &self.dims);
             if nothing_here {
                 let edge = if self.kind == Kind::Max { lowest(x.dtype()) } else { highest(x.dtype()) };
-                return Ok(smallvec![Array::full(&reduced_shape(x, &self.dims, self.keep), edge, x.dtype())?]);
+                return Ok(smallvec![filled(x, &reduced_shape(x, &self.dims, self.keep), edge, x.dtype())?]);
             }
         }
         Ok(smallvec![match self.kind {
