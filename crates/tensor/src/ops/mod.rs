@@ -1,18 +1,24 @@
 //! All ops, one file each, and the table of them.
 
 mod along;
+mod attention;
 mod binary;
 mod compare;
 mod compose;
 mod create;
 mod cross_entropy;
 mod dims;
+mod dropout;
+mod embedding;
 mod extreme;
+mod glu;
+mod linear;
 mod matmul;
 mod moments;
 mod norm;
 mod order;
 mod reduce;
+mod rotary;
 pub mod sample;
 mod scan;
 mod select;
@@ -21,11 +27,17 @@ mod softmax;
 mod sum;
 mod unary;
 
+pub use attention::{AttentionOptions, attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
+pub use dropout::{dropout, dropout_add, dropout_add_with, dropout_with};
+pub use embedding::{Routing, embedding, moe_combine, moe_dispatch, moe_route};
+pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
+pub use linear::linear;
 pub use norm::{
     BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
 };
 pub use order::Unique;
+pub use rotary::{RotaryOptions, RotaryPositions, rotary};
 
 use crate::error::{Error, Result};
 use sample::{Draw, Sample};
@@ -42,15 +54,21 @@ pub struct Entry {
 /// Every op. An op is tested for all layouts by standing here.
 pub const TABLE: &[Entry] = &[
     Entry { family: "along", sample: along::sample },
+    Entry { family: "attention", sample: attention::sample },
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
     Entry { family: "cross_entropy", sample: cross_entropy::sample },
+    Entry { family: "dropout", sample: dropout::sample },
+    Entry { family: "embedding", sample: embedding::sample },
     Entry { family: "extreme", sample: extreme::sample },
+    Entry { family: "glu", sample: glu::sample },
+    Entry { family: "linear", sample: linear::sample },
     Entry { family: "matmul", sample: matmul::sample },
     Entry { family: "moments", sample: moments::sample },
     Entry { family: "norm", sample: norm::sample },
     Entry { family: "order", sample: order::sample },
     Entry { family: "reduce", sample: reduce::sample },
+    Entry { family: "rotary", sample: rotary::sample },
     Entry { family: "scan", sample: scan::sample },
     Entry { family: "select", sample: select::sample },
     Entry { family: "shape", sample: shape::sample },
