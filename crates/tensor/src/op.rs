@@ -197,6 +197,13 @@ impl Local<'_> {
         Ok(self.output_piece(output)?.map_or(0, |piece| start_of(&piece, dim)))
     }
 
+    /// True when some of these dims of an input are in pieces on several ranks. All ranks know the same.
+    pub fn is_cut(&self, input: usize, dims: &[usize]) -> bool {
+        let Local::Piece(here) = self else { return false };
+        let layout = &here.inputs[input];
+        layout.mesh().span(dims.iter().flat_map(|&d| layout.axes_on(d)).collect()) > 1
+    }
+
     /// Combines what the ranks that cut `dims` of an input have; for kernels that must know all of a cut factor.
     pub fn reduce_over(&self, input: usize, dims: &[usize], array: &Array, op: Reduce) -> Result<Array> {
         let Local::Piece(here) = self else { return Ok(array.clone()) };

@@ -8,7 +8,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Binary};
-use planaria_array::{Array, Scalar};
+use planaria_array::{Array, DType, Scalar};
 use planaria_layout::Reduce;
 use planaria_layout::rule::{self, LINEAR, Rule};
 use smallvec::smallvec;
@@ -249,6 +249,7 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let (a, b) = (draw.broadcastable(&shape), shape);
     let positive = matches!(op, Binary::Pow | Binary::Div | Binary::Atan2 | Binary::Rem | Binary::Fmod);
     let mut values = |shape: &[usize]| if positive { draw.between(0.5, 2.0, shape) } else { draw.distinct(shape) };
-    let (x, y) = (values(&a)?, values(&b)?);
+    // Off by an eighth, so that no pair is equal: there the gradient jumps.
+    let (x, y) = (values(&a)?, values(&b)?.add(&Array::scalar(0.125, DType::F64)?)?);
     Ok(Sample::new(BinaryOp(op), if draw.coin() { [x, y] } else { [y, x] }))
 }

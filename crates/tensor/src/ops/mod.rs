@@ -1,32 +1,59 @@
 //! All ops, one file each, and the table of them.
 
+mod along;
+mod attention;
 mod binary;
 mod compare;
+mod compose;
 mod create;
+mod cross_entropy;
 mod dims;
+mod dropout;
+mod embedding;
+mod extreme;
 mod functions;
 mod gather;
+mod glu;
 mod in_place;
 mod index;
 mod index_dim;
 mod join;
+mod linear;
 mod mask;
 mod matmul;
+mod moments;
+mod norm;
+mod order;
 mod pad;
 mod range;
 mod rearrange;
+mod reduce;
+mod rotary;
 pub mod sample;
+mod scan;
 mod select;
 mod shape;
 mod slice;
+mod softmax;
 mod subscript;
 mod sum;
 mod triangle;
 mod unary;
 mod window;
 
+pub use attention::{AttentionOptions, attention};
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
+pub use dropout::{dropout, dropout_add, dropout_add_with, dropout_with};
+pub use embedding::{Routing, embedding, moe_combine, moe_dispatch, moe_route};
+pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
 pub use join::{add_n, concat, stack};
+pub use linear::linear;
+pub use norm::{
+    BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
+};
+pub use order::Unique;
 pub use planaria_array::ops::{OwnValue, PadMode, Put, ScatterReduce};
+pub use rotary::{RotaryOptions, RotaryPositions, rotary};
 
 use crate::error::{Error, Result};
 use sample::{Draw, Sample};
@@ -42,19 +69,34 @@ pub struct Entry {
 
 /// Every op. An op is tested for all layouts by standing here.
 pub const TABLE: &[Entry] = &[
+    Entry { family: "along", sample: along::sample },
+    Entry { family: "attention", sample: attention::sample },
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
+    Entry { family: "cross_entropy", sample: cross_entropy::sample },
+    Entry { family: "dropout", sample: dropout::sample },
+    Entry { family: "embedding", sample: embedding::sample },
+    Entry { family: "extreme", sample: extreme::sample },
     Entry { family: "gather", sample: gather::sample },
+    Entry { family: "glu", sample: glu::sample },
     Entry { family: "index", sample: index::sample },
     Entry { family: "index_dim", sample: index_dim::sample },
     Entry { family: "join", sample: join::sample },
+    Entry { family: "linear", sample: linear::sample },
     Entry { family: "mask", sample: mask::sample },
     Entry { family: "matmul", sample: matmul::sample },
+    Entry { family: "moments", sample: moments::sample },
+    Entry { family: "norm", sample: norm::sample },
+    Entry { family: "order", sample: order::sample },
     Entry { family: "pad", sample: pad::sample },
     Entry { family: "rearrange", sample: rearrange::sample },
+    Entry { family: "reduce", sample: reduce::sample },
+    Entry { family: "rotary", sample: rotary::sample },
+    Entry { family: "scan", sample: scan::sample },
     Entry { family: "select", sample: select::sample },
     Entry { family: "shape", sample: shape::sample },
     Entry { family: "slice", sample: slice::sample },
+    Entry { family: "softmax", sample: softmax::sample },
     Entry { family: "sum", sample: sum::sample },
     Entry { family: "triangle", sample: triangle::sample },
     Entry { family: "unary", sample: unary::sample },

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::{keep_shape, normal_dims};
+use crate::ops::moments::constant;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::Keep;
@@ -51,7 +52,7 @@ impl Op for Sum {
         }
         // A contribution to the mean: the local sum over the global count.
         let sum = inputs[0].sum(&dims, self.keep)?;
-        Ok(smallvec![sum.div(&Array::scalar(count as f64, sum.dtype())?)?])
+        Ok(smallvec![sum.div(&constant(&sum, count as f64, sum.dtype())?)?])
     }
 
     fn saves(&self, _: &Places) -> Saves {
