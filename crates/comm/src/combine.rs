@@ -73,20 +73,39 @@ fn fold_with<T: Item>(
     let mut acc = [T::Acc::ZERO; BLOCK];
     let step = BLOCK * size_of::<T>();
     for (i, out) in out.chunks_mut(step).enumerate() {
-        let part =
-            |input: &'_ [u8]| -> std::ops::Range<usize> { i * step..(i * step + out.len()).min(input.len()) };
-        let acc = &mut acc[..out.len() / size_of::<T>()];
-        let Some((first, rest)) = inputs.split_first() else { return };
-        for (a, &x) in acc.iter_mut().zip(bytemuck::cast_slice::<u8, T>(&first[part(first)])) {
-            *a = x.widen();
-        }
-        for input in rest {
-            for (a, &x) in acc.iter_mut().zip(bytemuck::cast_slice::<u8, T>(&input[part(input)])) {
-                *a = join(*a, x.widen());
+        let (at, len) = (i * step, out.len());
+        let part = |input: &'_ [u8]| -> std::ops::Range<usize> { at..(at + len).min(input.len()) };
+        let out = bytemuck::cast_slice_mut::<u8, T>(out);
+        // The first two and the last input are joined as they are read, so that two inputs need one pass.
+        match inputs {
+            [] => return,
+            [x] => {
+                for (o, &x) in out.iter_mut().zip(bytemuck::cast_slice::<u8, T>(&x[part(x)])) {
+                    *o = T::narrow(finish(x.widen()));
+                }
             }
-        }
-        for (o, &a) in bytemuck::cast_slice_mut::<u8, T>(out).iter_mut().zip(&*acc) {
-            *o = T::narrow(finish(a));
+            [x, y] => {
+                let (x, y) = (bytemuck::cast_slice::<u8, T>(&x[part(x)]), bytemuck::cast_slice(&y[part(y)]));
+                for ((o, x), y) in out.iter_mut().zip(x).zip::<&[T]>(y) {
+                    *o = T::narrow(finish(join(x.widen(), y.widen())));
+                }
+            }
+            [x, y, middle @ .., last] => {
+                let acc = &mut acc[..out.len()];
+                let (x, y) = (bytemuck::cast_slice::<u8, T>(&x[part(x)]), bytemuck::cast_slice(&y[part(y)]));
+                for ((a, x), y) in acc.iter_mut().zip(x).zip::<&[T]>(y) {
+                    *a = join(x.widen(), y.widen());
+                }
+                for input in middle {
+                    for (a, &x) in acc.iter_mut().zip(bytemuck::cast_slice::<u8, T>(&input[part(input)])) {
+                        *a = join(*a, x.widen());
+                    }
+                }
+                let last = bytemuck::cast_slice::<u8, T>(&last[part(last)]);
+                for ((o, &a), &x) in out.iter_mut().zip(&*acc).zip(last) {
+                    *o = T::narrow(finish(join(a, x.widen())));
+                }
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct World {
     groups: Mutex<Vec<Weak<Group>>>,
     /// Groups by their list of ranks, until all ranks have left.
     named: Mutex<HashMap<Vec<Rank>, Arc<Group>>>,
-    helpers: Arc<Helpers>,
+    helpers: Arc<Crew>,
 }
 
 impl World {
@@ -31,7 +31,7 @@ impl World {
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             groups: Mutex::new(Vec::new()),
             named: Mutex::new(HashMap::new()),
-            helpers: Arc::new(Helpers { most: helpers, queue: Mutex::default(), changed: Condvar::new() }),
+            helpers: Arc::new(Crew { most: helpers, queue: Mutex::default(), changed: Condvar::new() }),
         })
     }
 
@@ -113,7 +113,7 @@ impl Drop for World {
 
 /// Threads that move bytes while ranks compute. They start when first needed and end with the world.
 #[derive(Debug)]
-struct Helpers {
+struct Crew {
     most: usize,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -127,7 +127,7 @@ struct Queue {
     stop: bool,
 }
 
-impl Helpers {
+impl Crew {
     fn serve(&self) {
         let mut queue = lock(&self.queue);
         loop {
