@@ -1,7 +1,7 @@
 //! Drives block kernels over strided operands: any shapes and strides in, contiguous slices at the kernel.
 
 use super::stream;
-use super::strided::{BLOCK, Operand, OperandMut};
+use super::strided::{BLOCK, LONGEST, Operand, OperandMut};
 use crate::pool;
 use bytemuck::Pod;
 use std::ops::Range;
@@ -21,18 +21,19 @@ pub(crate) type Kernel3<'k, A, B, C, O> = &'k (dyn Fn(&[A], &[B], &[C], &mut [O]
 type Write<'w, A> = &'w (dyn Fn(usize, &mut [A]) + Sync);
 
 /// Cuts `out` into pieces for the pool and those into blocks, and calls `fill(first index, block)` for each.
-/// Large results are computed in the cache, a little at a time, and streamed to memory.
+/// Arrays past the second-level cache are read a little ahead, and large results streamed to memory.
 fn for_blocks<O: Plain>(
     out: &mut [O],
     block: usize,
     item: usize,
     fill: &(dyn Fn(usize, &mut [O], &mut Gathered) + Sync),
 ) {
-    let large = size_of_val(out) >= stream::LARGE;
-    // Equal parts of a block keep its row boundaries.
-    let block = if large { block.div_ceil(block.div_ceil(stream::PIECE / size_of::<O>())) } else { block };
+    let (large, far) = (size_of_val(out) >= stream::LARGE, size_of_val(out) >= stream::FAR);
+    // Cutting a slice costs nothing, finding a place in a strided view does. Equal parts keep its row boundaries.
+    let bytes = if block == LONGEST { stream::PIECE } else { 4 * stream::PIECE };
+    let block = if far { block.div_ceil(block.div_ceil(bytes / size_of::<O>())) } else { block };
     pool::for_chunks_mut(out, block, item, |first, piece| {
-        let mut gathered = Gathered::new(block.min(piece.len()), large);
+        let mut gathered = Gathered::new(block.min(piece.len()), far);
         if !large {
             for (i, o) in piece.chunks_mut(block).enumerate() {
                 fill(first + i * block, o, &mut gathered);
@@ -79,12 +80,14 @@ struct Reader<'s> {
 impl<'s> Reader<'s> {
     /// The logical elements `range` of `operand`.
     fn read<T: Plain>(self, operand: &'s Operand<'_, T>, range: Range<usize>) -> &'s [T] {
-        match operand.as_slice() {
-            Some(all) if self.ahead => stream::ask(all, range.end..range.end + range.len()),
-            None if self.bytes.is_empty() => {
-                self.bytes.resize((self.block * size_of::<T>()).div_ceil(8), 0);
+        if let Some(all) = operand.as_slice() {
+            if self.ahead {
+                stream::ask(all, range.end..range.end + range.len());
             }
-            _ => {}
+            return &all[range];
+        }
+        if self.bytes.is_empty() {
+            self.bytes.resize((self.block * size_of::<T>()).div_ceil(8), 0);
         }
         operand.block(range, bytemuck::cast_slice_mut(self.bytes))
     }

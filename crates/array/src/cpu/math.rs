@@ -27,9 +27,9 @@ fn exp_rest(x: f32, n: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn exp_down(x: f32) -> f32 {
     let t = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
-    let p = exp_reduced(exp_rest(x, t - MAGIC));
-    // The low bits of t hold the power of two; shifted up they are added to the exponent.
-    let y = f32::from_bits(p.to_bits().wrapping_add(t.to_bits() << 23));
+    // The low bits of t hold the power of two; shifted up they are its exponent, and the rest of t falls off.
+    let power = f32::from_bits((t.to_bits() << 23).wrapping_add(1f32.to_bits()));
+    let y = exp_reduced(exp_rest(x, t - MAGIC)) * power;
     if x < -87.0 { 0.0 } else { y }
 }
 
@@ -160,10 +160,12 @@ fn exp_negative(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(t.to_bits() << 23))
 }
 
-/// The normal distribution function: e to a polynomial in |x| for the tail, exact to about 3e-8 of 1.
+/// Where the tail of the normal distribution is below the last place of 1.
+const TAIL_END: f32 = 5.7;
+
+/// The normal distribution function at -t for t in 0..=[`TAIL_END`]: e to a polynomial, exact to about 3e-8.
 #[inline(always)]
-pub(crate) fn normal_cdf(x: f32) -> f32 {
-    let t = if x.abs() > 5.7 { 5.7 } else { x.abs() };
+fn normal_tail(t: f32) -> f32 {
     let q = 2.532_047e-7_f32;
     let q = q.mul_add(t, -5.180_189e-6);
     let q = q.mul_add(t, 4.367_231e-5);
@@ -173,10 +175,26 @@ pub(crate) fn normal_cdf(x: f32) -> f32 {
     let q = q.mul_add(t, -3.636_668_6e-2);
     let q = q.mul_add(t, -3.183_024_8e-1);
     let q = q.mul_add(t, -7.978_852_4e-1);
-    let tail = exp_negative(q.mul_add(t, -std::f32::consts::LN_2));
-    let tail = if x.abs() > 5.7 { 0.0 } else { tail };
+    exp_negative(q.mul_add(t, -std::f32::consts::LN_2))
+}
+
+/// The normal distribution function.
+#[inline(always)]
+pub(crate) fn normal_cdf(x: f32) -> f32 {
+    let t = if x.abs() > TAIL_END { TAIL_END } else { x.abs() };
+    let tail = if x.abs() > TAIL_END { 0.0 } else { normal_tail(t) };
     let below = if x < 0.0 { tail } else { 1.0 - tail };
     if x.is_nan() { x } else { below }
+}
+
+/// `x * normal_cdf(x)`: what is left of x above 0, less |x| times the tail.
+#[inline(always)]
+pub(crate) fn gelu(x: f32) -> f32 {
+    let t = if x.abs() > TAIL_END { TAIL_END } else { x.abs() };
+    let tail = if x.abs() > TAIL_END { 0.0 } else { normal_tail(t) };
+    // Not just 0: minus infinity times a probability of 0 is not a number.
+    let above = if x < 0.0 { x * 0.0 } else { x };
+    t.mul_add(-tail, above)
 }
 
 /// The density of the normal distribution.
@@ -221,6 +239,8 @@ mod tests {
             let cdf = libm::erfc(f64::from(-x) / 2f64.sqrt()) / 2.0;
             let pdf = (f64::from(x).powi(2) * -0.5).exp() / (2.0 * std::f64::consts::PI).sqrt();
             assert!((f64::from(normal_cdf(x)) - cdf).abs() < 1e-7, "cdf({x})");
+            let error = (f64::from(gelu(x)) - f64::from(x) * cdf).abs();
+            assert!(error < 2e-7 * f64::from(x.abs()).max(1.0), "gelu({x})");
             assert!((f64::from(normal_pdf(x)) - pdf).abs() < 2e-6 * pdf + 1e-30, "pdf({x})");
         }
     }
@@ -234,8 +254,12 @@ mod tests {
         assert_eq!((erf(inf), erf(-inf), erf(-0.0).to_bits()), (1.0, -1.0, (-0.0f32).to_bits()));
         assert_eq!((exp_m1(-inf), exp_m1(inf), ln_1p(-1.0), ln_1p(inf)), (-1.0, inf, -inf, inf));
         assert_eq!((exp_down(-inf), exp_down(-88.0), exp_down(0.0)), (0.0, 0.0, 1.0));
-        for f in [exp, exp_down, ln, tanh, erf, ln_1p, exp_m1] {
-            assert!(f(f32::NAN).is_nan());
+        assert_eq!((gelu(inf), gelu(-9.0), gelu(-0.0).to_bits()), (inf, 0.0, (-0.0f32).to_bits()));
+        assert!(gelu(-inf).is_nan());
+        for f in [exp, exp_down, ln, tanh, erf, ln_1p, exp_m1, gelu, normal_cdf] {
+            // Whatever bits it carries.
+            assert!(f(f32::NAN).is_nan() && f(f32::from_bits(0x7f80_0001)).is_nan());
+            assert!(f(f32::from_bits(0xffff_ffff)).is_nan());
         }
         assert!(ln(-1.0).is_nan() && normal_cdf(f32::NAN).is_nan() && normal_pdf(f32::NAN).is_nan());
         assert_eq!(

@@ -34,6 +34,8 @@ pub(crate) trait Real:
     fn erf(self) -> Self;
     /// The normal distribution function.
     fn normal_cdf(self) -> Self;
+    /// `x * normal_cdf(x)`.
+    fn gelu(self) -> Self;
     /// The density of the normal distribution.
     fn normal_pdf(self) -> Self;
     fn sqrt(self) -> Self;
@@ -67,7 +69,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $exp:path, $exp_down:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $cdf:path, $pdf:path) => {
+    ($t:ident, $exp:path, $exp_down:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $cdf:path, $gelu:path, $pdf:path) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -111,6 +113,10 @@ macro_rules! real {
             #[inline(always)]
             fn normal_cdf(self) -> $t {
                 $cdf(self)
+            }
+            #[inline(always)]
+            fn gelu(self) -> $t {
+                $gelu(self)
             }
             #[inline(always)]
             fn normal_pdf(self) -> $t {
@@ -161,6 +167,7 @@ real!(
     math::tanh,
     math::erf,
     math::normal_cdf,
+    math::gelu,
     math::normal_pdf
 );
 real!(
@@ -173,11 +180,16 @@ real!(
     f64::tanh,
     libm::erf,
     normal_cdf_f64,
+    gelu_f64,
     normal_pdf_f64
 );
 
 fn normal_cdf_f64(x: f64) -> f64 {
     libm::erfc(x * -std::f64::consts::FRAC_1_SQRT_2) * 0.5
+}
+
+fn gelu_f64(x: f64) -> f64 {
+    x * normal_cdf_f64(x)
 }
 
 fn normal_pdf_f64(x: f64) -> f64 {

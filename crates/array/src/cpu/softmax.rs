@@ -67,8 +67,7 @@ simd! {
     }
 
     fn softmax_grad_rows<R: Real>(dy: &[R], y: &[R], dx: &mut [R], cols: usize) {
-        for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
-            let (dy, y) = (stream::row_ahead(dy, r, cols), stream::row_ahead(y, r, cols));
+        for ((dy, y), dx) in dy.chunks_exact(cols).zip(y.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)) {
             let s = lanes::fold2(dy, y, |a, g, v| g.mul_add(v, a));
             for ((o, &g), &v) in dx.iter_mut().zip(dy).zip(y) {
                 *o = v * (g - s);
@@ -77,8 +76,7 @@ simd! {
     }
 
     fn log_softmax_grad_rows<R: Real>(dy: &[R], y: &[R], dx: &mut [R], cols: usize) {
-        for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
-            let (dy, y) = (stream::row_ahead(dy, r, cols), stream::row_ahead(y, r, cols));
+        for ((dy, y), dx) in dy.chunks_exact(cols).zip(y.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols)) {
             let s = lanes::sum(dy);
             lanes::map(y, dx, |v| v.exp_down());
             for (o, &g) in dx.iter_mut().zip(dy) {

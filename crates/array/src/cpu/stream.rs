@@ -12,6 +12,9 @@ use std::ops::Range;
 /// Results of at least this many bytes are streamed.
 pub(crate) const LARGE: usize = 32 << 20;
 
+/// Arrays of at least this many bytes are not in the second-level cache.
+pub(crate) const FAR: usize = 1 << 20;
+
 /// Bytes computed or copied at a time: while they are stored, the next ones are on their way from memory.
 pub(crate) const PIECE: usize = 1024;
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Elements of the scratch buffers kernels use for gathered blocks: small enough for the first-level cache.
 pub(crate) const BLOCK: usize = 1024;
 /// The longest slice handed to a kernel at once.
-const LONGEST: usize = 16 * BLOCK;
+pub(crate) const LONGEST: usize = 16 * BLOCK;
 
 /// One dim after merging neighbours that step evenly.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -21,7 +21,7 @@ map1_kernels! { simd, Real:
     sigmoid |x| x.sigmoid();
     log_sigmoid |x| -softplus_of(-x);
     relu |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO };
-    gelu |x| x * x.normal_cdf();
+    gelu |x| x.gelu();
     gelu_tanh |x| gelu_tanh_of(x);
     silu |x| x * x.sigmoid();
     softplus |x| softplus_of(x);

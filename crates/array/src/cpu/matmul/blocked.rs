@@ -50,7 +50,7 @@ pub(super) struct Block<E: Element> {
 /// Bytes of packed `b` that stay in the second-level cache.
 const BLOCK_BYTES: usize = 1 << 20;
 /// Panels packed together where rows lie side by side.
-const GROUP: usize = 16;
+const GROUP: usize = 32;
 /// Widest product that does not repay packing its left operand, contiguous along rows.
 const IN_PLACE_COLS: usize = 512;
 /// The same, contiguous along columns: packing copies runs then, which is cheap.

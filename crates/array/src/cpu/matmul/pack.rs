@@ -9,7 +9,7 @@ use super::vector::{Element, Lanes, MAX_LANES, Vector};
 const AHEAD: usize = 4;
 
 /// Rows copied side by side.
-const RUNS: usize = 8;
+const RUNS: usize = 16;
 
 /// Packs `count` rows of `a` as panels of `panel` rows, one after the other.
 ///

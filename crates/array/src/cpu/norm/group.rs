@@ -71,22 +71,10 @@ pub(crate) fn forward<T: Float>(
     at: Groups,
     eps: T::Real,
 ) {
-    let run = at.run();
-    if run == 0 {
-        mean.fill(T::Real::of(f64::NAN));
-        return rstd.fill(T::Real::of(f64::NAN));
-    }
-    let len = pool::piece_len(at.batch * at.groups, 1, 2 * run * size_of::<T>());
-    let parts = y.chunks_mut(len * run).zip(mean.chunks_mut(len)).zip(rstd.chunks_mut(len)).enumerate();
-    pool::for_parts(parts.collect(), 2 * size_of_val(x), |(i, ((y, mean), rstd))| {
-        let (mut wide, mut out) = (Vec::new(), Vec::new());
-        for (j, y) in y.chunks_mut(run).enumerate() {
-            let group = i * len + j;
-            let channel = group % at.groups * at.channels;
-            let (w, b) = (&w[channel..channel + at.channels], &b[channel..channel + at.channels]);
-            let x = T::widen(&x[group * run..(group + 1) * run], &mut wide);
-            (mean[j], rstd[j]) = T::narrow(y, &mut out, |y| forward_group(x, w, b, y, at.inner, eps));
-        }
+    rows::for_runs((x, y), (mean, rstd), at.run(), 1, |group, x, y, mean, rstd| {
+        let channel = group % at.groups * at.channels;
+        let (w, b) = (&w[channel..channel + at.channels], &b[channel..channel + at.channels]);
+        (mean[0], rstd[0]) = forward_group(x, w, b, y, at.inner, eps);
     });
 }
 

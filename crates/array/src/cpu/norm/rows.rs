@@ -87,22 +87,34 @@ pub(crate) fn forward<T: Float>(
     center: Center,
     eps: T::Real,
 ) {
-    let (cols, rows) = (w.len(), rstd.len());
-    if cols == 0 {
-        // The mean of nothing.
+    let cols = w.len();
+    for_runs((x, y), (mean, rstd), cols, rows_per_block(cols), |_, x, y, mean, rstd| {
+        forward_rows(x, w, b, y, mean, rstd, center, eps);
+    });
+}
+
+/// Runs `work(first run, x, y, mean, rstd)` on blocks of at most `unit` runs of `len` elements, on the pool; the
+/// statistics of runs of nothing are not numbers.
+pub(super) fn for_runs<T: Float>(
+    (x, y): (&[T], &mut [T]),
+    (mean, rstd): (&mut [T::Real], &mut [T::Real]),
+    len: usize,
+    unit: usize,
+    work: impl Fn(usize, &[T::Real], &mut [T::Real], &mut [T::Real], &mut [T::Real]) + Sync + Send,
+) {
+    if len == 0 {
         mean.fill(T::Real::of(f64::NAN));
         return rstd.fill(T::Real::of(f64::NAN));
     }
-    let unit = rows_per_block(cols);
-    let len = pool::piece_len(rows, unit, 2 * cols * size_of::<T>());
-    let parts = y.chunks_mut(len * cols).zip(mean.chunks_mut(len)).zip(rstd.chunks_mut(len)).enumerate();
+    let count = pool::piece_len(rstd.len(), unit, 2 * len * size_of::<T>());
+    let parts = y.chunks_mut(count * len).zip(mean.chunks_mut(count)).zip(rstd.chunks_mut(count)).enumerate();
     pool::for_parts(parts.collect(), 2 * size_of_val(x), |(i, ((y, mean), rstd))| {
         let (mut wide, mut out) = (Vec::new(), Vec::new());
-        let x = &x[i * len * cols..];
         let stats = mean.chunks_mut(unit).zip(rstd.chunks_mut(unit));
-        for ((y, x), (mean, rstd)) in y.chunks_mut(unit * cols).zip(x.chunks(unit * cols)).zip(stats) {
-            let x = T::widen(&x[..y.len()], &mut wide);
-            T::narrow(y, &mut out, |y| forward_rows(x, w, b, y, mean, rstd, center, eps));
+        for (j, (y, (mean, rstd))) in y.chunks_mut(unit * len).zip(stats).enumerate() {
+            let first = i * count + j * unit;
+            let x = T::widen(&x[first * len..first * len + y.len()], &mut wide);
+            T::narrow(y, &mut out, |y| work(first, x, y, mean, rstd));
         }
     });
 }
