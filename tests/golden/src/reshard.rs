@@ -78,23 +78,23 @@ fn check(case: &Value) -> Result<Verdict> {
 
 /// Every case that has as many ranks as `comm`, carried out on it; how many there were.
 pub fn run_reshards(path: &Path, comm: &Arc<dyn Comm>) -> Result<usize> {
-    let mut count = 0;
+    let count = std::cell::Cell::new(0);
     let outcome = each_case(path, |case| {
-        let mut on_comm = || -> Result<Verdict> {
+        let on_comm = || -> Result<Verdict> {
             let case = Case::deserialize(case)?;
             let (from, to, locals) = source(&case)?;
             if from.mesh().size() != comm.size() {
                 return Ok(Verdict::PassedAlone("has another number of ranks"));
             }
-            count += 1;
+            count.set(count.get() + 1);
             let expected = simulate::run(&Route::find(&from, &to, 4)?, &locals)?;
             carry_out(&from, &to, &locals, &expected, comm.clone())?;
             Ok(Verdict::Passed)
         };
         on_comm().unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")))
     })?;
-    ensure!(outcome.failed == 0, "{outcome}");
-    Ok(count)
+    ensure!(outcome.failed == 0, "{} reshards failed: {}", outcome.failed, outcome.failures.join("; "));
+    Ok(count.get())
 }
 
 /// Reshards this rank's buffer as a tensor; it must become the expected one.
