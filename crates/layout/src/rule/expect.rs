@@ -162,7 +162,8 @@ fn spread(rule: &Rule, inputs: &[Operand<'_>], choice: &mut Choice, axis: usize)
         choice.axes_on(*f).next().is_none() && shown(*f) && rule.factors[*f].size >= mesh.axis_size(axis)
     };
     let mut free: Vec<FactorId> = (0..rule.factors.len()).filter(fits).collect();
-    free.sort_by_key(|&factor| price(factor));
+    // Of equals the longest: it leaves the shorter ones to smaller axes.
+    free.sort_by_key(|&factor| (price(factor), std::cmp::Reverse(rule.factors[factor].size)));
     let vote = |factor| Vote { axis, factor, sections: 1 };
     let _ = free.into_iter().any(|factor| grant(rule, mesh, choice, axis, &vote(factor)));
 }

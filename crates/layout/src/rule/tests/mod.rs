@@ -111,15 +111,11 @@ fn all_roles(rule: &Rule, layouts: &[Layout], axis: usize) -> Vec<Role> {
     let mut roles = vec![Role::Whole];
     let placements = || layouts.iter().map(|l| l.placements()[axis]);
     if placements().any(|p| matches!(p, Placement::Shard(_))) {
-        let mut sections = vec![1];
+        roles.extend((0..rule.factors.len()).map(|factor| Role::Cut { factor, sections: 1 }));
         for (i, layout) in layouts.iter().enumerate() {
-            let dims = 0..layout.shape().ndim();
-            sections.extend(dims.flat_map(|d| votes(rule, i, layout, d)).map(|v| v.sections));
-        }
-        sections.sort_unstable();
-        sections.dedup();
-        for factor in 0..rule.factors.len() {
-            roles.extend(sections.iter().map(|&sections| Role::Cut { factor, sections }));
+            let votes = (0..layout.shape().ndim()).flat_map(|d| votes(rule, i, layout, d));
+            let mine = votes.filter(|vote| vote.axis == axis && vote.sections > 1);
+            roles.extend(mine.map(|v| Role::Cut { factor: v.factor, sections: v.sections }));
         }
     }
     for (group, through) in rule.through.iter().enumerate() {
