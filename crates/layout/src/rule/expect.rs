@@ -162,8 +162,13 @@ fn spread(rule: &Rule, inputs: &[Operand<'_>], choice: &mut Choice, axis: usize)
         choice.axes_on(*f).next().is_none() && shown(*f) && rule.factors[*f].size >= mesh.axis_size(axis)
     };
     let mut free: Vec<FactorId> = (0..rule.factors.len()).filter(fits).collect();
-    // Of equals the longest: it leaves the shorter ones to smaller axes.
-    free.sort_by_key(|&factor| (price(factor), std::cmp::Reverse(rule.factors[factor].size)));
+    let is_new = |factor: FactorId| {
+        let has = |(i, p): (usize, Placement)| matches!(p, Placement::Shard(s) if rule.inputs[i][s.dim].contains(&factor));
+        !placements().enumerate().any(has)
+    };
+    // Of equals the first that some input has, else the longest.
+    let length = |factor: FactorId| if is_new(factor) { rule.factors[factor].size } else { usize::MAX };
+    free.sort_by_key(|&factor| (price(factor), std::cmp::Reverse(length(factor))));
     let vote = |factor| Vote { axis, factor, sections: 1 };
     let _ = free.into_iter().any(|factor| grant(rule, mesh, choice, axis, &vote(factor)));
 }
