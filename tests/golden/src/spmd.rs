@@ -184,10 +184,11 @@ fn same_linear(ours: &Layout, theirs: &Layout) -> Result<Layout> {
     let linear = |r: Reduce| matches!(r, Reduce::Sum | Reduce::Avg);
     let mut named = ours.placements().to_vec();
     for (axis, placement) in named.iter_mut().enumerate() {
-        if let (Some(a), Some(b)) = (ours.reduce(axis), theirs.reduce(axis)) {
-            if linear(a) && linear(b) {
-                *placement = Placement::Partial(b);
-            }
+        if let (Some(a), Some(b)) = (ours.reduce(axis), theirs.reduce(axis))
+            && linear(a)
+            && linear(b)
+        {
+            *placement = Placement::Partial(b);
         }
     }
     match Layout::new(ours.mesh(), ours.shape(), &named) {
