@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Failures kept for printing.
-const KEPT: usize = 2000;
+const KEPT: usize = 20;
 
 /// What became of one case.
 #[derive(Clone, Debug)]

@@ -58,6 +58,7 @@ pub fn matmul(x: &Shape, y: &Shape, output: &Shape) -> Rule {
 /// batches along which an operand was repeated. Inputs: `x`, `y`, that of the output. Outputs: for `x`, for `y`.
 pub fn matmul_grad(x: &Shape, y: &Shape, output: &Shape) -> Rule {
     let mut rule = matmul(x, y, output);
+    rule.prefer = Prefer::Most;
     rule.inputs.append(&mut rule.outputs);
     rule.outputs = rule.inputs[..2].to_vec();
     for factor in 0..rule.factors.len() {

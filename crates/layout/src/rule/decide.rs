@@ -2,7 +2,7 @@
 
 use super::choice::{Choice, Place, Role};
 use super::price::Priced;
-use super::{FactorId, Rule, search};
+use super::{FactorId, Prefer, Rule, search};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::mesh::Mesh;
@@ -201,7 +201,7 @@ fn agree(rule: &Rule, mesh: &Mesh, inputs: &[Operand<'_>]) -> Option<(Choice, Sm
             }
         }
     }
-    let mut changed = SmallVec::new();
+    let mut changed: SmallVec<[usize; 4]> = SmallVec::new();
     for (i, input) in inputs.iter().enumerate() {
         let counted = |axis| choice.pending(rule, axis, Place::Input(i)).is_some();
         let mut stays = rule.once.is_empty() || !(0..mesh.naxes()).any(counted);
@@ -217,5 +217,7 @@ fn agree(rule: &Rule, mesh: &Mesh, inputs: &[Operand<'_>]) -> Option<(Choice, Sm
             changed.push(i);
         }
     }
-    choice.is_sound(rule, mesh).then_some((choice, changed))
+    // Putting tensors side by side looks for the cheapest cut unless all of them have the same.
+    let settled = changed.is_empty() || rule.prefer != Prefer::Cheapest;
+    (settled && choice.is_sound(rule, mesh)).then_some((choice, changed))
 }

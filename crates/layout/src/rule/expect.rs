@@ -1,10 +1,11 @@
 //! The layouts that outputs are expected to have, against which every choice is measured.
 
-use super::choice::{Choice, Role};
+use super::choice::{Choice, Place, Role};
 use super::decide::{Vote, votes};
 use super::price::all_reduce;
 use super::{FactorId, Kind, Operand, Prefer, Rule};
-use crate::mesh::{AxisSet, Mesh};
+use crate::layout::Layout;
+use crate::mesh::{AxisSet, Coords, Mesh};
 use crate::placement::{Placement, Reduce};
 use crate::shape::Shape;
 use smallvec::SmallVec;
@@ -24,16 +25,20 @@ pub(super) fn expected(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, 
     let mut choice = Choice::whole(mesh.naxes());
     for axis in turns(rule, &wishes, mesh.naxes()) {
         let mut mine: SmallVec<[Wish; 4]> = wishes.iter().filter(|w| w.vote.axis == axis).copied().collect();
-        mine.sort_by_key(|wish| rank_of(rule, wish.vote.factor));
+        mine.sort_by_key(|wish| rank_of(rule, &wishes, wish));
         if rule.prefer == Prefer::Cheapest && !is_unanimous(&mine, rule, inputs.len()) {
             spread(rule, inputs, &mut choice, axis);
         } else {
-            let _ = mine.iter().any(|w| {
-                may_cut(rule, mesh, &choice, &wishes, w) && grant(rule, mesh, &mut choice, axis, &w.vote)
-            });
+            let kept = |choice: &mut Choice, w: &Wish| {
+                may_cut(rule, mesh, choice, &wishes, w) && grant(rule, mesh, choice, axis, &w.vote)
+            };
+            let _ = mine.iter().any(|w| kept(&mut choice, w))
+                || mine.iter().any(|w| beside(rule, mesh, &mut choice, axis, w.vote.factor));
         }
+    }
+    for axis in 0..mesh.naxes() {
         if choice.roles[axis] == Role::Whole {
-            choice.roles[axis] = passed(rule, inputs, outputs, axis);
+            choice.roles[axis] = passed(rule, inputs, outputs, &choice, axis);
             if !choice.is_sound(rule, mesh) {
                 choice.roles[axis] = Role::Whole;
             }
@@ -57,7 +62,7 @@ fn wishes(rule: &Rule, inputs: &[Operand<'_>]) -> Vec<Wish> {
             wishes.extend(votes.into_iter().map(|vote| (parts, Wish { input: i, vote })));
         }
     }
-    if rule.prefer == Prefer::Shared {
+    if matches!(rule.prefer, Prefer::Shared | Prefer::Most) {
         wishes.sort_by_key(|(parts, _)| std::cmp::Reverse(*parts));
     }
     wishes.into_iter().map(|(_, wish)| wish).collect()
@@ -80,14 +85,29 @@ fn is_unanimous(mine: &[Wish], rule: &Rule, inputs: usize) -> bool {
         && mine.windows(2).all(|pair| pair[0].vote.factor == pair[1].vote.factor)
 }
 
-/// Free factors before reduced ones; in products those of all inputs first, then larger ones.
-fn rank_of(rule: &Rule, factor: FactorId) -> (bool, usize, usize) {
-    let reduced = matches!(rule.factors[factor].kind, Kind::Reduce(_));
-    if rule.prefer != Prefer::Shared {
-        return (reduced, 0, 0);
+/// In products free factors before reduced ones, those of all inputs before others, then larger ones.
+fn rank_of(rule: &Rule, wishes: &[Wish], wish: &Wish) -> (bool, usize, usize) {
+    let factor = wish.vote.factor;
+    match rule.prefer {
+        Prefer::First | Prefer::Cheapest => (false, 0, 0),
+        Prefer::Most => {
+            let same = |w: &&Wish| w.vote.axis == wish.vote.axis && w.vote.factor == factor;
+            (false, usize::MAX - wishes.iter().filter(same).count(), 0)
+        }
+        Prefer::Shared => {
+            let reduced = matches!(rule.factors[factor].kind, Kind::Reduce(_));
+            let lacking = rule.inputs.iter().filter(|dims| !dims.iter().any(|d| d.contains(&factor))).count();
+            (reduced, lacking, usize::MAX - rule.factors[factor].size)
+        }
     }
-    let lacking = rule.inputs.iter().filter(|dims| !dims.iter().any(|d| d.contains(&factor))).count();
-    (reduced, lacking, usize::MAX - rule.factors[factor].size)
+}
+
+/// Moves an axis that cannot stay to another factor of the same output dim, the major ones first.
+fn beside(rule: &Rule, mesh: &Mesh, choice: &mut Choice, axis: usize, factor: FactorId) -> bool {
+    let shared =
+        rule.outputs.iter().flatten().filter(|factors| factors.len() > 1 && factors.contains(&factor));
+    let others: SmallVec<[FactorId; 4]> = shared.flatten().copied().filter(|&f| f != factor).collect();
+    others.iter().any(|&factor| grant(rule, mesh, choice, axis, &Vote { axis, factor, sections: 1 }))
 }
 
 /// False for cuts that leave ranks without work, and for a second input's cut of a factor unless cuts add up evenly.
@@ -100,7 +120,7 @@ fn may_cut(rule: &Rule, mesh: &Mesh, choice: &Choice, wishes: &[Wish], wish: &Wi
         wishes.iter().any(|w| w.input == wish.input && w.vote.axis == axis && w.vote.factor == factor)
     };
     match rule.prefer {
-        Prefer::Shared => {
+        Prefer::Shared | Prefer::Most => {
             let lone = others.is_empty() && rule.factors[factor].kind == Kind::Free;
             size.is_multiple_of(parts) || lone && size >= parts
         }
@@ -142,17 +162,32 @@ fn spread(rule: &Rule, inputs: &[Operand<'_>], choice: &mut Choice, axis: usize)
         choice.axes_on(*f).next().is_none() && shown(*f) && rule.factors[*f].size >= mesh.axis_size(axis)
     };
     let mut free: Vec<FactorId> = (0..rule.factors.len()).filter(fits).collect();
-    free.sort_by_key(|&factor| price(factor));
+    let is_new = |factor: FactorId| {
+        let has = |(i, p): (usize, Placement)| matches!(p, Placement::Shard(s) if rule.inputs[i][s.dim].contains(&factor));
+        !placements().enumerate().any(has)
+    };
+    // Of equals the first that some input has, else the longest.
+    let length = |factor: FactorId| if is_new(factor) { rule.factors[factor].size } else { usize::MAX };
+    free.sort_by_key(|&factor| (price(factor), std::cmp::Reverse(length(factor))));
     let vote = |factor| Vote { axis, factor, sections: 1 };
     let _ = free.into_iter().any(|factor| grant(rule, mesh, choice, axis, &vote(factor)));
 }
 
 /// The way for the pending reductions of an axis, if there is one that makes them no dearer.
-fn passed(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)], axis: usize) -> Role {
+fn passed(
+    rule: &Rule,
+    inputs: &[Operand<'_>],
+    outputs: &[(&Shape, usize)],
+    choice: &Choice,
+    axis: usize,
+) -> Role {
     let mesh = inputs[0].layout.mesh();
-    let price = |shape: &Shape, size: usize| {
-        all_reduce(mesh, AxisSet::EMPTY.with(axis), shape.numel() as u128) * size as u128
+    let origin = Coords::from_elem(0, mesh.naxes());
+    let price = |layout: &Layout, size: usize| {
+        let numel = layout.piece_at(&origin).numel() as u128;
+        all_reduce(mesh, AxisSet::EMPTY.with(axis), numel) * size as u128
     };
+    let output = |o: usize| choice.layout(rule, mesh, outputs[o].0, Place::Output(o));
     let pending = |i: usize| inputs[i].layout.reduce(axis);
     let first = (0..inputs.len()).find_map(pending);
     let suits = |group: &super::Through, reduce: Reduce| {
@@ -161,10 +196,9 @@ fn passed(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, usize)], axis
             Placement::Partial(r) => r == reduce && group.inputs.contains(&i),
             Placement::Shard(_) => false,
         };
-        let now = (0..inputs.len())
-            .filter(|&i| pending(i).is_some())
-            .map(|i| price(inputs[i].layout.shape(), inputs[i].size));
-        let later = group.outputs.iter().map(|&o| price(outputs[o].0, outputs[o].1));
+        let held = (0..inputs.len()).filter(|&i| pending(i).is_some());
+        let now = held.map(|i| price(inputs[i].layout, inputs[i].size));
+        let later = group.outputs.iter().map(|&o| price(&output(o), outputs[o].1));
         group.reduces.contains(&reduce) && (0..inputs.len()).all(fits) && later.sum::<u128>() <= now.sum()
     };
     let found = first.and_then(|r| rule.through.iter().position(|t| suits(t, r)).map(|group| (group, r)));

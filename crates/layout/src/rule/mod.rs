@@ -126,6 +126,8 @@ pub enum Prefer {
     First,
     /// Those of factors that all inputs have, then of larger ones; the cuts of several inputs add up: products.
     Shared,
+    /// Those that most inputs have, then those that come first; the cuts of several inputs add up.
+    Most,
     /// Those that are reached with the fewest bytes, each axis on a factor of its own: tensors put side by side.
     Cheapest,
 }

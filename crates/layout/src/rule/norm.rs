@@ -28,7 +28,7 @@ pub fn norm(x: &Shape, lead: usize, params: &[&Shape], stats: &[&Shape]) -> Rule
 /// The gradient of [`norm`]: those of the parameters are summed over rows. Inputs: `x`, that of the output, the
 /// statistics, and the parameters that it needs. Outputs: one like `x`, one for each of `params`.
 pub fn norm_grad(x: &Shape, lead: usize, stats: &[&Shape], needed: &[&Shape], params: &[&Shape]) -> Rule {
-    let mut rule = Rule { asked: 2, ..Rule::default() };
+    let mut rule = Rule { asked: 2 + stats.len(), ..Rule::default() };
     let rows = rows(&mut rule, x, lead);
     rule.input(&of_rows(&rows, x));
     rule.input(&of_rows(&rows, x));

@@ -28,6 +28,8 @@ struct Search<'a> {
     candidates: Vec<Vec<Role>>,
     /// Orders of cutting axes that some input has, completed with the others.
     orders: Vec<SmallVec<[usize; 4]>>,
+    /// Per axis, what it does in some input.
+    held: Vec<Vec<Role>>,
     /// What the outputs should have.
     expected: Vec<Layout>,
     wished: Roles,
@@ -52,6 +54,7 @@ pub(super) fn cheapest(
         outputs,
         candidates,
         orders,
+        held: (0..naxes).map(|axis| held(rule, inputs, axis)).collect(),
         expected: expected_outputs(rule, &wish, inputs[0].layout.mesh(), outputs),
         wished: wish.roles.clone(),
     };
@@ -116,8 +119,8 @@ impl Search<'_> {
         for order in &self.orders {
             let cuts = |axis: &usize| matches!(roles[*axis], Role::Cut { .. });
             let mut order: SmallVec<[usize; 4]> = order.iter().copied().filter(cuts).collect();
-            // Only the order within a factor matters.
-            order.sort_by_key(|&axis| factor(roles[axis]));
+            // Only the order within a factor matters; an axis that is new there cuts innermost.
+            order.sort_by_key(|&axis| (factor(roles[axis]), !self.held[axis].contains(&roles[axis])));
             if tried.contains(&order) {
                 continue;
             }
@@ -170,6 +173,7 @@ fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> V
         }
     };
     let mut cut = false;
+    held(rule, inputs, axis).into_iter().for_each(&mut add);
     for (i, input) in inputs.iter().enumerate() {
         match input.layout.placements()[axis] {
             Placement::Replicate => {}
@@ -178,13 +182,7 @@ fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> V
                 let groups = rule.through.iter().enumerate().filter(|(_, t)| passes(t));
                 groups.for_each(|(group, _)| add(Role::Pass { group, reduce }));
             }
-            Placement::Shard(shard) => {
-                cut = true;
-                for vote in votes(rule, i, input.layout, shard.dim).iter().filter(|v| v.axis == axis) {
-                    add(Role::Cut { factor: vote.factor, sections: vote.sections });
-                    add(Role::Cut { factor: vote.factor, sections: 1 });
-                }
-            }
+            Placement::Shard(_) => cut = true,
         }
     }
     add(Role::Whole);
@@ -192,6 +190,18 @@ fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> V
         (0..rule.factors.len()).for_each(|factor| add(Role::Cut { factor, sections: 1 }));
     }
     list
+}
+
+/// The cuts that an axis makes in some input, first operand first.
+fn held(rule: &Rule, inputs: &[Operand<'_>], axis: usize) -> Vec<Role> {
+    let mut held = Vec::new();
+    for (i, input) in inputs.iter().enumerate() {
+        let Placement::Shard(shard) = input.layout.placements()[axis] else { continue };
+        for vote in votes(rule, i, input.layout, shard.dim).iter().filter(|vote| vote.axis == axis) {
+            held.push(Role::Cut { factor: vote.factor, sections: vote.sections });
+        }
+    }
+    held
 }
 
 /// For every input its axes in the order in which they cut, then the axes of the other inputs alike.

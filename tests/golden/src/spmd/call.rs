@@ -8,7 +8,7 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub(super) enum Arg {
     Absent,
-    One(Layout),
+    One(Box<Layout>),
     Many(Vec<Layout>),
 }
 
@@ -35,7 +35,7 @@ impl<'a> Call<'a> {
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Layout> {
         self.args.iter().flat_map(|arg| match arg {
             Arg::Absent => &[][..],
-            Arg::One(layout) => std::slice::from_ref(layout),
+            Arg::One(layout) => std::slice::from_ref(layout.as_ref()),
             Arg::Many(list) => list,
         })
     }
@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
     pub(super) fn many(&self, place: usize) -> &[Layout] {
         match self.args.get(place) {
             Some(Arg::Many(list)) => list,
-            Some(Arg::One(layout)) => std::slice::from_ref(layout),
+            Some(Arg::One(layout)) => std::slice::from_ref(layout.as_ref()),
             _ => &[],
         }
     }
@@ -116,7 +116,7 @@ impl<'a> Call<'a> {
         for (arg, theirs) in args.into_iter().zip(theirs) {
             match arg {
                 Arg::Absent => {}
-                Arg::One(given) => pairs.push((given, theirs)),
+                Arg::One(given) => pairs.push((given.as_ref(), theirs)),
                 Arg::Many(list) => pairs.extend(list.iter().zip(theirs.as_array().into_iter().flatten())),
             }
         }
@@ -128,7 +128,7 @@ fn arg(mesh: &Mesh, value: &Value) -> Result<Arg> {
     Ok(match value {
         Value::Null => Arg::Absent,
         Value::Array(list) => Arg::Many(list.iter().map(|item| tensor(mesh, item)).collect::<Result<_>>()?),
-        spec => Arg::One(tensor(mesh, spec)?),
+        spec => Arg::One(Box::new(tensor(mesh, spec)?)),
     })
 }
 

@@ -4,7 +4,7 @@ use super::bench::Bench;
 use super::call::Call;
 use super::table::Outputs;
 use anyhow::{Context, Result};
-use planaria_layout::rule::{self, Cuts, LINEAR, Prefer};
+use planaria_layout::rule::{self, Cuts, LINEAR};
 use planaria_layout::{Layout, Shape};
 
 pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>> {
@@ -42,7 +42,7 @@ fn linear(bench: &mut Bench, call: &Call<'_>, x: &Layout, y: &Layout) -> Result<
         rule.asked = 1;
     } else {
         rule.count_once(inner, 2);
-        (rule.prefer, rule.asked) = (Prefer::Shared, 2);
+        rule.asked = 2;
         rule.pass(&[0, 2], LINEAR);
         rule.pass(&[1, 2], LINEAR);
     }

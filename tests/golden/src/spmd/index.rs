@@ -27,7 +27,13 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
         "index_select_grad" => {
             let x = call.one(0)?;
             let dim = call.dim("axis", x.shape().ndim())?;
-            vec![Some(take_grad(bench, x, call.one(1)?, call.last()?, dim)?)]
+            let (index, dy) = (call.one(1)?, call.last()?);
+            // The result is to lie like the input, of which only the layout matters.
+            let mut rule = rule::take_grad(x.shape(), index.shape(), dim);
+            rule.inputs.insert(0, rule.outputs[0].clone());
+            rule.pass(&[2], LINEAR);
+            let like = bench.only_shape(x)?;
+            vec![Some(bench.one(&rule, &[&like, index, dy], x.shape())?)]
         }
         "gather_nd" => {
             let (x, index) = (call.one(0)?, call.one(1)?);

@@ -15,13 +15,13 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
             let tensors: Vec<&Layout> = call.tensors().collect();
             let shape = tensors[0].shape().clone();
             let dim = call.dim("axis", shape.ndim().max(1)).unwrap_or(0);
-            let inputs = tensors;
+            // The gradient before the output that was kept.
+            let inputs: Vec<&Layout> = tensors.into_iter().rev().collect();
             let shapes: Vec<&Shape> = inputs.iter().map(|x| x.shape()).collect();
             let mut rule = rule::along(&shapes, &[&shape], &[dim]);
             if call.name.ends_with("_grad") {
-                rule.pass(&[1], LINEAR);
-                // Gradients may be cut as either of the two is.
-                rule.prefer = Prefer::Shared;
+                rule.pass(&[0], LINEAR);
+                rule.prefer = Prefer::Most;
             }
             vec![Some(bench.one(&rule, &inputs, &shape)?)]
         }
@@ -76,7 +76,7 @@ fn rows_grad(bench: &mut Bench, call: &Call<'_>) -> Result<Outputs> {
     );
     rule.pass(&[1], LINEAR);
     if call.name == "fused_rms_norm_grad" {
-        rule.prefer = Prefer::Cheapest;
+        (rule.prefer, rule.asked) = (Prefer::Cheapest, 2);
     }
     let inputs: Vec<&Layout> = [x, dy].into_iter().chain(stats).chain(needed).collect();
     let outputs = [vec![x.shape().clone()], p].concat();

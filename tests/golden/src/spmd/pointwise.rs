@@ -132,7 +132,13 @@ fn several(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>> {
         }
         "where_grad" => {
             let (c, dy) = (call.one(0)?, call.last()?);
-            grads(bench, dy, &[c], &[call.one(1)?.shape(), call.one(2)?.shape()])?
+            let outputs = [call.one(1)?.shape().clone(), call.one(2)?.shape().clone()];
+            let mut rule = rule::elementwise_grad(dy.shape(), &[c.shape()], &[&outputs[0], &outputs[1]]);
+            // The condition is asked first.
+            rule.inputs.swap(0, 1);
+            rule.asked = 0;
+            rule.pass(&[1], LINEAR);
+            bench.run(&rule, &[c, dy], &outputs)?.into_iter().map(Some).collect()
         }
         "add_n" => {
             let inputs: Vec<&Layout> = call.tensors().collect();

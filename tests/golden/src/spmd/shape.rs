@@ -52,6 +52,13 @@ pub(super) fn run(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>>
             }
         }
         "expand_grad" | "expand_as_grad" => vec![Some(bench.sum_to(call.last()?, call.one(0)?.shape())?)],
+        _ => return regular(bench, call),
+    }))
+}
+
+/// Ops that treat every dim alike, or need some whole.
+fn regular(bench: &mut Bench, call: &Call<'_>) -> Result<Option<Outputs>> {
+    Ok(Some(match call.name {
         "tile" | "tile_grad" => vec![Some(tile(bench, call)?)],
         "roll" | "roll_grad" | "pad" | "pad_grad" | "triu" | "triu_grad" | "tril_triu" => {
             vec![Some(along(bench, call)?)]

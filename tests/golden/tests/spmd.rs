@@ -1,0 +1,28 @@
+//! No public SPMD golden needs more bytes with our decision than with the reference's.
+
+use std::path::Path;
+
+#[test]
+fn no_decision_is_dearer_than_the_reference() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/spmd.jsonl.gz");
+    let outcome = planaria_golden::run("spmd", &path).unwrap();
+    assert_eq!(outcome.failed, 0, "{:#?}", outcome.failures);
+    assert_eq!((outcome.passed, outcome.skipped), (2868, 58));
+    // Nearly all of what is compared is won or drawn without an excuse.
+    let counts = &outcome.notes[0];
+    let given_up = counts.split(", ").find_map(|part| part.strip_prefix("cuts given up "));
+    assert!(given_up.unwrap().parse::<usize>().unwrap() <= 12, "{counts}");
+}
+
+#[test]
+fn dearer_answers_are_noticed() {
+    // The same op with a reference that claims to move nothing although the inputs disagree.
+    let case = r#"{"id":"x","op":"add","mesh_shape":[2],"tags":[],"attrs":{},
+        "inputs":[{"shape":[4,4],"dims_mapping":[0,-1]},{"shape":[4,4],"dims_mapping":[-1,0]}],
+        "forward":{"inputs":[{"dims_mapping":[0,-1]},{"dims_mapping":[-1,0]}],"outputs":[{"dims_mapping":[0,-1]}],"sound":true}}"#;
+    let file = std::env::temp_dir().join(format!("planaria-spmd-{}.jsonl", std::process::id()));
+    std::fs::write(&file, case.replace('\n', " ")).unwrap();
+    let outcome = planaria_golden::run("spmd", &file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!((outcome.passed, outcome.failed), (0, 1), "{:?}", outcome.failures);
+}
