@@ -6,7 +6,9 @@ use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::{Mesh, Placement, Reduce};
 use planaria_tensor::ops::sample::Draw;
-use planaria_tensor::ops::{self, AdamWTensors, BatchNorm, CrossEntropyOptions, PoolCount, RunningStats, SgdTensors, Windows};
+use planaria_tensor::ops::{
+    self, AdamWTensors, BatchNorm, CrossEntropyOptions, PoolCount, RunningStats, SgdTensors, Windows,
+};
 use planaria_tensor::{Tensor, World};
 use smallvec::smallvec;
 
@@ -39,17 +41,21 @@ fn adamw_is_the_same_for_any_layouts_of_parameter_gradient_and_state() {
     let fresh = |a: &Array| Tensor::new(a.copy().unwrap());
     let alone = (fresh(&param), fresh(&param.zeros_like().unwrap()), fresh(&param.zeros_like().unwrap()));
     let step = |p: &Tensor, g: &Tensor, m: &Tensor, v: &Tensor, number: u64| {
-        let tensors = AdamWTensors { param: p, grad: g, exp_avg: m, exp_avg_sq: v, max_exp_avg_sq: None, master: None };
+        let tensors =
+            AdamWTensors { param: p, grad: g, exp_avg: m, exp_avg_sq: v, max_exp_avg_sq: None, master: None };
         ops::adamw_step(&options, number, &[tensors]).unwrap();
     };
     for number in 1..4 {
         step(&alone.0, &Tensor::new(grad.clone()), &alone.1, &alone.2, number);
     }
     on_ranks(|mesh, world| {
-        for (of_param, of_grad, of_state) in [(R, SUM, S0), (R, R, R), (S0, SUM, R), (S0, S0, Placement::shard(1))] {
+        for (of_param, of_grad, of_state) in
+            [(R, SUM, S0), (R, R, R), (S0, SUM, R), (S0, S0, Placement::shard(1))]
+        {
             let put = |a: &Array, p: Placement| Tensor::place(&a.copy().unwrap(), mesh, &[p], world).unwrap();
             let zeros = param.zeros_like().unwrap();
-            let (p, m, v) = (put(&param, of_param).requires_grad(), put(&zeros, of_state), put(&zeros, of_state));
+            let (p, m, v) =
+                (put(&param, of_param).requires_grad(), put(&zeros, of_state), put(&zeros, of_state));
             for number in 1..4 {
                 step(&p, &put(&grad, of_grad), &m, &v, number);
             }
@@ -147,7 +153,10 @@ fn running_statistics_of_a_cut_batch_are_those_of_the_whole() {
 fn dropout_add_is_dropout_then_add_bit_for_bit() {
     let mut draw = Draw::new(5);
     for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let (x, r) = (draw.normal(&[7, 9]).unwrap().cast(dtype).unwrap(), draw.normal(&[7, 9]).unwrap().cast(dtype).unwrap());
+        let (x, r) = (
+            draw.normal(&[7, 9]).unwrap().cast(dtype).unwrap(),
+            draw.normal(&[7, 9]).unwrap().cast(dtype).unwrap(),
+        );
         let (x, r, key) = (Tensor::new(x), Tensor::new(r), Key::new(3, 4));
         let fused = ops::dropout_add_with(&x, &r, 0.3, key).unwrap();
         let steps = ops::dropout_with(&x, 0.3, key).unwrap().add(&r).unwrap();
@@ -198,8 +207,13 @@ fn expressions_mean_what_they_say() {
     let trace: f64 = (0..3).map(|i| values(c.local())[i * 4]).sum();
     assert!((values(ops::einsum("ii", &[&c]).unwrap().local())[0] - trace).abs() < 1e-12);
     let one = tensor(&[1, 3, 4]);
-    same(ops::einsum("...ij,...ij->...", &[&one, &a]).unwrap(), one.mul(&a).unwrap().sum(&[1, 2], Keep::No).unwrap());
-    for (text, why) in [("ij->ij", "3 dims"), ("ijk->l", "no operand"), ("i?k->i", "no letter"), ("ijk,ij->i", "operands")] {
+    same(
+        ops::einsum("...ij,...ij->...", &[&one, &a]).unwrap(),
+        one.mul(&a).unwrap().sum(&[1, 2], Keep::No).unwrap(),
+    );
+    for (text, why) in
+        [("ij->ij", "3 dims"), ("ijk->l", "no operand"), ("i?k->i", "no letter"), ("ijk,ij->i", "operands")]
+    {
         let message = ops::einsum(text, &[&a]).unwrap_err().to_string();
         assert!(message.contains(why), "{message}");
     }
@@ -254,11 +268,16 @@ fn a_cut_vocabulary_gives_the_loss_and_gradient_of_the_whole() {
     let (x, labels) = (draw.normal(&[4, 7]).unwrap(), draw.integers(7, &[4]).unwrap());
     labels.narrow(0, 1, 1).unwrap().fill(-100i64).unwrap();
     for reduction in [Reduction::Mean, Reduction::Sum] {
-        let options = CrossEntropyOptions { reduction, label_smoothing: 0.1, ..CrossEntropyOptions::default() };
+        let options =
+            CrossEntropyOptions { reduction, label_smoothing: 0.1, ..CrossEntropyOptions::default() };
         let alone = Tensor::new(x.clone()).requires_grad();
         let loss = ops::cross_entropy(&alone, &Tensor::new(labels.clone()), &options).unwrap();
         loss.backward().unwrap();
-        let fused = planaria_array::ops::CrossEntropyOptions { reduction, label_smoothing: 0.1, ..Default::default() };
+        let fused = planaria_array::ops::CrossEntropyOptions {
+            reduction,
+            label_smoothing: 0.1,
+            ..Default::default()
+        };
         close(loss.local(), &planaria_array::ops::cross_entropy(&x, &labels, &fused).unwrap().loss);
         on_ranks(|mesh, world| {
             let many = Tensor::place(&x, mesh, &[Placement::shard(1)], world).unwrap().requires_grad();

@@ -28,7 +28,11 @@ pub struct Windows {
 impl Windows {
     /// Windows side by side, one step apart, without padding.
     pub fn dense(spatial: usize) -> Windows {
-        Windows { stride: smallvec![1; spatial], padding: smallvec![0; spatial], dilation: smallvec![1; spatial] }
+        Windows {
+            stride: smallvec![1; spatial],
+            padding: smallvec![0; spatial],
+            dilation: smallvec![1; spatial],
+        }
     }
 }
 
@@ -45,11 +49,18 @@ impl Geometry {
     fn new(op: &'static str, input: &[usize], kernel: &[usize], windows: &Windows) -> Result<Geometry> {
         let n = kernel.len();
         let refuse = |message: String| Err(Error::Argument { op, message });
-        if input.len() != n || [&windows.stride, &windows.padding, &windows.dilation].iter().any(|v| v.len() != n) {
-            return refuse(format!("a window of {n} dims does not fit {} spatial dims and {windows:?}", input.len()));
+        if input.len() != n
+            || [&windows.stride, &windows.padding, &windows.dilation].iter().any(|v| v.len() != n)
+        {
+            return refuse(format!(
+                "a window of {n} dims does not fit {} spatial dims and {windows:?}",
+                input.len()
+            ));
         }
         if windows.stride.contains(&0) || windows.dilation.contains(&0) || kernel.contains(&0) {
-            return refuse(format!("kernel {kernel:?}, strides and dilations must not be 0, got {windows:?}"));
+            return refuse(format!(
+                "kernel {kernel:?}, strides and dilations must not be 0, got {windows:?}"
+            ));
         }
         let made = Geometry { kernel: kernel.into(), windows: windows.clone(), input: input.into() };
         for d in 0..n {
@@ -57,7 +68,9 @@ impl Geometry {
             let room = windows.padding[d].checked_mul(2).and_then(|p| p.checked_add(input[d]));
             match (span, room) {
                 (Some(span), Some(room)) if span <= room => {}
-                _ => return refuse(format!("a window of {kernel:?} does not fit {input:?} with {windows:?}")),
+                _ => {
+                    return refuse(format!("a window of {kernel:?} does not fit {input:?} with {windows:?}"));
+                }
             }
         }
         Ok(made)
@@ -91,13 +104,19 @@ impl Geometry {
     fn unfold(&self, x: &Array) -> Result<Array> {
         let shape = self.columns_shape(x.shape()[0], x.shape()[1]);
         if x.is_meta() || shape.contains(&0) {
-            return if x.is_meta() { Ok(Array::meta(&shape, x.dtype())?) } else { Ok(Array::zeros(&shape, x.dtype())?) };
+            return if x.is_meta() {
+                Ok(Array::meta(&shape, x.dtype())?)
+            } else {
+                Ok(Array::zeros(&shape, x.dtype())?)
+            };
         }
         let margin = |&p: &usize| (p as i64, p as i64);
-        let margins: Vec<_> = [(0, 0), (0, 0)].into_iter().chain(self.windows.padding.iter().map(margin)).collect();
+        let margins: Vec<_> =
+            [(0, 0), (0, 0)].into_iter().chain(self.windows.padding.iter().map(margin)).collect();
         let padded = x.pad(&margins, PadMode::Constant(Scalar::Float(0.0)))?.contiguous()?;
         let (counts, strides) = (self.counts(), padded.strides());
-        let steps = |by: &Dims| by.iter().zip(&strides[2..]).map(|(&s, &t)| s as isize * t).collect::<Vec<_>>();
+        let steps =
+            |by: &Dims| by.iter().zip(&strides[2..]).map(|(&s, &t)| s as isize * t).collect::<Vec<_>>();
         let view = [&x.shape()[..2], &self.kernel[..], &counts[..]].concat();
         let all = [&strides[..2], &steps(&self.windows.dilation), &steps(&self.windows.stride)].concat();
         Ok(padded.as_strided(&view, &all, padded.offset())?.reshape(&shape)?)
@@ -162,7 +181,11 @@ impl Op for Unfold {
     }
 
     fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
-        Ok(smallvec![if self.back { self.geometry.fold(inputs[0])? } else { self.geometry.unfold(inputs[0])? }])
+        Ok(smallvec![if self.back {
+            self.geometry.fold(inputs[0])?
+        } else {
+            self.geometry.unfold(inputs[0])?
+        }])
     }
 
     fn saves(&self, _: &Places) -> Saves {
@@ -254,13 +277,21 @@ impl Op for Conv {
     }
 }
 
-fn check_weight(op: &'static str, x: &Tensor, weight: &Tensor, ins: usize, groups: usize, outs: usize) -> Result<()> {
+fn check_weight(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    ins: usize,
+    groups: usize,
+    outs: usize,
+) -> Result<()> {
     let ndim = x.ndim();
     let fits = (3..=5).contains(&ndim) && weight.ndim() == ndim && groups > 0;
     if fits && x.shape()[1] == ins && outs.is_multiple_of(groups) && x.shape()[1].is_multiple_of(groups) {
         return Ok(());
     }
-    let message = format!("a weight of shape {} in {groups} groups does not fit {}", weight.shape(), x.shape());
+    let message =
+        format!("a weight of shape {} in {groups} groups does not fit {}", weight.shape(), x.shape());
     Err(Error::Argument { op, message })
 }
 
@@ -272,7 +303,13 @@ fn with_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
 }
 
 /// Convolution of `[batch, channels, ..]` (one, two or three spatial dims) with `[out, channels / groups, ..]`.
-pub fn conv(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, windows: &Windows, groups: usize) -> Result<Tensor> {
+pub fn conv(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    windows: &Windows,
+    groups: usize,
+) -> Result<Tensor> {
     let ins = weight.shape().get(1).map_or(0, |n| n.saturating_mul(groups));
     check_weight("conv", x, weight, ins, groups, weight.shape().first().copied().unwrap_or(0))?;
     let geometry = Geometry::new("conv", &x.shape()[2..], &weight.shape()[2..], windows)?;
@@ -293,14 +330,18 @@ pub fn conv_transpose(
     let ins = weight.shape().first().copied().unwrap_or(0);
     check_weight(op, x, weight, ins, groups, groups)?;
     let (kernel, n) = (&weight.shape()[2..], weight.ndim() - 2);
-    let refuse = || Error::Argument { op, message: format!("no output has windows {windows:?} of {kernel:?} and {extra:?} more") };
+    let refuse = || Error::Argument {
+        op,
+        message: format!("no output has windows {windows:?} of {kernel:?} and {extra:?} more"),
+    };
     let fits = [&windows.stride[..], &windows.padding, &windows.dilation, extra].iter().all(|v| v.len() == n);
     let size = |d: usize| {
         let span = kernel[d].checked_sub(1)?.checked_mul(windows.dilation[d])?.checked_add(1)?;
         let steps = x.shape()[d + 2].checked_sub(1)?.checked_mul(windows.stride[d])?;
         steps.checked_add(span)?.checked_add(extra[d])?.checked_sub(windows.padding[d].checked_mul(2)?)
     };
-    let input: Dims = fits.then(|| (0..n).map(size).collect::<Option<Dims>>()).flatten().ok_or_else(refuse)?;
+    let input: Dims =
+        fits.then(|| (0..n).map(size).collect::<Option<Dims>>()).flatten().ok_or_else(refuse)?;
     let geometry = Geometry::new(op, &input, kernel, windows)?;
     if geometry.counts()[..] != x.shape()[2..] {
         return Err(refuse());
@@ -324,9 +365,15 @@ pub enum PoolCount {
 }
 
 /// The windows of a pooling as columns, and which of their elements are there: `[1, 1, elements, windows]`.
-fn pool(op: &'static str, x: &Tensor, kernel: &[usize], windows: &Windows) -> Result<(Tensor, Array, Vec<usize>)> {
+fn pool(
+    op: &'static str,
+    x: &Tensor,
+    kernel: &[usize],
+    windows: &Windows,
+) -> Result<(Tensor, Array, Vec<usize>)> {
     if !(3..=5).contains(&x.ndim()) {
-        let message = format!("the input must be [batch, channels, ..] with 1 to 3 spatial dims, got {}", x.shape());
+        let message =
+            format!("the input must be [batch, channels, ..] with 1 to 3 spatial dims, got {}", x.shape());
         return Err(Error::Argument { op, message });
     }
     let geometry = Geometry::new(op, &x.shape()[2..], kernel, windows)?;

@@ -54,7 +54,8 @@ impl Op for Einsum {
         for letter in &letters {
             let kind = if self.output.contains(letter) { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
             let sizes = self.inputs.iter().zip(inputs);
-            let mut sizes = sizes.filter_map(|(l, spec)| Some(spec.shape[l.iter().position(|c| c == letter)?]));
+            let mut sizes =
+                sizes.filter_map(|(l, spec)| Some(spec.shape[l.iter().position(|c| c == letter)?]));
             rule.factor(sizes.next().unwrap_or(1), kind, Cuts::Any);
         }
         let dims = |of: &Letters| of.iter().map(|c| letters.iter().position(|l| l == c)).collect::<Vec<_>>();
@@ -67,7 +68,8 @@ impl Op for Einsum {
     fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
         let (mut array, mut letters) = (inputs[0].clone(), self.inputs[0].clone());
         for (i, (next, own)) in inputs.iter().zip(&self.inputs).enumerate().skip(1) {
-            let later = |c: &char| self.output.contains(c) || self.inputs[i + 1..].iter().any(|l| l.contains(c));
+            let later =
+                |c: &char| self.output.contains(c) || self.inputs[i + 1..].iter().any(|l| l.contains(c));
             (array, letters) = product((&array, &letters), (next, own), later)?;
         }
         let output = |c: &char| self.output.contains(c);
@@ -129,7 +131,9 @@ fn product(
 ) -> Result<(Array, Letters)> {
     let (a, of_a) = summed(a, of_a, |c| later(c) || of_b.contains(c))?;
     let (b, of_b) = summed(b, of_b, |c| later(c) || of_a.contains(c))?;
-    let shared = |keep: bool| of_a.iter().copied().filter(|c| of_b.contains(c) && later(c) == keep).collect::<Letters>();
+    let shared = |keep: bool| {
+        of_a.iter().copied().filter(|c| of_b.contains(c) && later(c) == keep).collect::<Letters>()
+    };
     let (batch, inner) = (shared(true), shared(false));
     let rows: Letters = of_a.iter().copied().filter(|c| !of_b.contains(c)).collect();
     let columns: Letters = of_b.iter().copied().filter(|c| !of_a.contains(c)).collect();
@@ -190,7 +194,8 @@ fn parse(text: &str, ndims: &[usize]) -> Result<Parsed> {
         Some(right) => letters_of(text, right, most)?,
         None => {
             let all: Vec<char> = inputs.iter().flatten().copied().collect();
-            let mut once: Vec<char> = all.iter().copied().filter(|c| all.iter().filter(|o| o == &c).count() == 1).collect();
+            let mut once: Vec<char> =
+                all.iter().copied().filter(|c| all.iter().filter(|o| o == &c).count() == 1).collect();
             once.sort_unstable();
             let mut output: Vec<char> = (0..most).rev().map(hidden_letter).collect();
             once.retain(|c| c.is_alphabetic());
@@ -254,8 +259,9 @@ fn check_sizes(text: &str, parsed: &mut Parsed, tensors: &mut [Tensor]) -> Resul
     }
     for (letters, tensor) in parsed.inputs.iter_mut().zip(tensors) {
         let wide = |c: char| sizes.iter().any(|&(known, size)| known == c && size != 1);
-        let narrow: Vec<usize> =
-            (0..letters.len()).filter(|&d| tensor.shape()[d] == 1 && !letters[d].is_alphabetic() && wide(letters[d])).collect();
+        let narrow: Vec<usize> = (0..letters.len())
+            .filter(|&d| tensor.shape()[d] == 1 && !letters[d].is_alphabetic() && wide(letters[d]))
+            .collect();
         if !narrow.is_empty() {
             *tensor = tensor.squeeze(&narrow.iter().map(|&d| d as i64).collect::<Vec<_>>())?;
             let mut d = 0;
@@ -284,7 +290,16 @@ pub fn einsum(text: &str, tensors: &[&Tensor]) -> Result<Tensor> {
 
 /// Random calls for tests.
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
-    let text = draw.pick(&["ij,jk->ik", "bij,bkj->bik", "ab,ab->", "ab,b->a", "a,b->ab", "abc,cd,bd->ad", "ab->b", "abc->ca"]);
+    let text = draw.pick(&[
+        "ij,jk->ik",
+        "bij,bkj->bik",
+        "ab,ab->",
+        "ab,b->a",
+        "a,b->ab",
+        "abc,cd,bd->ad",
+        "ab->b",
+        "abc->ca",
+    ]);
     let extents = draw.shape(26);
     let (left, right) = text.split_once("->").unwrap_or((text, ""));
     let letters = |part: &str| part.chars().collect::<Letters>();

@@ -47,11 +47,17 @@ struct Update<'a> {
 }
 
 impl<'a> Update<'a> {
-    fn new(op: &'static str, param: &'a Tensor, grad: &Tensor, states: &[Option<&'a Tensor>]) -> Result<Update<'a>> {
+    fn new(
+        op: &'static str,
+        param: &'a Tensor,
+        grad: &Tensor,
+        states: &[Option<&'a Tensor>],
+    ) -> Result<Update<'a>> {
         let home = states.iter().flatten().next().copied().unwrap_or(param);
         for tensor in states.iter().flatten().copied().chain([grad, param]) {
             if tensor.shape() != param.shape() {
-                let message = format!("a state of shape {} for a parameter of {}", tensor.shape(), param.shape());
+                let message =
+                    format!("a state of shape {} for a parameter of {}", tensor.shape(), param.shape());
                 return Err(Error::Argument { op, message });
             }
         }
@@ -74,7 +80,9 @@ impl<'a> Update<'a> {
 
     /// The parameter gets its new values, wherever they are needed.
     fn finish(self) -> Result<()> {
-        let Some(home) = self.home.filter(|home| self.param.layout() != Some(&home.layout)) else { return Ok(()) };
+        let Some(home) = self.home.filter(|home| self.param.layout() != Some(&home.layout)) else {
+            return Ok(());
+        };
         if self.piece.is_meta() {
             return Ok(());
         }
@@ -107,7 +115,8 @@ fn brought(tensor: &Tensor, place: Option<&Place>) -> Result<Array> {
 /// sums), each rank updates its piece, and the parameter is brought back to its own layout.
 pub fn adamw_step(options: &AdamW, step: u64, list: &[AdamWTensors<'_>]) -> Result<()> {
     for tensors in list {
-        let states = [Some(tensors.exp_avg), Some(tensors.exp_avg_sq), tensors.max_exp_avg_sq, tensors.master];
+        let states =
+            [Some(tensors.exp_avg), Some(tensors.exp_avg_sq), tensors.max_exp_avg_sq, tensors.master];
         let update = Update::new("adamw", tensors.param, tensors.grad, &states)?;
         let arrays = AdamWArrays {
             param: &update.piece,

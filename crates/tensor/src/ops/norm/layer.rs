@@ -52,7 +52,13 @@ impl LayerNorm {
     }
 
     /// On rows that other ranks have parts of.
-    fn together(&self, x: &Array, weight: Option<&Array>, bias: Option<&Array>, local: &Local<'_>) -> Result<Arrays> {
+    fn together(
+        &self,
+        x: &Array,
+        weight: Option<&Array>,
+        bias: Option<&Array>,
+        local: &Local<'_>,
+    ) -> Result<Arrays> {
         let (dims, dtype) = (self.trailing(x.ndim()), wide(x.dtype()));
         let count = constant(x, self.normalized.iter().product::<usize>(), dtype)?;
         let mut values = x.cast(dtype)?;
@@ -267,7 +273,8 @@ fn run(op: LayerNorm, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>
     }
     for param in [weight, bias].into_iter().flatten() {
         if param.shape()[..] != op.normalized[..] {
-            let message = format!("a parameter has shape {}, not {:?}", param.shape(), op.normalized.as_slice());
+            let message =
+                format!("a parameter has shape {}, not {:?}", param.shape(), op.normalized.as_slice());
             return Err(Error::Argument { op: op.name(), message });
         }
     }

@@ -39,14 +39,24 @@ impl Params {
 }
 
 /// `h * weight + bias`, both broadcast from this shape.
-pub(super) fn affine(h: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, shape: &[usize]) -> Result<Tensor> {
+pub(super) fn affine(
+    h: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    shape: &[usize],
+) -> Result<Tensor> {
     let fit = |p: &Tensor| p.cast(h.dtype())?.reshape(shape);
     let scaled = weight.map_or_else(|| Ok(h.clone()), |w| h.mul(&fit(w)?))?;
     bias.map_or_else(|| Ok(scaled.clone()), |b| scaled.add(&fit(b)?))
 }
 
 /// As [`affine`], on arrays.
-pub(super) fn affine_arrays(h: &Array, weight: Option<&Array>, bias: Option<&Array>, shape: &[usize]) -> Result<Array> {
+pub(super) fn affine_arrays(
+    h: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+    shape: &[usize],
+) -> Result<Array> {
     let fit = |p: &Array| p.cast(h.dtype())?.reshape(shape);
     let scaled = weight.map_or_else(|| Ok(h.clone()), |w| h.mul(&fit(w)?))?;
     Ok(bias.map_or_else(|| Ok(scaled.clone()), |b| scaled.add(&fit(b)?))?)
