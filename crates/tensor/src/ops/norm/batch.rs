@@ -307,7 +307,7 @@ pub fn sync_batch_norm(
 }
 
 /// Random calls for tests.
-pub(super) fn sample(draw: &mut Draw) -> Result<Sample> {
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let mut shape = draw.shape(3);
     shape[2] = shape[2].max(3);
     let mode = draw.pick(&[BatchMode::Training, BatchMode::Training, BatchMode::Evaluation]);

@@ -194,7 +194,7 @@ pub fn instance_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>,
 }
 
 /// Random calls for tests.
-pub(super) fn sample(draw: &mut Draw) -> Result<Sample> {
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let (groups, each) = (1 + draw.below(4), 1 + draw.below(3));
     let channels = groups * each;
     let shape = [draw.size(), channels, draw.size().max(3)];

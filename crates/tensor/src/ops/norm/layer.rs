@@ -301,7 +301,7 @@ pub fn rms_norm(x: &Tensor, normalized: &[usize], weight: Option<&Tensor>, eps: 
 }
 
 /// Random calls for tests.
-pub(super) fn sample(draw: &mut Draw) -> Result<Sample> {
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let mut shape = draw.shape_of(1, 3);
     let last = shape.len() - 1;
     shape[last] = shape[last].max(3);
