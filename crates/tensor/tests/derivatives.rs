@@ -17,7 +17,12 @@ const BOUND: f64 = 3e-6;
 #[test]
 fn gradients_are_those_of_finite_differences() {
     let failures: Vec<String> = TABLE.iter().flat_map(family).collect();
-    assert!(failures.is_empty(), "{} failures, first:\n{}", failures.len(), failures[..failures.len().min(8)].join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} failures, first:\n{}",
+        failures.len(),
+        failures[..failures.len().min(8)].join("\n")
+    );
 }
 
 fn family(entry: &Entry) -> Vec<String> {
@@ -26,7 +31,8 @@ fn family(entry: &Entry) -> Vec<String> {
         let mut draw = Draw::new(seed);
         let sample = (entry.sample)(&mut draw).unwrap();
         if let Err(message) = check(&sample, &mut draw) {
-            let shapes: Vec<String> = sample.inputs.iter().map(|a| format!("{}{}", a.dtype(), a.shape())).collect();
+            let shapes: Vec<String> =
+                sample.inputs.iter().map(|a| format!("{}{}", a.dtype(), a.shape())).collect();
             failures.push(format!("{} seed {seed} {:?} {shapes:?}: {message}", entry.family, sample.op));
         }
     }
@@ -54,7 +60,11 @@ impl Function<'_> {
     fn value(&self, arrays: &[Array]) -> Result<f64> {
         let inputs: Vec<Tensor> = arrays.iter().map(|a| Tensor::new(a.clone())).collect();
         let outputs = apply_shared(self.sample.op.clone(), &inputs.iter().collect::<Vec<_>>())?;
-        Ok(outputs.iter().zip(&self.weights).map(|(y, w)| w.as_ref().map_or(0.0, |w| dot(y.local(), w))).sum())
+        Ok(outputs
+            .iter()
+            .zip(&self.weights)
+            .map(|(y, w)| w.as_ref().map_or(0.0, |w| dot(y.local(), w)))
+            .sum())
     }
 
     /// Gradients of the inputs that are varied; zeros where there are none.
@@ -89,8 +99,12 @@ fn check(sample: &Sample, draw: &mut Draw) -> std::result::Result<(), String> {
         weights[1..].iter_mut().for_each(|w| *w = None);
     }
     let function = Function { sample, varied, weights };
-    let directions: Vec<Array> =
-        function.varied.iter().map(|&i| draw.normal(sample.inputs[i].shape())).collect::<Result<_>>().map_err(text)?;
+    let directions: Vec<Array> = function
+        .varied
+        .iter()
+        .map(|&i| draw.normal(sample.inputs[i].shape()))
+        .collect::<Result<_>>()
+        .map_err(text)?;
     first(&function, &directions).map_err(|m| format!("first gradient, {m}"))?;
     second(&function, &directions, draw).map_err(|m| format!("second gradient, {m}"))
 }
@@ -167,7 +181,8 @@ fn compare(
     size: f64,
 ) -> std::result::Result<(), String> {
     let found = gradient.map_or(0.0, |g| dot(g.local(), direction));
-    let scale = gradient.map_or(0.0, |g| g.local().to_vec::<f64>().unwrap().iter().fold(0.0f64, |m, v| m.max(v.abs())));
+    let scale = gradient
+        .map_or(0.0, |g| g.local().to_vec::<f64>().unwrap().iter().fold(0.0f64, |m, v| m.max(v.abs())));
     let bound = BOUND * (1.0 + scale + expected.abs()) + 4.0 * f64::EPSILON * size / STEP;
     if (found - expected).abs() <= bound {
         return Ok(());

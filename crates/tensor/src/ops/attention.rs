@@ -43,7 +43,11 @@ impl Attention {
         let (heads, keys) = (q.shape[1], k.shape[1]);
         let group = heads.checked_div(keys).unwrap_or(1);
         let batch = rule.free(q.shape[0]);
-        let of_keys = if keys > 1 || group == 1 { smallvec![rule.factor(keys, Kind::Free, Cuts::Even)] } else { smallvec![] };
+        let of_keys = if keys > 1 || group == 1 {
+            smallvec![rule.factor(keys, Kind::Free, Cuts::Even)]
+        } else {
+            smallvec![]
+        };
         let of_group = if group > 1 { smallvec![rule.factor(group, added, Cuts::Even)] } else { smallvec![] };
         // A causal query must know its place.
         let queries = (self.span == Span::All).then(|| rule.factor(q.shape[2], added, Cuts::Any));
@@ -240,10 +244,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions<
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let (batch, of_keys, group) = (draw.size(), draw.pick(&[1, 2, 4]), draw.pick(&[1, 1, 2, 3]));
     let (queries, keys, dim, values) = (draw.size(), draw.size(), 1 + draw.below(4), draw.size());
-    let op = Attention {
-        scale: draw.pick(&[None, Some(0.7)]),
-        span: draw.pick(&[Span::All, Span::Causal]),
-    };
+    let op = Attention { scale: draw.pick(&[None, Some(0.7)]), span: draw.pick(&[Span::All, Span::Causal]) };
     let heads = of_keys * group;
     let mut inputs = vec![
         draw.normal(&[batch, heads, queries, dim])?,

@@ -58,7 +58,8 @@ pub(crate) fn gradient(
     };
     let inputs = (0..at.inputs()).map(fresh).collect::<Result<Vec<Tensor>>>()?;
     let outputs = with_grad(|| work(&inputs))?;
-    let arrived = |(y, dy): (&Tensor, &Option<Tensor>)| Some((y.clone(), dy.clone()?)).filter(|_| y.has_history());
+    let arrived =
+        |(y, dy): (&Tensor, &Option<Tensor>)| Some((y.clone(), dy.clone()?)).filter(|_| y.has_history());
     let (ys, dys): (Vec<Tensor>, Vec<Tensor>) = outputs.iter().zip(grads).filter_map(arrived).unzip();
     let wanted: Vec<usize> = (0..inputs.len()).filter(|&i| at.needs(i)).collect();
     let options = GradOptions { keep_history: false, differentiable: at.is_differentiable() };

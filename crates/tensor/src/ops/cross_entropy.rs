@@ -101,7 +101,13 @@ impl CrossEntropy {
     }
 
     /// On classes that other ranks have parts of.
-    fn together(&self, logits: &Array, labels: &Array, weight: Option<&Array>, local: &Local<'_>) -> Result<Arrays> {
+    fn together(
+        &self,
+        logits: &Array,
+        labels: &Array,
+        weight: Option<&Array>,
+        local: &Local<'_>,
+    ) -> Result<Arrays> {
         let (dims, x) = ([self.dim], logits.cast(wide(logits.dtype()))?);
         let scalar = |v: f64| constant(&x, v, x.dtype());
         let lse = log_sum_exp(&x, &dims, local, 0)?;
@@ -116,7 +122,9 @@ impl CrossEntropy {
         if self.smoothing > 0.0 {
             let classes = local.input_shape(0, logits)[self.dim] as f64;
             let all = total(&weights.broadcast_to(x.shape())?, &dims, local, 0)?.mul(&lse)?;
-            let spread = all.sub(&total(&weights.mul(&x)?, &dims, local, 0)?)?.mul(&scalar(self.smoothing / classes)?)?;
+            let spread = all
+                .sub(&total(&weights.mul(&x)?, &dims, local, 0)?)?
+                .mul(&scalar(self.smoothing / classes)?)?;
             loss = loss.mul(&scalar(1.0 - self.smoothing)?)?.add(&spread.mul(&counted)?)?;
         }
         let flat = |a: Array| a.squeeze(&[self.dim as i64]);
@@ -154,7 +162,10 @@ impl Op for CrossEntropy {
 
     fn attributes(&self) -> Attributes {
         let ignore = self.ignore.map_or(Attr::List(Vec::new()), Attr::Int);
-        Attributes::new().with("axis", self.dim).with("ignore_index", ignore).with("label_smoothing", self.smoothing)
+        Attributes::new()
+            .with("axis", self.dim)
+            .with("ignore_index", ignore)
+            .with("label_smoothing", self.smoothing)
     }
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
@@ -190,7 +201,10 @@ impl Op for CrossEntropy {
                 // Any label will do where none counts.
                 Some(weight) => {
                     let ids = ops::where_(&counted, &labels, &Array::scalar(0i64, DType::I64)?)?;
-                    weight.cast(dtype)?.index_select(0, &ids.reshape(&[ids.numel()])?)?.reshape(labels.shape())?
+                    weight
+                        .cast(dtype)?
+                        .index_select(0, &ids.reshape(&[ids.numel()])?)?
+                        .reshape(labels.shape())?
                 }
                 None => Array::full(labels.shape(), 1.0, dtype)?,
             };
@@ -300,7 +314,8 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, options: &CrossEntropyOpt
     let mut rows = logits.shape().to_vec();
     rows.remove(op.dim);
     if labels.shape()[..] != rows[..] {
-        let message = format!("labels have shape {}, but the rows of {} are {rows:?}", labels.shape(), logits.shape());
+        let message =
+            format!("labels have shape {}, but the rows of {} are {rows:?}", labels.shape(), logits.shape());
         return Err(Error::Argument { op: "cross_entropy", message });
     }
     let mut inputs = vec![logits, labels];
@@ -316,7 +331,11 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, options: &CrossEntropyOpt
 }
 
 /// Cross-entropy against class probabilities of the logits' shape. A mean divides by the number of rows.
-pub fn soft_cross_entropy(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
+pub fn soft_cross_entropy(
+    logits: &Tensor,
+    targets: &Tensor,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<Tensor> {
     let op = check("soft_cross_entropy", logits, options)?;
     let (dim, dtype) = (op.dim as i64, wide(logits.dtype()));
     if targets.shape() != logits.shape() {
@@ -368,7 +387,11 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let mut rows = shape.clone();
     let classes = rows.remove(dim);
     let labels = draw.integers(classes, &rows)?;
-    let op = CrossEntropy { dim, ignore: draw.pick(&[None, Some(0), Some(-100)]), smoothing: draw.pick(&[0.0, 0.2]) };
+    let op = CrossEntropy {
+        dim,
+        ignore: draw.pick(&[None, Some(0), Some(-100)]),
+        smoothing: draw.pick(&[0.0, 0.2]),
+    };
     let mut inputs = vec![draw.normal(&shape)?, labels];
     if draw.coin() {
         // In f32, because it gets no gradient.

@@ -117,7 +117,11 @@ pub fn dropout_add_with(x: &Tensor, residual: &Tensor, p: f64, key: Key) -> Resu
 /// Random calls for tests.
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.shape_of(0, 3);
-    let op = Dropout { p: draw.pick(&[0.0, 0.3, 0.5, 1.0]), key: Key::new(7, draw.below(100) as u64), adds: draw.coin() };
+    let op = Dropout {
+        p: draw.pick(&[0.0, 0.3, 0.5, 1.0]),
+        key: Key::new(7, draw.below(100) as u64),
+        adds: draw.coin(),
+    };
     let mut inputs = vec![draw.normal(&shape)?];
     if op.adds {
         inputs.push(draw.normal(&shape)?);

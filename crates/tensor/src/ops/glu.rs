@@ -26,7 +26,7 @@ impl Glu {
         let (gate, up) = match inputs {
             [x] => {
                 let (dim, half) = (x.ndim() - 1, x.shape()[x.ndim() - 1] / 2);
-                (x.window(dim, 0, half)?, x.window(dim, half, half)?)
+                (x.narrow(dim as i64, 0, half)?, x.narrow(dim as i64, half, half)?)
             }
             _ => (inputs[0].clone(), inputs[1].clone()),
         };

@@ -5,10 +5,12 @@ mod attention;
 mod binary;
 mod compare;
 mod compose;
+mod conv;
 mod create;
 mod cross_entropy;
 mod dims;
 mod dropout;
+mod einsum;
 mod embedding;
 mod extreme;
 mod functions;
@@ -23,6 +25,7 @@ mod mask;
 mod matmul;
 mod moments;
 mod norm;
+mod optim;
 mod order;
 mod pad;
 mod range;
@@ -42,14 +45,19 @@ mod unary;
 mod window;
 
 pub use attention::{AttentionOptions, attention};
+pub use conv::{PoolCount, Windows, avg_pool, conv, conv_transpose, max_pool};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
 pub use dropout::{dropout, dropout_add, dropout_add_with, dropout_with};
+pub use einsum::einsum;
 pub use embedding::{Routing, embedding, moe_combine, moe_dispatch, moe_route};
 pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
 pub use join::{add_n, concat, stack};
 pub use linear::linear;
 pub use norm::{
     BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
+};
+pub use optim::{
+    AdamWTensors, SgdTensors, adamw_step, check_finite_and_unscale, clip_by_global_norm, sgd_step, squared_norm,
 };
 pub use order::Unique;
 pub use planaria_array::ops::{OwnValue, PadMode, Put, ScatterReduce};
@@ -73,8 +81,10 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "attention", sample: attention::sample },
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
+    Entry { family: "conv", sample: conv::sample },
     Entry { family: "cross_entropy", sample: cross_entropy::sample },
     Entry { family: "dropout", sample: dropout::sample },
+    Entry { family: "einsum", sample: einsum::sample },
     Entry { family: "embedding", sample: embedding::sample },
     Entry { family: "extreme", sample: extreme::sample },
     Entry { family: "gather", sample: gather::sample },
@@ -86,7 +96,9 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "mask", sample: mask::sample },
     Entry { family: "matmul", sample: matmul::sample },
     Entry { family: "moments", sample: moments::sample },
-    Entry { family: "norm", sample: norm::sample },
+    Entry { family: "norm/batch", sample: norm::batch::sample },
+    Entry { family: "norm/group", sample: norm::group::sample },
+    Entry { family: "norm/layer", sample: norm::layer::sample },
     Entry { family: "order", sample: order::sample },
     Entry { family: "pad", sample: pad::sample },
     Entry { family: "rearrange", sample: rearrange::sample },

@@ -46,7 +46,8 @@ impl Op for Moment {
     }
 
     fn attributes(&self) -> Attributes {
-        let dims = Attributes::new().with("axis", self.dims.as_slice()).with("keepdim", self.keep == Keep::Yes);
+        let dims =
+            Attributes::new().with("axis", self.dims.as_slice()).with("keepdim", self.keep == Keep::Yes);
         match self.kind {
             Kind::LogSumExp => dims,
             Kind::Norm(p) => dims.with("porder", p),
@@ -128,7 +129,12 @@ pub(crate) fn constant(beside: &Array, value: impl Into<Scalar>, dtype: DType) -
 }
 
 /// One value everywhere, where the array is.
-pub(crate) fn filled(beside: &Array, shape: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Array> {
+pub(crate) fn filled(
+    beside: &Array,
+    shape: &[usize],
+    value: impl Into<Scalar>,
+    dtype: DType,
+) -> Result<Array> {
     Ok(if beside.is_meta() { Array::meta(shape, dtype)? } else { Array::full(shape, value, dtype)? })
 }
 
@@ -146,7 +152,13 @@ fn centered(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
 }
 
 /// The extreme over dims that other ranks have parts of, dims kept.
-pub(crate) fn extreme(x: &Array, dims: &[usize], local: &Local<'_>, input: usize, of: Reduce) -> Result<Array> {
+pub(crate) fn extreme(
+    x: &Array,
+    dims: &[usize],
+    local: &Local<'_>,
+    input: usize,
+    of: Reduce,
+) -> Result<Array> {
     let here = match (x.numel() == 0, of) {
         (true, Reduce::Min) => filled(x, &reduced_shape(x, dims, Keep::Yes), highest(x.dtype()), x.dtype())?,
         (true, _) => filled(x, &reduced_shape(x, dims, Keep::Yes), lowest(x.dtype()), x.dtype())?,
@@ -165,12 +177,19 @@ pub(crate) fn total(x: &Array, dims: &[usize], local: &Local<'_>, input: usize) 
 pub(crate) fn log_sum_exp(x: &Array, dims: &[usize], local: &Local<'_>, input: usize) -> Result<Array> {
     let largest = extreme(x, dims, local, input, Reduce::Max)?;
     // Infinite or NaN: e^x alone already gives the right limit.
-    let largest = planaria_array::ops::where_(&largest.is_finite()?, &largest, &constant(x, 0.0, x.dtype())?)?;
+    let largest =
+        planaria_array::ops::where_(&largest.is_finite()?, &largest, &constant(x, 0.0, x.dtype())?)?;
     Ok(total(&x.sub(&largest)?.exp()?, dims, local, input)?.ln()?.add(&largest)?)
 }
 
 /// Squared deviations from the mean over dims that other ranks have parts of, dims kept.
-pub(crate) fn variance(x: &Array, dims: &[usize], correction: f64, local: &Local<'_>, input: usize) -> Result<Array> {
+pub(crate) fn variance(
+    x: &Array,
+    dims: &[usize],
+    correction: f64,
+    local: &Local<'_>,
+    input: usize,
+) -> Result<Array> {
     let scalar = |v: f64| constant(x, v, x.dtype());
     let count = count(&local.input_shape(input, x), dims) as f64;
     let mean = total(x, dims, local, input)?.div(&scalar(count)?)?;

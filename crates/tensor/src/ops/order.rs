@@ -124,7 +124,7 @@ impl Op for UniqueOp {
         let shape = &at.input_spec(0).shape;
         let shares = dy.div(&at.output(2)?.cast(dy.dtype())?)?;
         let inverse = at.output(1)?.reshape(&[shape.numel()])?;
-        Ok(smallvec![Some(shares.collected(&inverse, 0)?.reshape(shape)?)])
+        Ok(smallvec![Some(shares.gather(0, &inverse)?.reshape(shape)?)])
     }
 }
 

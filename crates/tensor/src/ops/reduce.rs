@@ -138,15 +138,16 @@ fn tree_product(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let others = (0..x.ndim()).filter(|d| !dims.contains(d));
     let order: Vec<i64> = dims.iter().copied().chain(others).map(|d| d as i64).collect();
     let moved = x.permute(&order)?;
-    let (mut count, rest) = (dims.iter().map(|&d| x.shape()[d]).product::<usize>(), &moved.shape()[dims.len()..]);
+    let (mut count, rest) =
+        (dims.iter().map(|&d| x.shape()[d]).product::<usize>(), &moved.shape()[dims.len()..]);
     let mut y = moved.reshape(&[&[count], rest].concat())?;
     if count == 0 {
         return y.sum(&[0], Keep::No)?.add_scalar(1.0);
     }
     while count > 1 {
         let half = count / 2;
-        let pairs = y.window(0, 0, half)?.mul(&y.window(0, half, half)?)?;
-        y = if count % 2 == 0 { pairs } else { append(&pairs, &y.window(0, count - 1, 1)?)? };
+        let pairs = y.narrow(0, 0, half)?.mul(&y.narrow(0, half, half)?)?;
+        y = if count % 2 == 0 { pairs } else { append(&pairs, &y.narrow(0, count - 1, 1)?)? };
         count -= half;
     }
     y.squeeze(&[0])

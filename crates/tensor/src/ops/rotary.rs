@@ -7,8 +7,8 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
-use planaria_array::ops::{self, RotaryLayout, RotaryPairing, RotaryTable};
 use planaria_array::Array;
+use planaria_array::ops::{self, RotaryLayout, RotaryPairing, RotaryTable};
 use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
 use smallvec::smallvec;
 
@@ -70,7 +70,9 @@ impl Op for Rotary {
         let positions = match inputs.get(3) {
             Some(ids) => ops::RotaryPositions::Ids(ids),
             None if x.ndim() < 3 => ops::RotaryPositions::From(self.first),
-            None => ops::RotaryPositions::From(self.first + local.input_start(0, self.sequence_dim(x.ndim()))?),
+            None => {
+                ops::RotaryPositions::From(self.first + local.input_start(0, self.sequence_dim(x.ndim()))?)
+            }
         };
         let options = ops::RotaryOptions { pairing: self.pairing, layout: self.layout, positions };
         Ok(smallvec![match self.inverse {

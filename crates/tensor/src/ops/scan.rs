@@ -117,7 +117,7 @@ fn doubling_product(x: &Tensor, dim: usize) -> Result<Tensor> {
         shape[dim] = n;
         let ones: Vec<f64> = (0..n).map(|i| if i < step { 1.0 } else { 0.0 }).collect();
         let ones = Tensor::new(Array::from_slice(&ones, &shape)?.cast(x.dtype())?);
-        let before = y.window(dim, 0, n - step)?.surrounded(dim, step, 0)?.add(&ones)?;
+        let before = y.narrow(dim as i64, 0, n - step)?.surrounded(dim, step, 0)?.add(&ones)?;
         y = y.mul(&before)?;
         step *= 2;
     }

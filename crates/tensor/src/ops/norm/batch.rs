@@ -146,11 +146,13 @@ impl Op for BatchNormOp {
         let first = self.before_params();
         let weight = self.params.weight.then(|| at.input(first)).transpose()?;
         let (x, mean, var) = (at.input(0)?, at.output(1)?, at.output(2)?);
-        let mut found = apply(BatchNormGrad(*self), &given(&[dy, &x, &mean, &var], &[weight.as_ref()]))?.into_iter();
+        let mut found =
+            apply(BatchNormGrad(*self), &given(&[dy, &x, &mean, &var], &[weight.as_ref()]))?.into_iter();
         let mut grads: Grads = smallvec![found.next()];
         grads.extend((1..first).map(|_| None));
         let (dw, db) = (found.next(), found.next());
-        let typed = |g: Option<Tensor>, input: usize| g.map(|g| g.cast(at.input_spec(input).dtype)).transpose();
+        let typed =
+            |g: Option<Tensor>, input: usize| g.map(|g| g.cast(at.input_spec(input).dtype)).transpose();
         if self.params.weight {
             grads.push(typed(dw, first)?);
         }
@@ -167,7 +169,14 @@ struct BatchNormGrad(BatchNormOp);
 
 impl BatchNormGrad {
     /// On channels that other ranks have parts of.
-    fn together(&self, dy: &Array, x: &Array, rstd: &Array, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
+    fn together(
+        &self,
+        dy: &Array,
+        x: &Array,
+        rstd: &Array,
+        inputs: &[&Array],
+        local: &Local<'_>,
+    ) -> Result<Arrays> {
         let (dims, dtype) = (others(x.ndim()), wide(x.dtype()));
         let shape = channel_shape(x.ndim(), x.shape()[1]);
         let (dy, rstd) = (dy.cast(dtype)?, rstd.reshape(&shape)?);
@@ -247,7 +256,9 @@ pub fn batch_norm(
     let (running, momentum) = match mode {
         BatchNorm::Evaluation(stats) => {
             let op = BatchNormOp { mode: BatchMode::Evaluation, params, eps };
-            return first(apply(op, &given(&[x, stats.mean, stats.var], &[weight, bias]))?.into_iter().next());
+            return first(
+                apply(op, &given(&[x, stats.mean, stats.var], &[weight, bias]))?.into_iter().next(),
+            );
         }
         BatchNorm::Training { running, momentum } => (running, momentum),
     };
@@ -274,13 +285,14 @@ fn first(output: Option<Tensor>) -> Result<Tensor> {
 /// `running = (1 - momentum) * running + momentum * now`, in place and in the layout of `running`.
 fn follow(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
     let old = running.detach().cast(now.dtype())?;
-    let new = old.mul_scalar(1.0 - momentum)?.add(&now.detach().mul_scalar(momentum)?)?.cast(running.dtype())?;
+    let new =
+        old.mul_scalar(1.0 - momentum)?.add(&now.detach().mul_scalar(momentum)?)?.cast(running.dtype())?;
     let new = match (running.layout(), new.layout()) {
         (Some(layout), Some(_)) => new.reshard(layout)?.local().clone(),
         (None, Some(_)) => new.whole()?,
         _ => new.local().clone(),
     };
-    Ok(if new.is_meta() { () } else { running.local().copy_from(&new)? })
+    if new.is_meta() { Ok(()) } else { Ok(running.local().copy_from(&new)?) }
 }
 
 /// [`batch_norm`], which already takes its statistics over all ranks.
@@ -295,7 +307,7 @@ pub fn sync_batch_norm(
 }
 
 /// Random calls for tests.
-pub(super) fn sample(draw: &mut Draw) -> Result<Sample> {
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let mut shape = draw.shape(3);
     shape[2] = shape[2].max(3);
     let mode = draw.pick(&[BatchMode::Training, BatchMode::Training, BatchMode::Evaluation]);

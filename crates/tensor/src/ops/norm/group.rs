@@ -110,10 +110,12 @@ impl Op for GroupNorm {
         };
         let weight = self.params.weight.then(|| at.input(1)).transpose()?;
         let (x, mean, rstd) = (at.input(0)?, at.output(1)?, at.output(2)?);
-        let mut found = apply(GroupNormGrad(*self), &given(&[dy, &x, &mean, &rstd], &[weight.as_ref()]))?.into_iter();
+        let mut found =
+            apply(GroupNormGrad(*self), &given(&[dy, &x, &mean, &rstd], &[weight.as_ref()]))?.into_iter();
         let mut grads: Grads = smallvec![found.next()];
         let (dw, db) = (found.next(), found.next());
-        let typed = |g: Option<Tensor>, input: usize| g.map(|g| g.cast(at.input_spec(input).dtype)).transpose();
+        let typed =
+            |g: Option<Tensor>, input: usize| g.map(|g| g.cast(at.input_spec(input).dtype)).transpose();
         if self.params.weight {
             grads.push(typed(dw, 1)?);
         }
@@ -149,7 +151,8 @@ impl Op for GroupNormGrad {
     }
 
     fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
-        let (dy, x, mean, rstd, weight) = (inputs[0], inputs[1], inputs[2], inputs[3], inputs.get(4).copied());
+        let (dy, x, mean, rstd, weight) =
+            (inputs[0], inputs[1], inputs[2], inputs[3], inputs.get(4).copied());
         let found = match self.0.groups {
             Groups::Count(groups) => ops::group_norm_grad(dy, x, groups, mean, rstd, weight)?,
             Groups::Each => ops::instance_norm_grad(dy, x, mean, rstd, weight)?,
@@ -191,7 +194,7 @@ pub fn instance_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>,
 }
 
 /// Random calls for tests.
-pub(super) fn sample(draw: &mut Draw) -> Result<Sample> {
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let (groups, each) = (1 + draw.below(4), 1 + draw.below(3));
     let channels = groups * each;
     let shape = [draw.size(), channels, draw.size().max(3)];

@@ -52,7 +52,13 @@ impl LayerNorm {
     }
 
     /// On rows that other ranks have parts of.
-    fn together(&self, x: &Array, weight: Option<&Array>, bias: Option<&Array>, local: &Local<'_>) -> Result<Arrays> {
+    fn together(
+        &self,
+        x: &Array,
+        weight: Option<&Array>,
+        bias: Option<&Array>,
+        local: &Local<'_>,
+    ) -> Result<Arrays> {
         let (dims, dtype) = (self.trailing(x.ndim()), wide(x.dtype()));
         let count = constant(x, self.normalized.iter().product::<usize>(), dtype)?;
         let mut values = x.cast(dtype)?;
@@ -267,7 +273,8 @@ fn run(op: LayerNorm, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>
     }
     for param in [weight, bias].into_iter().flatten() {
         if param.shape()[..] != op.normalized[..] {
-            let message = format!("a parameter has shape {}, not {:?}", param.shape(), op.normalized.as_slice());
+            let message =
+                format!("a parameter has shape {}, not {:?}", param.shape(), op.normalized.as_slice());
             return Err(Error::Argument { op: op.name(), message });
         }
     }
@@ -294,7 +301,7 @@ pub fn rms_norm(x: &Tensor, normalized: &[usize], weight: Option<&Tensor>, eps: 
 }
 
 /// Random calls for tests.
-pub(super) fn sample(draw: &mut Draw) -> Result<Sample> {
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let mut shape = draw.shape_of(1, 3);
     let last = shape.len() - 1;
     shape[last] = shape[last].max(3);
