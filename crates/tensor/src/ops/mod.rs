@@ -5,6 +5,7 @@ mod attention;
 mod binary;
 mod compare;
 mod compose;
+mod copy;
 mod create;
 mod cross_entropy;
 mod dims;
@@ -73,6 +74,7 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "attention", sample: attention::sample },
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
+    Entry { family: "copy", sample: copy::sample },
     Entry { family: "cross_entropy", sample: cross_entropy::sample },
     Entry { family: "dropout", sample: dropout::sample },
     Entry { family: "embedding", sample: embedding::sample },
