@@ -79,9 +79,15 @@ fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
         }
     }
     let here = Here { inputs: &decision.inputs, outputs: &decision.outputs, world: &first.world };
-    let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
     trace::enter(op.name());
-    let results = op.forward(&arrays, &Local::Piece(here))?;
+    let results = if first.world.is_supposed() {
+        // Values without a mesh have bytes, but nothing is computed with them.
+        let planned: SmallVec<[Array; 4]> = inputs.iter().map(|t| t.0.array.to_meta()).collect();
+        op.forward(&planned.iter().collect::<SmallVec<[&Array; 4]>>(), &Local::Piece(here))?
+    } else {
+        let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
+        op.forward(&arrays, &Local::Piece(here))?
+    };
     Ok(placed(results, &decision.outputs, &first))
 }
 

@@ -410,16 +410,23 @@ fn aligned(op: &'static str, x: &Tensor, index: &Tensor, dim: i64) -> Result<(Te
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.shape_of(1, 3);
     let dim = draw.below(shape.len());
-    let mut small: Vec<usize> =
-        shape.iter().map(|&n| if draw.below(3) == 0 { 1 + draw.below(n) } else { n }).collect();
+    let mut part = |&n: &usize| if draw.below(3) == 0 { 1 + draw.below(n) } else { n };
+    let mut small: Vec<usize> = shape.iter().map(&mut part).collect();
+    let scatter = |kind| Scatter { dim, kind, onto: Onto::Copy };
+    if draw.below(4) == 0 {
+        // Of two writes to one element the second wins, which has no derivative.
+        small[dim] = 1 + draw.below(shape[dim]);
+        let mut line = vec![1; shape.len()];
+        line[dim] = small[dim];
+        let index = draw.positions(shape[dim], small[dim])?.reshape(&line)?.broadcast_to(&small)?.copy()?;
+        return Ok(Sample::new(scatter(Meet::Replace), [draw.normal(&shape)?, index, draw.normal(&small)?]));
+    }
     small[dim] = draw.size();
     let index = draw.integers(shape[dim], &small)?;
-    let scatter = |kind| Scatter { dim, kind, onto: Onto::Copy };
     let kinds = [ScatterReduce::Prod, ScatterReduce::Max, ScatterReduce::Min];
-    Ok(match draw.below(4) {
+    Ok(match draw.below(3) {
         0 => Sample::new(Gather { dim }, [draw.normal(&shape)?, index]),
-        1 => Sample::new(scatter(Meet::Replace), [draw.normal(&shape)?, index, draw.normal(&small)?]),
-        2 => Sample::new(scatter(Meet::Add), [draw.normal(&shape)?, index, draw.normal(&small)?]),
+        1 => Sample::new(scatter(Meet::Add), [draw.normal(&shape)?, index, draw.normal(&small)?]),
         _ => {
             let own = if draw.coin() { OwnValue::Include } else { OwnValue::Exclude };
             let op = scatter(Meet::Reduce(draw.pick(&kinds), own));

@@ -348,21 +348,25 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     if starts.is_empty() {
         starts.push(draw.below(shape.len()));
     }
-    let all = draw.shape_of(0, 2);
+    let which = draw.below(3);
+    // Of two writes to one element the second wins, which has no derivative.
+    let first = (which == 2).then(|| draw.positions(shape[starts[0]], 4)).transpose()?;
+    let all = first.as_ref().map_or_else(|| draw.shape_of(0, 2), |at| at.shape().to_vec());
     let mut index = Vec::new();
     for (k, &d) in starts.iter().enumerate() {
         let own = if k == 0 { all.clone() } else { draw.broadcastable(&all) };
         let at = draw.integers(2 * shape[d], &own)?;
         index.push(at.sub(&Array::scalar(shape[d] as i64, DType::I64)?)?);
     }
+    first.into_iter().for_each(|at| index[0] = at);
     let x = draw.normal(&shape)?;
-    if draw.coin() {
+    if which == 0 {
         return Ok(Sample::new(Take { starts }, [vec![x], index].concat()));
     }
     let covered = starts.iter().map(|&d| (d, 1));
     let extents = Around::new(shape.len(), covered).extents(&shape, &all);
     let value = draw.broadcastable(&extents);
-    let put = if draw.coin() { Put::Accumulate } else { Put::Replace };
+    let put = if which == 1 { Put::Accumulate } else { Put::Replace };
     let op = IndexPut { starts, put, onto: Onto::Copy, is_void: false };
     Ok(Sample::new(op, [vec![x, draw.normal(&value)?], index].concat()))
 }

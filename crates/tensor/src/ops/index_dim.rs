@@ -278,12 +278,23 @@ fn check_fill(op: &IndexWrite, value: &Tensor) -> Result<()> {
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.shape_of(1, 3);
     let dim = draw.below(shape.len());
-    let count = draw.size();
-    let (x, index) = (draw.normal(&shape)?, draw.integers(shape[dim], &[count])?);
+    let which = draw.below(4);
+    let x = draw.normal(&shape)?;
+    // Of two writes to one slice the second wins, which has no derivative.
+    let index = match which {
+        0 | 1 => {
+            let count = draw.size();
+            draw.integers(shape[dim], &[count])?
+        }
+        _ => {
+            let count = 1 + draw.below(shape[dim]);
+            draw.positions(shape[dim], count)?
+        }
+    };
     let mut source = shape;
-    source[dim] = count;
+    source[dim] = index.numel();
     let write = |kind| IndexWrite { dim, kind, onto: Onto::Copy };
-    Ok(match draw.below(4) {
+    Ok(match which {
         0 => Sample::new(IndexSelect { dim }, [x, index]),
         1 => Sample::new(write(Write::Add), [x, index, draw.normal(&source)?]),
         2 => Sample::new(write(Write::Copy), [x, index, draw.normal(&source)?]),

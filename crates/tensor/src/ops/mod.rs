@@ -6,6 +6,7 @@ mod binary;
 mod compare;
 mod compose;
 mod conv;
+mod copy;
 mod create;
 mod cross_entropy;
 mod dims;
@@ -82,6 +83,7 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "binary", sample: binary::sample },
     Entry { family: "compare", sample: compare::sample },
     Entry { family: "conv", sample: conv::sample },
+    Entry { family: "copy", sample: copy::sample },
     Entry { family: "cross_entropy", sample: cross_entropy::sample },
     Entry { family: "dropout", sample: dropout::sample },
     Entry { family: "einsum", sample: einsum::sample },

@@ -107,6 +107,14 @@ impl Draw {
         Ok(Array::from_slice(&values, shape)?)
     }
 
+    /// Positions below a bound, each at most once.
+    pub fn positions(&mut self, bound: usize, count: usize) -> Result<Array> {
+        let mut values: Vec<i64> = (0..bound as i64).collect();
+        (1..bound).rev().for_each(|i| values.swap(i, self.below(i + 1)));
+        values.truncate(count);
+        Ok(Array::from_slice(&values, &[values.len()])?)
+    }
+
     /// Truth values.
     pub fn mask(&mut self, shape: &[usize]) -> Result<Array> {
         Ok(self.integers(2, shape)?.cast(DType::Bool)?)

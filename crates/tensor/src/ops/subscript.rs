@@ -95,10 +95,10 @@ impl Tensor {
             return self.set_shown(&resolved, &value);
         }
         let view = self.view_of(&resolved)?;
-        if view.local().shares_storage(self.local()) && view.layout().is_some() == self.layout().is_some() {
+        if self.layout().is_none() || resolved.is_plain(self.shape()) {
             return view.put_here(&Positions::new(&view, &resolved.placed)?, &value, Put::Replace, false);
         }
-        // The view is a copy, because its layout had to change.
+        // On a mesh the view may be a copy, because its layout had to change.
         self.set_shown(&resolved, &view.put_copy(&resolved, &value)?)
     }
 

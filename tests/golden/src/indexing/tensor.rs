@@ -26,7 +26,7 @@ impl Tensors {
             Some(ValueSpec { shape: Some(shape), .. }) => Some(leaf(iota(shape, dtype, |i| -i - 1, 2)?)),
             _ => None,
         };
-        let work = if dtype == DType::F64 { base.mul_scalar(1.0)? } else { base.clone() };
+        let work = if dtype == DType::F64 { base.copy()? } else { base.clone() };
         Ok(Tensors { base, value, work })
     }
 }
