@@ -1,9 +1,7 @@
 //! One register-blocked kernel, compiled for each instruction set.
 #![allow(unsafe_code)]
 
-use super::blocked::Strided;
-use super::pack::{pack_columns, pack_group};
-use super::vector::{Lanes, Plain, Vector};
+use super::vector::{Plain, Vector};
 use std::marker::PhantomData;
 
 /// Registers per row of a tile; a tile is `NV * LANES` columns wide.
@@ -60,22 +58,6 @@ pub(super) trait Arch {
     /// # Safety
     /// The CPU has the instruction set; `tile` is as its type says; `1 <= rows <= MR`.
     unsafe fn tile(rows: usize, tile: &Tile<<Self::V as Vector>::Elem>);
-    /// [`pack_group`] as a function of its own: inside the product its loops run out of registers.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set; the rest as for [`pack_group`].
-    unsafe fn pack_rows<E: Lanes<Self::V>>(
-        a: Strided<E>,
-        count: usize,
-        panel: usize,
-        depth: usize,
-        dst: *mut E::Acc,
-    );
-    /// [`pack_columns`] as a function of its own.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set; the rest as for [`pack_columns`].
-    unsafe fn pack_columns<E: Lanes<Self::V>>(b: Strided<E>, depth: usize, cols: usize, dst: *mut E::Acc);
 }
 
 /// Whatever every CPU of the target has.
@@ -129,41 +111,6 @@ macro_rules! arch {
                     }
                 }
             }
-            unsafe fn pack_rows<E: Lanes<$vector>>(
-                a: Strided<E>,
-                count: usize,
-                panel: usize,
-                depth: usize,
-                dst: *mut E::Acc,
-            ) {
-                #[inline(never)]
-                $(#[target_feature(enable = $feature)])?
-                unsafe fn run<E: Lanes<$vector>>(
-                    a: Strided<E>,
-                    [count, panel, depth]: [usize; 3],
-                    dst: *mut E::Acc,
-                ) {
-                    // SAFETY: the features are enabled here; the rest is the caller's promise.
-                    unsafe { pack_group::<E, $arch<$acc>>(a, count, panel, depth, dst) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run(a, [count, panel, depth], dst) }
-            }
-            unsafe fn pack_columns<E: Lanes<$vector>>(
-                b: Strided<E>,
-                depth: usize,
-                cols: usize,
-                dst: *mut E::Acc,
-            ) {
-                #[inline(never)]
-                $(#[target_feature(enable = $feature)])?
-                unsafe fn run<E: Lanes<$vector>>(b: Strided<E>, depth: usize, cols: usize, dst: *mut E::Acc) {
-                    // SAFETY: the features are enabled here; the rest is the caller's promise.
-                    unsafe { pack_columns::<E, $arch<$acc>>(b, depth, cols, dst) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run(b, depth, cols, dst) }
-            }
         }
     };
 }
@@ -176,8 +123,8 @@ mod x86 {
     use super::super::full_tile;
     use super::super::vector::x86::{F32x8, F32x16, F64x4, F64x8};
     use super::*;
-    arch!(V3, f32, F32x8, 6: 1 2 3 4 5 6, "avx2,fma,f16c");
-    arch!(V3, f64, F64x4, 6: 1 2 3 4 5 6, "avx2,fma,f16c");
+    arch!(V3, f32, F32x8, 6: 1 2 3 4 5 6, "avx2,fma");
+    arch!(V3, f64, F64x4, 6: 1 2 3 4 5 6, "avx2,fma");
     arch!(V4, f32, F32x16, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f"; single);
     arch!(V4, f64, F64x8, 14: 1 2 3 4 5 6 7 8 9 10 11 12 13 14, "avx512f"; double);
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Arch, Order, Start, Tile};
+use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
 use std::any::TypeId;
@@ -103,7 +104,7 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 (b.ptr.cast(), b.row_stride as usize, 1)
             } else {
                 // SAFETY: the sub-block (p.., j..) is inside `b`; the space holds it padded to NR.
-                unsafe { R::pack_columns(b, depth, cols, cols_space) };
+                unsafe { pack_columns::<E, R>(b, depth, cols, cols_space) };
                 (cols_space.cast_const(), R::NR, depth)
             };
             for i in (0..block.rows).step_by(panel_rows) {
@@ -115,7 +116,7 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 unsafe {
                     let panel = rows_space.add(i * depth);
                     if j == 0 && left == Left::Packed && i.is_multiple_of(group) {
-                        R::pack_rows(a, group.min(block.rows - i), panel_rows, depth, panel);
+                        pack_group::<E, R>(a, group.min(block.rows - i), panel_rows, depth, panel);
                     }
                     let (a, order) = match left {
                         Left::Packed => (panel.cast_const(), Order::Groups(rows)),
