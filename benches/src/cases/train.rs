@@ -147,7 +147,9 @@ impl Model {
         let mut list = vec![&self.tokens, &self.positions, &self.head];
         list.extend(pair(&self.norm));
         for b in &self.blocks {
-            list.extend([&b.norms[0], &b.norms[1], &b.qkv, &b.out, &b.up, &b.down].into_iter().flat_map(pair));
+            list.extend(
+                [&b.norms[0], &b.norms[1], &b.qkv, &b.out, &b.up, &b.down].into_iter().flat_map(pair),
+            );
         }
         list
     }

@@ -27,7 +27,9 @@ pub fn apply1<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
 /// Runs an op.
 pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Outputs> {
     match compute(&op, inputs)? {
-        (inputs, results, None) if op.is_view() => Ok(grad::unrecorded(Arc::new(op), &by_ref(&inputs), results)),
+        (inputs, results, None) if op.is_view() => {
+            Ok(grad::unrecorded(Arc::new(op), &by_ref(&inputs), results))
+        }
         (_, results, None) => Ok(without_history(results)),
         (inputs, results, Some(needs)) => grad::record(Arc::new(op), &by_ref(&inputs), results, needs),
     }
@@ -113,7 +115,13 @@ fn layouts_of(op: &dyn Op, inputs: &[Cow<'_, Tensor>], first: &Place) -> Result<
 }
 
 /// Reshards one input for an op, unless that is forbidden.
-fn bring(op: &dyn Op, place: usize, input: &mut Cow<'_, Tensor>, first: &Place, wanted: &Layout) -> Result<()> {
+fn bring(
+    op: &dyn Op,
+    place: usize,
+    input: &mut Cow<'_, Tensor>,
+    first: &Place,
+    wanted: &Layout,
+) -> Result<()> {
     let from = match input.layout() {
         Some(layout) => layout.clone(),
         None => {

@@ -50,7 +50,9 @@ pub enum Error {
         layout: Layout,
     },
     /// An implicit reshard where strict mode forbids it.
-    #[error("{op}: input {input} would be resharded from `{from}` to `{to}` ({bytes} bytes sent per rank), which strict mode forbids; reshard it explicitly")]
+    #[error(
+        "{op}: input {input} would be resharded from `{from}` to `{to}` ({bytes} bytes sent per rank), which strict mode forbids; reshard it explicitly"
+    )]
     Strict {
         /// The op.
         op: &'static str,
@@ -70,7 +72,9 @@ pub enum Error {
         op: &'static str,
     },
     /// A saved value was overwritten before backward used it.
-    #[error("{op}: saved {what} was written to after it was saved (version {saved}, now {now}); write to a copy instead")]
+    #[error(
+        "{op}: saved {what} was written to after it was saved (version {saved}, now {now}); write to a copy instead"
+    )]
     Stale {
         /// The op.
         op: &'static str,
@@ -88,7 +92,9 @@ pub enum Error {
         what: String,
     },
     /// Backward without a gradient from a tensor of several elements.
-    #[error("backward from shape {shape} needs a gradient of that shape; only a single element has 1 as default")]
+    #[error(
+        "backward from shape {shape} needs a gradient of that shape; only a single element has 1 as default"
+    )]
     NotScalar {
         /// The shape.
         shape: Shape,
@@ -102,7 +108,9 @@ pub enum Error {
         expected: String,
     },
     /// Writing in place into a leaf whose gradient is wanted.
-    #[error("{op}: cannot write in place into a leaf that requires a gradient; write under `no_grad` or to a copy")]
+    #[error(
+        "{op}: cannot write in place into a leaf that requires a gradient; write under `no_grad` or to a copy"
+    )]
     LeafWrite {
         /// The op.
         op: &'static str,

@@ -141,7 +141,14 @@ fn window(flat: &Array, start: usize, region: &Region) -> Result<Array> {
     Ok(flat.narrow(0, start, region.numel())?.reshape(&region.extents())?)
 }
 
-fn unpack(step: &Step, plan: &Plan, recv: &Array, counts: &[usize], ranks: &[Rank], rank: Rank) -> Result<Array> {
+fn unpack(
+    step: &Step,
+    plan: &Plan,
+    recv: &Array,
+    counts: &[usize],
+    ranks: &[Rank],
+    rank: Rank,
+) -> Result<Array> {
     let out = empty(step, recv.dtype(), rank)?;
     let there = step.to.piece(rank)?;
     let mut next: Vec<usize> = counts
@@ -197,4 +204,3 @@ fn fold(reduce: Reduce, sum: &Array, value: &Array) -> Result<()> {
     };
     Ok(sum.binary_in_place(op, value)?)
 }
-

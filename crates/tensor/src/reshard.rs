@@ -80,7 +80,9 @@ impl Tensor {
     pub fn settled(&self) -> Result<Tensor> {
         match self.layout() {
             Some(layout) if !layout.partial_axes().is_empty() => {
-                let settle = |p: &Placement| if matches!(p, Placement::Partial(_)) { Placement::Replicate } else { *p };
+                let settle = |p: &Placement| {
+                    if matches!(p, Placement::Partial(_)) { Placement::Replicate } else { *p }
+                };
                 let placements: Vec<Placement> = layout.placements().iter().map(settle).collect();
                 self.placed(&placements)
             }
@@ -128,7 +130,9 @@ impl Op for Reshard {
     /// contributions into a reduce-scatter; others stay as they come, until something needs them otherwise.
     fn vjp(&self, at: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
         let Some(grad) = &grads[0] else { return Ok(smallvec![None]) };
-        let (Some(from), Some(now)) = (at.input_place(0), &grad.0.place) else { return Ok(smallvec![Some(grad.clone())]) };
+        let (Some(from), Some(now)) = (at.input_place(0), &grad.0.place) else {
+            return Ok(smallvec![Some(grad.clone())]);
+        };
         if from.layout.mesh() != now.layout.mesh() {
             return Ok(smallvec![Some(grad.settled()?.reshard(&without_pending(&from.layout)?)?)]);
         }

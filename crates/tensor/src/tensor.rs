@@ -141,7 +141,9 @@ impl Tensor {
     /// Values are read from tensors that hold them: not pending, and whole here.
     fn require_settled(&self, what: &'static str) -> Result<()> {
         match self.layout() {
-            Some(layout) if !layout.partial_axes().is_empty() => Err(Error::Pending { what, layout: layout.clone() }),
+            Some(layout) if !layout.partial_axes().is_empty() => {
+                Err(Error::Pending { what, layout: layout.clone() })
+            }
             Some(layout) if self.0.array.shape() != layout.shape() => Err(Error::Argument {
                 op: what,
                 message: format!("`{layout}` is in pieces; take `whole()` of it first"),

@@ -23,7 +23,11 @@ pub struct Moved {
 
 impl fmt::Display for Moved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: input {} from `{}` to `{}`, {} bytes", self.op, self.input, self.from, self.to, self.bytes)
+        write!(
+            f,
+            "{}: input {} from `{}` to `{}`, {} bytes",
+            self.op, self.input, self.from, self.to, self.bytes
+        )
     }
 }
 

@@ -22,7 +22,12 @@ fn every_op_is_the_same_on_every_layout() {
             TABLE.iter().flat_map(|entry| family(entry, &mesh, &world)).collect::<Vec<_>>()
         });
         let failures: Vec<_> = failures.into_iter().flatten().collect();
-        assert!(failures.is_empty(), "{} failures, first:\n{}", failures.len(), failures[..failures.len().min(4)].join("\n"));
+        assert!(
+            failures.is_empty(),
+            "{} failures, first:\n{}",
+            failures.len(),
+            failures[..failures.len().min(4)].join("\n")
+        );
     }
 }
 
@@ -31,7 +36,8 @@ fn family(entry: &Entry, mesh: &Mesh, world: &World) -> Vec<String> {
     for seed in 0..CALLS {
         let mut draw = Draw::new(seed);
         let sample = (entry.sample)(&mut draw).unwrap();
-        let layouts: Vec<Layout> = sample.inputs.iter().map(|array| any_layout(&mut draw, mesh, array)).collect();
+        let layouts: Vec<Layout> =
+            sample.inputs.iter().map(|array| any_layout(&mut draw, mesh, array)).collect();
         if let Err(message) = check(&sample, &layouts, &mut draw, world) {
             let inputs: Vec<String> = layouts.iter().map(|l| l.to_string()).collect();
             let rank = world.rank();
@@ -50,7 +56,11 @@ fn family(entry: &Entry, mesh: &Mesh, world: &World) -> Vec<String> {
 /// Any placements that are legal for the array, uneven and pending ones included.
 fn any_layout(draw: &mut Draw, mesh: &Mesh, array: &Array) -> Layout {
     let mut placements = Vec::new();
-    let pending = if array.dtype().is_float() { draw.pick(&[Reduce::Sum, Reduce::Avg, Reduce::Max, Reduce::Min]) } else { Reduce::Max };
+    let pending = if array.dtype().is_float() {
+        draw.pick(&[Reduce::Sum, Reduce::Avg, Reduce::Max, Reduce::Min])
+    } else {
+        Reduce::Max
+    };
     for _ in 0..mesh.naxes() {
         placements.push(match draw.below(5) {
             0 => Placement::Replicate,
@@ -73,7 +83,9 @@ fn placed(array: &Array, layout: &Layout, draw: &mut Draw, world: &World) -> Res
         }
         // Whole numbers: adding and taking them away again leaves ties between elements as they are.
         let noise = draw.integers(9, array.shape())?;
-        let noise = Tensor::place(&noise, layout.mesh(), &without_pending(layout), world)?.local().cast(array.dtype())?;
+        let noise = Tensor::place(&noise, layout.mesh(), &without_pending(layout), world)?
+            .local()
+            .cast(array.dtype())?;
         local = match (layout.reduce(axis).unwrap(), coords[axis]) {
             (Reduce::Sum | Reduce::Avg, 0) => local.add(&noise)?,
             (Reduce::Sum | Reduce::Avg, 1) => local.sub(&noise)?,
@@ -90,13 +102,24 @@ fn without_pending(layout: &Layout) -> Vec<Placement> {
     layout.placements().iter().map(settle).collect()
 }
 
-fn check(sample: &Sample, layouts: &[Layout], draw: &mut Draw, world: &World) -> std::result::Result<(), String> {
+fn check(
+    sample: &Sample,
+    layouts: &[Layout],
+    draw: &mut Draw,
+    world: &World,
+) -> std::result::Result<(), String> {
     let text = |e: planaria_tensor::Error| e.to_string();
     let alone: Vec<Tensor> = sample.inputs.iter().map(|a| leaf(Tensor::new(a.clone()))).collect();
-    let inputs = sample.inputs.iter().zip(layouts).map(|(array, layout)| Ok(leaf(placed(array, layout, draw, world)?)));
+    let inputs = sample
+        .inputs
+        .iter()
+        .zip(layouts)
+        .map(|(array, layout)| Ok(leaf(placed(array, layout, draw, world)?)));
     let many = inputs.collect::<Result<Vec<Tensor>>>().map_err(text)?;
-    let expected = apply_shared(sample.op.clone(), &alone.iter().collect::<Vec<_>>()).map_err(|e| format!("alone: {e}"))?;
-    let found = apply_shared(sample.op.clone(), &many.iter().collect::<Vec<_>>()).map_err(|e| format!("forward: {e}"))?;
+    let expected = apply_shared(sample.op.clone(), &alone.iter().collect::<Vec<_>>())
+        .map_err(|e| format!("alone: {e}"))?;
+    let found = apply_shared(sample.op.clone(), &many.iter().collect::<Vec<_>>())
+        .map_err(|e| format!("forward: {e}"))?;
     let bound = bound_of(&alone, &expected);
     for (output, (e, f)) in expected.iter().zip(&found).enumerate() {
         let whole = f.whole().map_err(text)?;
@@ -129,7 +152,11 @@ fn gradients(
     }
     let mut cotangents = Vec::new();
     for &i in &outputs {
-        let whole = draw.normal(expected[i].shape()).map_err(text)?.cast(expected[i].dtype()).map_err(|e| e.to_string())?;
+        let whole = draw
+            .normal(expected[i].shape())
+            .map_err(text)?
+            .cast(expected[i].dtype())
+            .map_err(|e| e.to_string())?;
         let layout = any_layout(draw, found[i].layout().unwrap().mesh(), &whole);
         cotangents.push((Tensor::new(whole.clone()), placed(&whole, &layout, draw, world).map_err(text)?));
     }
@@ -146,7 +173,8 @@ fn gradients(
         match pair {
             (Some(e), Some(f)) => {
                 let whole = f.whole().map_err(text)?;
-                close(e.local(), &whole, bound).map_err(|m| format!("gradient of input {i} as {f:?}: {m}"))?;
+                close(e.local(), &whole, bound)
+                    .map_err(|m| format!("gradient of input {i} as {f:?}: {m}"))?;
             }
             (None, None) => {}
             _ => return Err(format!("gradient of input {i} is there only on one side")),
@@ -162,7 +190,13 @@ fn bound_of(inputs: &[Tensor], outputs: &[Tensor]) -> f64 {
 
 fn close(expected: &Array, found: &Array, bound: f64) -> std::result::Result<(), String> {
     if (expected.shape(), expected.dtype()) != (found.shape(), found.dtype()) {
-        return Err(format!("{}{} instead of {}{}", found.dtype(), found.shape(), expected.dtype(), expected.shape()));
+        return Err(format!(
+            "{}{} instead of {}{}",
+            found.dtype(),
+            found.shape(),
+            expected.dtype(),
+            expected.shape()
+        ));
     }
     let values = |a: &Array| a.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
     let (e, f) = (values(expected), values(found));

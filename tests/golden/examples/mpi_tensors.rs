@@ -20,7 +20,10 @@ fn check(path: &std::path::Path, comm: &Arc<dyn Comm>) -> Result<()> {
     let theirs = threads.into_iter().collect::<Result<Vec<_>>>()?[comm.rank()].0;
     ensure!(ours == theirs, "rank {}: threads and MPI give different bits", comm.rank());
     if comm.rank() == 0 {
-        println!("{count} reshards and {ops} ops with gradients, the same bits on {} MPI ranks and threads", comm.size());
+        println!(
+            "{count} reshards and {ops} ops with gradients, the same bits on {} MPI ranks and threads",
+            comm.size()
+        );
     }
     Ok(())
 }

@@ -35,7 +35,13 @@ pub fn mixed_program(comm: &Arc<dyn Comm>) -> Result<(u64, usize)> {
 
 type Sampler = fn(&mut Draw) -> planaria_tensor::Result<planaria_tensor::ops::sample::Sample>;
 
-fn one_call(sampler: Sampler, seed: u64, mesh: &Mesh, world: &World, digest: &mut DefaultHasher) -> Result<()> {
+fn one_call(
+    sampler: Sampler,
+    seed: u64,
+    mesh: &Mesh,
+    world: &World,
+    digest: &mut DefaultHasher,
+) -> Result<()> {
     let mut draw = Draw::new(seed);
     let sample = sampler(&mut draw)?;
     let mut inputs = Vec::new();

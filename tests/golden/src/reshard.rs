@@ -98,7 +98,13 @@ pub fn run_reshards(path: &Path, comm: &Arc<dyn Comm>) -> Result<usize> {
 }
 
 /// Reshards this rank's buffer as a tensor; it must become the expected one.
-fn carry_out(from: &Layout, to: &Layout, locals: &Locals, expected: &Locals, comm: Arc<dyn Comm>) -> Result<()> {
+fn carry_out(
+    from: &Layout,
+    to: &Layout,
+    locals: &Locals,
+    expected: &Locals,
+    comm: Arc<dyn Comm>,
+) -> Result<()> {
     let rank = comm.ranks()[comm.rank()];
     let world = World::new(comm);
     let values: Vec<f32> = locals[rank].iter().map(|&v| v as f32).collect();

@@ -54,7 +54,9 @@ impl Backward<'_> {
     }
 
     fn kept<'s>(&self, list: &'s [Option<Kept>], place: usize) -> Result<&'s Kept> {
-        list.get(place).and_then(Option::as_ref).ok_or(Error::Bug("a gradient asks for a value its op did not save"))
+        list.get(place)
+            .and_then(Option::as_ref)
+            .ok_or(Error::Bug("a gradient asks for a value its op did not save"))
     }
 
     /// Shape and dtype of an input.
@@ -98,7 +100,11 @@ fn zeros(meta: &Meta) -> Result<Tensor> {
     let extents = meta.place.as_ref().map(Place::extents).transpose()?;
     let extents = extents.unwrap_or_else(|| meta.spec.shape.dims().into());
     let supposed = meta.place.as_ref().is_some_and(|p| p.world.is_supposed());
-    let array = if supposed { Array::meta(&extents, meta.spec.dtype)? } else { Array::zeros(&extents, meta.spec.dtype)? };
+    let array = if supposed {
+        Array::meta(&extents, meta.spec.dtype)?
+    } else {
+        Array::zeros(&extents, meta.spec.dtype)?
+    };
     Ok(Tensor::raw(array, meta.place.clone(), None, None))
 }
 

@@ -7,10 +7,10 @@ mod recompute;
 mod write;
 
 pub use backward::{Backward, GradOptions, backward, grad};
-pub use mode::{is_recording, no_grad, with_grad};
-pub use recompute::recompute;
 pub(crate) use mode::wanted;
+pub use mode::{is_recording, no_grad, with_grad};
 pub(crate) use node::{Edge, View, record, unrecorded};
+pub use recompute::recompute;
 pub(crate) use write::rewrite;
 
 use crate::error::{Error, Result};
@@ -52,7 +52,10 @@ impl Tensor {
     }
 
     /// Calls `hook` with each gradient that arrives at this tensor; what it gives back takes its place.
-    pub fn on_grad(&self, hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static) -> Result<()> {
+    pub fn on_grad(
+        &self,
+        hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
+    ) -> Result<()> {
         let edge = self.edge().ok_or_else(|| Error::NoHistory { what: format!("{self:?}") })?;
         edge.node.add_hook(edge.output, Box::new(hook));
         Ok(())

@@ -84,7 +84,12 @@ impl Kept {
     }
 
     /// The tensor, unless it was written to since.
-    pub(crate) fn tensor(&self, edge: Option<Edge>, op: &'static str, what: impl Fn() -> String) -> Result<Tensor> {
+    pub(crate) fn tensor(
+        &self,
+        edge: Option<Edge>,
+        op: &'static str,
+        what: impl Fn() -> String,
+    ) -> Result<Tensor> {
         let now = self.array.version();
         if now != self.version {
             return Err(Error::Stale { op, what: what(), saved: self.version, now });
@@ -125,7 +130,9 @@ impl Node {
 
     /// The gradient of an output after its hooks.
     pub(crate) fn hooked(&self, output: usize, mut grad: Tensor) -> Result<Tensor> {
-        for (_, hook) in self.hooks.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|h| h.0 == output) {
+        for (_, hook) in
+            self.hooks.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|h| h.0 == output)
+        {
             if let Some(replaced) = hook(&grad)? {
                 grad = replaced;
             }
@@ -148,7 +155,8 @@ impl Node {
             Kind::Leaf(_) => {}
             Kind::Op(op) => {
                 to.extend(op.inputs.drain(..).flatten());
-                let saved = op.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+                let saved =
+                    op.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
                 to.extend(saved.inputs.into_iter().flatten().filter_map(|kept| kept.edge));
             }
             Kind::Block(block) => to.extend(block.inputs.iter_mut().filter_map(|kept| kept.edge.take())),
@@ -170,10 +178,17 @@ impl Drop for Node {
 }
 
 /// Tensors for the results of an op, with the history that leads back to its inputs.
-pub(crate) fn record(op: Arc<dyn Op>, inputs: &[&Tensor], results: Results, needs: Places) -> Result<Outputs> {
+pub(crate) fn record(
+    op: Arc<dyn Op>,
+    inputs: &[&Tensor],
+    results: Results,
+    needs: Places,
+) -> Result<Outputs> {
     let saves = op.saves(&needs);
     let keep = |(i, t): (usize, &&Tensor)| saves.inputs.has(i).then(|| Kept::new(t));
-    let kept = |(i, (array, place)): (usize, &(Array, Option<Place>))| saves.outputs.has(i).then(|| Kept::result(array, place));
+    let kept = |(i, (array, place)): (usize, &(Array, Option<Place>))| {
+        saves.outputs.has(i).then(|| Kept::result(array, place))
+    };
     let saved = Saved {
         inputs: inputs.iter().enumerate().map(keep).collect(),
         outputs: results.iter().enumerate().map(kept).collect(),

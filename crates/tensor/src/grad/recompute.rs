@@ -52,7 +52,8 @@ pub fn recompute(
 impl Block {
     /// The block's outputs with their history, which leads to the original inputs.
     pub(crate) fn run(&self) -> Result<Vec<Tensor>> {
-        let input = |(i, kept): (usize, &Kept)| kept.tensor(kept.edge.clone(), "recompute", || format!("input {i}"));
+        let input =
+            |(i, kept): (usize, &Kept)| kept.tensor(kept.edge.clone(), "recompute", || format!("input {i}"));
         let inputs = self.inputs.iter().enumerate().map(input).collect::<Result<Vec<_>>>()?;
         random::replay(&self.random, || with_grad(|| (self.work)(&inputs)))
     }

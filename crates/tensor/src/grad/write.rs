@@ -33,7 +33,11 @@ impl Tensor {
     /// Refuses a write in place that would lose the gradient of a leaf.
     pub(crate) fn check_writable(&self, op: &'static str) -> Result<()> {
         let base = self.0.view.as_ref().map_or(self, |view| &view.base);
-        if is_recording() && (self.is_leaf() || base.is_leaf()) { Err(Error::LeafWrite { op }) } else { Ok(()) }
+        if is_recording() && (self.is_leaf() || base.is_leaf()) {
+            Err(Error::LeafWrite { op })
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -70,9 +74,11 @@ impl Op for PutView {
 
     fn attributes(&self) -> Attributes {
         let names = self.chain.iter().map(|op| op.name().into()).collect::<Vec<_>>();
-        self.chain.iter().fold(Attributes::new().with("chain", crate::attributes::Attr::List(names)), |all, op| {
-            op.attributes().iter().fold(all, |all, (name, value)| all.with(name, value.clone()))
-        })
+        self.chain
+            .iter()
+            .fold(Attributes::new().with("chain", crate::attributes::Attr::List(names)), |all, op| {
+                op.attributes().iter().fold(all, |all, (name, value)| all.with(name, value.clone()))
+            })
     }
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
@@ -85,7 +91,10 @@ impl Op for PutView {
             return Ok(smallvec![inputs[0].clone()]);
         }
         let out = inputs[0].copy()?;
-        let shown = self.chain.iter().try_fold(out.clone(), |array, op| only(op.forward(&[&array], &Local::Whole)?))?;
+        let shown = self
+            .chain
+            .iter()
+            .try_fold(out.clone(), |array, op| only(op.forward(&[&array], &Local::Whole)?))?;
         shown.copy_from(inputs[1])?;
         Ok(smallvec![out])
     }

@@ -74,7 +74,9 @@ impl Op for BinaryOp {
         match self.0 {
             Binary::Add | Binary::Sub => Saves::nothing(),
             // Each factor is needed for the gradient of the other.
-            Binary::Mul => Saves { inputs: [needs.has(1), needs.has(0)].into_iter().collect(), ..Saves::default() },
+            Binary::Mul => {
+                Saves { inputs: [needs.has(1), needs.has(0)].into_iter().collect(), ..Saves::default() }
+            }
             Binary::Div if !needs.has(1) => Saves::inputs(&[1]),
             Binary::Rem | Binary::Fmod if !needs.has(1) => Saves::nothing(),
             _ => Saves::inputs(&[0, 1]),
@@ -248,7 +250,8 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.shape_of(0, 3);
     let (a, b) = (draw.broadcastable(&shape), shape);
     let positive = matches!(op, Binary::Pow | Binary::Div | Binary::Atan2 | Binary::Rem | Binary::Fmod);
-    let mut values = |shape: &[usize]| if positive { draw.between(0.5, 2.0, shape) } else { draw.distinct(shape) };
+    let mut values =
+        |shape: &[usize]| if positive { draw.between(0.5, 2.0, shape) } else { draw.distinct(shape) };
     // Off by an eighth, so that no pair is equal: there the gradient jumps.
     let (x, y) = (values(&a)?, values(&b)?.add(&Array::scalar(0.125, DType::F64)?)?);
     Ok(Sample::new(BinaryOp(op), if draw.coin() { [x, y] } else { [y, x] }))

@@ -46,7 +46,12 @@ impl Tensor {
     }
 
     /// Random values of one draw; every layout gets the same ones.
-    pub fn random(layout: &Layout, distribution: Distribution, dtype: DType, world: &World) -> Result<Tensor> {
+    pub fn random(
+        layout: &Layout,
+        distribution: Distribution,
+        dtype: DType,
+        world: &World,
+    ) -> Result<Tensor> {
         Tensor::random_with(layout, distribution, dtype, random::next_key(), world)
     }
 

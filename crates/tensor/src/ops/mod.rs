@@ -58,7 +58,8 @@ pub use norm::{
     BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
 };
 pub use optim::{
-    AdamWTensors, SgdTensors, adamw_step, check_finite_and_unscale, clip_by_global_norm, sgd_step, squared_norm,
+    AdamWTensors, SgdTensors, adamw_step, check_finite_and_unscale, clip_by_global_norm, sgd_step,
+    squared_norm,
 };
 pub use order::Unique;
 pub use planaria_array::ops::{OwnValue, PadMode, Put, ScatterReduce};

@@ -103,7 +103,8 @@ impl Draw {
 
     /// Whole numbers below a bound.
     pub fn integers(&mut self, bound: usize, shape: &[usize]) -> Result<Array> {
-        let values: Vec<i64> = (0..shape.iter().product::<usize>()).map(|_| self.below(bound) as i64).collect();
+        let values: Vec<i64> =
+            (0..shape.iter().product::<usize>()).map(|_| self.below(bound) as i64).collect();
         Ok(Array::from_slice(&values, shape)?)
     }
 

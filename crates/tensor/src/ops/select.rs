@@ -165,6 +165,9 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
             Sample::new(Where, [draw.mask(&mask)?, draw.normal(&shape)?, draw.normal(&other)?])
         }
         1 => Sample::new(Clip { low: Some(-0.5), high: draw.coin().then_some(0.5) }, [draw.normal(&shape)?]),
-        _ => Sample::new(Cast { dtype: draw.pick(&[DType::F32, DType::F64, DType::I64]) }, [draw.normal(&shape)?]),
+        _ => Sample::new(
+            Cast { dtype: draw.pick(&[DType::F32, DType::F64, DType::I64]) },
+            [draw.normal(&shape)?],
+        ),
     })
 }

@@ -221,4 +221,3 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
         }
     })
 }
-

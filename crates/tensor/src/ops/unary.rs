@@ -72,9 +72,13 @@ enum Uses {
 fn uses(op: Unary) -> Uses {
     match op {
         Unary::Neg | Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Trunc | Unary::Round => Uses::Nothing,
-        Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal | Unary::Exp | Unary::Exp2 | Unary::ExpM1 | Unary::Tan => {
-            Uses::Output
-        }
+        Unary::Sqrt
+        | Unary::Rsqrt
+        | Unary::Reciprocal
+        | Unary::Exp
+        | Unary::Exp2
+        | Unary::ExpM1
+        | Unary::Tan => Uses::Output,
         Unary::Tanh | Unary::Sigmoid | Unary::Relu => Uses::Output,
         _ => Uses::Input,
     }
@@ -84,7 +88,8 @@ fn uses(op: Unary) -> Uses {
 /// does not, because a contribution that is not the maximum may be negative.
 fn is_increasing(op: Unary) -> bool {
     use Unary::*;
-    let smooth = matches!(op, Exp | Exp2 | ExpM1 | Atan | Sinh | Tanh | Asinh | Erf | Sigmoid | LogSigmoid | Softplus);
+    let smooth =
+        matches!(op, Exp | Exp2 | ExpM1 | Atan | Sinh | Tanh | Asinh | Erf | Sigmoid | LogSigmoid | Softplus);
     smooth || matches!(op, Sign | Relu | Floor | Ceil | Trunc | Round)
 }
 
