@@ -133,6 +133,11 @@ pub trait Op: Debug + Send + Sync + 'static {
         None
     }
 
+    /// For a view op, the op that gives input 0 with input 1 in the part that is shown, if that can be cut.
+    fn put_back(&self) -> Option<Arc<dyn Op>> {
+        None
+    }
+
     /// What the gradient needs, given the inputs whose gradient is wanted.
     fn saves(&self, needs: &Places) -> Saves;
 

@@ -51,7 +51,8 @@ fn set_history(tensor: &Tensor, edge: Option<Edge>) {
 fn write_through(view: &View, value: &Tensor) -> Result<()> {
     let base = &view.base;
     let before = Tensor::raw(base.0.array.clone(), base.0.place.clone(), base.edge(), None);
-    let op: Arc<dyn Op> = Arc::new(PutView { chain: view.chain.clone() });
+    let alone = if let [view] = &view.chain[..] { view.put_back() } else { None };
+    let op = alone.unwrap_or_else(|| Arc::new(PutView { chain: view.chain.clone() }));
     if let Some(needs) = wanted(&[&before, value]) {
         let results: Results = smallvec![(base.0.array.clone(), base.0.place.clone())];
         let made = only(record(op, &[&before, value], results, needs)?)?;

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dims;
+use crate::ops::in_place::zeros_for;
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::slice::real_dim;
 use crate::tensor::Tensor;
@@ -175,7 +176,7 @@ impl Op for RepeatInterleave {
         let source = |i: usize| std::iter::repeat_n(i as i64, count(i));
         let index: Vec<i64> = (0..shape[self.dim]).flat_map(source).collect();
         let index = Tensor::from_slice(&index, &[index.len()])?;
-        Ok(smallvec![Some(at.input_zeros(0)?.zeros_like()?.index_add(self.dim as i64, &index, dy)?)])
+        Ok(smallvec![Some(zeros_for(at, 0)?.index_add(self.dim as i64, &index, dy)?)])
     }
 }
 

@@ -15,6 +15,7 @@ use planaria_array::{Array, Error, Index};
 use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
 use planaria_layout::{Reduce, Shape};
 use smallvec::smallvec;
+use std::sync::Arc;
 
 /// The part of a tensor that plain entries show.
 #[derive(Debug, Clone)]
@@ -106,6 +107,10 @@ impl Op for Slice {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn put_back(&self) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(SetSlice { entries: self.entries.clone(), onto: Onto::Copy }))
     }
 
     fn saves(&self, _: &Places) -> Saves {
