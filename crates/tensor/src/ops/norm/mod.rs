@@ -27,7 +27,7 @@ impl Params {
     }
 
     /// Weight and bias among inputs that start with `before` others.
-    pub(super) fn pick<'a, T>(self, inputs: &'a [T], before: usize) -> (Option<&'a T>, Option<&'a T>) {
+    pub(super) fn pick<T>(self, inputs: &[T], before: usize) -> (Option<&T>, Option<&T>) {
         let weight = if self.weight { inputs.get(before) } else { None };
         let bias = if self.bias { inputs.get(before + usize::from(self.weight)) } else { None };
         (weight, bias)
