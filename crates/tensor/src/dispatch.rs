@@ -4,16 +4,17 @@ use crate::attributes::Attributes;
 use crate::error::{Error, Result};
 use crate::grad;
 use crate::op::{Arrays, Here, Local, Op, Places, Spec, only};
+use crate::reshard;
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
 use planaria_array::Array;
+use planaria_layout::Layout;
 use planaria_layout::rule::{Decision, Operand, decide};
-use planaria_layout::{Layout, Route};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// The results of an op.
@@ -93,23 +94,23 @@ fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
     Ok(placed(results, &decision.outputs, &first))
 }
 
-fn placed(results: Arrays, layouts: &[Layout], first: &Place) -> Results {
-    let place = |layout: &Layout| Some(Place { layout: layout.clone(), world: first.world.clone() });
+fn placed(results: Arrays, layouts: &[Arc<Layout>], first: &Place) -> Results {
+    let place = |layout: &Arc<Layout>| Some(Place { layout: layout.clone(), world: first.world.clone() });
     results.into_iter().zip(layouts).map(|(array, layout)| (array, place(layout))).collect()
 }
 
-type Layouts = SmallVec<[Layout; 4]>;
+type Layouts = SmallVec<[Arc<Layout>; 4]>;
 
 /// The inputs' layouts; a value without one is the same on every rank.
 fn layouts_of(op: &dyn Op, inputs: &[Cow<'_, Tensor>], first: &Place) -> Result<Layouts> {
     let mesh = first.layout.mesh();
-    let layout_of = |input: &Cow<'_, Tensor>| match input.layout() {
-        Some(layout) if layout.mesh() == mesh => Ok(layout.clone()),
-        Some(layout) => {
-            let (first, second) = (mesh.to_string(), layout.mesh().to_string());
+    let layout_of = |input: &Cow<'_, Tensor>| match &input.0.place {
+        Some(place) if place.layout.mesh() == mesh => Ok(place.layout.clone()),
+        Some(place) => {
+            let (first, second) = (mesh.to_string(), place.layout.mesh().to_string());
             Err(Error::Meshes { op: op.name(), first, second })
         }
-        None => Ok(Layout::replicated(mesh, input.0.array.shape())),
+        None => Ok(Arc::new(Layout::replicated(mesh, input.0.array.shape()))),
     };
     inputs.iter().map(layout_of).collect()
 }
@@ -120,22 +121,26 @@ fn bring(
     place: usize,
     input: &mut Cow<'_, Tensor>,
     first: &Place,
-    wanted: &Layout,
+    wanted: &Arc<Layout>,
 ) -> Result<()> {
-    let from = match input.layout() {
-        Some(layout) => layout.clone(),
+    let from = match &input.0.place {
+        Some(place) => place.layout.clone(),
         None => {
-            let whole = Layout::replicated(first.layout.mesh(), input.0.array.shape());
+            let whole = Arc::new(Layout::replicated(first.layout.mesh(), input.0.array.shape()));
             *input = Cow::Owned(input.on(&Place { layout: whole.clone(), world: first.world.clone() })?);
             whole
         }
     };
-    let bytes = Route::find(&from, wanted, input.dtype().size())?.cost().bytes;
+    let bytes = reshard::route(&from, wanted, input.dtype().size())?.cost().bytes;
     if trace::is_strict() && bytes > 0 {
-        return Err(Error::Strict { op: op.name(), input: place, from, to: wanted.clone(), bytes });
+        let (from, to) = (Box::new(from.as_ref().clone()), Box::new(wanted.as_ref().clone()));
+        return Err(Error::Strict { op: op.name(), input: place, from, to, bytes });
     }
-    trace::note(Moved { op: op.name(), input: place, from, to: wanted.clone(), bytes });
-    *input = Cow::Owned(input.reshard(wanted)?);
+    trace::note(|| {
+        let (from, to) = (from.as_ref().clone(), wanted.as_ref().clone());
+        Moved { op: op.name(), input: place, from, to, bytes }
+    });
+    *input = Cow::Owned(input.reshard_shared(wanted)?);
     Ok(())
 }
 
@@ -143,19 +148,19 @@ fn bring(
 fn on_whole_values(
     op: &dyn Op,
     inputs: &mut [Cow<'_, Tensor>],
-    layouts: &[Layout],
+    layouts: &[Arc<Layout>],
     first: &Place,
 ) -> Result<Results> {
     for (place, layout) in layouts.iter().enumerate() {
-        let whole = Layout::replicated(layout.mesh(), layout.shape());
+        let whole = Arc::new(Layout::replicated(layout.mesh(), layout.shape()));
         if *layout != whole {
             bring(op, place, &mut inputs[place], first, &whole)?;
         }
     }
     let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
     let results = op.forward(&arrays, &Local::Whole)?;
-    let layouts: Vec<Layout> =
-        results.iter().map(|array| Layout::replicated(first.layout.mesh(), array.shape())).collect();
+    let whole = |array: &Array| Arc::new(Layout::replicated(first.layout.mesh(), array.shape()));
+    let layouts: Vec<Arc<Layout>> = results.iter().map(whole).collect();
     Ok(placed(results, &layouts, first))
 }
 
@@ -163,16 +168,52 @@ fn on_whole_values(
 struct Question {
     op: &'static str,
     attributes: Attributes,
-    inputs: SmallVec<[(Layout, planaria_array::DType); 3]>,
+    inputs: SmallVec<[(Arc<Layout>, planaria_array::DType); 3]>,
 }
 
 /// Decisions kept per thread before they are thrown away.
 const MAX_DECISIONS: usize = 1 << 14;
 
+/// A decision whose layouts are shared by the tensors that get them.
+struct Decided {
+    inputs: Vec<Arc<Layout>>,
+    outputs: Vec<Arc<Layout>>,
+}
+
+type Known = HashMap<u64, Vec<(Question, Arc<Decided>)>>;
+
+/// A quick hash for keys that no stranger chooses; a collision only costs a comparison.
 #[derive(Default)]
-struct Known {
-    state: RandomState,
-    decisions: HashMap<u64, Vec<(Question, Arc<Decision>)>>,
+struct Quick(u64);
+
+impl Hasher for Quick {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(byte.into());
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 thread_local! {
@@ -180,14 +221,12 @@ thread_local! {
 }
 
 /// The layouts for one op, looked up or decided.
-fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Layout]) -> Result<Arc<Decision>> {
+fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) -> Result<Arc<Decided>> {
     let attributes = op.layout_attributes();
-    let hash = KNOWN.with_borrow(|known| {
-        let mut hasher = known.state.build_hasher();
-        (op.name(), &attributes).hash(&mut hasher);
-        layouts.iter().zip(inputs).for_each(|(layout, input)| (layout, input.dtype()).hash(&mut hasher));
-        hasher.finish()
-    });
+    let mut hasher = Quick::default();
+    (op.name(), &attributes).hash(&mut hasher);
+    layouts.iter().zip(inputs).for_each(|(layout, input)| (layout, input.dtype()).hash(&mut hasher));
+    let hash = hasher.finish();
     let same = |q: &Question| {
         let mut inputs = q.inputs.iter().zip(layouts.iter().zip(inputs));
         q.op == op.name()
@@ -196,25 +235,27 @@ fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Layout]) -> Resu
             && inputs.all(|((layout, dtype), (l, t))| layout == l && *dtype == t.dtype())
     };
     let known = KNOWN.with_borrow(|known| {
-        let list = known.decisions.get(&hash)?;
-        list.iter().find(|(question, _)| same(question)).map(|(_, decision)| decision.clone())
+        let (_, decided) = known.get(&hash)?.iter().find(|(question, _)| same(question))?;
+        Some(decided.clone())
     });
-    if let Some(decision) = known {
-        return Ok(decision);
+    if let Some(decided) = known {
+        return Ok(decided);
     }
-    let decision = Arc::new(decide_anew(op, inputs, layouts)?);
+    let decision = decide_anew(op, inputs, layouts)?;
+    let shared = |list: Vec<Layout>| list.into_iter().map(Arc::new).collect();
+    let decided = Arc::new(Decided { inputs: shared(decision.inputs), outputs: shared(decision.outputs) });
     let inputs = layouts.iter().zip(inputs).map(|(l, t)| (l.clone(), t.dtype())).collect();
     KNOWN.with_borrow_mut(|known| {
-        if known.decisions.len() >= MAX_DECISIONS {
-            known.decisions.clear();
+        if known.len() >= MAX_DECISIONS {
+            known.clear();
         }
         let question = Question { op: op.name(), attributes, inputs };
-        known.decisions.entry(hash).or_default().push((question, decision.clone()));
+        known.entry(hash).or_default().push((question, decided.clone()));
     });
-    Ok(decision)
+    Ok(decided)
 }
 
-fn decide_anew(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Layout]) -> Result<Decision> {
+fn decide_anew(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) -> Result<Decision> {
     let specs: Vec<Spec> = inputs.iter().map(|t| t.spec()).collect();
     let outputs = infer(op, &specs)?;
     let rule = op.rule(&specs, &outputs)?;

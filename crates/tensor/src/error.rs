@@ -35,7 +35,7 @@ pub enum Error {
         /// What was asked for.
         what: &'static str,
         /// The layout.
-        layout: Layout,
+        layout: Box<Layout>,
     },
     /// Local elements that do not have the extents the layout gives this rank.
     #[error("rank {rank} has {found} of `{layout}`, but its piece is {expected:?}")]
@@ -47,7 +47,7 @@ pub enum Error {
         /// Extents by the layout.
         expected: Vec<usize>,
         /// The layout.
-        layout: Layout,
+        layout: Box<Layout>,
     },
     /// An implicit reshard where strict mode forbids it.
     #[error(
@@ -59,9 +59,9 @@ pub enum Error {
         /// Which input.
         input: usize,
         /// Its layout.
-        from: Layout,
+        from: Box<Layout>,
         /// What the op needs.
-        to: Layout,
+        to: Box<Layout>,
         /// Bytes that would leave each rank.
         bytes: u64,
     },

@@ -157,8 +157,8 @@ pub enum Local<'a> {
 /// The layouts around a kernel call, and the rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Here<'a> {
-    pub(crate) inputs: &'a [Layout],
-    pub(crate) outputs: &'a [Layout],
+    pub(crate) inputs: &'a [Arc<Layout>],
+    pub(crate) outputs: &'a [Arc<Layout>],
     pub(crate) world: &'a World,
 }
 

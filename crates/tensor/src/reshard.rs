@@ -43,6 +43,11 @@ impl Tensor {
     ///
     /// Differentiable: the gradient goes back to where the value came from.
     pub fn reshard(&self, to: &Layout) -> Result<Tensor> {
+        self.reshard_shared(&Arc::new(to.clone()))
+    }
+
+    /// The same, to a layout that other tensors have too.
+    pub(crate) fn reshard_shared(&self, to: &Arc<Layout>) -> Result<Tensor> {
         let Some(from) = &self.0.place else {
             return Err(Error::Argument {
                 op: "reshard",

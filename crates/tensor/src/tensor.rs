@@ -28,8 +28,8 @@ pub(crate) struct Inner {
 /// A layout and the ranks it speaks of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
-    /// Who has what.
-    pub layout: Layout,
+    /// Who has what; shared by all tensors that lie alike.
+    pub layout: Arc<Layout>,
     /// The ranks.
     pub world: World,
 }
@@ -59,11 +59,16 @@ impl Tensor {
 
     /// A value of which this rank has the piece that the layout gives it.
     pub fn from_piece(array: Array, layout: &Layout, world: &World) -> Result<Tensor> {
-        let place = Place { layout: layout.clone(), world: world.clone() };
+        let place = Place { layout: Arc::new(layout.clone()), world: world.clone() };
         let expected = place.extents()?;
         if array.shape()[..] != expected[..] {
             let (rank, found) = (world.rank(), array.shape().clone());
-            return Err(Error::Piece { rank, found, expected: expected.to_vec(), layout: layout.clone() });
+            return Err(Error::Piece {
+                rank,
+                found,
+                expected: expected.to_vec(),
+                layout: Box::new(layout.clone()),
+            });
         }
         Ok(Tensor::raw(array, Some(place), None, None))
     }
@@ -82,7 +87,7 @@ impl Tensor {
 
     /// The layout, of a value that lies on a mesh.
     pub fn layout(&self) -> Option<&Layout> {
-        self.0.place.as_ref().map(|place| &place.layout)
+        self.0.place.as_ref().map(|place| place.layout.as_ref())
     }
 
     /// The ranks, of a value that lies on a mesh.
@@ -142,7 +147,7 @@ impl Tensor {
     fn require_settled(&self, what: &'static str) -> Result<()> {
         match self.layout() {
             Some(layout) if !layout.partial_axes().is_empty() => {
-                Err(Error::Pending { what, layout: layout.clone() })
+                Err(Error::Pending { what, layout: Box::new(layout.clone()) })
             }
             Some(layout) if self.0.array.shape() != layout.shape() => Err(Error::Argument {
                 op: what,

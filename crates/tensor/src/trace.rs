@@ -65,8 +65,9 @@ pub(crate) fn is_strict() -> bool {
     STATE.with_borrow(|s| s.strict)
 }
 
-pub(crate) fn note(moved: Moved) {
-    STATE.with_borrow_mut(|s| s.list.iter_mut().for_each(|list| list.push(moved.clone())));
+/// Lists a move, when anyone wants the list.
+pub(crate) fn note(moved: impl FnOnce() -> Moved) {
+    STATE.with_borrow_mut(|s| s.list.as_mut().map(|list| list.push(moved())));
 }
 
 /// Remembers which op's kernel runs.

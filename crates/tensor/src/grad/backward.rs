@@ -133,7 +133,9 @@ pub fn grad(
 }
 
 /// Where backward starts, with the gradient there.
-fn root(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(Edge, Tensor)> {
+type Root = (Edge, Tensor);
+
+fn root(tensor: &Tensor, grad: Option<&Tensor>) -> Result<Root> {
     let edge = tensor.edge().ok_or_else(|| Error::NoHistory { what: format!("{tensor:?}") })?;
     let Some(grad) = grad else {
         if tensor.numel() != 1 {
@@ -193,7 +195,7 @@ struct Targets {
 }
 
 impl Run {
-    fn new(options: GradOptions, wanted: Option<(&[(Edge, Tensor)], Vec<Edge>)>) -> Run {
+    fn new(options: GradOptions, wanted: Option<(&[Root], Vec<Edge>)>) -> Run {
         let targets = wanted.map(|(roots, edges)| Targets {
             on_the_way: on_the_way(roots, &edges),
             found: edges.iter().map(|_| None).collect(),
@@ -203,7 +205,7 @@ impl Run {
         Run { options, open: HashMap::new(), order: BinaryHeap::new(), targets }
     }
 
-    fn go(mut self, roots: impl IntoIterator<Item = (Edge, Tensor)>) -> Result<Vec<Option<Tensor>>> {
+    fn go(mut self, roots: impl IntoIterator<Item = Root>) -> Result<Vec<Option<Tensor>>> {
         for (edge, grad) in roots {
             self.arrive(&edge, grad)?;
         }
@@ -291,7 +293,7 @@ impl Run {
 }
 
 /// Nodes from which some target can be reached.
-fn on_the_way(roots: &[(Edge, Tensor)], targets: &[Edge]) -> HashSet<u64> {
+fn on_the_way(roots: &[Root], targets: &[Edge]) -> HashSet<u64> {
     let mut on: HashSet<u64> = targets.iter().map(|edge| edge.node.number).collect();
     let mut seen: HashSet<u64> = HashSet::new();
     let mut nodes: Vec<Arc<Node>> = Vec::new();

@@ -30,6 +30,7 @@ pub(crate) struct Node {
     hooks: Mutex<Vec<(usize, Hook)>>,
 }
 
+#[allow(clippy::large_enum_variant)] // nearly all nodes are ops, and a box would cost one more allocation each
 pub(crate) enum Kind {
     /// Gradients end here.
     Leaf(Mutex<Option<Tensor>>),

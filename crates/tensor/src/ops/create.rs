@@ -8,6 +8,7 @@ use planaria_array::ops::Distribution;
 use planaria_array::random::{Key, Window};
 use planaria_array::{Array, DType, Scalar};
 use planaria_layout::{Layout, Placement};
+use std::sync::Arc;
 
 impl Tensor {
     /// One value everywhere, in the layout of this tensor; where it is pending, as a whole value.
@@ -81,14 +82,15 @@ impl Tensor {
 
 fn unpending(what: &'static str, layout: &Layout, world: &World) -> Result<Place> {
     if !layout.partial_axes().is_empty() {
-        return Err(Error::Pending { what, layout: layout.clone() });
+        return Err(Error::Pending { what, layout: Box::new(layout.clone()) });
     }
-    Ok(Place { layout: layout.clone(), world: world.clone() })
+    Ok(Place { layout: Arc::new(layout.clone()), world: world.clone() })
 }
 
 /// The place with pending axes whole.
 fn settled(place: &Place) -> Result<Place> {
     let axes = place.layout.partial_axes();
-    let layout = axes.iter().try_fold(place.layout.clone(), |l, axis| l.with(axis, Placement::Replicate))?;
-    Ok(Place { layout, world: place.world.clone() })
+    let layout =
+        axes.iter().try_fold(place.layout.as_ref().clone(), |l, axis| l.with(axis, Placement::Replicate))?;
+    Ok(Place { layout: Arc::new(layout), world: place.world.clone() })
 }

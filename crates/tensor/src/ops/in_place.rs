@@ -68,6 +68,7 @@ pub(crate) fn zeros_for(at: &Backward<'_>, input: usize) -> Result<Tensor> {
         return Ok(Tensor::new(Array::zeros(&spec.shape, spec.dtype)?));
     };
     let axes = place.layout.partial_axes();
-    let layout = axes.iter().try_fold(place.layout.clone(), |l, axis| l.with(axis, Placement::Replicate))?;
+    let layout =
+        axes.iter().try_fold(place.layout.as_ref().clone(), |l, axis| l.with(axis, Placement::Replicate))?;
     Tensor::full(&layout, 0.0, spec.dtype, &place.world)
 }

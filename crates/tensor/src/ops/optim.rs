@@ -5,6 +5,7 @@ use crate::tensor::{Place, Tensor};
 use planaria_array::ops::{self, AdamW, AdamWArrays, Sgd, SgdArrays};
 use planaria_array::{Array, DType, Shape};
 use planaria_layout::{Layout, Mesh, Placement, Reduce};
+use std::sync::Arc;
 
 /// One parameter of AdamW and its state, all of one shape. The update runs in the layout of the first moment.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +64,7 @@ impl<'a> Update<'a> {
         }
         for tensor in states.iter().flatten().copied().chain([param]) {
             if let Some(layout) = tensor.layout().filter(|l| !l.partial_axes().is_empty()) {
-                return Err(Error::Pending { what: op, layout: layout.clone() });
+                return Err(Error::Pending { what: op, layout: Box::new(layout.clone()) });
             }
         }
         if let Some(other) = states.iter().flatten().find(|t| t.layout() != home.layout()) {
@@ -103,7 +104,7 @@ fn brought(tensor: &Tensor, place: Option<&Place>) -> Result<Array> {
         (Some(_), Some(place)) => Ok(tensor.reshard(&place.layout)?.local().clone()),
         (None, Some(place)) => {
             let whole = Layout::replicated(place.layout.mesh(), tensor.shape());
-            let there = tensor.on(&Place { layout: whole, world: place.world.clone() })?;
+            let there = tensor.on(&Place { layout: Arc::new(whole), world: place.world.clone() })?;
             Ok(there.reshard(&place.layout)?.local().clone())
         }
     }
@@ -215,7 +216,7 @@ fn linear_only(op: &'static str, list: &[&Tensor]) -> Result<()> {
     for layout in list.iter().filter_map(|t| t.layout()) {
         let linear = |axis| matches!(layout.reduce(axis), None | Some(Reduce::Sum | Reduce::Avg));
         if !(0..layout.mesh().naxes()).all(linear) {
-            return Err(Error::Pending { what: op, layout: layout.clone() });
+            return Err(Error::Pending { what: op, layout: Box::new(layout.clone()) });
         }
     }
     Ok(())

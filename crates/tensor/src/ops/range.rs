@@ -73,7 +73,7 @@ impl Tensor {
         make: impl Fn(&Region) -> Result<Array>,
     ) -> Result<Tensor> {
         if !layout.partial_axes().is_empty() {
-            return Err(Error::Pending { what, layout: layout.clone() });
+            return Err(Error::Pending { what, layout: Box::new(layout.clone()) });
         }
         let piece = layout.piece(world.rank())?;
         if world.is_supposed() {
