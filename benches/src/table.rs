@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn cases_are_selected_by_name_and_by_family() {
         let pick = |names: &[&str]| select(&names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>());
-        assert_eq!(pick(&[]).map(|all| all.len()), Ok(58));
+        assert_eq!(pick(&[]).map(|all| all.len()), Ok(60));
         assert_eq!(pick(&["softmax"]), Ok(vec!["softmax", "softmax_bwd"]));
         assert_eq!(pick(&["gather", "adamw"]), Ok(vec!["gather", "adamw_10m", "adamw_10m_40t"]));
         assert!(pick(&["nothing"]).is_err_and(|e| e.contains("`nothing`")));

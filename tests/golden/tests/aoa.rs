@@ -21,7 +21,7 @@ fn wrong_answers_are_noticed() {
     };
     let case = |from: &str| {
         format!(
-            r#"{{"id":"x","group":"rename","statements":["a -> b"],"reverse":false,"source":[{a},{z}],"destination":[{b}],"outputs":{{"b":{{"shape":[2]}}}},"queries":[{{"target":{b},"result":[{{"source":{from},"target":{b},"postprocess":null}}]}}]}}"#,
+            r#"{{"id":"x","group":"rename","statements":["a -> b"],"statement_count":1,"reverse":false,"source":[{a},{z}],"destination":[{b}],"outputs":{{"b":{{"shape":[2]}}}},"queries":[{{"target":{b},"result":[{{"source":{from},"target":{b},"postprocess":null}}]}}]}}"#,
             a = shard("a"),
             z = shard("z"),
             b = shard("b"),
