@@ -13,7 +13,7 @@ pub fn concat(inputs: &[&Shape], output: &Shape, dim: usize) -> Rule {
     rule
 }
 
-/// The inverse of [`concat`]: parts of one or more extents along `dim`.
+/// The inverse of [`concat()`]: parts of one or more extents along `dim`.
 pub fn split(input: &Shape, outputs: &[&Shape], dim: usize) -> Rule {
     let (mut rule, parts, whole) = joined(outputs, input, dim);
     rule.inputs = vec![whole];

@@ -78,7 +78,7 @@ pub fn tile_grad(from: &Shape, to: &Shape) -> Rule {
     Rule { inputs: rule.outputs, outputs: rule.inputs, ..rule }
 }
 
-/// One dim of a [`slice`].
+/// One dim of a [`slice()`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Range {
     /// The input dim.
