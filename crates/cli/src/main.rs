@@ -1,0 +1,3 @@
+//! The planaria command.
+
+fn main() {}

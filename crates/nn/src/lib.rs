@@ -1,0 +1,3 @@
+//! Modules, models, losses and optimizers; parallelism written as layouts.
+
+#![forbid(unsafe_code)]

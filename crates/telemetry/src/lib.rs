@@ -1,0 +1,1 @@
+//! Scalars and events of a run: JSON lines, TensorBoard files, curves.

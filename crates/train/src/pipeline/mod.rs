@@ -1,0 +1,1 @@
+//! Pipeline parallelism: a schedule is data, checked and simulated before it runs.
