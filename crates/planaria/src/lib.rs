@@ -23,6 +23,7 @@ pub use planaria_aoa as aoa;
 pub use planaria_array as array;
 pub use planaria_comm as comm;
 pub use planaria_layout as layout;
+pub use planaria_nn as nn;
 pub use planaria_tensor as tensor;
 
 /// The names most programs need.

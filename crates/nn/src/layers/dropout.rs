@@ -1,0 +1,29 @@
+//! Dropout whose mask follows from a key and global element indices, so that no layout changes it.
+
+use planaria_array::random::Key;
+use planaria_tensor::{Result, Tensor, ops};
+
+/// Sets elements to 0 with probability `p` and divides the others by `1 - p`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Probability of a 0.
+    pub p: f64,
+}
+
+impl Dropout {
+    /// `residual + dropout(x)`; plain addition without a key, which is how models are evaluated.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, key: Option<Key>) -> Result<Tensor> {
+        match key.filter(|_| self.p > 0.0) {
+            Some(key) => ops::dropout_add_with(x, residual, self.p, key),
+            None => residual.add(x),
+        }
+    }
+
+    /// `dropout(x)`; `x` itself without a key.
+    pub fn forward(&self, x: &Tensor, key: Option<Key>) -> Result<Tensor> {
+        match key.filter(|_| self.p > 0.0) {
+            Some(key) => ops::dropout_with(x, self.p, key),
+            None => Ok(x.clone()),
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Layers: parameters and the ops they go into.
+
+mod attention;
+mod dropout;
+mod embedding;
+mod linear;
+mod mlp;
+mod norm;
+mod parts;
+mod rope;
+
+pub use attention::{Attention, AttentionSizes, LayerCache};
+pub use dropout::Dropout;
+pub use embedding::Embedding;
+pub use linear::Linear;
+pub use mlp::{GatedMlp, Mlp};
+pub use norm::{LayerNorm, RmsNorm};
+pub use parts::Parts;
+pub use rope::{Positions, Rope, RopeScaling};

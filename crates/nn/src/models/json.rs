@@ -1,0 +1,71 @@
+//! Reading keys of a JSON object, with errors that name the key.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// A JSON object and where it stands, for messages.
+pub(super) struct Reader<'a> {
+    pub(super) map: &'a Map<String, Value>,
+    pub(super) prefix: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    /// A key's value; null is as good as nothing.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn wrong(&self, key: &str, expected: &'static str) -> Error {
+        let found = self.map.get(key).map_or("missing".to_string(), Value::to_string);
+        Error::Key { key: format!("{}{key}", self.prefix), found, expected }
+    }
+
+    fn read<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        as_type: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => as_type(value).map(Some).ok_or_else(|| self.wrong(key, expected)),
+        }
+    }
+
+    /// A positive integer that must be there.
+    pub(super) fn size(&self, key: &str) -> Result<usize> {
+        self.maybe_size(key)?.filter(|&n| n > 0).ok_or_else(|| self.wrong(key, "a positive integer"))
+    }
+
+    /// An integer that may be missing.
+    pub(super) fn maybe_size(&self, key: &str) -> Result<Option<usize>> {
+        self.read(key, "an integer of at least 0", |v| usize::try_from(v.as_u64()?).ok())
+    }
+
+    pub(super) fn number(&self, key: &str, default: f64) -> Result<f64> {
+        let found = self.read(key, "a finite number", |v| v.as_f64().filter(|x| x.is_finite()))?;
+        Ok(found.unwrap_or(default))
+    }
+
+    /// A number that must be there and above 0.
+    pub(super) fn positive(&self, key: &str) -> Result<f64> {
+        let found = self.number(key, 0.0)?;
+        if found > 0.0 { Ok(found) } else { Err(self.wrong(key, "a number above 0")) }
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.read(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    pub(super) fn text(&self, key: &str, default: &'a str) -> Result<&'a str> {
+        Ok(self.read(key, "a string", Value::as_str)?.unwrap_or(default))
+    }
+
+    pub(super) fn list(&self, key: &str) -> Result<Option<&'a [Value]>> {
+        self.read(key, "a list", |v| v.as_array().map(Vec::as_slice))
+    }
+
+    pub(super) fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
+        self.read(key, "an object", Value::as_object)
+    }
+}

@@ -1,0 +1,123 @@
+//! The places where a model's activations change their layout. On one rank nothing happens there.
+//!
+//! A model's inner mesh has the axes `ep` and `tp`, either of which may be missing. Parameters are cut by the model's
+//! table; between blocks a hidden state `[batch, sequence, width]` lies as [`Lanes::residual`] says. Every move of
+//! activations, forward or backward, is one of the functions of [`Lanes`]; blocks ask for nothing else.
+
+use planaria_layout::{Mesh, Placement};
+use planaria_tensor::{Result, Tensor, World};
+
+/// The ranks that share one stage of one replica of a model.
+#[derive(Clone, Debug)]
+pub struct Parallel {
+    /// The ranks.
+    pub world: World,
+    /// Axes `ep` and `tp`; one may be missing.
+    pub mesh: Mesh,
+    /// True when `tp` also cuts the sequence of what lies between products: norms, residuals.
+    pub sequence: bool,
+}
+
+impl Parallel {
+    /// Size of an axis; 1 for one that is missing.
+    pub fn size(&self, axis: &str) -> usize {
+        self.mesh.axes().iter().find(|a| a.name == axis).map_or(1, |a| a.size)
+    }
+}
+
+/// Crossings between layouts of activations.
+#[derive(Clone, Debug, Default)]
+pub struct Lanes(Option<Parallel>);
+
+impl Lanes {
+    /// The lanes of a mesh; of one rank, where there is none.
+    pub fn new(parallel: Option<&Parallel>) -> Lanes {
+        Lanes(parallel.cloned())
+    }
+
+    /// The ranks; absent where there is one.
+    pub fn parallel(&self) -> Option<&Parallel> {
+        self.0.as_ref()
+    }
+
+    /// Size of `tp`.
+    pub fn tp(&self) -> usize {
+        self.0.as_ref().map_or(1, |parallel| parallel.size("tp"))
+    }
+
+    /// Token ids or labels `[batch, ..]`: `ep` cuts the batch. What every rank has whole is cut for nothing.
+    pub fn batch(&self, ids: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(ids.clone()) };
+        let placements = parallel.placements(Placement::shard(0), Placement::Replicate);
+        match ids.layout() {
+            Some(_) => ids.placed(&placements),
+            None => Tensor::place(ids.local(), &parallel.mesh, &placements, &parallel.world),
+        }
+    }
+
+    /// A hidden state as it lies between blocks: `ep` cuts the batch, `tp` the sequence when it is asked to.
+    pub fn residual(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(x.clone()) };
+        let placements = parallel.between_blocks();
+        match x.layout() {
+            Some(_) => x.placed(&placements),
+            None => Tensor::place(x.local(), &parallel.mesh, &placements, &parallel.world),
+        }
+    }
+
+    /// Into products whose weights are cut by columns: the whole sequence. Backward adds up what the columns give,
+    /// once for all products that use the result.
+    pub fn into_columns(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(x.clone()) };
+        if parallel.sequence {
+            return x.placed(&parallel.placements(Placement::shard(0), Placement::Replicate));
+        }
+        arriving(x, parallel.between_blocks())?;
+        Ok(x.clone())
+    }
+
+    /// Out of a product whose weight is cut by rows: pending sums become a hidden state between blocks.
+    pub fn out_of_rows(&self, y: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(y.clone()) };
+        // Otherwise each gradient that the product computes would bring this one together again.
+        arriving(y, parallel.placements(Placement::shard(0), Placement::Replicate))?;
+        y.placed(&parallel.between_blocks())
+    }
+
+    /// Tokens in the buffers of their experts, `[experts, places, width]`, to the ranks that have the experts.
+    pub fn to_experts(&self, sent: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(sent.clone()) };
+        sent.placed(&parallel.placements(Placement::shard(0), Placement::Replicate))
+    }
+
+    /// Experts' results, `[tokens, width]`, back to the ranks that have the tokens. Sums over `tp` stay pending.
+    pub fn from_experts(&self, done: &Tensor) -> Result<Tensor> {
+        let (Some(parallel), Some(layout)) = (&self.0, done.layout()) else { return Ok(done.clone()) };
+        let tp = parallel.mesh.axis("tp").map_or(Placement::Replicate, |axis| layout.placements()[axis]);
+        done.placed(&parallel.placements(Placement::shard(0), tp))
+    }
+}
+
+/// Has the gradient of `x` brought to a layout as soon as it is complete.
+fn arriving(x: &Tensor, placements: Vec<Placement>) -> Result<()> {
+    if x.has_history() {
+        x.on_grad(move |grad| Ok(Some(grad.placed(&placements)?)))?;
+    }
+    Ok(())
+}
+
+impl Parallel {
+    fn placements(&self, ep: Placement, tp: Placement) -> Vec<Placement> {
+        let axis = |axis: &planaria_layout::Axis| match axis.name.as_str() {
+            "ep" => ep,
+            "tp" => tp,
+            _ => Placement::Replicate,
+        };
+        self.mesh.axes().iter().map(axis).collect()
+    }
+
+    fn between_blocks(&self) -> Vec<Placement> {
+        let tp = if self.sequence { Placement::shard(1) } else { Placement::Replicate };
+        self.placements(Placement::shard(0), tp)
+    }
+}

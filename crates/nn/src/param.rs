@@ -1,0 +1,309 @@
+//! Parameters: a name as in Hugging Face files, a layout, initial values, and the leaf that gradients arrive at.
+
+use crate::error::{Error, Result};
+use crate::parallel::Parallel;
+use planaria_array::ops::Distribution;
+use planaria_array::random::{Key, Normal};
+use planaria_array::{Array, DType};
+use planaria_layout::{Layout, Mesh, Placement, Shape};
+use planaria_tensor::Tensor;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a parameter is for. Weight decay and the like are decided by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The weight of a product.
+    Matrix,
+    /// A table of rows by token.
+    Embedding,
+    /// The weight of a norm.
+    Norm,
+    /// Something added.
+    Bias,
+}
+
+/// The values a parameter starts with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    /// Normal around 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// All 0.
+    Zeros,
+    /// All 1.
+    Ones,
+}
+
+/// How the `tp` axis cuts a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Not at all.
+    Whole,
+    /// One dim, also in uneven pieces.
+    Dim(usize),
+    /// One dim between heads; where the heads cannot be shared out evenly the parameter stays whole.
+    Heads {
+        /// The dim.
+        dim: usize,
+        /// How many heads it holds.
+        heads: usize,
+    },
+}
+
+/// One line of a model's table of parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// Name as in Hugging Face files. A `*` stands for the index along dim 0: on disk there is one tensor for each.
+    pub name: String,
+    /// Global shape.
+    pub shape: Shape,
+    /// What it is for.
+    pub kind: Kind,
+    /// Its first values.
+    pub start: Start,
+    /// How `tp` cuts it.
+    pub tp: Cut,
+    /// The dim that `ep` cuts.
+    pub ep: Option<usize>,
+    /// The parameter that has the same values.
+    pub tied: Option<String>,
+}
+
+impl ParamSpec {
+    /// What each axis of the inner mesh does to it.
+    pub fn placements(&self, mesh: &Mesh) -> Vec<Placement> {
+        let tp = |size: usize| match self.tp {
+            Cut::Whole => Placement::Replicate,
+            Cut::Dim(dim) => Placement::shard(dim),
+            Cut::Heads { dim, heads } if heads.is_multiple_of(size) => Placement::shard(dim),
+            Cut::Heads { .. } => Placement::Replicate,
+        };
+        let axis = |axis: &planaria_layout::Axis| match axis.name.as_str() {
+            "tp" => tp(axis.size),
+            "ep" => self.ep.map_or(Placement::Replicate, Placement::shard),
+            _ => Placement::Replicate,
+        };
+        mesh.axes().iter().map(axis).collect()
+    }
+
+    /// Its layout on the inner mesh.
+    pub fn layout(&self, mesh: &Mesh) -> Result<Layout> {
+        Ok(Layout::new(mesh, &self.shape, &self.placements(mesh))?)
+    }
+
+    /// The names of its tensors in files. Several where experts are one parameter: tensor `i` is index `i` of dim 0.
+    pub fn files(&self) -> Vec<String> {
+        match self.name.split_once('*') {
+            None => vec![self.name.clone()],
+            Some((before, after)) => (0..self.shape[0]).map(|i| format!("{before}{i}{after}")).collect(),
+        }
+    }
+
+    /// True when [`ParamSpec::files`] are indices of dim 0.
+    pub fn is_stacked(&self) -> bool {
+        self.name.contains('*')
+    }
+
+    /// The key of its first values: the seed and the name, so that nothing else matters.
+    fn key(&self, seed: u64) -> Key {
+        // FNV-1a; only the parameters of one model must be told apart.
+        let hash = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        // A tied parameter starts like its twin, also where that is on another stage.
+        let name = self.tied.as_ref().unwrap_or(&self.name);
+        Key::new(seed, name.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
+    }
+
+    fn values(&self, init: &Init, parallel: Option<&Parallel>) -> Result<Tensor> {
+        let normal = |std| Distribution::Normal(Normal { mean: 0.0, std });
+        let (dtype, key) = (init.dtype, self.key(init.seed));
+        let Some(Parallel { world, mesh, .. }) = parallel else {
+            let shape = &self.shape[..];
+            return Ok(Tensor::new(match self.start {
+                Start::Normal { std } => Array::random(shape, normal(std), dtype, key)?,
+                Start::Zeros => Array::zeros(shape, dtype)?,
+                Start::Ones => Array::full(shape, 1.0, dtype)?,
+            }));
+        };
+        let layout = self.layout(mesh)?;
+        Ok(match self.start {
+            Start::Normal { std } => Tensor::random_with(&layout, normal(std), dtype, key, world)?,
+            Start::Zeros => Tensor::full(&layout, 0.0, dtype, world)?,
+            Start::Ones => Tensor::full(&layout, 1.0, dtype, world)?,
+        })
+    }
+}
+
+/// How a model's first values are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Init {
+    /// Chosen once per run; values follow from it, the parameter's name and the global element index.
+    pub seed: u64,
+    /// The dtype of the parameters.
+    pub dtype: DType,
+}
+
+impl Default for Init {
+    fn default() -> Init {
+        Init { seed: 0, dtype: DType::F32 }
+    }
+}
+
+/// Makes the value that forward uses, when it is not the leaf itself.
+pub type Source = Arc<dyn Fn() -> planaria_tensor::Result<Tensor> + Send + Sync>;
+
+/// One parameter. A clone is another handle on the same leaf.
+#[derive(Clone)]
+pub struct Param {
+    spec: Arc<ParamSpec>,
+    leaf: Tensor,
+    trainable: bool,
+    source: Option<Source>,
+}
+
+impl Param {
+    /// A parameter with its first values; on the inner mesh of `parallel`, where that is given.
+    pub fn new(spec: ParamSpec, init: &Init, parallel: Option<&Parallel>) -> Result<Param> {
+        let leaf = spec.values(init, parallel)?.requires_grad();
+        Ok(Param { spec: Arc::new(spec), leaf, trainable: true, source: None })
+    }
+
+    /// A parameter that shares the elements of `other` and has a gradient of its own.
+    pub fn tied_to(spec: ParamSpec, other: &Param) -> Param {
+        let leaf = other.leaf.detach().requires_grad();
+        Param { spec: Arc::new(spec), leaf, trainable: true, source: None }
+    }
+
+    /// What the table says about it.
+    pub fn spec(&self) -> &ParamSpec {
+        &self.spec
+    }
+
+    /// Name as in Hugging Face files.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// What it is for.
+    pub fn kind(&self) -> Kind {
+        self.spec.kind
+    }
+
+    /// The parameter that has the same values.
+    pub fn tied(&self) -> Option<&str> {
+        self.spec.tied.as_deref()
+    }
+
+    /// The tensor that gradients arrive at.
+    pub fn leaf(&self) -> &Tensor {
+        &self.leaf
+    }
+
+    /// What forward computes with: the leaf, or what the source makes.
+    pub fn value(&self) -> planaria_tensor::Result<Tensor> {
+        match &self.source {
+            Some(source) => source(),
+            None => Ok(self.leaf.clone()),
+        }
+    }
+
+    /// True when a gradient is wanted.
+    pub fn is_trainable(&self) -> bool {
+        self.trainable
+    }
+
+    /// Asks for a gradient, or does not.
+    pub fn set_trainable(&mut self, trainable: bool) {
+        self.trainable = trainable;
+        self.leaf = self.leafed(self.leaf.detach());
+    }
+
+    /// Takes other elements as this rank's piece; the old leaf and its gradient stay behind.
+    pub fn set_array(&mut self, array: Array) -> Result<()> {
+        let before = self.leaf.local();
+        if array.shape() != before.shape() || array.dtype() != before.dtype() {
+            let text = |a: &Array| format!("{}{}", a.dtype(), a.shape());
+            let (expected, found) = (text(before), text(&array));
+            return Err(Error::Elements { name: self.name().to_string(), expected, found });
+        }
+        self.leaf = self.leafed(match (self.leaf.layout(), self.leaf.world()) {
+            (Some(layout), Some(world)) => Tensor::from_piece(array, layout, world)?,
+            _ => Tensor::new(array),
+        });
+        Ok(())
+    }
+
+    fn leafed(&self, value: Tensor) -> Tensor {
+        if self.trainable { value.requires_grad() } else { value }
+    }
+
+    /// Lets forward take its value from elsewhere, such as pieces that are gathered when they are needed. The source
+    /// is asked once per use, also when a block is computed again.
+    pub fn set_source(&mut self, source: Option<Source>) {
+        self.source = source;
+    }
+
+    /// Takes the gradient that backward has left, brought to the layout of the parameter: sums over ranks that were
+    /// pending are done. Collective over the inner mesh.
+    pub fn take_grad(&self) -> Result<Option<Tensor>> {
+        let Some(grad) = self.leaf.take_grad() else { return Ok(None) };
+        Ok(Some(match self.leaf.layout() {
+            Some(layout) => grad.reshard(layout)?,
+            None => grad,
+        }))
+    }
+}
+
+impl fmt::Debug for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Param({}, {:?})", self.spec.name, self.leaf)
+    }
+}
+
+/// Something that has parameters. They are visited in the order of the model's table.
+pub trait Module {
+    /// Shows every parameter.
+    fn visit(&self, f: &mut dyn FnMut(&Param));
+
+    /// Shows every parameter, to be changed.
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param));
+
+    /// Handles on all parameters.
+    fn params(&self) -> Vec<Param> {
+        let mut all = Vec::new();
+        self.visit(&mut |param| all.push(param.clone()));
+        all
+    }
+}
+
+impl Module for Param {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(self);
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
+        f(self);
+    }
+}
+
+impl<M: Module> Module for Option<M> {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.iter().for_each(|module| module.visit(f));
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
+        self.iter_mut().for_each(|module| module.visit_mut(f));
+    }
+}
+
+impl<M: Module> Module for Vec<M> {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.iter().for_each(|module| module.visit(f));
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
+        self.iter_mut().for_each(|module| module.visit_mut(f));
+    }
+}

@@ -1,0 +1,129 @@
+"""Makes the model goldens: tiny random models, run by transformers in float32.
+
+Each file is a gzipped safetensors file: the weights under their names on disk, `input_ids` and `labels`, `logits`,
+`loss` (mean over counted labels, plus the auxiliary loss where the model has one), and `grad.NAME` for every weight.
+The metadata holds `config`, the config.json. Run in this folder with torch, transformers and safetensors installed.
+"""
+
+import gzip
+import json
+
+import torch
+from safetensors.torch import save
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen2MoeConfig
+
+SIZES = dict(vocab_size=31, hidden_size=16, intermediate_size=23, max_position_embeddings=64)
+
+
+def on_disk(tensors):
+    """Names and shapes of files: the fused experts of the running model are one tensor each there."""
+    out = {}
+    for name, value in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            half = value.shape[1] // 2
+            for expert in range(value.shape[0]):
+                prefix = name.replace("gate_up_proj", str(expert))
+                out[f"{prefix}.gate_proj.weight"] = value[expert, :half]
+                out[f"{prefix}.up_proj.weight"] = value[expert, half:]
+        elif name.endswith("experts.down_proj"):
+            for expert in range(value.shape[0]):
+                out[name.replace("down_proj", f"{expert}.down_proj.weight")] = value[expert]
+        else:
+            out[name] = value
+    return {name: value.detach().clone().contiguous() for name, value in out.items()}
+
+
+def make(name, config, seed):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().train()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            # Large enough that every part of the model matters in the result.
+            value.copy_(torch.randn_like(value) * (0.3 if value.ndim > 1 else 0.2))
+            if "norm" in key:
+                value.add_(1.0)
+    ids = torch.randint(0, config.vocab_size, (3, 11))
+    labels = torch.randint(0, config.vocab_size, (3, 11))
+    labels[0, 3:5] = -100
+    labels[2, 10] = -100
+    moe = config.model_type == "qwen2_moe"
+    out = model(input_ids=ids, **({"output_router_logits": True} if moe else {}))
+    counted = (labels != -100).sum()
+    loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    if moe:
+        loss = loss + config.router_aux_loss_coef * out.aux_loss
+    loss.backward()
+    params = dict(model.named_parameters())
+    tensors = on_disk(params)
+    tensors |= {f"grad.{k}": v for k, v in on_disk({k: p.grad for k, p in params.items()}).items()}
+    tensors |= {"input_ids": ids, "labels": labels, "logits": out.logits.detach(), "loss": loss.detach()}
+    tensors["counted"] = counted
+    if moe:
+        tensors["aux_loss"] = out.aux_loss.detach()
+    data = save(tensors, metadata={"config": json.dumps(config.to_dict(), default=str)})
+    with open(f"{name}.safetensors.gz", "wb") as file:
+        file.write(gzip.compress(data, 9, mtime=0))
+
+
+llama3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+make(
+    "llama",
+    LlamaConfig(
+        **SIZES, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6, rope_scaling=llama3
+    ),
+    1,
+)
+make(
+    "llama-bias",
+    LlamaConfig(
+        **SIZES,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        head_dim=6,
+        attention_bias=True,
+        mlp_bias=True,
+        hidden_act="gelu_pytorch_tanh",
+        rope_scaling=dict(rope_type="linear", factor=4.0),
+    ),
+    2,
+)
+make("qwen2", Qwen2Config(**SIZES, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2), 3)
+make(
+    "qwen2-tied",
+    Qwen2Config(
+        **SIZES,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+    ),
+    4,
+)
+make(
+    "qwen2-window",
+    Qwen2Config(
+        **SIZES,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=1,
+        rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    5,
+)
+MOE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=13, shared_expert_intermediate_size=19)
+MOE |= dict(num_attention_heads=4, num_key_value_heads=2, router_aux_loss_coef=0.1)
+make("qwen2-moe", Qwen2MoeConfig(**SIZES, **MOE, num_hidden_layers=2), 6)
+make(
+    "qwen2-moe-mixed",
+    Qwen2MoeConfig(
+        **SIZES, **MOE, num_hidden_layers=3, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]
+    ),
+    7,
+)
