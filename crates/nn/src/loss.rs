@@ -66,7 +66,7 @@ fn scores_of_a_position(hidden: &Tensor, weight: &Tensor) -> Result<usize> {
     Ok(largest(hidden)?.saturating_mul(largest(weight)?).saturating_mul(wide(hidden.dtype()).size()).max(1))
 }
 
-/// Narrow scores are widened, so that losses are not rounded.
-fn wide(dtype: DType) -> DType {
+/// Narrow scores are widened, so that losses and probabilities are not rounded.
+pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

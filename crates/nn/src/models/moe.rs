@@ -3,9 +3,9 @@
 use super::config::Experts;
 use crate::error::Result as BuildResult;
 use crate::layers::{GatedMlp, Linear, Parts};
+use crate::loss::wide;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
-use planaria_array::DType;
 use planaria_array::ops::{Gate, Keep, Which};
 use planaria_tensor::ops::{self, moe_combine, moe_dispatch, moe_route};
 use planaria_tensor::{Error, Result, Tensor};
@@ -53,7 +53,8 @@ impl Moe {
             return Err(Error::Argument { op: "moe", message });
         };
         let tokens = x.reshape(&[batch * length, width])?;
-        let probabilities = self.router.forward(&tokens)?.cast(DType::F32)?.softmax(-1)?;
+        let scores = self.router.forward(&tokens)?;
+        let probabilities = scores.cast(wide(scores.dtype()))?.softmax(-1)?;
         let (counts, most) = self.demand(&probabilities)?;
 
         let mut routing = moe_route(&probabilities, self.choices, most)?;
@@ -79,7 +80,7 @@ impl Moe {
             return Err(Error::Bug("gates are a matrix"));
         };
         let (_, chosen) = probabilities.detach().topk(self.choices, 1, Which::Largest)?;
-        let counts = chosen.one_hot(experts, DType::F32)?.sum(&[0, 1], Keep::No)?;
+        let counts = chosen.one_hot(experts, probabilities.dtype())?.sum(&[0, 1], Keep::No)?;
         if counts.local().is_meta() {
             return Ok((counts, (tokens * self.choices).div_ceil(experts)));
         }
