@@ -40,6 +40,7 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/matmul/*.rs",
     "crates/store/src/local/sys.rs",
     "crates/comm/src/mpi/raw.rs",
+    "crates/train/src/data/map.rs",
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.

@@ -1,0 +1,227 @@
+//! The sources of a run put together, packed, and divided into a training and an evaluation side.
+
+use super::dataset::{Dataset, Part, Sample};
+use super::error::{Error, Result};
+use super::pack::{Packed, Packing};
+use super::permute::Permutation;
+use super::sampler::Order;
+use super::source::Source;
+use super::tokenizer::{BYTE_TOKENIZER, SpecialText, TokenKind, Tokenizer};
+use planaria_array::random::Key;
+use planaria_store::checksum;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Chooses held-out samples. It is no setting: another seed must not move them into training.
+const HELD_OUT: Key = Key::new(0x68656c64, 0x6f7574);
+
+/// `[data]` of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Config {
+    /// `byte`, a folder with a `tokenizer.json`, or such a file.
+    pub tokenizer: String,
+    /// Special tokens to add to the tokenizer.
+    pub special_tokens: Vec<String>,
+    /// Special tokens written out in documents become those tokens; otherwise they are plain text.
+    pub parse_special: bool,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// How documents share samples.
+    pub packing: Packing,
+    /// Order of the samples.
+    pub order: Order,
+    /// Seed of the order; the seed of the run if not given.
+    pub seed: Option<u64>,
+    /// Share of the samples kept for evaluation, below 1.
+    pub held_out: f64,
+    /// Folder for tokenised text, so that it is done once; without it text is tokenised at each start and held in memory.
+    pub cache: Option<PathBuf>,
+    /// Micro-batches read ahead.
+    pub prefetch: usize,
+    /// Where documents come from.
+    pub source: Vec<Source>,
+    /// Sources for evaluation only.
+    pub eval: Vec<Source>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            tokenizer: BYTE_TOKENIZER.into(),
+            special_tokens: Vec::new(),
+            parse_special: false,
+            sequence: 512,
+            packing: Packing::default(),
+            order: Order::default(),
+            seed: None,
+            held_out: 0.0,
+            cache: None,
+            prefetch: 4,
+            source: Vec::new(),
+            eval: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// The tokenizer with its added tokens.
+    pub fn open_tokenizer(&self) -> Result<Tokenizer> {
+        let mut out = Tokenizer::open(&self.tokenizer)?;
+        for token in &self.special_tokens {
+            out.add_token(token, TokenKind::Special)?;
+        }
+        let text = if self.parse_special { SpecialText::Parse } else { SpecialText::Plain };
+        out.set_special_text(text);
+        Ok(out)
+    }
+
+    /// Opens the sources: the training side, and the evaluation side if there is one.
+    pub fn open(&self, tokenizer: &Tokenizer) -> Result<Data> {
+        if !(0.0..1.0).contains(&self.held_out) {
+            let problem = "a share from 0 up to, but not including, 1 is expected".to_string();
+            return Err(Error::Setting { key: "held_out", value: self.held_out.to_string(), problem });
+        }
+        if self.source.is_empty() {
+            let problem = "at least one [[data.source]] is needed".to_string();
+            return Err(Error::Setting { key: "source", value: "[]".into(), problem });
+        }
+        let train = Arc::new(Corpus::open(&self.source, tokenizer, self)?);
+        let eval = if !self.eval.is_empty() {
+            Some(Arc::new(Corpus::open(&self.eval, tokenizer, self)?).side(Side::Whole))
+        } else if self.held_out > 0.0 {
+            Some(train.clone().side(Side::HeldOut(self.held_out)))
+        } else {
+            None
+        };
+        let train = if self.held_out > 0.0 && self.eval.is_empty() {
+            train.side(Side::Kept(self.held_out))
+        } else {
+            train.side(Side::Whole)
+        };
+        let empty = |d: &View| d.parts.iter().find(|p| p.samples == 0).map(|p| p.name.clone());
+        if let Some(origin) = [Some(&train), eval.as_ref()].into_iter().flatten().find_map(empty) {
+            let problem = format!("'{origin}' has too few samples to be divided");
+            return Err(Error::Setting { key: "held_out", value: self.held_out.to_string(), problem });
+        }
+        Ok(Data { train: Arc::new(train), eval: eval.map(|e| Arc::new(e) as Arc<dyn Dataset>) })
+    }
+}
+
+/// The two sides of a run's data.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// What is trained on.
+    pub train: Arc<dyn Dataset>,
+    /// What is only evaluated.
+    pub eval: Option<Arc<dyn Dataset>>,
+}
+
+/// All sources of a run.
+#[derive(Debug)]
+struct Corpus {
+    rows: Vec<Row>,
+    sequence: usize,
+}
+
+/// One packed row of tokens and the share its source has.
+#[derive(Debug)]
+struct Row {
+    packed: Packed,
+    weight: Option<f64>,
+}
+
+/// Which samples of each row are seen.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Whole,
+    /// All but that share.
+    Kept(f64),
+    /// That share.
+    HeldOut(f64),
+}
+
+impl Corpus {
+    fn open(sources: &[Source], tokenizer: &Tokenizer, config: &Config) -> Result<Corpus> {
+        let frame = tokenizer.frame();
+        let pad = frame.pad.or(frame.eos).unwrap_or(0);
+        let cache: Option<&Path> = config.cache.as_deref();
+        let mut rows = Vec::new();
+        for source in sources {
+            let tokens = source.open(tokenizer, cache)?;
+            let total: u64 = tokens.iter().map(super::tokens::Tokens::len).sum();
+            for tokens in tokens {
+                // A source of several token files divides its weight by their lengths.
+                let weight = source.weight.map(|w| w * tokens.len() as f64 / total.max(1) as f64);
+                let packed = Packed::new(tokens, config.sequence, config.packing, pad)?;
+                rows.push(Row { packed, weight });
+            }
+        }
+        Ok(Corpus { rows, sequence: config.sequence })
+    }
+
+    fn side(self: Arc<Corpus>, side: Side) -> View {
+        let held = |samples: u64, share: f64| ((samples as f64 * share).ceil() as u64).min(samples);
+        let mut parts = Vec::new();
+        let mut firsts = Vec::new();
+        for row in &self.rows {
+            let all = row.packed.len();
+            let (first, samples) = match side {
+                Side::Whole => (None, all),
+                Side::Kept(share) => (Some(0), all - held(all, share)),
+                Side::HeldOut(share) => (Some(all - held(all, share)), held(all, share)),
+            };
+            firsts.push(first);
+            parts.push(Part { name: row.packed.tokens().origin().to_string(), samples, weight: row.weight });
+        }
+        View { corpus: self, parts, firsts }
+    }
+}
+
+/// One side of a corpus.
+#[derive(Debug)]
+struct View {
+    corpus: Arc<Corpus>,
+    parts: Vec<Part>,
+    /// First place in the fixed shuffle that divides a row; none if the row is not divided.
+    firsts: Vec<Option<u64>>,
+}
+
+impl Dataset for View {
+    fn len(&self) -> u64 {
+        self.parts.iter().map(|p| p.samples).sum()
+    }
+
+    fn sequence(&self) -> usize {
+        self.corpus.sequence
+    }
+
+    fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
+        let mut rest = index;
+        for (i, part) in self.parts.iter().enumerate() {
+            if rest < part.samples {
+                let packed = &self.corpus.rows[i].packed;
+                let divide = Permutation::new(HELD_OUT.fold(i as u64), packed.len());
+                return packed.read(self.firsts[i].map_or(rest, |first| divide.of(first + rest)), out);
+            }
+            rest -= part.samples;
+        }
+        Err(Error::OutOfRange { what: "sample", index, len: self.len() })
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        self.parts.clone()
+    }
+
+    fn fingerprint(&self) -> u32 {
+        let rows = self.corpus.rows.iter().zip(&self.parts);
+        rows.fold(0, |sum, (row, part)| {
+            let tokens = row.packed.tokens();
+            let text = format!("{:08x} {} {} {:?}\n", tokens.sum(), tokens.len(), part.samples, part.weight);
+            checksum::append(sum, text.as_bytes())
+        })
+    }
+}

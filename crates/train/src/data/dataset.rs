@@ -1,0 +1,82 @@
+//! What training reads from: numbered samples of one length.
+
+use super::error::Result;
+use planaria_array::Array;
+
+/// One sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// `sequence + 1` tokens.
+    pub tokens: Vec<u32>,
+    /// `sequence` labels: the next tokens, -100 where there is nothing to learn.
+    pub labels: Vec<i64>,
+}
+
+/// A stretch of samples from one source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// Where it comes from.
+    pub name: String,
+    /// Number of samples.
+    pub samples: u64,
+    /// Share among all samples, if shares were asked for.
+    pub weight: Option<f64>,
+}
+
+/// Numbered samples. The same number gives the same sample on every rank and in every run.
+pub trait Dataset: Send + Sync + std::fmt::Debug {
+    /// Number of samples.
+    fn len(&self) -> u64;
+
+    /// Whether there is no sample.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Inputs, and labels, per sample.
+    fn sequence(&self) -> usize;
+
+    /// Reads sample `index` into `out`.
+    fn read(&self, index: u64, out: &mut Sample) -> Result<()>;
+
+    /// The sources, in the order of their samples.
+    fn parts(&self) -> Vec<Part>;
+
+    /// A number that changes with the content.
+    fn fingerprint(&self) -> u32;
+}
+
+/// Some samples as the model takes them.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Positions of the samples in the order of training.
+    pub positions: std::ops::Range<u64>,
+    /// Inputs, `i64[samples,sequence]`.
+    pub tokens: Array,
+    /// Labels of the same shape, -100 where there is nothing to learn.
+    pub labels: Array,
+}
+
+impl Batch {
+    /// Reads the samples with these numbers.
+    pub fn read(
+        dataset: &dyn Dataset,
+        positions: std::ops::Range<u64>,
+        index_of: impl Fn(u64) -> u64,
+    ) -> Result<Batch> {
+        let rows = positions.clone().count();
+        let shape = [rows, dataset.sequence()];
+        let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+        let mut sample = Sample::default();
+        for position in positions.clone() {
+            dataset.read(index_of(position), &mut sample)?;
+            tokens.extend(sample.tokens[..shape[1]].iter().map(|&t| i64::from(t)));
+            labels.extend_from_slice(&sample.labels);
+        }
+        Ok(Batch {
+            positions,
+            tokens: Array::from_slice(&tokens, &shape)?,
+            labels: Array::from_slice(&labels, &shape)?,
+        })
+    }
+}

@@ -1,0 +1,184 @@
+//! What can be wrong with training data, always with the file and the place in it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Result of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Data that is refused or could not be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {op} '{}': {error}", path.display())]
+    Io {
+        /// What was tried.
+        op: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// A path, folder or pattern without any file.
+    #[error("no file matches '{pattern}'")]
+    NoFiles {
+        /// The path as given.
+        pattern: String,
+    },
+    /// Bytes that are not UTF-8.
+    #[error("'{}' is not UTF-8 text at byte {at}{}", path.display(), of_line(*line))]
+    Utf8 {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1, where lines are read one by one.
+        line: Option<u64>,
+        /// Offset of the first bad byte in the file, or in the line.
+        at: u64,
+    },
+    /// A line that is not a JSON object with the text field.
+    #[error("{}:{line}: {problem}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Not a token file, or a damaged one.
+    #[error("'{}' is not a valid token file: {problem}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A token id that the vocabulary does not have.
+    #[error("token {index} of '{origin}' is {token}, past the vocabulary of {vocab}")]
+    OutOfVocabulary {
+        /// Where the tokens come from.
+        origin: String,
+        /// Position of the token.
+        index: u64,
+        /// The id found.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: u64,
+    },
+    /// A token file made with a larger vocabulary than the run's.
+    #[error(
+        "'{}' was made with a vocabulary of {file} tokens, the tokenizer of this run has {vocab}",
+        path.display()
+    )]
+    Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// Vocabulary in the file's header.
+        file: u64,
+        /// Vocabulary of the run.
+        vocab: u64,
+    },
+    /// Fewer tokens than one sample needs.
+    #[error("'{origin}' has {tokens} tokens, one sample needs {needed}")]
+    TooShort {
+        /// Where the tokens come from.
+        origin: String,
+        /// Tokens found.
+        tokens: u64,
+        /// Tokens of one sample: the sequence and the last label.
+        needed: u64,
+    },
+    /// A range or sample that does not exist.
+    #[error("{what} {index} is out of range for {len}")]
+    OutOfRange {
+        /// What was asked for.
+        what: &'static str,
+        /// The number asked for.
+        index: u64,
+        /// How many there are.
+        len: u64,
+    },
+    /// A tokenizer that cannot be used.
+    #[error("tokenizer '{name}': {problem}")]
+    Tokenizer {
+        /// The tokenizer or its file.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A setting that makes no sense.
+    #[error("data.{key} = {value}: {problem}")]
+    Setting {
+        /// The key in `[data]`.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is expected.
+        problem: String,
+    },
+    /// The data changed between two runs, so the position would mean other samples.
+    #[error("the data is not what the run was started with: {what} was {saved}, now {found}")]
+    Changed {
+        /// Which property differs.
+        what: &'static str,
+        /// The value that was saved.
+        saved: String,
+        /// The value now.
+        found: String,
+    },
+    /// An array that could not be made.
+    #[error(transparent)]
+    Array(#[from] planaria_array::Error),
+    /// The loader's thread ended without saying why.
+    #[error("the data loader stopped: {what}")]
+    Stopped {
+        /// The panic's words, as far as they are known.
+        what: String,
+    },
+}
+
+fn of_line(line: Option<u64>) -> String {
+    line.map(|line| format!(" of line {line}")).unwrap_or_default()
+}
+
+impl Error {
+    /// An operating system failure with its file.
+    pub(super) fn io(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        move |error| Error::Io { op, path: path.to_path_buf(), error }
+    }
+
+    /// A damaged token file.
+    pub(super) fn token_file(path: &Path, problem: impl Into<String>) -> Error {
+        Error::TokenFile { path: path.to_path_buf(), problem: problem.into() }
+    }
+
+    /// A tokenizer that cannot be used.
+    pub(super) fn tokenizer(name: impl Into<String>, problem: impl Into<String>) -> Error {
+        Error::Tokenizer { name: name.into(), problem: problem.into() }
+    }
+
+    /// One next action, where there is a clear one.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Error::NoFiles { .. } => "paths are relative to the current folder; '**' matches folders".into(),
+            Error::Utf8 { .. } => {
+                "convert the file, or choose the files with a pattern such as 'text/**/*.md'".into()
+            }
+            Error::Line { .. } => {
+                "each line holds one JSON object; `data.source.field` names its text".into()
+            }
+            Error::TokenFile { .. } => "write it again with `planaria tokenize`".into(),
+            Error::OutOfVocabulary { .. } | Error::Vocabulary { .. } => {
+                "use the tokenizer that the tokens were made with".into()
+            }
+            Error::TooShort { .. } => "give more text, or make `data.sequence` shorter".into(),
+            Error::Changed { .. } => {
+                "restore the data, or set `data.changed = \"restart\"` to begin a new order at sample 0"
+                    .into()
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! Patterns of paths: `*` and `?` inside a name, `**` for any number of folders.
+
+use super::error::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The files a path names: itself, everything below a folder, or what a pattern matches. Sorted by path, so that the order
+/// is the same everywhere. Hidden files and folders are left out.
+pub fn list(path: &str) -> Result<Vec<PathBuf>> {
+    let literal = Path::new(path);
+    let mut out = Vec::new();
+    if literal.is_file() {
+        out.push(literal.to_path_buf());
+    } else if literal.is_dir() {
+        walk(literal, &mut |_| true, &mut out)?;
+    } else if path.contains(['*', '?']) {
+        let parts: Vec<&str> = path.split('/').collect();
+        let fixed = parts.iter().take_while(|part| !part.contains(['*', '?'])).count();
+        let root = parts[..fixed].join("/");
+        let root = match (fixed, root.is_empty()) {
+            (0, _) => PathBuf::from("."),
+            (_, true) => PathBuf::from("/"),
+            (_, false) => PathBuf::from(root),
+        };
+        if root.is_dir() {
+            let pattern = &parts[fixed..];
+            let mut fits =
+                |file: &Path| file.strip_prefix(&root).is_ok_and(|rest| matches_path(pattern, rest));
+            walk(&root, &mut fits, &mut out)?;
+        }
+    }
+    if out.is_empty() {
+        return Err(Error::NoFiles { pattern: path.to_string() });
+    }
+    out.sort();
+    Ok(out)
+}
+
+/// Adds the files below a folder. Links to folders are not followed: they may lead round in circles.
+fn walk(folder: &Path, fits: &mut dyn FnMut(&Path) -> bool, out: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
+        let entry = entry.map_err(Error::io("list", folder))?;
+        if entry.file_name().as_encoded_bytes().first() == Some(&b'.') {
+            continue;
+        }
+        let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io("list", folder))?);
+        if kind.is_dir() {
+            walk(&path, fits, out)?;
+        } else if path.is_file() && fits(&path) {
+            out.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn matches_path(pattern: &[&str], path: &Path) -> bool {
+    let parts: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy()).collect();
+    let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+    matches_parts(pattern, &parts)
+}
+
+/// Whether the parts fit; remembers the last `**` instead of trying all ways, so the cost is at most quadratic.
+fn matches_parts(pattern: &[&str], parts: &[&str]) -> bool {
+    let step = |p: &&str, part: &&str| matches_name(p, part);
+    matches_greedy(pattern, parts, |p| *p == "**", step)
+}
+
+fn matches_name(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    matches_greedy(&pattern, &name, |p| *p == '*', |p, c| *p == '?' || p == c)
+}
+
+/// Matching with one kind of "any number of these" mark.
+fn matches_greedy<P, T>(
+    pattern: &[P],
+    text: &[T],
+    any: impl Fn(&P) -> bool,
+    one: impl Fn(&P, &T) -> bool,
+) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut retry = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(mark) if any(mark) => {
+                retry = Some((p + 1, t));
+                p += 1;
+            }
+            Some(mark) if one(mark, &text[t]) => (p, t) = (p + 1, t + 1),
+            _ => match retry {
+                Some((after, from)) => {
+                    retry = Some((after, from + 1));
+                    (p, t) = (after, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stay_inside_a_name_and_double_stars_cross_folders() {
+        let fits = |pattern: &str, path: &str| {
+            matches_path(&pattern.split('/').collect::<Vec<_>>(), Path::new(path))
+        };
+        for (pattern, path, expected) in [
+            ("*.md", "a.md", true),
+            ("*.md", "b/a.md", false),
+            ("**/*.md", "a.md", true),
+            ("**/*.md", "b/c/a.md", true),
+            ("**/*.md", "b/c/a.rs", false),
+            ("src/**/t?st.rs", "src/test.rs", true),
+            ("src/**/t?st.rs", "src/x/y/tast.rs", true),
+            ("src/**/t?st.rs", "src/x/y/tst.rs", false),
+            ("**", "a/b/c", true),
+            ("a*b*c", "aXXbYYbZc", true),
+            ("a*b*c", "aXXbYYbZ", false),
+        ] {
+            assert_eq!(fits(pattern, path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn many_stars_do_not_take_for_ever() {
+        let pattern = "a*".repeat(60) + "b";
+        assert!(!matches_name(&pattern, &"a".repeat(4000)));
+    }
+
+    #[test]
+    fn folders_list_sorted_files_without_hidden_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b.txt", "a/z.txt", "a/.hidden", ".git/x", "a/b/c.md"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        let root = folder.path().display().to_string();
+        let names = |pattern: &str| -> Vec<String> {
+            let files = list(&format!("{root}{pattern}")).unwrap();
+            let short = |p: PathBuf| p.strip_prefix(folder.path()).unwrap().display().to_string();
+            files.into_iter().map(short).collect()
+        };
+        assert_eq!(names(""), ["a/b/c.md", "a/z.txt", "b.txt"]);
+        assert_eq!(names("/**/*.txt"), ["a/z.txt", "b.txt"]);
+        assert_eq!(names("/a/*"), ["a/z.txt"]);
+        let missing = list(&format!("{root}/*.json")).unwrap_err();
+        assert!(missing.to_string().starts_with("no file matches"), "{missing}");
+    }
+}

@@ -1,0 +1,148 @@
+//! Packing: cutting a long row of tokens into samples of one length.
+
+use super::dataset::Sample;
+use super::error::{Error, Result};
+use super::tokens::Tokens;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How documents share samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Packing {
+    /// Documents follow each other and are cut wherever a sample ends.
+    #[default]
+    Stream,
+    /// The same, but the first token of a document is no label: nothing is learnt across the border.
+    Masked,
+    /// A document is only cut if it is longer than a sample; the rest of a sample is filled with padding.
+    Documents,
+}
+
+/// Label that the loss ignores.
+pub const IGNORED: i64 = -100;
+
+/// The samples of one row of tokens: `sequence` inputs and as many labels, which are the next tokens.
+#[derive(Debug)]
+pub struct Packed {
+    tokens: Tokens,
+    sequence: u64,
+    packing: Packing,
+    pad: u32,
+    /// First token and end of each sample, where they do not follow from its number.
+    windows: Vec<(u64, u32)>,
+    samples: u64,
+}
+
+impl Packed {
+    /// Cuts `tokens`; `pad` fills samples and is never a label.
+    pub fn new(tokens: Tokens, sequence: usize, packing: Packing, pad: u32) -> Result<Packed> {
+        let most = u32::MAX as usize - 1;
+        if sequence == 0 || sequence > most {
+            let problem = format!("a sequence has 1 to {most} tokens");
+            return Err(Error::Setting { key: "sequence", value: sequence.to_string(), problem });
+        }
+        let mut out =
+            Packed { tokens, sequence: sequence as u64, packing, pad, windows: Vec::new(), samples: 0 };
+        if packing == Packing::Documents {
+            out.windows = out.fill();
+            out.samples = out.windows.len() as u64;
+        } else {
+            out.samples = out.tokens.len().saturating_sub(1) / out.sequence;
+        }
+        if out.samples == 0 {
+            let needed = if packing == Packing::Documents { 2 } else { out.sequence + 1 };
+            let origin = out.tokens.origin().to_string();
+            return Err(Error::TooShort { origin, tokens: out.tokens.len(), needed });
+        }
+        Ok(out)
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> u64 {
+        self.samples
+    }
+
+    /// Never: a row without a sample is refused.
+    pub fn is_empty(&self) -> bool {
+        self.samples == 0
+    }
+
+    /// The tokens that are cut.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Documents in order, as many whole ones in each window as fit.
+    fn fill(&self) -> Vec<(u64, u32)> {
+        let most = self.sequence + 1;
+        let mut out: Vec<(u64, u32)> = Vec::new();
+        let mut window = 0..0u64;
+        let mut close = |window: std::ops::Range<u64>| {
+            // One token alone has no label.
+            if window.end - window.start > 1 {
+                out.push((window.start, (window.end - window.start) as u32));
+            }
+        };
+        for document in 0..self.tokens.documents() {
+            let (mut start, end) = (self.tokens.start(document), self.tokens.start(document + 1));
+            // A damaged file may have starts out of order; they only move borders.
+            if end <= start || start < window.end || end > self.tokens.len() {
+                continue;
+            }
+            if end - window.start <= most && !window.is_empty() {
+                window.end = end;
+                continue;
+            }
+            close(window);
+            // The last token of a full window is a label there and an input in the next one.
+            while end - start > most {
+                close(start..start + most);
+                start += self.sequence;
+            }
+            window = start..end;
+        }
+        close(window);
+        out
+    }
+
+    fn window(&self, index: u64) -> (u64, u64) {
+        match self.windows.get(index as usize) {
+            Some(&(start, len)) => (start, start + u64::from(len)),
+            None => (index * self.sequence, (index + 1) * self.sequence + 1),
+        }
+    }
+
+    /// Reads one sample.
+    pub fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
+        if index >= self.samples {
+            return Err(Error::OutOfRange { what: "sample", index, len: self.samples });
+        }
+        let (start, end) = self.window(index);
+        out.tokens.clear();
+        self.tokens.read(start, end, &mut out.tokens)?;
+        let valid = out.tokens.len();
+        out.tokens.resize(self.sequence as usize + 1, self.pad);
+        out.labels.clear();
+        out.labels.extend(out.tokens[1..].iter().map(|&t| i64::from(t)));
+        out.labels[valid - 1..].fill(IGNORED);
+        if self.packing != Packing::Stream {
+            self.mask_starts(start, end, &mut out.labels);
+        }
+        Ok(())
+    }
+
+    /// Labels that would be the first token of the next document.
+    fn mask_starts(&self, start: u64, end: u64, labels: &mut [i64]) {
+        let mut document = self.tokens.document_from(start + 1);
+        while document < self.tokens.documents() {
+            let at = self.tokens.start(document);
+            if !(start + 1..end).contains(&at) {
+                break;
+            }
+            labels[(at - start - 1) as usize] = IGNORED;
+            document += 1;
+        }
+    }
+}
