@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "the verbs that use the rest follow")]
 
 mod args;
+mod checkpoint;
 mod commands;
 mod exit;
 mod failure;

@@ -10,8 +10,8 @@ pub(super) struct Leaf {
     pub(super) spec: String,
     /// Its size.
     pub(super) bytes: u64,
-    /// How it is cut, in words.
-    pub(super) cut: String,
+    /// A remark: how it is cut, or its values.
+    pub(super) note: String,
 }
 
 /// A line of the printed tree.
@@ -23,7 +23,7 @@ pub(super) struct Line {
     pub(super) spec: String,
     /// Bytes of the tensor, or of everything below one of several equal blocks.
     pub(super) bytes: Option<u64>,
-    pub(super) cut: String,
+    pub(super) note: String,
     /// How many equal blocks the line stands for.
     pub(super) count: usize,
 }
@@ -116,7 +116,7 @@ impl Tree {
                 name: format!("{indent}{branch}{name}"),
                 spec: leaf.map_or(String::new(), |leaf| leaf.spec.clone()),
                 bytes,
-                cut: leaf.map_or(String::new(), |leaf| leaf.cut.clone()),
+                note: leaf.map_or(String::new(), |leaf| leaf.note.clone()),
                 count: run.count,
             });
             run.tree.print(folded, &format!("{indent}{deeper}"), lines);
@@ -165,7 +165,7 @@ mod tests {
     fn tree(names: &[(&str, &str)]) -> Tree {
         let mut tree = Tree::default();
         for (name, spec) in names {
-            tree.insert(name, Leaf { spec: spec.to_string(), bytes: 4, cut: String::new() });
+            tree.insert(name, Leaf { spec: spec.to_string(), bytes: 4, note: String::new() });
         }
         tree
     }
