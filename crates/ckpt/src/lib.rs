@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod examine;
 pub mod formats;
+pub mod stream;
 
 pub use error::{Error, Result};

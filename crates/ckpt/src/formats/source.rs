@@ -28,6 +28,45 @@ pub enum Format {
     TorchSave,
 }
 
+impl Format {
+    /// The short name, as in `torch-dcp`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Format::HuggingFace => "hugging-face",
+            Format::HuggingFaceSharded => "hugging-face-sharded",
+            Format::PaddleFlex => "paddle-flex",
+            Format::PaddleUnified => "paddle-unified",
+            Format::PaddleSave => "paddle-save",
+            Format::TorchDcp => "torch-dcp",
+            Format::TorchSave => "torch-save",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Part {
+    /// The short name, as in `master_weights`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Part::Model => "model",
+            Part::MasterWeights => "master_weights",
+            Part::Optimizer => "optimizer",
+            Part::Ema => "ema",
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// Which part of a training state a tensor belongs to, where the format says so by file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
@@ -59,13 +98,10 @@ impl Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part = match self.part {
-            Part::Model => "",
-            Part::MasterWeights => "master_weights:",
-            Part::Optimizer => "optimizer:",
-            Part::Ema => "ema:",
-        };
-        write!(f, "{part}{}", self.name)
+        match self.part {
+            Part::Model => f.write_str(&self.name),
+            part => write!(f, "{part}:{}", self.name),
+        }
     }
 }
 

@@ -1,0 +1,29 @@
+//! The verbs, one file each: its arguments and what it does.
+
+mod completions;
+mod diff;
+mod inspect;
+
+use crate::exit::Exit;
+use crate::terminal::Terminal;
+use anyhow::Result;
+use clap::Subcommand;
+
+/// A verb; its description stands at the arguments in its file.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Completions(completions::Args),
+    Diff(diff::Args),
+    Inspect(inspect::Args),
+}
+
+impl Command {
+    /// Runs the verb.
+    pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
+        match self {
+            Command::Completions(args) => completions::run(args, terminal),
+            Command::Diff(args) => diff::run(args, terminal),
+            Command::Inspect(args) => inspect::run(args, terminal),
+        }
+    }
+}

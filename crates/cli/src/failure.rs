@@ -1,0 +1,165 @@
+//! Errors as a person reads them: what, where, and one hint; and the exit code that goes with each.
+
+use crate::exit::Exit;
+use crate::terminal::{Style, Terminal};
+use anyhow::Error;
+use std::fmt;
+use std::io;
+
+/// A mistake the command itself finds: a message, an exit code, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// Wrong use.
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure { exit: Exit::Usage, message: message.into(), hint: None }
+    }
+
+    /// Ended by a signal.
+    pub(crate) fn signal(number: u8) -> Failure {
+        let name = if number == 15 { "terminated" } else { "interrupted" };
+        Failure { exit: Exit::Signal(number), message: name.to_string(), hint: None }
+    }
+
+    /// The one next action.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Prints an error to standard error; the exit code. A reader that went away (`| head`) is no error.
+pub(crate) fn report(terminal: &Terminal, error: &Error) -> Exit {
+    if is_broken_pipe(error) {
+        return Exit::Success;
+    }
+    let (exit, hint) = classify(error);
+    let mut causes: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Wrappers often repeat what they wrap.
+        if !causes.iter().any(|said| said.contains(&text)) {
+            causes.push(text);
+        }
+    }
+    let mut text =
+        format!("{} {}", terminal.paint_err(Style::Bad, "error:"), causes.first().map_or("", String::as_str));
+    for cause in causes.iter().skip(1) {
+        for line in cause.lines() {
+            text.push_str("\n  ");
+            text.push_str(line);
+        }
+    }
+    if let Some(hint) = hint {
+        text.push_str(&format!("\n\n{} {hint}", terminal.paint_err(Style::Name, "hint:")));
+    }
+    terminal.say(&text);
+    exit
+}
+
+fn is_broken_pipe(error: &Error) -> bool {
+    let broken = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    };
+    error.chain().any(broken)
+}
+
+/// The exit code of the innermost cause that has one, and a hint.
+fn classify(error: &Error) -> (Exit, Option<String>) {
+    for cause in error.chain() {
+        if let Some(own) = cause.downcast_ref::<Failure>() {
+            return (own.exit, own.hint.clone());
+        }
+        if let Some(error) = cause.downcast_ref::<planaria_ckpt::Error>() {
+            return of_checkpoint(error);
+        }
+        if let Some(error) = cause.downcast_ref::<planaria_store::Error>() {
+            return of_store(error);
+        }
+        if cause.is::<planaria_aoa::Error>() || cause.is::<planaria_layout::Error>() {
+            return (Exit::Usage, None);
+        }
+        if cause.is::<planaria_comm::Error>() {
+            return (Exit::PeerLost, None);
+        }
+    }
+    (Exit::Negative, None)
+}
+
+fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
+    use planaria_ckpt::Error;
+    let damaged = |hint: &str| (Exit::Damaged, Some(hint.to_string()));
+    match error {
+        Error::Store(error) => of_store(error),
+        Error::UnknownFormat { .. } => {
+            (Exit::Usage, Some("name a checkpoint folder, or a file that holds tensors".to_string()))
+        }
+        Error::Ambiguous { .. } => {
+            (Exit::Usage, Some("name one of them, or choose a flex save with `--uid`".to_string()))
+        }
+        Error::NoTensor { .. } => (Exit::Usage, Some("`planaria inspect` lists the names".to_string())),
+        Error::Unsupported { .. } => (Exit::Usage, None),
+        Error::Torn { .. } => {
+            damaged("the save was not finished or lost a file; use the checkpoint before it")
+        }
+        Error::Conflict { .. } => {
+            damaged("ranks held different values under one name; use another checkpoint")
+        }
+        _ => damaged("the file was changed or not written to its end; copy it again from where it came from"),
+    }
+}
+
+fn of_store(error: &planaria_store::Error) -> (Exit, Option<String>) {
+    use planaria_store::Error;
+    match error {
+        Error::NotFound { .. } | Error::BadUrl { .. } | Error::BadName { .. } => (Exit::Usage, None),
+        Error::AlreadyExists { .. } => {
+            (Exit::Usage, Some("choose another place, or add `--yes`".to_string()))
+        }
+        Error::Header { .. } | Error::OutOfFile { .. } | Error::Checksum { .. } => (
+            Exit::Damaged,
+            Some(
+                "the file was changed or not written to its end; copy it again from where it came from"
+                    .to_string(),
+            ),
+        ),
+        _ => (Exit::Negative, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_follows_from_the_cause_however_deep() {
+        let damaged =
+            planaria_store::Error::Checksum { name: "f".into(), start: 0, end: 4, found: 1, expected: 2 };
+        let wrapped = Error::from(planaria_ckpt::Error::from(damaged)).context("while reading 'w'");
+        assert_eq!(classify(&wrapped).0, Exit::Damaged);
+        let usage = Error::from(Failure::usage("no").hint("do this"));
+        assert_eq!(classify(&usage), (Exit::Usage, Some("do this".to_string())));
+        assert_eq!(classify(&anyhow::anyhow!("anything")).0, Exit::Negative);
+        assert_eq!(Exit::Signal(2).code(), 130);
+    }
+
+    #[test]
+    fn a_closed_pipe_is_success() {
+        let closed = Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("while printing");
+        assert!(is_broken_pipe(&closed));
+    }
+}

@@ -1,0 +1,96 @@
+//! Sizes with units, read and printed: `8GB`, `256 MiB`, `1.5 GB`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes. Printed with decimal units and one digit after the point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+const UNITS: [(&str, u64); 11] = [
+    ("", 1),
+    ("B", 1),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bytes, String> {
+        let expected = "expected a size such as 8GB or 512MiB";
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let unit = unit.trim();
+        let known = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
+        let (_, factor) = known.ok_or_else(|| format!("'{unit}' is no unit; {expected}"))?;
+        let value: f64 = number.parse().map_err(|_| expected.to_string())?;
+        let bytes = value * *factor as f64;
+        // 2^53: beyond it not every number of bytes can be written with a point.
+        if bytes >= 9_007_199_254_740_992.0 {
+            return Err("more bytes than any machine has".to_string());
+        }
+        Ok(Bytes(bytes.round() as u64))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
+        let bytes = self.0 as f64;
+        // 999.95 would be printed as 1000.0: it belongs to the next unit.
+        let text = match units.iter().find(|(_, size)| bytes >= size * 0.99995) {
+            Some((unit, size)) => format!("{:.1} {unit}", bytes / size),
+            None => format!("{} B", self.0),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A count with its noun: `1 tensor`, `3 tensors`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_units() {
+        let cases = [
+            ("0", 0),
+            ("17", 17),
+            ("8GB", 8_000_000_000),
+            ("1.5 kb", 1_500),
+            ("256 MiB", 256 << 20),
+            ("2gib", 2 << 30),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        }
+        for text in ["", "GB", "1..2", "-1", "5 parsecs", "99999999TB", "1e3"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_printed_with_the_unit_that_fits() {
+        let shown = |bytes: u64| Bytes(bytes).to_string();
+        assert_eq!(shown(0), "0 B");
+        assert_eq!(shown(999), "999 B");
+        assert_eq!(shown(1_000), "1.0 kB");
+        assert_eq!(shown(999_960), "1.0 MB");
+        assert_eq!(shown(12_345_678_901), "12.3 GB");
+        assert_eq!(count(1, "tensor") + &count(0, "file"), "1 tensor0 files");
+    }
+}

@@ -1,0 +1,135 @@
+//! Where output goes: data to standard output, everything else to standard error, colour only where wanted.
+
+use crate::args::{Global, When};
+use crate::progress::{Progress, Shown};
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::fmt::Display;
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+
+/// What a stretch of text means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// Something is wrong.
+    Bad,
+    /// Something deserves a look.
+    Warn,
+    /// All is well.
+    Good,
+    /// A name or a heading.
+    Name,
+    /// Less important than what stands beside it.
+    Dim,
+}
+
+/// Standard output and standard error with the wishes of the command line.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    /// Data as JSON.
+    pub(crate) json: bool,
+    quiet: bool,
+    verbose: u8,
+    color_out: bool,
+    color_err: bool,
+    shown: Shown,
+    out: BufWriter<Stdout>,
+}
+
+impl Terminal {
+    /// As the flags and the environment ask.
+    pub(crate) fn new(global: &Global) -> Terminal {
+        let color = |is_terminal: bool| match global.color {
+            When::Always => true,
+            When::Never => false,
+            When::Auto => is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        };
+        let err_is_terminal = io::stderr().is_terminal();
+        let shown = match (global.quiet || global.no_progress, err_is_terminal) {
+            (true, _) => Shown::Never,
+            (false, true) => Shown::Bar,
+            (false, false) => Shown::Lines,
+        };
+        Terminal {
+            json: global.json,
+            quiet: global.quiet,
+            verbose: global.verbose,
+            color_out: color(io::stdout().is_terminal()),
+            color_err: color(err_is_terminal),
+            shown,
+            out: BufWriter::new(io::stdout()),
+        }
+    }
+
+    /// One line of data.
+    pub(crate) fn line(&mut self, text: impl Display) -> Result<()> {
+        Ok(writeln!(self.out, "{text}")?)
+    }
+
+    /// One JSON object, led by the name and version of its form, as in `planaria/inspect/1`.
+    pub(crate) fn object(&mut self, schema: &str, value: &impl Serialize) -> Result<()> {
+        let mut object = Map::new();
+        object.insert("schema".to_string(), schema.into());
+        match serde_json::to_value(value)? {
+            Value::Object(fields) => object.extend(fields),
+            other => drop(object.insert("value".to_string(), other)),
+        }
+        serde_json::to_writer(&mut self.out, &object)?;
+        Ok(writeln!(self.out)?)
+    }
+
+    /// Sends out what is buffered.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        Ok(self.out.flush()?)
+    }
+
+    /// A remark for the person at the terminal.
+    pub(crate) fn note(&self, text: impl Display) {
+        if !self.quiet {
+            self.say(&text.to_string());
+        }
+    }
+
+    /// A remark that only `-v` shows.
+    pub(crate) fn detail(&self, text: impl Display) {
+        if self.verbose > 0 {
+            self.say(&text.to_string());
+        }
+    }
+
+    /// A warning.
+    pub(crate) fn warn(&self, text: impl Display) {
+        self.note(format!("{} {text}", self.paint_err(Style::Warn, "warning:")));
+    }
+
+    /// Text on standard error, whatever the flags. A closed standard error is nobody's error.
+    pub(crate) fn say(&self, text: &str) {
+        let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+
+    /// Shows how far something of `total` bytes has come.
+    pub(crate) fn progress(&self, what: &str, total: u64) -> Progress {
+        Progress::new(self.shown, what, total)
+    }
+
+    /// Text for standard output in its colour.
+    pub(crate) fn paint(&self, style: Style, text: &str) -> String {
+        paint(self.color_out, style, text)
+    }
+
+    /// Text for standard error in its colour.
+    pub(crate) fn paint_err(&self, style: Style, text: &str) -> String {
+        paint(self.color_err, style, text)
+    }
+}
+
+fn paint(color: bool, style: Style, text: &str) -> String {
+    let code = match style {
+        Style::Bad => "1;31",
+        Style::Warn => "1;33",
+        Style::Good => "32",
+        Style::Name => "1;36",
+        Style::Dim => "2",
+    };
+    if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+}
