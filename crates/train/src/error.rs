@@ -46,7 +46,9 @@ pub enum Error {
         through: String,
     },
     /// A number of ranks that does not make the mesh.
-    #[error("{ranks} ranks do not make the mesh \"{mesh}\", which needs {needs} or, without `dp`, a multiple of its other axes")]
+    #[error(
+        "{ranks} ranks do not make the mesh \"{mesh}\", which needs {needs} or, without `dp`, a multiple of its other axes"
+    )]
     Ranks {
         /// The ranks there are.
         ranks: usize,
@@ -103,10 +105,10 @@ impl Error {
     /// One next action, where there is an obvious one.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::UnknownKey { nearest: None, .. } => {
-                Some("`planaria config schema` lists all keys".into())
+            Error::UnknownKey { nearest: None, .. } => Some("`planaria config schema` lists all keys".into()),
+            Error::Ranks { needs, .. } => {
+                Some(format!("start {needs} ranks with `-n {needs}`, or change `mesh`"))
             }
-            Error::Ranks { needs, .. } => Some(format!("start {needs} ranks with `-n {needs}`, or change `mesh`")),
             _ => None,
         }
     }

@@ -4,6 +4,9 @@ pub mod config;
 pub mod data;
 mod error;
 pub mod pipeline;
+pub mod reduce;
+mod share;
 
 pub use config::Config;
 pub use error::{Error, Result};
+pub use share::Share;

@@ -121,9 +121,12 @@ impl FromStr for MeshSection {
 
 impl MeshSection {
     pub(super) fn check(&self) -> Result<()> {
-        for (key, size) in
-            [("mesh.pp", self.pp), ("mesh.dp", self.dp.unwrap_or(1)), ("mesh.ep", self.ep), ("mesh.tp", self.tp)]
-        {
+        for (key, size) in [
+            ("mesh.pp", self.pp),
+            ("mesh.dp", self.dp.unwrap_or(1)),
+            ("mesh.ep", self.ep),
+            ("mesh.tp", self.tp),
+        ] {
             require(key, (1..=1 << 20).contains(&size), size, "from 1 to 1048576")?;
         }
         Ok(())
@@ -148,7 +151,11 @@ impl MeshSection {
             None => 0,
         };
         if dp == 0 || replica.checked_mul(dp) != Some(ranks) {
-            return Err(Error::Ranks { ranks, mesh: self.to_string(), needs: replica.saturating_mul(dp.max(1)) });
+            return Err(Error::Ranks {
+                ranks,
+                mesh: self.to_string(),
+                needs: replica.saturating_mul(dp.max(1)),
+            });
         }
         Ok(Mesh::new(&[("pp", self.pp), ("dp", dp), ("ep", self.ep), ("tp", self.tp)])?)
     }

@@ -61,7 +61,8 @@ impl Config {
 
     /// The text form, which [`Config::parse`] reads back.
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string_pretty(self).map_err(|e| Error::Bug { what: format!("the configuration has no text: {e}") })
+        toml::to_string_pretty(self)
+            .map_err(|e| Error::Bug { what: format!("the configuration has no text: {e}") })
     }
 
     /// The run's folder.
@@ -85,18 +86,9 @@ impl Config {
 }
 
 /// A value outside what is allowed is an error that names both.
-pub(crate) fn require(
-    key: &str,
-    holds: bool,
-    found: impl std::fmt::Display,
-    expected: &str,
-) -> Result<()> {
+pub(crate) fn require(key: &str, holds: bool, found: impl std::fmt::Display, expected: &str) -> Result<()> {
     match holds {
         true => Ok(()),
-        false => Err(Error::Value {
-            key: key.into(),
-            found: found.to_string(),
-            expected: expected.into(),
-        }),
+        false => Err(Error::Value { key: key.into(), found: found.to_string(), expected: expected.into() }),
     }
 }

@@ -59,7 +59,12 @@ impl Default for DataSection {
 impl DataSection {
     pub(super) fn check(&self) -> Result<()> {
         require("data.files", !self.files.is_empty(), "[]", "at least one file or folder")?;
-        require("data.sequence", (1..=1 << 24).contains(&self.sequence), self.sequence, "from 1 to 16777216")?;
+        require(
+            "data.sequence",
+            (1..=1 << 24).contains(&self.sequence),
+            self.sequence,
+            "from 1 to 16777216",
+        )?;
         require("data.prefetch", (1..=1024).contains(&self.prefetch), self.prefetch, "from 1 to 1024")
     }
 }

@@ -41,16 +41,30 @@ fn a_text_becomes_a_configuration_and_goes_round() {
 fn later_layers_win_and_each_value_knows_its_origin() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    write("base.toml", "mesh = \"dp=2 tp=2\"\n[data]\nfiles = [\"x\"]\n[optim]\nlr = 0.5\nwarmup = 7\nclip = 2.0\n");
+    write(
+        "base.toml",
+        "mesh = \"dp=2 tp=2\"\n[data]\nfiles = [\"x\"]\n[optim]\nlr = 0.5\nwarmup = 7\nclip = 2.0\n",
+    );
     write("small.toml", "extends = \"base.toml\"\n[optim]\nlr = 0.25\nclip = 3.0\n");
-    let variables = [("PLANARIA_OPTIM__CLIP", "4"), ("PLANARIA_TRAIN__SEED", "9"), ("HOME", "x"), ("PLANARIA_LOG", "debug"), ("PLANARIA_ELSE", "1")];
+    let variables = [
+        ("PLANARIA_OPTIM__CLIP", "4"),
+        ("PLANARIA_TRAIN__SEED", "9"),
+        ("HOME", "x"),
+        ("PLANARIA_LOG", "debug"),
+        ("PLANARIA_ELSE", "1"),
+    ];
     let variables = variables.map(|(k, v)| (k.to_string(), v.to_string()));
-    let sources = Sources::file(folder.path().join("small.toml"))
-        .variables(variables)
-        .set(["train.seed=11".to_string(), "mesh.tp=4".into(), "name=7".into()]);
+    let sources = Sources::file(folder.path().join("small.toml")).variables(variables).set([
+        "train.seed=11".to_string(),
+        "mesh.tp=4".into(),
+        "name=7".into(),
+    ]);
     let resolved = sources.resolve().unwrap();
     let config = &resolved.config;
-    assert_eq!((config.optim.warmup, config.optim.lr, config.optim.clip, config.train.seed), (7, 0.25, 4.0, 11));
+    assert_eq!(
+        (config.optim.warmup, config.optim.lr, config.optim.clip, config.train.seed),
+        (7, 0.25, 4.0, 11)
+    );
     assert_eq!(config.mesh.to_string(), "dp=2 tp=4");
     assert_eq!(config.name, "7");
     let origin = |key: &str| resolved.origin(key).to_string();
@@ -58,7 +72,12 @@ fn later_layers_win_and_each_value_knows_its_origin() {
     assert!(origin("optim.lr").ends_with("small.toml:3"));
     assert_eq!(origin("optim.clip"), "variable PLANARIA_OPTIM__CLIP");
     assert_eq!((origin("train.seed").as_str(), origin("train.zero").as_str()), ("--set", "default"));
-    assert!(resolved.list().iter().any(|(key, value, origin)| key == "train.zero" && *value == 0 && *origin == Origin::Default));
+    assert!(
+        resolved
+            .list()
+            .iter()
+            .any(|(key, value, origin)| key == "train.zero" && *value == 0 && *origin == Origin::Default)
+    );
     let whole = sources.clone().set(["mesh=tp=8".to_string()]).resolve().unwrap();
     assert_eq!(whole.config.mesh.to_string(), "tp=8");
     assert_eq!(whole.config.name, "small");
@@ -76,7 +95,8 @@ fn unknown_keys_come_with_the_nearest_name_and_the_line() {
     let set = Sources::text("run.toml", SMALL).set(["train.step=3".to_string()]).resolve().unwrap_err();
     assert_eq!(set.to_string(), "unknown key `train.step` (--set); did you mean `steps`?");
     assert!(set.is_usage());
-    let variable = Sources::text("run.toml", SMALL).variables([("PLANARIA_OTPIM__LR".to_string(), "1".to_string())]);
+    let variable =
+        Sources::text("run.toml", SMALL).variables([("PLANARIA_OTPIM__LR".to_string(), "1".to_string())]);
     let message = variable.resolve().unwrap_err().to_string();
     assert_eq!(message, "unknown key `otpim.lr` (variable PLANARIA_OTPIM__LR); did you mean `optim`?");
     assert!(refused("mesh = \"dp=2 xp=2\"\n[data]\nfiles=[\"a\"]").contains("did you mean"));
