@@ -1,0 +1,277 @@
+//! Where values come from, and which of them wins.
+
+use super::{Config, schema};
+use crate::error::{Error, Result};
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Table, Value};
+
+/// Where a value was set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nowhere: it is the default.
+    Default,
+    /// In a file.
+    File {
+        /// The file.
+        path: String,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// In an environment variable.
+    Variable(String),
+    /// By `--set`.
+    Set,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { path, line } => write!(f, "{path}:{line}"),
+            Origin::Variable(name) => write!(f, "variable {name}"),
+            Origin::Set => f.write_str("--set"),
+        }
+    }
+}
+
+/// A checked configuration and where its values come from.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The configuration.
+    pub config: Config,
+    /// Origins of the values that are not defaults, by key.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+impl Resolved {
+    /// Where the value of a key was set.
+    pub fn origin(&self, key: &str) -> Origin {
+        self.origins.get(key).cloned().unwrap_or(Origin::Default)
+    }
+
+    /// Every key with its value and origin, in order.
+    pub fn list(&self) -> Vec<(String, Json, Origin)> {
+        let mut found = Vec::new();
+        if let Ok(json) = serde_json::to_value(&self.config) {
+            leaves(&json, String::new(), &mut |key, value| {
+                found.push((key.clone(), value.clone(), self.origin(&key)));
+            });
+        }
+        found
+    }
+}
+
+fn leaves(json: &Json, key: String, each: &mut dyn FnMut(String, &Json)) {
+    match json {
+        Json::Object(map) => {
+            for (name, value) in map {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                leaves(value, key, each);
+            }
+        }
+        other => each(key, other),
+    }
+}
+
+/// What a configuration is made from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    file: Option<PathBuf>,
+    text: Option<(String, String)>,
+    variables: Vec<(String, String)>,
+    set: Vec<String>,
+}
+
+/// The prefix of our variables.
+const PREFIX: &str = "PLANARIA_";
+
+/// One value on its way into the configuration.
+struct Entry {
+    path: Vec<String>,
+    value: Value,
+    origin: Origin,
+}
+
+impl Sources {
+    /// A file.
+    pub fn file(path: impl Into<PathBuf>) -> Sources {
+        Sources { file: Some(path.into()), ..Sources::default() }
+    }
+
+    /// A text; `name` stands in messages.
+    pub fn text(name: &str, text: &str) -> Sources {
+        Sources { text: Some((name.into(), text.into())), ..Sources::default() }
+    }
+
+    /// With environment variables: `PLANARIA_OPTIM__LR` sets `optim.lr`. Those without our prefix, and those that
+    /// name neither a section nor a key, like `PLANARIA_LOG`, mean something else and are left alone.
+    pub fn variables(self, all: impl IntoIterator<Item = (String, String)>) -> Sources {
+        let ours = |(name, _): &(String, String)| {
+            name.strip_prefix(PREFIX).is_some_and(|key| {
+                let key = key.to_lowercase();
+                key.contains("__") || schema::find(&[&key]).is_ok_and(|s| s.get("properties").is_none())
+            })
+        };
+        let mut variables: Vec<_> = all.into_iter().filter(ours).collect();
+        variables.sort();
+        Sources { variables, ..self }
+    }
+
+    /// With overrides of the form `key=value`.
+    pub fn set(self, set: impl IntoIterator<Item = String>) -> Sources {
+        Sources { set: set.into_iter().collect(), ..self }
+    }
+
+    /// The configuration.
+    pub fn resolve(&self) -> Result<Resolved> {
+        let mut entries = Vec::new();
+        if let Some(file) = &self.file {
+            read_file(file, &mut Vec::new(), &mut entries)?;
+        }
+        if let Some((name, text)) = &self.text {
+            read_text(name, text, &mut entries)?;
+        }
+        for (name, value) in &self.variables {
+            let path = name[PREFIX.len()..].to_lowercase().replace("__", ".");
+            entries.push(given(&path, value, Origin::Variable(name.clone())));
+        }
+        for text in &self.set {
+            let (key, value) = text.split_once('=').ok_or_else(|| Error::Syntax {
+                origin: "--set".into(),
+                what: format!("`{text}` has no `=`; write `--set optim.lr=3e-4`"),
+            })?;
+            entries.push(given(key.trim(), value.trim(), Origin::Set));
+        }
+        let mut resolved = merge(entries)?;
+        if resolved.config.name.is_empty() {
+            resolved.config.name = self.default_name();
+        }
+        resolved.config.extends = None;
+        resolved.config.check()?;
+        Ok(resolved)
+    }
+
+    fn default_name(&self) -> String {
+        let stem = self.file.as_ref().and_then(|f| f.file_stem()).map(|s| s.to_string_lossy().into_owned());
+        stem.unwrap_or_else(|| "run".into())
+    }
+}
+
+/// A value given as text: TOML where it is one and the key is not a text, else the text itself.
+fn given(key: &str, text: &str, origin: Origin) -> Entry {
+    let path: Vec<String> = key.split('.').map(String::from).collect();
+    let names: Vec<&str> = path.iter().map(String::as_str).collect();
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().filter(|_| !text.contains('\n'));
+    let parsed = parsed.and_then(|mut table| table.remove("value"));
+    let value = match parsed {
+        Some(value) if value.is_str() || !schema::is_text(&names) || value.is_table() => value,
+        _ => Value::String(text.into()),
+    };
+    Entry { path, value, origin }
+}
+
+fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> Result<()> {
+    let name = file.display().to_string();
+    let io = |source| Error::Io { path: name.clone(), source };
+    let real = file.canonicalize().map_err(io)?;
+    if open.contains(&real) {
+        let through: Vec<String> = open.iter().map(|f| f.display().to_string()).collect();
+        return Err(Error::Circle { file: name, through: through.join(", ") });
+    }
+    let text = std::fs::read_to_string(file).map_err(io)?;
+    let mut own = Vec::new();
+    read_text(&name, &text, &mut own)?;
+    let base = own.iter().find(|e| e.path == ["extends"]).and_then(|e| e.value.as_str()).map(PathBuf::from);
+    if let Some(base) = base {
+        open.push(real);
+        read_file(&file.parent().unwrap_or(Path::new("")).join(base), open, entries)?;
+        open.pop();
+    }
+    entries.extend(own);
+    Ok(())
+}
+
+fn read_text(name: &str, text: &str, entries: &mut Vec<Entry>) -> Result<()> {
+    let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+    let syntax = |e: toml::de::Error| Error::Syntax {
+        origin: format!("{name}:{}", line(e.span().map_or(0, |s| s.start))),
+        what: e.message().to_string(),
+    };
+    let spans = DeTable::parse(text).map_err(syntax)?;
+    let values: Table = toml::from_str(text).map_err(syntax)?;
+    let mut add = |path: &[String], value: &Value, at: usize| {
+        let origin = Origin::File { path: name.into(), line: line(at) };
+        entries.push(Entry { path: path.to_vec(), value: value.clone(), origin });
+    };
+    walk(spans.get_ref(), &values, &mut Vec::new(), &mut add);
+    Ok(())
+}
+
+/// Every value that is not a table, with its path and position.
+fn walk(
+    spans: &DeTable<'_>,
+    values: &Table,
+    path: &mut Vec<String>,
+    add: &mut dyn FnMut(&[String], &Value, usize),
+) {
+    for (key, span) in spans.iter() {
+        let key_start = Spanned::span(key).start;
+        let Some(value) = values.get(key.get_ref().as_ref()) else { continue };
+        path.push(key.get_ref().to_string());
+        match (span.get_ref(), value) {
+            (DeValue::Table(spans), Value::Table(values)) => walk(spans, values, path, add),
+            _ => add(path, value, key_start),
+        }
+        path.pop();
+    }
+}
+
+fn merge(entries: Vec<Entry>) -> Result<Resolved> {
+    let (mut table, mut origins) = (Table::new(), BTreeMap::new());
+    for Entry { path, value, origin } in entries {
+        let key = path.join(".");
+        let names: Vec<&str> = path.iter().map(String::as_str).collect();
+        if let Err((depth, known)) = schema::find(&names) {
+            return Err(Error::unknown_key(key, names[depth], &known, origin.to_string()));
+        }
+        insert(&mut table, &path, value);
+        let below = format!("{key}.");
+        origins.retain(|k: &String, _| !k.starts_with(&below));
+        origins.insert(key, origin);
+    }
+    let config: Config = serde_path_to_error::deserialize(Value::Table(table)).map_err(|e| {
+        let key = e.path().to_string();
+        let near = origins.iter().find(|(k, _)| **k == key || k.starts_with(&format!("{key}.")));
+        let origin = near.map_or_else(|| "config".into(), |(_, o)| o.to_string());
+        Error::Syntax { origin, what: format!("`{key}`: {}", e.inner()) }
+    })?;
+    Ok(Resolved { config, origins })
+}
+
+/// Puts a value at its path; tables on the way are made.
+fn insert(table: &mut Table, path: &[String], value: Value) {
+    let [first, rest @ ..] = path else { return };
+    if rest.is_empty() {
+        table.insert(first.clone(), value);
+        return;
+    }
+    let slot = table.entry(first.clone()).or_insert_with(|| Value::Table(Table::new()));
+    if let Value::String(text) = slot {
+        *slot = Value::Table(axes(text));
+    }
+    match slot {
+        Value::Table(inner) => insert(inner, rest, value),
+        other => *other = value,
+    }
+}
+
+/// The table form of a mesh text, so that one axis can be set in it.
+fn axes(text: &str) -> Table {
+    let mesh: super::MeshSection = text.parse().unwrap_or_default();
+    let all = [("pp", Some(mesh.pp)), ("dp", mesh.dp), ("ep", Some(mesh.ep)), ("tp", Some(mesh.tp))];
+    all.into_iter().filter_map(|(k, v)| Some((k.to_string(), Value::Integer(v? as i64)))).collect()
+}

@@ -1,0 +1,94 @@
+//! The configuration of a run: one TOML text, typed, with an origin for every value.
+//!
+//! Layers, later ones win: defaults, the file that `extends` names, the file, `PLANARIA_*` variables, `--set`.
+//! A key that no section has is an error which names the nearest one and the line.
+
+mod layers;
+mod mesh;
+mod model;
+mod schema;
+mod sections;
+#[cfg(test)]
+mod tests;
+
+pub use layers::{Origin, Resolved, Sources};
+pub use mesh::MeshSection;
+pub use model::{ModelKind, ModelSection};
+pub use schema::schema;
+pub use sections::{
+    CheckpointSection, DataFormat, DataSection, LogSection, OptimKind, OptimSection, Precision, Recompute,
+    Reduction, ScheduleKind, TrainSection,
+};
+
+use crate::error::{Error, Result};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Everything a run is made from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Config {
+    /// Name of the run; its folder is `log.dir/NAME`. The file's name without its ending when absent.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Another configuration that this one changes, relative to this file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extends: Option<PathBuf>,
+    /// How ranks are arranged: `"dp=2 tp=2"`, or a table. Axes are `pp dp ep tp`; a missing one has size 1, and a
+    /// missing `dp` takes the ranks that are left.
+    #[schemars(with = "mesh::MeshText")]
+    pub mesh: MeshSection,
+    /// The model.
+    pub model: ModelSection,
+    /// What it learns from.
+    pub data: DataSection,
+    /// How it learns.
+    pub optim: OptimSection,
+    /// How much, how long, and how the work is divided.
+    pub train: TrainSection,
+    /// When to save and what to keep.
+    pub checkpoint: CheckpointSection,
+    /// What is written about the run.
+    pub log: LogSection,
+}
+
+impl Config {
+    /// The configuration of a text alone, without variables and overrides.
+    pub fn parse(text: &str) -> Result<Config> {
+        Ok(Sources::text("config", text).resolve()?.config)
+    }
+
+    /// The text form, which [`Config::parse`] reads back.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self)
+            .map_err(|e| Error::Bug { what: format!("the configuration has no text: {e}") })
+    }
+
+    /// The run's folder.
+    pub fn run_dir(&self) -> PathBuf {
+        self.log.dir.join(&self.name)
+    }
+
+    /// What does not depend on ranks or files: every value in its range.
+    pub fn check(&self) -> Result<()> {
+        let name_ok = !self.name.is_empty()
+            && !self.name.starts_with('.')
+            && self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
+        require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
+        self.mesh.check()?;
+        self.data.check()?;
+        self.optim.check()?;
+        self.train.check()?;
+        self.checkpoint.check()?;
+        require("log.every", self.log.every > 0, self.log.every, "at least 1")
+    }
+}
+
+/// A value outside what is allowed is an error that names both.
+pub(crate) fn require(key: &str, holds: bool, found: impl std::fmt::Display, expected: &str) -> Result<()> {
+    match holds {
+        true => Ok(()),
+        false => Err(Error::Value { key: key.into(), found: found.to_string(), expected: expected.into() }),
+    }
+}

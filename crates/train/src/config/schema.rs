@@ -1,0 +1,50 @@
+//! The JSON schema of a configuration, which is also what unknown keys are found with.
+
+use super::Config;
+use serde_json::Value;
+use std::sync::OnceLock;
+
+/// The JSON schema of a configuration.
+pub fn schema() -> &'static Value {
+    static SCHEMA: OnceLock<Value> = OnceLock::new();
+    SCHEMA.get_or_init(|| schemars::schema_for!(Config).to_value())
+}
+
+/// The schema of a key, or the keys that its section has instead.
+pub(super) fn find(path: &[&str]) -> Result<&'static Value, (usize, Vec<&'static str>)> {
+    let mut at = schema();
+    for (depth, key) in path.iter().enumerate() {
+        let Some(properties) = properties(at) else {
+            return Err((depth, Vec::new()));
+        };
+        match properties.get(*key) {
+            Some(next) => at = target(next),
+            None => return Err((depth, properties.keys().map(String::as_str).collect())),
+        }
+    }
+    Ok(at)
+}
+
+/// True when the value of this key is a text.
+pub(super) fn is_text(path: &[&str]) -> bool {
+    find(path).is_ok_and(|schema| {
+        let variants = ["oneOf", "anyOf"].iter().filter_map(|k| schema.get(k)?.as_array()).flatten();
+        let types = std::iter::once(schema).chain(variants).filter_map(|s| s.get("type"));
+        types.flat_map(|t| t.as_array().cloned().unwrap_or_else(|| vec![t.clone()])).any(|t| t == "string")
+    })
+}
+
+/// The keys of a section; those of its table form where it has several.
+fn properties(schema: &'static Value) -> Option<&'static serde_json::Map<String, Value>> {
+    let own = schema.get("properties").and_then(Value::as_object);
+    own.or_else(|| {
+        let variants = schema.get("anyOf").or_else(|| schema.get("oneOf"))?.as_array()?;
+        variants.iter().find_map(|v| target(v).get("properties")?.as_object())
+    })
+}
+
+/// What a reference stands for.
+fn target(schema: &'static Value) -> &'static Value {
+    let name = schema.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix("#/$defs/"));
+    name.and_then(|name| self::schema().get("$defs")?.get(name)).unwrap_or(schema)
+}

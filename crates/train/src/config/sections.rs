@@ -1,0 +1,340 @@
+//! The sections `[data] [optim] [train] [checkpoint] [log]`: their keys, defaults and ranges.
+
+use super::require;
+use crate::error::Result;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// How data files are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DataFormat {
+    /// Plain text.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Jsonl,
+    /// Token numbers, ready to map into memory.
+    Tokens,
+}
+
+/// What the model learns from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct DataSection {
+    /// Files and folders, in this order; `*` and `**` match names.
+    pub files: Vec<String>,
+    /// How they are written.
+    pub format: DataFormat,
+    /// Key of the text in a JSON line.
+    pub field: String,
+    /// `bytes`, or a `tokenizer.json`.
+    pub tokenizer: String,
+    /// Tokens of a sample.
+    pub sequence: usize,
+    /// Samples are drawn in an order made from `train.seed`, another one each epoch; else as they lie.
+    pub shuffle: bool,
+    /// Files for evaluation.
+    pub eval_files: Vec<String>,
+    /// Batches prepared ahead.
+    pub prefetch: usize,
+}
+
+impl Default for DataSection {
+    fn default() -> DataSection {
+        DataSection {
+            files: Vec::new(),
+            format: DataFormat::Text,
+            field: "text".into(),
+            tokenizer: "bytes".into(),
+            sequence: 256,
+            shuffle: true,
+            eval_files: Vec::new(),
+            prefetch: 2,
+        }
+    }
+}
+
+impl DataSection {
+    pub(super) fn check(&self) -> Result<()> {
+        require("data.files", !self.files.is_empty(), "[]", "at least one file or folder")?;
+        require(
+            "data.sequence",
+            (1..=1 << 24).contains(&self.sequence),
+            self.sequence,
+            "from 1 to 16777216",
+        )?;
+        require("data.prefetch", (1..=1024).contains(&self.prefetch), self.prefetch, "from 1 to 1024")
+    }
+}
+
+/// The optimizers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimKind {
+    /// Adam with decoupled weight decay.
+    #[default]
+    Adamw,
+    /// Gradient descent with momentum.
+    Sgd,
+}
+
+/// How the learning rate moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// It stays.
+    Constant,
+    /// Down to `min_lr` in a straight line.
+    Linear,
+    /// Down to `min_lr` along half a cosine.
+    #[default]
+    Cosine,
+    /// It stays, then falls to `min_lr` over the last `decay` steps.
+    Wsd,
+}
+
+/// How the model learns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct OptimSection {
+    /// The optimizer.
+    pub kind: OptimKind,
+    /// Highest learning rate.
+    pub lr: f64,
+    /// Learning rate at the end of the schedule.
+    pub min_lr: f64,
+    /// How the learning rate moves after the warm-up.
+    pub schedule: ScheduleKind,
+    /// Steps during which it rises from 0.
+    pub warmup: u64,
+    /// Steps of the schedule; `train.steps` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub horizon: Option<u64>,
+    /// Steps of the fall at the end of `wsd`; a tenth of the horizon when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay: Option<u64>,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to AdamW's denominator.
+    pub eps: f64,
+    /// Weight decay, of matrices; vectors (norms and biases) are left alone.
+    pub weight_decay: f64,
+    /// Momentum of SGD.
+    pub momentum: f64,
+    /// Largest gradient norm; 0 does not clip.
+    pub clip: f64,
+    /// Factor on the loss of an f16 model at the start; it moves by itself.
+    pub loss_scale: f64,
+    /// Decay of the running average of the weights; absent for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<f64>,
+}
+
+impl Default for OptimSection {
+    fn default() -> OptimSection {
+        OptimSection {
+            kind: OptimKind::Adamw,
+            lr: 1e-3,
+            min_lr: 0.0,
+            schedule: ScheduleKind::Cosine,
+            warmup: 0,
+            horizon: None,
+            decay: None,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            momentum: 0.9,
+            clip: 1.0,
+            loss_scale: 65536.0,
+            ema: None,
+        }
+    }
+}
+
+impl OptimSection {
+    pub(super) fn check(&self) -> Result<()> {
+        let below_one = |v: f64| (0.0..1.0).contains(&v);
+        let rate = |v: f64| v.is_finite() && v >= 0.0;
+        for (key, value) in [
+            ("optim.lr", self.lr),
+            ("optim.min_lr", self.min_lr),
+            ("optim.eps", self.eps),
+            ("optim.weight_decay", self.weight_decay),
+            ("optim.clip", self.clip),
+        ] {
+            require(key, rate(value), value, "a finite number, at least 0")?;
+        }
+        for (key, value) in
+            [("optim.beta1", self.beta1), ("optim.beta2", self.beta2), ("optim.momentum", self.momentum)]
+        {
+            require(key, below_one(value), value, "at least 0 and below 1")?;
+        }
+        let scale = self.loss_scale;
+        require("optim.loss_scale", scale.is_finite() && scale > 0.0, scale, "a finite number above 0")?;
+        match self.ema {
+            Some(ema) => require("optim.ema", below_one(ema), ema, "at least 0 and below 1"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Dtype of weights and activations; the optimizer computes in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// 16 bits with the range of f32.
+    Bf16,
+    /// 16 bits with a loss scale.
+    F16,
+}
+
+/// Which activations are computed again in backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// None.
+    #[default]
+    None,
+    /// All blocks.
+    Full,
+    /// The blocks of `recompute_blocks`.
+    Blocks,
+}
+
+/// When gradients are summed over data ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// After each micro-batch, in the order of the micro-batches: the same bits for every way to split a batch.
+    #[default]
+    Exact,
+    /// Once a step, after each rank has summed its own: less to send, other bits for other splits.
+    Step,
+}
+
+/// How much, how long, and how the work is divided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TrainSection {
+    /// Steps in all.
+    pub steps: u64,
+    /// Samples of a step.
+    pub global_batch: usize,
+    /// Samples that one replica computes at a time.
+    pub micro_batch: usize,
+    /// Seed of weights, order of samples, dropout.
+    pub seed: u64,
+    /// Dtype of weights and activations.
+    pub precision: Precision,
+    /// What is divided over data ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights.
+    pub zero: u8,
+    /// When gradients are summed over data ranks.
+    pub reduce: Reduction,
+    /// Bytes of gradients sent at a time.
+    pub bucket_bytes: usize,
+    /// Which activations are computed again in backward.
+    pub recompute: Recompute,
+    /// Blocks to compute again, with `recompute = "blocks"`.
+    pub recompute_blocks: Vec<usize>,
+    /// Pipeline schedule: `f_then_b`, `1f1b`, `interleaved`, `zb_h1`, `zbv`.
+    pub schedule: String,
+    /// Model parts of one stage, for schedules that interleave.
+    pub chunks: usize,
+    /// Activations between blocks are cut along the sequence over `tp`.
+    pub sequence_parallel: bool,
+    /// Steps between evaluations; 0 for none.
+    pub eval_every: u64,
+    /// Batches of an evaluation.
+    pub eval_batches: usize,
+    /// Seconds a rank waits for the others.
+    pub timeout: u64,
+}
+
+impl Default for TrainSection {
+    fn default() -> TrainSection {
+        TrainSection {
+            steps: 100,
+            global_batch: 8,
+            micro_batch: 1,
+            seed: 0,
+            precision: Precision::F32,
+            zero: 0,
+            reduce: Reduction::Exact,
+            bucket_bytes: 4 << 20,
+            recompute: Recompute::None,
+            recompute_blocks: Vec::new(),
+            schedule: "1f1b".into(),
+            chunks: 1,
+            sequence_parallel: false,
+            eval_every: 0,
+            eval_batches: 4,
+            timeout: 600,
+        }
+    }
+}
+
+impl TrainSection {
+    pub(super) fn check(&self) -> Result<()> {
+        require("train.global_batch", self.global_batch > 0, self.global_batch, "at least 1")?;
+        require("train.micro_batch", self.micro_batch > 0, self.micro_batch, "at least 1")?;
+        require("train.zero", self.zero <= 3, self.zero, "0, 1, 2 or 3")?;
+        require("train.bucket_bytes", self.bucket_bytes > 0, self.bucket_bytes, "at least 1")?;
+        require("train.chunks", (1..=64).contains(&self.chunks), self.chunks, "from 1 to 64")?;
+        require("train.eval_batches", self.eval_batches > 0, self.eval_batches, "at least 1")?;
+        require("train.timeout", self.timeout > 0, self.timeout, "at least 1")
+    }
+}
+
+/// When to save and what to keep.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct CheckpointSection {
+    /// Steps between saves; 0 saves only at the end and on request.
+    pub every: u64,
+    /// How many of the newest checkpoints stay.
+    pub keep: usize,
+    /// Checkpoints of steps that this divides stay for ever; 0 for none.
+    pub keep_every: u64,
+    /// Continue from the newest checkpoint of the run's folder.
+    pub resume: bool,
+    /// Save at the end.
+    pub final_save: bool,
+}
+
+impl Default for CheckpointSection {
+    fn default() -> CheckpointSection {
+        CheckpointSection { every: 0, keep: 2, keep_every: 0, resume: true, final_save: true }
+    }
+}
+
+impl CheckpointSection {
+    pub(super) fn check(&self) -> Result<()> {
+        require("checkpoint.keep", self.keep > 0, self.keep, "at least 1")
+    }
+}
+
+/// What is written about the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct LogSection {
+    /// Folder of all runs.
+    pub dir: PathBuf,
+    /// Steps between lines.
+    pub every: u64,
+    /// Also write TensorBoard files.
+    pub tensorboard: bool,
+}
+
+impl Default for LogSection {
+    fn default() -> LogSection {
+        LogSection { dir: "runs".into(), every: 1, tensorboard: true }
+    }
+}

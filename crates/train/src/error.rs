@@ -1,0 +1,153 @@
+//! What can go wrong in a run: a configuration that does not fit, and what lower floors report.
+
+use thiserror::Error;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A refused configuration or a run that cannot go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A key that its section does not have.
+    #[error("unknown key `{key}` ({origin}){}", nearest.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    UnknownKey {
+        /// The key with its sections.
+        key: String,
+        /// Where it stands.
+        origin: String,
+        /// The known key that looks most like it.
+        nearest: Option<String>,
+    },
+    /// A value outside its range.
+    #[error("`{key}` is {found}; expected {expected}")]
+    Value {
+        /// The key with its section.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What is allowed.
+        expected: String,
+    },
+    /// A text that is not TOML, or a value of the wrong type.
+    #[error("{origin}: {what}")]
+    Syntax {
+        /// Where it stands.
+        origin: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// Files that extend each other in a circle.
+    #[error("`{file}` extends itself through {through}")]
+    Circle {
+        /// The file.
+        file: String,
+        /// The files in between.
+        through: String,
+    },
+    /// A number of ranks that does not make the mesh.
+    #[error(
+        "{ranks} ranks do not make the mesh \"{mesh}\", which needs {needs} or, without `dp`, a multiple of its other axes"
+    )]
+    Ranks {
+        /// The ranks there are.
+        ranks: usize,
+        /// The mesh asked for.
+        mesh: String,
+        /// The ranks it needs.
+        needs: usize,
+    },
+    /// A file that cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A run whose state does not fit what is there.
+    #[error("{what}")]
+    Run {
+        /// What does not fit, with the values.
+        what: String,
+    },
+    /// A broken promise of our own.
+    #[error("this is a bug: {what}")]
+    Bug {
+        /// The promise.
+        what: String,
+    },
+    /// Sizes or placements that do not fit.
+    #[error(transparent)]
+    Layout(#[from] planaria_layout::Error),
+    /// A kernel refused its input.
+    #[error(transparent)]
+    Array(#[from] planaria_array::Error),
+    /// Ranks could not work together.
+    #[error(transparent)]
+    Comm(#[from] planaria_comm::Error),
+    /// An op refused its input.
+    #[error(transparent)]
+    Tensor(#[from] planaria_tensor::Error),
+}
+
+impl Error {
+    /// A key that is none of `known`.
+    pub(crate) fn unknown_key(
+        key: impl Into<String>,
+        last: &str,
+        known: &[&str],
+        origin: impl Into<String>,
+    ) -> Error {
+        Error::UnknownKey { key: key.into(), origin: origin.into(), nearest: nearest(last, known) }
+    }
+
+    /// One next action, where there is an obvious one.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::UnknownKey { nearest: None, .. } => Some("`planaria config schema` lists all keys".into()),
+            Error::Ranks { needs, .. } => {
+                Some(format!("start {needs} ranks with `-n {needs}`, or change `mesh`"))
+            }
+            _ => None,
+        }
+    }
+
+    /// True for what the user's configuration causes.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Error::UnknownKey { .. }
+                | Error::Value { .. }
+                | Error::Syntax { .. }
+                | Error::Circle { .. }
+                | Error::Ranks { .. }
+        )
+    }
+}
+
+/// The name that looks most like `name`, if one does.
+pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
+    let scored = known.iter().map(|k| (distance(name, k), *k));
+    let (edits, best) = scored.min()?;
+    (edits <= (name.len().max(best.len()) / 3).max(1)).then(|| best.to_string())
+}
+
+/// Letters to insert, remove, change or swap with their neighbour to get from one word to the other.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let change = usize::from(a[i - 1] != b[j - 1]);
+            let mut best = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + change);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}

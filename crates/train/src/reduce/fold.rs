@@ -1,0 +1,47 @@
+//! The accumulator of one parameter, and a bucket on its way.
+
+use crate::error::Result;
+use planaria_array::ops::Binary;
+use planaria_array::{Array, DType};
+use planaria_comm::Pending;
+
+/// A bucket under way.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) bucket: usize,
+    pub(super) pending: Pending,
+    /// The parts from data rank 0, 1, ... one after the other.
+    pub(super) recv: Array,
+}
+
+/// A left fold in f32. The first addend is taken as it is.
+#[derive(Debug, Default)]
+pub(super) struct Fold(Option<Array>);
+
+impl Fold {
+    pub(super) fn add(&mut self, addend: &Array) -> Result<()> {
+        self.0 = Some(match self.0.take() {
+            // The addend may be part of a longer buffer, which must not live as long as the sum.
+            None if addend.dtype() == DType::F32 && addend.is_whole() => addend.snapshot(),
+            None if addend.dtype() == DType::F32 => addend.copy()?,
+            None => addend.cast(DType::F32)?,
+            Some(sum) if addend.dtype() == DType::F32 => {
+                sum.binary_in_place(Binary::Add, addend)?;
+                sum
+            }
+            Some(sum) => {
+                sum.binary_in_place(Binary::Add, &addend.cast(DType::F32)?)?;
+                sum
+            }
+        });
+        Ok(())
+    }
+
+    /// The sum; zeros where nothing was added.
+    pub(super) fn take(&mut self, numel: usize) -> Result<Array> {
+        match self.0.take() {
+            Some(sum) => Ok(sum),
+            None => Ok(Array::zeros(&[numel], DType::F32)?),
+        }
+    }
+}
