@@ -2,8 +2,9 @@
 
 use super::mode::{no_grad, with_grad};
 use super::node::{Edge, Kept, Kind, Meta, Node, OpNode, Saved, next_number};
+use super::split::Aside;
 use crate::error::{Error, Result};
-use crate::op::Spec;
+use crate::op::{Places, Spec};
 use crate::tensor::{Place, Tensor};
 use planaria_array::Array;
 use planaria_array::ops::Binary;
@@ -24,6 +25,7 @@ pub struct GradOptions {
 pub struct Backward<'a> {
     node: &'a Arc<Node>,
     op: &'a OpNode,
+    needs: Places,
     saved: Saved,
     options: GradOptions,
 }
@@ -37,7 +39,7 @@ impl std::fmt::Debug for Backward<'_> {
 impl Backward<'_> {
     /// True when the gradient of this input is wanted.
     pub fn needs(&self, input: usize) -> bool {
-        self.op.needs.has(input)
+        self.needs.has(input)
     }
 
     /// A saved input.
@@ -133,7 +135,10 @@ pub fn grad(
 }
 
 /// Where backward starts, with the gradient there.
-type Root = (Edge, Tensor);
+pub(super) type Root = (Edge, Tensor);
+
+/// The gradients of a node's outputs; absent where nothing arrived.
+pub(super) type Arrived = SmallVec<[Option<Tensor>; 1]>;
 
 fn root(tensor: &Tensor, grad: Option<&Tensor>) -> Result<Root> {
     let edge = tensor.edge().ok_or_else(|| Error::NoHistory { what: format!("{tensor:?}") })?;
@@ -143,11 +148,17 @@ fn root(tensor: &Tensor, grad: Option<&Tensor>) -> Result<Root> {
         }
         return Ok((edge, tensor.ones_like()?));
     };
-    if grad.spec() != tensor.spec() {
-        let text = |s: Spec| format!("{}{}", s.dtype, s.shape);
-        return Err(Error::GradientKind { found: text(grad.spec()), expected: text(tensor.spec()) });
-    }
+    check_kind(grad, &tensor.spec())?;
     Ok((edge, grad.clone()))
+}
+
+/// A gradient is of its tensor's shape and dtype.
+pub(super) fn check_kind(grad: &Tensor, expected: &Spec) -> Result<()> {
+    let text = |s: &Spec| format!("{}{}", s.dtype, s.shape);
+    match grad.spec() == *expected {
+        true => Ok(()),
+        false => Err(Error::GradientKind { found: text(&grad.spec()), expected: text(expected) }),
+    }
 }
 
 /// The sum of the gradients that have arrived at one output.
@@ -178,31 +189,33 @@ struct Entry {
 }
 
 /// One backward under way.
-struct Run {
+pub(super) struct Run {
     options: GradOptions,
     open: HashMap<u64, Entry>,
     order: BinaryHeap<u64>,
     /// With targets: their edges, what arrived, and the nodes on the way to them.
     targets: Option<Targets>,
+    /// What leads to no target is laid aside here for later, instead of being dropped.
+    pub(super) aside: Option<Aside>,
 }
 
 struct Targets {
     edges: Vec<Edge>,
     found: Vec<Option<Tensor>>,
-    on_the_way: HashSet<u64>,
+    way: Way,
     /// Nodes made since are inside recomputed blocks.
     started: u64,
 }
 
 impl Run {
-    fn new(options: GradOptions, wanted: Option<(&[Root], Vec<Edge>)>) -> Run {
-        let targets = wanted.map(|(roots, edges)| Targets {
-            on_the_way: on_the_way(roots, &edges),
-            found: edges.iter().map(|_| None).collect(),
-            edges,
-            started: next_number(),
+    pub(super) fn new(options: GradOptions, wanted: Option<(&[Root], Vec<Edge>)>) -> Run {
+        let targets = wanted.map(|(roots, edges)| {
+            let mut way = Way::to(&edges);
+            way.follow(roots.iter().map(|(edge, _)| edge.node.clone()).collect());
+            let found = edges.iter().map(|_| None).collect();
+            Targets { way, found, edges, started: next_number() }
         });
-        Run { options, open: HashMap::new(), order: BinaryHeap::new(), targets }
+        Run { options, open: HashMap::new(), order: BinaryHeap::new(), targets, aside: None }
     }
 
     fn go(mut self, roots: impl IntoIterator<Item = Root>) -> Result<Vec<Option<Tensor>>> {
@@ -211,20 +224,40 @@ impl Run {
         }
         let differentiable = self.options.differentiable;
         let work = || {
-            while let Some(number) = self.order.pop() {
-                if let Some(entry) = self.open.remove(&number) {
-                    self.visit(entry)?;
-                }
-            }
-            Ok(self.targets.map(|t| t.found).unwrap_or_default())
+            self.drain(0)?;
+            Ok(self.finish().0)
         };
         if differentiable { with_grad(work) } else { no_grad(work) }
     }
 
+    /// Visits open nodes with a number past `level`, latest first.
+    pub(super) fn drain(&mut self, level: u64) -> Result<()> {
+        while self.order.peek().is_some_and(|&number| number > level) {
+            let entry = self.order.pop().and_then(|number| self.open.remove(&number));
+            entry.map_or(Ok(()), |entry| self.visit(entry))?;
+        }
+        Ok(())
+    }
+
+    /// What arrived at the targets, and the nodes on the way to them.
+    pub(super) fn finish(self) -> (Vec<Option<Tensor>>, HashSet<u64>) {
+        self.targets.map(|t| (t.found, t.way.on)).unwrap_or_default()
+    }
+
+    /// True when gradients for this node are wanted in this run.
+    fn leads(&self, number: u64) -> bool {
+        let Some(targets) = &self.targets else { return true };
+        let inside = self.aside.is_none() && number >= targets.started;
+        inside || targets.way.on.contains(&number)
+    }
+
     /// A gradient has come to an output of a node.
-    fn arrive(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
+    pub(super) fn arrive(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
         let number = edge.node.number;
-        if self.targets.as_ref().is_some_and(|t| number < t.started && !t.on_the_way.contains(&number)) {
+        if !self.leads(number) {
+            if let Some(aside) = &mut self.aside {
+                aside.lay_arrival(edge.clone(), grad);
+            }
             return Ok(());
         }
         let entry = self.open.entry(number).or_insert_with(|| {
@@ -237,7 +270,10 @@ impl Run {
 
     fn visit(&mut self, entry: Entry) -> Result<()> {
         let Entry { node, slots } = entry;
-        let mut grads: SmallVec<[Option<Tensor>; 1]> = SmallVec::new();
+        if let Some(aside) = &mut self.aside {
+            aside.passes(node.number);
+        }
+        let mut grads = Arrived::new();
         for (output, slot) in slots.into_iter().enumerate() {
             grads.push(slot.map(|grad| node.hooked(output, grad)).transpose()?);
         }
@@ -262,7 +298,11 @@ impl Run {
             }
             Kind::Leaf(_) => Ok(()),
             Kind::Block(block) => {
-                for (output, grad) in block.run()?.iter().zip(grads) {
+                let outputs = block.run()?;
+                if let (Some(_), Some(targets)) = (&self.aside, &mut self.targets) {
+                    targets.way.follow(outputs.iter().filter_map(|t| Some(t.edge()?.node)).collect());
+                }
+                for (output, grad) in outputs.iter().zip(grads) {
                     if let (Some(edge), Some(grad)) = (output.edge(), grad) {
                         self.arrive(&edge, grad)?;
                     }
@@ -274,17 +314,42 @@ impl Run {
     }
 
     /// From the gradients of an op's outputs to those of its inputs.
-    fn through(&mut self, node: &Arc<Node>, op: &OpNode, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<()> {
-        let keeps = self.options.keep_history || self.options.differentiable;
+    fn through(&mut self, node: &Arc<Node>, op: &OpNode, grads: Arrived) -> Result<()> {
+        let leads = |edge: &Option<Edge>| edge.as_ref().is_some_and(|e| self.leads(e.node.number));
+        let needs: Places = match self.targets {
+            None => op.needs.clone(),
+            Some(_) => op.inputs.iter().map(leads).collect(),
+        };
+        let rest = self.aside.is_some() && op.inputs.iter().any(|e| e.is_some() && !leads(e));
+        if let Some(aside) = self.aside.as_mut().filter(|_| rest) {
+            aside.lay_node(node.clone(), grads.clone());
+        }
+        match rest && needs.is_empty() {
+            true => Ok(()),
+            false => self.through_to(node, op, grads, needs, if rest { Saving::Stays } else { Saving::Goes }),
+        }
+    }
+
+    /// The same for some of the inputs.
+    pub(super) fn through_to(
+        &mut self,
+        node: &Arc<Node>,
+        op: &OpNode,
+        grads: Arrived,
+        needs: Places,
+        saving: Saving,
+    ) -> Result<()> {
+        let keeps = saving == Saving::Stays || self.options.keep_history || self.options.differentiable;
         let mut slot = op.saved.lock().unwrap_or_else(PoisonError::into_inner);
         let saved = if keeps { slot.clone() } else { slot.take() };
         drop(slot);
         let saved = saved.ok_or(Error::Freed { op: op.op.name() })?;
-        let at = Backward { node, op, saved, options: self.options };
+        let at = Backward { node, op, needs, saved, options: self.options };
         let inputs = op.op.vjp(&at, &grads)?;
-        drop((at, grads));
-        for (edge, grad) in op.inputs.iter().zip(inputs) {
-            if let (Some(edge), Some(grad)) = (edge, grad) {
+        let needs = at.needs;
+        drop((at.saved, grads));
+        for (input, (edge, grad)) in op.inputs.iter().zip(inputs).enumerate() {
+            if let (Some(edge), Some(grad), true) = (edge, grad, needs.has(input)) {
                 self.arrive(edge, grad)?;
             }
         }
@@ -292,26 +357,42 @@ impl Run {
     }
 }
 
+/// What becomes of saved values that a gradient has used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Saving {
+    Goes,
+    /// They are needed once more.
+    Stays,
+}
+
 /// Nodes from which some target can be reached.
-fn on_the_way(roots: &[Root], targets: &[Edge]) -> HashSet<u64> {
-    let mut on: HashSet<u64> = targets.iter().map(|edge| edge.node.number).collect();
-    let mut seen: HashSet<u64> = HashSet::new();
-    let mut nodes: Vec<Arc<Node>> = Vec::new();
-    let mut open: Vec<Arc<Node>> = roots.iter().map(|(edge, _)| edge.node.clone()).collect();
-    while let Some(node) = open.pop() {
-        if seen.insert(node.number) {
-            open.extend(node.parents().map(|edge| edge.node.clone()));
-            nodes.push(node);
+struct Way {
+    on: HashSet<u64>,
+    seen: HashSet<u64>,
+}
+
+impl Way {
+    fn to(targets: &[Edge]) -> Way {
+        Way { on: targets.iter().map(|edge| edge.node.number).collect(), seen: HashSet::new() }
+    }
+
+    /// Decides for all nodes behind `open` that were not seen before.
+    fn follow(&mut self, mut open: Vec<Arc<Node>>) {
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        while let Some(node) = open.pop() {
+            if self.seen.insert(node.number) {
+                open.extend(node.parents().map(|edge| edge.node.clone()));
+                nodes.push(node);
+            }
+        }
+        // Parents have lower numbers, so going up finds each of them decided.
+        nodes.sort_unstable_by_key(|node| node.number);
+        for node in nodes {
+            // What a block has captured shows only when it runs again.
+            let captured = matches!(node.kind, Kind::Block(_));
+            if captured || node.parents().any(|edge| self.on.contains(&edge.node.number)) {
+                self.on.insert(node.number);
+            }
         }
     }
-    // Parents have lower numbers, so going up finds each of them decided.
-    nodes.sort_unstable_by_key(|node| node.number);
-    for node in nodes {
-        // What a block has captured shows only when it runs again.
-        let captured = matches!(node.kind, Kind::Block(_));
-        if captured || node.parents().any(|edge| on.contains(&edge.node.number)) {
-            on.insert(node.number);
-        }
-    }
-    on
 }

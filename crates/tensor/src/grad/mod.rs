@@ -1,16 +1,20 @@
 //! Gradient history: which op made a tensor, from what, and what it kept for its gradient.
 
 mod backward;
+mod handle;
 mod mode;
 mod node;
 mod recompute;
+mod split;
 mod write;
 
 pub use backward::{Backward, GradOptions, backward, grad};
+pub use handle::{History, backward_from};
 pub(crate) use mode::wanted;
 pub use mode::{is_recording, no_grad, with_grad};
 pub(crate) use node::{Edge, View, record, unrecorded};
 pub use recompute::recompute;
+pub use split::{Deferred, backward_inputs};
 pub(crate) use write::rewrite;
 
 use crate::error::{Error, Result};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 impl Tensor {
     /// One value everywhere, in the layout of this tensor; where it is pending, as a whole value.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
-        let place = self.0.place.as_ref().map(settled).transpose()?;
+        let place = self.0.place.as_ref().map(settled_place).transpose()?;
         let extents = match &place {
             Some(place) => place.extents()?,
             None => self.shape().dims().into(),
@@ -88,7 +88,7 @@ fn unpending(what: &'static str, layout: &Layout, world: &World) -> Result<Place
 }
 
 /// The place with pending axes whole.
-fn settled(place: &Place) -> Result<Place> {
+pub(crate) fn settled_place(place: &Place) -> Result<Place> {
     let axes = place.layout.partial_axes();
     let layout =
         axes.iter().try_fold(place.layout.as_ref().clone(), |l, axis| l.with(axis, Placement::Replicate))?;

@@ -47,6 +47,7 @@ mod window;
 
 pub use attention::{AttentionOptions, attention};
 pub use conv::{PoolCount, Windows, avg_pool, conv, conv_transpose, max_pool};
+pub(crate) use create::settled_place;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
 pub use dropout::{dropout, dropout_add, dropout_add_with, dropout_with};
 pub use einsum::einsum;
