@@ -22,7 +22,7 @@ const HELD_OUT: Key = Key::new(0x68656c64, 0x6f7574);
 #[serde(default)]
 #[non_exhaustive]
 pub struct Config {
-    /// `byte`, a folder with a `tokenizer.json`, or such a file.
+    /// `bytes`, a folder with a `tokenizer.json`, or such a file.
     pub tokenizer: String,
     /// Special tokens to add to the tokenizer.
     pub special_tokens: Vec<String>,

@@ -225,8 +225,7 @@ fn long_documents_are_cut_without_losing_a_label() {
 fn held_out_samples_are_never_trained_on() {
     let folder = tempfile::tempdir().unwrap();
     let text: String = (0..400).map(|i| format!("{i:04}")).collect();
-    let paths =
-        [write(folder.path(), "a.txt", &text), write(folder.path(), "b.txt", &text.replace('0', "z"))];
+    let paths = [write(folder.path(), "a.txt", &text), write(folder.path(), "b.txt", text.replace('0', "z"))];
     let mut config = config(&paths, 8, Packing::Stream);
     let whole = samples(&*open(&config).unwrap().train);
     config.held_out = 0.1;

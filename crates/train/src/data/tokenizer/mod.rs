@@ -13,7 +13,7 @@ use std::path::Path;
 use tokenizers::AddedToken;
 
 /// Name under which the byte tokenizer is opened.
-pub const BYTE_TOKENIZER: &str = "byte";
+pub const BYTE_TOKENIZER: &str = "bytes";
 
 /// What becomes of a special token that is written out inside a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,9 +93,9 @@ impl Tokenizer {
         }
     }
 
-    /// `byte`, a folder with a `tokenizer.json`, or such a file.
+    /// `bytes`, a folder with a `tokenizer.json`, or such a file.
     pub fn open(name: &str) -> Result<Tokenizer> {
-        if name == BYTE_TOKENIZER {
+        if name == BYTE_TOKENIZER || name == "byte" {
             return Ok(Tokenizer::bytes());
         }
         let read = files::read(Path::new(name))?;

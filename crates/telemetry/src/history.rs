@@ -1,0 +1,219 @@
+//! Reading a run's metrics back, also of runs that were killed and went on elsewhere.
+
+use crate::error::{Error, Result};
+use crate::metrics::{METRICS, as_number};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// Longest line that is read; longer ones are damage.
+const LINE_LIMIT: u64 = 1 << 20;
+
+/// The values of one metric: step and value, by step.
+pub type Series = Vec<(u64, f64)>;
+
+/// What happened at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum MarkKind {
+    /// A checkpoint was committed.
+    Checkpoint,
+    /// The run went on from here in a new process.
+    Restart,
+}
+
+/// Something that happened at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Mark {
+    /// The step.
+    pub step: u64,
+    /// What happened.
+    pub kind: MarkKind,
+}
+
+/// Everything a run has written that still counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Name of the run: its folder.
+    pub name: String,
+    /// Scalars by step: the newest of each.
+    records: BTreeMap<u64, BTreeMap<String, f64>>,
+    /// Checkpoints and restarts, in order.
+    pub marks: Vec<Mark>,
+    /// Records that a resumed run overtook.
+    pub overtaken: u64,
+    /// Lines that could not be read: a process died while it wrote.
+    pub damaged: u64,
+    /// What the last process said about itself.
+    pub about: BTreeMap<String, String>,
+}
+
+impl History {
+    /// Reads the metrics of a run's folder, or a metrics file.
+    pub fn read(path: &Path) -> Result<History> {
+        let file_path: PathBuf = if path.is_dir() { path.join(METRICS) } else { path.to_path_buf() };
+        if !file_path.is_file() {
+            return Err(Error::NoRun { path: path.to_path_buf() });
+        }
+        let file = File::open(&file_path).map_err(Error::io("open", &file_path))?;
+        let folder = file_path.parent().and_then(|p| p.canonicalize().ok());
+        let name = folder.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
+        let mut out =
+            History { name: name.unwrap_or_else(|| path.display().to_string()), ..History::default() };
+        let mut reader = BufReader::with_capacity(1 << 18, file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let mut limited = reader.by_ref().take(LINE_LIMIT);
+            let got = limited.read_until(b'\n', &mut line).map_err(Error::io("read", &file_path))?;
+            if got == 0 {
+                return Ok(out);
+            }
+            if line.iter().any(|b| !b.is_ascii_whitespace()) {
+                out.take(&line);
+            }
+        }
+    }
+
+    fn take(&mut self, line: &[u8]) {
+        let parsed = serde_json::from_slice::<Map<String, Value>>(line).ok();
+        let step = parsed.as_ref().and_then(|object| object.get("step")?.as_u64());
+        let (Some(object), Some(step)) = (parsed, step) else {
+            self.damaged += 1;
+            return;
+        };
+        match object.get("event").and_then(Value::as_str) {
+            Some("start") => self.start(step, &object),
+            Some("checkpoint") => self.marks.push(Mark { step, kind: MarkKind::Checkpoint }),
+            Some(_) => {}
+            None => {
+                let record = self.records.entry(step).or_default();
+                for (name, value) in object.iter().filter(|(name, _)| *name != "step" && *name != "time") {
+                    if let Some(value) = as_number(value) {
+                        record.insert(name.clone(), value);
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, step: u64, object: &Map<String, Value>) {
+        let kept = self.records.len();
+        self.records.retain(|&s, _| s <= step);
+        self.overtaken += (kept - self.records.len()) as u64;
+        self.marks.retain(|mark| mark.step <= step);
+        if step > 0 {
+            self.marks.push(Mark { step, kind: MarkKind::Restart });
+        }
+        let text = |(k, v): (&String, &Value)| Some((k.clone(), v.as_str()?.to_string()));
+        self.about = object.iter().filter_map(text).filter(|(k, _)| k != "event" && k != "schema").collect();
+    }
+
+    /// Names of all metrics.
+    pub fn metrics(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.records.values().flat_map(BTreeMap::keys).cloned().collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The values of one metric, by step.
+    pub fn series(&self, name: &str) -> Result<Series> {
+        let values = self.records.iter().filter_map(|(step, record)| Some((*step, *record.get(name)?)));
+        let out: Series = values.collect();
+        if out.is_empty() {
+            let (run, name) = (self.name.clone(), name.to_string());
+            return Err(Error::NoMetric { run, name, known: self.metrics() });
+        }
+        Ok(out)
+    }
+
+    /// The last step with a record.
+    pub fn last_step(&self) -> Option<u64> {
+        self.records.keys().next_back().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{MetricsWriter, Record, Session};
+    use std::fs;
+    use std::io::Write;
+
+    fn session(step: u64) -> Session {
+        Session { step, about: BTreeMap::from([("mesh".to_string(), format!("dp={step}"))]) }
+    }
+
+    #[test]
+    fn a_resumed_run_overtakes_what_it_repeats() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut first = MetricsWriter::open(&path, &session(0)).unwrap();
+        for step in 1..=7 {
+            first.write(&Record::new(step).with("loss", step as f64).with("lr", 0.5)).unwrap();
+            if step % 2 == 0 {
+                first.checkpoint(step).unwrap();
+            }
+        }
+        drop(first);
+        let mut second = MetricsWriter::open(&path, &session(4)).unwrap();
+        second.write(&Record::new(5).with("loss", 50.0)).unwrap();
+        let history = History::read(folder.path()).unwrap();
+        let loss: Vec<f64> = history.series("loss").unwrap().into_iter().map(|p| p.1).collect();
+        assert_eq!(loss, [1.0, 2.0, 3.0, 4.0, 50.0]);
+        assert_eq!(history.series("lr").unwrap().len(), 4, "nothing of the old step 5 is left");
+        let marks: Vec<_> = history.marks.iter().map(|m| (m.step, m.kind)).collect();
+        use MarkKind::{Checkpoint, Restart};
+        assert_eq!(marks, [(2, Checkpoint), (4, Checkpoint), (4, Restart)]);
+        assert_eq!((history.overtaken, history.damaged, history.last_step()), (3, 0, Some(5)));
+        assert_eq!(history.about["mesh"], "dp=4");
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 13, "no line was removed");
+    }
+
+    #[test]
+    fn a_torn_line_costs_only_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::open(&path, &session(0)).unwrap();
+        writer.write(&Record::new(1).with("loss", 1.0)).unwrap();
+        drop(writer);
+        let mut raw = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        raw.write_all(b"{\"step\":2,\"lo").unwrap();
+        let mut writer = MetricsWriter::open(&path, &session(1)).unwrap();
+        writer.write(&Record::new(2).with("loss", 2.0)).unwrap();
+        raw.write_all(b"[1]\n\xff\xfe\n{\"step\":-3}\n\n{\"loss\":1}\n").unwrap();
+        let history = History::read(&path).unwrap();
+        assert_eq!(history.series("loss").unwrap(), [(1, 1.0), (2, 2.0)]);
+        assert_eq!(history.damaged, 5);
+    }
+
+    #[test]
+    fn numbers_that_json_lacks_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::open(&path, &Session::default()).unwrap();
+        let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e-300, -0.1];
+        for (step, value) in odd.into_iter().enumerate() {
+            writer.write(&Record::new(step as u64).with("x", value)).unwrap();
+        }
+        let back = History::read(&path).unwrap().series("x").unwrap();
+        assert!(
+            back.into_iter()
+                .zip(odd)
+                .all(|((_, a), b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+        );
+    }
+
+    #[test]
+    fn places_without_a_run_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = History::read(folder.path()).unwrap_err();
+        assert!(missing.to_string().contains("holds no run") && missing.hint().is_some());
+        assert!(History::read(Path::new("no/such")).is_err());
+    }
+}
