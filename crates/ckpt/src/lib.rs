@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod convert;
 mod error;
 pub mod examine;
 pub mod formats;
