@@ -22,6 +22,8 @@ pub enum Error {
     /// A layout that cannot be saved or loaded.
     #[error(transparent)]
     Layout(#[from] planaria_layout::Error),
+    /// A mapping between checkpoints that does not hold.
+    Mapping(#[from] planaria_aoa::Error),
     /// A folder or file of no known format.
     #[error("'{at}' is no checkpoint of a known format: {found}")]
     UnknownFormat {
@@ -30,6 +32,15 @@ pub enum Error {
         /// What lies there.
         found: String,
     },
+    /// A conversion that cannot be done as asked.
+    #[error("{what}")]
+    Request {
+        /// What was asked, and why it cannot be.
+        what: String,
+    },
+    /// Work that was told to stop.
+    #[error("stopped before the end; nothing was kept")]
+    Stopped,
     /// A pickle that cannot be read.
     #[error("'{file}', byte {offset}: {problem}")]
     Pickle {

@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod convert;
 mod error;
 pub mod examine;
 mod folder;

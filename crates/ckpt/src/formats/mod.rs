@@ -15,6 +15,7 @@ mod read;
 mod safetensors;
 mod source;
 mod torch;
+pub(crate) mod write;
 mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
