@@ -2,17 +2,13 @@
 
 pub mod config;
 pub mod data;
-pub mod geometry;
 mod error;
 pub mod event;
 pub mod geometry;
-mod norm;
 mod partition;
 pub mod pipeline;
 pub mod reduce;
 mod replica;
-mod scale;
-mod schedule;
 mod share;
 mod signals;
 mod trainer;

@@ -5,19 +5,20 @@ use crate::error::{Error, Result};
 use crate::replica::Replica;
 use crate::weights::{Tie, Weight, WeightState, Zero, gather};
 use planaria_array::Array;
-use planaria_array::ops::{AdamW, AdamWArrays, Binary, Sgd, SgdArrays};
+use planaria_array::ops::Binary;
 use planaria_comm::{AllGather, Call, Comm, CommExt, Pending, Recv, Send};
+use planaria_nn::optim::{AdamW, Ema, Rule, Sgd, Shard};
 use std::sync::Arc;
 
 /// Tag of the sums that the stages of a tied pair exchange.
 const TIE_TAG: u32 = 0x7e1d;
 
-/// Names of the optimizer's arrays, as checkpoints have them.
-pub(crate) fn slots(optim: &OptimSection) -> &'static [&'static str] {
+/// The optimizer that `[optim]` asks for.
+pub(crate) fn rule(optim: &OptimSection) -> Rule {
+    let OptimSection { beta1, beta2, eps, weight_decay, momentum, lr, .. } = *optim;
     match optim.kind {
-        OptimKind::Adamw => &["moment1_0", "moment2_0"],
-        OptimKind::Sgd if optim.momentum > 0.0 => &["velocity_0"],
-        OptimKind::Sgd => &[],
+        OptimKind::Adamw => Rule::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay, ..AdamW::default() }),
+        OptimKind::Sgd => Rule::Sgd(Sgd { lr, momentum, weight_decay, ..Sgd::default() }),
     }
 }
 
@@ -81,16 +82,14 @@ pub(crate) fn apply(
         let grad = if zero == Zero::Off { gather(data, weight.share, sum)? } else { sum.clone() };
         moves.push(Move { weight, state, grad, values: weight.values(&state.range)? });
     }
-    for decays in [true, false] {
-        let group: Vec<&Move<'_>> = moves.iter().filter(|m| m.weight.decays() == decays).collect();
-        let weight_decay = if decays { optim.weight_decay } else { 0.0 };
-        match optim.kind {
-            OptimKind::Adamw => adamw(optim, rates, weight_decay, &group)?,
-            OptimKind::Sgd => sgd(optim, rates, weight_decay, &group)?,
-        }
-    }
+    let shards: Vec<Shard<'_>> = moves.iter().map(Move::shard).collect();
+    rule(optim).step(rates.number, rates.lr, rates.scale, &shards)?;
     if let Some(decay) = optim.ema {
-        moves.iter().try_for_each(|m| average(m, decay))?;
+        let ema = Ema::new(decay)?;
+        for m in &moves {
+            let now = m.state.optim.master.as_ref().unwrap_or(&m.values);
+            m.state.ema.as_ref().map_or(Ok(()), |mean| ema.update(mean, now))?;
+        }
     }
     if matches!(zero, Zero::States | Zero::Gradients) && data.size() > 1 {
         spread(data, &moves)?;
@@ -107,61 +106,10 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    fn slot(&self, name: &str) -> Option<&Array> {
-        self.state.slots.iter().find(|(slot, _)| *slot == name).map(|(_, array)| array)
+    fn shard(&self) -> Shard<'_> {
+        let kind = self.weight.spec.kind;
+        Shard { param: &self.values, grad: &self.grad, state: &self.state.optim, kind }
     }
-}
-
-fn adamw(optim: &OptimSection, rates: Rates, weight_decay: f64, group: &[&Move<'_>]) -> Result<()> {
-    let OptimSection { beta1, beta2, eps, .. } = *optim;
-    let options = AdamW { lr: rates.lr, beta1, beta2, eps, weight_decay, grad_scale: rates.scale };
-    let arrays = |m: &&Move<'_>| {
-        let (exp_avg, exp_avg_sq) = (m.slot("moment1_0")?, m.slot("moment2_0")?);
-        // The borrow ends with the list; the arrays are handles.
-        Some((m.values.clone(), m.grad.clone(), exp_avg.clone(), exp_avg_sq.clone(), m.state.master.clone()))
-    };
-    let handles: Option<Vec<_>> = group.iter().map(arrays).collect();
-    let handles = handles.ok_or_else(|| Error::Bug { what: "AdamW without its moments".into() })?;
-    let list: Vec<AdamWArrays<'_>> = handles
-        .iter()
-        .map(|(param, grad, exp_avg, exp_avg_sq, master)| AdamWArrays {
-            param,
-            grad,
-            exp_avg,
-            exp_avg_sq,
-            max_exp_avg_sq: None,
-            master: master.as_ref(),
-        })
-        .collect();
-    Ok(options.step(rates.number, &list)?)
-}
-
-fn sgd(optim: &OptimSection, rates: Rates, weight_decay: f64, group: &[&Move<'_>]) -> Result<()> {
-    let momentum = optim.momentum;
-    let options = Sgd { lr: rates.lr, momentum, weight_decay, grad_scale: rates.scale, ..Sgd::default() };
-    let arrays = |m: &&Move<'_>| (m.values.clone(), m.grad.clone(), m.slot("velocity_0").cloned(), m.state.master.clone());
-    let handles: Vec<_> = group.iter().map(arrays).collect();
-    let list: Vec<SgdArrays<'_>> = handles
-        .iter()
-        .map(|(param, grad, velocity, master)| SgdArrays {
-            param,
-            grad,
-            velocity: velocity.as_ref(),
-            master: master.as_ref(),
-        })
-        .collect();
-    Ok(options.step(rates.number, &list)?)
-}
-
-/// The running average goes a step towards the weights.
-fn average(m: &Move<'_>, decay: f64) -> Result<()> {
-    let Some(ema) = &m.state.ema else { return Ok(()) };
-    let now = m.state.master.as_ref().unwrap_or(&m.values);
-    let decay = Array::scalar(decay as f32, ema.dtype())?;
-    let rest = Array::scalar(1.0f32 - decay.item()?.as_f64() as f32, ema.dtype())?;
-    let towards = now.cast(ema.dtype())?.mul(&rest)?;
-    ema.binary_in_place(Binary::Mul, &decay)?;
-    Ok(ema.binary_in_place(Binary::Add, &towards)?)
 }
 
 /// Every data rank gets the ranges that the others have moved.

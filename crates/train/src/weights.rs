@@ -11,6 +11,7 @@ use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, Kind};
 use planaria_comm::{AllGather, Comm, CommExt};
 use planaria_layout::{Rank, Region, Shape};
+use planaria_nn::optim::{Ema, Rule, State};
 use planaria_nn::{Param, ParamSpec};
 use std::ops::Range;
 use std::sync::Arc;
@@ -81,10 +82,8 @@ pub(crate) struct Weight {
 pub(crate) struct WeightState {
     /// The range, of the local piece.
     pub(crate) range: Range<usize>,
-    /// f32 values of a narrow parameter.
-    pub(crate) master: Option<Array>,
-    /// By the names that checkpoints use.
-    pub(crate) slots: Vec<(&'static str, Array)>,
+    /// Masters and moments.
+    pub(crate) optim: State,
     /// Running average of the weights.
     pub(crate) ema: Option<Array>,
 }
@@ -93,9 +92,8 @@ pub(crate) struct WeightState {
 #[derive(Clone, Debug)]
 pub(crate) struct Keeping {
     pub(crate) zero: Zero,
-    /// Names of the optimizer's arrays.
-    pub(crate) slots: &'static [&'static str],
-    pub(crate) ema: bool,
+    pub(crate) rule: Rule,
+    pub(crate) ema: Option<Ema>,
     /// Position among the data ranks.
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
@@ -150,14 +148,9 @@ impl Weight {
         let whole = keeping.zero == Zero::Off;
         let range = if whole { 0..self.share.numel() } else { self.own.clone() };
         let values = self.values(&range)?;
-        let f32_copy = || -> Result<Array> {
-            Ok(if values.dtype() == DType::F32 { values.copy()? } else { values.cast(DType::F32)? })
-        };
-        let master = (self.dtype != DType::F32).then(f32_copy).transpose()?;
-        let ema = keeping.ema.then(f32_copy).transpose()?;
-        let slots = keeping.slots.iter().map(|&slot| Ok((slot, Array::zeros(&[range.len()], DType::F32)?)));
-        let slots = slots.collect::<Result<Vec<_>>>()?;
-        self.state = Some(WeightState { range, master, slots, ema });
+        let optim = keeping.rule.state(&values)?;
+        let ema = keeping.ema.map(|ema| ema.start(&values)).transpose()?;
+        self.state = Some(WeightState { range, optim, ema });
         Ok(())
     }
 
@@ -174,11 +167,6 @@ impl Weight {
         Lane { numel: self.share.numel(), dtype: self.dtype }
     }
 
-    /// True where weight decay applies: matrices, not norms and biases.
-    pub(crate) fn decays(&self) -> bool {
-        self.spec.shape.ndim() > 1
-    }
-
     /// What a checkpoint has of this parameter, as far as this rank holds it.
     pub(crate) fn items(&self, each: &mut dyn FnMut(Kind, &Array, Range<usize>) -> Result<()>) -> Result<()> {
         match &self.full {
@@ -186,10 +174,10 @@ impl Weight {
             None => each(Kind::Parameter, &self.part, self.own.clone())?,
         }
         let Some(state) = &self.state else { return Ok(()) };
-        if let Some(master) = &state.master {
+        if let Some(master) = &state.optim.master {
             each(Kind::Master, master, state.range.clone())?;
         }
-        for (slot, array) in &state.slots {
+        for (slot, array) in &state.optim.slots {
             each(Kind::Slot(slot.to_string()), array, state.range.clone())?;
         }
         match &state.ema {

@@ -12,7 +12,6 @@ use crate::event::Event;
 use crate::geometry::{Batching, Geometry};
 use crate::reduce::ReduceOptions;
 use crate::replica::{Neighbours, Replica};
-use crate::schedule::Schedule;
 use crate::update;
 use crate::weights::{Keeping, Zero};
 use planaria_array::Array;
@@ -20,6 +19,7 @@ use planaria_ckpt::{Casts, Item, Kind, LoadOptions, State, Unmatched};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_nn::Init;
 use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::optim::{Ema, Schedule};
 use planaria_store::Store;
 use std::path::Path;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ impl<'a> RankRun<'a> {
         let near = place.neighbours(&world, config, (0, place.stages - 1))?;
         let keeping = Keeping {
             zero: Zero::from(config.train.zero),
-            slots: update::slots(&config.optim),
-            ema: config.optim.ema.is_some(),
+            rule: update::rule(&config.optim),
+            ema: config.optim.ema.map(Ema::new).transpose()?,
             rank: place.replica,
             ranks: place.replicas,
             world: world.world_rank(),
@@ -68,7 +68,7 @@ impl<'a> RankRun<'a> {
         let store = run_store(job)?;
         let saves = Saves::new(&world, store, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
-        let (compute, schedule) = (Compute::new(job), Schedule::new(config));
+        let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
         let mut run = RankRun {
             job,
             world,

@@ -5,11 +5,11 @@ use crate::config::Precision;
 use crate::data::{Sampler, SamplerState};
 use crate::error::{Error, Result};
 use crate::replica::Replica;
-use crate::scale::LossScale;
 use crate::weights::Tie;
 use planaria_array::Array;
 use planaria_ckpt::{Item, State};
 use planaria_layout::Mesh;
+use planaria_nn::optim::LossScale;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,11 +25,27 @@ pub(crate) struct Progress {
     /// Updates of the optimizer: steps that were not skipped.
     pub(crate) updates: u64,
     /// State of the loss scale.
-    pub(crate) scale: Option<LossScale>,
+    pub(crate) scale: Option<Scale>,
     /// What positions in the data mean.
     pub(crate) sampler: Option<SamplerState>,
     /// The mesh it was written on.
     pub(crate) mesh: String,
+}
+
+/// The factor on the loss, and how many steps it has held.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scale {
+    pub(crate) factor: f64,
+    good: u64,
+}
+
+impl Scale {
+    /// After a step whose gradient was finite or not.
+    pub(crate) fn update(&mut self, finite: bool) {
+        let mut scale = LossScale { scale: self.factor, good: self.good, ..LossScale::default() };
+        scale.update(finite);
+        (self.factor, self.good) = (scale.scale, scale.good);
+    }
 }
 
 impl Progress {
@@ -41,7 +57,7 @@ impl Progress {
             samples: 0,
             tokens: 0,
             updates: 0,
-            scale: scaled.then(|| LossScale::new(job.config.optim.loss_scale)),
+            scale: scaled.then_some(Scale { factor: job.config.optim.loss_scale, good: 0 }),
             sampler: Some(sampler.state().clone()),
             mesh: mesh.to_string(),
         }

@@ -1,6 +1,6 @@
 //! What a run is made of before its first step: the model's configuration, the mesh seen from one rank.
 
-use crate::config::{Config, Precision};
+use crate::config::{Config, Precision, ScheduleKind};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::partition;
@@ -10,6 +10,7 @@ use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
 use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::optim::{Decay, Schedule, Shape};
 use planaria_tensor::World;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +42,24 @@ pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<Mod
         });
     }
     Ok(model)
+}
+
+/// The learning rate of every step. The first step has a rate above 0, so that it is not lost.
+pub(super) fn schedule(config: &Config) -> Result<Schedule> {
+    let optim = &config.optim;
+    let steps = optim.horizon.unwrap_or(config.train.steps);
+    let decay = optim.decay.unwrap_or(steps / 10).min(steps);
+    let stable = steps.saturating_sub(optim.warmup).saturating_sub(decay);
+    let shape = match optim.schedule {
+        ScheduleKind::Constant => Shape::Constant,
+        ScheduleKind::Linear => Shape::Linear { steps },
+        ScheduleKind::Cosine => Shape::Cosine { steps },
+        ScheduleKind::Wsd => Shape::Wsd { stable, decay, kind: Decay::Linear },
+    };
+    let min_ratio = if optim.lr > 0.0 { optim.min_lr / optim.lr } else { 0.0 };
+    let schedule = Schedule { lr: optim.lr, min_ratio, warmup: optim.warmup, shape };
+    schedule.check()?;
+    Ok(schedule)
 }
 
 pub(super) fn dtype(precision: Precision) -> DType {

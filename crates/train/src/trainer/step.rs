@@ -10,7 +10,7 @@ use crate::update::{self, Rates};
 use planaria_array::Array;
 use planaria_comm::{AllReduce, CommExt};
 use planaria_layout::Reduce;
-use crate::norm::ExactNorm;
+use planaria_nn::optim::ExactNorm;
 use std::time::Instant;
 
 /// What was asked of any rank while the step ran. All ranks know the same.
@@ -73,7 +73,7 @@ impl RankRun<'_> {
         }
         let (norm, wishes) = self.agree_on(norm)?;
         let over = losses.count() * self.scale();
-        let (grad_norm, lr) = (norm / over, self.schedule.lr(step));
+        let (grad_norm, lr) = (norm / over, self.schedule.rate(step));
         let skipped = !grad_norm.is_finite();
         if !skipped {
             let optim = &self.job.config.optim;
@@ -91,13 +91,13 @@ impl RankRun<'_> {
     /// The norm over all ranks, and what any of them was asked for, in one message. Collective.
     fn agree_on(&self, norm: ExactNorm) -> Result<(f64, Wishes)> {
         let requests = &self.job.requests;
-        let mut row = norm.limbs().to_vec();
+        let mut row = norm.to_array()?.to_vec::<i64>()?;
         row.extend([i64::from(requests.take_save()), i64::from(requests.is_stop())]);
         let array = Array::from_slice(&row, &[row.len()])?;
         self.world.all_reduce(AllReduce { send: array.clone(), recv: array.clone(), op: Reduce::Sum })?;
         let row = array.to_vec::<i64>()?;
         let (limbs, wishes) = row.split_at(row.len() - 2);
-        let norm = ExactNorm::from_limbs(limbs).ok_or_else(|| Error::Bug { what: "limbs of a norm".into() })?;
+        let norm = ExactNorm::from_array(&Array::from_slice(limbs, &[limbs.len()])?)?;
         Ok((norm.norm(), Wishes { save: wishes[0] > 0, stop: wishes[1] > 0 }))
     }
 
@@ -123,7 +123,7 @@ impl RankRun<'_> {
     }
 
     fn scale(&self) -> f64 {
-        self.progress.scale.as_ref().map_or(1.0, |scale| scale.value())
+        self.progress.scale.map_or(1.0, |scale| scale.factor)
     }
 }
 
