@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// Divides `layers` blocks over `stages` stages: contiguous, equal up to one; the later stages have the shorter ones,
 /// because the last also has the head.
-pub fn stages(layers: usize, stages: usize) -> Vec<Stage> {
+pub(crate) fn stages(layers: usize, stages: usize) -> Vec<Stage> {
     let count = stages.max(1);
     let stage = |stage: usize| Stage {
         layers: share(layers, count, stage),

@@ -9,7 +9,6 @@ use planaria_layout::Rank;
 use planaria_nn::models::{Config as ModelConfig, Model, Stage};
 use planaria_nn::{Init, Module, Parallel, Param, Source};
 use planaria_tensor::{Tensor, is_recording};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,14 +16,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) struct Replica {
     /// The model parts of this rank; several where a schedule interleaves.
-    pub(crate) parts: Vec<Model>,
+    pub(crate) parts: Vec<Part>,
     /// Their parameters, in order.
     pub(crate) weights: Vec<Weight>,
-    /// The weights whose gradients are summed, in the order of the reducer's lanes.
+    /// The weights whose gradients are summed: those of the first part, then of the next.
     pub(crate) lanes: Vec<usize>,
-    pub(crate) reducer: Arc<Reducer>,
     /// The round that forward and backward work on.
     round: Arc<AtomicUsize>,
+}
+
+/// A part of the model and the sums of its gradients. Parts have sums of their own, because a schedule ends the
+/// backward of one part for many micro-batches before that of another.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) model: Model,
+    pub(crate) reducer: Arc<Reducer>,
 }
 
 /// Who else is there.
@@ -52,37 +58,32 @@ impl Replica {
         reduce: ReduceOptions,
     ) -> Result<Replica> {
         let model = |stage: &Stage| Model::new(config, stage.clone(), near.parallel.as_ref(), init);
-        let mut parts = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
-        let params: Vec<Param> = parts.iter().flat_map(Module::params).collect();
+        let models = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
+        let params: Vec<Param> = models.iter().flat_map(Module::params).collect();
         let mut weights = params.iter().map(|p| Weight::new(p, keeping)).collect::<Result<Vec<_>>>()?;
         tie(&mut weights, near, config);
-        let trained = |i: &usize| weights[*i].trainable;
-        let lanes: Vec<usize> = (0..weights.len()).filter(trained).collect();
-        let rows: Vec<_> = lanes.iter().map(|&i| weights[i].lane()).collect();
-        let reducer = Arc::new(Reducer::new(near.data.clone(), &rows, reduce));
         let round = Arc::new(AtomicUsize::new(0));
-        let lane_of: HashMap<usize, usize> = lanes.iter().enumerate().map(|(lane, &i)| (i, lane)).collect();
-        let mut place = 0;
-        let mut failed = None;
-        for part in &mut parts {
-            part.visit_mut(&mut |param| {
-                let shared = matches!(weights[place].tie, Tie::Into(_)).then(|| weights[place].full.clone()).flatten();
-                let feed = Feed {
-                    home: param.leaf().clone(),
-                    shared,
-                    part: (keeping.zero == Zero::Weights).then(|| weights[place].part.clone()),
-                    share: weights[place].share,
-                    data: near.data.clone(),
-                    lane: lane_of.get(&place).copied(),
-                    reducer: reducer.clone(),
-                    round: round.clone(),
-                };
-                failed = failed.take().or_else(|| feed.install(param).err());
-                place += 1;
-            });
+        let (mut parts, mut lanes, mut first) = (Vec::new(), Vec::new(), 0);
+        for model in models {
+            let own = first..first + model.params().len();
+            first = own.end;
+            let trained: Vec<usize> = own.clone().filter(|&i| weights[i].trainable).collect();
+            let rows: Vec<_> = trained.iter().map(|&i| weights[i].lane()).collect();
+            let reducer = Arc::new(Reducer::new(near.data.clone(), &rows, reduce));
+            let feeds = Feeds { weights: &weights[own.clone()], zero: keeping.zero, reducer: &reducer, round: &round };
+            parts.push(Part { model: feeds.install(model, &near.data)?, reducer });
+            lanes.extend(trained);
         }
-        failed.map_or(Ok(()), Err)?;
-        Ok(Replica { parts, weights, lanes, reducer, round })
+        Ok(Replica { parts, weights, lanes, round })
+    }
+
+    /// The sums of the step, in the order of the lanes. Collective over the data ranks.
+    pub(crate) fn finish_step(&self, rounds: usize) -> Result<Vec<Array>> {
+        let mut sums = Vec::with_capacity(self.lanes.len());
+        for part in &self.parts {
+            sums.extend(part.reducer.finish_step(rounds)?);
+        }
+        Ok(sums)
     }
 
     /// Makes optimizer state from the weights of now.
@@ -123,6 +124,38 @@ fn tie(weights: &mut [Weight], near: &Neighbours, config: &ModelConfig) {
 
 /// The name of the parameter that a tied head shares.
 const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The sources of one part's parameters.
+struct Feeds<'a> {
+    weights: &'a [Weight],
+    zero: Zero,
+    reducer: &'a Arc<Reducer>,
+    round: &'a Arc<AtomicUsize>,
+}
+
+impl Feeds<'_> {
+    /// The model with its parameters fed from here.
+    fn install(&self, mut model: Model, data: &Arc<dyn Comm>) -> Result<Model> {
+        let (mut place, mut lane, mut failed) = (0, 0, None);
+        model.visit_mut(&mut |param| {
+            let weight = &self.weights[place];
+            let shared = matches!(weight.tie, Tie::Into(_)).then(|| weight.full.clone()).flatten();
+            let feed = Feed {
+                home: param.leaf().clone(),
+                shared,
+                part: (self.zero == Zero::Weights).then(|| weight.part.clone()),
+                share: weight.share,
+                data: data.clone(),
+                lane: weight.trainable.then_some(lane),
+                reducer: self.reducer.clone(),
+                round: self.round.clone(),
+            };
+            failed = failed.take().or_else(|| feed.install(param).err());
+            (place, lane) = (place + 1, lane + usize::from(weight.trainable));
+        });
+        failed.map_or(Ok(model), Err)
+    }
+}
 
 /// What a parameter's source needs.
 struct Feed {

@@ -5,9 +5,9 @@ use super::figures::Losses;
 use crate::config::Recompute as Wish;
 use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::replica::Replica;
+use crate::replica::{Part, Replica};
 use planaria_array::random::Key;
-use planaria_nn::models::{Activations, Loss, Recompute, Run};
+use planaria_nn::models::{Loss, Recompute, Run};
 use planaria_tensor::{Tensor, no_grad};
 
 /// Keeps the draws of dropout apart from those of weights and data.
@@ -45,20 +45,21 @@ impl Compute {
         at: Micro,
         losses: &mut Losses,
     ) -> Result<()> {
-        let model = only(replica)?;
+        let part = only(replica)?;
+        let model = &part.model;
         replica.enter(at.round);
         let end = model.forward(Tensor::new(batch.tokens.clone()), &self.run(at.step, at.number))?;
         let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
         drop(end);
         at.start(&loss)?.backward()?;
-        replica.reducer.finish_round(at.round)?;
+        part.reducer.finish_round(at.round)?;
         losses.set(at.number, value(&loss)?, loss.count);
         Ok(())
     }
 
     /// Sum of losses and count of one micro-batch, without gradients.
     pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(f64, u64)> {
-        let model = only(replica)?;
+        let model = &only(replica)?.model;
         no_grad(|| {
             let end = model.forward(Tensor::new(batch.tokens.clone()), &Run::default())?;
             let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
@@ -92,12 +93,9 @@ pub(super) fn value(loss: &Loss) -> Result<f64> {
     Ok(loss.sum.whole()?.item()?.as_f64())
 }
 
-fn only(replica: &Replica) -> Result<&planaria_nn::models::Model> {
+fn only(replica: &Replica) -> Result<&Part> {
     match &replica.parts[..] {
-        [model] => Ok(model),
+        [part] => Ok(part),
         parts => Err(Error::Bug { what: format!("one model part was expected, there are {}", parts.len()) }),
     }
 }
-
-/// Keeps the name in one place.
-pub(super) type Between = Activations;

@@ -37,7 +37,7 @@ impl RankRun<'_> {
         let mut losses = Losses::new(rounds * replicas);
         let batches = batches(loader, rounds)?;
         self.compute(step, &batches, &mut losses)?;
-        let mut sums = self.replica.reducer.finish_step(rounds)?;
+        let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;
         update::join_tied(&self.replica, &self.world, &mut sums)?;
         let (moved, wishes) = self.update(step, &sums, &losses)?;
