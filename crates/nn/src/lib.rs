@@ -10,6 +10,7 @@ mod error;
 pub mod layers;
 mod loss;
 pub mod models;
+pub mod optim;
 mod parallel;
 mod param;
 

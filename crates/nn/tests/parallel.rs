@@ -9,6 +9,7 @@ use planaria_layout::Mesh;
 use planaria_nn::Parallel;
 use planaria_nn::models::{Recompute, Run};
 use planaria_tensor::World;
+use planaria_tensor::trace::{Moved, implicit_reshards};
 
 /// Largest difference of f64 results: only the order of sums differs.
 const F64: f64 = 1e-12;
@@ -91,4 +92,30 @@ fn expert_parallel_equals_one_rank() {
 #[test]
 fn a_dense_model_may_be_cut_by_batch() {
     check("qwen2", "ep=2 tp=2", Sequence::Cut, DType::F64);
+}
+
+/// Forward and backward ask for no move that the lanes do not make.
+#[test]
+fn nothing_moves_unasked() {
+    for (name, sequence) in
+        [("llama", Sequence::Whole), ("llama", Sequence::Cut), ("qwen2-tied", Sequence::Cut)]
+    {
+        let golden = Golden::read(name);
+        let mesh: Mesh = "tp=2".parse().unwrap();
+        threads::run(2, |comm| {
+            let sequence = sequence == Sequence::Cut;
+            let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence };
+            let model = golden.model(Some(&parallel), DType::F32);
+            let (_, moved) = implicit_reshards(|| {
+                let last = model.forward(golden.tensor("input_ids"), &Run::default()).unwrap();
+                let loss = model.loss(&last, &golden.tensor("labels")).unwrap();
+                loss.total().unwrap().backward().unwrap();
+            });
+            // The loss exchanges a number per row: largest score, sum of exponentials, the label's score.
+            let rows =
+                |m: &&Moved| m.op.starts_with("cross_entropy_with_softmax") && m.to.shape()[..] == [3, 11, 1];
+            let others: Vec<&Moved> = moved.iter().filter(|m| m.bytes > 0 && !rows(m)).collect();
+            assert!(others.is_empty(), "{name}: {others:?}");
+        });
+    }
 }
