@@ -1,18 +1,27 @@
 //! What can be wrong with a checkpoint.
 
-use planaria_layout::Region;
+use planaria_layout::{DType, Region, Shape};
 use thiserror::Error;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A checkpoint that is refused, with the values that made it so.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The storage failed, or refused a file.
     #[error(transparent)]
     Store(#[from] planaria_store::Error),
+    /// An array refused an operation.
+    #[error(transparent)]
+    Array(#[from] planaria_array::Error),
+    /// The ranks could not work together, or another rank failed.
+    #[error(transparent)]
+    Comm(#[from] planaria_comm::Error),
+    /// A layout that cannot be saved or loaded.
+    #[error(transparent)]
+    Layout(#[from] planaria_layout::Error),
     /// A folder or file of no known format.
     #[error("'{at}' is no checkpoint of a known format: {found}")]
     UnknownFormat {
@@ -113,4 +122,122 @@ pub enum Error {
         /// The other file.
         second: String,
     },
+    /// An array that does not have the extents of its box.
+    #[error("tensor '{tensor}': the array has shape {found}, its box needs {expected}")]
+    Piece {
+        /// The tensor.
+        tensor: String,
+        /// Shape of the array.
+        found: Shape,
+        /// Extents of the box.
+        expected: Shape,
+    },
+    /// An element type where another is needed.
+    #[error("tensor '{tensor}' has dtype {found}, {expected} is needed")]
+    DType {
+        /// The tensor.
+        tensor: String,
+        /// What there is.
+        found: DType,
+        /// What is needed.
+        expected: DType,
+    },
+    /// A shape where another is needed.
+    #[error("tensor '{tensor}' has shape {found} in the checkpoint, {expected} is asked for")]
+    ShapeOf {
+        /// The tensor.
+        tensor: String,
+        /// Shape in the files.
+        found: Shape,
+        /// Shape asked for.
+        expected: Shape,
+    },
+    /// Ranks that disagree about what they save together.
+    #[error("ranks {first_rank} and {rank} disagree about {what}: {first} and {second}")]
+    RanksDisagree {
+        /// About what.
+        what: String,
+        /// One rank.
+        first_rank: usize,
+        /// What it says.
+        first: String,
+        /// Another.
+        rank: usize,
+        /// What that one says.
+        second: String,
+    },
+    /// A tensor that a rank names twice.
+    #[error("tensor '{tensor}' stands twice in the state of rank {rank}")]
+    NamedTwice {
+        /// The tensor.
+        tensor: String,
+        /// The rank.
+        rank: usize,
+    },
+    /// A folder that holds a checkpoint already; those are never changed.
+    #[error("'{folder}' holds a committed checkpoint, which is never changed; save to another folder")]
+    Committed {
+        /// The folder.
+        folder: String,
+    },
+    /// A folder without a commit mark.
+    #[error("'{folder}' holds no committed checkpoint: {why}")]
+    NotCommitted {
+        /// The folder.
+        folder: String,
+        /// What was found.
+        why: String,
+    },
+    /// Bytes of a checkpoint that are not what was written.
+    #[error(
+        "tensor '{tensor}' is damaged: block {block} of '{file}' (bytes {start}..{end}) has checksum \
+         {found:08x}, expected {expected:08x}; load another checkpoint"
+    )]
+    Damaged {
+        /// The tensors that have bytes in the block.
+        tensor: String,
+        /// The file.
+        file: String,
+        /// Number of the block in it.
+        block: u64,
+        /// First byte of the block.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
+        /// Checksum of the bytes.
+        found: u32,
+        /// Checksum they were written with.
+        expected: u32,
+    },
+    /// A small file whose name is taken or not allowed.
+    #[error("the state's file '{name}' has a name that checkpoints use themselves; rename it")]
+    FileName {
+        /// The name.
+        name: String,
+    },
+    /// A strict load that does not match.
+    #[error("{}", unmatched(.missing, .unexpected))]
+    Unmatched {
+        /// Tensors asked for that the checkpoint lacks.
+        missing: Vec<String>,
+        /// Tensors of the checkpoint that nobody asked for.
+        unexpected: Vec<String>,
+    },
+}
+
+/// A short list of both sides and what to do about them.
+fn unmatched(missing: &[String], unexpected: &[String]) -> String {
+    let list = |names: &[String]| {
+        let shown = names.iter().take(4).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+        let more = names.len().saturating_sub(4);
+        if more > 0 { format!("{shown} and {more} more") } else { shown }
+    };
+    let mut words = Vec::new();
+    if !missing.is_empty() {
+        words.push(format!("the checkpoint lacks {}", list(missing)));
+    }
+    if !unexpected.is_empty() {
+        words.push(format!("nobody asked for {}", list(unexpected)));
+    }
+    format!("{}; name what may differ in the options", words.join(", and "))
 }

@@ -1,13 +1,57 @@
-//! Checkpoints. So far: reading what others wrote.
+//! Checkpoints: whole on disk, any layout in memory.
 //!
-//! [`formats::open`] looks at a folder or file, finds out who wrote it, checks that it is complete, and answers
-//! with a [`formats::Source`]: where the bytes of every tensor lie. Nothing in such a file is executed.
+//! [`save`] writes what the ranks hold together as one ordinary folder of safetensors files, each byte once, with
+//! checksums and a mark that makes it count. [`load`] fills the arrays of any other layout on any other number of
+//! ranks from it. [`formats::open`] reads the folders of others: it finds out who wrote one, checks that it is
+//! complete, and answers with a [`formats::Source`]: where the bytes of every tensor lie. Nothing in such a file is
+//! executed.
+//!
+//! ```
+//! use planaria_array::{Array, DType};
+//! use planaria_ckpt::{Item, Kind, LoadOptions, SaveOptions, State, latest, load, save};
+//! use planaria_comm::alone;
+//! use planaria_store::Object;
+//!
+//! let (world, store) = (alone(), Object::memory());
+//! let weight = Array::from_slice(&[1.0f32, 2.0, 3.0], &[3])?;
+//! let mut state = State::new(vec![Item::whole(Kind::Parameter, "weight", &weight)]);
+//! state.step = 7;
+//! save(&*world, &store, "ckpt/step-00000007", &state, &SaveOptions::default())?;
+//!
+//! let room = Array::zeros(&[3], DType::F32)?;
+//! let mut state = State::new(vec![Item::whole(Kind::Parameter, "weight", &room)]);
+//! let folder = latest(&store, "ckpt")?.unwrap();
+//! load(&*world, &store, &folder, &mut state, &LoadOptions::default())?;
+//! assert_eq!((room.to_vec::<f32>()?, state.step), (vec![1.0, 2.0, 3.0], 7));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
 mod error;
 pub mod examine;
+mod folder;
 pub mod formats;
+mod geometry;
+mod load;
+mod manifest;
+mod naming;
+mod options;
+mod read;
+mod retain;
+mod save;
+mod schedule;
+mod state;
 pub mod stream;
+mod strided;
+mod talk;
+mod union;
+mod write;
 
 pub use error::{Error, Result};
+pub use folder::{committed, latest, open, step_folder, step_of};
+pub use load::load;
+pub use manifest::{Checkpoint, DataFile, Role, SmallFile, Stored};
+pub use options::{Cast, Casts, LoadOptions, Report, Retain, SaveOptions, Saved, Unmatched};
+pub use save::save;
+pub use state::{Item, Kind, Piece, State, TensorKey};

@@ -10,6 +10,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+/// Room beside a chunk: a ragged block at each end, and one block that [`Transfer::read_each`] allows on top.
+const SLACK: usize = 3 * BLOCK;
+
 /// How a [`Transfer`] works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferOptions {
@@ -28,7 +31,7 @@ impl Default for TransferOptions {
 }
 
 /// Threads and staging memory for large reads and writes. Made once and kept: its memory is touched when
-/// made, and no more than `threads * (chunk + 8 KiB)` bytes are ever used.
+/// made, and no more than `threads * (chunk + 12 KiB)` bytes are ever used.
 #[derive(Debug)]
 pub struct Transfer {
     options: TransferOptions,
@@ -82,8 +85,7 @@ impl Transfer {
     pub fn new(options: TransferOptions) -> Transfer {
         let chunk = options.chunk.max(BLOCK).next_multiple_of(BLOCK);
         let options = TransferOptions { threads: options.threads.max(1), chunk, ..options };
-        // An unaligned chunk has a ragged block at each end.
-        let buffers = (0..options.threads).map(|_| Staging::new(chunk + 2 * BLOCK)).collect();
+        let buffers = (0..options.threads).map(|_| Staging::new(chunk + SLACK)).collect();
         Transfer { options, buffers: Mutex::new(buffers) }
     }
 
@@ -173,6 +175,62 @@ impl Transfer {
         Ok(TransferStats { operations: operations.into_inner(), bytes: bytes.into_inner() })
     }
 
+    /// How this transfer works.
+    pub fn options(&self) -> &TransferOptions {
+        &self.options
+    }
+
+    /// Writes each range in one call. `fill(job, bytes)` puts there what the file shall hold. A range is at most
+    /// one chunk and one block long.
+    pub fn write_each<E: From<Error> + Send>(
+        &self,
+        jobs: &[WriteJob<'_>],
+        fill: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<TransferStats, E> {
+        let mut bytes = 0;
+        for WriteJob { file, range } in jobs {
+            bytes += self.fits(file.name(), range)?;
+        }
+        let numbers: Vec<usize> = (0..jobs.len()).collect();
+        self.each::<_, E>(&numbers, |&job, buffer| {
+            let range = &jobs[job].range;
+            let start = (range.start % BLOCK as u64) as usize;
+            let staged = &mut buffer[start..start + (range.end - range.start) as usize];
+            fill(job, staged)?;
+            Ok(jobs[job].file.write_at(range.start, staged)?)
+        })?;
+        Ok(TransferStats { operations: jobs.len() as u64, bytes })
+    }
+
+    /// Reads each range in one call and gives it whole to `sink(job, bytes)`, from several threads. A range is at
+    /// most one chunk and one block long.
+    pub fn read_each<E: From<Error> + Send>(
+        &self,
+        jobs: &[(&dyn Reader, Range<u64>)],
+        sink: impl Fn(usize, &[u8]) -> Result<(), E> + Sync,
+    ) -> Result<TransferStats, E> {
+        for (file, range) in jobs {
+            let len = self.fits(file.name(), range)?;
+            crate::store::check_range(*file, range.start, len)?;
+        }
+        let numbers: Vec<usize> = (0..jobs.len()).collect();
+        let bytes = AtomicU64::new(0);
+        self.each::<_, E>(&numbers, |&job, buffer| {
+            let (file, range) = &jobs[job];
+            let got = read_aligned(*file, range, buffer)?;
+            bytes.fetch_add(got.len() as u64, Relaxed);
+            let start = (range.start % BLOCK as u64) as usize;
+            sink(job, &got[start..start + (range.end - range.start) as usize])
+        })?;
+        Ok(TransferStats { operations: jobs.len() as u64, bytes: bytes.into_inner() })
+    }
+
+    /// The length of a range that one buffer holds.
+    fn fits(&self, name: &str, range: &Range<u64>) -> Result<u64> {
+        let (len, limit) = (range.end.saturating_sub(range.start), (self.options.chunk + BLOCK) as u64);
+        if len <= limit { Ok(len) } else { Err(Error::TooLarge { name: name.to_string(), size: len, limit }) }
+    }
+
     /// `range` cut at the multiples of the chunk size.
     fn chunks(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
         let chunk = self.options.chunk as u64;
@@ -229,7 +287,7 @@ impl Transfer {
     /// A buffer of this transfer, or a new one when another transfer runs at the same time.
     fn take_buffer(&self) -> Staging {
         let kept = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        kept.unwrap_or_else(|| Staging::new(self.options.chunk + 2 * BLOCK))
+        kept.unwrap_or_else(|| Staging::new(self.options.chunk + SLACK))
     }
 }
 

@@ -1,0 +1,182 @@
+//! Folders of checkpoints: which are committed, how one comes to be, and how leftovers go.
+
+use crate::error::{Error, Result};
+use crate::manifest::{Checkpoint, MANIFEST, MANIFEST_BYTES, Manifest};
+use planaria_store::{PutMode, Store, StoreExt, checksum, join};
+use serde::{Deserialize, Serialize};
+
+/// The mark that makes a folder a checkpoint.
+pub(crate) const COMMIT: &str = "COMMIT";
+/// The mark of a save under way; a folder that has it and no [`COMMIT`] is a leftover.
+const SAVING: &str = "SAVING";
+/// Largest mark that is read.
+const MARK_BYTES: u64 = 1 << 16;
+
+/// What the mark says: which manifest was meant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    manifest_size: u64,
+    manifest_sum: String,
+}
+
+/// The folder of a step, as in `step-00001000`.
+pub fn step_folder(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The step of a folder name.
+pub fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    let plain = digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit());
+    plain.then(|| digits.parse().ok()).flatten().filter(|&step| step_folder(step) == name)
+}
+
+/// Opens a committed checkpoint: reads its manifest, no data.
+pub fn open(store: &dyn Store, folder: &str) -> Result<Checkpoint> {
+    Manifest::read(folder, &read_manifest(store, folder)?)
+}
+
+/// The text of a manifest that the commit mark vouches for.
+pub(crate) fn read_manifest(store: &dyn Store, folder: &str) -> Result<Vec<u8>> {
+    let mark = match store.read(&join(folder, COMMIT), MARK_BYTES) {
+        Ok(mark) => mark,
+        Err(planaria_store::Error::NotFound { .. }) => {
+            let empty = store.list(folder)?.is_empty();
+            let why =
+                if empty { "there is nothing" } else { "it has no COMMIT mark, so its save did not finish" };
+            return Err(Error::NotCommitted { folder: folder.to_string(), why: why.to_string() });
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let file = join(folder, COMMIT);
+    let mark: Mark =
+        serde_json::from_slice(&mark).map_err(|error| Error::Malformed { file, what: error.to_string() })?;
+    let file = join(folder, MANIFEST);
+    let text = store.read(&file, MANIFEST_BYTES)?;
+    let found = Mark::of(&text);
+    if found != mark {
+        let what = format!(
+            "it has {} bytes with checksum {}, the commit mark expects {} with {}",
+            found.manifest_size, found.manifest_sum, mark.manifest_size, mark.manifest_sum
+        );
+        return Err(Error::Malformed { file, what });
+    }
+    Ok(text)
+}
+
+impl Mark {
+    fn of(manifest: &[u8]) -> Mark {
+        let manifest_sum = format!("{:08x}", checksum::crc32c(manifest));
+        Mark { manifest_size: manifest.len() as u64, manifest_sum }
+    }
+}
+
+/// Whether a folder is committed.
+pub(crate) fn is_committed(store: &dyn Store, folder: &str) -> Result<bool> {
+    Ok(store.exists(&join(folder, COMMIT))?)
+}
+
+/// The steps whose folders inside `folder` are committed, ascending.
+pub fn committed(store: &dyn Store, folder: &str) -> Result<Vec<u64>> {
+    let mut steps = Vec::new();
+    for entry in store.list(folder)? {
+        if let Some(step) = step_of(entry.short()).filter(|_| !entry.is_file())
+            && is_committed(store, &entry.name)?
+        {
+            steps.push(step);
+        }
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// The folder of the latest committed step inside `folder`.
+pub fn latest(store: &dyn Store, folder: &str) -> Result<Option<String>> {
+    Ok(committed(store, folder)?.last().map(|step| join(folder, &step_folder(*step))))
+}
+
+/// Makes an empty folder for a save: refuses a committed one, and removes what dead saves left there and beside it.
+pub(crate) fn begin(store: &dyn Store, folder: &str) -> Result<()> {
+    planaria_store::check_name(folder)?;
+    if is_committed(store, folder)? {
+        return Err(Error::Committed { folder: folder.to_string() });
+    }
+    let entries = store.list(folder)?;
+    let ours = entries.iter().any(|entry| entry.short() == SAVING);
+    if !entries.is_empty() && !ours {
+        let why = "it holds files that no save of ours left there; choose an empty folder".to_string();
+        return Err(Error::NotCommitted { folder: folder.to_string(), why });
+    }
+    discard(store, folder)?;
+    let (parent, name) = folder.rsplit_once('/').unwrap_or(("", folder));
+    if step_of(name).is_some() {
+        remove_leftovers(store, parent)?;
+    }
+    Ok(store.put(&join(folder, SAVING), b"", PutMode::Replace)?)
+}
+
+/// Removes folders of steps whose save began and did not end.
+pub(crate) fn remove_leftovers(store: &dyn Store, parent: &str) -> Result<Vec<String>> {
+    let mut removed = Vec::new();
+    for entry in store.list(parent)? {
+        if entry.is_file() || step_of(entry.short()).is_none() {
+            continue;
+        }
+        if store.exists(&join(&entry.name, SAVING))? && !is_committed(store, &entry.name)? {
+            discard(store, &entry.name)?;
+            removed.push(entry.name);
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes a folder that is not committed; the mark of the save goes last, so that a removal that dies is taken
+/// up again.
+pub(crate) fn discard(store: &dyn Store, folder: &str) -> Result<()> {
+    for entry in store.list(folder)? {
+        if !entry.is_file() {
+            store.delete_all(&entry.name)?;
+        } else if entry.short() != SAVING {
+            ignore_missing(store.delete(&entry.name))?;
+        }
+    }
+    Ok(store.delete_all(folder)?)
+}
+
+/// Removes what a failed save left, unless it was committed after all.
+pub(crate) fn discard_failed(store: &dyn Store, folder: &str) -> Result<()> {
+    if is_committed(store, folder)? { Ok(()) } else { discard(store, folder) }
+}
+
+/// Removes a committed checkpoint. Without its mark it is a leftover at once, whatever happens next.
+pub(crate) fn remove(store: &dyn Store, folder: &str) -> Result<()> {
+    store.put(&join(folder, SAVING), b"", PutMode::Replace)?;
+    ignore_missing(store.delete(&join(folder, COMMIT)))?;
+    discard(store, folder)
+}
+
+fn ignore_missing(result: planaria_store::Result<()>) -> Result<()> {
+    match result {
+        Err(planaria_store::Error::NotFound { .. }) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Writes the manifest, then the mark. All data must be durable already.
+pub(crate) fn commit(store: &dyn Store, folder: &str, manifest: &[u8]) -> Result<()> {
+    store.put(&join(folder, MANIFEST), manifest, PutMode::Replace)?;
+    let mark = serde_json::json!(Mark::of(manifest)).to_string();
+    let name = join(folder, COMMIT);
+    match store.put(&name, mark.as_bytes(), PutMode::Create) {
+        // A put whose answer was lost and that was tried again finds its own mark.
+        Err(planaria_store::Error::AlreadyExists { .. })
+            if store.read(&name, MARK_BYTES)? == mark.as_bytes() => {}
+        Err(planaria_store::Error::AlreadyExists { .. }) => {
+            return Err(Error::Committed { folder: folder.to_string() });
+        }
+        other => other?,
+    }
+    // Only a hint from here on; a committed folder is one with or without it.
+    let _ = store.delete(&join(folder, SAVING));
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Which tensor goes to which file: an ordinary folder of safetensors files with their index files.
+
+use crate::error::Result;
+use crate::geometry::Placed;
+use crate::state::Group;
+use crate::union::Together;
+use planaria_layout::Region;
+use planaria_store::container::{Align, FileLayout, NewTensor};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// A file to be written.
+#[derive(Clone, Debug)]
+pub(crate) struct NewFile {
+    pub(crate) name: String,
+    pub(crate) group: Group,
+    pub(crate) layout: FileLayout,
+    /// The rank that writes it, where that is decided already.
+    pub(crate) owner: Option<usize>,
+}
+
+/// The files of a save and the boxes in them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Files {
+    pub(crate) files: Vec<NewFile>,
+    pub(crate) tiles: Vec<Placed>,
+}
+
+/// `model-00001-of-00003.safetensors`.
+fn numbered(group: Group, number: usize, total: usize) -> String {
+    format!("{}-{number:05}-of-{total:05}.safetensors", group.stem())
+}
+
+fn bytes(tensor: &Together) -> u64 {
+    (tensor.shape.numel() * tensor.dtype.size()) as u64
+}
+
+/// Every tensor whole. Files are cut where they would pass `limit`; the cut depends on names, shapes and dtypes
+/// alone, so that the same state makes the same files whatever its layout.
+pub(crate) fn whole(tensors: &[Together], limit: u64) -> Result<Files> {
+    let mut files = Files::default();
+    for group in Group::ALL {
+        let mut parts: Vec<Vec<usize>> = Vec::new();
+        let mut filled = 0u64;
+        for (number, tensor) in tensors.iter().enumerate().filter(|(_, t)| t.key.kind.group() == group) {
+            let len = bytes(tensor);
+            if parts.is_empty() || filled.saturating_add(len) > limit && filled > 0 {
+                parts.push(Vec::new());
+                filled = 0;
+            }
+            filled += len;
+            parts.last_mut().into_iter().for_each(|part| part.push(number));
+        }
+        let total = parts.len();
+        for (number, part) in parts.into_iter().enumerate() {
+            let name = numbered(group, number + 1, total);
+            let boxes = part.into_iter().map(|tensor| (tensor, Region::whole(&tensors[tensor].shape)));
+            files.add(name, group, None, tensors, boxes)?;
+        }
+    }
+    Ok(files)
+}
+
+impl Files {
+    /// Lays out one file with these boxes of tensors.
+    fn add(
+        &mut self,
+        name: String,
+        group: Group,
+        owner: Option<usize>,
+        tensors: &[Together],
+        boxes: impl Iterator<Item = (usize, Region)>,
+    ) -> Result<()> {
+        let mut by_key = BTreeMap::new();
+        let mut listed = Vec::new();
+        for (tensor, region) in boxes {
+            let Together { key, dtype, shape, .. } = &tensors[tensor];
+            let in_file =
+                if region == Region::whole(shape) { key.in_file() } else { boxed(&key.in_file(), &region) };
+            let extents = planaria_layout::Shape::from_dims(region.extents())?;
+            listed.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape: extents });
+            by_key.insert(in_file, (tensor, region));
+        }
+        let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+        let layout = FileLayout::new(&name, listed, &metadata, Align::Block)?;
+        let file = self.files.len();
+        for (placed, offset, _) in layout.tensors() {
+            let Some((tensor, region)) = by_key.remove(&placed.name) else { continue };
+            let size = placed.dtype.size();
+            self.tiles.push(Placed { tensor, file, offset, region, size, order: None });
+        }
+        self.files.push(NewFile { name, group, layout, owner });
+        Ok(())
+    }
+
+    /// The index of each group of files: name, and text.
+    pub(crate) fn indexes(&self) -> Vec<(String, String)> {
+        let has_masters = self.files.iter().any(|file| file.group == Group::Masters);
+        let mut indexes = Vec::new();
+        for group in Group::ALL {
+            let of_group = || self.files.iter().filter(|file| file.group == group);
+            if of_group().next().is_none() {
+                continue;
+            }
+            let total: u64 = of_group().map(|file| file.layout.data_len()).sum();
+            let weights: Map<String, Value> = of_group()
+                .flat_map(|file| {
+                    file.layout.tensors().map(|(tensor, ..)| (tensor.name.clone(), json!(file.name)))
+                })
+                .collect();
+            let mut index = json!({"metadata": {"total_size": total}, "weight_map": weights});
+            if group == Group::Optimizer {
+                index["master_weights"] = json!(has_masters);
+            }
+            let name = format!("{}.safetensors.index.json", group.stem());
+            indexes.push((name, format!("{index:#}\n")));
+        }
+        indexes
+    }
+}
+
+/// The key of a box that is not the whole tensor.
+fn boxed(key: &str, region: &Region) -> String {
+    format!("{key}@{region}")
+}

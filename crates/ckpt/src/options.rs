@@ -1,0 +1,173 @@
+//! How to save and load, and what came of it.
+
+use crate::schedule::{Schedule, UNIT};
+use planaria_comm::{Comm, CommExt};
+use planaria_layout::DType;
+use planaria_store::{Transfer, TransferOptions};
+use std::sync::Arc;
+
+pub use crate::retain::Retain;
+
+/// How to save.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// A file that would pass this many bytes is cut, between tensors.
+    pub max_file_size: u64,
+    /// Which older checkpoints beside this one go when it is committed.
+    pub retain: Retain,
+    /// Threads and staging memory to use; made anew for each save when missing. Keep one to spare its making.
+    pub transfer: Option<Arc<Transfer>>,
+}
+
+impl Default for SaveOptions {
+    fn default() -> SaveOptions {
+        SaveOptions { max_file_size: 5_000_000_000, retain: Retain::default(), transfer: None }
+    }
+}
+
+impl SaveOptions {
+    pub(crate) fn transfer(&self, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
+        transfer(self.transfer.as_ref(), world, schedule)
+    }
+}
+
+/// What a save did.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Saved {
+    /// The folder.
+    pub folder: String,
+    /// Bytes of the files of tensors, over all ranks.
+    pub bytes: u64,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Folders that retention removed.
+    pub removed: Vec<String>,
+    /// Seconds it took on this rank.
+    pub seconds: f64,
+}
+
+/// What to do about tensors on one side that the other lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unmatched {
+    /// Refuse to load.
+    #[default]
+    Refuse,
+    /// Leave them as they are, and report them.
+    Allow,
+}
+
+/// Which changes of element type a load may make.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Casts {
+    /// None.
+    #[default]
+    Refuse,
+    /// From one floating point type to another.
+    Floats,
+    /// Any.
+    Any,
+}
+
+/// How to load.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Tensors that the state asks for and the checkpoint lacks.
+    pub missing: Unmatched,
+    /// Tensors of the checkpoint that no rank asks for.
+    pub unexpected: Unmatched,
+    /// Tensors to leave alone on both sides: patterns with `*` over names as the report shows them.
+    pub ignore: Vec<String>,
+    /// Changes of element type.
+    pub casts: Casts,
+    /// Threads and staging memory to use; made anew for each load when missing.
+    pub transfer: Option<Arc<Transfer>>,
+}
+
+impl LoadOptions {
+    pub(crate) fn transfer(&self, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
+        transfer(self.transfer.as_ref(), world, schedule)
+    }
+
+    pub(crate) fn ignores(&self, name: &str) -> bool {
+        self.ignore.iter().any(|pattern| matches(pattern, name))
+    }
+}
+
+/// A kept transfer if it is large enough, or a new one no larger than this rank's work. Ranks beside each other
+/// need fewer threads each.
+fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
+    if let Some(kept) = kept.filter(|kept| kept.options().chunk as u64 >= UNIT) {
+        return kept.clone();
+    }
+    let runs = schedule.units.iter().filter(|unit| unit.owner == world.rank()).flat_map(|unit| &unit.runs);
+    let (count, longest) = runs.fold((0, 0), |(n, max), run| (n + 1, (run.end - run.start).max(max)));
+    let threads = if world.size() == 1 { 4 } else { 2 };
+    let options = TransferOptions {
+        threads: threads.min(count),
+        chunk: longest as usize,
+        ..TransferOptions::default()
+    };
+    Arc::new(Transfer::new(options))
+}
+
+/// A change of element type that a load made.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cast {
+    /// The tensor.
+    pub tensor: String,
+    /// Type in the checkpoint.
+    pub from: DType,
+    /// Type in memory.
+    pub to: DType,
+}
+
+/// What a load did, over all ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Tensors that were loaded.
+    pub loaded: Vec<String>,
+    /// Tensors that were asked for and are not in the checkpoint.
+    pub missing: Vec<String>,
+    /// Tensors of the checkpoint that nobody asked for.
+    pub unexpected: Vec<String>,
+    /// Changes of element type.
+    pub cast: Vec<Cast>,
+    /// Tensors that a pattern excludes.
+    pub ignored: Vec<String>,
+    /// Bytes that went to arrays, copies on several ranks counted once each.
+    pub bytes_loaded: u64,
+    /// Bytes read from storage by all ranks together.
+    pub bytes_read: u64,
+    /// Seconds it took on this rank.
+    pub seconds: f64,
+}
+
+/// Whether a name matches a pattern, where `*` stands for any text.
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or("");
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let mut last = None;
+    for part in parts {
+        if let Some(middle) = last.replace(part) {
+            let Some(at) = rest.find(middle) else { return false };
+            rest = &rest[at + middle.len()..];
+        }
+    }
+    last.map_or(rest.is_empty(), |last| rest.ends_with(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_stand_for_any_text() {
+        assert!(matches("a.b", "a.b") && !matches("a.b", "a.bc") && !matches("a.b", "xa.b"));
+        assert!(matches("*", "") && matches("*.weight", "a.weight") && !matches("*.weight", "a.weight2"));
+        assert!(matches("a*c*e", "abcde") && matches("a*c*e", "ace") && !matches("a*c*e", "aec"));
+        assert!(!matches("ab*ba", "aba") && matches("optimizer:*", "optimizer:w/moment1_0"));
+    }
+}

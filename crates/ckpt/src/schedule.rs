@@ -1,0 +1,280 @@
+//! Who moves which part of which file, and who sends what to whom: decided alike by all ranks, alone.
+
+use crate::geometry::{Claim, Geometry};
+use planaria_layout::Region;
+use std::ops::Range;
+
+/// Bytes of a file that one rank moves at once.
+pub(crate) const UNIT: u64 = 8 << 20;
+/// Bytes that a rank sends, or receives, in one round at most, unless a single unit has more.
+const ROUND: u64 = 24 << 20;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From one holder of each box to the file.
+    Save,
+    /// From the file to every rank that wants it.
+    Load,
+}
+
+/// How file parts are given to ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Division {
+    /// Unit by unit.
+    Units,
+    /// Whole files, where the store lets only one process write a file.
+    Files,
+    /// The rank of each file is decided already.
+    Given(Vec<usize>),
+}
+
+/// A part of a file and the rank that reads or writes it.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit {
+    pub(crate) file: usize,
+    pub(crate) range: Range<u64>,
+    pub(crate) owner: usize,
+    /// Whether other ranks take part.
+    pub(crate) shared: bool,
+    /// What is read or written of it.
+    pub(crate) runs: Vec<Range<u64>>,
+}
+
+/// A box on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Leg {
+    pub(crate) tile: usize,
+    pub(crate) region: Region,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Number of the box among those of the rank that is not the unit's owner (or of the owner itself).
+    pub(crate) slot: usize,
+    pub(crate) len: usize,
+}
+
+/// The common plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    pub(crate) geometry: Geometry,
+    pub(crate) way: Way,
+    pub(crate) units: Vec<Unit>,
+    /// Shared units in rounds; every rank takes part in every round.
+    pub(crate) rounds: Vec<Vec<usize>>,
+}
+
+impl Schedule {
+    pub(crate) fn new(geometry: Geometry, way: Way, division: &Division, ranks: usize) -> Schedule {
+        let mut schedule = Schedule { geometry, way, units: Vec::new(), rounds: Vec::new() };
+        schedule.assign(division, ranks);
+        schedule.make_rounds(ranks);
+        schedule
+    }
+
+    /// Gives every unit to the rank with most of its bytes; of several, to the one with least work so far.
+    fn assign(&mut self, division: &Division, ranks: usize) {
+        let mut load = vec![0u64; ranks];
+        for file in 0..self.geometry.files.len() {
+            let size = self.geometry.files[file];
+            let parts: Vec<(Range<u64>, Vec<u64>)> = (0..size.div_ceil(UNIT))
+                .map(|number| number * UNIT..size.min((number + 1) * UNIT))
+                .map(|range| (range.clone(), self.tally(file, &range, ranks)))
+                .filter(|(_, tally)| self.way == Way::Save || tally.iter().any(|&bytes| bytes > 0))
+                .collect();
+            let given = match division {
+                Division::Units => None,
+                Division::Given(owners) => Some(owners[file]),
+                Division::Files => {
+                    let mut all = vec![0; ranks];
+                    for (_, tally) in &parts {
+                        all.iter_mut().zip(tally).for_each(|(sum, bytes)| *sum += bytes);
+                    }
+                    Some(choose(&all, &load))
+                }
+            };
+            for (range, tally) in parts {
+                let owner = given.unwrap_or_else(|| choose(&tally, &load));
+                load[owner] += range.end - range.start;
+                let shared = self.is_shared(file, &range, owner);
+                let runs = match self.way {
+                    Way::Save => vec![range.clone()],
+                    Way::Load => self.geometry.runs(file, &range),
+                };
+                self.units.push(Unit { file, range, owner, shared, runs });
+            }
+        }
+    }
+
+    /// Bytes of a range that each rank holds or wants.
+    fn tally(&self, file: usize, range: &Range<u64>, ranks: usize) -> Vec<u64> {
+        let mut tally = vec![0; ranks];
+        self.geometry.visit(file, range, &mut |tile, region, claim| {
+            let bytes = (region.numel() * self.geometry.tiles[tile].size) as u64;
+            claim.holders.iter().for_each(|(rank, _)| tally[*rank] += bytes);
+        });
+        tally
+    }
+
+    fn is_shared(&self, file: usize, range: &Range<u64>, owner: usize) -> bool {
+        let mut shared = false;
+        self.geometry.visit(file, range, &mut |_, _, claim| {
+            let owns = |(rank, _): &(usize, usize)| *rank == owner;
+            shared |= match self.way {
+                Way::Save => !claim.holders.iter().any(owns),
+                Way::Load => !claim.holders.iter().all(owns),
+            };
+        });
+        shared
+    }
+
+    /// Packs shared units into rounds in which no rank sends or receives too much. Units of different owners
+    /// alternate, so that all ranks have something to do in each round.
+    fn make_rounds(&mut self, ranks: usize) {
+        let mut turn = vec![0usize; ranks];
+        let mut order: Vec<(usize, usize)> = Vec::new();
+        for (number, unit) in self.units.iter().enumerate().filter(|(_, unit)| unit.shared) {
+            order.push((turn[unit.owner], number));
+            turn[unit.owner] += 1;
+        }
+        order.sort_by_key(|&(turn, number)| (turn, self.units[number].owner));
+        let (mut sent, mut received) = (vec![0u64; ranks], vec![0u64; ranks]);
+        let mut round: Vec<usize> = Vec::new();
+        for (_, number) in order {
+            let (mut more_sent, mut more_received) = (vec![0u64; ranks], vec![0u64; ranks]);
+            self.legs(number, &mut |leg| {
+                if leg.from != leg.to {
+                    more_sent[leg.from] += leg.len as u64;
+                    more_received[leg.to] += leg.len as u64;
+                }
+            });
+            let over = |so_far: &[u64], more: &[u64]| so_far.iter().zip(more).any(|(a, b)| a + b > ROUND);
+            if !round.is_empty() && (over(&sent, &more_sent) || over(&received, &more_received)) {
+                self.rounds.push(std::mem::take(&mut round));
+                sent.fill(0);
+                received.fill(0);
+            }
+            sent.iter_mut().zip(&more_sent).for_each(|(a, b)| *a += b);
+            received.iter_mut().zip(&more_received).for_each(|(a, b)| *a += b);
+            round.push(number);
+        }
+        if !round.is_empty() {
+            self.rounds.push(round);
+        }
+    }
+
+    /// Every box that moves for a unit, in an order that all ranks share.
+    pub(crate) fn legs(&self, unit: usize, found: &mut dyn FnMut(Leg)) {
+        let unit = &self.units[unit];
+        unit.runs.iter().for_each(|run| self.legs_in(unit, run, found));
+    }
+
+    /// The boxes whose elements begin in a part of a unit.
+    pub(crate) fn legs_in(&self, unit: &Unit, part: &Range<u64>, found: &mut dyn FnMut(Leg)) {
+        // A run may end with the last bytes of an element that begins in this unit and ends in the next.
+        let range = &(part.start..part.end.min(unit.range.end));
+        let owner = unit.owner;
+        let turn = (unit.range.start / UNIT) as usize;
+        self.geometry.visit(unit.file, range, &mut |tile, region, claim| {
+            let len = region.numel() * self.geometry.tiles[tile].size;
+            match self.way {
+                Way::Save => {
+                    let (from, slot) = source(claim, owner, turn);
+                    found(Leg { tile, region, from, to: owner, slot, len });
+                }
+                Way::Load => {
+                    for &(to, slot) in &claim.holders {
+                        found(Leg { tile, region: region.clone(), from: owner, to, slot, len });
+                    }
+                }
+            }
+        });
+    }
+
+    /// The units of one rank that concern no other, in file order.
+    pub(crate) fn alone(&self, rank: usize) -> Vec<usize> {
+        let mine = |&number: &usize| self.units[number].owner == rank && !self.units[number].shared;
+        (0..self.units.len()).filter(mine).collect()
+    }
+}
+
+/// The owner's own copy, or that of a holder whose turn it is.
+fn source(claim: &Claim, owner: usize, turn: usize) -> (usize, usize) {
+    let own = claim.holders.iter().find(|(rank, _)| *rank == owner);
+    *own.unwrap_or(&claim.holders[turn % claim.holders.len()])
+}
+
+fn choose(tally: &[u64], load: &[u64]) -> usize {
+    let most = tally.iter().max().copied().unwrap_or(0);
+    let best = (0..tally.len()).filter(|&rank| tally[rank] == most).min_by_key(|&rank| (load[rank], rank));
+    best.unwrap_or(0)
+}
+
+/// A run of a unit, and the legs that begin or end in it with their place in the buffer unless they stay here.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) unit: usize,
+    pub(crate) run: Range<u64>,
+    pub(crate) legs: Vec<(Leg, Option<usize>)>,
+}
+
+/// The legs of a round that concern one rank, and the lengths of what it sends and receives.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) send_counts: Vec<usize>,
+    pub(crate) recv_counts: Vec<usize>,
+    /// What this rank reads or writes.
+    pub(crate) own: Vec<Job>,
+    /// Legs between this rank and the units of others, with their place in the buffer.
+    pub(crate) others: Vec<(Leg, usize)>,
+}
+
+impl Traffic {
+    pub(crate) fn of(schedule: &Schedule, round: &[usize], me: usize, ranks: usize) -> Traffic {
+        let mut traffic =
+            Traffic { send_counts: vec![0; ranks], recv_counts: vec![0; ranks], ..Traffic::default() };
+        for &number in round {
+            let unit = &schedule.units[number];
+            for run in &unit.runs {
+                let mut legs = Vec::new();
+                schedule.legs_in(unit, run, &mut |leg| {
+                    let place = match (leg.from == me, leg.to == me) {
+                        (true, false) => Some(advance(&mut traffic.send_counts[leg.to], leg.len)),
+                        (false, true) => Some(advance(&mut traffic.recv_counts[leg.from], leg.len)),
+                        (true, true) => None,
+                        (false, false) => return,
+                    };
+                    match place {
+                        Some(place) if unit.owner != me => traffic.others.push((leg, place)),
+                        place => legs.push((leg, place)),
+                    }
+                });
+                if unit.owner == me {
+                    traffic.own.push(Job { unit: number, run: run.clone(), legs });
+                }
+            }
+        }
+        traffic.place(me);
+        traffic
+    }
+
+    /// From places inside each rank's part to places in the whole buffer.
+    fn place(&mut self, me: usize) {
+        let (sends, receives) = (starts(&self.send_counts), starts(&self.recv_counts));
+        let base = |leg: &Leg| if leg.from == me { sends[leg.to] } else { receives[leg.from] };
+        self.others.iter_mut().for_each(|(leg, place)| *place += base(leg));
+        for (leg, place) in self.own.iter_mut().flat_map(|job| &mut job.legs) {
+            let base = base(leg);
+            place.iter_mut().for_each(|place| *place += base);
+        }
+    }
+}
+
+fn advance(count: &mut usize, by: usize) -> usize {
+    *count += by;
+    *count - by
+}
+
+fn starts(counts: &[usize]) -> Vec<usize> {
+    let mut sum = 0;
+    counts.iter().map(|count| advance(&mut sum, *count)).collect()
+}

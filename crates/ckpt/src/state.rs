@@ -1,0 +1,237 @@
+//! A training state as one rank sees it: named tensors of which it holds some boxes, and what goes with them.
+
+use crate::error::{Error, Result};
+use planaria_array::Array;
+use planaria_layout::{DType, Dims, Layout, Rank, Region, Shape, Tiling, flat_boxes};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+/// What a tensor is to the training.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A parameter of the model.
+    Parameter,
+    /// The full-precision copy of a parameter.
+    Master,
+    /// Optimizer state of a parameter, as in `moment1_0`.
+    Slot(String),
+    /// Moving average of a parameter.
+    Ema,
+    /// State of the model that is not trained.
+    Buffer,
+}
+
+/// Files that belong together, by the start of their name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Group {
+    Model,
+    Masters,
+    Optimizer,
+    Ema,
+}
+
+impl Group {
+    pub(crate) const ALL: [Group; 4] = [Group::Model, Group::Masters, Group::Optimizer, Group::Ema];
+
+    /// `model` in `model-00001-of-00002.safetensors`.
+    pub(crate) fn stem(self) -> &'static str {
+        match self {
+            Group::Model => "model",
+            Group::Masters => "master_weights",
+            Group::Optimizer => "optimizer",
+            Group::Ema => "ema",
+        }
+    }
+}
+
+impl Kind {
+    pub(crate) fn group(&self) -> Group {
+        match self {
+            Kind::Parameter | Kind::Buffer => Group::Model,
+            Kind::Master => Group::Masters,
+            Kind::Slot(_) => Group::Optimizer,
+            Kind::Ema => Group::Ema,
+        }
+    }
+}
+
+/// Names a tensor of a state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorKey {
+    /// What it is.
+    pub kind: Kind,
+    /// The parameter or buffer it belongs to.
+    pub name: String,
+}
+
+impl TensorKey {
+    /// A parameter.
+    pub fn parameter(name: impl Into<String>) -> TensorKey {
+        TensorKey { kind: Kind::Parameter, name: name.into() }
+    }
+
+    /// The key under which a file holds it: the name, and for optimizer state `name/slot`.
+    pub fn in_file(&self) -> String {
+        match &self.kind {
+            Kind::Slot(slot) => format!("{}/{slot}", self.name),
+            _ => self.name.clone(),
+        }
+    }
+}
+
+/// As in messages and patterns: `name`, `master_weights:name`, `optimizer:name/moment1_0`, `ema:name`.
+impl fmt::Display for TensorKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind.group() {
+            Group::Model => f.write_str(&self.name),
+            group => write!(f, "{}:{}", group.stem(), self.in_file()),
+        }
+    }
+}
+
+/// A box of a tensor that this rank holds.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// The box, in the coordinates of the global tensor.
+    pub region: Region,
+    /// Its elements: a view of the box's extents, with any strides.
+    pub array: Array,
+}
+
+/// A tensor of the state, and the boxes of it that this rank holds. Several ranks may hold the same box.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name, or that of the parameter it belongs to.
+    pub name: String,
+    /// Global shape.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+    /// What this rank holds; nothing is fine.
+    pub pieces: Vec<Piece>,
+}
+
+impl Item {
+    /// A tensor that this rank holds whole.
+    pub fn whole(kind: Kind, name: impl Into<String>, array: &Array) -> Item {
+        let (shape, dtype) = (array.shape().clone(), array.dtype());
+        let pieces = vec![Piece { region: Region::whole(&shape), array: array.clone() }];
+        Item { kind, name: name.into(), shape, dtype, pieces }
+    }
+
+    /// The piece of a layout that `rank` holds. A piece that is one summand of the value is refused.
+    pub fn placed(
+        kind: Kind,
+        name: impl Into<String>,
+        layout: &Layout,
+        rank: Rank,
+        array: &Array,
+    ) -> Result<Item> {
+        layout.check_plain()?;
+        let name = name.into();
+        let held = layout.piece(rank)?;
+        if held.extents()[..] != array.shape()[..] {
+            let expected = Shape::from_dims(held.extents())?;
+            return Err(Error::Piece { tensor: name, found: array.shape().clone(), expected });
+        }
+        let mut pieces = Vec::new();
+        for region in held.boxes() {
+            let Some(inner) = held.locate(&region) else { continue };
+            pieces.push(Piece { array: array.region(&inner)?, region });
+        }
+        Ok(Item { kind, name, shape: layout.shape().clone(), dtype: array.dtype(), pieces })
+    }
+
+    /// The elements `range` of the flattened box `within`, as ZeRO optimizers hold them. `array` has as many
+    /// elements, one after the other; those past the end of the box are padding.
+    pub fn flat(
+        kind: Kind,
+        name: impl Into<String>,
+        shape: &Shape,
+        within: &Region,
+        range: Range<usize>,
+        array: &Array,
+    ) -> Result<Item> {
+        let name = name.into();
+        if array.numel() != range.len() || !array.is_contiguous() {
+            let expected = Shape::new(&[range.len()])?;
+            return Err(Error::Piece { tensor: name, found: array.shape().clone(), expected });
+        }
+        let flat = array.reshape(&[range.len()])?;
+        let mut at = 0;
+        let mut pieces = Vec::new();
+        for inner in flat_boxes(&within.extents(), range) {
+            let extents = inner.extents();
+            let part = flat.narrow(0, at, inner.numel())?.reshape(&extents)?;
+            at += inner.numel();
+            let shift =
+                |side: &[usize]| -> Dims { side.iter().zip(within.lo()).map(|(a, b)| a + b).collect() };
+            pieces.push(Piece { region: Region::new(&shift(inner.lo()), &shift(inner.hi()))?, array: part });
+        }
+        Ok(Item { kind, name, shape: shape.clone(), dtype: array.dtype(), pieces })
+    }
+
+    /// Its key.
+    pub fn key(&self) -> TensorKey {
+        TensorKey { kind: self.kind.clone(), name: self.name.clone() }
+    }
+
+    /// Every piece lies inside the shape and has the extents of its box.
+    pub(crate) fn check(&self) -> Result<()> {
+        let whole = Region::whole(&self.shape);
+        for Piece { region, array } in &self.pieces {
+            if region.ndim() != self.shape.ndim() || !whole.contains(region) {
+                let problem = planaria_layout::Error::TileOutside {
+                    tile: Box::new(region.clone()),
+                    shape: self.shape.to_string(),
+                };
+                return Err(Error::Tiles { tensor: self.key().to_string(), problem });
+            }
+            if array.shape()[..] != region.extents()[..] {
+                let (tensor, found) = (self.key().to_string(), array.shape().clone());
+                return Err(Error::Piece { tensor, found, expected: Shape::from_dims(region.extents())? });
+            }
+            if array.dtype() != self.dtype {
+                let (tensor, found) = (self.key().to_string(), array.dtype());
+                return Err(Error::DType { tensor, found, expected: self.dtype });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is saved and loaded. Tensors may differ from rank to rank; everything else is the same on all.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The tensors.
+    pub items: Vec<Item>,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Samples consumed.
+    pub samples: u64,
+    /// Tokens consumed.
+    pub tokens: u64,
+    /// Random generators.
+    pub random: Value,
+    /// Learning-rate schedule.
+    pub schedule: Value,
+    /// Configuration of the run.
+    pub config: Value,
+    /// Anything else.
+    pub extra: Value,
+    /// Small files kept beside the tensors: `config.json`, `tokenizer.json`, ...
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// Names that stand for the value of another tensor of the same kind; they are not stored.
+    pub tied: BTreeMap<String, String>,
+}
+
+impl State {
+    /// A state of these tensors and nothing else.
+    pub fn new(items: Vec<Item>) -> State {
+        State { items, ..State::default() }
+    }
+}

@@ -1,0 +1,279 @@
+//! What all ranks hold together: every tensor once, with the boxes of each rank.
+
+use crate::error::{Error, Result};
+use crate::geometry::{Claim, claims};
+use crate::state::{Group, Item, Kind, State, TensorKey};
+use crate::talk;
+use planaria_comm::{Comm, CommExt};
+use planaria_layout::{DType, Listed, Rank, Region, Shape, Tile};
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a rank says about one of its tensors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Told {
+    group: u8,
+    name: String,
+    slot: Option<String>,
+    dtype: String,
+    shape: Vec<usize>,
+    /// Low and high corners.
+    boxes: Vec<(Vec<usize>, Vec<usize>)>,
+}
+
+/// What a rank says about its state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Hello {
+    counters: [u64; 3],
+    tied: BTreeMap<String, String>,
+    files: Vec<(String, u64, u32)>,
+    tensors: Vec<Told>,
+}
+
+/// A tensor that some ranks hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Together {
+    pub(crate) key: TensorKey,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+    /// Its boxes with the ranks that hold them; `slot` counts the pieces of a rank over all its items.
+    pub(crate) claims: Vec<Claim>,
+}
+
+/// Everything the ranks hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Union {
+    /// In the order of the files.
+    pub(crate) tensors: Vec<Together>,
+    /// Small files with the first rank that has each.
+    pub(crate) files: BTreeMap<String, usize>,
+}
+
+fn kind_number(kind: &Kind) -> u8 {
+    match kind {
+        Kind::Parameter => 0,
+        Kind::Master => 1,
+        Kind::Slot(_) => 2,
+        Kind::Ema => 3,
+        Kind::Buffer => 4,
+    }
+}
+
+fn kind_of(number: u8, slot: Option<String>) -> Kind {
+    match (number, slot) {
+        (_, Some(slot)) => Kind::Slot(slot),
+        (1, _) => Kind::Master,
+        (3, _) => Kind::Ema,
+        (4, _) => Kind::Buffer,
+        _ => Kind::Parameter,
+    }
+}
+
+fn told(item: &Item) -> Told {
+    let slot = if let Kind::Slot(slot) = &item.kind { Some(slot.clone()) } else { None };
+    let corners = |region: &Region| (region.lo().to_vec(), region.hi().to_vec());
+    Told {
+        group: kind_number(&item.kind),
+        name: item.name.clone(),
+        slot,
+        dtype: item.dtype.to_string(),
+        shape: item.shape.to_vec(),
+        boxes: item.pieces.iter().map(|piece| corners(&piece.region)).collect(),
+    }
+}
+
+/// Tells all ranks what this one holds and learns what they hold. Collective.
+pub(crate) fn gather(world: &dyn Comm, state: &State, items: &[&Item]) -> Result<Union> {
+    let checked = items.iter().try_for_each(|item| item.check());
+    talk::agree(world, checked.and_then(|()| check_twice(items, world.rank())))?;
+    let files = state.files.iter();
+    let mine = Hello {
+        counters: [state.step, state.samples, state.tokens],
+        tied: state.tied.clone(),
+        files: files
+            .map(|(name, text)| (name.clone(), text.len() as u64, planaria_store::checksum::crc32c(text)))
+            .collect(),
+        tensors: items.iter().map(|item| told(item)).collect(),
+    };
+    join(talk::all_gather(world, mine)?, world.size())
+}
+
+fn check_twice(items: &[&Item], rank: usize) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for item in items {
+        // Parameters and buffers share their files.
+        if !seen.insert((item.kind.group(), item.key().in_file())) {
+            return Err(Error::NamedTwice { tensor: item.key().to_string(), rank });
+        }
+    }
+    Ok(())
+}
+
+fn join(ranks: Vec<Hello>, size: usize) -> Result<Union> {
+    let first = &ranks[0];
+    for (rank, hello) in ranks.iter().enumerate() {
+        let differ = |what: &str, first: String, second: String| Error::RanksDisagree {
+            what: what.to_string(),
+            first_rank: 0,
+            first,
+            rank,
+            second,
+        };
+        if hello.counters != first.counters {
+            let text = |c: [u64; 3]| format!("{c:?}");
+            return Err(differ("step, samples and tokens", text(first.counters), text(hello.counters)));
+        }
+        if hello.tied != first.tied {
+            return Err(differ("tied tensors", format!("{:?}", first.tied), format!("{:?}", hello.tied)));
+        }
+    }
+    let tied = first.tied.clone();
+    let files = join_files(&ranks)?;
+    let mut found: BTreeMap<(Group, String), Gathering> = BTreeMap::new();
+    for (rank, hello) in ranks.into_iter().enumerate() {
+        let mut slot = 0;
+        for told in hello.tensors {
+            slot = add(&mut found, told, rank, slot)?;
+        }
+    }
+    // An alias is not stored when what it stands for is.
+    let has = |group: Group, name: &str| found.contains_key(&(group, name.to_string()));
+    let aliases: Vec<(Group, String)> = found
+        .iter()
+        .filter(|((group, in_file), gathering)| {
+            let Some(target) = tied.get(&gathering.key.name) else { return false };
+            let target = TensorKey { kind: gathering.key.kind.clone(), name: target.clone() };
+            in_file != &target.in_file() && has(*group, &target.in_file())
+        })
+        .map(|(key, _)| key.clone())
+        .collect();
+    aliases.iter().for_each(|alias| drop(found.remove(alias)));
+    let mut tensors = Vec::with_capacity(found.len());
+    for gathering in found.into_values() {
+        tensors.push(gathering.finish(size)?);
+    }
+    tensors.sort_by(|a, b| order(&a.key, &b.key));
+    Ok(Union { tensors, files })
+}
+
+struct Gathering {
+    key: TensorKey,
+    dtype: DType,
+    shape: Shape,
+    first_rank: usize,
+    boxes: Vec<(Region, usize, usize)>,
+}
+
+/// Adds what one rank said; the number of its next piece.
+fn add(
+    found: &mut BTreeMap<(Group, String), Gathering>,
+    told: Told,
+    rank: usize,
+    mut slot: usize,
+) -> Result<usize> {
+    let key = TensorKey { kind: kind_of(told.group, told.slot), name: told.name };
+    let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
+    let dtype: DType = told.dtype.parse().map_err(wrong)?;
+    let shape = Shape::new(&told.shape).map_err(wrong)?;
+    let gathering = found.entry((key.kind.group(), key.in_file())).or_insert_with(|| Gathering {
+        key: key.clone(),
+        dtype,
+        shape: shape.clone(),
+        first_rank: rank,
+        boxes: Vec::new(),
+    });
+    let differ = |what: &str, first: String, second: String| Error::RanksDisagree {
+        what: format!("the {what} of tensor '{key}'"),
+        first_rank: gathering.first_rank,
+        first,
+        rank,
+        second,
+    };
+    if gathering.dtype != dtype {
+        return Err(differ("dtype", gathering.dtype.to_string(), dtype.to_string()));
+    }
+    if gathering.shape != shape {
+        return Err(differ("shape", gathering.shape.to_string(), shape.to_string()));
+    }
+    if gathering.key.kind != key.kind {
+        return Err(differ("kind", format!("{:?}", gathering.key.kind), format!("{:?}", key.kind)));
+    }
+    for (lo, hi) in told.boxes {
+        gathering.boxes.push((Region::new(&lo, &hi).map_err(wrong)?, rank, slot));
+        slot += 1;
+    }
+    Ok(slot)
+}
+
+impl Gathering {
+    /// The boxes must be the whole tensor; equal ones are copies.
+    fn finish(self, _ranks: usize) -> Result<Together> {
+        let tiles =
+            self.boxes.iter().map(|(region, rank, _)| Tile { region: region.clone(), holder: *rank as Rank });
+        let wrong = |problem| Error::Tiles { tensor: self.key.to_string(), problem };
+        Listed::new(&self.shape, tiles).map_err(wrong)?;
+        Ok(Together { claims: claims(self.boxes), key: self.key, dtype: self.dtype, shape: self.shape })
+    }
+}
+
+fn join_files(ranks: &[Hello]) -> Result<BTreeMap<String, usize>> {
+    let mut files: BTreeMap<String, usize> = BTreeMap::new();
+    let mut seen: BTreeMap<&str, (u64, u32)> = BTreeMap::new();
+    for (rank, hello) in ranks.iter().enumerate() {
+        for (name, size, sum) in &hello.files {
+            let first_rank = *files.entry(name.clone()).or_insert(rank);
+            let first = *seen.entry(name).or_insert((*size, *sum));
+            if first != (*size, *sum) {
+                let what = format!("the file '{name}'");
+                let text = |(size, sum): (u64, u32)| format!("{size} bytes with checksum {sum:08x}");
+                let (first, second) = (text(first), text((*size, *sum)));
+                return Err(Error::RanksDisagree { what, first_rank, first, rank, second });
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// The order of tensors in files: by group, then by name with numbers as numbers, then by slot.
+fn order(a: &TensorKey, b: &TensorKey) -> Ordering {
+    let by_name = a.kind.group().cmp(&b.kind.group()).then_with(|| natural(&a.name, &b.name));
+    by_name.then_with(|| a.kind.cmp(&b.kind))
+}
+
+/// Compares names so that `layers.2` comes before `layers.10`.
+pub(crate) fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
+    loop {
+        let (Some(x), Some(y)) = (left.first(), right.first()) else {
+            return left.len().cmp(&right.len()).then_with(|| a.cmp(b));
+        };
+        if x.is_ascii_digit() && y.is_ascii_digit() {
+            let digits = |text: &[u8]| text.iter().take_while(|b| b.is_ascii_digit()).count();
+            let (x, left_rest) = left.split_at(digits(left));
+            let (y, right_rest) = right.split_at(digits(right));
+            let strip = |text: &[u8]| text.iter().position(|b| *b != b'0').unwrap_or(text.len());
+            let (x, y) = (&x[strip(x)..], &y[strip(y)..]);
+            match x.len().cmp(&y.len()).then_with(|| x.cmp(y)) {
+                Ordering::Equal => (left, right) = (left_rest, right_rest),
+                other => return other,
+            }
+        } else if x == y {
+            (left, right) = (&left[1..], &right[1..]);
+        } else {
+            return x.cmp(y);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ordered_as_people_count() {
+        let mut names = ["layers.10.w", "layers.2.w", "a", "layers.2.b", "layers.02.w", "layers"];
+        names.sort_by(|a, b| natural(a, b));
+        assert_eq!(names, ["a", "layers", "layers.2.b", "layers.02.w", "layers.2.w", "layers.10.w"]);
+    }
+}

@@ -1,0 +1,243 @@
+//! The moving part of a save: filling units from arrays and from other ranks, summing, writing.
+
+use crate::error::{Error, Result};
+use crate::manifest::SUM_BLOCK;
+use crate::naming::Files;
+use crate::options::SaveOptions;
+use crate::schedule::{Leg, Schedule, Traffic};
+use crate::strided::{At, Window, copy_box};
+use crate::talk;
+use planaria_array::{Array, Bytes, DType};
+use planaria_comm::{AllToAll, Call, Comm, CommExt};
+use planaria_store::{Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Where files go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) store: &'a dyn Store,
+    pub(crate) folder: &'a str,
+    pub(crate) sharing: Sharing,
+}
+
+/// Writes this rank's units of all files and makes them durable; the checksums of its blocks, to be joined by
+/// [`join_sums`]. Collective.
+pub(crate) fn run(
+    world: &dyn Comm,
+    place: &Place<'_>,
+    schedule: &Schedule,
+    (files, windows): (&Files, &[Window]),
+    options: &SaveOptions,
+) -> Result<Vec<u8>> {
+    let me = world.rank();
+    let held: Result<Vec<Bytes>> = windows.iter().map(Window::bytes).collect();
+    let writers = held.and_then(|held| Ok((held, open(place, schedule, files, me)?)));
+    let (held, writers) = talk::agree(world, writers)?;
+    let sums = schedule
+        .geometry
+        .files
+        .iter()
+        .map(|size| (0..size.div_ceil(SUM_BLOCK)).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
+    let saver = Saver { schedule, files, windows, held, writers: &writers, sums: sums.collect() };
+    let transfer = options.transfer(world, schedule);
+    let mut done = saver.write_alone(&transfer, me);
+    saver.write_rounds(world, &transfer, &mut done)?;
+    let sums = saver.my_sums(me);
+    let finished = done.and_then(|()| {
+        writers.into_iter().flatten().try_for_each(|writer| writer.finish()).map_err(Error::from)
+    });
+    talk::agree(world, finished)?;
+    Ok(sums)
+}
+
+/// Opens the files of which this rank writes something.
+fn open(
+    place: &Place<'_>,
+    schedule: &Schedule,
+    files: &Files,
+    me: usize,
+) -> Result<Vec<Option<Box<dyn Writer>>>> {
+    let mut mine = vec![false; files.files.len()];
+    schedule.units.iter().filter(|unit| unit.owner == me).for_each(|unit| mine[unit.file] = true);
+    let open = |(file, mine): (&crate::naming::NewFile, bool)| {
+        let name = join(place.folder, &file.name);
+        mine.then(|| place.store.writer(&name, file.layout.file_len(), place.sharing)).transpose()
+    };
+    Ok(files.files.iter().zip(mine).map(open).collect::<planaria_store::Result<_>>()?)
+}
+
+struct Saver<'a> {
+    schedule: &'a Schedule,
+    files: &'a Files,
+    windows: &'a [Window],
+    held: Vec<Bytes>,
+    writers: &'a [Option<Box<dyn Writer>>],
+    sums: Vec<Vec<AtomicU32>>,
+}
+
+impl Saver<'_> {
+    /// The units that need no other rank, filled and summed block by block while they are in the cache.
+    fn write_alone(&self, transfer: &Transfer, me: usize) -> Result<()> {
+        let units = self.schedule.alone(me);
+        let jobs: Vec<WriteJob<'_>> = units.iter().map(|&unit| self.job(unit)).collect::<Result<_>>()?;
+        transfer.write_each::<Error>(&jobs, |job, bytes| {
+            let unit = &self.schedule.units[units[job]];
+            for start in unit.range.clone().step_by(SUM_BLOCK as usize) {
+                let block = start..unit.range.end.min(start + SUM_BLOCK);
+                let at = (start - unit.range.start) as usize;
+                let bytes = &mut bytes[at..at + (block.end - block.start) as usize];
+                self.put_header(unit.file, &block, bytes);
+                self.schedule.legs_in(unit, &block, &mut |leg| self.put_own(&leg, &block, bytes));
+                self.sum(unit.file, &block, bytes);
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// The units whose bytes come from several ranks. While one round is written, the next is on its way. A rank
+    /// that has failed keeps sending, so that nobody waits for it.
+    fn write_rounds(&self, world: &dyn Comm, transfer: &Transfer, done: &mut Result<()>) -> Result<()> {
+        let mut before: Option<(Traffic, Array)> = None;
+        for round in &self.schedule.rounds {
+            let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
+            let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
+            let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
+            self.pack(&traffic, &send)?;
+            let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
+            let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
+            let pending = world.start(Call::AllToAll(call))?;
+            if let Some((traffic, recv)) = before.take()
+                && done.is_ok()
+            {
+                *done = self.write_round(transfer, &traffic, &recv);
+            }
+            pending.wait()?;
+            before = Some((traffic, recv));
+        }
+        if let Some((traffic, recv)) = before
+            && done.is_ok()
+        {
+            *done = self.write_round(transfer, &traffic, &recv);
+        }
+        Ok(())
+    }
+
+    /// What other ranks write of this rank's boxes.
+    fn pack(&self, traffic: &Traffic, send: &Array) -> Result<()> {
+        let len = send.numel();
+        send.write_bytes(0..len, |out| {
+            for (leg, place) in &traffic.others {
+                let size = self.schedule.geometry.tiles[leg.tile].size;
+                let extents = leg.region.extents();
+                let window = &self.windows[leg.slot];
+                let dense = At::dense(&extents, size, *place);
+                copy_box(&extents, size, (&self.held[leg.slot], &window.at(&leg.region)), (out, &dense));
+            }
+        })?;
+        Ok(())
+    }
+
+    fn write_round(&self, transfer: &Transfer, traffic: &Traffic, recv: &Array) -> Result<()> {
+        let received = recv.bytes()?;
+        let jobs: Vec<WriteJob<'_>> =
+            traffic.own.iter().map(|job| self.job(job.unit)).collect::<Result<_>>()?;
+        transfer.write_each::<Error>(&jobs, |number, bytes| {
+            let job = &traffic.own[number];
+            let unit = &self.schedule.units[job.unit];
+            self.put_header(unit.file, &unit.range, bytes);
+            for (leg, place) in &job.legs {
+                match place {
+                    None => self.put_own(leg, &unit.range, bytes),
+                    Some(place) => {
+                        let dense = At::dense(&leg.region.extents(), self.size(leg), *place);
+                        self.put(leg, &unit.range, (&received, &dense), bytes);
+                    }
+                }
+            }
+            for start in unit.range.clone().step_by(SUM_BLOCK as usize) {
+                let block = start..unit.range.end.min(start + SUM_BLOCK);
+                let at = (start - unit.range.start) as usize;
+                self.sum(unit.file, &block, &bytes[at..at + (block.end - block.start) as usize]);
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    fn job(&self, unit: usize) -> Result<WriteJob<'_>> {
+        let unit = &self.schedule.units[unit];
+        let writer = self.writers[unit.file].as_deref().ok_or_else(|| Error::Malformed {
+            file: self.files.files[unit.file].name.clone(),
+            what: "it was not opened by its writer".into(),
+        })?;
+        Ok(WriteJob { file: writer, range: unit.range.clone() })
+    }
+
+    fn size(&self, leg: &Leg) -> usize {
+        self.schedule.geometry.tiles[leg.tile].size
+    }
+
+    fn put_own(&self, leg: &Leg, range: &Range<u64>, out: &mut [u8]) {
+        let at = self.windows[leg.slot].at(&leg.region);
+        self.put(leg, range, (&self.held[leg.slot], &at), out);
+    }
+
+    /// Copies a box to its place in `out`, which is the bytes `range` of the file.
+    fn put(&self, leg: &Leg, range: &Range<u64>, source: (&[u8], &At<'_>), out: &mut [u8]) {
+        let tile = &self.schedule.geometry.tiles[leg.tile];
+        let start = (tile.byte_of(&leg.region) - range.start) as usize;
+        let at = At { start, steps: Cow::Owned(tile.steps()) };
+        copy_box(&leg.region.extents(), tile.size, source, (out, &at));
+    }
+
+    fn put_header(&self, file: usize, range: &Range<u64>, out: &mut [u8]) {
+        let header = self.files.files[file].layout.header();
+        let end = (header.len() as u64).min(range.end);
+        if range.start < end {
+            let part = &header[range.start as usize..end as usize];
+            out[..part.len()].copy_from_slice(part);
+        }
+    }
+
+    fn sum(&self, file: usize, block: &Range<u64>, bytes: &[u8]) {
+        self.sums[file][(block.start / SUM_BLOCK) as usize].store(checksum::crc32c(bytes), Relaxed);
+    }
+
+    /// The sums of this rank's units, in the order of the schedule.
+    fn my_sums(&self, me: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for unit in self.schedule.units.iter().filter(|unit| unit.owner == me) {
+            for block in blocks(&unit.range) {
+                bytes.extend(self.sums[unit.file][block].load(Relaxed).to_le_bytes());
+            }
+        }
+        bytes
+    }
+}
+
+fn blocks(range: &Range<u64>) -> Range<usize> {
+    (range.start / SUM_BLOCK) as usize..range.end.div_ceil(SUM_BLOCK) as usize
+}
+
+/// The checksums of every file, from what each rank sent.
+pub(crate) fn join_sums(ranks: Vec<Vec<u8>>, schedule: &Schedule) -> Result<Vec<Vec<u32>>> {
+    let sizes = schedule.geometry.files.iter();
+    let mut sums: Vec<Vec<u32>> = sizes.map(|size| vec![0; size.div_ceil(SUM_BLOCK) as usize]).collect();
+    let mut taken = vec![0usize; ranks.len()];
+    for unit in &schedule.units {
+        for block in blocks(&unit.range) {
+            let at = taken[unit.owner];
+            taken[unit.owner] += 4;
+            let sum = ranks[unit.owner].get(at..at + 4).and_then(|four| <[u8; 4]>::try_from(four).ok());
+            let Some(sum) = sum else {
+                let what = format!("rank {} sent too few checksums", unit.owner);
+                return Err(Error::Malformed { file: "a message between ranks".into(), what });
+            };
+            sums[unit.file][block] = u32::from_le_bytes(sum);
+        }
+    }
+    Ok(sums)
+}
