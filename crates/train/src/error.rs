@@ -89,6 +89,21 @@ pub enum Error {
     /// An op refused its input.
     #[error(transparent)]
     Tensor(#[from] planaria_tensor::Error),
+    /// A model refused its configuration or input.
+    #[error(transparent)]
+    Model(#[from] planaria_nn::Error),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] planaria_ckpt::Error),
+    /// Storage failed.
+    #[error(transparent)]
+    Store(#[from] planaria_store::Error),
+    /// Training data is missing or damaged.
+    #[error(transparent)]
+    Data(#[from] crate::data::Error),
+    /// A batch that does not divide.
+    #[error(transparent)]
+    Batch(#[from] crate::geometry::Error),
 }
 
 impl Error {

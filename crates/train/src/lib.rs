@@ -2,12 +2,22 @@
 
 pub mod config;
 pub mod data;
-pub mod geometry;
 mod error;
+pub mod event;
+pub mod geometry;
+mod partition;
 pub mod pipeline;
 pub mod reduce;
+mod replica;
 mod share;
+mod signals;
+mod trainer;
+mod update;
+mod weights;
 
 pub use config::Config;
 pub use error::{Error, Result};
 pub use share::Share;
+pub use signals::Requests;
+pub use trainer::{Outcome, Trainer, read_model_config};
+pub use weights::Zero;

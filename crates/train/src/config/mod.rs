@@ -16,7 +16,7 @@ pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection};
 pub use schema::schema;
 pub use sections::{
-    CheckpointSection, DataFormat, DataSection, LogSection, OptimKind, OptimSection, Precision, Recompute,
+    CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute,
     Reduction, ScheduleKind, TrainSection,
 };
 
@@ -42,7 +42,7 @@ pub struct Config {
     /// The model.
     pub model: ModelSection,
     /// What it learns from.
-    pub data: DataSection,
+    pub data: crate::data::Config,
     /// How it learns.
     pub optim: OptimSection,
     /// How much, how long, and how the work is divided.
@@ -77,7 +77,10 @@ impl Config {
             && self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
         require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
         self.mesh.check()?;
-        self.data.check()?;
+        let data = &self.data;
+        require("data.source", !data.source.is_empty(), "missing", "at least one `[[data.source]]` with a `path`")?;
+        require("data.sequence", (1..=1 << 24).contains(&data.sequence), data.sequence, "from 1 to 16777216")?;
+        require("data.prefetch", (1..=4096).contains(&data.prefetch), data.prefetch, "from 1 to 4096")?;
         self.optim.check()?;
         self.train.check()?;
         self.checkpoint.check()?;

@@ -6,69 +6,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// How data files are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DataFormat {
-    /// Plain text.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Jsonl,
-    /// Token numbers, ready to map into memory.
-    Tokens,
-}
-
-/// What the model learns from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct DataSection {
-    /// Files and folders, in this order; `*` and `**` match names.
-    pub files: Vec<String>,
-    /// How they are written.
-    pub format: DataFormat,
-    /// Key of the text in a JSON line.
-    pub field: String,
-    /// `bytes`, or a `tokenizer.json`.
-    pub tokenizer: String,
-    /// Tokens of a sample.
-    pub sequence: usize,
-    /// Samples are drawn in an order made from `train.seed`, another one each epoch; else as they lie.
-    pub shuffle: bool,
-    /// Files for evaluation.
-    pub eval_files: Vec<String>,
-    /// Batches prepared ahead.
-    pub prefetch: usize,
-}
-
-impl Default for DataSection {
-    fn default() -> DataSection {
-        DataSection {
-            files: Vec::new(),
-            format: DataFormat::Text,
-            field: "text".into(),
-            tokenizer: "bytes".into(),
-            sequence: 256,
-            shuffle: true,
-            eval_files: Vec::new(),
-            prefetch: 2,
-        }
-    }
-}
-
-impl DataSection {
-    pub(super) fn check(&self) -> Result<()> {
-        require("data.files", !self.files.is_empty(), "[]", "at least one file or folder")?;
-        require(
-            "data.sequence",
-            (1..=1 << 24).contains(&self.sequence),
-            self.sequence,
-            "from 1 to 16777216",
-        )?;
-        require("data.prefetch", (1..=1024).contains(&self.prefetch), self.prefetch, "from 1 to 1024")
-    }
-}
-
 /// The optimizers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

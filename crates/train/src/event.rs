@@ -1,0 +1,113 @@
+//! What a run tells about itself while it goes on. Nothing here prints: whoever started the run listens.
+
+use serde::Serialize;
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// Listens to a run. Called on rank 0 only, from its training thread; it should return quickly.
+pub trait Observer: Send + Sync + Debug {
+    /// Something happened.
+    fn event(&self, event: &Event);
+}
+
+/// Listens to nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn event(&self, _: &Event) {}
+}
+
+/// What happens in a run.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// All ranks are ready.
+    Started {
+        /// Ranks.
+        ranks: usize,
+        /// The mesh.
+        mesh: String,
+        /// Elements of the whole model.
+        parameters: u64,
+        /// Samples of the training set.
+        samples: u64,
+        /// First step to do, from 1.
+        step: u64,
+        /// Steps in all.
+        steps: u64,
+    },
+    /// The state of an earlier run was loaded.
+    Resumed {
+        /// The checkpoint.
+        folder: String,
+        /// Steps it has done.
+        step: u64,
+        /// The mesh it was written on.
+        mesh: Option<String>,
+    },
+    /// A step is done.
+    Step(StepReport),
+    /// An evaluation is done.
+    Evaluated {
+        /// After this step.
+        step: u64,
+        /// Mean loss.
+        loss: f64,
+    },
+    /// A save has begun; training goes on.
+    Saving {
+        /// Of this step.
+        step: u64,
+    },
+    /// A checkpoint is committed.
+    Saved {
+        /// Of this step.
+        step: u64,
+        /// Its folder.
+        folder: String,
+        /// How long training stood still for it.
+        blocked: Duration,
+        /// How long it took in all.
+        took: Duration,
+    },
+    /// A save failed; training goes on, and the last good checkpoint stays.
+    SaveFailed {
+        /// Of this step.
+        step: u64,
+        /// Why.
+        error: String,
+    },
+}
+
+/// One step in figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Mean loss per token.
+    pub loss: f64,
+    /// Norm of the gradient of the mean loss, before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens of all ranks.
+    pub tokens: u64,
+    /// Samples consumed since the start of the run.
+    pub samples: u64,
+    /// Seconds.
+    pub seconds: f64,
+    /// Factor on the loss; 1 except for f16.
+    pub loss_scale: f64,
+    /// True when the gradient was not finite and nothing was changed.
+    pub skipped: bool,
+    /// Largest number of bytes of arrays on rank 0 so far.
+    pub peak_bytes: u64,
+}
+
+impl StepReport {
+    /// Tokens per second of all ranks.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
+}

@@ -1,0 +1,101 @@
+//! One step's forward and backward of everything this rank has a part in.
+
+use super::Job;
+use super::figures::Losses;
+use crate::config::Recompute as Wish;
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::replica::{Part, Replica};
+use planaria_array::random::Key;
+use planaria_nn::models::{Loss, Recompute, Run};
+use planaria_tensor::{Tensor, no_grad};
+
+/// Keeps the draws of dropout apart from those of weights and data.
+const DROPOUT: u64 = 0x6472_6f70;
+
+/// How this rank computes.
+#[derive(Clone, Debug)]
+pub(super) struct Compute {
+    recompute: Recompute,
+    seed: u64,
+}
+
+impl Compute {
+    pub(super) fn new(job: &Job) -> Compute {
+        let train = &job.config.train;
+        let recompute = match train.recompute {
+            Wish::None => Recompute::None,
+            Wish::Full => Recompute::Full,
+            Wish::Blocks => Recompute::Blocks(train.recompute_blocks.iter().copied().collect()),
+        };
+        Compute { recompute, seed: train.seed }
+    }
+
+    /// How one micro-batch of training runs. Random numbers follow from its number, not from who computes it.
+    pub(super) fn run(&self, step: u64, micro: usize) -> Run<'static> {
+        let key = Key::new(self.seed, DROPOUT).fold(step).fold(micro as u64);
+        Run { recompute: self.recompute.clone(), train: Some(key), ..Run::default() }
+    }
+
+    /// Forward and backward of one micro-batch through a model that is all here.
+    pub(super) fn train(
+        &self,
+        replica: &Replica,
+        batch: &Batch,
+        at: Micro,
+        losses: &mut Losses,
+    ) -> Result<()> {
+        let part = only(replica)?;
+        let model = &part.model;
+        replica.enter(at.round);
+        let end = model.forward(Tensor::new(batch.tokens.clone()), &self.run(at.step, at.number))?;
+        let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
+        drop(end);
+        at.start(&loss)?.backward()?;
+        part.reducer.finish_round(at.round)?;
+        losses.set(at.number, value(&loss)?, loss.count);
+        Ok(())
+    }
+
+    /// Sum of losses and count of one micro-batch, without gradients.
+    pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(f64, u64)> {
+        let model = &only(replica)?.model;
+        no_grad(|| {
+            let end = model.forward(Tensor::new(batch.tokens.clone()), &Run::default())?;
+            let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
+            Ok((value(&loss)?, loss.count))
+        })
+    }
+}
+
+/// Which micro-batch it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Micro {
+    pub(super) step: u64,
+    /// Its number in the step, over all replicas.
+    pub(super) number: usize,
+    /// How many this replica had before it in the step.
+    pub(super) round: usize,
+    /// Factor on the loss.
+    pub(super) scale: f64,
+}
+
+impl Micro {
+    /// What backward starts from.
+    pub(super) fn start(&self, loss: &Loss) -> Result<Tensor> {
+        let total = loss.total()?;
+        Ok(if self.scale == 1.0 { total } else { total.mul_scalar(self.scale)? })
+    }
+}
+
+/// The sum of losses, whole on every rank of the inner mesh.
+pub(super) fn value(loss: &Loss) -> Result<f64> {
+    Ok(loss.sum.whole()?.item()?.as_f64())
+}
+
+fn only(replica: &Replica) -> Result<&Part> {
+    match &replica.parts[..] {
+        [part] => Ok(part),
+        parts => Err(Error::Bug { what: format!("one model part was expected, there are {}", parts.len()) }),
+    }
+}

@@ -1,0 +1,136 @@
+//! The trainer: a configuration in, a trained model out, on any mesh, resumed from wherever the run stopped.
+
+mod compute;
+mod figures;
+mod rank;
+mod resume;
+mod saves;
+mod setup;
+mod step;
+
+use crate::config::Config;
+use crate::data::{Data, Tokenizer};
+use crate::error::{Error, Result};
+use crate::event::{Observer, Silent};
+use crate::signals::Requests;
+use planaria_comm::{Comm, CommExt, threads};
+use planaria_nn::models::Config as ModelConfig;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use setup::read_model_config;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Steps done since the start of the run.
+    pub step: u64,
+    /// Loss of the last step that this process did.
+    pub loss: Option<f64>,
+    /// True when it was asked to stop before its last step; what is done is saved.
+    pub stopped: bool,
+    /// The newest checkpoint.
+    pub checkpoint: Option<String>,
+    /// Loss of every step that this process did.
+    pub losses: Vec<f64>,
+}
+
+/// A run about to begin.
+#[derive(Clone, Debug)]
+pub struct Trainer {
+    config: Config,
+    observer: Arc<dyn Observer>,
+    requests: Requests,
+    last: Option<u64>,
+}
+
+/// What all ranks of a process share.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) config: Config,
+    pub(crate) model: ModelConfig,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) data: Data,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) requests: Requests,
+    /// The last step of this call, where that is not the last of the run.
+    pub(crate) last: Option<u64>,
+}
+
+impl Trainer {
+    /// A run of this configuration.
+    pub fn new(config: Config) -> Trainer {
+        Trainer { config, observer: Arc::new(Silent), requests: Requests::default(), last: None }
+    }
+
+    /// With a listener.
+    #[must_use]
+    pub fn observer(self, observer: Arc<dyn Observer>) -> Trainer {
+        Trainer { observer, ..self }
+    }
+
+    /// With requests from outside.
+    #[must_use]
+    pub fn requests(self, requests: Requests) -> Trainer {
+        Trainer { requests, ..self }
+    }
+
+    /// Stops after this step as if it was asked to: the schedule stays that of the whole run.
+    #[must_use]
+    pub fn until(self, step: u64) -> Trainer {
+        Trainer { last: Some(step), ..self }
+    }
+
+    /// Runs with ranks as threads of this process; as many as the mesh asks for where `ranks` does not say.
+    pub fn run(&self, ranks: Option<usize>) -> Result<Outcome> {
+        let ranks = ranks.unwrap_or_else(|| self.config.mesh.ranks());
+        self.config.mesh.on(ranks)?;
+        let job = self.job()?;
+        let timeout = Duration::from_secs(self.config.train.timeout);
+        let outcomes = threads::try_run(&threads::Options::new(ranks).timeout(timeout), |comm| job.run(comm))?;
+        first(outcomes)
+    }
+
+    /// Runs as one of the processes that `mpirun` started.
+    #[cfg(feature = "mpi")]
+    pub fn run_mpi(&self) -> Result<Outcome> {
+        let options = planaria_comm::mpi::Options {
+            timeout: Duration::from_secs(self.config.train.timeout),
+            ..planaria_comm::mpi::Options::default()
+        };
+        Ok(planaria_comm::mpi::run(&options, |comm| self.run_on(comm))?)
+    }
+
+    /// Runs as one rank of a communicator. Collective.
+    pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
+        let job = comm.agree(self.job())?;
+        job.run(comm)
+    }
+
+    fn job(&self) -> Result<Job> {
+        let config = self.config.clone();
+        config.check()?;
+        let tokenizer = config.data.open_tokenizer()?;
+        let model = setup::model_config(&config, &tokenizer)?;
+        let data = config.data.open(&tokenizer)?;
+        let Trainer { observer, requests, last, .. } = self.clone();
+        Ok(Job { config, model, tokenizer, data, observer, requests, last })
+    }
+}
+
+fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
+    outcomes.into_iter().next().ok_or_else(|| Error::Bug { what: "a run without ranks".into() })
+}
+
+impl Job {
+    /// Runs one rank. Collective.
+    fn run(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
+        rank::RankRun::begin(self, comm)?.go()
+    }
+
+    /// The run's configuration as JSON.
+    pub(crate) fn config_json(&self) -> Value {
+        serde_json::to_value(&self.config).unwrap_or(Value::Null)
+    }
+}

@@ -1,0 +1,261 @@
+//! One rank of a run, from its first collective to its last.
+
+use super::compute::Compute;
+use super::figures::Losses;
+use super::resume::{self, Progress};
+use super::saves::Saves;
+use super::setup::{self, Position};
+use super::{Job, Outcome};
+use crate::data::{Batch, Loader, LoaderOptions, Sampler, Share};
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::geometry::{Batching, Geometry};
+use crate::reduce::ReduceOptions;
+use crate::replica::{Neighbours, Replica};
+use crate::update;
+use crate::weights::{Keeping, Zero};
+use planaria_array::Array;
+use planaria_ckpt::{Casts, Item, Kind, LoadOptions, State, Unmatched};
+use planaria_comm::{Comm, CommExt, Value};
+use planaria_nn::Init;
+use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::optim::{Ema, Schedule};
+use planaria_store::Store;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One rank of a run.
+pub(super) struct RankRun<'a> {
+    pub(super) job: &'a Job,
+    pub(super) world: Arc<dyn Comm>,
+    pub(super) place: Position,
+    pub(super) near: Neighbours,
+    pub(super) geometry: Geometry,
+    sampler: Sampler,
+    pub(super) keeping: Keeping,
+    pub(super) replica: Replica,
+    pub(super) compute: Compute,
+    pub(super) schedule: Schedule,
+    pub(super) progress: Progress,
+    saves: Saves,
+    pub(super) losses: Vec<f64>,
+}
+
+impl<'a> RankRun<'a> {
+    /// Builds or loads everything. Collective.
+    pub(super) fn begin(job: &'a Job, world: Arc<dyn Comm>) -> Result<RankRun<'a>> {
+        let config = &job.config;
+        let mesh = config.mesh.on(world.size())?;
+        let place = Position::of(mesh, world.world_rank())?;
+        let geometry = geometry(job, &place)?;
+        let seed = config.data.seed.unwrap_or(config.train.seed);
+        let sampler = Sampler::new(&*job.data.train, seed, config.data.order)?;
+        let near = place.neighbours(&world, config, (0, place.stages - 1))?;
+        let keeping = Keeping {
+            zero: Zero::from(config.train.zero),
+            rule: update::rule(&config.optim),
+            ema: config.optim.ema.map(Ema::new).transpose()?,
+            rank: place.replica,
+            ranks: place.replicas,
+            world: world.world_rank(),
+        };
+        let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
+        let stages = setup::parts(job.model.layers, place.stages);
+        let own = [stages[place.stage].clone()];
+        let reduce = ReduceOptions { mode: config.train.reduce, bucket_bytes: config.train.bucket_bytes };
+        let replica = Replica::new(&job.model, &own, &init, &near, &keeping, reduce)?;
+        let store = run_store(job)?;
+        let saves = Saves::new(&world, store, job)?;
+        let progress = Progress::first(job, &sampler, &place.mesh);
+        let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
+        let mut run = RankRun {
+            job,
+            world,
+            place,
+            near,
+            geometry,
+            sampler,
+            keeping,
+            replica,
+            compute,
+            schedule,
+            progress,
+            saves,
+            losses: Vec::new(),
+        };
+        run.restore()?;
+        Ok(run)
+    }
+}
+
+/// The batch, divided over the replicas that there are.
+fn geometry(job: &Job, place: &Position) -> Result<Geometry> {
+    let train = &job.config.train;
+    Ok(Geometry::derive(&Batching {
+        global_batch: Some(train.global_batch as u64),
+        micro_batch: Some(train.micro_batch as u64),
+        data_ranks: Some(place.replicas as u64),
+        micro_split: Some(job.config.mesh.ep as u64),
+        ..Batching::default()
+    })?)
+}
+
+/// The run's folder as a store; made where it is not there.
+fn run_store(job: &Job) -> Result<Arc<dyn Store>> {
+    let dir = job.config.run_dir();
+    std::fs::create_dir_all(&dir).map_err(|source| Error::Io { path: dir.display().to_string(), source })?;
+    Ok(planaria_store::open(&dir.display().to_string())?)
+}
+
+impl RankRun<'_> {
+    /// Loads the newest checkpoint of the run, or the weights to start from. Collective.
+    fn restore(&mut self) -> Result<()> {
+        let job = self.job;
+        let store = run_store(job)?;
+        // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
+        let found = match self.world.rank() {
+            0 => planaria_ckpt::latest(&*store, "ckpt").map_err(Error::from),
+            _ => Ok(None),
+        };
+        let folder = from_first(&self.world, found)?.filter(|_| job.config.checkpoint.resume);
+        if let Some(folder) = folder {
+            self.replica.begin_states(&self.keeping)?;
+            self.load(&*store, &folder)?;
+            let mesh = Some(self.progress.mesh.clone());
+            self.tell(&Event::Resumed { folder: folder.clone(), step: self.progress.step, mesh });
+            self.saves.newest = Some((self.progress.step, folder));
+            return Ok(());
+        }
+        if let Some(path) = &job.config.model.init {
+            self.start_from(path)?;
+        }
+        self.replica.begin_states(&self.keeping)
+    }
+
+    /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
+    fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
+        let mut state = State::new(resume::items(&self.replica, Array::clone)?);
+        planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default())?;
+        let progress = resume::progress(&state)?;
+        if let Some(saved) = &progress.sampler {
+            self.sampler.check(saved)?;
+        }
+        self.progress = progress;
+        Ok(())
+    }
+
+    /// Weights of another folder to begin with. Collective.
+    fn start_from(&mut self, path: &Path) -> Result<()> {
+        let (store, folder) = planaria_store::locate(&path.display().to_string())?;
+        let only_weights = |item: &Item| item.kind == Kind::Parameter;
+        let items = resume::items(&self.replica, Array::clone)?;
+        let mut state = State::new(items.into_iter().filter(only_weights).collect());
+        let options = LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
+        planaria_ckpt::load(&*self.world, &*store, &folder, &mut state, &options)?;
+        Ok(())
+    }
+
+    pub(super) fn tell(&self, event: &Event) {
+        if self.world.rank() == 0 {
+            self.job.observer.event(event);
+        }
+    }
+
+    /// The steps. Collective.
+    pub(super) fn go(mut self) -> Result<Outcome> {
+        let config = &self.job.config;
+        let steps = config.train.steps;
+        let last = self.job.last.unwrap_or(steps).min(steps);
+        self.tell(&Event::Started {
+            ranks: self.world.size(),
+            mesh: self.place.mesh.to_string(),
+            parameters: parameters(&self.job.model)?,
+            samples: self.job.data.train.len(),
+            step: self.progress.step + 1,
+            steps,
+        });
+        let mut loader = self.loader(last)?;
+        let mut stopped = false;
+        while self.progress.step < last && !stopped {
+            let wishes = self.step(loader.as_mut())?;
+            let step = self.progress.step;
+            self.saves.poll(self.job)?;
+            if config.train.eval_every > 0 && step.is_multiple_of(config.train.eval_every) {
+                self.evaluate()?;
+            }
+            stopped = wishes.stop && step < steps;
+            let due = config.checkpoint.every > 0 && step.is_multiple_of(config.checkpoint.every);
+            if (due || wishes.save) && step < last && !stopped {
+                self.save()?;
+            }
+        }
+        self.end(stopped || last < steps)
+    }
+
+    /// The last save, and what is left of those before.
+    fn end(mut self, stopped: bool) -> Result<Outcome> {
+        self.saves.finish(self.job)?;
+        let step = self.progress.step;
+        let is_saved = self.saves.newest.as_ref().is_some_and(|(saved, _)| *saved == step);
+        if !is_saved && step > 0 && (stopped || self.job.config.checkpoint.final_save) {
+            self.save()?;
+            if !self.saves.finish(self.job)? && stopped {
+                return Err(Error::Run { what: format!("the state of step {step} could not be saved before stopping") });
+            }
+        }
+        let checkpoint = self.saves.newest.map(|(_, folder)| folder);
+        Ok(Outcome { step, loss: self.losses.last().copied(), stopped, checkpoint, losses: self.losses })
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let state = resume::snapshot(self.job, &self.replica, &self.progress)?;
+        self.saves.begin(self.job, state, began)
+    }
+
+    /// Reads this replica's micro-batches ahead; only the first and the last stage need any.
+    fn loader(&self, last: u64) -> Result<Option<Loader>> {
+        if self.place.stage != 0 && self.place.stage + 1 != self.place.stages {
+            return Ok(None);
+        }
+        let share = Share::new(&self.geometry, self.place.replica as u64, self.progress.samples);
+        let steps = Some(last.saturating_sub(self.progress.step));
+        let options = LoaderOptions { prefetch: self.job.config.data.prefetch, steps };
+        Ok(Some(Loader::start(self.job.data.train.clone(), self.sampler.clone(), share, options)?))
+    }
+
+    /// Mean loss over the first samples of the evaluation set, the same on every mesh. Collective.
+    fn evaluate(&mut self) -> Result<()> {
+        let Some(data) = &self.job.data.eval else { return Ok(()) };
+        let Geometry { micro_batch, data_ranks, .. } = self.geometry;
+        let rounds = self.job.config.train.eval_batches;
+        let mut losses = Losses::new(rounds);
+        for number in (0..rounds).filter(|n| n % data_ranks as usize == self.place.replica) {
+            let first = number as u64 * micro_batch;
+            let batch = Batch::read(&**data, first..first + micro_batch, |p| p % data.len())?;
+            let (sum, count) = self.compute.evaluate(&self.replica, &batch)?;
+            if self.place.speaks {
+                losses.set(number, sum, count);
+            }
+        }
+        losses.share(&self.world)?;
+        self.tell(&Event::Evaluated { step: self.progress.step, loss: losses.mean() });
+        Ok(())
+    }
+}
+
+/// Rank 0's answer on every rank. Collective.
+fn from_first(world: &Arc<dyn Comm>, mine: Result<Option<String>>) -> Result<Option<String>> {
+    let mine = world.agree(mine)?.map_or(Value::None, Value::Text);
+    match planaria_comm::value::broadcast(&**world, &mine, 0)? {
+        Value::Text(text) => Ok(Some(text)),
+        _ => Ok(None),
+    }
+}
+
+/// Elements of the whole model; a tied head counts once.
+fn parameters(model: &ModelConfig) -> Result<u64> {
+    let table = model.parameters(&Stage::whole(model))?;
+    Ok(table.iter().filter(|spec| spec.tied.is_none()).map(|spec| spec.shape.numel() as u64).sum())
+}

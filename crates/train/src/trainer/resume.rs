@@ -1,0 +1,117 @@
+//! The state of a run as a checkpoint has it: out of a rank's arrays, and back into them on any other mesh.
+
+use super::Job;
+use crate::config::Precision;
+use crate::data::{Sampler, SamplerState};
+use crate::error::{Error, Result};
+use crate::replica::Replica;
+use crate::weights::Tie;
+use planaria_array::Array;
+use planaria_ckpt::{Item, State};
+use planaria_layout::Mesh;
+use planaria_nn::optim::LossScale;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How far a run has come. Everything else follows from the configuration and this.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    /// Steps done.
+    pub(crate) step: u64,
+    /// Samples consumed.
+    pub(crate) samples: u64,
+    /// Tokens consumed.
+    pub(crate) tokens: u64,
+    /// Updates of the optimizer: steps that were not skipped.
+    pub(crate) updates: u64,
+    /// State of the loss scale.
+    pub(crate) scale: Option<Scale>,
+    /// What positions in the data mean.
+    pub(crate) sampler: Option<SamplerState>,
+    /// The mesh it was written on.
+    pub(crate) mesh: String,
+}
+
+/// The factor on the loss, and how many steps it has held.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scale {
+    pub(crate) factor: f64,
+    good: u64,
+}
+
+impl Scale {
+    /// After a step whose gradient was finite or not.
+    pub(crate) fn update(&mut self, finite: bool) {
+        let mut scale = LossScale { scale: self.factor, good: self.good, ..LossScale::default() };
+        scale.update(finite);
+        (self.factor, self.good) = (scale.scale, scale.good);
+    }
+}
+
+impl Progress {
+    /// Nothing is done.
+    pub(super) fn first(job: &Job, sampler: &Sampler, mesh: &Mesh) -> Progress {
+        let scaled = job.config.train.precision == Precision::F16;
+        Progress {
+            step: 0,
+            samples: 0,
+            tokens: 0,
+            updates: 0,
+            scale: scaled.then_some(Scale { factor: job.config.optim.loss_scale, good: 0 }),
+            sampler: Some(sampler.state().clone()),
+            mesh: mesh.to_string(),
+        }
+    }
+}
+
+/// The arrays of this rank as checkpoint items, each passed through `hold`.
+pub(super) fn items(replica: &Replica, hold: impl Fn(&Array) -> Array) -> Result<Vec<Item>> {
+    let mut all = Vec::new();
+    for weight in &replica.weights {
+        if matches!(weight.tie, Tie::Into(_)) {
+            continue;
+        }
+        weight.items(&mut |kind, array, range| {
+            all.extend(weight.item(&kind, &hold(array), range)?);
+            Ok(())
+        })?;
+    }
+    Ok(all)
+}
+
+/// The whole state of now. Arrays are held by copy-on-write: training goes on, the state stays.
+pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
+    let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
+    files.insert("config.json".into(), job.model.to_json().into_bytes());
+    files.insert("config.toml".into(), job.config.to_toml()?.into_bytes());
+    files.insert("generation_config.json".into(), generation_config(job));
+    let mut state = State::new(items(replica, Array::snapshot)?);
+    (state.step, state.samples, state.tokens) = (progress.step, progress.samples, progress.tokens);
+    state.config = job.config_json();
+    state.random = serde_json::json!({ "seed": job.config.train.seed });
+    state.schedule = serde_json::json!({ "step": progress.step, "updates": progress.updates });
+    state.extra = serde_json::to_value(progress).map_err(|e| Error::Bug { what: e.to_string() })?;
+    state.files = files;
+    if job.model.tie_word_embeddings {
+        state.tied.insert("lm_head.weight".into(), "model.embed_tokens.weight".into());
+    }
+    Ok(state)
+}
+
+fn generation_config(job: &Job) -> Vec<u8> {
+    let frame = job.tokenizer.frame();
+    let mut map = serde_json::Map::new();
+    for (key, id) in [("bos_token_id", frame.bos), ("eos_token_id", frame.eos), ("pad_token_id", frame.pad)] {
+        if let Some(id) = id {
+            map.insert(key.into(), id.into());
+        }
+    }
+    format!("{:#}\n", serde_json::Value::Object(map)).into_bytes()
+}
+
+/// How far the loaded state had come.
+pub(super) fn progress(state: &State) -> Result<Progress> {
+    serde_json::from_value(state.extra.clone()).map_err(|e| Error::Run {
+        what: format!("the checkpoint of step {} was not written by this trainer: {e}", state.step),
+    })
+}

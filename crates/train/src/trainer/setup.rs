@@ -1,0 +1,123 @@
+//! What a run is made of before its first step: the model's configuration, the mesh seen from one rank.
+
+use crate::config::{Config, Precision, ScheduleKind};
+use crate::data::Tokenizer;
+use crate::error::{Error, Result};
+use crate::partition;
+use crate::replica::Neighbours;
+use planaria_array::DType;
+use planaria_comm::{Comm, CommExt};
+use planaria_layout::Mesh;
+use planaria_nn::Parallel;
+use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::optim::{Decay, Schedule, Shape};
+use planaria_tensor::World;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Reads the `config.json` at a path, or in a folder.
+pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(&file).map_err(|source| Error::Io { path: name.clone(), source })?;
+    match serde_json::from_str(&text) {
+        Ok(serde_json::Value::Object(map)) => Ok(map),
+        Ok(_) => Err(Error::Syntax { origin: name, what: "not a JSON object".into() }),
+        Err(e) => Err(Error::Syntax { origin: format!("{name}:{}", e.line()), what: e.to_string() }),
+    }
+}
+
+/// The model that `[model]` asks for.
+pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<ModelConfig> {
+    let section = &config.model;
+    let from = section.config.as_ref().or(section.init.as_ref());
+    let base = from.map(|path| read_model_config(path)).transpose()?;
+    let vocab = tokenizer.vocab_size();
+    let model = ModelConfig::from_value(section.to_json(base, Some(vocab)))?;
+    if model.vocab_size < vocab {
+        return Err(Error::Value {
+            key: "model.vocab_size".into(),
+            found: model.vocab_size.to_string(),
+            expected: format!("at least the {vocab} of the tokenizer"),
+        });
+    }
+    Ok(model)
+}
+
+/// The learning rate of every step. The first step has a rate above 0, so that it is not lost.
+pub(super) fn schedule(config: &Config) -> Result<Schedule> {
+    let optim = &config.optim;
+    let steps = optim.horizon.unwrap_or(config.train.steps);
+    let decay = optim.decay.unwrap_or(steps / 10).min(steps);
+    let stable = steps.saturating_sub(optim.warmup).saturating_sub(decay);
+    let shape = match optim.schedule {
+        ScheduleKind::Constant => Shape::Constant,
+        ScheduleKind::Linear => Shape::Linear { steps },
+        ScheduleKind::Cosine => Shape::Cosine { steps },
+        ScheduleKind::Wsd => Shape::Wsd { stable, decay, kind: Decay::Linear },
+    };
+    let min_ratio = if optim.lr > 0.0 { optim.min_lr / optim.lr } else { 0.0 };
+    let schedule = Schedule { lr: optim.lr, min_ratio, warmup: optim.warmup, shape };
+    schedule.check()?;
+    Ok(schedule)
+}
+
+pub(super) fn dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::F16 => DType::F16,
+    }
+}
+
+/// The mesh as one rank sees it.
+#[derive(Debug)]
+pub(super) struct Position {
+    pub(super) mesh: Mesh,
+    /// Pipeline stage.
+    pub(super) stage: usize,
+    pub(super) stages: usize,
+    /// Data replica.
+    pub(super) replica: usize,
+    pub(super) replicas: usize,
+    /// This rank speaks for its inner mesh.
+    pub(super) speaks: bool,
+    /// The stages of this replica at this place of the inner mesh, first to last.
+    pub(super) pipeline: Vec<usize>,
+}
+
+impl Position {
+    pub(super) fn of(mesh: Mesh, rank: usize) -> Result<Position> {
+        let coords = mesh.require(rank)?;
+        let size = |axis: usize| mesh.axis_size(axis);
+        let pipeline = mesh.group(rank, mesh.axis_set(&["pp"])?)?;
+        Ok(Position {
+            stage: coords[0],
+            stages: size(0),
+            replica: coords[1],
+            replicas: size(1),
+            speaks: coords[2] == 0 && coords[3] == 0,
+            pipeline,
+            mesh,
+        })
+    }
+
+    pub(super) fn neighbours(
+        &self,
+        comm: &Arc<dyn Comm>,
+        config: &Config,
+        owners: (usize, usize),
+    ) -> Result<Neighbours> {
+        let here = comm.world_rank();
+        let inner = self.mesh.keep(&["ep", "tp"], here)?;
+        let sequence = config.train.sequence_parallel;
+        let parallel = (inner.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence });
+        let data = comm.group(&self.mesh.group(here, self.mesh.axis_set(&["dp"])?)?)?;
+        Ok(Neighbours { here, parallel, data, first: self.pipeline[owners.0], last: self.pipeline[owners.1] })
+    }
+}
+
+/// The model parts of every stage of a pipeline.
+pub(super) fn parts(layers: usize, count: usize) -> Vec<Stage> {
+    partition::stages(layers, count)
+}

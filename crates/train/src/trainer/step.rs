@@ -1,0 +1,138 @@
+//! One step of a rank: every micro-batch forward and backward, the norm, the update, the figures.
+
+use super::compute::Micro;
+use super::figures::Losses;
+use super::rank::RankRun;
+use crate::data::{Batch, Loader};
+use crate::error::{Error, Result};
+use crate::event::{Event, StepReport};
+use crate::update::{self, Rates};
+use planaria_array::Array;
+use planaria_comm::{AllReduce, CommExt};
+use planaria_layout::Reduce;
+use planaria_nn::optim::ExactNorm;
+use std::time::Instant;
+
+/// What was asked of any rank while the step ran. All ranks know the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wishes {
+    pub(super) save: bool,
+    pub(super) stop: bool,
+}
+
+/// The outcome of the update.
+struct Moved {
+    loss: f64,
+    grad_norm: f64,
+    lr: f64,
+    skipped: bool,
+}
+
+impl RankRun<'_> {
+    /// One step. Collective.
+    pub(super) fn step(&mut self, loader: Option<&mut Loader>) -> Result<Wishes> {
+        let began = Instant::now();
+        let (rounds, replicas) = (self.geometry.accumulation as usize, self.place.replicas);
+        let step = self.progress.step + 1;
+        let mut losses = Losses::new(rounds * replicas);
+        let batches = batches(loader, rounds)?;
+        self.compute(step, &batches, &mut losses)?;
+        let mut sums = self.replica.finish_step(rounds)?;
+        losses.share(&self.world)?;
+        update::join_tied(&self.replica, &self.world, &mut sums)?;
+        let (moved, wishes) = self.update(step, &sums, &losses)?;
+        self.progress.step = step;
+        self.progress.samples += self.geometry.global_batch;
+        self.progress.tokens += self.tokens();
+        self.losses.push(moved.loss);
+        self.report(&moved, began);
+        Ok(wishes)
+    }
+
+    /// Forward and backward of this replica's micro-batches.
+    fn compute(&mut self, step: u64, batches: &[Batch], losses: &mut Losses) -> Result<()> {
+        let scale = self.scale();
+        let micro = |round: usize| {
+            Micro { step, number: round * self.place.replicas + self.place.replica, round, scale }
+        };
+        let mut own = Losses::new(losses.len());
+        for (round, batch) in batches.iter().enumerate() {
+            self.compute.train(&self.replica, batch, micro(round), &mut own)?;
+        }
+        if self.place.speaks {
+            *losses = own;
+        }
+        Ok(())
+    }
+
+    /// The optimizer's part of a step, skipped where the gradient is not finite.
+    fn update(&mut self, step: u64, sums: &[Array], losses: &Losses) -> Result<(Moved, Wishes)> {
+        let mut norm = ExactNorm::new();
+        for lane in update::counted(&self.replica) {
+            norm.add(&sums[lane])?;
+        }
+        let (norm, wishes) = self.agree_on(norm)?;
+        let over = losses.count() * self.scale();
+        let (grad_norm, lr) = (norm / over, self.schedule.rate(step));
+        let skipped = !grad_norm.is_finite();
+        if !skipped {
+            let optim = &self.job.config.optim;
+            let clip = if optim.clip > 0.0 { (optim.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
+            let rates = Rates { number: self.progress.updates + 1, lr, scale: clip / over };
+            update::apply(&self.replica, &self.near.data, self.keeping.zero, sums, optim, rates)?;
+            self.progress.updates += 1;
+        }
+        if let Some(scale) = &mut self.progress.scale {
+            scale.update(!skipped);
+        }
+        Ok((Moved { loss: losses.mean(), grad_norm, lr, skipped }, wishes))
+    }
+
+    /// The norm over all ranks, and what any of them was asked for, in one message. Collective.
+    fn agree_on(&self, norm: ExactNorm) -> Result<(f64, Wishes)> {
+        let requests = &self.job.requests;
+        let mut row = norm.to_array()?.to_vec::<i64>()?;
+        row.extend([i64::from(requests.take_save()), i64::from(requests.is_stop())]);
+        let array = Array::from_slice(&row, &[row.len()])?;
+        self.world.all_reduce(AllReduce { send: array.clone(), recv: array.clone(), op: Reduce::Sum })?;
+        let row = array.to_vec::<i64>()?;
+        let (limbs, wishes) = row.split_at(row.len() - 2);
+        let norm = ExactNorm::from_array(&Array::from_slice(limbs, &[limbs.len()])?)?;
+        Ok((norm.norm(), Wishes { save: wishes[0] > 0, stop: wishes[1] > 0 }))
+    }
+
+    fn report(&self, moved: &Moved, began: Instant) {
+        let report = StepReport {
+            step: self.progress.step,
+            loss: moved.loss,
+            grad_norm: moved.grad_norm,
+            lr: moved.lr,
+            tokens: self.tokens(),
+            samples: self.progress.samples,
+            seconds: began.elapsed().as_secs_f64(),
+            loss_scale: self.scale(),
+            skipped: moved.skipped,
+            peak_bytes: planaria_array::memory_stats().peak as u64,
+        };
+        self.tell(&Event::Step(report));
+    }
+
+    /// Tokens of a step.
+    fn tokens(&self) -> u64 {
+        self.geometry.global_batch * self.job.config.data.sequence as u64
+    }
+
+    fn scale(&self) -> f64 {
+        self.progress.scale.map_or(1.0, |scale| scale.factor)
+    }
+}
+
+/// The micro-batches of this replica in this step; none on stages that need none.
+fn batches(loader: Option<&mut Loader>, rounds: usize) -> Result<Vec<Batch>> {
+    let Some(loader) = loader else { return Ok(Vec::new()) };
+    let batches = loader.take(rounds).collect::<crate::data::Result<Vec<_>>>()?;
+    match batches.len() == rounds {
+        true => Ok(batches),
+        false => Err(Error::Bug { what: format!("the loader gave {} of {rounds} micro-batches", batches.len()) }),
+    }
+}

@@ -1,0 +1,221 @@
+//! The parameters a rank holds, and its share of what the optimizer keeps for each of them.
+//!
+//! ZeRO is a matter of ranges here. A parameter's local piece is a flat row of elements; data rank `r` owns one
+//! contiguous range of it. Stage 0 keeps optimizer state for the whole row, stages 1 and 2 for the own range, stage 3
+//! keeps also the weights themselves only there and brings the rest together when a block needs them.
+
+use crate::error::{Error, Result};
+use crate::reduce::Lane;
+use crate::share::Share;
+use planaria_array::{Array, DType};
+use planaria_ckpt::{Item, Kind};
+use planaria_comm::{AllGather, Comm, CommExt};
+use planaria_layout::{Rank, Region, Shape};
+use planaria_nn::optim::{Ema, Rule, State};
+use planaria_nn::{Param, ParamSpec};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What is divided over data ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Zero {
+    /// Nothing.
+    Off,
+    /// Optimizer state.
+    States,
+    /// Also gradients.
+    Gradients,
+    /// Also weights.
+    Weights,
+}
+
+impl From<u8> for Zero {
+    fn from(stage: u8) -> Zero {
+        match stage {
+            0 => Zero::Off,
+            1 => Zero::States,
+            2 => Zero::Gradients,
+            _ => Zero::Weights,
+        }
+    }
+}
+
+/// Where the other leaf of a tied value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tie {
+    /// There is none.
+    None,
+    /// This one's sum is added to that of another weight of this rank, which is the one that is updated.
+    Into(usize),
+    /// The other leaf is on another stage: both add `embedding + head` and update alike.
+    Across {
+        /// The rank that has it.
+        peer: Rank,
+        /// True where this is the embedding, whose sum comes first.
+        first: bool,
+    },
+}
+
+/// One parameter of this rank.
+#[derive(Debug)]
+pub(crate) struct Weight {
+    pub(crate) spec: ParamSpec,
+    /// The box of the global tensor that this rank of the inner mesh has.
+    within: Region,
+    pub(crate) dtype: DType,
+    pub(crate) trainable: bool,
+    pub(crate) share: Share,
+    /// The own range.
+    pub(crate) own: Range<usize>,
+    /// The local piece as one row; absent where only the own range is kept.
+    pub(crate) full: Option<Array>,
+    /// The own range of it.
+    pub(crate) part: Array,
+    pub(crate) tie: Tie,
+    /// This rank adds the gradient to the global norm: exactly one holder of each element does.
+    pub(crate) counted: bool,
+    pub(crate) state: Option<WeightState>,
+}
+
+/// What the optimizer keeps for a range of a parameter.
+#[derive(Debug)]
+pub(crate) struct WeightState {
+    /// The range, of the local piece.
+    pub(crate) range: Range<usize>,
+    /// Masters and moments.
+    pub(crate) optim: State,
+    /// Running average of the weights.
+    pub(crate) ema: Option<Array>,
+}
+
+/// What a rank keeps for each parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeping {
+    pub(crate) zero: Zero,
+    pub(crate) rule: Rule,
+    pub(crate) ema: Option<Ema>,
+    /// Position among the data ranks.
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    /// This rank in the world.
+    pub(crate) world: Rank,
+}
+
+impl Weight {
+    pub(crate) fn new(param: &Param, keeping: &Keeping) -> Result<Weight> {
+        let leaf = param.leaf();
+        let (within, counted) = match leaf.layout() {
+            None => (Region::whole(&param.spec().shape), true),
+            Some(layout) => {
+                let boxes = layout.piece(keeping.world)?.boxes();
+                let within = match boxes.len() {
+                    0 => Region::new(&vec![0; leaf.ndim()], &vec![0; leaf.ndim()])?,
+                    1 => boxes[0].clone(),
+                    n => return Err(Error::Bug { what: format!("{param:?} is {n} boxes on one rank") }),
+                };
+                let coords = layout.mesh().require(keeping.world)?;
+                let first = layout.replicated_axes().iter().all(|axis| coords[axis] == 0);
+                (within, first)
+            }
+        };
+        let numel = leaf.local().numel();
+        let full = leaf.local().reshape(&[numel])?;
+        let share = Share::new(numel, keeping.ranks);
+        let own = share.range(keeping.rank);
+        let part = full.narrow(0, own.start, own.len())?;
+        let mut weight = Weight {
+            spec: param.spec().clone(),
+            within,
+            dtype: leaf.dtype(),
+            trainable: param.is_trainable(),
+            share,
+            own,
+            part,
+            full: Some(full),
+            tie: Tie::None,
+            counted,
+            state: None,
+        };
+        if keeping.zero == Zero::Weights {
+            weight.part = weight.part.copy()?;
+            weight.full = None;
+        }
+        Ok(weight)
+    }
+
+    /// Makes the optimizer's arrays from the weights of now.
+    pub(crate) fn begin_state(&mut self, keeping: &Keeping) -> Result<()> {
+        let whole = keeping.zero == Zero::Off;
+        let range = if whole { 0..self.share.numel() } else { self.own.clone() };
+        let values = self.values(&range)?;
+        let optim = keeping.rule.state(&values)?;
+        let ema = keeping.ema.map(|ema| ema.start(&values)).transpose()?;
+        self.state = Some(WeightState { range, optim, ema });
+        Ok(())
+    }
+
+    /// The weights of a range that is the own one or, where it is there, any.
+    pub(crate) fn values(&self, range: &Range<usize>) -> Result<Array> {
+        match &self.full {
+            Some(full) => Ok(full.narrow(0, range.start, range.len())?),
+            None if *range == self.own => Ok(self.part.clone()),
+            None => Err(Error::Bug { what: format!("`{}` is asked for weights of other ranks", self.spec.name) }),
+        }
+    }
+
+    pub(crate) fn lane(&self) -> Lane {
+        Lane { numel: self.share.numel(), dtype: self.dtype }
+    }
+
+    /// What a checkpoint has of this parameter, as far as this rank holds it.
+    pub(crate) fn items(&self, each: &mut dyn FnMut(Kind, &Array, Range<usize>) -> Result<()>) -> Result<()> {
+        match &self.full {
+            Some(full) => each(Kind::Parameter, full, 0..self.share.numel())?,
+            None => each(Kind::Parameter, &self.part, self.own.clone())?,
+        }
+        let Some(state) = &self.state else { return Ok(()) };
+        if let Some(master) = &state.optim.master {
+            each(Kind::Master, master, state.range.clone())?;
+        }
+        for (slot, array) in &state.optim.slots {
+            each(Kind::Slot(slot.to_string()), array, state.range.clone())?;
+        }
+        match &state.ema {
+            Some(ema) => each(Kind::Ema, ema, state.range.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// One array over a range of the local piece as checkpoint items: one, or one for each expert.
+    pub(crate) fn item(&self, kind: &Kind, array: &Array, range: Range<usize>) -> Result<Vec<Item>> {
+        let ParamSpec { name, shape, tied, .. } = &self.spec;
+        let name = tied.as_ref().unwrap_or(name);
+        if !self.spec.is_stacked() {
+            return Ok(vec![Item::flat(kind.clone(), name, shape, &self.within, range, array)?]);
+        }
+        let files = self.spec.files();
+        let inner = Region::new(&self.within.lo()[1..], &self.within.hi()[1..])?;
+        let (shape, each) = (Shape::new(&shape[1..])?, inner.numel());
+        let mut items = Vec::new();
+        for (j, index) in (self.within.lo()[0]..self.within.hi()[0]).enumerate() {
+            let (lo, hi) = ((j * each).max(range.start), ((j + 1) * each).min(range.end));
+            if lo < hi {
+                let part = array.narrow(0, lo - range.start, hi - lo)?;
+                let within = lo - j * each..hi - j * each;
+                items.push(Item::flat(kind.clone(), &files[index], &shape, &inner, within, &part)?);
+            }
+        }
+        Ok(items)
+    }
+}
+
+/// Brings the ranges of all data ranks together. Collective.
+pub(crate) fn gather(comm: &Arc<dyn Comm>, share: Share, part: &Array) -> Result<Array> {
+    if comm.size() == 1 {
+        return Ok(part.clone());
+    }
+    let recv = Array::zeros(&[share.numel()], part.dtype())?;
+    let send = part.contiguous()?;
+    comm.all_gather(AllGather { send, recv: recv.clone(), recv_counts: share.counts() })?;
+    Ok(recv)
+}
