@@ -31,6 +31,8 @@ pub struct StageBytes {
     pub saved_input: u64,
     /// The part of `saved` that is the output.
     pub saved_output: u64,
+    /// The part of `output` that is the input, handed on as it came.
+    pub passed: u64,
     /// What is kept from [`Step::Input`] to [`Step::Weight`].
     pub held: u64,
     /// Most that forward needs above what is there when it begins.
@@ -53,6 +55,7 @@ impl StageBytes {
         saved: 0,
         saved_input: 0,
         saved_output: 0,
+        passed: 0,
         held: 0,
         forward_peak: 0,
         backward_peak: 0,
@@ -131,7 +134,12 @@ impl Sizes {
         // A neighbour on the same rank hands over the tensor itself: it is one object for both.
         let before = (!first && stages.before(stage).is_none()).then(|| costs.of(stage - 1).bytes);
         let input = if first || before.is_some() { 0 } else { wide(own.input) };
-        let output = if last { 0 } else { open(&own) };
+        let output = match (last, costs.release) {
+            (true, _) => 0,
+            (false, Release::Early) => open(&own),
+            // What was handed on is counted as the input already.
+            (false, Release::AfterBackward) => (open(&own) - wide(own.passed)).max(0),
+        };
         let same = if first { 0 } else { wide(own.saved_input.min(own.input)) };
         let (saved, let_go_by_forward) = match (costs.release, &before) {
             (Release::Early, None) => (wide(own.saved), input),
