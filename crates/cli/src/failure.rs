@@ -93,6 +93,12 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         if cause.is::<planaria_aoa::Error>() || cause.is::<planaria_layout::Error>() {
             return (Exit::Usage, None);
         }
+        if let Some(error) = cause.downcast_ref::<planaria_telemetry::Error>() {
+            return (Exit::Usage, error.hint());
+        }
+        if let Some(error) = cause.downcast_ref::<planaria_train::data::Error>() {
+            return of_data(error);
+        }
         if cause.is::<planaria_comm::Error>() {
             return (Exit::PeerLost, None);
         }
@@ -121,6 +127,18 @@ fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
         }
         _ => damaged("the file was changed or not written to its end; copy it again from where it came from"),
     }
+}
+
+fn of_data(error: &planaria_train::data::Error) -> (Exit, Option<String>) {
+    use planaria_train::data::Error;
+    let exit = match error {
+        Error::Utf8 { .. } | Error::Line { .. } | Error::TokenFile { .. } | Error::OutOfVocabulary { .. } => {
+            Exit::Damaged
+        }
+        Error::Stopped { .. } | Error::Array(_) => Exit::Negative,
+        _ => Exit::Usage,
+    };
+    (exit, error.hint())
 }
 
 fn of_store(error: &planaria_store::Error) -> (Exit, Option<String>) {

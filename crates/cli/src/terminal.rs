@@ -112,6 +112,11 @@ impl Terminal {
         Progress::new(self.shown, what, total)
     }
 
+    /// Whether standard output understands colours.
+    pub(crate) fn colours(&self) -> bool {
+        self.color_out
+    }
+
     /// Text for standard output in its colour.
     pub(crate) fn paint(&self, style: Style, text: &str) -> String {
         paint(self.color_out, style, text)

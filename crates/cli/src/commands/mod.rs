@@ -3,6 +3,8 @@
 mod completions;
 mod diff;
 mod inspect;
+mod plot;
+mod tokenize;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -15,6 +17,8 @@ pub(crate) enum Command {
     Completions(completions::Args),
     Diff(diff::Args),
     Inspect(inspect::Args),
+    Plot(plot::Args),
+    Tokenize(tokenize::Args),
 }
 
 impl Command {
@@ -24,6 +28,8 @@ impl Command {
             Command::Completions(args) => completions::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
+            Command::Plot(args) => plot::run(args, terminal),
+            Command::Tokenize(args) => tokenize::run(args, terminal),
         }
     }
 }

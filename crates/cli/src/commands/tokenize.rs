@@ -1,0 +1,83 @@
+//! `planaria tokenize`: text into a token file that training maps into memory.
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::quantity::Bytes;
+use crate::terminal::Terminal;
+use anyhow::Result;
+use planaria_train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Turn text into a token file
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Every file is one document, every line of a .jsonl file another. Training reads the result with\n\
+    a data source whose path ends in .tokens."
+)]
+pub(crate) struct Args {
+    /// Files, folders, or patterns with `*`, `?` and `**`
+    #[arg(required = true, value_name = "TEXT")]
+    text: Vec<String>,
+    /// The token file, by custom NAME.tokens
+    #[arg(short, long, value_name = "FILE.tokens")]
+    output: PathBuf,
+    /// `bytes`, a folder with a tokenizer.json, or such a file
+    #[arg(long, value_name = "TOKENIZER", default_value = "bytes")]
+    tokenizer: String,
+    /// What the files hold; told by their names if not given
+    #[arg(long, value_enum, value_name = "KIND")]
+    kind: Option<KindName>,
+    /// The field of a JSON line that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+    /// Special tokens written out in the text become those tokens
+    #[arg(long)]
+    parse_special: bool,
+    /// Replace the file if it exists
+    #[arg(long)]
+    yes: bool,
+}
+
+/// What files hold.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum KindName {
+    /// One document per file
+    Text,
+    /// One JSON object per line
+    Jsonl,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    if args.output.exists() && !args.yes {
+        let message = format!("'{}' exists already", args.output.display());
+        return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
+    }
+    let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
+    let special = if args.parse_special { SpecialText::Parse } else { SpecialText::Plain };
+    tokenizer.set_special_text(special);
+    let source = |path: &String| {
+        let mut source = Source::new(path);
+        source.field.clone_from(&args.field);
+        source.kind = args.kind.map(|kind| match kind {
+            KindName::Text => SourceKind::Text,
+            KindName::Jsonl => SourceKind::Jsonl,
+        });
+        source
+    };
+    let sources: Vec<Source> = args.text.iter().map(source).collect();
+    let header = pretokenize(&sources, &tokenizer, &args.output)?;
+    TokenFile::open(&args.output)?.verify()?;
+    let bytes = std::fs::metadata(&args.output)?.len();
+    if terminal.json {
+        let value = json!({
+            "path": args.output, "tokens": header.tokens, "documents": header.documents,
+            "vocab": header.vocab, "token_bytes": header.width, "bytes": bytes,
+        });
+        terminal.object("planaria/tokenize/1", &value)?;
+    } else {
+        let (tokens, documents, path) = (header.tokens, header.documents, args.output.display());
+        terminal.line(format!("{tokens} tokens in {documents} documents, {}, in {path}", Bytes(bytes)))?;
+    }
+    Ok(Exit::Success)
+}
