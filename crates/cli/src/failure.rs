@@ -118,7 +118,11 @@ fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
             (Exit::Usage, Some("name one of them, or choose a flex save with `--uid`".to_string()))
         }
         Error::NoTensor { .. } => (Exit::Usage, Some("`planaria inspect` lists the names".to_string())),
-        Error::Unsupported { .. } => (Exit::Usage, None),
+        Error::Unsupported { .. } | Error::Request { .. } => (Exit::Usage, None),
+        Error::Mapping(_) => {
+            (Exit::Usage, Some("docs/concepts/mapping.md explains the language".to_string()))
+        }
+        Error::Stopped => (Exit::Negative, None),
         Error::Torn { .. } => {
             damaged("the save was not finished or lost a file; use the checkpoint before it")
         }

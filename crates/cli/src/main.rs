@@ -8,6 +8,7 @@ mod commands;
 mod exit;
 mod failure;
 mod filter;
+mod output_folder;
 mod progress;
 mod quantity;
 mod signals;

@@ -1,6 +1,7 @@
 //! The verbs, one file each: its arguments and what it does.
 
 mod completions;
+mod convert;
 mod diff;
 mod inspect;
 mod plot;
@@ -15,6 +16,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Completions(completions::Args),
+    Convert(convert::Args),
     Diff(diff::Args),
     Inspect(inspect::Args),
     Plot(plot::Args),
@@ -26,6 +28,7 @@ impl Command {
     pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
         match self {
             Command::Completions(args) => completions::run(args, terminal),
+            Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),

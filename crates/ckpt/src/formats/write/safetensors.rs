@@ -27,7 +27,7 @@ pub(crate) fn unified(tensors: &[Wanted], limit: u64) -> Result<Draft> {
     let has_masters = tensors.iter().any(|tensor| tensor.key.part == Part::MasterWeights);
     for part in [Part::Optimizer, Part::MasterWeights, Part::Model] {
         let parts = parts_of(tensors, part, limit);
-        if parts.is_empty() && part != Part::Model {
+        if parts.is_empty() {
             continue;
         }
         let mut index = numbered(&mut draft, part.name(), tensors, &parts)?;

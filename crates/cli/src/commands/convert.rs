@@ -1,0 +1,202 @@
+//! `planaria convert`: from any format to one we write, streaming, never half done.
+
+use crate::checkpoint;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output_folder::OutputFolder;
+use crate::progress::Progress;
+use crate::quantity::{Bytes, count};
+use crate::signals::Signals;
+use crate::table::Table;
+use crate::terminal::{Style, Terminal};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use planaria_aoa::Program;
+use planaria_ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
+use planaria_ckpt::formats::OpenOptions;
+use planaria_layout::DType;
+use serde_json::json;
+
+/// Convert a checkpoint: format, element type, file size, cut, names
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The target appears whole or not at all: it is written beside its place and moved there at the end.\n\
+    A mapping (AOA) says how tensors become others: docs/concepts/mapping.md."
+)]
+pub(crate) struct Args {
+    /// Checkpoint to read: folder, file or URL
+    source: String,
+    /// Folder to write
+    target: String,
+    /// Format to write
+    #[arg(long, value_enum)]
+    to: Form,
+    /// Element type of all floating point tensors, such as bf16
+    #[arg(long)]
+    dtype: Option<DType>,
+    /// How tensors are cut: `whole`, or `as-held` by the source (dcp only)
+    #[arg(long, value_enum, default_value_t, value_name = "CUT")]
+    layout: Held,
+    /// File with a mapping
+    #[arg(long, value_name = "FILE")]
+    mapping: Option<String>,
+    /// Which save of a Paddle flex folder that holds several
+    #[arg(long, value_name = "NUMBER")]
+    uid: Option<u64>,
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// What everything that writes a checkpoint accepts.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Output {
+    /// Most bytes in one file, unless a single tensor is larger
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    pub(super) max_shard_size: Bytes,
+    /// Memory to stay below
+    #[arg(long, value_name = "SIZE", default_value = "256MB")]
+    pub(super) max_memory: Bytes,
+    /// Say what would be written, and write nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Replace the target if it exists
+    #[arg(long)]
+    pub(super) yes: bool,
+}
+
+/// A format that can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// A Hugging Face folder of the model
+    Hf,
+    /// A PyTorch distributed checkpoint
+    Dcp,
+    /// A Paddle unified checkpoint
+    PaddleUnified,
+}
+
+impl From<Form> for To {
+    fn from(form: Form) -> To {
+        match form {
+            Form::Hf => To::HuggingFace,
+            Form::Dcp => To::TorchDcp,
+            Form::PaddleUnified => To::PaddleUnified,
+        }
+    }
+}
+
+/// How tensors are cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Held {
+    /// Every tensor in one piece
+    #[default]
+    Whole,
+    /// As the source has them
+    AsHeld,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let mapping = args.mapping.as_deref().map(read_mapping).transpose()?;
+    let source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
+    for skipped in &source.skipped {
+        terminal.warn(format_args!("left out {}: {}", skipped.what, skipped.why));
+    }
+    let options = ConvertOptions {
+        dtype: args.dtype,
+        max_shard_size: args.output.max_shard_size.0,
+        cut: if args.layout == Held::AsHeld { Cut::AsHeld } else { Cut::Whole },
+        mapping,
+        max_memory: args.output.max_memory.0,
+    };
+    let conversion = plan(&source, args.to.into(), &options)?;
+    carry_out(&conversion, &args.target, &args.output, terminal)
+}
+
+fn read_mapping(path: &str) -> Result<Program> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::usage(format!("cannot read '{path}': {error}")).hint("`--mapping` takes a text file")
+    })?;
+    Program::parse(text).with_context(|| format!("the mapping '{path}' does not hold"))
+}
+
+/// Reports, writes, and says what was written.
+pub(super) fn carry_out(
+    conversion: &Conversion<'_>,
+    target: &str,
+    output: &Output,
+    terminal: &mut Terminal,
+) -> Result<Exit> {
+    for warning in conversion.warnings() {
+        terminal.warn(warning);
+    }
+    report_left_out(conversion, terminal);
+    let folder = OutputFolder::check(target, output.yes)?;
+    if !output.dry_run {
+        let signals = Signals::watch()?;
+        let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };
+        let written = folder.fill(|store, name| Ok(conversion.run(store, name, &observer)?));
+        observer.progress.finish();
+        if let Some(signal) = observer.signals.came() {
+            return Err(Failure::signal(signal).into());
+        }
+        written?;
+    }
+    print(conversion, target, output, terminal)?;
+    Ok(Exit::Success)
+}
+
+/// Shows progress, and stops the work when a signal comes.
+struct Watcher {
+    progress: Progress,
+    signals: Signals,
+}
+
+impl Observer for Watcher {
+    fn moved(&self, bytes: u64) -> bool {
+        self.progress.add(bytes);
+        self.signals.came().is_none()
+    }
+}
+
+fn report_left_out(conversion: &Conversion<'_>, terminal: &Terminal) {
+    let left_out = conversion.left_out();
+    if let Some((first, why)) = left_out.first() {
+        terminal.warn(format_args!("{} left out ('{first}' is one): {why}", count(left_out.len(), "tensor")));
+    }
+    for (key, why) in left_out {
+        terminal.detail(format_args!("left out '{key}': {why}"));
+    }
+}
+
+fn print(conversion: &Conversion<'_>, target: &str, output: &Output, terminal: &mut Terminal) -> Result<()> {
+    let files: Vec<(&str, u64)> = conversion.files().collect();
+    let tensors = conversion.tensors().len();
+    if terminal.json {
+        let listed: Vec<_> =
+            files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect();
+        let object = json!({
+            "target": target,
+            "written": !output.dry_run,
+            "tensors": tensors,
+            "bytes": conversion.bytes(),
+            "files": listed,
+            "left_out": conversion.left_out().len(),
+        });
+        return terminal.object("planaria/convert/1", &object);
+    }
+    if output.dry_run {
+        let mut table = Table::new(&[1]);
+        files.iter().for_each(|(name, bytes)| table.row([name.to_string(), Bytes(*bytes).to_string()]));
+        let lines: Vec<String> = table.lines().collect();
+        lines.iter().try_for_each(|line| terminal.line(line))?;
+    }
+    let verb = if output.dry_run { "would write" } else { "wrote" };
+    let text = format!(
+        "{verb} {} in {}, {}",
+        count(tensors, "tensor"),
+        count(files.len(), "file"),
+        Bytes(conversion.bytes())
+    );
+    let text = terminal.paint(Style::Good, &text);
+    terminal.line(format!("{text} to {target}"))
+}

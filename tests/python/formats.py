@@ -1,0 +1,163 @@
+"""Opens what `planaria convert` writes with the programs it is written for, and compares every bit.
+
+usage: formats.py PLANARIA TESTDATA FOLDER
+"""
+
+import json
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+warnings.filterwarnings("ignore")
+PLANARIA, TESTDATA, OUT = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+SOURCES = [
+    "torch-dcp/dtensor2",
+    "torch-dcp/fsdp2_2",
+    "torch-dcp/single",
+    "torch-dcp/fp8_2",
+    "torch-dcp/nested2",
+    "paddle-checkpoints/tp4_replicas",
+    "paddle-checkpoints/uneven2",
+    "paddle-checkpoints/zero2_flat",
+    "paddle-checkpoints/big1",
+]
+
+
+def convert(source, name, *flags):
+    target = OUT / name
+    command = [PLANARIA, "convert", str(source), str(target), "--yes", "-q", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return target
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys(), set(found) ^ set(expected)
+    for name, tensor in expected.items():
+        other = found[name]
+        assert other.dtype == tensor.dtype and other.shape == tensor.shape, (name, other.dtype, other.shape)
+        raw = [t.contiguous().view(-1).view(torch.uint8) for t in (other, tensor)]
+        assert torch.equal(*raw), f"{name} differs"
+
+
+def files(folder, stem):
+    """The tensors of numbered files, checked against their index."""
+    index = json.loads((folder / f"{stem}.safetensors.index.json").read_text())
+    tensors = {}
+    for file in sorted(set(index["weight_map"].values())):
+        held = load_file(folder / file)
+        assert all(index["weight_map"][name] == file for name in held), file
+        tensors.update(held)
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    assert index["metadata"]["total_size"] == total, "total_size is exact"
+    return tensors
+
+
+def read_dcp(folder):
+    about = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {k: torch.zeros(m.size, dtype=m.properties.dtype) for k, m in about.items() if hasattr(m, "size")}
+    dcp.load(tensors, checkpoint_id=folder)
+    return tensors
+
+
+def hugging_face(source, expected, name):
+    folder = convert(source, f"{name}-hf", "--to", "hf", "--max-shard-size", "500B")
+    many = (folder / "model.safetensors.index.json").exists()
+    same(files(folder, "model") if many else load_file(folder / "model.safetensors"), expected)
+
+
+def torch_dcp(source, expected, name):
+    folder = convert(source, f"{name}-dcp", "--to", "dcp", "--max-shard-size", "3kB")
+    same(read_dcp(folder), expected)
+    one = OUT / f"{name}.pt"
+    dcp_to_torch_save(folder, one)
+    saved = torch.load(one, weights_only=False)
+    same({k: v for k, v in saved.items() if torch.is_tensor(v)}, expected)
+
+
+def torch_dcp_as_held(source, expected, name):
+    folder = convert(source, f"{name}-held", "--to", "dcp", "--layout", "as-held")
+    same(read_dcp(folder), expected)
+
+
+def archives_have_right_checksums(source, expected, name):
+    folder = convert(source, f"{name}-zip", "--to", "dcp")
+    about = dcp.FileSystemReader(folder).read_metadata()
+    for place in about.storage_data.values():
+        with open(folder / place.relative_path, "rb") as file:
+            file.seek(place.offset)
+            part = OUT / "archive.zip"
+            part.write_bytes(file.read(place.length))
+        assert zipfile.ZipFile(part).testzip() is None
+
+
+def unified(source, expected, name):
+    if name != "paddle-checkpoints-tp4_replicas":
+        return
+    folder = convert(source, f"{name}-unified", "--to", "paddle-unified", "--max-shard-size", "300B")
+    same(files(folder, "model"), expected)
+
+
+def casts_like_torch(source, expected, name):
+    folder = convert(source, f"{name}-bf16", "--to", "hf", "--dtype", "bf16")
+    wide = (torch.float32, torch.float64, torch.float16)
+    cast = {k: v.to(torch.bfloat16) if v.dtype in wide or v.element_size() == 1 and v.is_floating_point() else v
+            for k, v in expected.items()}
+    same(load_file(folder / "model.safetensors"), cast)
+
+
+def transformers_model():
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(OUT / "qwen2")
+    ring = convert(OUT / "qwen2", "qwen2-dcp", "--to", "dcp")
+    same(read_dcp(ring), {k: v for k, v in load_file(OUT / "qwen2" / "model.safetensors").items()})
+    ring = convert(ring, "qwen2-unified", "--to", "paddle-unified", "--max-shard-size", "10kB")
+    ring = convert(ring, "qwen2-hf", "--to", "hf", "--max-shard-size", "20kB")
+    (ring / "config.json").write_text((OUT / "qwen2" / "config.json").read_text())
+    tokens = torch.arange(24).reshape(2, 12)
+    again = AutoModelForCausalLM.from_pretrained(ring).eval()
+    assert torch.equal(model(tokens).logits, again(tokens).logits), "the same logits"
+
+
+def mapping_transposes():
+    torch.manual_seed(1)
+    tensors = {"a.w": torch.randn(37, 53), "b.w": torch.randn(37, 11)}
+    save_file(tensors, OUT / "plain.safetensors")
+    (OUT / "t.aoa").write_text("a.w^T, b.w^T -> ab, axis=0\n")
+    folder = convert(OUT / "plain.safetensors", "mapped", "--to", "hf", "--mapping", str(OUT / "t.aoa"))
+    same(load_file(folder / "model.safetensors"), {"ab": torch.cat([tensors["a.w"].T, tensors["b.w"].T])})
+
+
+def main():
+    passed = failed = 0
+    cases = []
+    for source in SOURCES:
+        for check in (hugging_face, torch_dcp, torch_dcp_as_held, archives_have_right_checksums, unified, casts_like_torch):
+            expected = load_file(TESTDATA / f"{source}.expected.safetensors")
+            cases.append((f"{check.__name__} {source}", check, (TESTDATA / source, expected, source.replace("/", "-"))))
+    cases += [(f.__name__, f, ()) for f in (transformers_model, mapping_transposes)]
+    for name, check, args in cases:
+        try:
+            check(*args)
+            passed += 1
+        except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
+            failed += 1
+            print(f"FAILED {name}: {type(error).__name__}: {error}")
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
