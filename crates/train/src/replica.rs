@@ -70,7 +70,12 @@ impl Replica {
             let trained: Vec<usize> = own.clone().filter(|&i| weights[i].trainable).collect();
             let rows: Vec<_> = trained.iter().map(|&i| weights[i].lane()).collect();
             let reducer = Arc::new(Reducer::new(near.data.clone(), &rows, reduce));
-            let feeds = Feeds { weights: &weights[own.clone()], zero: keeping.zero, reducer: &reducer, round: &round };
+            let feeds = Feeds {
+                weights: &weights[own.clone()],
+                zero: keeping.zero,
+                reducer: &reducer,
+                round: &round,
+            };
             parts.push(Part { model: feeds.install(model, &near.data)?, reducer });
             lanes.extend(trained);
         }

@@ -29,7 +29,9 @@ impl Requests {
             // In this order: the first signal arms the exit, the second meets it armed.
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, armed.clone())
                 .and_then(|_| signal_hook::flag::register(signal, armed))
-                .and_then(|_| signal_hook::flag::register_usize(signal, inner.signal.clone(), signal as usize))
+                .and_then(|_| {
+                    signal_hook::flag::register_usize(signal, inner.signal.clone(), signal as usize)
+                })
                 .map_err(failed)?;
         }
         signal_hook::flag::register(SIGUSR1, inner.wants_save.clone()).map_err(failed)?;

@@ -29,7 +29,8 @@ pub(crate) fn join_tied(replica: &Replica, world: &Arc<dyn Comm>, sums: &mut [Ar
         match replica.weights[replica.lanes[lane]].tie {
             Tie::None => {}
             Tie::Into(twin) => {
-                let home = lane_of(twin).ok_or_else(|| Error::Bug { what: "one of two twins is frozen".into() })?;
+                let home =
+                    lane_of(twin).ok_or_else(|| Error::Bug { what: "one of two twins is frozen".into() })?;
                 sums[home].binary_in_place(Binary::Add, &sums[lane])?;
             }
             Tie::Across { peer, first } => {

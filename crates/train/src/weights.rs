@@ -159,7 +159,9 @@ impl Weight {
         match &self.full {
             Some(full) => Ok(full.narrow(0, range.start, range.len())?),
             None if *range == self.own => Ok(self.part.clone()),
-            None => Err(Error::Bug { what: format!("`{}` is asked for weights of other ranks", self.spec.name) }),
+            None => {
+                Err(Error::Bug { what: format!("`{}` is asked for weights of other ranks", self.spec.name) })
+            }
         }
     }
 

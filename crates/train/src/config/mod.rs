@@ -16,8 +16,8 @@ pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection};
 pub use schema::schema;
 pub use sections::{
-    CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute,
-    Reduction, ScheduleKind, TrainSection,
+    CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction, ScheduleKind,
+    TrainSection,
 };
 
 use crate::error::{Error, Result};
@@ -78,8 +78,18 @@ impl Config {
         require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
         self.mesh.check()?;
         let data = &self.data;
-        require("data.source", !data.source.is_empty(), "missing", "at least one `[[data.source]]` with a `path`")?;
-        require("data.sequence", (1..=1 << 24).contains(&data.sequence), data.sequence, "from 1 to 16777216")?;
+        require(
+            "data.source",
+            !data.source.is_empty(),
+            "missing",
+            "at least one `[[data.source]]` with a `path`",
+        )?;
+        require(
+            "data.sequence",
+            (1..=1 << 24).contains(&data.sequence),
+            data.sequence,
+            "from 1 to 16777216",
+        )?;
         require("data.prefetch", (1..=4096).contains(&data.prefetch), data.prefetch, "from 1 to 4096")?;
         self.optim.check()?;
         self.train.check()?;

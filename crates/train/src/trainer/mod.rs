@@ -88,7 +88,8 @@ impl Trainer {
         self.config.mesh.on(ranks)?;
         let job = self.job()?;
         let timeout = Duration::from_secs(self.config.train.timeout);
-        let outcomes = threads::try_run(&threads::Options::new(ranks).timeout(timeout), |comm| job.run(comm))?;
+        let outcomes =
+            threads::try_run(&threads::Options::new(ranks).timeout(timeout), |comm| job.run(comm))?;
         first(outcomes)
     }
 

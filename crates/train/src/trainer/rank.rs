@@ -151,7 +151,8 @@ impl RankRun<'_> {
         let only_weights = |item: &Item| item.kind == Kind::Parameter;
         let items = resume::items(&self.replica, Array::clone)?;
         let mut state = State::new(items.into_iter().filter(only_weights).collect());
-        let options = LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
+        let options =
+            LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
         planaria_ckpt::load(&*self.world, &*store, &folder, &mut state, &options)?;
         Ok(())
     }
@@ -201,7 +202,9 @@ impl RankRun<'_> {
         if !is_saved && step > 0 && (stopped || self.job.config.checkpoint.final_save) {
             self.save()?;
             if !self.saves.finish(self.job)? && stopped {
-                return Err(Error::Run { what: format!("the state of step {step} could not be saved before stopping") });
+                return Err(Error::Run {
+                    what: format!("the state of step {step} could not be saved before stopping"),
+                });
             }
         }
         let checkpoint = self.saves.newest.map(|(_, folder)| folder);

@@ -111,7 +111,8 @@ impl Position {
         let here = comm.world_rank();
         let inner = self.mesh.keep(&["ep", "tp"], here)?;
         let sequence = config.train.sequence_parallel;
-        let parallel = (inner.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence });
+        let parallel =
+            (inner.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence });
         let data = comm.group(&self.mesh.group(here, self.mesh.axis_set(&["dp"])?)?)?;
         Ok(Neighbours { here, parallel, data, first: self.pipeline[owners.0], last: self.pipeline[owners.1] })
     }

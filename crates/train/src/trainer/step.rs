@@ -52,8 +52,11 @@ impl RankRun<'_> {
     /// Forward and backward of this replica's micro-batches.
     fn compute(&mut self, step: u64, batches: &[Batch], losses: &mut Losses) -> Result<()> {
         let scale = self.scale();
-        let micro = |round: usize| {
-            Micro { step, number: round * self.place.replicas + self.place.replica, round, scale }
+        let micro = |round: usize| Micro {
+            step,
+            number: round * self.place.replicas + self.place.replica,
+            round,
+            scale,
         };
         let mut own = Losses::new(losses.len());
         for (round, batch) in batches.iter().enumerate() {
@@ -133,6 +136,8 @@ fn batches(loader: Option<&mut Loader>, rounds: usize) -> Result<Vec<Batch>> {
     let batches = loader.take(rounds).collect::<crate::data::Result<Vec<_>>>()?;
     match batches.len() == rounds {
         true => Ok(batches),
-        false => Err(Error::Bug { what: format!("the loader gave {} of {rounds} micro-batches", batches.len()) }),
+        false => {
+            Err(Error::Bug { what: format!("the loader gave {} of {rounds} micro-batches", batches.len()) })
+        }
     }
 }
