@@ -52,7 +52,8 @@ impl Sandbox {
     /// Trains it up to a step, where it saves and stops.
     pub fn train_until(&self, step: u64, name: &str, mesh: &str, more: &[&str]) -> Result<Run> {
         let config = self.config(name, mesh, more)?;
-        let outcome = Trainer::new(config).until(step).run(None).with_context(|| format!("{name} on {mesh}"))?;
+        let outcome =
+            Trainer::new(config).until(step).run(None).with_context(|| format!("{name} on {mesh}"))?;
         self.finished(name, outcome)
     }
 

@@ -92,7 +92,8 @@ const PREFIX: &str = "PLANARIA_";
 /// One value on its way into the configuration.
 struct Entry {
     path: Vec<String>,
-    value: Value,
+    /// Absent for a key inside a list of tables, which is only checked: the list goes in as a whole.
+    value: Option<Value>,
     origin: Origin,
 }
 
@@ -171,7 +172,7 @@ fn given(key: &str, text: &str, origin: Origin) -> Entry {
         Some(value) if value.is_str() || !schema::is_text(&names) || value.is_table() => value,
         _ => Value::String(text.into()),
     };
-    Entry { path, value, origin }
+    Entry { path, value: Some(value), origin }
 }
 
 fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> Result<()> {
@@ -185,7 +186,7 @@ fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> 
     let text = std::fs::read_to_string(file).map_err(io)?;
     let mut own = Vec::new();
     read_text(&name, &text, &mut own)?;
-    let base = own.iter().find(|e| e.path == ["extends"]).and_then(|e| e.value.as_str()).map(PathBuf::from);
+    let base = own.iter().find(|e| e.path == ["extends"]).and_then(|e| e.value.as_ref()?.as_str()).map(PathBuf::from);
     if let Some(base) = base {
         open.push(real);
         read_file(&file.parent().unwrap_or(Path::new("")).join(base), open, entries)?;
@@ -203,9 +204,9 @@ fn read_text(name: &str, text: &str, entries: &mut Vec<Entry>) -> Result<()> {
     };
     let spans = DeTable::parse(text).map_err(syntax)?;
     let values: Table = toml::from_str(text).map_err(syntax)?;
-    let mut add = |path: &[String], value: &Value, at: usize| {
+    let mut add = |path: &[String], value: Option<&Value>, at: usize| {
         let origin = Origin::File { path: name.into(), line: line(at) };
-        entries.push(Entry { path: path.to_vec(), value: value.clone(), origin });
+        entries.push(Entry { path: path.to_vec(), value: value.cloned(), origin });
     };
     walk(spans.get_ref(), &values, &mut Vec::new(), &mut add);
     Ok(())
@@ -216,7 +217,7 @@ fn walk(
     spans: &DeTable<'_>,
     values: &Table,
     path: &mut Vec<String>,
-    add: &mut dyn FnMut(&[String], &Value, usize),
+    add: &mut dyn FnMut(&[String], Option<&Value>, usize),
 ) {
     for (key, span) in spans.iter() {
         let key_start = Spanned::span(key).start;
@@ -224,7 +225,27 @@ fn walk(
         path.push(key.get_ref().to_string());
         match (span.get_ref(), value) {
             (DeValue::Table(spans), Value::Table(values)) => walk(spans, values, path, add),
-            _ => add(path, value, key_start),
+            (DeValue::Array(items), value) => {
+                add(path, Some(value), key_start);
+                path.push(schema::ITEM.into());
+                for item in items.iter().filter_map(|item| item.get_ref().as_table()) {
+                    keys(item, path, add);
+                }
+                path.pop();
+            }
+            _ => add(path, Some(value), key_start),
+        }
+        path.pop();
+    }
+}
+
+/// The keys of a table in a list.
+fn keys(table: &DeTable<'_>, path: &mut Vec<String>, add: &mut dyn FnMut(&[String], Option<&Value>, usize)) {
+    for (key, value) in table.iter() {
+        path.push(key.get_ref().to_string());
+        match value.get_ref() {
+            DeValue::Table(inner) => keys(inner, path, add),
+            _ => add(path, None, Spanned::span(key).start),
         }
         path.pop();
     }
@@ -233,11 +254,12 @@ fn walk(
 fn merge(entries: Vec<Entry>) -> Result<Resolved> {
     let (mut table, mut origins) = (Table::new(), BTreeMap::new());
     for Entry { path, value, origin } in entries {
-        let key = path.join(".");
+        let key = path.join(".").replace(&format!(".{}", schema::ITEM), "");
         let names: Vec<&str> = path.iter().map(String::as_str).collect();
         if let Err((depth, known)) = schema::find(&names) {
             return Err(Error::unknown_key(key, names[depth], &known, origin.to_string()));
         }
+        let Some(value) = value else { continue };
         insert(&mut table, &path, value);
         let below = format!("{key}.");
         origins.retain(|k: &String, _| !k.starts_with(&below));

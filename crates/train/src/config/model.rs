@@ -66,9 +66,9 @@ pub struct ModelSection {
     /// Standard deviation of initial weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initializer_range: Option<f64>,
-    /// Dropout on attention weights.
+    /// Dropout on what blocks add to the residual.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub attention_dropout: Option<f64>,
+    pub hidden_dropout: Option<f64>,
     /// Experts per block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_experts: Option<usize>,

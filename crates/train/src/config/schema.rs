@@ -10,10 +10,17 @@ pub fn schema() -> &'static Value {
     SCHEMA.get_or_init(|| schemars::schema_for!(Config).to_value())
 }
 
+/// Stands in a path for any item of a list.
+pub(super) const ITEM: &str = "[]";
+
 /// The schema of a key, or the keys that its section has instead.
 pub(super) fn find(path: &[&str]) -> Result<&'static Value, (usize, Vec<&'static str>)> {
     let mut at = schema();
     for (depth, key) in path.iter().enumerate() {
+        if *key == ITEM {
+            at = at.get("items").map_or(at, target);
+            continue;
+        }
         let Some(properties) = properties(at) else {
             return Err((depth, Vec::new()));
         };

@@ -3,7 +3,7 @@
 use super::*;
 use std::path::Path;
 
-const SMALL: &str = "[data]\nfiles = [\"a.txt\"]\n";
+const SMALL: &str = "[[data.source]]\npath = \"a.txt\"\n";
 
 fn refused(text: &str) -> String {
     Sources::text("run.toml", text).resolve().unwrap_err().to_string()
@@ -18,8 +18,9 @@ fn a_text_becomes_a_configuration_and_goes_round() {
         kind = "llama"
         hidden_size = 64
         [data]
-        files = ["docs"]
         sequence = 64
+        [[data.source]]
+        path = "docs"
         [optim]
         lr = 3e-4
         schedule = "wsd"
@@ -43,7 +44,7 @@ fn later_layers_win_and_each_value_knows_its_origin() {
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write(
         "base.toml",
-        "mesh = \"dp=2 tp=2\"\n[data]\nfiles = [\"x\"]\n[optim]\nlr = 0.5\nwarmup = 7\nclip = 2.0\n",
+        "mesh = \"dp=2 tp=2\"\n[[data.source]]\npath = \"x\"\n[optim]\nlr = 0.5\nwarmup = 7\nclip = 2.0\n",
     );
     write("small.toml", "extends = \"base.toml\"\n[optim]\nlr = 0.25\nclip = 3.0\n");
     let variables = [
@@ -86,7 +87,7 @@ fn later_layers_win_and_each_value_knows_its_origin() {
 #[test]
 fn unknown_keys_come_with_the_nearest_name_and_the_line() {
     assert_eq!(
-        refused("[data]\nfiles = [\"a\"]\n[optim]\nwarm_up = 3\n"),
+        refused("[[data.source]]\npath = \"a\"\n[optim]\nwarm_up = 3\n"),
         "unknown key `optim.warm_up` (run.toml:4); did you mean `warmup`?"
     );
     assert_eq!(refused("[otpim]\nlr = 3\n"), "unknown key `otpim.lr` (run.toml:2); did you mean `optim`?");
@@ -99,7 +100,7 @@ fn unknown_keys_come_with_the_nearest_name_and_the_line() {
         Sources::text("run.toml", SMALL).variables([("PLANARIA_OTPIM__LR".to_string(), "1".to_string())]);
     let message = variable.resolve().unwrap_err().to_string();
     assert_eq!(message, "unknown key `otpim.lr` (variable PLANARIA_OTPIM__LR); did you mean `optim`?");
-    assert!(refused("mesh = \"dp=2 xp=2\"\n[data]\nfiles=[\"a\"]").contains("did you mean"));
+    assert!(refused("mesh = \"dp=2 xp=2\"\n[[data.source]]\npath=\"a\"").contains("did you mean"));
 }
 
 #[test]
@@ -109,13 +110,14 @@ fn wrong_types_and_values_are_named_with_their_place() {
         ("[optim\n", ["run.toml:1", "", ""]),
         ("[train]\nsteps = -4\n", ["run.toml:2", "`train.steps`", "-4"]),
         ("[optim]\nkind = \"adam\"\n", ["run.toml:2", "`optim.kind`", "adamw"]),
-        ("mesh = \"dp=\"\n[data]\nfiles=[\"a\"]", ["mesh", "dp=", "axes like"]),
-        ("[data]\nfiles = [\"a\"]\n[optim]\nbeta2 = 1.0\n", ["optim.beta2", "is 1", "below 1"]),
-        ("[data]\nfiles = [\"a\"]\n[optim]\nlr = nan\n", ["optim.lr", "NaN", "finite"]),
-        ("[data]\nfiles = []\n", ["data.files", "", "at least one"]),
-        ("name = \"../x\"\n[data]\nfiles = [\"a\"]\n", ["name", "../x", "letters"]),
-        ("mesh = \"dp=0\"\n[data]\nfiles = [\"a\"]\n", ["mesh", "dp=0", ""]),
-        ("[data]\nfiles = [\"a\"]\n[train]\nzero = 4\n", ["train.zero", "is 4", "0, 1, 2 or 3"]),
+        ("mesh = \"dp=\"\n[[data.source]]\npath=\"a\"", ["mesh", "dp=", "axes like"]),
+        ("[[data.source]]\npath = \"a\"\n[optim]\nbeta2 = 1.0\n", ["optim.beta2", "is 1", "below 1"]),
+        ("[[data.source]]\npath = \"a\"\n[optim]\nlr = nan\n", ["optim.lr", "NaN", "finite"]),
+        ("[data]\nsource = []\n", ["data.source", "", "at least one"]),
+        ("[[data.source]]\npahs = \"a\"\n", ["run.toml:2", "`data.source.pahs`", "did you mean `path`"]),
+        ("name = \"../x\"\n[[data.source]]\npath = \"a\"\n", ["name", "../x", "letters"]),
+        ("mesh = \"dp=0\"\n[[data.source]]\npath = \"a\"\n", ["mesh", "dp=0", ""]),
+        ("[[data.source]]\npath = \"a\"\n[train]\nzero = 4\n", ["train.zero", "is 4", "0, 1, 2 or 3"]),
     ] {
         let message = refused(text);
         assert!(words.iter().all(|w| message.contains(w)), "{text}: {message}");

@@ -1,0 +1,122 @@
+//! The exactness promise: loss curve, weights and optimizer state are the same bits however a batch is split over data
+//! ranks, whatever is divided among them, and whatever is computed again. Splits of the model stay within bounds.
+
+use anyhow::{Context, Result};
+use planaria_e2e::{Run, Sandbox};
+
+/// Bound on the relative difference of losses where sums are split between ranks of one replica.
+const TENSOR_BOUND: f64 = 2e-5;
+
+fn train(mesh: &str, more: &[&str]) -> Result<Run> {
+    Sandbox::new()?.train("run", mesh, more)
+}
+
+fn same(reference: &Run, mesh: &str, more: &[&str]) -> Result<()> {
+    let what = || format!("{mesh} with {more:?}");
+    train(mesh, more).with_context(what)?.same_bits(reference).with_context(what)
+}
+
+#[test]
+fn data_ranks_and_accumulation_change_no_bit() -> Result<()> {
+    let alone = train("", &[])?;
+    assert!(alone.outcome.losses[3] < alone.outcome.losses[0] - 0.3, "{:?}", alone.outcome.losses);
+    for mesh in ["dp=2", "dp=4", "dp=8"] {
+        same(&alone, mesh, &[])?;
+    }
+    same(&alone, "dp=2", &["train.bucket_bytes=64"])?;
+    same(&alone, "dp=4", &["train.bucket_bytes=100000000"])
+}
+
+#[test]
+fn zero_changes_no_bit() -> Result<()> {
+    let alone = train("", &[])?;
+    for stage in ["train.zero=1", "train.zero=2", "train.zero=3"] {
+        same(&alone, "dp=2", &[stage])?;
+        same(&alone, "dp=4", &[stage, "train.recompute=full"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_computed_again_changes_no_bit() -> Result<()> {
+    let kept = train("", &[])?;
+    same(&kept, "", &["train.recompute=full"])?;
+    same(&kept, "dp=2", &["train.recompute=blocks", "train.recompute_blocks=[1, 3]"])
+}
+
+#[test]
+fn narrow_weights_with_masters_change_no_bit() -> Result<()> {
+    let bf16 = ["train.precision=bf16", "optim.ema=0.9"];
+    let alone = train("", &bf16)?;
+    assert!(alone.tensors.keys().any(|name| name.starts_with("master_weights:")));
+    assert!(alone.tensors.keys().any(|name| name.starts_with("ema:")));
+    same(&alone, "dp=4", &bf16)?;
+    same(&alone, "dp=2", &[bf16[0], bf16[1], "train.zero=3"])?;
+    let f16 = ["train.precision=f16", "optim.loss_scale=1024"];
+    same(&train("", &f16)?, "dp=2", &[f16[0], f16[1], "train.zero=1"])
+}
+
+#[test]
+fn other_optimizers_and_tied_weights_change_no_bit() -> Result<()> {
+    let sgd = ["optim.kind=sgd", "optim.lr=0.3", "model.tie_word_embeddings=true"];
+    let alone = train("", &sgd)?;
+    assert!(!alone.tensors.contains_key("model:lm_head.weight"), "a tied head is not stored");
+    for stage in ["train.zero=0", "train.zero=2", "train.zero=3"] {
+        same(&alone, "dp=2", &[sgd[0], sgd[1], sgd[2], stage])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn dropout_follows_the_micro_batch_not_the_rank() -> Result<()> {
+    let dropped = ["model.hidden_dropout=0.2"];
+    let alone = train("", &dropped)?;
+    assert!(alone.same_tensors(&train("", &[])?).is_err(), "something is dropped");
+    same(&alone, "dp=4", &dropped)?;
+    same(&alone, "dp=2", &[dropped[0], "train.recompute=full", "train.zero=3"])
+}
+
+#[test]
+fn tensor_and_sequence_ranks_stay_within_bounds() -> Result<()> {
+    let alone = train("", &[])?;
+    for (mesh, more) in [
+        ("tp=2", &[][..]),
+        ("tp=4", &[]),
+        ("dp=2 tp=2", &["train.sequence_parallel=true"]),
+        ("dp=2 tp=2", &["train.zero=3", "train.recompute=full"]),
+    ] {
+        let split = train(mesh, more)?;
+        split.close_losses(&alone, TENSOR_BOUND).with_context(|| format!("{mesh} with {more:?}"))?;
+    }
+    // With the inner mesh fixed, data ranks change no bit either.
+    let tensor = train("tp=2", &[])?;
+    same(&tensor, "dp=2 tp=2", &[])?;
+    same(&tensor, "dp=2 tp=2", &["train.zero=2"])
+}
+
+#[test]
+fn experts_on_several_ranks_stay_within_bounds() -> Result<()> {
+    let moe = [
+        "model.kind=qwen2_moe",
+        "model.num_experts=4",
+        "model.num_experts_per_tok=2",
+        "model.moe_intermediate_size=8",
+        "model.shared_expert_intermediate_size=8",
+        "train.micro_batch=2",
+    ];
+    let alone = train("", &moe)?;
+    assert!(alone.tensors.contains_key("model:model.layers.0.mlp.experts.3.up_proj.weight"));
+    same(&alone, "dp=2", &moe)?;
+    let zero: Vec<&str> = moe.into_iter().chain(["train.zero=3"]).collect();
+    same(&alone, "dp=4", &zero)?;
+    let split = train("ep=2", &moe)?;
+    split.close_losses(&alone, TENSOR_BOUND)?;
+    let both: Vec<&str> = moe.into_iter().chain(["train.zero=1"]).collect();
+    same(&split, "dp=2 ep=2", &both)
+}
+
+#[test]
+fn sums_once_a_step_are_close() -> Result<()> {
+    let alone = train("", &[])?;
+    train("dp=2", &["train.reduce=step"])?.close_losses(&alone, 1e-5)
+}
