@@ -19,6 +19,9 @@ pub enum Error {
     /// The ranks could not work together, or another rank failed.
     #[error(transparent)]
     Comm(#[from] planaria_comm::Error),
+    /// A mapping that cannot be used.
+    #[error(transparent)]
+    Mapping(#[from] planaria_aoa::Error),
     /// A layout that cannot be saved or loaded.
     #[error(transparent)]
     Layout(#[from] planaria_layout::Error),
@@ -226,6 +229,28 @@ pub enum Error {
     FileName {
         /// The name.
         name: String,
+    },
+    /// An array that cannot be loaded into.
+    #[error("tensor '{tensor}': an array with strides {strides:?} cannot be loaded into; make it contiguous")]
+    NotWritable {
+        /// The tensor.
+        tensor: String,
+        /// Its strides.
+        strides: Vec<isize>,
+    },
+    /// A tensor of the state that a mapping does not carry to the files.
+    #[error(
+        "tensor '{tensor}' of the state is not carried by the mapping; map it, or drop it with `{tensor} -> _`"
+    )]
+    NotMapped {
+        /// The tensor.
+        tensor: String,
+    },
+    /// Options that exclude each other.
+    #[error("{what}")]
+    Options {
+        /// Which, and what to choose instead.
+        what: String,
     },
     /// A strict load that does not match.
     #[error("{}", unmatched(.missing, .unexpected))]

@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod catalog;
 pub mod convert;
 mod error;
 pub mod examine;
@@ -38,6 +39,7 @@ mod load;
 mod manifest;
 mod naming;
 mod options;
+mod outgoing;
 mod read;
 mod retain;
 mod save;
@@ -47,12 +49,18 @@ pub mod stream;
 mod strided;
 mod talk;
 mod union;
+mod verify;
+mod wants;
 mod write;
 
 pub use error::{Error, Result};
 pub use folder::{committed, latest, open, step_folder, step_of};
-pub use load::load;
-pub use manifest::{Checkpoint, DataFile, Role, SmallFile, Stored};
-pub use options::{Cast, Casts, LoadOptions, Report, Retain, SaveOptions, Saved, Unmatched};
+pub use load::{load, load_source};
+pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};
+pub use options::{
+    Cast, Casts, LoadOptions, Masters, Optimizer, Rebuild, Replicas, Report, Retain, SaveOptions, Saved,
+    Tiles, Unmatched, Weights,
+};
 pub use save::save;
 pub use state::{Item, Kind, Piece, State, TensorKey};
+pub use verify::{Verified, verify};

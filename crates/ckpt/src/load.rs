@@ -1,19 +1,20 @@
 //! Loading: the boxes that ranks ask for, from wherever the checkpoint has their bytes.
 
+use crate::catalog::Catalog;
 use crate::error::{Error, Result};
 use crate::folder;
-use crate::geometry::{Claim, Geometry, Placed, claims};
-use crate::manifest::{Checkpoint, Manifest, Role, Stored};
-use crate::options::{Cast, Casts, LoadOptions, Report, Unmatched};
-use crate::read::{self, Data, Slot};
+use crate::formats::Source;
+use crate::geometry::{Claim, Geometry, claims};
+use crate::manifest::{Checkpoint, Manifest, Role};
+use crate::options::{Cast, LoadOptions, Report, Unmatched};
+use crate::read;
 use crate::schedule::{Division, Schedule, Way};
-use crate::state::{Item, State, TensorKey};
-use crate::strided::Window;
+use crate::state::{Item, State};
 use crate::talk;
+use crate::wants::{Wants, resolve};
 use planaria_comm::{Comm, CommExt};
-use planaria_layout::{DType, Region};
+use planaria_layout::Region;
 use planaria_store::{Store, StoreExt, checksum, join};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -42,6 +43,21 @@ pub fn load(
     Ok(report)
 }
 
+/// Loads a checkpoint that others wrote, in the same way; only tensors change. All ranks have opened the same
+/// checkpoint, and `state.tied` says which names stand for which. Collective.
+pub fn load_source(
+    world: &dyn Comm,
+    source: &Source,
+    state: &mut State,
+    options: &LoadOptions,
+) -> Result<Report> {
+    let begun = Instant::now();
+    let catalog = talk::agree(world, Catalog::of_source(source, &state.tied))?;
+    let mut report = load_tensors(world, &*source.store, &catalog, &state.items, options)?;
+    report.seconds = begun.elapsed().as_secs_f64();
+    Ok(report)
+}
+
 /// The small files that belong to the state, checked.
 fn small_files(store: &dyn Store, checkpoint: &Checkpoint) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
@@ -52,60 +68,6 @@ fn small_files(store: &dyn Store, checkpoint: &Checkpoint) -> Result<BTreeMap<St
         files.insert(file.name.clone(), text);
     }
     Ok(files)
-}
-
-/// Tensors in files, whoever wrote them.
-#[derive(Clone, Debug)]
-pub(crate) struct Catalog {
-    pub(crate) data: Data,
-    pub(crate) tensors: Vec<Entry>,
-    by_key: BTreeMap<TensorKey, usize>,
-    tied: BTreeMap<String, String>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) key: TensorKey,
-    pub(crate) stored: Stored,
-}
-
-impl Catalog {
-    fn of(checkpoint: &Checkpoint) -> Catalog {
-        let data = Data {
-            files: checkpoint.files.iter().map(|file| join(&checkpoint.folder, &file.name)).collect(),
-            sizes: checkpoint.files.iter().map(|file| file.size).collect(),
-            sums: Some(checkpoint.files.iter().map(|file| file.sums.clone()).collect()),
-            block: checkpoint.block,
-        };
-        let entries = checkpoint.tensors.iter();
-        let tensors: Vec<Entry> =
-            entries.map(|(key, stored)| Entry { key: key.clone(), stored: stored.clone() }).collect();
-        let by_key = tensors.iter().enumerate().map(|(number, entry)| (entry.key.clone(), number)).collect();
-        Catalog { data, tensors, by_key, tied: checkpoint.state.tied.clone() }
-    }
-
-    /// The tensor that holds the value of a key: itself, what it is tied to, or what is tied to it.
-    fn find(&self, key: &TensorKey) -> Option<usize> {
-        let named =
-            |name: &str| self.by_key.get(&TensorKey { kind: key.kind.clone(), name: name.to_string() });
-        let tied = || self.tied.get(&key.name).and_then(|name| named(name));
-        let alias = || {
-            let aliases = self.tied.iter().filter(|(_, target)| **target == key.name);
-            aliases.filter_map(|(alias, _)| named(alias)).next()
-        };
-        named(&key.name).or_else(tied).or_else(alias).copied()
-    }
-}
-
-/// What a rank asks for: numbers of tensors with the boxes of each, and what it found out on the way.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Wants {
-    boxes: Vec<(usize, Vec<usize>, Vec<usize>)>,
-    touched: BTreeSet<usize>,
-    loaded: Vec<String>,
-    missing: Vec<String>,
-    ignored: Vec<String>,
-    cast: Vec<(String, String, String)>,
 }
 
 /// Loads the pieces of `items` from a catalog. Collective.
@@ -122,105 +84,38 @@ fn load_tensors(
     let mut report = report(catalog, &all, options)?;
     let schedule = plan(catalog, &all, world.size())?;
     drop(all);
-    let (read, loaded) = read::run(world, store, &catalog.data, &schedule, &slots, options, &|tile| {
-        let tile = &schedule.geometry.tiles[tile];
-        let entry = &catalog.tensors[tile.tensor];
-        (entry.key.to_string(), entry.stored.dtype)
-    })?;
+    let name = |tile: usize| catalog.tensors[schedule.geometry.tiles[tile].tensor].key.to_string();
+    let (read, loaded) = read::run(world, store, &catalog.data, &schedule, &slots, options, &name)?;
     (report.bytes_read, report.bytes_loaded) = (read, loaded);
     Ok(report)
 }
 
-/// Checks this rank's items against the catalog; what it wants, and where each box goes.
-fn resolve(catalog: &Catalog, items: &[Item], options: &LoadOptions) -> Result<(Wants, Vec<Slot>)> {
-    let mut wants = Wants::default();
-    let mut slots = Vec::new();
-    for item in items {
-        item.check()?;
-        let name = item.key().to_string();
-        if options.ignores(&name) {
-            wants.ignored.push(name);
-            continue;
-        }
-        let Some(number) = catalog.find(&item.key()) else {
-            wants.missing.push(name);
-            continue;
-        };
-        let stored = &catalog.tensors[number].stored;
-        wants.touched.insert(number);
-        let cast = check_dtype(&name, stored.dtype, item.dtype, options.casts)?;
-        if let Some(cast) = &cast {
-            wants.cast.push((name.clone(), cast.from.to_string(), cast.to.to_string()));
-        }
-        let one = item.shape.numel() == 1 && stored.shape.numel() == 1;
-        if item.shape != stored.shape && !one {
-            let (found, expected) = (stored.shape.clone(), item.shape.clone());
-            return Err(Error::ShapeOf { tensor: name, found, expected });
-        }
-        for piece in item.pieces.iter().filter(|piece| !piece.region.is_empty()) {
-            // A scalar and a vector of one element stand for each other.
-            let (region, array) = if item.shape == stored.shape {
-                (piece.region.clone(), piece.array.clone())
-            } else {
-                (
-                    Region::whole(&stored.shape),
-                    piece.array.as_strided(
-                        &stored.shape,
-                        &vec![1; stored.shape.ndim()],
-                        piece.array.offset(),
-                    )?,
-                )
-            };
-            if array.strides().iter().any(|step| *step < 0) {
-                let (found, expected) = (array.shape().clone(), array.shape().clone());
-                return Err(Error::Piece { tensor: name, found, expected });
-            }
-            let window = Window::new(&array, &region, None)?;
-            wants.boxes.push((number, region.lo().to_vec(), region.hi().to_vec()));
-            slots.push(Slot { window, stored: stored.dtype, casts: cast.iter().map(|c| c.to).collect() });
-        }
-        wants.loaded.push(name);
-    }
-    Ok((wants, slots))
-}
-
-fn check_dtype(name: &str, from: DType, to: DType, casts: Casts) -> Result<Option<Cast>> {
-    let allowed = match casts {
-        Casts::Refuse => false,
-        Casts::Floats => from.is_float() && to.is_float(),
-        Casts::Any => true,
-    };
-    match from == to {
-        true => Ok(None),
-        false if allowed => Ok(Some(Cast { tensor: name.to_string(), from, to })),
-        false => Err(Error::DType { tensor: name.to_string(), found: from, expected: to }),
-    }
-}
-
 /// What all ranks found, and whether the options accept it.
 fn report(catalog: &Catalog, all: &[Wants], options: &LoadOptions) -> Result<Report> {
-    let names = |pick: fn(&Wants) -> &Vec<String>| -> Vec<String> {
-        all.iter().flat_map(pick).cloned().collect::<BTreeSet<_>>().into_iter().collect()
+    let names = |pick: fn(&Wants) -> &Vec<String>| -> BTreeSet<String> {
+        all.iter().flat_map(pick).cloned().collect()
     };
     let mut report = Report {
-        loaded: names(|w| &w.loaded),
-        missing: names(|w| &w.missing),
-        ignored: names(|w| &w.ignored),
+        loaded: names(|w| &w.loaded).into_iter().collect(),
+        missing: names(|w| &w.missing).into_iter().collect(),
         ..Report::default()
     };
     let casts: BTreeSet<&(String, String, String)> = all.iter().flat_map(|wants| &wants.cast).collect();
     for (tensor, from, to) in casts {
         report.cast.push(Cast { tensor: tensor.clone(), from: from.parse()?, to: to.parse()? });
     }
+    let mut ignored = names(|w| &w.ignored);
     let touched: BTreeSet<usize> = all.iter().flat_map(|wants| &wants.touched).copied().collect();
-    for (number, entry) in catalog.tensors.iter().enumerate().filter(|(n, _)| !touched.contains(n)) {
-        let _ = number;
+    let dropped: BTreeSet<&str> = options.mapping.iter().flat_map(|mapping| mapping.dropped()).collect();
+    for entry in catalog.tensors.iter().enumerate().filter(|(n, _)| !touched.contains(n)).map(|(_, e)| e) {
         let name = entry.key.to_string();
-        let list = if options.ignores(&name) { &mut report.ignored } else { &mut report.unexpected };
-        if !list.contains(&name) {
-            list.push(name);
+        if options.ignores(&name) || dropped.contains(entry.key.name.as_str()) {
+            ignored.insert(name);
+        } else {
+            report.unexpected.push(name);
         }
     }
+    report.ignored = ignored.into_iter().collect();
     let refused =
         |names: &[String], rule| if rule == Unmatched::Refuse { names.to_vec() } else { Vec::new() };
     let missing = refused(&report.missing, options.missing);
@@ -240,19 +135,8 @@ fn plan(catalog: &Catalog, all: &[Wants], ranks: usize) -> Result<Schedule> {
         }
     }
     let claims: Vec<Vec<Claim>> = boxes.into_iter().map(claims).collect();
-    let mut tiles = Vec::new();
-    for (tensor, Entry { stored, .. }) in catalog.tensors.iter().enumerate() {
-        for tile in stored.tiles.iter().filter(|_| !claims[tensor].is_empty()) {
-            tiles.push(Placed {
-                tensor,
-                file: tile.holder.file,
-                offset: tile.holder.offset,
-                region: tile.region.clone(),
-                size: stored.dtype.size(),
-                order: None,
-            });
-        }
-    }
+    let wanted = (0..catalog.tensors.len()).filter(|&tensor| !claims[tensor].is_empty());
+    let tiles = wanted.flat_map(|tensor| catalog.placed(tensor)).collect();
     let grain = catalog.data.sums.as_ref().map(|_| catalog.data.block);
     let geometry = Geometry::new(catalog.data.sizes.clone(), tiles, claims).in_blocks(grain);
     Ok(Schedule::new(geometry, Way::Load, &Division::Units, ranks))

@@ -33,11 +33,23 @@ pub(crate) struct Manifest {
     pub(crate) config: Value,
     pub(crate) extra: Value,
     pub(crate) tied: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) derive: Option<Derive>,
     pub(crate) ranks: usize,
     pub(crate) block: u64,
     pub(crate) files: Vec<FileRecord>,
     pub(crate) others: Vec<OtherRecord>,
     pub(crate) tensors: Vec<TensorRecord>,
+}
+
+/// Tensors that were left out because others hold their values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Derive {
+    /// A parameter is its master weight, cast.
+    ParametersFromMasters,
+    /// A master weight is its parameter, cast.
+    MastersFromParameters,
 }
 
 /// A file of tensors; `sums` has eight hexadecimal digits for each block.
@@ -100,6 +112,8 @@ pub struct Checkpoint {
     pub writer: String,
     /// Number of ranks that wrote it.
     pub ranks: usize,
+    /// What was left out to be derived.
+    pub derive: Option<Derive>,
     /// Everything of the state but its tensors and files.
     pub state: State,
     /// The files of tensors, numbered as in [`Extent::file`].
@@ -201,6 +215,7 @@ impl Manifest {
             config: state.config.clone(),
             extra: state.extra.clone(),
             tied: state.tied.clone(),
+            derive: None,
             ranks,
             block: SUM_BLOCK,
             files: Vec::new(),
@@ -274,7 +289,8 @@ impl Manifest {
             tied: self.tied,
         };
         let (folder, writer, ranks, block) = (folder.to_string(), self.writer, self.ranks, self.block);
-        Ok(Checkpoint { folder, writer, ranks, state, files, block, others, tensors })
+        let derive = self.derive;
+        Ok(Checkpoint { folder, writer, ranks, derive, state, files, block, others, tensors })
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::error::Result;
 use crate::geometry::Placed;
+use crate::manifest::Derive;
+use crate::outgoing::group_of;
 use crate::state::Group;
 use crate::union::Together;
 use planaria_layout::Region;
@@ -31,34 +33,72 @@ fn numbered(group: Group, number: usize, total: usize) -> String {
     format!("{}-{number:05}-of-{total:05}.safetensors", group.stem())
 }
 
-fn bytes(tensor: &Together) -> u64 {
-    (tensor.shape.numel() * tensor.dtype.size()) as u64
-}
-
 /// Every tensor whole. Files are cut where they would pass `limit`; the cut depends on names, shapes and dtypes
 /// alone, so that the same state makes the same files whatever its layout.
-pub(crate) fn whole(tensors: &[Together], limit: u64) -> Result<Files> {
+pub(crate) fn whole(tensors: &[Together], limit: u64, derive: Option<Derive>) -> Result<Files> {
     let mut files = Files::default();
     for group in Group::ALL {
-        let mut parts: Vec<Vec<usize>> = Vec::new();
-        let mut filled = 0u64;
-        for (number, tensor) in tensors.iter().enumerate().filter(|(_, t)| t.key.kind.group() == group) {
-            let len = bytes(tensor);
-            if parts.is_empty() || filled.saturating_add(len) > limit && filled > 0 {
-                parts.push(Vec::new());
-                filled = 0;
-            }
-            filled += len;
-            parts.last_mut().into_iter().for_each(|part| part.push(number));
-        }
+        let of_group = |(_, tensor): &(usize, &Together)| group_of(&tensor.key.kind, derive) == group;
+        let mine = tensors.iter().enumerate().filter(of_group);
+        let parts = cut(mine.map(|(number, tensor)| (number, Region::whole(&tensor.shape))), tensors, limit);
         let total = parts.len();
         for (number, part) in parts.into_iter().enumerate() {
-            let name = numbered(group, number + 1, total);
-            let boxes = part.into_iter().map(|tensor| (tensor, Region::whole(&tensors[tensor].shape)));
-            files.add(name, group, None, tensors, boxes)?;
+            files.add(numbered(group, number + 1, total), group, None, tensors, part)?;
         }
     }
     Ok(files)
+}
+
+/// Every box in a file of one of the ranks that hold it: of several, the one with the least to write so far.
+pub(crate) fn as_held(
+    tensors: &[Together],
+    limit: u64,
+    derive: Option<Derive>,
+    ranks: usize,
+) -> Result<Files> {
+    let mut load = vec![0u64; ranks];
+    let mut boxes: BTreeMap<(Group, usize), Vec<(usize, Region)>> = BTreeMap::new();
+    for (number, tensor) in tensors.iter().enumerate() {
+        let group = group_of(&tensor.key.kind, derive);
+        if tensor.claims.is_empty() {
+            // Without elements, but with a shape to keep.
+            boxes.entry((group, 0)).or_default().push((number, Region::whole(&tensor.shape)));
+        }
+        for claim in &tensor.claims {
+            let holders = claim.holders.iter().map(|(rank, _)| *rank);
+            let owner = holders.min_by_key(|&rank| (load[rank], rank)).unwrap_or(0);
+            load[owner] += (claim.region.numel() * tensor.dtype.size()) as u64;
+            boxes.entry((group, owner)).or_default().push((number, claim.region.clone()));
+        }
+    }
+    let mut files = Files::default();
+    for ((group, owner), boxes) in boxes {
+        for (number, part) in cut(boxes.into_iter(), tensors, limit).into_iter().enumerate() {
+            let name = format!("{}-rank{owner:05}-{:05}.safetensors", group.stem(), number + 1);
+            files.add(name, group, Some(owner), tensors, part)?;
+        }
+    }
+    Ok(files)
+}
+
+/// Boxes in order, cut where a file would pass the limit.
+fn cut(
+    boxes: impl Iterator<Item = (usize, Region)>,
+    tensors: &[Together],
+    limit: u64,
+) -> Vec<Vec<(usize, Region)>> {
+    let mut parts: Vec<Vec<(usize, Region)>> = Vec::new();
+    let mut filled = 0u64;
+    for (number, region) in boxes {
+        let len = (region.numel() * tensors[number].dtype.size()) as u64;
+        if parts.is_empty() || filled > 0 && filled.saturating_add(len) > limit {
+            parts.push(Vec::new());
+            filled = 0;
+        }
+        filled += len;
+        parts.last_mut().into_iter().for_each(|part| part.push((number, region.clone())));
+    }
+    parts
 }
 
 impl Files {
@@ -69,7 +109,7 @@ impl Files {
         group: Group,
         owner: Option<usize>,
         tensors: &[Together],
-        boxes: impl Iterator<Item = (usize, Region)>,
+        boxes: Vec<(usize, Region)>,
     ) -> Result<()> {
         let mut by_key = BTreeMap::new();
         let mut listed = Vec::new();
@@ -94,8 +134,7 @@ impl Files {
     }
 
     /// The index of each group of files: name, and text.
-    pub(crate) fn indexes(&self) -> Vec<(String, String)> {
-        let has_masters = self.files.iter().any(|file| file.group == Group::Masters);
+    pub(crate) fn indexes(&self, has_masters: bool) -> Vec<(String, String)> {
         let mut indexes = Vec::new();
         for group in Group::ALL {
             let of_group = || self.files.iter().filter(|file| file.group == group);

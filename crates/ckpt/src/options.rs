@@ -1,6 +1,9 @@
 //! How to save and load, and what came of it.
 
+use crate::error::{Error, Result};
+use crate::manifest::Derive;
 use crate::schedule::{Schedule, UNIT};
+use planaria_aoa::Mapping;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::DType;
 use planaria_store::{Transfer, TransferOptions};
@@ -8,9 +11,72 @@ use std::sync::Arc;
 
 pub use crate::retain::Retain;
 
+/// How tensors are cut in files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tiles {
+    /// Every tensor lies whole in one file: an ordinary Hugging Face folder, the same bytes for every layout.
+    #[default]
+    Whole,
+    /// Every box lies in a file of a rank that holds it: nothing travels between ranks.
+    AsHeld,
+}
+
+/// Whether model weights are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// All.
+    #[default]
+    Write,
+    /// Not those that have a master weight; the master takes the parameter's place in the model files, and loading
+    /// the parameter casts it.
+    FromMasters,
+}
+
+/// Whether master weights are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Masters {
+    /// All.
+    #[default]
+    Write,
+    /// None; loading casts the parameters, which loses what parameters round away.
+    Rebuild,
+}
+
+/// Whether optimizer state is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Optimizer {
+    /// All.
+    #[default]
+    Write,
+    /// Neither optimizer slots nor master weights: the model alone.
+    Skip,
+}
+
+/// What to do about boxes that several ranks hold; one copy of each is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replicas {
+    /// Take them for equal.
+    #[default]
+    Trust,
+    /// Compare their checksums, and refuse to save when ranks have come to differ.
+    Compare,
+}
+
 /// How to save.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
+    /// How tensors are cut in files.
+    pub tiles: Tiles,
+    /// Whether model weights are written.
+    pub weights: Weights,
+    /// Whether master weights are written.
+    pub masters: Masters,
+    /// Whether optimizer state is written.
+    pub optimizer: Optimizer,
+    /// What to do about boxes that several ranks hold.
+    pub replicas: Replicas,
+    /// Makes the tensors of the files from those of the state: the exact inverse of what loading uses.
+    pub mapping: Option<Arc<Mapping>>,
     /// A file that would pass this many bytes is cut, between tensors.
     pub max_file_size: u64,
     /// Which older checkpoints beside this one go when it is committed.
@@ -21,11 +87,40 @@ pub struct SaveOptions {
 
 impl Default for SaveOptions {
     fn default() -> SaveOptions {
-        SaveOptions { max_file_size: 5_000_000_000, retain: Retain::default(), transfer: None }
+        SaveOptions {
+            tiles: Tiles::default(),
+            weights: Weights::default(),
+            masters: Masters::default(),
+            optimizer: Optimizer::default(),
+            replicas: Replicas::default(),
+            mapping: None,
+            max_file_size: 5_000_000_000,
+            retain: Retain::default(),
+            transfer: None,
+        }
     }
 }
 
 impl SaveOptions {
+    /// Refuses options that exclude each other; what loading has to derive.
+    pub(crate) fn check(&self) -> Result<Option<Derive>> {
+        let refuse = |what: &str| Err(Error::Options { what: what.to_string() });
+        if self.max_file_size == 0 {
+            return refuse("a max_file_size of 0 holds nothing; choose at least 1");
+        }
+        match (self.weights, self.masters, self.optimizer) {
+            (Weights::FromMasters, Masters::Rebuild, _) => {
+                refuse("weights from masters and masters from weights would leave neither; write one of them")
+            }
+            (Weights::FromMasters, _, Optimizer::Skip) => {
+                refuse("without optimizer state there are no masters to take weights from; write the weights")
+            }
+            (Weights::FromMasters, ..) => Ok(Some(Derive::ParametersFromMasters)),
+            (_, Masters::Rebuild, _) => Ok(Some(Derive::MastersFromParameters)),
+            _ => Ok(None),
+        }
+    }
+
     pub(crate) fn transfer(&self, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
         transfer(self.transfer.as_ref(), world, schedule)
     }
@@ -69,6 +164,16 @@ pub enum Casts {
     Any,
 }
 
+/// What to do about master weights that the checkpoint lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rebuild {
+    /// Cast parameters if it was saved to be loaded so; else they are missing.
+    #[default]
+    AsSaved,
+    /// Cast parameters.
+    FromParameters,
+}
+
 /// How to load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
@@ -80,6 +185,11 @@ pub struct LoadOptions {
     pub ignore: Vec<String>,
     /// Changes of element type.
     pub casts: Casts,
+    /// Master weights that the checkpoint lacks.
+    pub masters: Rebuild,
+    /// Makes the tensors of the state from those of the files. Optimizer state moves as its parameter does,
+    /// without the casts.
+    pub mapping: Option<Arc<Mapping>>,
     /// Threads and staging memory to use; made anew for each load when missing.
     pub transfer: Option<Arc<Transfer>>,
 }

@@ -2,9 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::options::LoadOptions;
+use crate::outgoing::rearranged;
 use crate::schedule::{Job, Leg, Schedule, Traffic};
 use crate::strided::{At, Window, copy_box, packed};
 use crate::talk;
+use planaria_aoa::Rearrange;
 use planaria_array::{Array, DType};
 use planaria_comm::{AllToAll, Call, Comm, CommExt, Pending};
 use planaria_store::{Reader, Store, Transfer, checksum};
@@ -31,6 +33,28 @@ pub(crate) struct Slot {
     pub(crate) stored: DType,
     /// Types that elements pass through, the last being that of the window.
     pub(crate) casts: Vec<DType>,
+    /// What remains to be done when the box is complete.
+    pub(crate) after: Option<After>,
+}
+
+/// A block that is rearranged in ways that a copy of boxes cannot express.
+#[derive(Clone, Debug)]
+pub(crate) struct After {
+    pub(crate) block: Array,
+    pub(crate) steps: Vec<Rearrange>,
+    pub(crate) casts: Vec<DType>,
+    /// Where it goes.
+    pub(crate) view: Array,
+}
+
+impl After {
+    fn finish(&self) -> Result<()> {
+        let mut array = rearranged(&self.block, &self.steps)?;
+        for dtype in &self.casts {
+            array = array.cast(*dtype)?;
+        }
+        Ok(self.view.copy_from(&array)?)
+    }
 }
 
 impl Slot {
@@ -49,8 +73,8 @@ impl Slot {
     }
 }
 
-/// Name and element type of the tensor of a tile.
-type Describe<'a> = dyn Fn(usize) -> (String, DType) + Sync + 'a;
+/// The name of the tensor of a tile.
+type Describe<'a> = dyn Fn(usize) -> String + Sync + 'a;
 
 /// Carries out a schedule; the bytes read by all ranks, and the bytes that went to arrays. Collective.
 pub(crate) fn run(
@@ -68,7 +92,10 @@ pub(crate) fn run(
         Loader { data, schedule, slots, readers, transfer: &transfer, describe, loaded: AtomicU64::new(0) };
     let mut done = loader.read_alone(world.rank());
     loader.read_rounds(world, &mut done)?;
-    let read = talk::agree(world, done)?;
+    let finished = done.and_then(|read| {
+        slots.iter().filter_map(|slot| slot.after.as_ref()).try_for_each(After::finish).map(|()| read)
+    });
+    let read = talk::agree(world, finished)?;
     let counts = talk::all_gather(world, [read, loader.loaded.load(Relaxed)])?;
     Ok(counts.iter().fold((0, 0), |(read, loaded), count| (read + count[0], loaded + count[1])))
 }
@@ -254,7 +281,7 @@ impl Loader<'_> {
             return Ok(());
         }
         let tiles = self.schedule.geometry.tiles_in(file, block);
-        let mut names: Vec<String> = tiles.map(|tile| (self.describe)(tile).0).collect();
+        let mut names: Vec<String> = tiles.map(|tile| (self.describe)(tile)).collect();
         names.dedup();
         let tensor = names.join("', '");
         let file = self.data.files[file].clone();

@@ -2,10 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::geometry::{Claim, claims};
-use crate::state::{Group, Item, Kind, State, TensorKey};
+use crate::options::Replicas;
+use crate::state::{Group, Item, Kind, Piece, State, TensorKey};
 use crate::talk;
-use planaria_comm::{Comm, CommExt};
+use planaria_comm::Comm;
 use planaria_layout::{DType, Listed, Rank, Region, Shape, Tile};
+use planaria_store::checksum;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,8 @@ struct Told {
     shape: Vec<usize>,
     /// Low and high corners.
     boxes: Vec<(Vec<usize>, Vec<usize>)>,
+    /// Checksums of the boxes, where copies are compared.
+    sums: Vec<u32>,
 }
 
 /// What a rank says about its state.
@@ -70,36 +74,43 @@ fn kind_of(number: u8, slot: Option<String>) -> Kind {
     }
 }
 
-fn told(item: &Item) -> Told {
+fn told(item: &Item, replicas: Replicas) -> Result<Told> {
+    let sum = |piece: &Piece| -> Result<u32> { Ok(checksum::crc32c(&piece.array.contiguous()?.bytes()?)) };
+    let sums = match replicas {
+        Replicas::Trust => Vec::new(),
+        Replicas::Compare => item.pieces.iter().map(sum).collect::<Result<_>>()?,
+    };
     let slot = if let Kind::Slot(slot) = &item.kind { Some(slot.clone()) } else { None };
     let corners = |region: &Region| (region.lo().to_vec(), region.hi().to_vec());
-    Told {
+    Ok(Told {
         group: kind_number(&item.kind),
         name: item.name.clone(),
         slot,
         dtype: item.dtype.to_string(),
         shape: item.shape.to_vec(),
         boxes: item.pieces.iter().map(|piece| corners(&piece.region)).collect(),
-    }
+        sums,
+    })
 }
 
 /// Tells all ranks what this one holds and learns what they hold. Collective.
-pub(crate) fn gather(world: &dyn Comm, state: &State, items: &[&Item]) -> Result<Union> {
+pub(crate) fn gather(world: &dyn Comm, state: &State, replicas: Replicas) -> Result<Union> {
+    let items = &state.items;
     let checked = items.iter().try_for_each(|item| item.check());
-    talk::agree(world, checked.and_then(|()| check_twice(items, world.rank())))?;
+    let checked = checked.and_then(|()| check_twice(items, world.rank()));
+    let tensors = checked.and_then(|()| items.iter().map(|item| told(item, replicas)).collect());
+    let tensors = talk::agree(world, tensors)?;
     let files = state.files.iter();
     let mine = Hello {
         counters: [state.step, state.samples, state.tokens],
         tied: state.tied.clone(),
-        files: files
-            .map(|(name, text)| (name.clone(), text.len() as u64, planaria_store::checksum::crc32c(text)))
-            .collect(),
-        tensors: items.iter().map(|item| told(item)).collect(),
+        files: files.map(|(name, text)| (name.clone(), text.len() as u64, checksum::crc32c(text))).collect(),
+        tensors,
     };
-    join(talk::all_gather(world, mine)?, world.size())
+    join(talk::all_gather(world, mine)?)
 }
 
-fn check_twice(items: &[&Item], rank: usize) -> Result<()> {
+fn check_twice(items: &[Item], rank: usize) -> Result<()> {
     let mut seen = BTreeSet::new();
     for item in items {
         // Parameters and buffers share their files.
@@ -110,7 +121,7 @@ fn check_twice(items: &[&Item], rank: usize) -> Result<()> {
     Ok(())
 }
 
-fn join(ranks: Vec<Hello>, size: usize) -> Result<Union> {
+fn join(ranks: Vec<Hello>) -> Result<Union> {
     let first = &ranks[0];
     for (rank, hello) in ranks.iter().enumerate() {
         let differ = |what: &str, first: String, second: String| Error::RanksDisagree {
@@ -151,7 +162,7 @@ fn join(ranks: Vec<Hello>, size: usize) -> Result<Union> {
     aliases.iter().for_each(|alias| drop(found.remove(alias)));
     let mut tensors = Vec::with_capacity(found.len());
     for gathering in found.into_values() {
-        tensors.push(gathering.finish(size)?);
+        tensors.push(gathering.finish()?);
     }
     tensors.sort_by(|a, b| order(&a.key, &b.key));
     Ok(Union { tensors, files })
@@ -163,6 +174,8 @@ struct Gathering {
     shape: Shape,
     first_rank: usize,
     boxes: Vec<(Region, usize, usize)>,
+    /// The first rank that has each box, and the checksum of its copy.
+    sums: BTreeMap<Region, (usize, u32)>,
 }
 
 /// Adds what one rank said; the number of its next piece.
@@ -182,6 +195,7 @@ fn add(
         shape: shape.clone(),
         first_rank: rank,
         boxes: Vec::new(),
+        sums: BTreeMap::new(),
     });
     let differ = |what: &str, first: String, second: String| Error::RanksDisagree {
         what: format!("the {what} of tensor '{key}'"),
@@ -199,8 +213,18 @@ fn add(
     if gathering.key.kind != key.kind {
         return Err(differ("kind", format!("{:?}", gathering.key.kind), format!("{:?}", key.kind)));
     }
-    for (lo, hi) in told.boxes {
-        gathering.boxes.push((Region::new(&lo, &hi).map_err(wrong)?, rank, slot));
+    for (number, (lo, hi)) in told.boxes.into_iter().enumerate() {
+        let region = Region::new(&lo, &hi).map_err(wrong)?;
+        if let Some(&sum) = told.sums.get(number) {
+            let (first_rank, first) = *gathering.sums.entry(region.clone()).or_insert((rank, sum));
+            if first != sum {
+                let what = format!("the values of {region} of tensor '{key}'");
+                let text = |sum: u32| format!("checksum {sum:08x}");
+                let (first, second) = (text(first), text(sum));
+                return Err(Error::RanksDisagree { what, first_rank, first, rank, second });
+            }
+        }
+        gathering.boxes.push((region, rank, slot));
         slot += 1;
     }
     Ok(slot)
@@ -208,7 +232,7 @@ fn add(
 
 impl Gathering {
     /// The boxes must be the whole tensor; equal ones are copies.
-    fn finish(self, _ranks: usize) -> Result<Together> {
+    fn finish(self) -> Result<Together> {
         let tiles =
             self.boxes.iter().map(|(region, rank, _)| Tile { region: region.clone(), holder: *rank as Rank });
         let wrong = |problem| Error::Tiles { tensor: self.key.to_string(), problem };

@@ -4,8 +4,9 @@ use crate::error::{Error, Result};
 use crate::manifest::SUM_BLOCK;
 use crate::naming::Files;
 use crate::options::SaveOptions;
+use crate::outgoing::Given;
 use crate::schedule::{Leg, Schedule, Traffic};
-use crate::strided::{At, Window, copy_box};
+use crate::strided::{At, copy_box, packed};
 use crate::talk;
 use planaria_array::{Array, Bytes, DType};
 use planaria_comm::{AllToAll, Call, Comm, CommExt};
@@ -28,11 +29,11 @@ pub(crate) fn run(
     world: &dyn Comm,
     place: &Place<'_>,
     schedule: &Schedule,
-    (files, windows): (&Files, &[Window]),
+    (files, given): (&Files, &[Given]),
     options: &SaveOptions,
 ) -> Result<Vec<u8>> {
     let me = world.rank();
-    let held: Result<Vec<Bytes>> = windows.iter().map(Window::bytes).collect();
+    let held: Result<Vec<Bytes>> = given.iter().map(|given| given.window.bytes()).collect();
     let writers = held.and_then(|held| Ok((held, open(place, schedule, files, me)?)));
     let (held, writers) = talk::agree(world, writers)?;
     let sums = schedule
@@ -40,7 +41,7 @@ pub(crate) fn run(
         .files
         .iter()
         .map(|size| (0..size.div_ceil(SUM_BLOCK)).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
-    let saver = Saver { schedule, files, windows, held, writers: &writers, sums: sums.collect() };
+    let saver = Saver { schedule, files, given, held, writers: &writers, sums: sums.collect() };
     let transfer = options.transfer(world, schedule);
     let mut done = saver.write_alone(&transfer, me);
     saver.write_rounds(world, &transfer, &mut done)?;
@@ -71,7 +72,7 @@ fn open(
 struct Saver<'a> {
     schedule: &'a Schedule,
     files: &'a Files,
-    windows: &'a [Window],
+    given: &'a [Given],
     held: Vec<Bytes>,
     writers: &'a [Option<Box<dyn Writer>>],
     sums: Vec<Vec<AtomicU32>>,
@@ -89,7 +90,13 @@ impl Saver<'_> {
                 let at = (start - unit.range.start) as usize;
                 let bytes = &mut bytes[at..at + (block.end - block.start) as usize];
                 self.put_header(unit.file, &block, bytes);
-                self.schedule.legs_in(unit, &block, &mut |leg| self.put_own(&leg, &block, bytes));
+                let mut put = Ok(());
+                self.schedule.legs_in(unit, &block, &mut |leg| {
+                    if put.is_ok() {
+                        put = self.put_own(&leg, &block, bytes);
+                    }
+                });
+                put?;
                 self.sum(unit.file, &block, bytes);
             }
             Ok(())
@@ -105,7 +112,9 @@ impl Saver<'_> {
             let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
             let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
             let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
-            self.pack(&traffic, &send)?;
+            if done.is_ok() {
+                *done = self.pack(&traffic, &send);
+            }
             let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
             let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
             let pending = world.start(Call::AllToAll(call))?;
@@ -129,14 +138,28 @@ impl Saver<'_> {
     fn pack(&self, traffic: &Traffic, send: &Array) -> Result<()> {
         let len = send.numel();
         send.write_bytes(0..len, |out| {
-            for (leg, place) in &traffic.others {
-                let size = self.schedule.geometry.tiles[leg.tile].size;
+            traffic.others.iter().try_for_each(|(leg, place)| {
                 let extents = leg.region.extents();
-                let window = &self.windows[leg.slot];
-                let dense = At::dense(&extents, size, *place);
-                copy_box(&extents, size, (&self.held[leg.slot], &window.at(&leg.region)), (out, &dense));
-            }
-        })?;
+                self.give(leg, (out, &At::dense(&extents, self.size(leg), *place)))
+            })
+        })?
+    }
+
+    /// Copies a box of this rank's own, in the element type of the file.
+    fn give(&self, leg: &Leg, target: (&mut [u8], &At<'_>)) -> Result<()> {
+        let Given { window, casts } = &self.given[leg.slot];
+        let extents = leg.region.extents();
+        let source = (&self.held[leg.slot][..], &window.at(&leg.region));
+        if casts.is_empty() {
+            copy_box(&extents, self.size(leg), source, target);
+            return Ok(());
+        }
+        let mut array = packed(&extents, window.dtype(), source)?;
+        for dtype in casts {
+            array = array.cast(*dtype)?;
+        }
+        let dense = At::dense(&extents, self.size(leg), 0);
+        copy_box(&extents, self.size(leg), (&array.contiguous()?.bytes()?, &dense), target);
         Ok(())
     }
 
@@ -150,10 +173,12 @@ impl Saver<'_> {
             self.put_header(unit.file, &unit.range, bytes);
             for (leg, place) in &job.legs {
                 match place {
-                    None => self.put_own(leg, &unit.range, bytes),
+                    None => self.put_own(leg, &unit.range, bytes)?,
                     Some(place) => {
-                        let dense = At::dense(&leg.region.extents(), self.size(leg), *place);
-                        self.put(leg, &unit.range, (&received, &dense), bytes);
+                        let extents = leg.region.extents();
+                        let dense = At::dense(&extents, self.size(leg), *place);
+                        let target = (&mut *bytes, &self.at(leg, &unit.range));
+                        copy_box(&extents, self.size(leg), (&received, &dense), target);
                     }
                 }
             }
@@ -180,17 +205,14 @@ impl Saver<'_> {
         self.schedule.geometry.tiles[leg.tile].size
     }
 
-    fn put_own(&self, leg: &Leg, range: &Range<u64>, out: &mut [u8]) {
-        let at = self.windows[leg.slot].at(&leg.region);
-        self.put(leg, range, (&self.held[leg.slot], &at), out);
+    fn put_own(&self, leg: &Leg, range: &Range<u64>, out: &mut [u8]) -> Result<()> {
+        self.give(leg, (out, &self.at(leg, range)))
     }
 
-    /// Copies a box to its place in `out`, which is the bytes `range` of the file.
-    fn put(&self, leg: &Leg, range: &Range<u64>, source: (&[u8], &At<'_>), out: &mut [u8]) {
+    /// Where a box lies in the bytes `range` of its file.
+    fn at(&self, leg: &Leg, range: &Range<u64>) -> At<'static> {
         let tile = &self.schedule.geometry.tiles[leg.tile];
-        let start = (tile.byte_of(&leg.region) - range.start) as usize;
-        let at = At { start, steps: Cow::Owned(tile.steps()) };
-        copy_box(&leg.region.extents(), tile.size, source, (out, &at));
+        At { start: (tile.byte_of(&leg.region) - range.start) as usize, steps: Cow::Owned(tile.steps()) }
     }
 
     fn put_header(&self, file: usize, range: &Range<u64>, out: &mut [u8]) {

@@ -11,6 +11,7 @@ mod index;
 mod numpy;
 mod paddle;
 pub mod pickle;
+mod planaria;
 mod read;
 mod safetensors;
 mod source;

@@ -12,6 +12,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Format {
+    /// A committed folder of ours.
+    Planaria,
     /// Safetensors files with or without an index: Hugging Face.
     HuggingFace,
     /// Safetensors shards that PyTorch DCP wrote, not consolidated.
@@ -38,6 +40,7 @@ impl Format {
             Format::PaddleUnified => "paddle-unified",
             Format::PaddleSave => "paddle-save",
             Format::TorchDcp => "torch-dcp",
+            Format::Planaria => "planaria",
             Format::TorchSave => "torch-save",
         }
     }

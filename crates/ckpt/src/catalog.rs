@@ -1,0 +1,174 @@
+//! Tensors in files, whoever wrote them, in the form that loading plans with.
+
+use crate::error::{Error, Result};
+use crate::formats::{Key, Part, Source};
+use crate::geometry::Placed;
+use crate::manifest::{Checkpoint, Derive};
+use crate::read::Data;
+use crate::state::{Group, Kind, TensorKey};
+use planaria_aoa::split_slot;
+use planaria_layout::{DType, Dims, Extent, Region, Shape};
+use planaria_store::join;
+use std::collections::BTreeMap;
+
+/// Tensors in files.
+#[derive(Clone, Debug)]
+pub(crate) struct Catalog {
+    pub(crate) data: Data,
+    pub(crate) tensors: Vec<Entry>,
+    by_name: BTreeMap<(Group, String), usize>,
+    tied: BTreeMap<String, String>,
+    derive: Option<Derive>,
+}
+
+/// A tensor in files.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: TensorKey,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+    tiles: Vec<(Region, Extent, Option<Dims>)>,
+}
+
+/// A tensor found for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) number: usize,
+    /// It is of another kind and stands in for what was not stored: a change of dtype is meant.
+    pub(crate) derived: bool,
+}
+
+impl Catalog {
+    /// A checkpoint of ours.
+    pub(crate) fn of(checkpoint: &Checkpoint) -> Catalog {
+        let data = Data {
+            files: checkpoint.files.iter().map(|file| join(&checkpoint.folder, &file.name)).collect(),
+            sizes: checkpoint.files.iter().map(|file| file.size).collect(),
+            sums: Some(checkpoint.files.iter().map(|file| file.sums.clone()).collect()),
+            block: checkpoint.block,
+        };
+        let entry = |(key, stored): (&TensorKey, &crate::manifest::Stored)| Entry {
+            key: key.clone(),
+            dtype: stored.dtype,
+            shape: stored.shape.clone(),
+            tiles: stored.tiles.iter().map(|tile| (tile.region.clone(), tile.holder, None)).collect(),
+        };
+        let tensors = checkpoint.tensors.iter().map(entry).collect();
+        let (tied, derive) = (checkpoint.state.tied.clone(), checkpoint.derive);
+        Catalog { data, by_name: BTreeMap::new(), tensors, tied, derive }.indexed()
+    }
+
+    /// A checkpoint of others. Of several copies of a box the first is read.
+    pub(crate) fn of_source(source: &Source, tied: &BTreeMap<String, String>) -> Result<Catalog> {
+        let size = |file: &String| Ok(source.store.reader(file)?.size());
+        let sizes = source.files.iter().map(size).collect::<Result<Vec<u64>>>()?;
+        let data = Data { files: source.files.clone(), sizes, sums: None, block: 0 };
+        let mut tensors = Vec::with_capacity(source.tensors.len());
+        for (key, entry) in &source.tensors {
+            let mut tiles = Vec::new();
+            for (region, extents) in entry.tiles.boxes() {
+                let order = entry.strides.get(&extents[0]).map(|steps| dense_order(&region.extents(), steps));
+                let Some(order) = order.map_or(Some(None), |order| order.map(Some)) else {
+                    let file = source.files[extents[0].file].clone();
+                    let what = format!("tensor '{key}' lies in it with gaps; write it contiguously");
+                    return Err(Error::Unsupported { file, what });
+                };
+                tiles.push((region.clone(), extents[0], order));
+            }
+            tensors.push(Entry {
+                key: state_key(key),
+                dtype: entry.dtype,
+                shape: entry.shape.clone(),
+                tiles,
+            });
+        }
+        let catalog = Catalog { data, by_name: BTreeMap::new(), tensors, tied: tied.clone(), derive: None };
+        Ok(catalog.indexed())
+    }
+
+    fn indexed(mut self) -> Catalog {
+        let names = self.tensors.iter().enumerate();
+        self.by_name = names.map(|(n, entry)| ((entry.key.kind.group(), entry.key.in_file()), n)).collect();
+        self
+    }
+
+    /// The tensor that holds the value of a key: itself, what it is tied to, what is tied to it, or what it is
+    /// rebuilt from.
+    pub(crate) fn find(&self, key: &TensorKey, rebuild: Option<Derive>) -> Option<Found> {
+        if let Some(number) = self.find_kind(key) {
+            return Some(Found { number, derived: false });
+        }
+        let from = match (&key.kind, self.derive.or(rebuild)?) {
+            (Kind::Parameter, Derive::ParametersFromMasters) => Kind::Master,
+            (Kind::Master, Derive::MastersFromParameters) => Kind::Parameter,
+            _ => return None,
+        };
+        let number = self.find_kind(&TensorKey { kind: from, name: key.name.clone() })?;
+        Some(Found { number, derived: true })
+    }
+
+    fn find_kind(&self, key: &TensorKey) -> Option<usize> {
+        let named = |name: &str| {
+            let key = TensorKey { kind: key.kind.clone(), name: name.to_string() };
+            self.by_name.get(&(key.kind.group(), key.in_file())).copied()
+        };
+        let tied = || self.tied.get(&key.name).and_then(|name| named(name));
+        let alias = || {
+            let aliases = self.tied.iter().filter(|(_, target)| **target == key.name);
+            aliases.filter_map(|(alias, _)| named(alias)).next()
+        };
+        named(&key.name).or_else(tied).or_else(alias)
+    }
+
+    /// Where the boxes of a tensor lie.
+    pub(crate) fn placed(&self, tensor: usize) -> impl Iterator<Item = Placed> + '_ {
+        let entry = &self.tensors[tensor];
+        entry.tiles.iter().map(move |(region, extent, order)| Placed {
+            tensor,
+            file: extent.file,
+            offset: extent.offset,
+            region: region.clone(),
+            size: entry.dtype.size(),
+            order: order.clone(),
+        })
+    }
+}
+
+/// The key under which a state knows a tensor of others.
+pub(crate) fn state_key(key: &Key) -> TensorKey {
+    let name = key.name.clone();
+    match key.part {
+        Part::Model => TensorKey { kind: Kind::Parameter, name },
+        Part::Ema => TensorKey { kind: Kind::Ema, name },
+        Part::MasterWeights => {
+            let name = name.strip_suffix(".w_0").map_or(name.clone(), str::to_string);
+            TensorKey { kind: Kind::Master, name }
+        }
+        Part::Optimizer => {
+            let (name, slot) = match name.rsplit_once('/') {
+                Some((name, slot)) => (name, slot),
+                // Paddle writes `name.moment1_0`.
+                None => match split_slot(&key.name) {
+                    (name, Some(slot)) => (name, slot.trim_start_matches('.')),
+                    (name, None) => (name, "state"),
+                },
+            };
+            TensorKey { kind: Kind::Slot(slot.to_string()), name: name.to_string() }
+        }
+    }
+}
+
+/// The dims from the slowest to the fastest, when elements with these steps lie without gaps.
+fn dense_order(extents: &[usize], steps: &[usize]) -> Option<Dims> {
+    let mut order: Dims = (0..extents.len()).collect();
+    // Dims of one element may have any step; they come first.
+    order.sort_by_key(|&d| (extents[d] > 1, std::cmp::Reverse(steps[d])));
+    let mut expected = 1;
+    for &d in order.iter().rev().filter(|&&d| extents[d] > 1) {
+        if steps[d] != expected {
+            return None;
+        }
+        expected *= extents[d];
+    }
+    Some(order)
+}
