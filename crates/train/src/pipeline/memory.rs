@@ -43,6 +43,10 @@ pub struct StageBytes {
     pub input_peak: u64,
     /// The same for the gradients of the parameters.
     pub weight_peak: u64,
+    /// The same for sending the output: a copy, where it is not contiguous.
+    pub send_output_peak: u64,
+    /// The same for sending the gradient of the input.
+    pub send_gradient_peak: u64,
 }
 
 impl StageBytes {
@@ -61,6 +65,8 @@ impl StageBytes {
         backward_peak: 0,
         input_peak: 0,
         weight_peak: 0,
+        send_output_peak: 0,
+        send_gradient_peak: 0,
     };
 }
 
@@ -92,20 +98,19 @@ pub(super) fn bytes(stages: &Stages, list: &[Action], costs: &Costs) -> u64 {
 /// The most above the level before an action, and the level after it, both relative to the level before.
 fn change(stages: &Stages, action: Action, costs: &Costs) -> (i128, i128) {
     let size = Sizes::new(stages, action.stage, costs);
-    let StageBytes { forward_peak, backward_peak, input_peak, weight_peak, held, .. } =
-        costs.of(action.stage).bytes;
+    let own = costs.of(action.stage).bytes;
     let (during, after) = match action.step {
         Step::ReceiveInput => (0, size.input),
-        Step::Forward => (forward_peak, size.saved + size.output - size.let_go_by_forward),
-        Step::SendOutput => (0, -size.let_go_by_send),
+        Step::Forward => (own.forward_peak, size.saved + size.output - size.let_go_by_forward),
+        Step::SendOutput => (own.send_output_peak, -size.let_go_by_send),
         Step::ReceiveGradient => (0, size.output_grad),
-        Step::Backward => (backward_peak, size.input_grad - size.output_grad - size.let_go_by_backward),
+        Step::Backward => (own.backward_peak, size.input_grad - size.output_grad - size.let_go_by_backward),
         Step::Input => {
-            let kept = i128::from(held);
-            (input_peak, size.input_grad - size.output_grad - size.let_go_by_backward + kept)
+            let kept = i128::from(own.held);
+            (own.input_peak, size.input_grad - size.output_grad - size.let_go_by_backward + kept)
         }
-        Step::Weight => (weight_peak, -i128::from(held)),
-        Step::SendGradient => (0, -size.input_grad),
+        Step::Weight => (own.weight_peak, -i128::from(own.held)),
+        Step::SendGradient => (own.send_gradient_peak, -size.input_grad),
     };
     (i128::from(during), after)
 }
