@@ -1,7 +1,7 @@
 //! Finding out what a folder or file is.
 
 use super::source::{Builder, Format, Part, Source};
-use super::{dcp, flex, paddle, safetensors, torch, zip};
+use super::{dcp, flex, ours, paddle, safetensors, torch, zip};
 use crate::error::{Error, Result};
 use planaria_store::{Store, StoreExt, join, locate};
 use std::sync::Arc;
@@ -71,6 +71,12 @@ impl Folder<'_> {
     fn open(&self, options: &OpenOptions) -> Result<Source> {
         let has = |name: &str| self.files.iter().any(|file| file == name);
         let ends = |ending: &str| self.files.iter().any(|file| file.ends_with(ending));
+        if has("COMMIT") && has("manifest.json") {
+            return ours::open_folder(self.store, self.at);
+        }
+        if has("SAVING") {
+            return Err(ours::unfinished(&join(&self.store.address(), self.at)));
+        }
         if has(".metadata") || self.files.iter().any(|name| dcp::is_rank_metadata(name)) {
             return dcp::open_folder(self.store, self.at, &self.files);
         }

@@ -4,6 +4,7 @@ mod completions;
 mod convert;
 mod diff;
 mod inspect;
+mod reshard;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -17,6 +18,7 @@ pub(crate) enum Command {
     Convert(convert::Args),
     Diff(diff::Args),
     Inspect(inspect::Args),
+    Reshard(reshard::Args),
 }
 
 impl Command {
@@ -27,6 +29,7 @@ impl Command {
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
+            Command::Reshard(args) => reshard::run(args, terminal),
         }
     }
 }
