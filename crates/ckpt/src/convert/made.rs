@@ -22,8 +22,8 @@ pub(crate) struct Made {
 pub(crate) enum Origin {
     /// The same tensor of the source, perhaps under another name and with a cast.
     Same(Key),
-    /// What the mapping makes under this name of the tensors of one part.
-    Mapped { mapping: Arc<Mapping>, part: Part, casts: Casts },
+    /// What the mapping makes under the name `target` of the tensors of one part.
+    Mapped { mapping: Arc<Mapping>, target: String, part: Part, casts: Casts },
 }
 
 /// Whether the casts of a mapping apply: full-precision copies keep their precision.
@@ -60,8 +60,8 @@ impl Made {
 
     /// Whether rows of it are spread over the source, so that large pieces save reading.
     pub(crate) fn is_rearranged(&self) -> bool {
-        let Origin::Mapped { mapping, .. } = &self.from else { return false };
-        let pieces = mapping.pieces(&self.key.name, &Region::whole(&self.shape));
+        let Origin::Mapped { mapping, target, .. } = &self.from else { return false };
+        let pieces = mapping.pieces(target, &Region::whole(&self.shape));
         pieces.is_ok_and(|pieces| pieces.iter().any(|piece| !piece.steps.is_empty()))
     }
 
@@ -83,8 +83,8 @@ impl Made {
                 feed.region(key, want, &mut scratch.bytes, &mut scratch.reads)?;
                 cast(&scratch.bytes, stored, &[self.dtype], out)
             }
-            Origin::Mapped { mapping, part, casts } => {
-                for piece in mapping.pieces(&self.key.name, want).map_err(wrong)? {
+            Origin::Mapped { mapping, target, part, casts } => {
+                for piece in mapping.pieces(target, want).map_err(wrong)? {
                     self.put(feed, (&piece, *part, *casts), want, out, scratch)?;
                 }
                 Ok(())

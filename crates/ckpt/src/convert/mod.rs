@@ -6,14 +6,17 @@
 mod engine;
 mod made;
 mod names;
+mod ours;
 mod sums;
 
 use crate::error::{Error, Result};
 use crate::formats::write::{self, Draft, Wanted};
 use crate::formats::{Format, Key, Part, Source};
+use crate::manifest::Role;
 use crate::stream::Feed;
 use engine::{Crew, Work};
 use made::{Casts, Made, Origin};
+use ours::Small;
 use planaria_aoa::{Catalog, Options, Program, Tensor};
 use planaria_layout::{DType, Layout, Region};
 use planaria_store::{PutMode, Store, StoreExt, join};
@@ -29,6 +32,8 @@ pub enum To {
     TorchDcp,
     /// A Paddle unified checkpoint: model, master weights and optimizer.
     PaddleUnified,
+    /// Our own folder, committed.
+    Planaria,
 }
 
 /// How tensors are cut into files.
@@ -82,6 +87,7 @@ impl Observer for () {
 #[derive(Debug)]
 pub struct Conversion<'s> {
     source: &'s Source,
+    to: To,
     made: Vec<Made>,
     draft: Draft,
     left_out: Vec<(Key, &'static str)>,
@@ -121,14 +127,17 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
         return Err(Error::Request { what: "nothing is left to write".to_string() });
     }
     check_names(&made)?;
-    let wanted: Vec<Wanted> =
-        made.iter().map(|made| wanted(source, made, to, &options.cut)).collect::<Result<_>>()?;
+    let mut loads = BTreeMap::new();
+    let wanted: Result<Vec<Wanted>> =
+        made.iter().map(|made| wanted(source, made, to, &options.cut, &mut loads)).collect();
+    let wanted = wanted?;
     let draft = match to {
         To::HuggingFace => write::hugging_face(&wanted, options.max_shard_size)?,
         To::PaddleUnified => write::unified(&wanted, options.max_shard_size)?,
         To::TorchDcp => write::dcp(&wanted, &values(source), options.max_shard_size),
+        To::Planaria => write::planaria(&wanted, options.max_shard_size)?,
     };
-    Ok(Conversion { source, made, draft, left_out, warnings, max_memory: options.max_memory })
+    Ok(Conversion { source, to, made, draft, left_out, warnings, max_memory: options.max_memory })
 }
 
 impl Made {
@@ -140,7 +149,7 @@ impl Made {
 /// Why a format has no place for a part.
 fn unfit(to: To, part: Part) -> Option<&'static str> {
     match (to, part) {
-        (To::HuggingFace, Part::Model) | (To::TorchDcp, _) => None,
+        (To::HuggingFace, Part::Model) | (To::TorchDcp | To::Planaria, _) => None,
         (To::HuggingFace, _) => Some("a Hugging Face folder holds the model alone"),
         (To::PaddleUnified, Part::Ema) => Some("a unified checkpoint has no moving averages"),
         (To::PaddleUnified, _) => None,
@@ -183,7 +192,12 @@ fn mapped(
                 key,
                 dtype,
                 shape,
-                from: Origin::Mapped { mapping: mapping.clone(), part, casts },
+                from: Origin::Mapped {
+                    mapping: mapping.clone(),
+                    target: target.name().to_string(),
+                    part,
+                    casts,
+                },
             });
         }
     }
@@ -209,14 +223,21 @@ fn check_names(made: &[Made]) -> Result<()> {
 }
 
 /// The boxes a tensor is written in.
-fn wanted(source: &Source, made: &Made, to: To, cut: &Cut) -> Result<Wanted> {
+fn wanted(
+    source: &Source,
+    made: &Made,
+    to: To,
+    cut: &Cut,
+    loads: &mut BTreeMap<usize, u64>,
+) -> Result<Wanted> {
     let whole = vec![(0, Region::whole(&made.shape))];
     let wrong = |problem| Error::Tiles { tensor: made.key.to_string(), problem };
     let boxes = match (cut, &made.from) {
         (Cut::Whole, _) => whole,
-        _ if to != To::TorchDcp => {
+        _ if matches!(to, To::HuggingFace | To::PaddleUnified) => {
             let what =
-                "this format keeps every tensor in one piece; cut tensors need a DCP folder".to_string();
+                "this format keeps every tensor in one piece; dcp and planaria hold tensors that are cut";
+            let what = what.to_string();
             return Err(Error::Request { what });
         }
         (Cut::AsHeld, Origin::Same(key)) => {
@@ -227,24 +248,37 @@ fn wanted(source: &Source, made: &Made, to: To, cut: &Cut) -> Result<Wanted> {
         }
         (Cut::AsHeld, Origin::Mapped { .. }) => whole,
         (Cut::Layouts(layouts), _) => match layouts.get(&made.key) {
-            Some(layout) => held(layout).map_err(wrong)?,
+            Some(layout) => held(layout, made.dtype, loads).map_err(wrong)?,
             None => whole,
         },
     };
     Ok(Wanted { key: made.key.clone(), dtype: made.dtype, shape: made.shape.clone(), boxes })
 }
 
-/// Every distinct box of a layout, with the first rank that holds it.
-fn held(layout: &Layout) -> planaria_layout::Result<Vec<(usize, Region)>> {
-    let mut boxes: BTreeMap<Region, usize> = BTreeMap::new();
+/// Every distinct box of a layout. Of the ranks that hold copies of one, that with the least to write has it.
+fn held(
+    layout: &Layout,
+    dtype: DType,
+    loads: &mut BTreeMap<usize, u64>,
+) -> planaria_layout::Result<Vec<(usize, Region)>> {
+    let mut boxes: BTreeMap<Region, Vec<usize>> = BTreeMap::new();
     for (number, rank) in layout.mesh().ranks().enumerate() {
         for region in layout.piece(rank)?.boxes() {
-            if !region.is_empty() || layout.shape().numel() == 0 {
-                boxes.entry(region).or_insert(number);
+            if !region.is_empty() {
+                boxes.entry(region).or_default().push(number);
             }
         }
     }
-    Ok(boxes.into_iter().map(|(region, rank)| (rank, region)).collect())
+    if boxes.is_empty() {
+        return Ok(vec![(0, Region::whole(layout.shape()))]);
+    }
+    let owned = boxes.into_iter().map(|(region, ranks)| {
+        let load = |rank: usize| loads.get(&rank).copied().unwrap_or(0);
+        let owner = ranks.into_iter().min_by_key(|&rank| (load(rank), rank)).unwrap_or(0);
+        *loads.entry(owner).or_default() += (region.numel() * dtype.size()) as u64;
+        (owner, region)
+    });
+    Ok(owned.collect())
 }
 
 /// Python values that the source holds beside its tensors, not what describes its files.
@@ -286,24 +320,32 @@ impl Conversion<'_> {
         let feed = Feed::new(self.source);
         let widening = self.made.iter().map(|made| made.widening(self.source)).max().unwrap_or(0);
         let crew = Crew::new(self.max_memory, widening);
-        let work = Work { feed: &feed, made: &self.made, observer, block: None };
+        let block = (self.to == To::Planaria).then_some(ours::BLOCK);
+        let work = Work { feed: &feed, made: &self.made, observer, block };
+        let mut files = Vec::with_capacity(self.draft.files.len());
         for file in &self.draft.files {
-            work.write(&crew, store, folder, file)?;
+            files.push((file, work.write(&crew, store, folder, file)?));
         }
-        self.copy_companions(store, folder)?;
+        let mut small = self.copy_companions(store, folder)?;
         for (name, bytes) in &self.draft.small {
             store.put(&join(folder, name), bytes, PutMode::Replace)?;
+            small.push(Small::new(name, bytes, Role::Index));
+        }
+        if self.to == To::Planaria {
+            ours::commit((store, folder), self.source, &self.made, &files, small)?;
         }
         Ok(())
     }
 
     /// The small files that belong to a model go with it.
-    fn copy_companions(&self, store: &dyn Store, folder: &str) -> Result<()> {
+    fn copy_companions(&self, store: &dyn Store, folder: &str) -> Result<Vec<Small>> {
+        let mut small = Vec::new();
         for name in names::companions(self.source)? {
             let bytes = self.source.store.read(&name, names::COMPANION_BYTES)?;
             let short = name.rsplit('/').next().unwrap_or(&name);
             store.put(&join(folder, short), &bytes, PutMode::Replace)?;
+            small.push(Small::new(short, &bytes, Role::State));
         }
-        Ok(())
+        Ok(small)
     }
 }

@@ -10,10 +10,13 @@ use planaria_store::{EntryKind, join};
 /// Largest small file that is copied.
 pub(super) const COMPANION_BYTES: u64 = 256 << 20;
 
-/// Flex checkpoints keep optimizer state as `weight.moment1_0` and masters as `weight.w_0`; unified ones have a
+/// Our folders know optimizer state by weight and slot. Flex checkpoints keep optimizer state as `weight.moment1_0` and masters as `weight.w_0`; unified ones have a
 /// part for each, and `weight/moment1_0`.
 pub(super) fn translate(from: Format, to: To, made: &mut [Made]) {
-    if from != Format::PaddleFlex || to != To::PaddleUnified {
+    if to == To::Planaria {
+        made.iter_mut().for_each(|made| made.key.name = super::ours::in_file(&made.key));
+    }
+    if from != Format::PaddleFlex || !matches!(to, To::PaddleUnified | To::Planaria) {
         return;
     }
     for made in made {
@@ -32,6 +35,9 @@ pub(super) fn translate(from: Format, to: To, made: &mut [Made]) {
 pub(super) fn companions(source: &Source) -> Result<Vec<String>> {
     let Some(first) = source.files.first() else { return Ok(Vec::new()) };
     let folder = first.rsplit_once('/').map_or("", |(folder, _)| folder);
+    if let Some(listed) = super::ours::listed_files(source) {
+        return Ok(listed.into_iter().map(|name| join(folder, &name)).collect());
+    }
     let mut found = Vec::new();
     for entry in source.store.list(folder)? {
         if matches!(entry.kind, EntryKind::File(size) if size <= COMPANION_BYTES)

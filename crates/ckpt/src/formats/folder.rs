@@ -2,6 +2,7 @@
 
 use super::source::{Builder, Format, Part, Source};
 use super::{dcp, flex, paddle, planaria, safetensors, torch, zip};
+use super::{dcp, flex, ours, paddle, safetensors, torch, zip};
 use crate::error::{Error, Result};
 use planaria_store::{Store, StoreExt, join, locate};
 use std::sync::Arc;
@@ -73,6 +74,10 @@ impl Folder<'_> {
         let ends = |ending: &str| self.files.iter().any(|file| file.ends_with(ending));
         if has("COMMIT") && has("manifest.json") {
             return planaria::open_folder(self.store, self.at);
+            return ours::open_folder(self.store, self.at);
+        }
+        if has("SAVING") {
+            return Err(ours::unfinished(&join(&self.store.address(), self.at)));
         }
         if has(".metadata") || self.files.iter().any(|name| dcp::is_rank_metadata(name)) {
             return dcp::open_folder(self.store, self.at, &self.files);

@@ -9,6 +9,7 @@ mod flex;
 mod folder;
 mod index;
 mod numpy;
+mod ours;
 mod paddle;
 pub mod pickle;
 mod planaria;
@@ -20,4 +21,5 @@ pub(crate) mod write;
 mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
+pub(crate) use ours::{FileSums, STATE};
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};

@@ -1,5 +1,6 @@
 //! The common answer of all formats: where the bytes of every tensor lie.
 
+use super::ours::FileSums;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Extent, Listed, Region, Shape, Tile};
 use planaria_store::{Reader, Store, check_name, join};
@@ -28,6 +29,8 @@ pub enum Format {
     TorchDcp,
     /// `torch.save` files.
     TorchSave,
+    /// Our own: safetensors files with a manifest and a commit mark.
+    Planaria,
 }
 
 impl Format {
@@ -42,6 +45,7 @@ impl Format {
             Format::TorchDcp => "torch-dcp",
             Format::Planaria => "planaria",
             Format::TorchSave => "torch-save",
+            Format::Planaria => "planaria",
         }
     }
 }
@@ -192,6 +196,8 @@ pub struct Source {
     pub extra: BTreeMap<String, Value>,
     /// What was left out.
     pub skipped: Vec<Skipped>,
+    /// Checksums of files that were written with them.
+    pub(crate) sums: BTreeMap<String, Arc<FileSums>>,
 }
 
 impl Source {
@@ -373,6 +379,7 @@ impl Builder {
             tensors,
             extra: self.extra,
             skipped: self.skipped,
+            sums: BTreeMap::new(),
         })
     }
 }

@@ -1,10 +1,12 @@
 //! The tensors of a source, box by box.
 
 use super::nest::Nest;
+use super::verified::Verified;
 use crate::error::{Error, Result};
-use crate::formats::{Entry, Key, Source};
+use crate::formats::{Entry, FileSums, Key, Piece, Source};
 use planaria_layout::{Dims, Region, flat_boxes};
 use planaria_store::Reader;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -78,18 +80,13 @@ impl<'s> Feed<'s> {
         let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
         for piece in entry.pieces(want, 0).map_err(wrong)? {
             let file = self.file(piece.tile.holder.file)?;
-            self.nest(entry, &piece, want, to).read(&*file, out, scratch)?;
+            let read = self.nest(entry, &piece, want, to).read(&*file, out, scratch);
+            read.map_err(|error| named(error, key, &self.source.sums))?;
         }
         Ok(())
     }
 
-    fn nest(
-        &self,
-        entry: &Entry,
-        piece: &crate::formats::Piece<'_>,
-        want: &Region,
-        to: (usize, &[usize]),
-    ) -> Nest {
+    fn nest(&self, entry: &Entry, piece: &Piece<'_>, want: &Region, to: (usize, &[usize])) -> Nest {
         let size = entry.dtype.size();
         let home = &piece.tile.region;
         let strides = match piece.strides {
@@ -111,11 +108,27 @@ impl<'s> Feed<'s> {
             open.push(found);
             return Ok(file);
         }
-        let file: Arc<dyn Reader> = Arc::from(self.source.store.reader(&self.source.files[number])?);
+        let name = &self.source.files[number];
+        let file = self.source.store.reader(name)?;
+        let file: Arc<dyn Reader> = match self.source.sums.get(name) {
+            Some(sums) => Arc::new(Verified::new(file, sums.clone())),
+            None => Arc::from(file),
+        };
         if open.len() == OPEN {
             open.remove(0);
         }
         open.push((number, file.clone()));
         Ok(file)
+    }
+}
+
+/// Damage with the name of the tensor that was being read.
+fn named(error: Error, key: &Key, sums: &BTreeMap<String, Arc<FileSums>>) -> Error {
+    match error {
+        Error::Store(planaria_store::Error::Checksum { name, start, end, found, expected }) => {
+            let block = start / sums.get(&name).map_or(1, |sums| sums.block);
+            Error::Damaged { tensor: key.to_string(), file: name, block, start, end, found, expected }
+        }
+        other => other,
     }
 }

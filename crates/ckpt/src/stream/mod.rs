@@ -2,5 +2,6 @@
 
 mod feed;
 mod nest;
+mod verified;
 
 pub use feed::{Feed, row_strides};

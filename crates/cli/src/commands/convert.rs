@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Element type of all floating point tensors, such as bf16
     #[arg(long)]
     dtype: Option<DType>,
-    /// How tensors are cut: `whole`, or `as-held` by the source (dcp only)
+    /// How tensors are cut: `whole`, or `as-held` by the source (dcp, planaria)
     #[arg(long, value_enum, default_value_t, value_name = "CUT")]
     layout: Held,
     /// File with a mapping
@@ -73,6 +73,8 @@ pub(crate) enum Form {
     Dcp,
     /// A Paddle unified checkpoint
     PaddleUnified,
+    /// Our own folder: safetensors files with a manifest
+    Planaria,
 }
 
 impl From<Form> for To {
@@ -81,6 +83,7 @@ impl From<Form> for To {
             Form::Hf => To::HuggingFace,
             Form::Dcp => To::TorchDcp,
             Form::PaddleUnified => To::PaddleUnified,
+            Form::Planaria => To::Planaria,
         }
     }
 }

@@ -6,6 +6,7 @@ mod diff;
 mod inspect;
 mod plot;
 mod tokenize;
+mod reshard;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -21,6 +22,7 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     Plot(plot::Args),
     Tokenize(tokenize::Args),
+    Reshard(reshard::Args),
 }
 
 impl Command {
@@ -33,6 +35,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
+            Command::Reshard(args) => reshard::run(args, terminal),
         }
     }
 }

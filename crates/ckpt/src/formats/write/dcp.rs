@@ -2,8 +2,9 @@
 
 use super::pickle::Py;
 use super::zip::{ALIGN, Archive};
-use super::{Draft, Frame, NewFile, Slot, Tail, Wanted, natural};
+use super::{Draft, Frame, NewFile, Slot, Tail, Wanted};
 use crate::formats::{Key, Part};
+use crate::union::natural;
 use planaria_layout::{DType, Region};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -9,11 +9,10 @@ mod safetensors;
 mod zip;
 
 pub(crate) use dcp::dcp;
-pub(crate) use safetensors::{hugging_face, unified};
+pub(crate) use safetensors::{hugging_face, planaria, unified};
 
 use super::Key;
 use planaria_layout::{DType, Region, Shape};
-use std::cmp::Ordering;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -26,8 +25,12 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    pub(crate) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         (self.shape.numel() * self.dtype.size()) as u64
+    }
+
+    fn bytes_of(&self, region: &Region) -> u64 {
+        (region.numel() * self.dtype.size()) as u64
     }
 }
 
@@ -82,39 +85,17 @@ pub(crate) struct Draft {
     pub(crate) small: Vec<(String, Vec<u8>)>,
 }
 
-/// Order of names in which numbers count as numbers: `layers.2` before `layers.10`.
-pub(crate) fn natural(a: &str, b: &str) -> Ordering {
-    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
-    loop {
-        let digits = |text: &[u8]| text.iter().take_while(|c| c.is_ascii_digit()).count();
-        match (digits(a), digits(b)) {
-            (0, _) | (_, 0) => match (a.split_first(), b.split_first()) {
-                (Some((x, rest)), Some((y, other))) if x == y => (a, b) = (rest, other),
-                (x, y) => return x.map(|(c, _)| c).cmp(&y.map(|(c, _)| c)),
-            },
-            (x, y) => {
-                let strip = |text: &[u8]| text.iter().take_while(|c| **c == b'0').count();
-                let (p, q) = (&a[strip(&a[..x])..x], &b[strip(&b[..y])..y]);
-                // Without leading zeros the longer number is the larger.
-                match p.len().cmp(&q.len()).then_with(|| p.cmp(q)).then(x.cmp(&y)) {
-                    Ordering::Equal => (a, b) = (&a[x..], &b[y..]),
-                    other => return other,
-                }
-            }
-        }
-    }
-}
-
-/// Cuts tensors, in this order, into files of at most `limit` bytes; a larger tensor gets a file of its own.
-fn cut_by_size(tensors: &[Wanted], order: &[usize], limit: u64) -> Vec<Vec<usize>> {
-    let mut parts: Vec<Vec<usize>> = Vec::new();
+/// Cuts what is to be written, in this order, into files of at most `limit` bytes; something larger gets a file of
+/// its own.
+fn cut_by_size<T>(items: impl IntoIterator<Item = T>, limit: u64, bytes: impl Fn(&T) -> u64) -> Vec<Vec<T>> {
+    let mut parts: Vec<Vec<T>> = Vec::new();
     let mut filled = 0u64;
-    for &number in order {
-        let len = tensors[number].bytes();
+    for item in items {
+        let len = bytes(&item);
         match parts.last_mut() {
-            Some(part) if filled == 0 || filled.saturating_add(len) <= limit => part.push(number),
+            Some(part) if filled == 0 || filled.saturating_add(len) <= limit => part.push(item),
             _ => {
-                parts.push(vec![number]);
+                parts.push(vec![item]);
                 filled = 0;
             }
         }
@@ -128,22 +109,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_names_are_numbers() {
-        let mut names = vec!["l.10.w", "l.2.w", "l.2.b", "a", "l.02.w", "l", "l.x"];
-        names.sort_by(|a, b| natural(a, b));
-        assert_eq!(names, ["a", "l", "l.2.b", "l.2.w", "l.02.w", "l.10.w", "l.x"]);
-    }
-
-    #[test]
     fn a_tensor_larger_than_a_file_gets_one_of_its_own() {
-        let tensor = |numel: usize| Wanted {
-            key: Key::model("t"),
-            dtype: DType::U8,
-            shape: Shape::new(&[numel]).unwrap(),
-            boxes: Vec::new(),
-        };
-        let tensors: Vec<Wanted> = [4, 4, 20, 0, 3, 8].into_iter().map(tensor).collect();
-        let order: Vec<usize> = (0..tensors.len()).collect();
-        assert_eq!(cut_by_size(&tensors, &order, 10), [vec![0, 1], vec![2, 3], vec![4], vec![5]]);
+        let parts = cut_by_size([4, 4, 20, 0, 3, 8], 10, |bytes| *bytes);
+        assert_eq!(parts, [vec![4, 4], vec![20], vec![0, 3], vec![8]]);
+        assert_eq!(cut_by_size([0, 0, 30, 1], 10, |bytes| *bytes), [vec![0, 0, 30], vec![1]]);
     }
 }

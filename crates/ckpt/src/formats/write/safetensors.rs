@@ -1,9 +1,10 @@
 //! Folders of safetensors files with their index: Hugging Face and Paddle unified checkpoints.
 
-use super::{Draft, Frame, NewFile, Slot, Wanted, cut_by_size, natural};
-use crate::error::Result;
+use super::{Draft, Frame, NewFile, Slot, Wanted, cut_by_size};
+use crate::error::{Error, Result};
 use crate::formats::Part;
-use planaria_layout::Region;
+use crate::union::natural;
+use planaria_layout::{Region, Shape};
 use planaria_store::container::{Align, FileLayout, NewTensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ pub(crate) fn hugging_face(tensors: &[Wanted], limit: u64) -> Result<Draft> {
     let mut draft = Draft::default();
     let parts = parts_of(tensors, Part::Model, limit);
     if let [part] = &parts[..] {
-        draft.files.push(new_file("model.safetensors", tensors, part)?);
+        draft.files.push(whole_file("model.safetensors", tensors, part)?);
         return Ok(draft);
     }
     let index = numbered(&mut draft, "model", tensors, &parts)?;
@@ -40,11 +41,61 @@ pub(crate) fn unified(tensors: &[Wanted], limit: u64) -> Result<Draft> {
     Ok(draft)
 }
 
+/// Our own folder, but for its manifest: numbered files with an index where every tensor is in one piece, else one
+/// file for each part and writer.
+pub(crate) fn planaria(tensors: &[Wanted], limit: u64) -> Result<Draft> {
+    let mut draft = Draft::default();
+    let whole =
+        tensors.iter().all(|tensor| matches!(&tensor.boxes[..], [(0, region)] if is_whole(tensor, region)));
+    let has_masters = tensors.iter().any(|tensor| tensor.key.part == Part::MasterWeights);
+    for part in [Part::Model, Part::MasterWeights, Part::Optimizer, Part::Ema] {
+        if !whole {
+            held(&mut draft, tensors, part, limit)?;
+            continue;
+        }
+        let parts = parts_of(tensors, part, limit);
+        if parts.is_empty() {
+            continue;
+        }
+        let mut index = numbered(&mut draft, part.name(), tensors, &parts)?;
+        if part == Part::Optimizer {
+            index["master_weights"] = json!(has_masters);
+        }
+        draft.small.push((format!("{part}.safetensors.index.json"), format!("{index:#}\n").into_bytes()));
+    }
+    Ok(draft)
+}
+
+fn is_whole(tensor: &Wanted, region: &Region) -> bool {
+    *region == Region::whole(&tensor.shape)
+}
+
+/// One file for each writer of a part, with the boxes that are its own.
+fn held(draft: &mut Draft, tensors: &[Wanted], part: Part, limit: u64) -> Result<()> {
+    let stem = part.name();
+    let order: Vec<usize> = parts_of(tensors, part, u64::MAX).into_iter().flatten().collect();
+    let mut writers: BTreeMap<usize, Vec<(usize, &Region)>> = BTreeMap::new();
+    for number in order {
+        for (writer, region) in &tensors[number].boxes {
+            writers.entry(*writer).or_default().push((number, region));
+        }
+    }
+    for (writer, boxes) in writers {
+        for (number, part) in
+            cut_by_size(boxes, limit, |(n, region)| tensors[*n].bytes_of(region)).iter().enumerate()
+        {
+            let name = format!("{stem}-rank{writer:05}-{:05}.safetensors", number + 1);
+            draft.files.push(new_file(&name, tensors, part)?);
+        }
+    }
+    Ok(())
+}
+
 fn parts_of(tensors: &[Wanted], part: Part, limit: u64) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&number| tensors[number].key.part == part).collect();
     order.sort_by(|&a, &b| natural(&tensors[a].key.name, &tensors[b].key.name));
-    cut_by_size(tensors, &order, limit)
+    cut_by_size(order, limit, |number| tensors[*number].bytes())
 }
 
 /// Lays out `stem-0000i-of-0000n.safetensors`; the index of them.
@@ -57,23 +108,36 @@ fn numbered(draft: &mut Draft, stem: &str, tensors: &[Wanted], parts: &[Vec<usiz
             weights.insert(tensors[tensor].key.name.clone(), json!(name));
             total += tensors[tensor].bytes();
         }
-        draft.files.push(new_file(&name, tensors, part)?);
+        draft.files.push(whole_file(&name, tensors, part)?);
     }
     Ok(json!({ "metadata": { "total_size": total }, "weight_map": weights }))
 }
 
 /// One file of whole tensors.
-fn new_file(name: &str, tensors: &[Wanted], part: &[usize]) -> Result<NewFile> {
-    let numbers: BTreeMap<&str, usize> = part.iter().map(|&n| (tensors[n].key.name.as_str(), n)).collect();
-    let new = part.iter().map(|&number| {
+fn whole_file(name: &str, tensors: &[Wanted], part: &[usize]) -> Result<NewFile> {
+    let regions: Vec<(usize, Region)> = part.iter().map(|&n| (n, Region::whole(&tensors[n].shape))).collect();
+    let boxes: Vec<(usize, &Region)> = regions.iter().map(|(number, region)| (*number, region)).collect();
+    new_file(name, tensors, &boxes)
+}
+
+/// One file of boxes; a box that is not the whole tensor has its region in its name.
+fn new_file(name: &str, tensors: &[Wanted], boxes: &[(usize, &Region)]) -> Result<NewFile> {
+    let mut by_name: BTreeMap<String, (usize, &Region)> = BTreeMap::new();
+    let mut new = Vec::with_capacity(boxes.len());
+    for &(number, region) in boxes {
         let Wanted { key, dtype, shape, .. } = &tensors[number];
-        NewTensor { name: key.name.clone(), dtype: *dtype, shape: shape.clone() }
-    });
+        let whole = *region == Region::whole(shape);
+        let in_file = if whole { key.name.clone() } else { format!("{}@{region}", key.name) };
+        let shape = Shape::from_dims(region.extents())
+            .map_err(|problem| Error::Tiles { tensor: key.to_string(), problem })?;
+        new.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape });
+        by_name.insert(in_file, (number, region));
+    }
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let layout = FileLayout::new(name, new, &metadata, Align::Block)?;
-    let slots = layout.tensors().filter(|(_, _, len)| *len > 0).filter_map(|(tensor, offset, len)| {
-        let region = Region::whole(&tensor.shape);
-        Some(Slot { tensor: *numbers.get(tensor.name.as_str())?, region, offset, len })
+    let slots = layout.tensors().filter_map(|(placed, offset, len)| {
+        let (tensor, region) = by_name.get(placed.name.as_str())?;
+        Some(Slot { tensor: *tensor, region: (*region).clone(), offset, len })
     });
     Ok(NewFile {
         name: name.to_string(),

@@ -1,0 +1,94 @@
+//! Our own folders as a source: whatever reads the formats of others reads them too.
+
+use super::source::{Builder, Format, Key, Part, Source, Stored};
+use crate::error::{Error, Result};
+use crate::folder;
+use crate::manifest::{Checkpoint, Role};
+use crate::state::{Kind, TensorKey};
+use planaria_store::{Store, join};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Where a source keeps what our folders hold beside tensors.
+pub(crate) const STATE: &str = "planaria";
+
+/// The checksums of a file that was written with them.
+#[derive(Debug)]
+pub(crate) struct FileSums {
+    /// Bytes under one sum.
+    pub(crate) block: u64,
+    /// CRC-32C of each block.
+    pub(crate) sums: Vec<u32>,
+}
+
+/// The key under which a tensor of ours is known as one of a source.
+fn key_of(key: &TensorKey) -> Key {
+    let part = match key.kind {
+        Kind::Parameter | Kind::Buffer => Part::Model,
+        Kind::Master => Part::MasterWeights,
+        Kind::Slot(_) => Part::Optimizer,
+        Kind::Ema => Part::Ema,
+    };
+    Key { part, name: key.in_file() }
+}
+
+/// A folder that was begun and not finished.
+pub(super) fn unfinished(at: &str) -> Error {
+    Error::Torn { what: format!("the save of '{at}' did not finish: it has no COMMIT mark") }
+}
+
+/// Opens a committed folder.
+pub(super) fn open_folder(store: &Arc<dyn Store>, at: &str) -> Result<Source> {
+    let checkpoint = folder::open(&**store, at)?;
+    let mut builder = Builder::new(store, at, Format::Planaria);
+    builder.extra.insert(STATE.to_string(), about(&checkpoint));
+    for (key, tensor) in &checkpoint.tensors {
+        let key = key_of(key);
+        builder.declare(&key, "manifest.json", tensor.dtype, &tensor.shape)?;
+        for tile in &tensor.tiles {
+            let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
+            let shape = planaria_layout::Shape::from_dims(tile.region.extents()).map_err(wrong)?;
+            let (offset, len) = (tile.holder.offset, tile.holder.len);
+            let stored = Stored { dtype: tensor.dtype, shape, offset, len, strides: None };
+            let file = join(at, &checkpoint.files[tile.holder.file].name);
+            builder.tile(key.clone(), &file, &tensor.shape, tile.region.clone(), &stored)?;
+        }
+    }
+    let sums: BTreeMap<String, Arc<FileSums>> = checkpoint
+        .files
+        .into_iter()
+        .map(|file| (join(at, &file.name), Arc::new(FileSums { block: checkpoint.block, sums: file.sums })))
+        .collect();
+    let mut source = builder.finish()?;
+    source.sums = sums;
+    Ok(source)
+}
+
+/// Everything of the state but its tensors, as JSON.
+fn about(checkpoint: &Checkpoint) -> Value {
+    let state = &checkpoint.state;
+    let names = |kind: &Kind| -> Vec<&str> {
+        checkpoint.tensors.keys().filter(|key| key.kind == *kind).map(|key| key.name.as_str()).collect()
+    };
+    let files: Vec<&str> = checkpoint
+        .others
+        .iter()
+        .filter(|file| file.role == Role::State)
+        .map(|file| file.name.as_str())
+        .collect();
+    json!({
+        "writer": checkpoint.writer,
+        "ranks": checkpoint.ranks,
+        "step": state.step,
+        "samples": state.samples,
+        "tokens": state.tokens,
+        "random": state.random,
+        "schedule": state.schedule,
+        "config": state.config,
+        "extra": state.extra,
+        "tied": state.tied,
+        "files": files,
+        "buffers": names(&Kind::Buffer),
+    })
+}

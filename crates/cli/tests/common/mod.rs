@@ -1,0 +1,69 @@
+//! Running the real command on the small checkpoints of `testdata/`.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What a run of the command left behind.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+/// The repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The command, to be run in `testdata/`, with nothing of the environment that changes its output.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_planaria"));
+    command.args(args).current_dir(root().join("testdata")).stdin(Stdio::null());
+    for name in ["NO_COLOR", "PLANARIA_NO_PROGRESS", "CLICOLOR_FORCE", "COLUMNS"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs the command to its end.
+pub fn planaria(args: &[&str]) -> Ran {
+    let output = command(args).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Runs the command, which must succeed; what it printed.
+pub fn succeed(args: &[&str]) -> String {
+    let ran = planaria(args);
+    assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+    ran.out
+}
+
+/// A path as text.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The names of everything below a folder, sorted.
+pub fn names(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(at) = open.pop() {
+        for entry in std::fs::read_dir(at).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else {
+                found.push(path.strip_prefix(folder).unwrap().to_str().unwrap().to_string());
+            }
+        }
+    }
+    found.sort();
+    found
+}

@@ -1,0 +1,197 @@
+//! Converting: every format there and back, cut and whole, and nothing half done.
+
+mod common;
+
+use common::{command, names, planaria, root, succeed, text};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn same(first: &Path, second: &Path) {
+    succeed(&["diff", text(first), text(second)]);
+}
+
+#[test]
+fn every_format_goes_to_every_other_and_back_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = root().join("testdata/torch-dcp/dtensor2");
+    let mut before = first.clone();
+    for (number, form) in ["hf", "planaria", "dcp", "paddle-unified", "planaria", "hf"].iter().enumerate() {
+        let target = folder.path().join(format!("{number}-{form}"));
+        succeed(&["convert", text(&before), text(&target), "--to", form, "--max-shard-size", "600B"]);
+        same(&first, &target);
+        before = target;
+    }
+}
+
+#[test]
+fn a_training_state_keeps_its_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = root().join("testdata/formats/unified");
+    let ours = folder.path().join("ours");
+    succeed(&["convert", text(&source), text(&ours), "--to", "planaria"]);
+    same(&source, &ours);
+    let files = names(&ours);
+    for name in ["COMMIT", "manifest.json", "config.json", "optimizer-00001-of-00001.safetensors"] {
+        assert!(files.iter().any(|file| file == name), "{name} in {files:?}");
+    }
+    let back = folder.path().join("back");
+    succeed(&["convert", text(&ours), text(&back), "--to", "paddle-unified"]);
+    same(&source, &back);
+}
+
+#[test]
+fn a_hugging_face_folder_holds_the_model_alone_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("hf");
+    let ran = planaria(&["convert", "formats/unified", text(&target), "--to", "hf"]);
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.err.starts_with("warning: 4 tensors left out"), "{}", ran.err);
+    assert_eq!(names(&target), ["config.json", "model.safetensors"]);
+}
+
+#[test]
+fn a_dry_run_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("hf");
+    let out = succeed(&["convert", "torch-dcp/single", text(&target), "--to", "hf", "--dry-run"]);
+    assert!(out.contains("model.safetensors") && out.contains("would write 7 tensors in 1 file"), "{out}");
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn what_is_there_is_replaced_only_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("out");
+    let args = ["convert", "torch-dcp/single", text(&target), "--to", "hf"];
+    succeed(&args);
+    let ran = planaria(&args);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.ends_with("hint: choose another place, or add `--yes` to replace it\n"), "{}", ran.err);
+    let object: Value =
+        serde_json::from_str(&succeed(&["convert", "torch-dcp/single", text(&target), "--to", "dcp", "--yes", "--json"])).unwrap();
+    assert_eq!((&object["schema"], &object["written"]), (&"planaria/convert/1".into(), &true.into()));
+    assert!(names(&target).contains(&".metadata".to_string()));
+    assert!(!names(&target).contains(&"model.safetensors".to_string()), "the old one is gone");
+}
+
+#[test]
+fn a_mapping_that_does_not_hold_is_underlined() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.aoa");
+    fs::write(&file, "no.such.tensor -> x\n").unwrap();
+    let target = folder.path().join("out");
+    let ran = planaria(&["convert", "torch-dcp/single", text(&target), "--to", "hf", "--mapping", text(&file)]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("no.such.tensor") && ran.err.contains("^^^"), "{}", ran.err);
+    assert!(!target.exists());
+}
+
+#[test]
+fn reshard_cuts_as_a_mesh_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = root().join("testdata/paddle-checkpoints/hf_qwen2_tiny");
+    for form in ["planaria", "dcp"] {
+        let target = folder.path().join(form);
+        let args = ["reshard", text(&source), text(&target), "--mesh", "dp=2 tp=2", "--to", form];
+        let rules = ["--layout", "*.q_proj.weight=tp:S0", "--layout", "*.o_proj.weight=dp:S0 tp:S1"];
+        succeed(&[&args[..], &rules[..]].concat());
+        same(&source, &target);
+        let tree = succeed(&["inspect", text(&target)]);
+        let line = |name: &str| tree.lines().find(|line| line.contains(name)).unwrap().to_string();
+        assert!(line("o_proj").contains("2x2 tiles, 4 files"), "{tree}");
+        assert!(!line("gate_proj").contains("tiles"), "{tree}");
+    }
+    let ran = planaria(&["reshard", text(&source), "x", "--mesh", "tp=2", "--layout", "nothing=tp:S0"]);
+    assert_eq!((ran.code, ran.err.contains("no tensor is cut by 'nothing'")), (Some(2), true), "{}", ran.err);
+    let ran = planaria(&["reshard", text(&source), "x", "--mesh", "tp=2", "--layout", "*norm.weight=tp:S1"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+}
+
+#[test]
+fn damage_in_our_own_folders_is_found_before_anything_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = folder.path().join("ours");
+    succeed(&["convert", "torch-dcp/single", text(&ours), "--to", "planaria"]);
+    let file = ours.join("model-00001-of-00001.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let target = folder.path().join("hf");
+    let ran = planaria(&["convert", text(&ours), text(&target), "--to", "hf"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    assert!(ran.err.contains("is damaged: block 0 of 'model-00001-of-00001.safetensors'"), "{}", ran.err);
+    assert_eq!(names(folder.path()).iter().filter(|name| !name.starts_with("ours/")).count(), 0);
+}
+
+/// A safetensors file of this many bytes, without data blocks on disk.
+fn sparse(path: &Path, tensors: usize, rows: usize, columns: usize) {
+    let each = rows * columns * 4;
+    let entries: Vec<String> = (0..tensors)
+        .map(|i| {
+            let (start, end) = (i * each, (i + 1) * each);
+            format!(r#""t{i}":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[{start},{end}]}}"#)
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    fs::write(path, &bytes).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len((bytes.len() + tensors * each) as u64).unwrap();
+}
+
+#[test]
+fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("big.safetensors");
+    sparse(&source, 16, 4096, 4096);
+    let target = folder.path().join("out");
+    for (signal, code) in [("KILL", None), ("INT", Some(130)), ("TERM", Some(143))] {
+        let args = ["convert", text(&source), text(&target), "--to", "hf", "--max-shard-size", "64MB"];
+        let mut child = command(&args).spawn().unwrap();
+        let part = folder.path().join(".out.part");
+        let start = Instant::now();
+        while !part.exists() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let sent = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        assert_eq!(child.wait().unwrap().code(), code, "{signal}");
+        assert!(!target.exists(), "{signal}: the target must not appear");
+        assert_eq!(part.exists(), signal == "KILL", "{signal}: only a killed run leaves its part behind");
+    }
+    let small = folder.path().join("small.safetensors");
+    sparse(&small, 1, 4, 4);
+    succeed(&["convert", text(&small), text(&target), "--to", "hf"]);
+    assert!(target.exists() && !folder.path().join(".out.part").exists(), "the next run takes the rest away");
+}
+
+#[test]
+fn memory_stays_below_the_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("big.safetensors");
+    sparse(&source, 2, 16384, 4096);
+    fs::write(folder.path().join("m.aoa"), "t0^T -> a\nt1 -> b\n").unwrap();
+    let target = folder.path().join("out");
+    let mapping = folder.path().join("m.aoa");
+    let args = [
+        "convert", text(&source), text(&target), "--to", "hf", "--dtype", "bf16", "--mapping", text(&mapping),
+        "--max-memory", "128MB",
+    ];
+    // The peak is what the system saw; without GNU time there is nothing to measure it with.
+    let mut child = command(&args).spawn().unwrap();
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        if let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) {
+            let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kilobytes = kilobytes.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+            peak = peak.max(kilobytes.unwrap_or(0));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(peak < 128_000 + 48_000, "{peak} kB at the peak, of 512 MB moved");
+}

@@ -1,0 +1,139 @@
+//! Looking at checkpoints: inspect and diff, their texts, JSON and exit codes.
+
+mod common;
+
+use common::{command, planaria, succeed};
+use serde_json::Value;
+use std::io::Read;
+use std::process::Stdio;
+
+#[test]
+fn inspect_shows_a_tree_with_shapes_sizes_and_cuts() {
+    let text = succeed(&["inspect", "torch-dcp/fsdp2_2", "--filter", "model.*"]);
+    assert_eq!(
+        text,
+        "\
+torch-dcp: 5 tensors, 560 B in 2 files
+
+model
+  ├ 0
+  │ ├ bias    f32[10]     40 B  2 tiles, 2 files
+  │ └ weight  f32[10,6]  240 B  2x1 tiles, 2 files
+  ├ 1
+  │ ├ bias    f32[10]     40 B  2 tiles, 2 files
+  │ └ weight  f32[10]     40 B  2 tiles, 2 files
+  └ 2.weight  f32[5,10]  200 B  2x1 tiles, 2 files
+"
+    );
+}
+
+#[test]
+fn equal_layers_share_their_lines_unless_all_are_asked_for() {
+    let folded = succeed(&["inspect", "paddle-checkpoints/hf_qwen2_tiny"]);
+    assert!(folded.contains("layers.0..1 "), "{folded}");
+    let all = succeed(&["inspect", "paddle-checkpoints/hf_qwen2_tiny", "--all"]);
+    assert!(!all.contains("0..1") && all.lines().count() > folded.lines().count());
+}
+
+#[test]
+fn parts_of_a_training_state_have_headings() {
+    let text = succeed(&["inspect", "formats/unified"]);
+    for heading in ["model:", "master_weights:", "optimizer:"] {
+        assert!(text.lines().any(|line| line.starts_with(heading)), "{heading} in {text}");
+    }
+}
+
+#[test]
+fn inspect_json_is_one_object_with_a_schema() {
+    let object: Value = serde_json::from_str(&succeed(&["inspect", "torch-dcp/single", "--json"])).unwrap();
+    assert_eq!(object["schema"], "planaria/inspect/1");
+    assert_eq!((&object["format"], &object["total"]["tensors"]), (&"torch-dcp".into(), &7.into()));
+    let a = object["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == "a").unwrap();
+    assert_eq!((&a["dtype"], &a["bytes"], &a["tiles"][0]["region"]), (&"f32".into(), &192.into(), &"[0..8, 0..6]".into()));
+    assert_eq!(a["shape"], serde_json::json!([8, 6]));
+}
+
+#[test]
+fn stats_are_those_of_the_values() {
+    let text = succeed(&["inspect", "torch-dcp/single", "--stats", "--filter", "strided"]);
+    assert!(text.contains("0 .. 23, mean 11.5, std 6.922"), "{text}");
+    let json = succeed(&["inspect", "torch-dcp/single", "--stats", "--json", "--filter", "i"]);
+    let object: Value = serde_json::from_str(&json).unwrap();
+    let found = object["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == "i").unwrap();
+    assert_eq!((&found["stats"]["min"], &found["stats"]["nan"]), (&30.0.into(), &0.into()));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = command(&["inspect", "paddle-checkpoints/hf_qwen2_tiny", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!((child.wait().unwrap().code(), err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn mistakes_have_a_hint_and_exit_code_2() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["inspect", "nowhere"], "error: 'nowhere' does not exist\n"),
+        (
+            &["inspect", "indexing.jsonl.gz"],
+            "error: 'indexing.jsonl.gz' is no checkpoint of a known format: known files end in .safetensors, .pdparams, \
+             .pdopt, .pt, .pth, .bin or .ckpt\n\nhint: name a checkpoint folder, or a file that holds tensors\n",
+        ),
+        (
+            &["inspect", "torch-dcp/single", "--filter", "nothing"],
+            "error: no tensor has such a name\n\nhint: leave `--filter` out to see all names\n",
+        ),
+        (&["inspect", "s3://bucket/x"], "error: cannot open 's3://bucket': this build lacks the feature 's3'\n"),
+    ];
+    for (args, message) in cases {
+        let ran = planaria(args);
+        assert_eq!((ran.code, ran.err.as_str(), ran.out.as_str()), (Some(2), message, ""), "{args:?}");
+    }
+}
+
+#[test]
+fn torn_checkpoints_exit_with_3() {
+    let ran = planaria(&["inspect", "paddle-checkpoints/torn_meta_only2"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    assert!(ran.err.starts_with("error: the checkpoint is torn: ") && ran.err.contains("\nhint: "), "{}", ran.err);
+}
+
+#[test]
+fn diff_agrees_across_formats_and_cuts() {
+    let text = succeed(&["diff", "torch-dcp/dtensor2", "torch-dcp/dtensor2.expected.safetensors"]);
+    assert_eq!(text, "13 tensors agree\n");
+    let json = succeed(&["diff", "paddle-checkpoints/big1", "paddle-checkpoints/big1.expected.safetensors", "--json"]);
+    let object: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&object["schema"], &object["different"]), (&"planaria/diff/1".into(), &0.into()));
+}
+
+#[test]
+fn diff_names_what_differs_and_exits_with_1() {
+    let ran = planaria(&["diff", "torch-dcp/dtensor2", "torch-dcp/dtensor2_filepertensor"]);
+    assert_eq!(ran.code, Some(1));
+    let last = ran.out.lines().last().unwrap();
+    assert!(last.ends_with("agree") && last.contains("differ"), "{}", ran.out);
+    assert!(ran.out.contains("only in the first"), "{}", ran.out);
+}
+
+#[test]
+fn completions_name_every_verb() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeed(&["completions", shell]);
+        for verb in ["inspect", "diff", "convert", "reshard"] {
+            assert!(script.contains(verb), "{verb} in {shell}");
+        }
+    }
+}
+
+#[test]
+fn color_comes_only_when_asked_for() {
+    assert!(!succeed(&["inspect", "torch-dcp/single"]).contains('\x1b'));
+    assert!(succeed(&["inspect", "torch-dcp/single", "--color", "always"]).contains('\x1b'));
+}
