@@ -101,6 +101,12 @@ pub enum Error {
     /// Training data is missing or damaged.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
+    /// A schedule that does not fit, or a stage that failed.
+    #[error(transparent)]
+    Pipeline(#[from] crate::pipeline::Error),
+    /// Metrics or logs could not be written.
+    #[error(transparent)]
+    Telemetry(#[from] planaria_telemetry::Error),
     /// A batch that does not divide.
     #[error(transparent)]
     Batch(#[from] crate::geometry::Error),

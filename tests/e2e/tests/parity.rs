@@ -120,3 +120,64 @@ fn sums_once_a_step_are_close() -> Result<()> {
     let alone = train("", &[])?;
     train("dp=2", &["train.reduce=step"])?.close_losses(&alone, 1e-5)
 }
+
+#[test]
+fn pipeline_stages_change_no_bit_under_any_schedule() -> Result<()> {
+    let alone = train("", &[])?;
+    for schedule in ["f_then_b", "1f1b", "zb_h1", "zbv"] {
+        same(&alone, "pp=2", &[&format!("train.schedule={schedule}")])?;
+    }
+    same(&alone, "pp=2", &["train.schedule=interleaved", "train.chunks=2"])?;
+    same(&alone, "pp=4", &["train.recompute=full", "train.schedule=zb_h1"])?;
+    same(&alone, "pp=2 dp=2", &["train.zero=3", "train.recompute=full"])?;
+    same(&alone, "pp=2 dp=4", &["train.zero=1"])
+}
+
+#[test]
+fn a_tied_head_on_another_stage_changes_no_bit() -> Result<()> {
+    let tied = "model.tie_word_embeddings=true";
+    let alone = train("", &[tied])?;
+    same(&alone, "pp=2", &[tied])?;
+    same(&alone, "pp=2 dp=2", &[tied, "train.zero=1"])?;
+    same(&alone, "pp=2 dp=2", &[tied, "train.zero=3"])?;
+    // First and last part on one rank, and on neighbours.
+    same(&alone, "pp=2", &[tied, "train.schedule=zbv"])
+}
+
+#[test]
+fn three_axes_on_eight_ranks_stay_within_bounds() -> Result<()> {
+    let alone = train("", &[])?;
+    let split = train("pp=2 dp=2 tp=2", &["train.zero=2"])?;
+    split.close_losses(&alone, TENSOR_BOUND)?;
+    // The inner mesh is what sums are split by; the rest changes no bit.
+    same(&split, "tp=2", &[])?;
+    same(&split, "pp=4 tp=2", &[])
+}
+
+#[test]
+fn more_stages_than_layers_or_micro_batches_work() -> Result<()> {
+    let few = ["model.num_hidden_layers=1", "train.global_batch=2"];
+    let alone = train("", &few)?;
+    same(&alone, "pp=4", &few)
+}
+
+#[test]
+fn evaluation_is_the_same_on_every_mesh() -> Result<()> {
+    let eval = ["data.held_out=0.2", "train.eval_every=2", "train.eval_batches=4"];
+    let run = |mesh: &str, more: &[&str]| -> Result<Vec<u64>> {
+        let sandbox = Sandbox::new()?;
+        let recorder = planaria_e2e::Recorder::shared();
+        let config = sandbox.config("run", mesh, &[&eval[..], more].concat())?;
+        planaria_train::Trainer::new(config).observer(recorder.clone()).run(None)?;
+        let losses = recorder.events().into_iter().filter_map(|event| match event {
+            planaria_train::event::Event::Evaluated { loss, .. } => Some(loss.to_bits()),
+            _ => None,
+        });
+        Ok(losses.collect())
+    };
+    let alone = run("", &[])?;
+    assert_eq!(alone.len(), 2);
+    assert_eq!(run("dp=2", &[])?, alone);
+    assert_eq!(run("pp=2 dp=2", &["train.zero=3"])?, alone);
+    Ok(())
+}

@@ -186,7 +186,11 @@ fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> 
     let text = std::fs::read_to_string(file).map_err(io)?;
     let mut own = Vec::new();
     read_text(&name, &text, &mut own)?;
-    let base = own.iter().find(|e| e.path == ["extends"]).and_then(|e| e.value.as_ref()?.as_str()).map(PathBuf::from);
+    let base = own
+        .iter()
+        .find(|e| e.path == ["extends"])
+        .and_then(|e| e.value.as_ref()?.as_str())
+        .map(PathBuf::from);
     if let Some(base) = base {
         open.push(real);
         read_file(&file.parent().unwrap_or(Path::new("")).join(base), open, entries)?;

@@ -164,7 +164,7 @@ impl Reducer {
     pub fn finish_step(&self, rounds: usize) -> Result<Vec<Array>> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        if state.round != rounds || !state.micros.is_empty() {
+        if !self.lanes.is_empty() && (state.round != rounds || !state.micros.is_empty()) {
             let what = format!("{} of {rounds} rounds were summed at the end of the step", state.round);
             return Err(Error::Bug { what });
         }

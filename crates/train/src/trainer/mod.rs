@@ -3,9 +3,11 @@
 mod compute;
 mod figures;
 mod rank;
+mod records;
 mod resume;
 mod saves;
 mod setup;
+mod stages;
 mod step;
 
 use crate::config::Config;

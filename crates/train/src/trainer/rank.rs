@@ -2,9 +2,11 @@
 
 use super::compute::Compute;
 use super::figures::Losses;
+use super::records::Records;
 use super::resume::{self, Progress};
 use super::saves::Saves;
 use super::setup::{self, Position};
+use super::stages::{Pipeline, Running};
 use super::{Job, Outcome};
 use crate::data::{Batch, Loader, LoaderOptions, Sampler, Share};
 use crate::error::{Error, Result};
@@ -34,11 +36,14 @@ pub(super) struct RankRun<'a> {
     pub(super) geometry: Geometry,
     sampler: Sampler,
     pub(super) keeping: Keeping,
+    pub(super) pipeline: Option<Running>,
     pub(super) replica: Replica,
     pub(super) compute: Compute,
     pub(super) schedule: Schedule,
     pub(super) progress: Progress,
     saves: Saves,
+    /// Absent until the state is there.
+    records: Option<Arc<Records>>,
     pub(super) losses: Vec<f64>,
 }
 
@@ -51,7 +56,8 @@ impl<'a> RankRun<'a> {
         let geometry = geometry(job, &place)?;
         let seed = config.data.seed.unwrap_or(config.train.seed);
         let sampler = Sampler::new(&*job.data.train, seed, config.data.order)?;
-        let near = place.neighbours(&world, config, (0, place.stages - 1))?;
+        let lanes = Pipeline::new(config, &place, &geometry)?;
+        let near = place.neighbours(&world, config, lanes.ends())?;
         let keeping = Keeping {
             zero: Zero::from(config.train.zero),
             rule: update::rule(&config.optim),
@@ -61,11 +67,11 @@ impl<'a> RankRun<'a> {
             world: world.world_rank(),
         };
         let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
-        let stages = setup::parts(job.model.layers, place.stages);
-        let own = [stages[place.stage].clone()];
+        let own = lanes.own(job.model.layers, place.stage);
         let reduce = ReduceOptions { mode: config.train.reduce, bucket_bytes: config.train.bucket_bytes };
         let replica = Replica::new(&job.model, &own, &init, &near, &keeping, reduce)?;
         let store = run_store(job)?;
+        let pipeline = lanes.start(&world, &place, &near)?;
         let saves = Saves::new(&world, store, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
         let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
@@ -77,14 +83,25 @@ impl<'a> RankRun<'a> {
             geometry,
             sampler,
             keeping,
+            pipeline,
             replica,
             compute,
             schedule,
             progress,
             saves,
+            records: None,
             losses: Vec::new(),
         };
-        run.restore()?;
+        let mesh = run.place.mesh.to_string();
+        let resumed = run.restore()?;
+        let records = Records::open(job, run.world.rank(), run.progress.step, &mesh);
+        let records = Arc::new(run.world.agree(records)?);
+        run.saves.records = Some(records.clone());
+        run.records = Some(records);
+        run.progress.mesh = mesh;
+        if let Some(event) = resumed {
+            run.tell(&event);
+        }
         Ok(run)
     }
 }
@@ -110,7 +127,7 @@ fn run_store(job: &Job) -> Result<Arc<dyn Store>> {
 
 impl RankRun<'_> {
     /// Loads the newest checkpoint of the run, or the weights to start from. Collective.
-    fn restore(&mut self) -> Result<()> {
+    fn restore(&mut self) -> Result<Option<Event>> {
         let job = self.job;
         let store = run_store(job)?;
         // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
@@ -122,15 +139,15 @@ impl RankRun<'_> {
         if let Some(folder) = folder {
             self.replica.begin_states(&self.keeping)?;
             self.load(&*store, &folder)?;
-            let mesh = Some(self.progress.mesh.clone());
-            self.tell(&Event::Resumed { folder: folder.clone(), step: self.progress.step, mesh });
-            self.saves.newest = Some((self.progress.step, folder));
-            return Ok(());
+            let (step, mesh) = (self.progress.step, Some(self.progress.mesh.clone()));
+            self.saves.newest = Some((step, folder.clone()));
+            return Ok(Some(Event::Resumed { folder, step, mesh }));
         }
         if let Some(path) = &job.config.model.init {
             self.start_from(path)?;
         }
-        self.replica.begin_states(&self.keeping)
+        self.replica.begin_states(&self.keeping)?;
+        Ok(None)
     }
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
@@ -158,6 +175,9 @@ impl RankRun<'_> {
     }
 
     pub(super) fn tell(&self, event: &Event) {
+        if let Some(records) = &self.records {
+            records.event(event);
+        }
         if self.world.rank() == 0 {
             self.job.observer.event(event);
         }
@@ -232,15 +252,21 @@ impl RankRun<'_> {
     fn evaluate(&mut self) -> Result<()> {
         let Some(data) = &self.job.data.eval else { return Ok(()) };
         let Geometry { micro_batch, data_ranks, .. } = self.geometry;
-        let rounds = self.job.config.train.eval_batches;
-        let mut losses = Losses::new(rounds);
-        for number in (0..rounds).filter(|n| n % data_ranks as usize == self.place.replica) {
-            let first = number as u64 * micro_batch;
-            let batch = Batch::read(&**data, first..first + micro_batch, |p| p % data.len())?;
-            let (sum, count) = self.compute.evaluate(&self.replica, &batch)?;
-            if self.place.speaks {
-                losses.set(number, sum, count);
-            }
+        // Every replica takes as many, so that stages can be told how many will come.
+        let rounds = self.job.config.train.eval_batches.div_ceil(data_ranks as usize);
+        let mut losses = Losses::new(rounds * data_ranks as usize);
+        let number = |round: usize| round * data_ranks as usize + self.place.replica;
+        let read = |round: usize| {
+            let first = number(round) as u64 * micro_batch;
+            Batch::read(&**data, first..first + micro_batch, |p| p % data.len())
+        };
+        let batches = (0..rounds).map(read).collect::<crate::data::Result<Vec<_>>>()?;
+        let found = match &mut self.pipeline {
+            Some(pipeline) => pipeline.evaluate(&self.replica, &batches)?,
+            None => batches.iter().map(|b| self.compute.evaluate(&self.replica, b)).collect::<Result<_>>()?,
+        };
+        for (round, (sum, count)) in found.into_iter().enumerate().filter(|_| self.place.speaks) {
+            losses.set(number(round), sum, count);
         }
         losses.share(&self.world)?;
         self.tell(&Event::Evaluated { step: self.progress.step, loss: losses.mean() });

@@ -1,6 +1,7 @@
 //! Saves that go on while training goes on.
 
 use super::Job;
+use super::records::Records;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use planaria_ckpt::{Retain, SaveOptions, State};
@@ -34,6 +35,7 @@ pub(super) struct Saves {
     pub(super) newest: Option<(u64, String)>,
     /// Only rank 0 tells.
     tells: bool,
+    pub(super) records: Option<Arc<Records>>,
 }
 
 impl Saves {
@@ -45,7 +47,15 @@ impl Saves {
         let every = (section.keep_every > 0).then_some(section.keep_every);
         let retain = Retain { last: Some(section.keep), every, ..Retain::default() };
         let options = SaveOptions { retain, ..SaveOptions::default() };
-        Ok(Saves { tells: comm.rank() == 0, comm, store, options, running: None, newest: None })
+        Ok(Saves {
+            tells: comm.rank() == 0,
+            comm,
+            store,
+            options,
+            running: None,
+            newest: None,
+            records: None,
+        })
     }
 
     /// Begins to save; waits for the save before it, if that is still under way. Collective.
@@ -91,6 +101,9 @@ impl Saves {
     }
 
     fn tell(&self, job: &Job, event: &Event) {
+        if let Some(records) = &self.records {
+            records.event(event);
+        }
         if self.tells {
             job.observer.event(event);
         }

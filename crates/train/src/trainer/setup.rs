@@ -3,13 +3,12 @@
 use crate::config::{Config, Precision, ScheduleKind};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::partition;
 use crate::replica::Neighbours;
 use planaria_array::DType;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
-use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::models::Config as ModelConfig;
 use planaria_nn::optim::{Decay, Schedule, Shape};
 use planaria_tensor::World;
 use std::path::Path;
@@ -116,9 +115,4 @@ impl Position {
         let data = comm.group(&self.mesh.group(here, self.mesh.axis_set(&["dp"])?)?)?;
         Ok(Neighbours { here, parallel, data, first: self.pipeline[owners.0], last: self.pipeline[owners.1] })
     }
-}
-
-/// The model parts of every stage of a pipeline.
-pub(super) fn parts(layers: usize, count: usize) -> Vec<Stage> {
-    partition::stages(layers, count)
 }

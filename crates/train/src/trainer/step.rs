@@ -52,15 +52,16 @@ impl RankRun<'_> {
     /// Forward and backward of this replica's micro-batches.
     fn compute(&mut self, step: u64, batches: &[Batch], losses: &mut Losses) -> Result<()> {
         let scale = self.scale();
-        let micro = |round: usize| Micro {
-            step,
-            number: round * self.place.replicas + self.place.replica,
-            round,
-            scale,
-        };
+        let (replicas, replica) = (self.place.replicas, self.place.replica);
+        let micro = |round: usize| Micro { step, number: round * replicas + replica, round, scale };
         let mut own = Losses::new(losses.len());
-        for (round, batch) in batches.iter().enumerate() {
-            self.compute.train(&self.replica, batch, micro(round), &mut own)?;
+        match &mut self.pipeline {
+            Some(pipeline) => pipeline.train(&self.compute, &self.replica, batches, &micro, &mut own)?,
+            None => {
+                for (round, batch) in batches.iter().enumerate() {
+                    self.compute.train(&self.replica, batch, micro(round), &mut own)?;
+                }
+            }
         }
         if self.place.speaks {
             *losses = own;

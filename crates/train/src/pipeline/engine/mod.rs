@@ -44,6 +44,9 @@ pub trait StageWork {
     /// Backward starts from the outputs of the last stage, see [`StageWork::seeds`].
     fn forward(&mut self, at: At, inputs: Vec<Tensor>) -> std::result::Result<Vec<Tensor>, Failure>;
 
+    /// Backward of a stage is about to run; blocks that are computed again will ask for their parameters.
+    fn begin_backward(&mut self, _at: At) {}
+
     /// The gradients of the last stage's outputs, of those that have history. Without one an output must be a single
     /// element, whose gradient is 1.
     fn seeds(&mut self, _at: At, outputs: &[History]) -> std::result::Result<Vec<Option<Tensor>>, Failure> {
@@ -197,6 +200,7 @@ impl Engine {
             }
             Step::Backward | Step::Input => self.backward(action, at, state, work),
             Step::Weight => {
+                work.begin_backward(at);
                 let later = state.deferred.remove(&at).unwrap_or_default();
                 later.run().map_err(failed(action))?;
                 work.finish(at).map_err(failed(action))
@@ -256,6 +260,7 @@ impl Engine {
         state: &mut State,
         work: &mut dyn StageWork,
     ) -> Result<()> {
+        work.begin_backward(at);
         let record = state.records.remove(&at).unwrap_or_default();
         let roots = self.roots(action, at, &record, state, work)?;
         let slots: Vec<History> = record.inputs.iter().flatten().cloned().collect();

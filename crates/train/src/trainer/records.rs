@@ -1,0 +1,127 @@
+//! What a run leaves on disk besides checkpoints: its configuration, metrics, TensorBoard events, logs by rank.
+
+use super::Job;
+use crate::error::{Error, Result};
+use crate::event::{Event, StepReport};
+use planaria_telemetry::{EventWriter, Level, METRICS, MetricsWriter, RankLog, Record, Session};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// The files of one rank. Only rank 0 has metrics. A file that cannot be written is no reason to stop: what is lost is
+/// said once, in the log.
+#[derive(Debug)]
+pub(super) struct Records {
+    log: RankLog,
+    curves: Option<Mutex<Curves>>,
+}
+
+#[derive(Debug)]
+struct Curves {
+    metrics: MetricsWriter,
+    events: Option<EventWriter>,
+    broken: bool,
+}
+
+impl Records {
+    /// Opens the files of a rank; `step` is the one the run goes on from.
+    pub(super) fn open(job: &Job, rank: usize, step: u64, mesh: &str) -> Result<Records> {
+        let dir = job.config.run_dir();
+        let log = RankLog::open(&dir, rank, Level::Info)?;
+        let curves = match rank {
+            0 => {
+                write_config(job, &dir)?;
+                let about = [("mesh", mesh), ("version", env!("CARGO_PKG_VERSION"))];
+                let about = about.map(|(k, v)| (k.to_string(), v.to_string())).into();
+                let metrics = MetricsWriter::open(&dir.join(METRICS), &Session { step, about })?;
+                let wanted = job.config.log.tensorboard;
+                let events = wanted.then(|| EventWriter::create(&dir, step)).transpose()?;
+                Some(Mutex::new(Curves { metrics, events, broken: false }))
+            }
+            _ => None,
+        };
+        Ok(Records { log, curves })
+    }
+
+    /// Keeps what is worth keeping of an event.
+    pub(super) fn event(&self, event: &Event) {
+        let (level, message, values) = match event {
+            Event::Started { mesh, step, .. } => {
+                (Level::Info, "started", vec![("mesh", json!(mesh)), ("step", json!(step))])
+            }
+            Event::Resumed { folder, step, .. } => {
+                (Level::Info, "resumed", vec![("folder", json!(folder)), ("step", json!(step))])
+            }
+            Event::Step(report) => return self.step(report),
+            Event::Evaluated { step, loss } => {
+                self.curve(&Record::new(*step).with("eval_loss", *loss));
+                return;
+            }
+            Event::Saving { step } => (Level::Info, "saving", vec![("step", json!(step))]),
+            Event::Saved { step, folder, took, .. } => {
+                self.with_curves(|curves| curves.metrics.checkpoint(*step));
+                let seconds = json!(took.as_secs_f64());
+                (
+                    Level::Info,
+                    "saved",
+                    vec![("step", json!(step)), ("folder", json!(folder)), ("seconds", seconds)],
+                )
+            }
+            Event::SaveFailed { step, error } => {
+                (Level::Error, "save failed", vec![("step", json!(step)), ("error", json!(error))])
+            }
+        };
+        self.say(level, message, &values);
+    }
+
+    fn step(&self, report: &StepReport) {
+        if report.skipped {
+            self.say(
+                Level::Warn,
+                "step skipped: the gradient is not finite",
+                &[("step", json!(report.step))],
+            );
+        }
+        let record = Record::new(report.step)
+            .with("loss", report.loss)
+            .with("grad_norm", report.grad_norm)
+            .with("lr", report.lr)
+            .with("tokens_per_second", report.tokens_per_second())
+            .with("seconds", report.seconds)
+            .with("samples", report.samples as f64)
+            .with("peak_bytes", report.peak_bytes as f64);
+        let scaled = report.loss_scale != 1.0;
+        self.curve(&if scaled { record.with("loss_scale", report.loss_scale) } else { record });
+    }
+
+    fn curve(&self, record: &Record) {
+        self.with_curves(|curves| {
+            curves.metrics.write(record)?;
+            curves.events.as_mut().map_or(Ok(()), |events| events.write(record))
+        });
+    }
+
+    fn with_curves(&self, work: impl FnOnce(&mut Curves) -> planaria_telemetry::Result<()>) {
+        let Some(curves) = &self.curves else { return };
+        let mut curves = curves.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = work(&mut curves);
+        let first = !std::mem::replace(&mut curves.broken, end.is_err());
+        if let Err(error) = end.as_ref().map_err(ToString::to_string)
+            && first
+        {
+            self.say(Level::Warn, "metrics could not be written", &[("error", json!(error))]);
+        }
+    }
+
+    fn say(&self, level: Level, message: &str, values: &[(&str, Value)]) {
+        // A log that cannot be written has nobody to tell.
+        let _ = self.log.log(level, message, values);
+    }
+}
+
+/// The configuration as it was resolved.
+fn write_config(job: &Job, dir: &Path) -> Result<()> {
+    let file = dir.join("config.toml");
+    let text = job.config.to_toml()?;
+    std::fs::write(&file, text).map_err(|source| Error::Io { path: file.display().to_string(), source })
+}

@@ -1,0 +1,208 @@
+//! Training through a pipeline: which stages this rank has, and what they do when the schedule says so.
+
+use super::compute::{Compute, Micro, value};
+use super::figures::Losses;
+use super::setup::Position;
+use crate::config::Config;
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+use crate::partition;
+use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
+use crate::pipeline::{Failure, Kind, Schedule, Stages};
+use crate::replica::{Neighbours, Part, Replica};
+use planaria_comm::Comm;
+use planaria_nn::models::{Activations, Run, Stage};
+use planaria_tensor::Tensor;
+use std::sync::Arc;
+
+/// First tag of messages between stages; tied sums have a tag of their own.
+const TAG: u32 = 1 << 16;
+
+/// The pipeline of a run as planned.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    /// Absent for a model that is all on one stage.
+    schedule: Option<Schedules>,
+    stages: Stages,
+}
+
+#[derive(Debug)]
+struct Schedules {
+    train: Schedule,
+    eval: Schedule,
+}
+
+impl Pipeline {
+    /// The schedule that the configuration names, checked before anything is built.
+    pub(super) fn new(config: &Config, place: &Position, geometry: &Geometry) -> Result<Pipeline> {
+        let train = &config.train;
+        let kind: Kind = train.schedule.parse()?;
+        if place.stages == 1 {
+            return Ok(Pipeline { schedule: None, stages: Stages::round_robin(1, 1)? });
+        }
+        let chunks = if kind == Kind::ZeroBubbleV { 2 } else { train.chunks };
+        let rounds = geometry.accumulation as usize;
+        let schedule = kind.build(place.stages, rounds, chunks)?;
+        let eval_rounds = train.eval_batches.div_ceil(geometry.data_ranks as usize);
+        let eval = kind.build_forward(place.stages, eval_rounds, chunks)?;
+        schedule.validate()?;
+        let stages = schedule.stages().clone();
+        Ok(Pipeline { schedule: Some(Schedules { train: schedule, eval }), stages })
+    }
+
+    /// Positions in the pipeline of the model's first and last part.
+    pub(super) fn ends(&self) -> (usize, usize) {
+        let rank = |stage| self.stages.rank_of(stage).unwrap_or(0);
+        (rank(0), rank(self.stages.len() - 1))
+    }
+
+    /// The model parts of one position.
+    pub(super) fn own(&self, layers: usize, position: usize) -> Vec<Stage> {
+        let all = partition::stages(layers, self.stages.len());
+        self.stages.of(position).map(|stage| all[stage].clone()).collect()
+    }
+
+    /// This rank's place in it.
+    pub(super) fn start(
+        self,
+        world: &Arc<dyn Comm>,
+        place: &Position,
+        near: &Neighbours,
+    ) -> Result<Option<Running>> {
+        let Some(Schedules { train, eval }) = self.schedule else { return Ok(None) };
+        let comm = world.group(&place.pipeline)?;
+        let inner = near.parallel.as_ref().map(|p| Inner { mesh: p.mesh.clone(), world: p.world.clone() });
+        let options = Options { inner, tag: TAG, ..Options::default() };
+        let eval_tag = TAG + 2 * self.stages.len() as u32;
+        let eval_options = Options { tag: eval_tag, ..options.clone() };
+        Ok(Some(Running {
+            own: self.stages.of(place.stage).collect(),
+            last: self.stages.len() - 1,
+            train: Engine::new(Arc::new(train), comm.clone(), options)?,
+            eval: Engine::new(Arc::new(eval), comm, eval_options)?,
+        }))
+    }
+}
+
+/// One rank of a pipeline at work.
+#[derive(Debug)]
+pub(super) struct Running {
+    own: Vec<usize>,
+    last: usize,
+    train: Engine,
+    eval: Engine,
+}
+
+impl Running {
+    /// Forward and backward of all micro-batches of a step. Collective over the pipeline.
+    pub(super) fn train(
+        &mut self,
+        compute: &Compute,
+        replica: &Replica,
+        batches: &[Batch],
+        micro: &dyn Fn(usize) -> Micro,
+        losses: &mut Losses,
+    ) -> Result<()> {
+        let mut work = Training { own: &self.own, last: self.last, compute, replica, batches, micro, losses };
+        self.train.run(&mut work)?;
+        Ok(())
+    }
+
+    /// Sums and counts of the losses of these micro-batches, on the stage that has the head; zeros elsewhere.
+    /// Collective over the pipeline.
+    pub(super) fn evaluate(&mut self, replica: &Replica, batches: &[Batch]) -> Result<Vec<(f64, u64)>> {
+        let found = vec![(0.0, 0); batches.len()];
+        let mut work = Evaluating { own: &self.own, last: self.last, replica, batches, found };
+        self.eval.run(&mut work)?;
+        Ok(work.found)
+    }
+}
+
+/// The part of this rank that is a stage of the model.
+fn part<'a>(replica: &'a Replica, own: &[usize], at: At) -> Result<&'a Part> {
+    let place = own.iter().position(|&stage| stage == at.stage);
+    let part = place.and_then(|place| replica.parts.get(place));
+    part.ok_or_else(|| Error::Bug { what: format!("stage {} is not on this rank", at.stage) })
+}
+
+/// What goes into a stage: tokens into the first, what came from the stage before into the others.
+fn input(batches: &[Batch], at: At, inputs: Vec<Tensor>) -> Result<Activations> {
+    match at.stage {
+        0 => Ok(Tensor::new(batch(batches, at)?.tokens.clone()).into()),
+        _ => Ok(Activations::from_list(inputs)?),
+    }
+}
+
+fn batch(batches: &[Batch], at: At) -> Result<&Batch> {
+    batches.get(at.micro).ok_or_else(|| Error::Bug { what: format!("micro-batch {} was not read", at.micro) })
+}
+
+/// A step of training.
+struct Training<'a> {
+    own: &'a [usize],
+    last: usize,
+    compute: &'a Compute,
+    replica: &'a Replica,
+    batches: &'a [Batch],
+    micro: &'a dyn Fn(usize) -> Micro,
+    losses: &'a mut Losses,
+}
+
+impl Training<'_> {
+    fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let micro = (self.micro)(at.micro);
+        self.replica.enter(at.micro);
+        let model = &part(self.replica, self.own, at)?.model;
+        let input = input(self.batches, at, inputs)?;
+        let end = model.forward(input, &self.compute.run(micro.step, micro.number))?;
+        if at.stage != self.last {
+            return Ok(end.into_list());
+        }
+        let loss = model.loss(&end, &Tensor::new(batch(self.batches, at)?.labels.clone()))?;
+        self.losses.set(micro.number, value(&loss)?, loss.count);
+        Ok(vec![micro.start(&loss)?])
+    }
+}
+
+impl StageWork for Training<'_> {
+    fn forward(&mut self, at: At, inputs: Vec<Tensor>) -> std::result::Result<Vec<Tensor>, Failure> {
+        Ok(self.run(at, inputs)?)
+    }
+
+    fn begin_backward(&mut self, at: At) {
+        self.replica.enter(at.micro);
+    }
+
+    fn finish(&mut self, at: At) -> std::result::Result<(), Failure> {
+        Ok(part(self.replica, self.own, at)?.reducer.finish_round(at.micro)?)
+    }
+}
+
+/// An evaluation.
+struct Evaluating<'a> {
+    own: &'a [usize],
+    last: usize,
+    replica: &'a Replica,
+    batches: &'a [Batch],
+    found: Vec<(f64, u64)>,
+}
+
+impl Evaluating<'_> {
+    fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let model = &part(self.replica, self.own, at)?.model;
+        let end = model.forward(input(self.batches, at, inputs)?, &Run::default())?;
+        if at.stage != self.last {
+            return Ok(end.into_list());
+        }
+        let loss = model.loss(&end, &Tensor::new(batch(self.batches, at)?.labels.clone()))?;
+        self.found[at.micro] = (value(&loss)?, loss.count);
+        Ok(Vec::new())
+    }
+}
+
+impl StageWork for Evaluating<'_> {
+    fn forward(&mut self, at: At, inputs: Vec<Tensor>) -> std::result::Result<Vec<Tensor>, Failure> {
+        Ok(self.run(at, inputs)?)
+    }
+}
