@@ -69,8 +69,16 @@ fn what_is_there_is_replaced_only_when_asked() {
     let ran = planaria(&args);
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     assert!(ran.err.ends_with("hint: choose another place, or add `--yes` to replace it\n"), "{}", ran.err);
-    let object: Value =
-        serde_json::from_str(&succeed(&["convert", "torch-dcp/single", text(&target), "--to", "dcp", "--yes", "--json"])).unwrap();
+    let object: Value = serde_json::from_str(&succeed(&[
+        "convert",
+        "torch-dcp/single",
+        text(&target),
+        "--to",
+        "dcp",
+        "--yes",
+        "--json",
+    ]))
+    .unwrap();
     assert_eq!((&object["schema"], &object["written"]), (&"planaria/convert/1".into(), &true.into()));
     assert!(names(&target).contains(&".metadata".to_string()));
     assert!(!names(&target).contains(&"model.safetensors".to_string()), "the old one is gone");
@@ -82,7 +90,8 @@ fn a_mapping_that_does_not_hold_is_underlined() {
     let file = folder.path().join("m.aoa");
     fs::write(&file, "no.such.tensor -> x\n").unwrap();
     let target = folder.path().join("out");
-    let ran = planaria(&["convert", "torch-dcp/single", text(&target), "--to", "hf", "--mapping", text(&file)]);
+    let ran =
+        planaria(&["convert", "torch-dcp/single", text(&target), "--to", "hf", "--mapping", text(&file)]);
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     assert!(ran.err.contains("no.such.tensor") && ran.err.contains("^^^"), "{}", ran.err);
     assert!(!target.exists());
@@ -157,7 +166,10 @@ fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
         while !part.exists() && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let sent = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+        let sent = std::process::Command::new("kill")
+            .args(["-s", signal, &child.id().to_string()])
+            .status()
+            .unwrap();
         assert!(sent.success());
         assert_eq!(child.wait().unwrap().code(), code, "{signal}");
         assert!(!target.exists(), "{signal}: the target must not appear");
@@ -178,8 +190,17 @@ fn memory_stays_below_the_bound() {
     let target = folder.path().join("out");
     let mapping = folder.path().join("m.aoa");
     let args = [
-        "convert", text(&source), text(&target), "--to", "hf", "--dtype", "bf16", "--mapping", text(&mapping),
-        "--max-memory", "128MB",
+        "convert",
+        text(&source),
+        text(&target),
+        "--to",
+        "hf",
+        "--dtype",
+        "bf16",
+        "--mapping",
+        text(&mapping),
+        "--max-memory",
+        "128MB",
     ];
     // The peak is what the system saw; without GNU time there is nothing to measure it with.
     let mut child = command(&args).spawn().unwrap();
@@ -187,7 +208,8 @@ fn memory_stays_below_the_bound() {
     while child.try_wait().unwrap().is_none() {
         if let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) {
             let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kilobytes = kilobytes.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+            let kilobytes =
+                kilobytes.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
             peak = peak.max(kilobytes.unwrap_or(0));
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -49,7 +49,10 @@ fn inspect_json_is_one_object_with_a_schema() {
     assert_eq!(object["schema"], "planaria/inspect/1");
     assert_eq!((&object["format"], &object["total"]["tensors"]), (&"torch-dcp".into(), &7.into()));
     let a = object["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == "a").unwrap();
-    assert_eq!((&a["dtype"], &a["bytes"], &a["tiles"][0]["region"]), (&"f32".into(), &192.into(), &"[0..8, 0..6]".into()));
+    assert_eq!(
+        (&a["dtype"], &a["bytes"], &a["tiles"][0]["region"]),
+        (&"f32".into(), &192.into(), &"[0..8, 0..6]".into())
+    );
     assert_eq!(a["shape"], serde_json::json!([8, 6]));
 }
 
@@ -89,7 +92,10 @@ fn mistakes_have_a_hint_and_exit_code_2() {
             &["inspect", "torch-dcp/single", "--filter", "nothing"],
             "error: no tensor has such a name\n\nhint: leave `--filter` out to see all names\n",
         ),
-        (&["inspect", "s3://bucket/x"], "error: cannot open 's3://bucket': this build lacks the feature 's3'\n"),
+        (
+            &["inspect", "s3://bucket/x"],
+            "error: cannot open 's3://bucket': this build lacks the feature 's3'\n",
+        ),
     ];
     for (args, message) in cases {
         let ran = planaria(args);
@@ -101,14 +107,23 @@ fn mistakes_have_a_hint_and_exit_code_2() {
 fn torn_checkpoints_exit_with_3() {
     let ran = planaria(&["inspect", "paddle-checkpoints/torn_meta_only2"]);
     assert_eq!(ran.code, Some(3), "{}", ran.err);
-    assert!(ran.err.starts_with("error: the checkpoint is torn: ") && ran.err.contains("\nhint: "), "{}", ran.err);
+    assert!(
+        ran.err.starts_with("error: the checkpoint is torn: ") && ran.err.contains("\nhint: "),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]
 fn diff_agrees_across_formats_and_cuts() {
     let text = succeed(&["diff", "torch-dcp/dtensor2", "torch-dcp/dtensor2.expected.safetensors"]);
     assert_eq!(text, "13 tensors agree\n");
-    let json = succeed(&["diff", "paddle-checkpoints/big1", "paddle-checkpoints/big1.expected.safetensors", "--json"]);
+    let json = succeed(&[
+        "diff",
+        "paddle-checkpoints/big1",
+        "paddle-checkpoints/big1.expected.safetensors",
+        "--json",
+    ]);
     let object: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&object["schema"], &object["different"]), (&"planaria/diff/1".into(), &0.into()));
 }

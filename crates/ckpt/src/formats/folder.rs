@@ -1,7 +1,6 @@
 //! Finding out what a folder or file is.
 
 use super::source::{Builder, Format, Part, Source};
-use super::{dcp, flex, paddle, planaria, safetensors, torch, zip};
 use super::{dcp, flex, ours, paddle, safetensors, torch, zip};
 use crate::error::{Error, Result};
 use planaria_store::{Store, StoreExt, join, locate};
@@ -73,7 +72,6 @@ impl Folder<'_> {
         let has = |name: &str| self.files.iter().any(|file| file == name);
         let ends = |ending: &str| self.files.iter().any(|file| file.ends_with(ending));
         if has("COMMIT") && has("manifest.json") {
-            return planaria::open_folder(self.store, self.at);
             return ours::open_folder(self.store, self.at);
         }
         if has("SAVING") {

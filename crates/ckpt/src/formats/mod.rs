@@ -12,7 +12,6 @@ mod numpy;
 mod ours;
 mod paddle;
 pub mod pickle;
-mod planaria;
 mod read;
 mod safetensors;
 mod source;

@@ -13,8 +13,6 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Format {
-    /// A committed folder of ours.
-    Planaria,
     /// Safetensors files with or without an index: Hugging Face.
     HuggingFace,
     /// Safetensors shards that PyTorch DCP wrote, not consolidated.
@@ -45,7 +43,6 @@ impl Format {
             Format::TorchDcp => "torch-dcp",
             Format::Planaria => "planaria",
             Format::TorchSave => "torch-save",
-            Format::Planaria => "planaria",
         }
     }
 }

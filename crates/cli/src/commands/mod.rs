@@ -5,8 +5,8 @@ mod convert;
 mod diff;
 mod inspect;
 mod plot;
-mod tokenize;
 mod reshard;
+mod tokenize;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
