@@ -25,9 +25,6 @@ pub enum Error {
     /// A layout that cannot be saved or loaded.
     #[error(transparent)]
     Layout(#[from] planaria_layout::Error),
-    /// A mapping between checkpoints that does not hold.
-    #[error(transparent)]
-    Mapping(#[from] planaria_aoa::Error),
     /// A folder or file of no known format.
     #[error("'{at}' is no checkpoint of a known format: {found}")]
     UnknownFormat {
