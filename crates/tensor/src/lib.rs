@@ -13,6 +13,7 @@ mod grad;
 mod index;
 mod op;
 pub mod ops;
+mod piece;
 pub mod random;
 mod reshard;
 mod tensor;
