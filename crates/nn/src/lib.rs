@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod generate;
 pub mod layers;
 mod loss;
 pub mod models;
@@ -15,6 +16,6 @@ mod parallel;
 mod param;
 
 pub use error::{Error, Result};
-pub use loss::{IGNORED, linear_cross_entropy, linear_cross_entropy_within};
+pub use loss::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
 pub use parallel::{Lanes, Parallel};
 pub use param::{Cut, Init, Kind, Module, Param, ParamSpec, Source, Start};

@@ -1,8 +1,19 @@
 //! Cross-entropy of a linear layer's result, a few rows at a time: the scores of all rows are never there at once.
+//!
+//! The gradients of a sum of losses are known as soon as the scores are, so forward computes them with the scores at
+//! hand, and backward only multiplies. That spares the scores' memory and their second computation.
 
-use planaria_array::ops::Reduction;
-use planaria_tensor::ops::{CrossEntropyOptions, cross_entropy, linear};
-use planaria_tensor::{DType, Error, Result, Tensor, recompute};
+use planaria_array::Array;
+use planaria_array::ops::{
+    self, Binary, CrossEntropyOptions, Keep, Reduction, Unary, cross_entropy, cross_entropy_grad,
+};
+use planaria_layout::rule::{Cuts, Kind, Rule};
+use planaria_layout::{Placement, Reduce};
+use planaria_tensor::{
+    Arrays, Attributes, Backward, DType, Error, Grads, Local, Op, Places, Result, Saves, Spec, Tensor, apply,
+    is_recording,
+};
+use smallvec::smallvec;
 
 /// The label of rows that count nothing.
 pub const IGNORED: i64 = -100;
@@ -10,63 +21,239 @@ pub const IGNORED: i64 = -100;
 /// Bytes of scores that may be there at once on a rank.
 const SCORES: usize = 32 << 20;
 
+/// Fewer rows than this at once make products slow.
+const LEAST_ROWS: usize = 256;
+
 /// Sum of the losses of `hidden · weightᵀ` (`[batch, sequence, width]` and `[vocabulary, width]`) against labels
 /// `[batch, sequence]`; those that are [`IGNORED`] count nothing. The vocabulary may be cut. Collective.
 pub fn linear_cross_entropy(hidden: &Tensor, weight: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    linear_cross_entropy_within(hidden, weight, labels, SCORES)
+    let row = largest_window(weight)?.max(1).saturating_mul(wide(weight.dtype()).size());
+    linear_cross_entropy_by((SCORES / row).max(LEAST_ROWS), hidden, weight, labels)
 }
 
-/// The same with at most `bytes` of scores at once, but always those of one position of the sequence.
-pub fn linear_cross_entropy_within(
+/// The most of the vocabulary that any rank has: ranks that cut it must take the same chunks.
+fn largest_window(weight: &Tensor) -> Result<usize> {
+    let Some(layout) = weight.layout() else { return Ok(weight.shape().first().copied().unwrap_or(1)) };
+    // Cuts give the first rank of a mesh at least as much as any other.
+    let first = layout.mesh().ranks().next().ok_or(Error::Bug("a mesh has ranks"))?;
+    Ok(layout.piece(first)?.extents().first().copied().unwrap_or(1))
+}
+
+/// The same with the scores of at most `rows` positions at once, the same number on ranks that cut the vocabulary.
+pub fn linear_cross_entropy_by(
+    rows: usize,
     hidden: &Tensor,
     weight: &Tensor,
     labels: &Tensor,
-    bytes: usize,
 ) -> Result<Tensor> {
-    let [_, length, _] = hidden.shape()[..] else {
-        let message = format!("hidden states must be [batch, sequence, width], got {}", hidden.shape());
-        return Err(Error::Argument { op: "linear_cross_entropy", message });
+    let refuse = |message: String| Err(Error::Argument { op: "linear_cross_entropy", message });
+    let ([batch, length, width], [_, inner]) = (&hidden.shape()[..], &weight.shape()[..]) else {
+        let shapes = (hidden.shape(), weight.shape());
+        return refuse(format!("expected [batch, sequence, width] and [vocabulary, width], got {shapes:?}"));
     };
-    let chunk = (bytes / scores_of_a_position(hidden, weight)?).clamp(1, length.max(1));
-    if chunk >= length {
-        return summed(hidden, weight, labels);
+    if width != inner || labels.shape()[..] != [*batch, *length] {
+        let (h, w, l) = (hidden.shape(), weight.shape(), labels.shape());
+        return refuse(format!("hidden states {h}, weight {w} and labels {l} do not fit each other"));
     }
-    let (xs, ys) = (hidden.split(chunk, 1)?, labels.split(chunk, 1)?);
-    let mut total: Option<Tensor> = None;
-    for (x, y) in xs.iter().zip(ys) {
-        let weight = weight.clone();
-        let work = move |inputs: &[Tensor]| Ok(vec![summed(&inputs[0], &weight, &y)?]);
-        let [sum] = &recompute(&[x], work)?[..] else { return Err(Error::Bug("one sum per chunk")) };
-        total = Some(match total {
-            Some(before) => before.add(sum)?,
-            None => sum.clone(),
-        });
-    }
-    total.ok_or(Error::Bug("a sequence has chunks"))
-}
-
-fn summed(hidden: &Tensor, weight: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let options = CrossEntropyOptions {
-        reduction: Reduction::Sum,
-        ignore_index: Some(IGNORED),
-        ..CrossEntropyOptions::default()
-    };
-    let scores = linear(hidden, weight, None)?;
-    cross_entropy(&scores.cast(wide(scores.dtype()))?, labels, &options)
-}
-
-/// Bytes of the scores of one position on the rank that has most of them, which every rank knows.
-fn scores_of_a_position(hidden: &Tensor, weight: &Tensor) -> Result<usize> {
-    let largest = |t: &Tensor| -> Result<usize> {
-        let Some(layout) = t.layout() else { return Ok(t.shape()[0]) };
-        // Cuts give the first rank of a mesh at least as much as any other.
-        let first = layout.mesh().ranks().next().ok_or(Error::Bug("a mesh has ranks"))?;
-        Ok(layout.piece(first)?.extents()[0])
-    };
-    Ok(largest(hidden)?.saturating_mul(largest(weight)?).saturating_mul(wide(hidden.dtype()).size()).max(1))
+    let wanted = |t: &Tensor| is_recording() && t.has_history();
+    let op = LinearCrossEntropy { rows: rows.max(1), hidden: wanted(hidden), weight: wanted(weight) };
+    apply(op, &[hidden, weight, labels])?.into_iter().next().ok_or(Error::Bug("a loss has a sum"))
 }
 
 /// Narrow scores are widened, so that losses and probabilities are not rounded.
 pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// The sum of losses and, where they are wanted, its gradients by the hidden states and by the weight.
+#[derive(Debug, Clone, Copy)]
+struct LinearCrossEntropy {
+    rows: usize,
+    hidden: bool,
+    weight: bool,
+}
+
+/// What a few rows give.
+struct Rows {
+    loss: Array,
+    /// Gradient of the scores.
+    grad: Option<Array>,
+}
+
+const OPTIONS: CrossEntropyOptions<'static> = CrossEntropyOptions {
+    dim: -1,
+    weight: None,
+    ignore_index: Some(IGNORED),
+    label_smoothing: 0.0,
+    reduction: Reduction::None,
+};
+
+impl LinearCrossEntropy {
+    /// Scores of a rank that has the whole vocabulary.
+    fn alone(&self, scores: &Array, labels: &Array) -> Result<Rows> {
+        let done = cross_entropy(scores, labels, &OPTIONS)?;
+        let ones = || Array::full(done.loss.shape(), 1.0, done.loss.dtype());
+        let grad = || Ok::<_, Error>(cross_entropy_grad(&ones()?, scores, &done.lse, labels, &OPTIONS)?);
+        let grad = (self.hidden || self.weight).then(grad).transpose()?;
+        Ok(Rows { loss: done.loss, grad })
+    }
+
+    /// Scores of a window of the vocabulary. A row's loss is given by the rank that has its label.
+    fn together(&self, scores: &Array, labels: &Array, local: &Local<'_>) -> Result<Rows> {
+        let [rows, window] = scores.shape()[..] else { return Err(Error::Bug("scores are a matrix")) };
+        let (start, dtype) = (local.input_start(1, 0)?, scores.dtype());
+        let scalar = |value: usize| Array::scalar(value, DType::I64);
+        let place = labels.sub(&scalar(start)?)?;
+        let here = place.ge(&scalar(0)?)?.logical_and(&place.lt(&scalar(window)?)?)?;
+        let place = ops::where_(&here, &place, &scalar(0)?)?;
+
+        // The logsumexp of all windows from those of each.
+        let (own, of_window) = match window {
+            0 => {
+                let none = Array::full(&[rows], f64::NEG_INFINITY, dtype)?;
+                (Array::zeros(&[rows], dtype)?, none)
+            }
+            _ => {
+                let done = cross_entropy(scores, &place, &OPTIONS)?;
+                (done.loss, done.lse)
+            }
+        };
+        let largest = local.reduce_over(1, &[0], &of_window, Reduce::Max)?;
+        let share = of_window.sub(&largest)?.exp()?;
+        let lse = local.reduce_over(1, &[0], &share, Reduce::Sum)?.ln()?.add(&largest)?;
+        let zero = Array::scalar(0.0, dtype)?;
+        let loss = ops::where_(&here, &own.add(&lse)?.sub(&ops::where_(&here, &of_window, &zero)?)?, &zero)?;
+        if !(self.hidden || self.weight) || window == 0 {
+            let grad = (self.hidden || self.weight).then(|| scores.clone());
+            return Ok(Rows { loss, grad });
+        }
+        let grad = scores.sub(&lse.unsqueeze(1)?)?;
+        grad.unary_in_place(Unary::Exp)?;
+        let counted = labels.ne(&Array::scalar(IGNORED, DType::I64)?)?.cast(dtype)?;
+        grad.binary_in_place(Binary::Mul, &counted.unsqueeze(1)?)?;
+        grad.scatter_add_assign(1, &place.unsqueeze(1)?, &here.cast(dtype)?.neg()?.unsqueeze(1)?)?;
+        Ok(Rows { loss, grad: Some(grad) })
+    }
+
+    fn run(&self, hidden: &Array, weight: &Array, labels: &Array, local: &Local<'_>) -> Result<Arrays> {
+        let (narrow, dtype) = (weight.dtype(), wide(weight.dtype()));
+        let all = hidden.reshape(&[labels.numel(), weight.shape()[1]])?;
+        let ids = labels.cast(DType::I64)?.reshape(&[labels.numel()])?;
+        let cut = local.is_cut(1, &[0]);
+        if cut {
+            check_labels(&ids, local.input_shape(1, weight)[0])?;
+        }
+        let mut sum = Array::zeros(&[], dtype)?;
+        let hidden_grad = self.hidden.then(|| Array::zeros(all.shape(), narrow)).transpose()?;
+        let weight_grad = self.weight.then(|| Array::zeros(weight.shape(), dtype)).transpose()?;
+        for start in (0..labels.numel()).step_by(self.rows) {
+            let count = self.rows.min(labels.numel() - start);
+            let (x, y) = (all.narrow(0, start, count)?, ids.narrow(0, start, count)?);
+            let scores = ops::linear(&x, weight, None)?.cast(dtype)?;
+            let Rows { loss, grad } = match cut {
+                true => self.together(&scores, &y, local)?,
+                false => self.alone(&scores, &y)?,
+            };
+            sum = sum.add(&loss.sum(&[], Keep::No)?)?;
+            drop(scores);
+            let Some(grad) = grad else { continue };
+            let grad = grad.cast(narrow)?;
+            if let Some(out) = &hidden_grad {
+                out.narrow(0, start, count)?.copy_from(&ops::matmul(&grad, weight)?)?;
+            }
+            if let Some(out) = &weight_grad {
+                out.binary_in_place(Binary::Add, &ops::matmul(&grad.transpose(0, 1)?, &x)?.cast(dtype)?)?;
+            }
+        }
+        let mut found: Arrays = smallvec![sum];
+        found.extend(hidden_grad.map(|grad| grad.reshape(hidden.shape())).transpose()?);
+        found.extend(weight_grad.map(|grad| grad.cast(narrow)).transpose()?);
+        Ok(found)
+    }
+
+    /// Which output holds the gradient of the hidden states, and which that of the weight.
+    fn outputs(&self) -> [Option<usize>; 2] {
+        [self.hidden.then_some(1), self.weight.then_some(1 + usize::from(self.hidden))]
+    }
+}
+
+fn check_labels(labels: &Array, vocabulary: usize) -> Result<()> {
+    let scalar = |value: i64| Array::scalar(value, DType::I64);
+    let bound = i64::try_from(vocabulary).unwrap_or(i64::MAX);
+    let inside = labels.ge(&scalar(0)?)?.logical_and(&labels.lt(&scalar(bound)?)?)?;
+    let fine = inside.logical_or(&labels.eq(&scalar(IGNORED)?)?)?;
+    if fine.numel() == 0 || fine.all(&[], Keep::No)?.item()?.as_bool() {
+        return Ok(());
+    }
+    let message = format!("a label is neither below {vocabulary} nor {IGNORED}");
+    Err(Error::Argument { op: "linear_cross_entropy", message })
+}
+
+impl Op for LinearCrossEntropy {
+    fn name(&self) -> &'static str {
+        "linear_cross_entropy"
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::new().with("hidden", self.hidden).with("weight", self.weight)
+    }
+
+    /// Positions and words of the vocabulary are independent; what lacks them is a sum of contributions.
+    fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
+        let (hidden, weight) = (&inputs[0].shape, &inputs[1].shape);
+        let mut rule = Rule::default();
+        let batch = Some(rule.reduced(hidden[0], Reduce::Sum));
+        let position = Some(rule.reduced(hidden[1], Reduce::Sum));
+        let word = Some(rule.factor(weight[0], Kind::Reduce(Reduce::Sum), Cuts::Windows));
+        rule.input(&[batch, position, None]);
+        rule.input(&[word, None]);
+        rule.input(&[batch, position]);
+        rule.output(&[]);
+        if self.hidden {
+            rule.output(&[batch, position, None]);
+        }
+        if self.weight {
+            rule.output(&[word, None]);
+        }
+        Ok(rule)
+    }
+
+    fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
+        let (hidden, weight, labels) = (inputs[0], inputs[1], inputs[2]);
+        if !hidden.is_meta() {
+            return self.run(hidden, weight, labels, local);
+        }
+        let mut shapes: Arrays = smallvec![Array::meta(&[], wide(weight.dtype()))?];
+        shapes.extend(self.hidden.then(|| hidden.to_meta()));
+        shapes.extend(self.weight.then(|| weight.to_meta()));
+        Ok(shapes)
+    }
+
+    fn saves(&self, _: &Places) -> Saves {
+        let all: Vec<usize> = self.outputs().into_iter().flatten().collect();
+        Saves::outputs(&all)
+    }
+
+    fn vjp(&self, at: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
+        if at.is_differentiable() {
+            let reason = "its gradient is computed in forward; use `linear` and `cross_entropy` instead";
+            return Err(Error::NotDifferentiable { op: self.name(), reason });
+        }
+        let Some(dy) = &grads[0] else { return Ok(smallvec![None, None, None]) };
+        let times = |output: usize| {
+            let grad = at.output(output)?;
+            if is_one(dy)? { Ok(grad) } else { grad.mul(&dy.cast(grad.dtype())?) }
+        };
+        let [hidden, weight] = self.outputs();
+        Ok(smallvec![hidden.map(times).transpose()?, weight.map(times).transpose()?, None])
+    }
+}
+
+/// True where backward starts at the sum itself: the gradients are then as they are. All ranks know the same.
+fn is_one(dy: &Tensor) -> Result<bool> {
+    let pending = |layout: &planaria_layout::Layout| {
+        layout.placements().iter().any(|p| matches!(p, Placement::Partial(_)))
+    };
+    let known = !dy.local().is_meta() && !dy.layout().is_some_and(pending);
+    Ok(known && dy.local().item()?.as_f64() == 1.0)
 }

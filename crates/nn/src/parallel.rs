@@ -4,8 +4,11 @@
 //! table; between blocks a hidden state `[batch, sequence, width]` lies as [`Lanes::residual`] says. Every move of
 //! activations, forward or backward, is one of the functions of [`Lanes`]; blocks ask for nothing else.
 
-use planaria_layout::{Mesh, Placement};
+use planaria_comm::Comm;
+use planaria_layout::{AxisSet, Layout, Mesh, Placement, Rank, Reduce};
 use planaria_tensor::{Result, Tensor, World};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The ranks that share one stage of one replica of a model.
 #[derive(Clone, Debug)]
@@ -76,25 +79,63 @@ impl Lanes {
         Ok(x.clone())
     }
 
+    /// What all of `tp` computed alike and each goes on with in its own way: gradients from all are added up here,
+    /// once.
+    pub fn alike(&self, x: &Tensor) -> Result<()> {
+        let Some(parallel) = &self.0 else { return Ok(()) };
+        arriving(x, parallel.placements(Placement::shard(0), Placement::Replicate))
+    }
+
     /// Out of a product whose weight is cut by rows: pending sums become a hidden state between blocks.
     pub fn out_of_rows(&self, y: &Tensor) -> Result<Tensor> {
         let Some(parallel) = &self.0 else { return Ok(y.clone()) };
         // Otherwise each gradient that the product computes would bring this one together again.
-        arriving(y, parallel.placements(Placement::shard(0), Placement::Replicate))?;
+        self.alike(y)?;
         y.placed(&parallel.between_blocks())
     }
 
-    /// Tokens in the buffers of their experts, `[experts, places, width]`, to the ranks that have the experts.
-    pub fn to_experts(&self, sent: &Tensor) -> Result<Tensor> {
-        let Some(parallel) = &self.0 else { return Ok(sent.clone()) };
-        sent.placed(&parallel.placements(Placement::shard(0), Placement::Replicate))
+    /// What this rank of `ep` has of hidden states or weights of choices, as a value of its own. Ranks of `tp` have
+    /// the same and go on with it in different ways, so their gradients add up.
+    pub fn apart(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(x.clone()) };
+        x.to_piece(&parallel.placements(Placement::shard(0), Placement::Partial(Reduce::Sum)))
     }
 
-    /// Experts' results, `[tokens, width]`, back to the ranks that have the tokens. Sums over `tp` stay pending.
-    pub fn from_experts(&self, done: &Tensor) -> Result<Tensor> {
-        let (Some(parallel), Some(layout)) = (&self.0, done.layout()) else { return Ok(done.clone()) };
-        let tp = parallel.mesh.axis("tp").map_or(Placement::Replicate, |axis| layout.placements()[axis]);
-        done.placed(&parallel.placements(Placement::shard(0), tp))
+    /// What ranks of `ep` have made of [`Lanes::apart`]: together it lies like `x`, pending over `tp`.
+    pub fn together(&self, y: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(y.clone()) };
+        let placements = parallel.placements(Placement::shard(0), Placement::Partial(Reduce::Sum));
+        y.as_piece(&Layout::new(&parallel.mesh, x.shape(), &placements)?, &parallel.world)
+    }
+
+    /// This rank's part of a parameter, as a value of its own.
+    pub fn own(&self, weight: &Tensor) -> Result<Tensor> {
+        match weight.layout() {
+            Some(layout) => weight.to_piece(layout.placements()),
+            None => Ok(weight.clone()),
+        }
+    }
+
+    /// The experts of each rank of `ep`, of a parameter with the expert as dim 0.
+    pub fn experts(&self, weight: &Tensor) -> Result<Vec<Range<usize>>> {
+        let (Some(parallel), Some(layout)) = (&self.0, weight.layout()) else {
+            return Ok(vec![0..weight.shape()[0]]);
+        };
+        let rank = |rank: planaria_layout::Rank| {
+            let piece = layout.piece(rank)?;
+            let first = piece.boxes().first().map_or(0, |region| region.lo()[0]);
+            Ok(first..first + piece.extents()[0])
+        };
+        parallel.group("ep")?.into_iter().map(rank).collect()
+    }
+
+    /// The ranks of `ep` that this one exchanges tokens with; none where it is alone.
+    pub fn expert_ranks(&self) -> Result<Option<Arc<dyn Comm>>> {
+        let Some(parallel) = self.0.as_ref().filter(|parallel| parallel.size("ep") > 1) else {
+            return Ok(None);
+        };
+        let Some(comm) = parallel.world.comm() else { return Ok(None) };
+        Ok(Some(comm.group(&parallel.group("ep")?)?))
     }
 }
 
@@ -107,6 +148,12 @@ fn arriving(x: &Tensor, placements: Vec<Placement>) -> Result<()> {
 }
 
 impl Parallel {
+    /// The ranks that differ from this one only along an axis; this one alone, where the axis is missing.
+    fn group(&self, axis: &str) -> Result<Vec<Rank>> {
+        let axes = self.mesh.axis(axis).map_or(AxisSet::EMPTY, |axis| AxisSet::EMPTY.with(axis));
+        Ok(self.mesh.group(self.world.rank(), axes)?)
+    }
+
     fn placements(&self, ep: Placement, tp: Placement) -> Vec<Placement> {
         let axis = |axis: &planaria_layout::Axis| match axis.name.as_str() {
             "ep" => ep,

@@ -54,8 +54,8 @@ impl Attention {
         let split = |y: Tensor, heads: usize| y.reshape(&[batch, length, heads, dim]);
 
         let q = self.rope.rotate(&split(self.q.forward(&x)?, heads)?, positions)?.transpose(1, 2)?;
-        let k = self.rope.rotate(&split(self.k.forward(&x)?, kv_heads)?, positions)?.transpose(1, 2)?;
-        let v = split(self.v.forward(&x)?, kv_heads)?.transpose(1, 2)?;
+        let k = self.rope.rotate(&split(self.keys(&self.k, &x)?, kv_heads)?, positions)?.transpose(1, 2)?;
+        let v = split(self.keys(&self.v, &x)?, kv_heads)?.transpose(1, 2)?;
 
         let (k, v) = match cache {
             Some(cache) => cache.append(&k, &v)?,
@@ -72,20 +72,28 @@ impl Attention {
         self.lanes.out_of_rows(&self.o.forward(&y)?)
     }
 
+    /// Keys or values of all heads, or of this rank's.
+    fn keys(&self, of: &Linear, x: &Tensor) -> Result<Tensor> {
+        let y = of.forward(x)?;
+        if !self.sizes.kv_heads.is_multiple_of(self.lanes.tp()) {
+            self.lanes.alike(&y)?;
+        }
+        Ok(y)
+    }
+
     /// Heads of keys repeated until the ranks can share them out evenly, where they are too few or do not divide.
     fn shared_out(&self, k: &Tensor) -> Result<Tensor> {
         let (tp, groups) = (self.lanes.tp(), self.sizes.heads / self.sizes.kv_heads);
         let [batch, heads, keys, dim] = k.shape()[..] else { return Err(not_hidden(k)) };
         let fits = |times: &usize| groups.is_multiple_of(*times) && (heads * times).is_multiple_of(tp);
-        match (1..=groups).find(fits) {
-            None | Some(1) => Ok(k.clone()),
-            Some(times) => k.unsqueeze(2)?.broadcast_to(&[batch, heads, times, keys, dim])?.reshape(&[
-                batch,
-                heads * times,
-                keys,
-                dim,
-            ]),
+        let Some(times) = (1..=groups).find(fits).filter(|&times| times > 1) else { return Ok(k.clone()) };
+        let repeated = k.unsqueeze(2)?.broadcast_to(&[batch, heads, times, keys, dim])?;
+        let repeated = repeated.reshape(&[batch, heads * times, keys, dim])?;
+        if heads > 1 {
+            // Ranks have parts of heads' copies, which do not add up head by head.
+            self.lanes.alike(&repeated)?;
         }
+        Ok(repeated)
     }
 
     /// Which keys a query sees, where "those before it" does not say it all.

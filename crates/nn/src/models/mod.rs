@@ -2,6 +2,7 @@
 
 mod block;
 mod config;
+mod exchange;
 mod json;
 mod model;
 mod moe;

@@ -1,20 +1,20 @@
 //! A mixture of experts: each token goes to the few its router likes best, and one expert serves all.
 
 use super::config::Experts;
+use super::exchange::Plan;
 use crate::error::Result as BuildResult;
 use crate::layers::{GatedMlp, Linear, Parts};
 use crate::loss::wide;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
 use planaria_array::ops::{Gate, Keep, Which};
-use planaria_tensor::ops::{self, moe_combine, moe_dispatch, moe_route};
-use planaria_tensor::{Error, Result, Tensor};
+use planaria_tensor::{Error, Result, Tensor, ops};
 
 /// Experts, their router, and the expert that all tokens share.
 #[derive(Clone, Debug)]
 pub struct Moe {
     router: Linear,
-    /// `[experts, inner, width]`, like the next two; `ep` cuts the experts.
+    /// `[experts, inner, width]`, like the next; `ep` cuts the experts, `tp` the inner dim.
     gate: Param,
     up: Param,
     /// `[experts, width, inner]`.
@@ -48,46 +48,61 @@ impl Moe {
     /// Between the lanes, like a dense layer. Also gives `[2, experts]`: how many choices fell on each expert, and
     /// the sum of its probabilities, over all tokens.
     pub fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        let [batch, length, width] = x.shape()[..] else {
+        let scores = self.router.forward(x)?;
+        let probabilities = scores.cast(wide(scores.dtype()))?.softmax(-1)?;
+        let (mut weights, chosen) = probabilities.topk(self.choices, -1, Which::Largest)?;
+        if self.normalize {
+            weights = weights.div(&weights.sum(&[-1], Keep::Yes)?)?;
+        }
+        let routed = self.experts(x, &weights.cast(x.dtype())?, &chosen)?;
+        let shared = self.shared.forward(x)?.mul(&self.shared_gate.forward(x)?.sigmoid()?)?;
+
+        let experts = self.gate.spec().shape[0];
+        let counts = chosen.one_hot(experts, probabilities.dtype())?.sum(&[0, 1, 2], Keep::No)?;
+        let stats = ops::stack(&[&counts, &probabilities.sum(&[0, 1], Keep::No)?], 0)?;
+        Ok((routed.add(&shared)?, stats.settled()?))
+    }
+
+    /// The chosen experts' results, added up with their weights. Tokens travel to the ranks of their experts and
+    /// back; nothing is padded and none is left behind.
+    fn experts(&self, x: &Tensor, weights: &Tensor, chosen: &Tensor) -> Result<Tensor> {
+        let (tokens, weights) = (self.lanes.apart(x)?, self.lanes.apart(weights)?);
+        let [batch, length, width] = tokens.shape()[..] else {
             let message = format!("expected [batch, sequence, width], got shape {}", x.shape());
             return Err(Error::Argument { op: "moe", message });
         };
-        let tokens = x.reshape(&[batch * length, width])?;
-        let scores = self.router.forward(&tokens)?;
-        let probabilities = scores.cast(wide(scores.dtype()))?.softmax(-1)?;
-        let (counts, most) = self.demand(&probabilities)?;
+        let tokens = tokens.reshape(&[batch * length, width])?;
+        let owned = self.lanes.experts(self.gate.leaf())?;
+        let plan = Plan::new(chosen.local(), self.gate.spec().shape[0], &owned, self.lanes.expert_ranks()?)?;
 
-        let mut routing = moe_route(&probabilities, self.choices, most)?;
-        if self.normalize {
-            routing.weights = routing.weights.div(&routing.weights.sum(&[-1], Keep::Yes)?)?;
-        }
-        routing.weights = routing.weights.cast(x.dtype())?;
-        let sent = self.lanes.to_experts(&moe_dispatch(&tokens, &routing)?)?;
-        let into = |weight: &Param| sent.matmul(&weight.value()?.transpose(1, 2)?);
-        let inner = ops::glu(&into(&self.gate)?, &into(&self.up)?, self.act)?;
-        let done = inner.matmul(&self.down.value()?.transpose(1, 2)?)?;
-        let routed = self.lanes.from_experts(&moe_combine(&done, &routing)?)?;
-        let routed = routed.reshape(&[batch, length, width])?;
-
-        let shared = self.shared.forward(x)?.mul(&self.shared_gate.forward(x)?.sigmoid()?)?;
-        let stats = ops::stack(&[&counts, &probabilities.sum(&[0], Keep::No)?], 0)?.settled()?;
-        Ok((routed.add(&shared)?, stats))
+        let of_pairs: Vec<i64> = plan.order.iter().map(|pair| pair / self.choices as i64).collect();
+        let sent = plan.send(&rows(&tokens, &of_pairs)?)?;
+        let done = self.compute(&rows(&sent, &plan.arrived)?, &plan.loads)?;
+        let back = plan.send_back(&rows(&done, &plan.returned)?)?;
+        let each = rows(&back, &plan.places)?.reshape(&[batch, length, self.choices, width])?;
+        self.lanes.together(&each.mul(&weights.unsqueeze(-1)?)?.sum(&[2], Keep::No)?, x)
     }
 
-    /// How many choices fall on each expert, and the most on any one: places enough for all, so that none is lost.
-    fn demand(&self, probabilities: &Tensor) -> Result<(Tensor, usize)> {
-        let [tokens, experts] = probabilities.shape()[..] else {
-            return Err(Error::Bug("gates are a matrix"));
-        };
-        let (_, chosen) = probabilities.detach().topk(self.choices, 1, Which::Largest)?;
-        let counts = chosen.one_hot(experts, probabilities.dtype())?.sum(&[0, 1], Keep::No)?;
-        if counts.local().is_meta() {
-            return Ok((counts, (tokens * self.choices).div_ceil(experts)));
+    /// Every expert of this rank on its rows, which stand one expert after the other.
+    fn compute(&self, rows: &Tensor, loads: &[usize]) -> Result<Tensor> {
+        let each = |param: &Param| self.lanes.own(&param.value()?)?.unbind(0);
+        let (gates, ups, downs) = (each(&self.gate)?, each(&self.up)?, each(&self.down)?);
+        let mut done = Vec::with_capacity(loads.len());
+        for (expert, x) in rows.split_sizes(loads, 0)?.iter().enumerate() {
+            let into = |weights: &[Tensor]| ops::linear(x, &weights[expert], None);
+            let inner = ops::glu(&into(&gates)?, &into(&ups)?, self.act)?;
+            done.push(ops::linear(&inner, &downs[expert], None)?);
         }
-        let counts = counts.settled()?;
-        let most = counts.whole()?.amax(&[], Keep::No)?.item()?.as_f64();
-        Ok((counts, (most as usize).max(1)))
+        match done.is_empty() {
+            true => Ok(rows.clone()),
+            false => ops::concat(&done.iter().collect::<Vec<_>>(), 0),
+        }
     }
+}
+
+/// These rows, in this order.
+fn rows(x: &Tensor, order: &[i64]) -> Result<Tensor> {
+    x.index_select(0, &Tensor::from_slice(order, &[order.len()])?)
 }
 
 impl Module for Moe {
