@@ -116,27 +116,36 @@ impl Lanes {
         }
     }
 
-    /// The experts of each rank of `ep`, of a parameter with the expert as dim 0.
-    pub fn experts(&self, weight: &Tensor) -> Result<Vec<Range<usize>>> {
+    /// Who has which experts, of a parameter with the expert as dim 0.
+    pub fn experts(&self, weight: &Tensor) -> Result<ExpertRanks> {
         let (Some(parallel), Some(layout)) = (&self.0, weight.layout()) else {
-            return Ok(vec![0..weight.shape()[0]]);
+            let owned = std::iter::once(0..weight.shape()[0]).collect();
+            return Ok(ExpertRanks { me: 0, owned, comm: None });
         };
-        let rank = |rank: planaria_layout::Rank| {
+        let ranks = parallel.group("ep")?;
+        let range = |&rank: &Rank| {
             let piece = layout.piece(rank)?;
-            let first = piece.boxes().first().map_or(0, |region| region.lo()[0]);
+            // A rank past the last expert has none.
+            let first = piece.boxes().first().map_or(layout.shape()[0], |region| region.lo()[0]);
             Ok(first..first + piece.extents()[0])
         };
-        parallel.group("ep")?.into_iter().map(rank).collect()
+        let owned = ranks.iter().map(range).collect::<Result<_>>()?;
+        let me = ranks.iter().position(|&rank| rank == parallel.world.rank()).unwrap_or(0);
+        let comm = parallel.world.comm().filter(|_| ranks.len() > 1);
+        let comm = comm.map(|comm| comm.group(&ranks)).transpose()?;
+        Ok(ExpertRanks { me, owned, comm })
     }
+}
 
-    /// The ranks of `ep` that this one exchanges tokens with; none where it is alone.
-    pub fn expert_ranks(&self) -> Result<Option<Arc<dyn Comm>>> {
-        let Some(parallel) = self.0.as_ref().filter(|parallel| parallel.size("ep") > 1) else {
-            return Ok(None);
-        };
-        let Some(comm) = parallel.world.comm() else { return Ok(None) };
-        Ok(Some(comm.group(&parallel.group("ep")?)?))
-    }
+/// The ranks of `ep` that exchange tokens.
+#[derive(Clone, Debug)]
+pub struct ExpertRanks {
+    /// This rank's place among them.
+    pub me: usize,
+    /// The experts of each.
+    pub owned: Vec<Range<usize>>,
+    /// How they speak; absent for one rank, and where nothing is sent.
+    pub comm: Option<Arc<dyn Comm>>,
 }
 
 /// Has the gradient of `x` brought to a layout as soon as it is complete.

@@ -177,6 +177,9 @@ impl Config {
                 "hidden_size {hidden_size} does not divide into {heads} heads; give head_dim"
             ));
         }
+        if heads.checked_mul(head_dim).is_none() {
+            return refuse(format!("{heads} heads of {head_dim} elements are too many"));
+        }
         if !(0.0..1.0).contains(&self.hidden_dropout) {
             return refuse(format!(
                 "hidden_dropout must be at least 0 and below 1, got {}",

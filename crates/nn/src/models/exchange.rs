@@ -1,5 +1,6 @@
 //! Rows of tokens sent to the ranks that have their experts, and back: an all-to-all with uneven parts.
 
+use crate::parallel::ExpertRanks;
 use planaria_array::{Array, DType};
 use planaria_comm::{AllGather, AllToAll, Comm, CommExt};
 use planaria_layout::rule::Rule;
@@ -31,24 +32,20 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// From the experts chosen by this rank's tokens; `owned` are the experts of each rank of `ep`. Collective.
-    pub(super) fn new(
-        chosen: &Array,
-        experts: usize,
-        owned: &[Range<usize>],
-        comm: Option<Arc<dyn Comm>>,
-    ) -> Result<Plan> {
+    /// From the experts chosen by this rank's tokens. Collective over the ranks of `ep`.
+    pub(super) fn new(chosen: &Array, ranks: &ExpertRanks) -> Result<Plan> {
+        let ExpertRanks { me, owned, comm } = ranks;
+        let experts = owned.last().map_or(0, |range| range.end);
         let chosen = match chosen.is_meta() {
             // Nobody knows; evenly is what the auxiliary loss asks for.
             true => (0..chosen.numel()).map(|i| (i % experts.max(1)) as i64).collect(),
             false => chosen.to_vec::<i64>()?,
         };
         let (order, counts) = by_bin(chosen.iter().map(|&expert| expert as usize), experts);
-        let me = comm.as_ref().map_or(0, |comm| comm.rank());
-        let all = gathered(&counts, comm.as_deref())?;
+        let all = gathered(&counts, ranks)?;
         let of = |counts: &[usize], range: &Range<usize>| counts[range.clone()].iter().sum::<usize>();
         let sent = owned.iter().map(|range| of(&counts, range)).collect();
-        let mine = owned.get(me).cloned().ok_or(Error::Bug("every rank of ep has a range of experts"))?;
+        let mine = owned.get(*me).cloned().ok_or(Error::Bug("every rank of ep has a range of experts"))?;
         let received = all.iter().map(|counts| of(counts, &mine)).collect();
         // Rows come rank by rank, and expert by expert from each.
         let bins = all.iter().flat_map(|counts| {
@@ -56,6 +53,7 @@ impl Plan {
         });
         let (arrived, loads) = by_bin(bins, mine.len());
         let (places, returned) = (inverse(&order), inverse(&arrived));
+        let comm = comm.clone();
         Ok(Plan { comm, order, places, sent, received, arrived, returned, loads })
     }
 
@@ -70,8 +68,10 @@ impl Plan {
     }
 
     fn exchange(&self, rows: &Tensor, sent: &[usize], received: &[usize]) -> Result<Tensor> {
-        let Some(comm) = &self.comm else { return Ok(rows.clone()) };
-        let op = Exchange { comm: comm.clone(), sent: sent.to_vec(), received: received.to_vec() };
+        if sent.len() == 1 {
+            return Ok(rows.clone());
+        }
+        let op = Exchange { comm: self.comm.clone(), sent: sent.to_vec(), received: received.to_vec() };
         apply(op, &[rows])?.into_iter().next().ok_or(Error::Bug("an exchange gives rows"))
     }
 }
@@ -103,10 +103,10 @@ fn inverse(order: &[i64]) -> Vec<i64> {
     places
 }
 
-/// Every rank's counts.
-fn gathered(counts: &[usize], comm: Option<&dyn Comm>) -> Result<Vec<Vec<usize>>> {
-    let Some(comm) = comm else { return Ok(vec![counts.to_vec()]) };
-    let (size, n) = (comm.ranks().len(), counts.len());
+/// Every rank's counts; as our own, in a world that is only planned on.
+fn gathered(counts: &[usize], ranks: &ExpertRanks) -> Result<Vec<Vec<usize>>> {
+    let (size, n) = (ranks.owned.len(), counts.len());
+    let Some(comm) = &ranks.comm else { return Ok(vec![counts.to_vec(); size]) };
     let own: Vec<i64> = counts.iter().map(|&count| count as i64).collect();
     let recv = Array::zeros(&[size * n], DType::I64)?;
     let send = Array::from_slice(&own, &[n])?;
@@ -118,7 +118,8 @@ fn gathered(counts: &[usize], comm: Option<&dyn Comm>) -> Result<Vec<Vec<usize>>
 /// `sent[r]` rows go to rank `r`, `received[r]` come from it.
 #[derive(Clone, Debug)]
 struct Exchange {
-    comm: Arc<dyn Comm>,
+    /// Absent in a world that is only planned on.
+    comm: Option<Arc<dyn Comm>>,
     sent: Vec<usize>,
     received: Vec<usize>,
 }
@@ -140,13 +141,13 @@ impl Op for Exchange {
         let rows = inputs[0].contiguous()?;
         let width = rows.shape().get(1).copied().unwrap_or(1);
         let shape = [self.received.iter().sum(), width];
-        if rows.is_meta() {
+        let Some(comm) = self.comm.as_ref().filter(|_| !rows.is_meta()) else {
             return Ok(smallvec![Array::meta(&shape, rows.dtype())?]);
-        }
+        };
         let recv = Array::zeros(&shape, rows.dtype())?;
         let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect();
         let (send_counts, recv_counts) = (elements(&self.sent), elements(&self.received));
-        self.comm.all_to_all(AllToAll { send: rows, send_counts, recv: recv.clone(), recv_counts })?;
+        comm.all_to_all(AllToAll { send: rows, send_counts, recv: recv.clone(), recv_counts })?;
         Ok(smallvec![recv])
     }
 
@@ -168,7 +169,8 @@ mod tests {
     #[test]
     fn pairs_are_in_the_order_of_their_experts() {
         let chosen = Array::from_slice(&[2i64, 0, 1, 2, 0, 2], &[3, 2]).unwrap();
-        let plan = Plan::new(&chosen, 4, &[0..4], None).unwrap();
+        let ranks = ExpertRanks { me: 0, owned: std::iter::once(0..4).collect(), comm: None };
+        let plan = Plan::new(&chosen, &ranks).unwrap();
         assert_eq!(plan.order, [1, 4, 2, 0, 3, 5]);
         assert_eq!(plan.places, [3, 0, 2, 4, 1, 5]);
         assert_eq!(plan.loads, [2, 1, 3, 0]);

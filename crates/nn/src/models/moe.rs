@@ -7,6 +7,7 @@ use crate::layers::{GatedMlp, Linear, Parts};
 use crate::loss::wide;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
+use planaria_array::Array;
 use planaria_array::ops::{Gate, Keep, Which};
 use planaria_tensor::{Error, Result, Tensor, ops};
 
@@ -72,8 +73,7 @@ impl Moe {
             return Err(Error::Argument { op: "moe", message });
         };
         let tokens = tokens.reshape(&[batch * length, width])?;
-        let owned = self.lanes.experts(self.gate.leaf())?;
-        let plan = Plan::new(chosen.local(), self.gate.spec().shape[0], &owned, self.lanes.expert_ranks()?)?;
+        let plan = Plan::new(chosen.local(), &self.lanes.experts(self.gate.leaf())?)?;
 
         let of_pairs: Vec<i64> = plan.order.iter().map(|pair| pair / self.choices as i64).collect();
         let sent = plan.send(&rows(&tokens, &of_pairs)?)?;
@@ -102,7 +102,9 @@ impl Moe {
 
 /// These rows, in this order.
 fn rows(x: &Tensor, order: &[i64]) -> Result<Tensor> {
-    x.index_select(0, &Tensor::from_slice(order, &[order.len()])?)
+    let order = Array::from_slice(order, &[order.len()])?;
+    let order = if x.local().is_meta() { order.to_meta() } else { order };
+    ops::embedding(x, &Tensor::new(order), None)
 }
 
 impl Module for Moe {
