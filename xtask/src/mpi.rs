@@ -30,6 +30,9 @@ enum End {
 /// The cases that tensors carry out on MPI ranks.
 const RESHARDS: &str = "testdata/reshard.jsonl.gz";
 
+/// How many random checkpoints MPI ranks save and load.
+const CHECKPOINTS: &str = "12";
+
 /// What every rank of a failing part prints.
 const EXPECTED: &str = "ended as expected";
 
@@ -78,6 +81,10 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
     }
     let package = ["--quiet", "--package", "planaria-golden", "--features", "mpi"];
     count(under_mpirun(root, "mpi_tensors", &package, 4, RESHARDS).success);
+    let package = ["--quiet", "--package", "planaria-ckpt", "--features", "mpi"];
+    for ranks in [2, 4] {
+        count(under_mpirun(root, "mpi_checkpoint", &package, ranks, CHECKPOINTS).success);
+    }
     (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
 }
 

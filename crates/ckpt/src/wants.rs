@@ -118,8 +118,14 @@ impl Asking<'_> {
         if *target.tensor().shape() != item.shape {
             // Optimizer state of one element moves with its tensor, unchanged.
             if item.shape.numel() == 1 && matches!(item.kind, Kind::Slot(_)) {
-                let source = mapping.sources_of(&item.name)?.first().map(|source| source.to_string());
-                let moved = Item { name: source.unwrap_or_else(|| item.name.clone()), ..item.clone() };
+                let sources = mapping.sources_of(&item.name)?;
+                // Tensors that become one have taken the same steps; the others' state says the same.
+                for source in sources.iter().skip(1) {
+                    let key = TensorKey { kind: item.kind.clone(), name: source.to_string() };
+                    self.wants.touched.extend(self.find(&key).map(|found| found.number));
+                }
+                let source = sources.first().map_or(item.name.clone(), |source| source.to_string());
+                let moved = Item { name: source, ..item.clone() };
                 return self.plain(&moved, name);
             }
             let (found, expected) = (target.tensor().shape().clone(), item.shape.clone());

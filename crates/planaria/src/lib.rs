@@ -21,9 +21,11 @@
 
 pub use planaria_aoa as aoa;
 pub use planaria_array as array;
+pub use planaria_ckpt as ckpt;
 pub use planaria_comm as comm;
 pub use planaria_layout as layout;
 pub use planaria_nn as nn;
+pub use planaria_store as store;
 pub use planaria_tensor as tensor;
 
 /// The names most programs need.
@@ -38,6 +40,8 @@ pub mod prelude {
 /// The code on the concept pages is run with the doctests.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../../../docs/concepts/checkpoints.md")]
+    mod checkpoints {}
     #[doc = include_str!("../../../docs/concepts/indexing.md")]
     mod indexing {}
     #[doc = include_str!("../../../docs/concepts/layouts.md")]
