@@ -78,6 +78,8 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
     }
     let package = ["--quiet", "--package", "planaria-golden", "--features", "mpi"];
     count(under_mpirun(root, "mpi_tensors", &package, 4, RESHARDS).success);
+    let package = ["--quiet", "--package", "planaria-train", "--features", "mpi"];
+    count(under_mpirun(root, "mpi_pipeline", &package, 3, "5").success);
     (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
 }
 
