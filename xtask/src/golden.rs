@@ -35,7 +35,7 @@ pub(crate) fn step(root: &Path, kind: &str, path: &Path) -> (Outcome, Counts) {
 }
 
 /// Kinds whose cases are a folder each: `testdata/KIND/`.
-const FOLDERS: &[&str] = &["paddle-checkpoints", "torch-dcp"];
+const FOLDERS: &[&str] = &["paddle-checkpoints", "pipeline", "torch-dcp"];
 
 /// The public cases: `testdata/KIND.jsonl.gz`, or one of [`FOLDERS`].
 pub(crate) fn public_cases(root: &Path) -> Vec<(String, PathBuf)> {
@@ -67,7 +67,7 @@ mod tests {
     fn the_public_cases_are_found() {
         let kinds: Vec<_> =
             public_cases(&crate::repository_root()).into_iter().map(|(kind, _)| kind).collect();
-        for kind in ["indexing", "reshard", "paddle-checkpoints", "torch-dcp"] {
+        for kind in ["indexing", "reshard", "paddle-checkpoints", "pipeline", "torch-dcp"] {
             assert!(kinds.iter().any(|found| found == kind), "{kind} is not among {kinds:?}");
         }
     }

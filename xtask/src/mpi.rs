@@ -85,6 +85,8 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
     for ranks in [2, 4] {
         count(under_mpirun(root, "mpi_checkpoint", &package, ranks, CHECKPOINTS).success);
     }
+    let package = ["--quiet", "--package", "planaria-train", "--features", "mpi"];
+    count(under_mpirun(root, "mpi_pipeline", &package, 3, "5").success);
     (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
 }
 

@@ -87,20 +87,41 @@ pub fn each_case(path: &Path, check: impl Fn(&Value) -> Verdict) -> Result<Outco
     Ok(outcome)
 }
 
+/// Runs `check` on every entry of the files at `path` whose contents are one JSON list each.
+pub(crate) fn each_entry(path: &Path, check: impl Fn(&Value) -> Verdict) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for file in files(path, &[".json", ".json.gz"])? {
+        let shown = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+        let entries: Vec<Value> =
+            serde_json::from_reader(open(&file)?).with_context(|| format!("reading {}", file.display()))?;
+        for (number, entry) in entries.iter().enumerate() {
+            let verdict = catch_unwind(AssertUnwindSafe(|| check(entry)));
+            let verdict = verdict.unwrap_or_else(|_| Verdict::Failed("panicked".to_string()));
+            outcome.add(&format!("{shown}[{number}]"), verdict);
+        }
+    }
+    Ok(outcome)
+}
+
 fn case_files(path: &Path) -> Result<Vec<PathBuf>> {
+    files(path, &[".jsonl", ".jsonl.gz"])
+}
+
+/// The file, or the files of the folder with these endings.
+fn files(path: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
     let is_case = |p: &PathBuf| {
         let name = p.file_name().unwrap_or_default().to_string_lossy();
-        name.ends_with(".jsonl") || name.ends_with(".jsonl.gz")
+        endings.iter().any(|ending| name.ends_with(ending))
     };
     let entries = std::fs::read_dir(path).with_context(|| format!("reading {}", path.display()))?;
     let mut files: Vec<PathBuf> = entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<_>>()?;
     files.retain(is_case);
     files.sort();
     if files.is_empty() {
-        bail!("no .jsonl or .jsonl.gz file in {}", path.display());
+        bail!("no {} file in {}", endings.join(" or "), path.display());
     }
     Ok(files)
 }

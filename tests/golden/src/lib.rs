@@ -5,6 +5,7 @@ mod cases;
 mod checkpoints;
 mod indexing;
 mod mixed;
+mod pipeline;
 mod reshard;
 mod spmd;
 
@@ -24,6 +25,7 @@ const KINDS: &[(&str, Runner)] = &[
     ("indexing", indexing::run),
     ("indexing-tensor", indexing::run_tensor),
     ("paddle-checkpoints", checkpoints::run),
+    ("pipeline", pipeline::run),
     ("reshard", reshard::run),
     ("spmd", spmd::run),
     ("torch-dcp", checkpoints::run),

@@ -38,3 +38,8 @@ pub use picture::picture;
 pub use schedule::Schedule;
 pub use simulate::{Costs, Simulation, Span, StageCost};
 pub use stages::Stages;
+
+/// The examples of the page on pipelines, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/concepts/pipelines.md")]
+struct PipelinesPage;

@@ -28,9 +28,9 @@ enum Begin {
 
 const BEGINS: [Begin; 3] = [Begin::Freely, Begin::LeavingOne, Begin::LeavingOneUnlessEven];
 
-/// Gradients of inputs of the way down first: they end a micro-batch. These three orders together gave the shortest
-/// schedules of all 720, for up to 8 ranks and 24 micro-batches.
-const PREFERENCES: [Preference; 3] = {
+/// Gradients of inputs of the way down first: they end a micro-batch. With the usual memory one of these three orders
+/// is as good as any, for up to 8 ranks and 24 micro-batches.
+const USUAL: [Preference; 3] = {
     use Step::{Forward, Input, Weight};
     use Way::{Down, Up};
     [
@@ -40,32 +40,70 @@ const PREFERENCES: [Preference; 3] = {
     ]
 };
 
+/// Largest number of ranks times micro-batches for which all orders are tried.
+const SMALL: usize = 1 << 10;
+
+/// All orders in which both ways prefer the gradient of the input to those of parameters.
+fn all_orders() -> Vec<Preference> {
+    fn extend(order: &mut Vec<(Step, Way)>, all: &mut Vec<Preference>) {
+        if let Ok(order) = Preference::try_from(order.as_slice()) {
+            all.push(order);
+        }
+        for next in USUAL[0] {
+            let waits = next.0 == Step::Weight && !order.contains(&(Step::Input, next.1));
+            if !waits && !order.contains(&next) {
+                order.push(next);
+                extend(order, all);
+                order.pop();
+            }
+        }
+    }
+    let mut all = Vec::new();
+    extend(&mut Vec::new(), &mut all);
+    all
+}
+
+/// A schedule that was found.
+struct Found {
+    time: u64,
+    kept: usize,
+    work: Vec<Vec<Action>>,
+}
+
 /// The shortest schedule found that keeps at most `caps` activations on each rank; of equally short ones the one that
 /// keeps least.
 pub(super) fn zero_bubble(stages: &Stages, micros: usize, caps: &[usize]) -> Result<Vec<Vec<Action>>> {
     let ranks = stages.ranks();
     let steady = steady(ranks, micros);
-    let mut found: Vec<(u64, usize, Vec<Vec<Action>>)> = Vec::new();
-    let mut add = |work: Vec<Vec<Action>>| {
+    let mut best: Option<Found> = None;
+    let mut add = |work: Option<Vec<Vec<Action>>>| {
+        let Some(work) = work else { return u64::MAX };
         let peaks: Vec<usize> = work.iter().map(|list| peak(list)).collect();
-        if peaks.iter().zip(caps).all(|(peak, cap)| peak <= cap) {
-            found.extend(length(stages, micros, &work).map(|time| (time, peaks.iter().sum(), work)));
-        }
-    };
-    for preference in &PREFERENCES {
-        for begin in BEGINS {
-            if let Some(work) = greedy(stages, micros, caps, preference, begin) {
-                add(work);
+        let fits = peaks.iter().zip(caps).all(|(peak, cap)| peak <= cap);
+        if let Some(time) = length(stages, micros, &work).filter(|_| fits) {
+            let kept = peaks.iter().sum();
+            if best.as_ref().is_none_or(|best| (time, kept) < (best.time, best.kept)) {
+                best = Some(Found { time, kept, work });
             }
         }
+        best.as_ref().map_or(u64::MAX, |best| best.time)
+    };
+    let mut time = add(Some(steady.clone()));
+    let mut fill = |orders: &[Preference]| {
+        for (order, begin) in orders.iter().flat_map(|order| BEGINS.map(|begin| (order, begin))) {
+            time = add(greedy(stages, micros, caps, order, begin));
+        }
+        time
+    };
+    // Nothing is faster: some rank begins one unit late for each rank before it, and none has less work.
+    let least = if micros == 0 { 0 } else { (6 * micros + ranks - 1) as u64 };
+    if fill(&USUAL) > least && ranks * micros <= SMALL {
+        fill(&all_orders());
     }
-    add(steady.clone());
-    found.into_iter().min_by_key(|(time, peaks, _)| (*time, *peaks)).map(|(_, _, work)| work).ok_or_else(
-        || {
-            let least = steady.iter().map(|list| peak(list)).collect();
-            Error::Limit { kind: "zbv", ranks, micros, limit: caps.to_vec(), least }
-        },
-    )
+    best.map(|best| best.work).ok_or_else(|| {
+        let least = steady.iter().map(|list| peak(list)).collect();
+        Error::Limit { kind: "zbv", ranks, micros, limit: caps.to_vec(), least }
+    })
 }
 
 /// The state of a schedule that is made one unit of time after another.
