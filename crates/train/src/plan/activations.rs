@@ -128,7 +128,8 @@ impl Shapes {
         // Gradients inside a block: of its widest values, of its input and of its result.
         let inside = self.feed_forward(model, last).max(self.attention(model) / 2) / 3 * 2 + 2 * hidden;
         let input = if part.embed { 0 } else { hidden };
-        let peak = (again + inside).max(besides + hidden);
+        // What the head keeps is gone when backward reaches the blocks.
+        let peak = (again + inside).saturating_sub(kept).max(besides + hidden);
         StageBytes {
             input,
             output: if part.head { 0 } else { hidden },
