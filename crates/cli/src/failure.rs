@@ -96,6 +96,13 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         if let Some(error) = cause.downcast_ref::<planaria_telemetry::Error>() {
             return (Exit::Usage, error.hint());
         }
+        if let Some(error) = cause.downcast_ref::<planaria_train::Error>() {
+            if error.is_usage()
+                || matches!(error, planaria_train::Error::Batch(_) | planaria_train::Error::Model(_))
+            {
+                return (Exit::Usage, error.hint());
+            }
+        }
         if let Some(error) = cause.downcast_ref::<planaria_train::data::Error>() {
             return of_data(error);
         }

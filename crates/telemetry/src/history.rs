@@ -210,6 +210,15 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_is_an_error_with_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let full = MetricsWriter::open(&path, &Session::default()).unwrap_err().to_string();
+        assert!(full.contains("metrics.jsonl"), "{full}");
+    }
+
+    #[test]
     fn places_without_a_run_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let missing = History::read(folder.path()).unwrap_err();

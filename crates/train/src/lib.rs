@@ -7,6 +7,7 @@ pub mod event;
 pub mod geometry;
 mod partition;
 pub mod pipeline;
+pub mod plan;
 pub mod reduce;
 mod replica;
 mod share;

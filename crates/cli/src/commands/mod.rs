@@ -4,6 +4,7 @@ mod completions;
 mod convert;
 mod diff;
 mod inspect;
+mod plan;
 mod plot;
 mod reshard;
 mod tokenize;
@@ -20,6 +21,7 @@ pub(crate) enum Command {
     Convert(convert::Args),
     Diff(diff::Args),
     Inspect(inspect::Args),
+    Plan(plan::Args),
     Plot(plot::Args),
     Tokenize(tokenize::Args),
     Reshard(reshard::Args),
@@ -33,6 +35,7 @@ impl Command {
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
+            Command::Plan(args) => plan::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),

@@ -2,6 +2,7 @@
 
 use super::dataset::{Dataset, Part, Sample};
 use super::error::{Error, Result};
+use super::loader::MOST_PREFETCH;
 use super::pack::{Packed, Packing};
 use super::permute::Permutation;
 use super::sampler::Order;
@@ -36,7 +37,7 @@ pub struct Config {
     pub order: Order,
     /// Seed of the order; the seed of the run if not given.
     pub seed: Option<u64>,
-    /// Share of the samples kept for evaluation, below 1.
+    /// Share of the samples kept for evaluation, below 1; not together with `eval`.
     pub held_out: f64,
     /// Folder for tokenised text, so that it is done once; without it text is tokenised at each start and held in memory.
     pub cache: Option<PathBuf>,
@@ -79,16 +80,30 @@ impl Config {
         Ok(out)
     }
 
-    /// Opens the sources: the training side, and the evaluation side if there is one.
-    pub fn open(&self, tokenizer: &Tokenizer) -> Result<Data> {
+    /// What needs no file: every value in its range.
+    pub fn check(&self) -> Result<()> {
+        let refuse =
+            |key, value: String, problem: &str| Err(Error::Setting { key, value, problem: problem.into() });
         if !(0.0..1.0).contains(&self.held_out) {
-            let problem = "a share from 0 up to, but not including, 1 is expected".to_string();
-            return Err(Error::Setting { key: "held_out", value: self.held_out.to_string(), problem });
+            let problem = "a share from 0 up to, but not including, 1 is expected";
+            return refuse("held_out", self.held_out.to_string(), problem);
+        }
+        if self.held_out > 0.0 && !self.eval.is_empty() {
+            let problem = "give either a share to hold out or sources in `data.eval`";
+            return refuse("held_out", self.held_out.to_string(), problem);
         }
         if self.source.is_empty() {
-            let problem = "at least one [[data.source]] is needed".to_string();
-            return Err(Error::Setting { key: "source", value: "[]".into(), problem });
+            return refuse("source", "[]".into(), "at least one [[data.source]] is needed");
         }
+        if self.prefetch > MOST_PREFETCH {
+            return refuse("prefetch", self.prefetch.to_string(), &format!("at most {MOST_PREFETCH}"));
+        }
+        Ok(())
+    }
+
+    /// Opens the sources: the training side, and the evaluation side if there is one.
+    pub fn open(&self, tokenizer: &Tokenizer) -> Result<Data> {
+        self.check()?;
         let train = Arc::new(Corpus::open(&self.source, tokenizer, self)?);
         let eval = if !self.eval.is_empty() {
             Some(Arc::new(Corpus::open(&self.eval, tokenizer, self)?).side(Side::Whole))
@@ -97,11 +112,8 @@ impl Config {
         } else {
             None
         };
-        let train = if self.held_out > 0.0 && self.eval.is_empty() {
-            train.side(Side::Kept(self.held_out))
-        } else {
-            train.side(Side::Whole)
-        };
+        let train =
+            if self.held_out > 0.0 { train.side(Side::Kept(self.held_out)) } else { train.side(Side::Whole) };
         let empty = |d: &View| d.parts.iter().find(|p| p.samples == 0).map(|p| p.name.clone());
         if let Some(origin) = [Some(&train), eval.as_ref()].into_iter().flatten().find_map(empty) {
             let problem = format!("'{origin}' has too few samples to be divided");

@@ -175,8 +175,7 @@ impl Error {
             }
             Error::TooShort { .. } => "give more text, or make `data.sequence` shorter".into(),
             Error::Changed { .. } => {
-                "restore the data, or set `data.changed = \"restart\"` to begin a new order at sample 0"
-                    .into()
+                "restore the data and its settings, or give the run another `name`".into()
             }
             _ => return None,
         })

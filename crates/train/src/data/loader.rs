@@ -46,10 +46,13 @@ impl Share {
     }
 }
 
+/// Largest prefetch: room for all of it is made at once.
+pub(super) const MOST_PREFETCH: usize = 1024;
+
 /// How far to read.
 #[derive(Clone, Copy, Debug)]
 pub struct LoaderOptions {
-    /// Micro-batches that wait, ready, at most; one more is being read.
+    /// Micro-batches that wait, ready, at most, up to 1024; one more is being read.
     pub prefetch: usize,
     /// Steps to read; endless without.
     pub steps: Option<u64>,
@@ -76,7 +79,7 @@ impl Loader {
         share: Share,
         options: LoaderOptions,
     ) -> Result<Loader> {
-        let (sender, batches) = sync_channel(options.prefetch);
+        let (sender, batches) = sync_channel(options.prefetch.min(MOST_PREFETCH));
         let thread = Builder::new()
             .name("planaria-data".into())
             .spawn(move || read_ahead(&*dataset, &sampler, &share, options.steps, &sender))

@@ -53,3 +53,8 @@ pub use sampler::{Order, Place, Sampler, SamplerState};
 pub use source::{Source, SourceKind, pretokenize};
 pub use tokenizer::{BYTE_TOKENIZER, Frame, SpecialText, TokenKind, Tokenizer};
 pub use tokens::Tokens;
+
+/// The code in the guide is run with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/guide/data.md")]
+mod guide {}

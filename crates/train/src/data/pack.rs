@@ -20,6 +20,9 @@ pub enum Packing {
     Documents,
 }
 
+/// Most tokens of a sample: padding must not fill the memory.
+const LONGEST: usize = 1 << 24;
+
 /// Label that the loss ignores.
 pub const IGNORED: i64 = -100;
 
@@ -38,9 +41,8 @@ pub struct Packed {
 impl Packed {
     /// Cuts `tokens`; `pad` fills samples and is never a label.
     pub fn new(tokens: Tokens, sequence: usize, packing: Packing, pad: u32) -> Result<Packed> {
-        let most = u32::MAX as usize - 1;
-        if sequence == 0 || sequence > most {
-            let problem = format!("a sequence has 1 to {most} tokens");
+        if sequence == 0 || sequence > LONGEST {
+            let problem = format!("a sequence has 1 to {LONGEST} tokens");
             return Err(Error::Setting { key: "sequence", value: sequence.to_string(), problem });
         }
         let mut out =

@@ -16,6 +16,24 @@ use std::time::UNIX_EPOCH;
 /// Longest line of a JSONL file.
 const LINE_LIMIT: u64 = 1 << 30;
 
+/// Bytes of text that are tokenised together.
+const BATCH: usize = 4 << 20;
+
+/// Documents that wait to be tokenised.
+#[derive(Default)]
+struct Batch {
+    texts: Vec<String>,
+    bytes: usize,
+}
+
+impl Batch {
+    fn flush(&mut self, tokenizer: &Tokenizer, push: &mut dyn FnMut(&[u32]) -> Result<()>) -> Result<()> {
+        let documents = tokenizer.encode_documents(&self.texts)?;
+        (self.texts, self.bytes) = (Vec::new(), 0);
+        documents.iter().try_for_each(|document| push(document))
+    }
+}
+
 /// What the files of a source hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -119,25 +137,24 @@ impl Source {
         tokenizer: &Tokenizer,
         push: &mut dyn FnMut(&[u32]) -> Result<()>,
     ) -> Result<()> {
-        let mut tokens = Vec::new();
-        let mut document = |text: &str| {
-            if text.is_empty() {
-                return Ok(());
+        let mut waiting = Batch::default();
+        let mut document = |text: String| {
+            waiting.bytes += text.len();
+            if !text.is_empty() {
+                waiting.texts.push(text);
             }
-            tokens.clear();
-            tokenizer.encode_document(text, &mut tokens)?;
-            push(&tokens)
+            if waiting.bytes >= BATCH { waiting.flush(tokenizer, push) } else { Ok(()) }
         };
         for path in files {
             match self.kind_of(path) {
                 SourceKind::Jsonl => self.each_line(path, &mut document)?,
-                _ => document(&read_text(path)?)?,
+                _ => document(read_text(path)?)?,
             }
         }
-        Ok(())
+        waiting.flush(tokenizer, push)
     }
 
-    fn each_line(&self, path: &Path, document: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    fn each_line(&self, path: &Path, document: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         let file = File::open(path).map_err(Error::io("open", path))?;
         let mut reader = BufReader::with_capacity(1 << 18, file);
         let mut line = Vec::new();
@@ -158,7 +175,7 @@ impl Source {
                 at: e.valid_up_to() as u64,
             })?;
             if !text.trim().is_empty() {
-                document(&text_field(text, &self.field).map_err(bad)?)?;
+                document(text_field(text, &self.field).map_err(bad)?)?;
             }
         }
         Ok(())

@@ -145,6 +145,41 @@ fn every_damage_to_a_token_file_is_noticed() {
 }
 
 #[test]
+fn a_writer_that_is_stopped_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    let mut writer = TokenWriter::create(&path, 300, 0).unwrap();
+    writer.push(&[1, 2, 3]).unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "two temporary files, none of that name");
+    drop(writer);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    let missing = TokenWriter::create(&folder.path().join("no/a.tokens"), 300, 0).unwrap_err().to_string();
+    assert!(missing.starts_with("cannot create '"), "{missing}");
+    // An old file stays whole until a new one is complete.
+    fs::write(&path, "old").unwrap();
+    let bad = write(folder.path(), "bad.jsonl", "{\"text\":\"x\"}\n{");
+    assert!(pretokenize(&[Source::new(bad.display().to_string())], &Tokenizer::bytes(), &path).is_err());
+    assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+}
+
+#[test]
+fn many_small_documents_are_tokenised_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String = (0..3000).map(|i| format!("{{\"text\":\"{}{i}\"}}\n", "x".repeat(2000))).collect();
+    let path = write(folder.path(), "many.jsonl", lines);
+    let out = folder.path().join("many.tokens");
+    let header = pretokenize(&[Source::new(path.display().to_string())], &Tokenizer::bytes(), &out).unwrap();
+    assert_eq!(header.documents, 3000, "more than one batch");
+    let tokens = Tokens::open(&out, 259).unwrap();
+    for document in [0, 1999, 2097, 2098, 2999] {
+        let mut read = Vec::new();
+        tokens.read(tokens.start(document), tokens.start(document + 1), &mut read).unwrap();
+        let text = Tokenizer::bytes().decode(&read[2000..]).unwrap();
+        assert_eq!(text, document.to_string());
+    }
+}
+
+#[test]
 fn bad_text_names_the_file_and_the_line() {
     let folder = tempfile::tempdir().unwrap();
     let fails = |name: &str, bytes: &[u8]| {
@@ -239,6 +274,17 @@ fn held_out_samples_are_never_trained_on() {
     assert_eq!(both, whole);
     config.held_out = 1.0;
     assert!(open(&config).unwrap_err().to_string().contains("not including, 1"));
+    config.held_out = 0.1;
+    config.eval = config.source.clone();
+    assert!(open(&config).unwrap_err().to_string().contains("either a share to hold out or"));
+    config.eval.clear();
+    config.prefetch = usize::MAX;
+    assert!(
+        open(&config).unwrap_err().to_string().contains("data.prefetch = 18446744073709551615: at most 1024")
+    );
+    config.prefetch = 2;
+    config.sequence = usize::MAX;
+    assert!(open(&config).unwrap_err().to_string().contains("1 to 16777216 tokens"));
     config.sequence = 1600;
     config.held_out = 0.5;
     assert!(open(&config).unwrap_err().to_string().contains("too few samples to be divided"));

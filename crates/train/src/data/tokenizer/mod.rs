@@ -269,15 +269,25 @@ impl Tokenizer {
         encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::tokenizer(&self.name, e.to_string()))
     }
 
-    /// Appends a document as it is trained on: ended by `eos`, begun by `bos` where prompts begin with it.
-    pub fn encode_document(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
-        out.extend(self.frame.bos.filter(|_| self.begins));
+    /// Documents as they are trained on: ended by `eos`, begun by `bos` where prompts begin with it. Trained tokenizers use all
+    /// cores; the order stays.
+    pub fn encode_documents(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
+        let framed = |tokens: &[u32]| {
+            let mut out = Vec::with_capacity(tokens.len() + 2);
+            out.extend(self.frame.bos.filter(|_| self.begins));
+            out.extend_from_slice(tokens);
+            out.extend(self.frame.eos);
+            out
+        };
         match &self.kind {
-            Kind::Bytes(bytes) => bytes.encode(text, self.special_text == SpecialText::Parse, out),
-            Kind::Trained(_) => out.extend(self.encode_trained(text, false)?),
+            Kind::Bytes(_) => texts.iter().map(|text| Ok(framed(&self.encode(text)?))).collect(),
+            Kind::Trained(inner) => {
+                let inputs: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let encodings = inner.encode_batch_fast(inputs, false);
+                let encodings = encodings.map_err(|e| Error::tokenizer(&self.name, e.to_string()))?;
+                Ok(encodings.iter().map(|encoding| framed(encoding.get_ids())).collect())
+            }
         }
-        out.extend(self.frame.eos);
-        Ok(())
     }
 
     /// The text of some tokens, special ones left out. Bytes that are no text become U+FFFD.

@@ -98,9 +98,8 @@ fn trained_tokenizers_take_their_roles_and_added_tokens_from_the_config() {
         "nothing is cut"
     );
     assert_eq!(tokenizer.encode_prompt("red").unwrap(), [1, 3]);
-    let mut document = Vec::new();
-    tokenizer.encode_document("red </s>", &mut document).unwrap();
-    assert_eq!(document, [1, 3, 2, 2]);
+    let documents = tokenizer.encode_documents(&["red </s>".into(), "blue".into()]).unwrap();
+    assert_eq!(documents, [vec![1, 3, 2, 2], vec![1, 9, 2]]);
     tokenizer.set_special_text(SpecialText::Plain);
     assert!(!tokenizer.encode("</s>").unwrap().contains(&2));
     assert_eq!(tokenizer.decode(&[1, 3, 9, 2]).unwrap(), "red blue");

@@ -1,0 +1,121 @@
+//! `planaria plan`: what a run will need, without starting it.
+
+use crate::exit::Exit;
+use crate::quantity::Bytes;
+use crate::table::Table;
+use crate::terminal::{Style, Terminal};
+use anyhow::Result;
+use planaria_layout::DType;
+use planaria_telemetry::count;
+use planaria_train::config::Sources;
+use planaria_train::plan::{Memory, Plan, PlanOptions, RankPlan, model_of};
+use std::path::PathBuf;
+
+/// Say what a run will need: memory per rank, bytes sent, time lost in the pipeline
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Nothing is started and no data is read. Weights, gradients and optimizer state are exact; activations are what\n\
+    the layers keep for backward; what libraries keep for themselves is not counted."
+)]
+pub(crate) struct Args {
+    /// The run's configuration
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Ranks; what the mesh asks for if not given
+    #[arg(short = 'n', long, value_name = "NUMBER")]
+    ranks: Option<usize>,
+    /// Change a value of the configuration; may be given again
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Bytes a rank has; exits 1 if a rank needs more
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// Dtype of weights and activations instead of the run's, such as f8e4m3
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<DType>,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
+    let config = sources.resolve()?.config;
+    let model = model_of(&config)?;
+    let ranks = args.ranks.unwrap_or_else(|| config.mesh.ranks());
+    let plan = Plan::new(&config, &model, ranks, &PlanOptions { dtype: args.dtype })?;
+    let most = plan.largest().map_or(0, |rank| rank.memory.total);
+    let fits = args.memory.is_none_or(|limit| most <= limit.0);
+    if terminal.json {
+        terminal.object("planaria/plan/1", &plan)?;
+    } else {
+        print(terminal, &plan)?;
+    }
+    if let Some(limit) = args.memory.filter(|_| !fits) {
+        let stage = plan.largest().map_or(0, |rank| rank.stage);
+        terminal.note(format!(
+            "{} ranks of stage {stage} need {}, more than {limit}",
+            terminal.paint_err(Style::Bad, "no:"),
+            Bytes(most)
+        ));
+    }
+    Ok(if fits { Exit::Success } else { Exit::Negative })
+}
+
+fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
+    let Plan { ranks, mesh, parameters, dtype, global_batch, micro_batch, accumulation, tokens, .. } = plan;
+    let operations = plan.operations;
+    terminal.line(format!("{ranks} ranks as {mesh}, {} parameters, {dtype}", count(*parameters as f64)))?;
+    terminal.line(format!(
+        "a step: {global_batch} samples ({micro_batch} at a time, {accumulation} times), {} tokens, {operations:.2e} operations",
+        count(*tokens as f64)
+    ))?;
+    terminal.line(format!("pipeline: {}, {:.1}% of the step lost\n", plan.schedule, plan.bubble * 100.0))?;
+    let mut table = Table::new(&(1..=plan.stages.len()).collect::<Vec<_>>());
+    let head = plan.stages.iter().map(|rank| format!("stage {}", rank.stage));
+    table.row(std::iter::once("per rank".to_string()).chain(head));
+    let mut row = |name: &str, value: &dyn Fn(&RankPlan) -> String| {
+        table.row(std::iter::once(name.to_string()).chain(plan.stages.iter().map(value)));
+    };
+    row("blocks", &|rank| rank.layers.to_string());
+    row("parameters", &|rank| count(rank.parameters as f64));
+    row("micro-batches under way", &|rank| rank.in_flight.to_string());
+    row("waiting", &|rank| format!("{:.1}%", rank.bubble * 100.0));
+    let parts: [(&str, fn(&Memory) -> u64); 9] = [
+        ("weights", |m| m.weights),
+        ("gradients", |m| m.gradients),
+        ("masters", |m| m.masters),
+        ("moments", |m| m.moments),
+        ("average of weights", |m| m.ema),
+        ("activations", |m| m.activations),
+        ("exchange", |m| m.exchange),
+        ("update", |m| m.update),
+        ("memory at most", |m| m.total),
+    ];
+    for (name, value) in parts {
+        if plan.stages.iter().any(|rank| value(&rank.memory) > 0) {
+            row(name, &|rank| Bytes(value(&rank.memory)).to_string());
+        }
+    }
+    for (name, key) in traffic_rows(plan) {
+        let bytes = |rank: &RankPlan| {
+            let same = rank.traffic.iter().filter(|t| (t.axis, t.what, t.call) == key);
+            Bytes(same.map(|t| t.bytes).sum()).to_string()
+        };
+        row(&name, &bytes);
+    }
+    let lines: Vec<String> = table.lines().collect();
+    lines.iter().try_for_each(|line| terminal.line(line))
+}
+
+/// Axis, content and call of a kind of communication.
+type TrafficKey = (&'static str, &'static str, &'static str);
+
+/// Every kind of communication that some stage has, in the order of its first mention.
+fn traffic_rows(plan: &Plan) -> Vec<(String, TrafficKey)> {
+    let mut out: Vec<(String, TrafficKey)> = Vec::new();
+    for traffic in plan.stages.iter().flat_map(|rank| &rank.traffic) {
+        let key = (traffic.axis, traffic.what, traffic.call);
+        if !out.iter().any(|(_, known)| *known == key) {
+            out.push((format!("sent on {}: {} ({})", key.0, key.1, key.2), key));
+        }
+    }
+    out
+}

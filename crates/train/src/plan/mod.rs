@@ -1,0 +1,267 @@
+//! What a run will need, before any device is asked for: memory per rank, bytes sent, time lost in the pipeline.
+//!
+//! Weights, gradients and optimizer state follow from the model's table and the ways they are divided, so they are exact. Activations
+//! follow from what the layers keep for backward and how many micro-batches the schedule has under way; experts are taken to be used
+//! evenly. What allocators and libraries keep for themselves is not counted.
+
+mod activations;
+mod state;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+pub use traffic::Traffic;
+
+use crate::config::{Config, Precision};
+use crate::error::{Error, Result};
+use crate::geometry::{Batching, Geometry};
+use crate::pipeline::{Costs, Kind, StageCost};
+use crate::trainer::read_model_config;
+use crate::{partition, update};
+use activations::Shapes;
+use planaria_layout::{DType, Mesh};
+use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::optim::Rule;
+use serde::Serialize;
+
+/// Bytes of one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Memory {
+    /// Weights in the dtype of the run.
+    pub weights: u64,
+    /// Sums of gradients, in f32.
+    pub gradients: u64,
+    /// f32 weights beside narrow ones.
+    pub masters: u64,
+    /// Moments or velocities.
+    pub moments: u64,
+    /// Running average of the weights.
+    pub ema: u64,
+    /// What forward keeps for backward, and what backward needs besides, at the worst moment.
+    pub activations: u64,
+    /// Gradients on their way to other ranks, at the worst moment; nothing where there is one data rank.
+    pub exchange: u64,
+    /// What the update needs besides, when no activations are there.
+    pub update: u64,
+    /// The largest sum at one time.
+    pub total: u64,
+}
+
+impl Memory {
+    fn summed(mut self) -> Memory {
+        let kept = self.weights + self.gradients + self.masters + self.moments + self.ema;
+        self.total = kept + (self.activations + self.exchange).max(self.update);
+        self
+    }
+}
+
+/// The ranks of one pipeline stage: what the one that needs most needs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct RankPlan {
+    /// Position along `pp`.
+    pub stage: usize,
+    /// Blocks it has.
+    pub layers: usize,
+    /// Elements of its pieces of the weights.
+    pub parameters: u64,
+    /// Most micro-batches under way at once, in parts of the model.
+    pub in_flight: usize,
+    /// Bytes.
+    pub memory: Memory,
+    /// Bytes this rank sends in one step, by what they are.
+    pub traffic: Vec<Traffic>,
+    /// Part of the step in which it waits for other stages.
+    pub bubble: f64,
+}
+
+/// What a run will need.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Ranks.
+    pub ranks: usize,
+    /// The mesh, all axes.
+    pub mesh: String,
+    /// Elements of the whole model; tied ones once.
+    pub parameters: u64,
+    /// Dtype of the weights.
+    pub dtype: String,
+    /// Samples per step.
+    pub global_batch: u64,
+    /// Samples per forward pass.
+    pub micro_batch: u64,
+    /// Micro-batches per step and data rank.
+    pub accumulation: u64,
+    /// Tokens per step.
+    pub tokens: u64,
+    /// Floating-point operations per step of all ranks, recomputing included.
+    pub operations: f64,
+    /// The pipeline's schedule.
+    pub schedule: String,
+    /// Part of the step lost to the pipeline on the rank that loses most.
+    pub bubble: f64,
+    /// By pipeline stage.
+    pub stages: Vec<RankPlan>,
+}
+
+/// Changes to what the configuration says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlanOptions {
+    /// Dtype of weights and activations, also one that training cannot use yet.
+    pub dtype: Option<DType>,
+}
+
+/// The model that a configuration asks for.
+pub fn model_of(config: &Config) -> Result<ModelConfig> {
+    let section = &config.model;
+    let from = section.config.as_ref().or(section.init.as_ref());
+    let base = from.map(|path| read_model_config(path)).transpose()?;
+    let vocab = config.data.open_tokenizer()?.vocab_size();
+    Ok(ModelConfig::from_value(section.to_json(base, Some(vocab)))?)
+}
+
+/// What the parts of a plan are computed from.
+struct Setting<'a> {
+    config: &'a Config,
+    model: &'a ModelConfig,
+    dtype: DType,
+    /// Axes `ep` and `tp`.
+    inner: Mesh,
+    data_ranks: usize,
+    geometry: Geometry,
+    rule: Rule,
+    shapes: Shapes,
+    /// The model's parts in order, and the pipeline rank of each.
+    parts: Vec<(Stage, usize)>,
+}
+
+impl Plan {
+    /// The plan of a run on so many ranks.
+    pub fn new(config: &Config, model: &ModelConfig, ranks: usize, options: &PlanOptions) -> Result<Plan> {
+        let mesh = config.mesh.on(ranks)?;
+        let size = |axis: usize| mesh.axis_size(axis);
+        let (stages, data_ranks, ep, tp) = (size(0), size(1), size(2), size(3));
+        let geometry = Geometry::derive(&Batching {
+            global_batch: Some(config.train.global_batch as u64),
+            micro_batch: Some(config.train.micro_batch as u64),
+            data_ranks: Some(data_ranks as u64),
+            micro_split: Some(ep as u64),
+            ..Batching::default()
+        })?;
+        let kind: Kind = config.train.schedule.parse().map_err(pipeline_error)?;
+        let chunks = if stages == 1 { 1 } else { config.train.chunks.max(kind.chunks().0) };
+        let kind = if stages == 1 { Kind::OneForwardOneBackward } else { kind };
+        let schedule = kind.build(stages, geometry.accumulation as usize, chunks).map_err(pipeline_error)?;
+        let order = schedule.stages();
+        let parts = partition::stages(model.layers, order.len()).into_iter();
+        let dtype = options.dtype.unwrap_or(match config.train.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        });
+        let setting = Setting {
+            shapes: Shapes::new(config, model, dtype, (ep, tp), geometry.micro_batch),
+            parts: parts.enumerate().map(|(i, part)| (part, order.rank_of(i).unwrap_or(0))).collect(),
+            config,
+            model,
+            dtype,
+            inner: Mesh::new(&[("ep", ep), ("tp", tp)])?,
+            data_ranks,
+            geometry,
+            rule: update::rule(&config.optim),
+        };
+        let cost = |(part, _): &(Stage, usize)| setting.cost(part);
+        let costs = Costs { stages: setting.parts.iter().map(cost).collect(), ..Costs::unit() };
+        let told = schedule.simulate(&costs).map_err(pipeline_error)?;
+        let mut plans = Vec::with_capacity(stages);
+        for stage in 0..stages {
+            let rank = setting.rank(stage, told.bytes[stage])?;
+            plans.push(RankPlan { in_flight: told.live[stage], bubble: told.bubble[stage], ..rank });
+        }
+        let tokens = geometry.global_batch * config.data.sequence as u64;
+        Ok(Plan {
+            ranks,
+            mesh: mesh.to_string(),
+            parameters: setting.parameters()?,
+            dtype: dtype.name().to_string(),
+            global_batch: geometry.global_batch,
+            micro_batch: geometry.micro_batch,
+            accumulation: geometry.accumulation,
+            tokens,
+            operations: setting.operations() * tokens as f64,
+            schedule: schedule_name(kind, chunks, stages),
+            bubble: told.worst_bubble(),
+            stages: plans,
+        })
+    }
+
+    /// The rank that needs most.
+    pub fn largest(&self) -> Option<&RankPlan> {
+        self.stages.iter().max_by_key(|stage| stage.memory.total)
+    }
+}
+
+fn schedule_name(kind: Kind, chunks: usize, stages: usize) -> String {
+    match (stages, chunks) {
+        (1, _) => "none".to_string(),
+        (_, 1) => kind.to_string(),
+        _ => format!("{kind} x{chunks}"),
+    }
+}
+
+fn pipeline_error(error: crate::pipeline::Error) -> Error {
+    Error::Value {
+        key: "train.schedule".into(),
+        found: error.to_string(),
+        expected: "a schedule that fits".into(),
+    }
+}
+
+impl Setting<'_> {
+    /// Elements of the whole model.
+    fn parameters(&self) -> Result<u64> {
+        let all = self.model.parameters(&Stage::whole(self.model))?;
+        Ok(all.iter().filter(|spec| spec.tied.is_none()).map(|spec| spec.shape.numel() as u64).sum())
+    }
+
+    /// Time in operations, and bytes, of one part for one micro-batch.
+    fn cost(&self, part: &Stage) -> StageCost {
+        let work = self.shapes.work(self.model, part);
+        let again = self.shapes.work_again(self.model, part, self.config);
+        StageCost {
+            forward: work,
+            input: work + again,
+            weight: work,
+            bytes: self.shapes.bytes(self.model, part, self.config),
+        }
+    }
+
+    /// Operations per token of forward, backward and recomputing.
+    fn operations(&self) -> f64 {
+        let whole = Stage::whole(self.model);
+        let tokens = self.shapes.tokens() as f64;
+        let all = 3.0 * self.shapes.work(self.model, &whole)
+            + self.shapes.work_again(self.model, &whole, self.config);
+        all * self.shapes.tp() as f64 / tokens
+    }
+
+    /// The ranks of one pipeline stage.
+    fn rank(&self, stage: usize, activations: u64) -> Result<RankPlan> {
+        let parts: Vec<&Stage> =
+            self.parts.iter().filter(|(_, rank)| *rank == stage).map(|(part, _)| part).collect();
+        let pieces = state::largest_pieces(self, &parts)?;
+        let mut memory = state::memory(self, &pieces)?;
+        memory.activations = activations + self.shapes.shared();
+        Ok(RankPlan {
+            stage,
+            layers: parts.iter().map(|part| part.layers.len()).sum(),
+            parameters: pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum(),
+            in_flight: 0,
+            memory: memory.summed(),
+            traffic: traffic::of_rank(self, stage, &parts, &pieces),
+            bubble: 0.0,
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! What a rank keeps from step to step: weights, sums of gradients, optimizer state. The same rules as the trainer's.
+
+use super::{Memory, Setting};
+use crate::config::Reduction;
+use crate::error::{Error, Result};
+use crate::share::Share;
+use crate::weights::Zero;
+use planaria_array::Array;
+use planaria_layout::{DType, Layout, Rank};
+use planaria_nn::ParamSpec;
+use planaria_nn::models::Stage;
+
+/// One parameter on one rank.
+pub(super) struct Piece {
+    /// Elements of the local piece.
+    pub(super) numel: usize,
+    /// Elements of the largest range that one data rank owns.
+    pub(super) own: usize,
+    /// It has the elements of another parameter of this rank: weights and state are there already.
+    pub(super) shared: bool,
+    /// The other leaf of its value is on another stage.
+    pub(super) across: bool,
+}
+
+/// The pieces of the rank of the inner mesh that has most elements.
+pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<Vec<Piece>> {
+    let mut specs: Vec<ParamSpec> = Vec::new();
+    for part in parts {
+        specs.extend(setting.model.parameters(part)?);
+    }
+    let numels =
+        |rank: Rank| -> Result<Vec<usize>> { specs.iter().map(|spec| local(setting, spec, rank)).collect() };
+    let mut best: Option<Vec<usize>> = None;
+    for rank in setting.inner.ranks() {
+        let found = numels(rank)?;
+        if best.as_ref().is_none_or(|best| best.iter().sum::<usize>() < found.iter().sum()) {
+            best = Some(found);
+        }
+    }
+    let best = best.ok_or_else(|| Error::Bug { what: "a mesh without ranks".into() })?;
+    let first = setting.parts.first().map(|(_, rank)| *rank);
+    let last = setting.parts.last().map(|(_, rank)| *rank);
+    let here = |name: &str| specs.iter().any(|spec| spec.name == name);
+    let piece = |(spec, numel): (&ParamSpec, usize)| {
+        let twin = spec.tied.as_deref();
+        let embedding = setting.model.tie_word_embeddings && spec.name == "model.embed_tokens.weight";
+        Piece {
+            numel,
+            own: Share::new(numel, setting.data_ranks).range(0).len(),
+            shared: twin.is_some_and(here),
+            across: first != last && (embedding || twin.is_some_and(|twin| !here(twin))),
+        }
+    };
+    Ok(specs.iter().zip(best).map(piece).collect())
+}
+
+/// Elements of a parameter on one rank of the inner mesh.
+fn local(setting: &Setting<'_>, spec: &ParamSpec, rank: Rank) -> Result<usize> {
+    if setting.inner.size() == 1 {
+        return Ok(spec.shape.numel());
+    }
+    let layout = Layout::new(&setting.inner, &spec.shape, &spec.placements(&setting.inner))?;
+    Ok(layout.piece(rank)?.boxes().iter().map(|region| region.numel()).sum())
+}
+
+/// Everything but activations.
+pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> {
+    let zero = Zero::from(setting.config.train.zero);
+    let size = setting.dtype.size() as u64;
+    let mut out = Memory::default();
+    for piece in pieces {
+        let (numel, own) = (piece.numel as u64, piece.own as u64);
+        // Each use of a value has sums of its own, also where the value is shared.
+        let summed = if setting.config.train.reduce == Reduction::Step { numel } else { own };
+        out.gradients += 4 * summed;
+        if piece.shared {
+            continue;
+        }
+        out.weights += size * if zero == Zero::Weights { own } else { numel };
+        let kept = if zero == Zero::Off { piece.numel } else { piece.own };
+        let state = setting.rule.state(&Array::meta(&[kept], stateful(setting.dtype))?)?;
+        out.masters += state.master.as_ref().map_or(0, bytes);
+        out.moments += state.slots.iter().map(|(_, slot)| bytes(slot)).sum::<u64>();
+        out.ema += if setting.config.optim.ema.is_some() { 4 * kept as u64 } else { 0 };
+        if zero == Zero::Off && setting.data_ranks > 1 {
+            out.update += 4 * numel;
+        }
+    }
+    if setting.data_ranks > 1 {
+        let largest = pieces.iter().map(|piece| piece.numel as u64 * size).max().unwrap_or(0);
+        // One bucket packed to be sent, one being received.
+        out.exchange = 2 * largest.max(setting.config.train.bucket_bytes as u64);
+    }
+    Ok(out)
+}
+
+/// Weights of one byte have the optimizer state of other narrow ones.
+fn stateful(dtype: DType) -> DType {
+    if dtype.size() == 1 { DType::BF16 } else { dtype }
+}
+
+fn bytes(array: &Array) -> u64 {
+    (array.numel() * array.dtype().size()) as u64
+}

@@ -1,0 +1,245 @@
+//! Plans against real models: the same bytes for weights and state, close ones for activations; closed forms for the rest.
+
+use super::*;
+use crate::config::Sources;
+use crate::share::Share;
+use crate::weights::Zero;
+use planaria_array::{Array, thread_memory_stats};
+use planaria_comm::{CommExt, threads};
+use planaria_nn::models::{Model, Recompute, Run};
+use planaria_nn::{Init, Module, Parallel};
+use planaria_tensor::{Tensor, World};
+
+const SMALL: &str = "
+    [model]
+    kind = \"qwen2\"
+    hidden_size = 64
+    intermediate_size = 96
+    num_hidden_layers = 4
+    num_attention_heads = 4
+    num_key_value_heads = 2
+    max_position_embeddings = 64
+    tie_word_embeddings = true
+    vocab_size = 300
+    [data]
+    sequence = 32
+    [[data.source]]
+    path = \"none.txt\"
+    [train]
+    global_batch = 16
+    micro_batch = 2
+";
+
+fn config(changes: &[&str]) -> Config {
+    let set = changes.iter().map(ToString::to_string);
+    Sources::text("config", SMALL).set(set).resolve().unwrap().config
+}
+
+fn plan(changes: &[&str], ranks: usize) -> Plan {
+    let config = config(changes);
+    Plan::new(&config, &model_of(&config).unwrap(), ranks, &PlanOptions::default()).unwrap()
+}
+
+/// Weights, masters and moments of one rank of a real model, by stage: the most that any of its ranks has.
+fn real(changes: &[&str], ranks: usize) -> Vec<(u64, u64, u64)> {
+    let config = config(changes);
+    let model = model_of(&config).unwrap();
+    let mesh = config.mesh.on(ranks).unwrap();
+    let (stages, data_ranks) = (mesh.axis_size(0), mesh.axis_size(1));
+    let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+    let held = threads::run(ranks, |comm| {
+        let here = comm.world_rank();
+        let coords = mesh.require(here).unwrap();
+        let inner = mesh.keep(&["ep", "tp"], here).unwrap();
+        let parallel = Parallel { world: World::new(comm.clone()), mesh: inner, sequence: false };
+        let part = partition::stages(model.layers, stages)[coords[0]].clone();
+        let built = Model::new(&model, part, Some(&parallel), &Init { seed: 1, dtype }).unwrap();
+        let zero = Zero::from(config.train.zero);
+        let names: Vec<String> = built.params().iter().map(|p| p.spec().name.clone()).collect();
+        let mut sums = (0, 0, 0);
+        for param in built.params() {
+            if param.tied().is_some_and(|twin| names.iter().any(|name| name == twin)) {
+                continue;
+            }
+            let row = param.leaf().local().reshape(&[param.leaf().local().numel()]).unwrap();
+            let own = Share::new(row.numel(), data_ranks).range(coords[1]);
+            let part = row.narrow(0, own.start, own.len()).unwrap();
+            let size = |array: &Array| (array.numel() * array.dtype().size()) as u64;
+            let state =
+                update::rule(&config.optim).state(if zero == Zero::Off { &row } else { &part }).unwrap();
+            sums.0 += size(if zero == Zero::Weights { &part } else { &row });
+            sums.1 += state.master.as_ref().map_or(0, size);
+            sums.2 += state.slots.iter().map(|(_, slot)| size(slot)).sum::<u64>();
+        }
+        (coords[0], sums)
+    });
+    let most =
+        |stage: usize| held.iter().filter(|(at, _)| *at == stage).map(|(_, sums)| *sums).max().unwrap();
+    (0..stages).map(most).collect()
+}
+
+#[test]
+fn weights_and_state_are_those_of_real_models() {
+    for (mesh, ranks) in
+        [("dp=1", 1), ("dp=2", 2), ("tp=2", 2), ("pp=2 dp=2", 4), ("pp=2 tp=2", 4), ("dp=3", 3)]
+    {
+        for zero in 0..4 {
+            for precision in ["f32", "bf16"] {
+                let batch = if mesh == "dp=3" { "train.global_batch=12" } else { "train.global_batch=16" };
+                let (mesh, zero) = (format!("mesh={mesh}"), format!("train.zero={zero}"));
+                let precision = format!("train.precision={precision}");
+                let changes = [mesh.as_str(), &zero, &precision, batch];
+                let told = plan(&changes, ranks);
+                let told: Vec<_> = told
+                    .stages
+                    .iter()
+                    .map(|s| (s.memory.weights, s.memory.masters, s.memory.moments))
+                    .collect();
+                assert_eq!(told, real(&changes, ranks), "{changes:?}");
+            }
+        }
+    }
+}
+
+/// Bytes that forward and loss keep, and the most at once in a whole step, on one rank.
+fn measured(changes: &[&str]) -> (u64, u64) {
+    let config = config(changes);
+    let model = model_of(&config).unwrap();
+    let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+    let init = Init { seed: 1, dtype };
+    let built = Model::new(&model, Stage::whole(&model), None, &init).unwrap();
+    let (rows, columns) = (config.train.micro_batch, config.data.sequence);
+    let ids: Vec<i64> = (0..rows * columns).map(|i| (i * 37 % 291) as i64).collect();
+    let tokens = Tensor::new(Array::from_slice(&ids, &[rows, columns]).unwrap());
+    let recompute = match config.train.recompute {
+        crate::config::Recompute::Full => Recompute::Full,
+        _ => Recompute::None,
+    };
+    let run = Run { recompute, ..Run::default() };
+    let before = thread_memory_stats().live;
+    planaria_array::reset_thread_peak();
+    let end = built.forward(&tokens, &run).unwrap();
+    let loss = built.loss(&end, &tokens).unwrap();
+    drop(end);
+    let kept = thread_memory_stats().live - before;
+    loss.sum.backward().unwrap();
+    // Gradients of weights come as activations go; here nobody takes them away.
+    let peak = thread_memory_stats().peak - before;
+    (kept as u64, peak as u64)
+}
+
+#[test]
+fn kept_activations_are_those_of_real_layers() {
+    for changes in [
+        &["train.precision=f32"][..],
+        &["train.precision=bf16"],
+        &["train.recompute=full"],
+        &["train.precision=bf16", "train.recompute=full"],
+        &["model.num_key_value_heads=4", "model.intermediate_size=160", "model.num_hidden_layers=2"],
+    ] {
+        let (kept, _) = measured(changes);
+        let config = config(changes);
+        let model = model_of(&config).unwrap();
+        let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+        let shapes = Shapes::new(&config, &model, dtype, (1, 1), 2);
+        let told = shapes.bytes(&model, &Stage::whole(&model), &config).saved + shapes.shared();
+        // Tables of positions and masks of labels do not grow with the layers.
+        let slack = kept / 100 + (8 << 10);
+        assert!(told.abs_diff(kept) < slack, "{changes:?}: told {told}, kept {kept}");
+    }
+}
+
+#[test]
+fn the_peak_of_a_step_is_near_the_plan() {
+    for changes in [
+        &["train.precision=f32"][..],
+        &["train.recompute=full"],
+        &["train.precision=bf16"],
+        &["train.precision=bf16", "train.recompute=full"],
+    ] {
+        // Many tokens, so that gradients of weights hardly count.
+        let changes = [changes, &["train.micro_batch=16", "data.sequence=64"]].concat();
+        let (_, peak) = measured(&changes);
+        let told = plan(&changes, 1).stages[0].memory.activations;
+        let ratio = told as f64 / peak as f64;
+        assert!((0.75..1.25).contains(&ratio), "{changes:?}: told {told}, measured {peak}");
+    }
+}
+
+#[test]
+fn a_known_model_has_its_known_size() {
+    let mut config = config(&["mesh=dp=8", "train.precision=bf16", "train.zero=1", "train.micro_batch=1"]);
+    config.data.sequence = 4096;
+    let json = serde_json::json!({
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096,
+    });
+    let model = ModelConfig::from_value(json).unwrap();
+    let of = |options: &PlanOptions| Plan::new(&config, &model, 8, options).unwrap();
+    let plan = of(&PlanOptions::default());
+    let n = 6_738_415_616;
+    assert_eq!(plan.parameters, n, "Llama-2-7B");
+    let memory = plan.stages[0].memory;
+    assert_eq!((memory.weights, memory.masters, memory.moments), (2 * n, n / 2, n));
+    let [reduce, gather] = &plan.stages[0].traffic[..] else { panic!("{:?}", plan.stages[0].traffic) };
+    assert_eq!((reduce.call, reduce.times, reduce.bytes), ("all-to-all", 2, 2 * 2 * n / 8 * 7));
+    assert_eq!((gather.what, gather.bytes), ("weights", 2 * n / 8 * 7));
+    // Six operations per parameter and token, and attention: 3 x 32 layers x 4 x 2048 x 4096.
+    let expected = 6.0 * (n - 32000 * 4096) as f64 + 3.0 * 32.0 * 4.0 * 2048.0 * 4096.0;
+    let found = plan.operations / plan.tokens as f64;
+    assert!((found / expected - 1.0).abs() < 0.01, "{found:e} {expected:e}");
+    let fp8 = of(&PlanOptions { dtype: Some(DType::F8E4M3) });
+    assert_eq!(fp8.stages[0].memory.weights, n, "one byte each");
+    assert_eq!(fp8.stages[0].memory.masters, n / 2);
+    let eight = of(&PlanOptions { dtype: Some(DType::F32) });
+    assert_eq!((eight.stages[0].memory.weights, eight.stages[0].memory.masters), (4 * n, 0));
+}
+
+#[test]
+fn pipelines_lose_what_their_schedules_lose() {
+    let all = plan(&["mesh=pp=4", "model.vocab_size=2", "data.special_tokens=[]"], 4);
+    assert_eq!(all.stages.iter().map(|s| s.in_flight).collect::<Vec<_>>(), [4, 3, 2, 1]);
+    // Eight micro-batches on four equal stages: 3 of 11 slots are empty; the head adds a little to the last.
+    assert!((all.bubble - 3.0 / 11.0).abs() < 0.02, "{}", all.bubble);
+    let sends: Vec<u64> = all
+        .stages
+        .iter()
+        .map(|s| {
+            s.traffic.iter().filter(|t| t.call == "send" && t.what != "tied sums").map(|t| t.bytes).sum()
+        })
+        .collect();
+    let one = 8 * 2 * 32 * 64 * 4;
+    assert_eq!(sends, [one, 2 * one, 2 * one, one]);
+    assert!(all.stages[0].memory.activations > all.stages[2].memory.activations);
+    let none = plan(&["mesh=dp=2"], 2);
+    assert_eq!((none.bubble, none.schedule.as_str()), (0.0, "none"));
+    assert!(plan(&["mesh=pp=2", "train.schedule=zbv"], 2).bubble < plan(&["mesh=pp=2"], 2).bubble);
+}
+
+#[test]
+fn dividing_more_never_needs_more() {
+    let total = |changes: &[&str]| plan(changes, 2).stages[0].memory.total;
+    let zero: Vec<u64> = (0..4).map(|z| total(&["mesh=dp=2", &format!("train.zero={z}")])).collect();
+    assert!(zero.windows(2).all(|w| w[1] <= w[0]) && zero[3] < zero[1] && zero[1] < zero[0], "{zero:?}");
+    let activations = |changes: &[&str]| plan(changes, 2).stages[0].memory.activations;
+    let [plain, cut, again] = [
+        &["mesh=tp=2"][..],
+        &["mesh=tp=2", "train.sequence_parallel=true"],
+        &["mesh=tp=2", "train.recompute=full"],
+    ]
+    .map(activations);
+    assert!(cut < plain && again < cut, "{plain} {cut} {again}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let of = |changes: &[&str], ranks| {
+        let config = config(changes);
+        Plan::new(&config, &model_of(&config).unwrap(), ranks, &PlanOptions::default())
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(of(&["mesh=tp=2"], 3).contains("3 ranks do not make the mesh"));
+    assert!(of(&["train.micro_batch=3"], 1).contains("nearest that fit: global_batch 15 or 18"));
+    assert!(of(&["mesh=pp=2", "train.schedule=1f2b"], 2).contains("train.schedule"));
+}

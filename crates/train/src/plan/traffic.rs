@@ -1,0 +1,112 @@
+//! Bytes that one rank sends in a step, by what they are.
+
+use super::Setting;
+use super::state::Piece;
+use crate::config::{Recompute, Reduction};
+use crate::weights::Zero;
+use planaria_nn::models::Stage;
+use serde::Serialize;
+
+/// One kind of communication.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Traffic {
+    /// What is sent.
+    pub what: &'static str,
+    /// The axis of the mesh.
+    pub axis: &'static str,
+    /// The collective.
+    pub call: &'static str,
+    /// How often in a step.
+    pub times: u64,
+    /// Bytes one rank sends in a step.
+    pub bytes: u64,
+}
+
+/// `bytes` as all ranks hold them together; every one sends what the others have not.
+fn sent(bytes: u64, ranks: u64) -> u64 {
+    bytes / ranks.max(1) * (ranks.max(1) - 1)
+}
+
+/// Everything a rank of a pipeline stage sends; what sends nothing is left out.
+pub(super) fn of_rank(
+    setting: &Setting<'_>,
+    stage: usize,
+    parts: &[&Stage],
+    pieces: &[Piece],
+) -> Vec<Traffic> {
+    let mut out = data(setting, pieces);
+    out.extend(pipeline(setting, stage));
+    out.extend(tensor(setting, parts));
+    out.extend(experts(setting, parts));
+    let tied: u64 = pieces.iter().filter(|piece| piece.across).map(|piece| 4 * piece.own as u64).sum();
+    out.push(Traffic { what: "tied sums", axis: "pp", call: "send", times: 1, bytes: tied });
+    out.retain(|traffic| traffic.bytes > 0);
+    out
+}
+
+fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
+    let ranks = setting.data_ranks as u64;
+    let size = setting.dtype.size() as u64;
+    let (rounds, train) = (setting.geometry.accumulation, &setting.config.train);
+    let all: u64 = pieces.iter().map(|piece| piece.numel as u64).sum();
+    let held: u64 = pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum();
+    let (times, each) = match train.reduce {
+        Reduction::Exact => (rounds, all * size),
+        Reduction::Step => (1, all * 4),
+    };
+    let line = |what, call, times, bytes| Traffic { what, axis: "dp", call, times, bytes };
+    let mut out = vec![line("gradients", "all-to-all", times, times * sent(each, ranks))];
+    out.push(match Zero::from(train.zero) {
+        Zero::Off => line("gradients", "all-gather", 1, sent(held * 4, ranks)),
+        Zero::States | Zero::Gradients => line("weights", "all-gather", 1, sent(held * size, ranks)),
+        Zero::Weights => {
+            let again = if train.recompute == Recompute::None { 1 } else { 2 };
+            line("weights", "all-gather", rounds * again, rounds * again * sent(all * size, ranks))
+        }
+    });
+    out
+}
+
+fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
+    let owners: Vec<usize> = setting.parts.iter().map(|(_, rank)| *rank).collect();
+    let edges = |from: usize, to: usize| owners[from] == stage && owners[to] != stage;
+    let last = owners.len() - 1;
+    let onward = (0..last).filter(|&i| edges(i, i + 1)).count() as u64;
+    let back = (0..last).filter(|&i| edges(i + 1, i)).count() as u64;
+    let bytes = setting.parts.first().map_or(0, |(part, _)| {
+        let open = Stage { head: false, ..part.clone() };
+        setting.shapes.bytes(setting.model, &open, setting.config).output
+    });
+    let rounds = setting.geometry.accumulation;
+    let line = |what, times| Traffic { what, axis: "pp", call: "send", times, bytes: times * bytes };
+    vec![line("activations", onward * rounds), line("their gradients", back * rounds)]
+}
+
+/// Sums over the slices of a product, or their two halves where the sequence is divided.
+fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
+    let tp = setting.shapes.tp();
+    let whole =
+        setting.shapes.tokens() * setting.model.hidden_size as u64 * setting.dtype.size().max(2) as u64;
+    // Twice per block in each direction; once for the embedding forward and for the head backward.
+    let ends = parts.iter().map(|part| u64::from(part.embed) + u64::from(part.head)).sum::<u64>();
+    let times = (4 * parts.iter().map(|part| part.layers.len() as u64).sum::<u64>() + ends)
+        * setting.geometry.accumulation;
+    let line =
+        |call, share: u64| Traffic { what: "activations", axis: "tp", call, times, bytes: times * share };
+    match setting.config.train.sequence_parallel {
+        true => vec![line("all-gather", sent(whole, tp)), line("reduce-scatter", sent(whole, tp))],
+        false => vec![line("all-reduce", 2 * sent(whole, tp))],
+    }
+}
+
+/// Tokens to the ranks of their experts and back, forward and backward.
+fn experts(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
+    let Some(experts) = &setting.model.experts else { return Vec::new() };
+    let ranks = setting.inner.axis_size(0) as u64;
+    let layers = parts.iter().flat_map(|part| part.layers.clone());
+    let sparse = layers.filter(|&layer| setting.model.has_experts(layer)).count() as u64;
+    let rows = setting.shapes.tokens() * experts.choices as u64;
+    let bytes = rows * setting.model.hidden_size as u64 * setting.dtype.size().max(2) as u64;
+    let times = 4 * sparse * setting.geometry.accumulation;
+    vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes: times * sent(bytes, ranks) }]
+}
