@@ -11,6 +11,8 @@ mod filter;
 mod output_folder;
 mod progress;
 mod quantity;
+#[cfg(test)]
+mod reference;
 mod signals;
 mod table;
 mod terminal;
