@@ -7,6 +7,7 @@ mod inspect;
 mod plot;
 mod reshard;
 mod tokenize;
+mod verify;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -21,8 +22,9 @@ pub(crate) enum Command {
     Diff(diff::Args),
     Inspect(inspect::Args),
     Plot(plot::Args),
-    Tokenize(tokenize::Args),
     Reshard(reshard::Args),
+    Tokenize(tokenize::Args),
+    Verify(verify::Args),
 }
 
 impl Command {
@@ -34,8 +36,9 @@ impl Command {
             Command::Diff(args) => diff::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
-            Command::Tokenize(args) => tokenize::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
+            Command::Tokenize(args) => tokenize::run(args, terminal),
+            Command::Verify(args) => verify::run(args, terminal),
         }
     }
 }
