@@ -6,6 +6,7 @@ mod golden;
 mod mpi;
 mod peers;
 mod process;
+mod python;
 mod suite;
 mod summary;
 mod tidy;

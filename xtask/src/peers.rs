@@ -1,28 +1,29 @@
-//! The Python interpreter with torch that the benchmarks compare against, in a venv of its own.
+//! The Python interpreter with torch and transformers, in a venv of its own: benchmarks compare with it, and what we
+//! write is opened by it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::process;
 
-/// Releases the benchmarks were recorded with.
-const PACKAGES: &[&str] = &["torch==2.15.0", "numpy==2.4.6"];
+/// Releases the benchmarks were recorded with, and whose files were looked at.
+const PACKAGES: &[&str] = &["torch==2.15.0", "numpy==2.4.6", "safetensors==0.8.0", "transformers==5.22.2"];
 
-/// Names an interpreter that already has torch and numpy.
+/// Names an interpreter that already has them.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
 
-/// An interpreter that can import torch, or the reason why there is none.
+/// An interpreter that can import all of them, or the reason why there is none.
 pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
     if let Some(python) = std::env::var_os(OVERRIDE).map(PathBuf::from) {
-        return if has_torch(&python) {
+        return if has_packages(&python) {
             Ok(python)
         } else {
-            Err(format!("{OVERRIDE} names an interpreter without torch"))
+            Err(format!("{OVERRIDE} names an interpreter without torch, numpy, safetensors or transformers"))
         };
     }
     let venv = root.join("target").join("venv-torch");
     let python = venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
-    if has_torch(&python) {
+    if has_packages(&python) {
         return Ok(python);
     }
     if !process::run(Command::new("python3").args(["-m", "venv"]).arg(&venv)).success {
@@ -30,7 +31,7 @@ pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
     }
     let installed =
         process::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES));
-    match installed.success && has_torch(&python) {
+    match installed.success && has_packages(&python) {
         true => Ok(python),
         false => Err(format!(
             "pip install {} failed; set {OVERRIDE} to an interpreter that has torch",
@@ -39,6 +40,7 @@ pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn has_torch(python: &Path) -> bool {
-    process::ask(Command::new(python).args(["-c", "import torch, numpy"])).is_some()
+fn has_packages(python: &Path) -> bool {
+    process::ask(Command::new(python).args(["-c", "import torch, numpy, safetensors, transformers"]))
+        .is_some()
 }

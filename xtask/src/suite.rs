@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{golden, mpi, tidy};
+use crate::{golden, mpi, python, tidy};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -24,6 +24,7 @@ pub(crate) fn run(root: &Path) -> bool {
     checks(root, &needs, &mut summary);
     tests(root, &needs, &mut summary);
     programs(root, &mut summary);
+    summary.step("python", || python::step(root));
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.step("memory", || asan::step(root, &needs.checker));
     print!("\n{}", summary.table());
@@ -59,7 +60,7 @@ fn preflight(root: &Path) -> Needs {
     eprintln!("memory checker         {}", needs.checker.describe());
     let reason = needs.mpi.as_ref().err();
     eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
-    eprintln!("torch                  not needed (only `cargo xtask bench` uses it)");
+    eprintln!("torch, transformers    in a venv under target, made when missing (formats of others)");
     needs
 }
 

@@ -63,4 +63,4 @@ pub use options::{
 };
 pub use save::save;
 pub use state::{Item, Kind, Piece, State, TensorKey};
-pub use verify::{Verified, verify};
+pub use verify::{Verified, verify, verify_with};

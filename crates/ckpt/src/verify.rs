@@ -38,6 +38,11 @@ impl Verified {
 /// others the structure is checked, and copies of a box are compared. What is damaged stands in the answer; an
 /// error means that nothing could be checked.
 pub fn verify(store: &Arc<dyn Store>, folder: &str) -> Result<Verified> {
+    verify_with(store, folder, &|_| ())
+}
+
+/// Like [`verify`]; `moved` hears of every byte that was compared with its checksum.
+pub fn verify_with(store: &Arc<dyn Store>, folder: &str, moved: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
     if folder::is_committed(&**store, folder)? {
         let checkpoint = match folder::open(&**store, folder) {
             Ok(checkpoint) => checkpoint,
@@ -47,7 +52,9 @@ pub fn verify(store: &Arc<dyn Store>, folder: &str) -> Result<Verified> {
             }
             Err(error) => return Err(error),
         };
-        return Ok(Check { store: &**store, checkpoint: &checkpoint, found: Verified::default() }.run());
+        return Ok(
+            Check { store: &**store, checkpoint: &checkpoint, moved, found: Verified::default() }.run()
+        );
     }
     let source = formats::open(store, folder, &OpenOptions::default())?;
     let problems = source.check_copies().err().into_iter().collect();
@@ -58,6 +65,7 @@ pub fn verify(store: &Arc<dyn Store>, folder: &str) -> Result<Verified> {
 struct Check<'a> {
     store: &'a dyn Store,
     checkpoint: &'a Checkpoint,
+    moved: &'a (dyn Fn(u64) + Sync),
     found: Verified,
 }
 
@@ -100,6 +108,7 @@ impl Check<'_> {
         let jobs: Vec<(&dyn Reader, Range<u64>)> = ranges.map(|range| (&*reader, range)).collect();
         let damaged: Mutex<BTreeMap<u64, u32>> = Mutex::default();
         let read = transfer.read_each::<Error>(&jobs, |job, bytes| {
+            (self.moved)(bytes.len() as u64);
             let first = jobs[job].1.start / self.checkpoint.block;
             for (block, bytes) in (first..).zip(bytes.chunks(self.checkpoint.block as usize)) {
                 let sum = checksum::crc32c(bytes);

@@ -7,10 +7,16 @@ use std::path::Path;
 
 /// Opens the checkpoint at a path or URL.
 pub(crate) fn open(path: &str, options: &OpenOptions) -> Result<Source> {
-    if !is_url(path) && !Path::new(path).exists() {
-        return Err(Failure::usage(format!("'{path}' does not exist")).into());
-    }
+    exists(path)?;
     Ok(open_url(path, options)?)
+}
+
+/// Refuses a path with nothing there.
+pub(crate) fn exists(path: &str) -> Result<()> {
+    if is_url(path) || Path::new(path).exists() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("'{path}' does not exist")).into())
 }
 
 /// Whether this is no path of the local file system.

@@ -113,6 +113,11 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
     (Exit::Negative, None)
 }
 
+/// The exit code of an error about a checkpoint.
+pub(crate) fn exit_of(error: &planaria_ckpt::Error) -> Exit {
+    of_checkpoint(error).0
+}
+
 fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
     use planaria_ckpt::Error;
     let damaged = |hint: &str| (Exit::Damaged, Some(hint.to_string()));

@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// Where a command writes.
 #[derive(Debug)]
 pub(crate) enum OutputFolder {
-    /// A folder of the local file system, and whether one there is to be replaced.
-    Local { path: PathBuf, replace: bool },
-    /// A folder of an object store. There is no moving there: the files that make it a checkpoint come last.
+    /// A folder of the local file system.
+    Local { path: PathBuf },
+    /// A folder of an object store, and whether what is there goes first. There is no moving there: the files that make it a checkpoint come last.
     Remote { store: Arc<dyn Store>, replace: bool },
 }
 
@@ -41,7 +41,7 @@ impl OutputFolder {
         if path.exists() && !replace && !empty() {
             return taken("exists already");
         }
-        Ok(OutputFolder::Local { path, replace })
+        Ok(OutputFolder::Local { path })
     }
 
     /// Writes through `write`, which gets a store and a folder in it, and makes the result visible.
@@ -53,7 +53,7 @@ impl OutputFolder {
                 }
                 write(&**store, "")
             }
-            OutputFolder::Local { path, .. } => fill_local(path, write),
+            OutputFolder::Local { path } => fill_local(path, write),
         }
     }
 }

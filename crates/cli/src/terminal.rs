@@ -19,8 +19,6 @@ pub(crate) enum Style {
     Good,
     /// A name or a heading.
     Name,
-    /// Less important than what stands beside it.
-    Dim,
 }
 
 /// Standard output and standard error with the wishes of the command line.
@@ -134,7 +132,6 @@ fn paint(color: bool, style: Style, text: &str) -> String {
         Style::Warn => "1;33",
         Style::Good => "32",
         Style::Name => "1;36",
-        Style::Dim => "2",
     };
     if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
 }

@@ -160,8 +160,9 @@ fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
     let target = folder.path().join("out");
     for (signal, code) in [("KILL", None), ("INT", Some(130)), ("TERM", Some(143))] {
         let args = ["convert", text(&source), text(&target), "--to", "hf", "--max-shard-size", "64MB"];
-        let mut child = command(&args).spawn().unwrap();
         let part = folder.path().join(".out.part");
+        let _ = fs::remove_dir_all(&part);
+        let mut child = command(&args).spawn().unwrap();
         let start = Instant::now();
         while !part.exists() && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));
@@ -185,7 +186,7 @@ fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
 fn memory_stays_below_the_bound() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("big.safetensors");
-    sparse(&source, 2, 16384, 4096);
+    sparse(&source, 2, 8192, 4096);
     fs::write(folder.path().join("m.aoa"), "t0^T -> a\nt1 -> b\n").unwrap();
     let target = folder.path().join("out");
     let mapping = folder.path().join("m.aoa");
@@ -200,9 +201,9 @@ fn memory_stays_below_the_bound() {
         "--mapping",
         text(&mapping),
         "--max-memory",
-        "128MB",
+        "64MB",
     ];
-    // The peak is what the system saw; without GNU time there is nothing to measure it with.
+    // Beside the bound: the program itself, and what the allocator keeps.
     let mut child = command(&args).spawn().unwrap();
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
@@ -215,5 +216,5 @@ fn memory_stays_below_the_bound() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert!(peak < 128_000 + 48_000, "{peak} kB at the peak, of 512 MB moved");
+    assert!(peak < 64_000 + 48_000, "{peak} kB at the peak, of 256 MB read");
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{command, planaria, succeed};
+use common::{command, planaria, succeed, text};
 use serde_json::Value;
 use std::io::Read;
 use std::process::Stdio;
@@ -141,7 +141,7 @@ fn diff_names_what_differs_and_exits_with_1() {
 fn completions_name_every_verb() {
     for shell in ["bash", "zsh", "fish"] {
         let script = succeed(&["completions", shell]);
-        for verb in ["inspect", "diff", "convert", "reshard"] {
+        for verb in ["inspect", "diff", "convert", "reshard", "verify"] {
             assert!(script.contains(verb), "{verb} in {shell}");
         }
     }
@@ -151,4 +151,42 @@ fn completions_name_every_verb() {
 fn color_comes_only_when_asked_for() {
     assert!(!succeed(&["inspect", "torch-dcp/single"]).contains('\x1b'));
     assert!(succeed(&["inspect", "torch-dcp/single", "--color", "always"]).contains('\x1b'));
+}
+
+#[test]
+fn verify_finds_a_flipped_bit_and_names_tensor_and_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = folder.path().join("ours");
+    succeed(&["convert", "torch-dcp/single", text(&ours), "--to", "planaria"]);
+    let sound = succeed(&["verify", text(&ours)]);
+    assert!(sound.starts_with("sound: 7 tensors in 2 files, "), "{sound}");
+    let file = ours.join("model-00001-of-00001.safetensors");
+    let whole = std::fs::read(&file).unwrap();
+    for at in [0, whole.len() / 2, whole.len() - 1] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        std::fs::write(&file, bytes).unwrap();
+        let ran = planaria(&["verify", text(&ours)]);
+        assert_eq!(ran.code, Some(3), "byte {at}: {}{}", ran.out, ran.err);
+        assert!(ran.out.contains("damaged: tensor '") && ran.out.contains("(bytes 0.."), "{}", ran.out);
+    }
+    std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    let json = planaria(&["verify", text(&ours), "--json"]);
+    let object: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&object["schema"], &object["sound"]), (&"planaria/verify/1".into(), &false.into()));
+    assert!(object["problems"][0].as_str().unwrap().contains("torn"), "{object}");
+    std::fs::remove_file(ours.join("COMMIT")).unwrap();
+    std::fs::write(ours.join("SAVING"), "").unwrap();
+    let ran = planaria(&["verify", text(&ours)]);
+    assert_eq!((ran.code, ran.out.contains("has no COMMIT mark")), (Some(3), true), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn verify_checks_the_structure_of_other_formats() {
+    let sound = succeed(&["verify", "torch-dcp/dtensor2"]);
+    assert_eq!(sound, "sound: 13 tensors in 2 files, structure checked; this format has no checksums\n");
+    let ran = planaria(&["verify", "paddle-checkpoints/torn_meta_only2"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.out);
+    assert!(ran.out.starts_with("damaged: the checkpoint is torn: "), "{}", ran.out);
+    assert_eq!(planaria(&["verify", "nowhere"]).code, Some(2));
 }

@@ -19,30 +19,37 @@ thread_local! {
     static MEMORY: RefCell<Scratch> = RefCell::default();
 }
 
+/// Whether there are tensors whose rows are spread over the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spread {
+    None,
+    Some,
+}
+
 /// Memory for the work, divided: many threads with small parts, and one with large parts for tensors whose rows are
 /// spread over the source.
 #[derive(Debug)]
 pub(super) struct Crew {
     small: Transfer,
-    large: Transfer,
+    /// None where no tensor is spread.
+    large: Option<Transfer>,
 }
 
 impl Crew {
     /// Divides `budget` bytes; `widening` is how many bytes of values stand behind one byte that is written.
-    pub(super) fn new(budget: u64, widening: usize) -> Crew {
+    pub(super) fn new(budget: u64, widening: usize, spread: Spread) -> Crew {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = cores.clamp(1, 4);
         let budget = usize::try_from(budget).unwrap_or(usize::MAX / 2);
-        // A part in staging, its values before and after each cast.
-        let share = 1 + if widening > 0 { 2 + 2 * widening } else { 0 };
-        let per_thread = (budget / 2 / threads).saturating_sub(SCRATCH);
+        let (for_small, for_large) =
+            if spread == Spread::Some { (budget / 4, budget / 2) } else { (budget / 2, 0) };
+        // A part in staging, and its values before a cast.
+        let share = 1 + widening;
+        let per_thread = (for_small / threads).saturating_sub(SCRATCH);
         let options = |threads, chunk| TransferOptions { threads, chunk, ..TransferOptions::default() };
         let small = options(threads, (per_thread / share).clamp(64 << 10, 8 << 20));
-        let large = options(1, (budget / 3 / share).clamp(64 << 10, 256 << 20));
-        Crew {
-            small: Transfer::new(small),
-            large: Transfer::new(TransferOptions { chunk: large.chunk, ..large }),
-        }
+        let large = (spread == Spread::Some).then(|| options(1, (for_large / share).max(64 << 10)));
+        Crew { small: Transfer::new(small), large: large.map(Transfer::new) }
     }
 }
 
@@ -67,7 +74,8 @@ impl Work<'_> {
         let writer = store.writer(&join(folder, &file.name), file.len, Sharing::Threads)?;
         let sums = Sums::new(self.block);
         let (small, large) = self.ranges(file);
-        for (transfer, ranges) in [(&crew.small, small), (&crew.large, large)] {
+        for (transfer, ranges) in [(Some(&crew.small), small), (crew.large.as_ref(), large)] {
+            let Some(transfer) = transfer else { continue };
             let jobs: Vec<WriteJob<'_>> =
                 ranges.into_iter().map(|range| WriteJob { file: &*writer, range }).collect();
             transfer.write::<Error>(&jobs, |_, offset, bytes| {

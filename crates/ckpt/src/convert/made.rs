@@ -1,11 +1,11 @@
 //! Tensors to be written, and where their values come from: one tensor of the source, or a mapping over several.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::formats::{Key, Part, Source};
 use crate::stream::{Feed, row_strides};
 use planaria_aoa::{Mapping, Piece};
 use planaria_array::Array;
-use planaria_layout::{DType, Region, Shape};
+use planaria_layout::{DType, Region, Runs, Shape};
 use std::sync::Arc;
 
 /// A tensor to be written.
@@ -40,22 +40,20 @@ pub(crate) struct Scratch {
     reads: Vec<u8>,
 }
 
-fn wrong(error: impl std::fmt::Display) -> Error {
-    Error::Request { what: error.to_string() }
-}
-
 impl Made {
-    /// Bytes of the widest element its values pass through, relative to one element as written.
+    /// Bytes of values in the source that stand behind one byte as written; 0 where they are the same.
     pub(crate) fn widening(&self, source: &Source) -> usize {
-        let size = |key: &Key| source.tensors.get(key).map_or(1, |entry| entry.dtype.size());
-        let widest = match &self.from {
-            Origin::Same(key) if source.tensors.get(key).is_some_and(|entry| entry.dtype == self.dtype) => {
-                return 0;
+        let dtype = |key: &Key| source.tensors.get(key).map_or(self.dtype, |entry| entry.dtype);
+        let ratio =
+            |stored: DType| if stored == self.dtype { 0 } else { stored.size().div_ceil(self.dtype.size()) };
+        match &self.from {
+            Origin::Same(key) => ratio(dtype(key)),
+            Origin::Mapped { mapping, target, part, .. } => {
+                let names = mapping.sources_of(target).unwrap_or_default();
+                let keys = names.into_iter().map(|name| Key { part: *part, name: name.to_string() });
+                keys.map(|key| ratio(dtype(&key))).max().unwrap_or(0)
             }
-            Origin::Same(key) => size(key),
-            Origin::Mapped { .. } => 8,
-        };
-        widest.div_ceil(self.dtype.size())
+        }
     }
 
     /// Whether rows of it are spread over the source, so that large pieces save reading.
@@ -81,10 +79,14 @@ impl Made {
                 }
                 scratch.bytes.resize(want.numel() * stored.size(), 0);
                 feed.region(key, want, &mut scratch.bytes, &mut scratch.reads)?;
-                cast(&scratch.bytes, stored, &[self.dtype], out)
+                let mut at = 0;
+                cast(&scratch.bytes, stored, &[self.dtype], |bytes| {
+                    out[at..at + bytes.len()].copy_from_slice(bytes);
+                    at += bytes.len();
+                })
             }
             Origin::Mapped { mapping, target, part, casts } => {
-                for piece in mapping.pieces(target, want).map_err(wrong)? {
+                for piece in mapping.pieces(target, want)? {
                     self.put(feed, (&piece, *part, *casts), want, out, scratch)?;
                 }
                 Ok(())
@@ -113,7 +115,7 @@ impl Made {
             let strides = turned(order, &strides);
             return feed.place(&key, &piece.from, out, (to, &strides), &mut scratch.reads);
         }
-        // As a block of its own first: rearranged, then cast, then put where it belongs.
+        // As a block of its own first: rearranged, then cast to where it belongs.
         scratch.bytes.resize(piece.from.numel() * stored.size(), 0);
         if let Some(order) = &order {
             let strides = turned(order, &row_strides(&piece.to.extents(), stored.size()));
@@ -126,16 +128,34 @@ impl Made {
                 scratch.bytes[to * size..][..size].copy_from_slice(&block[from * size..][..size]);
             }
         }
-        let size = self.dtype.size();
-        let mut block = vec![0; piece.to.numel() * size];
-        cast(&scratch.bytes, stored, &chain, &mut block)?;
-        let mut rest = &block[..];
-        for (at, len) in piece.to.runs(want) {
-            let (now, later) = rest.split_at(len * size);
-            out[at * size..][..now.len()].copy_from_slice(now);
-            rest = later;
+        let mut target = Target { runs: piece.to.runs(want), at: 0, left: 0, size: self.dtype.size(), out };
+        cast(&scratch.bytes, stored, &chain, |bytes| target.put(bytes))
+    }
+}
+
+/// Where the elements of a box stand in a larger one, filled from its first to its last element.
+struct Target<'a> {
+    runs: Runs,
+    /// Next byte and bytes left of the current run.
+    at: usize,
+    left: usize,
+    size: usize,
+    out: &'a mut [u8],
+}
+
+impl Target<'_> {
+    fn put(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.left == 0 {
+                let Some((start, count)) = self.runs.next() else { return };
+                (self.at, self.left) = (start * self.size, count * self.size);
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(self.left));
+            self.out[self.at..self.at + now.len()].copy_from_slice(now);
+            self.at += now.len();
+            self.left -= now.len();
+            bytes = later;
         }
-        Ok(())
     }
 }
 
@@ -146,13 +166,17 @@ fn turned(order: &[usize], strides: &[usize]) -> Vec<usize> {
     turned
 }
 
-/// Values through these element types, one after the other.
-fn cast(bytes: &[u8], from: DType, chain: &[DType], out: &mut [u8]) -> Result<()> {
-    let numel = bytes.len() / from.size();
-    let mut array = Array::from_bytes(bytes, &[numel], from).map_err(wrong)?;
-    for dtype in chain {
-        array = array.cast(*dtype).map_err(wrong)?;
+/// Elements that are cast together: few, so that the memory for it does not count.
+const CAST: usize = 64 << 10;
+
+/// Values through these element types, one after the other, handed on in pieces.
+fn cast(bytes: &[u8], from: DType, chain: &[DType], mut put: impl FnMut(&[u8])) -> Result<()> {
+    for part in bytes.chunks(CAST * from.size()) {
+        let mut array = Array::from_bytes(part, &[part.len() / from.size()], from)?;
+        for dtype in chain {
+            array = array.cast(*dtype)?;
+        }
+        put(&array.bytes()?);
     }
-    out.copy_from_slice(&array.bytes().map_err(wrong)?);
     Ok(())
 }

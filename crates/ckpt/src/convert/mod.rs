@@ -14,7 +14,7 @@ use crate::formats::write::{self, Draft, Wanted};
 use crate::formats::{Format, Key, Part, Source};
 use crate::manifest::Role;
 use crate::stream::Feed;
-use engine::{Crew, Work};
+use engine::{Crew, Spread, Work};
 use made::{Casts, Made, Origin};
 use ours::Small;
 use planaria_aoa::{Catalog, Options, Program, Tensor};
@@ -113,6 +113,9 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
         }
     };
     names::translate(source.format, to, &mut made);
+    if to == To::HuggingFace {
+        names::masters_for_missing(&mut made);
+    }
     if let Some(dtype) = options.dtype {
         made.iter_mut().filter(|made| made.dtype.is_float()).for_each(|made| made.dtype = dtype);
     }
@@ -319,7 +322,9 @@ impl Conversion<'_> {
     pub fn run(&self, store: &dyn Store, folder: &str, observer: &dyn Observer) -> Result<()> {
         let feed = Feed::new(self.source);
         let widening = self.made.iter().map(|made| made.widening(self.source)).max().unwrap_or(0);
-        let crew = Crew::new(self.max_memory, widening);
+        let spread = self.made.iter().any(Made::is_rearranged);
+        let spread = if spread { Spread::Some } else { Spread::None };
+        let crew = Crew::new(self.max_memory, widening, spread);
         let block = (self.to == To::Planaria).then_some(ours::BLOCK);
         let work = Work { feed: &feed, made: &self.made, observer, block };
         let mut files = Vec::with_capacity(self.draft.files.len());

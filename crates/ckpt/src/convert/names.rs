@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::formats::{Format, Part, Source};
 use planaria_aoa::split_slot;
 use planaria_store::{EntryKind, join};
+use std::collections::BTreeSet;
 
 /// Largest small file that is copied.
 pub(super) const COMPANION_BYTES: u64 = 256 << 20;
@@ -28,6 +29,17 @@ pub(super) fn translate(from: Format, to: To, made: &mut [Made]) {
         };
         made.key.part = part;
         made.key.name = name;
+    }
+}
+
+/// Where a model was not saved because its master weights are, they are the model.
+pub(super) fn masters_for_missing(made: &mut [Made]) {
+    let model = made.iter().filter(|made| made.key.part == Part::Model).map(|made| made.key.name.clone());
+    let model: BTreeSet<String> = model.collect();
+    for made in made.iter_mut().filter(|made| made.key.part == Part::MasterWeights) {
+        if !model.contains(&made.key.name) {
+            made.key.part = Part::Model;
+        }
     }
 }
 

@@ -80,8 +80,10 @@ pub(super) fn commit(
 ) -> Result<()> {
     let writers = files.len().max(1);
     let mut manifest = Manifest::new(&state_of(source), writers);
-    let about = source.extra.get(STATE).map(|about| &about["buffers"]);
-    let buffers = about.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let about = source.extra.get(STATE);
+    manifest.derive = about.and_then(|about| serde_json::from_value(about["derive"].clone()).ok()).flatten();
+    let buffers = about.map(|about| &about["buffers"]);
+    let buffers = buffers.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
     manifest.tensors = made
         .iter()
         .map(|made| TensorRecord::new(&tensor_key(&made.key, &buffers), made.dtype, &made.shape))

@@ -88,6 +88,7 @@ fn about(checkpoint: &Checkpoint) -> Value {
         "config": state.config,
         "extra": state.extra,
         "tied": state.tied,
+        "derive": checkpoint.derive,
         "files": files,
         "buffers": names(&Kind::Buffer),
     })

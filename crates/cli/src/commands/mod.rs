@@ -8,6 +8,7 @@ mod plan;
 mod plot;
 mod reshard;
 mod tokenize;
+mod verify;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -23,8 +24,9 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     Plan(plan::Args),
     Plot(plot::Args),
-    Tokenize(tokenize::Args),
     Reshard(reshard::Args),
+    Tokenize(tokenize::Args),
+    Verify(verify::Args),
 }
 
 impl Command {
@@ -37,8 +39,9 @@ impl Command {
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Plan(args) => plan::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
-            Command::Tokenize(args) => tokenize::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
+            Command::Tokenize(args) => tokenize::run(args, terminal),
+            Command::Verify(args) => verify::run(args, terminal),
         }
     }
 }

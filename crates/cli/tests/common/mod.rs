@@ -7,22 +7,22 @@ use std::process::{Command, Stdio};
 
 /// What a run of the command left behind.
 #[derive(Debug)]
-pub struct Ran {
+pub(crate) struct Ran {
     /// Exit code; none when a signal ended it.
-    pub code: Option<i32>,
+    pub(crate) code: Option<i32>,
     /// Standard output.
-    pub out: String,
+    pub(crate) out: String,
     /// Standard error.
-    pub err: String,
+    pub(crate) err: String,
 }
 
 /// The repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// The command, to be run in `testdata/`, with nothing of the environment that changes its output.
-pub fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_planaria"));
     command.args(args).current_dir(root().join("testdata")).stdin(Stdio::null());
     for name in ["NO_COLOR", "PLANARIA_NO_PROGRESS", "CLICOLOR_FORCE", "COLUMNS"] {
@@ -32,26 +32,26 @@ pub fn command(args: &[&str]) -> Command {
 }
 
 /// Runs the command to its end.
-pub fn planaria(args: &[&str]) -> Ran {
+pub(crate) fn planaria(args: &[&str]) -> Ran {
     let output = command(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// Runs the command, which must succeed; what it printed.
-pub fn succeed(args: &[&str]) -> String {
+pub(crate) fn succeed(args: &[&str]) -> String {
     let ran = planaria(args);
     assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
     ran.out
 }
 
 /// A path as text.
-pub fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 /// The names of everything below a folder, sorted.
-pub fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![folder.to_path_buf()];
     while let Some(at) = open.pop() {

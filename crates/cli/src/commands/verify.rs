@@ -1,0 +1,79 @@
+//! `planaria verify`: is every byte what was written, and is the checkpoint whole.
+
+use crate::checkpoint;
+use crate::exit::Exit;
+use crate::failure;
+use crate::quantity::{Bytes, count};
+use crate::terminal::{Style, Terminal};
+use anyhow::Result;
+use planaria_ckpt::{Verified, verify_with};
+use planaria_store::locate;
+use serde_json::{Value, json};
+
+/// Check a checkpoint: every byte against its checksum, and its structure; exits 3 when it is damaged
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Our own folders have a checksum for every block. Of other formats the structure is checked: headers, \
+    missing files,\ntiles that overlap or leave a hole, copies that differ."
+)]
+pub(crate) struct Args {
+    /// Folder, file or URL of a checkpoint
+    path: String,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    checkpoint::exists(&args.path)?;
+    let (store, folder) = locate(&args.path)?;
+    let total =
+        planaria_ckpt::open(&*store, &folder).map_or(0, |ours| ours.files.iter().map(|file| file.size).sum());
+    let progress = terminal.progress("verifying", total);
+    let checked = verify_with(&store, &folder, &|bytes| progress.add(bytes));
+    progress.finish();
+    let found = checked.or_else(|error| match failure::exit_of(&error) {
+        // A checkpoint that cannot even be opened is damaged; what is none at all is a mistake of the caller.
+        Exit::Damaged => {
+            let mut found = Verified::default();
+            found.problems.push(error);
+            Ok(found)
+        }
+        _ => Err(error),
+    })?;
+    if terminal.json {
+        terminal.object("planaria/verify/1", &to_json(&args.path, &found))?;
+    } else {
+        print(terminal, &found)?;
+    }
+    Ok(if found.is_sound() { Exit::Success } else { Exit::Damaged })
+}
+
+fn print(terminal: &mut Terminal, found: &Verified) -> Result<()> {
+    for problem in &found.problems {
+        let word = terminal.paint(Style::Bad, "damaged:");
+        terminal.line(format!("{word} {problem}"))?;
+    }
+    if found.tensors == 0 && found.files == 0 && !found.is_sound() {
+        return Ok(());
+    }
+    let (tensors, files) = (count(found.tensors, "tensor"), count(found.files, "file"));
+    let what = match found.summed {
+        true => format!("{tensors} in {files}, {} compared with their checksums", Bytes(found.bytes)),
+        false => format!("{tensors} in {files}, structure checked; this format has no checksums"),
+    };
+    let verdict = match found.problems.len() {
+        0 => terminal.paint(Style::Good, "sound"),
+        wrong => terminal.paint(Style::Bad, &count(wrong, "problem")),
+    };
+    terminal.line(format!("{verdict}: {what}"))
+}
+
+fn to_json(path: &str, found: &Verified) -> Value {
+    json!({
+        "path": path,
+        "sound": found.is_sound(),
+        "summed": found.summed,
+        "tensors": found.tensors,
+        "files": found.files,
+        "bytes": found.bytes,
+        "problems": found.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}

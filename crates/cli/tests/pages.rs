@@ -1,0 +1,80 @@
+//! The commands on the pages of the guide, run one after the other; what they print must be what the page shows.
+
+mod common;
+
+use common::{command, root};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// A command of a page and the lines below it.
+#[derive(Debug, Default)]
+struct Shown {
+    line: usize,
+    command: String,
+    output: Vec<String>,
+}
+
+/// Every `$ ...` line inside a block marked `console`.
+fn commands(page: &str) -> Vec<Shown> {
+    let mut found: Vec<Shown> = Vec::new();
+    let mut inside = false;
+    for (number, line) in page.lines().enumerate() {
+        match (inside, line) {
+            (false, "```console") => inside = true,
+            (true, "```") => inside = false,
+            (true, line) => match line.strip_prefix("$ ") {
+                Some(command) => {
+                    found.push(Shown { line: number + 1, command: command.to_string(), output: Vec::new() });
+                }
+                None => found.last_mut().unwrap().output.push(line.to_string()),
+            },
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Words of a command; quotes keep spaces.
+fn words(command: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for (number, part) in command.split('\'').enumerate() {
+        match number % 2 {
+            1 => words.push(part.to_string()),
+            _ => words.extend(part.split_whitespace().map(str::to_string)),
+        }
+    }
+    words
+}
+
+fn run_page(page: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    symlink(root().join("testdata").canonicalize().unwrap(), folder.path().join("testdata")).unwrap();
+    let text = std::fs::read_to_string(page).unwrap();
+    let all = commands(&text);
+    assert!(!all.is_empty(), "{} shows no command", page.display());
+    for shown in all {
+        let words = words(&shown.command);
+        assert_eq!(words[0], "planaria", "line {}", shown.line);
+        let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
+        let output = command(&args).current_dir(folder.path()).output().unwrap();
+        let mut found = String::from_utf8(output.stderr).unwrap();
+        found.push_str(&String::from_utf8(output.stdout).unwrap());
+        // `...` on a page stands for lines that are left out.
+        let found: Vec<&str> = found.lines().collect();
+        let expected: Vec<&str> = shown.output.iter().map(String::as_str).collect();
+        let fits = match expected.iter().position(|line| *line == "...") {
+            None => found == expected,
+            Some(at) => {
+                let (first, last) = (&expected[..at], &expected[at + 1..]);
+                found.starts_with(first) && found.ends_with(last)
+            }
+        };
+        let page = page.file_name().unwrap().to_string_lossy();
+        assert!(fits, "{page}, line {}: `{}` prints\n{}", shown.line, shown.command, found.join("\n"));
+    }
+}
+
+#[test]
+fn the_guide_to_checkpoints_shows_what_the_commands_print() {
+    run_page(&root().join("docs/guide/checkpoints.md"));
+}

@@ -1,0 +1,60 @@
+//! What other programs make of our files: the scripts in `tests/python`, each run with our command as its argument.
+
+use std::path::{Path, PathBuf};
+
+use crate::peers;
+use crate::process::{cargo, run};
+use crate::summary::{Counts, Outcome, counts};
+
+/// Runs every script; skipped with the reason where there is no interpreter with what they import.
+pub(crate) fn step(root: &Path) -> (Outcome, Counts) {
+    let python = match peers::torch_python(root) {
+        Ok(python) => python,
+        Err(reason) => return (Outcome::Skipped(reason), Counts::default()),
+    };
+    let mut total = Counts::default();
+    let mut passed = true;
+    for script in scripts(root) {
+        let out = root.join("target").join("python-out");
+        let _ = std::fs::remove_dir_all(&out);
+        if let Err(error) = std::fs::create_dir_all(&out) {
+            eprintln!("error: cannot create {}: {error}", out.display());
+            return (Outcome::Failed, total);
+        }
+        // As the runner of our command, the script gets the path of the command first.
+        let runner = format!("target.'cfg(all())'.runner = [{:?}, {:?}]", text(&python), text(&script));
+        let mut ours =
+            cargo(root, ["run", "--quiet", "--package", "planaria-cli", "--config", &runner, "--"]);
+        let ran = run(ours.arg(root.join("testdata")).arg(&out));
+        let found = counts(&ran.output);
+        passed &= ran.success && found.failed == 0 && found.passed > 0;
+        total.passed += found.passed;
+        total.failed += found.failed;
+    }
+    (if passed { Outcome::Passed } else { Outcome::Failed }, total)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn scripts(root: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root.join("tests").join("python")).into_iter().flatten().flatten();
+    let mut scripts: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "py"))
+        .collect();
+    scripts.sort();
+    scripts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scripts_are_found() {
+        let found = scripts(&crate::repository_root());
+        assert!(found.iter().any(|path| path.ends_with("formats.py")), "{found:?}");
+    }
+}
