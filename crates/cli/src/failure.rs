@@ -96,6 +96,9 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         if let Some(error) = cause.downcast_ref::<planaria_telemetry::Error>() {
             return (Exit::Usage, error.hint());
         }
+        if let Some(error) = cause.downcast_ref::<planaria_train::Error>() {
+            return of_run(error);
+        }
         if let Some(error) = cause.downcast_ref::<planaria_train::data::Error>() {
             return of_data(error);
         }
@@ -104,6 +107,21 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         }
     }
     (Exit::Negative, None)
+}
+
+fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
+    use planaria_train::Error;
+    match error {
+        Error::Rank { source, .. } => of_run(source),
+        Error::Checkpoint(error) => of_checkpoint(error),
+        Error::Store(error) => of_store(error),
+        Error::Data(error) => of_data(error),
+        Error::Telemetry(error) => (Exit::Negative, error.hint()),
+        Error::Comm(_) => (Exit::PeerLost, None),
+        Error::Io { .. } => (Exit::Usage, None),
+        error if error.is_usage() => (Exit::Usage, error.hint()),
+        error => (Exit::Negative, error.hint()),
+    }
 }
 
 fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {

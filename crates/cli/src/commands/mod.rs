@@ -3,10 +3,14 @@
 mod completions;
 mod convert;
 mod diff;
+mod generate;
 mod inspect;
+mod launch;
 mod plot;
+mod quickstart;
 mod reshard;
 mod tokenize;
+mod train;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -19,10 +23,14 @@ pub(crate) enum Command {
     Completions(completions::Args),
     Convert(convert::Args),
     Diff(diff::Args),
+    Generate(generate::Args),
     Inspect(inspect::Args),
+    Launch(launch::Args),
     Plot(plot::Args),
-    Tokenize(tokenize::Args),
+    Quickstart(quickstart::Args),
     Reshard(reshard::Args),
+    Tokenize(tokenize::Args),
+    Train(train::Args),
 }
 
 impl Command {
@@ -32,10 +40,14 @@ impl Command {
             Command::Completions(args) => completions::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
+            Command::Generate(args) => generate::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
+            Command::Launch(args) => launch::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
-            Command::Tokenize(args) => tokenize::run(args, terminal),
+            Command::Quickstart(args) => quickstart::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
+            Command::Tokenize(args) => tokenize::run(args, terminal),
+            Command::Train(args) => train::run(args, terminal),
         }
     }
 }
