@@ -102,6 +102,7 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
             {
                 return (Exit::Usage, error.hint());
             }
+            return of_run(error);
         }
         if let Some(error) = cause.downcast_ref::<planaria_train::data::Error>() {
             return of_data(error);
@@ -116,6 +117,19 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
 /// The exit code of an error about a checkpoint.
 pub(crate) fn exit_of(error: &planaria_ckpt::Error) -> Exit {
     of_checkpoint(error).0
+fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
+    use planaria_train::Error;
+    match error {
+        Error::Rank { source, .. } => of_run(source),
+        Error::Checkpoint(error) => of_checkpoint(error),
+        Error::Store(error) => of_store(error),
+        Error::Data(error) => of_data(error),
+        Error::Telemetry(error) => (Exit::Negative, error.hint()),
+        Error::Comm(_) => (Exit::PeerLost, None),
+        Error::Io { .. } => (Exit::Usage, None),
+        error if error.is_usage() => (Exit::Usage, error.hint()),
+        error => (Exit::Negative, error.hint()),
+    }
 }
 
 fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {

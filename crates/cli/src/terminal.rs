@@ -105,6 +105,16 @@ impl Terminal {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 
+    /// True when only results and errors are wanted.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// True where a bar can be drawn again and again.
+    pub(crate) fn shows_bars(&self) -> bool {
+        self.shown == Shown::Bar
+    }
+
     /// Shows how far something of `total` bytes has come.
     pub(crate) fn progress(&self, what: &str, total: u64) -> Progress {
         Progress::new(self.shown, what, total)

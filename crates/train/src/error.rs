@@ -71,6 +71,14 @@ pub enum Error {
         /// What does not fit, with the values.
         what: String,
     },
+    /// A rank failed; the others stopped because of it.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank that failed first.
+        rank: usize,
+        /// Why.
+        source: Box<Error>,
+    },
     /// A broken promise of our own.
     #[error("this is a bug: {what}")]
     Bug {
@@ -130,12 +138,29 @@ impl Error {
             Error::Ranks { needs, .. } => {
                 Some(format!("start {needs} ranks with `-n {needs}`, or change `mesh`"))
             }
+            Error::Rank { source, .. } => source.hint(),
             _ => None,
+        }
+    }
+
+    /// True for what only says that another rank failed.
+    pub(crate) fn is_echo(&self) -> bool {
+        use planaria_comm::Error as Comm;
+        use planaria_tensor::Error as Tensor;
+        let echo = |e: &Comm| matches!(e, Comm::Aborted { .. } | Comm::Left { .. } | Comm::Remote { .. });
+        match self {
+            Error::Comm(e) | Error::Tensor(Tensor::Comm(e)) => echo(e),
+            Error::Model(planaria_nn::Error::Comm(e) | planaria_nn::Error::Tensor(Tensor::Comm(e))) => echo(e),
+            Error::Checkpoint(planaria_ckpt::Error::Comm(e)) => echo(e),
+            Error::Pipeline(crate::pipeline::Error::Comm(e)) => echo(e),
+            _ => false,
         }
     }
 
     /// True for what the user's configuration causes.
     pub fn is_usage(&self) -> bool {
+        use crate::pipeline::Error as Pipeline;
+        use planaria_nn::Error as Model;
         matches!(
             self,
             Error::UnknownKey { .. }
@@ -143,7 +168,12 @@ impl Error {
                 | Error::Syntax { .. }
                 | Error::Circle { .. }
                 | Error::Ranks { .. }
-        )
+                | Error::Batch(_)
+                | Error::Layout(_)
+                | Error::Pipeline(Pipeline::UnknownKind { .. } | Pipeline::Size { .. })
+                | Error::Model(Model::Json { .. } | Model::Key { .. })
+                | Error::Model(Model::Unsupported { .. } | Model::Sizes { .. })
+        ) || matches!(self, Error::Rank { source, .. } if source.is_usage())
     }
 }
 

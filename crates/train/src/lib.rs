@@ -4,6 +4,7 @@ pub mod config;
 pub mod data;
 mod error;
 pub mod event;
+mod generate;
 pub mod geometry;
 mod partition;
 pub mod pipeline;
@@ -18,6 +19,7 @@ mod weights;
 
 pub use config::Config;
 pub use error::{Error, Result};
+pub use generate::{Generator, Sampling};
 pub use share::Share;
 pub use signals::Requests;
 pub use trainer::{Outcome, Trainer, read_model_config};

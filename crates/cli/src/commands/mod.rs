@@ -3,12 +3,16 @@
 mod completions;
 mod convert;
 mod diff;
+mod generate;
 mod inspect;
 mod plan;
+mod launch;
 mod plot;
+mod quickstart;
 mod reshard;
 mod tokenize;
 mod verify;
+mod train;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -21,12 +25,16 @@ pub(crate) enum Command {
     Completions(completions::Args),
     Convert(convert::Args),
     Diff(diff::Args),
+    Generate(generate::Args),
     Inspect(inspect::Args),
     Plan(plan::Args),
     Plot(plot::Args),
     Reshard(reshard::Args),
     Tokenize(tokenize::Args),
     Verify(verify::Args),
+    Launch(launch::Args),
+    Quickstart(quickstart::Args),
+    Train(train::Args),
 }
 
 impl Command {
@@ -36,12 +44,16 @@ impl Command {
             Command::Completions(args) => completions::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
+            Command::Generate(args) => generate::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Plan(args) => plan::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
             Command::Verify(args) => verify::run(args, terminal),
+            Command::Launch(args) => launch::run(args, terminal),
+            Command::Quickstart(args) => quickstart::run(args, terminal),
+            Command::Train(args) => train::run(args, terminal),
         }
     }
 }

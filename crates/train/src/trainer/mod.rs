@@ -10,15 +10,19 @@ mod setup;
 mod stages;
 mod step;
 
-use crate::config::Config;
+use crate::config::{Config, MeshSection};
 use crate::data::{Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
 use crate::signals::Requests;
+use planaria_array::Threads;
 use planaria_comm::{Comm, CommExt, threads};
+use planaria_layout::Mesh;
+use planaria_nn::Parallel;
 use planaria_nn::models::Config as ModelConfig;
+use planaria_tensor::World;
 use serde_json::Value;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use setup::read_model_config;
@@ -89,10 +93,33 @@ impl Trainer {
         let ranks = ranks.unwrap_or_else(|| self.config.mesh.ranks());
         self.config.mesh.on(ranks)?;
         let job = self.job()?;
+        job.check(ranks)?;
         let timeout = Duration::from_secs(self.config.train.timeout);
-        let outcomes =
-            threads::try_run(&threads::Options::new(ranks).timeout(timeout), |comm| job.run(comm))?;
-        first(outcomes)
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let work = |comm: Arc<dyn Comm>| {
+            let rank = comm.rank();
+            job.run(comm, ranks).map_err(|error| {
+                let text = error.to_string();
+                // Ranks that only followed say that a rank stopped; the first one knows why.
+                if !error.is_echo() {
+                    let mut first = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    first.get_or_insert(Error::Rank { rank, source: Box::new(error) });
+                }
+                text
+            })
+        };
+        match threads::try_run(&threads::Options::new(ranks).timeout(timeout), work) {
+            Ok(outcomes) => first(outcomes),
+            Err(error) => {
+                let first = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+                Err(first.unwrap_or_else(|| error.into()))
+            }
+        }
+    }
+
+    /// What a run on this many ranks would be refused for, before anything is built.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        self.job()?.check(ranks)
     }
 
     /// Runs as one of the processes that `mpirun` started.
@@ -107,8 +134,9 @@ impl Trainer {
 
     /// Runs as one rank of a communicator. Collective.
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
-        let job = comm.agree(self.job())?;
-        job.run(comm)
+        let ready = self.job().and_then(|job| job.check(comm.size()).map(|()| job));
+        let job = comm.agree(ready)?;
+        job.run(comm, local_ranks())
     }
 
     fn job(&self) -> Result<Job> {
@@ -122,14 +150,34 @@ impl Trainer {
     }
 }
 
+/// How many processes of the job are on this machine, as whoever started them says.
+fn local_ranks() -> usize {
+    let names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"];
+    let found = names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
+    found.unwrap_or(1)
+}
+
 fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
     outcomes.into_iter().next().ok_or_else(|| Error::Bug { what: "a run without ranks".into() })
 }
 
 impl Job {
-    /// Runs one rank. Collective.
-    fn run(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
-        rank::RankRun::begin(self, comm)?.go()
+    /// Runs one rank, of `local` on this machine, which share its processors. Collective.
+    fn run(&self, comm: Arc<dyn Comm>, local: usize) -> Result<Outcome> {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = Threads::new((processors / local.max(1)).max(1))?;
+        threads.run(|| rank::RankRun::begin(self, comm)?.go())
+    }
+
+    /// What can be refused before any rank starts.
+    fn check(&self, ranks: usize) -> Result<()> {
+        let place = setup::Position::of(self.config.mesh.on(ranks)?, 0)?;
+        let geometry = rank::geometry(self, &place)?;
+        stages::Pipeline::new(&self.config, &place, &geometry)?;
+        let MeshSection { ep, tp, .. } = self.config.mesh;
+        let mesh = Mesh::new(&[("ep", ep), ("tp", tp)])?;
+        let parallel = Parallel { world: World::supposed(0), mesh, sequence: false };
+        Ok(self.model.check_parallel(&parallel)?)
     }
 
     /// The run's configuration as JSON.

@@ -107,7 +107,7 @@ impl<'a> RankRun<'a> {
 }
 
 /// The batch, divided over the replicas that there are.
-fn geometry(job: &Job, place: &Position) -> Result<Geometry> {
+pub(super) fn geometry(job: &Job, place: &Position) -> Result<Geometry> {
     let train = &job.config.train;
     Ok(Geometry::derive(&Batching {
         global_batch: Some(train.global_batch as u64),

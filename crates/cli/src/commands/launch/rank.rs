@@ -1,0 +1,114 @@
+//! One rank under `mpirun`: the command with the variables of torchrun, its output with the rank in front of each line.
+
+use super::record::{self, Record};
+use super::{PULSE, own};
+use crate::exit::Exit;
+use anyhow::{Context, Result};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Lines of standard error that are kept for the message.
+const LAST: usize = 8;
+
+/// What `mpirun` calls what torchrun calls otherwise.
+const VARIABLES: [(&str, &[&str]); 4] = [
+    ("RANK", &["OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
+    ("WORLD_SIZE", &["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
+    ("LOCAL_RANK", &["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"]),
+    ("LOCAL_WORLD_SIZE", &["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]),
+];
+
+pub(super) fn run(folder: &Path, command: &[String]) -> Result<Exit> {
+    let mut command = own(command)?;
+    for (name, sources) in VARIABLES {
+        if let Some(value) = sources.iter().find_map(|source| std::env::var(source).ok()) {
+            command.env(name, value);
+        }
+    }
+    command.env("GROUP_RANK", std::env::var("OMPI_COMM_WORLD_NODE_RANK").map_or("0".into(), |_| "0".to_string()));
+    let rank: usize = value_of(&command, "RANK").and_then(|text| text.parse().ok()).unwrap_or(0);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start the command of this rank")?;
+    let last: Arc<Mutex<VecDeque<String>>> = Arc::default();
+    let copies = [
+        child.stdout.take().map(|from| copy(from, rank, std::io::stdout(), None)),
+        child.stderr.take().map(|from| copy(from, rank, std::io::stderr(), Some(last.clone()))),
+    ];
+    let status = wait(&mut child, folder)?;
+    copies.into_iter().flatten().for_each(|thread| drop(thread.join()));
+    let last = last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+    Ok(end(folder, rank, status, last))
+}
+
+fn value_of(command: &Command, name: &str) -> Option<String> {
+    let (_, value) = command.get_envs().find(|(key, _)| *key == name)?;
+    Some(value?.to_string_lossy().into_owned())
+}
+
+/// Notes how the rank ended. Stopping on request is no failure, for which `mpirun` would end the others.
+fn end(folder: &Path, rank: usize, status: ExitStatus, last: Vec<String>) -> Exit {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Exit::Success,
+        (Some(75), _) => {
+            record::note_stopped(folder);
+            Exit::Success
+        }
+        (code, signal) => {
+            Record { time, rank, code, signal, last }.write(folder);
+            match signal {
+                Some(signal) => Exit::Signal(signal as u8),
+                None if code == Some(2) => Exit::Usage,
+                None => Exit::Negative,
+            }
+        }
+    }
+}
+
+/// Copies lines with the rank in front.
+fn copy(
+    from: impl Read + Send + 'static,
+    rank: usize,
+    mut to: impl Write + Send + 'static,
+    last: Option<Arc<Mutex<VecDeque<String>>>>,
+) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).split(b'\n').map_while(std::result::Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let _ = writeln!(to, "[{rank}] {line}");
+            if let Some(last) = &last {
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                last.push_back(line);
+                let more = last.len().saturating_sub(LAST);
+                last.drain(..more);
+            }
+        }
+    })
+}
+
+/// Waits for the command; passes on the wish to stop.
+fn wait(child: &mut Child, folder: &Path) -> Result<ExitStatus> {
+    let mut told = false;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if !told && record::is_asked_to_stop(folder) {
+            told = true;
+            send(child.id(), "TERM");
+        }
+        std::thread::sleep(PULSE);
+    }
+}
+
+/// Sends a signal to a process that this one has started.
+pub(super) fn send(process: u32, signal: &str) {
+    // A process that has just ended needs no signal.
+    let _ = Command::new("kill").args(["-s", signal, &process.to_string()]).status();
+}

@@ -1,0 +1,165 @@
+//! `planaria train`: runs a configuration on thread ranks, or as one of the processes that `mpirun` started.
+
+mod show;
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::terminal::Terminal;
+use anyhow::Result;
+use planaria_train::config::Sources;
+use planaria_train::{Config, Outcome, Requests, Trainer};
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub(crate) use show::Show;
+
+/// Train a model, or go on with a run
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The run's folder is runs/NAME. When it has a checkpoint, the run goes on from the newest one, on any mesh.\n\
+    SIGUSR1 saves; SIGINT and SIGTERM finish the step, save and exit with 75; a second one exits at once."
+)]
+pub(crate) struct Args {
+    /// The configuration
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Ranks; as many as the mesh asks for if not given
+    #[arg(short = 'n', long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    ranks: Option<u32>,
+    /// Change a value, as in `optim.lr=3e-4`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Check everything that can be checked without training, and stop
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.iter().cloned());
+    let mut config = sources.resolve()?.config;
+    let place = Started::find()?;
+    let ranks = args.ranks.map(|n| n as usize).or(place.threads());
+    if place.restarts() > 0 && ranks.or(place.processes()).is_some_and(|n| n != config.mesh.ranks()) {
+        // After a restart on fewer ranks the replicas that are left take over the batch.
+        config.mesh.dp = None;
+    }
+    let ranks_now = ranks.or(place.processes()).unwrap_or_else(|| config.mesh.ranks());
+    if args.dry_run {
+        Trainer::new(config.clone()).check(ranks_now)?;
+        return report_checked(&config, ranks_now, terminal);
+    }
+    let show = Arc::new(Show::new(terminal, &config));
+    let trainer = Trainer::new(config.clone()).observer(show.clone()).requests(Requests::listen()?);
+    let outcome = match place {
+        Started::Mpi { .. } => mpi(&trainer)?,
+        _ => trainer.run(Some(ranks_now))?,
+    };
+    show.finish();
+    report(&config, &outcome, terminal)
+}
+
+/// Runs as one of several processes.
+#[cfg(feature = "mpi")]
+fn mpi(trainer: &Trainer) -> Result<Outcome> {
+    Ok(trainer.run_mpi()?)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi(_: &Trainer) -> Result<Outcome> {
+    let message = "started by mpirun, but this command was built without MPI";
+    Err(Failure::usage(message).hint("build it with `--features mpi`, or use thread ranks with `-n`").into())
+}
+
+/// How this process was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Started {
+    /// By hand.
+    Alone,
+    /// By `planaria launch`, to run this many thread ranks.
+    Threads { ranks: usize, restarts: u64 },
+    /// By `mpirun`, as one of this many processes.
+    Mpi { ranks: usize, restarts: u64 },
+}
+
+impl Started {
+    fn find() -> Result<Started> {
+        Started::told_by(|name| std::env::var(name).ok())
+    }
+
+    fn told_by(variable: impl Fn(&str) -> Option<String>) -> Result<Started> {
+        let number = |name: &str| variable(name).and_then(|text| text.parse::<usize>().ok());
+        let restarts = number("TORCHELASTIC_RESTART_COUNT").unwrap_or(0) as u64;
+        let mpi = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| number(name));
+        if let Some(ranks) = mpi {
+            return Ok(Started::Mpi { ranks, restarts });
+        }
+        match (number("WORLD_SIZE"), variable(super::launch::ENGINE).as_deref()) {
+            (Some(ranks), Some("threads")) => Ok(Started::Threads { ranks, restarts }),
+            (Some(ranks), _) if ranks > 1 => {
+                let rank = number("RANK").unwrap_or(0);
+                let message = format!("this is process {rank} of {ranks}, which have no way to talk to each other");
+                Err(Failure::usage(message).hint("start them with `planaria launch` or `mpirun`").into())
+            }
+            _ => Ok(Started::Alone),
+        }
+    }
+
+    fn threads(self) -> Option<usize> {
+        if let Started::Threads { ranks, .. } = self { Some(ranks) } else { None }
+    }
+
+    fn processes(self) -> Option<usize> {
+        if let Started::Mpi { ranks, .. } = self { Some(ranks) } else { None }
+    }
+
+    fn restarts(self) -> u64 {
+        match self {
+            Started::Alone => 0,
+            Started::Threads { restarts, .. } | Started::Mpi { restarts, .. } => restarts,
+        }
+    }
+}
+
+fn report_checked(config: &Config, ranks: usize, terminal: &mut Terminal) -> Result<Exit> {
+    let mesh = config.mesh.on(ranks)?.to_string();
+    match terminal.json {
+        true => terminal.object("planaria/train/1", &json!({ "event": "checked", "ranks": ranks, "mesh": mesh }))?,
+        false => terminal.line(format!("'{}' can run on {ranks} ranks as {mesh}", config.name))?,
+    }
+    Ok(Exit::Success)
+}
+
+/// The last words of a run.
+pub(crate) fn report(config: &Config, outcome: &Outcome, terminal: &mut Terminal) -> Result<Exit> {
+    let folder = config.run_dir();
+    let checkpoint = outcome.checkpoint.as_ref().map(|name| folder.join(name).display().to_string());
+    if terminal.json {
+        let Outcome { step, loss, stopped, .. } = outcome;
+        let told = json!({ "event": "end", "step": step, "loss": loss, "stopped": stopped, "checkpoint": checkpoint });
+        terminal.object("planaria/train/1", &told)?;
+    } else if let Some(checkpoint) = checkpoint {
+        terminal.line(checkpoint)?;
+    }
+    Ok(if outcome.stopped { Exit::Stopped } else { Exit::Success })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_started_the_process_is_told_by_its_variables() {
+        let told = |list: &[(&str, &str)]| {
+            let list: Vec<(String, String)> = list.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            Started::told_by(|name| list.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+        };
+        assert_eq!(told(&[]).unwrap(), Started::Alone);
+        assert_eq!(told(&[("WORLD_SIZE", "1"), ("RANK", "0")]).unwrap(), Started::Alone);
+        let threads = told(&[("WORLD_SIZE", "4"), ("PLANARIA_ENGINE", "threads"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
+        assert_eq!(threads.unwrap(), Started::Threads { ranks: 4, restarts: 2 });
+        let mpi = told(&[("OMPI_COMM_WORLD_SIZE", "3"), ("WORLD_SIZE", "3"), ("RANK", "1")]).unwrap();
+        assert_eq!((mpi.processes(), mpi.threads()), (Some(3), None));
+        assert!(told(&[("WORLD_SIZE", "8"), ("RANK", "3")]).unwrap_err().to_string().contains("process 3 of 8"));
+    }
+}

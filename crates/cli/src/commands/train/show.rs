@@ -1,0 +1,128 @@
+//! What a person sees of a run: a step line, on a terminal with a bar under it, and a word on saves.
+
+use crate::terminal::Terminal;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use planaria_telemetry::{Saving, StepLine};
+use planaria_train::Config;
+use planaria_train::event::{Event, Observer, StepReport};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+/// Tells about a run on standard error, or as JSON lines on standard output.
+#[derive(Debug)]
+pub(crate) struct Show {
+    bar: ProgressBar,
+    style: Style,
+    every: u64,
+    steps: u64,
+    saving: Mutex<Option<Saving>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    Lines,
+    Json,
+    Quiet,
+}
+
+impl Show {
+    pub(crate) fn new(terminal: &Terminal, config: &Config) -> Show {
+        let style = match (terminal.json, terminal.is_quiet()) {
+            (true, _) => Style::Json,
+            (_, true) => Style::Quiet,
+            _ => Style::Lines,
+        };
+        let drawn = style == Style::Lines && terminal.shows_bars();
+        let target = if drawn { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(config.train.steps), target);
+        let form = "[{bar:30}] {pos}/{len} steps, {eta} left";
+        bar.set_style(ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Show { bar, style, every: config.log.every, steps: config.train.steps, saving: Mutex::new(None) }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn say(&self, text: &str) {
+        if self.style == Style::Lines {
+            // A closed standard error is nobody's error.
+            self.bar.suspend(|| drop(writeln!(std::io::stderr().lock(), "{text}")));
+        }
+    }
+
+    fn json(&self, event: &str, value: Value) {
+        if self.style == Style::Json {
+            let mut line = json!({ "schema": "planaria/train/1", "event": event });
+            if let (Value::Object(line), Value::Object(value)) = (&mut line, value) {
+                line.extend(value);
+            }
+            let _ = writeln!(std::io::stdout().lock(), "{line}");
+        }
+    }
+
+    fn saves(&self, now: Saving) {
+        *self.saving.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+    }
+
+    fn step(&self, report: &StepReport) {
+        self.bar.set_position(report.step);
+        self.json("step", serde_json::to_value(report).unwrap_or_default());
+        if !report.step.is_multiple_of(self.every) && report.step != self.steps && report.step != 1 {
+            return;
+        }
+        let saving = *self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = StepLine {
+            step: report.step,
+            steps: self.steps,
+            loss: report.loss,
+            grad_norm: report.grad_norm,
+            lr: report.lr,
+            tokens_per_second: report.tokens_per_second(),
+            mfu: None,
+            memory: Some(report.peak_bytes),
+            memory_limit: None,
+            saving,
+        };
+        let skipped = if report.skipped { "  skipped: the gradient is not finite" } else { "" };
+        self.say(&format!("{line}{skipped}"));
+    }
+}
+
+impl Observer for Show {
+    fn event(&self, event: &Event) {
+        match event {
+            Event::Started { ranks, mesh, parameters, samples, step, steps } => {
+                let size = planaria_telemetry::count(*parameters as f64);
+                let noun = if *ranks == 1 { "rank" } else { "ranks" };
+                self.say(&format!("{size} parameters on {ranks} {noun} ({mesh}), {samples} samples, steps {step} to {steps}"));
+                self.json("started", json!({ "ranks": ranks, "mesh": mesh, "parameters": parameters, "step": step }));
+            }
+            Event::Resumed { folder, step, mesh } => {
+                let from = mesh.as_ref().map(|mesh| format!(", written on {mesh}")).unwrap_or_default();
+                self.say(&format!("goes on from {folder} (step {step}{from})"));
+                self.json("resumed", json!({ "step": step, "folder": folder }));
+            }
+            Event::Step(report) => self.step(report),
+            Event::Evaluated { step, loss } => {
+                self.say(&format!("step {step}  evaluation loss {loss:.4}"));
+                self.json("evaluated", json!({ "step": step, "loss": loss }));
+            }
+            Event::Saving { step } => self.saves(Saving::Running { step: *step, done: 0.0 }),
+            Event::Saved { step, folder, blocked, took } => {
+                self.saves(Saving::Saved { step: *step });
+                let (took, stood) = (took.as_secs_f64(), blocked.as_secs_f64() * 1e3);
+                self.say(&format!("saved {folder} in {took:.1} s; training stood still for {stood:.1} ms"));
+                self.json("saved", json!({ "step": step, "folder": folder, "seconds": took, "blocked_ms": stood }));
+            }
+            Event::SaveFailed { step, error } => {
+                self.saves(Saving::Failed { step: *step });
+                self.say(&format!("warning: the save of step {step} failed: {error}; training goes on"));
+                self.json("save_failed", json!({ "step": step, "error": error }));
+            }
+            _ => {}
+        }
+    }
+}
