@@ -19,6 +19,9 @@ pub enum Error {
     /// The ranks could not work together, or another rank failed.
     #[error(transparent)]
     Comm(#[from] planaria_comm::Error),
+    /// A mapping between checkpoints that does not hold.
+    #[error(transparent)]
+    Mapping(#[from] planaria_aoa::Error),
     /// A layout that cannot be saved or loaded.
     #[error(transparent)]
     Layout(#[from] planaria_layout::Error),

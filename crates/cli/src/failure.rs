@@ -117,6 +117,8 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
 /// The exit code of an error about a checkpoint.
 pub(crate) fn exit_of(error: &planaria_ckpt::Error) -> Exit {
     of_checkpoint(error).0
+}
+
 fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
     use planaria_train::Error;
     match error {

@@ -150,7 +150,9 @@ impl Error {
         let echo = |e: &Comm| matches!(e, Comm::Aborted { .. } | Comm::Left { .. } | Comm::Remote { .. });
         match self {
             Error::Comm(e) | Error::Tensor(Tensor::Comm(e)) => echo(e),
-            Error::Model(planaria_nn::Error::Comm(e) | planaria_nn::Error::Tensor(Tensor::Comm(e))) => echo(e),
+            Error::Model(planaria_nn::Error::Comm(e) | planaria_nn::Error::Tensor(Tensor::Comm(e))) => {
+                echo(e)
+            }
             Error::Checkpoint(planaria_ckpt::Error::Comm(e)) => echo(e),
             Error::Pipeline(crate::pipeline::Error::Comm(e)) => echo(e),
             _ => false,

@@ -10,7 +10,7 @@ use planaria_ckpt::{Casts, Item, Kind, LoadOptions, State, Unmatched};
 use planaria_comm::{Comm, CommExt, alone, threads};
 use planaria_layout::Mesh;
 use planaria_nn::models::{Config as ModelConfig, Model, Run, Stage};
-use planaria_nn::{Init, Module, Param, Parallel};
+use planaria_nn::{Init, Module, Parallel, Param};
 use planaria_store::{Store, StoreExt};
 use planaria_tensor::{Tensor, World, no_grad};
 use std::collections::BTreeMap;
@@ -87,7 +87,13 @@ impl Generator {
         Ok(texts.swap_remove(0))
     }
 
-    fn on(&self, comm: &Arc<dyn Comm>, prompt: &str, sampling: &Sampling, each: &(dyn Fn(&str) + Sync)) -> Result<String> {
+    fn on(
+        &self,
+        comm: &Arc<dyn Comm>,
+        prompt: &str,
+        sampling: &Sampling,
+        each: &(dyn Fn(&str) + Sync),
+    ) -> Result<String> {
         let model = self.model(comm)?;
         let mut tokens = self.tokenizer.encode(prompt)?;
         if tokens.is_empty() {
@@ -125,7 +131,8 @@ impl Generator {
     /// The model with its weights, in this rank's pieces.
     fn model(&self, comm: &Arc<dyn Comm>) -> Result<Model> {
         let mesh = Mesh::new(&[("ep", 1), ("tp", comm.size())])?;
-        let parallel = (comm.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh, sequence: false });
+        let parallel =
+            (comm.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh, sequence: false });
         let stage = Stage::whole(&self.config);
         let model = Model::new(&self.config, stage, parallel.as_ref(), &Init { seed: 0, dtype: DType::F32 })?;
         let mut items = Vec::new();
@@ -133,7 +140,8 @@ impl Generator {
             items.extend(pieces(param, comm.world_rank())?);
         }
         let mut state = State::new(items);
-        let options = LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
+        let options =
+            LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
         planaria_ckpt::load(&**comm, &*self.store, &self.folder, &mut state, &options)?;
         Ok(model)
     }
@@ -156,7 +164,9 @@ fn pieces(param: &Param, rank: usize) -> Result<Vec<Item>> {
         None => 0,
     };
     let inner = leaf.layout().map(|layout| without_first_dim(layout)).transpose()?;
-    (0..local.shape()[0]).map(|i| item(&files[first + i], inner.as_ref(), &local.select(0, i as i64)?)).collect()
+    (0..local.shape()[0])
+        .map(|i| item(&files[first + i], inner.as_ref(), &local.select(0, i as i64)?))
+        .collect()
 }
 
 /// The layout of one expert: the dims after the first, on the same mesh.

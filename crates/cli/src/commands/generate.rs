@@ -39,7 +39,11 @@ pub(crate) struct Args {
 
 fn not_negative(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "expected a number such as 0.8".to_string())?;
-    if value.is_finite() && value >= 0.0 { Ok(value) } else { Err("expected a number of at least 0".to_string()) }
+    if value.is_finite() && value >= 0.0 {
+        Ok(value)
+    } else {
+        Err("expected a number of at least 0".to_string())
+    }
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {

@@ -95,7 +95,11 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         restarts += 1;
         let lost = records.iter().filter(|r| r.is_lost()).count() as u32;
         ranks = ranks.saturating_sub(lost).max(least).min(ranks);
-        terminal.warn(format!("start {restarts} of {} again on {}", args.max_restarts, count(ranks as usize, "rank")));
+        terminal.warn(format!(
+            "start {restarts} of {} again on {}",
+            args.max_restarts,
+            count(ranks as usize, "rank")
+        ));
     }
 }
 
@@ -129,7 +133,8 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Result<Folder> {
-        let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+        let nanos =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
         let path = std::env::temp_dir().join(format!("planaria-launch-{}-{nanos}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("cannot create '{}'", path.display()))?;
         Ok(Folder(path))

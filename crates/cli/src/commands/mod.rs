@@ -5,14 +5,14 @@ mod convert;
 mod diff;
 mod generate;
 mod inspect;
-mod plan;
 mod launch;
+mod plan;
 mod plot;
 mod quickstart;
 mod reshard;
 mod tokenize;
-mod verify;
 mod train;
+mod verify;
 
 use crate::exit::Exit;
 use crate::terminal::Terminal;
@@ -27,14 +27,14 @@ pub(crate) enum Command {
     Diff(diff::Args),
     Generate(generate::Args),
     Inspect(inspect::Args),
+    Launch(launch::Args),
     Plan(plan::Args),
     Plot(plot::Args),
+    Quickstart(quickstart::Args),
     Reshard(reshard::Args),
     Tokenize(tokenize::Args),
-    Verify(verify::Args),
-    Launch(launch::Args),
-    Quickstart(quickstart::Args),
     Train(train::Args),
+    Verify(verify::Args),
 }
 
 impl Command {
@@ -46,14 +46,14 @@ impl Command {
             Command::Diff(args) => diff::run(args, terminal),
             Command::Generate(args) => generate::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
+            Command::Launch(args) => launch::run(args, terminal),
             Command::Plan(args) => plan::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
+            Command::Quickstart(args) => quickstart::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
-            Command::Verify(args) => verify::run(args, terminal),
-            Command::Launch(args) => launch::run(args, terminal),
-            Command::Quickstart(args) => quickstart::run(args, terminal),
             Command::Train(args) => train::run(args, terminal),
+            Command::Verify(args) => verify::run(args, terminal),
         }
     }
 }

@@ -98,7 +98,8 @@ impl Started {
             (Some(ranks), Some("threads")) => Ok(Started::Threads { ranks, restarts }),
             (Some(ranks), _) if ranks > 1 => {
                 let rank = number("RANK").unwrap_or(0);
-                let message = format!("this is process {rank} of {ranks}, which have no way to talk to each other");
+                let message =
+                    format!("this is process {rank} of {ranks}, which have no way to talk to each other");
                 Err(Failure::usage(message).hint("start them with `planaria launch` or `mpirun`").into())
             }
             _ => Ok(Started::Alone),
@@ -124,7 +125,8 @@ impl Started {
 fn report_checked(config: &Config, ranks: usize, terminal: &mut Terminal) -> Result<Exit> {
     let mesh = config.mesh.on(ranks)?.to_string();
     match terminal.json {
-        true => terminal.object("planaria/train/1", &json!({ "event": "checked", "ranks": ranks, "mesh": mesh }))?,
+        true => terminal
+            .object("planaria/train/1", &json!({ "event": "checked", "ranks": ranks, "mesh": mesh }))?,
         false => terminal.line(format!("'{}' can run on {ranks} ranks as {mesh}", config.name))?,
     }
     Ok(Exit::Success)
@@ -151,15 +153,19 @@ mod tests {
     #[test]
     fn who_started_the_process_is_told_by_its_variables() {
         let told = |list: &[(&str, &str)]| {
-            let list: Vec<(String, String)> = list.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            let list: Vec<(String, String)> =
+                list.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
             Started::told_by(|name| list.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
         };
         assert_eq!(told(&[]).unwrap(), Started::Alone);
         assert_eq!(told(&[("WORLD_SIZE", "1"), ("RANK", "0")]).unwrap(), Started::Alone);
-        let threads = told(&[("WORLD_SIZE", "4"), ("PLANARIA_ENGINE", "threads"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
+        let threads =
+            told(&[("WORLD_SIZE", "4"), ("PLANARIA_ENGINE", "threads"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
         assert_eq!(threads.unwrap(), Started::Threads { ranks: 4, restarts: 2 });
         let mpi = told(&[("OMPI_COMM_WORLD_SIZE", "3"), ("WORLD_SIZE", "3"), ("RANK", "1")]).unwrap();
         assert_eq!((mpi.processes(), mpi.threads()), (Some(3), None));
-        assert!(told(&[("WORLD_SIZE", "8"), ("RANK", "3")]).unwrap_err().to_string().contains("process 3 of 8"));
+        assert!(
+            told(&[("WORLD_SIZE", "8"), ("RANK", "3")]).unwrap_err().to_string().contains("process 3 of 8")
+        );
     }
 }

@@ -152,7 +152,8 @@ impl Trainer {
 
 /// How many processes of the job are on this machine, as whoever started them says.
 fn local_ranks() -> usize {
-    let names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"];
+    let names =
+        ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"];
     let found = names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
     found.unwrap_or(1)
 }

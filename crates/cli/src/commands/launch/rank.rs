@@ -31,7 +31,10 @@ pub(super) fn run(folder: &Path, command: &[String]) -> Result<Exit> {
             command.env(name, value);
         }
     }
-    command.env("GROUP_RANK", std::env::var("OMPI_COMM_WORLD_NODE_RANK").map_or("0".into(), |_| "0".to_string()));
+    command.env(
+        "GROUP_RANK",
+        std::env::var("OMPI_COMM_WORLD_NODE_RANK").map_or("0".into(), |_| "0".to_string()),
+    );
     let rank: usize = value_of(&command, "RANK").and_then(|text| text.parse().ok()).unwrap_or(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start the command of this rank")?;

@@ -80,7 +80,8 @@ mod tests {
     #[test]
     fn the_earliest_failure_is_shown_with_its_last_words() {
         let folder = tempfile::tempdir().unwrap();
-        let record = |rank, time, signal| Record { time, rank, code: None, signal, last: vec!["error: x".into()] };
+        let record =
+            |rank, time, signal| Record { time, rank, code: None, signal, last: vec!["error: x".into()] };
         record(0, 2.0, Some(6)).write(folder.path());
         record(3, 1.0, Some(9)).write(folder.path());
         ask_to_stop(folder.path());

@@ -97,8 +97,13 @@ impl Observer for Show {
             Event::Started { ranks, mesh, parameters, samples, step, steps } => {
                 let size = planaria_telemetry::count(*parameters as f64);
                 let noun = if *ranks == 1 { "rank" } else { "ranks" };
-                self.say(&format!("{size} parameters on {ranks} {noun} ({mesh}), {samples} samples, steps {step} to {steps}"));
-                self.json("started", json!({ "ranks": ranks, "mesh": mesh, "parameters": parameters, "step": step }));
+                self.say(&format!(
+                    "{size} parameters on {ranks} {noun} ({mesh}), {samples} samples, steps {step} to {steps}"
+                ));
+                self.json(
+                    "started",
+                    json!({ "ranks": ranks, "mesh": mesh, "parameters": parameters, "step": step }),
+                );
             }
             Event::Resumed { folder, step, mesh } => {
                 let from = mesh.as_ref().map(|mesh| format!(", written on {mesh}")).unwrap_or_default();
@@ -115,7 +120,10 @@ impl Observer for Show {
                 self.saves(Saving::Saved { step: *step });
                 let (took, stood) = (took.as_secs_f64(), blocked.as_secs_f64() * 1e3);
                 self.say(&format!("saved {folder} in {took:.1} s; training stood still for {stood:.1} ms"));
-                self.json("saved", json!({ "step": step, "folder": folder, "seconds": took, "blocked_ms": stood }));
+                self.json(
+                    "saved",
+                    json!({ "step": step, "folder": folder, "seconds": took, "blocked_ms": stood }),
+                );
             }
             Event::SaveFailed { step, error } => {
                 self.saves(Saving::Failed { step: *step });
