@@ -46,6 +46,8 @@ mod pages {
     mod indexing {}
     #[doc = include_str!("../../../docs/concepts/layouts.md")]
     mod layouts {}
+    #[doc = include_str!("../../../docs/concepts/models.md")]
+    mod models {}
     #[doc = include_str!("../../../docs/concepts/tensors.md")]
     mod tensors {}
 }

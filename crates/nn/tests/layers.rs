@@ -1,0 +1,93 @@
+//! Layers that the models do not use, and positions given one by one.
+
+mod common;
+
+use common::{Golden, difference};
+use planaria_array::{Array, DType};
+use planaria_comm::threads;
+use planaria_layout::{Mesh, Shape};
+use planaria_nn::layers::{Mlp, Parts, Positions};
+use planaria_nn::models::Run;
+use planaria_nn::{Cut, Init, Kind, Lanes, Module, Parallel, ParamSpec, Start};
+use planaria_tensor::{Tensor, World, no_grad};
+
+fn spec(name: &str, shape: &[usize], kind: Kind, tp: Cut) -> ParamSpec {
+    let start = Start::Normal { std: 0.5 };
+    let shape = Shape::new(shape).unwrap();
+    ParamSpec { name: name.to_string(), shape, kind, start, tp, ep: None, tied: None }
+}
+
+/// A layer norm and a plain MLP, as models with biases everywhere have them.
+fn table() -> Vec<ParamSpec> {
+    vec![
+        spec("norm.weight", &[6], Kind::Norm, Cut::Whole),
+        spec("norm.bias", &[6], Kind::Bias, Cut::Whole),
+        spec("up.weight", &[7, 6], Kind::Matrix, Cut::Dim(0)),
+        spec("up.bias", &[7], Kind::Bias, Cut::Dim(0)),
+        spec("down.weight", &[6, 7], Kind::Matrix, Cut::Dim(1)),
+        spec("down.bias", &[6], Kind::Bias, Cut::Whole),
+    ]
+}
+
+/// The result and all gradients of its squares.
+fn run(parallel: Option<&Parallel>) -> Vec<Array> {
+    let parts = Parts::new(table(), &Init { seed: 2, dtype: DType::F64 }, parallel).unwrap();
+    let norm = parts.layer_norm("norm", 1e-5).unwrap();
+    let lanes = Lanes::new(parallel);
+    let mlp =
+        Mlp { up: parts.linear("up").unwrap(), down: parts.linear("down").unwrap(), lanes: lanes.clone() };
+    assert!(parts.take("up.weight").unwrap_err().to_string().contains("no parameter `up.weight`"));
+    let values: Vec<f64> = (0..60).map(|i| f64::from(i * 37 % 19) / 7.0 - 1.0).collect();
+    let x = lanes.residual(&Tensor::from_slice(&values, &[2, 5, 6]).unwrap()).unwrap();
+    let y = mlp.forward(&norm.forward(&x).unwrap()).unwrap();
+    y.square().unwrap().sum(&[], planaria_tensor::Keep::No).unwrap().backward().unwrap();
+    let mut all = vec![y.whole().unwrap()];
+    let params = [norm.params(), mlp.params()].concat();
+    all.extend(params.iter().map(|param| param.take_grad().unwrap().unwrap().whole().unwrap()));
+    all
+}
+
+#[test]
+fn layer_norm_and_gelu_mlp_are_the_same_on_any_mesh() {
+    let alone = run(None);
+    assert_eq!(alone.len(), 7);
+    for sequence in [false, true] {
+        let mesh: Mesh = "tp=2".parse().unwrap();
+        threads::run(2, |comm| {
+            let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence };
+            for (found, expected) in run(Some(&parallel)).iter().zip(&alone) {
+                assert!(difference(found, expected) < 1e-13);
+            }
+        });
+    }
+}
+
+#[test]
+fn positions_may_be_given_one_by_one() {
+    let golden = Golden::read("qwen2");
+    let logits = |parallel: Option<&Parallel>, positions: Positions| {
+        let model = golden.model(parallel, DType::F64);
+        let run = Run { positions, ..Run::default() };
+        no_grad(|| {
+            let last = model.forward(golden.tensor("input_ids"), &run).unwrap();
+            model.logits(&last.hidden).unwrap().whole().unwrap()
+        })
+    };
+    let ids = |shape: &[usize], of: fn(i64) -> i64| {
+        let values: Vec<i64> = (0..shape.iter().product::<usize>() as i64).map(of).collect();
+        Positions::Ids { ids: Tensor::from_slice(&values, shape).unwrap(), end: 40 }
+    };
+    let counted = logits(None, Positions::From(0));
+    assert_eq!(difference(&logits(None, ids(&[11], |i| i)), &counted), 0.0);
+    assert_eq!(difference(&logits(None, ids(&[3, 11], |i| i % 11)), &counted), 0.0);
+    // Only distances matter.
+    assert!(difference(&logits(None, Positions::From(20)), &counted) < 1e-5);
+    let other = logits(None, ids(&[3, 11], |i| i % 5));
+    assert!(difference(&other, &counted) > 1e-3);
+    let mesh: Mesh = "ep=2 tp=2".parse().unwrap();
+    threads::run(4, |comm| {
+        let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence: true };
+        let found = logits(Some(&parallel), ids(&[3, 11], |i| i % 5));
+        assert!(difference(&found, &other) < 1e-12);
+    });
+}
