@@ -91,3 +91,31 @@ fn positions_may_be_given_one_by_one() {
         assert!(difference(&found, &other) < 1e-12);
     });
 }
+
+/// A vocabulary of two on four ranks leaves two of them without rows; their gradients are there nevertheless.
+#[test]
+fn a_cut_table_gives_each_rank_the_gradient_of_its_own_rows() {
+    for vocabulary in [2usize, 9] {
+        let run = |parallel: Option<&Parallel>| {
+            let table = vec![spec("e.weight", &[vocabulary, 3], Kind::Embedding, Cut::Dim(0))];
+            let parts = Parts::new(table, &Init { seed: 2, dtype: DType::F64 }, parallel).unwrap();
+            let (embed, lanes) = (parts.embedding("e").unwrap(), Lanes::new(parallel));
+            let ids: Vec<i64> = (0..10).map(|i| i * 5 % vocabulary as i64).collect();
+            let ids = lanes.batch(&Tensor::from_slice(&ids, &[2, 5]).unwrap()).unwrap();
+            let y = lanes.out_of_rows(&embed.forward(&ids).unwrap()).unwrap();
+            y.square().unwrap().sum(&[], planaria_tensor::Keep::No).unwrap().backward().unwrap();
+            let grad = embed.weight.take_grad().unwrap().unwrap();
+            [y.whole().unwrap(), grad.whole().unwrap()]
+        };
+        let alone = run(None);
+        for mesh in ["tp=4", "ep=2 tp=2"] {
+            let mesh: Mesh = mesh.parse().unwrap();
+            threads::run(4, |comm| {
+                let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence: true };
+                for (found, expected) in run(Some(&parallel)).iter().zip(&alone) {
+                    assert!(difference(found, expected) < 1e-14, "{vocabulary} on {mesh}");
+                }
+            });
+        }
+    }
+}
