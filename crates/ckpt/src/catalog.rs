@@ -62,7 +62,8 @@ impl Catalog {
     pub(crate) fn of_source(source: &Source, tied: &BTreeMap<String, String>) -> Result<Catalog> {
         let size = |file: &String| Ok(source.store.reader(file)?.size());
         let sizes = source.files.iter().map(size).collect::<Result<Vec<u64>>>()?;
-        let data = Data { files: source.files.clone(), sizes, sums: None, block: 0 };
+        let (sums, block) = checksums(source).map_or((None, 0), |(sums, block)| (Some(sums), block));
+        let data = Data { files: source.files.clone(), sizes, sums, block };
         let mut tensors = Vec::with_capacity(source.tensors.len());
         for (key, entry) in &source.tensors {
             let mut tiles = Vec::new();
@@ -132,6 +133,14 @@ impl Catalog {
             order: order.clone(),
         })
     }
+}
+
+/// The checksums of all files, when there are some for each and they cover blocks of one size.
+fn checksums(source: &Source) -> Option<(Vec<Vec<u32>>, u64)> {
+    let sums: Vec<_> = source.files.iter().map(|file| source.sums.get(file)).collect::<Option<_>>()?;
+    let block = sums.first()?.block;
+    let same = sums.iter().all(|sums| sums.block == block);
+    same.then(|| (sums.iter().map(|sums| sums.sums.clone()).collect(), block))
 }
 
 /// The key under which a state knows a tensor of others.

@@ -108,8 +108,10 @@ pub(crate) struct Geometry {
     by_file: Vec<Vec<(usize, u64)>>,
     /// By tensor, sorted by box.
     claims: Vec<Vec<Claim>>,
+    /// For each claim the furthest index along the first dim that any claim so far reaches.
+    reach: Vec<Vec<usize>>,
     /// Bytes that are read together: a block with a checksum.
-    grain: Option<u64>,
+    pub(crate) grain: Option<u64>,
 }
 
 /// Wanted bytes at most this far apart are read together.
@@ -125,7 +127,15 @@ impl Geometry {
             let reach = listed.last().map_or(0, |(_, reach)| *reach);
             listed.push((tile, reach.max(tiles[tile].offset + tiles[tile].len())));
         }
-        Geometry { files, tiles, by_file, claims, grain: None }
+        let reach = claims.iter().map(|claims| {
+            let mut furthest = 0;
+            let mut reach = |claim: &Claim| {
+                furthest = claim.region.hi().first().map_or(1, |hi| *hi).max(furthest);
+                furthest
+            };
+            claims.iter().map(&mut reach).collect()
+        });
+        Geometry { files, tiles, by_file, reach: reach.collect(), claims, grain: None }
     }
 
     /// The same, read in whole blocks of `grain` bytes.
@@ -168,9 +178,11 @@ impl Geometry {
         found: &mut dyn FnMut(usize, Region, &Claim),
     ) {
         for tile in self.tiles_in(file, range) {
-            let claims = &self.claims[self.tiles[tile].tensor];
+            let tensor = self.tiles[tile].tensor;
             for part in self.tiles[tile].boxes(range) {
-                for claim in claims {
+                let low = part.lo().first().map_or(0, |lo| *lo);
+                let first = self.reach[tensor].partition_point(|reach| *reach <= low);
+                for claim in &self.claims[tensor][first..] {
                     if claim.region.ndim() > 0 && claim.region.lo()[0] >= part.hi()[0] {
                         break;
                     }

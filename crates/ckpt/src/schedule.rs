@@ -67,6 +67,7 @@ impl Schedule {
     pub(crate) fn new(geometry: Geometry, way: Way, division: &Division, ranks: usize) -> Schedule {
         let mut schedule = Schedule { geometry, way, units: Vec::new(), rounds: Vec::new() };
         schedule.assign(division, ranks);
+        schedule.split_wide();
         schedule.make_rounds(ranks);
         schedule
     }
@@ -127,6 +128,35 @@ impl Schedule {
         shared
     }
 
+    /// Cuts units that go to many ranks, so that what their owner sends at once stays small. Without checksums
+    /// an element may lie across a cut, so those units stay whole.
+    fn split_wide(&mut self) {
+        let Some(grain) = self.geometry.grain.filter(|_| self.way == Way::Load) else { return };
+        for unit in std::mem::take(&mut self.units) {
+            let mut sent = 0;
+            unit.runs.iter().filter(|_| unit.shared).for_each(|run| {
+                self.legs_in(&unit, run, &mut |leg| {
+                    sent += if leg.to == unit.owner { 0 } else { leg.len as u64 }
+                });
+            });
+            if sent <= ROUND {
+                self.units.push(unit);
+                continue;
+            }
+            let bytes: u64 = unit.runs.iter().map(|run| run.end - run.start).sum();
+            let step = (bytes / sent.div_ceil(ROUND) / grain).max(1) * grain;
+            for run in &unit.runs {
+                let mut start = run.start;
+                while start < run.end {
+                    let end = (start / grain * grain + step).min(run.end);
+                    let part = start..end;
+                    self.units.push(Unit { range: part.clone(), runs: vec![part], ..unit.clone() });
+                    start = end;
+                }
+            }
+        }
+    }
+
     /// Packs shared units into rounds in which no rank sends or receives too much. Units of different owners
     /// alternate, so that all ranks have something to do in each round.
     fn make_rounds(&mut self, ranks: usize) {
@@ -147,8 +177,11 @@ impl Schedule {
                     more_received[leg.to] += leg.len as u64;
                 }
             });
-            let over = |so_far: &[u64], more: &[u64]| so_far.iter().zip(more).any(|(a, b)| a + b > ROUND);
-            if !round.is_empty() && (over(&sent, &more_sent) || over(&received, &more_received)) {
+            // A rank that does nothing yet in this round may take one unit, however wide.
+            let over = |so_far: &[u64], more: &[u64]| {
+                so_far.iter().zip(more).any(|(a, b)| *a > 0 && *b > 0 && a + b > ROUND)
+            };
+            if over(&sent, &more_sent) || over(&received, &more_received) {
                 self.rounds.push(std::mem::take(&mut round));
                 sent.fill(0);
                 received.fill(0);

@@ -13,7 +13,7 @@ use planaria_ckpt::{
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Layout;
-use planaria_store::{Object, Store, StoreExt};
+use planaria_store::{Object, PutMode, Store, StoreExt};
 use std::sync::Arc;
 
 const FOLDER: &str = "hf";
@@ -239,6 +239,15 @@ fn our_folders_open_like_those_of_others() {
         source.read(&formats::Key::model("gate")).unwrap(),
         array(0, &[6, 4], DType::BF16).bytes().unwrap().to_vec()
     );
+    // Its checksums are verified this way too.
+    let name = format!("{FOLDER}/model-00001-of-00001.safetensors");
+    let whole = store.read(&name, u64::MAX).unwrap();
+    let mut bad = whole.clone();
+    bad[4200] ^= 4;
+    store.put(&name, &bad, PutMode::Replace).unwrap();
+    let refused = load_source(&*alone(), &source, &mut files(), &LoadOptions::default()).unwrap_err();
+    assert!(matches!(refused, Error::Damaged { .. }), "{refused}");
+    store.put(&name, &whole, PutMode::Replace).unwrap();
     // Without its mark and manifest it is still an ordinary folder of safetensors files.
     for name in ["COMMIT", "manifest.json"] {
         store.delete(&format!("{FOLDER}/{name}")).unwrap();

@@ -89,7 +89,9 @@ fn large_tensors_are_read_once_whatever_the_cut() {
     };
     let total: usize = tensors.iter().map(|(_, t)| t.numel() * 4).sum();
     for (number, (from, many, to, few)) in
-        [("S0", 4, "S0", 2), ("S0", 2, "S1", 3), ("S1", 3, "R", 2), ("R", 2, "S1", 4)].into_iter().enumerate()
+        [("S0", 4, "S0", 2), ("S0", 2, "S1", 3), ("S1", 3, "R", 2), ("R", 2, "S1", 4), ("S0", 1, "R", 8)]
+            .into_iter()
+            .enumerate()
     {
         let folder = format!("case-{number}");
         threads::run(many, |world| {
