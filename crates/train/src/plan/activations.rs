@@ -102,21 +102,13 @@ impl Shapes {
         }
     }
 
-    fn is_again(config: &Config, layer: usize) -> bool {
-        match config.train.recompute {
-            Recompute::None => false,
-            Recompute::Full => true,
-            Recompute::Blocks => config.train.recompute_blocks.contains(&layer),
-        }
-    }
-
     /// Bytes of one part for one micro-batch.
     pub(super) fn bytes(&self, model: &ModelConfig, part: &Stage, config: &Config) -> StageBytes {
         let hidden = self.hidden(model);
         let (mut saved, mut again) = (0, 0);
         for layer in part.layers.clone() {
             let whole = self.block(model, layer);
-            if Shapes::is_again(config, layer) {
+            if is_again(config, layer) {
                 saved += hidden;
                 again = again.max(whole - hidden);
             } else {
@@ -156,8 +148,8 @@ impl Shapes {
 
     /// Operations of the blocks that are computed again.
     pub(super) fn work_again(&self, model: &ModelConfig, part: &Stage, config: &Config) -> f64 {
-        let again = part.layers.clone().filter(|&layer| Shapes::is_again(config, layer));
-        again.map(|layer| self.block_work(model, layer)).sum::<f64>() * self.tokens as f64 / self.tp as f64
+        recomputed(config, part).map(|layer| self.block_work(model, layer)).sum::<f64>() * self.tokens as f64
+            / self.tp as f64
     }
 
     /// Operations of one block per token: two for each weight a token meets, and attention, of which causality leaves half.
@@ -173,4 +165,17 @@ impl Shapes {
         let seen = self.sequence as f64 / 2.0;
         2.0 * (projections + 3 * width * inner + router) as f64 + 4.0 * seen * (heads * dim) as f64
     }
+}
+
+fn is_again(config: &Config, layer: usize) -> bool {
+    match config.train.recompute {
+        Recompute::None => false,
+        Recompute::Full => true,
+        Recompute::Blocks => config.train.recompute_blocks.contains(&layer),
+    }
+}
+
+/// The blocks of a part that are computed again in backward.
+pub(super) fn recomputed<'a>(config: &'a Config, part: &Stage) -> impl Iterator<Item = usize> + use<'a> {
+    part.layers.clone().filter(|&layer| is_again(config, layer))
 }

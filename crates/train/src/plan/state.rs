@@ -1,5 +1,6 @@
 //! What a rank keeps from step to step: weights, sums of gradients, optimizer state. The same rules as the trainer's.
 
+use super::activations::recomputed;
 use super::{Memory, Setting};
 use crate::config::Reduction;
 use crate::error::{Error, Result};
@@ -20,13 +21,17 @@ pub(super) struct Piece {
     pub(super) shared: bool,
     /// The other leaf of its value is on another stage.
     pub(super) across: bool,
+    /// Its block is computed again in backward.
+    pub(super) again: bool,
 }
 
 /// The pieces of the rank of the inner mesh that has most elements.
 pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<Vec<Piece>> {
     let mut specs: Vec<ParamSpec> = Vec::new();
+    let mut again: Vec<String> = Vec::new();
     for part in parts {
         specs.extend(setting.model.parameters(part)?);
+        again.extend(recomputed(setting.config, part).map(|layer| format!("model.layers.{layer}.")));
     }
     let numels =
         |rank: Rank| -> Result<Vec<usize>> { specs.iter().map(|spec| local(setting, spec, rank)).collect() };
@@ -48,6 +53,7 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
             numel,
             own: Share::new(numel, setting.data_ranks).range(0).len(),
             shared: twin.is_some_and(here),
+            again: again.iter().any(|block| spec.name.starts_with(block)),
             across: first != last && (embedding || twin.is_some_and(|twin| !here(twin))),
         }
     };

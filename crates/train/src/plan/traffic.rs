@@ -1,8 +1,9 @@
 //! Bytes that one rank sends in a step, by what they are.
 
 use super::Setting;
+use super::activations::recomputed;
 use super::state::Piece;
-use crate::config::{Recompute, Reduction};
+use crate::config::Reduction;
 use crate::weights::Zero;
 use planaria_nn::models::Stage;
 use serde::Serialize;
@@ -60,8 +61,8 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
         Zero::Off => line("gradients", "all-gather", 1, sent(held * 4, ranks)),
         Zero::States | Zero::Gradients => line("weights", "all-gather", 1, sent(held * size, ranks)),
         Zero::Weights => {
-            let again = if train.recompute == Recompute::None { 1 } else { 2 };
-            line("weights", "all-gather", rounds * again, rounds * again * sent(all * size, ranks))
+            let again: u64 = pieces.iter().filter(|piece| piece.again).map(|piece| piece.numel as u64).sum();
+            line("weights", "all-gather", rounds, rounds * sent((all + again) * size, ranks))
         }
     });
     out
@@ -82,31 +83,32 @@ fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
     vec![line("activations", onward * rounds), line("their gradients", back * rounds)]
 }
 
-/// Sums over the slices of a product, or their two halves where the sequence is divided.
+/// Sums over the slices of a product; where the sequence is divided, their two halves, which exchange pieces of an inner dim.
 fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
     let tp = setting.shapes.tp();
     let whole =
         setting.shapes.tokens() * setting.model.hidden_size as u64 * setting.dtype.size().max(2) as u64;
-    // Twice per block in each direction; once for the embedding forward and for the head backward.
-    let ends = parts.iter().map(|part| u64::from(part.embed) + u64::from(part.head)).sum::<u64>();
-    let times = (4 * parts.iter().map(|part| part.layers.len() as u64).sum::<u64>() + ends)
-        * setting.geometry.accumulation;
-    let line =
-        |call, share: u64| Traffic { what: "activations", axis: "tp", call, times, bytes: times * share };
-    match setting.config.train.sequence_parallel {
-        true => vec![line("all-gather", sent(whole, tp)), line("reduce-scatter", sent(whole, tp))],
-        false => vec![line("all-reduce", 2 * sent(whole, tp))],
-    }
+    // Twice per block in each direction and when it is computed again; once for the embedding forward and for the head backward.
+    let of_part = |part: &&Stage| {
+        let blocks = 4 * part.layers.len() + 2 * recomputed(setting.config, part).count();
+        blocks as u64 + u64::from(part.embed) + u64::from(part.head)
+    };
+    let times = parts.iter().map(of_part).sum::<u64>() * setting.geometry.accumulation;
+    let call = if setting.config.train.sequence_parallel { "all-to-all" } else { "all-reduce" };
+    vec![Traffic { what: "activations", axis: "tp", call, times, bytes: times * 2 * sent(whole, tp) }]
 }
 
 /// Tokens to the ranks of their experts and back, forward and backward.
 fn experts(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
     let Some(experts) = &setting.model.experts else { return Vec::new() };
     let ranks = setting.inner.axis_size(0) as u64;
-    let layers = parts.iter().flat_map(|part| part.layers.clone());
-    let sparse = layers.filter(|&layer| setting.model.has_experts(layer)).count() as u64;
+    let is_sparse = |layer: &usize| setting.model.has_experts(*layer);
+    let of_part = |part: &&Stage| {
+        let again = recomputed(setting.config, part).filter(is_sparse).count();
+        4 * part.layers.clone().filter(is_sparse).count() + 2 * again
+    };
     let rows = setting.shapes.tokens() * experts.choices as u64;
     let bytes = rows * setting.model.hidden_size as u64 * setting.dtype.size().max(2) as u64;
-    let times = 4 * sparse * setting.geometry.accumulation;
+    let times = parts.iter().map(of_part).sum::<usize>() as u64 * setting.geometry.accumulation;
     vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes: times * sent(bytes, ranks) }]
 }
