@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The mark that makes a folder a checkpoint.
 pub(crate) const COMMIT: &str = "COMMIT";
 /// The mark of a save under way; a folder that has it and no [`COMMIT`] is a leftover.
-const SAVING: &str = "SAVING";
+pub(crate) const SAVING: &str = "SAVING";
 /// Largest mark that is read.
 const MARK_BYTES: u64 = 1 << 16;
 

@@ -8,28 +8,37 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// What to do about a target that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// Leave it, and refuse.
+    Refuse,
+    /// Put the new one in its place.
+    Replace,
+}
+
 /// Where a command writes.
 #[derive(Debug)]
 pub(crate) enum OutputFolder {
     /// A folder of the local file system.
     Local { path: PathBuf },
     /// A folder of an object store, and whether what is there goes first. There is no moving there: the files that make it a checkpoint come last.
-    Remote { store: Arc<dyn Store>, replace: bool },
+    Remote { store: Arc<dyn Store>, existing: Existing },
 }
 
 impl OutputFolder {
     /// Checks that the target may be written; touches nothing.
-    pub(crate) fn check(target: &str, replace: bool) -> Result<OutputFolder> {
+    pub(crate) fn check(target: &str, existing: Existing) -> Result<OutputFolder> {
         let taken = |what: &str| {
             let hint = "choose another place, or add `--yes` to replace it";
             Err(Failure::usage(format!("'{target}' {what}")).hint(hint).into())
         };
         if is_url(target) {
             let store = planaria_store::open(target)?;
-            if !replace && !store.list("")?.is_empty() {
+            if existing == Existing::Refuse && !store.list("")?.is_empty() {
                 return taken("is not empty");
             }
-            return Ok(OutputFolder::Remote { store, replace });
+            return Ok(OutputFolder::Remote { store, existing });
         }
         let path = PathBuf::from(target.trim_end_matches('/'));
         if path.is_file() {
@@ -38,7 +47,7 @@ impl OutputFolder {
                 .into());
         }
         let empty = || fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_none());
-        if path.exists() && !replace && !empty() {
+        if path.exists() && existing == Existing::Refuse && !empty() {
             return taken("exists already");
         }
         Ok(OutputFolder::Local { path })
@@ -47,8 +56,8 @@ impl OutputFolder {
     /// Writes through `write`, which gets a store and a folder in it, and makes the result visible.
     pub(crate) fn fill(&self, write: impl FnOnce(&dyn Store, &str) -> Result<()>) -> Result<()> {
         match self {
-            OutputFolder::Remote { store, replace } => {
-                if *replace {
+            OutputFolder::Remote { store, existing } => {
+                if *existing == Existing::Replace {
                     store.delete_all("")?;
                 }
                 write(&**store, "")
@@ -116,7 +125,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("out");
         let fill = |text: &'static str, fail: bool| {
-            let output = OutputFolder::check(target.to_str().unwrap(), true).unwrap();
+            let output = OutputFolder::check(target.to_str().unwrap(), Existing::Replace).unwrap();
             output.fill(|store, name| {
                 store.write(&planaria_store::join(name, "f"), text.as_bytes())?;
                 if fail { Err(anyhow::anyhow!("no")) } else { Ok(()) }
@@ -138,10 +147,15 @@ mod tests {
     fn what_is_there_is_not_replaced_unless_asked() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().to_str().unwrap().to_string();
-        OutputFolder::check(&target, false).unwrap();
+        OutputFolder::check(&target, Existing::Refuse).unwrap();
         fs::write(folder.path().join("f"), "x").unwrap();
-        assert!(OutputFolder::check(&target, false).unwrap_err().to_string().contains("exists already"));
-        OutputFolder::check(&target, true).unwrap();
-        assert!(OutputFolder::check(&format!("{target}/f"), true).is_err());
+        assert!(
+            OutputFolder::check(&target, Existing::Refuse)
+                .unwrap_err()
+                .to_string()
+                .contains("exists already")
+        );
+        OutputFolder::check(&target, Existing::Replace).unwrap();
+        assert!(OutputFolder::check(&format!("{target}/f"), Existing::Replace).is_err());
     }
 }

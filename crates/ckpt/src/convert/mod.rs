@@ -10,6 +10,7 @@ mod ours;
 mod sums;
 
 use crate::error::{Error, Result};
+use crate::folder;
 use crate::formats::write::{self, Draft, Wanted};
 use crate::formats::{Format, Key, Part, Source};
 use crate::manifest::Role;
@@ -318,8 +319,10 @@ impl Conversion<'_> {
         &self.warnings
     }
 
-    /// Writes everything into `folder`, durably. The files that make it a checkpoint come last.
+    /// Writes everything into `folder`, durably. As long as it is not complete it carries a mark that says so.
     pub fn run(&self, store: &dyn Store, folder: &str, observer: &dyn Observer) -> Result<()> {
+        let mark = join(folder, folder::SAVING);
+        store.put(&mark, b"", PutMode::Replace)?;
         let feed = Feed::new(self.source);
         let widening = self.made.iter().map(|made| made.widening(self.source)).max().unwrap_or(0);
         let spread = self.made.iter().any(Made::is_rearranged);
@@ -336,10 +339,10 @@ impl Conversion<'_> {
             store.put(&join(folder, name), bytes, PutMode::Replace)?;
             small.push(Small::new(name, bytes, Role::Index));
         }
-        if self.to == To::Planaria {
-            ours::commit((store, folder), self.source, &self.made, &files, small)?;
+        match self.to {
+            To::Planaria => ours::commit((store, folder), self.source, &self.made, &files, small),
+            _ => Ok(store.delete(&mark)?),
         }
-        Ok(())
     }
 
     /// The small files that belong to a model go with it.

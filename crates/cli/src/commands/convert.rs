@@ -3,7 +3,7 @@
 use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output_folder::OutputFolder;
+use crate::output_folder::{Existing, OutputFolder};
 use crate::progress::Progress;
 use crate::quantity::{Bytes, count};
 use crate::signals::Signals;
@@ -133,7 +133,7 @@ pub(super) fn carry_out(
         terminal.warn(warning);
     }
     report_left_out(conversion, terminal);
-    let folder = OutputFolder::check(target, output.yes)?;
+    let folder = OutputFolder::check(target, if output.yes { Existing::Replace } else { Existing::Refuse })?;
     if !output.dry_run {
         let signals = Signals::watch()?;
         let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };

@@ -1,0 +1,208 @@
+//! Conversion: any cut and element type between formats, and faults at every step.
+
+use planaria_array::Array;
+use planaria_ckpt::convert::{ConvertOptions, Cut, Observer, To, plan};
+use planaria_ckpt::examine::{Bound, Verdict, compare};
+use planaria_ckpt::formats::{Key, OpenOptions, Source, open};
+use planaria_ckpt::stream::Feed;
+use planaria_ckpt::{Error, Item, Kind, SaveOptions, State, save, verify};
+use planaria_comm::alone;
+use planaria_layout::{DType, Layout, Mesh, Region, Shape};
+use planaria_store::{Fault, Faulty, Object, Store, StoreExt};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Tensors of several element types with values that show their place.
+fn state(seed: usize) -> State {
+    let array = |dims: &[usize], dtype: DType| {
+        let numel: usize = dims.iter().product();
+        let values: Vec<f32> = (0..numel).map(|i| ((i * 7 + seed) % 97) as f32 - 40.0).collect();
+        Array::from_slice(&values, dims).unwrap().cast(dtype).unwrap()
+    };
+    let mut items = vec![
+        Item::whole(Kind::Parameter, "a.weight", &array(&[12, 10], DType::BF16)),
+        Item::whole(Kind::Parameter, "a.bias", &array(&[12], DType::F32)),
+        Item::whole(Kind::Master, "a.weight", &array(&[12, 10], DType::F32)),
+        Item::whole(Kind::Slot("moment1_0".into()), "a.weight", &array(&[12, 10], DType::F32)),
+        Item::whole(Kind::Slot("beta1_pow_acc_0".into()), "a.weight", &array(&[1], DType::F32)),
+        Item::whole(Kind::Buffer, "steps", &array(&[], DType::I64)),
+        Item::whole(Kind::Parameter, "cube", &array(&[3, 4, 5], DType::F64)),
+        Item::whole(Kind::Parameter, "none", &array(&[0, 3], DType::F16)),
+    ];
+    items.push(Item::whole(Kind::Ema, "a.bias", &array(&[12], DType::F32)));
+    let mut state = State::new(items);
+    state.step = 7;
+    state.files.insert("config.json".to_string(), b"{}".to_vec());
+    state
+}
+
+fn saved(seed: usize) -> Arc<dyn Store> {
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    save(&*alone(), &*store, "ours", &state(seed), &SaveOptions::default()).unwrap();
+    store
+}
+
+fn opened(store: &Arc<dyn Store>, at: &str) -> Source {
+    open(store, at, &OpenOptions::default()).unwrap()
+}
+
+/// Keys of all tensors whose verdict is not "the same".
+fn differences(first: &Source, second: &Source) -> Vec<(String, Verdict)> {
+    let mut found = Vec::new();
+    let feeds = (Feed::new(first), Feed::new(second));
+    compare((&feeds.0, &feeds.1), &Bound::default(), &|_| true, &|_| (), &mut |key, verdict| {
+        if verdict != Verdict::Same {
+            found.push((key.to_string(), verdict));
+        }
+        Ok(())
+    })
+    .unwrap();
+    found
+}
+
+#[test]
+fn our_own_folder_comes_back_with_its_state() {
+    let store = saved(1);
+    let source = opened(&store, "ours");
+    plan(&source, To::Planaria, &ConvertOptions::default()).unwrap().run(&*store, "again", &()).unwrap();
+    let (first, second) =
+        (planaria_ckpt::open(&*store, "ours").unwrap(), planaria_ckpt::open(&*store, "again").unwrap());
+    assert_eq!((second.state.step, first.others), (7, second.others));
+    assert_eq!(first.tensors.keys().collect::<Vec<_>>(), second.tensors.keys().collect::<Vec<_>>());
+    for name in store.file_names("ours").unwrap().iter().filter(|name| name.ends_with(".safetensors")) {
+        let bytes = |folder: &str| store.read(&format!("{folder}/{name}"), 1 << 20).unwrap();
+        assert!(bytes("ours") == bytes("again"), "{name}");
+    }
+    assert!(verify(&store, "again").unwrap().is_sound());
+}
+
+#[test]
+fn a_unified_checkpoint_keeps_every_part_but_moving_averages() {
+    let store = saved(2);
+    let source = opened(&store, "ours");
+    let conversion = plan(&source, To::PaddleUnified, &ConvertOptions::default()).unwrap();
+    let left: Vec<String> = conversion.left_out().iter().map(|(key, _)| key.to_string()).collect();
+    assert_eq!(left, ["ema:a.bias"]);
+    conversion.run(&*store, "unified", &()).unwrap();
+    let found = differences(&source, &opened(&store, "unified"));
+    assert_eq!(found, [("ema:a.bias".to_string(), Verdict::OnlyFirst)]);
+    assert_eq!(store.read("unified/config.json", 10).unwrap(), b"{}");
+}
+
+#[test]
+fn masters_are_the_model_where_it_was_not_saved() {
+    let store = saved(3);
+    let mut source = opened(&store, "ours");
+    source.tensors.remove(&Key::model("a.weight"));
+    plan(&source, To::HuggingFace, &ConvertOptions::default()).unwrap().run(&*store, "hf", &()).unwrap();
+    assert_eq!(opened(&store, "hf").model("a.weight").unwrap().dtype, DType::F32);
+}
+
+/// Stops after a number of bytes.
+struct Until(AtomicU64);
+
+impl Observer for Until {
+    fn moved(&self, bytes: u64) -> bool {
+        self.0.fetch_sub(bytes, Relaxed) > bytes
+    }
+}
+
+#[test]
+fn work_that_is_told_to_stop_stops() {
+    let store = saved(4);
+    let source = opened(&store, "ours");
+    let conversion = plan(&source, To::Planaria, &ConvertOptions::default()).unwrap();
+    let stopped = conversion.run(&*store, "half", &Until(AtomicU64::new(1)));
+    assert_eq!(stopped, Err(Error::Stopped));
+    assert!(open(&store, "half", &OpenOptions::default()).is_err());
+}
+
+#[test]
+fn too_little_memory_and_cuts_a_format_cannot_hold_are_refused() {
+    let store = saved(5);
+    let source = opened(&store, "ours");
+    let little = ConvertOptions { max_memory: 1 << 20, ..ConvertOptions::default() };
+    assert!(matches!(plan(&source, To::HuggingFace, &little), Err(Error::Request { .. })));
+    let cut = ConvertOptions { cut: Cut::AsHeld, ..ConvertOptions::default() };
+    assert!(matches!(plan(&source, To::HuggingFace, &cut), Err(Error::Request { .. })));
+}
+
+#[test]
+fn killed_at_any_operation_there_is_no_checkpoint_or_all_of_it() {
+    let healthy = saved(6);
+    let source = opened(&healthy, "ours");
+    for to in [To::Planaria, To::TorchDcp, To::HuggingFace, To::PaddleUnified] {
+        let options = ConvertOptions { max_shard_size: 300, ..ConvertOptions::default() };
+        let conversion = plan(&source, to, &options).unwrap();
+        let mut finished = false;
+        for operation in 0..400 {
+            let inner: Arc<dyn Store> = Arc::new(Object::memory());
+            let store = Faulty::new(inner.clone(), Fault::Kill, operation);
+            let done = conversion.run(&store, "out", &()).is_ok();
+            match open(&inner, "out", &OpenOptions::default()) {
+                Ok(found) => {
+                    let wrong = differences(&source, &found);
+                    let lost = wrong
+                        .iter()
+                        .any(|(_, verdict)| !matches!(verdict, Verdict::OnlyFirst | Verdict::OnlySecond));
+                    let complete = found.tensors.len() == conversion.tensors().len();
+                    assert!(
+                        !lost && complete,
+                        "{to:?} at {operation}: {} tensors, {wrong:?}",
+                        found.tensors.len()
+                    );
+                }
+                Err(_) => assert!(!done, "{to:?} at {operation}"),
+            }
+            finished |= done;
+            if done {
+                break;
+            }
+        }
+        assert!(finished, "{to:?} takes more operations than were tried");
+    }
+}
+
+fn mesh_and_cut() -> impl Strategy<Value = (usize, usize, usize, usize)> {
+    (1usize..4, 1usize..4, 0usize..3, 0usize..3)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_cut_of_any_format_holds_the_same_values(
+        (dp, tp, first, second) in mesh_and_cut(), dcp in any::<bool>(), limit in 64u64..4000, dims in prop::collection::vec(0usize..7, 0..4),
+    ) {
+        let store: Arc<dyn Store> = Arc::new(Object::memory());
+        let numel: usize = dims.iter().product();
+        let values: Vec<i32> = (0..numel as i32).collect();
+        let array = Array::from_slice(&values, &dims).unwrap();
+        let state = State::new(vec![Item::whole(Kind::Parameter, "w", &array)]);
+        save(&*alone(), &*store, "ours", &state, &SaveOptions::default()).unwrap();
+        let source = opened(&store, "ours");
+        let mesh = Mesh::new(&[("dp", dp), ("tp", tp)]).unwrap();
+        let place = |dim: usize| if dim < dims.len() { format!("S{dim}") } else { "R".to_string() };
+        let shape = Shape::new(&dims).unwrap();
+        let text = format!("i32{shape} @ dp:{} tp:{}", place(first), place(second));
+        let layout: Layout = text.parse::<planaria_layout::TensorSpec>().unwrap().on(&mesh).unwrap();
+        let options = ConvertOptions {
+            cut: Cut::Layouts(BTreeMap::from([(Key::model("w"), layout)])),
+            max_shard_size: limit,
+            ..ConvertOptions::default()
+        };
+        let to = if dcp { To::TorchDcp } else { To::Planaria };
+        plan(&source, to, &options).unwrap().run(&*store, "cut", &()).unwrap();
+        let cut = opened(&store, "cut");
+        prop_assert_eq!(differences(&source, &cut), []);
+        plan(&cut, To::HuggingFace, &ConvertOptions::default()).unwrap().run(&*store, "whole", &()).unwrap();
+        let whole = opened(&store, "whole");
+        prop_assert_eq!(differences(&source, &whole), []);
+        let entry = whole.model("w").unwrap();
+        let mut bytes = vec![0; numel * 4];
+        Feed::new(&whole).region(&Key::model("w"), &Region::whole(&entry.shape), &mut bytes, &mut Vec::new()).unwrap();
+        prop_assert_eq!(bytes, values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
+    }
+}
