@@ -16,7 +16,7 @@ use std::sync::Arc;
 const FILE: &str = "examples/quickstart.toml";
 
 /// The step at which the run changes its mesh.
-const HALF: u64 = 80;
+const HALF: u64 = 120;
 
 /// Train a small model on this repository's text, then go on with it on another mesh
 #[derive(Debug, clap::Args)]
