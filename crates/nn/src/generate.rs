@@ -5,6 +5,7 @@ use crate::models::{Cache, Model, Run};
 use planaria_array::random::{Key, Window, uniform_f64};
 use planaria_array::{Array, DType};
 use planaria_tensor::{Tensor, no_grad};
+use std::collections::BTreeMap;
 
 /// How the next token is chosen from the scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +63,8 @@ pub struct Generator<'a> {
     cache: Cache,
     /// What the model has not seen yet, `[rows, new]`.
     next: Array,
+    /// Numbers of the rows, which draws are keyed by.
+    numbers: Vec<usize>,
     /// Rows that have ended.
     ended: Vec<bool>,
     made: usize,
@@ -77,15 +80,17 @@ impl<'a> Generator<'a> {
         };
         if let Some(other) = prompts.iter().find(|prompt| prompt.len() != length) {
             let lengths = (length, other.len());
-            return refuse(format!("prompts of {lengths:?} tokens; generate those of one length at a time"));
+            return refuse(format!(
+                "prompts of {lengths:?} tokens; `generate` takes those of one length at a time"
+            ));
         }
         if !(model.stage().embed && model.stage().head) {
             return refuse(format!("the stage of layers {:?} is not a whole model", model.stage().layers));
         }
         let cache = model.cache(length.saturating_add(options.max_new));
         let next = Array::from_slice(&prompts.concat(), &[prompts.len(), length])?;
-        let ended = vec![false; prompts.len()];
-        Ok(Generator { model, options: options.clone(), cache, next, ended, made: 0 })
+        let (numbers, ended) = ((0..prompts.len()).collect(), vec![false; prompts.len()]);
+        Ok(Generator { model, options: options.clone(), cache, next, numbers, ended, made: 0 })
     }
 
     /// The next token of each row; none of rows that have ended. `None` when all have. Collective.
@@ -95,7 +100,7 @@ impl<'a> Generator<'a> {
         }
         let scores = no_grad(|| self.scores())?;
         let mut tokens = Vec::with_capacity(self.ended.len());
-        for (row, scores) in scores.chunks(self.model.config().vocab_size).enumerate() {
+        for (&row, scores) in self.numbers.iter().zip(scores.chunks(self.model.config().vocab_size)) {
             tokens.push(choose(scores, &self.options.choice, row, self.made)?);
         }
         self.next = Array::from_slice(&tokens, &[tokens.len(), 1])?;
@@ -117,12 +122,20 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// New tokens for each prompt, with the one that ended it. Collective.
+/// New tokens for each prompt, with the one that ended it. Prompts may have any lengths; those of one length run
+/// together. What a row gets does not depend on the others. Collective.
 pub fn generate(model: &Model, prompts: &[Vec<i64>], options: &Options) -> Result<Vec<Vec<i64>>> {
+    let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (row, prompt) in prompts.iter().enumerate() {
+        by_length.entry(prompt.len()).or_default().push(row);
+    }
     let mut rows = vec![Vec::new(); prompts.len()];
-    let mut generator = Generator::new(model, prompts, options)?;
-    while let Some(tokens) = generator.next_tokens()? {
-        rows.iter_mut().zip(tokens).for_each(|(row, token)| row.extend(token));
+    for numbers in by_length.into_values() {
+        let together: Vec<Vec<i64>> = numbers.iter().map(|&row| prompts[row].clone()).collect();
+        let mut generator = Generator { numbers, ..Generator::new(model, &together, options)? };
+        while let Some(tokens) = generator.next_tokens()? {
+            generator.numbers.iter().zip(tokens).for_each(|(&row, token)| rows[row].extend(token));
+        }
     }
     Ok(rows)
 }

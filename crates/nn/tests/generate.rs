@@ -8,7 +8,7 @@ use planaria_array::random::Key;
 use planaria_comm::threads;
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
-use planaria_nn::generate::{Choice, Options, generate};
+use planaria_nn::generate::{Choice, Generator, Options, generate};
 use planaria_nn::models::{Model, Run};
 use planaria_tensor::{Tensor, World, no_grad};
 
@@ -100,7 +100,27 @@ fn rows_end_at_a_stop_and_bad_requests_are_refused() {
     };
     assert_eq!(stopped, free.iter().map(until).collect::<Vec<_>>());
     let uneven = [vec![1, 2], vec![3]];
-    assert!(generate(&model, &uneven, &options(Choice::Greedy)).unwrap_err().to_string().contains("(2, 1)"));
+    assert!(
+        Generator::new(&model, &uneven, &options(Choice::Greedy)).unwrap_err().to_string().contains("(2, 1)")
+    );
+    assert!(generate(&model, &[vec![1], Vec::new()], &options(Choice::Greedy)).is_err());
     let cold = Choice::Sample { temperature: 0.0, top_k: None, top_p: None, key: Key::new(0, 0) };
     assert!(generate(&model, &prompts(), &options(cold)).is_err());
+}
+
+#[test]
+fn prompts_of_any_lengths_get_what_each_gets_alone() {
+    let model = Golden::read("qwen2-moe").model(None, DType::F64);
+    let rows = [vec![4i64, 9], vec![1, 5, 9, 2], vec![8, 8], vec![3]];
+    let alone = |row: &Vec<i64>| {
+        generate(&model, std::slice::from_ref(row), &options(Choice::Greedy)).unwrap().remove(0)
+    };
+    let all = generate(&model, &rows, &options(Choice::Greedy)).unwrap();
+    assert_eq!(all, rows.iter().map(alone).collect::<Vec<_>>());
+    // Draws of a row follow from its number, whatever stands beside it.
+    let sampled = options(Choice::Sample { temperature: 1.0, top_k: None, top_p: None, key: Key::new(2, 3) });
+    let all = generate(&model, &rows, &sampled).unwrap();
+    let first = generate(&model, &rows[..1], &sampled).unwrap();
+    assert_eq!(all[0], first[0]);
+    assert_ne!(all[0], all[2]);
 }
