@@ -73,6 +73,15 @@ impl Comm for Counted {
     }
 }
 
+const EXPERTS: &[&str] = &[
+    "mesh=ep=2",
+    "model.kind=qwen2_moe",
+    "model.num_experts=4",
+    "model.num_experts_per_tok=2",
+    "model.moe_intermediate_size=64",
+    "model.shared_expert_intermediate_size=64",
+];
+
 const BASE: &str = "
     [model]
     hidden_size = 64
@@ -134,6 +143,7 @@ fn a_step_sends_what_its_plan_says() {
         &["mesh=tp=2"],
         &["mesh=tp=2", "train.sequence_parallel=true"],
         &["mesh=tp=2", "train.recompute=full"],
+        EXPERTS,
         &[
             "mesh=tp=2",
             "train.recompute=blocks",

@@ -5,8 +5,11 @@ use crate::pipeline::StageBytes;
 use planaria_layout::DType;
 use planaria_nn::models::{Config as ModelConfig, Stage};
 
-/// Bytes of scores that the loss keeps at most, above which it computes them again piece by piece.
+/// Bytes of scores that the loss has at once.
 const SCORES: u64 = 32 << 20;
+
+/// Rows of scores that the loss has at once at least.
+const LEAST_ROWS: u64 = 256;
 
 /// Sizes on one rank.
 pub(super) struct Shapes {
@@ -89,17 +92,18 @@ impl Shapes {
         self.attention(model) + self.feed_forward(model, layer)
     }
 
-    /// What norm, head and loss keep, and the most that they need besides.
+    /// What norm, head and loss keep, and the most that their forward needs in all. The loss computes its gradients with the
+    /// scores at hand, some rows at a time: those of the hidden states and of the weight are kept, scores are not.
     fn head(&self, model: &ModelConfig) -> (u64, u64) {
-        let normed =
-            self.hidden(model) + self.tokens * model.hidden_size as u64 * self.size + 4 * self.between;
-        let scores = self.tokens * 4 * (model.vocab_size as u64).div_ceil(self.tp);
-        let narrow = if self.size < 4 { scores / 4 * self.size } else { 0 };
-        match scores > SCORES {
-            // Scores, those before they were widened, and their gradient, of one piece.
-            true => (normed, 2 * SCORES + SCORES / 4 * self.size),
-            false => (normed + scores + 4 * self.tokens, narrow + scores),
-        }
+        let (width, window) = (model.hidden_size as u64, (model.vocab_size as u64).div_ceil(self.tp));
+        let states = self.tokens * width * self.size;
+        let kept = self.hidden(model) + 4 * self.between + states + window * width * self.size;
+        let rows = (SCORES / (4 * window).max(1)).max(LEAST_ROWS).min(self.tokens);
+        let narrow = if self.size < 4 { rows * window * self.size } else { 0 };
+        // Normed states, scores and their gradient, the weight's gradient in f32 and what is added to it.
+        let besides =
+            self.hidden(model) + 2 * states + 2 * rows * window * 4 + narrow + 2 * window * width * 4;
+        (kept, besides.max(kept))
     }
 
     /// Bytes of one part for one micro-batch.
@@ -121,7 +125,7 @@ impl Shapes {
         let inside = self.feed_forward(model, last).max(self.attention(model) / 2) / 3 * 2 + 2 * hidden;
         let input = if part.embed { 0 } else { hidden };
         // What the head keeps is gone when backward reaches the blocks.
-        let peak = (again + inside).saturating_sub(kept).max(besides + hidden);
+        let peak = (again + inside).saturating_sub(kept).max(kept);
         StageBytes {
             input,
             output: if part.head { 0 } else { hidden },
@@ -131,7 +135,7 @@ impl Shapes {
             saved_input: if part.layers.is_empty() { 0 } else { input },
             saved_output: 0,
             held: (saved + kept) / 2,
-            forward_peak: inside.max(besides).max(again),
+            forward_peak: (saved + besides).max(again),
             backward_peak: peak,
             input_peak: peak,
             weight_peak: inside,

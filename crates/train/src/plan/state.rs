@@ -21,6 +21,8 @@ pub(super) struct Piece {
     pub(super) shared: bool,
     /// The other leaf of its value is on another stage.
     pub(super) across: bool,
+    /// Each rank of `ep` has experts of its own in it.
+    pub(super) experts: bool,
     /// Its block is computed again in backward.
     pub(super) again: bool,
 }
@@ -53,6 +55,7 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
             numel,
             own: Share::new(numel, setting.data_ranks).range(0).len(),
             shared: twin.is_some_and(here),
+            experts: spec.ep.is_some(),
             again: again.iter().any(|block| spec.name.starts_with(block)),
             across: first != last && (embedding || twin.is_some_and(|twin| !here(twin))),
         }

@@ -39,6 +39,7 @@ pub(super) fn of_rank(
     out.extend(pipeline(setting, stage));
     out.extend(tensor(setting, parts));
     out.extend(experts(setting, parts));
+    out.push(divided_batch(setting, pieces));
     let tied: u64 = pieces.iter().filter(|piece| piece.across).map(|piece| 4 * piece.own as u64).sum();
     out.push(Traffic { what: "tied sums", axis: "pp", call: "send", times: 1, bytes: tied });
     out.retain(|traffic| traffic.bytes > 0);
@@ -96,6 +97,14 @@ fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
     let times = parts.iter().map(of_part).sum::<u64>() * setting.geometry.accumulation;
     let call = if setting.config.train.sequence_parallel { "all-to-all" } else { "all-reduce" };
     vec![Traffic { what: "activations", axis: "tp", call, times, bytes: times * 2 * sent(whole, tp) }]
+}
+
+/// Ranks of `ep` see different samples: gradients of what they all have are summed over them after each micro-batch.
+fn divided_batch(setting: &Setting<'_>, pieces: &[Piece]) -> Traffic {
+    let common: u64 = pieces.iter().filter(|piece| !piece.experts).map(|piece| piece.numel as u64).sum();
+    let times = setting.geometry.accumulation;
+    let bytes = times * 2 * sent(common * setting.dtype.size() as u64, setting.inner.axis_size(0) as u64);
+    Traffic { what: "gradients", axis: "ep", call: "all-reduce", times, bytes }
 }
 
 /// Tokens to the ranks of their experts and back, forward and backward.
