@@ -146,18 +146,27 @@ fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
             (Exit::Usage, Some("name one of them, or choose a flex save with `--uid`".to_string()))
         }
         Error::NoTensor { .. } => (Exit::Usage, Some("`planaria inspect` lists the names".to_string())),
-        Error::Unsupported { .. } | Error::Request { .. } => (Exit::Usage, None),
         Error::Mapping(_) => {
             (Exit::Usage, Some("docs/concepts/mapping.md explains the language".to_string()))
         }
-        Error::Stopped => (Exit::Negative, None),
+        Error::Comm(_) => (Exit::PeerLost, None),
+        Error::Array(_) | Error::Stopped => (Exit::Negative, None),
         Error::Torn { .. } => {
             damaged("the save was not finished or lost a file; use the checkpoint before it")
         }
         Error::Conflict { .. } => {
             damaged("ranks held different values under one name; use another checkpoint")
         }
-        _ => damaged("the file was changed or not written to its end; copy it again from where it came from"),
+        Error::Pickle { .. }
+        | Error::Malformed { .. }
+        | Error::Tiles { .. }
+        | Error::Mismatch { .. }
+        | Error::Duplicate { .. }
+        | Error::Damaged { .. } => {
+            damaged("the file was changed or not written to its end; copy it again from where it came from")
+        }
+        // What is left is about what was asked for, and says itself what would be right.
+        _ => (Exit::Usage, None),
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) enum Spread {
     Some,
 }
 
-/// Memory for the work, divided: many threads with small parts, and one with large parts for tensors whose rows are
+/// Memory for the work, divided: many threads with small parts, and two with large parts for tensors whose rows are
 /// spread over the source.
 #[derive(Debug)]
 pub(super) struct Crew {
@@ -48,7 +48,8 @@ impl Crew {
         let per_thread = (for_small / threads).saturating_sub(SCRATCH);
         let options = |threads, chunk| TransferOptions { threads, chunk, ..TransferOptions::default() };
         let small = options(threads, (per_thread / share).clamp(64 << 10, 8 << 20));
-        let large = (spread == Spread::Some).then(|| options(1, (for_large / share).max(64 << 10)));
+        let pair = threads.min(2);
+        let large = (spread == Spread::Some).then(|| options(pair, (for_large / pair / share).max(64 << 10)));
         Crew { small: Transfer::new(small), large: large.map(Transfer::new) }
     }
 }
