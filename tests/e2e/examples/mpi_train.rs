@@ -23,6 +23,10 @@ fn main() -> Result<()> {
 }
 
 fn check(folder: &std::path::Path, comm: &Arc<dyn Comm>) -> Result<()> {
+    if comm.rank() == 0 && folder.exists() {
+        std::fs::remove_dir_all(folder)?;
+    }
+    comm.barrier()?;
     let sandbox = comm.agree(Sandbox::at(folder).map_err(|e| e.to_string()))?;
     for (number, (mesh, more)) in MESHES.iter().enumerate() {
         let name = format!("mpi-{number}");
