@@ -87,7 +87,18 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
     }
     let package = ["--quiet", "--package", "planaria-train", "--features", "mpi"];
     count(under_mpirun(root, "mpi_pipeline", &package, 3, "5").success);
+    let package = ["--quiet", "--package", "planaria-e2e", "--features", "mpi"];
+    count(under_mpirun(root, "mpi_train", &package, 4, "target/mpi-train").success);
+    count(restart(root, &package));
     (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+/// Kills a rank of a training job; the launcher must go on without it.
+fn restart(root: &Path, package: &[&str]) -> bool {
+    let command = ["build", "--quiet", "--package", "planaria-cli", "--features", "mpi"];
+    let mut killed = cargo(root, ["run", "--example", "mpi_restart"]);
+    killed.args(package).args(["--", "target/mpi-restart"]);
+    run(&mut cargo(root, command)).success && run(&mut killed).success
 }
 
 /// Runs an example as several processes.

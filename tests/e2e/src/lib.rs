@@ -12,21 +12,41 @@ use tempfile::TempDir;
 /// A folder in which runs learn.
 #[derive(Debug)]
 pub struct Sandbox {
-    folder: TempDir,
+    path: PathBuf,
+    /// Taken away with the sandbox.
+    _folder: Option<TempDir>,
 }
 
 impl Sandbox {
     /// With a text of a few thousand characters.
     pub fn new() -> Result<Sandbox> {
         let folder = tempfile::tempdir()?;
+        let sandbox = Sandbox { path: folder.path().to_path_buf(), _folder: Some(folder) };
+        sandbox.write_text()?;
+        Ok(sandbox)
+    }
+
+    /// The same in a folder that stays; several processes may share it.
+    pub fn at(path: &Path) -> Result<Sandbox> {
+        std::fs::create_dir_all(path)?;
+        let sandbox = Sandbox { path: path.to_path_buf(), _folder: None };
+        sandbox.write_text()?;
+        Ok(sandbox)
+    }
+
+    fn write_text(&self) -> Result<()> {
         let line = |i: usize| format!("{i}: cut the worm anywhere, piece {} grows back whole.\n", i * i % 97);
-        std::fs::write(folder.path().join("text.txt"), (0..120).map(line).collect::<String>())?;
-        Ok(Sandbox { folder })
+        let text: String = (0..120).map(line).collect();
+        let file = self.path.join("text.txt");
+        match std::fs::read_to_string(&file) {
+            Ok(there) if there == text => Ok(()),
+            _ => Ok(std::fs::write(file, text)?),
+        }
     }
 
     /// The folder.
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        &self.path
     }
 
     /// A run's folder.

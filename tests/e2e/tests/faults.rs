@@ -2,31 +2,78 @@
 
 use anyhow::{Result, ensure};
 use planaria_e2e::{Recorder, Sandbox, tensors};
+use planaria_store::{Entry, Local, PutMode, Reader, Sharing, Store, Writer};
 use planaria_train::Trainer;
 use planaria_train::event::Event;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Saves fail from some step on, because a file stands where their folder should be; the run goes on to its end and
-/// the last good checkpoint stays.
+/// A disk with room for so many bytes.
+#[derive(Debug)]
+struct Small {
+    disk: Local,
+    room: AtomicU64,
+}
+
+impl Small {
+    fn take(&self, name: &str, bytes: u64) -> planaria_store::Result<()> {
+        let taken = self.room.fetch_update(Relaxed, Relaxed, |room| room.checked_sub(bytes));
+        let full = |_| planaria_store::Error::Io {
+            name: name.to_string(),
+            op: "write",
+            kind: std::io::ErrorKind::StorageFull,
+            message: "no space left on device".to_string(),
+        };
+        taken.map(drop).map_err(full)
+    }
+}
+
+impl Store for Small {
+    fn address(&self) -> String {
+        self.disk.address()
+    }
+
+    fn list(&self, folder: &str) -> planaria_store::Result<Vec<Entry>> {
+        self.disk.list(folder)
+    }
+
+    fn reader(&self, name: &str) -> planaria_store::Result<Box<dyn Reader>> {
+        self.disk.reader(name)
+    }
+
+    fn writer(&self, name: &str, len: u64, sharing: Sharing) -> planaria_store::Result<Box<dyn Writer>> {
+        self.take(name, len)?;
+        self.disk.writer(name, len, sharing)
+    }
+
+    fn put(&self, name: &str, bytes: &[u8], mode: PutMode) -> planaria_store::Result<()> {
+        self.take(name, bytes.len() as u64)?;
+        self.disk.put(name, bytes, mode)
+    }
+
+    fn delete(&self, name: &str) -> planaria_store::Result<()> {
+        self.disk.delete(name)
+    }
+}
+
 #[test]
-fn a_failed_save_does_not_stop_training() -> Result<()> {
+fn a_disk_that_fills_up_does_not_stop_training() -> Result<()> {
     let sandbox = Sandbox::new()?;
     let more = ["checkpoint.every=1", "checkpoint.keep=9", "checkpoint.final_save=false"];
-    std::fs::create_dir_all(sandbox.run_dir("run").join("ckpt"))?;
-    for step in 2..=4 {
-        std::fs::write(sandbox.run_dir("run").join(format!("ckpt/step-{step:08}")), "in the way")?;
-    }
     let recorder = Recorder::shared();
     let config = sandbox.config("run", "dp=2", &more)?;
-    let outcome = Trainer::new(config).observer(recorder.clone()).run(None)?;
+    // One checkpoint is about 300 kB: the second stops half way.
+    let disk = Small { disk: Local::new(sandbox.run_dir("run")), room: AtomicU64::new(450_000) };
+    let outcome = Trainer::new(config).store(Arc::new(disk)).observer(recorder.clone()).run(None)?;
     assert_eq!((outcome.step, outcome.losses.len()), (4, 4));
-    assert_eq!(outcome.checkpoint.as_deref(), Some("ckpt/step-00000001"));
-    let failed = recorder.events().iter().filter(|e| matches!(e, Event::SaveFailed { .. })).count();
-    assert_eq!(failed, 2, "{:?}", recorder.events());
-    tensors(&sandbox.run_dir("run").join("ckpt/step-00000001"))?;
-
-    for step in 2..=4 {
-        std::fs::remove_file(sandbox.run_dir("run").join(format!("ckpt/step-{step:08}")))?;
-    }
+    assert_eq!(outcome.checkpoint.as_deref(), Some("ckpt/step-00000001"), "{:?}", recorder.events());
+    let failed = recorder.events().into_iter().filter_map(|event| match event {
+        Event::SaveFailed { error, .. } => Some(error),
+        _ => None,
+    });
+    let failed: Vec<String> = failed.collect();
+    ensure!(failed.len() == 2 && failed.iter().all(|e| e.contains("no space left")), "{failed:?}");
+    // Where there is room again, the run goes on from the last good checkpoint.
     let resumed = sandbox.train("run", "dp=2", &[])?;
     assert_eq!(resumed.outcome.losses, outcome.losses[1..]);
     resumed.same_tensors(&Sandbox::new()?.train("run", "", &[])?)

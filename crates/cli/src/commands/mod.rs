@@ -1,6 +1,7 @@
 //! The verbs, one file each: its arguments and what it does.
 
 mod completions;
+mod config;
 mod convert;
 mod diff;
 mod generate;
@@ -23,6 +24,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Completions(completions::Args),
+    Config(config::Args),
     Convert(convert::Args),
     Diff(diff::Args),
     Generate(generate::Args),
@@ -42,6 +44,7 @@ impl Command {
     pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
         match self {
             Command::Completions(args) => completions::run(args, terminal),
+            Command::Config(args) => config::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Generate(args) => generate::run(args, terminal),

@@ -20,6 +20,7 @@ use planaria_comm::{Comm, CommExt, threads};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
 use planaria_nn::models::Config as ModelConfig;
+use planaria_store::Store;
 use planaria_tensor::World;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +50,7 @@ pub struct Trainer {
     observer: Arc<dyn Observer>,
     requests: Requests,
     last: Option<u64>,
+    store: Option<Arc<dyn Store>>,
 }
 
 /// What all ranks of a process share.
@@ -62,12 +64,14 @@ pub(crate) struct Job {
     pub(crate) requests: Requests,
     /// The last step of this call, where that is not the last of the run.
     pub(crate) last: Option<u64>,
+    /// Where checkpoints go, if not to the run's folder.
+    pub(crate) store: Option<Arc<dyn Store>>,
 }
 
 impl Trainer {
     /// A run of this configuration.
     pub fn new(config: Config) -> Trainer {
-        Trainer { config, observer: Arc::new(Silent), requests: Requests::default(), last: None }
+        Trainer { config, observer: Arc::new(Silent), requests: Requests::default(), last: None, store: None }
     }
 
     /// With a listener.
@@ -80,6 +84,12 @@ impl Trainer {
     #[must_use]
     pub fn requests(self, requests: Requests) -> Trainer {
         Trainer { requests, ..self }
+    }
+
+    /// With checkpoints in a store of one's own instead of the run's folder.
+    #[must_use]
+    pub fn store(self, store: Arc<dyn Store>) -> Trainer {
+        Trainer { store: Some(store), ..self }
     }
 
     /// Stops after this step as if it was asked to: the schedule stays that of the whole run.
@@ -145,8 +155,8 @@ impl Trainer {
         let tokenizer = config.data.open_tokenizer()?;
         let model = setup::model_config(&config, &tokenizer)?;
         let data = config.data.open(&tokenizer)?;
-        let Trainer { observer, requests, last, .. } = self.clone();
-        Ok(Job { config, model, tokenizer, data, observer, requests, last })
+        let Trainer { observer, requests, last, store, .. } = self.clone();
+        Ok(Job { config, model, tokenizer, data, observer, requests, last, store })
     }
 }
 

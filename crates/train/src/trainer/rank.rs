@@ -118,11 +118,14 @@ pub(super) fn geometry(job: &Job, place: &Position) -> Result<Geometry> {
     })?)
 }
 
-/// The run's folder as a store; made where it is not there.
+/// Where checkpoints go: the run's folder, made where it is not there, or the store that was given.
 fn run_store(job: &Job) -> Result<Arc<dyn Store>> {
     let dir = job.config.run_dir();
     std::fs::create_dir_all(&dir).map_err(|source| Error::Io { path: dir.display().to_string(), source })?;
-    Ok(planaria_store::open(&dir.display().to_string())?)
+    match &job.store {
+        Some(store) => Ok(store.clone()),
+        None => Ok(planaria_store::open(&dir.display().to_string())?),
+    }
 }
 
 impl RankRun<'_> {

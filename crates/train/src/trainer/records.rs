@@ -46,8 +46,10 @@ impl Records {
     /// Keeps what is worth keeping of an event.
     pub(super) fn event(&self, event: &Event) {
         let (level, message, values) = match event {
-            Event::Started { mesh, step, .. } => {
-                (Level::Info, "started", vec![("mesh", json!(mesh)), ("step", json!(step))])
+            Event::Started { mesh, step, ranks, .. } => {
+                let process = json!(std::process::id());
+                let values = [("mesh", json!(mesh)), ("step", json!(step)), ("ranks", json!(ranks))];
+                (Level::Info, "started", [&values[..], &[("process", process)]].concat())
             }
             Event::Resumed { folder, step, .. } => {
                 (Level::Info, "resumed", vec![("folder", json!(folder)), ("step", json!(step))])
