@@ -68,7 +68,7 @@ fn kind_of(case: &Case) -> Result<(Kind, usize)> {
     let kind = match name.trim().trim_start_matches("torch.").trim_start_matches("Schedule") {
         "FThenB" | "GPipe" => Kind::ForwardThenBackward,
         "1F1B" => Kind::OneForwardOneBackward,
-        "VPP" | "1F1B-int" | "Interleaved1F1B" => Kind::Interleaved,
+        "VPP" | "1F1B-int" | "Interleaved1F1B" | "LoopedBFS" => Kind::Interleaved,
         "ZBH1" | "ZB1P" | "VPP_split" | "InterleavedZeroBubble" => Kind::ZeroBubble,
         "ZBV" | "ZBVPP" | "DualPipeV" | "ZBVZeroBubble" => Kind::ZeroBubbleV,
         other => bail!("unknown schedule '{other}'"),

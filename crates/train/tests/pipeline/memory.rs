@@ -102,6 +102,9 @@ fn copied<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> u64 {
     tensors.filter(|t| !t.local().is_contiguous()).map(|t| size(std::slice::from_ref(t))).max().unwrap_or(0)
 }
 
+/// Places to start backward from, with their gradients.
+type Roots = Vec<(History, Option<Tensor>)>;
+
 /// Forward of one stage alone, and what is alive around it.
 struct Probe<'a> {
     work: &'a mut Steady,
@@ -111,7 +114,7 @@ struct Probe<'a> {
 
 impl Probe<'_> {
     /// Runs forward; gives the slots of inputs, the places of outputs, what comes out, and the level before.
-    fn forward(&mut self) -> (Vec<History>, Vec<(History, Option<Tensor>)>, Vec<Tensor>, u64) {
+    fn forward(&mut self) -> (Vec<History>, Roots, Vec<Tensor>, u64) {
         let inputs: Vec<Tensor> =
             if self.stage == 0 { vec![] } else { self.like.iter().map(received).collect() };
         let slots = inputs.iter().filter_map(Tensor::history).collect();
@@ -123,7 +126,7 @@ impl Probe<'_> {
         (slots, roots.collect(), outputs, level)
     }
 
-    fn seeded(roots: Vec<(History, Option<Tensor>)>, is_last: bool) -> Vec<(History, Option<Tensor>)> {
+    fn seeded(roots: Roots, is_last: bool) -> Roots {
         let grad =
             |place: &History| Tensor::new(Array::zeros(&place.spec().shape, place.spec().dtype).unwrap());
         roots
@@ -180,6 +183,7 @@ impl Probe<'_> {
         if self.stage > 0 {
             self.measure_held(&mut bytes, is_last);
         }
+        self.measure_waiting(&mut bytes, is_last);
         (bytes, kinds)
     }
 
@@ -195,6 +199,33 @@ impl Probe<'_> {
         drop((inputs, roots));
         bytes.saved_input = bytes.saved + bytes.input - held;
         bytes.passed = if is_last { 0 } else { bytes.output - bytes.saved_output - (both - held) };
+    }
+
+    /// How much of what waits for the second part of backward is the input or the output.
+    fn measure_waiting(&mut self, bytes: &mut StageBytes, is_last: bool) {
+        let inputs: Vec<Tensor> = match self.stage {
+            0 => vec![],
+            _ => self.like.iter().map(received).collect(),
+        };
+        let slots: Vec<History> = inputs.iter().filter_map(Tensor::history).collect();
+        let outputs = self.work.forward(At { stage: self.stage, micro: 0 }, inputs.clone()).unwrap();
+        let places =
+            outputs.iter().filter(|t| t.dtype().is_float()).filter_map(|t| Some((t.history()?, None)));
+        let roots = Probe::seeded(places.collect(), is_last);
+        let (grads, later) = backward_inputs(&roots, &slots).unwrap();
+        drop((roots, grads, slots));
+        let all = live();
+        drop(inputs);
+        let without_inputs = live();
+        drop(outputs);
+        let without_both = live();
+        if self.stage > 0 {
+            bytes.held_input = bytes.input - (all - without_inputs) - bytes.passed;
+        }
+        if !is_last {
+            bytes.held_output = bytes.output - (without_inputs - without_both);
+        }
+        drop(later);
     }
 }
 
@@ -245,8 +276,16 @@ fn plan_of(layers: Vec<Layer>, micros: usize) -> Plan {
     Plan { layers, rows: vec![16; micros], ..Plan::new(0, 0) }
 }
 
-const LAYERS: [Layer; 6] =
-    [Layer::Plain, Layer::FullRecompute, Layer::Residual, Layer::Identity, Layer::Recomputed, Layer::View];
+const LAYERS: [Layer; 8] = [
+    Layer::Plain,
+    Layer::FullRecompute,
+    Layer::Residual,
+    Layer::Identity,
+    Layer::Tanh,
+    Layer::Plain,
+    Layer::Recomputed,
+    Layer::View,
+];
 
 #[test]
 fn measured_peaks_equal_the_simulator() {
@@ -254,14 +293,16 @@ fn measured_peaks_equal_the_simulator() {
         let (least, most) = kind.chunks();
         let sizes = [(1, 1), (2, 1), (4, 1), (2, 2), (3, 2)];
         for (p, chunks) in sizes.into_iter().filter(|(_, chunks)| (least..=most).contains(chunks)) {
-            for (m, shift) in [(1, 0), (5, 0), (5, 3)] {
+            for (m, shift) in [(1, 0), (4, 0), (4, 3), (4, 4)] {
                 let layers = (0..p * chunks).map(|stage| LAYERS[(stage + shift) % LAYERS.len()]).collect();
                 let plan = plan_of(layers, m);
                 let bytes = profile(&plan);
                 let schedule = kind.build(p, m, chunks).unwrap();
-                // Neighbours on one rank hold one tensor twice; that is counted exactly for early release only.
+                // The peaks inside the work were measured with early release; holding on moves them where backward
+                // would have freed an output on its way, and neighbours on one rank hold some tensors twice.
+                let moved = kind == Kind::ZeroBubbleV || plan.layers.contains(&Layer::Tanh);
                 let both = [Release::Early, Release::AfterBackward];
-                for &release in &both[..if kind == Kind::ZeroBubbleV { 1 } else { 2 }] {
+                for &release in &both[..if moved { 1 } else { 2 }] {
                     let expected = simulated(&bytes, &schedule, release);
                     let found = measured(&plan, &schedule, release);
                     assert_eq!(

@@ -48,10 +48,12 @@ pub(crate) enum Layer {
     FullRecompute,
     /// The input beside a product of it, and no bias.
     Plain,
+    /// Ends with an op that saves its output.
+    Tanh,
 }
 
-pub(crate) const MIXED: [Layer; 5] =
-    [Layer::Residual, Layer::Identity, Layer::View, Layer::Recomputed, Layer::Plain];
+pub(crate) const MIXED: [Layer; 6] =
+    [Layer::Residual, Layer::Identity, Layer::View, Layer::Recomputed, Layer::Plain, Layer::Tanh];
 
 /// A model: stage 0 takes data, the last stage gives the loss, and both have a leaf over one tied value.
 #[derive(Clone, Debug)]
@@ -131,6 +133,7 @@ fn layer(layer: Layer, w: &[Tensor], x: &Tensor) -> Result<Tensor> {
         Layer::Residual => x.add(&linear(&linear(x, &w[0], Some(&w[1]))?.gelu()?, &w[0], None)?)?,
         Layer::View => w[0].matmul(&x.transpose(0, 1)?)?.transpose(0, 1)?,
         Layer::Plain => x.matmul(&w[0])?.add(x)?,
+        Layer::Tanh => x.matmul(&w[0])?.tanh()?,
         Layer::Recomputed => {
             let captured = w.to_vec();
             let again = recompute(&[x], move |x| Ok(vec![block(&x[0], &captured)?]))?;
