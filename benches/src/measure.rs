@@ -25,6 +25,32 @@ pub fn measure<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Res
     Ok(samples)
 }
 
+/// The memory this process had when a case began, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory(u64);
+
+impl Memory {
+    /// Starts to watch: forgets the peak so far. Absent where the system does not tell.
+    pub fn watch() -> Option<Memory> {
+        // 5 resets the peak of the resident set to what it is now.
+        fs::write("/proc/self/clear_refs", "5").ok()?;
+        status("VmRSS:").map(Memory)
+    }
+
+    /// The peak since, above what there was, and as a whole.
+    pub fn peak(self) -> Option<[u64; 2]> {
+        let peak = status("VmHWM:")?;
+        Some([peak.saturating_sub(self.0), peak])
+    }
+}
+
+/// A line of this process's status, in bytes.
+fn status(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
 /// Seconds that all threads of this process ran, and that they waited for a CPU; zeros where the system does
 /// not tell.
 fn thread_times() -> [f64; 2] {
@@ -41,6 +67,13 @@ fn thread_times() -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_peak_counts_what_was_given_back() {
+        let Some(memory) = Memory::watch() else { return };
+        drop(std::hint::black_box(vec![1u8; 64 << 20]));
+        assert!(memory.peak().is_some_and(|[grown, all]| grown >= 60 << 20 && all > grown));
+    }
 
     #[test]
     fn slow_work_is_sampled_twice_and_fast_work_at_most_sixty_times() {

@@ -14,6 +14,9 @@ use crate::stats::{Times, geometric_mean};
 use crate::table::{FAMILIES, Family};
 use crate::worker::Answer;
 
+/// The family whose peak memory is compared too.
+const MEMORY_OF: &str = "train";
+
 /// Name of our own worker.
 pub const OURS: &str = "ours";
 
@@ -24,6 +27,8 @@ pub struct Series {
     pub samples: Vec<Sample>,
     /// Sum and scale of the result.
     pub check: Option<[f64; 2]>,
+    /// Peaks of memory in bytes, the largest of all rounds: above what there was before, and as a whole.
+    pub peak: Option<[u64; 2]>,
     /// Why there are no samples.
     pub unsupported: Option<String>,
 }
@@ -37,9 +42,11 @@ impl Answers {
     pub fn add(&mut self, case: &str, worker: &'static str, answer: Answer) {
         let series = self.0.entry(case.to_owned()).or_default().entry(worker).or_default();
         match answer {
-            Answer::Timed { s, check } => {
+            Answer::Timed { s, check, peak } => {
                 series.samples.extend(s);
                 series.check = Some(check);
+                let larger = |a: [u64; 2], b: [u64; 2]| [a[0].max(b[0]), a[1].max(b[1])];
+                series.peak = series.peak.into_iter().chain(peak).reduce(larger);
             }
             Answer::Unsupported { unsupported } => series.unsupported = Some(unsupported),
         }
@@ -87,6 +94,9 @@ impl Answers {
                 );
                 cases.iter().for_each(|case| self.row(&mut text, family, case, workers));
                 self.mean_row(&mut text, family, workers);
+                if family.name == MEMORY_OF {
+                    cases.iter().for_each(|case| self.memory(&mut text, case, workers));
+                }
                 text.push('\n');
             }
         }
@@ -121,13 +131,27 @@ impl Answers {
         }
     }
 
+    /// Peak memory of one case, worker by worker, and ours over that of plain torch.
+    fn memory(&self, text: &mut String, case: &str, workers: &[&'static str]) {
+        let peak =
+            |worker: &str| self.0.get(case).and_then(|by| by.get(worker)).and_then(|series| series.peak);
+        let mib = |bytes: u64| bytes >> 20;
+        let _ = write!(text, "\n{case}, peak memory in MiB above the start of the case (of the process):");
+        for (worker, [grown, all]) in workers.iter().filter_map(|w| Some((w, peak(w)?))) {
+            let _ = write!(text, " {worker} {} ({});", mib(grown), mib(all));
+        }
+        if let (Some([ours, _]), Some([torch, _])) = (peak(OURS), peak("torch")) {
+            let _ = write!(text, " ratio {:.2}", ours as f64 / torch.max(1) as f64);
+        }
+        text.push('\n');
+    }
+
     fn to_json(&self) -> Value {
         // Tenths of microseconds are finer than the clock's noise, and keep the record small.
         let short = |s: &Sample| {
             json!([(s[0] * 1e7).round() / 10.0, (s[1] * 1e6).round() as u64, (s[2] * 1e6).round() as u64])
         };
-        let series =
-            |s: &Series| json!({"us": s.samples.iter().map(short).collect::<Vec<_>>(), "check": s.check});
+        let series = |s: &Series| json!({"us": s.samples.iter().map(short).collect::<Vec<_>>(), "check": s.check, "peak": s.peak});
         let case = |by: &BTreeMap<&'static str, Series>| {
             Value::Object(by.iter().map(|(worker, s)| ((*worker).to_owned(), series(s))).collect())
         };
@@ -229,7 +253,11 @@ mod tests {
     use super::*;
 
     fn timed(ms: f64, check: f64) -> Answer {
-        Answer::Timed { s: vec![[ms / 1e3, 0.0, 0.0]; 3], check: [check, 10.0] }
+        Answer::Timed {
+            s: vec![[ms / 1e3, 0.0, 0.0]; 3],
+            check: [check, 10.0],
+            peak: Some([3 << 20, 9 << 20]),
+        }
     }
 
     fn answers() -> Answers {
@@ -254,6 +282,15 @@ mod tests {
         ));
         assert!(tables.contains("| adamw_10m | – | – | – | – | – | no such kernel |"));
         assert!(tables.contains("| **geometric mean** | | | | **0.50** | 0.50 | ok |"));
+    }
+
+    #[test]
+    fn the_training_step_names_its_peak_memory() {
+        let mut answers = Answers::default();
+        answers.add("train_step", OURS, timed(1.0, 1.0));
+        answers.add("train_step", "torch", timed(1.0, 1.0));
+        let tables = answers.tables(&[OURS, "torch"]);
+        assert!(tables.contains("ours 3 (9); torch 3 (9); ratio 1.00"), "{tables}");
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub enum Answer {
         s: Vec<Sample>,
         /// Sum and scale of the first result, to compare workers by.
         check: [f64; 2],
+        /// Peak of the resident memory in bytes: above what it was before, and as a whole.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peak: Option<[u64; 2]>,
     },
     /// It cannot run it, for this reason.
     Unsupported {
@@ -91,7 +94,7 @@ mod tests {
         done"#;
         let mut worker = Worker::start("test", Command::new("sh").args(["-c", script])).unwrap();
         assert!(
-            matches!(worker.time("a", 7).unwrap(), Answer::Timed { s, check: [1.0, 2.0] } if s == [[0.5, 0.5, 0.0]])
+            matches!(worker.time("a", 7).unwrap(), Answer::Timed { s, check: [1.0, 2.0], peak: None } if s == [[0.5, 0.5, 0.0]])
         );
         assert!(
             matches!(worker.time("b", 7).unwrap(), Answer::Unsupported { unsupported } if unsupported == "7")

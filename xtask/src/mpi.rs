@@ -99,6 +99,35 @@ fn restart(root: &Path, package: &[&str]) -> bool {
     let mut killed = cargo(root, ["run", "--example", "mpi_restart"]);
     killed.args(package).args(["--", "target/mpi-restart"]);
     run(&mut cargo(root, command)).success && run(&mut killed).success
+/// Free memory that the transfers past 2^31 elements need: two ranks, with what they hold and what is under way.
+const HUGE_GIB: u64 = 12;
+
+/// Transfers of more elements than an `int` counts, where the machine has room for them.
+pub(crate) fn huge_step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts) {
+    if let Err(reason) = found.clone().and_then(|()| roomy(free_gib())) {
+        return (Outcome::Skipped(reason), Counts::default());
+    }
+    let package = ["--quiet", "--package", "planaria-comm", "--features", "mpi"];
+    let passed = under_mpirun(root, "mpi_conformance", &package, 2, "huge").success;
+    let counts = Counts { passed: u64::from(passed), failed: u64::from(!passed) };
+    (if passed { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+fn roomy(free: Option<u64>) -> Result<(), String> {
+    match free {
+        Some(free) if free >= HUGE_GIB => Ok(()),
+        Some(free) => Err(format!("needs {HUGE_GIB} GiB of free memory, {free} here")),
+        None => {
+            Err(format!("needs {HUGE_GIB} GiB of free memory; this system does not tell how much it has"))
+        }
+    }
+}
+
+/// What the system says it can give without swapping.
+fn free_gib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? >> 20)
 }
 
 /// Runs an example as several processes.
@@ -121,6 +150,13 @@ fn ended(ran: &Ran, end: End, ranks: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_little_memory_is_named() {
+        assert_eq!(roomy(Some(HUGE_GIB)), Ok(()));
+        assert_eq!(roomy(Some(3)), Err("needs 12 GiB of free memory, 3 here".into()));
+        assert!(roomy(None).is_err());
+    }
 
     #[test]
     fn a_failing_part_needs_the_word_of_every_rank() {

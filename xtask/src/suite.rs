@@ -26,6 +26,7 @@ pub(crate) fn run(root: &Path) -> bool {
     programs(root, &mut summary);
     summary.step("python", || python::step(root));
     summary.step("mpi", || mpi::step(root, &needs.mpi));
+    summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
     summary.step("memory", || asan::step(root, &needs.checker));
     print!("\n{}", summary.table());
     summary.total().failed == 0

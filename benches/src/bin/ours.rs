@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use planaria_array::Threads;
 use planaria_bench::cases::{Unsupported, build};
 use planaria_bench::inputs::checksum;
-use planaria_bench::measure::measure;
+use planaria_bench::measure::{Memory, measure};
 use planaria_bench::worker::Answer;
 
 fn main() -> Result<()> {
@@ -28,10 +28,11 @@ fn main() -> Result<()> {
 }
 
 fn answer(case: &str, time: Duration) -> Result<Answer, Unsupported> {
+    let memory = Memory::watch();
     let mut run = build(case)?;
     let check = checksum(&run()?)?;
     let s = measure(time, || run().map(drop))?;
-    Ok(Answer::Timed { s, check })
+    Ok(Answer::Timed { s, check, peak: memory.and_then(Memory::peak) })
 }
 
 fn say(line: &str) -> Result<()> {

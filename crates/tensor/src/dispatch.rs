@@ -7,6 +7,7 @@ use crate::op::{Arrays, Here, Local, Op, Places, Spec, only};
 use crate::reshard;
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
+use crate::world::World;
 use planaria_array::Array;
 use planaria_layout::Layout;
 use planaria_layout::rule::{Decision, Operand, decide};
@@ -89,9 +90,26 @@ fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
         op.forward(&planned.iter().collect::<SmallVec<[&Array; 4]>>(), &Local::Piece(here))?
     } else {
         let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
-        op.forward(&arrays, &Local::Piece(here))?
+        let result = op.forward(&arrays, &Local::Piece(here));
+        result.map_err(|error| refused(op, &arrays, &decision.inputs, error, &first.world))?
     };
     Ok(placed(results, &decision.outputs, &first))
+}
+
+/// What a kernel said about its pieces. Where positions differ between ranks the others do not know, and must not wait.
+fn refused(op: &dyn Op, arrays: &[&Array], inputs: &[Arc<Layout>], error: Error, world: &World) -> Error {
+    let cut = |at: &Layout| at.mesh().span(at.sharded_axes()) > 1;
+    let own = arrays.iter().zip(inputs).any(|(array, at)| !array.dtype().is_float() && cut(at));
+    if !own || !matches!(error, Error::Array(_) | Error::Argument { .. }) {
+        return error;
+    }
+    let texts: Vec<String> = inputs.iter().map(|at| format!("`{at}`")).collect();
+    let (rank, source) = (world.rank(), Box::new(error));
+    let told = Error::Values { op: op.name(), rank, inputs: texts.join(", "), source };
+    if let Some(comm) = world.comm() {
+        comm.abort(&told.to_string());
+    }
+    told
 }
 
 fn placed(results: Arrays, layouts: &[Arc<Layout>], first: &Place) -> Results {

@@ -6,7 +6,8 @@ use thiserror::Error;
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A refused operation. It is the same on every rank, because it follows from what all ranks know.
+/// A refused operation. It is the same on every rank, because it follows from what all ranks know, or names the rank
+/// that knows more.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -48,6 +49,18 @@ pub enum Error {
         expected: Vec<usize>,
         /// The layout.
         layout: Box<Layout>,
+    },
+    /// A kernel refused values that only some ranks have; all others hear the same words.
+    #[error("{op} on rank {rank}, inputs {inputs}: {source}")]
+    Values {
+        /// The op.
+        op: &'static str,
+        /// The rank that has the values.
+        rank: Rank,
+        /// The layouts of its inputs.
+        inputs: String,
+        /// What is wrong with them.
+        source: Box<Error>,
     },
     /// An implicit reshard where strict mode forbids it.
     #[error(

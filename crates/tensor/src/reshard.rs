@@ -7,6 +7,7 @@ use crate::exchange;
 use crate::grad::{self, Backward};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
 use crate::tensor::{Place, Tensor};
+use crate::trace::{self, Moved};
 use planaria_array::Array;
 use planaria_layout::rule::Rule;
 use planaria_layout::{Layout, Placement, Route};
@@ -149,7 +150,13 @@ impl Op for Reshard {
         } else {
             now.layout.placements().to_vec()
         };
-        Ok(smallvec![Some(grad.placed(&target)?)])
+        let target = Layout::new(now.layout.mesh(), now.layout.shape(), &target)?;
+        if target != *now.layout {
+            let bytes = route(&now.layout, &target, grad.dtype().size())?.cost().bytes;
+            let from = now.layout.as_ref().clone();
+            trace::note(|| Moved { op: self.name(), input: 0, from, to: target.clone(), bytes });
+        }
+        Ok(smallvec![Some(grad.reshard(&target)?)])
     }
 }
 

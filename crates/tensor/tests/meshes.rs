@@ -3,7 +3,7 @@
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::{Layout, Mesh, Placement, Reduce};
-use planaria_tensor::{Error, Keep, Result, Tensor, World, trace};
+use planaria_tensor::{Error, Keep, Result, Tensor, World, ops, trace};
 
 const SUM: Placement = Placement::Partial(Reduce::Sum);
 
@@ -161,4 +161,30 @@ fn values_made_on_a_layout_are_those_of_one_rank() {
             Err(Error::Pending { .. })
         ));
     });
+}
+
+#[test]
+fn a_wrong_index_on_one_rank_is_named_on_all() {
+    type Call = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let calls: [(&str, Call); 4] = [
+        ("embedding", |table, ids| ops::embedding(table, ids, None)),
+        ("index_select", |table, ids| table.index_select(0, ids)),
+        ("gather", |table, ids| table.gather(0, &ids.unsqueeze(1)?.broadcast_to(&[6, 2])?)),
+        ("one_hot", |_, ids| ids.one_hot(5, DType::F64)),
+    ];
+    let table = Array::full(&[5, 2], 1.0, DType::F64).unwrap();
+    // The fourth of six: rank 1 of three has it.
+    let ids = Array::from_slice(&[0i64, 1, 2, 9, 4, 0], &[6]).unwrap();
+    for (name, call) in calls {
+        let told = threads::run(3, |comm| {
+            let (mesh, world) = (Mesh::new(&[("x", 3)]).unwrap(), World::new(comm));
+            let ids = Tensor::place(&ids, &mesh, &[Placement::shard(0)], &world).unwrap();
+            let table = Tensor::place(&table, &mesh, &[Placement::Replicate], &world).unwrap();
+            call(&table, &ids).and_then(|found| found.whole()).unwrap_err().to_string()
+        });
+        for text in told {
+            let parts = [name, "on rank 1", "x:S0", "9"];
+            assert!(parts.iter().all(|part| text.contains(part)), "{name}: {text}");
+        }
+    }
 }

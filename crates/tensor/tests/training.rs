@@ -9,7 +9,8 @@ use planaria_tensor::ops::sample::Draw;
 use planaria_tensor::ops::{
     self, AdamWTensors, BatchNorm, CrossEntropyOptions, PoolCount, RunningStats, SgdTensors, Windows,
 };
-use planaria_tensor::{Tensor, World};
+use planaria_tensor::trace::{Moved, implicit_reshards};
+use planaria_tensor::{GradOptions, Tensor, World, grad};
 use smallvec::smallvec;
 
 const S0: Placement = Placement::shard(0);
@@ -185,6 +186,54 @@ fn tokens_come_back_from_their_experts_with_their_weights() {
         let sent = ops::moe_dispatch(&put(&x), &routing).unwrap().placed(&[S0]).unwrap();
         close(&ops::moe_combine(&sent, &routing).unwrap().whole().unwrap(), back.local());
     });
+}
+
+/// Values and gradients of a mixture of experts; `put` places tokens, gates and weights.
+fn experts(
+    [x, gates, weight]: [&Array; 3],
+    capacity: usize,
+    put: impl Fn(&Array) -> Tensor,
+) -> (Vec<Array>, Vec<Moved>) {
+    let leaf = |a: &Array| put(a).requires_grad();
+    let (x, gates, weight) = (leaf(x), leaf(gates), leaf(weight));
+    let (made, moved) = implicit_reshards(|| {
+        let routing = ops::moe_route(&gates, 2, capacity).unwrap();
+        let sent = ops::moe_dispatch(&x, &routing).unwrap();
+        let back = ops::moe_combine(&sent.matmul(&weight).unwrap().tanh().unwrap(), &routing).unwrap();
+        let seed = back.mul(&back).unwrap();
+        let options = GradOptions { keep_history: true, differentiable: false };
+        let grads = grad(&[&back], &[Some(&seed)], &[&x, &gates, &weight], options).unwrap();
+        std::iter::once(back).chain(grads.into_iter().flatten()).collect::<Vec<_>>()
+    });
+    (made.iter().map(|t| t.whole().unwrap()).collect(), moved)
+}
+
+#[test]
+fn rows_go_to_their_experts_and_back_without_a_sum_over_ranks() {
+    // More ranks than tokens, more ranks than experts, an expert that nobody chooses, and one that is full.
+    for (tokens, experts_, capacity) in [(9, 5, 3), (2, 3, 1), (8, 2, 8), (0, 3, 2)] {
+        let mut draw = Draw::new(7);
+        let x = draw.normal(&[tokens, 3]).unwrap();
+        let gates = draw.normal(&[tokens, experts_]).unwrap();
+        let weight = draw.normal(&[experts_, 3, 4]).unwrap();
+        let inputs = [&x, &gates, &weight];
+        let (expected, _) = experts(inputs, capacity, |a| Tensor::new(a.clone()));
+        for ranks in [2, 3, 4] {
+            threads::run(ranks, |comm| {
+                let (mesh, world) = (Mesh::new(&[("x", ranks)]).unwrap(), World::new(comm));
+                let (found, moved) =
+                    experts(inputs, capacity, |a| Tensor::place(a, &mesh, &[S0], &world).unwrap());
+                for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
+                    let what = format!("result {i}, {tokens} tokens, {experts_} experts on {ranks} ranks");
+                    assert_eq!(values(e), values(f), "{what}");
+                }
+                assert_eq!(expected.len(), found.len());
+                let sums = |m: &&Moved| m.op.starts_with("moe") && !m.from.partial_axes().is_empty();
+                assert_eq!(moved.iter().find(sums), None);
+                assert!(moved.iter().filter(|m| m.op.starts_with("moe")).count() >= 4);
+            });
+        }
+    }
 }
 
 #[test]

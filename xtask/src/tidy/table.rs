@@ -38,6 +38,7 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/transpose.rs",
     "crates/array/src/cpu/trunc.rs",
     "crates/array/src/cpu/matmul/*.rs",
+    "crates/array/src/cpu/matmul/amx/*.rs",
     "crates/store/src/local/sys.rs",
     "crates/comm/src/mpi/raw.rs",
     "crates/train/src/data/map.rs",

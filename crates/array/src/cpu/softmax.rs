@@ -97,6 +97,18 @@ simd! {
         }
     }
 
+    /// The sums of all lanes in the first: what [`lanes::sum`] does with its own, so that a column has the bits of a row.
+    fn column_join<R: Real>(s: &mut [R], width: usize, lanes: usize) {
+        let mut half = lanes / 2;
+        while half > 0 {
+            let (low, high) = s[..2 * half * width].split_at_mut(half * width);
+            for (a, &b) in low.iter_mut().zip(high.iter()) {
+                *a += b;
+            }
+            half /= 2;
+        }
+    }
+
     fn column_softmax<R: Real>(x: &[R], m: &[R], scale: &[R], y: &mut [R]) {
         for (((o, &v), &m), &s) in y.iter_mut().zip(x).zip(m).zip(scale) {
             *o = (v - m).exp_down() * s;
@@ -204,6 +216,11 @@ fn tiles<T>(out: &mut [T], split: Split) -> Vec<Tile<'_, T>> {
     tiles
 }
 
+/// Lanes of a column: those of a row that are ever used.
+fn column_lanes(len: usize) -> usize {
+    len.next_power_of_two().min(lanes::STEP)
+}
+
 fn forward_columns<T: Float>(kind: Kind, x: &[T], y: &mut [T], split: Split) {
     pool::for_parts(tiles(y, split), 2 * size_of_val(x), |tile| {
         let width = tile.rows[0].len();
@@ -213,11 +230,13 @@ fn forward_columns<T: Float>(kind: Kind, x: &[T], y: &mut [T], split: Split) {
         for r in 0..split.len {
             column_max(T::widen(row(r), &mut wide), &mut m);
         }
-        let mut s = vec![T::Real::ZERO; width];
+        let lanes = column_lanes(split.len);
+        let mut s = vec![T::Real::ZERO; lanes * width];
         for r in 0..split.len {
-            column_sum_exp(T::widen(row(r), &mut wide), &m, &mut s);
+            column_sum_exp(T::widen(row(r), &mut wide), &m, &mut s[r % lanes * width..]);
         }
-        for s in &mut s {
+        column_join(&mut s, width, lanes);
+        for s in &mut s[..width] {
             *s = match kind {
                 Kind::Softmax => T::Real::ONE / *s,
                 Kind::LogSoftmax => s.ln(),
@@ -238,14 +257,17 @@ fn backward_columns<T: Float>(kind: Kind, dy: &[T], y: &[T], dx: &mut [T], split
         let width = tile.rows[0].len();
         let range = |r: usize| tile.start + r * split.inner..tile.start + r * split.inner + width;
         let (mut wide_dy, mut wide_y, mut out) = (Vec::new(), Vec::new(), Vec::new());
-        let mut s = vec![T::Real::ZERO; width];
+        let lanes = column_lanes(split.len);
+        let mut s = vec![T::Real::ZERO; lanes * width];
         for r in 0..split.len {
             let g = T::widen(&dy[range(r)], &mut wide_dy);
+            let s = &mut s[r % lanes * width..];
             match kind {
-                Kind::Softmax => column_dot(g, T::widen(&y[range(r)], &mut wide_y), &mut s),
-                Kind::LogSoftmax => column_sum(g, &mut s),
+                Kind::Softmax => column_dot(g, T::widen(&y[range(r)], &mut wide_y), s),
+                Kind::LogSoftmax => column_sum(g, s),
             }
         }
+        column_join(&mut s, width, lanes);
         for (r, dx) in tile.rows.into_iter().enumerate() {
             let g = T::widen(&dy[range(r)], &mut wide_dy);
             let y = T::widen(&y[range(r)], &mut wide_y);

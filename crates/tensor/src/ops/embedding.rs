@@ -1,4 +1,4 @@
-//! Embedding lookup, its gradient, one-hot rows, and the routing of tokens to experts and back, which is both.
+//! Embedding lookup, its gradient, and one-hot rows.
 
 use crate::attributes::{Attr, Attributes};
 use crate::dispatch::apply1;
@@ -8,7 +8,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::moments::{constant, filled};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
-use planaria_array::ops::{self, Keep, Which};
+use planaria_array::ops::{self, Keep};
 use planaria_array::{Array, DType};
 use planaria_layout::Reduce;
 use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
@@ -16,7 +16,7 @@ use smallvec::smallvec;
 
 /// What an id outside the table means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outside {
+pub(super) enum Outside {
     /// A mistake.
     Refused,
     /// A row of zeros.
@@ -25,10 +25,10 @@ enum Outside {
 
 /// Rows of a table by id.
 #[derive(Debug, Clone, Copy)]
-struct Embedding {
+pub(super) struct Embedding {
     /// The row that gets no gradient.
-    padding: Option<usize>,
-    outside: Outside,
+    pub(super) padding: Option<usize>,
+    pub(super) outside: Outside,
 }
 
 /// Ids counted from the start of a window, and 1 where they are inside.
@@ -104,9 +104,9 @@ impl Op for Embedding {
 
 /// Zeros with rows of `dy` added by id; the row of padding stays zero.
 #[derive(Debug, Clone, Copy)]
-struct EmbeddingGrad {
-    of: Embedding,
-    rows: usize,
+pub(super) struct EmbeddingGrad {
+    pub(super) of: Embedding,
+    pub(super) rows: usize,
 }
 
 impl Op for EmbeddingGrad {
@@ -216,61 +216,6 @@ impl Tensor {
     pub fn one_hot(&self, classes: usize, dtype: DType) -> Result<Tensor> {
         apply1(OneHot { classes, dtype }, &[self])
     }
-}
-
-/// Which expert each token goes to, and where in its buffer.
-#[derive(Clone, Debug)]
-pub struct Routing {
-    /// `expert * capacity + place` for each token and choice, -1 where the expert is full: `[tokens, choices]`.
-    pub slots: Tensor,
-    /// The gate's value of each choice, 0 where the expert is full: `[tokens, choices]`.
-    pub weights: Tensor,
-    /// Number of experts.
-    pub experts: usize,
-    /// Places per expert.
-    pub capacity: usize,
-}
-
-/// The `choices` best experts of each token by its gates (`[tokens, experts]`), in order of choice and then of token
-/// while there is room: every token's first choice goes before any second one.
-pub fn moe_route(gates: &Tensor, choices: usize, capacity: usize) -> Result<Routing> {
-    let [_, experts] = gates.shape()[..] else {
-        let message = format!("gates must be [tokens, experts], got shape {}", gates.shape());
-        return Err(Error::Argument { op: "moe_route", message });
-    };
-    let (weights, chosen) = gates.topk(choices, 1, Which::Largest)?;
-    // Choice by choice, one row per token: how many came to the same expert before.
-    let hot = chosen.transpose(0, 1)?.one_hot(experts, DType::I64)?.flatten(0, 1)?;
-    let before = hot.cumsum(0)?.sub(&hot)?.mul(&hot)?.sum(&[1], Keep::No)?;
-    let tokens = gates.shape()[0];
-    let place = before.reshape(&[choices, tokens])?.transpose(0, 1)?;
-    let whole = |value: i64| Ok::<_, Error>(Tensor::new(Array::scalar(value, DType::I64)?));
-    let room = i64::try_from(capacity).unwrap_or(i64::MAX);
-    let fits = place.lt(&whole(room)?)?;
-    let slots = fits.where_(&chosen.mul(&whole(room)?)?.add(&place)?, &whole(-1)?)?;
-    let weights = weights.mul(&fits.cast(weights.dtype())?)?;
-    Ok(Routing { slots, weights, experts, capacity })
-}
-
-/// Tokens (`[tokens, width]`) in the buffers of their experts: `[experts, capacity, width]`, zeros where nobody is.
-pub fn moe_dispatch(x: &Tensor, routing: &Routing) -> Result<Tensor> {
-    let [tokens, width] = x.shape()[..] else {
-        let message = format!("tokens must be [tokens, width], got shape {}", x.shape());
-        return Err(Error::Argument { op: "moe_dispatch", message });
-    };
-    let choices = routing.slots.shape().get(1).copied().unwrap_or(1);
-    let copies = x.unsqueeze(1)?.broadcast_to(&[tokens, choices, width])?;
-    let of = Embedding { padding: None, outside: Outside::Zeros };
-    let op = EmbeddingGrad { of, rows: routing.experts * routing.capacity };
-    apply1(op, &[&copies, &routing.slots])?.reshape(&[routing.experts, routing.capacity, width])
-}
-
-/// The experts' results (`[experts, capacity, width]`) back at their tokens, added up with the gates' weights.
-/// Experts may be cut: each rank gives its part of the sums.
-pub fn moe_combine(y: &Tensor, routing: &Routing) -> Result<Tensor> {
-    let rows = y.flatten(0, 1)?;
-    let found = apply1(Embedding { padding: None, outside: Outside::Zeros }, &[&rows, &routing.slots])?;
-    found.mul(&routing.weights.unsqueeze(-1)?)?.sum(&[1], Keep::No)
 }
 
 /// Random calls for tests.

@@ -24,6 +24,7 @@ mod join;
 mod linear;
 mod mask;
 mod matmul;
+mod moe;
 mod moments;
 mod norm;
 mod optim;
@@ -51,10 +52,11 @@ pub(crate) use create::settled_place;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
 pub use dropout::{dropout, dropout_add, dropout_add_with, dropout_with};
 pub use einsum::einsum;
-pub use embedding::{Routing, embedding, moe_combine, moe_dispatch, moe_route};
+pub use embedding::embedding;
 pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
 pub use join::{add_n, concat, stack};
 pub use linear::linear;
+pub use moe::{Routing, moe_combine, moe_dispatch, moe_route};
 pub use norm::{
     BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
 };

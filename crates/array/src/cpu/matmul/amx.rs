@@ -5,6 +5,8 @@
 //! order, so a result does not depend on how rows, columns or passes were cut.
 #![allow(unsafe_code)]
 
+mod vector;
+
 use super::arch::{Start, prefetch};
 use super::blocked::{Strided, even};
 use super::path::Task;
@@ -81,17 +83,23 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// The tile registers of this thread, set to full tiles; released on drop.
+/// A whole tile.
+const FULL: (u8, u16) = (SIDE as u8, LINE as u16);
+
+/// The tile registers of this thread; released on drop.
 struct Tiles(());
 
 impl Tiles {
+    /// Shapes as rows and the bytes of a row.
+    ///
     /// # Safety
     /// [`available`] said yes.
-    unsafe fn configure() -> Self {
+    unsafe fn configure(shapes: [(u8, u16); 8]) -> Self {
         let mut config =
             TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        config.row_bytes[..8].fill(64);
-        config.rows[..8].fill(SIDE as u8);
+        for (i, (rows, bytes)) in shapes.into_iter().enumerate() {
+            (config.rows[i], config.row_bytes[i]) = (rows, bytes);
+        }
         // SAFETY: reads 64 bytes; the compiler never uses tile registers itself.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
         Self(())
@@ -111,6 +119,10 @@ impl Drop for Tiles {
 /// [`available`] said yes; all elements the task names are valid, and no one else uses `c`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn run(task: &Task<bf16>) {
+    if let Some(block) = task.vector() {
+        // SAFETY: the caller's promise.
+        return unsafe { vector::run(&block) };
+    }
     let steps = task.depth.div_ceil(STEP);
     // Bytes of a packed row of `a`, which are those of a packed column of `b`.
     let line = steps * STEP * size_of::<bf16>();
@@ -122,7 +134,7 @@ pub(super) unsafe fn run(task: &Task<bf16>) {
     let a_space = space.ptr();
     // SAFETY: the space holds the three parts; every sub-block named is inside its matrix.
     unsafe {
-        let _tiles = Tiles::configure();
+        let _tiles = Tiles::configure([FULL; 8]);
         let b_space = a_space.add(slab_rows * line);
         let sums = b_space.add(block_cols * line);
         for top in (0..task.rows).step_by(slab_rows) {

@@ -1,8 +1,12 @@
 //! Products with a vector: bound by memory, so the matrix is read once, in place.
+//!
+//! Every output is added up in the order of the tile kernels: one chain of fused multiply-adds per pass over the
+//! depth, then the passes one after the other. A row of a product has the same bits whether it is computed alone
+//! or with others.
 #![allow(unsafe_code)]
 
-use super::arch::{Arch, Start};
-use super::blocked::Strided;
+use super::arch::{Arch, Start, prefetch};
+use super::blocked::{Strided, pass_depth};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
 
@@ -16,16 +20,12 @@ pub(super) struct VectorBlock<E> {
     pub(super) start: Start,
 }
 
-/// Registers a dot product may use for one row; `DOT_BYTES` bytes of lanes on every instruction set.
-const MAX_REGS: usize = 8;
-/// The lanes of a dot product are a fixed number, because they decide the rounding.
-const DOT_BYTES: usize = 128;
-/// Rows a dot product takes at a time.
-const DOT_ROWS: usize = 4;
 /// Outputs whose sums stay in the first-level cache.
 const STRIP: usize = 2048;
 /// Terms added to a strip at a time.
 const TERMS: usize = 8;
+/// Registers of depth that rows are asked for in advance.
+const AHEAD: usize = 8;
 
 /// Runs `block`.
 ///
@@ -37,145 +37,261 @@ pub(super) unsafe fn gemv<E: Lanes<R::V>, R: Arch>(block: &VectorBlock<E>)
 where
     E::Acc: Lanes<R::V>,
 {
-    let padded = block.depth.next_multiple_of(64);
-    let mut space = Scratch::take((2 * padded + STRIP + MAX_LANES) * size_of::<E::Acc>());
+    let padded = (block.depth + MAX_LANES).next_multiple_of(64);
+    let pass = pass_depth(block.depth);
+    let rows = MAX_LANES * pass;
+    let mut space = Scratch::take((padded + rows.max(2 * (STRIP + MAX_LANES))) * size_of::<E::Acc>());
     let x = space.ptr().cast::<E::Acc>();
-    // SAFETY: the space holds x, one row, and a strip; the rest is the caller's promise.
+    // SAFETY: the space holds x and either a register of rows or the sums and totals of a strip; the
+    // rest is the caller's promise.
     unsafe {
-        for p in 0..block.depth {
-            *x.add(p) = (*block.x.at(0, p).ptr).widen();
-        }
-        for p in block.depth..padded {
-            *x.add(p) = E::Acc::default();
-        }
+        let rest = x.add(padded);
+        widen_row::<E, R::V>(block.x, block.depth, x);
         match (block.m.row_stride, block.m.col_stride) {
-            (_, 1) => {
-                let mut j = 0;
-                while j + DOT_ROWS <= block.outputs {
-                    dots::<E, R::V, DOT_ROWS>(block, block.m.at(j, 0), j, x);
-                    j += DOT_ROWS;
-                }
-                for j in j..block.outputs {
-                    dots::<E, R::V, 1>(block, block.m.at(j, 0), j, x);
-                }
-            }
-            (1, _) => strips::<E, R::V>(block, x, x.add(2 * padded)),
-            _ => {
-                let row = x.add(padded);
+            (_, 1) if few_outputs::<R::V>(block) => {
                 for j in 0..block.outputs {
-                    for p in 0..block.depth {
-                        *row.add(p) = (*block.m.at(j, p).ptr).widen();
-                    }
-                    let row = Strided { ptr: row.cast_const(), row_stride: 0, col_stride: 1 };
-                    let sums = dot::<E::Acc, R::V, 1>(row, block.depth, x);
-                    finish(block, j, sums[0]);
+                    one_output::<E, R::V>(block, j, x);
                 }
             }
+            (_, 1) => {
+                for j in (0..block.outputs).step_by(R::V::LANES) {
+                    row_group::<E, R::V>(block, j, x);
+                }
+            }
+            (1, _) => strips::<E, R::V>(block, x, rest),
+            _ => any_rows::<E, R::V>(block, x, rest),
         }
     }
 }
 
-/// Stores or adds one sum.
+/// `dst[p] = src(p)`.
 #[inline(always)]
-unsafe fn finish<E: Element>(block: &VectorBlock<E>, j: usize, sum: E::Acc) {
-    // SAFETY: j is one of the outputs.
+unsafe fn widen_row<E: Lanes<V>, V: Vector>(src: Strided<E>, depth: usize, dst: *mut E::Acc) {
+    let whole = if src.col_stride == 1 { depth / V::LANES * V::LANES } else { 0 };
+    // SAFETY: the caller gives `depth` elements on both sides.
     unsafe {
-        let c = block.c.add(j);
-        *c = E::narrow(if block.start == Start::Add { (*c).widen() + sum } else { sum });
-    }
-}
-
-/// Outputs `j..j + ROWS`, rows contiguous.
-#[inline(always)]
-unsafe fn dots<E: Lanes<V>, V: Vector, const ROWS: usize>(
-    block: &VectorBlock<E>,
-    rows: Strided<E>,
-    j: usize,
-    x: *const E::Acc,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let sums = dot::<E, V, ROWS>(rows, block.depth, x);
-        for r in 0..ROWS {
-            finish(block, j + r, sums[r]);
+        for p in (0..whole).step_by(V::LANES) {
+            <E as Lanes<V>>::load(src.ptr.add(p)).store(dst.add(p));
+        }
+        for p in whole..depth {
+            *dst.add(p) = (*src.at(0, p).ptr).widen();
         }
     }
 }
 
-/// Dot products of contiguous rows with `x`: lane sums over the depth, then halves added to halves.
+/// Whether the passes of one output fill registers better than the outputs do.
 #[inline(always)]
-unsafe fn dot<E: Lanes<V>, V: Vector, const ROWS: usize>(
-    rows: Strided<E>,
+fn few_outputs<V: Vector>(block: &VectorBlock<impl Copy>) -> bool {
+    let passes = block.depth / pass_depth(block.depth);
+    2 * block.outputs * passes.div_ceil(V::LANES) < passes
+}
+
+/// Outputs `j..`, at most a register of them, over the whole depth; their rows are contiguous.
+#[inline(always)]
+unsafe fn row_group<E: Lanes<V>, V: Vector>(block: &VectorBlock<E>, j: usize, x: *const E::Acc) {
+    let (pass, count) = (pass_depth(block.depth), V::LANES.min(block.outputs - j));
+    // Lanes past the last row repeat it; they are not stored.
+    let rows = std::array::from_fn(|r| block.m.at(j + r.min(count - 1), 0).ptr);
+    // SAFETY: rows and x hold the depth; the outputs are inside `c`.
+    unsafe {
+        let mut total = V::zero();
+        for p in (0..block.depth).step_by(pass) {
+            let sum = chains::<E, V>(&rows, p, pass.min(block.depth - p), x);
+            total = match (p, block.start) {
+                (0, Start::Zero) => sum,
+                (0, Start::Add) => <E as Lanes<V>>::load_first(block.c.add(j), count).add(sum),
+                _ => total.add(sum),
+            };
+        }
+        let mut flat = [E::Acc::default(); MAX_LANES];
+        total.store(flat.as_mut_ptr());
+        for i in 0..count {
+            *block.c.add(j + i) = E::narrow(flat[i]);
+        }
+    }
+}
+
+/// One pass of `depth` from `p`: a chain per lane, each lane a row.
+#[inline(always)]
+unsafe fn chains<E: Lanes<V>, V: Vector>(
+    rows: &[*const E; MAX_LANES],
+    p: usize,
     depth: usize,
     x: *const E::Acc,
-) -> [E::Acc; ROWS] {
-    let lanes = DOT_BYTES / size_of::<E::Acc>();
-    let regs = lanes / V::LANES;
-    let whole = depth / lanes * lanes;
-    // SAFETY: loads of `rows` stay below `depth`, those of the tail in a copy of it; `x` is padded
-    // with zeros to whole groups of lanes.
+) -> V {
+    let end = p + depth;
+    let whole = end - depth % V::LANES;
+    // SAFETY: loads stay inside the depth of the rows and of x.
     unsafe {
-        let mut sums = [[V::zero(); MAX_REGS]; ROWS];
-        let row: [*const E; ROWS] = std::array::from_fn(|r| rows.at(r, 0).ptr);
-        for p in (0..whole).step_by(lanes) {
-            for g in 0..regs {
-                let x = V::load(x.add(p + g * V::LANES));
-                for r in 0..ROWS {
-                    let m = <E as Lanes<V>>::load(row[r].add(p + g * V::LANES));
-                    sums[r][g] = sums[r][g].fma(m, x);
-                }
+        let mut sum = V::zero();
+        for p in (p..whole).step_by(V::LANES) {
+            let mut block = [V::zero(); MAX_LANES];
+            for r in 0..V::LANES {
+                prefetch(rows[r].wrapping_add(p + AHEAD * V::LANES));
+                block[r] = <E as Lanes<V>>::load(rows[r].add(p));
+            }
+            V::transpose(&mut block);
+            for c in 0..V::LANES {
+                sum = sum.fma(block[c], V::splat(*x.add(p + c)));
             }
         }
-        if whole < depth {
-            for r in 0..ROWS {
-                let mut tail = [E::narrow(E::Acc::default()); DOT_BYTES / 4];
-                std::ptr::copy_nonoverlapping(row[r].add(whole), tail.as_mut_ptr(), depth - whole);
-                for g in 0..regs {
-                    let m = <E as Lanes<V>>::load(tail.as_ptr().add(g * V::LANES));
-                    sums[r][g] = sums[r][g].fma(m, V::load(x.add(whole + g * V::LANES)));
-                }
+        if whole < end {
+            let mut block = [V::zero(); MAX_LANES];
+            for r in 0..V::LANES {
+                block[r] = <E as Lanes<V>>::load_first(rows[r].add(whole), end - whole);
+            }
+            V::transpose(&mut block);
+            for c in 0..end - whole {
+                sum = sum.fma(block[c], V::splat(*x.add(whole + c)));
             }
         }
-        let mut total = [E::Acc::default(); ROWS];
-        for r in 0..ROWS {
-            let mut flat = [E::Acc::default(); DOT_BYTES / 4];
-            for g in 0..regs {
-                sums[r][g].store(flat.as_mut_ptr().add(g * V::LANES));
-            }
-            let mut half = lanes / 2;
-            while half > 0 {
-                for i in 0..half {
-                    flat[i] = flat[i] + flat[i + half];
-                }
-                half /= 2;
-            }
-            total[r] = flat[0];
+        sum
+    }
+}
+
+/// Output `j` alone, its row contiguous: a lane per pass.
+#[inline(always)]
+unsafe fn one_output<E: Lanes<V>, V: Vector>(block: &VectorBlock<E>, j: usize, x: *const E::Acc)
+where
+    E::Acc: Lanes<V>,
+{
+    let pass = pass_depth(block.depth);
+    let row = block.m.at(j, 0).ptr;
+    // SAFETY: row and x hold the depth; j is one of the outputs.
+    unsafe {
+        let mut total = None;
+        if block.start == Start::Add {
+            total = Some((*block.c.add(j)).widen());
         }
-        total
+        let mut p = 0;
+        while p < block.depth {
+            // As many whole passes as there are lanes, or the last, shorter one alone.
+            let count = ((block.depth - p) / pass).min(V::LANES).max(1);
+            let depth = pass.min(block.depth - p);
+            let sums = pass_chains::<E, V>(row.add(p), x.add(p), pass, count, depth);
+            for &sum in &sums[..count] {
+                total = Some(total.map_or(sum, |t| t + sum));
+            }
+            p += (count - 1) * pass + depth;
+        }
+        *block.c.add(j) = E::narrow(total.unwrap_or_default());
+    }
+}
+
+/// The sums of `count` passes of `depth`, `pass` apart, of one row with `x`.
+#[inline(always)]
+unsafe fn pass_chains<E: Lanes<V>, V: Vector>(
+    row: *const E,
+    x: *const E::Acc,
+    pass: usize,
+    count: usize,
+    depth: usize,
+) -> [E::Acc; MAX_LANES]
+where
+    E::Acc: Lanes<V>,
+{
+    // SAFETY: loads stay inside `count` passes of the row and of x.
+    unsafe {
+        let mut sum = V::zero();
+        for p in (0..depth).step_by(V::LANES) {
+            let terms = V::LANES.min(depth - p);
+            let mut a = [V::zero(); MAX_LANES];
+            let mut b = a;
+            for q in 0..V::LANES {
+                let at = q.min(count - 1) * pass + p;
+                a[q] = <E as Lanes<V>>::load_first(row.add(at), terms);
+                b[q] = <E::Acc as Lanes<V>>::load_first(x.add(at), terms);
+            }
+            V::transpose(&mut a);
+            V::transpose(&mut b);
+            for c in 0..terms {
+                sum = sum.fma(a[c], b[c]);
+            }
+        }
+        let mut sums = [E::Acc::default(); MAX_LANES];
+        sum.store(sums.as_mut_ptr());
+        sums
+    }
+}
+
+/// Any strides: a register of rows is copied, a pass at a time.
+#[inline(always)]
+unsafe fn any_rows<E: Lanes<V>, V: Vector>(block: &VectorBlock<E>, x: *const E::Acc, space: *mut E::Acc)
+where
+    E::Acc: Lanes<V>,
+{
+    let pass = pass_depth(block.depth);
+    // SAFETY: the space holds MAX_LANES rows of a pass; (j.., p..) is inside `m`.
+    unsafe {
+        for j in (0..block.outputs).step_by(V::LANES) {
+            let count = V::LANES.min(block.outputs - j);
+            let rows = std::array::from_fn(|r| space.add(r.min(count - 1) * pass).cast_const());
+            let mut totals = [E::Acc::default(); MAX_LANES];
+            for p in (0..block.depth).step_by(pass) {
+                let depth = pass.min(block.depth - p);
+                for r in 0..count {
+                    for i in 0..depth {
+                        *space.add(r * pass + i) = (*block.m.at(j + r, p + i).ptr).widen();
+                    }
+                }
+                let mut flat = [E::Acc::default(); MAX_LANES];
+                chains::<E::Acc, V>(&rows, 0, depth, x.add(p)).store(flat.as_mut_ptr());
+                for r in 0..count {
+                    totals[r] = joined(block, j + r, p, totals[r], flat[r]);
+                }
+            }
+            for r in 0..count {
+                *block.c.add(j + r) = E::narrow(totals[r]);
+            }
+        }
+    }
+}
+
+/// The total of output `j` after the pass that starts at `p`.
+#[inline(always)]
+unsafe fn joined<E: Element>(
+    block: &VectorBlock<E>,
+    j: usize,
+    p: usize,
+    total: E::Acc,
+    sum: E::Acc,
+) -> E::Acc {
+    match (p, block.start) {
+        (0, Start::Zero) => sum,
+        // SAFETY: j is one of the outputs.
+        (0, Start::Add) => unsafe { (*block.c.add(j)).widen() + sum },
+        _ => total + sum,
     }
 }
 
 /// Outputs one element apart: strips of sums, each taking a few terms at a time, in order.
 #[inline(always)]
 unsafe fn strips<E: Lanes<V>, V: Vector>(block: &VectorBlock<E>, x: *const E::Acc, sums: *mut E::Acc) {
+    let pass = pass_depth(block.depth);
+    let totals = sums.wrapping_add(STRIP + MAX_LANES);
     for j in (0..block.outputs).step_by(STRIP) {
         let width = STRIP.min(block.outputs - j);
-        // SAFETY: the strip holds STRIP sums and a register more; (j.., p..) is inside `m`.
+        // SAFETY: sums and totals are STRIP elements and a register each; (j.., p..) is inside `m`.
         unsafe {
-            for i in 0..width {
-                *sums.add(i) =
-                    if block.start == Start::Add { (*block.c.add(j + i)).widen() } else { E::Acc::default() };
-            }
-            let mut p = 0;
-            while p + TERMS <= block.depth {
-                add_terms::<E, V, TERMS>(block.m.at(j, p), width, x.add(p), sums);
-                p += TERMS;
-            }
-            for p in p..block.depth {
-                add_terms::<E, V, 1>(block.m.at(j, p), width, x.add(p), sums);
-            }
-            for i in 0..width {
-                *block.c.add(j + i) = E::narrow(*sums.add(i));
+            for first in (0..block.depth).step_by(pass) {
+                let end = block.depth.min(first + pass);
+                std::slice::from_raw_parts_mut(sums, width + MAX_LANES).fill(E::Acc::default());
+                let mut p = first;
+                while p + TERMS <= end {
+                    add_terms::<E, V, TERMS>(block.m.at(j, p), width, x.add(p), sums);
+                    p += TERMS;
+                }
+                for p in p..end {
+                    add_terms::<E, V, 1>(block.m.at(j, p), width, x.add(p), sums);
+                }
+                for i in 0..width {
+                    let total = joined(block, j + i, first, *totals.add(i), *sums.add(i));
+                    if end == block.depth {
+                        *block.c.add(j + i) = E::narrow(total);
+                    } else {
+                        *totals.add(i) = total;
+                    }
+                }
             }
         }
     }
@@ -190,8 +306,7 @@ unsafe fn add_terms<E: Lanes<V>, V: Vector, const N: usize>(
     sums: *mut E::Acc,
 ) {
     let whole = width / V::LANES * V::LANES;
-    // SAFETY: loads of `m` stay below `width`, those of the tail in a copy of it; `sums` has a
-    // register of slack.
+    // SAFETY: loads of `m` stay below `width`; `sums` has a register of slack.
     unsafe {
         let x: [V; N] = std::array::from_fn(|t| V::splat(*x.add(t)));
         let columns: [*const E; N] = std::array::from_fn(|t| m.at(0, t).ptr);
@@ -205,9 +320,8 @@ unsafe fn add_terms<E: Lanes<V>, V: Vector, const N: usize>(
         if whole < width {
             let mut sum = V::load(sums.add(whole));
             for t in 0..N {
-                let mut tail = [E::narrow(E::Acc::default()); MAX_LANES];
-                std::ptr::copy_nonoverlapping(columns[t].add(whole), tail.as_mut_ptr(), width - whole);
-                sum = sum.fma(<E as Lanes<V>>::load(tail.as_ptr()), x[t]);
+                let part = <E as Lanes<V>>::load_first(columns[t].add(whole), width - whole);
+                sum = sum.fma(part, x[t]);
             }
             sum.store(sums.add(whole));
         }

@@ -58,7 +58,19 @@ pub(crate) struct Task<E> {
     pub(super) kind: Kind,
 }
 
-/// What the whole product is, of which a task is a part: decides the kernel, hence the rounding.
+impl<E> Task<E> {
+    /// The task as one with a vector, if it is; its outputs lie contiguous.
+    pub(super) fn vector(&self) -> Option<VectorBlock<E>> {
+        let &Task { rows, cols, depth, a, b, c, start, kind, .. } = self;
+        match kind {
+            Kind::Matrix => None,
+            Kind::Row => Some(VectorBlock { outputs: cols, depth, m: b.transposed(), x: a, c, start }),
+            Kind::Column => Some(VectorBlock { outputs: rows, depth, m: a, x: b.transposed(), c, start }),
+        }
+    }
+}
+
+/// What the whole product is, of which a task is a part. Decides the kernel, but not the order of additions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Both sides have several rows and columns.
@@ -124,12 +136,11 @@ macro_rules! products {
 }
 products!(f32, f64, f16, bf16);
 
-/// The task as a bf16 one of matrices, if it is.
+/// The task as a bf16 one, if it is.
 #[cfg(target_arch = "x86_64")]
 fn tile_task<E: Element>(task: &Task<E>) -> Option<&Task<bf16>> {
     // SAFETY: the types are equal.
-    (TypeId::of::<E>() == TypeId::of::<bf16>() && task.kind == Kind::Matrix)
-        .then(|| unsafe { &*(&raw const *task).cast() })
+    (TypeId::of::<E>() == TypeId::of::<bf16>()).then(|| unsafe { &*(&raw const *task).cast() })
 }
 
 /// Sums in the output itself where the types agree, else in space of the thread, rounded once.
@@ -138,13 +149,8 @@ unsafe fn simd<E: Lanes<R::V>, R: Arch>(task: &Task<E>)
 where
     E::Acc: Lanes<R::V>,
 {
-    let Task { rows, cols, depth, a, b, c, ldc, start, kind } = *task;
-    let vector = match kind {
-        Kind::Matrix => None,
-        Kind::Row => Some(VectorBlock { outputs: cols, depth, m: b.transposed(), x: a, c, start }),
-        Kind::Column => Some(VectorBlock { outputs: rows, depth, m: a, x: b.transposed(), c, start }),
-    };
-    if let Some(block) = vector {
+    let Task { rows, cols, depth, a, b, c, ldc, start, .. } = *task;
+    if let Some(block) = task.vector() {
         // SAFETY: the caller's promise; one row or one column of outputs lies contiguous.
         return unsafe { gemv::<E, R>(&block) };
     }

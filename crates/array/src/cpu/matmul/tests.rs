@@ -219,6 +219,53 @@ fn bits_do_not_depend_on_threads() {
     same_bits::<f16>(250, 600, 300, 1, (2, 1));
 }
 
+/// Parts of a product have the bits of the whole: every row, column and batch item alone, and ranges of them.
+fn parts_equal_the_whole<T: Value>(m: usize, k: usize, n: usize, kinds: (usize, usize), mode: Accumulate) {
+    let (da, la) = lay::<T>(kinds.0, m, k, |len| noise(len, 1));
+    let (db, lb) = lay::<T>(kinds.1, k, n, |len| noise(len, 2));
+    let (a, b) = (la.on(&da), lb.on(&db));
+    let start: Vec<T> = noise(m * n, 3);
+    let shift = |x: &MatRef<'_, T>, i: usize, j: usize| {
+        (x.offset as isize + i as isize * x.row_stride + j as isize * x.col_stride) as usize
+    };
+    for path in available_paths() {
+        let mut whole = start.clone();
+        matmul_at(path, &mut whole, a, b, mode).unwrap();
+        let ranges = |size: usize| [0..1, size / 2..size / 2 + 1, 0..size.div_ceil(2), size / 3..size];
+        for (rows, cols) in ranges(m).into_iter().flat_map(|r| ranges(n).map(|c| (r.clone(), c))) {
+            let part_a = MatRef { offset: shift(&a, rows.start, 0), rows: rows.len(), ..a };
+            let part_b = MatRef { offset: shift(&b, 0, cols.start), cols: cols.len(), ..b };
+            let of_whole = |x: &[T]| -> Vec<T> {
+                rows.clone().flat_map(|i| x[i * n..][cols.clone()].to_vec()).collect()
+            };
+            let mut part = of_whole(&start);
+            matmul_at(path, &mut part, part_a, part_b, mode).unwrap();
+            let what = (path, (m, k, n), kinds, mode, rows.clone(), cols.clone());
+            assert!(part == of_whole(&whole), "{} {what:?}", std::any::type_name::<T>());
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_product_have_the_bits_of_the_whole() {
+    let shapes = [(2, 3, 2), (7, 64, 5), (33, 200, 40), (20, 520, 35), (3, 1300, 70), (40, 1030, 2)];
+    for (m, k, n) in shapes {
+        for kinds in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 3), (3, 2), (4, 4)] {
+            for mode in [Accumulate::Overwrite, Accumulate::Add] {
+                parts_equal_the_whole::<f32>(m, k, n, kinds, mode);
+                parts_equal_the_whole::<f64>(m, k, n, kinds, mode);
+                parts_equal_the_whole::<f16>(m, k, n, kinds, mode);
+                parts_equal_the_whole::<bf16>(m, k, n, kinds, mode);
+            }
+        }
+    }
+    // One output of many passes, and a right side too wide for a strip.
+    parts_equal_the_whole::<f32>(2, 20_000, 2, (0, 1), Accumulate::Overwrite);
+    parts_equal_the_whole::<bf16>(2, 20_000, 2, (0, 1), Accumulate::Add);
+    parts_equal_the_whole::<f64>(2, 600, 2100, (0, 0), Accumulate::Add);
+    parts_equal_the_whole::<bf16>(2, 70, 2100, (0, 0), Accumulate::Add);
+}
+
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn vector_widths_with_fused_multiply_add_agree_bit_for_bit() {
@@ -227,7 +274,7 @@ fn vector_widths_with_fused_multiply_add_agree_bit_for_bit() {
     if !paths.contains(&Path::Simd(Level::V4)) {
         return;
     }
-    for (m, k, n) in [(45, 1300, 77), (1, 900, 133), (133, 900, 1)] {
+    for (m, k, n) in [(45, 1300, 77), (1, 900, 133), (133, 900, 1), (1, 12_000, 1)] {
         let (a, b) = (noise::<f32>(m * k, 1), noise::<f32>(k * n, 2));
         let run = |level, bt: bool| {
             let b = if bt { MatRef::row_major(&b, n, k).t() } else { MatRef::row_major(&b, k, n) };

@@ -327,7 +327,8 @@ pub(super) mod x86 {
         _mm512_add_pd,
         first_8,
         load_8,
-        _mm512_mask_storeu_pd
+        _mm512_mask_storeu_pd,
+        transpose_8x64
     );
     register!(
         F32x8,
@@ -358,7 +359,8 @@ pub(super) mod x86 {
         _mm256_add_pd,
         first_4x64,
         _mm256_maskload_pd,
-        _mm256_maskstore_pd
+        _mm256_maskstore_pd,
+        transpose_4x64
     );
 
     /// 16x16.
@@ -389,6 +391,45 @@ pub(super) mod x86 {
                 block[c].0 = _mm256_permute2f128_ps::<0x20>(q[c].0, q[4 + c].0);
                 block[4 + c].0 = _mm256_permute2f128_ps::<0x31>(q[c].0, q[4 + c].0);
             }
+        }
+    }
+
+    /// 8x8 of f64 in the first half of the block.
+    #[inline(always)]
+    unsafe fn transpose_8x64(block: &mut [F64x8; 16]) {
+        // SAFETY: register shuffles only; the caller's CPU has AVX-512.
+        unsafe {
+            for h in 0..2 {
+                // Columns 2q + h of two rows each, in quarter q.
+                let [x, y, z, w] = std::array::from_fn(|i| {
+                    let (a, b) = (block[2 * i].0, block[2 * i + 1].0);
+                    if h == 0 { _mm512_unpacklo_pd(a, b) } else { _mm512_unpackhi_pd(a, b) }
+                });
+                let (xy_even, xy_odd) =
+                    (_mm512_shuffle_f64x2::<0x88>(x, y), _mm512_shuffle_f64x2::<0xdd>(x, y));
+                let (zw_even, zw_odd) =
+                    (_mm512_shuffle_f64x2::<0x88>(z, w), _mm512_shuffle_f64x2::<0xdd>(z, w));
+                block[8 + h].0 = _mm512_shuffle_f64x2::<0x88>(xy_even, zw_even);
+                block[10 + h].0 = _mm512_shuffle_f64x2::<0x88>(xy_odd, zw_odd);
+                block[12 + h].0 = _mm512_shuffle_f64x2::<0xdd>(xy_even, zw_even);
+                block[14 + h].0 = _mm512_shuffle_f64x2::<0xdd>(xy_odd, zw_odd);
+            }
+        }
+        block.copy_within(8.., 0);
+    }
+
+    /// 4x4 of f64 in the first quarter of the block.
+    #[inline(always)]
+    unsafe fn transpose_4x64(block: &mut [F64x4; 16]) {
+        // SAFETY: register shuffles only; the caller's CPU has AVX2.
+        unsafe {
+            let [a, b, c, d] = std::array::from_fn(|r| block[r].0);
+            let (ab_lo, ab_hi) = (_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
+            let (cd_lo, cd_hi) = (_mm256_unpacklo_pd(c, d), _mm256_unpackhi_pd(c, d));
+            block[0].0 = _mm256_permute2f128_pd::<0x20>(ab_lo, cd_lo);
+            block[1].0 = _mm256_permute2f128_pd::<0x20>(ab_hi, cd_hi);
+            block[2].0 = _mm256_permute2f128_pd::<0x31>(ab_lo, cd_lo);
+            block[3].0 = _mm256_permute2f128_pd::<0x31>(ab_hi, cd_hi);
         }
     }
 

@@ -7,7 +7,7 @@ use crate::cpu::real::Real;
 const LANES: usize = 16;
 /// Running results per fold: four vectors in f32, to hide the latency of additions. A flat array and one inner loop
 /// keep them in registers; nested arrays or hand-unrolled vectors do not.
-const STEP: usize = 4 * LANES;
+pub(crate) const STEP: usize = 4 * LANES;
 
 /// Folds `x` lane by lane with `step`, then the lanes and the tail with `join`.
 #[inline(always)]

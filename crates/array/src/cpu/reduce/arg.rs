@@ -1,7 +1,7 @@
 //! Where the largest or smallest element lies: the first one among equals, the first NaN if there is any.
 
 use super::folds::{End, Extreme, Ordered, Reading};
-use super::{Job, Pass, Plan};
+use super::{CHUNK, Job, Pass, Plan};
 use crate::cpu::simd::simd_v3;
 use crate::pool;
 
@@ -19,7 +19,7 @@ pub(crate) fn arg<T: Ordered>(end: End, data: &[T], plan: &Plan, out: &mut [i64]
     let job = Job::new(&fold, data, &[], &pass);
     let mut extremes = vec![T::LOWEST; out.len() * job.chunks];
     job.partials(&mut extremes);
-    pool::for_chunks_mut(out, 1, job.chunk.min(pass.n) * size_of::<T>(), |at, piece| {
+    pool::for_chunks_mut(out, 1, CHUNK.min(pass.n) * size_of::<T>(), |at, piece| {
         let mut walk = pass.walk(at);
         for (i, o) in piece.iter_mut().enumerate() {
             let of_row = &extremes[(at + i) * job.chunks..(at + i + 1) * job.chunks];
@@ -29,8 +29,8 @@ pub(crate) fn arg<T: Ordered>(end: End, data: &[T], plan: &Plan, out: &mut [i64]
                     best = c;
                 }
             }
-            let start = best * job.chunk;
-            let end = (start + job.chunk).min(pass.n);
+            let start = best * CHUNK;
+            let end = (start + CHUNK).min(pass.n);
             let row = &data[walk.data() + start..walk.data() + end];
             *o = (start + find(row, of_row[best].restore(reading))) as i64;
             walk.advance();

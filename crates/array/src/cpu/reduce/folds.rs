@@ -261,6 +261,7 @@ pub(crate) struct IntSum<T>(pub(crate) PhantomData<T>);
 impl<T: Number> Fold for IntSum<T> {
     type In = T;
     type Acc = i64;
+    const ANY_ORDER: bool = true;
     #[inline(always)]
     fn empty(self) -> i64 {
         0
@@ -282,6 +283,7 @@ pub(crate) struct IntProduct;
 impl Fold for IntProduct {
     type In = i64;
     type Acc = i64;
+    const ANY_ORDER: bool = true;
     #[inline(always)]
     fn empty(self) -> i64 {
         1
@@ -328,6 +330,7 @@ pub(crate) struct Found<B> {
 impl<B: Bits> Fold for Found<B> {
     type In = B;
     type Acc = Bool;
+    const ANY_ORDER: bool = true;
     #[inline(always)]
     fn empty(self) -> Bool {
         Bool::new(false)
@@ -349,6 +352,7 @@ pub(crate) struct Count<B>(pub(crate) B);
 impl<B: Bits> Fold for Count<B> {
     type In = B;
     type Acc = i64;
+    const ANY_ORDER: bool = true;
     #[inline(always)]
     fn empty(self) -> i64 {
         0

@@ -1,8 +1,10 @@
 //! Reductions: one engine that folds any set of dims of a view, in a fixed order whatever the number of threads.
 //!
-//! Elements are folded in fixed blocks and the blocks pairwise, so rounding errors grow with the logarithm of
-//! the count, and results do not depend on threads or on the instruction set. Elements that lie side by side go
-//! through many accumulators side by side; otherwise whole rows are folded into a row of results, which is as quick.
+//! A run of elements is folded in one order that follows from its length alone: fixed chunks, joined pairwise, each of
+//! a few lanes (element `i` goes to lane `i` modulo their number), eight to a lane at a time. So rounding errors grow
+//! slowly, and results depend neither on threads, nor on the instruction set, nor on how many results there are side
+//! by side. Neighbours go through the lanes side by side; otherwise whole rows are folded into a row of results per
+//! lane, which is as quick.
 
 pub(crate) mod along;
 pub(crate) mod arg;
@@ -22,20 +24,24 @@ pub(crate) trait Fold: Copy + Send + Sync {
     type Acc: Copy + Send + Sync;
     /// Whether `lift` looks at a value per result, such as a mean.
     const AT: bool = false;
+    /// Whether every order of joining gives the same bits.
+    const ANY_ORDER: bool = false;
     /// The result of folding nothing.
     fn empty(self) -> Self::Acc;
     fn lift(self, x: Self::In, at: Self::Acc) -> Self::Acc;
     fn join(self, a: Self::Acc, b: Self::Acc) -> Self::Acc;
 }
 
-/// Accumulators that run side by side along a long row; narrow rows are joined to about this length.
+/// Accumulators of one result; a constant, because it decides the rounding.
+const LANES: usize = 8;
+/// Accumulators that run side by side along a long row where the order does not matter.
 const WIDE: usize = 256;
-/// Rows folded one after another into the same accumulators.
-const BLOCK_ROWS: usize = 128;
-/// Elements of a row that are one unit of work.
-const CHUNK: usize = BLOCK_ROWS * WIDE;
+/// Elements of a run that are one unit of work; a constant for the same reason.
+const CHUNK: usize = 8192;
 /// Bytes of accumulators swept at once: they stay in the first-level cache.
-const TILE_BYTES: usize = 16384;
+const TILE_BYTES: usize = 32768;
+/// Gapless rows narrower than this are swept `LANES` at a time.
+const NARROW: usize = 64;
 
 /// The loops of a [`Fold`]. The engine around them is compiled once for each pair of types, not for each fold.
 pub(crate) trait Loops<T, A>: Sync {
@@ -57,9 +63,9 @@ impl<F: Fold> Loops<F::In, F::Acc> for F {
 
     fn row(&self, x: &[F::In], at: F::Acc) -> F::Acc {
         match x.len() {
-            0..16 => x.iter().fold(Fold::empty(*self), |acc, &x| self.join(acc, self.lift(x, at))),
-            16..2048 => fold_lanes::<F, 16>(*self, x, at),
-            _ => fold_lanes::<F, WIDE>(*self, x, at),
+            0..LANES => x.iter().fold(Fold::empty(*self), |acc, &x| self.join(acc, self.lift(x, at))),
+            2048.. if F::ANY_ORDER => fold_wide(*self, x, at),
+            _ => fold_lanes(*self, x, at),
         }
     }
 
@@ -84,23 +90,51 @@ impl<F: Fold> Loops<F::In, F::Acc> for F {
     }
 }
 
-/// A row seen as rows of lanes.
+/// A row seen as long rows of lanes, for folds in any order.
 #[inline(never)]
-fn fold_lanes<F: Fold, const N: usize>(f: F, x: &[F::In], at: F::Acc) -> F::Acc {
-    let (mut lanes, at) = ([f.empty(); N], [at; N]);
-    let rows = Rows { data: x, at: 0, stride: N, count: x.len() / N };
+fn fold_wide<F: Fold>(f: F, x: &[F::In], at: F::Acc) -> F::Acc {
+    let (mut lanes, at) = ([f.empty(); WIDE], [at; WIDE]);
+    let rows = Rows { data: x, at: 0, stride: WIDE, count: x.len() / WIDE };
     sweep(f, &rows, &at, &mut lanes);
-    let rest = &x[rows.count * N..];
+    let rest = &x[rows.count * WIDE..];
     for (i, &x) in rest.iter().enumerate() {
         lanes[i] = f.join(lanes[i], f.lift(x, at[i]));
     }
-    f.tree(&mut lanes, N, 1);
+    f.tree(&mut lanes, WIDE, 1);
     lanes[0]
 }
 
 simd_v3! {
-    /// Folds rows into `out`, eight at a time to touch the accumulators less often. The only loop that every
-    /// element goes through, so the only one compiled for more than the baseline; memory is its limit.
+    /// A row seen as rows of lanes, at least one of them: what [`Rows::fold`] does for one column.
+    #[inline(never)]
+    fn fold_lanes<F: Fold>(f: F, x: &[F::In], at: F::Acc) -> F::Acc {
+        let mut lanes = [f.empty(); LANES];
+        let (eights, rest) = x.as_chunks::<{ 8 * LANES }>();
+        for x in eights {
+            for j in 0..LANES {
+                let v = |i: usize| f.lift(x[i * LANES + j], at);
+                let low = f.join(f.join(v(0), v(1)), f.join(v(2), v(3)));
+                let high = f.join(f.join(v(4), v(5)), f.join(v(6), v(7)));
+                lanes[j] = f.join(lanes[j], f.join(low, high));
+            }
+        }
+        for x in rest.chunks(LANES) {
+            for (lane, &x) in lanes.iter_mut().zip(x) {
+                *lane = f.join(*lane, f.lift(x, at));
+            }
+        }
+        let mut half = LANES / 2;
+        while half > 0 {
+            for j in 0..half {
+                lanes[j] = f.join(lanes[j], lanes[j + half]);
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    /// Folds rows into `out`, eight at a time to touch the accumulators less often. With the loop above all that
+    /// elements go through, so all that is compiled for more than the baseline; memory is its limit.
     #[inline(never)]
     fn sweep<F: Fold>(f: F, rows: &Rows<'_, F::In>, at: &[F::Acc], out: &mut [F::Acc]) {
         let len = out.len();
@@ -132,28 +166,22 @@ struct Job<'a, T, A> {
     /// A value per result, or none.
     at: &'a [A],
     pass: &'a Pass,
-    /// Elements of a row, or rows, folded as one unit of work; a result has `chunks` of them.
-    chunk: usize,
+    /// A result has this many chunks.
     chunks: usize,
 }
 
 impl<'a, T: Copy + Send + Sync, A: Copy + Send + Sync> Job<'a, T, A> {
     fn new(fold: &'a dyn Loops<T, A>, data: &'a [T], at: &'a [A], pass: &'a Pass) -> Job<'a, T, A> {
-        // Depends on the geometry alone, so that results do not depend on the number of threads.
-        let chunk = match pass.is_rows() {
-            true => CHUNK,
-            false => ((1usize << 18) / pass.width).next_power_of_two().max(BLOCK_ROWS),
-        };
-        Job { fold, data, at, pass, chunk, chunks: pass.n.div_ceil(chunk) }
+        Job { fold, data, at, pass, chunks: pass.n.div_ceil(CHUNK) }
     }
 
     /// Fills `out` with one partial result per chunk: outer x chunks x width.
     fn partials(&self, out: &mut [A]) {
-        let item_bytes = self.chunk.min(self.pass.n) * size_of::<T>();
+        let item_bytes = CHUNK.min(self.pass.n) * size_of::<T>();
         if self.pass.is_rows() {
             pool::for_chunks_mut(out, 1, item_bytes, |at, piece| self.rows(at, piece));
         } else {
-            let unit = if self.pass.width < WIDE { self.pass.width } else { 64 };
+            let unit = if self.pass.width < 256 { self.pass.width } else { 64 };
             pool::for_chunks_mut(out, unit, item_bytes, |at, piece| self.columns(at, piece));
         }
     }
@@ -164,8 +192,8 @@ impl<'a, T: Copy + Send + Sync, A: Copy + Send + Sync> Job<'a, T, A> {
         let mut c = first % self.chunks;
         let none = self.fold.empty();
         for o in out {
-            let start = c * self.chunk;
-            let len = self.chunk.min(self.pass.n - start);
+            let start = c * CHUNK;
+            let len = CHUNK.min(self.pass.n - start);
             let first = walk.data() + start;
             let at = self.at.get(walk.result()).copied().unwrap_or(none);
             *o = self.fold.row(&self.data[first..first + len], at);
@@ -180,29 +208,24 @@ impl<'a, T: Copy + Send + Sync, A: Copy + Send + Sync> Job<'a, T, A> {
     /// Results `first..` of chunks of rows that are folded into a row.
     fn columns(&self, first: usize, out: &mut [A]) {
         let width = self.pass.width;
-        let tile = (TILE_BYTES / size_of::<A>()).max(WIDE);
+        let tile = (TILE_BYTES / LANES / size_of::<A>()).max(NARROW);
+        let mut space = Vec::new();
         let (mut column, mut row) = (first % width, first / width);
         let mut walk = self.pass.walk(row / self.chunks);
         row %= self.chunks;
         let mut done = 0;
         while done < out.len() {
             let len = (width - column).min(tile).min(out.len() - done);
-            let start = row * self.chunk;
+            let start = row * CHUNK;
             let rows = Rows {
                 data: self.data,
                 at: walk.data() + start * self.pass.stride + column,
                 stride: self.pass.stride,
-                count: self.chunk.min(self.pass.n - start),
+                count: CHUNK.min(self.pass.n - start),
             };
             let result = walk.result() + column;
             let at = self.at.get(result..result + len).unwrap_or(&[]);
-            let out = &mut out[done..done + len];
-            let gapless = self.pass.stride == width && len == width;
-            if gapless && WIDE / width >= 4 && rows.count >= 2 * (WIDE / width) {
-                rows.fold_narrow(self.fold, at, out);
-            } else {
-                rows.fold(self.fold, at, out);
-            }
+            rows.fold(self.fold, at, &mut out[done..done + len], &mut space);
             done += len;
             column += len;
             if column == width {
@@ -273,38 +296,35 @@ impl<T: Copy> Rows<'_, T> {
         &self.data[at..at + len]
     }
 
-    /// Blocks of rows, then the blocks one after another: a chunk has few enough of them.
-    fn fold<A: Copy>(&self, fold: &dyn Loops<T, A>, at: &[A], out: &mut [A]) {
-        out.fill(fold.empty());
-        if self.count <= BLOCK_ROWS {
+    /// Row `r` goes to lane `r` modulo their number, as in [`fold_lanes`]; `space` holds the lanes.
+    fn fold<A: Copy>(&self, fold: &dyn Loops<T, A>, at: &[A], out: &mut [A], space: &mut Vec<A>) {
+        let width = out.len();
+        if self.count < LANES {
+            out.fill(fold.empty());
             return fold.sweep(self, at, out);
         }
-        let mut block = vec![fold.empty(); out.len()];
-        for first in (0..self.count).step_by(BLOCK_ROWS) {
-            let start = self.at + first * self.stride;
-            let rows = Rows { at: start, count: BLOCK_ROWS.min(self.count - first), ..*self };
-            block.fill(fold.empty());
-            fold.sweep(&rows, at, &mut block);
-            fold.join_all(out, &block);
+        let (whole, rest) = (self.count / LANES, self.count % LANES);
+        space.clear();
+        space.resize(LANES * width, fold.empty());
+        let of = |r: usize, count: usize| Rows {
+            at: self.at + r * self.stride,
+            stride: LANES * self.stride,
+            count,
+            ..*self
+        };
+        if self.stride == width && width < NARROW {
+            // Without gaps: as many rows as there are lanes are one wide row.
+            let at = at.repeat(LANES);
+            fold.sweep(&of(0, whole), &at, space);
+            let left = rest * width;
+            fold.sweep(&of(whole * LANES, 1), &at[..left.min(at.len())], &mut space[..left]);
+        } else {
+            for (lane, sums) in space.chunks_exact_mut(width).enumerate() {
+                fold.sweep(&of(lane, whole), at, sums);
+                fold.sweep(&of(whole * LANES + lane, usize::from(lane < rest)), at, sums);
+            }
         }
-    }
-
-    /// Narrow rows that follow each other without gaps, several at a time.
-    fn fold_narrow<A: Copy>(&self, fold: &dyn Loops<T, A>, at: &[A], out: &mut [A]) {
-        let width = out.len();
-        let times = WIDE / width;
-        let used = times * width;
-        let (mut wide, mut wide_at) = ([fold.empty(); WIDE], [fold.empty(); WIDE]);
-        if !at.is_empty() {
-            wide_at.chunks_exact_mut(width).for_each(|part| part.copy_from_slice(at));
-        }
-        let whole = Rows { stride: used, count: self.count / times, ..*self };
-        whole.fold(fold, &wide_at[..used], &mut wide[..used]);
-        let done = whole.count * times;
-        let rest = Rows { at: self.at + done * self.stride, count: 1, ..*self };
-        let left = (self.count - done) * width;
-        fold.sweep(&rest, &wide_at[..left], &mut wide[..left]);
-        fold.tree(&mut wide, times, width);
-        out.copy_from_slice(&wide[..width]);
+        fold.tree(space, LANES, width);
+        out.copy_from_slice(&space[..width]);
     }
 }

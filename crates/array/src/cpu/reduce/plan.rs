@@ -55,11 +55,19 @@ impl Plan {
         let mut order: SmallVec<[usize; 6]> = (0..shape.len()).collect();
         // Dims of size 1 go first: their strides mean nothing and must not disturb the order of the others.
         order.sort_by_key(|&d| if shape[d] == 1 { isize::MIN } else { strides[d].saturating_neg() });
+        // Runs must not depend on the sizes of kept dims, because they decide the rounding: reduced dims around a kept
+        // one stay apart even where that has size 1.
+        let kept_at =
+            |stride: isize| (0..shape.len()).any(|d| !reduced[d] && shape[d] == 1 && strides[d] == stride);
         let mut groups: SmallVec<[Group; 6]> = SmallVec::new();
         for &d in order.iter().filter(|&&d| shape[d] != 1) {
             let next = Group { reduced: reduced[d], len: shape[d], stride: strides[d] };
             match groups.last_mut() {
-                Some(g) if g.reduced == next.reduced && g.stride == next.stride * next.len as isize => {
+                Some(g)
+                    if g.reduced == next.reduced
+                        && g.stride == next.stride * next.len as isize
+                        && !(g.reduced && kept_at(g.stride)) =>
+                {
                     *g = Group { len: g.len * next.len, ..next };
                 }
                 _ => groups.push(next),

@@ -85,10 +85,11 @@ impl Over {
     fn plan(&self, x: &Array, fits: &dyn Fn(&Plan) -> bool) -> Result<(Array, Plan)> {
         let plan = |x: &Array| Plan::new(x.offset(), x.shape(), x.strides(), &self.reduced);
         let direct = plan(x);
-        if direct.walkable() && fits(&direct) {
+        let (fitting, walkable) = (fits(&direct), direct.walkable());
+        if fitting && walkable {
             return Ok((x.clone(), direct));
         }
-        let copy = x.copy()?;
+        let copy = if fitting { copy_in_memory_order(x)? } else { x.copy()? };
         let plan = plan(&copy);
         Ok((copy, plan))
     }
@@ -141,6 +142,14 @@ impl Over {
         }
         dy.reshape(&self.kept)
     }
+}
+
+/// A copy without gaps whose dims lie in memory as they did: their order decides that of additions.
+fn copy_in_memory_order(x: &Array) -> Result<Array> {
+    let mut order: SmallVec<[usize; 6]> = (0..x.ndim()).collect();
+    order.sort_by_key(|&d| std::cmp::Reverse(x.strides()[d].unsigned_abs()));
+    let moved: SmallVec<[i64; 6]> = order.iter().map(|&d| d as i64).collect();
+    x.permute(&moved)?.copy()?.permute(&inverse(&order))
 }
 
 fn shape_in_memory(x: &Array, plan: &Plan) -> Result<Shape> {

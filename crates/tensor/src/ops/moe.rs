@@ -1,0 +1,362 @@
+//! Tokens to their experts and back. Where tokens are cut, each row goes straight to the rank that has its expert, and
+//! back, by an uneven all-to-all; else it is an embedding lookup and its gradient.
+
+use super::embedding::{Embedding, EmbeddingGrad, Outside};
+use crate::attributes::Attributes;
+use crate::dispatch::apply1;
+use crate::error::{Error, Result};
+use crate::grad::{self, Backward};
+use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
+use crate::tensor::{Place, Tensor};
+use crate::trace::{self, Moved};
+use crate::world::World;
+use planaria_array::ops::{self, Keep, Which};
+use planaria_array::{Array, DType, Shape};
+use planaria_comm::{AllToAll, CommExt};
+use planaria_layout::rule::Rule;
+use planaria_layout::{AxisSet, Layout, Placement, Rank, Shard};
+use smallvec::smallvec;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Which expert each token goes to, and where in its buffer.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// `expert * capacity + place` for each token and choice, -1 where the expert is full: `[tokens, choices]`.
+    pub slots: Tensor,
+    /// The gate's value of each choice, 0 where the expert is full: `[tokens, choices]`.
+    pub weights: Tensor,
+    /// Number of experts.
+    pub experts: usize,
+    /// Places per expert.
+    pub capacity: usize,
+}
+
+/// The `choices` best experts of each token by its gates (`[tokens, experts]`), in order of choice and then of token
+/// while there is room: every token's first choice goes before any second one.
+pub fn moe_route(gates: &Tensor, choices: usize, capacity: usize) -> Result<Routing> {
+    let [_, experts] = gates.shape()[..] else {
+        let message = format!("gates must be [tokens, experts], got shape {}", gates.shape());
+        return Err(Error::Argument { op: "moe_route", message });
+    };
+    let (weights, chosen) = gates.topk(choices, 1, Which::Largest)?;
+    // Choice by choice, one row per token: how many came to the same expert before.
+    let hot = chosen.transpose(0, 1)?.one_hot(experts, DType::I64)?.flatten(0, 1)?;
+    let before = hot.cumsum(0)?.sub(&hot)?.mul(&hot)?.sum(&[1], Keep::No)?;
+    let tokens = gates.shape()[0];
+    let place = before.reshape(&[choices, tokens])?.transpose(0, 1)?;
+    let whole = |value: i64| Ok::<_, Error>(Tensor::new(Array::scalar(value, DType::I64)?));
+    let room = i64::try_from(capacity).unwrap_or(i64::MAX);
+    let fits = place.lt(&whole(room)?)?;
+    let slots = fits.where_(&chosen.mul(&whole(room)?)?.add(&place)?, &whole(-1)?)?;
+    let weights = weights.mul(&fits.cast(weights.dtype())?)?;
+    Ok(Routing { slots, weights, experts, capacity })
+}
+
+/// Tokens (`[tokens, width]`) in the buffers of their experts: `[experts, capacity, width]`, zeros where nobody is.
+/// Axes that cut the tokens cut the experts of the result.
+pub fn moe_dispatch(x: &Tensor, routing: &Routing) -> Result<Tensor> {
+    let refuse = |message| Err(Error::Argument { op: "moe_dispatch", message });
+    let [tokens, width] = x.shape()[..] else {
+        return refuse(format!("tokens must be [tokens, width], got shape {}", x.shape()));
+    };
+    let [routed, choices] = routing.slots.shape()[..] else {
+        return refuse(format!("slots must be [tokens, choices], got shape {}", routing.slots.shape()));
+    };
+    if routed != tokens {
+        return refuse(format!("{tokens} tokens but slots for {routed}"));
+    }
+    if let Some(at) = x.layout().filter(|at| plainly_cut(at)) {
+        // The width may be cut too: dim 1 of the tokens is dim 2 of the buffers.
+        let placements: Vec<Placement> = at.placements().iter().map(|p| moved(p, 1, 2)).collect();
+        let exchange = Exchange::new(Way::Spread, routing, at.mesh(), &placements, width)?;
+        return exchange.apply(x);
+    }
+    let copies = x.unsqueeze(1)?.broadcast_to(&[tokens, choices, width])?;
+    let of = Embedding { padding: None, outside: Outside::Zeros };
+    let op = EmbeddingGrad { of, rows: routing.experts * routing.capacity };
+    apply1(op, &[&copies, &routing.slots])?.reshape(&[routing.experts, routing.capacity, width])
+}
+
+/// The experts' results (`[experts, capacity, width]`) back at their tokens, added up with the gates' weights. Axes that
+/// cut the experts cut the tokens of the result; where others cut the slots, each rank gives its part of the sums.
+pub fn moe_combine(y: &Tensor, routing: &Routing) -> Result<Tensor> {
+    let found = match y.layout().filter(|at| pairs_up(at, routing.slots.layout())) {
+        Some(at) => Exchange::new(Way::Back, routing, at.mesh(), at.placements(), y.shape()[2])?.apply(y)?,
+        None => {
+            let rows = y.flatten(0, 1)?;
+            apply1(Embedding { padding: None, outside: Outside::Zeros }, &[&rows, &routing.slots])?
+        }
+    };
+    found.mul(&routing.weights.unsqueeze(-1)?)?.sum(&[1], Keep::No)
+}
+
+/// Nothing is pending, and dim 0 is cut into one window per rank.
+fn plainly_cut(at: &Layout) -> bool {
+    let plain = |p: &Placement| match p {
+        Placement::Shard(shard) => shard.sections == 1,
+        Placement::Partial(_) => false,
+        Placement::Replicate => true,
+    };
+    at.placements().iter().all(plain) && at.mesh().span(at.axes_on(0).collect()) > 1
+}
+
+/// Experts are cut, besides them at most the width, and no other axis cuts the tokens.
+fn pairs_up(experts: &Layout, slots: Option<&Layout>) -> bool {
+    let cuts = |at: &Layout, axis: usize, dim: usize| at.axes_on(dim).any(|a| a == axis);
+    let pair = |axis: usize| {
+        !cuts(experts, axis, 1) && (cuts(experts, axis, 0) || slots.is_none_or(|slots| !cuts(slots, axis, 0)))
+    };
+    let same_mesh = slots.is_none_or(|at| at.mesh() == experts.mesh());
+    experts.shape().ndim() == 3 && same_mesh && plainly_cut(experts) && (0..experts.mesh().naxes()).all(pair)
+}
+
+/// A placement with cuts of dim `from` on dim `to`.
+fn moved(placement: &Placement, from: usize, to: usize) -> Placement {
+    match placement {
+        Placement::Shard(shard) if shard.dim == from => Placement::Shard(Shard { dim: to, ..*shard }),
+        other => *other,
+    }
+}
+
+/// Which way rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// From `[tokens, width]`, every choice the same row.
+    Spread,
+    /// From `[tokens, choices, width]`.
+    Out,
+    /// To `[tokens, choices, width]`.
+    Back,
+}
+
+/// Rows between ranks that share out tokens and experts over the same axes.
+#[derive(Clone)]
+struct Exchange {
+    way: Way,
+    /// Of `[tokens, choices, width]`.
+    tokens: Arc<Layout>,
+    /// Of `[experts, capacity, width]`.
+    experts: Arc<Layout>,
+    /// Of all tokens; none on a world that is only supposed.
+    slots: Arc<[i64]>,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Exchange({:?} {} {})", self.way, self.tokens, self.experts)
+    }
+}
+
+impl Exchange {
+    /// `placements` are those of the experts. All ranks learn all slots, which are few bytes beside the rows.
+    fn new(
+        way: Way,
+        routing: &Routing,
+        mesh: &planaria_layout::Mesh,
+        placements: &[Placement],
+        width: usize,
+    ) -> Result<Exchange> {
+        let slots = match routing.slots.layout() {
+            Some(at) => routing.slots.placed(&vec![Placement::Replicate; at.placements().len()])?,
+            None => routing.slots.clone(),
+        };
+        let tokens = Shape::new(&[slots.shape()[0], slots.shape()[1], width])?;
+        let experts = Shape::new(&[routing.experts, routing.capacity, width])?;
+        let local = slots.local();
+        let slots = if local.is_meta() { Vec::new() } else { local.cast(DType::I64)?.to_vec::<i64>()? };
+        Ok(Exchange {
+            way,
+            tokens: Arc::new(Layout::new(mesh, &tokens, placements)?),
+            experts: Arc::new(Layout::new(mesh, &experts, placements)?),
+            slots: slots.into(),
+        })
+    }
+
+    fn axes(&self) -> AxisSet {
+        self.experts.axes_on(0).collect()
+    }
+
+    /// Where the results lie.
+    fn target(&self) -> &Arc<Layout> {
+        if self.way == Way::Back { &self.tokens } else { &self.experts }
+    }
+
+    /// Carries it out and records it. Collective over the axes.
+    fn apply(self, x: &Tensor) -> Result<Tensor> {
+        let world = x.0.place.as_ref().map(|p| p.world.clone()).ok_or(NO_MESH)?;
+        let target = self.target().clone();
+        let array = self.run(x.local(), &world)?;
+        let place = Some(Place { layout: target, world });
+        match grad::wanted(&[x]) {
+            None => Ok(Tensor::raw(array, place, None, None)),
+            Some(needs) => only(grad::record(Arc::new(self), &[x], smallvec![(array, place)], needs)?),
+        }
+    }
+
+    fn run(&self, local: &Array, world: &World) -> Result<Array> {
+        let rank = world.rank();
+        let extents = self.target().piece(rank)?.extents();
+        let members = self.experts.mesh().group(rank, self.axes())?;
+        let width = extents[2];
+        if local.is_meta() || world.is_supposed() {
+            return Ok(Array::meta(&extents, local.dtype())?);
+        }
+        let plan = Plan::new(self, &members, rank)?;
+        let rows = |lists: &[Vec<i64>]| lists.iter().map(|l| l.len() * width).collect::<Vec<usize>>();
+        let (take, put) = plan.lists(self);
+        let send = rows_of(&local.reshape(&[self.rows_here(local), width])?, &take.concat())?;
+        // One row more, of zeros, for tokens that no expert has taken.
+        let space = Array::zeros(&[put.iter().map(Vec::len).sum::<usize>() + 1, width], local.dtype())?;
+        let count = space.shape()[0] - 1;
+        let recv = space.narrow(0, 0, count)?.reshape(&[count * width])?;
+        let call = AllToAll {
+            send: send.reshape(&[send.numel()])?,
+            send_counts: rows(&take),
+            recv,
+            recv_counts: rows(&put),
+        };
+        self.note(call.send_counts.iter().sum::<usize>() - call.send_counts[plan.me], local);
+        world.group(&members)?.all_to_all(call)?;
+        let put = put.concat();
+        let made = match self.way {
+            Way::Back => {
+                let mut from = vec![count as i64; extents[0] * extents[1]];
+                put.iter().enumerate().for_each(|(row, &to)| from[to as usize] = row as i64);
+                rows_of(&space, &from)?
+            }
+            _ => {
+                let ids = Array::from_slice(&put, &[count])?;
+                ops::embedding_grad(&space.narrow(0, 0, count)?, &ids, extents[0] * extents[1], None)?
+            }
+        };
+        Ok(made.reshape(&extents)?)
+    }
+
+    /// Rows of the local input.
+    fn rows_here(&self, local: &Array) -> usize {
+        local.shape()[..local.ndim() - 1].iter().product()
+    }
+
+    /// Lists what leaves this rank, as for a reshard.
+    fn note(&self, sent: usize, local: &Array) {
+        let (from, to) =
+            if self.way == Way::Back { (&self.experts, &self.tokens) } else { (&self.tokens, &self.experts) };
+        trace::note(|| Moved {
+            op: self.name(),
+            input: 0,
+            from: from.as_ref().clone(),
+            to: to.as_ref().clone(),
+            bytes: (sent * local.dtype().size()) as u64,
+        });
+    }
+
+    /// A gradient as this exchange takes it.
+    fn brought(&self, grad: &Tensor, to: &Arc<Layout>) -> Result<Tensor> {
+        if let Some(from) = grad.layout().filter(|from| *from != to.as_ref()) {
+            let bytes = crate::reshard::route(from, to, grad.dtype().size())?.cost().bytes;
+            trace::note(|| Moved {
+                op: self.name(),
+                input: 0,
+                from: from.clone(),
+                to: to.as_ref().clone(),
+                bytes,
+            });
+        }
+        grad.reshard_shared(to)
+    }
+}
+
+const NO_MESH: Error = Error::Bug("rows are exchanged on a mesh only");
+
+/// Rows by number; an empty table has none to give.
+fn rows_of(table: &Array, ids: &[i64]) -> Result<Array> {
+    if ids.is_empty() {
+        return Ok(Array::zeros(&[0, table.shape()[1]], table.dtype())?);
+    }
+    Ok(ops::embedding(table, &Array::from_slice(ids, &[ids.len()])?)?)
+}
+
+/// Who has which tokens and experts, in the order of the communicator.
+struct Plan {
+    tokens: Vec<Range<usize>>,
+    experts: Vec<Range<usize>>,
+    me: usize,
+}
+
+impl Plan {
+    fn new(exchange: &Exchange, members: &[Rank], rank: Rank) -> Result<Plan> {
+        let windows = |layout: &Layout| {
+            let window = |&member: &Rank| {
+                let boxes = layout.piece(member)?.boxes();
+                Ok(boxes.first().map_or(0..0, |region| region.lo()[0]..region.hi()[0]))
+            };
+            members.iter().map(window).collect::<Result<Vec<_>>>()
+        };
+        let me = members.iter().position(|&m| m == rank).ok_or(NO_MESH)?;
+        Ok(Plan { tokens: windows(&exchange.tokens)?, experts: windows(&exchange.experts)?, me })
+    }
+
+    /// For each member: the rows of the local input that go there, and the places in the local output that come from
+    /// there, in the same order on both sides.
+    fn lists(&self, exchange: &Exchange) -> (Vec<Vec<i64>>, Vec<Vec<i64>>) {
+        let (choices, capacity) = (exchange.tokens.shape()[1], exchange.experts.shape()[1]);
+        let all = exchange.experts.shape()[0] * capacity;
+        // Places in the tokens' and in the experts' piece of what these members have to do with each other.
+        let between = |tokens: &Range<usize>, experts: &Range<usize>| {
+            let (first, low) = (tokens.start * choices, experts.start * capacity);
+            let slots = &exchange.slots[first..tokens.end * choices];
+            let taken = move |(at, &slot): (usize, &i64)| {
+                let slot = usize::try_from(slot).ok().filter(|&slot| slot < all)?;
+                let there = experts.contains(&(slot / capacity));
+                there.then_some((at as i64, slot.wrapping_sub(low) as i64))
+            };
+            slots.iter().enumerate().filter_map(taken).collect::<Vec<_>>()
+        };
+        let row = |at: i64| if exchange.way == Way::Spread { at / choices as i64 } else { at };
+        let members = 0..self.tokens.len();
+        let with = |m: usize, tokens: bool| {
+            let (t, e) = if tokens { (self.me, m) } else { (m, self.me) };
+            between(&self.tokens[t], &self.experts[e])
+        };
+        // As a holder of tokens, and as a holder of experts.
+        let as_tokens = members.clone().map(|m| with(m, true).into_iter().map(|(at, _)| row(at)).collect());
+        let as_experts = members.map(|m| with(m, false).into_iter().map(|(_, slot)| slot).collect());
+        let (as_tokens, as_experts): (Vec<Vec<i64>>, Vec<Vec<i64>>) =
+            (as_tokens.collect(), as_experts.collect());
+        if exchange.way == Way::Back { (as_experts, as_tokens) } else { (as_tokens, as_experts) }
+    }
+}
+
+impl Op for Exchange {
+    fn name(&self) -> &'static str {
+        if self.way == Way::Back { "moe_combine" } else { "moe_dispatch" }
+    }
+
+    fn attributes(&self) -> Attributes {
+        let at = self.experts.shape();
+        Attributes::new().with("experts", at[0]).with("capacity", at[1])
+    }
+
+    fn rule(&self, _: &[Spec], _: &[Spec]) -> Result<Rule> {
+        Err(Error::Bug("an exchange of rows has no rule"))
+    }
+
+    fn forward(&self, _: &[&Array], _: &Local<'_>) -> Result<Arrays> {
+        Err(Error::Bug("an exchange of rows has no local kernel"))
+    }
+
+    fn saves(&self, _: &Places) -> Saves {
+        Saves::nothing()
+    }
+
+    /// Linear: the gradient goes the other way.
+    fn vjp(&self, _: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
+        let Some(dy) = &grads[0] else { return Ok(smallvec![None]) };
+        let dy = self.brought(dy, self.target())?;
+        let way = if self.way == Way::Back { Way::Out } else { Way::Back };
+        let back = Exchange { way, ..self.clone() }.apply(&dy)?;
+        Ok(smallvec![Some(if self.way == Way::Spread { back.sum(&[1], Keep::No)? } else { back })])
+    }
+}
