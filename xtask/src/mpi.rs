@@ -99,6 +99,8 @@ fn restart(root: &Path, package: &[&str]) -> bool {
     let mut killed = cargo(root, ["run", "--example", "mpi_restart"]);
     killed.args(package).args(["--", "target/mpi-restart"]);
     run(&mut cargo(root, command)).success && run(&mut killed).success
+}
+
 /// Free memory that the transfers past 2^31 elements need: two ranks, with what they hold and what is under way.
 const HUGE_GIB: u64 = 12;
 
