@@ -119,8 +119,7 @@ fn sent(changes: &[&str], ranks: usize) -> Vec<Counts> {
         threads::run(ranks, |comm| {
             let counts: Arc<Mutex<Counts>> = Arc::default();
             trainer.run_on(Arc::new(Counted { comm, counts: counts.clone() })).unwrap();
-            let counts = counts.lock().unwrap().clone();
-            counts
+            std::mem::take(&mut *counts.lock().unwrap())
         })
     };
     let (one, two) = (run(1), run(2));
