@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | golden | asan | bench`.
+//! The project's own commands: `cargo xtask test | tidy | golden | asan | python | bench`.
 
 mod asan;
 mod bench;
@@ -38,6 +38,8 @@ enum Command {
     },
     /// Run the tests of the crates with unsafe code under the address sanitizer
     Asan,
+    /// Open what we write with torch, safetensors and transformers
+    Python,
     /// Time our kernels against torch, in turn, and record the ratios under benches/runs
     Bench(bench::Options),
 }
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         }),
         Command::Golden { kind, path } => return golden::run(&root, &kind, &path),
         Command::Asan => Ok(asan::run(&root)),
+        Command::Python => Ok(python::run_alone(&root)),
         Command::Bench(options) => bench::run(&root, &options),
     };
     match outcome {

@@ -6,6 +6,16 @@ use crate::peers;
 use crate::process::{cargo, run};
 use crate::summary::{Counts, Outcome, counts};
 
+/// Runs the scripts by themselves; answers whether nothing failed.
+pub(crate) fn run_alone(root: &Path) -> bool {
+    let (outcome, counts) = step(root);
+    match &outcome {
+        Outcome::Skipped(reason) => eprintln!("skipped: {reason}"),
+        _ => println!("{} passed, {} failed", counts.passed, counts.failed),
+    }
+    !matches!(outcome, Outcome::Failed)
+}
+
 /// Runs every script; skipped with the reason where there is no interpreter with what they import.
 pub(crate) fn step(root: &Path) -> (Outcome, Counts) {
     let python = match peers::torch_python(root) {

@@ -1,9 +1,10 @@
 //! Conversion: any cut and element type between formats, and faults at every step.
 
+use planaria_aoa::Program;
 use planaria_array::Array;
 use planaria_ckpt::convert::{ConvertOptions, Cut, Observer, To, plan};
 use planaria_ckpt::examine::{Bound, Verdict, compare};
-use planaria_ckpt::formats::{Key, OpenOptions, Source, open};
+use planaria_ckpt::formats::{Key, OpenOptions, Part, Source, open};
 use planaria_ckpt::stream::Feed;
 use planaria_ckpt::{Error, Item, Kind, SaveOptions, State, save, verify};
 use planaria_comm::alone;
@@ -98,6 +99,32 @@ fn masters_are_the_model_where_it_was_not_saved() {
     source.tensors.remove(&Key::model("a.weight"));
     plan(&source, To::HuggingFace, &ConvertOptions::default()).unwrap().run(&*store, "hf", &()).unwrap();
     assert_eq!(opened(&store, "hf").model("a.weight").unwrap().dtype, DType::F32);
+}
+
+#[test]
+fn a_mapping_rearranges_reshapes_and_casts_on_the_way() {
+    let store = saved(8);
+    let mut source = opened(&store, "ours");
+    source.tensors.retain(|key, _| key.part == Part::Model);
+    let text = "cube -> turned, permute=[2, 0, 1]\n\
+        a.weight^T -> half\n\
+        half -> wide, dtype=\"float32\"\n\
+        wide -> folded, reshape=[5, 24]\n\
+        a.bias -> _\nsteps -> _\nnone -> _\n";
+    let mapping = Some(Program::parse(text).unwrap());
+    let options = ConvertOptions { mapping, dtype: None, ..ConvertOptions::default() };
+    plan(&source, To::HuggingFace, &options).unwrap().run(&*store, "mapped", &()).unwrap();
+    let mapped = opened(&store, "mapped");
+    let array = |source: &Source, name: &str| {
+        let entry = source.model(name).unwrap();
+        Array::from_bytes(&source.read(&Key::model(name)).unwrap(), &entry.shape, entry.dtype).unwrap()
+    };
+    let values = |array: &Array| array.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    let turned = array(&source, "cube").permute(&[2, 0, 1]).unwrap();
+    assert_eq!(values(&array(&mapped, "turned")), values(&turned));
+    let folded = array(&mapped, "folded");
+    assert_eq!((folded.dtype(), folded.shape().dims()), (DType::F32, &[5, 24][..]));
+    assert_eq!(values(&folded), values(&array(&source, "a.weight").permute(&[1, 0]).unwrap()));
 }
 
 /// Stops after a number of bytes.
