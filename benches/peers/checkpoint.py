@@ -230,8 +230,8 @@ class Distributed:
         ]
         for process in self.processes:
             process.start()
-        self.cases = {f"DCP save, {n} ranks": ("save", n, "rows", f"peer-dcp-{n}") for n in (1, 2, 4)}
-        self.cases |= {f"DCP load cold, {n} ranks": ("load", n, "rows", f"peer-dcp-{n}") for n in (1, 2, 4)}
+        self.cases = {f"DCP save, {n} rank" + "s" * (n > 1): ("save", n, "rows", f"peer-dcp-{n}") for n in (1, 2, 4)}
+        self.cases |= {f"DCP load cold, {n} rank" + "s" * (n > 1): ("load", n, "rows", f"peer-dcp-{n}") for n in (1, 2, 4)}
         self.cases["DCP reshard 4 -> 2"] = ("load", 2, "rows", "peer-dcp-4")
         self.cases["DCP reshard 2 -> 3"] = ("load", 3, "rows", "peer-dcp-2")
         self.cases["DCP reshard 4 rows -> 2 columns"] = ("load", 2, "columns", "peer-dcp-4")

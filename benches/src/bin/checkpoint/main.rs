@@ -64,8 +64,11 @@ enum Work {
     Convert(&'static str, &'static str, To),
 }
 
-/// Every row of ours: name, work, what it is compared with and the bar.
-fn rows() -> Vec<(&'static str, Work, Option<(&'static str, f64)>)> {
+/// A row to be measured: name, work, what it is compared with and the bar.
+type Planned = (&'static str, Work, Option<(&'static str, f64)>);
+
+/// Every row of ours.
+fn rows() -> Vec<Planned> {
     let (write, read) = ("raw write", "raw read");
     let load = |cut, cache| Work::Load("ours-1", cut, cache);
     vec![
@@ -192,7 +195,8 @@ fn print(table: &[Row], gib: f64) -> Vec<String> {
             |value: Option<f64>, digits: usize| value.map_or("".to_string(), |v| format!("{v:.digits$}"));
         let limit = row.limit.and_then(|(name, bar)| Some((table.iter().find(|r| r.name == name)?, bar)));
         let ratio = limit.and_then(|(limit, _)| meter::ratio(row, limit));
-        let extra = row.median(|sample| sample.extra.map(|bytes| bytes as f64));
+        // The most of all rounds: later ones may find memory that an earlier one left resident.
+        let extra = row.samples.iter().filter_map(|sample| sample.extra).max().map(|bytes| bytes as f64);
         let read = row.median(|sample| sample.amplification);
         println!(
             "| {} | {seconds:.3} | {:.2} | {} | {} | {} | {} | {} | {} |",
