@@ -42,13 +42,18 @@ impl Placed {
         self.offset + offsets.map(|((lo, origin), step)| (lo - origin) as u64 * step as u64).sum::<u64>()
     }
 
-    /// The byte ranges of the file that hold a part: its runs where they are far apart, else all from the first to
-    /// the last.
-    pub(crate) fn byte_ranges(&self, part: &Region, gap: u64) -> Vec<Range<u64>> {
+    /// From the first to the last byte of a part that is not empty.
+    fn span(&self, part: &Region) -> Range<u64> {
         let start = self.byte_of(part);
         let reach: u64 =
             part.extents().iter().zip(self.steps()).map(|(len, s)| (len - 1) as u64 * s as u64).sum();
-        let whole = start..start + reach + self.size as u64;
+        start..start + reach + self.size as u64
+    }
+
+    /// The byte ranges of the file that hold a part: its runs where they are far apart, else all from the first to
+    /// the last.
+    pub(crate) fn byte_ranges(&self, part: &Region, gap: u64) -> Vec<Range<u64>> {
+        let whole = self.span(part);
         let runs = part.runs(&self.region);
         let bytes = (part.numel() * self.size) as u64;
         let sparse =
@@ -116,6 +121,8 @@ pub(crate) struct Geometry {
 
 /// Wanted bytes at most this far apart are read together.
 const GAP: u64 = 16 << 10;
+/// Storage is read and written directly in whole blocks of this size.
+const BLOCK: u64 = planaria_store::BLOCK as u64;
 
 impl Geometry {
     pub(crate) fn new(files: Vec<u64>, tiles: Vec<Placed>, claims: Vec<Vec<Claim>>) -> Geometry {
@@ -157,6 +164,35 @@ impl Geometry {
             ),
         });
         planaria_store::coalesce(wanted, if self.grain.is_some() { 0 } else { GAP })
+    }
+
+    /// Where one rank's bytes end and another's begin, at whole blocks of the storage, ascending. Boxes that are
+    /// spread over the file, as columns are, have no such places.
+    pub(crate) fn seams(&self, file: usize) -> Vec<u64> {
+        let ranks = |claim: &Claim| -> Vec<usize> { claim.holders.iter().map(|(rank, _)| *rank).collect() };
+        let mut held: Vec<(Range<u64>, Vec<usize>)> = Vec::new();
+        for &(tile, _) in self.by_file[file].iter().filter(|(tile, _)| self.tiles[*tile].order.is_none()) {
+            let tile = &self.tiles[tile];
+            let regions =
+                self.claims[tile.tensor].iter().map(|claim| (claim.region.intersect(&tile.region), claim));
+            for (region, claim) in regions.filter_map(|(region, claim)| Some((region?, claim))) {
+                let span = tile.span(&region);
+                if span.end - span.start == (region.numel() * tile.size) as u64 {
+                    held.push((span, ranks(claim)));
+                }
+            }
+        }
+        held.sort_by_key(|(span, _)| span.start);
+        let mut seams: Vec<u64> = Vec::new();
+        let mut before: Option<&(Range<u64>, Vec<usize>)> = None;
+        for part in &held {
+            if before.is_none_or(|before| before.1 != part.1) {
+                seams.push(part.0.start / BLOCK * BLOCK);
+            }
+            before = Some(part);
+        }
+        seams.dedup();
+        seams
     }
 
     /// Tiles that have bytes in a range of a file, by offset.

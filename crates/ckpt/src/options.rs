@@ -212,7 +212,8 @@ fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule)
     }
     let runs = schedule.units.iter().filter(|unit| unit.owner == world.rank()).flat_map(|unit| &unit.runs);
     let (count, longest) = runs.fold((0, 0), |(n, max), run| (n + 1, (run.end - run.start).max(max)));
-    let threads = if world.size() == 1 { 4 } else { 2 };
+    // More than cores: while some wait for the storage, others copy and sum, also on a busy machine.
+    let threads = (8 / world.size()).max(2);
     let options = TransferOptions {
         threads: threads.min(count),
         chunk: longest as usize,

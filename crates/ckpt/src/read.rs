@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::options::LoadOptions;
 use crate::outgoing::rearranged;
-use crate::schedule::{Job, Leg, Schedule, Traffic};
+use crate::schedule::{Job, Leg, Schedule, Traffic, blocks};
 use crate::strided::{At, Window, copy_box, packed};
 use crate::talk;
 use planaria_aoa::Rearrange;
@@ -11,8 +11,12 @@ use planaria_array::{Array, DType};
 use planaria_comm::{AllToAll, Call, Comm, CommExt, Pending};
 use planaria_store::{Reader, Store, Transfer, checksum};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
 
 /// Files of tensors.
 #[derive(Clone, Debug)]
@@ -88,14 +92,13 @@ pub(crate) fn run(
 ) -> Result<(u64, u64)> {
     let readers = talk::agree(world, open(world, store, data, schedule))?;
     let transfer = options.transfer(world, schedule);
-    let loader =
-        Loader { data, schedule, slots, readers, transfer: &transfer, describe, loaded: AtomicU64::new(0) };
-    let mut done = loader.read_alone(world.rank());
-    loader.read_rounds(world, &mut done)?;
-    let finished = done.and_then(|read| {
-        slots.iter().filter_map(|slot| slot.after.as_ref()).try_for_each(After::finish).map(|()| read)
-    });
-    let read = talk::agree(world, finished)?;
+    let (loaded, parts) = (AtomicU64::new(0), Mutex::default());
+    let loader = Loader { data, schedule, slots, readers, transfer: &transfer, describe, loaded, parts };
+    let done = loader.read_all(world)?;
+    let read = talk::agree(world, done)?;
+    loader.check_split(world)?;
+    let mut after = slots.iter().filter_map(|slot| slot.after.as_ref());
+    talk::agree(world, after.try_for_each(After::finish))?;
     let counts = talk::all_gather(world, [read, loader.loaded.load(Relaxed)])?;
     Ok(counts.iter().fold((0, 0), |(read, loaded), count| (read + count[0], loaded + count[1])))
 }
@@ -136,9 +139,92 @@ struct Loader<'a> {
     transfer: &'a Transfer,
     describe: &'a Describe<'a>,
     loaded: AtomicU64,
+    /// Sums of parts of blocks whose other parts are in other units, by unit and place.
+    parts: Mutex<BTreeMap<(usize, u64), u32>>,
 }
 
+/// Rounds that are read at the same time.
+const READERS: usize = 2;
+
+/// What one rank sends in a round, and what the round is about.
+type Outbound = (Traffic, Array);
+
 impl Loader<'_> {
+    /// Reads all units of this rank and fills its arrays; bytes read. Rounds are read ahead by other threads, two
+    /// of them in turn so that the storage never waits for the end of a round, while this one exchanges what they
+    /// have read.
+    fn read_all(&self, world: &dyn Comm) -> Result<Result<u64>> {
+        let (me, ranks) = (world.rank(), world.size());
+        if self.schedule.rounds.is_empty() {
+            return Ok(self.read_alone(me));
+        }
+        std::thread::scope(|scope| {
+            let mut readers = Vec::new();
+            let mut rounds = Vec::new();
+            for first in 0..READERS {
+                let (ahead, read) = sync_channel(0);
+                readers.push(scope.spawn(move || {
+                    let read = self.read_ahead((first, me, ranks), &ahead);
+                    drop(ahead);
+                    // By one of them, while the last rounds are on their way.
+                    if first == 0 { read.and_then(|read| Ok(read + self.read_alone(me)?)) } else { read }
+                }));
+                rounds.push(read);
+            }
+            let unpacked = self.exchange(world, rounds)?;
+            let mut done = unpacked.map(|()| 0);
+            for reader in readers {
+                let read = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+                done = done.and_then(|before| Ok(before + read?));
+            }
+            Ok(done)
+        })
+    }
+
+    /// The units that several ranks want: every [`READERS`]th round. A rank that has failed keeps taking part, so
+    /// that nobody waits for it.
+    fn read_ahead(
+        &self,
+        (first, me, ranks): (usize, usize, usize),
+        ahead: &SyncSender<Outbound>,
+    ) -> Result<u64> {
+        let mut done = Ok(0);
+        for round in self.schedule.rounds.iter().skip(first).step_by(READERS) {
+            let traffic = Traffic::of(self.schedule, round, me, ranks);
+            let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
+            if let Ok(before) = done {
+                done = self.read_round(&traffic.own, &send).map(|read| before + read);
+            }
+            // Nobody listens when the exchange has failed, which is reported there.
+            if ahead.send((traffic, send)).is_err() {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Sends what was read to whoever wants it, and fills arrays with what others have read.
+    fn exchange(&self, world: &dyn Comm, rounds: Vec<Receiver<Outbound>>) -> Result<Result<()>> {
+        let mut done = Ok(());
+        let mut before: Option<(Pending, Outbound)> = None;
+        for round in 0..self.schedule.rounds.len() {
+            // A reader that ended early says why when it is joined.
+            let Ok((traffic, send)) = rounds[round % READERS].recv() else { break };
+            let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
+            let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
+            let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
+            let arrived =
+                before.take().map(|(pending, arrived)| pending.wait().map(|()| arrived)).transpose()?;
+            before = Some((world.start(Call::AllToAll(call))?, (traffic, recv)));
+            self.unpack(arrived, &mut done);
+        }
+        if let Some((pending, arrived)) = before {
+            pending.wait()?;
+            self.unpack(Some(arrived), &mut done);
+        }
+        Ok(done)
+    }
+
     /// The units that no other rank wants, block by block while they are in the cache; bytes read.
     fn read_alone(&self, me: usize) -> Result<u64> {
         let units = self.schedule.alone(me);
@@ -149,12 +235,12 @@ impl Loader<'_> {
         let jobs: Vec<(&dyn Reader, Range<u64>)> =
             runs.iter().map(|&(unit, run)| self.job(unit, run)).collect::<Result<_>>()?;
         let read = self.transfer.read_each::<Error>(&jobs, |job, bytes| {
-            let (unit, run) = runs[job];
-            let unit = &self.schedule.units[unit];
+            let (number, run) = runs[job];
+            let unit = &self.schedule.units[number];
             for block in self.parts(run) {
                 let at = (block.start - run.start) as usize;
                 let bytes = &bytes[at..at + (block.end - block.start) as usize];
-                self.check(unit.file, &block, bytes)?;
+                self.check(number, &block, bytes)?;
                 let mut filled = Ok(());
                 self.schedule.legs_in(unit, &block, &mut |leg| {
                     if filled.is_ok() {
@@ -170,39 +256,7 @@ impl Loader<'_> {
 
     /// What is handled at once: blocks with a checksum, or all of a run.
     fn parts(&self, run: &Range<u64>) -> Vec<Range<u64>> {
-        if self.data.sums.is_none() {
-            return vec![run.clone()];
-        }
-        let block = self.data.block;
-        let starts = (run.start / block..run.end.div_ceil(block)).map(|number| number * block);
-        starts.map(|start| start.max(run.start)..run.end.min(start + block)).collect()
-    }
-
-    /// The units that several ranks want. While one round is on its way, the next is read. A rank that has failed
-    /// keeps taking part, so that nobody waits for it.
-    fn read_rounds(&self, world: &dyn Comm, done: &mut Result<u64>) -> Result<()> {
-        let mut before: Option<(Pending, Traffic, Array)> = None;
-        for round in &self.schedule.rounds {
-            let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
-            let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
-            let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
-            if let Ok(read) = done {
-                let before = *read;
-                *done = self.read_round(&traffic.own, &send).map(|more| before + more);
-            }
-            let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-            let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
-            let arrived =
-                before.take().map(|(pending, traffic, recv)| pending.wait().map(|()| (traffic, recv)));
-            let arrived = arrived.transpose()?;
-            before = Some((world.start(Call::AllToAll(call))?, traffic, recv));
-            self.unpack(arrived, done);
-        }
-        if let Some((pending, traffic, recv)) = before {
-            pending.wait()?;
-            self.unpack(Some((traffic, recv)), done);
-        }
-        Ok(())
+        if self.data.sums.is_none() { vec![run.clone()] } else { blocks(run, self.data.block).collect() }
     }
 
     fn read_round(&self, own: &[Job], send: &Array) -> Result<u64> {
@@ -210,10 +264,9 @@ impl Loader<'_> {
             own.iter().map(|job| self.job(job.unit, &job.run)).collect::<Result<_>>()?;
         let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| {
             let Job { unit, run, legs } = &own[number];
-            let file = self.schedule.units[*unit].file;
-            for block in self.parts(run).into_iter().filter(|_| self.data.sums.is_some()) {
+            for block in self.parts(run) {
                 let at = (block.start - run.start) as usize;
-                self.check(file, &block, &bytes[at..at + (block.end - block.start) as usize])?;
+                self.check(*unit, &block, &bytes[at..at + (block.end - block.start) as usize])?;
             }
             for (leg, place) in legs {
                 match place {
@@ -234,7 +287,7 @@ impl Loader<'_> {
     }
 
     /// Fills arrays from what other ranks sent.
-    fn unpack(&self, arrived: Option<(Traffic, Array)>, done: &mut Result<u64>) {
+    fn unpack(&self, arrived: Option<Outbound>, done: &mut Result<()>) {
         let Some((traffic, recv)) = arrived.filter(|_| done.is_ok()) else { return };
         let unpacked = recv.bytes().map_err(Error::from).and_then(|bytes| {
             traffic.others.iter().try_for_each(|(leg, place)| {
@@ -272,14 +325,64 @@ impl Loader<'_> {
         self.loaded.fetch_add(leg.len as u64, Relaxed);
     }
 
-    /// Compares a block with its checksum; the tensors that have bytes in it stand in the error.
-    fn check(&self, file: usize, block: &Range<u64>, bytes: &[u8]) -> Result<()> {
-        let Some(sums) = &self.data.sums else { return Ok(()) };
-        let number = block.start / self.data.block;
-        let (found, expected) = (checksum::crc32c(bytes), sums[file][number as usize]);
-        if found == expected {
+    /// All of the block that begins at or before a byte of a file.
+    fn block_at(&self, file: usize, at: u64) -> Range<u64> {
+        let start = at / self.data.block * self.data.block;
+        start..self.data.sizes[file].min(start + self.data.block)
+    }
+
+    /// Compares a block with its checksum, or keeps the sum of a part of it for later.
+    fn check(&self, unit: usize, part: &Range<u64>, bytes: &[u8]) -> Result<()> {
+        if self.data.sums.is_none() {
             return Ok(());
         }
+        let file = self.schedule.units[unit].file;
+        let found = checksum::crc32c(bytes);
+        if *part == self.block_at(file, part.start) {
+            return self.compare(file, part, found);
+        }
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).insert((unit, part.start), found);
+        Ok(())
+    }
+
+    /// Joins the sums of blocks that several units, perhaps of several ranks, have parts of. Collective.
+    fn check_split(&self, world: &dyn Comm) -> Result<()> {
+        let units = || self.schedule.units.iter().filter(|_| self.data.sums.is_some());
+        let parts = units().flat_map(|unit| {
+            let parts = unit.runs.iter().flat_map(|run| blocks(run, self.data.block));
+            parts.map(move |part| (unit, self.block_at(unit.file, part.start), part))
+        });
+        let mut split = parts.filter(|(_, block, part)| part != block).peekable();
+        if split.peek().is_none() {
+            return Ok(());
+        }
+        let mine = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = talk::all_gather(world, mine.values().copied().collect::<Vec<u32>>())?;
+        let mut all: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
+        let mut joined = 0;
+        // Units follow each other in a file, so the parts of a block come in order.
+        for (unit, block, part) in split {
+            let sum = all[unit.owner].next().ok_or_else(|| Error::Malformed {
+                file: "a message between ranks".into(),
+                what: format!("rank {} sent too few checksums", unit.owner),
+            })?;
+            joined = match part.start == block.start {
+                true => sum,
+                false => checksum::combine(joined, sum, (part.end - part.start) as usize),
+            };
+            if part.end == block.end {
+                self.compare(unit.file, &block, joined)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the sum of a block with the one that was written; the tensors that have bytes in it stand in the
+    /// error.
+    fn compare(&self, file: usize, block: &Range<u64>, found: u32) -> Result<()> {
+        let number = block.start / self.data.block;
+        let expected = self.data.sums.as_ref().and_then(|sums| sums[file].get(number as usize)).copied();
+        let Some(expected) = expected.filter(|expected| *expected != found) else { return Ok(()) };
         let tiles = self.schedule.geometry.tiles_in(file, block);
         let mut names: Vec<String> = tiles.map(|tile| (self.describe)(tile)).collect();
         names.dedup();

@@ -5,9 +5,15 @@ use planaria_layout::Region;
 use std::ops::Range;
 
 /// Bytes of a file that one rank moves at once.
-pub(crate) const UNIT: u64 = 8 << 20;
+pub(crate) const UNIT: u64 = 4 << 20;
 /// Bytes that a rank sends, or receives, in one round at most, unless a single unit has more.
-const ROUND: u64 = 24 << 20;
+const ROUND: u64 = 8 << 20;
+
+/// No unit is made shorter than this to keep ranks apart.
+const SPLIT: u64 = 256 << 10;
+
+/// A range of a file and what is to be moved of it.
+type Part = (Range<u64>, Vec<Range<u64>>);
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,34 +82,64 @@ impl Schedule {
     fn assign(&mut self, division: &Division, ranks: usize) {
         let mut load = vec![0u64; ranks];
         for file in 0..self.geometry.files.len() {
-            let size = self.geometry.files[file];
-            let parts: Vec<(Range<u64>, Vec<u64>)> = (0..size.div_ceil(UNIT))
-                .map(|number| number * UNIT..size.min((number + 1) * UNIT))
-                .map(|range| (range.clone(), self.tally(file, &range, ranks)))
-                .filter(|(_, tally)| self.way == Way::Save || tally.iter().any(|&bytes| bytes > 0))
-                .collect();
+            let parts: Vec<Part> = match division {
+                Division::Units if ranks > 1 => self.cut(file),
+                _ => self.grid(file),
+            };
+            let tallies: Vec<Vec<u64>> =
+                parts.iter().map(|(range, _)| self.tally(file, range, ranks)).collect();
             let given = match division {
                 Division::Units => None,
                 Division::Given(owners) => Some(owners[file]),
                 Division::Files => {
                     let mut all = vec![0; ranks];
-                    for (_, tally) in &parts {
+                    for tally in &tallies {
                         all.iter_mut().zip(tally).for_each(|(sum, bytes)| *sum += bytes);
                     }
                     Some(choose(&all, &load))
                 }
             };
-            for (range, tally) in parts {
+            for ((range, runs), tally) in parts.into_iter().zip(tallies) {
                 let owner = given.unwrap_or_else(|| choose(&tally, &load));
-                load[owner] += range.end - range.start;
+                load[owner] += runs.iter().map(|run| run.end - run.start).sum::<u64>();
                 let shared = self.is_shared(file, &range, owner);
-                let runs = match self.way {
-                    Way::Save => vec![range.clone()],
-                    Way::Load => self.geometry.runs(file, &range),
-                };
                 self.units.push(Unit { file, range, owner, shared, runs });
             }
         }
+    }
+
+    /// A file in units of equal size, with what is to be moved of each.
+    fn grid(&self, file: usize) -> Vec<Part> {
+        let size = self.geometry.files[file];
+        let ranges = (0..size.div_ceil(UNIT)).map(|number| number * UNIT..size.min((number + 1) * UNIT));
+        let parts = ranges.map(|range| match self.way {
+            Way::Save => (range.clone(), vec![range]),
+            Way::Load => (range.clone(), self.geometry.runs(file, &range)),
+        });
+        parts.filter(|(_, runs)| !runs.is_empty()).collect()
+    }
+
+    /// The same, cut where the bytes of one rank end and those of another begin, so that little has to travel.
+    /// What is read without checksums is left as it is: there an element may lie across a cut.
+    fn cut(&self, file: usize) -> Vec<Part> {
+        let grid = self.grid(file);
+        if self.way == Way::Load && self.geometry.grain.is_none() {
+            return grid;
+        }
+        let seams = self.geometry.seams(file);
+        let mut parts = Vec::new();
+        for run in grid.into_iter().flat_map(|(_, runs)| runs) {
+            let first = seams.partition_point(|seam| *seam < run.start + SPLIT);
+            let mut start = run.start;
+            for &seam in seams[first..].iter().take_while(|seam| **seam + SPLIT <= run.end) {
+                if seam >= start + SPLIT {
+                    parts.push(start..seam);
+                    start = seam;
+                }
+            }
+            parts.push(start..run.end);
+        }
+        parts.into_iter().map(|range| (range.clone(), vec![range])).collect()
     }
 
     /// Bytes of a range that each rank holds or wants.
@@ -228,6 +264,13 @@ impl Schedule {
         let mine = |&number: &usize| self.units[number].owner == rank && !self.units[number].shared;
         (0..self.units.len()).filter(mine).collect()
     }
+}
+
+/// A range cut where blocks of `block` bytes end.
+pub(crate) fn blocks(range: &Range<u64>, block: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    let Range { start, end } = *range;
+    let numbers = start / block..end.div_ceil(block);
+    numbers.map(move |number| start.max(number * block)..end.min((number + 1) * block))
 }
 
 /// The owner's own copy, or that of a holder whose turn it is.

@@ -5,11 +5,11 @@ use crate::manifest::SUM_BLOCK;
 use crate::naming::Files;
 use crate::options::SaveOptions;
 use crate::outgoing::Given;
-use crate::schedule::{Leg, Schedule, Traffic};
+use crate::schedule::{Leg, Schedule, Traffic, Unit, blocks};
 use crate::strided::{At, copy_box, packed};
 use crate::talk;
 use planaria_array::{Array, Bytes, DType};
-use planaria_comm::{AllToAll, Call, Comm, CommExt};
+use planaria_comm::{AllToAll, Call, Comm, CommExt, Pending};
 use planaria_store::{Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -36,16 +36,12 @@ pub(crate) fn run(
     let held: Result<Vec<Bytes>> = given.iter().map(|given| given.window.bytes()).collect();
     let writers = held.and_then(|held| Ok((held, open(place, schedule, files, me)?)));
     let (held, writers) = talk::agree(world, writers)?;
-    let sums = schedule
-        .geometry
-        .files
-        .iter()
-        .map(|size| (0..size.div_ceil(SUM_BLOCK)).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
+    let parts = |unit: &Unit| if unit.owner == me { blocks(&unit.range, SUM_BLOCK).count() } else { 0 };
+    let sums = schedule.units.iter().map(|unit| (0..parts(unit)).map(|_| AtomicU32::new(0)).collect());
     let saver = Saver { schedule, files, given, held, writers: &writers, sums: sums.collect() };
     let transfer = options.transfer(world, schedule);
-    let mut done = saver.write_alone(&transfer, me);
-    saver.write_rounds(world, &transfer, &mut done)?;
-    let sums = saver.my_sums(me);
+    let done = saver.write_all(world, &transfer)?;
+    let sums = saver.my_sums();
     let finished = done.and_then(|()| {
         writers.into_iter().flatten().try_for_each(|writer| writer.finish()).map_err(Error::from)
     });
@@ -75,20 +71,40 @@ struct Saver<'a> {
     given: &'a [Given],
     held: Vec<Bytes>,
     writers: &'a [Option<Box<dyn Writer>>],
+    /// By unit of this rank: the sums of its parts of blocks.
     sums: Vec<Vec<AtomicU32>>,
 }
 
 impl Saver<'_> {
+    /// Writes all units of this rank. A rank that has failed keeps sending, so that nobody waits for it.
+    fn write_all(&self, world: &dyn Comm, transfer: &Transfer) -> Result<Result<()>> {
+        let mut done = Ok(());
+        let mut rounds = self.schedule.rounds.iter();
+        let mut next =
+            |done: &mut _| rounds.next().map(|round| self.exchange(world, round, done)).transpose();
+        // The first exchange is on its way while the units are written that need none, then each next one.
+        let mut coming = next(&mut done)?;
+        if done.is_ok() {
+            done = self.write_alone(transfer, world.rank());
+        }
+        while let Some((pending, traffic, recv)) = coming {
+            pending.wait()?;
+            coming = next(&mut done)?;
+            if done.is_ok() {
+                done = self.write_round(transfer, &traffic, &recv);
+            }
+        }
+        Ok(done)
+    }
+
     /// The units that need no other rank, filled and summed block by block while they are in the cache.
     fn write_alone(&self, transfer: &Transfer, me: usize) -> Result<()> {
         let units = self.schedule.alone(me);
         let jobs: Vec<WriteJob<'_>> = units.iter().map(|&unit| self.job(unit)).collect::<Result<_>>()?;
         transfer.write_each::<Error>(&jobs, |job, bytes| {
             let unit = &self.schedule.units[units[job]];
-            for start in unit.range.clone().step_by(SUM_BLOCK as usize) {
-                let block = start..unit.range.end.min(start + SUM_BLOCK);
-                let at = (start - unit.range.start) as usize;
-                let bytes = &mut bytes[at..at + (block.end - block.start) as usize];
+            for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
+                let bytes = &mut bytes[within(&unit.range, &block)];
                 self.put_header(unit.file, &block, bytes);
                 let mut put = Ok(());
                 self.schedule.legs_in(unit, &block, &mut |leg| {
@@ -97,41 +113,29 @@ impl Saver<'_> {
                     }
                 });
                 put?;
-                self.sum(unit.file, &block, bytes);
+                self.sum(units[job], number, bytes);
             }
             Ok(())
         })?;
         Ok(())
     }
 
-    /// The units whose bytes come from several ranks. While one round is written, the next is on its way. A rank
-    /// that has failed keeps sending, so that nobody waits for it.
-    fn write_rounds(&self, world: &dyn Comm, transfer: &Transfer, done: &mut Result<()>) -> Result<()> {
-        let mut before: Option<(Traffic, Array)> = None;
-        for round in &self.schedule.rounds {
-            let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
-            let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
-            let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
-            if done.is_ok() {
-                *done = self.pack(&traffic, &send);
-            }
-            let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-            let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
-            let pending = world.start(Call::AllToAll(call))?;
-            if let Some((traffic, recv)) = before.take()
-                && done.is_ok()
-            {
-                *done = self.write_round(transfer, &traffic, &recv);
-            }
-            pending.wait()?;
-            before = Some((traffic, recv));
+    /// Begins to send what other ranks write of this rank's boxes, and to receive what it writes of theirs.
+    fn exchange(
+        &self,
+        world: &dyn Comm,
+        round: &[usize],
+        done: &mut Result<()>,
+    ) -> Result<(Pending, Traffic, Array)> {
+        let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
+        let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
+        let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
+        if done.is_ok() {
+            *done = self.pack(&traffic, &send);
         }
-        if let Some((traffic, recv)) = before
-            && done.is_ok()
-        {
-            *done = self.write_round(transfer, &traffic, &recv);
-        }
-        Ok(())
+        let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
+        let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
+        Ok((world.start(Call::AllToAll(call))?, traffic, recv))
     }
 
     /// What other ranks write of this rank's boxes.
@@ -182,10 +186,8 @@ impl Saver<'_> {
                     }
                 }
             }
-            for start in unit.range.clone().step_by(SUM_BLOCK as usize) {
-                let block = start..unit.range.end.min(start + SUM_BLOCK);
-                let at = (start - unit.range.start) as usize;
-                self.sum(unit.file, &block, &bytes[at..at + (block.end - block.start) as usize]);
+            for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
+                self.sum(job.unit, number, &bytes[within(&unit.range, &block)]);
             }
             Ok(())
         })?;
@@ -224,24 +226,19 @@ impl Saver<'_> {
         }
     }
 
-    fn sum(&self, file: usize, block: &Range<u64>, bytes: &[u8]) {
-        self.sums[file][(block.start / SUM_BLOCK) as usize].store(checksum::crc32c(bytes), Relaxed);
+    fn sum(&self, unit: usize, part: usize, bytes: &[u8]) {
+        self.sums[unit][part].store(checksum::crc32c(bytes), Relaxed);
     }
 
     /// The sums of this rank's units, in the order of the schedule.
-    fn my_sums(&self, me: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for unit in self.schedule.units.iter().filter(|unit| unit.owner == me) {
-            for block in blocks(&unit.range) {
-                bytes.extend(self.sums[unit.file][block].load(Relaxed).to_le_bytes());
-            }
-        }
-        bytes
+    fn my_sums(&self) -> Vec<u8> {
+        self.sums.iter().flatten().flat_map(|sum| sum.load(Relaxed).to_le_bytes()).collect()
     }
 }
 
-fn blocks(range: &Range<u64>) -> Range<usize> {
-    (range.start / SUM_BLOCK) as usize..range.end.div_ceil(SUM_BLOCK) as usize
+/// Where a part of a range lies in memory that holds the range.
+fn within(range: &Range<u64>, part: &Range<u64>) -> Range<usize> {
+    (part.start - range.start) as usize..(part.end - range.start) as usize
 }
 
 /// The checksums of every file, from what each rank sent.
@@ -250,15 +247,20 @@ pub(crate) fn join_sums(ranks: Vec<Vec<u8>>, schedule: &Schedule) -> Result<Vec<
     let mut sums: Vec<Vec<u32>> = sizes.map(|size| vec![0; size.div_ceil(SUM_BLOCK) as usize]).collect();
     let mut taken = vec![0usize; ranks.len()];
     for unit in &schedule.units {
-        for block in blocks(&unit.range) {
+        for part in blocks(&unit.range, SUM_BLOCK) {
             let at = taken[unit.owner];
             taken[unit.owner] += 4;
             let sum = ranks[unit.owner].get(at..at + 4).and_then(|four| <[u8; 4]>::try_from(four).ok());
-            let Some(sum) = sum else {
+            let Some(sum) = sum.map(u32::from_le_bytes) else {
                 let what = format!("rank {} sent too few checksums", unit.owner);
                 return Err(Error::Malformed { file: "a message between ranks".into(), what });
             };
-            sums[unit.file][block] = u32::from_le_bytes(sum);
+            // Units follow each other in a file, so the parts of a block come in order.
+            let joined = &mut sums[unit.file][(part.start / SUM_BLOCK) as usize];
+            *joined = match part.start.is_multiple_of(SUM_BLOCK) {
+                true => sum,
+                false => checksum::combine(*joined, sum, (part.end - part.start) as usize),
+            };
         }
     }
     Ok(sums)

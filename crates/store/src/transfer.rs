@@ -30,8 +30,8 @@ impl Default for TransferOptions {
     }
 }
 
-/// Threads and staging memory for large reads and writes. Made once and kept: its memory is touched when
-/// made, and no more than `threads * (chunk + 12 KiB)` bytes are ever used.
+/// Threads and staging memory for large reads and writes. Made once and kept: its memory is used again, and is no
+/// more than `threads * (chunk + 12 KiB)` bytes for each transfer that runs at the same time.
 #[derive(Debug)]
 pub struct Transfer {
     options: TransferOptions,
@@ -81,12 +81,11 @@ struct Piece {
 }
 
 impl Transfer {
-    /// Makes the staging memory.
+    /// Staging memory is made by the first transfer.
     pub fn new(options: TransferOptions) -> Transfer {
         let chunk = options.chunk.max(BLOCK).next_multiple_of(BLOCK);
         let options = TransferOptions { threads: options.threads.max(1), chunk, ..options };
-        let buffers = (0..options.threads).map(|_| Staging::new(chunk + SLACK)).collect();
-        Transfer { options, buffers: Mutex::new(buffers) }
+        Transfer { options, buffers: Mutex::default() }
     }
 
     /// Writes the ranges. `fill(job, offset, bytes)` is called once for every part of them, from several
@@ -284,7 +283,8 @@ impl Transfer {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// A buffer of this transfer, or a new one when another transfer runs at the same time.
+    /// A buffer that was used before, or a new one: the first transfer makes them, each thread its own, while
+    /// others wait for the storage already.
     fn take_buffer(&self) -> Staging {
         let kept = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.unwrap_or_else(|| Staging::new(self.options.chunk + SLACK))

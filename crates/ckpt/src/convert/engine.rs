@@ -38,16 +38,16 @@ pub(super) struct Crew {
 impl Crew {
     /// Divides `budget` bytes; `widening` is how many bytes of values stand behind one byte that is written.
     pub(super) fn new(budget: u64, widening: usize, spread: Spread) -> Crew {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = cores.clamp(1, 4);
         let budget = usize::try_from(budget).unwrap_or(usize::MAX / 2);
+        // More than cores: most of them wait for the storage, to read or to write.
+        let threads = (budget / (4 * SCRATCH)).clamp(1, 8);
         let (for_small, for_large) =
             if spread == Spread::Some { (budget / 4, budget / 2) } else { (budget / 2, 0) };
         // A part in staging, and its values before a cast.
         let share = 1 + widening;
         let per_thread = (for_small / threads).saturating_sub(SCRATCH);
         let options = |threads, chunk| TransferOptions { threads, chunk, ..TransferOptions::default() };
-        let small = options(threads, (per_thread / share).clamp(64 << 10, 8 << 20));
+        let small = options(threads, (per_thread / share).clamp(64 << 10, 4 << 20));
         let pair = threads.min(2);
         let large = (spread == Spread::Some).then(|| options(pair, (for_large / pair / share).max(64 << 10)));
         Crew { small: Transfer::new(small), large: large.map(Transfer::new) }

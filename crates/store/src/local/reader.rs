@@ -3,7 +3,9 @@
 use super::{DirectIo, sys};
 use crate::BLOCK;
 use crate::error::{Error, Result};
+use crate::staging::Staging;
 use crate::store::Reader;
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,6 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this, reads go through the page cache: read-ahead helps them.
 const DIRECT_MIN: usize = 64 << 10;
+/// The same for ranges that are not whole blocks, which are copied once more.
+const BOUNCE_MIN: usize = 512 << 10;
+/// Bytes of such a range that are read at once.
+const BOUNCE_LEN: usize = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct LocalReader {
@@ -50,8 +56,8 @@ impl LocalReader {
     /// The file to read this range from directly, if that is possible and the cache does not have it.
     fn direct_for(&self, offset: u64, into: &[u8]) -> Option<&File> {
         let file = self.direct.as_ref()?;
-        let aligned = is_aligned(offset, into) && into.len() >= DIRECT_MIN;
-        if !aligned || self.refused.load(Relaxed) {
+        let least = if is_aligned(offset, into) { DIRECT_MIN } else { BOUNCE_MIN };
+        if into.len() < least || self.refused.load(Relaxed) {
             return None;
         }
         let len = (into.len() as u64).min(self.size.saturating_sub(offset));
@@ -82,7 +88,8 @@ impl Reader for LocalReader {
         }
         let mut done = 0;
         if let Some(file) = self.direct_for(offset, into) {
-            done = read_full(file, offset, into).or_else(|error| match error.kind() {
+            let read = if is_aligned(offset, into) { read_full } else { read_bounced };
+            done = read(file, offset, into).or_else(|error| match error.kind() {
                 io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => {
                     self.refused.store(true, Relaxed);
                     Ok(0)
@@ -95,6 +102,32 @@ impl Reader for LocalReader {
             .map_err(|error| Error::io(&self.name, "read", &error))?;
         Ok(done + rest)
     }
+}
+
+thread_local! {
+    /// Aligned memory for reads that are not.
+    static BOUNCE: RefCell<Staging> = RefCell::new(Staging::new(BOUNCE_LEN));
+}
+
+/// Direct reads of the blocks around an unaligned range, copied from there.
+fn read_bounced(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+    BOUNCE.with_borrow_mut(|staging| {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset.saturating_add(done as u64);
+            let past = (at % BLOCK as u64) as usize;
+            let len = (past + into.len() - done).next_multiple_of(BLOCK).min(BOUNCE_LEN);
+            let read = read_full(file, at - past as u64, &mut staging.bytes_mut()[..len])?;
+            let part = read.saturating_sub(past).min(into.len() - done);
+            into[done..done + part].copy_from_slice(&staging.bytes()[past..past + part]);
+            done += part;
+            // The file ends here, or the rest cannot be read directly.
+            if read < len {
+                break;
+            }
+        }
+        Ok(done)
+    })
 }
 
 fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
@@ -110,4 +143,25 @@ fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         }
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounced_reads_give_any_range_and_stop_at_the_end() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("f");
+        let bytes: Vec<u8> = (0..3 * BOUNCE_LEN + 777).map(|i| (i * 31 / 7) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = File::open(&path).unwrap();
+        let ends = [(0, 10), (1, BOUNCE_LEN), (4095, BOUNCE_LEN + 2), (5000, 2 * BOUNCE_LEN + 99)];
+        for (offset, len) in ends.into_iter().chain([(bytes.len() - 1000, 5000), (100, bytes.len())]) {
+            let mut into = vec![0; len];
+            let read = read_bounced(&file, offset as u64, &mut into).unwrap();
+            assert_eq!(read, len.min(bytes.len() - offset), "{offset} {len}");
+            assert!(into[..read] == bytes[offset..offset + read], "{offset} {len}");
+        }
+    }
 }
