@@ -163,7 +163,7 @@ fn pieces(param: &Param, rank: usize) -> Result<Vec<Item>> {
         Some(layout) => layout.piece(rank)?.boxes().first().map_or(0, |b| b.lo()[0]),
         None => 0,
     };
-    let inner = leaf.layout().map(|layout| without_first_dim(layout)).transpose()?;
+    let inner = leaf.layout().map(without_first_dim).transpose()?;
     (0..local.shape()[0])
         .map(|i| item(&files[first + i], inner.as_ref(), &local.select(0, i as i64)?))
         .collect()

@@ -77,6 +77,9 @@ pub(crate) struct Weight {
     pub(crate) state: Option<WeightState>,
 }
 
+/// Takes one array of a parameter: what it is, and the range of the local piece it covers.
+type Each<'a> = dyn FnMut(Kind, &Array, Range<usize>) -> Result<()> + 'a;
+
 /// What the optimizer keeps for a range of a parameter.
 #[derive(Debug)]
 pub(crate) struct WeightState {
@@ -170,7 +173,7 @@ impl Weight {
     }
 
     /// What a checkpoint has of this parameter, as far as this rank holds it.
-    pub(crate) fn items(&self, each: &mut dyn FnMut(Kind, &Array, Range<usize>) -> Result<()>) -> Result<()> {
+    pub(crate) fn items(&self, each: &mut Each<'_>) -> Result<()> {
         match &self.full {
             Some(full) => each(Kind::Parameter, full, 0..self.share.numel())?,
             None => each(Kind::Parameter, &self.part, self.own.clone())?,

@@ -56,7 +56,10 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         _ => trainer.run(Some(ranks_now))?,
     };
     show.finish();
-    report(&config, &outcome, terminal)
+    if place.is_first() {
+        return report(&config, &outcome, terminal);
+    }
+    Ok(end_of(&outcome))
 }
 
 /// Runs as one of several processes.
@@ -79,7 +82,7 @@ enum Started {
     /// By `planaria launch`, to run this many thread ranks.
     Threads { ranks: usize, restarts: u64 },
     /// By `mpirun`, as one of this many processes.
-    Mpi { ranks: usize, restarts: u64 },
+    Mpi { rank: usize, ranks: usize, restarts: u64 },
 }
 
 impl Started {
@@ -92,7 +95,8 @@ impl Started {
         let restarts = number("TORCHELASTIC_RESTART_COUNT").unwrap_or(0) as u64;
         let mpi = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| number(name));
         if let Some(ranks) = mpi {
-            return Ok(Started::Mpi { ranks, restarts });
+            let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().find_map(|name| number(name)).unwrap_or(0);
+            return Ok(Started::Mpi { rank, ranks, restarts });
         }
         match (number("WORLD_SIZE"), variable(super::launch::ENGINE).as_deref()) {
             (Some(ranks), Some("threads")) => Ok(Started::Threads { ranks, restarts }),
@@ -112,6 +116,11 @@ impl Started {
 
     fn processes(self) -> Option<usize> {
         if let Started::Mpi { ranks, .. } = self { Some(ranks) } else { None }
+    }
+
+    /// Only one process of a job prints what the job has to say.
+    fn is_first(self) -> bool {
+        !matches!(self, Started::Mpi { rank, .. } if rank > 0)
     }
 
     fn restarts(self) -> u64 {
@@ -143,7 +152,11 @@ pub(crate) fn report(config: &Config, outcome: &Outcome, terminal: &mut Terminal
     } else if let Some(checkpoint) = checkpoint {
         terminal.line(checkpoint)?;
     }
-    Ok(if outcome.stopped { Exit::Stopped } else { Exit::Success })
+    Ok(end_of(outcome))
+}
+
+fn end_of(outcome: &Outcome) -> Exit {
+    if outcome.stopped { Exit::Stopped } else { Exit::Success }
 }
 
 #[cfg(test)]

@@ -216,13 +216,11 @@ fn read_text(name: &str, text: &str, entries: &mut Vec<Entry>) -> Result<()> {
     Ok(())
 }
 
+/// Takes a path, its value unless that is inside a list, and its position in the text.
+type Add<'a> = dyn FnMut(&[String], Option<&Value>, usize) + 'a;
+
 /// Every value that is not a table, with its path and position.
-fn walk(
-    spans: &DeTable<'_>,
-    values: &Table,
-    path: &mut Vec<String>,
-    add: &mut dyn FnMut(&[String], Option<&Value>, usize),
-) {
+fn walk(spans: &DeTable<'_>, values: &Table, path: &mut Vec<String>, add: &mut Add<'_>) {
     for (key, span) in spans.iter() {
         let key_start = Spanned::span(key).start;
         let Some(value) = values.get(key.get_ref().as_ref()) else { continue };
@@ -244,7 +242,7 @@ fn walk(
 }
 
 /// The keys of a table in a list.
-fn keys(table: &DeTable<'_>, path: &mut Vec<String>, add: &mut dyn FnMut(&[String], Option<&Value>, usize)) {
+fn keys(table: &DeTable<'_>, path: &mut Vec<String>, add: &mut Add<'_>) {
     for (key, value) in table.iter() {
         path.push(key.get_ref().to_string());
         match value.get_ref() {
