@@ -78,7 +78,8 @@ fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     row("parameters", &|rank| count(rank.parameters as f64));
     row("micro-batches under way", &|rank| rank.in_flight.to_string());
     row("waiting", &|rank| format!("{:.1}%", rank.bubble * 100.0));
-    let parts: [(&str, fn(&Memory) -> u64); 9] = [
+    type Part = (&'static str, fn(&Memory) -> u64);
+    let parts: [Part; 9] = [
         ("weights", |m| m.weights),
         ("gradients", |m| m.gradients),
         ("masters", |m| m.masters),
