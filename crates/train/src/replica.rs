@@ -223,7 +223,8 @@ impl Feed {
                     _ => grad.clone(),
                 };
                 reducer.give(round, lane, settled.local()).map_err(to_tensor_error)?;
-                Ok(None)
+                // A gradient with history would keep on its leaf, for ever, the graph that leads to the leaf.
+                Ok(Some(settled.detach()))
             })?;
         }
         Ok(leaf)

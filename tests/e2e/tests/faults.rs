@@ -103,3 +103,19 @@ fn a_step_whose_gradient_is_no_number_changes_nothing() -> Result<()> {
     }
     Ok(())
 }
+
+/// Peak memory of later steps is that of the first few: nothing of a step outlives it.
+#[test]
+fn memory_does_not_grow_with_the_steps() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let recorder = Recorder::shared();
+    let config = sandbox.config("run", "", &["train.steps=30", "model.tie_word_embeddings=true"])?;
+    Trainer::new(config).observer(recorder.clone()).run(None)?;
+    let peaks = recorder.events().into_iter().filter_map(|event| match event {
+        Event::Step(report) => Some(report.peak_bytes),
+        _ => None,
+    });
+    let peaks: Vec<u64> = peaks.collect();
+    ensure!(peaks[29] < peaks[4] + peaks[4] / 4, "{peaks:?}");
+    Ok(())
+}
