@@ -114,7 +114,7 @@ fn wrong_types_and_values_are_named_with_their_place() {
         ("[[data.source]]\npath = \"a\"\n[optim]\nbeta2 = 1.0\n", ["optim.beta2", "is 1", "below 1"]),
         ("[[data.source]]\npath = \"a\"\n[optim]\nlr = nan\n", ["optim.lr", "NaN", "finite"]),
         ("[data]\nsource = []\n", ["data.source", "", "at least one"]),
-        ("[[data.source]]\npahs = \"a\"\n", ["run.toml:2", "`data.source.pahs`", "did you mean `path`"]),
+        ("[[data.source]]\npaht = \"a\"\n", ["run.toml:2", "`data.source.paht`", "did you mean `path`"]),
         ("name = \"../x\"\n[[data.source]]\npath = \"a\"\n", ["name", "../x", "letters"]),
         ("mesh = \"dp=0\"\n[[data.source]]\npath = \"a\"\n", ["mesh", "dp=0", ""]),
         ("[[data.source]]\npath = \"a\"\n[train]\nzero = 4\n", ["train.zero", "is 4", "0, 1, 2 or 3"]),
