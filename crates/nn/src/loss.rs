@@ -241,7 +241,7 @@ impl Op for LinearCrossEntropy {
         }
         let Some(dy) = &grads[0] else { return Ok(smallvec![None, None, None]) };
         let times = |output: usize| {
-            let grad = at.output(output)?;
+            let grad = at.output(output)?.detach(); // its history would keep the graph alive
             if is_one(dy)? { Ok(grad) } else { grad.mul(&dy.cast(grad.dtype())?) }
         };
         let [hidden, weight] = self.outputs();
