@@ -7,6 +7,7 @@ mod mpi;
 mod peers;
 mod process;
 mod python;
+mod s3;
 mod suite;
 mod summary;
 mod tidy;

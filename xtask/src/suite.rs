@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{golden, mpi, python, tidy};
+use crate::{golden, mpi, python, s3, tidy};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -25,6 +25,7 @@ pub(crate) fn run(root: &Path) -> bool {
     tests(root, &needs, &mut summary);
     programs(root, &mut summary);
     summary.step("python", || python::step(root));
+    summary.step("s3", || s3::step(root));
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
     summary.step("memory", || asan::step(root, &needs.checker));
@@ -62,6 +63,7 @@ fn preflight(root: &Path) -> Needs {
     let reason = needs.mpi.as_ref().err();
     eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
     eprintln!("torch, transformers    in a venv under target, made when missing (formats of others)");
+    eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
     needs
 }
 

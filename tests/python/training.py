@@ -1,0 +1,105 @@
+"""Trains a tiny model on two meshes and opens the checkpoint with transformers, as it is.
+
+usage: training.py PLANARIA TESTDATA FOLDER
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+PLANARIA, OUT = sys.argv[1], Path(sys.argv[3])
+CONFIG = """
+name = "tiny"
+mesh = "dp=2 tp=2"
+[model]
+kind = "{kind}"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+tie_word_embeddings = {tied}
+[data]
+sequence = 32
+[[data.source]]
+path = "text.txt"
+[train]
+steps = 60
+global_batch = 4
+[optim]
+lr = 1e-2
+[checkpoint]
+every = 30
+"""
+
+
+def planaria(folder, *args):
+    done = subprocess.run([PLANARIA, *args], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, f"planaria {' '.join(args)}: {done.stderr}"
+    return done.stdout
+
+
+def parts(folder, stem):
+    """The tensors of one kind of file, checked against their index."""
+    index = json.loads((folder / f"{stem}.safetensors.index.json").read_text())
+    tensors = {}
+    for file in sorted(set(index["weight_map"].values())):
+        tensors.update(load_file(folder / file))
+    assert tensors.keys() == index["weight_map"].keys(), stem
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    assert index["metadata"]["total_size"] == total, f"{stem}: total_size is exact"
+    return tensors
+
+
+def trained(kind, tied):
+    """A run that was cut and went on as another mesh; its last checkpoint."""
+    folder = OUT / f"{kind}-{tied}"
+    folder.mkdir(parents=True)
+    lines = (f"{i}: cut it anywhere, every piece grows back whole.\n" for i in range(400))
+    (folder / "text.txt").write_text("".join(lines))
+    (folder / "tiny.toml").write_text(CONFIG.format(kind=kind, tied=str(tied).lower()))
+    planaria(folder, "train", "tiny.toml", "-n", "4", "--set", "train.steps=30")
+    planaria(folder, "train", "tiny.toml", "-n", "4", "--set", "mesh=pp=2 dp=2")
+    return folder, folder / "runs" / "tiny" / "ckpt" / "step-00000060"
+
+
+def serves_as_it_is(kind, tied):
+    folder, last = trained(kind, tied)
+    weights = parts(last, "model")
+    slots = parts(last, "optimizer")
+    assert {name.rsplit("/", 1)[0] for name in slots} == set(weights), "every weight has its moments"
+    model, report = AutoModelForCausalLM.from_pretrained(last, output_loading_info=True)
+    absent = set(report["missing_keys"]) - ({"lm_head.weight"} if tied else set())
+    assert not absent and not report["unexpected_keys"], report
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
+
+    tokenizer = AutoTokenizer.from_pretrained(last)
+    prompt = "12: cut it"
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    made = model.eval().generate(ids, max_new_tokens=12, do_sample=False)
+    theirs = tokenizer.decode(made[0], skip_special_tokens=True)
+    ours = planaria(folder, "generate", "runs/tiny", prompt, "--tokens", "12", "--temperature", "0")
+    assert theirs.strip() in ours or ours.strip() in theirs, f"{theirs!r} is not {ours!r}"
+
+
+def main():
+    passed = failed = 0
+    for kind, tied in [("qwen2", True), ("llama", False)]:
+        try:
+            serves_as_it_is(kind, tied)
+            passed += 1
+        except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
+            failed += 1
+            print(f"FAILED {kind}: {type(error).__name__}: {error}")
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

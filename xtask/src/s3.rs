@@ -1,0 +1,42 @@
+//! S3: the store's conformance checks against moto's server, installed in a venv of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::process::{ask, cargo, run};
+use crate::summary::{Counts, Outcome, counts};
+
+/// The server, as pip names it.
+const SERVER: &str = "moto[server]==5.2.5";
+
+/// Runs the checks; skipped with the reason where the server cannot be had.
+pub(crate) fn step(root: &Path) -> (Outcome, Counts) {
+    let server = match server(root) {
+        Ok(server) => server,
+        Err(reason) => return (Outcome::Skipped(reason), Counts::default()),
+    };
+    let mut test = cargo(root, ["test", "--quiet", "--package", "planaria-store", "--features", "s3"]);
+    let ran = run(test.args(["--test", "s3"]).env("PLANARIA_MOTO", &server));
+    let counts = counts(&ran.output);
+    let passed = ran.success && counts.failed == 0 && counts.passed > 0;
+    (if passed { Outcome::Passed } else { Outcome::Failed }, counts)
+}
+
+/// The server program, installed when missing.
+fn server(root: &Path) -> Result<PathBuf, String> {
+    let venv = root.join("target").join("venv-moto");
+    let server = venv.join("bin").join("moto_server");
+    let is_here = || ask(Command::new(&server).arg("--help")).is_some();
+    if is_here() {
+        return Ok(server);
+    }
+    if !run(Command::new("python3").args(["-m", "venv"]).arg(&venv)).success {
+        return Err("python3 -m venv failed; install python3 with its venv module".into());
+    }
+    let python = venv.join("bin").join("python");
+    let installed = run(Command::new(python).args(["-m", "pip", "install", "--quiet", SERVER])).success;
+    match installed && is_here() {
+        true => Ok(server),
+        false => Err(format!("pip install {SERVER} failed")),
+    }
+}
