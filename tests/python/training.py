@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PLANARIA, OUT = sys.argv[1], Path(sys.argv[3])
+# Absolute: the command runs in other folders.
+PLANARIA, OUT = str(Path(sys.argv[1]).resolve()), Path(sys.argv[3]).resolve()
 CONFIG = """
 name = "tiny"
 mesh = "dp=2 tp=2"
