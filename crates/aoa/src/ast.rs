@@ -114,7 +114,9 @@ impl Value {
         match self {
             Value::List(list) => Some(list.clone()),
             Value::Text(text) => {
-                let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim();
+                let text = text.trim();
+                let between = |open, close| text.strip_prefix(open)?.strip_suffix(close);
+                let inner = between('[', ']').or_else(|| between('(', ')'))?.trim();
                 if inner.is_empty() {
                     return Some(Vec::new());
                 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::{Checkpoint, MANIFEST, MANIFEST_BYTES, Manifest};
-use planaria_store::{PutMode, Store, StoreExt, checksum, join};
+use planaria_store::{EntryKind, PutMode, Store, StoreExt, checksum, join};
 use serde::{Deserialize, Serialize};
 
 /// The mark that makes a folder a checkpoint.
@@ -119,7 +119,7 @@ pub(crate) fn begin(store: &dyn Store, folder: &str) -> Result<()> {
 pub(crate) fn remove_leftovers(store: &dyn Store, parent: &str) -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for entry in store.list(parent)? {
-        if entry.is_file() || step_of(entry.short()).is_none() {
+        if entry.kind != EntryKind::Folder || step_of(entry.short()).is_none() {
             continue;
         }
         if store.exists(&join(&entry.name, SAVING))? && !is_committed(store, &entry.name)? {
@@ -134,7 +134,7 @@ pub(crate) fn remove_leftovers(store: &dyn Store, parent: &str) -> Result<Vec<St
 /// up again.
 pub(crate) fn discard(store: &dyn Store, folder: &str) -> Result<()> {
     for entry in store.list(folder)? {
-        if !entry.is_file() {
+        if entry.kind == EntryKind::Folder {
             store.delete_all(&entry.name)?;
         } else if entry.short() != SAVING {
             ignore_missing(store.delete(&entry.name))?;

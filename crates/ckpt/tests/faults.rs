@@ -154,3 +154,17 @@ fn retention_counts_committed_steps_only() {
     }
     assert_eq!(committed(&store, "run").unwrap(), [1, 3, 4, 6, 7]);
 }
+
+#[test]
+fn what_a_killed_put_left_does_not_keep_a_step_from_being_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = Case::new(5, 2);
+    let step = folder.path().join("run").join(step_folder(7));
+    std::fs::create_dir_all(&step).unwrap();
+    std::fs::write(step.join("SAVING"), "").unwrap();
+    std::fs::write(step.join(".planaria-put-1-0"), "half").unwrap();
+    let store = Local::new(folder.path());
+    case.save(&store, 7, &case.new, &Retain::default()).unwrap();
+    case.check(&store, &format!("run/{}", step_folder(7)), &case.new);
+    assert!(!step.join(".planaria-put-1-0").exists());
+}

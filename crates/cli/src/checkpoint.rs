@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use anyhow::Result;
 use planaria_ckpt::formats::{OpenOptions, Source, open_url};
-use std::path::Path;
+use planaria_store::local_path;
 
 /// Opens the checkpoint at a path or URL.
 pub(crate) fn open(path: &str, options: &OpenOptions) -> Result<Source> {
@@ -13,13 +13,10 @@ pub(crate) fn open(path: &str, options: &OpenOptions) -> Result<Source> {
 
 /// Refuses a path with nothing there.
 pub(crate) fn exists(path: &str) -> Result<()> {
-    if is_url(path) || Path::new(path).exists() {
-        return Ok(());
+    match local_path(path) {
+        Some(local) if !local.exists() => Err(Failure::usage(format!("'{path}' does not exist"))
+            .hint("name a folder, a file or a URL that holds a checkpoint")
+            .into()),
+        _ => Ok(()),
     }
-    Err(Failure::usage(format!("'{path}' does not exist")).into())
-}
-
-/// Whether this is no path of the local file system.
-pub(crate) fn is_url(path: &str) -> bool {
-    path.contains("://") || path.starts_with("memory:")
 }

@@ -1,10 +1,11 @@
 //! A folder that appears whole or not at all: written beside its place, and moved there at the end.
 
-use crate::checkpoint::is_url;
 use crate::failure::Failure;
 use anyhow::{Context, Result};
-use planaria_store::{Local, Store, StoreExt};
+use planaria_ckpt::formats::{OpenOptions, open_url};
+use planaria_store::{Local, Store, StoreExt, local_path};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 pub(crate) enum Existing {
     /// Leave it, and refuse.
     Refuse,
-    /// Put the new one in its place.
+    /// Put the new one in its place, if it is a checkpoint.
     Replace,
 }
 
@@ -22,49 +23,75 @@ pub(crate) enum Existing {
 pub(crate) enum OutputFolder {
     /// A folder of the local file system.
     Local { path: PathBuf },
-    /// A folder of an object store, and whether what is there goes first. There is no moving there: the files that make it a checkpoint come last.
-    Remote { store: Arc<dyn Store>, existing: Existing },
+    /// An empty folder of an object store. Nothing is moved there: the files that make it a checkpoint come last.
+    Remote { store: Arc<dyn Store> },
 }
 
 impl OutputFolder {
-    /// Checks that the target may be written; touches nothing.
-    pub(crate) fn check(target: &str, existing: Existing) -> Result<OutputFolder> {
-        let taken = |what: &str| {
-            let hint = "choose another place, or add `--yes` to replace it";
-            Err(Failure::usage(format!("'{target}' {what}")).hint(hint).into())
+    /// Checks that what is read from `source` may be written to `target`; touches nothing.
+    pub(crate) fn check(source: &str, target: &str, existing: Existing) -> Result<OutputFolder> {
+        let refused = |what: &str, hint: &str| {
+            Err(Failure::usage(format!("'{target}' {what}")).hint(hint.to_string()).into())
         };
-        if is_url(target) {
+        let Some(path) = local_path(target) else {
             let store = planaria_store::open(target)?;
-            if existing == Existing::Refuse && !store.list("")?.is_empty() {
-                return taken("is not empty");
+            if !store.list("")?.is_empty() {
+                let hint = "choose another place, or empty it first: an object store cannot swap folders";
+                return refused("is not empty", hint);
             }
-            return Ok(OutputFolder::Remote { store, existing });
-        }
-        let path = PathBuf::from(target.trim_end_matches('/'));
+            return Ok(OutputFolder::Remote { store });
+        };
+        let path = match fs::symlink_metadata(&path) {
+            Ok(about) if about.is_symlink() => {
+                fs::canonicalize(&path).with_context(|| format!("'{target}' is a link to nothing"))?
+            }
+            _ => path,
+        };
         if path.is_file() {
-            return Err(Failure::usage(format!("'{target}' is a file"))
-                .hint("name a folder to write")
-                .into());
+            return refused("is a file", "name a folder to write");
+        }
+        if local_path(source).is_some_and(|source| overlap(&source, &path)) {
+            return refused(&format!("and '{source}' share files"), "write to a folder beside the source");
         }
         let empty = || fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_none());
-        if path.exists() && existing == Existing::Refuse && !empty() {
-            return taken("exists already");
+        if !path.exists() || empty() {
+            return Ok(OutputFolder::Local { path });
         }
-        Ok(OutputFolder::Local { path })
+        match existing {
+            Existing::Refuse => {
+                refused("exists already", "choose another place, or add `--yes` to replace it")
+            }
+            Existing::Replace if !is_checkpoint(&path) => {
+                refused("is not empty and holds no checkpoint", "choose another place, or remove it yourself")
+            }
+            Existing::Replace => Ok(OutputFolder::Local { path }),
+        }
     }
 
     /// Writes through `write`, which gets a store and a folder in it, and makes the result visible.
     pub(crate) fn fill(&self, write: impl FnOnce(&dyn Store, &str) -> Result<()>) -> Result<()> {
         match self {
-            OutputFolder::Remote { store, existing } => {
-                if *existing == Existing::Replace {
-                    store.delete_all("")?;
-                }
-                write(&**store, "")
-            }
+            OutputFolder::Remote { store } => write(&**store, "").inspect_err(|_| {
+                // The place was empty before.
+                let _ = store.delete_all("");
+            }),
             OutputFolder::Local { path } => fill_local(path, write),
         }
     }
+}
+
+/// Whether replacing `target` would touch what is read: one is the other, or lies in it.
+fn overlap(source: &Path, target: &Path) -> bool {
+    match (fs::canonicalize(source), fs::canonicalize(target)) {
+        (Ok(source), Ok(target)) => source.starts_with(&target) || target.starts_with(&source),
+        _ => false,
+    }
+}
+
+/// Whether this is a checkpoint of any format, sound or not.
+fn is_checkpoint(folder: &Path) -> bool {
+    let opened = folder.to_str().map(|path| open_url(path, &OpenOptions::default()));
+    !matches!(opened, None | Some(Err(planaria_ckpt::Error::UnknownFormat { .. })))
 }
 
 /// The name under which a folder is written, beside its place.
@@ -82,18 +109,24 @@ fn fill_local(path: &Path, write: impl FnOnce(&dyn Store, &str) -> Result<()>) -
     let (parent, part) = beside(path, "part")?;
     fs::create_dir_all(&parent).with_context(|| format!("cannot create '{}'", parent.display()))?;
     let store = Local::new(&parent);
+    let (_, old) = beside(path, "old")?;
+    let remove = |name: &str| match fs::remove_dir_all(parent.join(name)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove '{}'", parent.join(name).display()))
+        }
+        _ => Ok(()),
+    };
     // What a killed run left there.
-    store.delete_all(&part)?;
+    remove(&part)?;
     if let Err(error) = write(&store, &part) {
-        let _ = store.delete_all(&part);
+        let _ = remove(&part);
         return Err(error);
     }
-    let (_, old) = beside(path, "old")?;
     let moved = |from: &Path, to: &Path| {
         fs::rename(from, to)
             .with_context(|| format!("cannot move '{}' to '{}'", from.display(), to.display()))
     };
-    store.delete_all(&old)?;
+    remove(&old)?;
     let replaced = path.exists();
     if replaced {
         moved(path, &parent.join(&old))?;
@@ -102,15 +135,14 @@ fn fill_local(path: &Path, write: impl FnOnce(&dyn Store, &str) -> Result<()>) -
     fs::File::open(&parent)
         .and_then(|folder| folder.sync_all())
         .context("cannot make the new folder durable")?;
-    if replaced {
-        store.delete_all(&old)?;
-    }
-    Ok(())
+    if replaced { remove(&old) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FILE: &str = "model.safetensors";
 
     fn names(folder: &Path) -> Vec<String> {
         let entries =
@@ -125,9 +157,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("out");
         let fill = |text: &'static str, fail: bool| {
-            let output = OutputFolder::check(target.to_str().unwrap(), Existing::Replace).unwrap();
+            let output = OutputFolder::check("source", target.to_str().unwrap(), Existing::Replace).unwrap();
             output.fill(|store, name| {
-                store.write(&planaria_store::join(name, "f"), text.as_bytes())?;
+                store.write(&planaria_store::join(name, FILE), text.as_bytes())?;
                 if fail { Err(anyhow::anyhow!("no")) } else { Ok(()) }
             })
         };
@@ -135,27 +167,62 @@ mod tests {
         assert_eq!(names(folder.path()), [""; 0]);
         fill("b", false).unwrap();
         fill("c", true).unwrap_err();
-        assert_eq!(fs::read_to_string(target.join("f")).unwrap(), "b");
+        assert_eq!(fs::read_to_string(target.join(FILE)).unwrap(), "b");
         fs::create_dir(folder.path().join(".out.part")).unwrap();
         fs::write(folder.path().join(".out.part/left"), "x").unwrap();
         fill("d", false).unwrap();
-        assert_eq!((names(folder.path()), names(&target)), (vec!["out".to_string()], vec!["f".to_string()]));
-        assert_eq!(fs::read_to_string(target.join("f")).unwrap(), "d");
+        assert_eq!((names(folder.path()), names(&target)), (vec!["out".to_string()], vec![FILE.to_string()]));
+        assert_eq!(fs::read_to_string(target.join(FILE)).unwrap(), "d");
     }
 
     #[test]
-    fn what_is_there_is_not_replaced_unless_asked() {
+    fn only_a_checkpoint_is_replaced_and_only_when_asked() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().to_str().unwrap().to_string();
-        OutputFolder::check(&target, Existing::Refuse).unwrap();
-        fs::write(folder.path().join("f"), "x").unwrap();
-        assert!(
-            OutputFolder::check(&target, Existing::Refuse)
-                .unwrap_err()
-                .to_string()
-                .contains("exists already")
+        let refusal = |target: &str, existing: Existing| {
+            OutputFolder::check("source", target, existing).map(drop).unwrap_err().to_string()
+        };
+        OutputFolder::check("source", &target, Existing::Refuse).unwrap();
+        fs::write(folder.path().join("precious"), "x").unwrap();
+        assert!(refusal(&target, Existing::Refuse).contains("exists already"));
+        assert!(refusal(&target, Existing::Replace).contains("holds no checkpoint"));
+        fs::write(folder.path().join(FILE), "x").unwrap();
+        OutputFolder::check("source", &target, Existing::Replace).unwrap();
+        assert!(refusal(&format!("{target}/precious"), Existing::Replace).contains("is a file"));
+    }
+
+    #[test]
+    fn what_is_read_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (models, source) = (folder.path().to_path_buf(), folder.path().join("a"));
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join(FILE), "x").unwrap();
+        std::os::unix::fs::symlink(&source, models.join("link")).unwrap();
+        let source = source.to_str().unwrap();
+        for target in [source.to_string(), format!("file://{source}"), format!("{source}/../link")] {
+            let refused = OutputFolder::check(source, &target, Existing::Replace).unwrap_err().to_string();
+            assert!(refused.contains("share files"), "{refused}");
+        }
+        OutputFolder::check(source, models.to_str().unwrap(), Existing::Replace).unwrap_err();
+        OutputFolder::check(&format!("{source}/{FILE}"), source, Existing::Replace).unwrap_err();
+    }
+
+    #[test]
+    fn a_link_in_an_old_folder_is_removed_and_what_it_points_to_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, keep) = (folder.path().join("out"), folder.path().join("keep"));
+        fs::create_dir(&target).unwrap();
+        fs::create_dir(&keep).unwrap();
+        fs::write(keep.join("f"), "x").unwrap();
+        fs::write(target.join(FILE), "x").unwrap();
+        std::os::unix::fs::symlink(&keep, target.join("data")).unwrap();
+        std::os::unix::fs::symlink("nowhere", target.join("dangling")).unwrap();
+        let output = OutputFolder::check("source", target.to_str().unwrap(), Existing::Replace).unwrap();
+        output.fill(|store, name| Ok(store.write(&planaria_store::join(name, FILE), b"new")?)).unwrap();
+        assert_eq!(
+            (names(folder.path()), names(&target)),
+            (vec!["keep".into(), "out".into()], vec![FILE.into()])
         );
-        OutputFolder::check(&target, Existing::Replace).unwrap();
-        assert!(OutputFolder::check(&format!("{target}/f"), Existing::Replace).is_err());
+        assert_eq!(fs::read_to_string(keep.join("f")).unwrap(), "x");
     }
 }

@@ -82,7 +82,10 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn mistakes_have_a_hint_and_exit_code_2() {
     let cases: [(&[&str], &str); 4] = [
-        (&["inspect", "nowhere"], "error: 'nowhere' does not exist\n"),
+        (
+            &["inspect", "nowhere"],
+            "error: 'nowhere' does not exist\n\nhint: name a folder, a file or a URL that holds a checkpoint\n",
+        ),
         (
             &["inspect", "indexing.jsonl.gz"],
             "error: 'indexing.jsonl.gz' is no checkpoint of a known format: known files end in .safetensors, .pdparams, \

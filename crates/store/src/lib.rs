@@ -45,7 +45,7 @@ pub use retry::{Retry, RetryOptions};
 pub use staging::Staging;
 pub use store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 pub use transfer::{IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
-pub use url::{locate, open};
+pub use url::{local_path, locate, open};
 
 /// Direct I/O moves whole blocks of this many bytes, at offsets and addresses that are multiples of it.
 pub const BLOCK: usize = 4096;

@@ -26,7 +26,7 @@ pub trait Store: Debug + Send + Sync {
     /// Writes a small file whole: a reader sees none or all of it, and it is durable on return.
     fn put(&self, name: &str, bytes: &[u8], mode: PutMode) -> Result<()>;
 
-    /// Removes a file, or a folder without files.
+    /// Removes a file, a link, or a folder in which nothing is listed.
     fn delete(&self, name: &str) -> Result<()>;
 }
 
@@ -70,6 +70,8 @@ pub enum EntryKind {
     File(u64),
     /// A folder.
     Folder,
+    /// A link to a folder: read like one, removed like a file, so that what it points to stays.
+    FolderLink,
 }
 
 impl Entry {
@@ -131,7 +133,7 @@ pub trait StoreExt: Store {
             for entry in self.list(&folder)? {
                 match entry.kind {
                     EntryKind::File(_) => files.push(entry),
-                    EntryKind::Folder => folders.push(entry.name),
+                    EntryKind::Folder | EntryKind::FolderLink => folders.push(entry.name),
                 }
             }
         }
@@ -139,7 +141,8 @@ pub trait StoreExt: Store {
         Ok(files)
     }
 
-    /// Removes everything below `folder`, and the folder. What vanishes meanwhile is no error.
+    /// Removes everything below `folder`, and the folder; never what a link inside points to. What vanishes
+    /// meanwhile is no error.
     fn delete_all(&self, folder: &str) -> Result<()> {
         let gone = |result: Result<()>| match result {
             Err(Error::NotFound { .. }) => Ok(()),
@@ -147,7 +150,7 @@ pub trait StoreExt: Store {
         };
         for entry in self.list(folder)? {
             match entry.kind {
-                EntryKind::File(_) => gone(self.delete(&entry.name))?,
+                EntryKind::File(_) | EntryKind::FolderLink => gone(self.delete(&entry.name))?,
                 EntryKind::Folder => self.delete_all(&entry.name)?,
             }
         }

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::local::Local;
 use crate::object::Object;
 use crate::store::Store;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens a folder (`path` or `file:///path`), a bucket (`s3://bucket/prefix`, `gs://...`, `az://...`, with the
@@ -31,11 +31,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
 /// The store that holds `url` and its name there: for a local file its folder and file name, for a folder
 /// the folder itself and an empty name.
 pub fn locate(url: &str) -> Result<(Arc<dyn Store>, String)> {
-    let path = match split_scheme(url) {
-        None => Path::new(url),
-        Some(("file", rest)) => Path::new(rest.strip_prefix("//").unwrap_or(rest)),
-        Some(_) => return locate_object(url),
-    };
+    let Some(path) = local_path(url) else { return locate_object(url) };
     if !path.is_file() {
         return Ok((open(url)?, String::new()));
     }
@@ -44,6 +40,15 @@ pub fn locate(url: &str) -> Result<(Arc<dyn Store>, String)> {
     let name =
         name.ok_or_else(|| Error::BadUrl { url: url.to_string(), reason: "its name is not text".into() })?;
     Ok((Arc::new(Local::new(folder)), name.to_string()))
+}
+
+/// The path of a folder or file of the local file system; none for a store elsewhere.
+pub fn local_path(url: &str) -> Option<PathBuf> {
+    match split_scheme(url) {
+        None => Some(PathBuf::from(url)),
+        Some(("file", rest)) => Some(PathBuf::from(rest.strip_prefix("//").unwrap_or(rest))),
+        Some(_) => None,
+    }
 }
 
 /// An object is taken for a file when it exists.

@@ -25,6 +25,23 @@ fn folders_conform_with_and_without_direct_io() {
 }
 
 #[test]
+fn a_folder_goes_with_what_a_killed_put_left_and_without_what_links_point_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (root, outside) = (folder.path().join("root"), folder.path().join("outside"));
+    std::fs::create_dir_all(root.join("step/deep")).unwrap();
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("f"), "x").unwrap();
+    std::fs::write(root.join("step/deep/.planaria-put-1-0"), "half").unwrap();
+    std::os::unix::fs::symlink(&outside, root.join("step/link")).unwrap();
+    std::os::unix::fs::symlink("nowhere", root.join("step/deep/dangling")).unwrap();
+    let store = Local::new(&root);
+    assert_eq!(store.read("step/link/f", 10).unwrap(), b"x", "links are followed to read");
+    store.delete_all("step").unwrap();
+    assert!(!root.join("step").exists());
+    assert!(outside.join("f").exists());
+}
+
+#[test]
 fn wrappers_conform() {
     conformance::all(&Faulty::counting(Object::memory()), "x").unwrap();
     conformance::all(&Retry::new(Object::memory(), RetryOptions::default()), "x").unwrap();

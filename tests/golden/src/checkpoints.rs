@@ -5,6 +5,7 @@
 //! `torn...`, and one whose index names tensors or files that are not there.
 
 use crate::cases::{Outcome, Verdict};
+use crate::mapped;
 use anyhow::{Context, Result, bail, ensure};
 use planaria_ckpt::formats::{Key, OpenOptions, Source, open_url};
 use serde_json::{Map, Value};
@@ -14,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// A tensor of an expected file: dtype and shape as written there, and its bytes.
-type Expected = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
+pub(crate) type Expected = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
 
 pub(crate) fn run(path: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
@@ -22,19 +23,25 @@ pub(crate) fn run(path: &Path) -> Result<Outcome> {
     ensure!(!cases.is_empty(), "no checkpoint folder in {}", path.display());
     for case in cases {
         let name = case.folder.strip_prefix(path).unwrap_or(&case.folder).display().to_string();
-        let checked = catch_unwind(AssertUnwindSafe(|| check(&case)));
-        let verdict = match checked {
-            Ok(Ok(verdict)) => verdict,
-            Ok(Err(error)) => Verdict::Failed(format!("{error:#}")),
-            Err(_) => Verdict::Failed("panicked".to_string()),
-        };
-        outcome.add(&name, verdict);
+        outcome.add(&name, guarded(|| check(&case)));
     }
-    for name in unpaired(path)? {
-        outcome
-            .add(&name, Verdict::Skipped("expected values of a mapping, checked with the mapping language"));
+    for file in unpaired(path)? {
+        let verdict = match mapped::Case::of(&file) {
+            None => Verdict::Skipped("expected values without their folder"),
+            Some(case) => guarded(|| case.check().map(|()| Verdict::Passed)),
+        };
+        outcome.add(&file_name(&file), verdict);
     }
     Ok(outcome)
+}
+
+/// The verdict of a check that may fail or panic.
+fn guarded(check: impl FnOnce() -> Result<Verdict>) -> Verdict {
+    match catch_unwind(AssertUnwindSafe(check)) {
+        Ok(Ok(verdict)) => verdict,
+        Ok(Err(error)) => Verdict::Failed(format!("{error:#}")),
+        Err(_) => Verdict::Failed("panicked".to_string()),
+    }
 }
 
 struct Case {
@@ -85,17 +92,17 @@ fn folders(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Expected files that belong to no folder by their name.
-fn unpaired(path: &Path) -> Result<Vec<String>> {
-    let mut names = Vec::new();
+fn unpaired(path: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
     for entry in fs::read_dir(path)? {
-        let name = file_name(&entry?.path());
-        if let Some(stem) = name.strip_suffix(".expected.safetensors")
-            && !path.join(stem).is_dir()
-        {
-            names.push(name);
+        let file = entry?.path();
+        let name = file_name(&file);
+        if name.strip_suffix(".expected.safetensors").is_some_and(|stem| !path.join(stem).is_dir()) {
+            files.push(file);
         }
     }
-    Ok(names)
+    files.sort();
+    Ok(files)
 }
 
 fn check(case: &Case) -> Result<Verdict> {
@@ -130,7 +137,7 @@ fn check(case: &Case) -> Result<Verdict> {
 }
 
 /// Opens a folder, compares copies, and reads every tensor.
-fn read_all(folder: &Path) -> Result<(Source, BTreeMap<Key, Vec<u8>>)> {
+pub(crate) fn read_all(folder: &Path) -> Result<(Source, BTreeMap<Key, Vec<u8>>)> {
     let path = folder.to_str().context("the path is not text")?;
     let source = open_url(path, &OpenOptions::default())?;
     source.check_copies()?;
@@ -166,7 +173,7 @@ fn raw_header(bytes: &[u8]) -> Result<(usize, Map<String, Value>)> {
     Ok((end, serde_json::from_slice(bytes.get(8..end).context("too short for its header")?)?))
 }
 
-fn read_expected(file: &Path) -> Result<Expected> {
+pub(crate) fn read_expected(file: &Path) -> Result<Expected> {
     let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
     let (start, header) = raw_header(&bytes)?;
     let mut expected = Expected::new();

@@ -4,6 +4,7 @@ mod aoa;
 mod cases;
 mod checkpoints;
 mod indexing;
+mod mapped;
 mod mixed;
 mod pipeline;
 mod reshard;

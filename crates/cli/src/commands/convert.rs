@@ -59,7 +59,7 @@ pub(crate) struct Output {
     /// Say what would be written, and write nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Replace the target if it exists
+    /// Replace the checkpoint that stands at the target
     #[arg(long)]
     pub(super) yes: bool,
 }
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         max_memory: args.output.max_memory.0,
     };
     let conversion = plan(&source, args.to.into(), &options)?;
-    carry_out(&conversion, &args.target, &args.output, terminal)
+    carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
 }
 
 fn read_mapping(path: &str) -> Result<Program> {
@@ -125,7 +125,7 @@ fn read_mapping(path: &str) -> Result<Program> {
 /// Reports, writes, and says what was written.
 pub(super) fn carry_out(
     conversion: &Conversion<'_>,
-    target: &str,
+    (source, target): (&str, &str),
     output: &Output,
     terminal: &mut Terminal,
 ) -> Result<Exit> {
@@ -133,7 +133,8 @@ pub(super) fn carry_out(
         terminal.warn(warning);
     }
     report_left_out(conversion, terminal);
-    let folder = OutputFolder::check(target, if output.yes { Existing::Replace } else { Existing::Refuse })?;
+    let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
+    let folder = OutputFolder::check(source, target, existing)?;
     if !output.dry_run {
         let signals = Signals::watch()?;
         let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };

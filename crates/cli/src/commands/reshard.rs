@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     };
     let to = if args.to == Form::Dcp { To::TorchDcp } else { To::Planaria };
     let conversion = plan(&source, to, &options)?;
-    carry_out(&conversion, &args.target, &args.output, terminal)
+    carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
 }
 
 /// The layout of every tensor that a rule fits.

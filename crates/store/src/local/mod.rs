@@ -78,7 +78,11 @@ impl Store for Local {
             let Some(short) = short.to_str().filter(|s| !s.starts_with(TEMPORARY)) else { continue };
             // Follows links: model hubs keep files as links. A file deleted meanwhile is left out.
             let Ok(about) = fs::metadata(entry.path()) else { continue };
-            let kind = if about.is_dir() { EntryKind::Folder } else { EntryKind::File(about.len()) };
+            let kind = match (about.is_dir(), entry.file_type()) {
+                (false, _) => EntryKind::File(about.len()),
+                (true, Ok(own)) if own.is_symlink() => EntryKind::FolderLink,
+                (true, _) => EntryKind::Folder,
+            };
             listed.push(Entry { name: join(folder, short), kind });
         }
         listed.sort();
@@ -110,7 +114,12 @@ impl Store for Local {
     fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name)?;
         let is_folder = fs::symlink_metadata(&path).is_ok_and(|about| about.is_dir());
-        let deleted = if is_folder { fs::remove_dir(&path) } else { fs::remove_file(&path) };
+        // What is not listed must not keep an empty folder alive: a killed put, a link to nothing, odd names.
+        let deleted = match is_folder {
+            true if self.list(name)?.is_empty() => fs::remove_dir_all(&path),
+            true => fs::remove_dir(&path),
+            false => fs::remove_file(&path),
+        };
         deleted.map_err(|error| Error::io(name, "delete", &error))
     }
 }

@@ -168,8 +168,12 @@ pub(super) fn their_numbers(numbers: &Numbers, query: &Query) -> Result<Vec<i64>
         let from = entry.source.region()?;
         let mut block = numbers.block(&entry.source.key, &from)?;
         let mut extents = from.extents();
-        for step in entry.postprocess.iter().flatten().filter(|step| step.contains('[')) {
-            let order: Vec<usize> = serde_json::from_str(step).with_context(|| format!("step '{step}'"))?;
+        for step in entry.postprocess.iter().flatten().filter(|step| step.contains(['[', '('])) {
+            let list = step.replace('(', "[").replace(')', "]");
+            let order: Vec<i64> = serde_json::from_str(&list).with_context(|| format!("step '{step}'"))?;
+            let ndim = extents.len() as i64;
+            let order: Vec<usize> =
+                order.iter().map(|d| (if *d < 0 { d + ndim } else { *d }) as usize).collect();
             let mut dims = order.clone();
             dims.sort_unstable();
             ensure!(dims.iter().copied().eq(0..extents.len()), "step '{step}' permutes nothing");

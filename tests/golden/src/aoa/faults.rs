@@ -23,6 +23,7 @@ const LIFTED: &[(&str, &str, &str)] = &[
     ("ValueError", "only support one attr named `axis`", "it takes no cast beside an axis"),
     ("SyntaxError", "Unexpected value", "it wants words in quotes"),
     ("SyntaxError", "Expected TokenType.IDENTIFIER, got TokenType.NUMBER", "it wants flags first"),
+    ("SyntaxError", "got TokenType.STRING", "it wants names without quotes"),
     ("SyntaxError", "got TokenType.RARROW", "its '*' finds nothing backwards or before '^T'"),
     (
         "AssertionError",
