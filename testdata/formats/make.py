@@ -65,6 +65,8 @@ with zipfile.ZipFile(buffer) as plain, zipfile.ZipFile(out / "deflated.pt", "w",
     for name in plain.namelist():
         packed.writestr(name, plain.read(name))
 torch.save({"sparse": torch.eye(3).to_sparse()}, out / "sparse.pt")
+torch.save({"neg": torch._neg_view(torch.ones(2))}, out / "neg_view.pt")
+torch.save({"bomb": torch.ones(1).expand(1 << 40)}, out / "expand_bomb.pt")
 
 
 # paddle.save: a state dict holds bare arrays; anything else holds tuples of name and array.

@@ -13,7 +13,7 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 /// Largest manifest that is read.
 pub(crate) const MANIFEST_BYTES: u64 = 1 << 30;
 /// What `format` says.
-const FORMAT: &str = "planaria-checkpoint";
+pub(crate) const FORMAT: &str = "planaria-checkpoint";
 /// The version that this code writes, and the newest it reads.
 const VERSION: u32 = 1;
 /// Bytes under one checksum: few enough that a part of a file is verified without reading much beside it.
@@ -238,9 +238,8 @@ impl Manifest {
             return Err(refuse(format!("its format is '{}', not '{FORMAT}'", head.format)));
         }
         if head.version > VERSION || head.version == 0 {
-            let what =
-                format!("its version is {}, this program reads up to {VERSION}; update it", head.version);
-            return Err(refuse(what));
+            let what = format!("its version is {}, this program reads up to {VERSION}", head.version);
+            return Err(Error::Unsupported { file, what });
         }
         let manifest: Manifest = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
         manifest.checked(folder).map_err(|error| match error {

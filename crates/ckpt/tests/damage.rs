@@ -187,3 +187,13 @@ fn crafted_manifests_are_refused() {
     store.put(&format!("{FOLDER}/COMMIT"), b"{", PutMode::Replace).unwrap();
     assert!(open(&store, FOLDER).is_err());
 }
+
+#[test]
+fn a_folder_without_its_mark_or_its_manifest_is_torn_for_every_reader() {
+    for lost in ["COMMIT", "manifest.json"] {
+        let (store, _, _) = saved(Tiles::Whole);
+        store.delete(&format!("{FOLDER}/{lost}")).unwrap();
+        let error = planaria_ckpt::formats::open(&store, FOLDER, &Default::default()).unwrap_err();
+        assert!(matches!(error, Error::Torn { .. }), "without {lost}: {error}");
+    }
+}

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{copied, read_all, stored};
+use common::{copied, opened, read_all, stored};
 use planaria_ckpt::Error;
 use planaria_ckpt::formats::pickle::{self, Limits, Node};
 use planaria_store::{Object, Store, StoreExt};
@@ -89,6 +89,14 @@ fn every_cut_of_a_data_file_is_refused() {
             store.write(file, &whole[..len]).unwrap();
             assert!(read_all(&store, "").is_err(), "{folder} cut to {len} bytes");
         }
+    }
+}
+
+#[test]
+fn tensors_that_are_not_what_their_bytes_say_are_refused() {
+    for (file, why) in [("neg_view.pt", "the mark 'neg'"), ("expand_bomb.pt", "repeats")] {
+        let error = opened(&stored("formats"), file).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains(why), "{error}");
     }
 }
 

@@ -7,6 +7,7 @@ mod exit;
 mod failure;
 mod filter;
 mod output_folder;
+mod printable;
 mod progress;
 mod quantity;
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Columns of text, as wide as their widest cell.
 
+use crate::printable::printable;
+
 /// Rows of cells; the last cell of a row is not padded.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -13,9 +15,9 @@ impl Table {
         Table { rows: Vec::new(), right: right.to_vec() }
     }
 
-    /// Adds a row.
+    /// Adds a row. Names in it may come from anywhere.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(|cell| printable(&cell, &[]).into_owned()).collect());
     }
 
     /// The lines, cells two spaces apart, nothing at the end of a line.

@@ -1,6 +1,7 @@
 //! Where output goes: data to standard output, everything else to standard error, colour only where wanted.
 
 use crate::args::{Global, When};
+use crate::printable::printable;
 use crate::progress::{Progress, Shown};
 use anyhow::Result;
 use serde::Serialize;
@@ -102,7 +103,7 @@ impl Terminal {
 
     /// Text on standard error, whatever the flags. A closed standard error is nobody's error.
     pub(crate) fn say(&self, text: &str) {
-        let _ = writeln!(io::stderr().lock(), "{text}");
+        let _ = writeln!(io::stderr().lock(), "{}", printable(text, &['\n', '\t']));
     }
 
     /// True when only results and errors are wanted.

@@ -74,8 +74,13 @@ impl Folder<'_> {
         if has("COMMIT") && has("manifest.json") {
             return ours::open_folder(self.store, self.at);
         }
-        if has("SAVING") {
-            return Err(ours::unfinished(&join(&self.store.address(), self.at)));
+        let at = || join(&self.store.address(), self.at);
+        if has("COMMIT") {
+            return Err(ours::without_manifest(&at()));
+        }
+        // A mark inside tells our manifest from another file of that name.
+        if has("SAVING") || (has("manifest.json") && ours::has_manifest(self.store, self.at)?) {
+            return Err(ours::unfinished(&at()));
         }
         if has(".metadata") || self.files.iter().any(|name| dcp::is_rank_metadata(name)) {
             return dcp::open_folder(self.store, self.at, &self.files);

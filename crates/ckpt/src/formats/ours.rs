@@ -38,6 +38,21 @@ pub(super) fn unfinished(at: &str) -> Error {
     Error::Torn { what: format!("the save of '{at}' did not finish: it has no COMMIT mark") }
 }
 
+/// A folder that lost its manifest.
+pub(super) fn without_manifest(at: &str) -> Error {
+    Error::Torn { what: format!("'{at}' has a COMMIT mark and no manifest.json") }
+}
+
+/// Whether `manifest.json` is one of ours.
+pub(super) fn has_manifest(store: &Arc<dyn Store>, at: &str) -> Result<bool> {
+    let reader = store.reader(&join(at, "manifest.json"))?;
+    let head = reader.read(0, reader.size().min(HEAD) as usize)?;
+    Ok(String::from_utf8_lossy(&head).contains(&format!("\"{}\"", crate::manifest::FORMAT)))
+}
+
+/// Where a manifest of ours has said what it is.
+const HEAD: u64 = 256;
+
 /// Opens a committed folder.
 pub(super) fn open_folder(store: &Arc<dyn Store>, at: &str) -> Result<Source> {
     let checkpoint = folder::open(&**store, at)?;

@@ -108,6 +108,9 @@ impl<'a> Pickled<'a> {
             }
         };
         let start = (view.offset as u64).checked_mul(size as u64).and_then(|o| o.checked_add(storage.start));
+        if byte_len(&view.shape, view.dtype) > span.saturating_add(REPEATED) {
+            return Err(self.refuse(format!("a tensor of shape {} that repeats {span} bytes", view.shape)));
+        }
         match start.and_then(|start| Some((start, start.checked_add(span)?))) {
             Some((offset, end)) if end <= storage.end => {
                 Ok(Stored { dtype: view.dtype, shape: view.shape.clone(), offset, len: span, strides })
@@ -127,6 +130,9 @@ impl<'a> Pickled<'a> {
         }
     }
 }
+
+/// Bytes that a view may have beyond its storage, by repeating elements: a tiny file must not become terabytes.
+const REPEATED: u64 = 4 << 30;
 
 /// A tensor as a view of a storage.
 struct View {
@@ -151,15 +157,17 @@ fn call(tree: &Tree, global: (&str, &str), args: Id, depth: usize) -> Found<View
     let depth = depth.checked_sub(1)?;
     match global {
         ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor") => match args {
-            [storage, offset, shape, strides, ..] => {
-                Some(view(tree, *storage, *offset, *shape, *strides, None))
-            }
+            [storage, offset, shape, strides, rest @ ..] => Some(
+                unmarked(tree, rest.get(2))
+                    .and_then(|()| view(tree, *storage, *offset, *shape, *strides, None)),
+            ),
             _ => Some(Err("a tensor without its arguments".to_string())),
         },
         ("torch._utils", "_rebuild_tensor_v3") => match args {
-            [storage, offset, shape, strides, _, _, element, ..] => {
-                Some(view(tree, *storage, *offset, *shape, *strides, Some(*element)))
-            }
+            [storage, offset, shape, strides, _, _, element, rest @ ..] => Some(
+                unmarked(tree, rest.first())
+                    .and_then(|()| view(tree, *storage, *offset, *shape, *strides, Some(*element))),
+            ),
             _ => Some(Err("a tensor without its arguments".to_string())),
         },
         ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
@@ -170,6 +178,17 @@ fn call(tree: &Tree, global: (&str, &str), args: Id, depth: usize) -> Found<View
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// Refuses tensors that are to be negated or conjugated when read: their bytes are not their values.
+fn unmarked(tree: &Tree, marks: Option<&Id>) -> Result<(), String> {
+    let marks = marks.and_then(|marks| tree.dict(*marks)).unwrap_or_default();
+    match marks.iter().find(|(_, set)| tree.bool(**set) == Some(true)) {
+        Some((mark, _)) => {
+            Err(format!("a tensor stored with the mark '{mark}' (save `tensor.resolve_{mark}()`)"))
+        }
+        None => Ok(()),
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     to: Form,
     /// Element type of all floating point tensors, such as bf16
-    #[arg(long)]
+    #[arg(long, value_parser = float)]
     dtype: Option<DType>,
     /// How tensors are cut: `whole`, or `as-held` by the source (dcp, planaria)
     #[arg(long, value_enum, default_value_t, value_name = "CUT")]
@@ -45,6 +45,15 @@ pub(crate) struct Args {
     uid: Option<u64>,
     #[command(flatten)]
     pub(super) output: Output,
+}
+
+/// A floating point type: weights are not rounded to whole numbers.
+fn float(text: &str) -> Result<DType, String> {
+    match text.parse::<DType>() {
+        Ok(dtype) if dtype.is_float() => Ok(dtype),
+        Ok(_) => Err("expected a floating point type, such as bf16".to_string()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// What everything that writes a checkpoint accepts.

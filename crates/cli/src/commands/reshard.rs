@@ -37,6 +37,9 @@ pub(crate) struct Args {
     output: Output,
 }
 
+/// More ranks than any machine has; each of them gets a piece of every tensor.
+const MOST_RANKS: usize = 1 << 16;
+
 /// A format that holds tensors in pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Form {
@@ -68,6 +71,11 @@ impl FromStr for Rule {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let ranks = args.mesh.size();
+    if ranks > MOST_RANKS {
+        let hint = format!("at most {MOST_RANKS} ranks can each get files of their own");
+        return Err(Failure::usage(format!("the mesh has {ranks} ranks")).hint(hint).into());
+    }
     let source = checkpoint::open(&args.source, &OpenOptions::default())?;
     let layouts = layouts(&source, &args.mesh, &args.layout)?;
     terminal.note(format_args!("{} of {} tensors are cut", layouts.len(), source.tensors.len()));
