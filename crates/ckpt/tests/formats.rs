@@ -6,8 +6,9 @@ use common::{agree, copied, expected, opened, read_all, refusal, stored};
 use planaria_ckpt::Error;
 use planaria_ckpt::formats::{Format, Key, OpenOptions, Part, open};
 use planaria_layout::{DType, Error as LayoutError, Region};
-use planaria_store::{Store, StoreExt};
+use planaria_store::{Object, PutMode, Store, StoreExt};
 use serde_json::json;
+use std::sync::Arc;
 
 #[test]
 fn torch_save_files_with_views_parameters_and_python_values() {
@@ -269,8 +270,46 @@ fn an_index_cannot_lead_out_of_its_folder() {
 
 #[test]
 fn folders_of_no_known_format_say_what_they_hold() {
-    let store: std::sync::Arc<dyn Store> = std::sync::Arc::new(planaria_store::Object::memory());
+    let store: std::sync::Arc<dyn Store> = std::sync::Arc::new(Object::memory());
     assert!(matches!(refusal(&store, "nothing"), Error::UnknownFormat { .. }));
     store.write("folder/readme.txt", b"hello").unwrap();
     assert!(refusal(&store, "folder").to_string().contains("readme.txt"));
+}
+
+#[test]
+fn parts_of_a_torch_model_must_all_be_there() {
+    let part = stored("formats").read("nested.pt", 1 << 20).unwrap();
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    let torn = |why: &str| {
+        let error = opened(&store, "").unwrap_err();
+        assert!(matches!(error, Error::Torn { .. }) && error.to_string().contains(why), "{error}");
+    };
+    store.write("pytorch_model-00001-of-00002.bin", &part).unwrap();
+    torn("file 2 of 2 is missing");
+    let tensor = expected("formats/nested.pt.expected.safetensors").into_keys().next().unwrap();
+    let index = |map: serde_json::Value| {
+        let text = json!({ "weight_map": map }).to_string();
+        store.put("pytorch_model.bin.index.json", text.as_bytes(), PutMode::Replace).unwrap();
+    };
+    index(json!({ tensor.clone(): "pytorch_model-00002-of-00002.bin" }));
+    torn("'pytorch_model-00002-of-00002.bin' is missing");
+    index(json!({ "absent": "pytorch_model-00001-of-00002.bin" }));
+    torn("tensor 'absent' is in no file");
+    index(json!({ tensor: "pytorch_model-00001-of-00002.bin" }));
+    opened(&store, "").unwrap();
+}
+
+#[test]
+fn a_copy_in_another_precision_and_shards_beside_the_whole_are_left_out() {
+    let folder = copied("formats/noindex");
+    let names = folder.file_names("").unwrap();
+    let shard = names.iter().find(|name| name.ends_with(".safetensors")).unwrap();
+    let bytes = folder.read(shard, 1 << 20).unwrap();
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    for name in ["model.safetensors", "model.fp16.safetensors", "model-00001-of-00002.safetensors"] {
+        store.write(name, &bytes).unwrap();
+    }
+    let source = opened(&store, "").unwrap();
+    let left: Vec<&str> = source.skipped.iter().map(|skipped| skipped.what.as_str()).collect();
+    assert_eq!(left, ["model.fp16.safetensors", "model-00001-of-00002.safetensors"]);
 }

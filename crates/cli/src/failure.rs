@@ -183,11 +183,14 @@ fn of_data(error: &planaria_train::data::Error) -> (Exit, Option<String>) {
 }
 
 fn of_store(error: &planaria_store::Error) -> (Exit, Option<String>) {
-    use planaria_store::Error;
+    use planaria_store::{Error, HeaderProblem};
     match error {
         Error::NotFound { .. } | Error::BadUrl { .. } | Error::BadName { .. } => (Exit::Usage, None),
         Error::AlreadyExists { .. } => {
             (Exit::Usage, Some("choose another place, or add `--yes`".to_string()))
+        }
+        Error::Header { problem: HeaderProblem::UnknownDType { .. }, .. } => {
+            (Exit::Usage, Some("have the program that wrote the file cast this tensor first".to_string()))
         }
         Error::Header { .. } | Error::OutOfFile { .. } | Error::Checksum { .. } => (
             Exit::Damaged,

@@ -10,14 +10,14 @@ fn testdata(name: &str) -> PathBuf {
 fn every_paddle_checkpoint_agrees() {
     let outcome = planaria_golden::run("paddle-checkpoints", &testdata("paddle-checkpoints")).unwrap();
     assert_eq!(outcome.failed, 0, "{:#?}", outcome.failures);
-    assert_eq!(outcome.passed, 37);
+    assert_eq!(outcome.passed, 39);
 }
 
 #[test]
 fn every_torch_checkpoint_agrees() {
     let outcome = planaria_golden::run("torch-dcp", &testdata("torch-dcp")).unwrap();
     assert_eq!(outcome.failed, 0, "{:#?}", outcome.failures);
-    assert_eq!(outcome.passed, 13);
+    assert_eq!(outcome.passed, 14);
 }
 
 #[test]

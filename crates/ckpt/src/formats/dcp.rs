@@ -1,10 +1,12 @@
 //! PyTorch distributed checkpoints: `.metadata` and `__{rank}_{n}.distcp`, archives one after the other.
 
 use super::pickle::{self, Id, Tree};
-use super::source::{Builder, Format, Key, Source};
+use super::source::{Builder, Format, Key, Source, Stored};
 use super::torch::{Pickled, dtype, walk};
+use super::zip::looks_like_zip;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Region, Shape};
+use planaria_store::container::{Header, Limits};
 use planaria_store::{Reader, Store, join};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -77,13 +79,29 @@ struct Archives {
 
 impl Archives {
     fn open<'a>(&'a mut self, builder: &Builder, item: &Item) -> Result<Pickled<'a>> {
+        let file = self.file(builder, item)?;
+        Pickled::open(file, item.offset..item.offset.saturating_add(item.len))
+    }
+
+    /// The tensor of an item: a `torch.save` archive, or one of the tensors of a safetensors file, by name.
+    fn tensor(&mut self, builder: &Builder, item: &Item, name: &str) -> Result<Option<Stored>> {
+        let file = self.file(builder, item)?;
+        if looks_like_zip(file)? {
+            let pickled = self.open(builder, item)?;
+            return pickled.tensor(pickled.tree.root());
+        }
+        let header = Header::read(file, &Limits::default())?;
+        Ok(header.get(name).filter(|tensor| tensor.len == item.len).map(Stored::of))
+    }
+
+    fn file<'a>(&'a mut self, builder: &Builder, item: &Item) -> Result<&'a dyn Reader> {
         if self.last.as_ref().is_none_or(|(name, _)| *name != item.file) {
             self.last = Some((item.file.clone(), builder.open(&item.file, ".metadata")?));
         }
         let Some((_, file)) = &self.last else {
             return Err(Error::Torn { what: format!("'{}' is missing", item.file) });
         };
-        Pickled::open(&**file, item.offset..item.offset.saturating_add(item.len))
+        Ok(&**file)
     }
 }
 
@@ -111,8 +129,7 @@ fn add_tensor(
         }
         for item in metadata.items(name, Some(offsets))? {
             let full = join(&builder.folder, &item.file);
-            let pickled = archives.open(builder, item)?;
-            let stored = pickled.tensor(pickled.tree.root())?.ok_or_else(|| Error::Malformed {
+            let stored = archives.tensor(builder, item, name)?.ok_or_else(|| Error::Malformed {
                 file: full.clone(),
                 what: format!("the item of tensor '{name}' at byte {} is no tensor", item.offset),
             })?;
@@ -149,6 +166,10 @@ impl Metadata {
         let items = root.get("storage_data").and_then(|id| tree.pairs(*id));
         for &(index, info) in items.ok_or_else(|| missing("storage_data"))? {
             let (place, item) = read_item(tree, index, info).map_err(malformed)?;
+            if is_transformed(tree, info) {
+                let what = format!("'{}' is stored compressed; save it again without extensions", place.0);
+                return Err(Error::Unsupported { file: file.to_string(), what });
+            }
             let copies = self.items.entry(place).or_default();
             if !copies.contains(&item) {
                 copies.push(item);
@@ -221,6 +242,13 @@ fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
     Ok(Tensor { dtype, size, chunks })
 }
 
+/// Whether the bytes of an item went through an extension such as a compressor.
+fn is_transformed(tree: &Tree, info: Id) -> bool {
+    let info = record(tree, info, "_StorageInfo");
+    let transforms = info.and_then(|info| info.get("transform_descriptors").copied());
+    transforms.is_some_and(|list| !tree.is_none(list) && tree.items(list).is_none_or(|list| !list.is_empty()))
+}
+
 fn read_item(tree: &Tree, index: Id, info: Id) -> Result<(Place, Item), String> {
     let index = record(tree, index, "MetadataIndex").ok_or("an item that is no MetadataIndex")?;
     let name = index.get("fqn").and_then(|id| tree.text(*id)).ok_or("an item without a name")?;
@@ -232,12 +260,6 @@ fn read_item(tree: &Tree, index: Id, info: Id) -> Result<(Place, Item), String> 
     };
     let broken = || format!("'{name}' is stored nowhere");
     let info = record(tree, info, "_StorageInfo").ok_or_else(broken)?;
-    if let Some(&transforms) = info.get("transform_descriptors")
-        && !tree.is_none(transforms)
-        && tree.items(transforms).is_none_or(|list| !list.is_empty())
-    {
-        return Err(format!("'{name}' is stored compressed, so it cannot be read in place"));
-    }
     let file = info.get("relative_path").and_then(|id| tree.text(*id)).ok_or_else(broken)?.to_string();
     let number = |field: &str| info.get(field).and_then(|id| tree.size(*id)).map(|value| value as u64);
     let (Some(start), Some(len)) = (number("offset"), number("length")) else { return Err(broken()) };

@@ -1,7 +1,7 @@
 //! Finding out what a folder or file is.
 
 use super::source::{Builder, Format, Part, Source};
-use super::{dcp, flex, ours, paddle, safetensors, torch, zip};
+use super::{dcp, flex, ours, paddle, safetensors, shards, torch, zip};
 use crate::error::{Error, Result};
 use planaria_store::{Store, StoreExt, join, locate};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Folder<'_> {
             return self.open_flex(options);
         }
         if ends(".distcp") {
-            let what = format!("'{}' has data files and no metadata", self.at);
+            let what = format!("'{}' has data files and no metadata", at());
             return Err(Error::Torn { what });
         }
         if ends(".safetensors") || ends(".safetensors.index.json") {
@@ -105,14 +105,12 @@ impl Folder<'_> {
         if ends(".pdparams") || ends(".pdopt") {
             return self.open_paddle();
         }
-        let torch: Vec<String> = self
-            .files
-            .iter()
-            .filter(|name| name.ends_with(".bin") && name.starts_with("pytorch_model"))
-            .cloned()
-            .collect();
-        if !torch.is_empty() {
-            return torch::open_file(self.store, self.at, &torch);
+        let is_torch = |name: &&String| name.starts_with("pytorch_model") && !name.ends_with(".safetensors");
+        let torch: Vec<String> = self.files.iter().filter(is_torch).cloned().collect();
+        if torch.iter().any(|name| name.ends_with(".bin")) {
+            return shards::open((&**self.store, self.at), &torch, ("pytorch_model", ".bin"), |files| {
+                torch::open_file(self.store, self.at, files)
+            });
         }
         Err(self.unknown())
     }
@@ -139,11 +137,12 @@ impl Folder<'_> {
         let mut uids: Vec<u64> = files.iter().filter_map(|name| flex::uid_of(name)).collect();
         uids.sort_unstable();
         match (options.uid, &uids[..]) {
-            (Some(uid), _) => Ok(uid),
+            (Some(uid), uids) if uids.contains(&uid) => Ok(uid),
             (None, [uid]) => Ok(*uid),
             _ => {
                 let found = uids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-                Err(Error::Ambiguous { at: self.at.to_string(), found: format!("saves {found}") })
+                let at = join(&self.store.address(), self.at);
+                Err(Error::Ambiguous { at, found: format!("saves {found}") })
             }
         }
     }
@@ -186,6 +185,16 @@ impl Folder<'_> {
         if files.is_empty() {
             return Err(self.unknown());
         }
-        paddle::open_files(self.store, self.at, &files)
+        // The parts of a sharded model have an index or numbers; an optimizer file stands beside them.
+        let (model, rest): (Vec<String>, Vec<String>) =
+            self.files.iter().cloned().partition(|name| name.starts_with("model_state"));
+        if !model.iter().any(|name| name.ends_with(".pdparams")) {
+            return paddle::open_files(self.store, self.at, &files);
+        }
+        shards::open((&**self.store, self.at), &model, ("model_state", ".pdparams"), |chosen| {
+            let beside = files.iter().filter(|name| rest.contains(name));
+            let all: Vec<String> = chosen.iter().chain(beside).cloned().collect();
+            paddle::open_files(self.store, self.at, &all)
+        })
     }
 }

@@ -63,10 +63,11 @@ impl Index {
         let malformed = |what: String| Error::Malformed { file: file.to_string(), what };
         let raw: Raw = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
         let weights = raw.weight_map.map(|weights| weights.0);
-        for name in weights.iter().flat_map(BTreeMap::values) {
-            check_name(name)?;
-            if name.contains('/') {
-                return Err(malformed(format!("it names '{name}', which is in another folder")));
+        for (tensor, name) in weights.iter().flatten() {
+            if check_name(name).is_err() || name.contains('/') {
+                let what =
+                    format!("it places tensor '{tensor}' in '{name}', which is no file of this folder");
+                return Err(malformed(what));
             }
         }
         Ok(Index { file: file.to_string(), weights, rest: raw.rest })

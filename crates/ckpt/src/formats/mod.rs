@@ -14,6 +14,7 @@ mod paddle;
 pub mod pickle;
 mod read;
 mod safetensors;
+mod shards;
 mod source;
 mod torch;
 pub(crate) mod write;

@@ -1,6 +1,7 @@
 //! Folders of safetensors files: Hugging Face, Paddle unified checkpoints, and shards written by DCP.
 
 use super::index::Index;
+use super::shards::{check_numbers, numbered};
 use super::source::{Builder, Format, Key, Part, Skipped, Source, Stored};
 use crate::error::{Error, Result};
 use planaria_layout::{Region, Shape};
@@ -59,7 +60,13 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
     let unified = sets.iter().any(|set| set.part != Part::Model);
     let format = if unified { Format::PaddleUnified } else { Format::HuggingFace };
     let mut builder = Builder::new(store, folder, format);
-    for file in leave_out_others(&mut sets) {
+    let others = leave_out_others(&mut sets);
+    let mut named = BTreeSet::new();
+    for index in sets.iter().filter_map(|set| set.index.as_ref()) {
+        let index = Index::read(&**store, &join(folder, index))?;
+        named.extend(index.files().into_iter().map(str::to_string));
+    }
+    for file in others.into_iter().filter(|file| !named.contains(file)) {
         skip(&mut builder, &file, "the model of this folder is in other files");
     }
     for set in &sets {
@@ -84,13 +91,6 @@ struct Set {
     files: Vec<String>,
 }
 
-/// `model` of `model-00001-of-00002.safetensors`, with its number and how many there are.
-fn numbered(name: &str) -> Option<(&str, usize, usize)> {
-    let (rest, total) = name.strip_suffix(ENDING)?.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    Some((stem, number.parse().ok()?, total.parse().ok()?))
-}
-
 /// The files of a folder by the start of their name.
 fn sets(names: &[String]) -> Vec<Set> {
     let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
@@ -100,7 +100,11 @@ fn sets(names: &[String]) -> Vec<Set> {
         if let Some(stem) = name.strip_suffix(".safetensors.index.json") {
             sets.entry(stem).or_insert_with(|| new(stem)).index = Some(name.clone());
         } else if name.ends_with(ENDING) || is_rank_file(name) {
-            let stem = numbered(name).map_or_else(|| name.split('.').next().unwrap_or(name), |n| n.0);
+            let stem = match (is_rank_file(name), numbered(name, ENDING)) {
+                (true, _) => name.split('.').next().unwrap_or(name),
+                (false, Some((stem, ..))) => stem,
+                (false, None) => name.strip_suffix(ENDING).unwrap_or(name),
+            };
             sets.entry(stem).or_insert_with(|| new(stem)).files.push(name.clone());
         }
     }
@@ -183,21 +187,13 @@ fn add_unindexed(builder: &mut Builder, set: &Set) -> Result<()> {
     for file in ranks {
         skip(builder, file, "each rank wrote its own slices, and nothing says where they belong");
     }
-    let totals: BTreeSet<usize> = whole.iter().filter_map(|name| numbered(name)).map(|n| n.2).collect();
-    if totals.len() > 1 {
-        let found = whole.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(Error::Ambiguous { at: builder.folder.clone(), found });
+    let one = whole.iter().copied().find(|name| *name == &format!("{}{ENDING}", set.stem));
+    let (whole, parts): (Vec<&String>, Vec<&String>) =
+        whole.into_iter().partition(|name| one.is_none_or(|one| *name == one));
+    for part in parts {
+        skip(builder, part, "the same model is in one file beside it");
     }
-    for total in totals {
-        let present: BTreeSet<usize> = whole.iter().filter_map(|name| numbered(name)).map(|n| n.1).collect();
-        // Some writers count from 0.
-        let first = usize::from(!present.contains(&0));
-        if let Some(missing) = (first..first + total).find(|number| !present.contains(number)) {
-            let what =
-                format!("there is no index, and file {missing} of {total} is missing beside '{}'", whole[0]);
-            return Err(Error::Torn { what });
-        }
-    }
+    check_numbers(&builder.folder, &whole.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ENDING)?;
     for name in whole {
         let header = header(builder, name, name)?;
         add_metadata(builder, name, &header);

@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Format to write
     #[arg(long, value_enum, default_value_t)]
     to: Form,
+    /// Which save of a Paddle flex folder that holds several
+    #[arg(long, value_name = "NUMBER")]
+    uid: Option<u64>,
     #[command(flatten)]
     output: Output,
 }
@@ -76,7 +79,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let hint = format!("at most {MOST_RANKS} ranks can each get files of their own");
         return Err(Failure::usage(format!("the mesh has {ranks} ranks")).hint(hint).into());
     }
-    let source = checkpoint::open(&args.source, &OpenOptions::default())?;
+    let source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
     let layouts = layouts(&source, &args.mesh, &args.layout)?;
     terminal.note(format_args!("{} of {} tensors are cut", layouts.len(), source.tensors.len()));
     let options = ConvertOptions {
