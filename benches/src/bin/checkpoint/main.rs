@@ -48,8 +48,8 @@ struct Args {
     /// Busy processes of the loaded rows
     #[arg(long, default_value_t = 12)]
     busy: usize,
-    /// Only rows whose name holds one of these, separated by commas, and those they are held against
-    #[arg(long, value_delimiter = ',')]
+    /// Only rows whose name holds this, and those they are held against; may be given several times
+    #[arg(long)]
     only: Vec<String>,
     /// Only keep a processor busy
     #[arg(long, hide = true)]
@@ -108,7 +108,7 @@ fn head(args: &Args, machine: &Machine, field: &Field) -> String {
     let (tensors, gib) = (field.place.model.tensors.len(), field.bytes as f64 / f64::from(1 << 30));
     format!(
         "{head}
-{tensors} f32 tensors, {gib:.3} GiB; medians of {} rounds. A ratio is that of two samples of the same round, with the least and the most \
+{tensors} f32 tensors, {gib:.3} GiB; medians of {} rounds (of every second one where peers convert or are loaded). A ratio is that of two samples of the same round, with the least and the most \
 of all rounds beside it; loaded is beside {} busy processes; `read` is bytes read from storage for each byte of the model; extra memory is that \
 beyond the state itself, files that a peer maps included. Only our rows have bars.
 
@@ -149,12 +149,16 @@ impl Field {
             others.rotate_left(round % others.len());
         }
         for i in turn {
-            let row = &mut rows[i];
-            // What failed once is not asked again: its samples would belong to other rounds.
-            if row.samples.len() == round
-                && let Some(sample) = self.sample(&row.work).with_context(|| row.name.clone())?
-            {
-                row.samples.push(sample);
+            let (row, begun) = (&mut rows[i], Instant::now());
+            if !row.takes_part(round) {
+                continue;
+            }
+            let sample = self.sample(&row.work).with_context(|| row.name.clone())?;
+            row.failed = sample.is_none();
+            if let Some(sample) = sample {
+                row.samples.push((round, sample));
+                let whole = begun.elapsed().as_secs_f64();
+                eprintln!("{:.2} s, {whole:.1} s with preparation: {}", sample.seconds, row.name);
             }
         }
         Ok(())

@@ -94,13 +94,16 @@ pub(crate) struct Row {
     pub(crate) against: Option<String>,
     /// The highest ratio it may have.
     pub(crate) bar: Option<f64>,
-    pub(crate) samples: Vec<Sample>,
+    /// With the number of the round.
+    pub(crate) samples: Vec<(usize, Sample)>,
+    /// It could not be measured; then it is not tried again.
+    pub(crate) failed: bool,
 }
 
 impl Row {
     fn new(group: Group, name: &str, work: Work) -> Row {
         let against = (group.limit() != name).then(|| group.limit().to_string());
-        Row { name: name.to_string(), group, work, against, bar: None, samples: Vec::new() }
+        Row { name: name.to_string(), group, work, against, bar: None, samples: Vec::new(), failed: false }
     }
 
     fn at_most(self, bar: f64) -> Row {
@@ -129,8 +132,14 @@ impl Row {
         matches!(self.work, Work::Peer(..))
     }
 
+    /// Whether it is measured in this round. What takes peers longest is measured in every second one.
+    pub(crate) fn takes_part(&self, round: usize) -> bool {
+        let long = matches!(self.group, Group::SaveLoaded | Group::LoadLoaded | Group::Convert);
+        !self.failed && (round.is_multiple_of(2) || !(long && self.is_peer()))
+    }
+
     pub(crate) fn median(&self, pick: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
-        median(self.samples.iter().filter_map(pick))
+        median(self.samples.iter().filter_map(|(_, sample)| pick(sample)))
     }
 
     pub(crate) fn seconds(&self) -> Option<f64> {
@@ -139,8 +148,11 @@ impl Row {
 
     /// The ratios of samples to those of `other` in the same rounds: the middle, the smallest and the largest one.
     pub(crate) fn ratio(&self, other: &Row) -> Option<(f64, f64, f64)> {
-        let pairs = self.samples.iter().zip(&other.samples);
-        let ratios: Vec<f64> = pairs.map(|(a, b)| a.seconds / b.seconds).collect();
+        let ratio = |(round, sample): &(usize, Sample)| {
+            let (_, other) = other.samples.iter().find(|(at, _)| at == round)?;
+            Some(sample.seconds / other.seconds)
+        };
+        let ratios: Vec<f64> = self.samples.iter().filter_map(ratio).collect();
         let (least, most) = spread(ratios.iter().copied())?;
         Some((median(ratios)?, least, most))
     }
@@ -239,6 +251,17 @@ mod tests {
             assert!(!(row.is_peer() && row.bar.is_some()), "{} has a bar", row.name);
         }
         assert_eq!(rows.iter().filter(|row| row.name == "X save, loaded").count(), 1);
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_rounds() {
+        let mut rows = choose(all(&cases(), Beside::Busy(1)), &["X save, loaded".to_string()]);
+        let taken = |row: &Row| (0..4).filter(|round| row.takes_part(*round)).collect::<Vec<_>>();
+        assert_eq!((taken(&rows[1]), taken(&rows[2])), (vec![0, 1, 2, 3], vec![0, 2]));
+        let sample = |seconds| Sample { seconds, ..Sample::default() };
+        rows[1].samples = vec![(0, sample(1.0)), (1, sample(9.0)), (2, sample(2.0))];
+        rows[2].samples = vec![(0, sample(2.0)), (2, sample(8.0))];
+        assert_eq!(rows[2].ratio(&rows[1]), Some((3.0, 2.0, 4.0)));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Figures {
     fn of(row: &Row, rows: &[Row], bytes: u64) -> Figures {
         let against = row.against.as_ref().and_then(|name| rows.iter().find(|row| row.name == *name));
         // The most of all rounds: later ones may find memory that an earlier one left resident.
-        let extra = row.samples.iter().filter_map(|sample| sample.extra).max();
+        let extra = row.samples.iter().filter_map(|(_, sample)| sample.extra).max();
         Figures {
             ratio: against.and_then(|against| row.ratio(against)),
             read: row.median(|sample| sample.read.map(|read| read as f64 / bytes as f64)),
@@ -128,7 +128,7 @@ mod tests {
         rows.retain(|row| row.group == Group::Save);
         for (row, seconds) in rows.iter_mut().zip([[1.0, 2.0], [1.5, 2.0], [3.0, 3.0]]) {
             let sample = |seconds| Sample { seconds, cpu: Some(0.5), extra: Some(1 << 20), read: None };
-            row.samples = seconds.map(sample).to_vec();
+            row.samples = seconds.map(sample).into_iter().enumerate().collect();
         }
         rows
     }
