@@ -18,8 +18,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 SEQUENCE, BATCH, VOCABULARY = 256, 8, 259
 
 
+def memory(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+
 def work(rank, ranks, threads, steps, port, results):
     torch.set_num_threads(threads)
+    start = memory("VmRSS")
     torch.manual_seed(0)
     sizes = dict(hidden_size=320, intermediate_size=864, num_hidden_layers=8, num_attention_heads=5, num_key_value_heads=5)
     config = Qwen2Config(vocab_size=VOCABULARY, tie_word_embeddings=True, use_cache=False, max_position_embeddings=SEQUENCE, **sizes)
@@ -39,8 +44,9 @@ def work(rank, ranks, threads, steps, port, results):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         seconds.append(time.perf_counter() - begun)
-    peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    results.put((rank, statistics.median(seconds[3:]), peak * 1024, parameters))
+    results.put({"seconds": statistics.median(seconds[3:]), "peak": memory("VmHWM"), "start": start, "parameters": parameters})
+    if ranks > 1:
+        dist.destroy_process_group()
 
 
 def main():
@@ -49,8 +55,9 @@ def main():
     port = 20000 + os.getpid() % 20000
     mp.spawn(work, (ranks, threads, steps, port, results), nprocs=ranks)
     rows = [results.get() for _ in range(ranks)]
-    seconds = max(row[1] for row in rows)
-    answer = {"tokens_per_second": BATCH * SEQUENCE / seconds, "peak": sum(row[2] for row in rows), "parameters": rows[0][3]}
+    seconds = max(row["seconds"] for row in rows)
+    answer = {"tokens_per_second": BATCH * SEQUENCE / seconds, "parameters": rows[0]["parameters"]}
+    answer |= {name: sum(row[name] for row in rows) for name in ("peak", "start")}
     print(json.dumps(answer))
 
 

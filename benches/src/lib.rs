@@ -5,6 +5,7 @@ pub mod cases;
 pub mod inputs;
 pub mod machine;
 pub mod measure;
+pub mod record;
 pub mod report;
 pub mod stats;
 pub mod table;

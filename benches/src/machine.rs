@@ -25,6 +25,10 @@ pub struct Machine {
     pub torch: Option<String>,
     /// Day of the run, UTC.
     pub date: String,
+    /// How many threads wanted a processor in the minute before.
+    pub load: String,
+    /// Priority of this process, which its children inherit; 0 is the usual one.
+    pub nice: i64,
 }
 
 impl Machine {
@@ -49,6 +53,13 @@ impl Machine {
             torch: python
                 .and_then(|python| version(python, &["-c", "import torch; print(torch.__version__)"])),
             date: today(),
+            load: fs::read_to_string("/proc/loadavg")
+                .unwrap_or_default()
+                .split(' ')
+                .next()
+                .unwrap_or("")
+                .into(),
+            nice: nice().unwrap_or(0),
         }
     }
 
@@ -72,6 +83,12 @@ fn cpu_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 fn memory_kib() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?.split_whitespace().next()?.parse().ok()
+}
+
+fn nice() -> Option<i64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // Fields are counted behind the name, which may hold spaces.
+    stat.rsplit(')').next()?.split_whitespace().nth(16)?.parse().ok()
 }
 
 fn today() -> String {

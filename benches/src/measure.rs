@@ -44,8 +44,8 @@ impl Memory {
     }
 }
 
-/// A line of this process's status, in bytes.
-fn status(name: &str) -> Option<u64> {
+/// A line of this process's status, such as `VmHWM:`, in bytes; absent where the system does not tell.
+pub fn status(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::machine::Machine;
 use crate::measure::Sample;
+use crate::record::head;
 use crate::stats::{Times, geometric_mean};
 use crate::table::{FAMILIES, Family};
 use crate::worker::Answer;
@@ -224,29 +225,14 @@ fn free_folder(runs: &Path, name: &str) -> PathBuf {
 }
 
 fn about(machine: &Machine, command: &str) -> String {
-    let Machine { cpu, features, cores, memory_gib, kernel, rustc, torch, date } = machine;
-    let torch = torch.as_deref().unwrap_or("not run");
-    format!(
-        "# Run of {date}
+    format!("{}\n{HOW_IT_RAN}", head("Kernels against torch", command, machine, &[]))
+}
 
-| | |
-|---|---|
-| command | `{command}` |
-| CPU | {cpu}, {cores} logical |
-| instruction sets | {} |
-| memory | {memory_gib} GiB |
-| kernel | {kernel} |
-| compiler | {rustc} |
-| torch | {torch} |
-
-Workers stay alive for the whole run and one works at a time, the others wait for their next line; cases and workers come in random order in each round; every worker makes the same inputs,
+const HOW_IT_RAN: &str = "Workers stay alive for the whole run and one works at a time, the others wait for their next line; cases and workers come in random order in each round; every worker makes the same inputs,
 bit for bit, and the checksums of their results are compared. `torch-nofault` is torch with `MALLOC_MMAP_MAX_=0` and a high
 `MALLOC_TRIM_THRESHOLD_`, so that large results cost it no page faults. [summary.md](summary.md) has the tables, `raw.json` every sample:
 wall, CPU and run-queue delay in microseconds.
-",
-        features.join(", ")
-    )
-}
+";
 
 #[cfg(test)]
 mod tests {

@@ -32,6 +32,20 @@ pub fn geometric_mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }
 
+/// The middle value, or the mean of the two middle ones; nothing when there are none.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.len().checked_sub(1)? / 2, values.len() / 2);
+    Some((values[low] + values[high]) / 2.0)
+}
+
+/// The smallest and the largest value; nothing when there are none.
+pub fn spread(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
+    let pairs = values.into_iter().map(|value| (value, value));
+    pairs.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+}
+
 /// Puts `items` into an order decided by `seed`.
 pub fn shuffle<T>(items: &mut [T], seed: &mut u64) {
     for i in (1..items.len()).rev() {
@@ -58,6 +72,14 @@ mod tests {
     fn the_geometric_mean_of_a_ratio_and_its_inverse_is_one() {
         assert!(geometric_mean(&[0.25, 4.0]).is_some_and(|mean| (mean - 1.0).abs() < 1e-12));
         assert_eq!(geometric_mean(&[]), None);
+    }
+
+    #[test]
+    fn the_median_of_two_is_their_mean() {
+        assert_eq!(median([3.0, 1.0]), Some(2.0));
+        assert_eq!(median([3.0, 1.0, 9.0]), Some(3.0));
+        assert_eq!(median([]), None);
+        assert_eq!(spread([3.0, 1.0, 9.0]), Some((1.0, 9.0)));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use planaria_array::{Array, DType};
+use planaria_bench::stats;
 use planaria_comm::{AllReduce, Comm, CommExt, threads};
 use planaria_layout::Reduce;
 use std::io::{BufRead, BufReader, Write};
@@ -80,9 +81,7 @@ fn main() -> Result<()> {
 
 /// NaN, which misses no bar, when there is nothing.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    stats::median(values).unwrap_or(f64::NAN)
 }
 
 fn measure(ranks: usize, rounds: usize, gloo: Option<Gloo>) -> Result<Vec<Round>> {

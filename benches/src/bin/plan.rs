@@ -3,6 +3,7 @@
 //! Bars: under 100 ms and under 100 MB. Every layout is built anew for every tensor, nothing is cached.
 
 use anyhow::{Context, Result, ensure};
+use planaria_bench::measure::status;
 use planaria_layout::{
     FlatShards, Layout, Mesh, Neutral, Placement, Plan, Rank, Shape, TensorSpec, Tile, deliver, receive,
 };
@@ -125,13 +126,6 @@ fn plan_flat(model: &[Tensor], from: &str, to: &str, rank: Rank) -> Result<Vec<T
     Ok(kept)
 }
 
-/// Peak resident memory of this process in bytes, where the system tells.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
 /// Times `work` for some ranks and prints the slowest.
 fn report<T>(name: &str, work: impl Fn(Rank) -> Result<T>, boxes: impl Fn(&T) -> usize) -> Result<f64> {
     let mut slowest = (0.0f64, 0, 0);
@@ -167,7 +161,7 @@ fn main() -> Result<()> {
     let count = |kept: &Vec<TensorPlan>| kept.iter().map(|k| k.1.len() + k.2.len()).sum();
     worst =
         worst.max(report(&format!("flat, {from} -> {to}"), |rank| plan_flat(&model, from, to, rank), count)?);
-    let peak = peak_memory().unwrap_or(0) as f64 / 1e6;
+    let peak = status("VmHWM:").unwrap_or(0) as f64 / 1e6;
     println!("slowest {worst:.2} ms (bar 100), peak memory of the process {peak:.1} MB (bar 100)");
     ensure!(worst < 100.0 && peak < 100.0, "a bar is missed");
     Ok(())

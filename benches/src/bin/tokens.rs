@@ -1,12 +1,17 @@
 //! `tokens`: tokens per second and peak memory of training a model of 10 million parameters, against the same model
-//! in transformers on torch, eager, with the same threads in the same run.
+//! in transformers on torch, eager, with the same threads in the same run. Prints a whole record in Markdown.
 //!
 //! Every measurement is a process of its own, so that its peak is its own; contestants take turns round by round.
-//! Both sides compute in f32, clip by the norm and step with AdamW. Bars: at least torch's tokens per second on one
+//! Both sides compute in f32, clip by the norm and step with AdamW; both have the threads of the machine, or of the
+//! processors that `taskset` leaves them, shared by the ranks. Bars: at least torch's tokens per second on one
 //! rank and on two data ranks, at most torch's memory.
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use planaria_bench::machine::Machine;
+use planaria_bench::measure::status;
+use planaria_bench::record;
+use planaria_bench::stats::{median, spread};
 use planaria_train::Trainer;
 use planaria_train::config::Sources;
 use planaria_train::event::{Event, Observer};
@@ -45,24 +50,25 @@ struct Args {
     #[arg(long)]
     python: PathBuf,
     /// Rounds over all contestants
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Steps of one measurement; the first three do not count
-    #[arg(long, default_value_t = 15)]
-    steps: usize,
-    /// Threads in all, shared by the ranks
-    #[arg(long, default_value_t = 2)]
-    threads: usize,
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(4..))]
+    steps: u64,
     /// Only train as this many data ranks, and print the figures
     #[arg(long, hide = true)]
     ours: Option<usize>,
 }
 
-/// What one process measured.
+/// What one process measured, with the processes it started.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Figures {
+    /// Of the step in the middle, in time.
     tokens_per_second: f64,
+    /// Largest resident memory.
     peak: u64,
+    /// Resident memory before the model was made: the program and its libraries.
+    start: u64,
     parameters: u64,
 }
 
@@ -81,48 +87,134 @@ impl Observer for Speeds {
     }
 }
 
+/// One number of data ranks: a pair of figures for each round, ours and torch's.
+struct Contest {
+    ranks: usize,
+    rounds: Vec<[Figures; 2]>,
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     if let Some(ranks) = args.ours {
         println!("{}", serde_json::to_string(&train(ranks, args.steps)?)?);
         return Ok(());
     }
-    let mut missed = Vec::new();
+    let machine = Machine::here(Some(&args.python.display().to_string()));
+    let mut contests = [1, 2].map(|ranks| Contest { ranks, rounds: Vec::new() });
+    for round in 0..args.rounds {
+        for contest in &mut contests {
+            contest.round(&args, round)?;
+        }
+        eprintln!("round {} of {} done", round + 1, args.rounds);
+    }
+    print!("{}", head(&args, &machine, &contests[0])?);
     println!(
-        "| | tokens/s | torch tokens/s | ratio | peak MiB | torch peak MiB |\n|---|---|---|---|---|---|"
+        "| | tokens/s | torch tokens/s | ratio | least..most | peak MiB | torch peak MiB | above start | torch above start |"
     );
-    for ranks in [1, 2] {
-        let (mut ours, mut torch) = (Vec::new(), Vec::new());
-        for _ in 0..args.rounds {
-            ours.push(own_process(&args, ranks)?);
-            torch.push(peer(&args, ranks)?);
+    println!("|---|---|---|---|---|---|---|---|---|");
+    contests.iter().for_each(Contest::print);
+    let missed: Vec<String> = contests.iter().flat_map(Contest::missed).collect();
+    if missed.is_empty() {
+        return Ok(());
+    }
+    println!("\n## Over their bars\n");
+    missed.iter().for_each(|what| println!("- {what}"));
+    bail!("missed: {}", missed.join("; "));
+}
+
+fn head(args: &Args, machine: &Machine, contest: &Contest) -> Result<String> {
+    let parameters = contest.rounds.first().context("no rounds")?[0].parameters as f64 / 1e6;
+    let title = format!("Training a model of {parameters:.1} million parameters");
+    let words = [("--python", "PYTHON")];
+    let script = "import transformers; print(transformers.__version__)";
+    let version = Command::new(&args.python).args(["-c", script]).output()?;
+    let more = [("transformers", String::from_utf8_lossy(&version.stdout).trim().to_owned())];
+    let head = record::head(&title, &record::command("tokens", &words), machine, &more);
+    let threads = processors();
+    Ok(format!(
+        "{head}
+Eager, f32, sequences of 256, 8 of them in a step, the norm clipped, AdamW (torch's fused one), {threads} threads in all: one rank has all of \
+them, two have half each; ours are threads of one process, torch's are processes with DDP and gloo. A measurement is a process of its own, its \
+figure the median of {} steps after 3 others; the table has medians of {} rounds, in which both take turns. A ratio is ours over torch's in the same \
+round, above 1 we are faster. Peaks are the largest of all rounds, of all processes together; above start is without the program and its libraries.
+
+",
+        args.steps - 3,
+        args.rounds
+    ))
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+impl Contest {
+    fn name(&self) -> String {
+        if self.ranks == 1 { "1 rank".to_string() } else { format!("dp={}", self.ranks) }
+    }
+
+    /// Measures both, the other one first in every second round.
+    fn round(&mut self, args: &Args, round: usize) -> Result<()> {
+        let both = match round % 2 {
+            0 => {
+                let ours = own_process(args, self.ranks)?;
+                [ours, peer(args, self.ranks)?]
+            }
+            _ => {
+                let torch = peer(args, self.ranks)?;
+                [own_process(args, self.ranks)?, torch]
+            }
+        };
+        if both[0].parameters != both[1].parameters {
+            bail!("{} parameters here, {} in torch", both[0].parameters, both[1].parameters);
         }
-        if ours[0].parameters != torch[0].parameters {
-            bail!("{} parameters here, {} in torch", ours[0].parameters, torch[0].parameters);
-        }
-        let speed = |all: &[Figures]| median(all.iter().map(|f| f.tokens_per_second).collect());
-        let peak = |all: &[Figures]| all.iter().map(|f| f.peak).max().unwrap_or(0) >> 20;
-        let name = if ranks == 1 { "1 rank".to_string() } else { format!("dp={ranks}") };
-        let ratio = speed(&ours) / speed(&torch);
+        self.rounds.push(both);
+        Ok(())
+    }
+
+    fn speed(&self, side: usize) -> f64 {
+        median(self.rounds.iter().map(|round| round[side].tokens_per_second)).unwrap_or(f64::NAN)
+    }
+
+    fn ratios(&self) -> impl Iterator<Item = f64> {
+        self.rounds.iter().map(|[ours, torch]| ours.tokens_per_second / torch.tokens_per_second)
+    }
+
+    fn most(&self, side: usize, figure: fn(&Figures) -> u64) -> u64 {
+        self.rounds.iter().map(|round| figure(&round[side])).max().unwrap_or(0) >> 20
+    }
+
+    fn print(&self) {
+        let (least, most) = spread(self.ratios()).unwrap_or_default();
         println!(
-            "| {name} | {:.0} | {:.0} | {ratio:.2} | {} | {} |",
-            speed(&ours),
-            speed(&torch),
-            peak(&ours),
-            peak(&torch)
+            "| {} | {:.0} | {:.0} | {:.2} | {least:.2}..{most:.2} | {} | {} | {} | {} |",
+            self.name(),
+            self.speed(0),
+            self.speed(1),
+            median(self.ratios()).unwrap_or(f64::NAN),
+            self.most(0, |f| f.peak),
+            self.most(1, |f| f.peak),
+            self.most(0, |f| f.peak.saturating_sub(f.start)),
+            self.most(1, |f| f.peak.saturating_sub(f.start)),
         );
-        if ratio < 1.0 || peak(&ours) > peak(&torch) {
-            missed.push(name);
+    }
+
+    fn missed(&self) -> Vec<String> {
+        let mut missed = Vec::new();
+        let ratio = median(self.ratios()).unwrap_or(f64::NAN);
+        if ratio < 1.0 {
+            missed.push(format!("{}: {ratio:.2} times torch's tokens per second, the bar is 1", self.name()));
         }
+        let (ours, torch) = (self.most(0, |f| f.peak), self.most(1, |f| f.peak));
+        if ours > torch {
+            missed.push(format!("{}: {ours} MiB, torch needs {torch}", self.name()));
+        }
+        missed
     }
-    if !missed.is_empty() {
-        bail!("missed: {}", missed.join(", "));
-    }
-    Ok(())
 }
 
 /// Trains here and measures this process.
-fn train(ranks: usize, steps: usize) -> Result<Figures> {
+fn train(ranks: usize, steps: u64) -> Result<Figures> {
     let folder = std::env::temp_dir().join(format!("planaria-tokens-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     let done = train_in(&folder, ranks, steps);
@@ -130,7 +222,7 @@ fn train(ranks: usize, steps: usize) -> Result<Figures> {
     done
 }
 
-fn train_in(folder: &Path, ranks: usize, steps: usize) -> Result<Figures> {
+fn train_in(folder: &Path, ranks: usize, steps: u64) -> Result<Figures> {
     let text: String = (0..40_000).map(|i| format!("{i}: {} grows back whole.\n", i * i % 9973)).collect();
     std::fs::write(folder.join("text.txt"), text)?;
     let config = CONFIG.replace("text.txt", &folder.join("text.txt").display().to_string());
@@ -140,33 +232,29 @@ fn train_in(folder: &Path, ranks: usize, steps: usize) -> Result<Figures> {
         format!("train.micro_batch={}", 8 / ranks),
         format!("log.dir={}", folder.display()),
     ];
+    let start = status("VmRSS:").context("no VmRSS")?;
     let speeds = Arc::new(Speeds::default());
     let config = Sources::text("tokens.toml", &config).set(set).resolve()?.config;
     Trainer::new(config).observer(speeds.clone()).run(None)?;
     let (speeds, parameters) = speeds.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let counted = speeds.get(3..).context("too few steps")?.to_vec();
-    Ok(Figures { tokens_per_second: median(counted), peak: peak()?, parameters })
-}
-
-/// The largest resident memory of this process.
-fn peak() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+    let counted = speeds.get(3..).and_then(|counted| median(counted.iter().copied()));
+    let (tokens_per_second, peak) =
+        (counted.context("too few steps")?, status("VmHWM:").context("no VmHWM")?);
+    Ok(Figures { tokens_per_second, peak, start, parameters })
 }
 
 fn own_process(args: &Args, ranks: usize) -> Result<Figures> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--python").arg(&args.python).args(["--ours", &ranks.to_string()]);
-    command.args(["--steps", &args.steps.to_string()]);
-    figures(command.env("RAYON_NUM_THREADS", args.threads.to_string()))
+    figures(command.args(["--steps", &args.steps.to_string()]))
 }
 
 fn peer(args: &Args, ranks: usize) -> Result<Figures> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/tokens.py");
-    let threads = (args.threads / ranks).max(1);
+    // As many as our ranks have.
+    let threads = (processors() / ranks).max(1);
     let mut command = Command::new(&args.python);
-    command.arg(script).args([ranks, threads, args.steps].map(|n| n.to_string()));
+    command.arg(script).args([ranks, threads].map(|n| n.to_string())).arg(args.steps.to_string());
     figures(&mut command)
 }
 
@@ -178,9 +266,4 @@ fn figures(command: &mut Command) -> Result<Figures> {
     }
     let text = String::from_utf8(output.stdout)?;
     Ok(serde_json::from_str(text.trim().lines().last().unwrap_or_default())?)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -1,5 +1,6 @@
 //! Our side: durable saves, verified loads, reshards, conversion, and what happens to a flipped bit.
 
+use crate::busy::Beside;
 use crate::meter::{Meter, Sample};
 use crate::raw;
 use crate::state::{Cut, Model, Values};
@@ -62,18 +63,18 @@ impl Place {
     }
 
     /// Saves from this many ranks as the checkpoint `name`.
-    pub(crate) fn save(&self, name: &str, ranks: usize) -> Result<Sample> {
+    pub(crate) fn save(&self, name: &str, ranks: usize, beside: Beside) -> Result<Sample> {
         self.remove(name)?;
         let store = self.store();
         let work = |comm: &Arc<dyn Comm>, state: State| {
             save(&**comm, &store, name, &state, &SaveOptions::default())?;
             Ok(None)
         };
-        together(ranks, |rank| self.part(ranks, rank), work)
+        together((ranks, beside), |rank| self.part(ranks, rank), work)
     }
 
     /// Loads the checkpoint `name` into tensors whose memory exists.
-    pub(crate) fn load(&self, name: &str, cut: Cut, cache: Cache) -> Result<Sample> {
+    pub(crate) fn load(&self, name: &str, cut: Cut, cache: Cache, beside: Beside) -> Result<Sample> {
         match cache {
             Cache::Cold => raw::forget(&self.folder.join(name))?,
             Cache::Warm => raw::remember(&self.folder.join(name))?,
@@ -92,18 +93,13 @@ impl Place {
             states.lock().map_err(|_| anyhow::anyhow!("a rank panicked"))?.push(state);
             Ok(Some(report.bytes_read))
         };
-        let sample = together(cut.ranks(), |rank| self.model.state(cut, rank, Values::Other), work)?;
+        let prepare = |rank| self.model.state(cut, rank, Values::Other);
+        let sample = together((cut.ranks(), beside), prepare, work)?;
         if first {
             let states = states.into_inner().map_err(|_| anyhow::anyhow!("a rank panicked"))?;
             states.iter().try_for_each(|state| self.model.check(state))?;
         }
-        Ok(self.amplified(sample))
-    }
-
-    /// From bytes read to bytes read for each byte of the model.
-    fn amplified(&self, sample: Sample) -> Sample {
-        let amplification = sample.amplification.map(|read| read / self.model.bytes() as f64);
-        Sample { amplification, ..sample }
+        Ok(sample)
     }
 
     /// Converts the folder `from` to another one.
@@ -138,7 +134,7 @@ impl Place {
             // Behind the header, which is checked too but has no tensor's name.
             let at = (1 << 16) + crate::state::mix(number + 1) % (size - (1 << 16));
             flip_bit(&file, at, number % 8)?;
-            let loaded = self.load(name, Cut::Rows(1), Cache::Cold);
+            let loaded = self.load(name, Cut::Rows(1), Cache::Cold, Beside::Nothing);
             flip_bit(&file, at, number % 8)?;
             let Err(error) = loaded else { bail!("the bit at {at} of {} was not found", file.display()) };
             let text = error.to_string();
@@ -158,21 +154,22 @@ fn flip_bit(file: &Path, at: u64, bit: u64) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Prepares on every rank, then measures from everyone's start to everyone's end.
+/// Prepares on every rank, then measures from everyone's start to everyone's end, beside what is wanted.
 fn together(
-    ranks: usize,
+    (ranks, beside): (usize, Beside),
     prepare: impl Fn(usize) -> Result<State> + Sync,
     work: impl Fn(&Arc<dyn Comm>, State) -> Result<Option<u64>> + Sync,
 ) -> Result<Sample> {
     let results = threads::run(ranks, |comm| -> Result<Sample> {
         let state = prepare(comm.rank())?;
         comm.barrier()?;
+        let _busy = if comm.rank() == 0 { Some(beside.start()?) } else { None };
         let meter = (comm.rank() == 0).then(Meter::begin);
         comm.barrier()?;
         let read = work(&comm, state)?;
         comm.barrier()?;
         let sample = meter.map(Meter::end).unwrap_or_default();
-        Ok(Sample { amplification: read.map(|bytes| bytes as f64), ..sample })
+        Ok(Sample { read, ..sample })
     });
     results.into_iter().next().context("no ranks")?
 }
@@ -203,5 +200,5 @@ pub(crate) fn open_sparse(folder: &Path) -> Result<f64> {
         ensure!(out.iter().all(|byte| *byte == 0), "a sparse file holds zeros");
     }
     std::fs::remove_dir_all(&place)?;
-    crate::meter::median(times.into_iter()).context("no times")
+    planaria_bench::stats::median(times).context("no times")
 }

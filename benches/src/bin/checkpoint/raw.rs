@@ -1,5 +1,6 @@
 //! The limit: the same number of bytes written and read with `O_DIRECT` by a few threads that do nothing else.
 
+use crate::busy::Beside;
 use anyhow::{Context, Result, bail};
 use planaria_store::Staging;
 use std::fs::{File, OpenOptions};
@@ -33,6 +34,11 @@ impl Probe {
 
     /// Seconds to write a new file of `len` bytes and make it durable. Its space is reserved before the clock runs.
     pub(crate) fn write(&mut self, path: &Path, len: u64) -> Result<f64> {
+        self.write_beside(path, len, Beside::Nothing)
+    }
+
+    /// The same beside busy processes.
+    pub(crate) fn write_beside(&mut self, path: &Path, len: u64, beside: Beside) -> Result<f64> {
         let _ = std::fs::remove_file(path);
         let mut options = OpenOptions::new();
         let file = options.write(true).create(true).custom_flags(libc::O_DIRECT).open(path)?;
@@ -41,12 +47,26 @@ impl Probe {
         if !reserved.context("the program fallocate is missing")?.success() {
             bail!("cannot reserve {len} bytes for the probe");
         }
+        let _busy = beside.start()?;
         self.each(len, |at, buffer| file.write_all_at(buffer, at), || file.sync_all())
     }
 
     /// Seconds to read a file of `len` bytes that [`Probe::write`] wrote.
     pub(crate) fn read(&mut self, path: &Path, len: u64) -> Result<f64> {
+        self.read_beside(path, len, Beside::Nothing)
+    }
+
+    /// The same beside busy processes.
+    pub(crate) fn read_beside(&mut self, path: &Path, len: u64, beside: Beside) -> Result<f64> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
+        let _busy = beside.start()?;
+        self.each(len.next_multiple_of(CHUNK), |at, buffer| file.read_exact_at(buffer, at), || Ok(()))
+    }
+
+    /// Seconds to read the file from the page cache, which holds it.
+    pub(crate) fn read_warm(&mut self, path: &Path, len: u64) -> Result<f64> {
+        let mut file = File::open(path)?;
+        std::io::copy(&mut file, &mut std::io::sink())?;
         self.each(len.next_multiple_of(CHUNK), |at, buffer| file.read_exact_at(buffer, at), || Ok(()))
     }
 
