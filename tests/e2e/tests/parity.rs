@@ -69,11 +69,15 @@ fn other_optimizers_and_tied_weights_change_no_bit() -> Result<()> {
 
 #[test]
 fn dropout_follows_the_micro_batch_not_the_rank() -> Result<()> {
-    let dropped = ["model.hidden_dropout=0.2"];
-    let alone = train("", &dropped)?;
-    assert!(alone.same_tensors(&train("", &[])?).is_err(), "something is dropped");
-    same(&alone, "dp=4", &dropped)?;
-    same(&alone, "dp=2", &[dropped[0], "train.recompute=full", "train.zero=3"])
+    for dropped in ["model.hidden_dropout=0.2", "model.attention_dropout=0.2"] {
+        let alone = train("", &[dropped])?;
+        assert!(alone.same_tensors(&train("", &[])?).is_err(), "something is dropped");
+        same(&alone, "dp=4", &[dropped])?;
+        same(&alone, "dp=2", &[dropped, "train.recompute=full", "train.zero=3"])?;
+        same(&alone, "pp=2", &[dropped])?;
+        train("dp=2 tp=2", &[dropped])?.close_losses(&alone, TENSOR_BOUND)?;
+    }
+    Ok(())
 }
 
 #[test]
