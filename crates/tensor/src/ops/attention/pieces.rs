@@ -134,8 +134,8 @@ impl<'a> Here<'a> {
     /// Rows of this rank and the documents in them.
     fn ranges(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let of_row = |(row, &global): (usize, &usize)| {
-            let documents = self.documents.map(|documents| documents.of_row(global).collect());
-            documents.unwrap_or_else(Vec::new).into_iter().map(move |range| (row, range))
+            let documents = self.documents.map(|documents| documents.of_row(global).collect::<Vec<_>>());
+            documents.unwrap_or_default().into_iter().map(move |range| (row, range))
         };
         self.rows.iter().enumerate().flat_map(of_row)
     }
