@@ -189,7 +189,7 @@ fn evaluation_is_the_same_on_every_mesh() -> Result<()> {
 /// Documents that do not see each other: their borders reach every stage and every rank.
 #[test]
 fn separate_documents_change_no_bit() -> Result<()> {
-    let lines = |i: usize| format!("{{\"text\": \"{} worms\"}}\n", "grow".repeat(i * i % 3));
+    let lines = |i: usize| format!("{{\"text\": \"{} w\"}}\n", "grow".repeat(i * i % 3));
     let text: String = (0..200).map(lines).collect();
     let train = |mesh: &str, more: &[&str]| -> Result<Run> {
         let sandbox = Sandbox::new()?;
