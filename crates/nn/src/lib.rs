@@ -50,5 +50,5 @@ mod param;
 
 pub use error::{Error, Result};
 pub use loss::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
-pub use parallel::{ExpertRanks, Lanes, Parallel};
+pub use parallel::{Lanes, Parallel};
 pub use param::{Cut, Init, Kind, Module, Param, ParamSpec, Source, Start};

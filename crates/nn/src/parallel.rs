@@ -4,11 +4,8 @@
 //! table; between blocks a hidden state `[batch, sequence, width]` lies as [`Lanes::residual`] says. Every move of
 //! activations, forward or backward, is one of the functions of [`Lanes`]; blocks ask for nothing else.
 
-use planaria_comm::Comm;
-use planaria_layout::{AxisSet, Layout, Mesh, Placement, Rank, Reduce};
+use planaria_layout::{Layout, Mesh, Placement, Reduce};
 use planaria_tensor::{Result, Tensor, World};
-use std::ops::Range;
-use std::sync::Arc;
 
 /// The ranks that share one stage of one replica of a model.
 #[derive(Clone, Debug)]
@@ -115,37 +112,6 @@ impl Lanes {
             None => Ok(weight.clone()),
         }
     }
-
-    /// Who has which experts, of a parameter with the expert as dim 0.
-    pub fn experts(&self, weight: &Tensor) -> Result<ExpertRanks> {
-        let (Some(parallel), Some(layout)) = (&self.0, weight.layout()) else {
-            let owned = std::iter::once(0..weight.shape()[0]).collect();
-            return Ok(ExpertRanks { me: 0, owned, comm: None });
-        };
-        let ranks = parallel.group("ep")?;
-        let range = |&rank: &Rank| {
-            let piece = layout.piece(rank)?;
-            // A rank past the last expert has none.
-            let first = piece.boxes().first().map_or(layout.shape()[0], |region| region.lo()[0]);
-            Ok(first..first + piece.extents()[0])
-        };
-        let owned = ranks.iter().map(range).collect::<Result<_>>()?;
-        let me = ranks.iter().position(|&rank| rank == parallel.world.rank()).unwrap_or(0);
-        let comm = parallel.world.comm().filter(|_| ranks.len() > 1);
-        let comm = comm.map(|comm| comm.group(&ranks)).transpose()?;
-        Ok(ExpertRanks { me, owned, comm })
-    }
-}
-
-/// The ranks of `ep` that exchange tokens.
-#[derive(Clone, Debug)]
-pub struct ExpertRanks {
-    /// This rank's place among them.
-    pub me: usize,
-    /// The experts of each.
-    pub owned: Vec<Range<usize>>,
-    /// How they speak; absent for one rank, and where nothing is sent.
-    pub comm: Option<Arc<dyn Comm>>,
 }
 
 /// Has the gradient of `x` brought to a layout as soon as it is complete.
@@ -157,12 +123,6 @@ fn arriving(x: &Tensor, placements: Vec<Placement>) -> Result<()> {
 }
 
 impl Parallel {
-    /// The ranks that differ from this one only along an axis; this one alone, where the axis is missing.
-    fn group(&self, axis: &str) -> Result<Vec<Rank>> {
-        let axes = self.mesh.axis(axis).map_or(AxisSet::EMPTY, |axis| AxisSet::EMPTY.with(axis));
-        Ok(self.mesh.group(self.world.rank(), axes)?)
-    }
-
     fn placements(&self, ep: Placement, tp: Placement) -> Vec<Placement> {
         let axis = |axis: &planaria_layout::Axis| match axis.name.as_str() {
             "ep" => ep,

@@ -77,6 +77,15 @@ fn windows_follow_layer_types_or_the_familys_rule() {
 }
 
 #[test]
+fn dropout_is_read_and_written() {
+    let config = Config::from_value(with("attention_dropout", json!(0.1))).unwrap();
+    assert_eq!((config.attention_dropout, config.hidden_dropout), (0.1, 0.0));
+    let written = config.to_value();
+    assert_eq!(written["attention_dropout"], json!(0.1));
+    assert_eq!(written.get("hidden_dropout"), None);
+}
+
+#[test]
 fn messages_name_the_key_and_the_value() {
     let cases = [
         (with("model_type", json!("mamba")), "`model_type` is \"mamba\""),
@@ -89,7 +98,8 @@ fn messages_name_the_key_and_the_value() {
         ),
         (with("num_key_value_heads", json!(0)), "num_key_value_heads 0"),
         (with("hidden_act", json!("relu2")), "`hidden_act` is \"relu2\""),
-        (with("attention_dropout", json!(0.1)), "`attention_dropout` is 0.1"),
+        (with("attention_dropout", json!(1.0)), "attention_dropout must be at least 0 and below 1, got 1"),
+        (with("hidden_dropout", json!(-0.1)), "hidden_dropout must be at least 0 and below 1, got -0.1"),
         (
             with("rope_scaling", json!({"rope_type": "dynamic", "factor": 2})),
             "`rope_scaling.rope_type` is \"dynamic\"",

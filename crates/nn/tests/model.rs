@@ -7,7 +7,7 @@ use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::Mesh;
-use planaria_nn::models::{Activations, Model, Recompute, Run, Stage};
+use planaria_nn::models::{Activations, Config, Model, Recompute, Run, Stage};
 use planaria_nn::{Init, Module, Parallel};
 use planaria_tensor::{GradOptions, Tensor, World, backward};
 use std::sync::Arc;
@@ -95,26 +95,44 @@ fn tied_parameters_share_their_elements_and_not_their_gradients() {
 
 #[test]
 fn dropout_is_the_same_on_every_mesh_and_when_computed_again() {
-    let mut golden = Golden::read("qwen2");
-    golden.config.hidden_dropout = 0.3;
-    let run = |train, recompute| Run { train, recompute, ..Run::default() };
-    let key = Some(Key::new(4, 17));
-    let alone = step(&golden.model(None, DType::F64), &golden, &run(key, Recompute::None));
-    let plain = step(&golden.model(None, DType::F64), &golden, &run(None, Recompute::None));
-    assert!((alone.loss - plain.loss).abs() > 1e-3);
-    let again = step(&golden.model(None, DType::F64), &golden, &run(key, Recompute::Full));
-    assert_eq!(alone.loss, again.loss);
-    let mesh: Mesh = "tp=2".parse().unwrap();
-    for sequence in [false, true] {
-        let golden = &golden;
-        threads::run(2, |comm| {
-            let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence };
-            let found = step(&golden.model(Some(&parallel), DType::F64), golden, &run(key, Recompute::Full));
-            assert!((found.loss - alone.loss).abs() < 1e-12);
-            for (name, grad) in &alone.grads {
-                assert!(difference(&found.grads[name], grad) < 1e-12, "{name}");
-            }
-        });
+    let set = |config: &mut Config, kind| match kind {
+        "hidden" => config.hidden_dropout = 0.3,
+        _ => config.attention_dropout = 0.3,
+    };
+    // Fewer heads of keys than ranks, a window, experts that cut the batch.
+    let models = [
+        ("qwen2", &["tp=2", "tp=4"][..]),
+        ("qwen2-window", &["tp=2"]),
+        ("qwen2-moe", &["ep=2", "ep=2 tp=2"]),
+    ];
+    for (kind, (name, meshes)) in
+        ["hidden", "attention"].into_iter().flat_map(|kind| models.map(|model| (kind, model)))
+    {
+        let mut golden = Golden::read(name);
+        set(&mut golden.config, kind);
+        let run = |train, recompute| Run { train, recompute, ..Run::default() };
+        let key = Some(Key::new(4, 17));
+        let alone = step(&golden.model(None, DType::F64), &golden, &run(key, Recompute::None));
+        let plain = step(&golden.model(None, DType::F64), &golden, &run(None, Recompute::None));
+        assert!((alone.loss - plain.loss).abs() > 1e-4, "{kind} {name}");
+        let again = step(&golden.model(None, DType::F64), &golden, &run(key, Recompute::Full));
+        assert_eq!(alone.loss, again.loss);
+        for (name, grad) in &alone.grads {
+            let bits = |a: &Array| a.to_vec::<f64>().unwrap();
+            assert_eq!(bits(&again.grads[name]), bits(grad), "{kind} {name}");
+        }
+        for (mesh, sequence) in meshes.iter().flat_map(|mesh| [(mesh, false), (mesh, true)]) {
+            let (golden, mesh): (_, Mesh) = (&golden, mesh.parse().unwrap());
+            threads::run(mesh.size(), |comm| {
+                let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence };
+                let model = golden.model(Some(&parallel), DType::F64);
+                let found = step(&model, golden, &run(key, Recompute::Full));
+                assert!((found.loss - alone.loss).abs() < 1e-12, "{kind} {name} {mesh}");
+                for (param, grad) in &alone.grads {
+                    assert!(difference(&found.grads[param], grad) < 1e-12, "{kind} {name} {mesh} {param}");
+                }
+            });
+        }
     }
 }
 

@@ -93,10 +93,12 @@ fn a_dense_model_may_be_cut_by_batch() {
     check("qwen2", "ep=2 tp=2", Sequence::Cut, DType::F64);
 }
 
-/// One row on two ranks of `ep`: one of them has no token of its own and only serves its experts.
+/// One row on two ranks of `ep`: one of them has no token of its own and only serves its experts. On six ranks one has
+/// no expert either.
 #[test]
-fn a_rank_without_tokens_takes_part() {
+fn a_rank_without_tokens_or_experts_takes_part() {
     let golden = Golden::read("qwen2-moe");
+    assert_eq!(golden.config.experts.as_ref().unwrap().count, 5);
     let ids = |name: &str| golden.tensor(name).narrow(0, 0, 1).unwrap();
     let run = |model: &planaria_nn::models::Model| {
         let last = model.forward(ids("input_ids"), &Run::default()).unwrap();
@@ -108,13 +110,15 @@ fn a_rank_without_tokens_takes_part() {
         (loss.sum.whole().unwrap(), model.params().into_iter().map(grad).collect::<Vec<_>>())
     };
     let (sum, grads) = run(&golden.model(None, DType::F64));
-    let mesh: Mesh = "ep=2".parse().unwrap();
-    threads::run(2, |comm| {
-        let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence: false };
-        let (found, parts) = run(&golden.model(Some(&parallel), DType::F64));
-        assert!(difference(&found, &sum) < F64);
-        for ((name, found), (_, expected)) in parts.iter().zip(&grads) {
-            assert!(difference(found, expected) < F64, "{name}");
-        }
-    });
+    for mesh in ["ep=2", "ep=6"] {
+        let mesh: Mesh = mesh.parse().unwrap();
+        threads::run(mesh.size(), |comm| {
+            let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence: false };
+            let (found, parts) = run(&golden.model(Some(&parallel), DType::F64));
+            assert!(difference(&found, &sum) < F64);
+            for ((name, found), (_, expected)) in parts.iter().zip(&grads) {
+                assert!(difference(found, expected) < F64, "{name} on {mesh}");
+            }
+        });
+    }
 }

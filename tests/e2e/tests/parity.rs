@@ -69,11 +69,15 @@ fn other_optimizers_and_tied_weights_change_no_bit() -> Result<()> {
 
 #[test]
 fn dropout_follows_the_micro_batch_not_the_rank() -> Result<()> {
-    let dropped = ["model.hidden_dropout=0.2"];
-    let alone = train("", &dropped)?;
-    assert!(alone.same_tensors(&train("", &[])?).is_err(), "something is dropped");
-    same(&alone, "dp=4", &dropped)?;
-    same(&alone, "dp=2", &[dropped[0], "train.recompute=full", "train.zero=3"])
+    for dropped in ["model.hidden_dropout=0.2", "model.attention_dropout=0.2"] {
+        let alone = train("", &[dropped])?;
+        assert!(alone.same_tensors(&train("", &[])?).is_err(), "something is dropped");
+        same(&alone, "dp=4", &[dropped])?;
+        same(&alone, "dp=2", &[dropped, "train.recompute=full", "train.zero=3"])?;
+        same(&alone, "pp=2", &[dropped])?;
+        train("dp=2 tp=2", &[dropped])?.close_losses(&alone, TENSOR_BOUND)?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -179,5 +183,35 @@ fn evaluation_is_the_same_on_every_mesh() -> Result<()> {
     assert_eq!(alone.len(), 2);
     assert_eq!(run("dp=2", &[])?, alone);
     assert_eq!(run("pp=2 dp=2", &["train.zero=3"])?, alone);
+    Ok(())
+}
+
+/// Documents that do not see each other: their borders reach every stage and every rank.
+#[test]
+fn separate_documents_change_no_bit() -> Result<()> {
+    let lines = |i: usize| format!("{{\"text\": \"{} w\"}}\n", "grow".repeat(i * i % 3));
+    let text: String = (0..200).map(lines).collect();
+    let train = |mesh: &str, more: &[&str]| -> Result<Run> {
+        let sandbox = Sandbox::new()?;
+        let file = sandbox.path().join("lines.jsonl");
+        std::fs::write(&file, &text)?;
+        let source = format!("data.source=[{{path = \"{}\"}}]", file.display());
+        let eval = ["data.held_out=0.2", "train.eval_every=2", "train.eval_batches=3"];
+        let more: Vec<&str> = [source.as_str()].into_iter().chain(eval).chain(more.iter().copied()).collect();
+        sandbox.train("run", mesh, &more)
+    };
+    for packing in ["data.packing=stream", "data.packing=documents"] {
+        let separate = ["data.documents=separate", packing];
+        let alone = train("", &separate)?;
+        assert!(alone.same_tensors(&train("", &[packing])?).is_err(), "documents saw each other");
+        for (mesh, more) in [("dp=2", ""), ("pp=2", ""), ("pp=4", ""), ("dp=2", "train.recompute=full")] {
+            let more: Vec<&str> = separate.into_iter().chain((!more.is_empty()).then_some(more)).collect();
+            train(mesh, &more)?.same_bits(&alone).with_context(|| format!("{mesh} with {more:?}"))?;
+        }
+        for (mesh, sequence) in [("tp=2", "false"), ("dp=2 tp=2", "true"), ("pp=2 tp=2", "true")] {
+            let sequence = format!("train.sequence_parallel={sequence}");
+            train(mesh, &[separate[0], separate[1], &sequence])?.close_losses(&alone, TENSOR_BOUND)?;
+        }
+    }
     Ok(())
 }

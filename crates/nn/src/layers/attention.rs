@@ -1,17 +1,19 @@
 //! Attention with grouped heads and rotary positions, and the cache of keys and values.
 
-use super::{Linear, Parts, Positions, Rope};
+use super::{Dropout, Linear, Parts, Positions, Rope};
 use crate::error::Result as BuildResult;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
 use planaria_array::ops::Span;
+use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_layout::{Layout, Shape};
+use planaria_tensor::ops::Documents;
 use planaria_tensor::{Error, Result, Tensor, ops};
 use std::sync::{Mutex, PoisonError};
 
 /// Heads and their size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSizes {
     /// Heads of queries.
     pub heads: usize,
@@ -21,6 +23,19 @@ pub struct AttentionSizes {
     pub dim: usize,
     /// A query sees this many keys, its own the last; absent: all before it.
     pub window: Option<usize>,
+    /// Probability that a weight of a value is set to 0, in training.
+    pub dropout: Dropout,
+}
+
+/// What attention must know besides its input.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionStep {
+    /// Where the tokens stand.
+    pub positions: Positions,
+    /// A query sees keys of its own document only; not with a cache.
+    pub documents: Option<Documents>,
+    /// The key of dropout, in training.
+    pub dropout: Option<Key>,
 }
 
 /// Causal self-attention.
@@ -47,14 +62,15 @@ impl Attention {
     }
 
     /// From and to a hidden state between blocks. With a cache the keys and values so far are before these.
-    pub fn forward(&self, x: &Tensor, positions: &Positions, cache: Option<&LayerCache>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, step: &AttentionStep, cache: Option<&LayerCache>) -> Result<Tensor> {
         let AttentionSizes { heads, kv_heads, dim, .. } = self.sizes;
         let x = self.lanes.into_columns(x)?;
         let [batch, length, _] = x.shape()[..] else { return Err(not_hidden(&x)) };
         let split = |y: Tensor, heads: usize| y.reshape(&[batch, length, heads, dim]);
+        let rotate = |y: Tensor, heads| self.rope.rotate(&split(y, heads)?, &step.positions)?.transpose(1, 2);
 
-        let q = self.rope.rotate(&split(self.q.forward(&x)?, heads)?, positions)?.transpose(1, 2)?;
-        let k = self.rope.rotate(&split(self.keys(&self.k, &x)?, kv_heads)?, positions)?.transpose(1, 2)?;
+        let q = rotate(self.q.forward(&x)?, heads)?;
+        let k = rotate(self.keys(&self.k, &x)?, kv_heads)?;
         let v = split(self.keys(&self.v, &x)?, kv_heads)?.transpose(1, 2)?;
 
         let (k, v) = match cache {
@@ -66,7 +82,13 @@ impl Attention {
         let mask = self.mask(length, keys)?;
         // Queries stand at the end of the keys; the kernel's causal span counts both from their first.
         let span = if keys == length { Span::Causal } else { Span::All };
-        let options = ops::AttentionOptions { scale: None, span, mask: mask.as_ref() };
+        let options = ops::AttentionOptions {
+            scale: None,
+            span,
+            mask: mask.as_ref(),
+            documents: step.documents.as_ref(),
+            dropout: self.sizes.dropout.drawn(step.dropout),
+        };
         let y = ops::attention(&q, &k, &v, &options)?;
         let y = y.transpose(1, 2)?.reshape(&[batch, length, heads * dim])?;
         self.lanes.out_of_rows(&self.o.forward(&y)?)

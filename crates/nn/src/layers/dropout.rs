@@ -11,18 +11,23 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// Probability and key, where something is dropped: not without a key, which is how models are evaluated.
+    pub fn drawn(&self, key: Option<Key>) -> Option<(f64, Key)> {
+        key.filter(|_| self.p > 0.0).map(|key| (self.p, key))
+    }
+
     /// `residual + dropout(x)`; plain addition without a key, which is how models are evaluated.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, key: Option<Key>) -> Result<Tensor> {
-        match key.filter(|_| self.p > 0.0) {
-            Some(key) => ops::dropout_add_with(x, residual, self.p, key),
+        match self.drawn(key) {
+            Some((p, key)) => ops::dropout_add_with(x, residual, p, key),
             None => residual.add(x),
         }
     }
 
     /// `dropout(x)`; `x` itself without a key.
     pub fn forward(&self, x: &Tensor, key: Option<Key>) -> Result<Tensor> {
-        match key.filter(|_| self.p > 0.0) {
-            Some(key) => ops::dropout_with(x, self.p, key),
+        match self.drawn(key) {
+            Some((p, key)) => ops::dropout_with(x, p, key),
             None => Ok(x.clone()),
         }
     }

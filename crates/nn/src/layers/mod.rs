@@ -9,7 +9,7 @@ mod norm;
 mod parts;
 mod rope;
 
-pub use attention::{Attention, AttentionSizes, LayerCache};
+pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use linear::Linear;

@@ -4,7 +4,7 @@ use super::config::Config;
 use super::moe::Moe;
 use crate::error::Result as BuildResult;
 use crate::layers::{
-    Attention, AttentionSizes, Dropout, GatedMlp, LayerCache, Parts, Positions, RmsNorm, Rope,
+    Attention, AttentionSizes, AttentionStep, Dropout, GatedMlp, LayerCache, Parts, RmsNorm, Rope,
 };
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
@@ -29,14 +29,6 @@ enum FeedForward {
     Sparse(Box<Moe>),
 }
 
-/// What a block must know besides its input.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Step {
-    pub(super) positions: Positions,
-    /// The key of this layer's dropout, in training.
-    pub(super) dropout: Option<Key>,
-}
-
 impl Block {
     /// The block of one layer; `parts` are those under `model.layers.N`.
     pub(super) fn new(
@@ -51,6 +43,7 @@ impl Block {
             kv_heads: config.kv_heads,
             dim: config.head_dim,
             window: config.windows.get(layer).copied().flatten(),
+            dropout: Dropout { p: config.attention_dropout },
         };
         let mlp = match config.experts.as_ref().filter(|_| config.has_experts(layer)) {
             Some(experts) => {
@@ -68,15 +61,17 @@ impl Block {
         })
     }
 
-    /// The hidden state after this block and, from a sparse one, how its tokens were routed.
+    /// The hidden state after this block and, from a sparse one, how its tokens were routed. The key of `step` is that
+    /// of this layer.
     pub(super) fn forward(
         &self,
         x: &Tensor,
-        step: &Step,
+        step: &AttentionStep,
         cache: Option<&LayerCache>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let key = |part| step.dropout.map(|key| key.fold(part));
-        let y = self.attention.forward(&self.attention_norm.forward(x)?, &step.positions, cache)?;
+        let key = |part: u64| step.dropout.map(|key: Key| key.fold(part));
+        let inner = AttentionStep { dropout: key(2), ..step.clone() };
+        let y = self.attention.forward(&self.attention_norm.forward(x)?, &inner, cache)?;
         let x = self.dropout.add_to(x, &y, key(0))?;
 
         let y = self.lanes.into_columns(&self.mlp_norm.forward(&x)?)?;

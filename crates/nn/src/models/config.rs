@@ -97,6 +97,8 @@ pub struct Config {
     pub initializer_range: f64,
     /// `hidden_dropout`: of what blocks add to the residual, in training.
     pub hidden_dropout: f64,
+    /// `attention_dropout`: of the weights that attention gives to values, in training.
+    pub attention_dropout: f64,
     /// Per layer: how many keys a query sees, its own the last; absent where it sees all before it.
     pub windows: Vec<Option<usize>>,
     /// Experts, in families that have them.
@@ -156,6 +158,7 @@ impl Config {
             mlp_bias: family == Family::Llama && read.flag("mlp_bias", false)?,
             initializer_range: read.number("initializer_range", 0.02)?,
             hidden_dropout: read.number("hidden_dropout", 0.0)?,
+            attention_dropout: read.number("attention_dropout", 0.0)?,
             windows: windows(&read, family, layers)?,
             experts: experts(&read, family, layers)?,
             other: map.clone(),
@@ -180,23 +183,21 @@ impl Config {
         if heads.checked_mul(head_dim).is_none() {
             return refuse(format!("{heads} heads of {head_dim} elements are too many"));
         }
-        if !(0.0..1.0).contains(&self.hidden_dropout) {
-            return refuse(format!(
-                "hidden_dropout must be at least 0 and below 1, got {}",
-                self.hidden_dropout
-            ));
+        for (key, p) in self.dropouts() {
+            if !(0.0..1.0).contains(&p) {
+                return refuse(format!("{key} must be at least 0 and below 1, got {p}"));
+            }
         }
         if let Some(Experts { count, choices, .. }) = self.experts.as_ref()
             && (*choices == 0 || choices > count)
         {
             return refuse(format!("num_experts_per_tok {choices} is not between 1 and num_experts {count}"));
         }
-        if read.number("attention_dropout", 0.0)? != 0.0 {
-            let found = read.number("attention_dropout", 0.0)?.to_string();
-            let hint = "set it to 0; hidden_dropout drops what blocks add to the residual";
-            return Err(Error::Unsupported { key: "attention_dropout".to_string(), found, hint });
-        }
         Ok(())
+    }
+
+    fn dropouts(&self) -> [(&'static str, f64); 2] {
+        [("hidden_dropout", self.hidden_dropout), ("attention_dropout", self.attention_dropout)]
     }
 
     /// The object to write: what was read, with the values of today.
@@ -219,8 +220,10 @@ impl Config {
         if self.head_dim * self.heads != self.hidden_size || self.other.contains_key("head_dim") {
             set("head_dim", json!(self.head_dim));
         }
-        if self.hidden_dropout != 0.0 || self.other.contains_key("hidden_dropout") {
-            set("hidden_dropout", json!(self.hidden_dropout));
+        for (key, p) in self.dropouts() {
+            if p != 0.0 || self.other.contains_key(key) {
+                set(key, json!(p));
+            }
         }
         match self.family {
             Family::Llama => {

@@ -2,7 +2,6 @@
 
 mod block;
 mod config;
-mod exchange;
 mod json;
 mod model;
 mod moe;

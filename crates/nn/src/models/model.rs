@@ -1,15 +1,16 @@
 //! The decoder model: token vectors, blocks, head. One stage of it may be all there is on a rank.
 
-use super::block::{Block, Step};
+use super::block::Block;
 use super::config::Config;
 use crate::error::{Error, Result};
-use crate::layers::{Embedding, LayerCache, Linear, Parts, Positions, RmsNorm, Rope};
+use crate::layers::{AttentionStep, Embedding, LayerCache, Linear, Parts, Positions, RmsNorm, Rope};
 use crate::loss::{IGNORED, linear_cross_entropy};
 use crate::parallel::{Lanes, Parallel};
 use crate::param::{Init, Module, Param};
 use planaria_array::DType;
 use planaria_array::ops::Keep;
 use planaria_array::random::Key;
+use planaria_tensor::ops::Documents;
 use planaria_tensor::{Tensor, recompute};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -61,6 +62,9 @@ pub struct Run<'a> {
     pub recompute: Recompute,
     /// Where the tokens stand; with a cache, after those it holds.
     pub positions: Positions,
+    /// The documents that share the rows of this batch: tokens see those of their own only, and stand where they do
+    /// in it, whatever `positions` says. Not with a cache.
+    pub documents: Option<Documents>,
     /// The key of dropout, in training; the same on every rank of the inner mesh, another for every micro-batch.
     pub train: Option<Key>,
     /// Keys and values of what came before.
@@ -214,13 +218,10 @@ impl Model {
             }
             None => self.lanes.residual(&hidden)?,
         };
-        let positions = match (run.cache, &run.positions) {
-            (Some(cache), Positions::From(first)) => Positions::From(first + cache.len()),
-            _ => run.positions.clone(),
-        };
+        let step = self.attention_step(run)?;
         for (place, (layer, block)) in self.stage.layers.clone().zip(&self.blocks).enumerate() {
             let dropout = run.train.map(|key| key.fold(layer as u64));
-            let step = Step { positions: positions.clone(), dropout };
+            let step = AttentionStep { dropout, ..step.clone() };
             let cache = run.cache.and_then(|cache| cache.layers.get(place));
             let (y, stats) = match cache.is_none() && run.recompute.has(layer) {
                 true => again(block, &x, step)?,
@@ -233,6 +234,24 @@ impl Model {
             };
         }
         Ok(Activations { hidden: x, routed })
+    }
+
+    /// What attention is told in every layer.
+    fn attention_step(&self, run: &Run<'_>) -> Result<AttentionStep> {
+        let documents = run.documents.clone();
+        let positions = match (run.cache, &documents, &run.positions) {
+            (Some(_), Some(_), _) => {
+                let message = "documents in one row cannot go on from a cache; give each a row".to_string();
+                return Err(Error::Argument { what: "documents", message });
+            }
+            (None, Some(documents), _) => {
+                let ids = self.lanes.batch(&Tensor::new(documents.positions()?))?;
+                Positions::Ids { ids, end: documents.longest() }
+            }
+            (Some(cache), None, Positions::From(first)) => Positions::From(first + cache.len()),
+            (_, None, positions) => positions.clone(),
+        };
+        Ok(AttentionStep { positions, documents, dropout: None })
     }
 
     /// What the head is applied to.
@@ -278,7 +297,7 @@ impl Model {
 }
 
 /// A block that keeps only its input.
-fn again(block: &Block, x: &Tensor, step: Step) -> Result<(Tensor, Option<Tensor>)> {
+fn again(block: &Block, x: &Tensor, step: AttentionStep) -> Result<(Tensor, Option<Tensor>)> {
     let block = block.clone();
     let mut list = recompute(&[x], move |inputs| {
         let (y, stats) = block.forward(&inputs[0], &step, None)?;

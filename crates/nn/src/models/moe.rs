@@ -1,13 +1,11 @@
 //! A mixture of experts: each token goes to the few its router likes best, and one expert serves all.
 
 use super::config::Experts;
-use super::exchange::Plan;
 use crate::error::Result as BuildResult;
 use crate::layers::{GatedMlp, Linear, Parts};
 use crate::loss::wide;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
-use planaria_array::Array;
 use planaria_array::ops::{Gate, Keep, Which};
 use planaria_tensor::{Error, Result, Tensor, ops};
 
@@ -72,20 +70,23 @@ impl Moe {
             let message = format!("expected [batch, sequence, width], got shape {}", x.shape());
             return Err(Error::Argument { op: "moe", message });
         };
-        let tokens = tokens.reshape(&[batch * length, width])?;
-        let plan = Plan::new(chosen.local(), &self.lanes.experts(self.gate.leaf())?)?;
+        let flat = |x: &Tensor, width: usize| x.reshape(&[batch * length, width]);
+        let chosen = flat(&Tensor::new(chosen.local().clone()), self.choices)?;
+        let groups = ops::moe_group(&chosen, self.gate.leaf())?;
 
-        let of_pairs: Vec<i64> = plan.order.iter().map(|pair| pair / self.choices as i64).collect();
-        let sent = plan.send(&rows(&tokens, &of_pairs)?)?;
-        let done = self.compute(&rows(&sent, &plan.arrived)?, &plan.loads)?;
-        let back = plan.send_back(&rows(&done, &plan.returned)?)?;
-        let each = rows(&back, &plan.places)?.reshape(&[batch, length, self.choices, width])?;
-        self.lanes.together(&each.mul(&weights.unsqueeze(-1)?)?.sum(&[2], Keep::No)?, x)
+        let done = self.compute(&groups.dispatch(&flat(&tokens, width)?)?, groups.loads())?;
+        let sums = groups.combine(&done, &flat(&weights, self.choices)?)?;
+        self.lanes.together(&sums.reshape(&[batch, length, width])?, x)
     }
 
     /// Every expert of this rank on its rows, which stand one expert after the other.
     fn compute(&self, rows: &Tensor, loads: &[usize]) -> Result<Tensor> {
-        let each = |param: &Param| self.lanes.own(&param.value()?)?.unbind(0);
+        // A rank without experts computes no row with the sum of none of them: all ranks record the same.
+        let loads = if loads.is_empty() { &[0] } else { loads };
+        let each = |param: &Param| {
+            let own = self.lanes.own(&param.value()?)?;
+            if own.shape()[0] == 0 { Ok(vec![own.sum(&[0], Keep::No)?]) } else { own.unbind(0) }
+        };
         let (gates, ups, downs) = (each(&self.gate)?, each(&self.up)?, each(&self.down)?);
         let mut done = Vec::with_capacity(loads.len());
         for (expert, x) in rows.split_sizes(loads, 0)?.iter().enumerate() {
@@ -93,18 +94,8 @@ impl Moe {
             let inner = ops::glu(&into(&gates)?, &into(&ups)?, self.act)?;
             done.push(ops::linear(&inner, &downs[expert], None)?);
         }
-        match done.is_empty() {
-            true => Ok(rows.clone()),
-            false => ops::concat(&done.iter().collect::<Vec<_>>(), 0),
-        }
+        ops::concat(&done.iter().collect::<Vec<_>>(), 0)
     }
-}
-
-/// These rows, in this order.
-fn rows(x: &Tensor, order: &[i64]) -> Result<Tensor> {
-    let order = Array::from_slice(order, &[order.len()])?;
-    let order = if x.local().is_meta() { order.to_meta() } else { order };
-    ops::embedding(x, &Tensor::new(order), None)
 }
 
 impl Module for Moe {

@@ -46,7 +46,7 @@ mod triangle;
 mod unary;
 mod window;
 
-pub use attention::{AttentionOptions, attention};
+pub use attention::{AttentionOptions, Documents, attention};
 pub use conv::{PoolCount, Windows, avg_pool, conv, conv_transpose, max_pool};
 pub(crate) use create::settled_place;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, label_smooth, soft_cross_entropy};
@@ -56,7 +56,7 @@ pub use embedding::embedding;
 pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
 pub use join::{add_n, concat, stack};
 pub use linear::linear;
-pub use moe::{Routing, moe_combine, moe_dispatch, moe_route};
+pub use moe::{Groups, Routing, moe_combine, moe_dispatch, moe_group, moe_route};
 pub use norm::{
     BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
 };

@@ -69,6 +69,9 @@ pub struct ModelSection {
     /// Dropout on what blocks add to the residual.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hidden_dropout: Option<f64>,
+    /// Dropout on the weights that attention gives to values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_dropout: Option<f64>,
     /// Experts per block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_experts: Option<usize>,

@@ -3,7 +3,7 @@
 use super::dataset::{Dataset, Part, Sample};
 use super::error::{Error, Result};
 use super::loader::MOST_PREFETCH;
-use super::pack::{Packed, Packing};
+use super::pack::{Borders, Packed, Packing};
 use super::permute::Permutation;
 use super::sampler::Order;
 use super::source::Source;
@@ -33,6 +33,8 @@ pub struct Config {
     pub sequence: usize,
     /// How documents share samples.
     pub packing: Packing,
+    /// What the documents of a sample see of each other.
+    pub documents: Borders,
     /// Order of the samples.
     pub order: Order,
     /// Seed of the order; the seed of the run if not given.
@@ -57,6 +59,7 @@ impl Default for Config {
             parse_special: false,
             sequence: 512,
             packing: Packing::default(),
+            documents: Borders::default(),
             order: Order::default(),
             seed: None,
             held_out: 0.0,
@@ -137,6 +140,7 @@ pub struct Data {
 struct Corpus {
     rows: Vec<Row>,
     sequence: usize,
+    borders: Borders,
 }
 
 /// One packed row of tokens and the share its source has.
@@ -169,10 +173,10 @@ impl Corpus {
                 // A source of several token files divides its weight by their lengths.
                 let weight = source.weight.map(|w| w * tokens.len() as f64 / total.max(1) as f64);
                 let packed = Packed::new(tokens, config.sequence, config.packing, pad)?;
-                rows.push(Row { packed, weight });
+                rows.push(Row { packed: packed.with_borders(config.documents), weight });
             }
         }
-        Ok(Corpus { rows, sequence: config.sequence })
+        Ok(Corpus { rows, sequence: config.sequence, borders: config.documents })
     }
 
     fn side(self: Arc<Corpus>, side: Side) -> View {
@@ -209,6 +213,10 @@ impl Dataset for View {
 
     fn sequence(&self) -> usize {
         self.corpus.sequence
+    }
+
+    fn borders(&self) -> Borders {
+        self.corpus.borders
     }
 
     fn read(&self, index: u64, out: &mut Sample) -> Result<()> {

@@ -1,6 +1,7 @@
 //! What training reads from: numbered samples of one length.
 
 use super::error::Result;
+use super::pack::Borders;
 use planaria_array::Array;
 
 /// One sample.
@@ -10,6 +11,8 @@ pub struct Sample {
     pub tokens: Vec<u32>,
     /// `sequence` labels: the next tokens, -100 where there is nothing to learn.
     pub labels: Vec<i64>,
+    /// Where documents begin in the inputs, after the first, if they do not see each other.
+    pub starts: Vec<usize>,
 }
 
 /// A stretch of samples from one source.
@@ -39,6 +42,11 @@ pub trait Dataset: Send + Sync + std::fmt::Debug {
     /// Reads sample `index` into `out`.
     fn read(&self, index: u64, out: &mut Sample) -> Result<()>;
 
+    /// What the documents of a sample see of each other.
+    fn borders(&self) -> Borders {
+        Borders::Joined
+    }
+
     /// The sources, in the order of their samples.
     fn parts(&self) -> Vec<Part>;
 
@@ -55,6 +63,8 @@ pub struct Batch {
     pub tokens: Array,
     /// Labels of the same shape, -100 where there is nothing to learn.
     pub labels: Array,
+    /// For each sample the starts of its documents, where they do not see each other.
+    pub starts: Option<Vec<Vec<usize>>>,
 }
 
 impl Batch {
@@ -66,17 +76,19 @@ impl Batch {
     ) -> Result<Batch> {
         let rows = positions.clone().count();
         let shape = [rows, dataset.sequence()];
-        let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+        let (mut tokens, mut labels, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         let mut sample = Sample::default();
         for position in positions.clone() {
             dataset.read(index_of(position), &mut sample)?;
             tokens.extend(sample.tokens[..shape[1]].iter().map(|&t| i64::from(t)));
             labels.extend_from_slice(&sample.labels);
+            starts.push(sample.starts.clone());
         }
         Ok(Batch {
             positions,
             tokens: Array::from_slice(&tokens, &shape)?,
             labels: Array::from_slice(&labels, &shape)?,
+            starts: (dataset.borders() == Borders::Separate).then_some(starts),
         })
     }
 }

@@ -47,7 +47,7 @@ pub use error::{Error, Result};
 pub use file::{Header, TokenFile, TokenWriter};
 pub use glob::list;
 pub use loader::{Loader, LoaderOptions, Share};
-pub use pack::{IGNORED, Packed, Packing};
+pub use pack::{Borders, IGNORED, Packed, Packing};
 pub use permute::Permutation;
 pub use sampler::{Order, Place, Sampler, SamplerState};
 pub use source::{Source, SourceKind, pretokenize};

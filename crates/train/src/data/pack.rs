@@ -20,6 +20,17 @@ pub enum Packing {
     Documents,
 }
 
+/// What the tokens of a document see of the others in their sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Borders {
+    /// Everything before them.
+    #[default]
+    Joined,
+    /// Nothing: attention stays inside a document, positions begin again with it, and its first token is no label.
+    Separate,
+}
+
 /// Most tokens of a sample: padding must not fill the memory.
 const LONGEST: usize = 1 << 24;
 
@@ -32,6 +43,7 @@ pub struct Packed {
     tokens: Tokens,
     sequence: u64,
     packing: Packing,
+    borders: Borders,
     pad: u32,
     /// First token and end of each sample, where they do not follow from its number.
     windows: Vec<(u64, u32)>,
@@ -45,8 +57,15 @@ impl Packed {
             let problem = format!("a sequence has 1 to {LONGEST} tokens");
             return Err(Error::Setting { key: "sequence", value: sequence.to_string(), problem });
         }
-        let mut out =
-            Packed { tokens, sequence: sequence as u64, packing, pad, windows: Vec::new(), samples: 0 };
+        let mut out = Packed {
+            tokens,
+            sequence: sequence as u64,
+            packing,
+            borders: Borders::Joined,
+            pad,
+            windows: Vec::new(),
+            samples: 0,
+        };
         if packing == Packing::Documents {
             out.windows = out.fill();
             out.samples = out.windows.len() as u64;
@@ -59,6 +78,12 @@ impl Packed {
             return Err(Error::TooShort { origin, tokens: out.tokens.len(), needed });
         }
         Ok(out)
+    }
+
+    /// The same, with documents that see each other or do not.
+    #[must_use]
+    pub fn with_borders(self, borders: Borders) -> Packed {
+        Packed { borders, ..self }
     }
 
     /// Number of samples.
@@ -129,22 +154,34 @@ impl Packed {
         out.labels.clear();
         out.labels.extend(out.tokens[1..].iter().map(|&t| i64::from(t)));
         out.labels[valid - 1..].fill(IGNORED);
-        if self.packing != Packing::Stream {
-            self.mask_starts(start, end, &mut out.labels);
+        out.starts.clear();
+        if self.packing == Packing::Stream && self.borders == Borders::Joined {
+            return Ok(());
+        }
+        for at in self.starts(start, end) {
+            // What comes before would learn the first token of the next document.
+            out.labels[at - 1] = IGNORED;
+            if self.borders == Borders::Separate && at < self.sequence as usize {
+                out.starts.push(at);
+            }
+        }
+        if self.borders == Borders::Separate && valid < self.sequence as usize {
+            // Padding is seen by nobody.
+            out.starts.push(valid);
         }
         Ok(())
     }
 
-    /// Labels that would be the first token of the next document.
-    fn mask_starts(&self, start: u64, end: u64, labels: &mut [i64]) {
-        let mut document = self.tokens.document_from(start + 1);
-        while document < self.tokens.documents() {
-            let at = self.tokens.start(document);
-            if !(start + 1..end).contains(&at) {
-                break;
-            }
-            labels[(at - start - 1) as usize] = IGNORED;
-            document += 1;
-        }
+    /// Where in tokens `start..end` documents begin, after the first token. A damaged file may have starts out of
+    /// order; those are left out.
+    fn starts(&self, start: u64, end: u64) -> impl Iterator<Item = usize> {
+        let mut last = start;
+        let numbers = self.tokens.document_from(start + 1)..self.tokens.documents();
+        let starts = numbers.map(|document| self.tokens.start(document));
+        let inside = starts.take_while(move |at| (start + 1..end).contains(at));
+        inside.filter_map(move |at| {
+            let before = std::mem::replace(&mut last, at);
+            (at > before).then_some((at - start) as usize)
+        })
     }
 }

@@ -135,7 +135,8 @@ fn every_damage_to_a_token_file_is_noticed() {
         // Whoever does not verify first gets errors or other tokens, never a panic.
         if let Ok(tokens) = Tokens::open(&bad, 300) {
             for packing in [Packing::Masked, Packing::Documents] {
-                if let Ok(packed) = Packed::new(Tokens::open(&bad, 300).unwrap(), 2, packing, 0) {
+                let packed = Packed::new(Tokens::open(&bad, 300).unwrap(), 2, packing, 0);
+                if let Ok(packed) = packed.map(|packed| packed.with_borders(Borders::Separate)) {
                     (0..packed.len()).for_each(|i| drop(packed.read(i, &mut Sample::default())));
                 }
             }
@@ -225,8 +226,9 @@ fn borders_of_documents_are_not_learnt_when_masked() {
     let folder = tempfile::tempdir().unwrap();
     let lines = "{\"text\":\"abc\"}\n{\"text\":\"defgh\"}\n{\"text\":\"i\"}\n{\"text\":\"jk\"}\n";
     let path = write(folder.path(), "a.jsonl", lines);
-    let show = |packing| {
-        let data = open(&config(std::slice::from_ref(&path), 5, packing)).unwrap();
+    let show = |packing, documents| {
+        let config = Config { documents, ..config(std::slice::from_ref(&path), 5, packing) };
+        let data = open(&config).unwrap();
         let text = |sample: Sample| {
             let one = |t: i64| match t {
                 IGNORED => '_',
@@ -235,13 +237,21 @@ fn borders_of_documents_are_not_learnt_when_masked() {
                 byte => char::from(byte as u8),
             };
             let tokens: String = sample.tokens.iter().map(|&t| one(i64::from(t))).collect();
-            format!("{tokens} {}", sample.labels.iter().map(|&l| one(l)).collect::<String>())
+            let labels = sample.labels.iter().map(|&l| one(l)).collect::<String>();
+            format!("{tokens} {labels} {:?}", sample.starts).trim_end_matches(" []").to_string()
         };
         samples(&*data.train).into_iter().map(text).collect::<Vec<_>>()
     };
-    assert_eq!(show(Packing::Stream), ["abc.de bc.de", "efgh.i fgh.i"]);
-    assert_eq!(show(Packing::Masked), ["abc.de bc._e", "efgh.i fgh._"]);
-    assert_eq!(show(Packing::Documents), ["abc.## bc.__", "defgh. efgh.", "i.jk.# ._k._"]);
+    let (joined, separate) = (Borders::Joined, Borders::Separate);
+    assert_eq!(show(Packing::Stream, joined), ["abc.de bc.de", "efgh.i fgh.i"]);
+    assert_eq!(show(Packing::Masked, joined), ["abc.de bc._e", "efgh.i fgh._"]);
+    assert_eq!(show(Packing::Documents, joined), ["abc.## bc.__", "defgh. efgh.", "i.jk.# ._k._"]);
+    // Where documents are separate their starts are known, padding among them.
+    for packing in [Packing::Stream, Packing::Masked] {
+        assert_eq!(show(packing, separate), ["abc.de bc._e [4]", "efgh.i fgh._"]);
+    }
+    let packed = ["abc.## bc.__ [4]", "defgh. efgh.", "i.jk.# ._k._ [2]"];
+    assert_eq!(show(Packing::Documents, separate), packed);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::replica::{Part, Replica};
 use planaria_array::random::Key;
 use planaria_nn::models::{Loss, Recompute, Run};
+use planaria_tensor::ops::Documents;
 use planaria_tensor::{Tensor, no_grad};
 
 /// Keeps the draws of dropout apart from those of weights and data.
@@ -32,9 +33,9 @@ impl Compute {
     }
 
     /// How one micro-batch of training runs. Random numbers follow from its number, not from who computes it.
-    pub(super) fn run(&self, step: u64, micro: usize) -> Run<'static> {
-        let key = Key::new(self.seed, DROPOUT).fold(step).fold(micro as u64);
-        Run { recompute: self.recompute.clone(), train: Some(key), ..Run::default() }
+    pub(super) fn run(&self, at: Micro, batch: Option<&Batch>) -> Result<Run<'static>> {
+        let key = Key::new(self.seed, DROPOUT).fold(at.step).fold(at.number as u64);
+        Ok(Run { recompute: self.recompute.clone(), train: Some(key), ..plain_run(batch)? })
     }
 
     /// Forward and backward of one micro-batch through a model that is all here.
@@ -48,7 +49,7 @@ impl Compute {
         let part = only(replica)?;
         let model = &part.model;
         replica.enter(at.round);
-        let end = model.forward(Tensor::new(batch.tokens.clone()), &self.run(at.step, at.number))?;
+        let end = model.forward(Tensor::new(batch.tokens.clone()), &self.run(at, Some(batch))?)?;
         let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
         drop(end);
         at.start(&loss)?.backward()?;
@@ -61,11 +62,18 @@ impl Compute {
     pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(f64, u64)> {
         let model = &only(replica)?.model;
         no_grad(|| {
-            let end = model.forward(Tensor::new(batch.tokens.clone()), &Run::default())?;
+            let end = model.forward(Tensor::new(batch.tokens.clone()), &plain_run(Some(batch))?)?;
             let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
             Ok((value(&loss)?, loss.count))
         })
     }
+}
+
+/// Nothing but what the data asks for; a stage that reads none has documents that see each other.
+pub(super) fn plain_run(batch: Option<&Batch>) -> Result<Run<'static>> {
+    let starts = batch.and_then(|batch| Some((batch.starts.clone()?, batch.tokens.shape()[1])));
+    let documents = starts.map(|(starts, length)| Documents::new(starts, length)).transpose()?;
+    Ok(Run { documents, ..Run::default() })
 }
 
 /// Which micro-batch it is.

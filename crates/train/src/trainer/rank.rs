@@ -8,7 +8,7 @@ use super::saves::Saves;
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
 use super::{Job, Outcome};
-use crate::data::{Batch, Loader, LoaderOptions, Sampler, Share};
+use crate::data::{Batch, Borders, Loader, LoaderOptions, Sampler, Share};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::geometry::{Batching, Geometry};
@@ -240,9 +240,15 @@ impl RankRun<'_> {
         self.saves.begin(self.job, state, began)
     }
 
-    /// Reads this replica's micro-batches ahead; only the first and the last stage need any.
+    /// Only the first and the last stage need data, unless all must know where documents begin.
+    fn reads(&self) -> bool {
+        let Position { stage, stages, .. } = self.place;
+        stage == 0 || stage + 1 == stages || self.job.config.data.documents == Borders::Separate
+    }
+
+    /// Reads this replica's micro-batches ahead, where they are needed.
     fn loader(&self, last: u64) -> Result<Option<Loader>> {
-        if self.place.stage != 0 && self.place.stage + 1 != self.place.stages {
+        if !self.reads() {
             return Ok(None);
         }
         let share = Share::new(&self.geometry, self.place.replica as u64, self.progress.samples);
@@ -263,9 +269,10 @@ impl RankRun<'_> {
             let first = number(round) as u64 * micro_batch;
             Batch::read(&**data, first..first + micro_batch, |p| p % data.len())
         };
-        let batches = (0..rounds).map(read).collect::<crate::data::Result<Vec<_>>>()?;
+        let needed = if self.reads() { rounds } else { 0 };
+        let batches = (0..needed).map(read).collect::<crate::data::Result<Vec<_>>>()?;
         let found = match &mut self.pipeline {
-            Some(pipeline) => pipeline.evaluate(&self.replica, &batches)?,
+            Some(pipeline) => pipeline.evaluate(&self.replica, &batches, rounds)?,
             None => batches.iter().map(|b| self.compute.evaluate(&self.replica, b)).collect::<Result<_>>()?,
         };
         for (round, (sum, count)) in found.into_iter().enumerate().filter(|_| self.place.speaks) {

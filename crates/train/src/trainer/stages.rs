@@ -1,6 +1,6 @@
 //! Training through a pipeline: which stages this rank has, and what they do when the schedule says so.
 
-use super::compute::{Compute, Micro, value};
+use super::compute::{Compute, Micro, plain_run, value};
 use super::figures::Losses;
 use super::setup::Position;
 use crate::config::Config;
@@ -12,7 +12,7 @@ use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
 use crate::pipeline::{Failure, Kind, Schedule, Stages};
 use crate::replica::{Neighbours, Part, Replica};
 use planaria_comm::Comm;
-use planaria_nn::models::{Activations, Run, Stage};
+use planaria_nn::models::{Activations, Stage};
 use planaria_tensor::Tensor;
 use std::sync::Arc;
 
@@ -109,10 +109,15 @@ impl Running {
         Ok(())
     }
 
-    /// Sums and counts of the losses of these micro-batches, on the stage that has the head; zeros elsewhere.
-    /// Collective over the pipeline.
-    pub(super) fn evaluate(&mut self, replica: &Replica, batches: &[Batch]) -> Result<Vec<(f64, u64)>> {
-        let found = vec![(0.0, 0); batches.len()];
+    /// Sums and counts of the losses of so many micro-batches, on the stage that has the head; zeros elsewhere. A stage
+    /// that needs no data is given none. Collective over the pipeline.
+    pub(super) fn evaluate(
+        &mut self,
+        replica: &Replica,
+        batches: &[Batch],
+        rounds: usize,
+    ) -> Result<Vec<(f64, u64)>> {
+        let found = vec![(0.0, 0); rounds];
         let mut work = Evaluating { own: &self.own, last: self.last, replica, batches, found };
         self.eval.run(&mut work)?;
         Ok(work.found)
@@ -155,7 +160,7 @@ impl Training<'_> {
         self.replica.enter(at.micro);
         let model = &part(self.replica, self.own, at)?.model;
         let input = input(self.batches, at, inputs)?;
-        let end = model.forward(input, &self.compute.run(micro.step, micro.number))?;
+        let end = model.forward(input, &self.compute.run(micro, self.batches.get(at.micro))?)?;
         if at.stage != self.last {
             return Ok(end.into_list());
         }
@@ -191,7 +196,8 @@ struct Evaluating<'a> {
 impl Evaluating<'_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let model = &part(self.replica, self.own, at)?.model;
-        let end = model.forward(input(self.batches, at, inputs)?, &Run::default())?;
+        let run = plain_run(self.batches.get(at.micro))?;
+        let end = model.forward(input(self.batches, at, inputs)?, &run)?;
         if at.stage != self.last {
             return Ok(end.into_list());
         }

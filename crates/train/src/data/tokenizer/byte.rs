@@ -31,10 +31,11 @@ impl Bytes {
         BYTES as usize + self.added.len()
     }
 
-    /// Adds a token unless it is there; gives its id.
+    /// Adds a token unless it is there, where it may become special; gives its id.
     pub(super) fn add(&mut self, content: &str, special: bool) -> u32 {
-        if let Some(id) = self.id(content) {
-            return id;
+        if let Some(place) = self.added.iter().position(|a| a.content == content) {
+            self.added[place].special |= special;
+            return BYTES + place as u32;
         }
         self.added.push(Added { content: content.to_string(), special });
         BYTES + self.added.len() as u32 - 1

@@ -200,9 +200,10 @@ impl Tokenizer {
         }
     }
 
-    /// Adds a token unless it exists; gives its id. New ids follow the present ones.
+    /// Adds a token unless it exists; gives its id. New ids follow the present ones. A token of the vocabulary that
+    /// is to be special becomes so, with the id it has.
     pub fn add_token(&mut self, content: &str, kind: TokenKind) -> Result<u32> {
-        if let Some(id) = self.id(content) {
+        if let Some(id) = self.id(content).filter(|&id| kind == TokenKind::Text || self.is_special(id)) {
             return Ok(id);
         }
         if content.is_empty() {

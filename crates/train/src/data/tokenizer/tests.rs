@@ -111,6 +111,28 @@ fn trained_tokenizers_take_their_roles_and_added_tokens_from_the_config() {
     assert_eq!(kept["chat_template"], "{{ messages }}");
 }
 
+/// As in `transformers`: a word of the vocabulary that is named special is found whole and left out of texts.
+#[test]
+fn a_token_of_the_vocabulary_can_become_special() {
+    let mut bytes = Tokenizer::bytes();
+    let word = bytes.add_token("word", TokenKind::Text).unwrap();
+    for mut tokenizer in [bytes, Tokenizer::from_files(&words()).unwrap()] {
+        let name = if tokenizer.name == BYTE_TOKENIZER { "word" } else { "blue" };
+        let id = tokenizer.id(name).unwrap();
+        assert!(id == word || id == 9);
+        assert!(!tokenizer.is_special(id));
+        assert_eq!(tokenizer.decode(&[id]).unwrap(), name);
+        let vocab = tokenizer.vocab_size();
+        assert_eq!(tokenizer.add_token(name, TokenKind::Special).unwrap(), id);
+        assert_eq!(tokenizer.vocab_size(), vocab);
+        for tokenizer in [Tokenizer::from_files(&tokenizer.files().unwrap()).unwrap(), tokenizer] {
+            assert!(tokenizer.is_special(id));
+            assert_eq!(tokenizer.encode(&format!("{name}{name}")).unwrap(), [id, id]);
+            assert_eq!(tokenizer.decode(&[id]).unwrap(), "");
+        }
+    }
+}
+
 #[test]
 fn bad_tokenizers_are_refused_with_the_reason() {
     let fails = |files: BTreeMap<String, Vec<u8>>| Tokenizer::from_files(&files).unwrap_err().to_string();

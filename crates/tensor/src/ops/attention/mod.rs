@@ -1,5 +1,12 @@
-//! Scaled-dot-product attention with grouped heads, cut by batch, heads, queries or value dim.
+//! Scaled-dot-product attention with grouped heads, cut by batch, heads, queries or value dim; on request inside
+//! documents only, and with dropout.
 
+mod documents;
+mod pieces;
+
+pub use documents::Documents;
+
+use self::pieces::{Here, Operands};
 use crate::attributes::{Attr, Attributes};
 use crate::dispatch::apply;
 use crate::error::{Error, Result};
@@ -10,6 +17,7 @@ use crate::ops::moments::wide;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Attended, Span};
+use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_layout::Reduce;
 use planaria_layout::rule::{Cuts, DimFactors, FactorId, Kind, LINEAR, Rule};
@@ -17,10 +25,19 @@ use smallvec::smallvec;
 
 /// `softmax(q · kᵀ * scale + mask) · v`. Inputs: q, k, v, and a mask when there is one. Outputs: the result and the
 /// logsumexp of the scores.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Attention {
     scale: Option<f64>,
     span: Span,
+    drop: Option<Drop>,
+    documents: Option<Documents>,
+}
+
+/// Dropout on the weights of the values.
+#[derive(Debug, Clone, Copy)]
+struct Drop {
+    p: f64,
+    key: Key,
 }
 
 /// The factors of one call.
@@ -38,6 +55,36 @@ impl Attention {
         ops::AttentionOptions { scale: self.scale, span: self.span, mask }
     }
 
+    fn check(&self, rows: usize, queries: usize, keys: usize) -> Result<()> {
+        let refuse = |message| Err(Error::Argument { op: "attention", message });
+        if let Some(Drop { p, .. }) = self.drop.filter(|drop| !(0.0..=1.0).contains(&drop.p)) {
+            return refuse(format!("dropout must be between 0 and 1, got {p}"));
+        }
+        match &self.documents {
+            Some(d) if (d.rows(), d.length(), d.length()) != (rows, queries, keys) => refuse(format!(
+                "documents of {} rows of {} tokens for {rows} rows of {queries} queries and {keys} keys",
+                d.rows(),
+                d.length()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// True when one call of the kernel does it.
+    fn is_fused(&self) -> bool {
+        self.drop.is_none() && self.documents.is_none()
+    }
+
+    fn here<'a>(
+        &'a self,
+        of: Operands<'_>,
+        mask: Option<&'a Array>,
+        at: &Local<'_>,
+        first: usize,
+    ) -> Result<Here<'a>> {
+        Here::new(self.options(mask), (self.drop, self.documents.as_ref()), of, at, first)
+    }
+
     /// `reduce` where the gradient's factors add up contributions to gradients of keys and values.
     fn factors(&self, q: &Spec, k: &Spec, v: &Spec, added: Kind, rule: &mut Rule) -> Factors {
         let (heads, keys) = (q.shape[1], k.shape[1]);
@@ -50,7 +97,8 @@ impl Attention {
         };
         let of_group = if group > 1 { smallvec![rule.factor(group, added, Cuts::Even)] } else { smallvec![] };
         // A causal query must know its place.
-        let queries = (self.span == Span::All).then(|| rule.factor(q.shape[2], added, Cuts::Any));
+        let queries =
+            (self.span == Span::All && self.is_fused()).then(|| rule.factor(q.shape[2], added, Cuts::Any));
         let values = rule.factor(v.shape[3], added, Cuts::Any);
         Factors { batch, heads: of_keys, groups: of_group, queries, values }
     }
@@ -79,6 +127,9 @@ impl Attention {
             keep = keep.tril(0)?;
         }
         let mut keep = Tensor::new(keep);
+        if let Some(documents) = &self.documents {
+            keep = keep.logical_and(&grouped(&Tensor::new(documents.mask()?))?)?;
+        }
         match inputs.get(3) {
             Some(mask) if mask.dtype() == DType::Bool => keep = keep.logical_and(&grouped(mask)?)?,
             Some(mask) => scores = scores.add(&grouped(&mask.cast(dtype)?)?)?,
@@ -88,7 +139,11 @@ impl Attention {
         // Finite, so that a query that sees nothing has gradients of 0 and not NaN.
         let scores = scores.masked_fill(&hidden, -1e30)?;
         let lse = scores.logsumexp(&[-1], planaria_array::ops::Keep::Yes)?;
-        let p = scores.sub(&lse)?.exp()?.masked_fill(&hidden, 0.0)?;
+        let mut p = scores.sub(&lse)?.exp()?.masked_fill(&hidden, 0.0)?;
+        if let Some(Drop { p: rate, key }) = self.drop {
+            // Drawn by query head: grouped or not, they stand in the same order.
+            p = super::dropout_with(&p.reshape(&full)?, rate, key)?.reshape(p.shape())?;
+        }
         let out = p.matmul(&v)?.reshape(&[batch, heads, queries, inputs[2].shape()[3]])?;
         Ok(vec![out.cast(inputs[0].dtype())?, lse.reshape(&[batch, heads, queries])?])
     }
@@ -125,7 +180,20 @@ impl Op for Attention {
 
     fn attributes(&self) -> Attributes {
         let scale = self.scale.map_or(Attr::List(Vec::new()), Attr::Float);
-        Attributes::new().with("scale", scale).with("causal", self.span == Span::Causal)
+        let mut all = Attributes::new().with("scale", scale).with("causal", self.span == Span::Causal);
+        if let Some(Drop { p, key }) = self.drop {
+            all = all.with("p", p).with("seed", key.seed as i64).with("stream", key.stream as i64);
+        }
+        match &self.documents {
+            Some(documents) => all.with("documents", documents.attribute()),
+            None => all,
+        }
+    }
+
+    /// Keys and documents change on every call and say nothing about layouts.
+    fn layout_attributes(&self) -> Attributes {
+        let causal = self.span == Span::Causal;
+        Attributes::new().with("causal", causal).with("fused", self.is_fused())
     }
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
@@ -143,8 +211,12 @@ impl Op for Attention {
         Ok(rule)
     }
 
-    fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
-        let done = ops::attention(inputs[0], inputs[1], inputs[2], &self.options(inputs.get(3).copied()))?;
+    fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
+        let (of, mask) = (Operands { q: inputs[0], k: inputs[1], v: inputs[2] }, inputs.get(3).copied());
+        let done = match self.is_fused() || of.q.is_meta() {
+            true => ops::attention(of.q, of.k, of.v, &self.options(mask))?,
+            false => self.here(of, mask, local, 0)?.forward(of)?,
+        };
         Ok(smallvec![done.out, done.lse])
     }
 
@@ -161,14 +233,14 @@ impl Op for Attention {
         let (out, lse) = (at.output(0)?, at.output(1)?);
         let mut all = vec![dy, &inputs[0], &inputs[1], &inputs[2], &out, &lse];
         all.extend(inputs.get(3));
-        let mut grads: Grads = apply(AttentionGrad(*self), &all)?.into_iter().map(Some).collect();
+        let mut grads: Grads = apply(AttentionGrad(self.clone()), &all)?.into_iter().map(Some).collect();
         grads.resize(at.inputs(), None);
         Ok(grads)
     }
 }
 
 /// The fused gradients of q, k and v, from that of the result, the inputs, the result and its logsumexp.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct AttentionGrad(Attention);
 
 impl Op for AttentionGrad {
@@ -178,6 +250,10 @@ impl Op for AttentionGrad {
 
     fn attributes(&self) -> Attributes {
         self.0.attributes()
+    }
+
+    fn layout_attributes(&self) -> Attributes {
+        self.0.layout_attributes()
     }
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
@@ -193,10 +269,14 @@ impl Op for AttentionGrad {
         Ok(rule)
     }
 
-    fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
+    fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
         let result = Attended { out: inputs[4].clone(), lse: inputs[5].clone() };
-        let options = self.0.options(inputs.get(6).copied());
-        let found = ops::attention_grad(inputs[0], inputs[1], inputs[2], inputs[3], &result, &options)?;
+        let (dy, of) = (inputs[0], Operands { q: inputs[1], k: inputs[2], v: inputs[3] });
+        let mask = inputs.get(6).copied();
+        let found = match self.0.is_fused() || of.q.is_meta() {
+            true => ops::attention_grad(dy, of.q, of.k, of.v, &result, &self.0.options(mask))?,
+            false => self.0.here(of, mask, local, 1)?.backward(dy, of, &result)?,
+        };
         Ok([found.q, found.k, found.v].into_iter().collect())
     }
 
@@ -219,22 +299,33 @@ pub struct AttentionOptions<'a> {
     /// Broadcast to `[batch, query heads, queries, keys]`. Booleans say which keys to keep; floats are added to the
     /// scaled scores. Asking for a mask's gradient computes all scores at once.
     pub mask: Option<&'a Tensor>,
+    /// A query sees keys of its own document only. There are as many keys as queries.
+    pub documents: Option<&'a Documents>,
+    /// Sets weights of values to 0 and divides the others, as [`super::dropout_with`] does with `[batch, query heads,
+    /// queries, keys]` of them. Scores are then computed some queries at a time, in backward again.
+    pub dropout: Option<(f64, Key)>,
 }
 
 impl Default for AttentionOptions<'_> {
     fn default() -> Self {
-        Self { scale: None, span: Span::All, mask: None }
+        Self { scale: None, span: Span::All, mask: None, documents: None, dropout: None }
     }
 }
 
 /// `softmax(q · kᵀ * scale + mask) · v` for `q` `[batch, heads, queries, dim]`, `k` and `v` `[batch, kv heads, keys,
 /// ..]`, where each key head serves `heads / kv heads` consecutive query heads.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions<'_>) -> Result<Tensor> {
-    let op = Attention { scale: options.scale, span: options.span };
+    let op = Attention {
+        scale: options.scale,
+        span: options.span,
+        drop: options.dropout.map(|(p, key)| Drop { p, key }),
+        documents: options.documents.cloned(),
+    };
     let meta = |t: &Tensor| Array::meta(t.shape(), t.dtype());
     let mask = options.mask.map(meta).transpose()?;
     // Checked on the global shapes: the rule speaks of their dims.
     ops::attention(&meta(q)?, &meta(k)?, &meta(v)?, &op.options(mask.as_ref()))?;
+    op.check(q.shape()[0], q.shape()[2], k.shape()[2])?;
     let mut inputs = vec![q, k, v];
     inputs.extend(options.mask);
     apply(op, &inputs)?.into_iter().next().ok_or(Error::Bug("attention gave no output"))
@@ -243,8 +334,15 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions<
 /// Random calls for tests.
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let (batch, of_keys, group) = (draw.size(), draw.pick(&[1, 2, 4]), draw.pick(&[1, 1, 2, 3]));
-    let (queries, keys, dim, values) = (draw.size(), draw.size(), 1 + draw.below(4), draw.size());
-    let op = Attention { scale: draw.pick(&[None, Some(0.7)]), span: draw.pick(&[Span::All, Span::Causal]) };
+    let (queries, mut keys, dim, values) = (draw.size(), draw.size(), 1 + draw.below(4), draw.size());
+    let drop = (draw.below(3) == 0).then(|| Drop { p: 0.4, key: Key::new(5, draw.below(100) as u64) });
+    let mut documents = None;
+    if draw.below(3) == 0 {
+        keys = queries;
+        let starts = (0..batch).map(|_| (1..queries).filter(|_| draw.coin()).collect()).collect();
+        documents = Some(Documents::new(starts, queries)?);
+    }
+    let (scale, span) = (draw.pick(&[None, Some(0.7)]), draw.pick(&[Span::All, Span::Causal]));
     let heads = of_keys * group;
     let mut inputs = vec![
         draw.normal(&[batch, heads, queries, dim])?,
@@ -254,8 +352,8 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.broadcastable(&[batch, heads, queries, keys]);
     match draw.below(3) {
         0 => inputs.push(draw.normal(&shape)?),
-        1 => {
-            // The first key is seen by all: the logsumexp of nothing has no difference.
+        // The logsumexp of nothing has no difference: the first key is seen by all, where all can see it.
+        1 if documents.is_none() => {
             let mask = draw.mask(&shape)?;
             if mask.ndim() > 0 {
                 mask.narrow(-1, 0, 1)?.fill(true)?;
@@ -266,5 +364,5 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
         }
         _ => {}
     }
-    Ok(Sample::new(op, inputs))
+    Ok(Sample::new(Attention { scale, span, drop, documents }, inputs))
 }

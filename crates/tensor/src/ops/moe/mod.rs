@@ -1,6 +1,12 @@
 //! Tokens to their experts and back. Where tokens are cut, each row goes straight to the rank that has its expert, and
 //! back, by an uneven all-to-all; else it is an embedding lookup and its gradient.
 
+mod groups;
+mod travel;
+
+pub use groups::{Groups, moe_group};
+
+use self::travel::{Meet, Trip, Way};
 use super::embedding::{Embedding, EmbeddingGrad, Outside};
 use crate::attributes::Attributes;
 use crate::dispatch::apply1;
@@ -10,9 +16,8 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
 use crate::world::World;
-use planaria_array::ops::{self, Keep, Which};
+use planaria_array::ops::{Keep, Which};
 use planaria_array::{Array, DType, Shape};
-use planaria_comm::{AllToAll, CommExt};
 use planaria_layout::rule::Rule;
 use planaria_layout::{AxisSet, Layout, Placement, Rank, Shard};
 use smallvec::smallvec;
@@ -120,17 +125,6 @@ fn moved(placement: &Placement, from: usize, to: usize) -> Placement {
     }
 }
 
-/// Which way rows go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// From `[tokens, width]`, every choice the same row.
-    Spread,
-    /// From `[tokens, choices, width]`.
-    Out,
-    /// To `[tokens, choices, width]`.
-    Back,
-}
-
 /// Rows between ranks that share out tokens and experts over the same axes.
 #[derive(Clone)]
 struct Exchange {
@@ -198,40 +192,18 @@ impl Exchange {
     fn run(&self, local: &Array, world: &World) -> Result<Array> {
         let rank = world.rank();
         let extents = self.target().piece(rank)?.extents();
-        let members = self.experts.mesh().group(rank, self.axes())?;
-        let width = extents[2];
         if local.is_meta() || world.is_supposed() {
             return Ok(Array::meta(&extents, local.dtype())?);
         }
+        let members = self.experts.mesh().group(rank, self.axes())?;
         let plan = Plan::new(self, &members, rank)?;
-        let rows = |lists: &[Vec<i64>]| lists.iter().map(|l| l.len() * width).collect::<Vec<usize>>();
         let (take, put) = plan.lists(self);
-        let send = rows_of(&local.reshape(&[self.rows_here(local), width])?, &take.concat())?;
-        // One row more, of zeros, for tokens that no expert has taken.
-        let space = Array::zeros(&[put.iter().map(Vec::len).sum::<usize>() + 1, width], local.dtype())?;
-        let count = space.shape()[0] - 1;
-        let recv = space.narrow(0, 0, count)?.reshape(&[count * width])?;
-        let call = AllToAll {
-            send: send.reshape(&[send.numel()])?,
-            send_counts: rows(&take),
-            recv,
-            recv_counts: rows(&put),
-        };
-        self.note(call.send_counts.iter().sum::<usize>() - call.send_counts[plan.me], local);
-        world.group(&members)?.all_to_all(call)?;
-        let put = put.concat();
-        let made = match self.way {
-            Way::Back => {
-                let mut from = vec![count as i64; extents[0] * extents[1]];
-                put.iter().enumerate().for_each(|(row, &to)| from[to as usize] = row as i64);
-                rows_of(&space, &from)?
-            }
-            _ => {
-                let ids = Array::from_slice(&put, &[count])?;
-                ops::embedding_grad(&space.narrow(0, 0, count)?, &ids, extents[0] * extents[1], None)?
-            }
-        };
-        Ok(made.reshape(&extents)?)
+        // Slots are anyone's word: two tokens may have the same one.
+        let meet = if self.way == Way::Back { Meet::Never } else { Meet::Add };
+        let (comm, rows) = (Some(world.group(&members)?), extents[0] * extents[1]);
+        let trip = Trip { comm, take: &take, put: &put, rows, meet };
+        self.note(trip.sent(plan.me) * extents[2], local);
+        Ok(trip.run(&local.reshape(&[self.rows_here(local), extents[2]])?)?.reshape(&extents)?)
     }
 
     /// Rows of the local input.
@@ -269,14 +241,6 @@ impl Exchange {
 }
 
 const NO_MESH: Error = Error::Bug("rows are exchanged on a mesh only");
-
-/// Rows by number; an empty table has none to give.
-fn rows_of(table: &Array, ids: &[i64]) -> Result<Array> {
-    if ids.is_empty() {
-        return Ok(Array::zeros(&[0, table.shape()[1]], table.dtype())?);
-    }
-    Ok(ops::embedding(table, &Array::from_slice(ids, &[ids.len()])?)?)
-}
 
 /// Who has which tokens and experts, in the order of the communicator.
 struct Plan {
@@ -355,8 +319,7 @@ impl Op for Exchange {
     fn vjp(&self, _: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
         let Some(dy) = &grads[0] else { return Ok(smallvec![None]) };
         let dy = self.brought(dy, self.target())?;
-        let way = if self.way == Way::Back { Way::Out } else { Way::Back };
-        let back = Exchange { way, ..self.clone() }.apply(&dy)?;
+        let back = Exchange { way: self.way.turned(), ..self.clone() }.apply(&dy)?;
         Ok(smallvec![Some(if self.way == Way::Spread { back.sum(&[1], Keep::No)? } else { back })])
     }
 }

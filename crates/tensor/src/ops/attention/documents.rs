@@ -1,0 +1,103 @@
+//! Where the documents of a batch begin, for attention that stays inside them.
+
+use crate::attributes::Attr;
+use crate::error::{Error, Result};
+use planaria_array::{Array, DType};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The documents that share each row of a batch. The first of a row begins at 0.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Documents {
+    /// Per row, first tokens of all documents but the first.
+    borders: Arc<[Vec<usize>]>,
+    length: usize,
+}
+
+impl Documents {
+    /// Rows of `length` tokens, each with the first tokens of its documents in order; a 0 in front may be left out.
+    pub fn new(starts: Vec<Vec<usize>>, length: usize) -> Result<Documents> {
+        let mut borders = starts;
+        for (row, starts) in borders.iter_mut().enumerate() {
+            if starts.first() == Some(&0) {
+                starts.remove(0);
+            }
+            let ascend = starts.windows(2).all(|pair| pair[0] < pair[1]);
+            let inside = starts.iter().all(|&start| 0 < start && start < length);
+            if !ascend || !inside {
+                let message = format!("row {row} of {length} tokens has documents at {starts:?}");
+                return Err(Error::Argument { op: "documents", message });
+            }
+        }
+        Ok(Documents { borders: borders.into(), length })
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.borders.len()
+    }
+
+    /// Tokens of a row.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The documents of a row, in order; none for a row that is not there.
+    pub fn of_row(&self, row: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let borders = self.borders.get(row).map(Vec::as_slice);
+        let starts = borders.map(|_| 0).into_iter().chain(borders.unwrap_or_default().iter().copied());
+        let ends = borders.unwrap_or_default().iter().copied().chain(Some(self.length));
+        starts.zip(ends).map(|(start, end)| start..end)
+    }
+
+    /// Tokens of the longest document.
+    pub fn longest(&self) -> usize {
+        (0..self.rows()).flat_map(|row| self.of_row(row)).map(|range| range.len()).max().unwrap_or(0)
+    }
+
+    /// The place of every token in its document: i64 `[rows, length]`.
+    pub fn positions(&self) -> Result<Array> {
+        let of_row = |row| self.of_row(row).flat_map(|range| 0..range.len() as i64);
+        let all: Vec<i64> = (0..self.rows()).flat_map(of_row).collect();
+        Ok(Array::from_slice(&all, &[self.rows(), self.length])?)
+    }
+
+    /// True where query and key are in one document: `[rows, 1, length, length]`.
+    pub(super) fn mask(&self) -> Result<Array> {
+        let mask = Array::full(&[self.rows(), 1, self.length, self.length], false, DType::Bool)?;
+        for row in 0..self.rows() {
+            for range in self.of_row(row) {
+                let one = mask.narrow(0, row, 1)?.narrow(2, range.start, range.len())?;
+                one.narrow(3, range.start, range.len())?.fill(true)?;
+            }
+        }
+        Ok(mask)
+    }
+
+    pub(super) fn attribute(&self) -> Attr {
+        Attr::List(self.borders.iter().map(|starts| Attr::from(&starts[..])).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_begin_again_with_each_document() {
+        let documents = Documents::new(vec![vec![0, 2], vec![], vec![1, 3]], 4).unwrap();
+        let expected = [0i64, 1, 0, 1, 0, 1, 2, 3, 0, 0, 1, 0];
+        assert_eq!(documents.positions().unwrap().to_vec::<i64>().unwrap(), expected);
+        assert_eq!(documents.longest(), 4);
+        assert_eq!(documents.of_row(2).collect::<Vec<_>>(), [0..1, 1..3, 3..4]);
+        assert_eq!(documents.of_row(3).count(), 0);
+    }
+
+    #[test]
+    fn starts_out_of_order_or_outside_are_refused() {
+        for bad in [vec![2, 1], vec![1, 1], vec![4], vec![0, 0]] {
+            let message = Documents::new(vec![vec![], bad], 4).unwrap_err().to_string();
+            assert!(message.contains("row 1 of 4 tokens"), "{message}");
+        }
+    }
+}
