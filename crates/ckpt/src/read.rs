@@ -1,5 +1,6 @@
 //! The moving part of a load: reading units, checking their blocks, filling arrays here and on other ranks.
 
+use crate::buffers::{self, Buffers};
 use crate::error::{Error, Result};
 use crate::options::LoadOptions;
 use crate::outgoing::rearranged;
@@ -93,7 +94,19 @@ pub(crate) fn run(
     let readers = talk::agree(world, open(world, store, data, schedule))?;
     let transfer = options.transfer(world, schedule);
     let (loaded, parts) = (AtomicU64::new(0), Mutex::default());
-    let loader = Loader { data, schedule, slots, readers, transfer: &transfer, describe, loaded, parts };
+    let (sends, receives) = (Buffers::default(), Buffers::default());
+    let loader = Loader {
+        data,
+        schedule,
+        slots,
+        readers,
+        transfer: &transfer,
+        describe,
+        loaded,
+        parts,
+        sends,
+        receives,
+    };
     let done = loader.read_all(world)?;
     let read = talk::agree(world, done)?;
     loader.check_split(world)?;
@@ -141,13 +154,15 @@ struct Loader<'a> {
     loaded: AtomicU64,
     /// Sums of parts of blocks whose other parts are in other units, by unit and place.
     parts: Mutex<BTreeMap<(usize, u64), u32>>,
+    sends: Buffers,
+    receives: Buffers,
 }
 
 /// Rounds that are read at the same time.
 const READERS: usize = 2;
 
-/// What one rank sends in a round, and what the round is about.
-type Outbound = (Traffic, Array);
+/// What a round is about, and the memory for what one rank sends or receives in it.
+type Parcel = (Traffic, Array);
 
 impl Loader<'_> {
     /// Reads all units of this rank and fills its arrays; bytes read. Rounds are read ahead by other threads, two
@@ -186,12 +201,12 @@ impl Loader<'_> {
     fn read_ahead(
         &self,
         (first, me, ranks): (usize, usize, usize),
-        ahead: &SyncSender<Outbound>,
+        ahead: &SyncSender<Parcel>,
     ) -> Result<u64> {
         let mut done = Ok(0);
         for round in self.schedule.rounds.iter().skip(first).step_by(READERS) {
             let traffic = Traffic::of(self.schedule, round, me, ranks);
-            let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
+            let send = self.sends.take(traffic.send_counts.iter().sum())?;
             if let Ok(before) = done {
                 done = self.read_round(&traffic.own, &send).map(|read| before + read);
             }
@@ -204,25 +219,37 @@ impl Loader<'_> {
     }
 
     /// Sends what was read to whoever wants it, and fills arrays with what others have read.
-    fn exchange(&self, world: &dyn Comm, rounds: Vec<Receiver<Outbound>>) -> Result<Result<()>> {
+    fn exchange(&self, world: &dyn Comm, rounds: Vec<Receiver<Parcel>>) -> Result<Result<()>> {
         let mut done = Ok(());
-        let mut before: Option<(Pending, Outbound)> = None;
+        let mut before: Option<(Pending, Array, Parcel)> = None;
         for round in 0..self.schedule.rounds.len() {
             // A reader that ended early says why when it is joined.
             let Ok((traffic, send)) = rounds[round % READERS].recv() else { break };
-            let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
             let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-            let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
-            let arrived =
-                before.take().map(|(pending, arrived)| pending.wait().map(|()| arrived)).transpose()?;
-            before = Some((world.start(Call::AllToAll(call))?, (traffic, recv)));
+            let (sent, received) = (send_counts.iter().sum(), recv_counts.iter().sum());
+            let recv = self.receives.take(received)?;
+            let call = AllToAll {
+                send: buffers::first(&send, sent)?,
+                send_counts,
+                recv: buffers::first(&recv, received)?,
+                recv_counts,
+            };
+            let arrived = before.take().map(|before| self.arrived(before)).transpose()?;
+            before = Some((world.start(Call::AllToAll(call))?, send, (traffic, recv)));
             self.unpack(arrived, &mut done);
         }
-        if let Some((pending, arrived)) = before {
-            pending.wait()?;
+        if let Some(before) = before {
+            let arrived = self.arrived(before)?;
             self.unpack(Some(arrived), &mut done);
         }
         Ok(done)
+    }
+
+    /// Waits for an exchange; what was sent is not needed any more.
+    fn arrived(&self, (pending, send, arrived): (Pending, Array, Parcel)) -> Result<Parcel> {
+        pending.wait()?;
+        self.sends.give_back(send);
+        Ok(arrived)
     }
 
     /// The units that no other rank wants, block by block while they are in the cache; bytes read.
@@ -287,7 +314,7 @@ impl Loader<'_> {
     }
 
     /// Fills arrays from what other ranks sent.
-    fn unpack(&self, arrived: Option<Outbound>, done: &mut Result<()>) {
+    fn unpack(&self, arrived: Option<Parcel>, done: &mut Result<()>) {
         let Some((traffic, recv)) = arrived.filter(|_| done.is_ok()) else { return };
         let unpacked = recv.bytes().map_err(Error::from).and_then(|bytes| {
             traffic.others.iter().try_for_each(|(leg, place)| {
@@ -297,6 +324,7 @@ impl Loader<'_> {
                 slot.fill(&leg.region, (&bytes, &dense))
             })
         });
+        self.receives.give_back(recv);
         if let Err(error) = unpacked {
             *done = Err(error);
         }
