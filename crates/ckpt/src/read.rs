@@ -164,14 +164,40 @@ const READERS: usize = 2;
 /// What a round is about, and the memory for what one rank sends or receives in it.
 type Parcel = (Traffic, Array);
 
+/// A run to be read.
+enum Task<'t> {
+    /// For this rank only.
+    Alone { unit: usize, run: &'t Range<u64> },
+    /// For others as well.
+    Shared(&'t Job),
+}
+
+impl Task<'_> {
+    fn unit(&self) -> usize {
+        match self {
+            Task::Alone { unit, .. } => *unit,
+            Task::Shared(job) => job.unit,
+        }
+    }
+
+    fn run(&self) -> &Range<u64> {
+        match self {
+            Task::Alone { run, .. } => run,
+            Task::Shared(job) => &job.run,
+        }
+    }
+}
+
 impl Loader<'_> {
     /// Reads all units of this rank and fills its arrays; bytes read. Rounds are read ahead by other threads, two
     /// of them in turn so that the storage never waits for the end of a round, while this one exchanges what they
     /// have read.
     fn read_all(&self, world: &dyn Comm) -> Result<Result<u64>> {
         let (me, ranks) = (world.rank(), world.size());
-        if self.schedule.rounds.is_empty() {
-            return Ok(self.read_alone(me));
+        match &self.schedule.rounds[..] {
+            [] => return Ok(self.read_alone(me)),
+            [round] => return self.read_once(world, round),
+            _ => {}
         }
         std::thread::scope(|scope| {
             let mut readers = Vec::new();
@@ -194,6 +220,24 @@ impl Loader<'_> {
             }
             Ok(done)
         })
+    }
+
+    /// All units of this rank in the order of the files, then the one exchange there is. Storage serves what lies
+    /// ahead first: of ranks that go through the files in step none is left behind.
+    fn read_once(&self, world: &dyn Comm, round: &[usize]) -> Result<Result<u64>> {
+        let me = world.rank();
+        let traffic = Traffic::of(self.schedule, round, me, world.size());
+        let send = self.sends.take(traffic.send_counts.iter().sum())?;
+        let alone = self.schedule.alone(me);
+        let mut tasks = self.tasks_of(&alone);
+        tasks.extend(traffic.own.iter().map(Task::Shared));
+        tasks.sort_by_key(|task| (task.unit(), task.run().start));
+        let read = self.read_tasks(&tasks, Some(&send));
+        let (ahead, read_one) = sync_channel(1);
+        // There is room for one, and its receiver is here.
+        let _ = ahead.send((traffic, send));
+        let unpacked = self.exchange(world, vec![read_one])?;
+        Ok(read.and_then(|bytes| unpacked.map(|()| bytes)))
     }
 
     /// The units that several ranks want: every [`READERS`]th round. A rank that has failed keeps taking part, so
@@ -252,33 +296,66 @@ impl Loader<'_> {
         Ok(arrived)
     }
 
-    /// The units that no other rank wants, block by block while they are in the cache; bytes read.
+    /// The units that no other rank wants; bytes read.
     fn read_alone(&self, me: usize) -> Result<u64> {
         let units = self.schedule.alone(me);
-        let runs: Vec<(usize, &Range<u64>)> = units
-            .iter()
-            .flat_map(|&unit| self.schedule.units[unit].runs.iter().map(move |run| (unit, run)))
-            .collect();
+        self.read_tasks(&self.tasks_of(&units), None)
+    }
+
+    fn tasks_of(&self, units: &[usize]) -> Vec<Task<'_>> {
+        let runs =
+            |&unit: &usize| self.schedule.units[unit].runs.iter().map(move |run| Task::Alone { unit, run });
+        units.iter().flat_map(runs).collect()
+    }
+
+    /// Reads runs and passes them on, to arrays and to what is sent; bytes read.
+    fn read_tasks(&self, tasks: &[Task<'_>], send: Option<&Array>) -> Result<u64> {
         let jobs: Vec<(&dyn Reader, Range<u64>)> =
-            runs.iter().map(|&(unit, run)| self.job(unit, run)).collect::<Result<_>>()?;
-        let read = self.transfer.read_each::<Error>(&jobs, |job, bytes| {
-            let (number, run) = runs[job];
-            let unit = &self.schedule.units[number];
-            for block in self.parts(run) {
-                let at = (block.start - run.start) as usize;
-                let bytes = &bytes[at..at + (block.end - block.start) as usize];
-                self.check(number, &block, bytes)?;
-                let mut filled = Ok(());
-                self.schedule.legs_in(unit, &block, &mut |leg| {
-                    if filled.is_ok() {
-                        filled = self.fill(&leg, &block, bytes);
-                    }
-                });
-                filled?;
-            }
-            Ok(())
+            tasks.iter().map(|task| self.job(task.unit(), task.run())).collect::<Result<_>>()?;
+        let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| match &tasks[number] {
+            Task::Alone { unit, run } => self.take_alone(*unit, run, bytes),
+            Task::Shared(job) => self.take_shared(job, send, bytes),
         })?;
         Ok(read.bytes)
+    }
+
+    /// Fills arrays block by block while the bytes are in the cache.
+    fn take_alone(&self, number: usize, run: &Range<u64>, bytes: &[u8]) -> Result<()> {
+        let unit = &self.schedule.units[number];
+        for block in self.parts(run) {
+            let at = (block.start - run.start) as usize;
+            let bytes = &bytes[at..at + (block.end - block.start) as usize];
+            self.check(number, &block, bytes)?;
+            let mut filled = Ok(());
+            self.schedule.legs_in(unit, &block, &mut |leg| {
+                if filled.is_ok() {
+                    filled = self.fill(&leg, &block, bytes);
+                }
+            });
+            filled?;
+        }
+        Ok(())
+    }
+
+    /// Fills arrays and what is sent to other ranks.
+    fn take_shared(&self, Job { unit, run, legs }: &Job, send: Option<&Array>, bytes: &[u8]) -> Result<()> {
+        for block in self.parts(run) {
+            let at = (block.start - run.start) as usize;
+            self.check(*unit, &block, &bytes[at..at + (block.end - block.start) as usize])?;
+        }
+        for (leg, place) in legs {
+            let (Some(place), Some(send)) = (place, send) else {
+                self.fill(leg, run, bytes)?;
+                continue;
+            };
+            let size = self.schedule.geometry.tiles[leg.tile].size;
+            let extents = leg.region.extents();
+            send.write_bytes(*place..*place + leg.len, |out| {
+                let dense = At::dense(&extents, size, 0);
+                copy_box(&extents, size, (bytes, &self.at(leg, run)), (out, &dense));
+            })?;
+        }
+        Ok(())
     }
 
     /// What is handled at once: blocks with a checksum, or all of a run.
@@ -287,30 +364,7 @@ impl Loader<'_> {
     }
 
     fn read_round(&self, own: &[Job], send: &Array) -> Result<u64> {
-        let jobs: Vec<(&dyn Reader, Range<u64>)> =
-            own.iter().map(|job| self.job(job.unit, &job.run)).collect::<Result<_>>()?;
-        let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| {
-            let Job { unit, run, legs } = &own[number];
-            for block in self.parts(run) {
-                let at = (block.start - run.start) as usize;
-                self.check(*unit, &block, &bytes[at..at + (block.end - block.start) as usize])?;
-            }
-            for (leg, place) in legs {
-                match place {
-                    None => self.fill(leg, run, bytes)?,
-                    Some(place) => {
-                        let size = self.schedule.geometry.tiles[leg.tile].size;
-                        let extents = leg.region.extents();
-                        send.write_bytes(*place..*place + leg.len, |out| {
-                            let dense = At::dense(&extents, size, 0);
-                            copy_box(&extents, size, (bytes, &self.at(leg, run)), (out, &dense));
-                        })?;
-                    }
-                }
-            }
-            Ok(())
-        })?;
-        Ok(read.bytes)
+        self.read_tasks(&own.iter().map(Task::Shared).collect::<Vec<_>>(), Some(send))
     }
 
     /// Fills arrays from what other ranks sent.
