@@ -61,3 +61,21 @@ impl Writer for Late<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planaria_store::{Object, StoreExt};
+
+    #[test]
+    fn a_file_is_there_with_its_last_byte_and_not_before() {
+        let store = Object::memory();
+        let file = Late::new(&store, "f".to_string(), 5);
+        assert!(file.open.read().unwrap().is_none(), "nothing is opened before it is needed");
+        file.write_at(3, b"de").unwrap();
+        assert!(!store.exists("f").unwrap());
+        file.write_at(0, b"abc").unwrap();
+        assert_eq!(store.read("f", 10).unwrap(), b"abcde");
+        assert!(file.open.read().unwrap().is_none(), "nothing stays open");
+    }
+}
