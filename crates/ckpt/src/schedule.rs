@@ -86,8 +86,7 @@ impl Schedule {
                 Division::Units if ranks > 1 => self.cut(file),
                 _ => self.grid(file),
             };
-            let tallies: Vec<Tally> =
-                parts.iter().map(|(range, _)| self.tally(file, range, ranks)).collect();
+            let tallies: Vec<Tally> = parts.iter().map(|(range, _)| self.tally(file, range, ranks)).collect();
             let given = match division {
                 Division::Units => None,
                 Division::Given(owners) => Some(owners[file]),
