@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod buffers;
 mod catalog;
 pub mod convert;
 mod error;

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::Derive;
-use crate::schedule::{Schedule, UNIT};
+use crate::schedule::{Schedule, UNIT, Way};
 use planaria_aoa::Mapping;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::DType;
@@ -212,8 +212,11 @@ fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule)
     }
     let runs = schedule.units.iter().filter(|unit| unit.owner == world.rank()).flat_map(|unit| &unit.runs);
     let (count, longest) = runs.fold((0, 0), |(n, max), run| (n + 1, (run.end - run.start).max(max)));
-    // More than cores: while some wait for the storage, others copy and sum, also on a busy machine.
-    let threads = (8 / world.size()).max(2);
+    // More than cores: while some wait for the storage, others copy and sum, also on a busy machine. A rank that is
+    // the last to end must still keep the storage busy. A save has to get along beside training: when every thread
+    // waits for its turn on a core, only the number of writes under way keeps the storage busy.
+    let most = if schedule.way == Way::Save { 16 } else { 8 };
+    let threads = (16 / world.size()).clamp(4, most);
     let options = TransferOptions {
         threads: threads.min(count),
         chunk: longest as usize,

@@ -1,5 +1,6 @@
 //! The moving part of a load: reading units, checking their blocks, filling arrays here and on other ranks.
 
+use crate::buffers::{self, Buffers};
 use crate::error::{Error, Result};
 use crate::options::LoadOptions;
 use crate::outgoing::rearranged;
@@ -93,7 +94,19 @@ pub(crate) fn run(
     let readers = talk::agree(world, open(world, store, data, schedule))?;
     let transfer = options.transfer(world, schedule);
     let (loaded, parts) = (AtomicU64::new(0), Mutex::default());
-    let loader = Loader { data, schedule, slots, readers, transfer: &transfer, describe, loaded, parts };
+    let (sends, receives) = (Buffers::default(), Buffers::default());
+    let loader = Loader {
+        data,
+        schedule,
+        slots,
+        readers,
+        transfer: &transfer,
+        describe,
+        loaded,
+        parts,
+        sends,
+        receives,
+    };
     let done = loader.read_all(world)?;
     let read = talk::agree(world, done)?;
     loader.check_split(world)?;
@@ -141,13 +154,39 @@ struct Loader<'a> {
     loaded: AtomicU64,
     /// Sums of parts of blocks whose other parts are in other units, by unit and place.
     parts: Mutex<BTreeMap<(usize, u64), u32>>,
+    sends: Buffers,
+    receives: Buffers,
 }
 
 /// Rounds that are read at the same time.
 const READERS: usize = 2;
 
-/// What one rank sends in a round, and what the round is about.
-type Outbound = (Traffic, Array);
+/// What a round is about, and the memory for what one rank sends or receives in it.
+type Parcel = (Traffic, Array);
+
+/// A run to be read.
+enum Task<'t> {
+    /// For this rank only.
+    Alone { unit: usize, run: &'t Range<u64> },
+    /// For others as well.
+    Shared(&'t Job),
+}
+
+impl Task<'_> {
+    fn unit(&self) -> usize {
+        match self {
+            Task::Alone { unit, .. } => *unit,
+            Task::Shared(job) => job.unit,
+        }
+    }
+
+    fn run(&self) -> &Range<u64> {
+        match self {
+            Task::Alone { run, .. } => run,
+            Task::Shared(job) => &job.run,
+        }
+    }
+}
 
 impl Loader<'_> {
     /// Reads all units of this rank and fills its arrays; bytes read. Rounds are read ahead by other threads, two
@@ -155,8 +194,10 @@ impl Loader<'_> {
     /// have read.
     fn read_all(&self, world: &dyn Comm) -> Result<Result<u64>> {
         let (me, ranks) = (world.rank(), world.size());
-        if self.schedule.rounds.is_empty() {
-            return Ok(self.read_alone(me));
+        match &self.schedule.rounds[..] {
+            [] => return Ok(self.read_alone(me)),
+            [round] => return self.read_once(world, round),
+            _ => {}
         }
         std::thread::scope(|scope| {
             let mut readers = Vec::new();
@@ -181,17 +222,35 @@ impl Loader<'_> {
         })
     }
 
+    /// All units of this rank in the order of the files, then the one exchange there is. Storage serves what lies
+    /// ahead first: of ranks that go through the files in step none is left behind.
+    fn read_once(&self, world: &dyn Comm, round: &[usize]) -> Result<Result<u64>> {
+        let me = world.rank();
+        let traffic = Traffic::of(self.schedule, round, me, world.size());
+        let send = self.sends.take(traffic.send_counts.iter().sum())?;
+        let alone = self.schedule.alone(me);
+        let mut tasks = self.tasks_of(&alone);
+        tasks.extend(traffic.own.iter().map(Task::Shared));
+        tasks.sort_by_key(|task| (task.unit(), task.run().start));
+        let read = self.read_tasks(&tasks, Some(&send));
+        let (ahead, read_one) = sync_channel(1);
+        // There is room for one, and its receiver is here.
+        let _ = ahead.send((traffic, send));
+        let unpacked = self.exchange(world, vec![read_one])?;
+        Ok(read.and_then(|bytes| unpacked.map(|()| bytes)))
+    }
+
     /// The units that several ranks want: every [`READERS`]th round. A rank that has failed keeps taking part, so
     /// that nobody waits for it.
     fn read_ahead(
         &self,
         (first, me, ranks): (usize, usize, usize),
-        ahead: &SyncSender<Outbound>,
+        ahead: &SyncSender<Parcel>,
     ) -> Result<u64> {
         let mut done = Ok(0);
         for round in self.schedule.rounds.iter().skip(first).step_by(READERS) {
             let traffic = Traffic::of(self.schedule, round, me, ranks);
-            let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
+            let send = self.sends.take(traffic.send_counts.iter().sum())?;
             if let Ok(before) = done {
                 done = self.read_round(&traffic.own, &send).map(|read| before + read);
             }
@@ -204,54 +263,99 @@ impl Loader<'_> {
     }
 
     /// Sends what was read to whoever wants it, and fills arrays with what others have read.
-    fn exchange(&self, world: &dyn Comm, rounds: Vec<Receiver<Outbound>>) -> Result<Result<()>> {
+    fn exchange(&self, world: &dyn Comm, rounds: Vec<Receiver<Parcel>>) -> Result<Result<()>> {
         let mut done = Ok(());
-        let mut before: Option<(Pending, Outbound)> = None;
+        let mut before: Option<(Pending, Array, Parcel)> = None;
         for round in 0..self.schedule.rounds.len() {
             // A reader that ended early says why when it is joined.
             let Ok((traffic, send)) = rounds[round % READERS].recv() else { break };
-            let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
             let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-            let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
-            let arrived =
-                before.take().map(|(pending, arrived)| pending.wait().map(|()| arrived)).transpose()?;
-            before = Some((world.start(Call::AllToAll(call))?, (traffic, recv)));
+            let (sent, received) = (send_counts.iter().sum(), recv_counts.iter().sum());
+            let recv = self.receives.take(received)?;
+            let call = AllToAll {
+                send: buffers::first(&send, sent)?,
+                send_counts,
+                recv: buffers::first(&recv, received)?,
+                recv_counts,
+            };
+            let arrived = before.take().map(|before| self.arrived(before)).transpose()?;
+            before = Some((world.start(Call::AllToAll(call))?, send, (traffic, recv)));
             self.unpack(arrived, &mut done);
         }
-        if let Some((pending, arrived)) = before {
-            pending.wait()?;
+        if let Some(before) = before {
+            let arrived = self.arrived(before)?;
             self.unpack(Some(arrived), &mut done);
         }
         Ok(done)
     }
 
-    /// The units that no other rank wants, block by block while they are in the cache; bytes read.
+    /// Waits for an exchange; what was sent is not needed any more.
+    fn arrived(&self, (pending, send, arrived): (Pending, Array, Parcel)) -> Result<Parcel> {
+        pending.wait()?;
+        self.sends.give_back(send);
+        Ok(arrived)
+    }
+
+    /// The units that no other rank wants; bytes read.
     fn read_alone(&self, me: usize) -> Result<u64> {
         let units = self.schedule.alone(me);
-        let runs: Vec<(usize, &Range<u64>)> = units
-            .iter()
-            .flat_map(|&unit| self.schedule.units[unit].runs.iter().map(move |run| (unit, run)))
-            .collect();
+        self.read_tasks(&self.tasks_of(&units), None)
+    }
+
+    fn tasks_of(&self, units: &[usize]) -> Vec<Task<'_>> {
+        let runs =
+            |&unit: &usize| self.schedule.units[unit].runs.iter().map(move |run| Task::Alone { unit, run });
+        units.iter().flat_map(runs).collect()
+    }
+
+    /// Reads runs and passes them on, to arrays and to what is sent; bytes read.
+    fn read_tasks(&self, tasks: &[Task<'_>], send: Option<&Array>) -> Result<u64> {
         let jobs: Vec<(&dyn Reader, Range<u64>)> =
-            runs.iter().map(|&(unit, run)| self.job(unit, run)).collect::<Result<_>>()?;
-        let read = self.transfer.read_each::<Error>(&jobs, |job, bytes| {
-            let (number, run) = runs[job];
-            let unit = &self.schedule.units[number];
-            for block in self.parts(run) {
-                let at = (block.start - run.start) as usize;
-                let bytes = &bytes[at..at + (block.end - block.start) as usize];
-                self.check(number, &block, bytes)?;
-                let mut filled = Ok(());
-                self.schedule.legs_in(unit, &block, &mut |leg| {
-                    if filled.is_ok() {
-                        filled = self.fill(&leg, &block, bytes);
-                    }
-                });
-                filled?;
-            }
-            Ok(())
+            tasks.iter().map(|task| self.job(task.unit(), task.run())).collect::<Result<_>>()?;
+        let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| match &tasks[number] {
+            Task::Alone { unit, run } => self.take_alone(*unit, run, bytes),
+            Task::Shared(job) => self.take_shared(job, send, bytes),
         })?;
         Ok(read.bytes)
+    }
+
+    /// Fills arrays block by block while the bytes are in the cache.
+    fn take_alone(&self, number: usize, run: &Range<u64>, bytes: &[u8]) -> Result<()> {
+        let unit = &self.schedule.units[number];
+        for block in self.parts(run) {
+            let at = (block.start - run.start) as usize;
+            let bytes = &bytes[at..at + (block.end - block.start) as usize];
+            self.check(number, &block, bytes)?;
+            let mut filled = Ok(());
+            self.schedule.legs_in(unit, &block, &mut |leg| {
+                if filled.is_ok() {
+                    filled = self.fill(&leg, &block, bytes);
+                }
+            });
+            filled?;
+        }
+        Ok(())
+    }
+
+    /// Fills arrays and what is sent to other ranks.
+    fn take_shared(&self, Job { unit, run, legs }: &Job, send: Option<&Array>, bytes: &[u8]) -> Result<()> {
+        for block in self.parts(run) {
+            let at = (block.start - run.start) as usize;
+            self.check(*unit, &block, &bytes[at..at + (block.end - block.start) as usize])?;
+        }
+        for (leg, place) in legs {
+            let (Some(place), Some(send)) = (place, send) else {
+                self.fill(leg, run, bytes)?;
+                continue;
+            };
+            let size = self.schedule.geometry.tiles[leg.tile].size;
+            let extents = leg.region.extents();
+            send.write_bytes(*place..*place + leg.len, |out| {
+                let dense = At::dense(&extents, size, 0);
+                copy_box(&extents, size, (bytes, &self.at(leg, run)), (out, &dense));
+            })?;
+        }
+        Ok(())
     }
 
     /// What is handled at once: blocks with a checksum, or all of a run.
@@ -260,34 +364,11 @@ impl Loader<'_> {
     }
 
     fn read_round(&self, own: &[Job], send: &Array) -> Result<u64> {
-        let jobs: Vec<(&dyn Reader, Range<u64>)> =
-            own.iter().map(|job| self.job(job.unit, &job.run)).collect::<Result<_>>()?;
-        let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| {
-            let Job { unit, run, legs } = &own[number];
-            for block in self.parts(run) {
-                let at = (block.start - run.start) as usize;
-                self.check(*unit, &block, &bytes[at..at + (block.end - block.start) as usize])?;
-            }
-            for (leg, place) in legs {
-                match place {
-                    None => self.fill(leg, run, bytes)?,
-                    Some(place) => {
-                        let size = self.schedule.geometry.tiles[leg.tile].size;
-                        let extents = leg.region.extents();
-                        send.write_bytes(*place..*place + leg.len, |out| {
-                            let dense = At::dense(&extents, size, 0);
-                            copy_box(&extents, size, (bytes, &self.at(leg, run)), (out, &dense));
-                        })?;
-                    }
-                }
-            }
-            Ok(())
-        })?;
-        Ok(read.bytes)
+        self.read_tasks(&own.iter().map(Task::Shared).collect::<Vec<_>>(), Some(send))
     }
 
     /// Fills arrays from what other ranks sent.
-    fn unpack(&self, arrived: Option<Outbound>, done: &mut Result<()>) {
+    fn unpack(&self, arrived: Option<Parcel>, done: &mut Result<()>) {
         let Some((traffic, recv)) = arrived.filter(|_| done.is_ok()) else { return };
         let unpacked = recv.bytes().map_err(Error::from).and_then(|bytes| {
             traffic.others.iter().try_for_each(|(leg, place)| {
@@ -297,6 +378,7 @@ impl Loader<'_> {
                 slot.fill(&leg.region, (&bytes, &dense))
             })
         });
+        self.receives.give_back(recv);
         if let Err(error) = unpacked {
             *done = Err(error);
         }

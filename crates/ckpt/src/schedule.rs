@@ -86,23 +86,22 @@ impl Schedule {
                 Division::Units if ranks > 1 => self.cut(file),
                 _ => self.grid(file),
             };
-            let tallies: Vec<Vec<u64>> =
-                parts.iter().map(|(range, _)| self.tally(file, range, ranks)).collect();
+            let tallies: Vec<Tally> = parts.iter().map(|(range, _)| self.tally(file, range, ranks)).collect();
             let given = match division {
                 Division::Units => None,
                 Division::Given(owners) => Some(owners[file]),
                 Division::Files => {
                     let mut all = vec![0; ranks];
                     for tally in &tallies {
-                        all.iter_mut().zip(tally).for_each(|(sum, bytes)| *sum += bytes);
+                        all.iter_mut().zip(&tally.ranks).for_each(|(sum, bytes)| *sum += bytes);
                     }
                     Some(choose(&all, &load))
                 }
             };
             for ((range, runs), tally) in parts.into_iter().zip(tallies) {
-                let owner = given.unwrap_or_else(|| choose(&tally, &load));
+                let owner = given.unwrap_or_else(|| choose(&tally.ranks, &load));
                 load[owner] += runs.iter().map(|run| run.end - run.start).sum::<u64>();
-                let shared = self.is_shared(file, &range, owner);
+                let shared = tally.is_shared(self.way, owner);
                 self.units.push(Unit { file, range, owner, shared, runs });
             }
         }
@@ -142,26 +141,18 @@ impl Schedule {
         parts.into_iter().map(|range| (range.clone(), vec![range])).collect()
     }
 
-    /// Bytes of a range that each rank holds or wants.
-    fn tally(&self, file: usize, range: &Range<u64>, ranks: usize) -> Vec<u64> {
-        let mut tally = vec![0; ranks];
+    /// Bytes of a range that ranks hold or want.
+    fn tally(&self, file: usize, range: &Range<u64>, ranks: usize) -> Tally {
+        let mut tally = Tally { ranks: vec![0; ranks], all: 0 };
         self.geometry.visit(file, range, &mut |tile, region, claim| {
             let bytes = (region.numel() * self.geometry.tiles[tile].size) as u64;
-            claim.holders.iter().for_each(|(rank, _)| tally[*rank] += bytes);
+            tally.all += bytes;
+            // Boxes of one rank stand beside each other; each rank counts once.
+            for pair in claim.holders.chunk_by(|a, b| a.0 == b.0) {
+                tally.ranks[pair[0].0] += bytes;
+            }
         });
         tally
-    }
-
-    fn is_shared(&self, file: usize, range: &Range<u64>, owner: usize) -> bool {
-        let mut shared = false;
-        self.geometry.visit(file, range, &mut |_, _, claim| {
-            let owns = |(rank, _): &(usize, usize)| *rank == owner;
-            shared |= match self.way {
-                Way::Save => !claim.holders.iter().any(owns),
-                Way::Load => !claim.holders.iter().all(owns),
-            };
-        });
-        shared
     }
 
     /// Cuts units that go to many ranks, so that what their owner sends at once stays small. Without checksums
@@ -263,6 +254,22 @@ impl Schedule {
     pub(crate) fn alone(&self, rank: usize) -> Vec<usize> {
         let mine = |&number: &usize| self.units[number].owner == rank && !self.units[number].shared;
         (0..self.units.len()).filter(mine).collect()
+    }
+}
+
+/// Bytes of a range by rank, copies counted for each, and all of them counted once.
+struct Tally {
+    ranks: Vec<u64>,
+    all: u64,
+}
+
+impl Tally {
+    /// Whether other ranks take part when this one moves the range.
+    fn is_shared(&self, way: Way, owner: usize) -> bool {
+        match way {
+            Way::Save => self.ranks[owner] < self.all,
+            Way::Load => self.ranks.iter().enumerate().any(|(rank, bytes)| rank != owner && *bytes > 0),
+        }
     }
 }
 

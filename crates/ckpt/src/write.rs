@@ -1,5 +1,6 @@
 //! The moving part of a save: filling units from arrays and from other ranks, summing, writing.
 
+use crate::buffers::{self, Buffers};
 use crate::error::{Error, Result};
 use crate::manifest::SUM_BLOCK;
 use crate::naming::Files;
@@ -8,7 +9,7 @@ use crate::outgoing::Given;
 use crate::schedule::{Leg, Schedule, Traffic, Unit, blocks};
 use crate::strided::{At, copy_box, packed};
 use crate::talk;
-use planaria_array::{Array, Bytes, DType};
+use planaria_array::{Array, Bytes};
 use planaria_comm::{AllToAll, Call, Comm, CommExt, Pending};
 use planaria_store::{Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
 use std::borrow::Cow;
@@ -38,7 +39,10 @@ pub(crate) fn run(
     let (held, writers) = talk::agree(world, writers)?;
     let parts = |unit: &Unit| if unit.owner == me { blocks(&unit.range, SUM_BLOCK).count() } else { 0 };
     let sums = schedule.units.iter().map(|unit| (0..parts(unit)).map(|_| AtomicU32::new(0)).collect());
-    let saver = Saver { schedule, files, given, held, writers: &writers, sums: sums.collect() };
+    let (sends, receives) = (Buffers::default(), Buffers::default());
+    let writing = &writers;
+    let saver =
+        Saver { schedule, files, given, held, writers: writing, sums: sums.collect(), sends, receives };
     let transfer = options.transfer(world, schedule);
     let done = saver.write_all(world, &transfer)?;
     let sums = saver.my_sums();
@@ -73,6 +77,16 @@ struct Saver<'a> {
     writers: &'a [Option<Box<dyn Writer>>],
     /// By unit of this rank: the sums of its parts of blocks.
     sums: Vec<Vec<AtomicU32>>,
+    sends: Buffers,
+    receives: Buffers,
+}
+
+/// A round on its way.
+struct Coming {
+    pending: Pending,
+    traffic: Traffic,
+    send: Array,
+    recv: Array,
 }
 
 impl Saver<'_> {
@@ -87,12 +101,14 @@ impl Saver<'_> {
         if done.is_ok() {
             done = self.write_alone(transfer, world.rank());
         }
-        while let Some((pending, traffic, recv)) = coming {
+        while let Some(Coming { pending, traffic, send, recv }) = coming {
             pending.wait()?;
+            self.sends.give_back(send);
             coming = next(&mut done)?;
             if done.is_ok() {
                 done = self.write_round(transfer, &traffic, &recv);
             }
+            self.receives.give_back(recv);
         }
         Ok(done)
     }
@@ -121,21 +137,18 @@ impl Saver<'_> {
     }
 
     /// Begins to send what other ranks write of this rank's boxes, and to receive what it writes of theirs.
-    fn exchange(
-        &self,
-        world: &dyn Comm,
-        round: &[usize],
-        done: &mut Result<()>,
-    ) -> Result<(Pending, Traffic, Array)> {
+    fn exchange(&self, world: &dyn Comm, round: &[usize], done: &mut Result<()>) -> Result<Coming> {
         let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
-        let send = Array::zeros(&[traffic.send_counts.iter().sum()], DType::U8)?;
-        let recv = Array::zeros(&[traffic.recv_counts.iter().sum()], DType::U8)?;
-        if done.is_ok() {
-            *done = self.pack(&traffic, &send);
-        }
         let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-        let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
-        Ok((world.start(Call::AllToAll(call))?, traffic, recv))
+        let (sent, received) = (send_counts.iter().sum(), recv_counts.iter().sum());
+        let (send, recv) = (self.sends.take(sent)?, self.receives.take(received)?);
+        let out = buffers::first(&send, sent)?;
+        if done.is_ok() {
+            *done = self.pack(&traffic, &out);
+        }
+        let call = AllToAll { send: out, send_counts, recv: buffers::first(&recv, received)?, recv_counts };
+        let pending = world.start(Call::AllToAll(call))?;
+        Ok(Coming { pending, traffic, send, recv })
     }
 
     /// What other ranks write of this rank's boxes.

@@ -16,8 +16,45 @@ pub fn append(before: u32, bytes: &[u8]) -> u32 {
 }
 
 /// The CRC-32C of two pieces one after the other, from the sums of each and the length of the second.
+///
+/// Bytes behind others multiply their sum, as a polynomial, by a power of x; with the powers at hand this takes about
+/// a microsecond, which counts when thousands of sums are joined.
 pub fn combine(first: u32, second: u32, second_len: usize) -> u32 {
-    ::crc32c::crc32c_combine(first, second, second_len)
+    let mut shifted = first;
+    // A byte is eight powers of x.
+    for (bit, power) in POWERS.iter().skip(3).enumerate().take(usize::BITS as usize) {
+        if second_len >> bit & 1 == 1 {
+            shifted = product(shifted, *power);
+        }
+    }
+    shifted ^ second
+}
+
+/// The polynomial of CRC-32C; the highest bit stands for the lowest power.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+/// x to the power of 1, 2, 4, 8 and so on, modulo the polynomial.
+const POWERS: [u32; 67] = {
+    let mut powers = [1 << 30; 67];
+    let mut at = 1;
+    while at < powers.len() {
+        powers[at] = product(powers[at - 1], powers[at - 1]);
+        at += 1;
+    }
+    powers
+};
+
+/// The product of two polynomials modulo that of CRC-32C.
+const fn product(a: u32, b: u32) -> u32 {
+    let (mut left, mut shifted, mut sum) = (a, b, 0);
+    while left != 0 {
+        if left >> 31 == 1 {
+            sum ^= shifted;
+        }
+        left <<= 1;
+        shifted = (shifted >> 1) ^ (POLYNOMIAL & (shifted & 1).wrapping_neg());
+    }
+    sum
 }
 
 /// The checksums of consecutive blocks of `block` bytes; the last may be shorter.
@@ -81,6 +118,10 @@ mod tests {
     #[test]
     fn known_answer() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(combine(crc32c(b"12345"), crc32c(b"6789"), 4), 0xe306_9283);
+        let long = vec![7; 3 << 20];
+        let (first, second) = long.split_at(12345);
+        assert_eq!(combine(crc32c(first), crc32c(second), second.len()), crc32c(&long));
         assert!(check("f", 10, b"abc", 0).unwrap_err().to_string().contains("bytes 10..13 of 'f'"));
     }
 

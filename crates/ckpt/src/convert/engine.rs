@@ -1,15 +1,17 @@
 //! Filling files: parts are made in staging memory by a few threads, summed and written, in bounded memory.
 
 use super::Observer;
+use super::late::Late;
 use super::made::{Made, Scratch};
 use super::sums::Sums;
 use crate::error::{Error, Result};
 use crate::formats::write::{NewFile, Slot};
 use crate::stream::Feed;
 use planaria_layout::{Region, flat_boxes};
-use planaria_store::{Sharing, Store, Transfer, TransferOptions, WriteJob, join};
+use planaria_store::{Store, Transfer, TransferOptions, WriteJob, join};
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes that reads through scratch memory take, per thread.
 const SCRATCH: usize = 4 << 20;
@@ -40,7 +42,7 @@ impl Crew {
     pub(super) fn new(budget: u64, widening: usize, spread: Spread) -> Crew {
         let budget = usize::try_from(budget).unwrap_or(usize::MAX / 2);
         // More than cores: most of them wait for the storage, to read or to write.
-        let threads = (budget / (4 * SCRATCH)).clamp(1, 8);
+        let threads = (budget / (4 * SCRATCH)).clamp(1, 16);
         let (for_small, for_large) =
             if spread == Spread::Some { (budget / 4, budget / 2) } else { (budget / 2, 0) };
         // A part in staging, and its values before a cast.
@@ -64,50 +66,77 @@ pub(super) struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Writes one file durably; the checksums of its blocks.
+    /// Writes files durably; the checksums of their blocks. Files are filled one after the other without a pause
+    /// between them: while one is made durable, the next is on its way already.
     pub(super) fn write(
         &self,
         crew: &Crew,
         store: &dyn Store,
         folder: &str,
-        file: &NewFile,
-    ) -> Result<Vec<u32>> {
-        let writer = store.writer(&join(folder, &file.name), file.len, Sharing::Threads)?;
-        let sums = Sums::new(self.block);
-        let (small, large) = self.ranges(file);
-        for (transfer, ranges) in [(Some(&crew.small), small), (crew.large.as_ref(), large)] {
-            let Some(transfer) = transfer else { continue };
-            let jobs: Vec<WriteJob<'_>> =
-                ranges.into_iter().map(|range| WriteJob { file: &*writer, range }).collect();
-            transfer.write::<Error>(&jobs, |_, offset, bytes| {
-                self.fill(file, offset, bytes, &sums)?;
-                sums.add(offset, bytes);
-                self.observer.moved(bytes.len() as u64).then_some(()).ok_or(Error::Stopped)
-            })?;
+        files: &[NewFile],
+    ) -> Result<Vec<Vec<u32>>> {
+        let open = |file: &NewFile| Late::new(store, join(folder, &file.name), file.len);
+        let targets: Vec<Late<'_>> = files.iter().map(open).collect();
+        let sums: Vec<Sums> = files.iter().map(|_| Sums::new(self.block)).collect();
+        let mut first = 0;
+        for (number, file) in files.iter().enumerate() {
+            let (small, large) = self.ranges(file);
+            if large.is_empty() {
+                continue;
+            }
+            // Large parts come first: small ones may hold what depends on their sums.
+            self.fill_all(&crew.small, (files, &targets, &sums), whole(files, first..number))?;
+            self.fill_all(
+                crew.large.as_ref().unwrap_or(&crew.small),
+                (files, &targets, &sums),
+                of(number, large),
+            )?;
+            self.fill_all(&crew.small, (files, &targets, &sums), of(number, small))?;
+            first = number + 1;
         }
-        for tail in &file.tails {
-            let bytes = tail.bytes(tail.slot.map_or(0, |slot| sums.slot(slot)));
-            writer.write_at(tail.offset, &bytes)?;
-            sums.add(tail.offset, &bytes);
-        }
-        writer.finish()?;
-        Ok(sums.blocks())
+        self.fill_all(&crew.small, (files, &targets, &sums), whole(files, first..files.len()))?;
+        Ok(sums.into_iter().map(Sums::blocks).collect())
     }
 
-    /// The ranges to be filled before the tails: in small parts, and in large ones.
-    fn ranges(&self, file: &NewFile) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
-        let large: Vec<Range<u64>> = file
-            .slots
+    /// Fills ranges of files, in order.
+    fn fill_all(
+        &self,
+        transfer: &Transfer,
+        (files, targets, sums): (&[NewFile], &[Late<'_>], &[Sums]),
+        ranges: Vec<(usize, Range<u64>)>,
+    ) -> Result<()> {
+        let jobs: Vec<WriteJob<'_>> = ranges
             .iter()
-            .filter(|slot| self.made[slot.tensor].is_rearranged())
-            .map(|slot| slot.offset..slot.offset + slot.len)
+            .map(|(number, range)| WriteJob { file: &targets[*number], range: range.clone() })
             .collect();
-        let tails = file.tails.iter().map(|tail| tail.offset..tail.offset + tail.len);
-        let mut apart: Vec<Range<u64>> = large.iter().cloned().chain(tails).collect();
-        apart.sort_by_key(|range| range.start);
+        let failed = Mutex::new(None);
+        let done = transfer.write::<Error>(&jobs, |job, offset, bytes| {
+            let number = ranges[job].0;
+            // Whoever waits for a sum of this part is told when there will be none.
+            let mut unfinished = Unfinished { sums: &sums[number], done: false };
+            let filled = self.fill(&files[number], offset, bytes, &sums[number]).and_then(|()| {
+                sums[number].add(offset, bytes);
+                self.observer.moved(bytes.len() as u64).then_some(()).ok_or(Error::Stopped)
+            });
+            unfinished.done = filled.is_ok();
+            filled.map_err(|error| {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                Error::Stopped
+            })
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(first) => Err(first),
+            None => done.map(|_| ()),
+        }
+    }
+
+    /// The ranges of a file that are filled in small parts, and those in large ones.
+    fn ranges(&self, file: &NewFile) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+        let rearranged = file.slots.iter().filter(|slot| self.made[slot.tensor].is_rearranged());
+        let large: Vec<Range<u64>> = rearranged.map(|slot| slot.offset..slot.offset + slot.len).collect();
         let mut small = Vec::new();
         let mut at = 0;
-        for range in apart {
+        for range in &large {
             if at < range.start {
                 small.push(at..range.start);
             }
@@ -125,10 +154,7 @@ impl Work<'_> {
         let first =
             file.frames.partition_point(|frame| frame.offset + frame.bytes.len() as u64 <= range.start);
         for frame in file.frames[first..].iter().take_while(|frame| frame.offset < range.end) {
-            let end = frame.offset + frame.bytes.len() as u64;
-            let (from, to) = (range.start.max(frame.offset), range.end.min(end));
-            let part = &frame.bytes[(from - frame.offset) as usize..(to - frame.offset) as usize];
-            out[(from - range.start) as usize..][..part.len()].copy_from_slice(part);
+            put(&range, out, frame.offset, &frame.bytes);
         }
         let first = file.slots.partition_point(|slot| slot.offset + slot.len <= range.start);
         for (number, slot) in file.slots.iter().enumerate().skip(first) {
@@ -141,6 +167,12 @@ impl Work<'_> {
             if !file.tails.is_empty() {
                 sums.add_slot(number, from, part);
             }
+        }
+        // The sum of a slot that begins in an earlier part comes from another thread, which never waits for this one.
+        let first = file.tails.partition_point(|tail| tail.offset + tail.len <= range.start);
+        for tail in file.tails[first..].iter().take_while(|tail| tail.offset < range.end) {
+            let crc = tail.slot.map_or(Ok(0), |slot| sums.slot(slot, file.slots[slot].len))?;
+            put(&range, out, tail.offset, &tail.bytes(crc));
         }
         Ok(())
     }
@@ -158,6 +190,37 @@ impl Work<'_> {
             out = later;
         }
         Ok(())
+    }
+}
+
+/// Every byte of some files.
+fn whole(files: &[NewFile], numbers: Range<usize>) -> Vec<(usize, Range<u64>)> {
+    numbers.map(|number| (number, 0..files[number].len)).collect()
+}
+
+/// Ranges of one file.
+fn of(number: usize, ranges: Vec<Range<u64>>) -> Vec<(usize, Range<u64>)> {
+    ranges.into_iter().map(|range| (number, range)).collect()
+}
+
+/// Puts what a range has of the bytes at `offset` into its place.
+fn put(range: &Range<u64>, out: &mut [u8], offset: u64, bytes: &[u8]) {
+    let (from, to) = (range.start.max(offset), range.end.min(offset + bytes.len() as u64));
+    let part = &bytes[(from - offset) as usize..(to - offset) as usize];
+    out[(from - range.start) as usize..][..part.len()].copy_from_slice(part);
+}
+
+/// Wakes those who wait for a sum when its part is given up.
+struct Unfinished<'a> {
+    sums: &'a Sums,
+    done: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.sums.give_up();
+        }
     }
 }
 

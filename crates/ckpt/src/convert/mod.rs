@@ -4,6 +4,7 @@
 //! then fills the files. The caller chooses a folder that nobody reads yet and moves it into place afterwards.
 
 mod engine;
+mod late;
 mod made;
 mod names;
 mod ours;
@@ -330,10 +331,8 @@ impl Conversion<'_> {
         let crew = Crew::new(self.max_memory, widening, spread);
         let block = (self.to == To::Planaria).then_some(ours::BLOCK);
         let work = Work { feed: &feed, made: &self.made, observer, block };
-        let mut files = Vec::with_capacity(self.draft.files.len());
-        for file in &self.draft.files {
-            files.push((file, work.write(&crew, store, folder, file)?));
-        }
+        let sums = work.write(&crew, store, folder, &self.draft.files)?;
+        let files: Vec<_> = self.draft.files.iter().zip(sums).collect();
         let mut small = self.copy_companions(store, folder)?;
         for (name, bytes) in &self.draft.small {
             store.put(&join(folder, name), bytes, PutMode::Replace)?;

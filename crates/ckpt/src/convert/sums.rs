@@ -1,9 +1,10 @@
 //! Checksums of files whose parts are written in any order.
 
+use crate::error::{Error, Result};
 use flate2::Crc;
 use planaria_store::checksum;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What is summed while a file is written.
 #[derive(Debug, Default)]
@@ -12,8 +13,17 @@ pub(super) struct Sums {
     block: Option<u64>,
     /// First byte, length and sum of parts inside one block.
     parts: Mutex<BTreeMap<u64, (u64, u32)>>,
-    /// By slot and first byte: the CRC-32 of parts of slots.
-    slots: Mutex<BTreeMap<(usize, u64), Crc>>,
+    slots: Mutex<Slots>,
+    /// Rings when a slot has got a further part.
+    grown: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    /// By slot and first byte: the length and the CRC-32 of parts of slots.
+    parts: BTreeMap<(usize, u64), (u64, Crc)>,
+    /// Some part will not come.
+    given_up: bool,
 }
 
 impl Sums {
@@ -40,15 +50,35 @@ impl Sums {
     pub(super) fn add_slot(&self, slot: usize, offset: u64, bytes: &[u8]) {
         let mut crc = Crc::new();
         crc.update(bytes);
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).insert((slot, offset), crc);
+        self.lock().parts.insert((slot, offset), (bytes.len() as u64, crc));
+        self.grown.notify_all();
     }
 
-    /// The CRC-32 of a slot whose parts have all been added.
-    pub(super) fn slot(&self, slot: usize) -> u32 {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = Crc::new();
-        slots.range((slot, 0)..=(slot, u64::MAX)).for_each(|(_, part)| all.combine(part));
-        all.sum()
+    /// The CRC-32 of a slot of `len` bytes, once all its parts have been added.
+    pub(super) fn slot(&self, slot: usize, len: u64) -> Result<u32> {
+        let mut slots = self.lock();
+        loop {
+            let parts = || slots.parts.range((slot, 0)..=(slot, u64::MAX)).map(|(_, part)| part);
+            if parts().map(|(bytes, _)| bytes).sum::<u64>() == len {
+                let mut all = Crc::new();
+                parts().for_each(|(_, part)| all.combine(part));
+                return Ok(all.sum());
+            }
+            if slots.given_up {
+                return Err(Error::Stopped);
+            }
+            slots = self.grown.wait(slots).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Some part will not be added; nobody shall wait for it.
+    pub(super) fn give_up(&self) {
+        self.lock().given_up = true;
+        self.grown.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The sums of all blocks.
@@ -84,7 +114,22 @@ mod tests {
             }
         }
         sums.add_slot(1, 0, b"other");
-        assert_eq!(sums.slot(0), whole.sum());
+        assert_eq!(sums.slot(0, 800).unwrap(), whole.sum());
         assert_eq!(sums.blocks(), checksum::block_sums(&bytes, 64));
+    }
+    #[test]
+    fn whoever_needs_a_sum_waits_for_its_last_part_and_no_longer() {
+        let sums = Sums::new(None);
+        sums.add_slot(0, 10, b"ab");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| sums.slot(0, 4));
+            sums.add_slot(0, 12, b"cd");
+            let mut whole = Crc::new();
+            whole.update(b"abcd");
+            assert_eq!(waiting.join().unwrap().unwrap(), whole.sum());
+            let waiting = scope.spawn(|| sums.slot(0, 5));
+            sums.give_up();
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Stopped)));
+        });
     }
 }
