@@ -33,6 +33,13 @@ const RESHARDS: &str = "testdata/reshard.jsonl.gz";
 /// How many random checkpoints MPI ranks save and load.
 const CHECKPOINTS: &str = "12";
 
+/// Packages with code that is only there with MPI.
+const LINTED: &[&str] =
+    &["planaria-ckpt", "planaria-cli", "planaria-comm", "planaria-e2e", "planaria-golden", "planaria-train"];
+
+/// Training jobs whose ranks are killed or told to stop, and where they run.
+const JOBS: &[(&str, &str)] = &[("mpi_restart", "target/mpi-restart"), ("mpi_signals", "target/mpi-signals")];
+
 /// What every rank of a failing part prints.
 const EXPECTED: &str = "ended as expected";
 
@@ -63,8 +70,13 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
         return (Outcome::Skipped(reason.clone()), Counts::default());
     }
     let package = ["--quiet", "--package", "planaria-comm", "--features", "mpi"];
-    let mut lints = cargo(root, ["clippy"]);
-    lints.args(package).args(["--all-targets", "--", "-D", "warnings"]);
+    let mut lints = cargo(root, ["clippy", "--quiet", "--features", "mpi"]);
+    lints.args(LINTED.iter().flat_map(|name| ["--package", name])).args([
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]);
     let mut counts = Counts::default();
     let mut count = |passed: bool| match passed {
         true => counts.passed += 1,
@@ -89,16 +101,14 @@ pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts)
     count(under_mpirun(root, "mpi_pipeline", &package, 3, "5").success);
     let package = ["--quiet", "--package", "planaria-e2e", "--features", "mpi"];
     count(under_mpirun(root, "mpi_train", &package, 4, "target/mpi-train").success);
-    count(restart(root, &package));
-    (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
-}
-
-/// Kills a rank of a training job; the launcher must go on without it.
-fn restart(root: &Path, package: &[&str]) -> bool {
     let command = ["build", "--quiet", "--package", "planaria-cli", "--features", "mpi"];
-    let mut killed = cargo(root, ["run", "--example", "mpi_restart"]);
-    killed.args(package).args(["--", "target/mpi-restart"]);
-    run(&mut cargo(root, command)).success && run(&mut killed).success
+    let built = run(&mut cargo(root, command)).success;
+    for (example, folder) in JOBS {
+        let mut job = cargo(root, ["run", "--example", example]);
+        job.args(package).args(["--", folder]);
+        count(built && run(&mut job).success);
+    }
+    (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
 }
 
 /// Free memory that the transfers past 2^31 elements need: two ranks, with what they hold and what is under way.

@@ -167,6 +167,36 @@ fn launch_starts_again_from_the_last_checkpoint_and_stops_on_request() {
     assert_eq!(child.wait().unwrap().code(), Some(75));
 }
 
+/// Launches a shell command that tells when it is there, and gives what the signals make of the launcher.
+fn signalled(body: &str, names: &[&str]) -> Option<i32> {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let args = ["launch", "--max-restarts", "5", "--", "sh", "-c", body];
+    let mut child = command(here, &args).stdout(Stdio::piped()).spawn().unwrap();
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !here.join("up").exists() && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for name in names {
+        signal(&child, name);
+        // A shell that gets the same signal twice at once counts it once.
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn a_job_that_does_not_stop_as_asked_is_told_apart() {
+    let saves = "trap 'exit 75' TERM; touch up; while :; do sleep 0.05; done";
+    assert_eq!(signalled(saves, &["INT"]), Some(75));
+    let fails = "trap 'exit 3' TERM; touch up; while :; do sleep 0.05; done";
+    assert_eq!(signalled(fails, &["TERM"]), Some(1), "neither saved nor started again");
+    let dies = "touch up; while :; do sleep 0.05; done";
+    assert_eq!(signalled(dies, &["TERM"]), Some(143));
+    let second = "n=0; trap 'n=$((n+1))' TERM; touch up; while [ $n -lt 2 ]; do sleep 0.05; done; exit 9";
+    assert_eq!(signalled(second, &["TERM", "INT"]), Some(130));
+}
+
 #[test]
 fn a_configuration_shows_where_its_values_come_from() {
     let folder = tempfile::tempdir().unwrap();

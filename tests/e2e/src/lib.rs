@@ -1,6 +1,8 @@
 //! What the tests of the whole system share: a folder with text to learn, tiny configurations, and the bits of a
 //! checkpoint.
 
+pub mod job;
+
 use anyhow::{Context, Result, ensure};
 use planaria_train::event::{Event, Observer};
 use planaria_train::{Config, Outcome, Trainer};

@@ -2,17 +2,19 @@
 
 mod rank;
 mod record;
+mod stop;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::quantity::count;
-use crate::signals::Signals;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use record::Record;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
+use stop::{Stop, Told};
 
 /// Variable that tells a command to run its ranks as threads.
 pub(crate) const ENGINE: &str = "PLANARIA_ENGINE";
@@ -25,7 +27,8 @@ const PULSE: Duration = Duration::from_millis(50);
 #[command(
     after_help = "Sets the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,\n\
     MASTER_PORT, TORCHELASTIC_RESTART_COUNT. A command that fails is started again and resumes from its last\n\
-    committed checkpoint; with --min-ranks it goes on without the ranks that were lost."
+    committed checkpoint; with --min-ranks it goes on without the ranks that were lost.\n\
+    SIGINT and SIGTERM ask all ranks to finish the step and save, and exit with 75; a second one ends them at once."
 )]
 pub(crate) struct Args {
     /// Ranks
@@ -67,16 +70,16 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let message = format!("--min-ranks {least} is not between 1 and the {} ranks of -n", args.ranks);
         return Err(Failure::usage(message).into());
     }
-    let signals = Signals::watch()?;
+    let stop = Stop::watch()?;
     let (mut ranks, mut restarts) = (args.ranks, 0);
     loop {
         let folder = Folder::new()?;
-        let status = attempt(args, ranks, restarts, &folder.0, &signals)?;
+        let status = attempt(args, ranks, restarts, &folder.0, &stop)?;
         let end = End::of(&status, &folder.0, restarts > 0);
         match end {
             End::Done => return Ok(Exit::Success),
             End::Stopped => return Ok(Exit::Stopped),
-            _ if signals.came().is_some() => return Ok(Exit::Stopped),
+            _ if stop.times() > 0 => return Ok(unsaved(&stop, &status, &folder.0, terminal)),
             End::Refused if restarts > 0 && ranks > least => {
                 ranks -= 1;
                 terminal.warn(format!("they do not fit the run; trying {}", count(ranks as usize, "rank")));
@@ -101,6 +104,20 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
             count(ranks as usize, "rank")
         ));
     }
+}
+
+/// How it ends when ranks were asked to stop and have not said that they saved.
+fn unsaved(stop: &Stop, status: &ExitStatus, folder: &Path, terminal: &mut Terminal) -> Exit {
+    let failed = Record::read_all(folder).into_iter().find(|record| !record.is_ended());
+    let by_itself = failed.is_some() || status.code().is_some_and(|code| code < 128);
+    // Told twice, or before there was anything to save.
+    if stop.times() > 1 || !by_itself {
+        return Exit::Signal(stop.signal());
+    }
+    if let Some(failed) = failed {
+        terminal.say(&failed.to_string());
+    }
+    Exit::Negative
 }
 
 /// How an attempt ended.
@@ -148,7 +165,7 @@ impl Drop for Folder {
 }
 
 /// Runs the command once, to its end.
-fn attempt(args: &Args, ranks: u32, restarts: u32, folder: &Path, signals: &Signals) -> Result<ExitStatus> {
+fn attempt(args: &Args, ranks: u32, restarts: u32, folder: &Path, stop: &Stop) -> Result<ExitStatus> {
     let mut command = match args.engine {
         Engine::Threads => {
             let mut command = own(&args.command)?;
@@ -164,6 +181,8 @@ fn attempt(args: &Args, ranks: u32, restarts: u32, folder: &Path, signals: &Sign
             command.arg("--").args(&args.command);
             // In a container everything runs as root, which Open MPI must be told twice.
             command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+            // A terminal sends Ctrl-C to all of this process's group; mpirun must not hear it, nor read from there.
+            command.process_group(0).stdin(Stdio::null());
             command
         }
     };
@@ -172,7 +191,7 @@ fn attempt(args: &Args, ranks: u32, restarts: u32, folder: &Path, signals: &Sign
     command.env("TORCHELASTIC_MAX_RESTARTS", args.max_restarts.to_string());
     let name = command.get_program().to_string_lossy().into_owned();
     let child = command.spawn().with_context(|| format!("cannot start '{name}'"))?;
-    wait(child, args.engine, folder, signals)
+    wait(child, args.engine, folder, stop)
 }
 
 /// The command; `planaria` is this very program.
@@ -186,21 +205,14 @@ fn own(command: &[String]) -> Result<Command> {
     Ok(command)
 }
 
-/// Waits for the child; a signal to this process asks the ranks to save and stop.
-fn wait(mut child: Child, engine: Engine, folder: &Path, signals: &Signals) -> Result<ExitStatus> {
-    let mut told = false;
+/// Waits for the child; signals to this process are passed on.
+fn wait(mut child: Child, engine: Engine, folder: &Path, stop: &Stop) -> Result<ExitStatus> {
+    let mut told = Told::default();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if signals.came().is_some() && !told {
-            told = true;
-            match engine {
-                Engine::Threads => rank::send(child.id(), "TERM"),
-                // mpirun would end its ranks at once, so they are told behind its back.
-                Engine::Mpi => record::ask_to_stop(folder),
-            }
-        }
+        told.pass_on(stop, &mut child, engine, folder);
         std::thread::sleep(PULSE);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::action::{Action, Step};
 use super::error::Result;
-use super::simulate::{Costs, Simulation, simulate};
+use super::simulate::{Costs, Simulation, Span, simulate, times};
 use super::stages::Stages;
 use super::validate::validate;
 
@@ -81,6 +81,13 @@ impl Schedule {
     pub fn simulate(&self, costs: &Costs) -> Result<Simulation> {
         validate(self)?;
         simulate(self, costs)
+    }
+
+    /// When each action begins and ends, by rank, if each takes its own time and messages arrive as they are sent. Given
+    /// the measured times of a run this is the run without what the engine and the communicator added.
+    pub fn replay(&self, time: impl Fn(Action) -> f64) -> Result<Vec<Vec<Span>>> {
+        validate(self)?;
+        Ok(times(self, 0.0, &time))
     }
 }
 

@@ -105,7 +105,7 @@ pub(super) fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Simulation>
     if found != 1 && found != expected {
         return Err(Error::Costs { found, expected });
     }
-    let spans = times(schedule, costs);
+    let spans = times(schedule, costs.transfer, &|action| costs.of(action.stage).time(action.step));
     let makespan = spans.iter().flatten().map(|span| span.end).fold(0.0, f64::max);
     let time = |list: &Vec<Span>| list.iter().map(|s| costs.of(s.action.stage).time(s.action.step)).sum();
     let busy: Vec<f64> = spans.iter().map(time).collect();
@@ -121,8 +121,8 @@ pub(super) fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Simulation>
     })
 }
 
-/// When every action begins and ends.
-fn times(schedule: &Schedule, costs: &Costs) -> Vec<Vec<Span>> {
+/// When every action of a valid schedule begins and ends.
+pub(super) fn times(schedule: &Schedule, transfer: f64, time: &dyn Fn(Action) -> f64) -> Vec<Vec<Span>> {
     let mut spans: Vec<Vec<Span>> =
         schedule.lists().iter().map(|list| Vec::with_capacity(list.len())).collect();
     let mut arrives: HashMap<Action, f64> = HashMap::new();
@@ -136,9 +136,9 @@ fn times(schedule: &Schedule, costs: &Costs) -> Vec<Vec<Span>> {
                     None => Some(start),
                 };
                 let Some(come) = come else { break };
-                let end = start.max(come) + costs.of(action.stage).time(action.step);
+                let end = start.max(come) + time(action);
                 if matches!(action.step, Step::SendOutput | Step::SendGradient) {
-                    arrives.insert(action, end + costs.transfer);
+                    arrives.insert(action, end + transfer);
                 }
                 spans[rank].push(Span { action, start, end });
                 moved = true;

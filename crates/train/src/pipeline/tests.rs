@@ -262,6 +262,23 @@ fn transfers_and_uneven_stages_take_their_time() {
 }
 
 #[test]
+fn a_replay_with_the_costs_of_a_simulation_has_its_times() {
+    for kind in Kind::ALL {
+        let schedule = kind.build(3, 5, chunk_choices(kind)[0]).unwrap();
+        let cost = StageCost { forward: 1.0, input: 2.0, weight: 1.5, bytes: StageBytes::NONE };
+        let told = schedule.simulate(&Costs::same(cost)).unwrap();
+        assert_eq!(schedule.replay(|action| cost.time(action.step)).unwrap(), told.spans, "{kind}");
+        // One slow action moves all that wait for it.
+        let slow = |action: Action| cost.time(action.step) + if action.micro == 4 { 10.0 } else { 0.0 };
+        let spans = schedule.replay(slow).unwrap();
+        let end = |spans: &[Vec<Span>]| spans.iter().flatten().map(|span| span.end).fold(0.0, f64::max);
+        assert!(end(&spans) >= told.makespan + 10.0, "{kind}");
+    }
+    let stuck = parsed("pipeline stages=0,1 micros=1\n0: 0F0 0F0>\n1: 1F0\n");
+    assert!(stuck.replay(|_| 1.0).is_err());
+}
+
+#[test]
 fn memory_follows_the_release() {
     // A stage that keeps its input only: full recompute.
     let bytes = StageBytes {

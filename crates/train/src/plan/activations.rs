@@ -36,8 +36,7 @@ impl Shapes {
         let sequence = config.data.sequence as u64;
         let tokens = micro_batch * sequence / ep as u64;
         let cut = if config.train.sequence_parallel { tp as u64 } else { 1 };
-        // Gradients of narrow floats are as narrow; those of one byte are computed in two.
-        let size = if dtype.size() == 1 { 2 } else { dtype.size() as u64 };
+        let size = super::computed_size(dtype);
         let rotary = sequence * model.head_dim as u64 * 4;
         Shapes { tokens, between: tokens.div_ceil(cut), sequence, tp: tp as u64, size, rotary }
     }
@@ -78,13 +77,18 @@ impl Shapes {
         let Some(experts) = sparse else {
             return self.tokens * 3 * (model.intermediate_size as u64).div_ceil(self.tp) * self.size;
         };
-        let width = model.hidden_size as u64;
-        let (inner, shared) = (experts.intermediate_size as u64, experts.shared_intermediate_size as u64);
-        let choices = experts.choices as u64;
-        // Rows of the experts' buffers, of which each token has as many as it chooses experts.
-        let rows = choices * (width + 3 * inner.div_ceil(self.tp)) + choices * width;
-        let every = 3 * width + 3 * shared.div_ceil(self.tp);
-        self.tokens * ((rows + every) * self.size + 4 * experts.count as u64 + 24 * choices + 4)
+        let (width, choices) = (model.hidden_size as u64, experts.choices as u64);
+        let inner = (experts.intermediate_size as u64).div_ceil(self.tp);
+        let shared = (experts.shared_intermediate_size as u64).div_ceil(self.tp);
+        // Each token has as many rows in the experts' buffers as it chooses experts: into them, inside, and out again.
+        let rows = choices * (2 * width + 3 * inner + 1);
+        // The expert that all share, its result, and the gate on it.
+        let every = 3 * shared + width + 1;
+        // Probabilities and weights that are made to add up to 1 are in f32.
+        let routing = 4 * experts.count as u64 + if experts.normalize { 4 * (choices + 1) } else { 0 };
+        // Which experts were chosen, and four orders of rows.
+        let orders = 5 * 8 * choices;
+        self.tokens * ((rows + every) * self.size + routing + orders)
     }
 
     /// What one block keeps when it is not computed again.

@@ -203,6 +203,11 @@ impl Plan {
     }
 }
 
+/// Bytes of an element that is computed with, for weights of this dtype.
+fn computed_size(weights: DType) -> u64 {
+    weights.size().max(2) as u64
+}
+
 fn schedule_name(kind: Kind, chunks: usize, stages: usize) -> String {
     match (stages, chunks) {
         (1, _) => "none".to_string(),
@@ -224,6 +229,11 @@ impl Setting<'_> {
     fn parameters(&self) -> Result<u64> {
         let all = self.model.parameters(&Stage::whole(self.model))?;
         Ok(all.iter().filter(|spec| spec.tied.is_none()).map(|spec| spec.shape.numel() as u64).sum())
+    }
+
+    /// Bytes of an element of activations and gradients: weights of one byte are computed with in two.
+    fn computed(&self) -> u64 {
+        computed_size(self.dtype)
     }
 
     /// Time in operations, and bytes, of one part for one micro-batch.

@@ -96,7 +96,7 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         }
     }
     if setting.data_ranks > 1 {
-        let sizes = || pieces.iter().map(|piece| piece.numel as u64 * size);
+        let sizes = || pieces.iter().map(|piece| piece.numel as u64 * setting.computed());
         let bucket = sizes().sum::<u64>().min(setting.config.train.bucket_bytes as u64);
         // One bucket packed to be sent, one being received.
         out.exchange = 2 * sizes().max().unwrap_or(0).max(bucket);

@@ -101,13 +101,23 @@ fn weights_and_state_are_those_of_real_models() {
     }
 }
 
-/// Bytes that forward and loss keep, and the most at once in a whole step, on one rank.
-fn measured(changes: &[&str]) -> (u64, u64) {
+/// Bytes that forward and loss keep, and the most at once in a whole step; the most that any rank has.
+fn measured(changes: &[&str], ranks: usize) -> (u64, u64) {
     let config = config(changes);
     let model = model_of(&config).unwrap();
+    let mesh = config.mesh.on(ranks).unwrap();
+    let of_ranks = threads::run(ranks, |comm| {
+        let inner = mesh.keep(&["ep", "tp"], comm.world_rank()).unwrap();
+        let sequence = config.train.sequence_parallel;
+        one_step(&config, &model, &Parallel { world: World::new(comm.clone()), mesh: inner, sequence })
+    });
+    of_ranks.into_iter().fold((0, 0), |most, (kept, peak)| (kept.max(most.0), peak.max(most.1)))
+}
+
+fn one_step(config: &Config, model: &ModelConfig, parallel: &Parallel) -> (u64, u64) {
     let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
     let init = Init { seed: 1, dtype };
-    let built = Model::new(&model, Stage::whole(&model), None, &init).unwrap();
+    let built = Model::new(model, Stage::whole(model), Some(parallel), &init).unwrap();
     let (rows, columns) = (config.train.micro_batch, config.data.sequence);
     let ids: Vec<i64> = (0..rows * columns).map(|i| (i * 37 % 291) as i64).collect();
     let tokens = Tensor::new(Array::from_slice(&ids, &[rows, columns]).unwrap());
@@ -122,44 +132,70 @@ fn measured(changes: &[&str]) -> (u64, u64) {
     let loss = built.loss(&end, &tokens).unwrap();
     drop(end);
     let kept = thread_memory_stats().live - before;
-    loss.sum.backward().unwrap();
+    loss.total().unwrap().backward().unwrap();
     // Gradients of weights come as activations go; here nobody takes them away.
     let peak = thread_memory_stats().peak - before;
     (kept as u64, peak as u64)
 }
 
-#[test]
-fn kept_activations_are_those_of_real_layers() {
-    for changes in [
-        &["train.precision=f32"][..],
+const EXPERTS: &[&str] = &[
+    "model.kind=qwen2_moe",
+    "model.num_experts=8",
+    "model.num_experts_per_tok=2",
+    "model.moe_intermediate_size=48",
+    "model.shared_expert_intermediate_size=80",
+];
+
+/// Runs of all kinds of layers.
+fn runs() -> Vec<Vec<&'static str>> {
+    let dense: &[&[&str]] = &[
+        &["train.precision=f32"],
         &["train.precision=bf16"],
         &["train.recompute=full"],
         &["train.precision=bf16", "train.recompute=full"],
         &["model.num_key_value_heads=4", "model.intermediate_size=160", "model.num_hidden_layers=2"],
-    ] {
-        let (kept, _) = measured(changes);
-        let config = config(changes);
+    ];
+    let sparse: &[&[&str]] = &[
+        &[],
+        &["train.precision=bf16"],
+        &["model.norm_topk_prob=true", "model.num_experts_per_tok=3"],
+        &["model.norm_topk_prob=true", "train.precision=bf16"],
+        &["model.moe_intermediate_size=160", "model.shared_expert_intermediate_size=32"],
+        &["train.recompute=full"],
+        &["model.decoder_sparse_step=2"],
+    ];
+    let dense = dense.iter().map(|run| run.to_vec());
+    dense.chain(sparse.iter().map(|run| [EXPERTS, run].concat())).collect()
+}
+
+#[test]
+fn kept_activations_are_those_of_real_layers() {
+    for changes in runs() {
+        let (kept, _) = measured(&changes, 1);
+        let config = config(&changes);
         let model = model_of(&config).unwrap();
         let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
         let shapes = Shapes::new(&config, &model, dtype, (1, 1), 2);
         let told = shapes.bytes(&model, &Stage::whole(&model), &config).saved + shapes.shared();
         // Tables of positions and masks of labels do not grow with the layers.
         let slack = kept / 100 + (8 << 10);
-        assert!(told.abs_diff(kept) < slack, "{changes:?}: told {told}, kept {kept}");
+        // The allocator rounds up by at most a quarter, which shows where experts have buffers of any size.
+        let again = config.train.recompute == crate::config::Recompute::Full;
+        let uneven = |e: &planaria_nn::models::Experts| (3 * e.choices * e.intermediate_size) as u64;
+        let sparse = (0..model.layers).filter(|&layer| model.has_experts(layer) && !again).count() as u64;
+        let uneven =
+            model.experts.as_ref().map_or(0, uneven) * sparse * shapes.tokens() * dtype.size() as u64;
+        let fits = told < kept + slack && kept < told + uneven / 4 + slack;
+        assert!(fits, "{changes:?}: told {told}, kept {kept}");
     }
 }
 
 #[test]
 fn the_peak_of_a_step_is_near_the_plan() {
-    for changes in [
-        &["train.precision=f32"][..],
-        &["train.recompute=full"],
-        &["train.precision=bf16"],
-        &["train.precision=bf16", "train.recompute=full"],
-    ] {
+    for changes in runs() {
         // Many tokens, so that gradients of weights hardly count.
-        let changes = [changes, &["train.micro_batch=16", "data.sequence=64"]].concat();
-        let (_, peak) = measured(&changes);
+        let changes = [&changes[..], &["train.micro_batch=16", "data.sequence=64"]].concat();
+        let (_, peak) = measured(&changes, 1);
         let told = plan(&changes, 1).stages[0].memory.activations;
         let ratio = told as f64 / peak as f64;
         assert!((0.75..1.25).contains(&ratio), "{changes:?}: told {told}, measured {peak}");
@@ -242,4 +278,31 @@ fn what_does_not_fit_is_refused() {
     assert!(of(&["mesh=tp=2"], 3).contains("3 ranks do not make the mesh"));
     assert!(of(&["train.micro_batch=3"], 1).contains("nearest that fit: global_batch 15 or 18"));
     assert!(of(&["mesh=pp=2", "train.schedule=1f2b"], 2).contains("train.schedule"));
+}
+
+#[test]
+fn one_byte_is_for_weights_only() {
+    let of = |changes: &[&str], ranks, dtype| {
+        let config = config(changes);
+        let options = PlanOptions { dtype: Some(dtype) };
+        Plan::new(&config, &model_of(&config).unwrap(), ranks, &options).unwrap().stages[0].clone()
+    };
+    let zero = [EXPERTS, &["mesh=dp=2 ep=2", "train.zero=1"]].concat();
+    let bytes = |stage: &RankPlan, what: &str, axis: &str| -> u64 {
+        stage.traffic.iter().filter(|t| t.what == what && t.axis == axis).map(|t| t.bytes).sum()
+    };
+    let [one, two, four] = [DType::F8E4M3, DType::BF16, DType::F32].map(|dtype| of(&zero, 4, dtype));
+    assert_eq!(2 * one.memory.weights, two.memory.weights);
+    assert_eq!(2 * bytes(&one, "weights", "dp"), bytes(&two, "weights", "dp"));
+    // What is computed, and what optimizers keep, is as wide as beside bf16.
+    let wide = |s: &RankPlan| {
+        let memory = s.memory;
+        (memory.activations, memory.gradients, memory.masters, memory.moments, memory.exchange)
+    };
+    assert_eq!(wide(&one), wide(&two));
+    for (what, axis) in [("gradients", "dp"), ("gradients", "ep"), ("tokens", "ep")] {
+        assert_eq!(bytes(&one, what, axis), bytes(&two, what, axis), "{what} over {axis}");
+        assert_eq!(2 * bytes(&two, what, axis), bytes(&four, what, axis), "{what} over {axis}");
+    }
+    assert_eq!((four.memory.masters, 2 * two.memory.weights), (0, four.memory.weights));
 }

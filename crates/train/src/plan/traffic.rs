@@ -53,7 +53,7 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
     let all: u64 = pieces.iter().map(|piece| piece.numel as u64).sum();
     let held: u64 = pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum();
     let (times, each) = match train.reduce {
-        Reduction::Exact => (rounds, all * size),
+        Reduction::Exact => (rounds, all * setting.computed()),
         Reduction::Step => (1, all * 4),
     };
     let line = |what, call, times, bytes| Traffic { what, axis: "dp", call, times, bytes };
@@ -87,8 +87,7 @@ fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
 /// Sums over the slices of a product; where the sequence is divided, their two halves, which exchange pieces of an inner dim.
 fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
     let tp = setting.shapes.tp();
-    let whole =
-        setting.shapes.tokens() * setting.model.hidden_size as u64 * setting.dtype.size().max(2) as u64;
+    let whole = setting.shapes.tokens() * setting.model.hidden_size as u64 * setting.computed();
     // Twice per block in each direction and when it is computed again; once for the embedding forward and for the head backward.
     let of_part = |part: &&Stage| {
         let blocks = 4 * part.layers.len() + 2 * recomputed(setting.config, part).count();
@@ -103,7 +102,7 @@ fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
 fn divided_batch(setting: &Setting<'_>, pieces: &[Piece]) -> Traffic {
     let common: u64 = pieces.iter().filter(|piece| !piece.experts).map(|piece| piece.numel as u64).sum();
     let times = setting.geometry.accumulation;
-    let bytes = times * 2 * sent(common * setting.dtype.size() as u64, setting.inner.axis_size(0) as u64);
+    let bytes = times * 2 * sent(common * setting.computed(), setting.inner.axis_size(0) as u64);
     Traffic { what: "gradients", axis: "ep", call: "all-reduce", times, bytes }
 }
 
@@ -117,7 +116,7 @@ fn experts(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
         4 * part.layers.clone().filter(is_sparse).count() + 2 * again
     };
     let rows = setting.shapes.tokens() * experts.choices as u64;
-    let bytes = rows * setting.model.hidden_size as u64 * setting.dtype.size().max(2) as u64;
+    let bytes = rows * setting.model.hidden_size as u64 * setting.computed();
     let times = parts.iter().map(of_part).sum::<usize>() as u64 * setting.geometry.accumulation;
     vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes: times * sent(bytes, ranks) }]
 }

@@ -68,6 +68,20 @@ fn frozen_stages_and_stages_without_parameters_work() {
 }
 
 #[test]
+fn stages_computed_again_and_views_of_inputs_give_the_same_bits() {
+    each_schedule(3, &[4], |kind, ranks, micros, chunks| {
+        let stages = ranks * chunks;
+        // Also the first stage, whose input nobody sent, and the last, which gives the loss; with what closures hold.
+        for layer in [Layer::FullRecompute, Layer::Recomputed, Layer::Window] {
+            for tuple in [false, true] {
+                let plan = Plan { layers: vec![layer; stages], tuple, ..Plan::new(stages, micros) };
+                assert_same(&plan, kind, ranks, chunks, &Options::default());
+            }
+        }
+    });
+}
+
+#[test]
 fn evaluation_gives_the_losses_and_no_gradient() {
     each_schedule(3, &[0, 2, 5], |kind, ranks, micros, chunks| {
         let plan = Plan::new(ranks * chunks, micros);

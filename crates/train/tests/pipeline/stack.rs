@@ -42,6 +42,8 @@ pub(crate) enum Layer {
     Identity,
     /// An output that is a view with strides.
     View,
+    /// An output that is a view of the input itself.
+    Window,
     /// Norm and product, computed again in backward.
     Recomputed,
     /// The whole stage computed again in backward: keeps its input only.
@@ -52,8 +54,15 @@ pub(crate) enum Layer {
     Tanh,
 }
 
-pub(crate) const MIXED: [Layer; 6] =
-    [Layer::Residual, Layer::Identity, Layer::View, Layer::Recomputed, Layer::Plain, Layer::Tanh];
+pub(crate) const MIXED: [Layer; 7] = [
+    Layer::Residual,
+    Layer::Identity,
+    Layer::View,
+    Layer::Recomputed,
+    Layer::Window,
+    Layer::Plain,
+    Layer::Tanh,
+];
 
 /// A model: stage 0 takes data, the last stage gives the loss, and both have a leaf over one tied value.
 #[derive(Clone, Debug)]
@@ -131,6 +140,7 @@ fn layer(layer: Layer, w: &[Tensor], x: &Tensor) -> Result<Tensor> {
     Ok(match layer {
         Layer::Identity => x.clone(),
         Layer::Residual => x.add(&linear(&linear(x, &w[0], Some(&w[1]))?.gelu()?, &w[0], None)?)?,
+        Layer::Window => x.unsqueeze(0)?.select(0, 0)?,
         Layer::View => w[0].matmul(&x.transpose(0, 1)?)?.transpose(0, 1)?,
         Layer::Plain => x.matmul(&w[0])?.add(x)?,
         Layer::Tanh => x.matmul(&w[0])?.tanh()?,

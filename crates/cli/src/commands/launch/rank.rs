@@ -1,8 +1,10 @@
 //! One rank under `mpirun`: the command with the variables of torchrun, its output with the rank in front of each line.
 
 use super::record::{self, Record};
+use super::stop::send;
 use super::{PULSE, own};
 use crate::exit::Exit;
+use crate::signals::Signals;
 use anyhow::{Context, Result};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,6 +27,7 @@ const VARIABLES: [(&str, &[&str]); 4] = [
 ];
 
 pub(super) fn run(folder: &Path, command: &[String]) -> Result<Exit> {
+    let signals = Signals::watch()?;
     let mut command = own(command)?;
     for (name, sources) in VARIABLES {
         if let Some(value) = sources.iter().find_map(|source| std::env::var(source).ok()) {
@@ -43,7 +46,7 @@ pub(super) fn run(folder: &Path, command: &[String]) -> Result<Exit> {
         child.stdout.take().map(|from| copy(from, rank, std::io::stdout(), None)),
         child.stderr.take().map(|from| copy(from, rank, std::io::stderr(), Some(last.clone()))),
     ];
-    let status = wait(&mut child, folder)?;
+    let status = wait(&mut child, folder, &signals)?;
     copies.into_iter().flatten().for_each(|thread| drop(thread.join()));
     let last = last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
     Ok(end(folder, rank, status, last))
@@ -95,23 +98,17 @@ fn copy(
     })
 }
 
-/// Waits for the command; passes on the wish to stop.
-fn wait(child: &mut Child, folder: &Path) -> Result<ExitStatus> {
+/// Waits for the command; passes on the wish to stop, whether the launcher has it or a signal to this process.
+fn wait(child: &mut Child, folder: &Path, signals: &Signals) -> Result<ExitStatus> {
     let mut told = false;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if !told && record::is_asked_to_stop(folder) {
+        if !told && (record::is_asked_to_stop(folder) || signals.came().is_some()) {
             told = true;
             send(child.id(), "TERM");
         }
         std::thread::sleep(PULSE);
     }
-}
-
-/// Sends a signal to a process that this one has started.
-pub(super) fn send(process: u32, signal: &str) {
-    // A process that has just ended needs no signal.
-    let _ = Command::new("kill").args(["-s", signal, &process.to_string()]).status();
 }

@@ -36,6 +36,11 @@ impl Record {
     pub(super) fn is_lost(&self) -> bool {
         self.signal == Some(9)
     }
+
+    /// True for a rank that was ended by the signal that asks for an end.
+    pub(super) fn is_ended(&self) -> bool {
+        self.signal == Some(15)
+    }
 }
 
 impl fmt::Display for Record {
@@ -88,7 +93,7 @@ mod tests {
         let all = Record::read_all(folder.path());
         assert_eq!(all.iter().map(|r| r.rank).collect::<Vec<_>>(), [3, 0]);
         assert_eq!(all[0].to_string(), "rank 3 failed first: killed by signal 9\n  error: x");
-        assert!(all[0].is_lost() && !all[1].is_lost());
+        assert!(all[0].is_lost() && !all[1].is_lost() && !all[0].is_ended());
         assert!(is_asked_to_stop(folder.path()) && !is_stopped(folder.path()));
     }
 }

@@ -93,9 +93,11 @@ pub struct Options {
 }
 
 /// What a run tells.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Ran {
-    /// Every action of this rank with its time in seconds since the start.
+    /// When it began; ranks of one process have the same clock.
+    pub begin: Instant,
+    /// Every action of this rank with its time in seconds since then.
     pub spans: Vec<Span>,
 }
 
@@ -175,7 +177,7 @@ impl Engine {
             spans.push(Span { action, start, end: begin.elapsed().as_secs_f64() });
         }
         self.links.flush()?;
-        Ok(Ran { spans })
+        Ok(Ran { begin, spans })
     }
 
     fn act(&mut self, action: Action, state: &mut State, work: &mut dyn StageWork) -> Result<()> {

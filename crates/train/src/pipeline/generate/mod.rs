@@ -5,6 +5,7 @@ mod vee;
 
 use super::action::{Action, Step};
 use super::error::{Error, Result};
+use super::memory;
 use super::schedule::Schedule;
 use super::stages::Stages;
 use std::fmt;
@@ -116,7 +117,7 @@ impl Kind {
                 vee::zero_bubble(&stages, micros, &caps)?
             }
         };
-        let needs: Vec<usize> = work.iter().map(|list| peak(list)).collect();
+        let needs: Vec<usize> = work.iter().map(|list| memory::live(list)).collect();
         match caps {
             Some(caps) if needs.iter().zip(&caps).any(|(needs, cap)| needs > cap) => {
                 Err(Error::Limit { kind: self.name(), ranks, micros, limit: caps, least: needs })
@@ -157,20 +158,6 @@ fn check_size(stages: &Stages, micros: usize) -> Result<()> {
 fn forward_then_backward(rank: usize, micros: usize) -> Vec<Action> {
     let all = |step| (0..micros).map(move |micro| Action::new(step, rank, micro));
     all(Step::Forward).chain(all(Step::Backward)).collect()
-}
-
-/// Most activations alive at once.
-fn peak(list: &[Action]) -> usize {
-    let (mut live, mut peak) = (0usize, 0);
-    for action in list {
-        match action.step {
-            Step::Forward => live += 1,
-            Step::Backward | Step::Weight => live = live.saturating_sub(1),
-            _ => {}
-        }
-        peak = peak.max(live);
-    }
-    peak
 }
 
 impl fmt::Display for Kind {

@@ -1,9 +1,9 @@
 //! ZB-V: each rank holds one stage of the way down and one of the way up. There is no closed form for few micro-batches
 //! or little memory, so some ways to fill the time are tried and the best is taken.
 
-use super::peak;
 use crate::pipeline::action::{Action, Step};
 use crate::pipeline::error::{Error, Result};
+use crate::pipeline::memory;
 use crate::pipeline::stages::Stages;
 
 /// What a rank prefers, first to last, among what it could do: the step, and whether on the way up.
@@ -78,7 +78,7 @@ pub(super) fn zero_bubble(stages: &Stages, micros: usize, caps: &[usize]) -> Res
     let mut best: Option<Found> = None;
     let mut add = |work: Option<Vec<Vec<Action>>>| {
         let Some(work) = work else { return u64::MAX };
-        let peaks: Vec<usize> = work.iter().map(|list| peak(list)).collect();
+        let peaks: Vec<usize> = work.iter().map(|list| memory::live(list)).collect();
         let fits = peaks.iter().zip(caps).all(|(peak, cap)| peak <= cap);
         if let Some(time) = length(stages, micros, &work).filter(|_| fits) {
             let kept = peaks.iter().sum();
@@ -101,7 +101,7 @@ pub(super) fn zero_bubble(stages: &Stages, micros: usize, caps: &[usize]) -> Res
         fill(&all_orders());
     }
     best.map(|best| best.work).ok_or_else(|| {
-        let least = steady.iter().map(|list| peak(list)).collect();
+        let least = steady.iter().map(|list| memory::live(list)).collect();
         Error::Limit { kind: "zbv", ranks, micros, limit: caps.to_vec(), least }
     })
 }
