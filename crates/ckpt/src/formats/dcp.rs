@@ -24,6 +24,12 @@ struct Item {
     len: u64,
 }
 
+impl Item {
+    fn place(&self, file: &str) -> (String, u64, u64) {
+        (file.to_string(), self.offset, self.offset.saturating_add(self.len))
+    }
+}
+
 /// A chunk: its tensor and its offsets. Objects, and tensors of some writers, have no offsets.
 type Place = (String, Option<Vec<usize>>);
 
@@ -63,6 +69,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
         for item in &metadata.items(name, None)?[..1] {
             let full = join(&builder.folder, &item.file);
             let pickled = archives.open(&builder, item)?;
+            builder.archives.insert(item.place(&full));
             walk(&mut builder, &pickled, &full, name)?;
         }
     }
@@ -112,6 +119,7 @@ fn add_tensor(
         for item in metadata.items(name, Some(offsets))? {
             let full = join(&builder.folder, &item.file);
             let pickled = archives.open(builder, item)?;
+            builder.archives.insert(item.place(&full));
             let stored = pickled.tensor(pickled.tree.root())?.ok_or_else(|| Error::Malformed {
                 file: full.clone(),
                 what: format!("the item of tensor '{name}' at byte {} is no tensor", item.offset),

@@ -4,6 +4,7 @@
 //! the same plan as loading our own. Opening reads headers and metadata, never tensor data, and refuses what
 //! is torn, overlapping or contradictory.
 
+mod archives;
 mod dcp;
 mod flex;
 mod folder;
