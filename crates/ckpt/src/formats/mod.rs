@@ -14,6 +14,7 @@ mod ours;
 mod paddle;
 pub mod pickle;
 mod read;
+pub(crate) mod roles;
 mod safetensors;
 mod source;
 mod torch;
@@ -22,4 +23,5 @@ mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
 pub(crate) use ours::{FileSums, STATE};
+pub(crate) use read::Target;
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};
