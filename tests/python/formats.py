@@ -4,6 +4,7 @@ usage: formats.py PLANARIA TESTDATA FOLDER
 """
 
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -67,13 +68,42 @@ def read_dcp(folder):
     return tensors
 
 
+def model_of(name, expected):
+    """What of a checkpoint is the model: the rest does not go to a Hugging Face folder."""
+    if name == "torch-dcp-fsdp2_2":
+        return {k: v for k, v in expected.items() if not k.startswith("optim.")}
+    if name == "paddle-checkpoints-zero2_flat":
+        return {k.removesuffix(".w_0"): v for k, v in expected.items() if k.endswith(".w_0")}
+    return expected
+
+
+def in_torch(name, expected):
+    """The names that torch has for optimizer state; Paddle's powers of betas become steps."""
+    if name != "paddle-checkpoints-zero2_flat":
+        return expected
+    slots = {".moment1_0": "exp_avg", ".moment2_0": "exp_avg_sq"}
+    found = {}
+    for key, value in expected.items():
+        stem, slot = key.rsplit(".", 1)
+        if slot == "w_0":
+            found[f"master_weights.{stem}"] = value
+        elif "." + slot in slots:
+            found[f"optim.state.{stem}.{slots['.' + slot]}"] = value
+        elif slot == "beta1_pow_acc_0":
+            steps = round(math.log(value.item()) / math.log(0.9)) - 1
+            found[f"optim.state.{stem}.step"] = torch.tensor(float(steps))
+    return found
+
+
 def hugging_face(source, expected, name):
+    expected = model_of(name, expected)
     folder = convert(source, f"{name}-hf", "--to", "hf", "--max-shard-size", "500B")
     many = (folder / "model.safetensors.index.json").exists()
     same(files(folder, "model") if many else load_file(folder / "model.safetensors"), expected)
 
 
 def torch_dcp(source, expected, name):
+    expected = in_torch(name, expected)
     folder = convert(source, f"{name}-dcp", "--to", "dcp", "--max-shard-size", "3kB")
     same(read_dcp(folder), expected)
     one = OUT / f"{name}.pt"
@@ -83,6 +113,7 @@ def torch_dcp(source, expected, name):
 
 
 def torch_dcp_as_held(source, expected, name):
+    expected = in_torch(name, expected)
     folder = convert(source, f"{name}-held", "--to", "dcp", "--layout", "as-held")
     same(read_dcp(folder), expected)
 
@@ -120,6 +151,7 @@ def unified(source, expected, name):
 
 
 def casts_like_torch(source, expected, name):
+    expected = model_of(name, expected)
     folder = convert(source, f"{name}-bf16", "--to", "hf", "--dtype", "bf16")
     wide = (torch.float32, torch.float64, torch.float16)
     cast = {k: v.to(torch.bfloat16) if v.dtype in wide or v.element_size() == 1 and v.is_floating_point() else v
@@ -155,6 +187,101 @@ def mapping_transposes():
     same(load_file(folder / "model.safetensors"), {"ab": torch.cat([tensors["a.w"].T, tensors["b.w"].T])})
 
 
+def trained():
+    """A small model and its AdamW after a few steps, as torch keeps them."""
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.LayerNorm(10), torch.nn.Linear(10, 5))
+    groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
+    for _ in range(7):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def state_of(model, optimizer):
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    states = get_state_dict(model, optimizer)
+    return {"model": states[0], "optim": states[1]}
+
+
+def resumed(folder):
+    """A fresh model and optimizer that load a folder as torch programs do."""
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    model, optimizer = trained()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+    for group in optimizer.param_groups:
+        group["lr"], group["betas"] = 1.0, (0.1, 0.2)
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    return state_of(model, optimizer)
+
+
+def equal(found, expected, path="state"):
+    assert type(found) is type(expected), (path, found, expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), (path, set(found) ^ set(expected))
+        for key in expected:
+            equal(found[key], expected[key], f"{path}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), path
+        for number, pair in enumerate(zip(found, expected)):
+            equal(*pair, f"{path}.{number}")
+    elif torch.is_tensor(expected):
+        assert found.dtype == expected.dtype and torch.equal(found, expected), path
+    else:
+        assert found == expected, (path, found, expected)
+
+
+def torch_optimizer_comes_back():
+    """DCP to our own folder and back: torch resumes from it and finds everything as it was."""
+    expected = state_of(*trained())
+    dcp.save(expected, checkpoint_id=OUT / "adamw")
+    equal(resumed(OUT / "adamw"), expected)
+    ours = convert(OUT / "adamw", "adamw-ours", "--to", "planaria")
+    slots = files(ours, "optimizer")
+    same({"m": slots["model.0.weight/moment1_0"]}, {"m": expected["optim"]["state"]["0.weight"]["exp_avg"]})
+    equal(resumed(convert(ours, "adamw-back", "--to", "dcp")), expected)
+
+
+def torch_optimizer_through_paddle():
+    """Paddle keeps powers of the betas where torch counts steps; both follow from each other."""
+    expected = state_of(*trained())["optim"]["state"]
+    dcp.save(state_of(*trained()), checkpoint_id=OUT / "adamw2")
+    unified = convert(OUT / "adamw2", "adamw-unified", "--to", "paddle-unified")
+    slots = files(unified, "optimizer")
+    power = torch.tensor(0.95)
+    for _ in range(7):
+        power = power * torch.tensor(0.95)
+    same({"p": slots["model.2.bias/beta2_pow_acc_0"]}, {"p": power.reshape(1)})
+    back = read_dcp(convert(unified, "adamw-third", "--to", "dcp", "--betas", "0.9,0.95"))
+    for name, slots in expected.items():
+        same({k: back[f"optim.state.model.{name}.{k}"] for k in slots}, slots)
+
+
+def torch_optimizer_through_a_mapping():
+    """A transposed and renamed weight, its moments with it; torch's own groups name it anew."""
+    dcp.save(state_of(*trained()), checkpoint_id=OUT / "adamw3")
+    expected = state_of(*trained())
+    (OUT / "turn.aoa").write_text("model.0.weight^T -> model.first\n")
+    folder = convert(OUT / "adamw3", "adamw-mapped", "--to", "dcp", "--map", str(OUT / "turn.aoa"))
+    found = read_dcp(folder)
+    for slot in ("exp_avg", "exp_avg_sq"):
+        turned = expected["optim"]["state"]["0.weight"][slot].T.contiguous()
+        same({"m": found[f"optim.state.first.{slot}"]}, {"m": turned})
+    assert found["optim.state.first.step"].item() == 7
+
+
 def main():
     passed = failed = 0
     cases = []
@@ -162,7 +289,9 @@ def main():
         for check in (hugging_face, torch_dcp, torch_dcp_as_held, our_own, archives_have_right_checksums, unified, casts_like_torch):
             expected = load_file(TESTDATA / f"{source}.expected.safetensors")
             cases.append((f"{check.__name__} {source}", check, (TESTDATA / source, expected, source.replace("/", "-"))))
-    cases += [(f.__name__, f, ()) for f in (transformers_model, mapping_transposes)]
+    alone = (transformers_model, mapping_transposes, torch_optimizer_comes_back, torch_optimizer_through_paddle,
+             torch_optimizer_through_a_mapping)
+    cases += [(f.__name__, f, ()) for f in alone]
     for name, check, args in cases:
         try:
             check(*args)

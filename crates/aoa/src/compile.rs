@@ -62,16 +62,23 @@ impl Program {
         if !log.errors.is_empty() {
             return Err(Error::Refused(report(log.errors)));
         }
-        let left_out = if direction == Direction::Forward { &graph.dropped } else { &graph.absent };
-        let mut dropped: Vec<Arc<str>> =
-            left_out.iter().map(|&name| graph.names.text(name).clone()).collect();
-        dropped.sort();
+        let (left_out, declared) = match direction {
+            Direction::Forward => (&graph.dropped, &graph.absent),
+            Direction::Reverse => (&graph.absent, &graph.dropped),
+        };
+        let sorted = |names: &HashSet<NameId>| {
+            let mut names: Vec<Arc<str>> = names.iter().map(|&name| graph.names.text(name).clone()).collect();
+            names.sort();
+            names
+        };
+        let (dropped, absent) = (sorted(left_out), sorted(declared));
         Ok(Mapping {
             sources: given.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect(),
             by_name: targets.iter().enumerate().map(|(index, target)| (target.name.clone(), index)).collect(),
             targets,
             nodes,
             dropped,
+            absent,
             warnings: report(log.warnings),
         })
     }

@@ -69,6 +69,7 @@ impl Mapping {
         dropped.sort();
         Ok(Mapping {
             dropped,
+            absent: self.dropped.clone(),
             sources: loaded
                 .iter()
                 .map(|&i| (self.targets[i].name.clone(), self.targets[i].tensor.clone()))

@@ -47,6 +47,8 @@ pub struct Mapping {
     pub(crate) nodes: Nodes,
     /// Sources that are left out on purpose, sorted.
     pub(crate) dropped: Vec<Arc<str>>,
+    /// Targets that are declared and given no values, sorted.
+    pub(crate) absent: Vec<Arc<str>>,
     pub(crate) warnings: Report,
 }
 
@@ -160,6 +162,11 @@ impl Mapping {
     /// Sources that are left out on purpose.
     pub fn dropped(&self) -> impl Iterator<Item = &str> {
         self.dropped.iter().map(|name| &**name)
+    }
+
+    /// Targets that are declared as not loaded (`_ -> name`), wanted or not.
+    pub fn absent(&self) -> impl Iterator<Item = &str> {
+        self.absent.iter().map(|name| &**name)
     }
 
     pub(crate) fn is_dropped(&self, source: &str) -> bool {

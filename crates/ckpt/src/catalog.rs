@@ -1,12 +1,12 @@
 //! Tensors in files, whoever wrote them, in the form that loading plans with.
 
 use crate::error::{Error, Result};
-use crate::formats::{Key, Part, Source};
+use crate::formats::roles::Roles;
+use crate::formats::{Part, Source};
 use crate::geometry::Placed;
 use crate::manifest::{Checkpoint, Derive};
 use crate::read::Data;
 use crate::state::{Group, Kind, TensorKey};
-use planaria_aoa::split_slot;
 use planaria_layout::{DType, Dims, Extent, Region, Shape};
 use planaria_store::join;
 use std::collections::BTreeMap;
@@ -64,6 +64,7 @@ impl Catalog {
         let sizes = source.files.iter().map(size).collect::<Result<Vec<u64>>>()?;
         let (sums, block) = checksums(source).map_or((None, 0), |(sums, block)| (Some(sums), block));
         let data = Data { files: source.files.clone(), sizes, sums, block };
+        let roles = Roles::of(source);
         let mut tensors = Vec::with_capacity(source.tensors.len());
         for (key, entry) in &source.tensors {
             let mut tiles = Vec::new();
@@ -77,14 +78,19 @@ impl Catalog {
                 tiles.push((region.clone(), extents[0], order));
             }
             tensors.push(Entry {
-                key: state_key(key),
+                key: roles.get(key),
                 dtype: entry.dtype,
                 shape: entry.shape.clone(),
                 tiles,
             });
         }
         let catalog = Catalog { data, by_name: BTreeMap::new(), tensors, tied: tied.clone(), derive: None };
-        Ok(catalog.indexed())
+        let mut catalog = catalog.indexed();
+        // Whoever asks for a tensor by the name in the files gets it, whatever it is to a training.
+        for (number, key) in source.tensors.keys().enumerate().filter(|(_, key)| key.part == Part::Model) {
+            catalog.by_name.entry((Group::Model, key.name.clone())).or_insert(number);
+        }
+        Ok(catalog)
     }
 
     fn indexed(mut self) -> Catalog {
@@ -141,30 +147,6 @@ fn checksums(source: &Source) -> Option<(Vec<Vec<u32>>, u64)> {
     let block = sums.first()?.block;
     let same = sums.iter().all(|sums| sums.block == block);
     same.then(|| (sums.iter().map(|sums| sums.sums.clone()).collect(), block))
-}
-
-/// The key under which a state knows a tensor of others.
-pub(crate) fn state_key(key: &Key) -> TensorKey {
-    let name = key.name.clone();
-    match key.part {
-        Part::Model => TensorKey { kind: Kind::Parameter, name },
-        Part::Ema => TensorKey { kind: Kind::Ema, name },
-        Part::MasterWeights => {
-            let name = name.strip_suffix(".w_0").map_or(name.clone(), str::to_string);
-            TensorKey { kind: Kind::Master, name }
-        }
-        Part::Optimizer => {
-            let (name, slot) = match name.rsplit_once('/') {
-                Some((name, slot)) => (name, slot),
-                // Paddle writes `name.moment1_0`.
-                None => match split_slot(&key.name) {
-                    (name, Some(slot)) => (name, slot.trim_start_matches('.')),
-                    (name, None) => (name, "state"),
-                },
-            };
-            TensorKey { kind: Kind::Slot(slot.to_string()), name: name.to_string() }
-        }
-    }
 }
 
 /// The dims from the slowest to the fastest, when elements with these steps lie without gaps.

@@ -221,6 +221,49 @@ pub enum Error {
         /// Checksum they were written with.
         expected: u32,
     },
+    /// A member of an archive whose bytes are not what was written.
+    #[error(
+        "tensor '{tensor}' is damaged: member '{member}' of '{file}' (bytes {start}..{end}) has CRC-32 {found:08x}, \
+         expected {expected:08x}; load another checkpoint"
+    )]
+    Member {
+        /// The tensors that have bytes in it.
+        tensor: String,
+        /// The file.
+        file: String,
+        /// Its name in the archive.
+        member: String,
+        /// Its first byte in the file.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
+        /// CRC-32 of the bytes.
+        found: u32,
+        /// CRC-32 they were written with.
+        expected: u32,
+    },
+    /// State of several tensors that a mapping makes one of, where they have to agree.
+    #[error(
+        "'{tensor}' cannot be made: '{first}' and '{second}' differ, and the mapping makes one tensor of theirs"
+    )]
+    Disagree {
+        /// What was to be made.
+        tensor: String,
+        /// One of them.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// Another rank failed, or this one; all ranks have the same error.
+    #[error("rank {rank} failed: {message}")]
+    Rank {
+        /// The rank, in the world.
+        rank: usize,
+        /// What kind of failure it is.
+        kind: Trouble,
+        /// What it said.
+        message: String,
+    },
     /// A small file whose name is taken or not allowed.
     #[error("the state's file '{name}' has a name that checkpoints use themselves; rename it")]
     FileName {
@@ -257,6 +300,46 @@ pub enum Error {
         /// Tensors of the checkpoint that nobody asked for.
         unexpected: Vec<String>,
     },
+}
+
+/// Kinds of failure that a caller may act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// The checkpoint is damaged, torn or contradicts itself: another one is needed.
+    Damage,
+    /// The storage failed; it may work later.
+    Storage,
+    /// Ranks lost each other.
+    Ranks,
+    /// What was asked for does not fit the checkpoint.
+    Request,
+}
+
+impl Error {
+    /// What kind of failure this is, on whichever rank it happened.
+    pub fn trouble(&self) -> Trouble {
+        use planaria_store::Error as Stored;
+        match self {
+            Error::Rank { kind, .. } => *kind,
+            Error::Store(Stored::Header { .. } | Stored::OutOfFile { .. } | Stored::Checksum { .. })
+            | Error::Pickle { .. }
+            | Error::Malformed { .. }
+            | Error::Torn { .. }
+            | Error::Tiles { .. }
+            | Error::Mismatch { .. }
+            | Error::Conflict { .. }
+            | Error::Duplicate { .. }
+            | Error::Member { .. }
+            | Error::Damaged { .. } => Trouble::Damage,
+            Error::Store(Stored::NotFound { .. } | Stored::BadUrl { .. } | Stored::BadName { .. }) => {
+                Trouble::Request
+            }
+            Error::Store(_) => Trouble::Storage,
+            Error::Comm(_) => Trouble::Ranks,
+            _ => Trouble::Request,
+        }
+    }
 }
 
 /// A short list of both sides and what to do about them.

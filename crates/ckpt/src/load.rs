@@ -11,7 +11,7 @@ use crate::read;
 use crate::schedule::{Division, Schedule, Way};
 use crate::state::{Item, State};
 use crate::talk;
-use crate::wants::{Wants, resolve};
+use crate::wants::{Resolved, Twin, Wants, resolve};
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Region;
 use planaria_store::{Store, StoreExt, checksum, join};
@@ -79,13 +79,16 @@ fn load_tensors(
     options: &LoadOptions,
 ) -> Result<Report> {
     let resolved = resolve(catalog, items, options);
-    let (wants, slots) = talk::agree(world, resolved)?;
+    let Resolved { wants, slots, twins } = talk::agree(world, resolved)?;
     let all = talk::all_gather(world, wants)?;
     let mut report = report(catalog, &all, options)?;
     let schedule = plan(catalog, &all, world.size())?;
     drop(all);
     let name = |tile: usize| catalog.tensors[schedule.geometry.tiles[tile].tensor].key.to_string();
     let (read, loaded) = read::run(world, store, &catalog.data, &schedule, &slots, options, &name)?;
+    if options.mapping.is_some() {
+        talk::agree(world, twins.iter().try_for_each(Twin::check))?;
+    }
     (report.bytes_read, report.bytes_loaded) = (read, loaded);
     Ok(report)
 }

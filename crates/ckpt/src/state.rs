@@ -47,6 +47,11 @@ impl Group {
 }
 
 impl Kind {
+    /// Whether it counts the steps of a weight: one value, whatever the shape of the weight.
+    pub(crate) fn is_count(&self) -> bool {
+        matches!(self, Kind::Slot(slot) if slot == "step" || slot.ends_with("_pow_acc_0"))
+    }
+
     pub(crate) fn group(&self) -> Group {
         match self {
             Kind::Parameter | Kind::Buffer => Group::Model,

@@ -1,13 +1,45 @@
 //! What ranks tell each other besides tensors: small structures as JSON, and common failure.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Trouble};
 use planaria_comm::{Comm, CommExt, Value, value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// All ranks go on, or all fail with the message of the first that failed. A rank alone keeps its own error.
+/// All ranks go on, or all fail with the error of the first that failed: its rank, its kind and what it said. A rank alone
+/// keeps its own error.
 pub(crate) fn agree<T>(world: &dyn Comm, mine: Result<T>) -> Result<T> {
-    if world.size() == 1 { mine } else { Ok(world.agree(mine)?) }
+    if world.size() == 1 {
+        return mine;
+    }
+    let told = mine.map_err(|error| {
+        let (rank, message) = match &error {
+            // It went through here before.
+            Error::Rank { rank, message, .. } => (*rank, message.clone()),
+            other => (world.world_rank(), other.to_string()),
+        };
+        format!("{}{rank} {message}", mark(error.trouble()))
+    });
+    world.agree(told).map_err(|error| match &error {
+        planaria_comm::Error::Remote { message, .. } => heard(message).unwrap_or_else(|| error.into()),
+        _ => error.into(),
+    })
+}
+
+/// Kinds on their way between ranks.
+const MARKS: [(char, Trouble); 4] =
+    [('D', Trouble::Damage), ('S', Trouble::Storage), ('C', Trouble::Ranks), ('R', Trouble::Request)];
+
+fn mark(kind: Trouble) -> char {
+    MARKS.iter().find(|(_, other)| *other == kind).map_or('R', |(mark, _)| *mark)
+}
+
+/// The error behind a message of [`agree`].
+fn heard(message: &str) -> Option<Error> {
+    let mut chars = message.chars();
+    let mark = chars.next()?;
+    let kind = MARKS.iter().find(|(other, _)| *other == mark)?.1;
+    let (rank, message) = chars.as_str().split_once(' ')?;
+    Some(Error::Rank { rank: rank.parse().ok()?, kind, message: message.to_string() })
 }
 
 /// Every rank's structure, in rank order.

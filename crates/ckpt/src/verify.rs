@@ -21,7 +21,7 @@ pub struct Verified {
     pub bytes: u64,
     /// Tensors in them.
     pub tensors: usize,
-    /// Whether bytes were compared with checksums; without a manifest only the structure was checked.
+    /// Whether bytes were compared with checksums; formats without them have only their structure checked.
     pub summed: bool,
     /// Everything that is wrong.
     pub problems: Vec<Error>,
@@ -35,7 +35,8 @@ impl Verified {
 }
 
 /// Checks the checkpoint in `folder`. One of ours is compared with its checksums, block by block; of those of
-/// others the structure is checked, and copies of a box are compared. What is damaged stands in the answer; an
+/// others the structure is checked, copies of a box are compared, and the members of zip archives (torch) are compared with
+/// the checksums that the archives carry. What is damaged stands in the answer; an
 /// error means that nothing could be checked.
 pub fn verify(store: &Arc<dyn Store>, folder: &str) -> Result<Verified> {
     verify_with(store, folder, &|_| ())
@@ -57,9 +58,13 @@ pub fn verify_with(store: &Arc<dyn Store>, folder: &str, moved: &(dyn Fn(u64) + 
         );
     }
     let source = formats::open(store, folder, &OpenOptions::default())?;
-    let problems = source.check_copies().err().into_iter().collect();
     let (files, tensors) = (source.files.len(), source.tensors.len());
-    Ok(Verified { files, tensors, problems, ..Verified::default() })
+    let mut found = Verified { files, tensors, ..Verified::default() };
+    if let Some(compared) = source.check_archives(moved)? {
+        (found.summed, found.bytes, found.problems) = (true, compared.bytes, compared.problems);
+    }
+    found.problems.extend(source.check_copies().err());
+    Ok(found)
 }
 
 struct Check<'a> {

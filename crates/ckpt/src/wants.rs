@@ -25,13 +25,38 @@ pub(crate) struct Wants {
     pub(crate) cast: Vec<(String, String, String)>,
 }
 
-/// Checks this rank's items against a catalog; what it wants, and where each box goes.
-pub(crate) fn resolve(
-    catalog: &Catalog,
-    items: &[Item],
-    options: &LoadOptions,
-) -> Result<(Wants, Vec<Slot>)> {
-    let mut asking = Asking { catalog, options, wants: Wants::default(), slots: Vec::new() };
+/// A value that several tensors of the files must have in common, since a mapping makes one tensor of theirs.
+#[derive(Clone, Debug)]
+pub(crate) struct Twin {
+    tensor: String,
+    names: [String; 2],
+    arrays: [Array; 2],
+}
+
+impl Twin {
+    /// Once both are read.
+    pub(crate) fn check(&self) -> Result<()> {
+        let [first, second] = &self.arrays;
+        if first.copy()?.bytes()?[..] == second.copy()?.bytes()?[..] {
+            return Ok(());
+        }
+        let [first, second] = self.names.clone();
+        Err(Error::Disagree { tensor: self.tensor.clone(), first, second })
+    }
+}
+
+/// What one rank asks for.
+pub(crate) struct Resolved {
+    pub(crate) wants: Wants,
+    /// Where each box goes.
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) twins: Vec<Twin>,
+}
+
+/// Checks this rank's items against a catalog.
+pub(crate) fn resolve(catalog: &Catalog, items: &[Item], options: &LoadOptions) -> Result<Resolved> {
+    let mut asking =
+        Asking { catalog, options, wants: Wants::default(), slots: Vec::new(), twins: Vec::new() };
     for item in items {
         item.check()?;
         check_writable(item)?;
@@ -45,7 +70,8 @@ pub(crate) fn resolve(
             None => asking.plain(item, name)?,
         }
     }
-    Ok((asking.wants, asking.slots))
+    let Asking { wants, slots, twins, .. } = asking;
+    Ok(Resolved { wants, slots, twins })
 }
 
 /// Loading writes through the views it is given.
@@ -67,6 +93,7 @@ struct Asking<'a> {
     options: &'a LoadOptions,
     wants: Wants,
     slots: Vec<Slot>,
+    twins: Vec<Twin>,
 }
 
 impl Asking<'_> {
@@ -115,19 +142,11 @@ impl Asking<'_> {
             self.wants.ignored.push(name);
             return Ok(());
         }
+        let single = item.shape.numel() == 1 && matches!(item.kind, Kind::Slot(_));
+        if single && (item.kind.is_count() || *target.tensor().shape() != item.shape) {
+            return self.single(mapping, item, name);
+        }
         if *target.tensor().shape() != item.shape {
-            // Optimizer state of one element moves with its tensor, unchanged.
-            if item.shape.numel() == 1 && matches!(item.kind, Kind::Slot(_)) {
-                let sources = mapping.sources_of(&item.name)?;
-                // Tensors that become one have taken the same steps; the others' state says the same.
-                for source in sources.iter().skip(1) {
-                    let key = TensorKey { kind: item.kind.clone(), name: source.to_string() };
-                    self.wants.touched.extend(self.find(&key).map(|found| found.number));
-                }
-                let source = sources.first().map_or(item.name.clone(), |source| source.to_string());
-                let moved = Item { name: source, ..item.clone() };
-                return self.plain(&moved, name);
-            }
             let (found, expected) = (target.tensor().shape().clone(), item.shape.clone());
             return Err(Error::ShapeOf { tensor: name, found, expected });
         }
@@ -137,6 +156,27 @@ impl Asking<'_> {
             }
         }
         self.wants.loaded.push(name);
+        Ok(())
+    }
+
+    /// Optimizer state of one element moves with its tensor, unchanged. Tensors that become one must have the same.
+    fn single(&mut self, mapping: &Mapping, item: &Item, name: String) -> Result<()> {
+        let sources = mapping.sources_of(&item.name)?;
+        let source = sources.first().map_or(item.name.clone(), |source| source.to_string());
+        let moved = Item { name: source, ..item.clone() };
+        self.plain(&moved, name.clone())?;
+        for source in sources.iter().skip(1) {
+            let mut other = Item { name: source.to_string(), ..item.clone() };
+            let Some(found) = self.find(&other.key()) else { continue };
+            self.wants.touched.insert(found.number);
+            let held = item.pieces.iter().find(|piece| !piece.region.is_empty());
+            let Some(Piece { region, array }) = held else { continue };
+            let twin = Array::zeros(array.shape(), item.dtype)?;
+            other.pieces = vec![Piece { region: region.clone(), array: twin.clone() }];
+            self.plain(&other, name.clone())?;
+            let names = [moved.key().to_string(), other.key().to_string()];
+            self.twins.push(Twin { tensor: name.clone(), names, arrays: [array.clone(), twin] });
+        }
         Ok(())
     }
 
@@ -161,8 +201,8 @@ impl Asking<'_> {
         }
         // Full-precision state moves like its parameter, without the casts.
         let named: &[DType] = match item.kind {
-            Kind::Parameter | Kind::Buffer | Kind::Ema => &part.casts,
-            Kind::Master | Kind::Slot(_) => &[],
+            Kind::Parameter | Kind::Buffer => &part.casts,
+            Kind::Master | Kind::Slot(_) | Kind::Ema => &[],
         };
         let last = named.last().copied().unwrap_or(stored.dtype);
         let mut casts = named.to_vec();

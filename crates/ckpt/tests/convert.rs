@@ -22,12 +22,13 @@ fn state(seed: usize) -> State {
         let values: Vec<f32> = (0..numel).map(|i| ((i * 7 + seed) % 97) as f32 - 40.0).collect();
         Array::from_slice(&values, dims).unwrap().cast(dtype).unwrap()
     };
+    let power = Array::from_slice(&[0.9f32 * 0.9], &[1]).unwrap();
     let mut items = vec![
         Item::whole(Kind::Parameter, "a.weight", &array(&[12, 10], DType::BF16)),
         Item::whole(Kind::Parameter, "a.bias", &array(&[12], DType::F32)),
         Item::whole(Kind::Master, "a.weight", &array(&[12, 10], DType::F32)),
         Item::whole(Kind::Slot("moment1_0".into()), "a.weight", &array(&[12, 10], DType::F32)),
-        Item::whole(Kind::Slot("beta1_pow_acc_0".into()), "a.weight", &array(&[1], DType::F32)),
+        Item::whole(Kind::Slot("beta1_pow_acc_0".into()), "a.weight", &power),
         Item::whole(Kind::Buffer, "steps", &array(&[], DType::I64)),
         Item::whole(Kind::Parameter, "cube", &array(&[3, 4, 5], DType::F64)),
         Item::whole(Kind::Parameter, "none", &array(&[0, 3], DType::F16)),
@@ -144,6 +145,18 @@ fn work_that_is_told_to_stop_stops() {
     let stopped = conversion.run(&*store, "half", &Until(AtomicU64::new(1)));
     assert_eq!(stopped, Err(Error::Stopped));
     assert!(open(&store, "half", &OpenOptions::default()).is_err());
+}
+
+#[test]
+fn what_nothing_can_be_made_of_is_refused() {
+    let store = saved(5);
+    let source = opened(&store, "ours");
+    let none = ConvertOptions { max_shard_size: 0, ..ConvertOptions::default() };
+    let whole = ConvertOptions { dtype: Some(DType::I64), ..ConvertOptions::default() };
+    for (options, said) in [(none, "0 bytes"), (whole, "i64 is no floating point type")] {
+        let refused = plan(&source, To::TorchDcp, &options).unwrap_err().to_string();
+        assert!(refused.contains(said), "{refused}");
+    }
 }
 
 #[test]

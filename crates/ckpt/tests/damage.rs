@@ -6,7 +6,9 @@ mod common {
 
 use common::states::{Dice, Global, Holding, globals, state};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Error, Item, Kind, LoadOptions, SaveOptions, State, Tiles, load, open, save, verify};
+use planaria_ckpt::{
+    Error, Item, Kind, LoadOptions, SaveOptions, State, Tiles, Trouble, load, open, save, verify,
+};
 use planaria_comm::{alone, threads};
 use planaria_store::{Object, PutMode, Store, StoreExt, checksum};
 use serde_json::{Value, json};
@@ -82,9 +84,11 @@ fn damage_is_located_to_tensor_and_block_on_every_rank() {
     flip(&store, &name, ((4 << 20) + 12345) * 8 + 3);
     let ends = threads::run(3, |world| {
         let mut state = State::new(items(0.0));
-        load(&*world, &store, FOLDER, &mut state, &LoadOptions::default()).unwrap_err().to_string()
+        load(&*world, &store, FOLDER, &mut state, &LoadOptions::default()).unwrap_err()
     });
     assert!(ends.iter().all(|end| *end == ends[0]));
+    assert!(matches!(ends[0], Error::Rank { rank: 0..3, kind: Trouble::Damage, .. }), "{:?}", ends[0]);
+    let ends = [ends[0].to_string()];
     let range = format!("block 4 of '{name}' (bytes {}..{})", 4 << 20, 5 << 20);
     assert!(ends[0].contains("tensor 'b' is damaged") && ends[0].contains(&range), "{}", ends[0]);
     let problems = verify(&store, FOLDER).unwrap().problems;

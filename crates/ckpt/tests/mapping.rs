@@ -9,7 +9,7 @@ use planaria_aoa::{Catalog, Mapping, Options, Program, Tensor, Ties};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::formats::{self, OpenOptions};
 use planaria_ckpt::{
-    Casts, Error, Item, Kind, LoadOptions, SaveOptions, State, Unmatched, load, load_source, save,
+    Casts, Error, Item, Kind, LoadOptions, SaveOptions, State, Trouble, Unmatched, load, load_source, save,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Layout;
@@ -54,7 +54,7 @@ fn files() -> State {
         state.items.push(Item::whole(Kind::Parameter, name, &array(number * 30, shape, dtype)));
         let moment = array(number * 30 + 500, shape, DType::F32);
         state.items.push(Item::whole(Kind::Slot("moment1_0".into()), name, &moment));
-        let power = Array::from_slice(&[number as f32], &[1]).unwrap();
+        let power = Array::from_slice(&[if number == 1 { 0.0 } else { number as f32 }], &[1]).unwrap();
         state.items.push(Item::whole(Kind::Slot("beta1_pow_acc_0".into()), name, &power));
     }
     state
@@ -123,6 +123,28 @@ fn transposed_and_fused_inside_ranged_reads_and_undone_by_the_inverse() {
             files
         };
         assert!(model(FOLDER) == model(&again), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn tensors_that_become_one_must_agree_about_their_steps() {
+    let store = Object::memory();
+    let mut files = files();
+    let is_power = |item: &&mut Item| item.name == "up" && item.kind == Kind::Slot("beta1_pow_acc_0".into());
+    let power = files.items.iter_mut().find(is_power).unwrap();
+    power.pieces[0].array = Array::from_slice(&[7.0f32], &[1]).unwrap();
+    save(&*alone(), &store, FOLDER, &files, &SaveOptions::default()).unwrap();
+    let mapping = Arc::new(fused());
+    let ends = threads::run(2, |world| {
+        let mut state = fused_state(["S1x2", "S0"], 2, world.rank(), false);
+        let options = LoadOptions { mapping: Some(mapping.clone()), ..LoadOptions::default() };
+        load(&*world, &store, FOLDER, &mut state, &options).unwrap_err()
+    });
+    for end in ends {
+        let said = end.to_string();
+        assert!(matches!(end, Error::Rank { kind: Trouble::Request, .. }), "{said}");
+        let names = ["'optimizer:gate/beta1_pow_acc_0'", "'optimizer:up/beta1_pow_acc_0'", "differ"];
+        assert!(names.iter().all(|name| said.contains(name)), "{said}");
     }
 }
 

@@ -135,7 +135,7 @@ fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
 }
 
 fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
-    use planaria_ckpt::Error;
+    use planaria_ckpt::{Error, Trouble};
     let damaged = |hint: &str| (Exit::Damaged, Some(hint.to_string()));
     match error {
         Error::Store(error) => of_store(error),
@@ -150,6 +150,14 @@ fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
             (Exit::Usage, Some("docs/concepts/mapping.md explains the language".to_string()))
         }
         Error::Comm(_) => (Exit::PeerLost, None),
+        Error::Rank { kind, .. } => match kind {
+            Trouble::Damage => {
+                damaged("the checkpoint was changed or not written to its end; use the one before it")
+            }
+            Trouble::Ranks => (Exit::PeerLost, None),
+            Trouble::Storage => (Exit::Negative, None),
+            _ => (Exit::Usage, None),
+        },
         Error::Array(_) | Error::Stopped => (Exit::Negative, None),
         Error::Torn { .. } => {
             damaged("the save was not finished or lost a file; use the checkpoint before it")
@@ -162,6 +170,7 @@ fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
         | Error::Tiles { .. }
         | Error::Mismatch { .. }
         | Error::Duplicate { .. }
+        | Error::Member { .. }
         | Error::Damaged { .. } => {
             damaged("the file was changed or not written to its end; copy it again from where it came from")
         }
@@ -217,6 +226,9 @@ mod tests {
         assert_eq!(classify(&usage), (Exit::Usage, Some("do this".to_string())));
         assert_eq!(classify(&anyhow::anyhow!("anything")).0, Exit::Negative);
         assert_eq!(Exit::Signal(2).code(), 130);
+        let (kind, message) = (planaria_ckpt::Trouble::Damage, "torn".to_string());
+        let peer = planaria_ckpt::Error::Rank { rank: 3, kind, message };
+        assert_eq!(classify(&Error::from(peer)).0, Exit::Damaged);
     }
 
     #[test]

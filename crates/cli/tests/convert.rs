@@ -218,3 +218,42 @@ fn memory_stays_below_the_bound() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(peak < 64_000 + 48_000, "{peak} kB at the peak, of 256 MB read");
 }
+
+#[test]
+fn a_mapping_carries_the_state_of_its_tensors_and_names_what_it_cannot() {
+    let folder = tempfile::tempdir().unwrap();
+    let (map, target) = (folder.path().join("m.aoa"), folder.path().join("out"));
+    fs::write(&map, "q^T -> turned\nk -> _\n_ -> fresh\n").unwrap();
+    let ran = planaria(&[
+        "convert",
+        "formats/unified",
+        text(&target),
+        "--to",
+        "paddle-unified",
+        "--map",
+        text(&map),
+    ]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("1 tensor left out ('fresh' is one)"), "{}", ran.err);
+    let shown = succeed(&["inspect", text(&target)]);
+    for name in ["turned/moment1_0", "turned/beta1_pow_acc_0", "turned  "] {
+        assert!(shown.contains(name), "{name} in {shown}");
+    }
+    let refused = planaria(&["convert", "formats/unified", "x", "--to", "dcp", "--betas", "0.9"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("0.9,0.999"), "{}", refused.err);
+}
+
+#[test]
+fn damage_in_a_torch_archive_is_named_and_exits_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nested.pt");
+    let mut bytes = fs::read(root().join("testdata/formats/nested.pt")).unwrap();
+    // In the first float of the bf16 tensor or its neighbour: any byte of a data member will do.
+    let at = bytes.windows(6).position(|window| window == b"data/0").unwrap() + 200;
+    bytes[at] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    let ran = planaria(&["verify", text(&file)]);
+    assert_eq!(ran.code, Some(3), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("is damaged: member ") && ran.out.contains("CRC-32"), "{}", ran.out);
+}

@@ -187,9 +187,13 @@ fn verify_finds_a_flipped_bit_and_names_tensor_and_bytes() {
 #[test]
 fn verify_checks_the_structure_of_other_formats() {
     let sound = succeed(&["verify", "torch-dcp/dtensor2"]);
-    assert_eq!(sound, "sound: 13 tensors in 2 files, structure checked; this format has no checksums\n");
+    assert_eq!(sound, "sound: 13 tensors in 2 files, 6.4 kB compared with their checksums\n");
+    let sound = succeed(&["verify", "paddle-checkpoints/tp2"]);
+    assert!(sound.ends_with("structure checked; this format has no checksums\n"), "{sound}");
     let ran = planaria(&["verify", "paddle-checkpoints/torn_meta_only2"]);
     assert_eq!(ran.code, Some(3), "{}", ran.out);
     assert!(ran.out.starts_with("damaged: the checkpoint is torn: "), "{}", ran.out);
     assert_eq!(planaria(&["verify", "nowhere"]).code, Some(2));
+    let ran = planaria(&["verify", "torch-dcp/dtensor2/__0_0.distcp"]);
+    assert!(ran.code == Some(2) && ran.err.contains("name its folder"), "{}", ran.err);
 }

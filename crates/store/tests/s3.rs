@@ -80,3 +80,14 @@ fn s3_conforms() {
     // A server that is gone is an error that may pass, within a bounded time.
     assert!(store.read("COMMIT", 10).unwrap_err().is_transient());
 }
+
+/// No request is made until something is read.
+#[cfg(all(feature = "gcs", feature = "azure"))]
+#[test]
+fn urls_of_other_clouds_name_their_buckets() {
+    let urls = ["gs://bucket/run/step-1", "abfss://container@account.dfs.core.windows.net/run/step-1"];
+    for url in urls {
+        let store = planaria_store::open(url).unwrap();
+        assert_eq!(store.address(), url);
+    }
+}

@@ -1,11 +1,13 @@
 //! Tensors to be written, and where their values come from: one tensor of the source, or a mapping over several.
 
-use crate::error::Result;
-use crate::formats::{Key, Part, Source};
+use super::clock::{Face, Steps};
+use crate::error::{Error, Result};
+use crate::formats::{Key, Source, Target};
 use crate::stream::{Feed, row_strides};
 use planaria_aoa::{Mapping, Piece};
 use planaria_array::Array;
-use planaria_layout::{DType, Region, Runs, Shape};
+use planaria_layout::{DType, Region, Shape};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A tensor to be written.
@@ -22,8 +24,12 @@ pub(crate) struct Made {
 pub(crate) enum Origin {
     /// The same tensor of the source, perhaps under another name and with a cast.
     Same(Key),
-    /// What the mapping makes under the name `target` of the tensors of one part.
-    Mapped { mapping: Arc<Mapping>, target: String, part: Part, casts: Casts },
+    /// What the mapping makes under the name `target` of the tensors that stand in `keys` for its sources.
+    Mapped { mapping: Arc<Mapping>, target: String, keys: Arc<BTreeMap<String, Key>>, casts: Casts },
+    /// The value that all of these hold.
+    Agreed(Vec<Key>),
+    /// The steps a weight has taken, as another framework keeps them.
+    Clock(Steps, Face),
 }
 
 /// Whether the casts of a mapping apply: full-precision copies keep their precision.
@@ -48,11 +54,21 @@ impl Made {
             |stored: DType| if stored == self.dtype { 0 } else { stored.size().div_ceil(self.dtype.size()) };
         match &self.from {
             Origin::Same(key) => ratio(dtype(key)),
-            Origin::Mapped { mapping, target, part, .. } => {
+            Origin::Mapped { mapping, target, keys, .. } => {
                 let names = mapping.sources_of(target).unwrap_or_default();
-                let keys = names.into_iter().map(|name| Key { part: *part, name: name.to_string() });
-                keys.map(|key| ratio(dtype(&key))).max().unwrap_or(0)
+                let keys = names.into_iter().filter_map(|name| keys.get(name));
+                keys.map(|key| ratio(dtype(key))).max().unwrap_or(0)
             }
+            Origin::Agreed(_) | Origin::Clock(..) => 0,
+        }
+    }
+
+    /// The tensor of the source that holds its values as they are, or one of several that agree.
+    pub(crate) fn only_source(&self) -> Option<&Key> {
+        match &self.from {
+            Origin::Same(key) => Some(key),
+            Origin::Agreed(keys) => keys.first(),
+            _ => None,
         }
     }
 
@@ -72,39 +88,74 @@ impl Made {
         scratch: &mut Scratch,
     ) -> Result<()> {
         match &self.from {
-            Origin::Same(key) => {
-                let stored = feed.source().get(key)?.dtype;
-                if stored == self.dtype {
-                    return feed.region(key, want, out, &mut scratch.reads);
-                }
-                scratch.bytes.resize(want.numel() * stored.size(), 0);
-                feed.region(key, want, &mut scratch.bytes, &mut scratch.reads)?;
-                let mut at = 0;
-                cast(&scratch.bytes, stored, &[self.dtype], |bytes| {
-                    out[at..at + bytes.len()].copy_from_slice(bytes);
-                    at += bytes.len();
-                })
-            }
-            Origin::Mapped { mapping, target, part, casts } => {
+            Origin::Same(key) => self.copy(feed, key, want, out, scratch),
+            Origin::Mapped { mapping, target, keys, casts } => {
                 for piece in mapping.pieces(target, want)? {
-                    self.put(feed, (&piece, *part, *casts), want, out, scratch)?;
+                    let missing = || Error::NoTensor { tensor: piece.source.to_string() };
+                    let key = keys.get(piece.source).ok_or_else(missing)?;
+                    self.put(feed, (&piece, key, *casts), want, out, scratch)?;
                 }
                 Ok(())
             }
+            Origin::Agreed(keys) => {
+                let Some(first) = keys.first() else { return Ok(()) };
+                self.copy(feed, first, want, out, scratch)?;
+                let mut other = vec![0; out.len()];
+                for key in &keys[1..] {
+                    let whole = Region::whole(&feed.source().get(key)?.shape);
+                    self.copy(feed, key, &whole, &mut other, scratch)?;
+                    if other != out {
+                        return Err(self.disagree(first, key));
+                    }
+                }
+                Ok(())
+            }
+            Origin::Clock(steps, face) => {
+                let value = Array::from_slice(&[steps.value(feed, *face)?], &[1])?.cast(self.dtype)?;
+                out.copy_from_slice(&value.bytes()?);
+                Ok(())
+            }
         }
+    }
+
+    /// Tensors that become one have taken the same steps, or nothing is right about what they would have in common.
+    fn disagree(&self, first: &Key, second: &Key) -> Error {
+        let (first, second) = (first.to_string(), second.to_string());
+        Error::Disagree { tensor: self.key.to_string(), first, second }
+    }
+
+    /// A box of a tensor of the source, with a cast where it is needed.
+    fn copy(
+        &self,
+        feed: &Feed<'_>,
+        key: &Key,
+        want: &Region,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let stored = feed.source().get(key)?.dtype;
+        if stored == self.dtype {
+            return feed.region(key, want, out, &mut scratch.reads);
+        }
+        scratch.bytes.resize(want.numel() * stored.size(), 0);
+        feed.region(key, want, &mut scratch.bytes, &mut scratch.reads)?;
+        let mut at = 0;
+        cast(&scratch.bytes, stored, &[self.dtype], |bytes| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        })
     }
 
     /// One piece of a mapped tensor: rearranged while it is read where that is possible.
     fn put(
         &self,
         feed: &Feed<'_>,
-        (piece, part, casts): (&Piece<'_>, Part, Casts),
+        (piece, key, casts): (&Piece<'_>, &Key, Casts),
         want: &Region,
         out: &mut [u8],
         scratch: &mut Scratch,
     ) -> Result<()> {
-        let key = Key { part, name: piece.source.to_string() };
-        let stored = feed.source().get(&key)?.dtype;
+        let stored = feed.source().get(key)?.dtype;
         let mut chain: Vec<DType> = if casts == Casts::Apply { piece.casts.to_vec() } else { Vec::new() };
         chain.push(self.dtype);
         let plain = chain.iter().all(|dtype| *dtype == stored);
@@ -113,49 +164,23 @@ impl Made {
             let strides = row_strides(&want.extents(), stored.size());
             let to: usize = (0..want.ndim()).map(|d| (piece.to.lo()[d] - want.lo()[d]) * strides[d]).sum();
             let strides = turned(order, &strides);
-            return feed.place(&key, &piece.from, out, (to, &strides), &mut scratch.reads);
+            return feed.place(key, &piece.from, out, (to, &strides), &mut scratch.reads);
         }
         // As a block of its own first: rearranged, then cast to where it belongs.
         scratch.bytes.resize(piece.from.numel() * stored.size(), 0);
         if let Some(order) = &order {
             let strides = turned(order, &row_strides(&piece.to.extents(), stored.size()));
-            feed.place(&key, &piece.from, &mut scratch.bytes, (0, &strides), &mut scratch.reads)?;
+            feed.place(key, &piece.from, &mut scratch.bytes, (0, &strides), &mut scratch.reads)?;
         } else {
             let mut block = vec![0; scratch.bytes.len()];
-            feed.region(&key, &piece.from, &mut block, &mut scratch.reads)?;
+            feed.region(key, &piece.from, &mut block, &mut scratch.reads)?;
             let size = stored.size();
             for (to, from) in piece.order().into_iter().enumerate() {
                 scratch.bytes[to * size..][..size].copy_from_slice(&block[from * size..][..size]);
             }
         }
-        let mut target = Target { runs: piece.to.runs(want), at: 0, left: 0, size: self.dtype.size(), out };
+        let mut target = Target::new(piece.to.runs(want), self.dtype.size(), out);
         cast(&scratch.bytes, stored, &chain, |bytes| target.put(bytes))
-    }
-}
-
-/// Where the elements of a box stand in a larger one, filled from its first to its last element.
-struct Target<'a> {
-    runs: Runs,
-    /// Next byte and bytes left of the current run.
-    at: usize,
-    left: usize,
-    size: usize,
-    out: &'a mut [u8],
-}
-
-impl Target<'_> {
-    fn put(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            if self.left == 0 {
-                let Some((start, count)) = self.runs.next() else { return };
-                (self.at, self.left) = (start * self.size, count * self.size);
-            }
-            let (now, later) = bytes.split_at(bytes.len().min(self.left));
-            self.out[self.at..self.at + now.len()].copy_from_slice(now);
-            self.at += now.len();
-            self.left -= now.len();
-            bytes = later;
-        }
     }
 }
 

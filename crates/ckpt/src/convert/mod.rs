@@ -3,27 +3,34 @@
 //! [`plan`] decides every byte's place and checks that all of it can be made; it reads no data. [`Conversion::run`]
 //! then fills the files. The caller chooses a folder that nobody reads yet and moves it into place afterwards.
 
+mod clock;
 mod engine;
 mod late;
 mod made;
+mod mapped;
 mod names;
 mod ours;
 mod sums;
+mod torch;
 
 use crate::error::{Error, Result};
 use crate::folder;
+use crate::formats::roles::{Roles, part_key};
 use crate::formats::write::{self, Draft, Wanted};
-use crate::formats::{Format, Key, Part, Source};
+use crate::formats::{Key, Part, STATE, Source};
 use crate::manifest::Role;
+use crate::state::Kind;
 use crate::stream::Feed;
 use engine::{Crew, Spread, Work};
-use made::{Casts, Made, Origin};
+use made::{Made, Origin};
+use mapped::{Mapped, mapped};
 use ours::Small;
-use planaria_aoa::{Catalog, Options, Program, Tensor};
+use planaria_aoa::Program;
 use planaria_layout::{DType, Layout, Region};
 use planaria_store::{PutMode, Store, StoreExt, join};
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use torch::{Torch, is_torch};
 
 /// What to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +60,19 @@ pub enum Cut {
 /// What to change on the way.
 #[derive(Clone, Debug)]
 pub struct ConvertOptions {
-    /// Element type of all floating point tensors; none: as they are.
+    /// Element type of the floating point tensors of the model; none: as they are. Master weights, moving averages and
+    /// optimizer state keep theirs.
     pub dtype: Option<DType>,
     /// Most bytes in one file, unless a single tensor is larger.
     pub max_shard_size: u64,
     /// How tensors are cut.
     pub cut: Cut,
-    /// Says how the tensors of the model become others.
+    /// Says how the tensors of the model become others. What goes with a tensor goes the same way: master weights, moving
+    /// averages, optimizer state.
     pub mapping: Option<Program>,
+    /// The betas of the optimizer, where powers of them must become a number of steps or the other way round; none: as
+    /// the checkpoint says.
+    pub betas: Option<(f64, f64)>,
     /// Bytes of memory to stay below.
     pub max_memory: u64,
 }
@@ -68,7 +80,36 @@ pub struct ConvertOptions {
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
         let (max_shard_size, max_memory) = (5_000_000_000, 256_000_000);
-        ConvertOptions { dtype: None, max_shard_size, cut: Cut::Whole, mapping: None, max_memory }
+        ConvertOptions {
+            dtype: None,
+            max_shard_size,
+            cut: Cut::Whole,
+            mapping: None,
+            betas: None,
+            max_memory,
+        }
+    }
+}
+
+impl ConvertOptions {
+    /// Refuses what nothing can be made of.
+    fn check(&self) -> Result<()> {
+        let refuse = |what: String| Err(Error::Request { what });
+        if self.max_memory < LEAST_MEMORY {
+            return refuse(format!(
+                "{} bytes of memory are too few; {LEAST_MEMORY} are needed",
+                self.max_memory
+            ));
+        }
+        if self.max_shard_size == 0 {
+            return refuse("files of 0 bytes hold nothing; choose a larger size".to_string());
+        }
+        match self.dtype {
+            Some(dtype) if !dtype.is_float() => refuse(format!(
+                "{dtype} is no floating point type, and the values are; choose one such as bf16"
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -94,6 +135,8 @@ pub struct Conversion<'s> {
     draft: Draft,
     left_out: Vec<(Key, &'static str)>,
     warnings: Vec<String>,
+    /// What our folders hold beside tensors.
+    about: Value,
     max_memory: u64,
 }
 
@@ -102,25 +145,8 @@ const LEAST_MEMORY: u64 = 16_000_000;
 
 /// Plans a conversion; reads no tensor data.
 pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<Conversion<'s>> {
-    if options.max_memory < LEAST_MEMORY {
-        let what = format!("{} bytes of memory are too few; {LEAST_MEMORY} are needed", options.max_memory);
-        return Err(Error::Request { what });
-    }
-    let mut left_out = Vec::new();
-    let mut warnings = Vec::new();
-    let mut made = match &options.mapping {
-        Some(program) => mapped(source, program, &mut left_out, &mut warnings)?,
-        None => {
-            source.tensors.iter().map(|(key, entry)| Made::same(key, entry.dtype, &entry.shape)).collect()
-        }
-    };
-    names::translate(source.format, to, &mut made);
-    if to == To::HuggingFace {
-        names::masters_for_missing(&mut made);
-    }
-    if let Some(dtype) = options.dtype {
-        made.iter_mut().filter(|made| made.dtype.is_float()).for_each(|made| made.dtype = dtype);
-    }
+    options.check()?;
+    let (Mapped { mut made, mut left_out, warnings, .. }, torch, about) = make(source, to, options)?;
     made.retain(|made| match unfit(to, made.key.part) {
         Some(why) => {
             left_out.push((made.key.clone(), why));
@@ -139,16 +165,68 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
     let draft = match to {
         To::HuggingFace => write::hugging_face(&wanted, options.max_shard_size)?,
         To::PaddleUnified => write::unified(&wanted, options.max_shard_size)?,
-        To::TorchDcp => write::dcp(&wanted, &values(source), options.max_shard_size),
+        To::TorchDcp => write::dcp(&wanted, &torch.values, options.max_shard_size),
         To::Planaria => write::planaria(&wanted, options.max_shard_size)?,
     };
-    Ok(Conversion { source, to, made, draft, left_out, warnings, max_memory: options.max_memory })
+    let max_memory = options.max_memory;
+    Ok(Conversion { source, to, made, draft, left_out, warnings, about, max_memory })
 }
 
-impl Made {
-    fn same(key: &Key, dtype: DType, shape: &planaria_layout::Shape) -> Made {
-        Made { key: key.clone(), dtype, shape: shape.clone(), from: Origin::Same(key.clone()) }
+/// The tensors to be written under the names they are to have, and what goes with them: torch's values, and what our folders
+/// hold beside tensors.
+fn make(source: &Source, to: To, options: &ConvertOptions) -> Result<(Mapped, Torch, Value)> {
+    let roles = Roles::of(source);
+    let mut about = source.extra.get(STATE).cloned().unwrap_or(Value::Null);
+    let mut torch = Torch::of(source, &roles, &about);
+    // A torch checkpoint that stays one keeps all its names.
+    let keep = to == To::TorchDcp && is_torch(source) && options.mapping.is_none();
+    let mut all = match &options.mapping {
+        Some(program) => mapped(source, &roles, program)?,
+        None => Mapped { made: unmapped(source, &roles, keep), ..Mapped::default() },
+    };
+    if options.mapping.is_some() {
+        torch.rename(&all.became);
+        ours::rename(&mut about, &all.became, &mut all.warnings);
     }
+    if to == To::HuggingFace {
+        names::masters_for_missing(&mut all.made);
+    }
+    if let Some(dtype) = options.dtype {
+        let is_model = |key: &Key| match keep {
+            true => roles.get(key).kind == Kind::Parameter,
+            false => key.part == Part::Model,
+        };
+        let cast = all.made.iter_mut().filter(|made| made.dtype.is_float() && is_model(&made.key));
+        cast.for_each(|made| made.dtype = dtype);
+    }
+    if !keep {
+        torch.add_groups(&about["config"], &names::trained(&all.made));
+        let (step, betas) = (run_step(source, &about), options.betas);
+        let target = names::Target { to, torch: &torch, about: &about, step, betas };
+        all.warnings.extend(target.translate(&mut all.made)?);
+    }
+    if is_torch(source) || !about["extra"]["torch"].is_null() {
+        about["extra"]["torch"] = torch.to_json();
+    }
+    Ok((all, torch, about))
+}
+
+/// Steps of the run, as our folders and Paddle's trainer tell them.
+fn run_step(source: &Source, about: &Value) -> Option<u64> {
+    let trainer = || source.extra.get("trainer_state.json")?["global_step"].as_u64();
+    about["step"].as_u64().or_else(trainer)
+}
+
+/// Every tensor as it is, under the key of what it is to a training unless all names stay.
+fn unmapped(source: &Source, roles: &Roles, keep: bool) -> Vec<Made> {
+    let key = |key: &Key| if keep { key.clone() } else { part_key(&roles.get(key)) };
+    let made = source.tensors.iter().map(|(name, entry)| Made {
+        key: key(name),
+        dtype: entry.dtype,
+        shape: entry.shape.clone(),
+        from: Origin::Same(name.clone()),
+    });
+    made.collect()
 }
 
 /// Why a format has no place for a part.
@@ -161,56 +239,6 @@ fn unfit(to: To, part: Part) -> Option<&'static str> {
     }
 }
 
-/// What the mapping makes of the model, and of its full-precision copies, which move the same way without casts.
-fn mapped(
-    source: &Source,
-    program: &Program,
-    left_out: &mut Vec<(Key, &'static str)>,
-    warnings: &mut Vec<String>,
-) -> Result<Vec<Made>> {
-    let mut made = Vec::new();
-    for part in [Part::Model, Part::MasterWeights, Part::Ema] {
-        let entries = source.tensors.iter().filter(|(key, _)| key.part == part);
-        let catalog: Catalog = entries
-            .map(|(key, entry)| {
-                let starts: Vec<&[usize]> = entry.tiles.boxes().map(|(region, _)| region.lo()).collect();
-                (key.name.as_str(), Tensor::new(entry.shape.clone(), entry.dtype).with_offsets(starts))
-            })
-            .collect();
-        if catalog.is_empty() {
-            continue;
-        }
-        let mapping = Arc::new(program.compile(&catalog, None, &Options::default())?);
-        if part == Part::Model && !mapping.warnings().is_empty() {
-            warnings.push(mapping.warnings().render());
-        }
-        let casts = if part == Part::Model { Casts::Apply } else { Casts::Skip };
-        for target in mapping.targets().iter().filter(|target| target.is_loaded()) {
-            let (key, shape) =
-                (Key { part, name: target.name().to_string() }, target.tensor().shape().clone());
-            let first =
-                mapping.sources_of(target.name())?.first().map(|name| Key { part, name: name.to_string() });
-            let stored = first.and_then(|key| source.tensors.get(&key)).map(|entry| entry.dtype);
-            let dtype = if casts == Casts::Apply { target.tensor().dtype().or(stored) } else { stored };
-            let dtype = dtype.ok_or_else(|| Error::NoTensor { tensor: key.to_string() })?;
-            made.push(Made {
-                key,
-                dtype,
-                shape,
-                from: Origin::Mapped {
-                    mapping: mapping.clone(),
-                    target: target.name().to_string(),
-                    part,
-                    casts,
-                },
-            });
-        }
-    }
-    let optimizer = source.tensors.keys().filter(|key| key.part == Part::Optimizer);
-    left_out.extend(optimizer.map(|key| (key.clone(), "a mapping speaks of the model alone")));
-    Ok(made)
-}
-
 /// No two tensors under one name.
 fn check_names(made: &[Made]) -> Result<()> {
     let mut seen: BTreeMap<&Key, &Made> = BTreeMap::new();
@@ -218,7 +246,7 @@ fn check_names(made: &[Made]) -> Result<()> {
         if let Some(first) = seen.insert(&made.key, made) {
             let origin = |made: &Made| match &made.from {
                 Origin::Same(key) => key.to_string(),
-                Origin::Mapped { .. } => "the mapping".to_string(),
+                _ => "the mapping".to_string(),
             };
             let (first, second) = (origin(first), origin(made));
             return Err(Error::Duplicate { tensor: made.key.to_string(), first, second });
@@ -251,8 +279,8 @@ fn wanted(
                 tiles.map(|(region, from)| (from.first().map_or(0, |e| e.file), region.clone())).collect();
             if boxes.is_empty() { whole } else { boxes }
         }
-        (Cut::AsHeld, Origin::Mapped { .. }) => whole,
-        (Cut::Layouts(layouts), _) => match layouts.get(&made.key) {
+        (Cut::AsHeld, _) => whole,
+        (Cut::Layouts(layouts), _) => match made.only_source().and_then(|key| layouts.get(key)) {
             Some(layout) => held(layout, made.dtype, loads).map_err(wrong)?,
             None => whole,
         },
@@ -284,13 +312,6 @@ fn held(
         (owner, region)
     });
     Ok(owned.collect())
-}
-
-/// Python values that the source holds beside its tensors, not what describes its files.
-fn values(source: &Source) -> BTreeMap<String, serde_json::Value> {
-    let objects = matches!(source.format, Format::TorchDcp | Format::TorchSave);
-    let own = source.extra.iter().filter(|(name, _)| objects && !source.files.contains(name));
-    own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 impl Conversion<'_> {
@@ -339,9 +360,21 @@ impl Conversion<'_> {
             small.push(Small::new(name, bytes, Role::Index));
         }
         match self.to {
-            To::Planaria => ours::commit((store, folder), self.source, &self.made, &files, small),
+            To::Planaria => ours::commit((store, folder), &self.about_all()?, &self.made, &files, small),
             _ => Ok(store.delete(&mark)?),
         }
+    }
+
+    /// What our folder holds beside tensors. Where nobody says how far the run had come, its optimizer does.
+    fn about_all(&self) -> Result<Value> {
+        let mut about = self.about.clone();
+        if about["step"].is_null() {
+            let counts = self.made.iter().filter(|made| made.key.name.ends_with("/step"));
+            let keys: Vec<Key> = counts.filter_map(|made| made.only_source().cloned()).collect();
+            let counted = clock::common_step(self.source, &keys)?;
+            about["step"] = counted.or_else(|| run_step(self.source, &about)).into();
+        }
+        Ok(about)
     }
 
     /// The small files that belong to a model go with it.

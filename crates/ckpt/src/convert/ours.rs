@@ -11,8 +11,8 @@ use crate::manifest::{
 use crate::state::{Kind, State, TensorKey};
 use planaria_layout::Region;
 use planaria_store::{Store, checksum};
-use serde_json::Value;
-use std::collections::BTreeSet;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes under one checksum.
 pub(super) const BLOCK: u64 = SUM_BLOCK;
@@ -31,9 +31,8 @@ impl Small {
     }
 }
 
-/// What our folders say beside their tensors, where the source is one of them.
-fn state_of(source: &Source) -> State {
-    let about = source.extra.get(STATE).unwrap_or(&Value::Null);
+/// What our folders say beside their tensors, as far as it is known.
+fn state_of(about: &Value) -> State {
     let mut state = State::new(Vec::new());
     let number = |name: &str| about[name].as_u64().unwrap_or(0);
     (state.step, state.samples, state.tokens) = (number("step"), number("samples"), number("tokens"));
@@ -65,25 +64,39 @@ fn tensor_key(key: &Key, buffers: &BTreeSet<&str>) -> TensorKey {
     TensorKey { kind, name: name.to_string() }
 }
 
-/// The key under which our folders hold a tensor, so that it comes back under the same one.
-pub(super) fn in_file(key: &Key) -> String {
-    tensor_key(key, &BTreeSet::new()).in_file()
+/// Buffers and ties under the names that a mapping gives them.
+pub(super) fn rename(about: &mut Value, became: &BTreeMap<String, Vec<String>>, warnings: &mut Vec<String>) {
+    if about.is_null() {
+        return;
+    }
+    let buffers = about["buffers"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let buffers: Vec<&String> = buffers.filter_map(|name| became.get(name)).flatten().collect();
+    let buffers = json!(buffers);
+    about["buffers"] = buffers;
+    let ties = about["tied"].as_object().cloned().unwrap_or_default();
+    let stays = |name: &Value| {
+        let name = name.as_str().unwrap_or_default();
+        became.get(name).is_some_and(|names| names.iter().any(|new| new == name))
+    };
+    let (kept, lost): (Vec<_>, Vec<_>) = ties.into_iter().partition(|(_, name)| stays(name));
+    for (alias, name) in lost {
+        warnings.push(format!("the mapping changes {name}, so '{alias}' is not tied to it any more"));
+    }
+    about["tied"] = Value::Object(kept.into_iter().collect());
 }
 
 /// Writes the manifest and commits.
 pub(super) fn commit(
     (store, folder): (&dyn Store, &str),
-    source: &Source,
+    about: &Value,
     made: &[Made],
     files: &[(&NewFile, Vec<u32>)],
     small: Vec<Small>,
 ) -> Result<()> {
     let writers = files.len().max(1);
-    let mut manifest = Manifest::new(&state_of(source), writers);
-    let about = source.extra.get(STATE);
-    manifest.derive = about.and_then(|about| serde_json::from_value(about["derive"].clone()).ok()).flatten();
-    let buffers = about.map(|about| &about["buffers"]);
-    let buffers = buffers.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let mut manifest = Manifest::new(&state_of(about), writers);
+    manifest.derive = serde_json::from_value(about["derive"].clone()).ok().flatten();
+    let buffers = about["buffers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     manifest.tensors = made
         .iter()
         .map(|made| TensorRecord::new(&tensor_key(&made.key, &buffers), made.dtype, &made.shape))

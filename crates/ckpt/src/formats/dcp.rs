@@ -26,6 +26,12 @@ struct Item {
     len: u64,
 }
 
+impl Item {
+    fn place(&self, file: &str) -> (String, u64, u64) {
+        (file.to_string(), self.offset, self.offset.saturating_add(self.len))
+    }
+}
+
 /// A chunk: its tensor and its offsets. Objects, and tensors of some writers, have no offsets.
 type Place = (String, Option<Vec<usize>>);
 
@@ -65,6 +71,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
         for item in &metadata.items(name, None)?[..1] {
             let full = join(&builder.folder, &item.file);
             let pickled = archives.open(&builder, item)?;
+            builder.archives.insert(item.place(&full));
             walk(&mut builder, &pickled, &full, name)?;
         }
     }
@@ -84,9 +91,10 @@ impl Archives {
     }
 
     /// The tensor of an item: a `torch.save` archive, or one of the tensors of a safetensors file, by name.
-    fn tensor(&mut self, builder: &Builder, item: &Item, name: &str) -> Result<Option<Stored>> {
+    fn tensor(&mut self, builder: &mut Builder, item: &Item, name: &str) -> Result<Option<Stored>> {
         let file = self.file(builder, item)?;
         if looks_like_zip(file)? {
+            builder.archives.insert(item.place(&join(&builder.folder, &item.file)));
             let pickled = self.open(builder, item)?;
             return pickled.tensor(pickled.tree.root());
         }

@@ -46,6 +46,10 @@ fn open_file(store: &Arc<dyn Store>, folder: &str, name: &str) -> Result<Source>
     if name.ends_with(".safetensors") {
         return safetensors::open_file(store, folder, name);
     }
+    if name.ends_with(".distcp") {
+        let found = "it is one file of a distributed checkpoint; name its folder".to_string();
+        return Err(Error::UnknownFormat { at: join(folder, name), found });
+    }
     if zip::looks_like_zip(&*store.reader(&join(folder, name))?)? {
         return torch::open_file(store, folder, &names);
     }

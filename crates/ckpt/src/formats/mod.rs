@@ -4,6 +4,7 @@
 //! the same plan as loading our own. Opening reads headers and metadata, never tensor data, and refuses what
 //! is torn, overlapping or contradictory.
 
+mod archives;
 mod dcp;
 mod flex;
 mod folder;
@@ -13,6 +14,7 @@ mod ours;
 mod paddle;
 pub mod pickle;
 mod read;
+pub(crate) mod roles;
 mod safetensors;
 mod shards;
 mod source;
@@ -22,4 +24,5 @@ mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
 pub(crate) use ours::{FileSums, STATE};
+pub(crate) use read::Target;
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};

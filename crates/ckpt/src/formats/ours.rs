@@ -1,10 +1,11 @@
 //! Our own folders as a source: whatever reads the formats of others reads them too.
 
-use super::source::{Builder, Format, Key, Part, Source, Stored};
+use super::roles::part_key;
+use super::source::{Builder, Format, Source, Stored};
 use crate::error::{Error, Result};
 use crate::folder;
 use crate::manifest::{Checkpoint, Role};
-use crate::state::{Kind, TensorKey};
+use crate::state::Kind;
 use planaria_store::{Store, join};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -20,17 +21,6 @@ pub(crate) struct FileSums {
     pub(crate) block: u64,
     /// CRC-32C of each block.
     pub(crate) sums: Vec<u32>,
-}
-
-/// The key under which a tensor of ours is known as one of a source.
-fn key_of(key: &TensorKey) -> Key {
-    let part = match key.kind {
-        Kind::Parameter | Kind::Buffer => Part::Model,
-        Kind::Master => Part::MasterWeights,
-        Kind::Slot(_) => Part::Optimizer,
-        Kind::Ema => Part::Ema,
-    };
-    Key { part, name: key.in_file() }
 }
 
 /// A folder that was begun and not finished.
@@ -59,7 +49,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, at: &str) -> Result<Source> {
     let mut builder = Builder::new(store, at, Format::Planaria);
     builder.extra.insert(STATE.to_string(), about(&checkpoint));
     for (key, tensor) in &checkpoint.tensors {
-        let key = key_of(key);
+        let key = part_key(key);
         builder.declare(&key, "manifest.json", tensor.dtype, &tensor.shape)?;
         for tile in &tensor.tiles {
             let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };

@@ -25,7 +25,7 @@ impl Source {
         let mut out = vec![0; want.numel() * size];
         for piece in pieces {
             let file = self.file(&piece.tile.holder)?;
-            let mut to = Target { runs: piece.region.runs(want), at: 0, left: 0, size, out: &mut out };
+            let mut to = Target::new(piece.region.runs(want), size, &mut out);
             for (offset, len) in piece.byte_runs(size) {
                 to.put(&file.read(offset, len as usize)?);
             }
@@ -83,7 +83,7 @@ impl Source {
 }
 
 /// Where the elements of a box stand in a larger one, filled from its first to its last element.
-struct Target<'a> {
+pub(crate) struct Target<'a> {
     runs: Runs,
     /// Next byte and bytes left of the current run.
     at: usize,
@@ -92,8 +92,14 @@ struct Target<'a> {
     out: &'a mut [u8],
 }
 
-impl Target<'_> {
-    fn put(&mut self, mut bytes: &[u8]) {
+impl<'a> Target<'a> {
+    /// The places that `runs` lists, in elements of `size` bytes.
+    pub(crate) fn new(runs: Runs, size: usize, out: &'a mut [u8]) -> Target<'a> {
+        Target { runs, at: 0, left: 0, size, out }
+    }
+
+    /// The next elements.
+    pub(crate) fn put(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.left == 0 {
                 let Some((start, count)) = self.runs.next() else { return };

@@ -212,8 +212,15 @@ fn skip(builder: &mut Builder, what: &str, why: &str) {
 
 /// Small JSON files beside the tensors belong to the model.
 fn add_json(builder: &mut Builder, names: &[String]) {
-    const CONFIG: u64 = 1 << 20;
-    for name in ["config.json", "generation_config.json", "lora_config.json", "adapter_config.json"] {
+    const CONFIG: u64 = 16 << 20;
+    const NAMES: [&str; 5] = [
+        "config.json",
+        "generation_config.json",
+        "lora_config.json",
+        "adapter_config.json",
+        "trainer_state.json",
+    ];
+    for name in NAMES {
         if !names.iter().any(|other| other == name) {
             continue;
         }

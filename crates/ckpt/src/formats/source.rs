@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Extent, Listed, Region, Shape, Tile};
 use planaria_store::{Reader, Store, check_name, join};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -193,6 +193,8 @@ pub struct Source {
     pub extra: BTreeMap<String, Value>,
     /// What was left out.
     pub skipped: Vec<Skipped>,
+    /// Archives in the files, each with checksums of its own.
+    pub(super) archives: BTreeSet<(String, u64, u64)>,
     /// Checksums of files that were written with them.
     pub(crate) sums: BTreeMap<String, Arc<FileSums>>,
 }
@@ -235,6 +237,8 @@ pub(super) struct Builder {
     tensors: BTreeMap<Key, Pending>,
     pub(super) extra: BTreeMap<String, Value>,
     pub(super) skipped: Vec<Skipped>,
+    /// File, first byte and one past the last.
+    pub(super) archives: BTreeSet<(String, u64, u64)>,
 }
 
 struct Pending {
@@ -257,6 +261,7 @@ impl Builder {
             tensors: BTreeMap::new(),
             extra: BTreeMap::new(),
             skipped: Vec::new(),
+            archives: BTreeSet::new(),
         }
     }
 
@@ -376,6 +381,7 @@ impl Builder {
             tensors,
             extra: self.extra,
             skipped: self.skipped,
+            archives: self.archives,
             sums: BTreeMap::new(),
         })
     }

@@ -258,6 +258,7 @@ pub(super) fn open_file(store: &Arc<dyn Store>, folder: &str, names: &[String]) 
             return Err(Error::Unsupported { file: full, what });
         }
         let pickled = Pickled::open(&*file, 0..file.size())?;
+        builder.archives.insert((full.clone(), 0, file.size()));
         walk(&mut builder, &pickled, &full, "")?;
     }
     builder.finish()

@@ -17,6 +17,17 @@ struct Entry {
     header: u64,
     len: u64,
     method: u16,
+    /// CRC-32 of its bytes.
+    crc: u32,
+}
+
+/// An entry and where its bytes lie in the file.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) name: String,
+    pub(super) range: Range<u64>,
+    /// CRC-32 they were written with.
+    pub(super) crc: u32,
 }
 
 /// An archive inside a file; DCP puts many of them one after the other.
@@ -159,6 +170,21 @@ impl<'a> Archive<'a> {
         }
     }
 
+    /// All entries, in the order of their bytes.
+    pub(super) fn members(&self) -> Result<Vec<Member>> {
+        let mut members = Vec::with_capacity(self.entries.len());
+        for (name, entry) in &self.entries {
+            let short = name.strip_prefix(self.folder.as_str());
+            // What lies outside the folder is none of torch's.
+            let Some((range, _)) = short.map(|short| self.find(short)).transpose()?.flatten() else {
+                continue;
+            };
+            members.push(Member { name: name.clone(), range, crc: entry.crc });
+        }
+        members.sort_by_key(|member| member.range.start);
+        Ok(members)
+    }
+
     /// Like [`Archive::find`] for an entry that must be there.
     pub(super) fn require(&self, name: &str) -> Result<Range<u64>> {
         let found = self.find(name)?;
@@ -180,6 +206,7 @@ fn directory_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
         return None;
     }
     let method = record.number::<2>(10)? as u16;
+    let crc = record.number::<4>(16)? as u32;
     let (stored, len) = (record.number::<4>(20)?, record.number::<4>(24)?);
     let name_len = record.number::<2>(28)? as usize;
     let extra_len = record.number::<2>(30)? as usize;
@@ -211,5 +238,5 @@ fn directory_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
         extra = &extra[4 + size..];
     }
     let used = 46 + name_len + extra_len + comment_len;
-    (bytes.len() >= used).then_some((name, Entry { header, len, method }, used))
+    (bytes.len() >= used).then_some((name, Entry { header, len, method, crc }, used))
 }

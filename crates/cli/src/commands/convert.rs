@@ -31,15 +31,18 @@ pub(crate) struct Args {
     /// Format to write
     #[arg(long, value_enum)]
     to: Form,
-    /// Element type of all floating point tensors, such as bf16
+    /// Element type of the floating point tensors of the model, such as bf16
     #[arg(long, value_parser = float)]
     dtype: Option<DType>,
     /// How tensors are cut: `whole`, or `as-held` by the source (dcp, planaria)
     #[arg(long, value_enum, default_value_t, value_name = "CUT")]
     layout: Held,
     /// File with a mapping
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "map", value_name = "FILE")]
     mapping: Option<String>,
+    /// Betas of the optimizer, where the checkpoint does not tell them, such as 0.9,0.95
+    #[arg(long, value_name = "BETAS", value_parser = betas)]
+    betas: Option<(f64, f64)>,
     /// Which save of a Paddle flex folder that holds several
     #[arg(long, value_name = "NUMBER")]
     uid: Option<u64>,
@@ -118,10 +121,17 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         max_shard_size: args.output.max_shard_size.0,
         cut: if args.layout == Held::AsHeld { Cut::AsHeld } else { Cut::Whole },
         mapping,
+        betas: args.betas,
         max_memory: args.output.max_memory.0,
     };
     let conversion = plan(&source, args.to.into(), &options)?;
     carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
+}
+
+fn betas(text: &str) -> Result<(f64, f64), String> {
+    let number = |text: &str| text.trim().parse().ok().filter(|beta| (0.0..1.0).contains(beta));
+    let pair = text.split_once(',').and_then(|(first, second)| Some((number(first)?, number(second)?)));
+    pair.ok_or_else(|| "expected two numbers below 1, as in 0.9,0.999".to_string())
 }
 
 fn read_mapping(path: &str) -> Result<Program> {

@@ -15,8 +15,10 @@ use serde_json::{Value, json};
 
 /// Compare two checkpoints tensor by tensor; exits 1 when they differ
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Formats and cuts may differ. Without a tolerance values must agree bit for bit.\n\
-    Element types that differ are a difference, unless `--any-dtype` is given.")]
+#[command(
+    after_help = "Formats and cuts may differ; optimizer state is compared whatever its names are in each. Without a tolerance values must agree bit for bit.\n\
+    Element types that differ are a difference, unless `--any-dtype` is given."
+)]
 pub(crate) struct Args {
     /// One checkpoint
     first: String,
@@ -42,8 +44,13 @@ fn distance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let first = checkpoint::open(&args.first, &OpenOptions::default())?;
-    let second = checkpoint::open(&args.second, &OpenOptions::default())?;
+    let mut first = checkpoint::open(&args.first, &OpenOptions::default())?;
+    let mut second = checkpoint::open(&args.second, &OpenOptions::default())?;
+    // Formats have names of their own for optimizer state.
+    let states = (first.as_state(), second.as_state());
+    if in_common(&states.0, &states.1) > in_common(&first, &second) {
+        (first, second) = states;
+    }
     let accepts =
         |key: &Key| args.filter.is_empty() || args.filter.iter().any(|filter| filter.accepts(&key.name));
     let bound = Bound { absolute: args.tolerance, relative: args.relative };
@@ -75,6 +82,11 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         print(terminal, same, &differ)?;
     }
     Ok(if differ.is_empty() { Exit::Success } else { Exit::Negative })
+}
+
+/// Number of names that both have.
+fn in_common(first: &Source, second: &Source) -> usize {
+    first.tensors.keys().filter(|key| second.tensors.contains_key(key)).count()
 }
 
 fn print(terminal: &mut Terminal, same: usize, differ: &[(Key, Verdict)]) -> Result<()> {

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 /// Check a checkpoint: every byte against its checksum, and its structure; exits 3 when it is damaged
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Our own folders have a checksum for every block. Of other formats the structure is checked: headers, \
-    missing files,\ntiles that overlap or leave a hole, copies that differ."
+    after_help = "Our own folders have a checksum for every block, the archives of torch one for every tensor. Of all \
+    formats\nthe structure is checked: headers, missing files, tiles that overlap or leave a hole, copies that differ."
 )]
 pub(crate) struct Args {
     /// Folder, file or URL of a checkpoint

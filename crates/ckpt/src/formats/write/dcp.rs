@@ -108,7 +108,7 @@ pub(crate) fn dcp(tensors: &[Wanted], values: &BTreeMap<String, Value>, limit: u
         let mut volumes = Volumes { writer, limit, files: Vec::new() };
         if writer == 0 {
             for (name, value) in values {
-                let at = volumes.add(Archive::new(&Py::from_json(value).pickled(), None), None);
+                let at = volumes.add(Archive::new(&python(name, value).pickled(), None), None);
                 items.object(name, at);
             }
         }
@@ -129,6 +129,14 @@ pub(crate) fn dcp(tensors: &[Wanted], values: &BTreeMap<String, Value>, limit: u
     }
     draft.small.push((".metadata".to_string(), items.metadata()));
     draft
+}
+
+/// A value as Python has it. JSON knows no tuples; torch's betas are one.
+fn python(name: &str, value: &Value) -> Py {
+    match Py::from_json(value) {
+        Py::List(items) if name.ends_with(".betas") => Py::Tuple(items),
+        value => value,
+    }
 }
 
 /// The files of one writer.

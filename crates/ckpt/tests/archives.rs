@@ -1,0 +1,82 @@
+//! The checksums inside torch's archives: every changed bit of a tensor is found and named.
+
+mod common;
+
+use common::{copied, opened, stored};
+use planaria_ckpt::convert::{ConvertOptions, To, plan};
+use planaria_ckpt::{Error, verify};
+use planaria_store::{Object, PutMode, Store, StoreExt};
+use std::sync::Arc;
+
+/// Flips one bit of the first byte of every tensor of a checkpoint, each time alone, and looks who is blamed.
+fn blamed(store: &Arc<dyn Store>, at: &str) {
+    let source = opened(store, at).unwrap();
+    let sound = verify(store, at).unwrap();
+    assert!(sound.is_sound() && sound.summed && sound.bytes > 0, "{sound:?}");
+    for (key, entry) in &source.tensors {
+        let Some(extent) = entry.tiles.boxes().flat_map(|(_, extents)| extents).find(|e| e.len > 0) else {
+            continue;
+        };
+        let file = &source.files[extent.file];
+        let whole = store.read(file, u64::MAX).unwrap();
+        let mut bytes = whole.clone();
+        bytes[extent.offset as usize] ^= 0x10;
+        store.put(file, &bytes, PutMode::Replace).unwrap();
+        let problems = verify(store, at).unwrap().problems;
+        let named = |problem: &Error| match problem {
+            Error::Member { tensor, file: blamed, start, end, .. } => {
+                blamed == file
+                    && (*start..*end).contains(&extent.offset)
+                    && tensor.split("', '").any(|name| name == key.to_string())
+            }
+            _ => false,
+        };
+        assert!(problems.iter().any(named), "{key}: {problems:?}");
+        store.put(file, &whole, PutMode::Replace).unwrap();
+    }
+}
+
+#[test]
+fn a_changed_bit_in_a_torch_checkpoint_is_found_and_named() {
+    let store = copied("torch-dcp");
+    for folder in ["dtensor2", "fsdp2_2", "single", "fp8_2", "nested2", "async2"] {
+        blamed(&store, folder);
+    }
+}
+
+#[test]
+fn a_changed_bit_in_a_torch_save_file_is_found_and_named() {
+    blamed(&copied("formats"), "nested.pt");
+}
+
+#[test]
+fn the_archives_that_we_write_carry_true_checksums() {
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    let from = stored("torch-dcp");
+    let source = opened(&from, "fsdp2_2").unwrap();
+    plan(&source, To::TorchDcp, &ConvertOptions::default()).unwrap().run(&*store, "dcp", &()).unwrap();
+    blamed(&store, "dcp");
+}
+
+#[test]
+fn a_changed_python_value_is_found_too() {
+    let store = copied("torch-dcp");
+    let source = opened(&store, "fsdp2_2").unwrap();
+    // The number 0.01 of a group, as a pickle has it.
+    let number = [&b"G"[..], &0.01f64.to_be_bytes()].concat();
+    let mut changed = 0;
+    for file in &source.files {
+        let mut bytes = store.read(file, u64::MAX).unwrap();
+        if let Some(at) = bytes.windows(9).position(|window| window == number) {
+            bytes[at + 8] ^= 1;
+            store.put(file, &bytes, PutMode::Replace).unwrap();
+            changed += 1;
+        }
+    }
+    assert_eq!(changed, 1, "one rank has the learning rate");
+    let problems = verify(&store, "fsdp2_2").unwrap().problems;
+    assert!(
+        matches!(&problems[..], [Error::Member { member, .. }] if member.ends_with("data.pkl")),
+        "{problems:?}"
+    );
+}
