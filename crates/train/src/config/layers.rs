@@ -138,14 +138,14 @@ impl Sources {
         }
         for (name, value) in &self.variables {
             let path = name[PREFIX.len()..].to_lowercase().replace("__", ".");
-            entries.push(given(&path, value, Origin::Variable(name.clone())));
+            given(&path, value, &Origin::Variable(name.clone()), &mut entries);
         }
         for text in &self.set {
             let (key, value) = text.split_once('=').ok_or_else(|| Error::Syntax {
                 origin: "--set".into(),
                 what: format!("`{text}` has no `=`; write `--set optim.lr=3e-4`"),
             })?;
-            entries.push(given(key.trim(), value.trim(), Origin::Set));
+            given(key.trim(), value.trim(), &Origin::Set, &mut entries);
         }
         let mut resolved = merge(entries)?;
         if resolved.config.name.is_empty() {
@@ -162,17 +162,28 @@ impl Sources {
     }
 }
 
-/// A value given as text: TOML where it is one and the key is not a text, else the text itself.
-fn given(key: &str, text: &str, origin: Origin) -> Entry {
-    let path: Vec<String> = key.split('.').map(String::from).collect();
+/// A value given as text: TOML where it is one and the key is not a text, else the text itself. Tables are taken apart
+/// as those of a file are, so that their keys are checked too.
+fn given(key: &str, text: &str, origin: &Origin, entries: &mut Vec<Entry>) {
+    let mut path: Vec<String> = key.split('.').map(String::from).collect();
     let names: Vec<&str> = path.iter().map(String::as_str).collect();
-    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().filter(|_| !text.contains('\n'));
-    let parsed = parsed.and_then(|mut table| table.remove("value"));
-    let value = match parsed {
-        Some(value) if value.is_str() || !schema::is_text(&names) || value.is_table() => value,
-        _ => Value::String(text.into()),
+    let line = format!("value = {text}");
+    let parsed = toml::from_str::<Table>(&line).ok().filter(|_| !text.contains('\n'));
+    let parsed = parsed.as_ref().and_then(|table| table.get("value"));
+    let mut add = |path: &[String], value: Option<&Value>, _: usize| {
+        entries.push(Entry { path: path.to_vec(), value: value.cloned(), origin: origin.clone() });
     };
-    Entry { path, value: Some(value), origin }
+    match parsed {
+        Some(value) if value.is_str() || !schema::is_text(&names) || value.is_table() => {
+            let spans = DeTable::parse(&line).ok();
+            let span = spans.as_ref().and_then(|spans| spans.get_ref().get("value"));
+            match span {
+                Some(span) => walk_value(span.get_ref(), value, 0, &mut path, &mut add),
+                None => add(&path, Some(value), 0),
+            }
+        }
+        _ => add(&path, Some(&Value::String(text.into())), 0),
+    }
 }
 
 fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> Result<()> {
@@ -222,22 +233,26 @@ type Add<'a> = dyn FnMut(&[String], Option<&Value>, usize) + 'a;
 /// Every value that is not a table, with its path and position.
 fn walk(spans: &DeTable<'_>, values: &Table, path: &mut Vec<String>, add: &mut Add<'_>) {
     for (key, span) in spans.iter() {
-        let key_start = Spanned::span(key).start;
         let Some(value) = values.get(key.get_ref().as_ref()) else { continue };
         path.push(key.get_ref().to_string());
-        match (span.get_ref(), value) {
-            (DeValue::Table(spans), Value::Table(values)) => walk(spans, values, path, add),
-            (DeValue::Array(items), value) => {
-                add(path, Some(value), key_start);
-                path.push(schema::ITEM.into());
-                for item in items.iter().filter_map(|item| item.get_ref().as_table()) {
-                    keys(item, path, add);
-                }
-                path.pop();
-            }
-            _ => add(path, Some(value), key_start),
-        }
+        walk_value(span.get_ref(), value, Spanned::span(key).start, path, add);
         path.pop();
+    }
+}
+
+/// The value of a path, or those inside it; `at` is where its key stands.
+fn walk_value(span: &DeValue<'_>, value: &Value, at: usize, path: &mut Vec<String>, add: &mut Add<'_>) {
+    match (span, value) {
+        (DeValue::Table(spans), Value::Table(values)) => walk(spans, values, path, add),
+        (DeValue::Array(items), value) => {
+            add(path, Some(value), at);
+            path.push(schema::ITEM.into());
+            for item in items.iter().filter_map(|item| item.get_ref().as_table()) {
+                keys(item, path, add);
+            }
+            path.pop();
+        }
+        _ => add(path, Some(value), at),
     }
 }
 

@@ -6,6 +6,7 @@
 mod layers;
 mod mesh;
 mod model;
+mod rope;
 mod schema;
 mod sections;
 #[cfg(test)]
@@ -13,7 +14,8 @@ mod tests;
 
 pub use layers::{Origin, Resolved, Sources};
 pub use mesh::MeshSection;
-pub use model::{ModelKind, ModelSection};
+pub use model::{ModelKind, ModelSection, TokenIds};
+pub use rope::RopeSection;
 pub use schema::schema;
 pub use sections::{
     CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction, ScheduleKind,
@@ -77,6 +79,7 @@ impl Config {
             && self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
         require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
         self.mesh.check()?;
+        self.model.check()?;
         let data = &self.data;
         require(
             "data.source",

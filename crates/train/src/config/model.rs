@@ -1,5 +1,7 @@
 //! The `[model]` section: an architecture by its Hugging Face keys, or a `config.json`.
 
+use super::rope::{self, RopeSection};
+use crate::error::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -93,12 +95,130 @@ pub struct ModelSection {
     /// Every n-th block has experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoder_sparse_step: Option<usize>,
+    /// Activation inside the MLP: `silu`, `gelu` or `gelu_pytorch_tanh`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_act: Option<String>,
+    /// How the rotary embedding is stretched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeSection>,
+    /// The rotary embedding in one object, as transformers 5 writes it; in place of `rope_theta` and `rope_scaling`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_parameters: Option<RopeSection>,
+    /// Dropout on attention weights; only 0 is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_dropout: Option<f64>,
+    /// Whether generation keeps keys and values; written as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_cache: Option<bool>,
+    /// Token that begins a text; written as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bos_token_id: Option<TokenIds>,
+    /// Token or tokens that end a text; written as they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eos_token_id: Option<TokenIds>,
+    /// Token that fills; written as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pad_token_id: Option<TokenIds>,
+    /// Llama: biases on the attention's matrices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_bias: Option<bool>,
+    /// Llama: biases on the MLP's matrices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mlp_bias: Option<bool>,
+    /// Llama: written as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pretraining_tp: Option<usize>,
+    /// Qwen2: some layers see only a window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_sliding_window: Option<bool>,
+    /// Qwen2: keys that a query sees there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// Qwen2: where layers with a window begin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_window_layers: Option<usize>,
+    /// Qwen2: `full_attention` or `sliding_attention` for each layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_types: Option<Vec<String>>,
+    /// Experts: biases on queries, keys and values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qkv_bias: Option<bool>,
+    /// Experts: layers that have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mlp_only_layers: Option<Vec<usize>>,
+    /// Experts: written as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_router_logits: Option<bool>,
+}
+
+/// One token, or several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum TokenIds {
+    /// One.
+    One(u32),
+    /// Several.
+    Many(Vec<u32>),
 }
 
 /// Keys that are ours, not the model's.
 const OWN: [&str; 3] = ["kind", "config", "init"];
 
+/// Keys that only some kinds have.
+const ONLY: [(&[ModelKind], &[&str]); 3] = [
+    (&[ModelKind::Llama], &["attention_bias", "mlp_bias", "pretraining_tp"]),
+    (
+        &[ModelKind::Qwen2, ModelKind::Qwen2Moe],
+        &["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"],
+    ),
+    (
+        &[ModelKind::Qwen2Moe],
+        &[
+            "num_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+            "norm_topk_prob",
+            "router_aux_loss_coef",
+            "decoder_sparse_step",
+            "qkv_bias",
+            "mlp_only_layers",
+            "output_router_logits",
+        ],
+    ),
+];
+
 impl ModelSection {
+    /// Refuses keys that this kind of model does not have. What a file says is not known here.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.config.is_some() || self.init.is_some() {
+            return Ok(());
+        }
+        let keys = self.keys();
+        let name = |kind: &ModelKind| json!(kind).as_str().unwrap_or_default().to_string();
+        for (kinds, only) in ONLY.iter().filter(|(kinds, _)| !kinds.contains(&self.kind)) {
+            if let Some(key) = only.iter().find(|key| keys.contains_key(**key)) {
+                let fit = kinds.iter().map(name).collect::<Vec<_>>().join(" or ");
+                return Err(Error::Value {
+                    key: format!("model.{key}"),
+                    found: keys[*key].to_string(),
+                    expected: format!(
+                        "no such key in a {} model; kinds that have it: {fit}",
+                        name(&self.kind)
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys that were given, as a `config.json` has them.
+    fn keys(&self) -> Map<String, Value> {
+        // Paths and numbers always have a JSON form.
+        let Ok(Value::Object(keys)) = serde_json::to_value(self) else { return Map::new() };
+        keys.into_iter().filter(|(key, _)| !OWN.contains(&key.as_str())).collect()
+    }
+
     /// The `config.json` of this section: `base` (the file it names, if any) with the section's keys over it.
     pub fn to_json(&self, base: Option<Map<String, Value>>, vocab: Option<usize>) -> Value {
         let named = base.is_some();
@@ -109,10 +229,9 @@ impl ModelSection {
         if let Some(vocab) = vocab.filter(|_| !named) {
             json.insert("vocab_size".into(), json!(vocab));
         }
-        // Paths and numbers always have a JSON form.
-        if let Ok(Value::Object(keys)) = serde_json::to_value(self) {
-            json.extend(keys.into_iter().filter(|(key, _)| !OWN.contains(&key.as_str())));
-        }
+        let keys = self.keys();
+        json.extend(keys.clone());
+        rope::settle(&mut json, &keys);
         Value::Object(json)
     }
 }

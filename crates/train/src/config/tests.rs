@@ -104,6 +104,91 @@ fn unknown_keys_come_with_the_nearest_name_and_the_line() {
 }
 
 #[test]
+fn keys_inside_given_values_are_checked_like_those_of_a_file() {
+    let set = |text: &str| Sources::text("run.toml", SMALL).set([text.to_string()]).resolve();
+    let message = |text: &str| set(text).unwrap_err().to_string();
+    assert_eq!(
+        message("data.source=[{pth=\"x\"}]"),
+        "unknown key `data.source.pth` (--set); did you mean `path`?"
+    );
+    assert_eq!(message("mesh={dpp=2}"), "unknown key `mesh.dpp` (--set); did you mean `dp`?");
+    assert_eq!(message("optim={lrr=1}"), "unknown key `optim.lrr` (--set); did you mean `lr`?");
+    let variable = ("PLANARIA_DATA__SOURCE".to_string(), "[{path=\"t/*.md\",weigth=0.5}]".to_string());
+    let variable = Sources::text("run.toml", SMALL).variables([variable]).resolve().unwrap_err();
+    assert_eq!(
+        variable.to_string(),
+        "unknown key `data.source.weigth` (variable PLANARIA_DATA__SOURCE); did you mean `weight`?"
+    );
+
+    let config = set("data.source=[{path=\"b\", weight=2.0}, {path=\"c\", weight=1.0}]").unwrap().config;
+    assert_eq!(config.data.source.iter().map(|s| s.path.as_str()).collect::<Vec<_>>(), ["b", "c"]);
+    let config = set("mesh={dp=2, tp=3}").unwrap().config;
+    assert_eq!(config.mesh.to_string(), "dp=2 tp=3");
+    let resolved = set("optim={lr=0.5, warmup=3}").unwrap();
+    assert_eq!((resolved.config.optim.lr, resolved.config.optim.warmup), (0.5, 3));
+    assert_eq!((resolved.origin("optim.lr"), resolved.origin("optim.eps")), (Origin::Set, Origin::Default));
+}
+
+/// The fields of the configuration classes of transformers 5.
+#[test]
+fn every_key_of_a_hugging_face_config_is_a_key_of_the_section() {
+    let common = "hidden_size=8\nintermediate_size=8\nnum_hidden_layers=2\nnum_attention_heads=2\nvocab_size=300\n\
+        num_key_value_heads=1\nhead_dim=4\nmax_position_embeddings=64\ninitializer_range=0.1\nrms_norm_eps=1e-5\n\
+        use_cache=true\ntie_word_embeddings=true\nattention_dropout=0.0\npad_token_id=1\nbos_token_id=2\n\
+        eos_token_id=[3, 4]\nhidden_act=\"gelu\"\nrope_theta=5e5\n";
+    let rope = "rope_scaling={rope_type=\"yarn\", factor=4.0, original_max_position_embeddings=16}\n";
+    let llama = "pretraining_tp=1\nattention_bias=true\nmlp_bias=true\n";
+    let window = "use_sliding_window=true\nsliding_window=8\nmax_window_layers=1\n\
+        layer_types=[\"full_attention\", \"sliding_attention\"]\n";
+    let experts = "decoder_sparse_step=1\nmoe_intermediate_size=8\nshared_expert_intermediate_size=8\n\
+        num_experts_per_tok=1\nnum_experts=2\nnorm_topk_prob=true\noutput_router_logits=true\n\
+        router_aux_loss_coef=0.1\nmlp_only_layers=[0]\nqkv_bias=false\n";
+    let parse = |kind: &str, own: &str| {
+        Config::parse(&format!("{SMALL}[model]\nkind=\"{kind}\"\n{common}{rope}{own}"))
+    };
+    for (kind, own) in [
+        ("llama", llama.to_string()),
+        ("qwen2", window.to_string()),
+        ("qwen2_moe", format!("{window}{experts}")),
+    ] {
+        let config = parse(kind, &own).unwrap();
+        assert_eq!(Config::parse(&config.to_toml().unwrap()).unwrap(), config);
+        let json = config.model.to_json(None, None);
+        assert_eq!((&json["hidden_act"], &json["eos_token_id"][1]), (&"gelu".into(), &4.into()));
+        let model = planaria_nn::models::Config::from_value(json).unwrap();
+        assert_eq!((model.rope_theta, model.tie_word_embeddings), (5e5, true));
+        let yarn = planaria_nn::layers::RopeScaling::Default;
+        assert_ne!(model.rope_scaling, yarn, "{kind}");
+        assert_eq!(model.windows[1].is_some(), kind != "llama", "{:?}", model.windows);
+        assert_eq!((model.mlp_bias, model.experts.is_some()), (kind == "llama", kind == "qwen2_moe"));
+    }
+    let error = parse("qwen2", llama).unwrap_err().to_string();
+    assert!(error.contains("`model.attention_bias` is true") && error.contains("llama"), "{error}");
+    let error = parse("llama", experts).unwrap_err().to_string();
+    assert!(error.contains("qwen2_moe"), "{error}");
+    let text = format!("{SMALL}[model]\nrope_scaling={{factr=2.0}}\n");
+    assert_eq!(refused(&text), "unknown key `model.rope_scaling.factr` (run.toml:4); did you mean `factor`?");
+}
+
+#[test]
+fn rotary_keys_change_a_file_in_either_form() {
+    let base = |text: &str| serde_json::from_str::<serde_json::Map<_, _>>(text).unwrap();
+    let model = |keys: &str, file: &str| {
+        let config = Config::parse(&format!("{SMALL}[model]\nconfig=\"c\"\n{keys}\n")).unwrap();
+        config.model.to_json(Some(base(file)), None)
+    };
+    let new = r#"{"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}"#;
+    assert_eq!(model("rope_theta=7.0", new)["rope_parameters"]["rope_theta"], 7.0);
+    let scaled = model("rope_scaling={rope_type=\"linear\", factor=2.0}", new);
+    assert_eq!((&scaled["rope_theta"], scaled.get("rope_parameters")), (&10000.0.into(), None));
+    assert_eq!(scaled["rope_scaling"]["factor"], 2.0);
+    let old = r#"{"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}"#;
+    assert_eq!(model("rope_theta=7.0", old)["rope_theta"], 7.0);
+    let whole = model("rope_parameters={rope_theta=3.0, rope_type=\"default\"}", old);
+    assert_eq!((whole.get("rope_scaling"), &whole["rope_parameters"]["rope_theta"]), (None, &3.0.into()));
+}
+
+#[test]
 fn wrong_types_and_values_are_named_with_their_place() {
     for (text, words) in [
         ("[optim]\nlr = \"fast\"\n", ["run.toml:2", "`optim.lr`", "expected f64"]),
