@@ -80,6 +80,19 @@ pub enum Error {
         /// Vocabulary of the run.
         vocab: u64,
     },
+    /// A token file made with another tokenizer.
+    #[error(
+        "'{}' was made with another tokenizer: its fingerprint is {file:08x}, that of the run is {run:08x}",
+        path.display()
+    )]
+    OtherTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// Fingerprint in the file's header.
+        file: u32,
+        /// Fingerprint of the run's tokenizer.
+        run: u32,
+    },
     /// Fewer tokens than one sample needs.
     #[error("'{origin}' has {tokens} tokens, one sample needs {needed}")]
     TooShort {
@@ -128,6 +141,12 @@ pub enum Error {
         /// The value now.
         found: String,
     },
+    /// A sample asked of a rank that has none.
+    #[error("sample {index} is asked of a rank that does not read data")]
+    Elsewhere {
+        /// The sample.
+        index: u64,
+    },
     /// An array that could not be made.
     #[error(transparent)]
     Array(#[from] planaria_array::Error),
@@ -172,6 +191,10 @@ impl Error {
             Error::TokenFile { .. } => "write it again with `planaria tokenize`".into(),
             Error::OutOfVocabulary { .. } | Error::Vocabulary { .. } => {
                 "use the tokenizer that the tokens were made with".into()
+            }
+            Error::OtherTokenizer { .. } => {
+                "name that tokenizer in `data.tokenizer`, or write the file again with `planaria tokenize`"
+                    .into()
             }
             Error::TooShort { .. } => "give more text, or make `data.sequence` shorter".into(),
             Error::Changed { .. } => {

@@ -175,6 +175,28 @@ impl TokenFile {
     }
 }
 
+/// Bytes of a token.
+fn width_of(vocab: u64) -> usize {
+    if vocab <= 1 << 16 { 2 } else { 4 }
+}
+
+/// The checksum that a file of these tokens would have, so that data is the same whether it is held or mapped.
+pub(super) fn content_sum(vocab: u64, tokens: &[u32], starts: &[u64]) -> u32 {
+    let width = width_of(vocab);
+    let mut sum = 0;
+    for piece in tokens.chunks(1 << 14) {
+        let bytes: Vec<u8> = piece.iter().flat_map(|t| t.to_le_bytes().into_iter().take(width)).collect();
+        sum = checksum::append(sum, &bytes);
+    }
+    let written = tokens.len() * width;
+    sum = checksum::append(sum, &[0; 8][..written.next_multiple_of(8) - written]);
+    for piece in starts.chunks(1 << 13) {
+        let bytes: Vec<u8> = piece.iter().flat_map(|start| start.to_le_bytes()).collect();
+        sum = checksum::append(sum, &bytes);
+    }
+    sum
+}
+
 /// Writes a token file document by document. Nothing stands under its name before [`TokenWriter::finish`].
 #[derive(Debug)]
 pub struct TokenWriter {
@@ -228,7 +250,7 @@ impl TokenWriter {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             path.with_file_name(format!(".{name}.{}-{number}.{ending}", std::process::id()))
         };
-        let width = if vocab <= 1 << 16 { 2 } else { 4 };
+        let width = width_of(vocab) as u32;
         let header = Header { width, vocab, tokens: 0, documents: 0, sum: 0, tokenizer };
         let mut body = Part::create(beside("tokens"))?;
         body.write(&[0; HEADER])?;

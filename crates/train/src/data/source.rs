@@ -88,8 +88,13 @@ impl Source {
         let vocab = tokenizer.vocab_size() as u64;
         let (ready, text): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| self.kind_of(file) == SourceKind::Tokens);
-        let mut out: Vec<Tokens> =
-            ready.iter().map(|file| Tokens::open(file, vocab)).collect::<Result<_>>()?;
+        let known = if ready.is_empty() { Vec::new() } else { tokenizer.fingerprints()? };
+        let mut out = Vec::new();
+        for file in &ready {
+            let tokens = Tokens::open(file, vocab)?;
+            tokens.check_tokenizer(&known, tokenizer)?;
+            out.push(tokens);
+        }
         if let Some(cache) = cache.filter(|_| !text.is_empty()) {
             let file = cache.join(format!("{:016x}.tokens", self.cache_key(&text, tokenizer)?));
             if Tokens::open(&file, vocab).is_err() {

@@ -326,6 +326,51 @@ fn a_cache_is_written_once_and_renewed_with_the_text() {
 }
 
 #[test]
+fn a_token_file_of_another_tokenizer_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = write(folder.path(), "a.txt", "cut it anywhere <|tool|> every piece grows back");
+    let out = folder.path().join("a.tokens");
+    let source = Source::new(text.display().to_string());
+    let mut plain = Tokenizer::bytes();
+    plain.set_special_text(SpecialText::Plain);
+    pretokenize(std::slice::from_ref(&source), &plain, &out).unwrap();
+    let with = |special: &[&str], parse: bool| Config {
+        special_tokens: special.iter().map(ToString::to_string).collect(),
+        parse_special: parse,
+        ..config(std::slice::from_ref(&out), 4, Packing::default())
+    };
+    for (special, parse) in [(&[][..], false), (&[], true), (&["<|tool|>"], true)] {
+        assert!(open(&with(special, parse)).is_ok(), "{special:?} {parse}");
+    }
+    // The same size and other tokens.
+    let mut one = Tokenizer::bytes();
+    one.add_token("<|one|>", TokenKind::Special).unwrap();
+    pretokenize(&[source], &one, &out).unwrap();
+    assert!(open(&with(&["<|one|>"], false)).is_ok());
+    let error = open(&with(&["<|two|>"], false)).unwrap_err();
+    assert!(matches!(error, Error::OtherTokenizer { .. }), "{error}");
+    assert!(error.to_string().contains("a.tokens") && error.hint().is_some());
+    // A file that does not say what made it is taken.
+    let mut writer = TokenWriter::create(&out, 259, 0).unwrap();
+    writer.push(&[1, 2, 3, 4, 5, 6, 257]).unwrap();
+    writer.finish().unwrap();
+    assert!(open(&with(&["<|two|>"], false)).is_ok());
+}
+
+#[test]
+fn data_is_the_same_whether_it_is_held_or_mapped() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, words) in [("a.txt", "odd"), ("b.txt", "even four"), ("c.txt", "every piece grows back")] {
+        write(folder.path(), name, words);
+    }
+    let held = config(&[folder.path().join("*.txt")], 4, Packing::default());
+    let mapped = Config { cache: Some(folder.path().join("cache")), ..held.clone() };
+    let [held, mapped] = [held, mapped].map(|config| open(&config).unwrap().train);
+    assert_eq!(held.fingerprint(), mapped.fingerprint());
+    assert_eq!(samples(&*held), samples(&*mapped));
+}
+
+#[test]
 fn each_epoch_sees_every_sample_once_in_another_order() {
     let data = numbers(1000);
     let sampler = Sampler::new(&*data, 9, Order::Shuffled).unwrap();

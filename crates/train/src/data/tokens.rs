@@ -1,8 +1,8 @@
 //! The tokens of one source: in memory or in a token file, with the places where documents start.
 
 use super::error::{Error, Result};
-use super::file::TokenFile;
-use planaria_store::checksum;
+use super::file::{self, TokenFile};
+use super::tokenizer::Tokenizer;
 use std::path::Path;
 
 /// A long row of tokens, cut into documents.
@@ -28,10 +28,7 @@ impl Tokens {
         starts: Vec<u64>,
     ) -> Result<Tokens> {
         check_vocabulary(&origin, vocab, 0, &tokens)?;
-        let sum = tokens.chunks(1 << 14).fold(0, |sum, piece| {
-            let bytes: Vec<u8> = piece.iter().flat_map(|t| t.to_le_bytes()).collect();
-            checksum::append(sum, &bytes)
-        });
+        let sum = file::content_sum(vocab, &tokens, &starts);
         Ok(Tokens { origin, vocab, held: Held::Memory { tokens, starts, sum } })
     }
 
@@ -43,6 +40,20 @@ impl Tokens {
         }
         let vocab = file.header().vocab;
         Ok(Tokens { origin: path.display().to_string(), vocab, held: Held::File(file) })
+    }
+
+    /// Refuses a file whose header names a tokenizer that is none of the `known`.
+    pub(super) fn check_tokenizer(&self, known: &[u32], tokenizer: &Tokenizer) -> Result<()> {
+        let Held::File(file) = &self.held else { return Ok(()) };
+        let found = file.header().tokenizer;
+        if found == 0 || known.contains(&found) {
+            return Ok(());
+        }
+        Err(Error::OtherTokenizer {
+            path: file.path().to_path_buf(),
+            file: found,
+            run: tokenizer.fingerprint()?,
+        })
     }
 
     /// Where the tokens come from.

@@ -64,6 +64,8 @@ pub struct Tokenizer {
     /// The files it was read from; `tokenizer.json` is written anew once tokens were added.
     files: BTreeMap<String, Vec<u8>>,
     added: bool,
+    /// Fingerprints from before tokens were added for a run.
+    before: Vec<u32>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -90,6 +92,7 @@ impl Tokenizer {
             special_text: SpecialText::default(),
             files,
             added: false,
+            before: Vec::new(),
         }
     }
 
@@ -100,6 +103,11 @@ impl Tokenizer {
         }
         let read = files::read(Path::new(name))?;
         Tokenizer::build(name, read)
+    }
+
+    /// Names of the files it is made of; the first is always there.
+    pub fn file_names() -> &'static [&'static str] {
+        &files::NAMES
     }
 
     /// From the files of a checkpoint; other files are ignored.
@@ -131,6 +139,7 @@ impl Tokenizer {
             special_text: SpecialText::default(),
             files: read,
             added: false,
+            before: Vec::new(),
         };
         out.apply_config()?;
         // Documents begin with `bos` where prompts do.
@@ -322,10 +331,25 @@ impl Tokenizer {
 
     /// A number that differs between tokenizers that give different ids.
     pub fn fingerprint(&self) -> Result<u32> {
-        let sum = planaria_store::checksum::crc32c(&self.tokenizer_json()?);
-        Ok(planaria_store::checksum::append(
-            sum,
-            format!("{:?}{:?}", self.frame, self.special_text).as_bytes(),
-        ))
+        Ok(self.fingerprint_with(&self.tokenizer_json()?, self.special_text))
+    }
+
+    fn fingerprint_with(&self, json: &[u8], special_text: SpecialText) -> u32 {
+        let sum = planaria_store::checksum::crc32c(json);
+        planaria_store::checksum::append(sum, format!("{:?}{special_text:?}", self.frame).as_bytes())
+    }
+
+    /// Remembers the tokenizer of now: what it has made still fits when tokens are added.
+    pub(super) fn keep_fingerprints(&mut self) -> Result<()> {
+        self.before = self.fingerprints()?;
+        Ok(())
+    }
+
+    /// Fingerprints of tokenizers whose ids mean what those of this one mean: its own, whatever special tokens inside a
+    /// text became, and those from before tokens were added.
+    pub(super) fn fingerprints(&self) -> Result<Vec<u32>> {
+        let json = self.tokenizer_json()?;
+        let own = [SpecialText::Parse, SpecialText::Plain].map(|text| self.fingerprint_with(&json, text));
+        Ok(own.into_iter().chain(self.before.iter().copied()).collect())
     }
 }
