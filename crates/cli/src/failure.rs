@@ -123,6 +123,8 @@ fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
     use planaria_train::Error;
     match error {
         Error::Rank { source, .. } => of_run(source),
+        Error::Weights { .. } if error.is_usage() => (Exit::Usage, error.hint()),
+        Error::Weights { source, .. } => of_run(source),
         Error::Checkpoint(error) => of_checkpoint(error),
         Error::Store(error) => of_store(error),
         Error::Data(error) => of_data(error),

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// Result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A refused configuration or a run that cannot go on.
 #[derive(Debug, Error)]
@@ -79,6 +79,14 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// A folder whose weights cannot be taken.
+    #[error("the weights of '{path}': {source}")]
+    Weights {
+        /// The folder, as it was given.
+        path: String,
+        /// Why.
+        source: Box<Error>,
+    },
     /// A broken promise of our own.
     #[error("this is a bug: {what}")]
     Bug {
@@ -138,7 +146,7 @@ impl Error {
             Error::Ranks { needs, .. } => {
                 Some(format!("start {needs} ranks with `-n {needs}`, or change `mesh`"))
             }
-            Error::Rank { source, .. } => source.hint(),
+            Error::Rank { source, .. } | Error::Weights { source, .. } => source.hint(),
             _ => None,
         }
     }
@@ -155,6 +163,7 @@ impl Error {
             }
             Error::Checkpoint(planaria_ckpt::Error::Comm(e)) => echo(e),
             Error::Pipeline(crate::pipeline::Error::Comm(e)) => echo(e),
+            Error::Weights { source, .. } => source.is_echo(),
             _ => false,
         }
     }
@@ -176,6 +185,20 @@ impl Error {
                 | Error::Model(Model::Json { .. } | Model::Key { .. })
                 | Error::Model(Model::Unsupported { .. } | Model::Sizes { .. })
         ) || matches!(self, Error::Rank { source, .. } if source.is_usage())
+            || matches!(self, Error::Weights { source, .. } if source.is_usage() || matches!(**source, Error::Run { .. }))
+    }
+
+    /// About the weights of a folder. That a rank refused them is said as that rank says it: the reason is theirs.
+    pub(crate) fn in_weights(self, path: &str) -> Error {
+        use planaria_comm::Error::Remote;
+        let source = match self {
+            Error::Weights { .. } => return self,
+            Error::Checkpoint(planaria_ckpt::Error::Comm(Remote { message, .. })) => {
+                Error::Run { what: message }
+            }
+            other => other,
+        };
+        Error::Weights { path: path.to_string(), source: Box::new(source) }
     }
 }
 

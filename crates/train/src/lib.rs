@@ -9,6 +9,7 @@ pub mod geometry;
 mod partition;
 pub mod pipeline;
 pub mod plan;
+mod pretrained;
 pub mod reduce;
 mod replica;
 mod share;
@@ -19,7 +20,7 @@ mod weights;
 
 pub use config::Config;
 pub use error::{Error, Result};
-pub use generate::{Generator, Sampling};
+pub use generate::{Generator, Sampling, Weights};
 pub use share::Share;
 pub use signals::Requests;
 pub use trainer::{Outcome, Trainer, read_model_config};

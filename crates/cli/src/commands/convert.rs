@@ -13,9 +13,10 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use planaria_aoa::Program;
 use planaria_ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
-use planaria_ckpt::formats::OpenOptions;
+use planaria_ckpt::formats::{Key, OpenOptions, Part, Source};
 use planaria_layout::DType;
 use serde_json::json;
+use std::collections::BTreeSet;
 
 /// Convert a checkpoint: format, element type, file size, cut, names
 #[derive(Debug, clap::Args)]
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     /// Betas of the optimizer, where the checkpoint does not tell them, such as 0.9,0.95
     #[arg(long, value_name = "BETAS", value_parser = betas)]
     betas: Option<(f64, f64)>,
+    /// Write the running average of the weights as the model, without what only training needs
+    #[arg(long)]
+    ema: bool,
     /// Which save of a Paddle flex folder that holds several
     #[arg(long, value_name = "NUMBER")]
     uid: Option<u64>,
@@ -112,12 +116,13 @@ enum Held {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let mapping = args.mapping.as_deref().map(read_mapping).transpose()?;
-    let source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
+    let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
+    let averaged = if args.ema { take_averages(&mut source, &args.source)? } else { None };
     for skipped in &source.skipped {
         terminal.warn(format_args!("left out {}: {}", skipped.what, skipped.why));
     }
     let options = ConvertOptions {
-        dtype: args.dtype,
+        dtype: args.dtype.or(averaged),
         max_shard_size: args.output.max_shard_size.0,
         cut: if args.layout == Held::AsHeld { Cut::AsHeld } else { Cut::Whole },
         mapping,
@@ -132,6 +137,25 @@ fn betas(text: &str) -> Result<(f64, f64), String> {
     let number = |text: &str| text.trim().parse().ok().filter(|beta| (0.0..1.0).contains(beta));
     let pair = text.split_once(',').and_then(|(first, second)| Some((number(first)?, number(second)?)));
     pair.ok_or_else(|| "expected two numbers below 1, as in 0.9,0.999".to_string())
+}
+
+/// Puts the running averages in the place of the parameters and leaves out what only training needs; the element type of
+/// the parameters, where they have one.
+fn take_averages(source: &mut Source, path: &str) -> Result<Option<DType>> {
+    let all = std::mem::take(&mut source.tensors);
+    if !all.keys().any(|key| key.part == Part::Ema) {
+        let message = format!("'{path}' has no running average of the weights");
+        return Err(Failure::usage(message).hint("runs with `optim.ema` keep one").into());
+    }
+    let (averages, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(key, _)| key.part == Part::Ema);
+    let model = others.into_iter().filter(|(key, _)| key.part == Part::Model);
+    source.tensors = model.collect();
+    let mut types = BTreeSet::new();
+    for (key, entry) in averages {
+        let before = source.tensors.insert(Key::model(key.name), entry);
+        types.extend(before.map(|before| before.dtype));
+    }
+    Ok(types.first().copied().filter(|_| types.len() == 1))
 }
 
 fn read_mapping(path: &str) -> Result<Program> {

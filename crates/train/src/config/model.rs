@@ -104,9 +104,6 @@ pub struct ModelSection {
     /// The rotary embedding in one object, as transformers 5 writes it; in place of `rope_theta` and `rope_scaling`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_parameters: Option<RopeSection>,
-    /// Dropout on attention weights; only 0 is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub attention_dropout: Option<f64>,
     /// Whether generation keeps keys and values; written as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_cache: Option<bool>,

@@ -23,8 +23,9 @@ const HELD_OUT: Key = Key::new(0x68656c64, 0x6f7574);
 #[serde(default)]
 #[non_exhaustive]
 pub struct Config {
-    /// `bytes`, a folder with a `tokenizer.json`, or such a file.
-    pub tokenizer: String,
+    /// `bytes`, a folder with a `tokenizer.json`, or such a file. Without it the tokenizer of the weights that the model starts
+    /// from, or of the folder of its `config.json`, where there is one, and bytes otherwise.
+    pub tokenizer: Option<String>,
     /// Special tokens to add to the tokenizer.
     pub special_tokens: Vec<String>,
     /// Special tokens written out in documents become those tokens; otherwise they are plain text.
@@ -54,7 +55,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            tokenizer: BYTE_TOKENIZER.into(),
+            tokenizer: None,
             special_tokens: Vec::new(),
             parse_special: false,
             sequence: 512,
@@ -72,9 +73,17 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The tokenizer with its added tokens.
+    /// The tokenizer with its added tokens; bytes where none is named.
     pub fn open_tokenizer(&self) -> Result<Tokenizer> {
-        let mut out = Tokenizer::open(&self.tokenizer)?;
+        self.extend_tokenizer(Tokenizer::open(self.tokenizer.as_deref().unwrap_or(BYTE_TOKENIZER))?)
+    }
+
+    /// Another tokenizer with the added tokens of this section.
+    pub fn extend_tokenizer(&self, tokenizer: Tokenizer) -> Result<Tokenizer> {
+        let mut out = tokenizer;
+        if !self.special_tokens.is_empty() {
+            out.keep_fingerprints()?;
+        }
         for token in &self.special_tokens {
             out.add_token(token, TokenKind::Special)?;
         }
@@ -133,6 +142,14 @@ pub struct Data {
     pub train: Arc<dyn Dataset>,
     /// What is only evaluated.
     pub eval: Option<Arc<dyn Dataset>>,
+}
+
+impl Data {
+    /// No sample: what there is before data is opened.
+    pub(crate) fn none() -> Data {
+        let corpus = Arc::new(Corpus { rows: Vec::new(), sequence: 0, borders: Borders::default() });
+        Data { train: Arc::new(corpus.side(Side::Whole)), eval: None }
+    }
 }
 
 /// All sources of a run.

@@ -26,6 +26,7 @@
 
 mod corpus;
 mod dataset;
+mod described;
 mod error;
 mod file;
 mod glob;
@@ -43,6 +44,7 @@ mod tokens;
 
 pub use corpus::{Config, Data};
 pub use dataset::{Batch, Dataset, Part, Sample};
+pub(crate) use described::Description;
 pub use error::{Error, Result};
 pub use file::{Header, TokenFile, TokenWriter};
 pub use glob::list;

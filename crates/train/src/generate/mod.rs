@@ -1,101 +1,99 @@
 //! Text from a checkpoint: the newest of a run, or any Hugging Face folder, on one rank or on tensor ranks.
 
+mod sampling;
+
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::trainer::read_model_config;
-use planaria_array::ops::Distribution;
-use planaria_array::random::Key;
+use crate::pretrained::{Pretrained, Which};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Casts, Item, Kind, LoadOptions, State, Unmatched};
+use planaria_ckpt::{Item, Kind, State};
 use planaria_comm::{Comm, CommExt, alone, threads};
 use planaria_layout::Mesh;
+use planaria_nn::layers::RopeScaling;
 use planaria_nn::models::{Config as ModelConfig, Model, Run, Stage};
 use planaria_nn::{Init, Module, Parallel, Param};
-use planaria_store::{Store, StoreExt};
 use planaria_tensor::{Tensor, World, no_grad};
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// How tokens are chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Most tokens to make.
-    pub tokens: usize,
-    /// 0 takes the likeliest token; higher is more random.
-    pub temperature: f64,
-    /// Only this many of the likeliest tokens; 0 for all.
-    pub top_k: usize,
-    /// Only the likeliest tokens whose probabilities reach this sum.
-    pub top_p: f64,
-    /// Seed of the draws.
-    pub seed: u64,
-}
-
-impl Default for Sampling {
-    fn default() -> Sampling {
-        Sampling { tokens: 128, temperature: 0.8, top_k: 0, top_p: 1.0, seed: 0 }
-    }
-}
+pub use crate::pretrained::Which as Weights;
+pub use sampling::Sampling;
 
 /// A checkpoint that text can be made from.
 #[derive(Debug)]
 pub struct Generator {
-    store: Arc<dyn Store>,
-    folder: String,
+    from: Pretrained,
+    which: Which,
     config: ModelConfig,
     tokenizer: Tokenizer,
+    sampling: Sampling,
+    /// Tokens that end a text.
+    ends: Vec<u32>,
 }
 
-/// Largest small file of a checkpoint.
-const SMALL: u64 = 1 << 28;
-
 impl Generator {
-    /// Opens the newest checkpoint of a run's folder, or a folder of weights.
+    /// Opens the newest checkpoint of a run's folder, or a folder of weights that anyone wrote.
     pub fn open(path: &Path) -> Result<Generator> {
-        let dir = path.display().to_string();
-        let store = planaria_store::open(&dir)?;
-        let folder = planaria_ckpt::latest(&*store, "ckpt")?.unwrap_or_default();
-        let inside = if folder.is_empty() { path.to_path_buf() } else { path.join(&folder) };
-        let config = ModelConfig::from_value(read_model_config(&inside)?.into())?;
-        let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-        for entry in store.list(&folder)?.iter().filter(|e| e.is_file() && e.short().ends_with(".json")) {
-            files.insert(entry.short().to_string(), store.read(&entry.name, SMALL)?);
-        }
-        let tokenizer = Tokenizer::from_files(&files)?;
-        Ok(Generator { store, folder, config, tokenizer })
+        let from = Pretrained::find(path)?;
+        let raw = from.model_config()?;
+        let config = ModelConfig::from_value(raw.clone().into())?;
+        let tokenizer = from.tokenizer()?.ok_or_else(|| {
+            let what = "there is no tokenizer.json beside the weights".to_string();
+            Error::Run { what }.in_weights(&path.display().to_string())
+        })?;
+        let generation = from.json("generation_config.json")?.unwrap_or_default();
+        // As in transformers: the generation's own list, else that of the model.
+        let lists = [sampling::ids(&generation, "eos_token_id"), sampling::ids(&raw, "eos_token_id")];
+        let named = lists.into_iter().find(|list| !list.is_empty());
+        let ends = named.unwrap_or_else(|| tokenizer.frame().eos.into_iter().collect());
+        let sampling = Sampling::from_config(&generation);
+        Ok(Generator { from, which: Which::Trained, config, tokenizer, sampling, ends })
+    }
+
+    /// Takes the running average of the weights, or the weights themselves.
+    #[must_use]
+    pub fn weights(self, which: Which) -> Generator {
+        Generator { which, ..self }
     }
 
     /// The checkpoint's folder inside the path it was opened with.
     pub fn folder(&self) -> &str {
-        &self.folder
+        self.from.folder()
     }
 
-    /// Continues a text; `each` is given every new token's text as it comes. Ranks are threads that share each matrix.
-    pub fn generate(
-        &self,
-        prompt: &str,
-        sampling: &Sampling,
-        ranks: usize,
-        each: &(dyn Fn(&str) + Sync),
-    ) -> Result<String> {
-        if ranks <= 1 {
-            return self.on(&alone(), prompt, sampling, each);
+    /// How its `generation_config.json` would have tokens chosen.
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    /// Most positions the model was made for, stretched as its rotary scaling says.
+    fn positions(&self) -> usize {
+        let most = self.config.max_positions;
+        match self.config.rope_scaling {
+            RopeScaling::Linear { factor } => most.max((most as f64 * factor) as usize),
+            RopeScaling::Yarn { factor, original, .. } => most.max((original * factor) as usize),
+            _ => most,
         }
-        let work = |comm: Arc<dyn Comm>| self.on(&comm, prompt, sampling, each);
-        let mut texts = threads::try_run(&threads::Options::new(ranks), work)?;
-        Ok(texts.swap_remove(0))
     }
 
-    fn on(
-        &self,
-        comm: &Arc<dyn Comm>,
-        prompt: &str,
-        sampling: &Sampling,
-        each: &(dyn Fn(&str) + Sync),
-    ) -> Result<String> {
-        let model = self.model(comm)?;
-        let mut tokens = self.tokenizer.encode(prompt)?;
+    /// Refuses what cannot be done before anything is loaded; how many of the tokens asked for fit behind the prompt.
+    pub fn check(&self, prompt: &str, sampling: &Sampling, ranks: usize) -> Result<usize> {
+        let mesh = Mesh::new(&[("ep", 1), ("tp", ranks)])?;
+        self.config.check_parallel(&Parallel { world: World::supposed(0), mesh, sequence: false })?;
+        let (given, most) = (self.prompt(prompt)?.len(), self.positions());
+        if given >= most {
+            return Err(Error::Value {
+                key: "the text".into(),
+                found: format!("{given} tokens long"),
+                expected: format!("fewer than the {most} positions of the model (max_position_embeddings)"),
+            });
+        }
+        Ok(sampling.tokens.min(most - given))
+    }
+
+    /// The tokens to begin with.
+    fn prompt(&self, prompt: &str) -> Result<Vec<u32>> {
+        let mut tokens = self.tokenizer.encode_prompt(prompt)?;
         if tokens.is_empty() {
             tokens.extend(self.tokenizer.frame().bos.or(self.tokenizer.frame().eos));
         }
@@ -106,13 +104,57 @@ impl Generator {
                 expected: "at least one token, as this tokenizer has none that begins a document".into(),
             });
         }
+        Ok(tokens)
+    }
+
+    /// Continues a text; `each` is given every new token's text as it comes. Ranks are threads that share each matrix.
+    pub fn generate(
+        &self,
+        prompt: &str,
+        sampling: &Sampling,
+        ranks: usize,
+        each: &(dyn Fn(&str) + Sync),
+    ) -> Result<String> {
+        let sampling = Sampling { tokens: self.check(prompt, sampling, ranks.max(1))?, ..*sampling };
+        if ranks <= 1 {
+            return self.on(&alone(), prompt, &sampling, each);
+        }
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let work = |comm: Arc<dyn Comm>| {
+            self.on(&comm, prompt, &sampling, each).map_err(|error| {
+                let text = error.to_string();
+                // Ranks that only followed say that a rank stopped; the first one knows why.
+                if !error.is_echo() {
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+                text
+            })
+        };
+        match threads::try_run(&threads::Options::new(ranks), work) {
+            Ok(mut texts) => Ok(texts.swap_remove(0)),
+            Err(error) => {
+                let first = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+                Err(first.unwrap_or_else(|| error.into()))
+            }
+        }
+    }
+
+    fn on(
+        &self,
+        comm: &Arc<dyn Comm>,
+        prompt: &str,
+        sampling: &Sampling,
+        each: &(dyn Fn(&str) + Sync),
+    ) -> Result<String> {
+        let model = self.model(comm)?;
+        let mut tokens = self.prompt(prompt)?;
         let (given, mut said) = (tokens.len(), 0);
         let cache = model.cache(given + sampling.tokens);
         let mut fresh = tokens.clone();
         for number in 0..sampling.tokens {
             let scores = no_grad(|| next_scores(&model, &fresh, &cache))?;
-            let token = choose(&scores, sampling, number)?;
-            if Some(token) == self.tokenizer.frame().eos {
+            let token = sampling.choose(&scores, &tokens, number)?;
+            if self.ends.contains(&token) {
                 break;
             }
             tokens.push(token);
@@ -139,10 +181,7 @@ impl Generator {
         for param in model.params().iter().filter(|p| p.tied().is_none()) {
             items.extend(pieces(param, comm.world_rank())?);
         }
-        let mut state = State::new(items);
-        let options =
-            LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
-        planaria_ckpt::load(&**comm, &*self.store, &self.folder, &mut state, &options)?;
+        self.from.load(&**comm, &mut State::new(items), self.which)?;
         Ok(model)
     }
 }
@@ -189,36 +228,4 @@ fn next_scores(model: &Model, fresh: &[u32], cache: &planaria_nn::models::Cache)
     let last = end.hidden.narrow(1, ids.len() - 1, 1)?;
     let scores = model.logits(&last)?.whole()?.cast(DType::F32)?;
     Ok(scores.to_vec()?)
-}
-
-/// The next token.
-fn choose(scores: &[f32], sampling: &Sampling, number: usize) -> Result<u32> {
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
-    let best = order.first().copied().ok_or_else(|| Error::Bug { what: "a model without tokens".into() })?;
-    if sampling.temperature <= 0.0 {
-        return Ok(best as u32);
-    }
-    if sampling.top_k > 0 {
-        order.truncate(sampling.top_k);
-    }
-    let weight = |token: usize| (f64::from(scores[token] - scores[best]) / sampling.temperature).exp();
-    let total: f64 = order.iter().map(|&t| weight(t)).sum();
-    let mut kept = 0.0;
-    let enough = order.iter().position(|&t| {
-        kept += weight(t) / total;
-        kept >= sampling.top_p
-    });
-    order.truncate(enough.map_or(order.len(), |last| last + 1));
-    let total: f64 = order.iter().map(|&t| weight(t)).sum();
-    let key = Key::new(sampling.seed, number as u64);
-    let uniform = Distribution::Uniform { low: 0.0, high: 1.0 };
-    let mut draw = Array::random(&[1], uniform, DType::F64, key)?.to_vec::<f64>()?[0] * total;
-    for &token in &order {
-        draw -= weight(token);
-        if draw < 0.0 {
-            return Ok(token as u32);
-        }
-    }
-    Ok(order.last().copied().unwrap_or(best) as u32)
 }

@@ -16,8 +16,7 @@ use crate::config::{Config, Precision};
 use crate::error::{Error, Result};
 use crate::geometry::{Batching, Geometry};
 use crate::pipeline::{Costs, Kind, StageCost};
-use crate::trainer::read_model_config;
-use crate::{partition, update};
+use crate::{partition, pretrained, update};
 use activations::Shapes;
 use planaria_layout::{DType, Mesh};
 use planaria_nn::models::{Config as ModelConfig, Stage};
@@ -115,11 +114,9 @@ pub struct PlanOptions {
 
 /// The model that a configuration asks for.
 pub fn model_of(config: &Config) -> Result<ModelConfig> {
-    let section = &config.model;
-    let from = section.config.as_ref().or(section.init.as_ref());
-    let base = from.map(|path| read_model_config(path)).transpose()?;
-    let vocab = config.data.open_tokenizer()?.vocab_size();
-    Ok(ModelConfig::from_value(section.to_json(base, Some(vocab)))?)
+    let base = pretrained::base_config(&config.model)?;
+    let vocab = pretrained::open_tokenizer(config)?.vocab_size();
+    Ok(ModelConfig::from_value(config.model.to_json(base, Some(vocab)))?)
 }
 
 /// What the parts of a plan are computed from.

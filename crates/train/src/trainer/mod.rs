@@ -1,6 +1,7 @@
 //! The trainer: a configuration in, a trained model out, on any mesh, resumed from wherever the run stopped.
 
 mod compute;
+mod feed;
 mod figures;
 mod rank;
 mod records;
@@ -14,6 +15,7 @@ use crate::config::{Config, MeshSection};
 use crate::data::{Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
+use crate::pretrained;
 use crate::signals::Requests;
 use planaria_array::Threads;
 use planaria_comm::{Comm, CommExt, threads};
@@ -22,7 +24,7 @@ use planaria_nn::Parallel;
 use planaria_nn::models::Config as ModelConfig;
 use planaria_store::Store;
 use planaria_tensor::World;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -59,6 +61,8 @@ pub(crate) struct Job {
     pub(crate) config: Config,
     pub(crate) model: ModelConfig,
     pub(crate) tokenizer: Tokenizer,
+    /// The `generation_config.json` that the run began with.
+    pub(crate) generation: Map<String, Value>,
     pub(crate) data: Data,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) requests: Requests,
@@ -144,19 +148,29 @@ impl Trainer {
 
     /// Runs as one rank of a communicator. Collective.
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
-        let ready = self.job().and_then(|job| job.check(comm.size()).map(|()| job));
-        let job = comm.agree(ready)?;
+        let ready = self.begin().and_then(|job| job.check(comm.size()).map(|()| job));
+        let mut job = comm.agree(ready)?;
+        job.data = feed::open(&job, &comm)?;
         job.run(comm, local_ranks())
     }
 
+    /// A run whose ranks share this process, and with it the data.
     fn job(&self) -> Result<Job> {
+        let mut job = self.begin()?;
+        job.data = job.config.data.open(&job.tokenizer)?;
+        Ok(job)
+    }
+
+    /// A run without its data.
+    fn begin(&self) -> Result<Job> {
         let config = self.config.clone();
         config.check()?;
-        let tokenizer = config.data.open_tokenizer()?;
+        let tokenizer = pretrained::open_tokenizer(&config)?;
         let model = setup::model_config(&config, &tokenizer)?;
-        let data = config.data.open(&tokenizer)?;
+        let generation = pretrained::generation_config(&config.model)?;
+        let data = Data::none();
         let Trainer { observer, requests, last, store, .. } = self.clone();
-        Ok(Job { config, model, tokenizer, data, observer, requests, last, store })
+        Ok(Job { config, model, tokenizer, generation, data, observer, requests, last, store })
     }
 }
 

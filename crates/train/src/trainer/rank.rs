@@ -8,16 +8,17 @@ use super::saves::Saves;
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
 use super::{Job, Outcome};
-use crate::data::{Batch, Borders, Loader, LoaderOptions, Sampler, Share};
+use crate::data::{Batch, Loader, LoaderOptions, Sampler, Share};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::geometry::{Batching, Geometry};
+use crate::pretrained::{Pretrained, Which};
 use crate::reduce::ReduceOptions;
 use crate::replica::{Neighbours, Replica};
 use crate::update;
 use crate::weights::{Keeping, Zero};
 use planaria_array::Array;
-use planaria_ckpt::{Casts, Item, Kind, LoadOptions, State, Unmatched};
+use planaria_ckpt::{Item, Kind, LoadOptions, State};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_nn::Init;
 use planaria_nn::models::{Config as ModelConfig, Stage};
@@ -165,16 +166,12 @@ impl RankRun<'_> {
         Ok(())
     }
 
-    /// Weights of another folder to begin with. Collective.
+    /// Weights of another folder to begin with: a checkpoint of ours, a run's newest, or what others wrote. Collective.
     fn start_from(&mut self, path: &Path) -> Result<()> {
-        let (store, folder) = planaria_store::locate(&path.display().to_string())?;
         let only_weights = |item: &Item| item.kind == Kind::Parameter;
         let items = resume::items(&self.replica, Array::clone)?;
         let mut state = State::new(items.into_iter().filter(only_weights).collect());
-        let options =
-            LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
-        planaria_ckpt::load(&*self.world, &*store, &folder, &mut state, &options)?;
-        Ok(())
+        Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained)
     }
 
     pub(super) fn tell(&self, event: &Event) {
@@ -240,15 +237,9 @@ impl RankRun<'_> {
         self.saves.begin(self.job, state, began)
     }
 
-    /// Only the first and the last stage need data, unless all must know where documents begin.
-    fn reads(&self) -> bool {
-        let Position { stage, stages, .. } = self.place;
-        stage == 0 || stage + 1 == stages || self.job.config.data.documents == Borders::Separate
-    }
-
     /// Reads this replica's micro-batches ahead, where they are needed.
     fn loader(&self, last: u64) -> Result<Option<Loader>> {
-        if !self.reads() {
+        if !self.place.reads(&self.job.config) {
             return Ok(None);
         }
         let share = Share::new(&self.geometry, self.place.replica as u64, self.progress.samples);
@@ -269,7 +260,7 @@ impl RankRun<'_> {
             let first = number(round) as u64 * micro_batch;
             Batch::read(&**data, first..first + micro_batch, |p| p % data.len())
         };
-        let needed = if self.reads() { rounds } else { 0 };
+        let needed = if self.place.reads(&self.job.config) { rounds } else { 0 };
         let batches = (0..needed).map(read).collect::<crate::data::Result<Vec<_>>>()?;
         let found = match &mut self.pipeline {
             Some(pipeline) => pipeline.evaluate(&self.replica, &batches, rounds)?,

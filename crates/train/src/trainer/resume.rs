@@ -11,6 +11,7 @@ use planaria_ckpt::{Item, State};
 use planaria_layout::Mesh;
 use planaria_nn::optim::LossScale;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// How far a run has come. Everything else follows from the configuration and this.
@@ -82,7 +83,7 @@ pub(super) fn items(replica: &Replica, hold: impl Fn(&Array) -> Array) -> Result
 /// The whole state of now. Arrays are held by copy-on-write: training goes on, the state stays.
 pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
     let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
-    files.insert("config.json".into(), job.model.to_json().into_bytes());
+    files.insert("config.json".into(), model_config(job));
     files.insert("config.toml".into(), job.config.to_toml()?.into_bytes());
     files.insert("generation_config.json".into(), generation_config(job));
     let mut state = State::new(items(replica, Array::snapshot)?);
@@ -98,15 +99,30 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     Ok(state)
 }
 
+/// `config.json` with the dtype of the weights, under the key of today and the one that older readers know.
+fn model_config(job: &Job) -> Vec<u8> {
+    let mut config = job.model.to_value();
+    let dtype = match job.config.train.precision {
+        Precision::F32 => "float32",
+        Precision::Bf16 => "bfloat16",
+        Precision::F16 => "float16",
+    };
+    for key in ["dtype", "torch_dtype"] {
+        config[key] = dtype.into();
+    }
+    format!("{config:#}\n").into_bytes()
+}
+
+/// What the weights that the run began with came with, and the tokens of its tokenizer where that names none.
 fn generation_config(job: &Job) -> Vec<u8> {
     let frame = job.tokenizer.frame();
-    let mut map = serde_json::Map::new();
+    let mut map = job.generation.clone();
     for (key, id) in [("bos_token_id", frame.bos), ("eos_token_id", frame.eos), ("pad_token_id", frame.pad)] {
-        if let Some(id) = id {
+        if let Some(id) = id.filter(|_| map.get(key).is_none_or(Value::is_null)) {
             map.insert(key.into(), id.into());
         }
     }
-    format!("{:#}\n", serde_json::Value::Object(map)).into_bytes()
+    format!("{:#}\n", Value::Object(map)).into_bytes()
 }
 
 /// How far the loaded state had come.

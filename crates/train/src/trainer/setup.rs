@@ -1,8 +1,9 @@
 //! What a run is made of before its first step: the model's configuration, the mesh seen from one rank.
 
 use crate::config::{Config, Precision, ScheduleKind};
-use crate::data::Tokenizer;
+use crate::data::{Borders, Tokenizer};
 use crate::error::{Error, Result};
+use crate::pretrained;
 use crate::replica::Neighbours;
 use planaria_array::DType;
 use planaria_comm::{Comm, CommExt};
@@ -29,8 +30,7 @@ pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_js
 /// The model that `[model]` asks for.
 pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<ModelConfig> {
     let section = &config.model;
-    let from = section.config.as_ref().or(section.init.as_ref());
-    let base = from.map(|path| read_model_config(path)).transpose()?;
+    let base = pretrained::base_config(section)?;
     let vocab = tokenizer.vocab_size();
     let model = ModelConfig::from_value(section.to_json(base, Some(vocab)))?;
     if model.vocab_size < vocab {
@@ -99,6 +99,13 @@ impl Position {
             pipeline,
             mesh,
         })
+    }
+
+    /// Whether this rank reads data: the first stage has the inputs, the last one the labels, unless all must know where
+    /// documents begin.
+    pub(super) fn reads(&self, config: &Config) -> bool {
+        let Position { stage, stages, .. } = *self;
+        stage == 0 || stage + 1 == stages || config.data.documents == Borders::Separate
     }
 
     pub(super) fn neighbours(

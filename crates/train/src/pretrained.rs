@@ -1,0 +1,243 @@
+//! A folder of weights to begin with or to speak from: a checkpoint of ours, the newest of a run, or what others wrote.
+
+use crate::config::{Config, ModelSection};
+use crate::data::Tokenizer;
+use crate::error::{Error, Result};
+use crate::trainer::read_model_config;
+use planaria_ckpt::formats::{self, Key, OpenOptions, Part, Source};
+use planaria_ckpt::{Casts, Kind, LoadOptions, State, Unmatched};
+use planaria_comm::{Comm, CommExt, Value as Told, value};
+use planaria_store::{Store, StoreExt, join, locate};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Which weights of a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Which {
+    /// Those that were trained.
+    #[default]
+    Trained,
+    /// Their running average, which a run keeps with `optim.ema`.
+    Averaged,
+}
+
+/// Weights, and the small files beside them.
+#[derive(Clone, Debug)]
+pub(crate) struct Pretrained {
+    /// As it was given, for messages.
+    path: String,
+    store: Arc<dyn Store>,
+    /// Where the small files are.
+    folder: String,
+    /// What is opened: the folder, or one file in it.
+    at: String,
+}
+
+/// Largest small file.
+const SMALL: u64 = 1 << 29;
+/// The mark of a checkpoint of ours.
+const COMMIT: &str = "COMMIT";
+/// Parameters that stand for others in models that tie them.
+const TIED: (&str, &str) = ("lm_head.weight", "model.embed_tokens.weight");
+
+impl Pretrained {
+    /// Finds weights at a path or URL: a folder, a file, or the folder of a run, which stands for its newest checkpoint.
+    pub(crate) fn find(path: &Path) -> Result<Pretrained> {
+        let name = path.display().to_string();
+        if !name.contains("://") && !path.exists() {
+            let source = io::Error::new(io::ErrorKind::NotFound, "there is no such file or folder");
+            return Err(Error::Io { path: name, source });
+        }
+        let found = || -> Result<Pretrained> {
+            let (store, file) = locate(&name)?;
+            if !file.is_empty() {
+                return Ok(Pretrained { path: name.clone(), store, folder: String::new(), at: file });
+            }
+            let mut newest = planaria_ckpt::latest(&*store, "ckpt")?;
+            if newest.is_none() && !store.exists(COMMIT)? {
+                newest = planaria_ckpt::latest(&*store, "")?;
+            }
+            let folder = newest.unwrap_or_default();
+            Ok(Pretrained { path: name.clone(), store, at: folder.clone(), folder })
+        };
+        found().map_err(|error| error.in_weights(&name))
+    }
+
+    /// Where the weights are inside the path that was given; empty for all of it.
+    pub(crate) fn folder(&self) -> &str {
+        &self.folder
+    }
+
+    /// A small JSON object beside the weights, if it is there.
+    pub(crate) fn json(&self, name: &str) -> Result<Option<Map<String, Value>>> {
+        let file = join(&self.folder, name);
+        let text = match self.store.read(&file, SMALL) {
+            Ok(text) => text,
+            Err(planaria_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(Error::from(error).in_weights(&self.path)),
+        };
+        let origin = format!("{}/{file}", self.path.trim_end_matches('/'));
+        match serde_json::from_slice(&text) {
+            Ok(Value::Object(map)) => Ok(Some(map)),
+            Ok(_) => Err(Error::Syntax { origin, what: "not a JSON object".into() }),
+            Err(e) => Err(Error::Syntax { origin: format!("{origin}:{}", e.line()), what: e.to_string() }),
+        }
+    }
+
+    /// The `config.json`.
+    pub(crate) fn model_config(&self) -> Result<Map<String, Value>> {
+        self.json("config.json")?.ok_or_else(|| {
+            let what = "there is no config.json beside the weights".to_string();
+            Error::Run { what }.in_weights(&self.path)
+        })
+    }
+
+    /// The tokenizer, where there is a `tokenizer.json`.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        let read = || -> Result<Option<Tokenizer>> {
+            let mut files = BTreeMap::new();
+            for name in Tokenizer::file_names() {
+                match self.store.read(&join(&self.folder, name), SMALL) {
+                    Ok(text) => drop(files.insert(name.to_string(), text)),
+                    Err(planaria_store::Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let is_there = files.contains_key(Tokenizer::file_names()[0]);
+            Ok(if is_there { Some(Tokenizer::from_files(&files)?) } else { None })
+        };
+        read().map_err(|error| error.in_weights(&self.path))
+    }
+
+    /// Fills the arrays of a state's parameters, whatever wrote the weights and however they are cut. Tensors that
+    /// nobody asked for are left where they are. Collective.
+    pub(crate) fn load(&self, world: &dyn Comm, state: &mut State, which: Which) -> Result<()> {
+        self.load_from(world, state, which).map_err(|error| error.in_weights(&self.path))
+    }
+
+    fn load_from(&self, world: &dyn Comm, state: &mut State, which: Which) -> Result<()> {
+        let options =
+            LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
+        // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
+        let committed = self.store.exists(&join(&self.at, COMMIT));
+        let mine = Told::List(vec![Told::Text(self.at.clone()), Told::Bool(matches!(committed, Ok(true)))]);
+        let told = value::broadcast(world, &mine, 0)?;
+        let Told::List(list) = &told else {
+            return Err(Error::Bug { what: format!("{told:?} is no folder") });
+        };
+        let [Told::Text(at), Told::Bool(committed)] = &list[..] else {
+            return Err(Error::Bug { what: format!("{told:?} is no folder") });
+        };
+        let committed = *committed;
+        if committed && which == Which::Trained {
+            planaria_ckpt::load(world, &*self.store, at, state, &options)?;
+            return Ok(());
+        }
+        let source = together(world, formats::open(&self.store, at, &OpenOptions::default()))?;
+        if which == Which::Averaged {
+            take_averages(&source, state)?;
+        }
+        if committed {
+            planaria_ckpt::load(world, &*self.store, at, state, &options)?;
+            return Ok(());
+        }
+        let config = self.json("config.json")?.unwrap_or_default();
+        if config.get("tie_word_embeddings").and_then(Value::as_bool) == Some(true) {
+            state.tied.insert(TIED.0.into(), TIED.1.into());
+        }
+        let prefix = prefix(&source);
+        state.items.iter_mut().for_each(|item| item.name = prefix.of(&item.name));
+        state.tied = state.tied.iter().map(|(k, v)| (prefix.of(k), prefix.of(v))).collect();
+        planaria_ckpt::load_source(world, &source, state, &options)?;
+        Ok(())
+    }
+}
+
+/// Asks for the average of every parameter that has one; one that is not trained has none.
+fn take_averages(source: &Source, state: &mut State) -> Result<()> {
+    let has = |name: &str| source.tensors.contains_key(&Key { part: Part::Ema, name: name.to_string() });
+    if !source.tensors.keys().any(|key| key.part == Part::Ema) {
+        let what = "there is no running average of the weights; runs with `optim.ema` keep one";
+        return Err(Error::Run { what: what.into() });
+    }
+    state.items.iter_mut().filter(|item| has(&item.name)).for_each(|item| item.kind = Kind::Ema);
+    Ok(())
+}
+
+/// All ranks go on, or all fail: those that failed with their own error.
+pub(crate) fn together<T, E: Into<Error> + Display>(world: &dyn Comm, mine: Result<T, E>) -> Result<T> {
+    let text = mine.as_ref().map(|_| ()).map_err(ToString::to_string);
+    match (mine, world.agree(text)) {
+        (Err(error), _) => Err(error.into()),
+        (Ok(_), Err(error)) => Err(error.into()),
+        (Ok(value), Ok(())) => Ok(value),
+    }
+}
+
+/// How names in the files differ from those of the model.
+enum Prefix {
+    /// They begin with this, as where a training loop saved its model inside something else.
+    Longer(String),
+    /// The decoder was saved by itself, without the head.
+    Bare,
+}
+
+impl Prefix {
+    fn of(&self, name: &str) -> String {
+        match self {
+            Prefix::Longer(prefix) => format!("{prefix}{name}"),
+            Prefix::Bare => name.strip_prefix("model.").unwrap_or(name).to_string(),
+        }
+    }
+}
+
+/// Told by where the embedding is; weights without one have the usual names.
+fn prefix(source: &Source) -> Prefix {
+    let (_, embedding) = TIED;
+    let has = |name: &str| source.tensors.contains_key(&Key::model(name));
+    if has(embedding) {
+        return Prefix::Longer(String::new());
+    }
+    if has(embedding.trim_start_matches("model.")) {
+        return Prefix::Bare;
+    }
+    let names = source.tensors.keys().filter(|key| key.part == Part::Model);
+    let longer = names.filter_map(|key| key.name.strip_suffix(embedding).filter(|p| p.ends_with('.'))).next();
+    Prefix::Longer(longer.unwrap_or_default().to_string())
+}
+
+/// The `config.json` that a `[model]` section changes: the one it names, or that of the weights it starts from.
+pub(crate) fn base_config(section: &ModelSection) -> Result<Option<Map<String, Value>>> {
+    match (&section.config, &section.init) {
+        (Some(path), _) => read_model_config(path).map(Some),
+        (None, Some(path)) => Pretrained::find(path)?.model_config().map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The tokenizer of a run: the one it names, that of the weights it starts from, that beside its `config.json`, or bytes.
+pub(crate) fn open_tokenizer(config: &Config) -> Result<Tokenizer> {
+    let section = &config.model;
+    if config.data.tokenizer.is_none() {
+        for path in [&section.init, &section.config].into_iter().flatten() {
+            if let Some(tokenizer) = Pretrained::find(path)?.tokenizer()? {
+                return Ok(config.data.extend_tokenizer(tokenizer)?);
+            }
+        }
+    }
+    Ok(config.data.open_tokenizer()?)
+}
+
+/// The `generation_config.json` of the weights that a run starts from, or beside its `config.json`; empty without one.
+pub(crate) fn generation_config(section: &ModelSection) -> Result<Map<String, Value>> {
+    for path in [&section.init, &section.config].into_iter().flatten() {
+        if let Some(found) = Pretrained::find(path)?.json("generation_config.json")? {
+            return Ok(found);
+        }
+    }
+    Ok(Map::new())
+}
