@@ -1,4 +1,4 @@
-"""Trains a tiny model on two meshes and opens the checkpoint with transformers, as it is.
+"""Trains tiny models on two meshes and opens the checkpoints with transformers, as they are, and back.
 
 usage: training.py PLANARIA TESTDATA FOLDER
 """
@@ -25,6 +25,7 @@ num_hidden_layers = 2
 num_attention_heads = 4
 num_key_value_heads = 2
 tie_word_embeddings = {tied}
+{more}
 [data]
 sequence = 32
 [[data.source]]
@@ -37,6 +38,17 @@ lr = 1e-2
 [checkpoint]
 every = 30
 """
+
+EXPERTS = """
+num_experts = 4
+num_experts_per_tok = 2
+moe_intermediate_size = 16
+shared_expert_intermediate_size = 24
+norm_topk_prob = true
+mlp_only_layers = [0]
+"""
+# Kind, whether the head is tied, further keys of the model.
+CASES = [("qwen2", True, ""), ("llama", False, 'hidden_act = "gelu"'), ("qwen2_moe", False, EXPERTS)]
 
 
 def planaria(folder, *args):
@@ -57,27 +69,30 @@ def parts(folder, stem):
     return tensors
 
 
-def trained(kind, tied):
+def trained(kind, tied, more):
     """A run that was cut and went on as another mesh; its last checkpoint."""
     folder = OUT / f"{kind}-{tied}"
     folder.mkdir(parents=True)
     lines = (f"{i}: cut it anywhere, every piece grows back whole.\n" for i in range(400))
     (folder / "text.txt").write_text("".join(lines))
-    (folder / "tiny.toml").write_text(CONFIG.format(kind=kind, tied=str(tied).lower()))
+    (folder / "tiny.toml").write_text(CONFIG.format(kind=kind, tied=str(tied).lower(), more=more))
     planaria(folder, "train", "tiny.toml", "-n", "4", "--set", "train.steps=30")
     planaria(folder, "train", "tiny.toml", "-n", "4", "--set", "mesh=pp=2 dp=2")
     return folder, folder / "runs" / "tiny" / "ckpt" / "step-00000060"
 
 
-def serves_as_it_is(kind, tied):
-    folder, last = trained(kind, tied)
+def serves_as_it_is(kind, tied, more):
+    folder, last = trained(kind, tied, more)
     weights = parts(last, "model")
     slots = parts(last, "optimizer")
     assert {name.rsplit("/", 1)[0] for name in slots} == set(weights), "every weight has its moments"
     model, report = AutoModelForCausalLM.from_pretrained(last, output_loading_info=True)
     absent = set(report["missing_keys"]) - ({"lm_head.weight"} if tied else set())
     assert not absent and not report["unexpected_keys"], report
-    state = model.state_dict()
+    assert model.dtype == torch.float32
+    again = folder / "again"
+    model.save_pretrained(again)
+    state = load_file(again / "model.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
 
     tokenizer = AutoTokenizer.from_pretrained(last)
@@ -87,13 +102,35 @@ def serves_as_it_is(kind, tied):
     theirs = tokenizer.decode(made[0], skip_special_tokens=True)
     ours = planaria(folder, "generate", "runs/tiny", prompt, "--tokens", "12", "--temperature", "0")
     assert theirs.strip() in ours or ours.strip() in theirs, f"{theirs!r} is not {ours!r}"
+    is_a_start(folder, again, last)
+
+
+def is_a_start(folder, theirs, ours):
+    """The folder that transformers wrote speaks, and a run from it begins as one from ours does."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (theirs / file).write_bytes((ours / file).read_bytes())
+    speak = ["--tokens", "12", "--temperature", "0"]
+    assert planaria(folder, "generate", str(theirs), "12: cut", *speak) == planaria(
+        folder, "generate", str(ours), "12: cut", *speak
+    )
+    tuned = '[data]\nsequence = 32\n[[data.source]]\npath = "text.txt"\n[train]\nsteps = 1\nglobal_batch = 4\n'
+    (folder / "tuned.toml").write_text(tuned)
+    losses = []
+    for name, init in [("theirs", theirs), ("ours", ours)]:
+        told = planaria(
+            folder, "train", "tuned.toml", "--json", "--set", f"name={name}", "--set", f"model.init={init}",
+            "--set", "mesh=tp=2",
+        )
+        steps = [json.loads(line) for line in told.splitlines()]
+        losses += [line["loss"] for line in steps if line["event"] == "step"]
+    assert losses[0] == losses[1] and losses[0] < 5, losses
 
 
 def main():
     passed = failed = 0
-    for kind, tied in [("qwen2", True), ("llama", False)]:
+    for kind, tied, more in CASES:
         try:
-            serves_as_it_is(kind, tied)
+            serves_as_it_is(kind, tied, more)
             passed += 1
         except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
             failed += 1
