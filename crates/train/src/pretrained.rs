@@ -210,21 +210,36 @@ fn prefix(source: &Source) -> Prefix {
     Prefix::Longer(longer.unwrap_or_default().to_string())
 }
 
-/// The `config.json` that a `[model]` section changes: the one it names, or that of the weights it starts from.
-pub(crate) fn base_config(section: &ModelSection) -> Result<Option<Map<String, Value>>> {
-    match (&section.config, &section.init) {
-        (Some(path), _) => read_model_config(path).map(Some),
-        (None, Some(path)) => Pretrained::find(path)?.model_config().map(Some),
-        (None, None) => Ok(None),
+/// Where a run's architecture, tokenizer and generation config come from, first the weights that it starts from. Where those
+/// are gone and the run has a checkpoint, that has them too.
+fn origins(config: &Config) -> Result<Vec<Pretrained>> {
+    let ModelSection { init, config: named, .. } = &config.model;
+    let mut found = Vec::new();
+    for path in [init, named].into_iter().flatten() {
+        match Pretrained::find(path) {
+            Err(error) => {
+                let own = Pretrained::find(&config.run_dir()).ok();
+                found.push(own.filter(|own| !own.folder.is_empty()).ok_or(error)?);
+            }
+            Ok(there) => found.push(there),
+        }
+    }
+    Ok(found)
+}
+
+/// The `config.json` that the `[model]` section changes: the one it names, or that of the weights it starts from.
+pub(crate) fn base_config(config: &Config) -> Result<Option<Map<String, Value>>> {
+    match &config.model.config {
+        Some(path) if path.exists() => read_model_config(path).map(Some),
+        _ => origins(config)?.pop().map(|from| from.model_config()).transpose(),
     }
 }
 
 /// The tokenizer of a run: the one it names, that of the weights it starts from, that beside its `config.json`, or bytes.
 pub(crate) fn open_tokenizer(config: &Config) -> Result<Tokenizer> {
-    let section = &config.model;
     if config.data.tokenizer.is_none() {
-        for path in [&section.init, &section.config].into_iter().flatten() {
-            if let Some(tokenizer) = Pretrained::find(path)?.tokenizer()? {
+        for from in origins(config)? {
+            if let Some(tokenizer) = from.tokenizer()? {
                 return Ok(config.data.extend_tokenizer(tokenizer)?);
             }
         }
@@ -233,9 +248,9 @@ pub(crate) fn open_tokenizer(config: &Config) -> Result<Tokenizer> {
 }
 
 /// The `generation_config.json` of the weights that a run starts from, or beside its `config.json`; empty without one.
-pub(crate) fn generation_config(section: &ModelSection) -> Result<Map<String, Value>> {
-    for path in [&section.init, &section.config].into_iter().flatten() {
-        if let Some(found) = Pretrained::find(path)?.json("generation_config.json")? {
+pub(crate) fn generation_config(config: &Config) -> Result<Map<String, Value>> {
+    for from in origins(config)? {
+        if let Some(found) = from.json("generation_config.json")? {
             return Ok(found);
         }
     }

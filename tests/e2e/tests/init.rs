@@ -94,6 +94,11 @@ fn a_plain_folder_is_the_same_start_as_the_checkpoint_on_every_mesh() -> Result<
         run("single", &single)?.same_bits(&whole).with_context(|| format!("single, {mesh}"))?;
         run("sharded", &sharded)?.same_bits(&whole).with_context(|| format!("sharded, {mesh}"))?;
     }
+    // A run that has begun needs the folder no more.
+    std::fs::remove_dir_all(&sharded)?;
+    let init = format!("model.init={}", sharded.display());
+    let more = ["train.zero=1", "train.steps=3", tie[0], init.as_str()];
+    ensure!(sandbox.train("sharded-2", "dp=2", &more)?.outcome.step == 3);
     // The head is made its own from the matrix that it shared.
     let untied = tuned(&sandbox, "untied", "pp=2", &single, &["model.tie_word_embeddings=false"])?;
     let tied = tuned(&sandbox, "tied", "pp=2", &single, &tie)?;

@@ -114,7 +114,7 @@ pub struct PlanOptions {
 
 /// The model that a configuration asks for.
 pub fn model_of(config: &Config) -> Result<ModelConfig> {
-    let base = pretrained::base_config(&config.model)?;
+    let base = pretrained::base_config(config)?;
     let vocab = pretrained::open_tokenizer(config)?.vocab_size();
     Ok(ModelConfig::from_value(config.model.to_json(base, Some(vocab)))?)
 }

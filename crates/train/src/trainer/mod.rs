@@ -167,7 +167,7 @@ impl Trainer {
         config.check()?;
         let tokenizer = pretrained::open_tokenizer(&config)?;
         let model = setup::model_config(&config, &tokenizer)?;
-        let generation = pretrained::generation_config(&config.model)?;
+        let generation = pretrained::generation_config(&config)?;
         let data = Data::none();
         let Trainer { observer, requests, last, store, .. } = self.clone();
         Ok(Job { config, model, tokenizer, generation, data, observer, requests, last, store })

@@ -30,7 +30,7 @@ pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_js
 /// The model that `[model]` asks for.
 pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<ModelConfig> {
     let section = &config.model;
-    let base = pretrained::base_config(section)?;
+    let base = pretrained::base_config(config)?;
     let vocab = tokenizer.vocab_size();
     let model = ModelConfig::from_value(section.to_json(base, Some(vocab)))?;
     if model.vocab_size < vocab {
