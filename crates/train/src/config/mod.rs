@@ -17,7 +17,7 @@ pub use model::{ModelKind, ModelSection};
 pub use schema::schema;
 pub use sections::{
     CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction, ScheduleKind,
-    TrainSection,
+    Sharding, TrainSection,
 };
 
 use crate::error::{Error, Result};
