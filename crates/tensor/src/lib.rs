@@ -24,8 +24,8 @@ pub use attributes::{Attr, Attributes};
 pub use dispatch::{Outputs, apply, apply_shared, apply1, infer};
 pub use error::{Error, Result};
 pub use grad::{
-    Backward, Deferred, GradOptions, History, backward, backward_from, backward_inputs, grad, is_recording,
-    no_grad, recompute, with_grad,
+    Backward, Deferred, Fetch, GradOptions, History, backward, backward_from, backward_inputs, grad,
+    is_recording, no_grad, recompute, with_grad,
 };
 pub use index::Index;
 pub use op::{Arrays, Grads, Here, Local, Op, Places, Saves, Spec};

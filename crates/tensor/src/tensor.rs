@@ -1,7 +1,7 @@
 //! The tensor: one global value, of which this rank holds a piece, with its gradient history.
 
 use crate::error::{Error, Result};
-use crate::grad::{Edge, View};
+use crate::grad::{Edge, Fetch, View};
 use crate::op::Spec;
 use crate::world::World;
 use planaria_array::{Array, DType, Element, Scalar, Shape};
@@ -23,6 +23,8 @@ pub(crate) struct Inner {
     /// Counts changes of the history by writes in place, so that views know when to look again.
     pub(crate) rewrites: AtomicU64,
     pub(crate) view: Option<View>,
+    /// Where the history takes the elements from, if it is not to keep them.
+    pub(crate) fetch: Option<Fetch>,
 }
 
 /// A layout and the ranks it speaks of.
@@ -44,7 +46,16 @@ impl Place {
 impl Tensor {
     pub(crate) fn raw(array: Array, place: Option<Place>, edge: Option<Edge>, view: Option<View>) -> Tensor {
         let history = Mutex::new(edge);
-        Tensor(Arc::new(Inner { array, place, history, rewrites: AtomicU64::new(0), view }))
+        Tensor(Arc::new(Inner { array, place, history, rewrites: AtomicU64::new(0), view, fetch: None }))
+    }
+
+    /// The same tensor, of which the history keeps no elements: where backward needs them it calls `fetch`, once for
+    /// each use, which must give the same elements. For values that are brought together only while they are used.
+    #[must_use]
+    pub fn fetched_by(&self, fetch: Fetch) -> Tensor {
+        let (array, place, history) = (self.0.array.clone(), self.0.place.clone(), Mutex::new(self.edge()));
+        let (rewrites, fetch) = (AtomicU64::new(0), Some(fetch));
+        Tensor(Arc::new(Inner { array, place, history, rewrites, view: None, fetch }))
     }
 
     /// A value that this rank has whole.

@@ -155,3 +155,33 @@ fn a_recomputed_block_of_any_order() {
     let second = second[0].as_ref().unwrap().to_vec::<f64>().unwrap();
     assert!((second[0] - 1.8).abs() < 1e-12 && (second[1] - 5.4).abs() < 1e-12, "{second:?}");
 }
+
+#[test]
+fn elements_that_can_be_fetched_are_not_kept() {
+    let whole = Tensor::from_slice(&[1.0f64, 2.0, 3.0, 4.0], &[2, 2]).unwrap().local().clone();
+    let count = Arc::new(AtomicUsize::new(0));
+    let (fetched, source) = (count.clone(), whole.snapshot());
+    let used = whole.copy().unwrap();
+    let weight = Tensor::new(used.clone()).requires_grad().fetched_by(Arc::new(move || {
+        fetched.fetch_add(1, Ordering::Relaxed);
+        Ok(source.clone())
+    }));
+    let x = leaf(&[10.0, 100.0]);
+    let grads = |weight: &Tensor| {
+        // Once as it is, and once as rows of it.
+        let rows = weight.unbind(0).unwrap();
+        let sum = total(&planaria_tensor::ops::linear(&x, weight, None).unwrap()).unwrap();
+        sum.add(&total(&x.mul(&rows[1]).unwrap()).unwrap()).unwrap()
+    };
+    let sum = grads(&weight);
+    assert!(weight.is_leaf() && count.load(Ordering::Relaxed) == 0);
+    // The elements of forward are gone; writing to them is not noticed.
+    used.fill(0.0).unwrap();
+    sum.backward().unwrap();
+    assert_eq!(count.load(Ordering::Relaxed), 2, "once for each op that needs them");
+    let (by_x, by_weight) = (grad_of(&x), grad_of(&weight));
+    x.take_grad();
+    let kept = Tensor::new(whole).requires_grad();
+    grads(&kept).backward().unwrap();
+    assert_eq!((by_x, by_weight), (grad_of(&x), grad_of(&kept)));
+}

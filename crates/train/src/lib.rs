@@ -1,9 +1,11 @@
 //! The main job: data, pipeline schedules, the training loop, exact resume on any mesh.
 
+mod bundle;
 pub mod config;
 pub mod data;
 mod error;
 pub mod event;
+mod gather;
 mod generate;
 pub mod geometry;
 mod partition;

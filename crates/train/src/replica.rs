@@ -1,14 +1,17 @@
 //! The part of the model that this rank computes, with sources that feed forward and hooks that take gradients.
 
+use crate::bundle::{self, Bundle, BundleOptions, Row};
 use crate::error::{Error, Result};
+use crate::gather::{Gatherer, Held, Pass, Stop};
 use crate::reduce::{ReduceOptions, Reducer};
-use crate::weights::{Keeping, Tie, Weight, Zero, gather};
-use planaria_array::Array;
+use crate::weights::{Elements, Keeping, Tie, Weight, Zero};
+use planaria_array::{Array, ops};
 use planaria_comm::Comm;
 use planaria_layout::Rank;
 use planaria_nn::models::{Config as ModelConfig, Model, Stage};
-use planaria_nn::{Init, Module, Parallel, Param, Source};
-use planaria_tensor::{Tensor, is_recording};
+use planaria_nn::{Init, Kind as ParamKind, Module, Parallel, Param, Source};
+use planaria_tensor::{Fetch, Tensor, is_recording};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,6 +24,11 @@ pub(crate) struct Replica {
     pub(crate) weights: Vec<Weight>,
     /// The weights whose gradients are summed: those of the first part, then of the next.
     pub(crate) lanes: Vec<usize>,
+    /// The weights that travel together.
+    pub(crate) bundles: Vec<Bundle>,
+    pub(crate) zero: Zero,
+    /// Brings weights together, where they are divided.
+    gatherer: Option<Arc<Gatherer>>,
     /// The round that forward and backward work on.
     round: Arc<AtomicUsize>,
 }
@@ -48,42 +56,77 @@ pub(crate) struct Neighbours {
     pub(crate) last: Rank,
 }
 
+/// What a replica is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Making<'a> {
+    pub(crate) config: &'a ModelConfig,
+    /// The model parts of this rank.
+    pub(crate) stages: &'a [Stage],
+    pub(crate) init: &'a Init,
+    pub(crate) near: &'a Neighbours,
+    pub(crate) keeping: &'a Keeping,
+    pub(crate) reduce: ReduceOptions,
+    pub(crate) bundles: BundleOptions,
+}
+
 impl Replica {
-    pub(crate) fn new(
-        config: &ModelConfig,
-        stages: &[Stage],
-        init: &Init,
-        near: &Neighbours,
-        keeping: &Keeping,
-        reduce: ReduceOptions,
-    ) -> Result<Replica> {
+    /// Collective over the data ranks.
+    pub(crate) fn new(making: Making<'_>) -> Result<Replica> {
+        let Making { config, stages, init, near, keeping, .. } = making;
         let model = |stage: &Stage| Model::new(config, stage.clone(), near.parallel.as_ref(), init);
         let models = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
         let params: Vec<Param> = models.iter().flat_map(Module::params).collect();
         let mut weights = params.iter().map(|p| Weight::new(p, keeping)).collect::<Result<Vec<_>>>()?;
+        drop(params);
         tie(&mut weights, near, config);
+        let mut first = 0;
+        let parts: Vec<Range<usize>> = models
+            .iter()
+            .map(|model| {
+                let own = first..first + model.params().len();
+                first = own.end;
+                own
+            })
+            .collect();
+        let blocks = parts.iter().map(|own| own_blocks(&mut weights, own, &making));
+        let blocks: Vec<Vec<Vec<Held>>> = blocks.collect::<Result<_>>()?;
+        for i in 0..weights.len() {
+            if let Tie::Into(twin) = weights[i].tie {
+                let (share, own) = (weights[twin].share.clone(), weights[twin].own.clone());
+                let (part, full) = (weights[twin].part.clone(), weights[twin].full.clone());
+                let weight = &mut weights[i];
+                (weight.share, weight.own, weight.part, weight.full) = (share, own, part, full);
+            }
+        }
+        let bundles = blocks.iter().flatten().flatten().map(|held| held.bundle.clone()).collect();
+        let gatherer = match keeping.zero {
+            Zero::Weights => Some(Arc::new(gatherer(&making, blocks, &weights, &parts)?)),
+            _ => None,
+        };
         let round = Arc::new(AtomicUsize::new(0));
-        let (mut parts, mut lanes, mut first) = (Vec::new(), Vec::new(), 0);
-        for model in models {
-            let own = first..first + model.params().len();
-            first = own.end;
+        let (mut made, mut lanes) = (Vec::new(), Vec::new());
+        for (model, own) in models.into_iter().zip(parts) {
             let trained: Vec<usize> = own.clone().filter(|&i| weights[i].trainable).collect();
             let rows: Vec<_> = trained.iter().map(|&i| weights[i].lane()).collect();
-            let reducer = Arc::new(Reducer::new(near.data.clone(), &rows, reduce));
-            let feeds = Feeds {
-                weights: &weights[own.clone()],
-                zero: keeping.zero,
-                reducer: &reducer,
-                round: &round,
-            };
-            parts.push(Part { model: feeds.install(model, &near.data)?, reducer });
+            let reducer = Arc::new(Reducer::new(near.data.clone(), &rows, making.reduce));
+            let feeds =
+                Feeds { weights: &weights, own, gatherer: &gatherer, reducer: &reducer, round: &round };
+            made.push(Part { model: feeds.install(model)?, reducer });
             lanes.extend(trained);
         }
-        Ok(Replica { parts, weights, lanes, round })
+        Ok(Replica { parts: made, weights, lanes, bundles, zero: keeping.zero, gatherer, round })
+    }
+
+    /// The place of a weight's gradient among the sums.
+    pub(crate) fn lane_of(&self, weight: usize) -> Option<usize> {
+        self.lanes.iter().position(|&w| w == weight)
     }
 
     /// The sums of the step, in the order of the lanes. Collective over the data ranks.
     pub(crate) fn finish_step(&self, rounds: usize) -> Result<Vec<Array>> {
+        if let Some(gatherer) = &self.gatherer {
+            gatherer.clear()?;
+        }
         let mut sums = Vec::with_capacity(self.lanes.len());
         for part in &self.parts {
             sums.extend(part.reducer.finish_step(rounds)?);
@@ -97,10 +140,111 @@ impl Replica {
         self.weights.iter_mut().filter(updated).try_for_each(|weight| weight.begin_state(keeping))
     }
 
-    /// Says which round the next forward or backward belongs to.
-    pub(crate) fn enter(&self, round: usize) {
+    /// Says which round the next pass belongs to, and its direction.
+    pub(crate) fn enter(&self, round: usize, pass: Pass) {
         self.round.store(round, Ordering::Relaxed);
+        if let Some(gatherer) = &self.gatherer {
+            gatherer.enter(pass);
+        }
     }
+}
+
+/// What decides with whom a weight travels; a twin travels with its twin.
+fn row(weight: &Weight, is_own: bool) -> Option<Row<'_>> {
+    let travels = is_own && !matches!(weight.tie, Tie::Into(_));
+    travels.then(|| Row {
+        name: &weight.spec.name,
+        numel: weight.share.numel(),
+        dtype: weight.dtype,
+        trainable: weight.trainable,
+        // The other stage, with other neighbours, must share it out alike.
+        alone: matches!(weight.tie, Tie::Across { .. }),
+    })
+}
+
+/// The blocks of one part, with this rank's elements where they are kept apart from the rest. Weights take their
+/// elements from there.
+fn own_blocks(weights: &mut [Weight], own: &Range<usize>, making: &Making<'_>) -> Result<Vec<Vec<Held>>> {
+    let rows: Vec<_> = weights.iter().enumerate().map(|(i, weight)| row(weight, own.contains(&i))).collect();
+    let blocks = bundle::blocks(&rows, making.bundles);
+    let mut hold = |bundle| settle(weights, bundle, making.keeping);
+    blocks.into_iter().map(|bundles| bundles.into_iter().map(&mut hold).collect()).collect()
+}
+
+/// Shares the members of a bundle out.
+fn settle(weights: &mut [Weight], mut bundle: Bundle, keeping: &Keeping) -> Result<Held> {
+    let (rank, none) = (keeping.rank, Array::zeros(&[0], weights[bundle.members[0]].dtype)?);
+    let full = |weight: &Weight| {
+        let missing = || Error::Bug { what: format!("`{}` has no elements", weight.spec.name) };
+        weight.full.clone().ok_or_else(missing)
+    };
+    let all = bundle.members.iter().map(|&i| full(&weights[i])).collect::<Result<Vec<_>>>()?;
+    let joined = |arrays: &[Array]| ops::concat(&arrays.iter().collect::<Vec<_>>(), 0);
+    let own = match keeping.zero {
+        Zero::Weights => {
+            let own = |(k, full): (usize, &Array)| {
+                let range = bundle.share(k).range(rank);
+                full.narrow(0, range.start, range.len())
+            };
+            joined(&all.iter().enumerate().map(own).collect::<planaria_array::Result<Vec<_>>>()?)?
+        }
+        Zero::States | Zero::Gradients if bundle.is_straight() => {
+            bundle.whole = Some(if all.len() > 1 { joined(&all)? } else { all[0].clone() });
+            none
+        }
+        _ => none,
+    };
+    for (k, full) in all.into_iter().enumerate() {
+        let (part, range) = (bundle.part(k, rank), bundle.range(k));
+        let elements = match (&bundle.whole, keeping.zero) {
+            (_, Zero::Weights) => Elements::Own(own.narrow(0, part.start, part.len())?),
+            (Some(whole), _) => Elements::All(whole.narrow(0, range.start, range.len())?),
+            (None, _) => Elements::All(full),
+        };
+        weights[bundle.members[k]].settle(bundle.share(k), keeping, elements)?;
+    }
+    Ok(Held { bundle, own })
+}
+
+/// What brings the weights of all parts together. Collective over the data ranks.
+fn gatherer(
+    making: &Making<'_>,
+    blocks: Vec<Vec<Vec<Held>>>,
+    weights: &[Weight],
+    parts: &[Range<usize>],
+) -> Result<Gatherer> {
+    let blocks: Vec<Vec<Held>> = blocks.into_iter().flatten().collect();
+    let mut homes = vec![[0; 3]; weights.len()];
+    for (block, bundles) in blocks.iter().enumerate() {
+        for (place, held) in bundles.iter().enumerate() {
+            let members = held.bundle.members.iter().enumerate();
+            members.for_each(|(member, &weight)| homes[weight] = [block, place, member]);
+        }
+    }
+    for (i, weight) in weights.iter().enumerate() {
+        if let Tie::Into(twin) = weight.tie {
+            homes[i] = homes[twin];
+        }
+    }
+    // Rows are looked up in forward only.
+    let looked_up = |&weight: &usize| weights[weight].spec.kind == ParamKind::Embedding;
+    let mut stops: Vec<Stop> = Vec::new();
+    for (part, own) in parts.iter().enumerate() {
+        for weight in own.clone() {
+            let block = homes[weight][0];
+            if stops.last().is_none_or(|stop| (stop.part, stop.block) != (part, block)) {
+                let both_ways = !blocks[block].iter().flat_map(|held| &held.bundle.members).all(looked_up);
+                stops.push(Stop { part, block, turns: false, both_ways });
+            }
+        }
+        if let Some(last) = stops.last_mut().filter(|last| last.part == part) {
+            last.turns = making.stages[part].head;
+        }
+    }
+    let data = &making.near.data;
+    let comm = data.split(&[data.ranks().to_vec()])?;
+    let comm = comm.ok_or_else(|| Error::Bug { what: "a rank outside its own data ranks".into() })?;
+    Ok(Gatherer::new(comm, blocks, homes, stops))
 }
 
 /// Finds the twins of tied parameters. Twins on one rank share their elements.
@@ -111,8 +255,6 @@ fn tie(weights: &mut [Weight], near: &Neighbours, config: &ModelConfig) {
         match place(weights, &twin) {
             Some(twin) => {
                 weights[i].tie = Tie::Into(twin);
-                weights[i].part = weights[twin].part.clone();
-                weights[i].full = weights[twin].full.clone();
             }
             None => {
                 weights[i].tie = Tie::Across { peer: near.first, first: false };
@@ -133,44 +275,55 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The sources of one part's parameters.
 struct Feeds<'a> {
     weights: &'a [Weight],
-    zero: Zero,
+    /// Those of the part.
+    own: Range<usize>,
+    gatherer: &'a Option<Arc<Gatherer>>,
     reducer: &'a Arc<Reducer>,
     round: &'a Arc<AtomicUsize>,
 }
 
 impl Feeds<'_> {
     /// The model with its parameters fed from here.
-    fn install(&self, mut model: Model, data: &Arc<dyn Comm>) -> Result<Model> {
-        let (mut place, mut lane, mut failed) = (0, 0, None);
+    fn install(&self, mut model: Model) -> Result<Model> {
+        let (mut place, mut lane, mut failed) = (self.own.start, 0, None);
         model.visit_mut(&mut |param| {
-            let weight = &self.weights[place];
-            let shared = matches!(weight.tie, Tie::Into(_)).then(|| weight.full.clone()).flatten();
-            let feed = Feed {
-                home: param.leaf().clone(),
-                shared,
-                part: (self.zero == Zero::Weights).then(|| weight.part.clone()),
-                share: weight.share,
-                data: data.clone(),
-                lane: weight.trainable.then_some(lane),
-                reducer: self.reducer.clone(),
-                round: self.round.clone(),
-            };
-            failed = failed.take().or_else(|| feed.install(param).err());
-            (place, lane) = (place + 1, lane + usize::from(weight.trainable));
+            let trainable = self.weights[place].trainable;
+            let fed = self.feed(param, place, trainable.then_some(lane));
+            failed = failed.take().or_else(|| fed.err());
+            (place, lane) = (place + 1, lane + usize::from(trainable));
         });
         failed.map_or(Ok(model), Err)
+    }
+
+    /// Has forward take a parameter's value from its weight.
+    fn feed(&self, param: &mut Param, place: usize, lane: Option<usize>) -> Result<()> {
+        let (shape, dtype) = (param.leaf().local().shape().clone(), param.leaf().dtype());
+        let elements = match &self.weights[place].full {
+            Some(full) => full.reshape(&shape)?,
+            // They are not kept here; the leaf stays as a shape.
+            None => Array::meta(&shape, dtype)?,
+        };
+        if !elements.shares_storage(param.leaf().local()) {
+            param.set_array(elements)?;
+        }
+        let fetch = self.gatherer.clone().map(|gatherer| -> Fetch {
+            Arc::new(move || Ok(gatherer.get(place).map_err(to_tensor_error)?.reshape(&shape)?))
+        });
+        if fetch.is_some() || lane.is_some() {
+            let (home, reducer, round) = (param.leaf().clone(), self.reducer.clone(), self.round.clone());
+            let feed = Feed { home, fetch, lane, reducer, round };
+            let source: Source = Arc::new(move || feed.value());
+            param.set_source(Some(source));
+        }
+        Ok(())
     }
 }
 
 /// What a parameter's source needs.
 struct Feed {
     home: Tensor,
-    /// The elements of its twin on this rank.
-    shared: Option<Array>,
-    /// The own range, where weights are divided.
-    part: Option<Array>,
-    share: crate::share::Share,
-    data: Arc<dyn Comm>,
+    /// Brings its elements together, where weights are divided.
+    fetch: Option<Fetch>,
     /// Where its gradients go; absent for a frozen one.
     lane: Option<usize>,
     reducer: Arc<Reducer>,
@@ -178,69 +331,40 @@ struct Feed {
 }
 
 impl Feed {
-    /// Has forward take this parameter's value from here.
-    fn install(mut self, param: &mut Param) -> Result<()> {
-        if let Some(twin) = self.shared.take() {
-            param.set_array(twin.reshape(param.leaf().local().shape())?)?;
-            self.home = param.leaf().clone();
-        }
-        if self.part.is_some() {
-            // The elements are not kept here; the leaf stays as a shape.
-            let leaf = param.leaf().local();
-            param.set_array(Array::meta(leaf.shape(), leaf.dtype())?)?;
-        }
-        if self.part.is_some() || self.lane.is_some() {
-            let home = Feed { home: without_bytes(&self)?, ..self };
-            let source: Source = Arc::new(move || home.value());
-            param.set_source(Some(source));
-        }
-        Ok(())
-    }
-
     /// The value for one use: a leaf of its own, so that its gradient arrives as soon as backward has passed the use,
     /// not after everything else.
     fn value(&self) -> planaria_tensor::Result<Tensor> {
-        let value = match &self.part {
-            None => self.home.detach(),
-            Some(part) => {
-                let whole = gather(&self.data, self.share, part).map_err(to_tensor_error)?;
-                let whole = whole.reshape(self.home.local().shape())?;
-                match (self.home.layout(), self.home.world()) {
-                    (Some(layout), Some(world)) => Tensor::from_piece(whole, layout, world)?,
-                    _ => Tensor::new(whole),
-                }
-            }
+        let value = match (&self.fetch, self.home.layout(), self.home.world()) {
+            (None, ..) => self.home.detach(),
+            (Some(fetch), Some(layout), Some(world)) => Tensor::from_piece(fetch()?, layout, world)?,
+            (Some(fetch), ..) => Tensor::new(fetch()?),
         };
-        let Some(lane) = self.lane else { return Ok(value) };
-        let leaf = value.requires_grad();
-        if is_recording() {
-            let round = self.round.load(Ordering::Relaxed);
-            self.reducer.expect(round, lane);
-            let (reducer, layout) = (self.reducer.clone(), self.home.layout().cloned());
-            leaf.on_grad(move |grad| {
-                let settled = match &layout {
-                    Some(layout) if grad.layout() != Some(layout) => grad.reshard(layout)?,
-                    _ => grad.clone(),
-                };
-                reducer.give(round, lane, settled.local()).map_err(to_tensor_error)?;
-                // A gradient with history would keep on its leaf, for ever, the graph that leads to the leaf.
-                Ok(Some(settled.detach()))
-            })?;
+        let value = if self.lane.is_some() { value.requires_grad() } else { value };
+        let value = match &self.fetch {
+            Some(fetch) => value.fetched_by(fetch.clone()),
+            None => value,
+        };
+        if let Some(lane) = self.lane.filter(|_| is_recording()) {
+            self.take_gradient(&value, lane)?;
         }
-        Ok(leaf)
+        Ok(value)
     }
-}
 
-/// The parameter's tensor without its elements, where they are not kept.
-fn without_bytes(feed: &Feed) -> Result<Tensor> {
-    if feed.part.is_none() {
-        return Ok(feed.home.clone());
+    /// Has the gradient of a use go to its sum.
+    fn take_gradient(&self, leaf: &Tensor, lane: usize) -> planaria_tensor::Result<()> {
+        let round = self.round.load(Ordering::Relaxed);
+        self.reducer.expect(round, lane);
+        let (reducer, layout) = (self.reducer.clone(), self.home.layout().cloned());
+        leaf.on_grad(move |grad| {
+            let settled = match &layout {
+                Some(layout) if grad.layout() != Some(layout) => grad.reshard(layout)?,
+                _ => grad.clone(),
+            };
+            reducer.give(round, lane, settled.local()).map_err(to_tensor_error)?;
+            // The elements are in the sum now: the leaf, which lives as long as the graph, keeps only their shape.
+            Ok(Some(Tensor::new(settled.local().to_meta())))
+        })
     }
-    let local = feed.home.local().to_meta();
-    Ok(match (feed.home.layout(), feed.home.world()) {
-        (Some(layout), Some(world)) => Tensor::from_piece(local, layout, world)?,
-        _ => Tensor::new(local),
-    })
 }
 
 /// Our errors inside an op: those of lower floors keep their kind.

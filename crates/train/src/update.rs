@@ -1,13 +1,15 @@
 //! The end of a step: tied sums together, the norm over everything, the optimizer on the own ranges, weights back.
 
+use crate::bundle::{Bundle, Gathering};
 use crate::config::{OptimKind, OptimSection};
 use crate::error::{Error, Result};
 use crate::replica::Replica;
-use crate::weights::{Tie, Weight, WeightState, Zero, gather};
+use crate::weights::{Tie, Weight, WeightState, Zero};
 use planaria_array::Array;
 use planaria_array::ops::Binary;
-use planaria_comm::{AllGather, Call, Comm, CommExt, Pending, Recv, Send};
+use planaria_comm::{Call, Comm, CommExt, Recv, Send};
 use planaria_nn::optim::{AdamW, Ema, Rule, Sgd, Shard};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Tag of the sums that the stages of a tied pair exchange.
@@ -24,13 +26,13 @@ pub(crate) fn rule(optim: &OptimSection) -> Rule {
 
 /// Adds the sums of tied pairs, embedding first. Collective over the two stages of a pair.
 pub(crate) fn join_tied(replica: &Replica, world: &Arc<dyn Comm>, sums: &mut [Array]) -> Result<()> {
-    let lane_of = |weight: usize| replica.lanes.iter().position(|&w| w == weight);
     for lane in 0..sums.len() {
         match replica.weights[replica.lanes[lane]].tie {
             Tie::None => {}
             Tie::Into(twin) => {
-                let home =
-                    lane_of(twin).ok_or_else(|| Error::Bug { what: "one of two twins is frozen".into() })?;
+                let home = replica
+                    .lane_of(twin)
+                    .ok_or_else(|| Error::Bug { what: "one of two twins is frozen".into() })?;
                 sums[home].binary_in_place(Binary::Add, &sums[lane])?;
             }
             Tie::Across { peer, first } => {
@@ -67,35 +69,119 @@ pub(crate) struct Rates {
     pub(crate) scale: f64,
 }
 
+/// Bundles of gradients that are on their way while others are used.
+const AHEAD: usize = 2;
+
 /// Moves the weights. Collective over the data ranks.
 pub(crate) fn apply(
     replica: &Replica,
     data: &Arc<dyn Comm>,
-    zero: Zero,
     sums: &[Array],
     optim: &OptimSection,
     rates: Rates,
 ) -> Result<()> {
-    let mut moves = Vec::with_capacity(sums.len());
-    for (sum, &place) in sums.iter().zip(&replica.lanes) {
-        let weight = &replica.weights[place];
-        let Some(state) = &weight.state else { continue };
-        let grad = if zero == Zero::Off { gather(data, weight.share, sum)? } else { sum.clone() };
-        moves.push(Move { weight, state, grad, values: weight.values(&state.range)? });
+    let step = Step { replica, data, sums, optim, rates };
+    let bundles = || replica.bundles.iter().filter(|b| replica.weights[b.members[0]].state.is_some());
+    if data.size() == 1 || replica.zero == Zero::Weights {
+        return step.move_all(bundles().map(|bundle| step.moves(bundle, None)).collect::<Result<Vec<_>>>()?);
     }
-    let shards: Vec<Shard<'_>> = moves.iter().map(Move::shard).collect();
-    rule(optim).step(rates.number, rates.lr, rates.scale, &shards)?;
-    if let Some(decay) = optim.ema {
+    let mut open = VecDeque::new();
+    if replica.zero == Zero::Off {
+        for bundle in bundles() {
+            open.push_back((bundle, bundle.start(data, &step.sums_of(bundle)?, None)?));
+            if open.len() > AHEAD {
+                step.move_whole(&mut open)?;
+            }
+        }
+        while !open.is_empty() {
+            step.move_whole(&mut open)?;
+        }
+        return Ok(());
+    }
+    for bundle in bundles() {
+        step.move_all(vec![step.moves(bundle, None)?])?;
+        open.push_back((bundle, step.spread(bundle)?));
+    }
+    open.into_iter().try_for_each(|(bundle, gathering)| step.settle(bundle, gathering.finish()?))
+}
+
+/// The update of one step.
+struct Step<'a> {
+    replica: &'a Replica,
+    data: &'a Arc<dyn Comm>,
+    sums: &'a [Array],
+    optim: &'a OptimSection,
+    rates: Rates,
+}
+
+impl<'a> Step<'a> {
+    /// The sums of a bundle's members: this rank's ranges.
+    fn sums_of(&self, bundle: &Bundle) -> Result<Vec<Array>> {
+        let sum = |&weight: &usize| self.replica.lane_of(weight).map(|lane| self.sums[lane].clone());
+        let none = || Error::Bug { what: "a parameter that is updated has no gradient".into() };
+        bundle.members.iter().map(|weight| sum(weight).ok_or_else(none)).collect()
+    }
+
+    /// The members of a bundle with their gradients.
+    fn moves(&self, bundle: &Bundle, grads: Option<Vec<Array>>) -> Result<Vec<Move<'a>>> {
+        let grads = grads.map_or_else(|| self.sums_of(bundle), Ok)?;
+        let mut moves = Vec::with_capacity(grads.len());
+        for (grad, &weight) in grads.into_iter().zip(&bundle.members) {
+            let weight = &self.replica.weights[weight];
+            let Some(state) = &weight.state else { continue };
+            moves.push(Move { weight, state, grad, values: weight.values(&state.range)? });
+        }
+        Ok(moves)
+    }
+
+    fn move_all(&self, moves: Vec<Vec<Move<'_>>>) -> Result<()> {
+        let moves: Vec<Move<'_>> = moves.into_iter().flatten().collect();
+        let shards: Vec<Shard<'_>> = moves.iter().map(Move::shard).collect();
+        let Rates { number, lr, scale } = self.rates;
+        rule(self.optim).step(number, lr, scale, &shards)?;
+        let Some(decay) = self.optim.ema else { return Ok(()) };
         let ema = Ema::new(decay)?;
-        for m in &moves {
+        moves.iter().try_for_each(|m| {
             let now = m.state.optim.master.as_ref().unwrap_or(&m.values);
-            m.state.ema.as_ref().map_or(Ok(()), |mean| ema.update(mean, now))?;
+            Ok(m.state.ema.as_ref().map_or(Ok(()), |mean| ema.update(mean, now))?)
+        })
+    }
+
+    /// Moves the members of the bundle that was sent first, whose whole gradients have come.
+    fn move_whole(&self, open: &mut VecDeque<(&Bundle, Gathering)>) -> Result<()> {
+        let Some((bundle, gathering)) = open.pop_front() else { return Ok(()) };
+        let grads = bundle.members_of(&gathering.finish()?)?;
+        self.move_all(vec![self.moves(bundle, Some(grads))?])
+    }
+
+    /// Begins to give every data rank the ranges that the others have moved.
+    fn spread(&self, bundle: &Bundle) -> Result<Gathering> {
+        let parts = || bundle.members.iter().map(|&weight| self.replica.weights[weight].part.clone());
+        match &bundle.whole {
+            Some(whole) => {
+                let own = bundle.own(self.data.rank());
+                let own = own.ok_or_else(|| Error::Bug { what: "a straight bundle has gaps".into() })?;
+                bundle.start(self.data, &[whole.narrow(0, own.start, own.len())?], Some(whole.clone()))
+            }
+            None => bundle.start(self.data, &parts().collect::<Vec<_>>(), None),
         }
     }
-    if matches!(zero, Zero::States | Zero::Gradients) && data.size() > 1 {
-        spread(data, &moves)?;
+
+    /// Puts what has come packed in its places.
+    fn settle(&self, bundle: &Bundle, recv: Array) -> Result<()> {
+        if bundle.whole.is_some() {
+            return Ok(());
+        }
+        for (member, &weight) in bundle.members.iter().enumerate() {
+            let full = self.replica.weights[weight].full.as_ref();
+            let full =
+                full.ok_or_else(|| Error::Bug { what: "weights that are not here were moved".into() })?;
+            for (range, part) in bundle.parts_of(member, &recv)? {
+                full.narrow(0, range.start, range.len())?.copy_from(&part)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// One parameter about to move.
@@ -111,17 +197,4 @@ impl Move<'_> {
         let kind = self.weight.spec.kind;
         Shard { param: &self.values, grad: &self.grad, state: &self.state.optim, kind }
     }
-}
-
-/// Every data rank gets the ranges that the others have moved.
-fn spread(data: &Arc<dyn Comm>, moves: &[Move<'_>]) -> Result<()> {
-    let mut open: Vec<Pending> = Vec::with_capacity(moves.len());
-    for m in moves {
-        if let Some(full) = &m.weight.full {
-            let recv_counts = m.weight.share.counts();
-            let call = AllGather { send: m.weight.part.clone(), recv: full.clone(), recv_counts };
-            open.push(data.start(Call::AllGather(call))?);
-        }
-    }
-    open.into_iter().try_for_each(|pending| Ok(pending.wait()?))
 }

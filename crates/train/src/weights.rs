@@ -1,20 +1,18 @@
 //! The parameters a rank holds, and its share of what the optimizer keeps for each of them.
 //!
 //! ZeRO is a matter of ranges here. A parameter's local piece is a flat row of elements; data rank `r` owns one
-//! contiguous range of it. Stage 0 keeps optimizer state for the whole row, stages 1 and 2 for the own range, stage 3
-//! keeps also the weights themselves only there and brings the rest together when a block needs them.
+//! contiguous range of it, which may be empty. Stage 0 keeps optimizer state for the whole row, stages 1 and 2 for the
+//! own range, stage 3 keeps also the weights themselves only there and brings the rest together when a block needs them.
 
 use crate::error::{Error, Result};
 use crate::reduce::Lane;
 use crate::share::Share;
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, Kind};
-use planaria_comm::{AllGather, Comm, CommExt};
 use planaria_layout::{Rank, Region, Shape};
 use planaria_nn::optim::{Ema, Rule, State};
 use planaria_nn::{Param, ParamSpec};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// What is divided over data ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,6 +75,15 @@ pub(crate) struct Weight {
     pub(crate) state: Option<WeightState>,
 }
 
+/// The elements that a rank keeps of a parameter.
+#[derive(Debug)]
+pub(crate) enum Elements {
+    /// All of the local piece.
+    All(Array),
+    /// The own range.
+    Own(Array),
+}
+
 /// Takes one array of a parameter: what it is, and the range of the local piece it covers.
 type Each<'a> = dyn FnMut(Kind, &Array, Range<usize>) -> Result<()> + 'a;
 
@@ -123,10 +130,10 @@ impl Weight {
         };
         let numel = leaf.local().numel();
         let full = leaf.local().reshape(&[numel])?;
-        let share = Share::new(numel, keeping.ranks);
+        let share = Share::even(numel, keeping.ranks);
         let own = share.range(keeping.rank);
         let part = full.narrow(0, own.start, own.len())?;
-        let mut weight = Weight {
+        Ok(Weight {
             spec: param.spec().clone(),
             within,
             dtype: leaf.dtype(),
@@ -138,12 +145,17 @@ impl Weight {
             tie: Tie::None,
             counted,
             state: None,
+        })
+    }
+
+    /// Shares it out, and takes all its elements, or the own ones, from elsewhere.
+    pub(crate) fn settle(&mut self, share: &Share, keeping: &Keeping, elements: Elements) -> Result<()> {
+        (self.share, self.own) = (share.clone(), share.range(keeping.rank));
+        (self.part, self.full) = match elements {
+            Elements::All(full) => (full.narrow(0, self.own.start, self.own.len())?, Some(full)),
+            Elements::Own(part) => (part, None),
         };
-        if keeping.zero == Zero::Weights {
-            weight.part = weight.part.copy()?;
-            weight.full = None;
-        }
-        Ok(weight)
+        Ok(())
     }
 
     /// Makes the optimizer's arrays from the weights of now.
@@ -169,7 +181,7 @@ impl Weight {
     }
 
     pub(crate) fn lane(&self) -> Lane {
-        Lane { numel: self.share.numel(), dtype: self.dtype }
+        Lane { share: self.share.clone(), dtype: self.dtype }
     }
 
     /// What a checkpoint has of this parameter, as far as this rank holds it.
@@ -212,15 +224,4 @@ impl Weight {
         }
         Ok(items)
     }
-}
-
-/// Brings the ranges of all data ranks together. Collective.
-pub(crate) fn gather(comm: &Arc<dyn Comm>, share: Share, part: &Array) -> Result<Array> {
-    if comm.size() == 1 {
-        return Ok(part.clone());
-    }
-    let recv = Array::zeros(&[share.numel()], part.dtype())?;
-    let send = part.contiguous()?;
-    comm.all_gather(AllGather { send, recv: recv.clone(), recv_counts: share.counts() })?;
-    Ok(recv)
 }

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Meshes of four ranks, with what is divided over data ranks.
-const MESHES: [(&str, &[&str]); 4] = [
+const MESHES: [(&str, &[&str]); 5] = [
     ("dp=4", &["train.zero=1"]),
+    ("dp=4", &["train.zero=3", "train.shard=parameter", "train.recompute=full"]),
     ("pp=2 dp=2", &["train.zero=3", "checkpoint.every=1"]),
     ("dp=2 tp=2", &["train.sequence_parallel=true"]),
     ("pp=2 tp=2", &["train.schedule=zb_h1"]),

@@ -9,6 +9,9 @@ const LIMBS: usize = 68;
 /// Values between which lies one power of two, for squares of f32: one per exponent.
 const EXPONENTS: usize = 256;
 
+/// Tables of bins that take turns.
+const TABLES: usize = 4;
+
 /// Squares of f32 that a bin can take before it must be emptied: they have at most 48 bits.
 const ROOM: usize = 1 << 16;
 
@@ -58,17 +61,22 @@ impl ExactNorm {
 
     /// Squares of at most [`ROOM`] f32 elements: integers are added per exponent, and the bins once at the end.
     fn add_f32s(&mut self, block: &[u8]) {
-        // Two tables, so that neighbours with one exponent do not wait for each other.
-        let mut bins = [[0u64; EXPONENTS]; 2];
-        for (i, four) in block.chunks_exact(4).enumerate() {
+        // Several tables, so that neighbours with one exponent do not wait for each other.
+        let mut bins = [[0u64; EXPONENTS]; TABLES];
+        let add = |bins: &mut [u64; EXPONENTS], four: &[u8]| {
             let bits = u32::from_ne_bytes([four[0], four[1], four[2], four[3]]);
             let exponent = (bits >> 23 & 0xff) as usize;
             let hidden = u64::from(exponent != 0) << 23;
             let mantissa = u64::from(bits & 0x7f_ffff) | hidden;
-            bins[i & 1][exponent] += mantissa * mantissa;
+            bins[exponent] += mantissa * mantissa;
+        };
+        let mut groups = block.chunks_exact(4 * TABLES);
+        for group in &mut groups {
+            bins.iter_mut().zip(group.chunks_exact(4)).for_each(|(bins, four)| add(bins, four));
         }
+        groups.remainder().chunks_exact(4).for_each(|four| add(&mut bins[0], four));
         let special = EXPONENTS - 1;
-        if bins[0][special] | bins[1][special] != 0 {
+        if bins.iter().any(|bins| bins[special] != 0) {
             let specials = block.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
             for value in specials {
                 self.nans += u64::from(value.is_nan());
@@ -76,7 +84,7 @@ impl ExactNorm {
             }
         }
         for exponent in 0..special {
-            let sum = u128::from(bins[0][exponent]) + u128::from(bins[1][exponent]);
+            let sum: u128 = bins.iter().map(|bins| u128::from(bins[exponent])).sum();
             if sum != 0 {
                 // m² * 2^(2e - 300), in units of 2^-1074.
                 self.add_at(sum, 2 * exponent.max(1) + 774);

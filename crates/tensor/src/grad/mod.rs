@@ -1,5 +1,6 @@
 //! Gradient history: which op made a tensor, from what, and what it kept for its gradient.
 
+mod away;
 mod backward;
 mod handle;
 mod mode;
@@ -8,6 +9,7 @@ mod recompute;
 mod split;
 mod write;
 
+pub use away::Fetch;
 pub use backward::{Backward, GradOptions, backward, grad};
 pub use handle::{History, backward_from};
 pub(crate) use mode::wanted;

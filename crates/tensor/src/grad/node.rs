@@ -1,5 +1,6 @@
 //! Nodes of the history, the values they keep, and views that follow writes to their base.
 
+use super::away::Away;
 use super::mode;
 use super::recompute::Block;
 use crate::dispatch::{Outputs, Results, apply_shared};
@@ -65,23 +66,32 @@ pub(crate) struct Saved {
     pub(crate) outputs: SmallVec<[Option<Kept>; 1]>,
 }
 
-/// One kept value, and its version when it was kept.
+/// One kept value.
 #[derive(Clone)]
 pub(crate) struct Kept {
-    pub(crate) array: Array,
-    pub(crate) place: Option<Place>,
+    elements: Elements,
+    place: Option<Place>,
     pub(crate) edge: Option<Edge>,
-    version: u64,
+}
+
+/// Where the elements of a kept value are.
+#[derive(Clone)]
+enum Elements {
+    /// Here, with their version when they were kept.
+    Here(Array, u64),
+    /// Elsewhere.
+    Away(Away),
 }
 
 impl Kept {
     pub(crate) fn new(tensor: &Tensor) -> Kept {
-        let (array, place) = (tensor.0.array.clone(), tensor.0.place.clone());
-        Kept { version: array.version(), array, place, edge: tensor.edge() }
+        let here = || Elements::Here(tensor.0.array.clone(), tensor.0.array.version());
+        let elements = Away::of(tensor).map_or_else(here, Elements::Away);
+        Kept { elements, place: tensor.0.place.clone(), edge: tensor.edge() }
     }
 
     fn result(array: &Array, place: &Option<Place>) -> Kept {
-        Kept { version: array.version(), array: array.clone(), place: place.clone(), edge: None }
+        Kept { elements: Elements::Here(array.clone(), array.version()), place: place.clone(), edge: None }
     }
 
     /// The tensor, unless it was written to since.
@@ -91,11 +101,14 @@ impl Kept {
         op: &'static str,
         what: impl Fn() -> String,
     ) -> Result<Tensor> {
-        let now = self.array.version();
-        if now != self.version {
-            return Err(Error::Stale { op, what: what(), saved: self.version, now });
-        }
-        Ok(Tensor::raw(self.array.clone(), self.place.clone(), edge, None))
+        let array = match &self.elements {
+            Elements::Away(away) => away.fetch()?,
+            Elements::Here(array, saved) if array.version() == *saved => array.clone(),
+            Elements::Here(array, saved) => {
+                return Err(Error::Stale { op, what: what(), saved: *saved, now: array.version() });
+            }
+        };
+        Ok(Tensor::raw(array, self.place.clone(), edge, None))
     }
 }
 

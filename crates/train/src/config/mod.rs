@@ -19,7 +19,7 @@ pub use rope::RopeSection;
 pub use schema::schema;
 pub use sections::{
     CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction, ScheduleKind,
-    TrainSection,
+    Sharding, TrainSection,
 };
 
 use crate::error::{Error, Result};

@@ -157,6 +157,17 @@ pub enum Reduction {
     Step,
 }
 
+/// How parameters are shared out over data ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharding {
+    /// The parameters of a bucket end to end, in equal ranges: each rank has as much, and nothing is packed.
+    #[default]
+    Flat,
+    /// Each parameter by itself.
+    Parameter,
+}
+
 /// How much, how long, and how the work is divided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -171,11 +182,14 @@ pub struct TrainSection {
     pub seed: u64,
     /// Dtype of weights and activations.
     pub precision: Precision,
-    /// What is divided over data ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights.
+    /// What is divided over data ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights. Sums of
+    /// gradients are divided in every stage; 1 and 2 differ only with `reduce = "step"`, where 2 keeps no whole sum.
     pub zero: u8,
-    /// When gradients are summed over data ranks.
+    /// How parameters are shared out over data ranks; the results are the same, and checkpoints serve both.
+    pub shard: Sharding,
+    /// When gradients are summed over data ranks. With `zero` 2 and 3 always after each micro-batch.
     pub reduce: Reduction,
-    /// Bytes of gradients sent at a time.
+    /// Bytes of gradients or weights sent at a time.
     pub bucket_bytes: usize,
     /// Which activations are computed again in backward.
     pub recompute: Recompute,
@@ -203,7 +217,8 @@ impl Default for TrainSection {
             micro_batch: 1,
             seed: 0,
             precision: Precision::F32,
-            zero: 0,
+            zero: 1,
+            shard: Sharding::Flat,
             reduce: Reduction::Exact,
             bucket_bytes: 4 << 20,
             recompute: Recompute::None,

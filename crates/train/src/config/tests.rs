@@ -77,7 +77,7 @@ fn later_layers_win_and_each_value_knows_its_origin() {
         resolved
             .list()
             .iter()
-            .any(|(key, value, origin)| key == "train.zero" && *value == 0 && *origin == Origin::Default)
+            .any(|(key, value, origin)| key == "train.zero" && *value == 1 && *origin == Origin::Default)
     );
     let whole = sources.clone().set(["mesh=tp=8".to_string()]).resolve().unwrap();
     assert_eq!(whole.config.mesh.to_string(), "tp=8");

@@ -1,6 +1,5 @@
 //! What a rank keeps from step to step: weights, sums of gradients, optimizer state. The same rules as the trainer's.
 
-use super::activations::recomputed;
 use super::{Memory, Setting};
 use crate::config::Reduction;
 use crate::error::{Error, Result};
@@ -10,6 +9,7 @@ use planaria_array::Array;
 use planaria_layout::{DType, Layout, Rank};
 use planaria_nn::ParamSpec;
 use planaria_nn::models::Stage;
+use std::collections::BTreeMap;
 
 /// One parameter on one rank.
 pub(super) struct Piece {
@@ -23,17 +23,17 @@ pub(super) struct Piece {
     pub(super) across: bool,
     /// Each rank of `ep` has experts of its own in it.
     pub(super) experts: bool,
-    /// Its block is computed again in backward.
-    pub(super) again: bool,
+    /// The layer it belongs to.
+    layer: Option<usize>,
+    /// How often in a step its elements are brought together, where weights are divided.
+    pub(super) gathers: u64,
 }
 
 /// The pieces of the rank of the inner mesh that has most elements.
 pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<Vec<Piece>> {
     let mut specs: Vec<ParamSpec> = Vec::new();
-    let mut again: Vec<String> = Vec::new();
     for part in parts {
         specs.extend(setting.model.parameters(part)?);
-        again.extend(recomputed(setting.config, part).map(|layer| format!("model.layers.{layer}.")));
     }
     let numels =
         |rank: Rank| -> Result<Vec<usize>> { specs.iter().map(|spec| local(setting, spec, rank)).collect() };
@@ -53,14 +53,46 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
         let embedding = setting.model.tie_word_embeddings && spec.name == "model.embed_tokens.weight";
         Piece {
             numel,
-            own: Share::new(numel, setting.data_ranks).range(0).len(),
+            own: Share::even(numel, setting.data_ranks).range(0).len(),
             shared: twin.is_some_and(here),
             experts: spec.ep.is_some(),
-            again: again.iter().any(|block| spec.name.starts_with(block)),
+            layer: layer(&spec.name),
+            gathers: gathers(setting, parts, layer(&spec.name)),
             across: first != last && (embedding || twin.is_some_and(|twin| !here(twin))),
         }
     };
     Ok(specs.iter().zip(best).map(piece).collect())
+}
+
+/// The layer in a parameter's name.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
+/// How often in a step the weights of a layer are brought together: forward and backward, less where the direction
+/// turns and they are still there.
+fn gathers(setting: &Setting<'_>, parts: &[&Stage], layer: Option<usize>) -> u64 {
+    let rounds = setting.geometry.accumulation;
+    let Some(layer) = layer else { return rounds };
+    let turns = |part: &&Stage| {
+        // A tied head brings the table of token vectors back in between.
+        let stays = !(part.head && part.embed && setting.model.tie_word_embeddings);
+        part.layers.end == layer + 1 && stays
+    };
+    let first = parts.len() == 1 && parts[0].layers.start == layer;
+    let kept = if parts.iter().any(turns) { rounds } else { 0 };
+    (2 * rounds - kept - if first { rounds - 1 } else { 0 }).max(1)
+}
+
+/// Elements of the largest layer.
+fn largest_layer(pieces: &[Piece]) -> u64 {
+    let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
+    for piece in pieces {
+        if let Some(layer) = piece.layer {
+            *sums.entry(layer).or_default() += piece.numel as u64;
+        }
+    }
+    sums.into_values().max().unwrap_or(0)
 }
 
 /// Elements of a parameter on one rank of the inner mesh.
@@ -80,7 +112,8 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
     for piece in pieces {
         let (numel, own) = (piece.numel as u64, piece.own as u64);
         // Each use of a value has sums of its own, also where the value is shared.
-        let summed = if setting.config.train.reduce == Reduction::Step { numel } else { own };
+        let whole = setting.config.train.reduce == Reduction::Step && zero < Zero::Gradients;
+        let summed = if whole { numel } else { own };
         out.gradients += 4 * summed;
         if piece.shared {
             continue;
@@ -100,6 +133,10 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         let bucket = sizes().sum::<u64>().min(setting.config.train.bucket_bytes as u64);
         // One bucket packed to be sent, one being received.
         out.exchange = 2 * sizes().max().unwrap_or(0).max(bucket);
+        if zero == Zero::Weights {
+            // The layer that is computed with, and the next one.
+            out.exchange += 2 * size * largest_layer(pieces);
+        }
     }
     Ok(out)
 }

@@ -62,7 +62,7 @@ fn real(changes: &[&str], ranks: usize) -> Vec<(u64, u64, u64)> {
                 continue;
             }
             let row = param.leaf().local().reshape(&[param.leaf().local().numel()]).unwrap();
-            let own = Share::new(row.numel(), data_ranks).range(coords[1]);
+            let own = Share::even(row.numel(), data_ranks).range(coords[1]);
             let part = row.narrow(0, own.start, own.len()).unwrap();
             let size = |array: &Array| (array.numel() * array.dtype().size()) as u64;
             let state =

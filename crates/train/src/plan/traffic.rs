@@ -53,8 +53,8 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
     let all: u64 = pieces.iter().map(|piece| piece.numel as u64).sum();
     let held: u64 = pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum();
     let (times, each) = match train.reduce {
-        Reduction::Exact => (rounds, all * setting.computed()),
-        Reduction::Step => (1, all * 4),
+        Reduction::Step if Zero::from(train.zero) < Zero::Gradients => (1, all * 4),
+        _ => (rounds, all * setting.computed()),
     };
     let line = |what, call, times, bytes| Traffic { what, axis: "dp", call, times, bytes };
     let mut out = vec![line("gradients", "all-to-all", times, times * sent(each, ranks))];
@@ -62,8 +62,8 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
         Zero::Off => line("gradients", "all-gather", 1, sent(held * 4, ranks)),
         Zero::States | Zero::Gradients => line("weights", "all-gather", 1, sent(held * size, ranks)),
         Zero::Weights => {
-            let again: u64 = pieces.iter().filter(|piece| piece.again).map(|piece| piece.numel as u64).sum();
-            line("weights", "all-gather", rounds, rounds * sent((all + again) * size, ranks))
+            let gathered: u64 = pieces.iter().map(|piece| piece.numel as u64 * piece.gathers).sum();
+            line("weights", "all-gather", rounds, sent(gathered * size, ranks))
         }
     });
     out

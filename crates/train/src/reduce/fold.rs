@@ -1,4 +1,4 @@
-//! The accumulator of one parameter, and a bucket on its way.
+//! The accumulator of gradients, and a bucket on its way.
 
 use crate::error::Result;
 use planaria_array::ops::Binary;
@@ -10,6 +10,8 @@ use planaria_comm::Pending;
 pub(super) struct Flight {
     pub(super) bucket: usize,
     pub(super) pending: Pending,
+    /// What is received in.
+    pub(super) buffer: Array,
     /// The parts from data rank 0, 1, ... one after the other.
     pub(super) recv: Array,
 }
@@ -35,6 +37,18 @@ impl Fold {
             }
         });
         Ok(())
+    }
+
+    /// Adds these, the first one first. The addends are parts of a buffer that is used again.
+    pub(super) fn add_all(&mut self, addends: &[Array]) -> Result<()> {
+        let rest = match (&self.0, addends) {
+            (None, [first, second, rest @ ..]) if first.dtype() == DType::F32 => {
+                self.0 = Some(first.add(second)?);
+                rest
+            }
+            _ => addends,
+        };
+        rest.iter().try_for_each(|addend| self.add(addend))
     }
 
     /// The sum; zeros where nothing was added.

@@ -23,11 +23,14 @@ use planaria_comm::{AllToAll, Call, Comm, CommExt};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Buffers to receive in that are kept for the next buckets: fresh memory would first be filled with zeros.
+const SPARE: usize = 2;
+
 /// One parameter's gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Elements of this rank's piece.
-    pub numel: usize,
+    /// How this rank's piece is shared out.
+    pub share: Share,
     /// Dtype of its gradients.
     pub dtype: DType,
 }
@@ -46,10 +49,11 @@ pub struct ReduceOptions {
 pub struct Reducer {
     comm: Arc<dyn Comm>,
     lanes: Vec<Lane>,
-    shares: Vec<Share>,
     buckets: Vec<Vec<usize>>,
     /// The bucket of each lane.
     home: Vec<usize>,
+    /// Elements that all buckets within the limit find room in, when they are received.
+    room: usize,
     mode: Reduction,
     state: Mutex<State>,
 }
@@ -63,7 +67,12 @@ struct State {
     /// Buckets of that round already sent.
     sent: usize,
     flying: VecDeque<Flight>,
+    /// Of each lane, where nothing is sent or not yet.
     sums: Vec<Fold>,
+    /// This rank's parts of each bucket, end to end.
+    parts: Vec<Fold>,
+    /// Buffers to receive in.
+    spare: Vec<Array>,
     /// Gradients that arrive now are not wanted: only inputs are differentiated.
     muted: bool,
 }
@@ -71,15 +80,17 @@ struct State {
 impl Reducer {
     /// Sums over the ranks of `comm`, whose positions are data ranks.
     pub fn new(comm: Arc<dyn Comm>, lanes: &[Lane], options: ReduceOptions) -> Reducer {
-        let shares: Vec<Share> = lanes.iter().map(|lane| Share::new(lane.numel, comm.size())).collect();
         let buckets = buckets(lanes, options.bucket_bytes);
         let mut home = vec![0; lanes.len()];
         for (bucket, members) in buckets.iter().enumerate() {
             members.iter().for_each(|&lane| home[lane] = bucket);
         }
         let state = Mutex::new(State::default());
-        let reducer =
-            Reducer { comm, lanes: lanes.to_vec(), shares, buckets, home, mode: options.mode, state };
+        let own = |lane: &usize| lanes[*lane].share.range(comm.rank()).len() * comm.size();
+        let received = buckets.iter().filter(|members| members.len() > 1).map(|m| m.iter().map(own).sum());
+        let room = received.max().unwrap_or(0);
+        let lanes = lanes.to_vec();
+        let reducer = Reducer { comm, lanes, buckets, home, room, mode: options.mode, state };
         reducer.reset();
         reducer
     }
@@ -88,15 +99,12 @@ impl Reducer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How a lane is shared out.
-    pub fn share(&self, lane: usize) -> Share {
-        self.shares[lane]
-    }
-
     /// Forgets everything: the next step, or one after a failure.
     pub fn reset(&self) {
-        let sums = self.lanes.iter().map(|_| Fold::default()).collect();
-        *self.lock() = State { sums, ..State::default() };
+        let folds = |count: usize| (0..count).map(|_| Fold::default()).collect();
+        let (sums, parts) = (folds(self.lanes.len()), folds(self.buckets.len()));
+        let state = &mut *self.lock();
+        *state = State { sums, parts, spare: std::mem::take(&mut state.spare), ..State::default() };
     }
 
     /// While it is set, gradients are not taken.
@@ -126,7 +134,7 @@ impl Reducer {
                 format!("a gradient of parameter {lane} came after the sum of its micro-batch was sent");
             return Err(Error::Bug { what });
         }
-        let flat = grad.contiguous()?.reshape(&[self.lanes[lane].numel])?;
+        let flat = grad.contiguous()?.reshape(&[self.lanes[lane].share.numel()])?;
         let count = self.lanes.len();
         state.micros.entry(round).or_insert_with(|| Micro::new(count)).give(lane, flat)?;
         if round == state.round {
@@ -170,20 +178,44 @@ impl Reducer {
         }
         if self.mode == Reduction::Step && self.comm.size() > 1 {
             for bucket in 0..self.buckets.len() {
-                let whole =
-                    self.buckets[bucket].iter().map(|&lane| state.sums[lane].take(self.lanes[lane].numel));
+                let members = self.buckets[bucket].iter();
+                let whole = members.map(|&lane| state.sums[lane].take(self.lanes[lane].share.numel()));
                 let whole = whole.collect::<Result<Vec<_>>>()?;
-                state.flying.push_back(self.launch(bucket, &whole)?);
+                let flight = self.launch(state, bucket, &whole)?;
+                state.flying.push_back(flight);
             }
         }
         while let Some(flight) = state.flying.pop_front() {
             self.land(state, flight)?;
         }
-        let own = |lane: usize| self.shares[lane].range(self.comm.rank()).len();
-        let sums = (0..self.lanes.len()).map(|lane| state.sums[lane].take(own(lane))).collect();
+        let sums = self.take_sums(state);
         drop(guard);
         self.reset();
         sums
+    }
+
+    /// This rank's range of each lane.
+    fn take_sums(&self, state: &mut State) -> Result<Vec<Array>> {
+        if self.comm.size() == 1 {
+            let take = |lane: usize| state.sums[lane].take(self.lanes[lane].share.numel());
+            return (0..self.lanes.len()).map(take).collect();
+        }
+        let mut sums: Vec<Option<Array>> = vec![None; self.lanes.len()];
+        for (members, part) in self.buckets.iter().zip(&mut state.parts) {
+            let part = part.take(members.iter().map(|&lane| self.own(lane)).sum())?;
+            let mut at = 0;
+            for &lane in members {
+                sums[lane] = Some(part.narrow(0, at, self.own(lane))?);
+                at += self.own(lane);
+            }
+        }
+        let lost = || Error::Bug { what: "a parameter is in no bucket".into() };
+        sums.into_iter().map(|sum| sum.ok_or_else(lost)).collect()
+    }
+
+    /// Elements of a lane that this rank owns.
+    fn own(&self, lane: usize) -> usize {
+        self.lanes[lane].share.range(self.comm.rank()).len()
     }
 
     /// Sends the next bucket of the round whose turn it is, or adds it here where nothing is to be sent.
@@ -194,10 +226,10 @@ impl Reducer {
         let micro = micro.ok_or_else(|| Error::Bug { what: "a round was sent that never began".into() })?;
         let mut grads = Vec::with_capacity(self.buckets[bucket].len());
         for &lane in &self.buckets[bucket] {
-            let Lane { numel, dtype } = self.lanes[lane];
+            let Lane { share, dtype } = &self.lanes[lane];
             grads.push(match micro.take(lane) {
                 Some(grad) => grad,
-                None => Array::zeros(&[numel], dtype)?,
+                None => Array::zeros(&[share.numel()], *dtype)?,
             });
         }
         if self.comm.size() == 1 || self.mode == Reduction::Step {
@@ -206,30 +238,42 @@ impl Reducer {
             }
             return Ok(());
         }
-        let flight = self.launch(bucket, &grads)?;
+        let flight = self.launch(state, bucket, &grads)?;
         state.flying.push_back(flight);
         Ok(())
     }
 
     /// Begins to bring every owner its part of a bucket.
-    fn launch(&self, bucket: usize, grads: &[Array]) -> Result<Flight> {
+    fn launch(&self, state: &mut State, bucket: usize, grads: &[Array]) -> Result<Flight> {
         let (members, size, rank) = (&self.buckets[bucket], self.comm.size(), self.comm.rank());
         let (mut parts, mut send_counts) =
             (Vec::with_capacity(members.len() * size), Vec::with_capacity(size));
         for owner in 0..size {
             let mut count = 0;
             for (&lane, grad) in members.iter().zip(grads) {
-                let range = self.shares[lane].range(owner);
+                let range = self.lanes[lane].share.range(owner);
                 count += range.len();
                 parts.push(grad.narrow(0, range.start, range.len())?);
             }
             send_counts.push(count);
         }
         let send = ops::concat(&parts.iter().collect::<Vec<_>>(), 0)?;
-        let recv = Array::zeros(&[send_counts[rank] * size], send.dtype())?;
+        let (buffer, recv) = self.receiver(state, send_counts[rank] * size, send.dtype())?;
         let recv_counts = vec![send_counts[rank]; size];
         let call = AllToAll { send, send_counts, recv: recv.clone(), recv_counts };
-        Ok(Flight { bucket, pending: self.comm.start(Call::AllToAll(call))?, recv })
+        Ok(Flight { bucket, pending: self.comm.start(Call::AllToAll(call))?, buffer, recv })
+    }
+
+    /// A place for this many elements in a buffer, a used one if there is one.
+    fn receiver(&self, state: &mut State, numel: usize, dtype: DType) -> Result<(Array, Array)> {
+        let room = self.room.max(numel);
+        let fits = |array: &Array| array.numel() == room && array.dtype() == dtype;
+        let buffer = match state.spare.iter().position(fits) {
+            Some(place) => state.spare.swap_remove(place),
+            None => Array::zeros(&[room], dtype)?,
+        };
+        let recv = buffer.narrow(0, 0, numel)?;
+        Ok((buffer, recv))
     }
 
     /// Adds what has arrived in the meantime, in the order it was sent.
@@ -245,14 +289,11 @@ impl Reducer {
     /// Adds the contributions of one bucket in rank order.
     fn land(&self, state: &mut State, flight: Flight) -> Result<()> {
         flight.pending.wait()?;
-        let (size, rank) = (self.comm.size(), self.comm.rank());
-        let mut at = 0;
-        for _ in 0..size {
-            for &lane in &self.buckets[flight.bucket] {
-                let len = self.shares[lane].range(rank).len();
-                state.sums[lane].add(&flight.recv.narrow(0, at, len)?)?;
-                at += len;
-            }
+        let own = flight.recv.numel() / self.comm.size();
+        let parts = (0..self.comm.size()).map(|rank| flight.recv.narrow(0, rank * own, own));
+        state.parts[flight.bucket].add_all(&parts.collect::<planaria_array::Result<Vec<_>>>()?)?;
+        if state.spare.len() < SPARE && flight.buffer.numel() == self.room {
+            state.spare.push(flight.buffer);
         }
         Ok(())
     }
@@ -262,16 +303,16 @@ impl Reducer {
 fn buckets(lanes: &[Lane], limit: usize) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = Vec::new();
     let (mut bytes, mut dtype) = (0, None);
-    for (lane, &Lane { numel, dtype: own }) in lanes.iter().enumerate().rev() {
-        let more = numel.saturating_mul(own.size());
+    for (lane, Lane { share, dtype: own }) in lanes.iter().enumerate().rev() {
+        let more = share.numel().saturating_mul(own.size());
         match all.last_mut() {
-            Some(bucket) if bytes + more <= limit && dtype == Some(own) => {
+            Some(bucket) if bytes + more <= limit && dtype == Some(*own) => {
                 bucket.push(lane);
                 bytes += more;
             }
             _ => {
                 all.push(vec![lane]);
-                (bytes, dtype) = (more, Some(own));
+                (bytes, dtype) = (more, Some(*own));
             }
         }
     }

@@ -29,8 +29,13 @@ fn reduced(
     numels: &[usize],
     bucket_bytes: usize,
     order: &[usize],
+    flat: bool,
 ) -> Vec<Vec<u32>> {
-    let lanes: Vec<Lane> = numels.iter().map(|&numel| Lane { numel, dtype: DType::F32 }).collect();
+    let shares = match flat {
+        true => Share::flat(numels, ranks),
+        false => numels.iter().map(|&numel| Share::even(numel, ranks)).collect(),
+    };
+    let lanes: Vec<Lane> = shares.into_iter().map(|share| Lane { share, dtype: DType::F32 }).collect();
     let parts = threads::run(ranks, |comm| {
         let rank = comm.rank();
         let reducer = Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Exact, bucket_bytes });
@@ -66,9 +71,10 @@ proptest! {
         numels in prop::collection::vec(0usize..40, 1..6),
         bucket_bytes in prop::sample::select(vec![1usize, 100, 1 << 20]),
         order in prop::collection::vec(0usize..4, 1..4),
+        flat in any::<bool>(),
     ) {
         let micros = ranks * rounds;
-        let found = reduced(ranks, micros, &numels, bucket_bytes, &order);
+        let found = reduced(ranks, micros, &numels, bucket_bytes, &order, flat);
         for (lane, &numel) in numels.iter().enumerate() {
             prop_assert_eq!(&found[lane], &expected(micros, lane, numel));
         }
@@ -77,7 +83,7 @@ proptest! {
 
 #[test]
 fn two_gradients_of_one_parameter_are_added_before_the_fold() {
-    let lanes = [Lane { numel: 2, dtype: DType::F32 }];
+    let lanes = [Lane { share: Share::even(2, 2), dtype: DType::F32 }];
     let sums = threads::run(2, |comm| {
         let reducer = Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Exact, bucket_bytes: 1 });
         reducer.expect(0, 0);
@@ -95,8 +101,8 @@ fn two_gradients_of_one_parameter_are_added_before_the_fold() {
 
 #[test]
 fn sums_of_narrow_floats_are_kept_in_f32() {
-    let lanes = [Lane { numel: 1, dtype: DType::BF16 }];
     for (ranks, rounds) in [(1, 4), (2, 2), (4, 1)] {
+        let lanes = [Lane { share: Share::even(1, ranks), dtype: DType::BF16 }];
         let sums = threads::run(ranks, |comm| {
             let reducer =
                 Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Exact, bucket_bytes: 1 });
@@ -116,14 +122,14 @@ fn sums_of_narrow_floats_are_kept_in_f32() {
 
 #[test]
 fn sums_once_a_step_are_the_same_value_and_sent_once() {
-    let lanes = [Lane { numel: 3, dtype: DType::F32 }, Lane { numel: 2, dtype: DType::F32 }];
+    let lanes = [3, 2].map(|numel| Lane { share: Share::even(numel, 2), dtype: DType::F32 });
     let sums = threads::run(2, |comm| {
         let reducer =
             Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Step, bucket_bytes: 1 << 20 });
         for round in 0..3 {
             for lane in [1, 0] {
                 reducer.expect(round, lane);
-                let grad = Array::full(&[lanes[lane].numel], round as f64 + 1.0, DType::F32).unwrap();
+                let grad = Array::full(&[lanes[lane].share.numel()], round as f64 + 1.0, DType::F32).unwrap();
                 reducer.give(round, lane, &grad).unwrap();
             }
             reducer.finish_round(round).unwrap();

@@ -5,6 +5,7 @@ use super::figures::Losses;
 use crate::config::Recompute as Wish;
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::gather::Pass;
 use crate::replica::{Part, Replica};
 use planaria_array::random::Key;
 use planaria_nn::models::{Loss, Recompute, Run};
@@ -48,10 +49,11 @@ impl Compute {
     ) -> Result<()> {
         let part = only(replica)?;
         let model = &part.model;
-        replica.enter(at.round);
+        replica.enter(at.round, Pass::Forward);
         let end = model.forward(Tensor::new(batch.tokens.clone()), &self.run(at, Some(batch))?)?;
         let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
         drop(end);
+        replica.enter(at.round, Pass::Backward);
         at.start(&loss)?.backward()?;
         part.reducer.finish_round(at.round)?;
         losses.set(at.number, value(&loss)?, loss.count);
@@ -61,6 +63,7 @@ impl Compute {
     /// Sum of losses and count of one micro-batch, without gradients.
     pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(f64, u64)> {
         let model = &only(replica)?.model;
+        replica.enter(0, Pass::Forward);
         no_grad(|| {
             let end = model.forward(Tensor::new(batch.tokens.clone()), &plain_run(Some(batch))?)?;
             let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;

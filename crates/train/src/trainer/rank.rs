@@ -8,13 +8,15 @@ use super::saves::Saves;
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
 use super::{Job, Outcome};
+use crate::bundle::BundleOptions;
+use crate::config::{Reduction, TrainSection};
 use crate::data::{Batch, Loader, LoaderOptions, Sampler, Share};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::geometry::{Batching, Geometry};
 use crate::pretrained::{Pretrained, Which};
 use crate::reduce::ReduceOptions;
-use crate::replica::{Neighbours, Replica};
+use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Keeping, Zero};
 use planaria_array::Array;
@@ -60,7 +62,8 @@ impl<'a> RankRun<'a> {
         let lanes = Pipeline::new(config, &place, &geometry)?;
         let near = place.neighbours(&world, config, lanes.ends())?;
         let keeping = Keeping {
-            zero: Zero::from(config.train.zero),
+            // One data rank owns everything.
+            zero: if place.replicas > 1 { Zero::from(config.train.zero) } else { Zero::Off },
             rule: update::rule(&config.optim),
             ema: config.optim.ema.map(Ema::new).transpose()?,
             rank: place.replica,
@@ -69,8 +72,7 @@ impl<'a> RankRun<'a> {
         };
         let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
         let own = lanes.own(job.model.layers, place.stage);
-        let reduce = ReduceOptions { mode: config.train.reduce, bucket_bytes: config.train.bucket_bytes };
-        let replica = Replica::new(&job.model, &own, &init, &near, &keeping, reduce)?;
+        let replica = replica(job, &own, &init, &near, &keeping)?;
         let store = run_store(job)?;
         let pipeline = lanes.start(&world, &place, &near)?;
         let saves = Saves::new(&world, store, job)?;
@@ -105,6 +107,28 @@ impl<'a> RankRun<'a> {
         }
         Ok(run)
     }
+}
+
+/// The model parts of this rank as the configuration divides them. Collective over the data ranks.
+fn replica(
+    job: &Job,
+    stages: &[Stage],
+    init: &Init,
+    near: &Neighbours,
+    keeping: &Keeping,
+) -> Result<Replica> {
+    let TrainSection { reduce, shard: sharding, bucket_bytes: bytes, .. } = job.config.train;
+    // Divided gradients have no whole sum of one rank to wait for the end of the step.
+    let mode = if keeping.zero >= Zero::Gradients { Reduction::Exact } else { reduce };
+    Replica::new(Making {
+        config: &job.model,
+        stages,
+        init,
+        near,
+        keeping,
+        reduce: ReduceOptions { mode, bucket_bytes: bytes },
+        bundles: BundleOptions { sharding, bytes, ranks: keeping.ranks },
+    })
 }
 
 /// The batch, divided over the replicas that there are.

@@ -6,6 +6,7 @@ use super::setup::Position;
 use crate::config::Config;
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::gather::Pass;
 use crate::geometry::Geometry;
 use crate::partition;
 use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
@@ -157,7 +158,7 @@ struct Training<'a> {
 impl Training<'_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let micro = (self.micro)(at.micro);
-        self.replica.enter(at.micro);
+        self.replica.enter(at.micro, Pass::Forward);
         let model = &part(self.replica, self.own, at)?.model;
         let input = input(self.batches, at, inputs)?;
         let end = model.forward(input, &self.compute.run(micro, self.batches.get(at.micro))?)?;
@@ -176,7 +177,7 @@ impl StageWork for Training<'_> {
     }
 
     fn begin_backward(&mut self, at: At) {
-        self.replica.enter(at.micro);
+        self.replica.enter(at.micro, Pass::Backward);
     }
 
     fn finish(&mut self, at: At) -> std::result::Result<(), Failure> {
@@ -195,6 +196,7 @@ struct Evaluating<'a> {
 
 impl Evaluating<'_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        self.replica.enter(at.micro, Pass::Forward);
         let model = &part(self.replica, self.own, at)?.model;
         let run = plain_run(self.batches.get(at.micro))?;
         let end = model.forward(input(self.batches, at, inputs)?, &run)?;

@@ -83,7 +83,7 @@ impl RankRun<'_> {
             let optim = &self.job.config.optim;
             let clip = if optim.clip > 0.0 { (optim.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
             let rates = Rates { number: self.progress.updates + 1, lr, scale: clip / over };
-            update::apply(&self.replica, &self.near.data, self.keeping.zero, sums, optim, rates)?;
+            update::apply(&self.replica, &self.near.data, sums, optim, rates)?;
             self.progress.updates += 1;
         }
         if let Some(scale) = &mut self.progress.scale {

@@ -1,0 +1,226 @@
+//! Parameters that travel together: those of one block of the model, up to the size of a bucket.
+//!
+//! The members of a bundle are thought to lie end to end. Where each data rank has one contiguous range of that (a
+//! bundle that is shared out as one, or a single parameter), ranges go straight to their places; else they are packed
+//! rank by rank and put in order after they have come.
+
+use crate::config::Sharding;
+use crate::error::{Error, Result};
+use crate::share::Share;
+use planaria_array::{Array, DType, ops};
+use planaria_comm::{AllGather, Call, Comm, Pending};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Parameters at least this long travel alone where each is shared out by itself: packing them would cost more than
+/// the call it saves.
+const ALONE: usize = 1 << 18;
+
+/// What decides with whom a parameter travels.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) numel: usize,
+    pub(crate) dtype: DType,
+    pub(crate) trainable: bool,
+    /// Its ranges must not depend on what lies beside it.
+    pub(crate) alone: bool,
+}
+
+/// How parameters are put together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BundleOptions {
+    pub(crate) sharding: Sharding,
+    /// Bytes of a bundle; a longer parameter has one to itself.
+    pub(crate) bytes: usize,
+    pub(crate) ranks: usize,
+}
+
+/// Parameters that travel together.
+#[derive(Clone, Debug)]
+pub(crate) struct Bundle {
+    /// Positions in the list of weights.
+    pub(crate) members: Vec<usize>,
+    shares: Vec<Share>,
+    /// Where each begins, and the end.
+    bounds: Vec<usize>,
+    /// The elements of all members, where they are kept here end to end.
+    pub(crate) whole: Option<Array>,
+}
+
+/// The layer in a parameter's name.
+fn layer(name: &str) -> Option<&str> {
+    name.strip_prefix("model.layers.")?.split('.').next()
+}
+
+/// The bundles of each block: a layer, or what stands before or after the layers. `None` rows travel with another.
+pub(crate) fn blocks(rows: &[Option<Row<'_>>], options: BundleOptions) -> Vec<Vec<Bundle>> {
+    let mut blocks: Vec<Vec<Vec<usize>>> = Vec::new();
+    let (mut last, mut bytes): (Option<&Row<'_>>, usize) = (None, 0);
+    let single = |row: &Row<'_>| {
+        let size = row.numel.saturating_mul(row.dtype.size());
+        row.alone || (options.sharding == Sharding::Parameter && size >= ALONE)
+    };
+    for (i, row) in rows.iter().enumerate().filter_map(|(i, row)| Some((i, row.as_ref()?))) {
+        let size = row.numel.saturating_mul(row.dtype.size());
+        let same_block = last.is_some_and(|last| layer(last.name) == layer(row.name));
+        let alike = last.is_some_and(|last| {
+            (last.dtype, last.trainable) == (row.dtype, row.trainable) && !single(last) && !single(row)
+        });
+        if !same_block {
+            blocks.push(Vec::new());
+        }
+        last = Some(row);
+        let Some(block) = blocks.last_mut() else { continue };
+        match block.last_mut() {
+            Some(bundle) if alike && bytes.saturating_add(size) <= options.bytes => {
+                bundle.push(i);
+                bytes += size;
+            }
+            _ => {
+                block.push(vec![i]);
+                bytes = size;
+            }
+        }
+    }
+    let numel = |&i: &usize| rows[i].as_ref().map_or(0, |row| row.numel);
+    let made = |members: Vec<usize>| {
+        let numels: Vec<usize> = members.iter().map(numel).collect();
+        let shares = match options.sharding {
+            Sharding::Flat => Share::flat(&numels, options.ranks),
+            Sharding::Parameter => numels.iter().map(|&n| Share::even(n, options.ranks)).collect(),
+        };
+        Bundle::new(members, shares)
+    };
+    blocks.into_iter().map(|bundles| bundles.into_iter().map(made).collect()).collect()
+}
+
+impl Bundle {
+    fn new(members: Vec<usize>, shares: Vec<Share>) -> Bundle {
+        let ends = shares.iter().scan(0, |at, share| {
+            *at += share.numel();
+            Some(*at)
+        });
+        let bounds = std::iter::once(0).chain(ends).collect();
+        Bundle { members, shares, bounds, whole: None }
+    }
+
+    pub(crate) fn share(&self, member: usize) -> &Share {
+        &self.shares[member]
+    }
+
+    fn numel(&self) -> usize {
+        self.bounds[self.members.len()]
+    }
+
+    /// Where a member lies, end to end.
+    pub(crate) fn range(&self, member: usize) -> Range<usize> {
+        self.bounds[member]..self.bounds[member + 1]
+    }
+
+    /// Where a member's part lies among those of one rank.
+    pub(crate) fn part(&self, member: usize, rank: usize) -> Range<usize> {
+        let of = |share: &Share| share.range(rank).len();
+        let start = self.shares[..member].iter().map(of).sum();
+        start..start + of(&self.shares[member])
+    }
+
+    /// What one rank has, in places end to end, where that is one range.
+    pub(crate) fn own(&self, rank: usize) -> Option<Range<usize>> {
+        let mut own: Option<Range<usize>> = None;
+        for (member, share) in self.shares.iter().enumerate() {
+            let part = share.range(rank);
+            let (start, end) = (self.bounds[member] + part.start, self.bounds[member] + part.end);
+            own = match own {
+                _ if part.is_empty() => own,
+                None => Some(start..end),
+                Some(before) if before.end == start => Some(before.start..end),
+                Some(_) => return None,
+            };
+        }
+        Some(own.unwrap_or(0..0))
+    }
+
+    /// True where the ranges of the ranks, one after the other, are the members end to end.
+    pub(crate) fn is_straight(&self) -> bool {
+        let ranks = self.shares.first().map_or(0, Share::ranks);
+        let mut at = 0;
+        (0..ranks).all(|rank| match self.own(rank) {
+            Some(own) if own.is_empty() => true,
+            Some(own) => std::mem::replace(&mut at, own.end) == own.start,
+            None => false,
+        })
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        let ranks = self.shares.first().map_or(0, Share::ranks);
+        let of = |rank| self.shares.iter().map(|share: &Share| share.range(rank).len()).sum();
+        (0..ranks).map(of).collect()
+    }
+
+    /// Begins to bring the parts of all ranks together: `send` are this rank's, in the order of the members. A
+    /// straight bundle may be received into an array of all members. Collective.
+    pub(crate) fn start(
+        &self,
+        comm: &Arc<dyn Comm>,
+        send: &[Array],
+        into: Option<Array>,
+    ) -> Result<Gathering> {
+        let send = match send {
+            [one] => one.contiguous()?,
+            [] => return Err(Error::Bug { what: "a bundle of nothing is sent".into() }),
+            many => ops::concat(&many.iter().collect::<Vec<_>>(), 0)?,
+        };
+        let recv = match into {
+            Some(into) => into,
+            None => Array::zeros(&[self.numel()], send.dtype())?,
+        };
+        let call = AllGather { send, recv: recv.clone(), recv_counts: self.counts() };
+        Ok(Gathering { pending: comm.start(Call::AllGather(call))?, recv })
+    }
+
+    /// The members of what has come.
+    pub(crate) fn members_of(&self, recv: &Array) -> Result<Vec<Array>> {
+        let straight = self.is_straight();
+        let member = |member: usize| {
+            if straight {
+                let range = self.range(member);
+                return Ok(recv.narrow(0, range.start, range.len())?);
+            }
+            let parts = self.parts_of(member, recv)?;
+            Ok(ops::concat(&parts.iter().map(|(_, part)| part).collect::<Vec<_>>(), 0)?)
+        };
+        (0..self.members.len()).map(member).collect()
+    }
+
+    /// The parts of a member in what has come packed, each with its range of the member.
+    pub(crate) fn parts_of(&self, member: usize, recv: &Array) -> Result<Vec<(Range<usize>, Array)>> {
+        let share = &self.shares[member];
+        let mut before = 0;
+        let mut parts = Vec::with_capacity(share.ranks());
+        for (rank, count) in self.counts().into_iter().enumerate() {
+            let place = self.part(member, rank);
+            parts.push((share.range(rank), recv.narrow(0, before + place.start, place.len())?));
+            before += count;
+        }
+        Ok(parts)
+    }
+}
+
+/// A bundle on its way.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    pending: Pending,
+    recv: Array,
+}
+
+impl Gathering {
+    /// What has come, when all has.
+    pub(crate) fn finish(self) -> Result<Array> {
+        self.pending.wait()?;
+        Ok(self.recv)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Bundles keep to blocks and sizes, and bring back exactly what the ranks had.
+
+use super::*;
+use planaria_comm::threads;
+use proptest::prelude::*;
+
+fn row(name: &str, numel: usize) -> Option<Row<'_>> {
+    Some(Row { name, numel, dtype: DType::F32, trainable: true, alone: false })
+}
+
+fn members(blocks: &[Vec<Bundle>]) -> Vec<Vec<Vec<usize>>> {
+    blocks.iter().map(|bundles| bundles.iter().map(|b| b.members.clone()).collect()).collect()
+}
+
+#[test]
+fn a_bundle_stays_in_its_block_and_below_its_size() {
+    let big = ALONE / 4;
+    let rows = [
+        row("model.embed_tokens.weight", 10),
+        row("model.layers.0.a", 4),
+        row("model.layers.0.b", big),
+        row("model.layers.0.c", 4),
+        row("model.layers.10.a", 4),
+        row("model.layers.10.b", 4),
+        row("model.norm.weight", 4),
+        None,
+    ];
+    let options = |sharding| BundleOptions { sharding, bytes: 1 << 30, ranks: 2 };
+    let flat = members(&blocks(&rows, options(Sharding::Flat)));
+    assert_eq!(flat, [vec![vec![0]], vec![vec![1, 2, 3]], vec![vec![4, 5]], vec![vec![6]]]);
+    let each = members(&blocks(&rows, options(Sharding::Parameter)));
+    assert_eq!(each[1], [vec![1], vec![2], vec![3]], "a long one travels alone");
+    let small = BundleOptions { bytes: 20, ..options(Sharding::Flat) };
+    assert_eq!(members(&blocks(&rows, small))[2], [vec![4], vec![5]]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_is_gathered_is_what_was_shared_out(
+        numels in prop::collection::vec(0usize..9, 1..6),
+        ranks in 1usize..5,
+        flat in any::<bool>(),
+    ) {
+        let names: Vec<String> = (0..numels.len()).map(|i| format!("model.layers.0.{i}")).collect();
+        let rows: Vec<_> = names.iter().zip(&numels).map(|(name, &numel)| row(name, numel)).collect();
+        let sharding = if flat { Sharding::Flat } else { Sharding::Parameter };
+        let blocks = blocks(&rows, BundleOptions { sharding, bytes: 1 << 20, ranks });
+        let [bundle] = &blocks[0][..] else { panic!("one bundle") };
+        prop_assert!(!flat || bundle.is_straight());
+        let value = |member: usize, i: usize| (member * 100 + i) as f32;
+        let found = threads::run(ranks, |comm| {
+            let part = |member: usize| {
+                let range = bundle.share(member).range(comm.rank());
+                let values: Vec<f32> = range.map(|i| value(member, i)).collect();
+                Array::from_slice(&values, &[values.len()]).unwrap()
+            };
+            let parts: Vec<Array> = (0..numels.len()).map(part).collect();
+            let recv = bundle.start(&comm, &parts, None).unwrap().finish().unwrap();
+            bundle.members_of(&recv).unwrap().iter().map(|a| a.to_vec::<f32>().unwrap()).collect::<Vec<_>>()
+        });
+        let whole = |(member, &numel): (usize, &usize)| (0..numel).map(|i| value(member, i)).collect();
+        let whole: Vec<Vec<f32>> = numels.iter().enumerate().map(whole).collect();
+        prop_assert!(found.iter().all(|of_rank| *of_rank == whole));
+    }
+}
