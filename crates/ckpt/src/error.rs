@@ -202,8 +202,8 @@ pub enum Error {
     },
     /// Bytes of a checkpoint that are not what was written.
     #[error(
-        "tensor '{tensor}' is damaged: block {block} of '{file}' (bytes {start}..{end}) has checksum \
-         {found:08x}, expected {expected:08x}; load another checkpoint"
+        "tensor {} is damaged: block {block} of '{file}' (bytes {start}..{end}) has checksum \
+         {found:08x}, expected {expected:08x}; load another checkpoint", few(.tensor)
     )]
     Damaged {
         /// The tensors that have bytes in the block.
@@ -340,6 +340,14 @@ impl Error {
             _ => Trouble::Request,
         }
     }
+}
+
+/// The first few names of a list that is joined by `', '`: a block of a file may hold hundreds of small tensors.
+fn few(tensors: &str) -> String {
+    let names: Vec<&str> = tensors.split("', '").collect();
+    let shown = names.iter().take(3).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(3);
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 /// A short list of both sides and what to do about them.

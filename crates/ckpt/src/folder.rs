@@ -149,7 +149,7 @@ pub(crate) fn discard_failed(store: &dyn Store, folder: &str) -> Result<()> {
 }
 
 /// Removes a committed checkpoint. Without its mark it is a leftover at once, whatever happens next.
-pub(crate) fn remove(store: &dyn Store, folder: &str) -> Result<()> {
+pub fn remove(store: &dyn Store, folder: &str) -> Result<()> {
     store.put(&join(folder, SAVING), b"", PutMode::Replace)?;
     ignore_missing(store.delete(&join(folder, COMMIT)))?;
     discard(store, folder)

@@ -55,7 +55,7 @@ mod wants;
 mod write;
 
 pub use error::{Error, Result, Trouble};
-pub use folder::{committed, latest, open, step_folder, step_of};
+pub use folder::{committed, latest, open, remove, step_folder, step_of};
 pub use load::{load, load_source};
 pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};
 pub use options::{

@@ -126,6 +126,7 @@ fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
         Error::Weights { .. } if error.is_usage() => (Exit::Usage, error.hint()),
         Error::Weights { source, .. } => of_run(source),
         Error::Checkpoint(error) => of_checkpoint(error),
+        Error::Resume { .. } => (Exit::Damaged, error.hint()),
         Error::Store(error) => of_store(error),
         Error::Data(error) => of_data(error),
         Error::Telemetry(error) => (Exit::Negative, error.hint()),

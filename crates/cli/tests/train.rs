@@ -87,6 +87,22 @@ fn a_run_trains_goes_on_and_speaks() {
         lines.iter().filter(|l| l["event"] == "step").filter_map(|l| l["step"].as_u64()).collect();
     assert_eq!(steps, [7, 8]);
 
+    let (code, out, err) = run(here, &["train", "tiny.toml", "--set", "train.steps=8"]);
+    assert_eq!((code, out.as_str()), (0, "runs/tiny/ckpt/step-00000008\n"), "{err}");
+    assert!(err.contains("complete at step 8; raise `train.steps`"), "{err}");
+    let checked = run(here, &["train", "tiny.toml", "--dry-run", "--set", "mesh="]);
+    assert_eq!(
+        checked.1,
+        "'tiny' can run on 1 rank as pp=1 dp=1 ep=1 tp=1, going on from ckpt/step-00000008\n"
+    );
+    let (code, _, err) = run(here, &["train", "tiny.toml", "--dry-run", "--set", "model.rope_theta=500"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("model.rope_theta 10000 -> 500") && err.contains("hint: set it back"), "{err}");
+    let metrics = fs::read_to_string(here.join("runs/tiny/metrics.jsonl")).unwrap();
+    let line: Value = metrics.lines().find(|line| line.contains("\"loss\"")).unwrap().parse().unwrap();
+    assert_eq!((&line["tokens"], &line["skipped"]), (&64.0.into(), &0.0.into()), "{line}");
+    assert!(line["epoch"].as_f64().is_some_and(|epoch| epoch > 0.0 && epoch < 1.0), "{line}");
+
     let speak = ["generate", "runs/tiny", "every ", "--tokens", "12", "--temperature", "0"];
     let (code, alone, err) = run(here, &speak);
     assert_eq!(code, 0, "{err}");
@@ -108,9 +124,14 @@ fn mistakes_exit_with_2_and_name_what_would_fit() {
         (&["-n", "3"], &["3 ranks", "dp=2", "hint: start 2 ranks"]),
         (&["--set", "train.global_batch=5"], &["global_batch 5", "nearest that fit"]),
         (&["--set", "train.schedule=2f2b"], &["2f2b", "1f1b"]),
+        (&["--set", "train.steps=many"], &["`train.steps`", "--set", "many"]),
     ] {
         let (code, out, err) = run(here, &[&["train", "tiny.toml"], args].concat());
         assert_eq!((code, out.as_str()), (2, ""), "{err}");
+        assert!(
+            !err.trim_end_matches('\n').ends_with(char::is_whitespace) && !err.ends_with("\n\n"),
+            "{err:?}"
+        );
         assert!(words.iter().all(|word| err.contains(word)), "{args:?}: {err}");
     }
     assert!(!here.join("runs").exists(), "nothing was begun");
@@ -123,14 +144,16 @@ fn a_signal_saves_and_exits_with_75() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     prepare(here, 1_000_000);
-    let quiet = ["train", "tiny.toml", "-q"];
-    let mut child = command(here, &quiet).stdout(Stdio::piped()).spawn().unwrap();
+    let seldom = ["train", "tiny.toml", "--set", "log.every=10000000"];
+    let child = command(here, &seldom).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_step(here, 3);
     signal(&child, "USR1");
     wait_for_step(here, 6);
     signal(&child, "TERM");
-    let status = child.wait().unwrap();
-    assert_eq!(status.code(), Some(75));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(75));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("stopping after this step; again to stop at once"), "{said}");
     let saved = fs::read_dir(here.join("runs/tiny/ckpt")).unwrap().flatten();
     let newest = saved.map(|e| e.file_name().to_string_lossy().into_owned()).max().unwrap();
     let step: u64 = newest.trim_start_matches("step-").parse().unwrap();

@@ -5,12 +5,12 @@ use std::fmt;
 /// A save in the background.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Saving {
-    /// Of this step, this part of it done, from 0 to 1.
+    /// Of this step, under way.
     Running {
         /// The step.
         step: u64,
-        /// How much is written.
-        done: f64,
+        /// How much is written, from 0 to 1, where that is known.
+        done: Option<f64>,
     },
     /// Of this step, committed.
     Saved {
@@ -70,7 +70,8 @@ impl fmt::Display for StepLine {
         }
         match self.saving {
             Some(Saving::Running { step, done }) => {
-                write!(f, "  ckpt {step} saving {:.0}%", done.clamp(0.0, 1.0) * 100.0)
+                write!(f, "  ckpt {step} saving")?;
+                done.map_or(Ok(()), |done| write!(f, " {:.0}%", done.clamp(0.0, 1.0) * 100.0))
             }
             Some(Saving::Saved { step }) => write!(f, "  ckpt {step}"),
             Some(Saving::Failed { step }) => write!(f, "  ckpt {step} failed"),
@@ -122,13 +123,15 @@ mod tests {
             mfu: Some(0.412),
             memory: Some(61_300_000_000),
             memory_limit: Some(80_000_000_000),
-            saving: Some(Saving::Running { step: 1000, done: 0.83 }),
+            saving: Some(Saving::Running { step: 1000, done: Some(0.83) }),
         };
         assert_eq!(
             line.to_string(),
             "step  120/1000  loss  2.3412  grad    0.87  lr  3.0e-4   1.24M tok/s  mfu 41.2%  mem  61.3/80 GB  \
              ckpt 1000 saving 83%"
         );
+        let unknown = StepLine { saving: Some(Saving::Running { step: 1000, done: None }), ..line };
+        assert!(unknown.to_string().ends_with("ckpt 1000 saving"));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// A number of ranks that does not make the mesh.
     #[error(
-        "{ranks} ranks do not make the mesh \"{mesh}\", which needs {needs} or, without `dp`, a multiple of its other axes"
+        "{} cannot make the mesh \"{mesh}\", which needs {needs} or, without `dp`, a multiple of its other axes", count(*ranks)
     )]
     Ranks {
         /// The ranks there are.
@@ -64,6 +64,62 @@ pub enum Error {
         path: String,
         /// What the system says.
         source: std::io::Error,
+    },
+    /// A new run in the folder of another.
+    #[error("'{dir}' has checkpoints up to step {step}, which do not go together with {key}")]
+    Occupied {
+        /// The folder.
+        dir: String,
+        /// Step of the newest.
+        step: u64,
+        /// What was asked for.
+        key: String,
+    },
+    /// A folder in which a run goes on.
+    #[error("'{dir}' is in use by {by}")]
+    Locked {
+        /// The folder.
+        dir: String,
+        /// By whom.
+        by: String,
+    },
+    /// A checkpoint of another model or optimizer.
+    #[error("cannot go on from '{folder}' with {what}")]
+    Differs {
+        /// The checkpoint.
+        folder: String,
+        /// The values then and now.
+        what: String,
+    },
+    /// A damaged checkpoint.
+    #[error("cannot go on from '{folder}': {source}")]
+    Resume {
+        /// The checkpoint.
+        folder: String,
+        /// What is wrong with it.
+        source: Box<planaria_ckpt::Error>,
+        /// The newest one before it.
+        older: Option<String>,
+    },
+    /// A run whose last state is not on disk.
+    #[error("the state of step {step} is not saved: {why}{}", kept(newest))]
+    NotSaved {
+        /// The step.
+        step: u64,
+        /// Why.
+        why: String,
+        /// The newest checkpoint.
+        newest: Option<String>,
+    },
+    /// A run whose gradients are not numbers any more.
+    #[error("the gradients of the last {skipped} steps up to step {step} are not finite{}", kept(newest))]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// Skipped steps.
+        skipped: u64,
+        /// The newest checkpoint.
+        newest: Option<String>,
     },
     /// A run whose state does not fit what is there.
     #[error("{what}")]
@@ -144,9 +200,28 @@ impl Error {
         match self {
             Error::UnknownKey { nearest: None, .. } => Some("`planaria config schema` lists all keys".into()),
             Error::Ranks { needs, .. } => {
-                Some(format!("start {needs} ranks with `-n {needs}`, or change `mesh`"))
+                Some(format!("start {} with `-n {needs}`, or change `mesh`", count(*needs)))
             }
             Error::Rank { source, .. } | Error::Weights { source, .. } => source.hint(),
+            Error::Occupied { dir, .. } => Some(format!(
+                "choose another `name`, remove '{dir}', or leave the key out to go on from its newest checkpoint"
+            )),
+            Error::Locked { .. } => Some("wait for it to end, or give this run another `name`".into()),
+            Error::Differs { folder, .. } => Some(format!(
+                "set it back, or begin a run of another `name` with `model.init = \"{folder}\"`"
+            )),
+            Error::Resume { older: Some(older), .. } => {
+                Some(format!("go back to the one before it with `--set checkpoint.from={older}`"))
+            }
+            Error::Resume { older: None, .. } => {
+                Some("there is no checkpoint before it; remove it to begin anew".into())
+            }
+            Error::NotSaved { .. } => {
+                Some("make room and start again; what was done since is done again".into())
+            }
+            Error::Diverged { .. } => {
+                Some("lower `optim.lr`, go back with `checkpoint.from`, or raise `train.max_skipped`".into())
+            }
             _ => None,
         }
     }
@@ -179,6 +254,9 @@ impl Error {
                 | Error::Syntax { .. }
                 | Error::Circle { .. }
                 | Error::Ranks { .. }
+                | Error::Occupied { .. }
+                | Error::Locked { .. }
+                | Error::Differs { .. }
                 | Error::Batch(_)
                 | Error::Layout(_)
                 | Error::Pipeline(Pipeline::UnknownKind { .. } | Pipeline::Size { .. })
@@ -199,6 +277,19 @@ impl Error {
             other => other,
         };
         Error::Weights { path: path.to_string(), source: Box::new(source) }
+    }
+}
+
+/// `1 rank`, `2 ranks`.
+fn count(ranks: usize) -> String {
+    format!("{ranks} {}", if ranks == 1 { "rank" } else { "ranks" })
+}
+
+/// What is left after a failure.
+fn kept(newest: &Option<String>) -> String {
+    match newest {
+        Some(folder) => format!("; the newest checkpoint is '{folder}'"),
+        None => "; there is no checkpoint".into(),
     }
 }
 

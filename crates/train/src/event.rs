@@ -45,6 +45,8 @@ pub enum Event {
         step: u64,
         /// The mesh it was written on.
         mesh: Option<String>,
+        /// Keys with other values than when it was saved, as in `optim.lr 0.001 -> 0.0003`.
+        changed: Vec<String>,
     },
     /// A step is done.
     Step(StepReport),
@@ -71,6 +73,11 @@ pub enum Event {
         /// How long it took in all.
         took: Duration,
     },
+    /// Metrics cannot be written; told once, training goes on.
+    RecordsFailed {
+        /// Why.
+        error: String,
+    },
     /// A save failed; training goes on, and the last good checkpoint stays.
     SaveFailed {
         /// Of this step.
@@ -95,6 +102,10 @@ pub struct StepReport {
     pub tokens: u64,
     /// Samples consumed since the start of the run.
     pub samples: u64,
+    /// Tokens consumed since the start of the run.
+    pub consumed_tokens: u64,
+    /// How often the training set was seen: samples consumed over samples there are.
+    pub epoch: f64,
     /// Seconds.
     pub seconds: f64,
     /// Factor on the loss; 1 except for f16.

@@ -59,7 +59,7 @@ pub enum Error {
         name: &'static str,
     },
     /// Too few numbers to know the others.
-    #[error("the batch is not determined by {given}; give global_batch or micro_batch, and data_ranks")]
+    #[error("the batch is not determined by {given}; give global_batch or micro_batch, and dp")]
     Missing {
         /// What was given.
         given: String,
@@ -102,7 +102,7 @@ fn nearest(choices: &[Choice]) -> String {
     format!("; nearest that fit: {}", all.join(", "))
 }
 
-/// A setting and its value.
+/// A setting, by its name in configurations and meshes, and its value.
 type Factor = (&'static str, u64);
 
 fn product(factors: &[Factor]) -> Result<u64, Error> {
@@ -167,8 +167,8 @@ impl Geometry {
             ("global_batch", batching.global_batch),
             ("micro_batch", batching.micro_batch),
             ("accumulation", batching.accumulation),
-            ("data_ranks", batching.data_ranks),
-            ("micro_split", batching.micro_split),
+            ("dp", batching.data_ranks),
+            ("ep", batching.micro_split),
         ];
         if let Some((name, _)) = named.iter().find(|(_, value)| *value == Some(0)) {
             return Err(Error::Zero { name });
@@ -176,7 +176,7 @@ impl Geometry {
         let given: Vec<Factor> = named[..4].iter().filter_map(|&(name, v)| Some((name, v?))).collect();
         let geometry = Geometry::solve(batching, &given)?;
         if let Some(split) = batching.micro_split {
-            divide(("micro_batch", geometry.micro_batch), &[("micro_split", split)])?;
+            divide(("micro_batch", geometry.micro_batch), &[("ep", split)])?;
         }
         Ok(geometry)
     }
@@ -318,33 +318,33 @@ mod tests {
         for (given, expected) in [
             (
                 batching(100, 8, NO, 4),
-                "global_batch 100 is no multiple of micro_batch 8 x data_ranks 4 = 32; nearest that fit: \
+                "global_batch 100 is no multiple of micro_batch 8 x dp 4 = 32; nearest that fit: \
                  global_batch 96 or 128, micro_batch 5 or 25",
             ),
             (
                 batching(30, NO, NO, 4),
-                "global_batch 30 is no multiple of data_ranks 4; nearest that fit: global_batch 28 or 32, \
-                 data_ranks 3 or 5",
+                "global_batch 30 is no multiple of dp 4; nearest that fit: global_batch 28 or 32, \
+                 dp 3 or 5",
             ),
             (
                 batching(4, 8, NO, 1),
-                "global_batch 4 is no multiple of micro_batch 8 x data_ranks 1 = 8; nearest that fit: \
+                "global_batch 4 is no multiple of micro_batch 8 x dp 1 = 8; nearest that fit: \
                  global_batch 8, micro_batch 4",
             ),
             (
                 batching(64, 4, 4, 8),
-                "micro_batch 4 x accumulation 4 x data_ranks 8 = 128, but global_batch is 64; nearest that fit: \
-                 global_batch 128, micro_batch 2, accumulation 2, data_ranks 4",
+                "micro_batch 4 x accumulation 4 x dp 8 = 128, but global_batch is 64; nearest that fit: \
+                 global_batch 128, micro_batch 2, accumulation 2, dp 4",
             ),
             (batching(0, 8, NO, 4), "global_batch is 0; at least 1 is needed"),
             (
                 batching(64, NO, 2, NO),
                 "the batch is not determined by global_batch 64, accumulation 2; give global_batch or micro_batch, \
-                 and data_ranks",
+                 and dp",
             ),
             (
                 batching(NO, 1 << 40, 1 << 20, 1 << 10),
-                "micro_batch 1099511627776 x accumulation 1048576 x data_ranks 1024 is too large",
+                "micro_batch 1099511627776 x accumulation 1048576 x dp 1024 is too large",
             ),
         ] {
             assert_eq!(Geometry::derive(&given).unwrap_err().to_string(), expected);
@@ -353,7 +353,7 @@ mod tests {
         let refused = Geometry::derive(&split).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "micro_batch 6 is no multiple of micro_split 4; nearest that fit: micro_batch 4 or 8, micro_split 3 or 6"
+            "micro_batch 6 is no multiple of ep 4; nearest that fit: micro_batch 4 or 8, ep 3 or 6"
         );
     }
 
@@ -380,9 +380,7 @@ mod tests {
              mini_prompts 16 or 32"
         );
         let refused = Rollouts { mini_prompts: 4, rollouts: 3, ..fits }.derive().unwrap_err();
-        assert!(
-            refused.to_string().starts_with("global_batch 12 is no multiple of micro_batch 4 x data_ranks 8")
-        );
+        assert!(refused.to_string().starts_with("global_batch 12 is no multiple of micro_batch 4 x dp 8"));
     }
 
     proptest! {

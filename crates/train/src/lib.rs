@@ -5,6 +5,7 @@ pub mod config;
 pub mod data;
 mod error;
 pub mod event;
+mod freeze;
 mod gather;
 mod generate;
 pub mod geometry;

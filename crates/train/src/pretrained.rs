@@ -67,6 +67,11 @@ impl Pretrained {
         found().map_err(|error| error.in_weights(&name))
     }
 
+    /// The store that holds them.
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     /// Where the weights are inside the path that was given; empty for all of it.
     pub(crate) fn folder(&self) -> &str {
         &self.folder

@@ -73,7 +73,11 @@ impl Replica {
     /// Collective over the data ranks.
     pub(crate) fn new(making: Making<'_>) -> Result<Replica> {
         let Making { config, stages, init, near, keeping, .. } = making;
-        let model = |stage: &Stage| Model::new(config, stage.clone(), near.parallel.as_ref(), init);
+        let model = |stage: &Stage| {
+            let mut model = Model::new(config, stage.clone(), near.parallel.as_ref(), init)?;
+            keeping.frozen.mark(&mut model);
+            Ok(model)
+        };
         let models = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
         let params: Vec<Param> = models.iter().flat_map(Module::params).collect();
         let mut weights = params.iter().map(|p| Weight::new(p, keeping)).collect::<Result<Vec<_>>>()?;

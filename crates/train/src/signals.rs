@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -36,6 +38,23 @@ impl Requests {
         }
         signal_hook::flag::register(SIGUSR1, inner.wants_save.clone()).map_err(failed)?;
         Ok(requests)
+    }
+
+    /// Calls `say` as soon as SIGINT or SIGTERM comes, from a thread of its own; only the first time.
+    pub fn announce(&self, say: impl FnOnce() + Send + 'static) -> Result<()> {
+        let failed = |source| Error::Io { path: "signals".into(), source };
+        let (mut read, write) = UnixStream::pair().map_err(failed)?;
+        for signal in [SIGINT, SIGTERM] {
+            let write = write.try_clone().map_err(failed)?;
+            signal_hook::low_level::pipe::register(signal, write).map_err(failed)?;
+        }
+        let wait = move || {
+            if read.read_exact(&mut [0]).is_ok() {
+                say();
+            }
+        };
+        std::thread::Builder::new().name("planaria-signals".into()).spawn(wait).map_err(failed)?;
+        Ok(())
     }
 
     /// Asks for a checkpoint after this step.

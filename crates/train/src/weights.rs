@@ -5,6 +5,7 @@
 //! own range, stage 3 keeps also the weights themselves only there and brings the rest together when a block needs them.
 
 use crate::error::{Error, Result};
+use crate::freeze::Frozen;
 use crate::reduce::Lane;
 use crate::share::Share;
 use planaria_array::{Array, DType};
@@ -104,6 +105,8 @@ pub(crate) struct Keeping {
     pub(crate) zero: Zero,
     pub(crate) rule: Rule,
     pub(crate) ema: Option<Ema>,
+    /// Parameters that stay as they are.
+    pub(crate) frozen: Frozen,
     /// Position among the data ranks.
     pub(crate) rank: usize,
     pub(crate) ranks: usize,

@@ -114,6 +114,22 @@ impl Run {
         Ok(())
     }
 
+    /// Every f32 tensor of the model within a bound, relative to its largest element.
+    pub fn close_weights(&self, other: &Run, bound: f32) -> Result<()> {
+        let mut compared = 0;
+        for (name, bytes) in self.tensors.iter().filter(|(name, _)| name.starts_with("model:")) {
+            let theirs = other.tensors.get(name).with_context(|| format!("no `{name}`"))?;
+            let (a, b) = (floats(bytes)?, floats(theirs)?);
+            ensure!(a.len() == b.len(), "`{name}` has {} and {} elements", a.len(), b.len());
+            let largest = b.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let apart = a.iter().zip(&b).fold(0.0f32, |most, (x, y)| most.max((x - y).abs()));
+            ensure!(apart <= bound * largest, "`{name}` is {apart} apart, of {largest}");
+            compared += 1;
+        }
+        ensure!(compared > 0, "no tensors of a model");
+        Ok(())
+    }
+
     /// Losses within a relative bound.
     pub fn close_losses(&self, other: &Run, bound: f64) -> Result<()> {
         let (ours, theirs) = (&self.outcome.losses, &other.outcome.losses);
@@ -123,6 +139,14 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// The elements of a tensor as [`tensors`] has it.
+fn floats(content: &[u8]) -> Result<Vec<f32>> {
+    let end = content.iter().position(|&byte| byte == b']').context("a tensor without a shape")?;
+    ensure!(content.starts_with(b"F32"), "not f32");
+    let words = content[end + 1..].chunks_exact(4);
+    Ok(words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
 }
 
 /// All tensors in the safetensors files of a folder, by file stem and name.

@@ -80,6 +80,40 @@ fn a_disk_that_fills_up_does_not_stop_training() -> Result<()> {
 }
 
 #[test]
+fn a_last_state_that_is_not_saved_is_a_failure() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let config = sandbox.config("run", "dp=2", &["checkpoint.every=1", "checkpoint.keep=9"])?;
+    let disk = Small { disk: Local::new(sandbox.run_dir("run")), room: AtomicU64::new(450_000) };
+    let error = Trainer::new(config).store(Arc::new(disk)).run(None).unwrap_err();
+    ensure!(!error.is_usage());
+    let text = error.to_string();
+    for word in ["step 4 is not saved", "no space left", "newest checkpoint is 'ckpt/step-00000001'"] {
+        ensure!(text.contains(word), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_that_diverges_fails_and_keeps_what_was_good() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    // A few steps go well, then a rate that throws the weights out of range.
+    let more = ["checkpoint.every=1", "checkpoint.keep=2", "train.steps=30", "train.max_skipped=5"];
+    sandbox.train_until(3, "run", "dp=2", &more)?;
+    let bad = [&more[..], &["optim.lr=1e38", "optim.clip=0", "optim.schedule=constant"]].concat();
+    let config = sandbox.config("run", "dp=2", &bad)?;
+    let error = Trainer::new(config).run(None).unwrap_err();
+    ensure!(!error.is_usage() && error.to_string().contains("last 5 steps up to step"), "{error}");
+    let checkpoints = std::fs::read_dir(sandbox.run_dir("run").join("ckpt"))?.flatten();
+    let mut names: Vec<String> = checkpoints.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    ensure!(names.first().is_some_and(|name| name == "step-00000003"), "{names:?}");
+    let metrics = std::fs::read_to_string(sandbox.run_dir("run").join("metrics.jsonl"))?;
+    let skipped = metrics.lines().filter(|line| line.contains("\"skipped\":1")).count();
+    assert_eq!(skipped, 5, "{metrics}");
+    Ok(())
+}
+
+#[test]
 fn a_step_whose_gradient_is_no_number_changes_nothing() -> Result<()> {
     let sandbox = Sandbox::new()?;
     // A loss scale past the range of f16 overflows until it has come down far enough.

@@ -6,6 +6,8 @@ use planaria_e2e::{Run, Sandbox};
 
 /// Bound on the relative difference of losses where sums are split between ranks of one replica.
 const TENSOR_BOUND: f64 = 2e-5;
+/// Bound on the difference of weights there, relative to the largest of a tensor.
+const WEIGHT_BOUND: f32 = 1e-4;
 
 fn train(mesh: &str, more: &[&str]) -> Result<Run> {
     Sandbox::new()?.train("run", mesh, more)
@@ -158,6 +160,37 @@ fn three_axes_on_eight_ranks_stay_within_bounds() -> Result<()> {
     same(&split, "pp=4 tp=2", &[])
 }
 
+/// Where sums are split, every weight stays close too; plain descent does not blow up what rounding leaves.
+#[test]
+fn weights_stay_within_bounds_on_three_axes() -> Result<()> {
+    let plain = ["optim.kind=sgd", "optim.lr=0.1"];
+    let moe = [
+        "model.kind=qwen2_moe",
+        "model.num_experts=4",
+        "model.num_experts_per_tok=2",
+        "model.moe_intermediate_size=8",
+        "model.shared_expert_intermediate_size=8",
+        "train.micro_batch=2",
+        plain[0],
+        plain[1],
+    ];
+    let dense = train("", &plain)?;
+    let close = |mesh: &str, more: &[&str], alone: &Run| -> Result<Run> {
+        let split = train(mesh, more).with_context(|| mesh.to_string())?;
+        split.close_losses(alone, TENSOR_BOUND).with_context(|| mesh.to_string())?;
+        split.close_weights(alone, WEIGHT_BOUND).with_context(|| mesh.to_string())?;
+        Ok(split)
+    };
+    close("tp=4", &plain, &dense)?;
+    close("dp=2 tp=2", &[plain[0], plain[1], "train.sequence_parallel=true"], &dense)?;
+    let alone = train("", &moe)?;
+    same(&alone, "pp=2", &moe)?;
+    same(&alone, "pp=2 dp=2", &[&moe[..], &["train.zero=3"]].concat())?;
+    let inner = close("ep=2 tp=2", &moe, &alone)?;
+    same(&inner, "dp=2 ep=2 tp=2", &[&moe[..], &["train.zero=2"]].concat())?;
+    same(&inner, "pp=2 ep=2 tp=2", &moe)
+}
+
 #[test]
 fn more_stages_than_layers_or_micro_batches_work() -> Result<()> {
     let few = ["model.num_hidden_layers=1", "train.global_batch=2"];
@@ -167,22 +200,35 @@ fn more_stages_than_layers_or_micro_batches_work() -> Result<()> {
 
 #[test]
 fn evaluation_is_the_same_on_every_mesh() -> Result<()> {
-    let eval = ["data.held_out=0.2", "train.eval_every=2", "train.eval_batches=4"];
-    let run = |mesh: &str, more: &[&str]| -> Result<Vec<u64>> {
+    // 5 batches of 12 samples divide over no number of ranks; both texts have a part in them.
+    let eval = ["data.held_out=0.2", "train.eval_every=2", "train.eval_batches=5", "train.global_batch=12"];
+    let run = |mesh: &str, more: &[&str]| -> Result<Vec<f64>> {
         let sandbox = Sandbox::new()?;
+        let (one, two) = (sandbox.path().join("text.txt"), sandbox.path().join("other.txt"));
+        std::fs::write(&two, (0..4000).map(|i| format!("{} ", i * i % 9973)).collect::<String>())?;
+        let sources = format!("data.source=[{{path={one:?}}}, {{path={two:?}}}]");
         let recorder = planaria_e2e::Recorder::shared();
-        let config = sandbox.config("run", mesh, &[&eval[..], more].concat())?;
+        let config = sandbox.config("run", mesh, &[&eval[..], &[&sources], more].concat())?;
         planaria_train::Trainer::new(config).observer(recorder.clone()).run(None)?;
         let losses = recorder.events().into_iter().filter_map(|event| match event {
-            planaria_train::event::Event::Evaluated { loss, .. } => Some(loss.to_bits()),
+            planaria_train::event::Event::Evaluated { loss, .. } => Some(loss),
             _ => None,
         });
         Ok(losses.collect())
     };
     let alone = run("", &[])?;
     assert_eq!(alone.len(), 2);
-    assert_eq!(run("dp=2", &[])?, alone);
+    for mesh in ["dp=2", "dp=3", "dp=4"] {
+        assert_eq!(run(mesh, &[])?, alone, "{mesh}");
+    }
     assert_eq!(run("pp=2 dp=2", &["train.zero=3"])?, alone);
+    // Other micro-batches train otherwise, so only what is measured before is the same: the samples.
+    let still = ["optim.lr=0", "optim.weight_decay=0"];
+    let first = run("", &still)?;
+    for (mesh, micro) in [("", "train.micro_batch=4"), ("dp=3", "train.micro_batch=2")] {
+        let other = run(mesh, &[still[0], still[1], micro])?;
+        assert!((other[0] - first[0]).abs() < 1e-6 * first[0], "{other:?} and {first:?}");
+    }
     Ok(())
 }
 

@@ -32,6 +32,78 @@ fn cut_at_every_step_and_resumed_on_another_mesh_it_is_the_same_run() -> Result<
     last.same_tensors(&whole)
 }
 
+/// Everything that a run keeps besides f32 weights and moments is in its checkpoints.
+#[test]
+fn whatever_is_trained_a_cut_changes_no_bit() -> Result<()> {
+    let moe = [
+        "model.kind=qwen2_moe",
+        "model.num_experts=4",
+        "model.num_experts_per_tok=2",
+        "model.moe_intermediate_size=8",
+        "model.shared_expert_intermediate_size=8",
+    ];
+    let cases: [(&[&str], &str); 6] = [
+        (&moe, "dp=2"),
+        (&["train.precision=bf16", "optim.ema=0.9"], "dp=2"),
+        // The scale comes down in the first steps and is part of the state.
+        (&["train.precision=f16", "optim.loss_scale=1e9"], "pp=2"),
+        (&["optim.kind=sgd", "optim.lr=0.3", "optim.ema=0.5"], "pp=2 dp=2"),
+        (&["model.hidden_dropout=0.2", "train.recompute=full"], "dp=4"),
+        (&["model.tie_word_embeddings=true", "optim.schedule=wsd"], "pp=2"),
+    ];
+    for (more, mesh) in cases {
+        let what = || format!("{more:?} on {mesh}");
+        let whole = Sandbox::new()?.train("run", "", more).with_context(what)?;
+        let sandbox = Sandbox::new()?;
+        let first = [more, &["train.zero=3"]].concat();
+        let begun = sandbox.train_until(2, "run", mesh, &first).with_context(what)?;
+        let rest = sandbox.train("run", "", more).with_context(what)?;
+        let losses = [begun.outcome.losses, rest.outcome.losses.clone()].concat();
+        ensure!(losses == whole.outcome.losses, "{}: {losses:?}", what());
+        rest.same_tensors(&whole).with_context(what)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn frozen_parameters_stay_and_have_no_state_on_any_mesh() -> Result<()> {
+    // The first stage of two has nothing to learn.
+    let freeze = "train.freeze=[\"model.embed_tokens.*\", \"model.layers.0.*\", \"model.layers.1.*\"]";
+    let whole = Sandbox::new()?.train("run", "", &[freeze])?;
+    let start = Sandbox::new()?.train("run", "", &["optim.lr=0", "train.steps=1"])?;
+    for (name, bytes) in &whole.tensors {
+        let frozen = ["embed_tokens.", "layers.0.", "layers.1."].iter().any(|part| name.contains(part));
+        ensure!(!(frozen && name.starts_with("optimizer:")), "`{name}` has state");
+        if name.starts_with("model:") {
+            ensure!((start.tensors[name] == *bytes) == frozen, "`{name}`");
+        }
+    }
+    for (mesh, more) in [
+        ("dp=2", &["train.zero=1"][..]),
+        ("dp=2", &["train.zero=3"]),
+        ("pp=2", &["train.schedule=zb_h1"]),
+        ("pp=2 dp=2", &["train.zero=2", "train.recompute=full"]),
+        ("pp=4", &[]),
+    ] {
+        let sandbox = Sandbox::new()?;
+        let more = [more, &[freeze]].concat();
+        let begun = sandbox.train_until(2, "run", mesh, &more).with_context(|| mesh.to_string())?;
+        let rest = sandbox.train("run", "", &[freeze])?;
+        let losses = [begun.outcome.losses, rest.outcome.losses.clone()].concat();
+        ensure!(losses == whole.outcome.losses, "{mesh}: {losses:?}");
+        rest.same_tensors(&whole).with_context(|| mesh.to_string())?;
+    }
+    let tied = ["model.tie_word_embeddings=true", "train.freeze=[\"lm_head.*\"]"];
+    let alone = Sandbox::new()?.train("run", "", &tied)?;
+    Sandbox::new()?.train("run", "pp=2", &tied)?.same_bits(&alone)?;
+    // Another choice needs other state.
+    let sandbox = Sandbox::new()?;
+    sandbox.train_until(2, "run", "", &[freeze])?;
+    let error = format!("{:#}", sandbox.train("run", "", &[]).unwrap_err());
+    ensure!(error.contains("train.freeze"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn another_batch_size_goes_on_where_the_data_stopped() -> Result<()> {
     let sandbox = Sandbox::new()?;

@@ -35,6 +35,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let requests = Requests::listen()?;
     let first = config(args, "dp=2 tp=2")?;
     let run = first.run_dir();
+    let words = Show::new(terminal, &first);
+    requests.announce(move || words.stopping())?;
     if run.exists() && History::read(&run).is_ok_and(|h| h.last_step() >= Some(first.train.steps)) {
         let message = format!("{} has been trained to its end", run.display());
         return Err(Failure::usage(message).hint(format!("remove {} to see it again", run.display())).into());

@@ -46,11 +46,16 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     }
     let ranks_now = ranks.or(place.processes()).unwrap_or_else(|| config.mesh.ranks());
     if args.dry_run {
-        Trainer::new(config.clone()).check(ranks_now)?;
-        return report_checked(&config, ranks_now, terminal);
+        let from = Trainer::new(config.clone()).check(ranks_now)?;
+        return report_checked(&config, ranks_now, from.as_deref(), terminal);
     }
     let show = Arc::new(Show::new(terminal, &config));
-    let trainer = Trainer::new(config.clone()).observer(show.clone()).requests(Requests::listen()?);
+    let requests = Requests::listen()?;
+    if place.is_first() {
+        let show = show.clone();
+        requests.announce(move || show.stopping())?;
+    }
+    let trainer = Trainer::new(config.clone()).observer(show.clone()).requests(requests);
     let outcome = match place {
         Started::Mpi { .. } => mpi(&trainer)?,
         _ => trainer.run(Some(ranks_now))?,
@@ -131,12 +136,20 @@ impl Started {
     }
 }
 
-fn report_checked(config: &Config, ranks: usize, terminal: &mut Terminal) -> Result<Exit> {
+fn report_checked(
+    config: &Config,
+    ranks: usize,
+    from: Option<&str>,
+    terminal: &mut Terminal,
+) -> Result<Exit> {
     let mesh = config.mesh.on(ranks)?.to_string();
-    match terminal.json {
-        true => terminal
-            .object("planaria/train/1", &json!({ "event": "checked", "ranks": ranks, "mesh": mesh }))?,
-        false => terminal.line(format!("'{}' can run on {ranks} ranks as {mesh}", config.name))?,
+    if terminal.json {
+        let told = json!({ "event": "checked", "ranks": ranks, "mesh": mesh, "from": from });
+        terminal.object("planaria/train/1", &told)?;
+    } else {
+        let noun = if ranks == 1 { "rank" } else { "ranks" };
+        let start = from.map(|folder| format!(", going on from {folder}")).unwrap_or_default();
+        terminal.line(format!("'{}' can run on {ranks} {noun} as {mesh}{start}", config.name))?;
     }
     Ok(Exit::Success)
 }

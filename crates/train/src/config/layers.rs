@@ -286,7 +286,7 @@ fn merge(entries: Vec<Entry>) -> Result<Resolved> {
         let key = e.path().to_string();
         let near = origins.iter().find(|(k, _)| **k == key || k.starts_with(&format!("{key}.")));
         let origin = near.map_or_else(|| "config".into(), |(_, o)| o.to_string());
-        Error::Syntax { origin, what: format!("`{key}`: {}", e.inner()) }
+        Error::Syntax { origin, what: format!("`{key}`: {}", e.inner().to_string().trim_end()) }
     })?;
     Ok(Resolved { config, origins })
 }

@@ -96,6 +96,13 @@ impl Config {
         require("data.prefetch", (1..=4096).contains(&data.prefetch), data.prefetch, "from 1 to 4096")?;
         self.optim.check()?;
         self.train.check()?;
+        let measured = self.train.eval_every == 0 || data.held_out > 0.0 || !data.eval.is_empty();
+        require(
+            "train.eval_every",
+            measured,
+            self.train.eval_every,
+            "0 without data to evaluate; set `data.held_out` above 0, or give `[[data.eval]]`",
+        )?;
         self.checkpoint.check()?;
         require("log.every", self.log.every > 0, self.log.every, "at least 1")
     }

@@ -195,6 +195,8 @@ pub struct TrainSection {
     pub recompute: Recompute,
     /// Blocks to compute again, with `recompute = "blocks"`.
     pub recompute_blocks: Vec<usize>,
+    /// Parameters that stay as they are, by name with `*` for any text: `["model.embed_tokens.*"]`.
+    pub freeze: Vec<String>,
     /// Pipeline schedule: `f_then_b`, `1f1b`, `interleaved`, `zb_h1`, `zbv`.
     pub schedule: String,
     /// Model parts of one stage, for schedules that interleave.
@@ -203,8 +205,11 @@ pub struct TrainSection {
     pub sequence_parallel: bool,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
-    /// Batches of an evaluation.
+    /// Batches of `global_batch` samples in an evaluation; fewer where there are not as many samples.
     pub eval_batches: usize,
+    /// Steps in a row whose gradient is not finite after which the run fails; 0 for no limit. With f16 they count once
+    /// the loss scale is down to 1.
+    pub max_skipped: u64,
     /// Seconds a rank waits for the others.
     pub timeout: u64,
 }
@@ -223,11 +228,13 @@ impl Default for TrainSection {
             bucket_bytes: 4 << 20,
             recompute: Recompute::None,
             recompute_blocks: Vec::new(),
+            freeze: Vec::new(),
             schedule: "1f1b".into(),
             chunks: 1,
             sequence_parallel: false,
             eval_every: 0,
             eval_batches: 4,
+            max_skipped: 20,
             timeout: 600,
         }
     }
@@ -240,6 +247,16 @@ impl TrainSection {
         require("train.zero", self.zero <= 3, self.zero, "0, 1, 2 or 3")?;
         require("train.bucket_bytes", self.bucket_bytes > 0, self.bucket_bytes, "at least 1")?;
         require("train.chunks", (1..=64).contains(&self.chunks), self.chunks, "from 1 to 64")?;
+        let blocks = format!("{:?}", self.recompute_blocks);
+        let chosen = self.recompute == Recompute::Blocks;
+        let key = "train.recompute_blocks";
+        require(
+            key,
+            chosen || self.recompute_blocks.is_empty(),
+            &blocks,
+            "`train.recompute = \"blocks\"` with it",
+        )?;
+        require(key, !chosen || !self.recompute_blocks.is_empty(), &blocks, "at least one block")?;
         require("train.eval_batches", self.eval_batches > 0, self.eval_batches, "at least 1")?;
         require("train.timeout", self.timeout > 0, self.timeout, "at least 1")
     }
@@ -255,21 +272,29 @@ pub struct CheckpointSection {
     pub keep: usize,
     /// Checkpoints of steps that this divides stay for ever; 0 for none.
     pub keep_every: u64,
-    /// Continue from the newest checkpoint of the run's folder.
+    /// Continue from the newest checkpoint of the run's folder; false refuses a folder that has any.
     pub resume: bool,
+    /// The checkpoint to continue from instead of the newest: `step-00000004` of the run's folder, or the path of
+    /// another run's. Checkpoints after it go when the first new one is saved. Started again with the same value, the
+    /// run goes on with what came of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
     /// Save at the end.
     pub final_save: bool,
 }
 
 impl Default for CheckpointSection {
     fn default() -> CheckpointSection {
-        CheckpointSection { every: 0, keep: 2, keep_every: 0, resume: true, final_save: true }
+        CheckpointSection { every: 0, keep: 2, keep_every: 0, resume: true, from: None, final_save: true }
     }
 }
 
 impl CheckpointSection {
     pub(super) fn check(&self) -> Result<()> {
-        require("checkpoint.keep", self.keep > 0, self.keep, "at least 1")
+        require("checkpoint.keep", self.keep > 0, self.keep, "at least 1")?;
+        let from = self.from.as_deref().unwrap_or("none");
+        let fits = self.resume || self.from.is_none();
+        require("checkpoint.from", fits, from, "`checkpoint.resume` not to be false beside it")
     }
 }
 

@@ -275,7 +275,7 @@ fn what_does_not_fit_is_refused() {
             .unwrap_err()
             .to_string()
     };
-    assert!(of(&["mesh=tp=2"], 3).contains("3 ranks do not make the mesh"));
+    assert!(of(&["mesh=tp=2"], 3).contains("3 ranks cannot make the mesh"));
     assert!(of(&["train.micro_batch=3"], 1).contains("nearest that fit: global_batch 15 or 18"));
     assert!(of(&["mesh=pp=2", "train.schedule=1f2b"], 2).contains("train.schedule"));
 }

@@ -1,21 +1,25 @@
 //! The trainer: a configuration in, a trained model out, on any mesh, resumed from wherever the run stopped.
 
 mod compute;
+mod evaluate;
 mod feed;
 mod figures;
+mod lock;
 mod rank;
 mod records;
 mod resume;
 mod saves;
 mod setup;
 mod stages;
+mod start;
 mod step;
 
-use crate::config::{Config, MeshSection};
+use crate::config::{Config, MeshSection, require};
 use crate::data::{Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
-use crate::pretrained;
+use crate::freeze::Frozen;
+use crate::pretrained::{self, together};
 use crate::signals::Requests;
 use planaria_array::Threads;
 use planaria_comm::{Comm, CommExt, threads};
@@ -131,9 +135,13 @@ impl Trainer {
         }
     }
 
-    /// What a run on this many ranks would be refused for, before anything is built.
-    pub fn check(&self, ranks: usize) -> Result<()> {
-        self.job()?.check(ranks)
+    /// What a run on this many ranks would be refused for, before anything is built: also a checkpoint in its folder
+    /// that it could not go on from, and weights to start from that are not those of the model. Returns the checkpoint
+    /// it would go on from.
+    pub fn check(&self, ranks: usize) -> Result<Option<String>> {
+        let job = self.job()?;
+        job.check(ranks)?;
+        job.check_start()
     }
 
     /// Runs as one of the processes that `mpirun` started.
@@ -149,7 +157,7 @@ impl Trainer {
     /// Runs as one rank of a communicator. Collective.
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
         let ready = self.begin().and_then(|job| job.check(comm.size()).map(|()| job));
-        let mut job = comm.agree(ready)?;
+        let mut job = together(&*comm, ready)?;
         job.data = feed::open(&job, &comm)?;
         job.run(comm, local_ranks())
     }
@@ -196,13 +204,34 @@ impl Job {
 
     /// What can be refused before any rank starts.
     fn check(&self, ranks: usize) -> Result<()> {
+        self.check_sizes()?;
         let place = setup::Position::of(self.config.mesh.on(ranks)?, 0)?;
         let geometry = rank::geometry(self, &place)?;
-        stages::Pipeline::new(&self.config, &place, &geometry)?;
+        stages::Pipeline::new(self, &place, &geometry)?;
         let MeshSection { ep, tp, .. } = self.config.mesh;
         let mesh = Mesh::new(&[("ep", ep), ("tp", tp)])?;
         let parallel = Parallel { world: World::supposed(0), mesh, sequence: false };
         Ok(self.model.check_parallel(&parallel)?)
+    }
+
+    /// Settings that the model or the mesh leave without effect.
+    fn check_sizes(&self) -> Result<()> {
+        let (train, layers) = (&self.config.train, self.model.layers);
+        if let Some(block) = train.recompute_blocks.iter().find(|block| **block >= layers) {
+            require("train.recompute_blocks", false, block, &format!("blocks from 0 to {}", layers - 1))?;
+        }
+        let alone = self.config.mesh.pp == 1;
+        require(
+            "train.chunks",
+            !alone || train.chunks == 1,
+            train.chunks,
+            "1 without pipeline stages (`pp`)",
+        )?;
+        let (most, sequence) = (self.model.max_positions, self.config.data.sequence);
+        let expected = format!("at least the {sequence} of `data.sequence`");
+        require("model.max_position_embeddings", most >= sequence, most, &expected)?;
+        Frozen::new(&train.freeze, &self.model)?;
+        Ok(())
     }
 
     /// The run's configuration as JSON.

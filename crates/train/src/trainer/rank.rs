@@ -1,20 +1,22 @@
 //! One rank of a run, from its first collective to its last.
 
 use super::compute::Compute;
-use super::figures::Losses;
+use super::lock::Lock;
 use super::records::Records;
 use super::resume::{self, Progress};
-use super::saves::Saves;
+use super::saves::{Keep, Saves};
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
+use super::start::{self, Start};
 use super::{Job, Outcome};
 use crate::bundle::BundleOptions;
 use crate::config::{Reduction, TrainSection};
-use crate::data::{Batch, Loader, LoaderOptions, Sampler, Share};
+use crate::data::{Loader, LoaderOptions, Sampler, Share};
 use crate::error::{Error, Result};
 use crate::event::Event;
+use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
-use crate::pretrained::{Pretrained, Which};
+use crate::pretrained::{Pretrained, Which, together};
 use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
@@ -22,6 +24,7 @@ use crate::weights::{Keeping, Zero};
 use planaria_array::Array;
 use planaria_ckpt::{Item, Kind, LoadOptions, State};
 use planaria_comm::{Comm, CommExt, Value};
+use planaria_layout::Rank;
 use planaria_nn::Init;
 use planaria_nn::models::{Config as ModelConfig, Stage};
 use planaria_nn::optim::{Ema, Schedule};
@@ -48,34 +51,29 @@ pub(super) struct RankRun<'a> {
     /// Absent until the state is there.
     records: Option<Arc<Records>>,
     pub(super) losses: Vec<f64>,
+    /// Steps in a row that changed nothing, up to the last one.
+    pub(super) skipped: u64,
+    /// Rank 0 keeps other processes out of the folder.
+    _lock: Option<Lock>,
 }
 
 impl<'a> RankRun<'a> {
     /// Builds or loads everything. Collective.
     pub(super) fn begin(job: &'a Job, world: Arc<dyn Comm>) -> Result<RankRun<'a>> {
         let config = &job.config;
+        let lock = lock(job, &world)?;
         let mesh = config.mesh.on(world.size())?;
         let place = Position::of(mesh, world.world_rank())?;
         let geometry = geometry(job, &place)?;
-        let seed = config.data.seed.unwrap_or(config.train.seed);
-        let sampler = Sampler::new(&*job.data.train, seed, config.data.order)?;
-        let lanes = Pipeline::new(config, &place, &geometry)?;
+        let sampler = job.sampler()?;
+        let lanes = Pipeline::new(job, &place, &geometry)?;
         let near = place.neighbours(&world, config, lanes.ends())?;
-        let keeping = Keeping {
-            // One data rank owns everything.
-            zero: if place.replicas > 1 { Zero::from(config.train.zero) } else { Zero::Off },
-            rule: update::rule(&config.optim),
-            ema: config.optim.ema.map(Ema::new).transpose()?,
-            rank: place.replica,
-            ranks: place.replicas,
-            world: world.world_rank(),
-        };
+        let keeping = keeping(job, &place, world.world_rank())?;
         let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
         let own = lanes.own(job.model.layers, place.stage);
         let replica = replica(job, &own, &init, &near, &keeping)?;
-        let store = run_store(job)?;
         let pipeline = lanes.start(&world, &place, &near)?;
-        let saves = Saves::new(&world, store, job)?;
+        let saves = Saves::new(&world, job.store()?, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
         let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
         let mut run = RankRun {
@@ -94,11 +92,13 @@ impl<'a> RankRun<'a> {
             saves,
             records: None,
             losses: Vec::new(),
+            skipped: 0,
+            _lock: lock,
         };
         let mesh = run.place.mesh.to_string();
         let resumed = run.restore()?;
         let records = Records::open(job, run.world.rank(), run.progress.step, &mesh);
-        let records = Arc::new(run.world.agree(records)?);
+        let records = Arc::new(together(&*run.world, records)?);
         run.saves.records = Some(records.clone());
         run.records = Some(records);
         run.progress.mesh = mesh;
@@ -107,6 +107,21 @@ impl<'a> RankRun<'a> {
         }
         Ok(run)
     }
+}
+
+/// What this rank keeps for each parameter.
+fn keeping(job: &Job, place: &Position, world: Rank) -> Result<Keeping> {
+    let config = &job.config;
+    Ok(Keeping {
+        // One data rank owns everything.
+        zero: if place.replicas > 1 { Zero::from(config.train.zero) } else { Zero::Off },
+        rule: update::rule(&config.optim),
+        ema: config.optim.ema.map(Ema::new).transpose()?,
+        frozen: Frozen::new(&config.train.freeze, &job.model)?,
+        rank: place.replica,
+        ranks: place.replicas,
+        world,
+    })
 }
 
 /// The model parts of this rank as the configuration divides them. Collective over the data ranks.
@@ -143,50 +158,50 @@ pub(super) fn geometry(job: &Job, place: &Position) -> Result<Geometry> {
     })?)
 }
 
-/// Where checkpoints go: the run's folder, made where it is not there, or the store that was given.
-fn run_store(job: &Job) -> Result<Arc<dyn Store>> {
+/// Makes the run's folder and takes it for this process. Collective.
+fn lock(job: &Job, world: &Arc<dyn Comm>) -> Result<Option<Lock>> {
     let dir = job.config.run_dir();
-    std::fs::create_dir_all(&dir).map_err(|source| Error::Io { path: dir.display().to_string(), source })?;
-    match &job.store {
-        Some(store) => Ok(store.clone()),
-        None => Ok(planaria_store::open(&dir.display().to_string())?),
-    }
+    let taken = match world.rank() {
+        0 => std::fs::create_dir_all(&dir)
+            .map_err(|source| Error::Io { path: dir.display().to_string(), source })
+            .and_then(|()| Lock::take(&dir).map(Some)),
+        _ => Ok(None),
+    };
+    together(&**world, taken)
 }
 
 impl RankRun<'_> {
-    /// Loads the newest checkpoint of the run, or the weights to start from. Collective.
+    /// Loads the checkpoint to go on from, or the weights to start from. Collective.
     fn restore(&mut self) -> Result<Option<Event>> {
         let job = self.job;
-        let store = run_store(job)?;
         // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
         let found = match self.world.rank() {
-            0 => planaria_ckpt::latest(&*store, "ckpt").map_err(Error::from),
+            0 => start::find(job),
             _ => Ok(None),
         };
-        let folder = from_first(&self.world, found)?.filter(|_| job.config.checkpoint.resume);
-        if let Some(folder) = folder {
+        let Some(start) = from_first(&self.world, found)? else {
+            if let Some(path) = &job.config.model.init {
+                self.start_from(path)?;
+            }
             self.replica.begin_states(&self.keeping)?;
-            self.load(&*store, &folder)?;
-            let (step, mesh) = (self.progress.step, Some(self.progress.mesh.clone()));
-            self.saves.newest = Some((step, folder.clone()));
-            return Ok(Some(Event::Resumed { folder, step, mesh }));
-        }
-        if let Some(path) = &job.config.model.init {
-            self.start_from(path)?;
-        }
+            return Ok(None);
+        };
         self.replica.begin_states(&self.keeping)?;
-        Ok(None)
+        self.load(&*start.store(job)?, &start.folder)?;
+        let (step, mesh) = (self.progress.step, Some(self.progress.mesh.clone()));
+        self.progress.from = job.config.checkpoint.from.clone();
+        self.saves.newest = Some((step, start.folder.clone()));
+        self.saves.newer = start.newer;
+        let Start { folder, changed, .. } = start;
+        Ok(Some(Event::Resumed { folder, step, mesh, changed }))
     }
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
         let mut state = State::new(resume::items(&self.replica, Array::clone)?);
-        planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default())?;
-        let progress = resume::progress(&state)?;
-        if let Some(saved) = &progress.sampler {
-            self.sampler.check(saved)?;
-        }
-        self.progress = progress;
+        let loaded = planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default());
+        loaded.map_err(|error| start::unreadable(self.job, folder, error))?;
+        self.progress = resume::progress(&state)?;
         Ok(())
     }
 
@@ -221,21 +236,36 @@ impl RankRun<'_> {
             steps,
         });
         let mut loader = self.loader(last)?;
-        let mut stopped = false;
+        let (mut stopped, mut due) = (false, false);
         while self.progress.step < last && !stopped {
             let wishes = self.step(loader.as_mut())?;
             let step = self.progress.step;
             self.saves.poll(self.job)?;
+            self.refuse_divergence()?;
             if config.train.eval_every > 0 && step.is_multiple_of(config.train.eval_every) {
                 self.evaluate()?;
             }
             stopped = wishes.stop && step < steps;
-            let due = config.checkpoint.every > 0 && step.is_multiple_of(config.checkpoint.every);
-            if (due || wishes.save) && step < last && !stopped {
+            due |= config.checkpoint.every > 0 && step.is_multiple_of(config.checkpoint.every);
+            // A step that was skipped leaves nothing new to save: what is due waits for one that was not.
+            if ((due && self.skipped == 0) || wishes.save) && step < last && !stopped {
+                due = false;
                 self.save()?;
             }
         }
         self.end(stopped || last < steps)
+    }
+
+    /// Stops a run whose gradients stay without finite values. A loss scale above 1 may still come down.
+    fn refuse_divergence(&mut self) -> Result<()> {
+        let most = self.job.config.train.max_skipped;
+        let scaled = self.progress.scale.is_some_and(|scale| scale.factor > 1.0);
+        if most == 0 || scaled || self.skipped < most {
+            return Ok(());
+        }
+        self.saves.finish(self.job)?;
+        let newest = self.saves.newest.as_ref().map(|(_, folder)| folder.clone());
+        Err(Error::Diverged { step: self.progress.step, skipped: self.skipped, newest })
     }
 
     /// The last save, and what is left of those before.
@@ -245,10 +275,9 @@ impl RankRun<'_> {
         let is_saved = self.saves.newest.as_ref().is_some_and(|(saved, _)| *saved == step);
         if !is_saved && step > 0 && (stopped || self.job.config.checkpoint.final_save) {
             self.save()?;
-            if !self.saves.finish(self.job)? && stopped {
-                return Err(Error::Run {
-                    what: format!("the state of step {step} could not be saved before stopping"),
-                });
+            if let Some(why) = self.saves.finish(self.job)? {
+                let newest = self.saves.newest.map(|(_, folder)| folder);
+                return Err(Error::NotSaved { step, why, newest });
             }
         }
         let checkpoint = self.saves.newest.map(|(_, folder)| folder);
@@ -258,7 +287,9 @@ impl RankRun<'_> {
     fn save(&mut self) -> Result<()> {
         let began = Instant::now();
         let state = resume::snapshot(self.job, &self.replica, &self.progress)?;
-        self.saves.begin(self.job, state, began)
+        // After a skipped step the checkpoints before it may be the good ones: they all stay.
+        let keep = if self.skipped > 0 { Keep::All } else { Keep::Configured };
+        self.saves.begin(self.job, state, keep, began)
     }
 
     /// Reads this replica's micro-batches ahead, where they are needed.
@@ -271,39 +302,15 @@ impl RankRun<'_> {
         let options = LoaderOptions { prefetch: self.job.config.data.prefetch, steps };
         Ok(Some(Loader::start(self.job.data.train.clone(), self.sampler.clone(), share, options)?))
     }
-
-    /// Mean loss over the first samples of the evaluation set, the same on every mesh. Collective.
-    fn evaluate(&mut self) -> Result<()> {
-        let Some(data) = &self.job.data.eval else { return Ok(()) };
-        let Geometry { micro_batch, data_ranks, .. } = self.geometry;
-        // Every replica takes as many, so that stages can be told how many will come.
-        let rounds = self.job.config.train.eval_batches.div_ceil(data_ranks as usize);
-        let mut losses = Losses::new(rounds * data_ranks as usize);
-        let number = |round: usize| round * data_ranks as usize + self.place.replica;
-        let read = |round: usize| {
-            let first = number(round) as u64 * micro_batch;
-            Batch::read(&**data, first..first + micro_batch, |p| p % data.len())
-        };
-        let needed = if self.place.reads(&self.job.config) { rounds } else { 0 };
-        let batches = (0..needed).map(read).collect::<crate::data::Result<Vec<_>>>()?;
-        let found = match &mut self.pipeline {
-            Some(pipeline) => pipeline.evaluate(&self.replica, &batches, rounds)?,
-            None => batches.iter().map(|b| self.compute.evaluate(&self.replica, b)).collect::<Result<_>>()?,
-        };
-        for (round, (sum, count)) in found.into_iter().enumerate().filter(|_| self.place.speaks) {
-            losses.set(number(round), sum, count);
-        }
-        losses.share(&self.world)?;
-        self.tell(&Event::Evaluated { step: self.progress.step, loss: losses.mean() });
-        Ok(())
-    }
 }
 
 /// Rank 0's answer on every rank. Collective.
-fn from_first(world: &Arc<dyn Comm>, mine: Result<Option<String>>) -> Result<Option<String>> {
-    let mine = world.agree(mine)?.map_or(Value::None, Value::Text);
+fn from_first(world: &Arc<dyn Comm>, mine: Result<Option<Start>>) -> Result<Option<Start>> {
+    let lost = |e: serde_json::Error| Error::Bug { what: format!("the start of a run has no text: {e}") };
+    let text = mine.and_then(|start| start.map(|s| serde_json::to_string(&s)).transpose().map_err(lost));
+    let mine = together(&**world, text)?.map_or(Value::None, Value::Text);
     match planaria_comm::value::broadcast(&**world, &mine, 0)? {
-        Value::Text(text) => Ok(Some(text)),
+        Value::Text(text) => serde_json::from_str(&text).map(Some).map_err(lost),
         _ => Ok(None),
     }
 }

@@ -2,17 +2,19 @@
 
 use super::Job;
 use crate::error::{Error, Result};
-use crate::event::{Event, StepReport};
+use crate::event::{Event, Observer, StepReport};
 use planaria_telemetry::{EventWriter, Level, METRICS, MetricsWriter, RankLog, Record, Session};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The files of one rank. Only rank 0 has metrics. A file that cannot be written is no reason to stop: what is lost is
-/// said once, in the log.
+/// said once, in the log and to whoever listens.
 #[derive(Debug)]
 pub(super) struct Records {
     log: RankLog,
+    /// Hears of metrics that cannot be written: the log is on the same disk.
+    observer: Arc<dyn Observer>,
     curves: Option<Mutex<Curves>>,
 }
 
@@ -40,7 +42,7 @@ impl Records {
             }
             _ => None,
         };
-        Ok(Records { log, curves })
+        Ok(Records { log, observer: job.observer.clone(), curves })
     }
 
     /// Keeps what is worth keeping of an event.
@@ -51,10 +53,14 @@ impl Records {
                 let values = [("mesh", json!(mesh)), ("step", json!(step)), ("ranks", json!(ranks))];
                 (Level::Info, "started", [&values[..], &[("process", process)]].concat())
             }
-            Event::Resumed { folder, step, .. } => {
-                (Level::Info, "resumed", vec![("folder", json!(folder)), ("step", json!(step))])
+            Event::Resumed { folder, step, changed, .. } => {
+                let values =
+                    vec![("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
+                (Level::Info, "resumed", values)
             }
             Event::Step(report) => return self.step(report),
+            // Told by this very file, and written to its log there.
+            Event::RecordsFailed { .. } => return,
             Event::Evaluated { step, loss } => {
                 self.curve(&Record::new(*step).with("eval_loss", *loss));
                 return;
@@ -91,6 +97,9 @@ impl Records {
             .with("tokens_per_second", report.tokens_per_second())
             .with("seconds", report.seconds)
             .with("samples", report.samples as f64)
+            .with("tokens", report.consumed_tokens as f64)
+            .with("epoch", report.epoch)
+            .with("skipped", f64::from(u8::from(report.skipped)))
             .with("peak_bytes", report.peak_bytes as f64);
         let scaled = report.loss_scale != 1.0;
         self.curve(&if scaled { record.with("loss_scale", report.loss_scale) } else { record });
@@ -112,6 +121,7 @@ impl Records {
             && first
         {
             self.say(Level::Warn, "metrics could not be written", &[("error", json!(error))]);
+            self.observer.event(&Event::RecordsFailed { error });
         }
     }
 

@@ -31,6 +31,9 @@ pub(crate) struct Progress {
     pub(crate) sampler: Option<SamplerState>,
     /// The mesh it was written on.
     pub(crate) mesh: String,
+    /// What `checkpoint.from` said when the run went on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<String>,
 }
 
 /// The factor on the loss, and how many steps it has held.
@@ -61,6 +64,7 @@ impl Progress {
             scale: scaled.then_some(Scale { factor: job.config.optim.loss_scale, good: 0 }),
             sampler: Some(sampler.state().clone()),
             mesh: mesh.to_string(),
+            from: None,
         }
     }
 }

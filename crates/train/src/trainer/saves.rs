@@ -16,12 +16,26 @@ pub(crate) fn folder(step: u64) -> String {
     format!("ckpt/step-{step:08}")
 }
 
+/// Which checkpoints stay after a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Those that `[checkpoint]` says.
+    Configured,
+    /// All.
+    All,
+}
+
 /// A save under way.
 #[derive(Debug)]
 struct Running {
     step: u64,
     blocked: Duration,
     thread: JoinHandle<(planaria_ckpt::Result<()>, Duration)>,
+}
+
+/// Removes checkpoints of a future that the run has left.
+fn remove(store: &dyn Store, steps: &[u64]) -> planaria_ckpt::Result<()> {
+    steps.iter().try_for_each(|&step| planaria_ckpt::remove(store, &folder(step)))
 }
 
 /// The saves of one rank. They have a communicator of their own, so that they cannot get in the way of training.
@@ -33,6 +47,8 @@ pub(super) struct Saves {
     running: Option<Running>,
     /// Step and folder of the newest committed checkpoint.
     pub(super) newest: Option<(u64, String)>,
+    /// Checkpoints after the one that the run went back to; they go before the first save.
+    pub(super) newer: Vec<u64>,
     /// Only rank 0 tells.
     tells: bool,
     pub(super) records: Option<Arc<Records>>,
@@ -54,19 +70,26 @@ impl Saves {
             options,
             running: None,
             newest: None,
+            newer: Vec::new(),
             records: None,
         })
     }
 
     /// Begins to save; waits for the save before it, if that is still under way. Collective.
-    pub(super) fn begin(&mut self, job: &Job, state: State, began: Instant) -> Result<()> {
+    pub(super) fn begin(&mut self, job: &Job, state: State, keep: Keep, began: Instant) -> Result<()> {
         self.finish(job)?;
         let step = state.step;
         self.tell(job, &Event::Saving { step });
-        let (comm, store, options) = (self.comm.clone(), self.store.clone(), self.options.clone());
+        let (comm, store, mut options) = (self.comm.clone(), self.store.clone(), self.options.clone());
+        if keep == Keep::All {
+            options.retain = Retain::default();
+        }
+        let newer = std::mem::take(&mut self.newer);
         let thread = std::thread::Builder::new().name("planaria-save".into()).spawn(move || {
+            let removed = if comm.rank() == 0 { remove(&*store, &newer) } else { Ok(()) };
+            // Where an old one cannot be removed, the save says what stands in its way.
             let saved = planaria_ckpt::save(&*comm, &*store, &folder(step), &state, &options);
-            (saved.map(|_| ()), began.elapsed())
+            (removed.and(saved.map(|_| ())), began.elapsed())
         });
         let thread = thread.map_err(|source| Error::Io { path: "the thread of a save".into(), source })?;
         self.running = Some(Running { step, blocked: began.elapsed(), thread });
@@ -82,20 +105,21 @@ impl Saves {
     }
 
     /// Waits for the save under way. A failed one is told, not returned: the checkpoints before it are still good.
-    /// True when there was none, or it is committed.
-    pub(super) fn finish(&mut self, job: &Job) -> Result<bool> {
-        let Some(Running { step, blocked, thread }) = self.running.take() else { return Ok(true) };
+    /// Why it failed, if it did.
+    pub(super) fn finish(&mut self, job: &Job) -> Result<Option<String>> {
+        let Some(Running { step, blocked, thread }) = self.running.take() else { return Ok(None) };
         let (end, took) = thread.join().map_err(|_| Error::Bug { what: "a save panicked".into() })?;
         let folder = folder(step);
         match end {
             Ok(()) => {
                 self.newest = Some((step, folder.clone()));
                 self.tell(job, &Event::Saved { step, folder, blocked, took });
-                Ok(true)
+                Ok(None)
             }
             Err(error) => {
-                self.tell(job, &Event::SaveFailed { step, error: error.to_string() });
-                Ok(false)
+                let error = error.to_string();
+                self.tell(job, &Event::SaveFailed { step, error: error.clone() });
+                Ok(Some(error))
             }
         }
     }

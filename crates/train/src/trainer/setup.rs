@@ -32,7 +32,13 @@ pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<Mod
     let section = &config.model;
     let base = pretrained::base_config(config)?;
     let vocab = tokenizer.vocab_size();
-    let model = ModelConfig::from_value(section.to_json(base, Some(vocab)))?;
+    let mut json = section.to_json(base, Some(vocab));
+    if let Some(keys) = json.as_object_mut() {
+        // Nobody said how long sequences may be: as long as they are.
+        let longest = config.data.sequence.max(2048);
+        keys.entry("max_position_embeddings").or_insert(longest.into());
+    }
+    let model = ModelConfig::from_value(json)?;
     if model.vocab_size < vocab {
         return Err(Error::Value {
             key: "model.vocab_size".into(),

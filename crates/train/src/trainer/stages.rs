@@ -1,9 +1,10 @@
 //! Training through a pipeline: which stages this rank has, and what they do when the schedule says so.
 
+use super::Job;
 use super::compute::{Compute, Micro, plain_run, value};
+use super::evaluate::Evaluation;
 use super::figures::Losses;
 use super::setup::Position;
-use crate::config::Config;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
@@ -36,8 +37,8 @@ struct Schedules {
 
 impl Pipeline {
     /// The schedule that the configuration names, checked before anything is built.
-    pub(super) fn new(config: &Config, place: &Position, geometry: &Geometry) -> Result<Pipeline> {
-        let train = &config.train;
+    pub(super) fn new(job: &Job, place: &Position, geometry: &Geometry) -> Result<Pipeline> {
+        let train = &job.config.train;
         let kind: Kind = train.schedule.parse()?;
         if place.stages == 1 {
             return Ok(Pipeline { schedule: None, stages: Stages::round_robin(1, 1)? });
@@ -45,7 +46,7 @@ impl Pipeline {
         let chunks = if kind == Kind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
         let schedule = kind.build(place.stages, rounds, chunks)?;
-        let eval_rounds = train.eval_batches.div_ceil(geometry.data_ranks as usize);
+        let eval_rounds = Evaluation::of(job, geometry).map_or(1, |eval| eval.rounds);
         let eval = kind.build_forward(place.stages, eval_rounds, chunks)?;
         schedule.validate()?;
         let stages = schedule.stages().clone();

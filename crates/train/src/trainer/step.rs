@@ -45,6 +45,7 @@ impl RankRun<'_> {
         self.progress.samples += self.geometry.global_batch;
         self.progress.tokens += self.tokens();
         self.losses.push(moved.loss);
+        self.skipped = if moved.skipped { self.skipped + 1 } else { 0 };
         self.report(&moved, began);
         Ok(wishes)
     }
@@ -113,6 +114,8 @@ impl RankRun<'_> {
             lr: moved.lr,
             tokens: self.tokens(),
             samples: self.progress.samples,
+            consumed_tokens: self.progress.tokens,
+            epoch: self.progress.samples as f64 / self.job.data.train.len().max(1) as f64,
             seconds: began.elapsed().as_secs_f64(),
             loss_scale: self.scale(),
             skipped: moved.skipped,

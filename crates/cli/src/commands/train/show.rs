@@ -8,6 +8,7 @@ use planaria_train::event::{Event, Observer, StepReport};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Tells about a run on standard error, or as JSON lines on standard output.
 #[derive(Debug)]
@@ -17,6 +18,14 @@ pub(crate) struct Show {
     every: u64,
     steps: u64,
     saving: Mutex<Option<Saving>>,
+    since: Mutex<Since>,
+}
+
+/// What was done since the last line.
+#[derive(Debug)]
+struct Since {
+    began: Instant,
+    tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,14 +45,32 @@ impl Show {
         let drawn = style == Style::Lines && terminal.shows_bars();
         let target = if drawn { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(config.train.steps), target);
-        let form = "[{bar:30}] {pos}/{len} steps, {eta} left";
+        let form = "[{bar:30}] {pos}/{len} steps{msg}, {eta} left";
         bar.set_style(ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Show { bar, style, every: config.log.every, steps: config.train.steps, saving: Mutex::new(None) }
+        let (every, steps) = (config.log.every, config.train.steps);
+        let since = Mutex::new(Since { began: Instant::now(), tokens: 0 });
+        Show { bar, style, every, steps, saving: Mutex::new(None), since }
     }
 
     /// Takes the bar away.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+
+    /// Says what a first signal does.
+    pub(crate) fn stopping(&self) {
+        if self.style != Style::Lines {
+            return;
+        }
+        self.say("stopping after this step; again to stop at once");
+    }
+
+    /// Tokens per second since the last line, saves and evaluations among it.
+    fn rate(&self) -> f64 {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let Since { began, tokens } =
+            std::mem::replace(&mut *since, Since { began: Instant::now(), tokens: 0 });
+        tokens as f64 / began.elapsed().as_secs_f64().max(1e-9)
     }
 
     fn say(&self, text: &str) {
@@ -68,7 +95,9 @@ impl Show {
     }
 
     fn step(&self, report: &StepReport) {
+        self.bar.set_message(format!(", loss {:.4}", report.loss));
         self.bar.set_position(report.step);
+        self.since.lock().unwrap_or_else(PoisonError::into_inner).tokens += report.tokens;
         self.json("step", serde_json::to_value(report).unwrap_or_default());
         if !report.step.is_multiple_of(self.every) && report.step != self.steps && report.step != 1 {
             return;
@@ -80,7 +109,7 @@ impl Show {
             loss: report.loss,
             grad_norm: report.grad_norm,
             lr: report.lr,
-            tokens_per_second: report.tokens_per_second(),
+            tokens_per_second: self.rate(),
             mfu: None,
             memory: Some(report.peak_bytes),
             memory_limit: None,
@@ -97,25 +126,31 @@ impl Observer for Show {
             Event::Started { ranks, mesh, parameters, samples, step, steps } => {
                 let size = planaria_telemetry::count(*parameters as f64);
                 let noun = if *ranks == 1 { "rank" } else { "ranks" };
-                self.say(&format!(
-                    "{size} parameters on {ranks} {noun} ({mesh}), {samples} samples, steps {step} to {steps}"
-                ));
+                let todo = match step <= steps {
+                    true => format!("steps {step} to {steps}"),
+                    false => format!("complete at step {}; raise `train.steps` to go on", step - 1),
+                };
+                self.say(&format!("{size} parameters on {ranks} {noun} ({mesh}), {samples} samples, {todo}"));
+                self.rate();
                 self.json(
                     "started",
                     json!({ "ranks": ranks, "mesh": mesh, "parameters": parameters, "step": step }),
                 );
             }
-            Event::Resumed { folder, step, mesh } => {
+            Event::Resumed { folder, step, mesh, changed } => {
                 let from = mesh.as_ref().map(|mesh| format!(", written on {mesh}")).unwrap_or_default();
                 self.say(&format!("goes on from {folder} (step {step}{from})"));
-                self.json("resumed", json!({ "step": step, "folder": folder }));
+                if !changed.is_empty() {
+                    self.say(&format!("changed since: {}", changed.join(", ")));
+                }
+                self.json("resumed", json!({ "step": step, "folder": folder, "changed": changed }));
             }
             Event::Step(report) => self.step(report),
             Event::Evaluated { step, loss } => {
                 self.say(&format!("step {step}  evaluation loss {loss:.4}"));
                 self.json("evaluated", json!({ "step": step, "loss": loss }));
             }
-            Event::Saving { step } => self.saves(Saving::Running { step: *step, done: 0.0 }),
+            Event::Saving { step } => self.saves(Saving::Running { step: *step, done: None }),
             Event::Saved { step, folder, blocked, took } => {
                 self.saves(Saving::Saved { step: *step });
                 let (took, stood) = (took.as_secs_f64(), blocked.as_secs_f64() * 1e3);
@@ -127,8 +162,12 @@ impl Observer for Show {
             }
             Event::SaveFailed { step, error } => {
                 self.saves(Saving::Failed { step: *step });
-                self.say(&format!("warning: the save of step {step} failed: {error}; training goes on"));
+                self.say(&format!("warning: the save of step {step} failed: {error}"));
                 self.json("save_failed", json!({ "step": step, "error": error }));
+            }
+            Event::RecordsFailed { error } => {
+                self.say(&format!("warning: metrics cannot be written: {error}; training goes on"));
+                self.json("records_failed", json!({ "error": error }));
             }
             _ => {}
         }

@@ -1,0 +1,308 @@
+//! Where a run begins: the checkpoint it goes on from, whether that fits what is asked for, and what is changed.
+
+use super::Job;
+use super::resume::{self, Progress};
+use crate::data::Sampler;
+use crate::error::{Error, Result};
+use crate::pretrained::Pretrained;
+use planaria_ckpt::formats::OpenOptions;
+use planaria_ckpt::{Checkpoint, TensorKey, step_folder, step_of};
+use planaria_layout::Shape;
+use planaria_nn::models::{Config as ModelConfig, Experts, Stage};
+use planaria_store::{Store, StoreExt, join};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// The folder of a run's checkpoints.
+pub(super) const CHECKPOINTS: &str = "ckpt";
+/// Largest `config.json` that is read.
+const CONFIG_BYTES: u64 = 1 << 24;
+/// What may differ without a word: where a run lies, how it is divided, and what it writes.
+const SILENT: [&str; 4] = ["name", "mesh", "checkpoint.", "log."];
+/// What the saved tensors are made by; other values need other tensors.
+const FIXED: [&str; 4] = ["optim.kind", "optim.ema", "train.precision", "train.freeze"];
+
+/// A checkpoint to go on from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Start {
+    /// Address of a store that is not the run's own.
+    address: Option<String>,
+    /// The checkpoint in its store.
+    pub(super) folder: String,
+    /// Keys that have other values than when it was saved, as in `optim.lr 0.001 -> 0.0003`.
+    pub(super) changed: Vec<String>,
+    /// The run's own checkpoints that come after the one it goes back to. They go when the first new one is about to
+    /// be saved.
+    pub(super) newer: Vec<u64>,
+}
+
+impl Start {
+    /// The store that holds it.
+    pub(super) fn store(&self, job: &Job) -> Result<Arc<dyn Store>> {
+        match &self.address {
+            Some(address) => Ok(planaria_store::open(address)?),
+            None => job.store(),
+        }
+    }
+}
+
+/// Finds out where a run begins; nothing for new weights. Refuses what cannot go on. Reads manifests, no tensors.
+pub(super) fn find(job: &Job) -> Result<Option<Start>> {
+    let store = job.store()?;
+    let steps = planaria_ckpt::committed(&*store, CHECKPOINTS)?;
+    let section = &job.config.checkpoint;
+    let occupied = |key: &str| Error::Occupied {
+        dir: job.config.run_dir().display().to_string(),
+        step: steps.last().copied().unwrap_or(0),
+        key: key.into(),
+    };
+    let newest = steps.last().map(|&step| own(step));
+    match (&section.from, newest) {
+        (None, Some(_)) if !section.resume => Err(occupied("checkpoint.resume = false")),
+        (None, None) => Ok(None),
+        (None, Some(folder)) => examine(job, &store, start(folder)).map(Some),
+        // Started again with the same key, a run goes on with what came of it.
+        (Some(from), Some(newest)) if descends(&*store, &newest, from) => {
+            examine(job, &store, start(newest)).map(Some)
+        }
+        (Some(from), _) if step_of(from).is_some() => {
+            let step = step_of(from).unwrap_or(0);
+            if !steps.contains(&step) {
+                let known: Vec<String> = steps.iter().map(|&step| step_folder(step)).collect();
+                let expected = format!("one of the run's checkpoints ({}), or a path", known.join(", "));
+                return Err(Error::Value { key: "checkpoint.from".into(), found: from.clone(), expected });
+            }
+            let newer = steps.iter().copied().filter(|&s| s > step).collect();
+            examine(job, &store, Start { newer, ..start(own(step)) }).map(Some)
+        }
+        (Some(_), Some(_)) => Err(occupied("checkpoint.from, which is a path")),
+        (Some(from), None) => {
+            let address = Some(from.clone());
+            let store = planaria_store::open(from)?;
+            examine(job, &store, Start { address, ..start(String::new()) }).map(Some)
+        }
+    }
+}
+
+fn start(folder: String) -> Start {
+    Start { address: None, folder, changed: Vec::new(), newer: Vec::new() }
+}
+
+fn own(step: u64) -> String {
+    join(CHECKPOINTS, &step_folder(step))
+}
+
+/// True where the run that saved this checkpoint had begun from `from`.
+fn descends(store: &dyn Store, folder: &str, from: &str) -> bool {
+    let progress = planaria_ckpt::open(store, folder).ok().and_then(|c| resume::progress(&c.state).ok());
+    progress.and_then(|p| p.from).as_deref() == Some(from)
+}
+
+/// Refuses a checkpoint of another model, other data or another optimizer; finds what else is changed.
+fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start> {
+    let folder = &start.folder;
+    let checkpoint = planaria_ckpt::open(&**store, folder).map_err(|e| unreadable(job, folder, e))?;
+    let saved = saved_model(&**store, folder)?;
+    let mut differs = saved.as_ref().map(|saved| model_changes(saved, &job.model)).unwrap_or_default();
+    let keys = changes(&checkpoint.state.config, &job.config_json());
+    let key_of = |line: &&String| line.split(' ').next().unwrap_or_default().to_string();
+    differs.extend(keys.iter().filter(|l| FIXED.contains(&key_of(l).as_str())).cloned());
+    if differs.is_empty() {
+        differs.extend(shape_changes(&job.model, &checkpoint)?);
+    }
+    if !differs.is_empty() {
+        let folder =
+            if folder.is_empty() { start.address.clone().unwrap_or_default() } else { folder.clone() };
+        return Err(Error::Differs { folder, what: few(&differs) });
+    }
+    let Progress { sampler, .. } = resume::progress(&checkpoint.state)?;
+    if let Some(saved) = sampler {
+        job.sampler()?.check(&saved)?;
+    }
+    let silent = |line: &String| SILENT.iter().any(|start| line.starts_with(start));
+    start.changed = keys.into_iter().filter(|line| !silent(line) && !line.starts_with("model.")).collect();
+    start.changed.extend(saved.iter().flat_map(|saved| model_notes(saved, &job.model)));
+    Ok(start)
+}
+
+/// The model that a checkpoint says it holds, where it says so.
+fn saved_model(store: &dyn Store, folder: &str) -> Result<Option<ModelConfig>> {
+    let name = join(folder, "config.json");
+    if !store.exists(&name)? {
+        return Ok(None);
+    }
+    let text = store.read(&name, CONFIG_BYTES)?;
+    Ok(Some(ModelConfig::from_json(&String::from_utf8_lossy(&text))?))
+}
+
+/// A checkpoint that cannot be read, with the one to go on from instead.
+pub(super) fn unreadable(job: &Job, folder: &str, error: planaria_ckpt::Error) -> Error {
+    use planaria_ckpt::{Error as E, Trouble};
+    // A file that a committed folder has lost is damage too.
+    let lost = matches!(error, E::Store(planaria_store::Error::NotFound { .. }));
+    let damaged = error.trouble() == Trouble::Damage || lost;
+    if !damaged {
+        return error.into();
+    }
+    let step = folder.rsplit('/').next().and_then(step_of);
+    let older = job.store().ok().and_then(|store| {
+        let steps = planaria_ckpt::committed(&*store, CHECKPOINTS).ok()?;
+        let sound = |step: &u64| planaria_ckpt::open(&*store, &own(*step)).is_ok();
+        steps.into_iter().rev().filter(|s| Some(*s) < step).find(sound).map(step_folder)
+    });
+    Error::Resume { folder: folder.into(), source: Box::new(error), older }
+}
+
+/// What makes the model another function of its weights, as in `model.rope_theta 10000 -> 500`.
+fn model_changes(saved: &ModelConfig, now: &ModelConfig) -> Vec<String> {
+    let rows = |c: &ModelConfig| {
+        let experts = c.experts.clone().map(|e| Experts { aux_loss: 0.0, ..e });
+        vec![
+            ("kind", c.family.model_type().to_string()),
+            ("vocab_size", c.vocab_size.to_string()),
+            ("hidden_size", c.hidden_size.to_string()),
+            ("intermediate_size", c.intermediate_size.to_string()),
+            ("num_hidden_layers", c.layers.to_string()),
+            ("num_attention_heads", c.heads.to_string()),
+            ("num_key_value_heads", c.kv_heads.to_string()),
+            ("head_dim", c.head_dim.to_string()),
+            ("hidden_act", format!("{:?}", c.act)),
+            ("rms_norm_eps", c.rms_norm_eps.to_string()),
+            ("rope_theta", c.rope_theta.to_string()),
+            ("rope_scaling", format!("{:?}", c.rope_scaling)),
+            ("tie_word_embeddings", c.tie_word_embeddings.to_string()),
+            ("attention_bias", format!("{} {}", c.qkv_bias, c.output_bias)),
+            ("mlp_bias", c.mlp_bias.to_string()),
+            ("sliding_window", format!("{:?}", c.windows)),
+            ("num_experts", experts.map_or("none".into(), |e| format!("{e:?}"))),
+        ]
+    };
+    let pairs = rows(saved).into_iter().zip(rows(now));
+    pairs.filter(|(a, b)| a != b).map(|((key, a), (_, b))| format!("model.{key} {a} -> {b}")).collect()
+}
+
+/// What changes how a model is trained, not what it computes.
+fn model_notes(saved: &ModelConfig, now: &ModelConfig) -> Vec<String> {
+    let aux = |c: &ModelConfig| c.experts.as_ref().map_or(0.0, |e| e.aux_loss);
+    let rows = [
+        note("model.hidden_dropout", saved.hidden_dropout, now.hidden_dropout),
+        note("model.max_position_embeddings", saved.max_positions, now.max_positions),
+        note("model.router_aux_loss_coef", aux(saved), aux(now)),
+    ];
+    rows.into_iter().flatten().collect()
+}
+
+fn note<T: PartialEq + Display>(key: &str, saved: T, now: T) -> Option<String> {
+    (saved != now).then(|| format!("{key} {saved} -> {now}"))
+}
+
+/// Keys of the run's configuration with other values than before.
+fn changes(saved: &Value, now: &Value) -> Vec<String> {
+    let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
+    leaves(saved, "", &mut before);
+    leaves(now, "", &mut after);
+    let none = || "none".to_string();
+    let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let line = |key: &&String| {
+        let (a, b) = (before.get(*key), after.get(*key));
+        // What an older version did not write had the default of then.
+        let differ = a != b && (a.is_some() || OPTIONAL.contains(&key.as_str()));
+        differ.then(|| {
+            let text = |v: Option<&String>| v.cloned().unwrap_or_else(none);
+            format!("{key} {} -> {}", text(a), text(b))
+        })
+    };
+    keys.iter().filter_map(line).collect()
+}
+
+/// Keys whose absence says something.
+const OPTIONAL: [&str; 4] = ["optim.ema", "optim.horizon", "optim.decay", "data.seed"];
+
+fn leaves(value: &Value, key: &str, found: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                leaves(value, &key, found);
+            }
+        }
+        Value::Null => {}
+        Value::String(text) => drop(found.insert(key.into(), text.clone())),
+        other => drop(found.insert(key.into(), other.to_string())),
+    }
+}
+
+/// Parameters whose shapes are not those of the checkpoint.
+fn shape_changes(model: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<String>> {
+    let stored = |name: &str| checkpoint.tensors.get(&TensorKey::parameter(name)).map(|t| t.shape.clone());
+    // Parameters that were left out are made from masters of the same shapes.
+    if checkpoint.derive.is_some() {
+        return Ok(Vec::new());
+    }
+    shapes(model, stored)
+}
+
+/// The parameters of a model that are not there, or have other shapes.
+pub(super) fn shapes(model: &ModelConfig, stored: impl Fn(&str) -> Option<Shape>) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for spec in model.parameters(&Stage::whole(model))?.iter().filter(|spec| spec.tied.is_none()) {
+        let shape = if spec.is_stacked() { Shape::new(&spec.shape[1..])? } else { spec.shape.clone() };
+        for name in spec.files() {
+            match stored(&name) {
+                Some(there) if there == shape => {}
+                Some(there) => found.push(format!("`{name}` {there} -> {shape}")),
+                None => found.push(format!("`{name}` missing -> {shape}")),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The first of them.
+fn few(lines: &[String]) -> String {
+    let shown = lines.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
+    let more = lines.len().saturating_sub(4);
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
+impl Job {
+    /// Refuses a start that cannot be; the checkpoint that the run would go on from.
+    pub(super) fn check_start(&self) -> Result<Option<String>> {
+        if let Some(start) = find(self)? {
+            return Ok(Some(start.folder));
+        }
+        let Some(path) = &self.config.model.init else { return Ok(None) };
+        let from = Pretrained::find(path)?;
+        let source = planaria_ckpt::formats::open(from.store(), from.folder(), &OpenOptions::default())?;
+        let mut wrong = shapes(&self.model, |name| source.model(name).ok().map(|entry| entry.shape.clone()))?;
+        // Names may be longer or shorter in the files of others; loading finds out.
+        wrong.retain(|line| !line.contains("` missing -> "));
+        let path = path.display().to_string();
+        match wrong.is_empty() {
+            true => Ok(None),
+            false => Err(Error::Value {
+                key: "model.init".into(),
+                found: path,
+                expected: format!("the tensors of this model; it has {}", few(&wrong)),
+            }),
+        }
+    }
+
+    /// The order of the training samples.
+    pub(super) fn sampler(&self) -> Result<Sampler> {
+        let config = &self.config;
+        let seed = config.data.seed.unwrap_or(config.train.seed);
+        Ok(Sampler::new(&*self.data.train, seed, config.data.order)?)
+    }
+
+    /// Where checkpoints go: the store that was given, or the run's folder.
+    pub(super) fn store(&self) -> Result<Arc<dyn Store>> {
+        match &self.store {
+            Some(store) => Ok(store.clone()),
+            None => Ok(planaria_store::open(&self.config.run_dir().display().to_string())?),
+        }
+    }
+}
