@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_command_shows_words_for_paths() {
-        let args = ["--folder", "/mnt/x", "--rounds", "2", "--python=/opt/p", "--only", "DCP load"];
+        let args = ["--folder", "/disk/x", "--rounds", "2", "--python=/opt/p", "--only", "DCP load"];
         let words = [("--folder", "DISK"), ("--python", "PYTHON")];
         let text = shown("b", args.iter().map(|arg| (*arg).to_owned()), &words);
         let wanted = "cargo run --release -p planaria-bench --bin b -- --folder DISK --rounds 2 --python PYTHON \
