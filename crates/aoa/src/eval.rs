@@ -13,6 +13,7 @@ use crate::options::{Degrees, Options, Strictness};
 use planaria_layout::Dims;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 
 /// What evaluation works on.
 pub(crate) struct Evaluation<'a> {
@@ -276,18 +277,15 @@ impl<'a> Evaluation<'a> {
     ) -> Result<(usize, usize), Fault> {
         let step = &self.graph.moves[turn.number];
         let forward = direction == Direction::Forward;
+        let left = turn.action.left_parts.or(self.options.left_parts.map(NonZeroUsize::get));
+        let right = turn.action.right_parts.or(self.options.right_parts.map(NonZeroUsize::get));
         if finder.mode == Degrees::Guessed {
             // The reference counts before it turns the statements round.
-            let left =
-                turn.action.left_parts.map_or_else(|| finder.guess_left(turn.number, self.given), Ok)?;
-            let right =
-                turn.action.right_parts.map_or_else(|| finder.guess_right(turn.number, self.far), Ok)?;
+            let left = left.map_or_else(|| finder.guess_left(turn.number, self.given), Ok)?;
+            let right = right.map_or_else(|| finder.guess_right(turn.number, self.far), Ok)?;
             return Ok(if forward { (left, right) } else { (right, left) });
         }
-        let (near, far) = match direction {
-            Direction::Forward => (turn.action.left_parts, turn.action.right_parts),
-            Direction::Reverse => (turn.action.right_parts, turn.action.left_parts),
-        };
+        let (near, far) = if forward { (left, right) } else { (right, left) };
         let ndim = self.nodes.shape(turn.inputs[0]).ndim();
         let near = near.unwrap_or_else(|| finder.given_parts(&self.nodes, turn.inputs[0], axis));
         let far = far.unwrap_or_else(|| {

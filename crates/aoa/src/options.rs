@@ -1,6 +1,7 @@
 //! How a mapping text is read: strictly or as old files need, and where layouts come from.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
 /// What to do about things that are harmless once and a mistake the next time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,10 @@ pub struct Options {
     pub degrees: Degrees,
     /// Parts of named layouts; they come before declarations in the text.
     pub layouts: BTreeMap<String, usize>,
+    /// Parts of fused weights on the left side of statements that name no `src_layout`.
+    pub left_parts: Option<NonZeroUsize>,
+    /// Parts of fused weights on the right side of statements that name no `dst_layout`.
+    pub right_parts: Option<NonZeroUsize>,
 }
 
 impl Options {

@@ -112,7 +112,7 @@ fn a_mapping_rearranges_reshapes_and_casts_on_the_way() {
         half -> wide, dtype=\"float32\"\n\
         wide -> folded, reshape=[5, 24]\n\
         a.bias -> _\nsteps -> _\nnone -> _\n";
-    let mapping = Some(Program::parse(text).unwrap());
+    let mapping = Some(Program::parse(text).unwrap().into());
     let options = ConvertOptions { mapping, dtype: None, ..ConvertOptions::default() };
     plan(&source, To::HuggingFace, &options).unwrap().run(&*store, "mapped", &()).unwrap();
     let mapped = opened(&store, "mapped");

@@ -57,7 +57,7 @@ fn saved(state: &State) -> Arc<dyn Store> {
 }
 
 fn with(text: &str) -> ConvertOptions {
-    ConvertOptions { mapping: Some(Program::parse(text).unwrap()), ..ConvertOptions::default() }
+    ConvertOptions { mapping: Some(Program::parse(text).unwrap().into()), ..ConvertOptions::default() }
 }
 
 fn read(source: &Source, part: Part, name: &str) -> (DType, Vec<usize>, Vec<f64>) {

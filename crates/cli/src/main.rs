@@ -6,6 +6,7 @@ mod commands;
 mod exit;
 mod failure;
 mod filter;
+mod mapping;
 mod output_folder;
 mod printable;
 mod progress;

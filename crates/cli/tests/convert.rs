@@ -94,7 +94,90 @@ fn a_mapping_that_does_not_hold_is_underlined() {
         planaria(&["convert", "torch-dcp/single", text(&target), "--to", "hf", "--mapping", text(&file)]);
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     assert!(ran.err.contains("no.such.tensor") && ran.err.contains("^^^"), "{}", ran.err);
+    assert!(ran.err.contains(&format!("the mapping '{}' does not hold", text(&file))), "{}", ran.err);
     assert!(!target.exists());
+}
+
+#[test]
+fn the_json_of_an_aoa_configuration_is_a_mapping() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = root().join("testdata/paddle-checkpoints");
+    let (source, json) = (data.join("hf_qwen2_tiny"), data.join("hf_qwen2_tiny/aoa_load.json"));
+    let back = folder.path().join("back.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let list = folder.path().join("list.json");
+    fs::write(&list, config["aoa_statements"].to_string()).unwrap();
+    (config["aoa_config_reverse"], config["enable_traceback"]) = (true.into(), false.into());
+    fs::write(&back, config.to_string()).unwrap();
+    for (parts, mapping) in [("1", &json), ("2", &json), ("1", &list)] {
+        let there = folder.path().join("there");
+        let last = ["--to", "hf", "--parts", parts, "--yes", "--mapping"];
+        succeed(&[&["convert", text(&source), text(&there)], &last[..], &[text(mapping)]].concat());
+        same(&data.join(format!("hf_qwen2_tiny.model_tp{parts}.expected.safetensors")), &there);
+        let again = folder.path().join("again");
+        succeed(&[&["convert", text(&there), text(&again)], &last[..], &[text(&back)]].concat());
+        same(&source, &again);
+    }
+}
+
+#[test]
+fn an_aoa_configuration_is_read_leniently_and_named_when_it_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.json");
+    let target = folder.path().join("out");
+    let convert = |content: &str| {
+        fs::write(&file, content).unwrap();
+        let to = ["--to", "hf", "--dry-run", "--mapping", text(&file)];
+        planaria(&[&["convert", "torch-dcp/single", text(&target)], &to[..]].concat())
+    };
+    let statement = "no.$N.such -> x.$N";
+    let ran = convert(&format!("[\"{statement}\"]"));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("warning: ") && ran.err.contains(statement), "{}", ran.err);
+    let ran = convert(statement);
+    assert_eq!(ran.code, Some(2), "our own text is strict: {}", ran.err);
+    for wrong in ["{\"statements\": []}", "[1]", "{", "[\"no.such.tensor -> x\"]", "[\"a -> -> b\"]"] {
+        let ran = convert(wrong);
+        assert_eq!(ran.code, Some(2), "{wrong}: {}", ran.err);
+        assert!(
+            ran.err.starts_with(&format!("error: the mapping '{}' ", text(&file))),
+            "{wrong}: {}",
+            ran.err
+        );
+    }
+}
+
+#[test]
+fn the_configuration_tells_the_new_type_and_small_files_go_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let data = root().join("testdata/formats/unified");
+    for name in names(&data) {
+        fs::copy(data.join(&name), source.join(&name)).unwrap();
+    }
+    fs::write(source.join("config.json"), r#"{"model_type": "tiny", "torch_dtype": "float16"}"#).unwrap();
+    let along = ["chat_template.jinja", "modeling_tiny.py", "qwen.tiktoken", "spiece.model"];
+    let alone = ["rng_state_0.pth", "scheduler.pt", "trainer_state.json", "training_args.bin"];
+    along.iter().chain(&alone).for_each(|name| fs::write(source.join(name), name).unwrap());
+    for form in ["hf", "planaria"] {
+        let target = folder.path().join(form);
+        succeed(&["convert", text(&source), text(&target), "--to", form, "--dtype", "bf16"]);
+        let config: Value = serde_json::from_slice(&fs::read(target.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["torch_dtype"], "bfloat16");
+        let files = names(&target);
+        assert!(
+            along.iter().all(|name| fs::read(target.join(name)).unwrap() == name.as_bytes()),
+            "{files:?}"
+        );
+        assert!(alone.iter().all(|name| !target.join(name).exists()), "{files:?}");
+        succeed(&["verify", text(&target)]);
+    }
+    // Beside a single file there may be anything.
+    let target = folder.path().join("one");
+    let file = source.join("model-00001-of-00002.safetensors");
+    succeed(&["convert", text(&file), text(&target), "--to", "hf"]);
+    assert_eq!(names(&target), ["chat_template.jinja", "config.json", "model.safetensors"]);
 }
 
 #[test]

@@ -17,6 +17,42 @@ use std::sync::Arc;
 /// The tensors of a source by what they are and by the weight they belong to.
 type Kinds = BTreeMap<Kind, BTreeMap<String, Key>>;
 
+/// Which side of the statements the source is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// The left: what the statements say.
+    #[default]
+    Forward,
+    /// The right: the statements are undone.
+    Back,
+}
+
+/// A mapping, and how it is read.
+#[derive(Clone, Debug)]
+pub struct Remap {
+    /// The statements.
+    pub program: Program,
+    /// Which side of them the source is.
+    pub way: Way,
+    /// How strictly they are read, and the parts of fused weights.
+    pub options: Options,
+}
+
+impl From<Program> for Remap {
+    fn from(program: Program) -> Remap {
+        Remap { program, way: Way::default(), options: Options::default() }
+    }
+}
+
+impl Remap {
+    fn compile(&self, catalog: &Catalog) -> Result<Mapping> {
+        Ok(match self.way {
+            Way::Forward => self.program.compile(catalog, None, &self.options)?,
+            Way::Back => self.program.compile_reverse(catalog, None, &self.options)?,
+        })
+    }
+}
+
 /// What a mapping makes.
 #[derive(Debug, Default)]
 pub(super) struct Mapped {
@@ -28,13 +64,13 @@ pub(super) struct Mapped {
 }
 
 /// Applies a mapping to a source.
-pub(super) fn mapped(source: &Source, roles: &Roles, program: &Program) -> Result<Mapped> {
+pub(super) fn mapped(source: &Source, roles: &Roles, remap: &Remap) -> Result<Mapped> {
     let mut kinds = Kinds::new();
     for (key, role) in roles.iter() {
         kinds.entry(role.kind.clone()).or_default().insert(role.name.clone(), key.clone());
     }
     let catalog = catalog(source, &kinds)?;
-    let mapping = Arc::new(program.compile(&catalog, None, &Options::default())?);
+    let mapping = Arc::new(remap.compile(&catalog)?);
     let stand_ins = wide_parameters(source, &mut kinds);
     let kinds: Vec<(Kind, Arc<BTreeMap<String, Key>>)> =
         kinds.into_iter().map(|(kind, keys)| (kind, Arc::new(keys))).collect();

@@ -4,6 +4,7 @@
 //! then fills the files. The caller chooses a folder that nobody reads yet and moves it into place afterwards.
 
 mod clock;
+mod companions;
 mod engine;
 mod late;
 mod made;
@@ -25,12 +26,13 @@ use engine::{Crew, Spread, Work};
 use made::{Made, Origin};
 use mapped::{Mapped, mapped};
 use ours::Small;
-use planaria_aoa::Program;
 use planaria_layout::{DType, Layout, Region};
 use planaria_store::{PutMode, Store, StoreExt, join};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use torch::{Torch, is_torch};
+
+pub use mapped::{Remap, Way};
 
 /// What to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +71,7 @@ pub struct ConvertOptions {
     pub cut: Cut,
     /// Says how the tensors of the model become others. What goes with a tensor goes the same way: master weights, moving
     /// averages, optimizer state.
-    pub mapping: Option<Program>,
+    pub mapping: Option<Remap>,
     /// The betas of the optimizer, where powers of them must become a number of steps or the other way round; none: as
     /// the checkpoint says.
     pub betas: Option<(f64, f64)>,
@@ -137,6 +139,8 @@ pub struct Conversion<'s> {
     warnings: Vec<String>,
     /// What our folders hold beside tensors.
     about: Value,
+    /// The element type that the model was asked to have.
+    dtype: Option<DType>,
     max_memory: u64,
 }
 
@@ -168,8 +172,8 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
         To::TorchDcp => write::dcp(&wanted, &torch.values, options.max_shard_size),
         To::Planaria => write::planaria(&wanted, options.max_shard_size)?,
     };
-    let max_memory = options.max_memory;
-    Ok(Conversion { source, to, made, draft, left_out, warnings, about, max_memory })
+    let (dtype, max_memory) = (options.dtype, options.max_memory);
+    Ok(Conversion { source, to, made, draft, left_out, warnings, about, dtype, max_memory })
 }
 
 /// The tensors to be written under the names they are to have, and what goes with them: torch's values, and what our folders
@@ -181,7 +185,7 @@ fn make(source: &Source, to: To, options: &ConvertOptions) -> Result<(Mapped, To
     // A torch checkpoint that stays one keeps all its names.
     let keep = to == To::TorchDcp && is_torch(source) && options.mapping.is_none();
     let mut all = match &options.mapping {
-        Some(program) => mapped(source, &roles, program)?,
+        Some(remap) => mapped(source, &roles, remap)?,
         None => Mapped { made: unmapped(source, &roles, keep), ..Mapped::default() },
     };
     if options.mapping.is_some() {
@@ -380,9 +384,12 @@ impl Conversion<'_> {
     /// The small files that belong to a model go with it.
     fn copy_companions(&self, store: &dyn Store, folder: &str) -> Result<Vec<Small>> {
         let mut small = Vec::new();
-        for name in names::companions(self.source)? {
-            let bytes = self.source.store.read(&name, names::COMPANION_BYTES)?;
+        for name in companions::companions(self.source)? {
+            let mut bytes = self.source.store.read(&name, companions::COMPANION_BYTES)?;
             let short = name.rsplit('/').next().unwrap_or(&name);
+            if let Some(dtype) = self.dtype.filter(|_| short == "config.json") {
+                bytes = companions::with_dtype(&bytes, dtype).unwrap_or(bytes);
+            }
             store.put(&join(folder, short), &bytes, PutMode::Replace)?;
             small.push(Small::new(short, &bytes, Role::State));
         }

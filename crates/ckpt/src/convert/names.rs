@@ -1,18 +1,14 @@
-//! Names on the way between formats, and the small files that go with a model.
+//! Names on the way between formats.
 
 use super::To;
 use super::clock::{Face, Power, Steps, USUAL};
 use super::made::{Made, Origin};
 use super::torch::Torch;
 use crate::error::Result;
-use crate::formats::{Key, Part, Source};
+use crate::formats::{Key, Part};
 use planaria_layout::{DType, Shape};
-use planaria_store::{EntryKind, join};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Largest small file that is copied.
-pub(super) const COMPANION_BYTES: u64 = 256 << 20;
 
 /// The powers of the betas, as Paddle keeps them beside the moments.
 const POWERS: [&str; 2] = ["beta1_pow_acc_0", "beta2_pow_acc_0"];
@@ -147,56 +143,6 @@ pub(super) fn masters_for_missing(made: &mut [Made]) {
     for made in made.iter_mut().filter(|made| made.key.part == Part::MasterWeights) {
         if !model.contains(&made.key.name) {
             made.key.part = Part::Model;
-        }
-    }
-}
-
-/// Configuration and tokenizer files beside the tensors of a source, with their folder.
-pub(super) fn companions(source: &Source) -> Result<Vec<String>> {
-    let Some(first) = source.files.first() else { return Ok(Vec::new()) };
-    let folder = first.rsplit_once('/').map_or("", |(folder, _)| folder);
-    if let Some(listed) = super::ours::listed_files(source) {
-        return Ok(listed.into_iter().map(|name| join(folder, &name)).collect());
-    }
-    let mut found = Vec::new();
-    for entry in source.store.list(folder)? {
-        if matches!(entry.kind, EntryKind::File(size) if size <= COMPANION_BYTES)
-            && is_companion(entry.short())
-        {
-            found.push(join(folder, entry.short()));
-        }
-    }
-    Ok(found)
-}
-
-fn is_companion(name: &str) -> bool {
-    const NAMES: [&str; 12] = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "preprocessor_config.json",
-        "processor_config.json",
-    ];
-    NAMES.contains(&name) || name.starts_with("chat_template.")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokenizers_go_with_a_model_and_training_files_do_not() {
-        assert!(is_companion("tokenizer.json") && is_companion("chat_template.jinja"));
-        for name in ["trainer_state.json", "model.safetensors.index.json", "rng_state_0.pth", "manifest.json"]
-        {
-            assert!(!is_companion(name), "{name}");
         }
     }
 }

@@ -38,7 +38,8 @@ pub fn open(store: &Arc<dyn Store>, at: &str, options: &OpenOptions) -> Result<S
         entries.iter().filter(|entry| !entry.is_file()).map(|entry| entry.short().to_string()).collect();
     let files: Vec<String> =
         entries.iter().filter(|entry| entry.is_file()).map(|entry| entry.short().to_string()).collect();
-    Folder { store, at, files, folders }.open(options)
+    let source = Folder { store, at, files, folders }.open(options)?;
+    Ok(Source { folder: Some(at.to_string()), ..source })
 }
 
 fn open_file(store: &Arc<dyn Store>, folder: &str, name: &str) -> Result<Source> {

@@ -193,6 +193,10 @@ pub struct Source {
     pub extra: BTreeMap<String, Value>,
     /// What was left out.
     pub skipped: Vec<Skipped>,
+    /// What is wrong and does no harm to the tensors.
+    pub doubts: Vec<String>,
+    /// The folder, where a whole folder was opened.
+    pub(crate) folder: Option<String>,
     /// Archives in the files, each with checksums of its own.
     pub(super) archives: BTreeSet<(String, u64, u64)>,
     /// Checksums of files that were written with them.
@@ -237,6 +241,7 @@ pub(super) struct Builder {
     tensors: BTreeMap<Key, Pending>,
     pub(super) extra: BTreeMap<String, Value>,
     pub(super) skipped: Vec<Skipped>,
+    pub(super) doubts: Vec<String>,
     /// File, first byte and one past the last.
     pub(super) archives: BTreeSet<(String, u64, u64)>,
 }
@@ -261,6 +266,7 @@ impl Builder {
             tensors: BTreeMap::new(),
             extra: BTreeMap::new(),
             skipped: Vec::new(),
+            doubts: Vec::new(),
             archives: BTreeSet::new(),
         }
     }
@@ -381,6 +387,8 @@ impl Builder {
             tensors,
             extra: self.extra,
             skipped: self.skipped,
+            doubts: self.doubts,
+            folder: None,
             archives: self.archives,
             sums: BTreeMap::new(),
         })

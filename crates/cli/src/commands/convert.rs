@@ -3,15 +3,15 @@
 use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::mapping::{self, Parts};
 use crate::output_folder::{Existing, OutputFolder};
 use crate::progress::Progress;
 use crate::quantity::{Bytes, count};
 use crate::signals::Signals;
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
-use planaria_aoa::Program;
 use planaria_ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
 use planaria_ckpt::formats::{Key, OpenOptions, Part, Source};
 use planaria_layout::DType;
@@ -38,9 +38,12 @@ pub(crate) struct Args {
     /// How tensors are cut: `whole`, or `as-held` by the source (dcp, planaria)
     #[arg(long, value_enum, default_value_t, value_name = "CUT")]
     layout: Held,
-    /// File with a mapping
+    /// File with a mapping: its statements, or the JSON of an AOA configuration
     #[arg(long, visible_alias = "map", value_name = "FILE")]
     mapping: Option<String>,
+    /// Tensor-parallel parts of the fused weights of the mapping, such as 2, or left:right, such as 2:4
+    #[arg(long, value_name = "PARTS", requires = "mapping")]
+    parts: Option<Parts>,
     /// Betas of the optimizer, where the checkpoint does not tell them, such as 0.9,0.95
     #[arg(long, value_name = "BETAS", value_parser = betas)]
     betas: Option<(f64, f64)>,
@@ -115,7 +118,7 @@ enum Held {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let mapping = args.mapping.as_deref().map(read_mapping).transpose()?;
+    let mapping = args.mapping.as_deref().map(|path| mapping::read(path, args.parts)).transpose()?;
     let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
     let averaged = if args.ema { take_averages(&mut source, &args.source)? } else { None };
     for skipped in &source.skipped {
@@ -129,7 +132,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         betas: args.betas,
         max_memory: args.output.max_memory.0,
     };
-    let conversion = plan(&source, args.to.into(), &options)?;
+    let conversion = plan(&source, args.to.into(), &options)
+        .map_err(|error| mapping::blame(error, args.mapping.as_deref()))?;
     carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
 }
 
@@ -156,13 +160,6 @@ fn take_averages(source: &mut Source, path: &str) -> Result<Option<DType>> {
         types.extend(before.map(|before| before.dtype));
     }
     Ok(types.first().copied().filter(|_| types.len() == 1))
-}
-
-fn read_mapping(path: &str) -> Result<Program> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::usage(format!("cannot read '{path}': {error}")).hint("`--mapping` takes a text file")
-    })?;
-    Program::parse(text).with_context(|| format!("the mapping '{path}' does not hold"))
 }
 
 /// Reports, writes, and says what was written.

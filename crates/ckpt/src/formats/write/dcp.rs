@@ -19,7 +19,8 @@ fn fqn(key: &Key) -> String {
     }
 }
 
-fn torch_name(dtype: DType) -> &'static str {
+/// `bfloat16` in `torch.bfloat16`.
+pub(crate) fn torch_name(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
         DType::U8 => "uint8",

@@ -8,7 +8,7 @@ mod pickle;
 mod safetensors;
 mod zip;
 
-pub(crate) use dcp::dcp;
+pub(crate) use dcp::{dcp, torch_name};
 pub(crate) use safetensors::{hugging_face, planaria, unified};
 
 use super::Key;
