@@ -25,6 +25,8 @@ pub struct Verified {
     pub summed: bool,
     /// Everything that is wrong.
     pub problems: Vec<Error>,
+    /// What was left out and not checked, and what is wrong without harm to the tensors.
+    pub warnings: Vec<String>,
 }
 
 impl Verified {
@@ -59,7 +61,9 @@ pub fn verify_with(store: &Arc<dyn Store>, folder: &str, moved: &(dyn Fn(u64) + 
     }
     let source = formats::open(store, folder, &OpenOptions::default())?;
     let (files, tensors) = (source.files.len(), source.tensors.len());
-    let mut found = Verified { files, tensors, ..Verified::default() };
+    let left_out = source.skipped.iter().map(|skipped| format!("left out {}: {}", skipped.what, skipped.why));
+    let warnings = left_out.chain(source.doubts.iter().cloned()).collect();
+    let mut found = Verified { files, tensors, warnings, ..Verified::default() };
     if let Some(compared) = source.check_archives(moved)? {
         (found.summed, found.bytes, found.problems) = (true, compared.bytes, compared.problems);
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{command, planaria, succeed, text};
+use common::{command, names, planaria, root, succeed, text};
 use serde_json::Value;
 use std::io::Read;
 use std::process::Stdio;
@@ -196,4 +196,39 @@ fn verify_checks_the_structure_of_other_formats() {
     assert_eq!(planaria(&["verify", "nowhere"]).code, Some(2));
     let ran = planaria(&["verify", "torch-dcp/dtensor2/__0_0.distcp"]);
     assert!(ran.code == Some(2) && ran.err.contains("name its folder"), "{}", ran.err);
+}
+
+#[test]
+fn verify_tells_what_it_left_out_and_a_wrong_total() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in names(&root().join("testdata/formats/unmerged")) {
+        std::fs::copy(root().join("testdata/formats/unmerged").join(&name), folder.path().join(&name))
+            .unwrap();
+    }
+    let ran = planaria(&["verify", text(folder.path())]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(
+        ran.err.starts_with("warning: left out optimizer.tp00_pp01.safetensors: each rank"),
+        "{}",
+        ran.err
+    );
+    assert!(!ran.err.contains("total_size"), "{}", ran.err);
+    let index = folder.path().join("model.safetensors.index.json");
+    let right = std::fs::read_to_string(&index).unwrap();
+    std::fs::write(&index, right.replace("\"total_size\": 32", "\"total_size\": 64")).unwrap();
+    let ran = planaria(&["verify", text(folder.path()), "--json"]);
+    assert_eq!(ran.code, Some(0), "the tensors are sound: {}", ran.err);
+    assert!(ran.err.contains("tells a total_size of 64, its tensors have 32 bytes"), "{}", ran.err);
+    let object: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(
+        (&object["sound"], object["warnings"].as_array().unwrap().len()),
+        (&true.into(), 2),
+        "{object}"
+    );
+    // Nothing but what has to be left out.
+    std::fs::remove_file(index).unwrap();
+    std::fs::remove_file(folder.path().join("model-00001-of-00001.safetensors")).unwrap();
+    let ran = planaria(&["verify", text(folder.path())]);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.out, "nothing to check: no tensor was found in 0 files\n");
 }

@@ -162,6 +162,7 @@ fn add_indexed(builder: &mut Builder, set: &Set, index: &str) -> Result<()> {
     for file in set.files.iter().filter(|file| !files.contains(file.as_str())) {
         skip(builder, file, "the index does not name it");
     }
+    let mut bytes = 0;
     for file in files {
         let header = header(builder, file, &index.file)?;
         add_metadata(builder, file, &header);
@@ -173,10 +174,17 @@ fn add_indexed(builder: &mut Builder, set: &Set, index: &str) -> Result<()> {
                 return Err(Error::Torn { what });
             };
             builder.whole(Key { part: set.part, name: name.clone() }, &full, &Stored::of(tensor))?;
+            bytes += tensor.len;
         }
         for name in held.keys().filter(|name| weights.get(**name).map(String::as_str) != Some(file)) {
             skip(builder, &format!("tensor '{name}' of {full}"), "the index does not place it there");
         }
+    }
+    // No reader needs the total, and known writers get it wrong, so a wrong one is told and refuses nothing.
+    let total = &index.rest.get("metadata").unwrap_or(&Value::Null)["total_size"];
+    if !total.is_null() && total.as_f64() != Some(bytes as f64) {
+        let what = format!("'{}' tells a total_size of {total}, its tensors have {bytes} bytes", index.file);
+        builder.doubts.push(what);
     }
     Ok(())
 }

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Our own folders have a checksum for every block, the archives of torch one for every tensor. Of all \
-    formats\nthe structure is checked: headers, missing files, tiles that overlap or leave a hole, copies that differ."
+    formats\nthe structure is checked: headers, missing files, tiles that overlap or leave a hole, copies that differ.\n\
+    Exits 1 when all that was found had to be left out. A wrong total in an index is a warning: no reader needs it."
 )]
 pub(crate) struct Args {
     /// Folder, file or URL of a checkpoint
@@ -38,12 +39,20 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         }
         _ => Err(error),
     })?;
+    for warning in &found.warnings {
+        terminal.warn(warning);
+    }
     if terminal.json {
         terminal.object("planaria/verify/1", &to_json(&args.path, &found))?;
     } else {
         print(terminal, &found)?;
     }
-    Ok(if found.is_sound() { Exit::Success } else { Exit::Damaged })
+    Ok(match found.is_sound() {
+        false => Exit::Damaged,
+        // All there is was left out: nobody knows whether it is sound.
+        true if found.tensors == 0 && !found.warnings.is_empty() => Exit::Negative,
+        true => Exit::Success,
+    })
 }
 
 fn print(terminal: &mut Terminal, found: &Verified) -> Result<()> {
@@ -53,6 +62,10 @@ fn print(terminal: &mut Terminal, found: &Verified) -> Result<()> {
     }
     if found.tensors == 0 && found.files == 0 && !found.is_sound() {
         return Ok(());
+    }
+    if found.tensors == 0 && !found.summed {
+        let text = terminal.paint(Style::Warn, "nothing to check:");
+        return terminal.line(format!("{text} no tensor was found in {}", count(found.files, "file")));
     }
     let (tensors, files) = (count(found.tensors, "tensor"), count(found.files, "file"));
     let what = match found.summed {
@@ -74,6 +87,7 @@ fn to_json(path: &str, found: &Verified) -> Value {
         "tensors": found.tensors,
         "files": found.files,
         "bytes": found.bytes,
+        "warnings": found.warnings,
         "problems": found.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
