@@ -67,6 +67,7 @@ with zipfile.ZipFile(buffer) as plain, zipfile.ZipFile(out / "deflated.pt", "w",
 torch.save({"sparse": torch.eye(3).to_sparse()}, out / "sparse.pt")
 torch.save({"neg": torch._neg_view(torch.ones(2))}, out / "neg_view.pt")
 torch.save({"bomb": torch.ones(1).expand(1 << 40)}, out / "expand_bomb.pt")
+torch.save({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3)}, out / "collision.pt")
 
 
 # paddle.save: a state dict holds bare arrays; anything else holds tuples of name and array.
@@ -93,6 +94,8 @@ params = {"lin.weight": w, "lin.bias": b, "fortran": np.asfortranarray(w), "ids"
           "StructuredToParameterName@@": {"lin.weight": "linear_0.w_0"}}
 for protocol in (3, 4, 5):
     (out / f"p{protocol}.pdparams").write_bytes(pickle.dumps(params, protocol=protocol))
+twice = {"a": {"b": w[0]}, "a.b": w[1]}
+(out / "collision.pdparams").write_bytes(pickle.dumps(twice, protocol=4))
 (out / "p2.pdparams").write_bytes(pickle.dumps({"lin.weight": w}, protocol=2))
 expected = [of_numpy(k, v, "BF16" if k == "lin.bias" else None) for k, v in params.items() if "@@" not in k]
 write(out / "pdparams.expected.safetensors", expected)
