@@ -151,6 +151,19 @@ fn merge_prefix_index_mismatch() {
     assert_eq!(index["weight_map"], Value::Object(held));
 }
 
+/// Merging the shards of a checkpoint ends at the first tensor of integers or truth values.
+#[test]
+fn merge_fails_for_int_and_bool() {
+    let whole = expected("paddle-checkpoints/tp2.expected.safetensors");
+    for dtype in [DType::I64, DType::Bool, DType::U8] {
+        assert!(whole.values().any(|(held, ..)| *held == dtype), "{dtype} is among them");
+    }
+    let source = opened(&stored("paddle-checkpoints/tp2"), "").unwrap();
+    let target: Arc<dyn Store> = Arc::new(Object::memory());
+    plan(&source, To::HuggingFace, &ConvertOptions::default()).unwrap().run(&*target, "out", &()).unwrap();
+    agree(&opened(&target, "out").unwrap(), &whole);
+}
+
 /// Tensors are dealt out by their number, so one rank writes nearly everything.
 #[test]
 fn balance_by_count_not_bytes() {
