@@ -4,6 +4,7 @@ mod common;
 
 use common::{catalog, numbered, run, whole};
 use planaria_aoa::{Catalog, Mapping, Options, Program, Ties};
+use std::num::NonZeroUsize;
 
 const LAYERS: usize = 2;
 
@@ -119,6 +120,14 @@ fn a_model_trained_at_one_degree_moves_to_another() {
         let by_layout = plain.compile(&at(from), Some(&at(to)), &Options::default()).unwrap();
         let sources = numbered(&by_name);
         assert_eq!(run(&by_name, &sources), run(&by_layout, &sources), "{from} to {to}");
+        let (left_parts, right_parts) = (NonZeroUsize::new(from), NonZeroUsize::new(to));
+        let given = Options { left_parts, right_parts, ..Options::default() };
+        let by_number = plain.compile(&whole(&["w f32[4,24]"]), None, &given).unwrap();
+        assert_eq!(run(&by_number, &sources), run(&by_layout, &sources), "{from}:{to}");
+        // A layout that a statement names comes before the number.
+        let other = Options { left_parts: NonZeroUsize::new(6), right_parts: NonZeroUsize::new(6), ..named };
+        let named = program.compile(&whole(&["w f32[4,24]"]), None, &other).unwrap();
+        assert_eq!(run(&named, &sources), run(&by_layout, &sources), "{from} to {to} by name");
     }
 }
 
