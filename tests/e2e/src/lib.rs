@@ -11,6 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
+/// The settings that make the tiny model one with experts.
+pub const MOE: [&str; 5] = [
+    "model.kind=qwen2_moe",
+    "model.num_experts=4",
+    "model.num_experts_per_tok=2",
+    "model.moe_intermediate_size=8",
+    "model.shared_expert_intermediate_size=8",
+];
+
 /// A folder in which runs learn.
 #[derive(Debug)]
 pub struct Sandbox {

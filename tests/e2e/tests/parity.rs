@@ -2,7 +2,7 @@
 //! ranks, whatever is divided among them, and whatever is computed again. Splits of the model stay within bounds.
 
 use anyhow::{Context, Result};
-use planaria_e2e::{Run, Sandbox};
+use planaria_e2e::{MOE, Run, Sandbox};
 
 /// Bound on the relative difference of losses where sums are split between ranks of one replica.
 const TENSOR_BOUND: f64 = 2e-5;
@@ -102,22 +102,15 @@ fn tensor_and_sequence_ranks_stay_within_bounds() -> Result<()> {
 
 #[test]
 fn experts_on_several_ranks_stay_within_bounds() -> Result<()> {
-    let moe = [
-        "model.kind=qwen2_moe",
-        "model.num_experts=4",
-        "model.num_experts_per_tok=2",
-        "model.moe_intermediate_size=8",
-        "model.shared_expert_intermediate_size=8",
-        "train.micro_batch=2",
-    ];
+    let moe = [&MOE[..], &["train.micro_batch=2"]].concat();
     let alone = train("", &moe)?;
     assert!(alone.tensors.contains_key("model:model.layers.0.mlp.experts.3.up_proj.weight"));
     same(&alone, "dp=2", &moe)?;
-    let zero: Vec<&str> = moe.into_iter().chain(["train.zero=3"]).collect();
+    let zero: Vec<&str> = moe.iter().copied().chain(["train.zero=3"]).collect();
     same(&alone, "dp=4", &zero)?;
     let split = train("ep=2", &moe)?;
     split.close_losses(&alone, TENSOR_BOUND)?;
-    let both: Vec<&str> = moe.into_iter().chain(["train.zero=1"]).collect();
+    let both: Vec<&str> = moe.iter().copied().chain(["train.zero=1"]).collect();
     same(&split, "dp=2 ep=2", &both)
 }
 
@@ -164,16 +157,7 @@ fn three_axes_on_eight_ranks_stay_within_bounds() -> Result<()> {
 #[test]
 fn weights_stay_within_bounds_on_three_axes() -> Result<()> {
     let plain = ["optim.kind=sgd", "optim.lr=0.1"];
-    let moe = [
-        "model.kind=qwen2_moe",
-        "model.num_experts=4",
-        "model.num_experts_per_tok=2",
-        "model.moe_intermediate_size=8",
-        "model.shared_expert_intermediate_size=8",
-        "train.micro_batch=2",
-        plain[0],
-        plain[1],
-    ];
+    let moe = [&MOE[..], &["train.micro_batch=2", plain[0], plain[1]]].concat();
     let dense = train("", &plain)?;
     let close = |mesh: &str, more: &[&str], alone: &Run| -> Result<Run> {
         let split = train(mesh, more).with_context(|| mesh.to_string())?;

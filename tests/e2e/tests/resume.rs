@@ -2,7 +2,7 @@
 //! exactness promise covers.
 
 use anyhow::{Context, Result, ensure};
-use planaria_e2e::{Recorder, Sandbox};
+use planaria_e2e::{MOE, Recorder, Sandbox};
 use planaria_train::event::Event;
 use planaria_train::{Requests, Trainer};
 
@@ -35,15 +35,8 @@ fn cut_at_every_step_and_resumed_on_another_mesh_it_is_the_same_run() -> Result<
 /// Everything that a run keeps besides f32 weights and moments is in its checkpoints.
 #[test]
 fn whatever_is_trained_a_cut_changes_no_bit() -> Result<()> {
-    let moe = [
-        "model.kind=qwen2_moe",
-        "model.num_experts=4",
-        "model.num_experts_per_tok=2",
-        "model.moe_intermediate_size=8",
-        "model.shared_expert_intermediate_size=8",
-    ];
     let cases: [(&[&str], &str); 6] = [
-        (&moe, "dp=2"),
+        (&MOE, "dp=2"),
         (&["train.precision=bf16", "optim.ema=0.9"], "dp=2"),
         // The scale comes down in the first steps and is part of the state.
         (&["train.precision=f16", "optim.loss_scale=1e9"], "pp=2"),
