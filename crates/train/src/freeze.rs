@@ -1,5 +1,6 @@
 //! Parameters that training leaves as they are.
 
+use crate::data::matches_name;
 use crate::error::{Error, Result};
 use planaria_nn::Module;
 use planaria_nn::models::{Config as ModelConfig, Model, Stage};
@@ -24,12 +25,12 @@ impl Frozen {
             let mut fitted = false;
             for spec in &table {
                 let files = spec.files();
-                let fitting = files.iter().filter(|file| fits(pattern, file)).count();
-                if fitting > 0 && fitting < files.len() && !fits(pattern, &spec.name) {
+                let fitting = files.iter().filter(|file| matches_name(pattern, file)).count();
+                if fitting > 0 && fitting < files.len() && !matches_name(pattern, &spec.name) {
                     let expected = format!("all {} experts of `{}` or none", files.len(), spec.name);
                     return refuse(pattern, expected);
                 }
-                if fitting > 0 || fits(pattern, &spec.name) {
+                if fitting > 0 || matches_name(pattern, &spec.name) {
                     fitted = true;
                     names.insert(spec.name.clone());
                     names.extend(spec.tied.clone());
@@ -59,22 +60,6 @@ impl Frozen {
     }
 }
 
-/// True where `*` of the pattern can stand for texts that make it the name.
-fn fits(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
-    let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else { return rest.is_empty() };
-    for part in parts {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
-        }
-    }
-    rest.ends_with(last)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,22 +75,6 @@ mod tests {
 
     fn frozen(patterns: &[&str], model: &ModelConfig) -> Result<Frozen> {
         Frozen::new(&patterns.iter().map(ToString::to_string).collect::<Vec<_>>(), model)
-    }
-
-    #[test]
-    fn stars_stand_for_any_text() {
-        for (pattern, name, expected) in [
-            ("*", "a.b", true),
-            ("a.*", "a.b", true),
-            ("*.b", "a.b", true),
-            ("a*c*e", "abcde", true),
-            ("a*c*e", "abde", false),
-            ("a", "a.b", false),
-            ("*aa", "a", false),
-            ("ab*ba", "aba", false),
-        ] {
-            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
-        }
     }
 
     #[test]

@@ -65,7 +65,8 @@ fn matches_parts(pattern: &[&str], parts: &[&str]) -> bool {
     matches_greedy(pattern, parts, |p| *p == "**", step)
 }
 
-fn matches_name(pattern: &str, name: &str) -> bool {
+/// Whether `name` is `pattern`, in which `*` stands for any text and `?` for any one character.
+pub(crate) fn matches_name(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     matches_greedy(&pattern, &name, |p| *p == '*', |p, c| *p == '?' || p == c)
 }
@@ -119,6 +120,8 @@ mod tests {
             ("**", "a/b/c", true),
             ("a*b*c", "aXXbYYbZc", true),
             ("a*b*c", "aXXbYYbZ", false),
+            ("ab*ba", "aba", false),
+            ("*aa", "a", false),
         ] {
             assert_eq!(fits(pattern, path), expected, "{pattern} {path}");
         }
