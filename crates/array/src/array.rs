@@ -60,6 +60,22 @@ impl Array {
         Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
     }
 
+    /// An array of unspecified values, for whoever writes all of them: a receive, a read. The allocator hands out
+    /// initialised bytes only (old contents, or zeros that cost nothing until touched), so a value read too early is
+    /// wrong, not undefined; debug builds set every bit, NaN in floats, to show such reads. Truth values are false.
+    pub fn empty(shape: &[usize], dtype: DType) -> Result<Array> {
+        let shape = Shape::new(shape)?;
+        if dtype == DType::Bool {
+            // Kernels rely on bytes that are 0 or 1.
+            return Array::zeros_of(shape, dtype);
+        }
+        let mut buffer = HostBuffer::new(shape.numel() * dtype.size())?;
+        if cfg!(debug_assertions) {
+            buffer.slice_mut::<u8>().fill(0xff);
+        }
+        Ok(Array::from_storage(Storage::host(buffer), dtype, shape))
+    }
+
     /// A shape and dtype without bytes, for planning.
     pub fn meta(shape: &[usize], dtype: DType) -> Result<Array> {
         Ok(Array::meta_of(Shape::new(shape)?, dtype))

@@ -13,6 +13,26 @@ fn floats(x: &Array) -> Vec<f64> {
 }
 
 #[test]
+fn empty_arrays_have_room_and_truth_values_stay_valid() {
+    for dtype in DType::ALL {
+        // Reused memory must not show through as a truth value that is neither 0 nor 1.
+        drop(Array::full(&[300], -1, DType::I8).unwrap());
+        let x = Array::empty(&[3, 100], dtype).unwrap();
+        assert_eq!((x.dtype(), x.numel(), x.is_whole()), (dtype, 300, true));
+        assert!(dtype != DType::Bool || x.bytes().unwrap().iter().all(|&b| b == 0));
+        x.fill(1).unwrap();
+        assert_eq!(floats(&x), [1.0; 300]);
+        assert_eq!(Array::empty(&[2, 0], dtype).unwrap().bytes().unwrap().len(), 0);
+    }
+    if cfg!(debug_assertions) {
+        assert!(floats(&Array::empty(&[9], DType::BF16).unwrap()).iter().all(|v| v.is_nan()));
+    }
+    assert!(Array::empty(&[usize::MAX, 2], DType::F32).is_err());
+    let far = Array::empty(&[1 << 58], DType::F32).unwrap_err();
+    assert!(matches!(far, planaria_array::Error::OutOfMemory { .. }), "{far}");
+}
+
+#[test]
 fn ranges_count_as_told() {
     assert_eq!(ints(&Array::arange(2, 11, 3, DType::I32).unwrap()), [2, 5, 8]);
     assert_eq!(ints(&Array::arange(5, -1, -2, DType::I8).unwrap()), [5, 3, 1]);
