@@ -3,6 +3,7 @@
 /// Floor of each package. A dependency may only go to a strictly lower floor.
 pub(super) const FLOORS: &[(&str, u8)] = &[
     ("planaria-layout", 0),
+    ("planaria-cuda", 0),
     ("planaria-array", 1),
     ("planaria-aoa", 1),
     ("planaria-telemetry", 1),
@@ -39,6 +40,10 @@ pub(super) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/trunc.rs",
     "crates/array/src/cpu/matmul/*.rs",
     "crates/array/src/cpu/matmul/amx/*.rs",
+    "crates/cuda/src/blas.rs",
+    "crates/cuda/src/driver.rs",
+    "crates/cuda/src/nvrtc.rs",
+    "crates/cuda/src/pinned.rs",
     "crates/store/src/local/sys.rs",
     "crates/comm/src/mpi/raw.rs",
     "crates/train/src/data/map.rs",
