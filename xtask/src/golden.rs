@@ -10,7 +10,7 @@ use crate::summary::{Counts, Outcome, counts};
 pub(crate) fn run(root: &Path, kind: &str, path: &Path) -> ExitCode {
     // The path is the caller's, so the runner starts in the caller's folder.
     let here = std::env::current_dir().unwrap_or_else(|_| root.to_path_buf());
-    match command(root, kind, path).current_dir(here).status() {
+    match command(root, &[], kind, path).current_dir(here).status() {
         Ok(status) => {
             status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
@@ -22,8 +22,8 @@ pub(crate) fn run(root: &Path, kind: &str, path: &Path) -> ExitCode {
 }
 
 /// Runs the cases as a step of the test command.
-pub(crate) fn step(root: &Path, kind: &str, path: &Path) -> (Outcome, Counts) {
-    let ran = process::run(&mut command(root, kind, path));
+pub(crate) fn step(root: &Path, features: &[&str], kind: &str, path: &Path) -> (Outcome, Counts) {
+    let ran = process::run(&mut command(root, features, kind, path));
     let counts = counts(&ran.output);
     if ran.success && counts.passed > 0 && counts.failed == 0 {
         return (Outcome::Passed, counts);
@@ -52,10 +52,10 @@ pub(crate) fn public_cases(root: &Path) -> Vec<(String, PathBuf)> {
     cases
 }
 
-fn command(root: &Path, kind: &str, path: &Path) -> Command {
+fn command(root: &Path, features: &[&str], kind: &str, path: &Path) -> Command {
     // The dev profile optimises the kernels and is what the tests have built already.
-    let mut command = process::cargo(root, ["run", "--quiet", "--package", "planaria-golden"]);
-    command.arg("--manifest-path").arg(root.join("Cargo.toml")).args(["--", kind]).arg(path);
+    let mut command = process::cargo(root, ["run", "--quiet", "--bin", "planaria-golden"]);
+    command.args(features).arg("--manifest-path").arg(root.join("Cargo.toml")).args(["--", kind]).arg(path);
     command
 }
 

@@ -2,7 +2,9 @@
 
 mod asan;
 mod bench;
+mod compilers;
 mod golden;
+mod licences;
 mod mpi;
 mod peers;
 mod process;
@@ -46,6 +48,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = asan::instrumented() {
+        return code;
+    }
     let root = repository_root();
     let outcome = match Args::parse().command {
         Command::Test => Ok(suite::run(&root)),

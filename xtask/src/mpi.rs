@@ -33,9 +33,9 @@ const RESHARDS: &str = "testdata/reshard.jsonl.gz";
 /// How many random checkpoints MPI ranks save and load.
 const CHECKPOINTS: &str = "12";
 
-/// Packages with code that is only there with MPI.
-const LINTED: &[&str] =
-    &["planaria-ckpt", "planaria-cli", "planaria-comm", "planaria-e2e", "planaria-golden", "planaria-train"];
+/// What turns MPI on wherever there is code for it. With it every step builds, lints and tests, where MPI is found:
+/// one build serves them all.
+const FEATURES: &str = "planaria-ckpt/mpi,planaria-cli/mpi,planaria-comm/mpi,planaria-e2e/mpi,planaria-golden/mpi,planaria-train/mpi";
 
 /// Training jobs whose ranks are killed or told to stop, and where they run.
 const JOBS: &[(&str, &str)] = &[("mpi_restart", "target/mpi-restart"), ("mpi_signals", "target/mpi-signals")];
@@ -64,49 +64,41 @@ fn is_here() -> bool {
     ["mpirun", "mpicc"].iter().all(|tool| ask(Command::new(tool).arg("--version")).is_some())
 }
 
-/// Builds the suite with MPI, checks its lints, and runs it with several numbers of ranks.
+/// Arguments for the cargo commands of all steps.
+pub(crate) fn features(found: &Result<(), String>) -> &'static [&'static str] {
+    match found {
+        Ok(()) => &["--features", FEATURES],
+        Err(_) => &[],
+    }
+}
+
+/// Runs the suite with several numbers of ranks, then tensors, checkpoints, pipelines and training jobs.
 pub(crate) fn step(root: &Path, found: &Result<(), String>) -> (Outcome, Counts) {
     if let Err(reason) = found {
         return (Outcome::Skipped(reason.clone()), Counts::default());
     }
-    let package = ["--quiet", "--package", "planaria-comm", "--features", "mpi"];
-    let mut lints = cargo(root, ["clippy", "--quiet", "--features", "mpi"]);
-    lints.args(LINTED.iter().flat_map(|name| ["--package", name])).args([
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ]);
     let mut counts = Counts::default();
     let mut count = |passed: bool| match passed {
         true => counts.passed += 1,
         false => counts.failed += 1,
     };
-    if ask(&mut cargo(root, ["clippy", "--version"])).is_some() {
-        count(run(&mut lints).success);
-    }
     for (part, sizes, end) in PARTS {
         for ranks in *sizes {
-            let ran = under_mpirun(root, "mpi_conformance", &package, *ranks, part);
+            let ran = under_mpirun(root, "mpi_conformance", *ranks, part);
             count(ended(&ran, *end, *ranks));
         }
     }
-    let package = ["--quiet", "--package", "planaria-golden", "--features", "mpi"];
-    count(under_mpirun(root, "mpi_tensors", &package, 4, RESHARDS).success);
-    let package = ["--quiet", "--package", "planaria-ckpt", "--features", "mpi"];
+    count(under_mpirun(root, "mpi_tensors", 4, RESHARDS).success);
     for ranks in [2, 4] {
-        count(under_mpirun(root, "mpi_checkpoint", &package, ranks, CHECKPOINTS).success);
+        count(under_mpirun(root, "mpi_checkpoint", ranks, CHECKPOINTS).success);
     }
-    let package = ["--quiet", "--package", "planaria-train", "--features", "mpi"];
-    count(under_mpirun(root, "mpi_pipeline", &package, 3, "5").success);
-    let package = ["--quiet", "--package", "planaria-e2e", "--features", "mpi"];
-    count(under_mpirun(root, "mpi_train", &package, 4, "target/mpi-train").success);
-    let command = ["build", "--quiet", "--package", "planaria-cli", "--features", "mpi"];
+    count(under_mpirun(root, "mpi_pipeline", 3, "5").success);
+    count(under_mpirun(root, "mpi_train", 4, "target/mpi-train").success);
+    let command = ["build", "--quiet", "--bin", "planaria", "--features", FEATURES];
     let built = run(&mut cargo(root, command)).success;
     for (example, folder) in JOBS {
-        let mut job = cargo(root, ["run", "--example", example]);
-        job.args(package).args(["--", folder]);
-        count(built && run(&mut job).success);
+        let mut job = cargo(root, ["run", "--quiet", "--example", example, "--features", FEATURES]);
+        count(built && run(job.args(["--", folder])).success);
     }
     (if counts.failed == 0 { Outcome::Passed } else { Outcome::Failed }, counts)
 }
@@ -119,8 +111,7 @@ pub(crate) fn huge_step(root: &Path, found: &Result<(), String>) -> (Outcome, Co
     if let Err(reason) = found.clone().and_then(|()| roomy(free_gib())) {
         return (Outcome::Skipped(reason), Counts::default());
     }
-    let package = ["--quiet", "--package", "planaria-comm", "--features", "mpi"];
-    let passed = under_mpirun(root, "mpi_conformance", &package, 2, "huge").success;
+    let passed = under_mpirun(root, "mpi_conformance", 2, "huge").success;
     let counts = Counts { passed: u64::from(passed), failed: u64::from(!passed) };
     (if passed { Outcome::Passed } else { Outcome::Failed }, counts)
 }
@@ -143,13 +134,15 @@ fn free_gib() -> Option<u64> {
 }
 
 /// Runs an example as several processes.
-fn under_mpirun(root: &Path, example: &str, package: &[&str], ranks: usize, argument: &str) -> Ran {
+fn under_mpirun(root: &Path, example: &str, ranks: usize, argument: &str) -> Ran {
     let runner = format!(r#"target.'cfg(all())'.runner = ["mpirun", "--oversubscribe", "-n", "{ranks}"]"#);
-    let mut suite = cargo(root, ["run", "--example", example, "--config", &runner]);
-    suite.args(package).args(["--", argument]);
-    // In a container everything runs as root, which Open MPI must be told twice.
-    suite.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    run(&mut suite)
+    let mut suite = cargo(root, ["run", "--quiet", "--example", example, "--config", &runner]);
+    run(as_root(suite.args(["--features", FEATURES, "--", argument])))
+}
+
+/// In a container everything runs as root, which Open MPI must be told twice.
+pub(crate) fn as_root(command: &mut Command) -> &mut Command {
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 }
 
 fn ended(ran: &Ran, end: End, ranks: usize) -> bool {

@@ -15,16 +15,10 @@ pub(crate) struct Ran {
     pub output: String,
 }
 
-/// Makes every selection of packages resolve the same features, so that the steps of the test command share one
-/// build of the kernels. Unstable in cargo 1.95, hence the first variable (docs/adr/0004-memory-checks.md); a cargo
-/// that knows it no longer only builds more.
-const ONE_RESOLUTION: [(&str, &str); 3] = [
-    ("RUSTC_BOOTSTRAP", "1"),
-    ("CARGO_UNSTABLE_FEATURE_UNIFICATION", "true"),
-    ("CARGO_RESOLVER_FEATURE_UNIFICATION", "workspace"),
-];
-
 /// `cargo` with `args`, to be run in `root`.
+///
+/// The steps of the test command select targets (`--bin`, `--example`, `--test`), not packages: then every one of them
+/// resolves the features of the whole workspace, and they share one build.
 pub(crate) fn cargo<S: AsRef<OsStr>>(root: &Path, args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // Cargo describes the xtask package to it through variables; the commands it starts must not see them.
@@ -34,7 +28,7 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(root: &Path, args: impl IntoIterator<Item =
             command.env_remove(name.as_ref());
         }
     }
-    command.current_dir(root).envs(ONE_RESOLUTION).args(args);
+    command.current_dir(root).args(args);
     command
 }
 
@@ -79,9 +73,7 @@ fn tee(pipe: impl Read, mut to: impl Write) -> String {
 
 fn text(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| {
-        let name = name.to_string_lossy();
-        let common = ONE_RESOLUTION.iter().any(|(known, _)| *known == name);
-        value.filter(|_| !common).map(|value| format!("{name}={:?}", value.to_string_lossy()))
+        value.map(|value| format!("{}={:?}", name.to_string_lossy(), value.to_string_lossy()))
     });
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();
     let args = command.get_args().map(|arg| arg.to_string_lossy().into_owned());

@@ -8,7 +8,7 @@ use crate::summary::{Counts, Outcome, counts};
 
 /// Runs the scripts by themselves; answers whether nothing failed.
 pub(crate) fn run_alone(root: &Path) -> bool {
-    let (outcome, counts) = step(root);
+    let (outcome, counts) = step(root, &[], &peers::torch_python(root));
     match &outcome {
         Outcome::Skipped(reason) => eprintln!("skipped: {reason}"),
         _ => println!("{} passed, {} failed", counts.passed, counts.failed),
@@ -17,10 +17,10 @@ pub(crate) fn run_alone(root: &Path) -> bool {
 }
 
 /// Runs every script; skipped with the reason where there is no interpreter with what they import.
-pub(crate) fn step(root: &Path) -> (Outcome, Counts) {
-    let python = match peers::torch_python(root) {
+pub(crate) fn step(root: &Path, features: &[&str], python: &Result<PathBuf, String>) -> (Outcome, Counts) {
+    let python = match python {
         Ok(python) => python,
-        Err(reason) => return (Outcome::Skipped(reason), Counts::default()),
+        Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),
     };
     let mut total = Counts::default();
     let mut passed = true;
@@ -32,10 +32,9 @@ pub(crate) fn step(root: &Path) -> (Outcome, Counts) {
             return (Outcome::Failed, total);
         }
         // As the runner of our command, the script gets the path of the command first.
-        let runner = format!("target.'cfg(all())'.runner = [{:?}, {:?}]", text(&python), text(&script));
-        let mut ours =
-            cargo(root, ["run", "--quiet", "--package", "planaria-cli", "--config", &runner, "--"]);
-        let ran = run(ours.arg(root.join("testdata")).arg(&out));
+        let runner = format!("target.'cfg(all())'.runner = [{:?}, {:?}]", text(python), text(&script));
+        let mut ours = cargo(root, ["run", "--quiet", "--bin", "planaria", "--config", &runner]);
+        let ran = run(ours.args(features).arg("--").arg(root.join("testdata")).arg(&out));
         let found = counts(&ran.output);
         passed &= ran.success && found.failed == 0 && found.passed > 0;
         total.passed += found.passed;

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{golden, mpi, python, s3, tidy};
+use crate::{compilers, golden, licences, mpi, peers, python, s3, tidy};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -21,14 +22,22 @@ struct Needs {
 pub(crate) fn run(root: &Path) -> bool {
     let needs = preflight(root);
     let mut summary = Summary::default();
-    checks(root, &needs, &mut summary);
-    tests(root, &needs, &mut summary);
-    programs(root, &mut summary);
-    summary.step("python", || python::step(root));
-    summary.step("s3", || s3::step(root));
+    thread::scope(|scope| {
+        // What Python programs need is installed while the compiler works.
+        let torch = scope.spawn(|| peers::torch_python(root));
+        let server = scope.spawn(|| s3::server(root));
+        let features = mpi::features(&needs.mpi);
+        let gone = |_| Err("the installation broke off".into());
+        checks(root, &needs, &mut summary);
+        tests(root, &needs, &mut summary);
+        programs(root, &needs, &mut summary);
+        summary.step("python", || python::step(root, features, &torch.join().unwrap_or_else(gone)));
+        summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
+    });
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
-    summary.step("memory", || asan::step(root, &needs.checker));
+    summary.step("memory", || asan::step(root, &needs.checker, &needs.mpi));
+    summary.step("features", || compilers::features(root, needs.mpi.is_ok()));
     print!("\n{}", summary.table());
     summary.total().failed == 0
 }
@@ -74,10 +83,11 @@ fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
         false => skipped("rustfmt is not installed"),
     });
     summary.step("lints", || match needs.linter {
-        true => command(&mut cargo(
-            root,
-            ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
-        )),
+        true => command(
+            cargo(root, ["clippy", "--workspace", "--all-targets", "--quiet"])
+                .args(mpi::features(&needs.mpi))
+                .args(["--", "-D", "warnings"]),
+        ),
         false => skipped("clippy is not installed"),
     });
     summary.step("tidy", || match tidy::run(root) {
@@ -90,22 +100,28 @@ fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
             verdict(false, Counts::default())
         }
     });
+    summary.step("licences", || licences::step(root));
+    summary.step("advisories", || licences::advisories(root));
+    summary.step("oldest compiler", || compilers::oldest(root));
 }
 
 /// Unit and integration tests, then the examples in the docs, then the docs themselves.
 fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
+    let features = mpi::features(&needs.mpi);
     summary.step("tests", || match needs.nextest {
-        true => command(&mut cargo(root, NEXTEST)),
-        false => command(&mut cargo(root, LIBTEST)),
+        true => command(cargo(root, NEXTEST).args(features)),
+        false => command(cargo(root, LIBTEST).args(features)),
     });
     summary.step("schedules", || {
-        let shuttle = ["--package", "planaria-comm", "--features", "shuttle", "--test", "shuttle"];
+        let shuttle = ["--features", "planaria-comm/shuttle", "--test", "shuttle"];
         command(cargo(root, ["test", "--quiet"]).args(shuttle))
     });
-    summary.step("doctests", || command(&mut cargo(root, ["test", "--workspace", "--doc", "--quiet"])));
+    summary.step("doctests", || {
+        command(cargo(root, ["test", "--workspace", "--doc", "--quiet"]).args(features))
+    });
     summary.step("docs", || {
         let mut docs = cargo(root, ["doc", "--workspace", "--no-deps", "--quiet"]);
-        command(docs.env("RUSTDOCFLAGS", "-D warnings"))
+        command(docs.args(features).env("RUSTDOCFLAGS", "-D warnings"))
     });
 }
 
@@ -123,14 +139,15 @@ const NEXTEST: &[&str] = &[
 const LIBTEST: &[&str] = &["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast", "--quiet"];
 
 /// Every example, and the public oracle cases.
-fn programs(root: &Path, summary: &mut Summary) {
+fn programs(root: &Path, needs: &Needs, summary: &mut Summary) {
+    let features = mpi::features(&needs.mpi);
     for name in examples(root) {
         summary.step(format!("example {name}"), || {
-            command(&mut cargo(root, ["run", "--quiet", "--example", &name]))
+            command(cargo(root, ["run", "--quiet", "--example", &name]).args(features))
         });
     }
     for (kind, path) in golden::public_cases(root) {
-        summary.step(format!("golden {kind}"), || golden::step(root, &kind, &path));
+        summary.step(format!("golden {kind}"), || golden::step(root, features, &kind, &path));
     }
 }
 

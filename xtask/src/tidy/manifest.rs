@@ -49,6 +49,24 @@ pub(super) fn package_name(text: &str) -> &str {
     read(text).name
 }
 
+/// Line, section and name of every dependency.
+pub(super) fn dependencies(text: &str) -> Vec<(usize, &str, &str)> {
+    let entries = read(text).entries.into_iter();
+    entries
+        .filter(|(_, section, _)| is_dependencies(section))
+        .map(|(line, section, entry)| (line, section, key(entry)))
+        .collect()
+}
+
+/// The paths of examples that lie outside the package.
+pub(super) fn example_paths(text: &str) -> Vec<&str> {
+    let entries = read(text).entries.into_iter();
+    entries
+        .filter(|(_, section, entry)| *section == "example" && key(entry) == "path")
+        .filter_map(|(_, _, entry)| entry.split('"').nth(1))
+        .collect()
+}
+
 /// Checks the manifest of one member (not of the workspace root).
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let manifest = read(text);

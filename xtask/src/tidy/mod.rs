@@ -4,12 +4,15 @@ mod manifest;
 mod rules;
 mod source;
 mod table;
+mod unused;
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+pub(crate) use table::UNSAFE_FILES;
 
 /// One broken rule at one place.
 #[derive(Debug)]
@@ -70,6 +73,7 @@ fn check(root: &Path, path: &str, text: &str) -> Vec<Finding> {
         findings.extend(rules::check(path, text, printing(root, path)));
     } else if path.ends_with("/Cargo.toml") {
         findings.extend(manifest::check(path, text));
+        findings.extend(unused::check(root, path, text));
     }
     findings
 }

@@ -28,7 +28,7 @@ pub(super) const FLOORS: &[(&str, u8)] = &[
 pub(super) const PRINTING_FLOOR: u8 = 6;
 
 /// Files that may hold `unsafe`. `*` stands for any file name in that folder.
-pub(super) const UNSAFE_FILES: &[&str] = &[
+pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/alloc.rs",
     "crates/array/src/buffer.rs",
     "crates/array/src/cpu/gather_prefetch.rs",
