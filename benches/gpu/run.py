@@ -1,0 +1,82 @@
+"""Compiles, checks and times the CUDA kernels on one GPU, each family in its own process.
+
+    python3 benches/gpu/run.py compile            compiles everything, prints registers and spills; needs no GPU
+    python3 benches/gpu/run.py all OUT            checks and times every family; one JSON file and a table
+    python3 benches/gpu/run.py check|time|sanitize|profile FAMILY [OUT]
+"""
+import json
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from device import compile_all, report_of  # noqa: E402
+
+FAMILIES = ("attention", "indexing", "training")
+
+
+def compile_everything(workers, quiet=False):
+    import variants
+    begin, bad = time.time(), 0
+    done = compile_all(variants.wanted(), workers)
+    for (file, options), (path, log) in done.items():
+        if path is None:
+            bad += 1
+            print(f"NOT COMPILED {file} {' '.join(options)}\n{log[:3000]}")
+        elif not quiet:
+            for kernel, (registers, spills) in report_of(log).items():
+                print(f"{file:28s} {kernel:26s} {registers:4d} registers {spills:5d} bytes spilled  {' '.join(options)}")
+    print(f"{len(done)} compilations, {bad} failed, {time.time() - begin:.1f} s", flush=True)
+    return bad
+
+
+def run_family(verb, family, out):
+    import torch
+    import importlib
+    from timing import Record
+    torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    record, module = Record(), importlib.import_module(family)
+    verbs = {"check": module.check, "time": module.time_all, "sanitize": module.sanitize, "profile": module.profile}
+    begin = time.time()
+    record.guard(f"{family} {verb}", lambda: verbs[verb](record))
+    good = sum(c["good"] for c in record.checks)
+    print(f"{family} {verb}: {good} of {len(record.checks)} checks, {len(record.times)} times, {len(record.failures)} failures, "
+          f"{time.time() - begin:.0f} s", flush=True)
+    if out:
+        with open(out, "w") as f:
+            json.dump({"checks": record.checks, "times": record.times, "failures": record.failures}, f)
+
+
+def run_all(out, seconds=(60, 90)):
+    compile_everything(os.cpu_count(), quiet=True)
+    import torch
+    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
+               "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                                        text=True).stdout.strip()}
+    everything = {"machine": machine, "when": time.strftime("%Y-%m-%d %H:%M:%S")}
+    for verb, limit in zip(("check", "time"), seconds):
+        for family in FAMILIES:
+            part = os.path.join(out, f"part-{verb}-{family}.json")
+            try:
+                subprocess.run([sys.executable, __file__, verb, family, part], timeout=limit)
+            except subprocess.TimeoutExpired:
+                print(f"FAILED {verb} {family}: more than {limit} s", flush=True)
+            if os.path.exists(part):
+                everything[f"{verb} {family}"] = json.load(open(part))
+                os.remove(part)
+            else:
+                everything[f"{verb} {family}"] = "nothing: it did not end"
+    with open(os.path.join(out, "gpu.json"), "w") as f:
+        json.dump(everything, f, indent=1)
+
+
+if __name__ == "__main__":
+    verb = sys.argv[1]
+    if verb == "compile":
+        sys.exit(compile_everything(int(os.environ.get("WORKERS", "1"))) > 0)
+    elif verb == "all":
+        run_all(sys.argv[2])
+    else:
+        run_family(verb, sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)

@@ -1,0 +1,104 @@
+"""Which files are compiled with which options: needs neither torch nor a GPU."""
+
+# name: (BM, BN, WARPS, BLOCKS, Q_IN_REGISTERS)
+FORWARD = {
+    64: [(128, 64, 4, 2, 1), (64, 64, 4, 3, 1), (128, 64, 8, 2, 1), (128, 128, 4, 2, 1), (128, 32, 4, 2, 1), (192, 64, 4, 1, 1)],
+    128: [(128, 64, 4, 2, 0), (128, 64, 8, 1, 1), (64, 64, 4, 2, 1), (128, 32, 4, 2, 0), (128, 32, 8, 1, 1)],
+}
+# (BM, WARPS, BLOCKS, KEYS_IN_REGISTERS)
+KEYS = {
+    64: [(64, 4, 3, 0), (64, 4, 2, 1), (64, 8, 1, 1), (32, 4, 3, 1), (32, 4, 4, 0), (128, 4, 2, 0)],
+    128: [(64, 4, 2, 0), (64, 8, 1, 0), (32, 4, 2, 0), (32, 8, 1, 0), (32, 4, 2, 1)],
+}
+# (BN, WARPS, BLOCKS, QUERIES_IN_REGISTERS)
+QUERIES = {
+    64: [(64, 4, 3, 0), (64, 4, 3, 1), (64, 8, 1, 1), (64, 8, 2, 0), (32, 4, 4, 0), (128, 4, 2, 0)],
+    128: [(64, 4, 2, 0), (64, 8, 1, 1), (32, 4, 3, 0), (32, 4, 2, 1)],
+}
+
+
+def forward_options(dim, v, element="bf16", mask=0):
+    names = ("BM", "BN", "WARPS", "BLOCKS", "Q_IN_REGISTERS")
+    return [f"-DELEMENT={element}", f"-DDIM={dim}", f"-DMASK={mask}"] + [f"-D{n}={x}" for n, x in zip(names, v)]
+
+
+def keys_options(dim, v, element="bf16", mask=0):
+    names = ("BM", "WARPS", "BLOCKS", "KEYS_IN_REGISTERS")
+    return [f"-DELEMENT={element}", f"-DDIM={dim}", f"-DMASK={mask}"] + [f"-D{n}={x}" for n, x in zip(names, v)]
+
+
+def queries_options(dim, v, element="bf16", mask=0):
+    names = ("BN", "WARPS", "BLOCKS", "QUERIES_IN_REGISTERS")
+    return [f"-DELEMENT={element}", f"-DDIM={dim}", f"-DMASK={mask}"] + [f"-D{n}={x}" for n, x in zip(names, v)]
+
+
+def options(**defines):
+    return [f"-D{k}={v}" for k, v in defines.items()]
+
+
+def mask_options(element):
+    return options(ELEMENT=element)
+
+
+def radix_options(key="u32", payload="u32"):
+    return options(KEY=key, PAYLOAD=payload)
+
+
+def index_options(element="u32", offset="u32", packets=0):
+    return options(ELEMENT=element, OFFSET=offset, KEY=offset, PACKETS=packets, WINNER=offset)
+
+
+def segment_options(element="f32", op=0, packets=0, key="u32", payload="u32"):
+    return options(ELEMENT=element, KEY=key, PAYLOAD=payload, OP=op, PACKETS=packets)
+
+
+# (LANES, PER, GROUPS) by columns of bf16, first the one to use.
+NORMS = {896: [(32, 4, 4), (64, 2, 8), (128, 1, 4), (128, 1, 8)], 1536: [(64, 3, 4), (64, 3, 8), (32, 6, 4)], 3584: [(128, 4, 4), (256, 2, 2)], 100: [(32, 4, 4)]}
+
+
+def norm_options(lanes, per, groups, element="bf16", center=0, packets=1):
+    return options(ELEMENT=element, WEIGHT=element, CENTER=center, LANES=lanes, PER=per, PACKETS=packets, GROUPS=groups)
+
+
+ENTROPY_THREADS = (256, 512, 1024)
+
+
+def attention_wanted():
+    out = []
+    for dim in (64, 128):
+        out += [("attention_forward.cu", forward_options(dim, v)) for v in FORWARD[dim]]
+        out += [("attention_grad_keys.cu", keys_options(dim, v)) for v in KEYS[dim]]
+        out += [("attention_grad_queries.cu", queries_options(dim, v)) for v in QUERIES[dim]]
+        for element, mask in (("f16", 0), ("bf16", 1), ("bf16", 2)):
+            out.append(("attention_forward.cu", forward_options(dim, FORWARD[dim][0], element, mask)))
+            out.append(("attention_grad_keys.cu", keys_options(dim, KEYS[dim][0], element, mask)))
+            out.append(("attention_grad_queries.cu", queries_options(dim, QUERIES[dim][0], element, mask)))
+    return out
+
+
+def indexing_wanted():
+    out = [("mask.cu", mask_options(e)) for e in ("u8", "u16", "u32", "u64")]
+    out += [("radix.cu", radix_options(k, p)) for k, p in (("u16", "u32"), ("u32", "u32"), ("u64", "u32"), ("u64", "u64"))]
+    out += [("index.cu", index_options(e, o, p)) for e in ("u8", "u16", "u32", "u64") for o in ("u32", "u64") for p in (0, 1)]
+    for element in ("bf16", "f16", "f32", "f64", "i32", "i64"):
+        out += [("segment.cu", segment_options(element, op, packets)) for op in range(4) for packets in (0, 1)]
+    return out
+
+
+def training_wanted():
+    out = [("norm.cu", norm_options(*v)) for vs in NORMS.values() for v in vs]
+    out += [("norm.cu", norm_options(128, 1, 4, e, c, 0)) for e in ("bf16", "f16", "f32", "f64") for c in (0, 1)]
+    out += [("norm.cu", norm_options(64, 2, 8, "bf16", 1, 1))]
+    out += [("columns.cu", options(ELEMENT=e, OUT=o, PACKETS=p)) for e, o in (("bf16", "f32"), ("f32", "f32"), ("f32", "bf16"), ("f64", "f64")) for p in (0, 1)]
+    out += [("rotary.cu", options(ELEMENT=e, PAIRS=pairs, PACKETS=p)) for e in ("bf16", "f32") for pairs in (0, 1) for p in (0, 1)]
+    out += [("gated.cu", options(ELEMENT=e, ACT=a, PACKETS=p)) for e in ("bf16", "f32", "f64") for a in range(3) for p in (0, 1)]
+    out += [("cross_entropy.cu", options(ELEMENT="bf16", GRAD=g, THREADS=t, PACKETS=1)) for t in ENTROPY_THREADS for g in (0, 1)]
+    out += [("cross_entropy.cu", options(ELEMENT=e, GRAD=1, THREADS=512, PACKETS=0)) for e in ("bf16", "f32", "f64")]
+    for param, grad, master in (("bf16", "bf16", 1), ("bf16", "f32", 1), ("f32", "f32", 0), ("bf16", "bf16", 0)):
+        out += [("adamw.cu", options(PARAM=param, GRAD=grad, MASTER=master, MAX=m) + ["--fmad=false"]) for m in (0, 1)]
+    out += [("exact_norm.cu", options(ELEMENT=e)) for e in ("bf16", "f16", "f32")]
+    return out
+
+
+def wanted():
+    return attention_wanted() + indexing_wanted() + training_wanted()
