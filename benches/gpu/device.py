@@ -170,3 +170,22 @@ class _Kernel:
         stream = P(torch.cuda.current_stream().cuda_stream)
         code = driver().cuLaunchKernel(self.function, *grid, block, 1, 1, shared, stream, array, None)
         check(code, f"launch {self.name} {grid} {block} {shared}")
+
+
+class TensorMap(ctypes.Structure):
+    """The 128 bytes that describe a tensor to the copy engine."""
+    _fields_ = [("opaque", ctypes.c_uint64 * 16)]
+
+
+def tensor_map(x, dims, strides, box):
+    """A map of two-byte elements with a 128-byte swizzle; dims from the innermost, strides in elements of all but it."""
+    room = (ctypes.c_uint8 * 256)()
+    place = ctypes.addressof(room)
+    place += -place % 64
+    kind = {"torch.bfloat16": 9, "torch.float16": 6}[str(x.dtype)]
+    n = len(dims)
+    code = driver().cuTensorMapEncodeTiled(
+        P(place), kind, n, P(x.data_ptr()), (U64 * n)(*dims), (U64 * (n - 1))(*[2 * s for s in strides]), (U32 * n)(*box), (U32 * n)(*[1] * n),
+        0, 3, 2, 0)  # no interleave, 128-byte swizzle, 128-byte lines into L2, zeros outside
+    check(code, f"tensor map {dims} {strides} {box}")
+    return TensorMap.from_buffer_copy((ctypes.c_uint8 * 128).from_address(place))

@@ -13,7 +13,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from device import compile_all, report_of  # noqa: E402
 
-FAMILIES = ("attention", "indexing", "training")
+FAMILIES = ("attention", "indexing", "training", "attention_tma")
 
 
 def compile_everything(workers, quiet=False):
@@ -49,7 +49,7 @@ def run_family(verb, family, out):
             json.dump({"checks": record.checks, "times": record.times, "failures": record.failures}, f)
 
 
-def run_all(out, seconds=(60, 90)):
+def run_all(out, seconds=(45, 80)):
     compile_everything(os.cpu_count(), quiet=True)
     import torch
     machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
@@ -63,13 +63,13 @@ def run_all(out, seconds=(60, 90)):
                 subprocess.run([sys.executable, __file__, verb, family, part], timeout=limit)
             except subprocess.TimeoutExpired:
                 print(f"FAILED {verb} {family}: more than {limit} s", flush=True)
+            everything[f"{verb} {family}"] = "nothing: it did not end"
             if os.path.exists(part):
                 everything[f"{verb} {family}"] = json.load(open(part))
                 os.remove(part)
-            else:
-                everything[f"{verb} {family}"] = "nothing: it did not end"
-    with open(os.path.join(out, "gpu.json"), "w") as f:
-        json.dump(everything, f, indent=1)
+            # Written after each, so that a cut run leaves what it found.
+            with open(os.path.join(out, "gpu.json"), "w") as f:
+                json.dump(everything, f, indent=1)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,14 @@ def queries_options(dim, v, element="bf16", mask=0):
     return [f"-DELEMENT={element}", f"-DDIM={dim}", f"-DMASK={mask}"] + [f"-D{n}={x}" for n, x in zip(names, v)]
 
 
+# (GROUPS, BN, STAGES)
+FORWARD_TMA = {64: [(2, 128, 2), (3, 128, 2), (2, 128, 3), (2, 64, 4), (3, 64, 4)], 128: [(2, 128, 2), (2, 64, 3), (2, 64, 4), (3, 64, 2)]}
+
+
+def forward_tma_options(dim, v, element="bf16"):
+    return [f"-DELEMENT={element}", f"-DDIM={dim}"] + [f"-D{n}={x}" for n, x in zip(("GROUPS", "BN", "STAGES"), v)]
+
+
 def options(**defines):
     return [f"-D{k}={v}" for k, v in defines.items()]
 
@@ -69,6 +77,8 @@ def attention_wanted():
         out += [("attention_forward.cu", forward_options(dim, v)) for v in FORWARD[dim]]
         out += [("attention_grad_keys.cu", keys_options(dim, v)) for v in KEYS[dim]]
         out += [("attention_grad_queries.cu", queries_options(dim, v)) for v in QUERIES[dim]]
+        out += [("attention_forward_tma.cu", forward_tma_options(dim, v)) for v in FORWARD_TMA[dim]]
+        out.append(("attention_forward_tma.cu", forward_tma_options(dim, FORWARD_TMA[dim][0], "f16")))
         for element, mask in (("f16", 0), ("bf16", 1), ("bf16", 2)):
             out.append(("attention_forward.cu", forward_options(dim, FORWARD[dim][0], element, mask)))
             out.append(("attention_grad_keys.cu", keys_options(dim, KEYS[dim][0], element, mask)))
