@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from device import F32, I32, I64, Kernel, P, Struct, tensor_map
+from device import F32, I32, I64, Kernel, P, Struct
 from timing import error, median_ms, same_bits
-from variants import FORWARD, FORWARD_TMA, KEYS, QUERIES, forward_options, forward_tma_options, keys_options, queries_options
+from variants import FORWARD, KEYS, QUERIES, forward_options, keys_options, queries_options
 
 DEV = "cuda"
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -155,29 +155,6 @@ class Mma:
         self.delta(c), self.keys(c), self.queries(c)
 
 
-def map_of(x, rows):
-    """Boxes of 64 columns, one head and `rows` rows of [batch, rows, heads, dim]."""
-    batch, length, heads, dim = x.shape
-    return tensor_map(x, (dim, heads, length, batch), (x.stride(2), x.stride(1), x.stride(0)), (64, 1, rows, 1))
-
-
-class ForwardTma:
-    """The warpgroup forward kernel."""
-
-    def __init__(self, dim, v, element="bf16"):
-        self.dim, (self.groups, self.bn, self.stages) = dim, v
-        self.kernel = Kernel("attention_forward_tma.cu", forward_tma_options(dim, v, element), "attention_forward_tma")
-
-    def __call__(self, c):
-        s = c.s
-        if getattr(c, "maps", (None,))[0] != self.bn:
-            c.maps = (self.bn, map_of(c.q, 64), map_of(c.k, self.bn), map_of(c.v, self.bn))
-        bm = 64 * self.groups
-        tiles = cdiv(s.q_len, bm) * s.batch * s.q_heads
-        room = 1024 + (2 * bm + 2 * self.stages * self.bn) * self.dim * 2 + 256
-        self.kernel(min(tiles, 132), 128 * (self.groups + 1), s, *c.maps[1:], shared=room)
-
-
 def small_cases(dim):
     bf, hf = torch.bfloat16, torch.float16
     return {
@@ -226,37 +203,6 @@ def check(record):
                 mma = Mma(dim, forward=pick(FORWARD), keys=pick(KEYS), queries=pick(QUERIES))
                 check_case(record, f"mma {dim} variant {i}", Case(2, 6, 2, 450, 450, dim, documents=2, parts=2), [mma.forward, mma.grad])
             record.guard(f"mma {dim} variant {i}", work)
-
-
-def check_tma(record):
-    for dim in (64, 128):
-        for i, v in enumerate(FORWARD_TMA[dim]):
-            for name, make in small_cases(dim).items():
-                def work():
-                    case = make()
-                    if case.mask_kind or (i > 0 and name not in ("causal", "documents", "queries that see nothing")):
-                        return
-                    found = []
-                    for _ in range(2):
-                        case.poison()
-                        ForwardTma(dim, v, case.element)(case)
-                        torch.cuda.synchronize()
-                        found.append((case.out.clone(), case.lse.clone()))
-                    for label, limit, a, b, r in zip(("out", "lse"), (5e-3, 1e-5), *found, case.reference()):
-                        record.check(f"tma {dim} {v} {name}: {label}", error(a, r), limit, same_bits(a, b))
-                record.guard(f"tma {dim} {v} {name}", work)
-
-
-def time_tma(record):
-    for label, shape in SHAPES.items():
-        batch, heads, kv_heads, length, dim = shape
-        cases = [Case(batch, heads, kv_heads, length, length, dim) for _ in range(3)]
-        for v in FORWARD_TMA[dim]:
-            def work():
-                run = ForwardTma(dim, v)
-                ms = median_ms([lambda c=c: run(c) for c in cases])
-                record.time(f"{label} tma forward {v}", ms, tflops=flops(shape) / 1e9 / ms, registers=str(run.kernel.report))
-            record.guard(f"{label} tma {v}", work)
 
 
 SHAPES = {"0.5B 8x2048 14/2x64": (8, 14, 2, 2048, 64), "7B 4x4096 28/4x128": (4, 28, 4, 4096, 128)}

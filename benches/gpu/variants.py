@@ -36,6 +36,15 @@ def queries_options(dim, v, element="bf16", mask=0):
 FORWARD_TMA = {64: [(2, 128, 2), (3, 128, 2), (2, 128, 3), (2, 64, 4), (3, 64, 4)], 128: [(2, 128, 2), (2, 64, 3), (2, 64, 4), (3, 64, 2)]}
 
 
+# (GROUPS, BM, STAGES) and (GROUPS, BN, STAGES)
+KEYS_TMA = {64: [(2, 64, 2), (2, 64, 3), (3, 64, 2), (2, 128, 2)], 128: [(2, 64, 2)]}
+QUERIES_TMA = {64: [(2, 128, 2), (2, 64, 3), (3, 64, 3), (3, 128, 2)], 128: [(2, 64, 2), (3, 64, 2)]}
+
+
+def keys_tma_options(dim, v, element="bf16"):
+    return [f"-DELEMENT={element}", f"-DDIM={dim}"] + [f"-D{n}={x}" for n, x in zip(("GROUPS", "BM", "STAGES"), v)]
+
+
 def forward_tma_options(dim, v, element="bf16"):
     return [f"-DELEMENT={element}", f"-DDIM={dim}"] + [f"-D{n}={x}" for n, x in zip(("GROUPS", "BN", "STAGES"), v)]
 
@@ -79,6 +88,10 @@ def attention_wanted():
         out += [("attention_grad_queries.cu", queries_options(dim, v)) for v in QUERIES[dim]]
         out += [("attention_forward_tma.cu", forward_tma_options(dim, v)) for v in FORWARD_TMA[dim]]
         out.append(("attention_forward_tma.cu", forward_tma_options(dim, FORWARD_TMA[dim][0], "f16")))
+        out += [("attention_grad_keys_tma.cu", keys_tma_options(dim, v)) for v in KEYS_TMA[dim]]
+        out += [("attention_grad_queries_tma.cu", forward_tma_options(dim, v)) for v in QUERIES_TMA[dim]]
+        out.append(("attention_grad_keys_tma.cu", keys_tma_options(dim, KEYS_TMA[dim][0], "f16")))
+        out.append(("attention_grad_queries_tma.cu", forward_tma_options(dim, QUERIES_TMA[dim][0], "f16")))
         for element, mask in (("f16", 0), ("bf16", 1), ("bf16", 2)):
             out.append(("attention_forward.cu", forward_options(dim, FORWARD[dim][0], element, mask)))
             out.append(("attention_grad_keys.cu", keys_options(dim, KEYS[dim][0], element, mask)))
