@@ -77,7 +77,7 @@ def norm_options(lanes, per, groups, element="bf16", center=0, packets=1):
     return options(ELEMENT=element, WEIGHT=element, CENTER=center, LANES=lanes, PER=per, PACKETS=packets, GROUPS=groups)
 
 
-ENTROPY_THREADS = (256, 512, 1024)
+ENTROPY_THREADS = (256, 128, 512, 1024)
 
 
 def attention_wanted():
