@@ -20,7 +20,7 @@ class Index(Struct):
 
 
 class Segments(Struct):
-    _fields_ = [(n, P) for n in "keys positions starts number values out longer".split()] + [
+    _fields_ = [(n, P) for n in "keys positions starts number values out longer parts".split()] + [
         ("value_stride", I64), ("inner", I64), ("include", I32), ("mean", I32)]
 
 
@@ -117,6 +117,23 @@ def write(x, indices, values, fault, unique=False):
     return x
 
 
+def write_elements(x, indices, values, fault):
+    """As write, for elements: only places named more than once are argued about."""
+    index, inner, rows = index_of(x, indices)
+    assert inner == 1
+    n = index.count
+    bits = torch.zeros(2, rows // 32 + 1, dtype=torch.int32, device=DEV)
+    keys, winner = torch.empty(n, dtype=torch.int32, device=DEV), torch.empty(rows, dtype=torch.int32, device=DEV)
+    again = torch.empty(n + 1, dtype=torch.int32, device=DEV)
+    again[:1].zero_()
+    stride = I64(0 if values.numel() == 1 else 1)
+    index_kernel(x, 1, "index_mark")(WIDE, 256, index, keys, bits[0], bits[1], fault)
+    index_kernel(x, 1, "index_write_once")(WIDE, 256, keys, I64(n), values, stride, bits[1], winner, again, x)
+    index_kernel(x, 1, "index_claim_again")(132 * 4, 256, keys, again, winner)
+    index_kernel(x, 1, "index_write_again")(132 * 4, 256, keys, values, stride, again, winner, x)
+    return x
+
+
 def sort_pairs(keys, bits):
     """Stable sort of u32 keys held as int32 with the positions they had."""
     n, passes = keys.numel(), max(1, cdiv(bits, 8))
@@ -138,20 +155,25 @@ def reduce_sorted(keys, order, limit, values, out, inner, op=0, include=1, mean=
     n, element = keys.numel(), NAMES[values.dtype]
     packets = int(inner > 1 and inner * values.element_size() % 16 == 0)
     options, tiles = segment_options(element, op, packets), cdiv(n, 4096)
+    longer = torch.empty(n // 128 + 2, dtype=torch.int32, device=DEV)
+    longer[:1].zero_()
+    s = Segments().fill(keys=keys, positions=order, values=values, out=out, longer=longer, value_stride=inner, inner=inner, include=include, mean=mean)
+    if inner == 1:
+        real = {torch.bfloat16: torch.float32, torch.float16: torch.float32}.get(values.dtype, values.dtype)
+        s.fill(parts=torch.empty(n // 64 + 1, dtype=real, device=DEV))
+        Kernel("segment.cu", options, "segment_elements")(WIDE, 256, s, I64(n), U64(limit))
+        Kernel("segment.cu", options, "segment_runs")((64, cdiv(n, 32768)), 256, s, I64(n))
+        Kernel("segment.cu", options, "segment_fold")(132, 256, s, I64(n))
+        return out
     sums = torch.empty(tiles, dtype=torch.int32, device=DEV)
     tile_starts = torch.empty(tiles + 1, dtype=torch.int64, device=DEV)
     starts = torch.empty(n + 1, dtype=torch.int32, device=DEV)
     Kernel("segment.cu", options, "segment_count")(tiles, 256, keys, I64(n), U64(limit), sums)
     Kernel("mask.cu", mask_options("u32"), "tile_scan")(1, 1024, sums, I64(tiles), tile_starts)
     Kernel("segment.cu", options, "segment_starts")(tiles, 256, keys, I64(n), U64(limit), tile_starts, starts)
-    longer = torch.zeros(n // 512 + 2, dtype=torch.int32, device=DEV)
-    s = Segments().fill(keys=keys, positions=order, starts=starts, number=tile_starts[tiles:], values=values, out=out, longer=longer,
-                        value_stride=inner, inner=inner, include=include, mean=mean)
-    if inner == 1:
-        Kernel("segment.cu", options, "segment_reduce")(WIDE, 256, s)
-    else:
-        Kernel("segment.cu", options, "segment_rows")(WIDE, 256, s)
-        Kernel("segment.cu", options, "segment_rows_longer")(132 * 4, 256, s)
+    s.fill(starts=starts, number=tile_starts[tiles:])
+    Kernel("segment.cu", options, "segment_rows")(WIDE, 256, s)
+    Kernel("segment.cu", options, "segment_rows_longer")(132 * 4, 256, s)
     return out
 
 
@@ -230,6 +252,12 @@ def check_reads(record):
         for n in range(401):
             want[i[n], j[n]] = values[n]
         twice(record, f"x[i, j] = v {dtype}", lambda: write(xd.clone(), at, values.to(DEV), new_fault()), want)
+    for rows, n in ((50, 4000), (100_000, 30_000)):
+        x, at, v = torch.randn(rows), torch.randint(-rows, rows, (n,)), torch.randn(n)
+        want = x.clone()
+        for i, p in enumerate(at.tolist()):
+            want[p] = v[i]
+        twice(record, f"x[i] = v, {n} elements of {rows}", lambda: write_elements(x.to(DEV), [at.to(DEV)], v.to(DEV), new_fault()), want)
     x, fault = torch.randn(10, 4, device=DEV), new_fault()
     bad = torch.tensor([3, 9, -11, 4, 10], device=DEV)
     read(x, [bad], fault)
@@ -248,7 +276,7 @@ def check_sort(record):
 def check_sums(record):
     limits = {torch.bfloat16: 4e-3, torch.float32: 1e-6, torch.float64: 1e-12, torch.int32: 0.0}
     for dtype, limit in limits.items():
-        for n, rows, inner in ((50_000, 700, 1), (50_000, 70_000, 1), (50_000, 1, 1), (3000, 40, 24), (3000, 40, 7), (5000, 2, 16), (70_000, 3, 8)):
+        for n, rows, inner in ((50_000, 700, 1), (50_000, 70_000, 1), (50_000, 1, 1), (3_000_000, 2, 1), (129, 1, 1), (3000, 40, 24), (3000, 40, 7), (5000, 2, 16), (70_000, 3, 8)):
             x, v = (torch.randn(rows, inner) * 9).to(dtype), (torch.randn(n, inner) * 9).to(dtype)
             at = torch.randint(0, rows, (n,))
             wide = torch.float64 if dtype.is_floating_point else dtype
@@ -293,7 +321,8 @@ def time_all(record):
     record.time("index_put rows accumulate", median_ms([lambda: put_sum(x, [rows], v, f)], 8), median_ms([lambda: x.index_put_((rows,), v, accumulate=True)], 8))
     r, c, e = torch.randint(0, 8192, (4_000_000,), device=DEV), torch.randint(0, 8192, (4_000_000,), device=DEV), torch.randn(4_000_000, device=DEV)
     record.time("x[r, c] 4M", median_ms([lambda: read(x, [r, c], f)]), median_ms([lambda: x[r, c]]))
-    record.time("index_put 4M", median_ms([lambda: write(x, [r, c], e, f)]), median_ms([lambda: x.index_put_((r, c), e)]))
+    record.time("index_put 4M, winner of every place", median_ms([lambda: write(x, [r, c], e, f)]))
+    record.time("index_put 4M", median_ms([lambda: write_elements(x, [r, c], e, f)]), median_ms([lambda: x.index_put_((r, c), e)]))
     record.time("index_put 4M accumulate", median_ms([lambda: put_sum(x, [r, c], e, f)]), median_ms([lambda: x.index_put_((r, c), e, accumulate=True)], 8))
     keys = torch.empty(4_000_000, dtype=torch.int32, device=DEV)
     index, inner, n = index_of(x, [r, c])
@@ -323,6 +352,7 @@ def sanitize(record):
     select(x, m), fill(x, m, 1.0, out), scatter_masked(x, m, x, out)
     t, i = torch.randn(40, 24).to(DEV), torch.randint(0, 40, (9000,)).to(DEV)
     read(t, [i], fault), write(t, [i], torch.randn(9000, 24).to(DEV), fault)
+    write_elements(x, [i], torch.randn(9000).to(DEV), fault)
     put_sum(t, [i], torch.randn(9000, 24).to(DEV), fault), put_sum(x, [i], torch.randn(9000).to(DEV), fault)
     torch.cuda.synchronize()
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from device import F64, I32, I64, Kernel, P, Struct
 from timing import error, median_ms, same_bits
-from variants import ENTROPY_THREADS, NORMS, norm_options, options
+from variants import ENTROPY, NORMS, norm_options, options
 
 torch._functorch.config.donated_buffer = False  # a compiled backward pass is timed again and again
 DEV = "cuda"
@@ -166,20 +166,21 @@ def check_gated(record):
                     record.check(f"gated {name} {dtype} {cols}: {label}", error(a.cpu(), w), limit, same_bits(a, b))
 
 
-def cross_entropy(x, dx, labels, scale, threads, packets, grad=1, smoothing=0.0, fault=None):
+def cross_entropy(x, dx, labels, scale, threads, packets, cluster=1, grad=1, smoothing=0.0, fault=None):
     rows, cols = x.shape
     loss = torch.full((rows,), float("nan"), dtype=real_of(x), device=DEV)
     lse = torch.full_like(loss, float("nan"))
-    k = Kernel("cross_entropy.cu", options(ELEMENT=NAMES[x.dtype], GRAD=grad, THREADS=threads, PACKETS=packets), "cross_entropy")
+    k = Kernel("cross_entropy.cu", options(ELEMENT=NAMES[x.dtype], GRAD=grad, THREADS=threads, CLUSTER=cluster, PACKETS=packets), "cross_entropy")
     s = CrossEntropy().fill(x=x, dx=dx if dx is not None else 0, labels=labels, scale=scale, loss=loss, lse=lse, fault=fault if fault is not None else 0,
                             rows=rows, cols=cols, stride=x.stride(0), scale_stride=0, smoothing=smoothing)
-    k(min(rows, 132 * 8), threads, s)
+    k(cluster * min(rows, 132 * 8 // cluster), threads, s)
     return loss, lse
 
 
 def check_entropy(record):
     bf = torch.bfloat16
-    for dtype, packets, cols, threads in ((bf, 1, 5000, 256), (bf, 1, 151_936, 512), (bf, 1, 151_936, 1024), (bf, 0, 777, 512), (torch.float32, 0, 777, 512), (torch.float64, 0, 777, 512)):
+    whole = [(bf, 1, c, *v) for c in (5000, 151_936) for v in ENTROPY]
+    for dtype, packets, cols, threads, cluster in whole + [(d, 0, 777, 512, 1) for d in (bf, torch.float32, torch.float64)]:
         for smoothing in (0.0, 0.1):
             rows = 40
             x = (torch.randn(rows, cols) * 4).to(dtype)
@@ -192,11 +193,11 @@ def check_entropy(record):
             runs = []
             for _ in range(2):
                 y = x.to(DEV)
-                runs.append((*cross_entropy(y, y, labels.to(DEV), scale, threads, packets, smoothing=smoothing), y))
+                runs.append((*cross_entropy(y, y, labels.to(DEV), scale, threads, packets, cluster, smoothing=smoothing), y))
             limit = {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 4e-3)
             wants = ((want.detach(), 2e-6), (x.double().logsumexp(1), 2e-6), (gx, limit))
             for label, a, b, (w, bound) in zip(("loss", "lse", "grad"), *runs, wants):
-                record.check(f"cross_entropy {dtype} {cols} {threads} smoothing {smoothing}: {label}", error(a.cpu(), w), bound, same_bits(a, b))
+                record.check(f"cross_entropy {dtype} {cols} {threads}x{cluster} smoothing {smoothing}: {label}", error(a.cpu(), w), bound, same_bits(a, b))
 
 
 # --- AdamW: the CPU's arithmetic in numpy, operation by operation. ---
@@ -267,9 +268,17 @@ def check_adamw(record):
             record.check(f"adamw {param} {grad} {p.numel()}: elements whose bits differ", float(off), 0)
 
 
-def exact(x, words=None):
-    words = torch.zeros(70, dtype=torch.int64, device=DEV) if words is None else words
-    Kernel("exact_norm.cu", options(ELEMENT=NAMES[x.dtype]), "exact_norm")(132 * 8, 256, x, I64(x.numel()), words)
+def exact_tables(tensors):
+    rows = b"".join(struct.pack("<Qq", t.data_ptr(), t.numel()) for t in tensors)
+    pieces = b"".join(struct.pack("<ii", i, n) for i, t in enumerate(tensors) for n in range(cdiv(t.numel(), 65536)))
+    up = lambda b: torch.frombuffer(bytearray(b), dtype=torch.uint8).to(DEV)
+    return up(rows), up(pieces), len(pieces) // 8
+
+
+def exact(tensors, tables=None):
+    words = torch.zeros(70, dtype=torch.int64, device=DEV)
+    rows, pieces, count = tables or exact_tables(tensors)
+    Kernel("exact_norm.cu", options(ELEMENT=NAMES[tensors[0].dtype]), "exact_norm")(count, 256, rows, pieces, words)
     return words
 
 
@@ -285,7 +294,8 @@ def check_exact(record):
                 e, m = b >> 23 & 255, b & 0x7FFFFF
                 m += (e != 0) << 23
                 want += m * m << (2 * max(e, 1) + 774)
-            runs = [exact(x.to(DEV)).cpu() for _ in range(2)]
+            on_device = [part.to(DEV) for part in x.split(70_001)]
+            runs = [exact(on_device).cpu() for _ in range(2)]
             total = sum(w << 32 * i for i, w in enumerate(runs[0][:68].tolist()))
             counts = runs[0][68:].tolist() == [int(x.isnan().sum()), int(x.isinf().sum())]
             record.check(f"exact norm {dtype} {n} {spread}", float(total != want or not counts), 0)
@@ -368,9 +378,9 @@ def time_rest(record):
     lossy = torch.compile(lambda x: F.cross_entropy(x.float(), labels))
     leaf = [s.clone().requires_grad_() for s in scores]
     peer = median_ms([lambda x=x: torch.autograd.grad(lossy(x), x) for x in leaf], 8)
-    for threads in ENTROPY_THREADS:
-        ms = median_ms([lambda x=x: cross_entropy(x, x, labels, scale, threads, 1) for x in scores], 10)
-        record.time(f"loss and gradient in place 2048 x 151936, {threads} threads", ms, peer, tb_s=2 * scores[0].numel() * 2 / ms / 1e9)
+    for threads, cluster in ENTROPY:
+        ms = median_ms([lambda x=x: cross_entropy(x, x, labels, scale, threads, 1, cluster) for x in scores], 10)
+        record.time(f"loss and gradient in place 2048 x 151936, {threads} threads x {cluster}", ms, peer, tb_s=2 * scores[0].numel() * 2 / ms / 1e9)
     del scores, leaf
     time_optimizer(record)
     x = [torch.randn(rows, 1152, device=DEV, dtype=bf) for _ in range(3)]
@@ -394,8 +404,9 @@ def time_optimizer(record):
     opt = torch.optim.AdamW(peers, 1e-3, fused=True)
     peer = median_ms([opt.step], 6)
     record.time(f"adamw, bf16 with f32 master, {sum(sizes) / 1e6:.0f} M (peer: f32 fused, 28 B too)", ms, peer, tb_s=28 * sum(sizes) / ms / 1e9)
-    words = torch.zeros(70, dtype=torch.int64, device=DEV)
-    ms = median_ms([lambda: [exact(t[2], words) for t in tensors[:30]]], 10)
+    grads = [t[2] for t in tensors[:30]]
+    tables = exact_tables(grads)
+    ms = median_ms([lambda: exact(grads, tables)], 10)
     peer = median_ms([lambda: torch._foreach_norm([t[2] for t in tensors[:30]])], 10)
     record.time(f"exact norm of {sum(sizes[:30]) / 1e6:.0f} M bf16 (peer: foreach_norm)", ms, peer, tb_s=2 * sum(sizes[:30]) / ms / 1e9)
 
@@ -414,7 +425,7 @@ def sanitize(record):
         n.forward(x, dy, w, None), n.grad(dy, x, w, dy)
     s = torch.randn(8, 1000).to(bf).to(DEV)
     cross_entropy(s, s, torch.arange(8).to(DEV), torch.tensor([1.0]).to(DEV), 256, 1)
-    exact(x), column_sums(x, "f32", 1)
+    exact([x]), column_sums(x, "f32", 1)
     torch.cuda.synchronize()
 
 
@@ -426,5 +437,5 @@ def profile(record):
     n.forward(x, dy, w, None), n.grad(dy, x, w, dy)
     s = torch.randn(2048, 151_936, device=DEV, dtype=bf)
     cross_entropy(s, s, torch.arange(2048, device=DEV), torch.tensor([1.0], device=DEV), 512, 1)
-    exact(s)
+    exact([s])
     torch.cuda.synchronize()

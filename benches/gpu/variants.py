@@ -77,7 +77,8 @@ def norm_options(lanes, per, groups, element="bf16", center=0, packets=1):
     return options(ELEMENT=element, WEIGHT=element, CENTER=center, LANES=lanes, PER=per, PACKETS=packets, GROUPS=groups)
 
 
-ENTROPY_THREADS = (256, 128, 512, 1024)
+# (THREADS, CLUSTER)
+ENTROPY = [(256, 4), (256, 1), (256, 2), (256, 8), (512, 2), (512, 4), (128, 8), (1024, 2)]
 
 
 def attention_wanted():
@@ -115,8 +116,8 @@ def training_wanted():
     out += [("columns.cu", options(ELEMENT=e, OUT=o, PACKETS=p)) for e, o in (("bf16", "f32"), ("f32", "f32"), ("f32", "bf16"), ("f64", "f64")) for p in (0, 1)]
     out += [("rotary.cu", options(ELEMENT=e, PAIRS=pairs, PACKETS=p)) for e in ("bf16", "f32") for pairs in (0, 1) for p in (0, 1)]
     out += [("gated.cu", options(ELEMENT=e, ACT=a, PACKETS=p)) for e in ("bf16", "f32", "f64") for a in range(3) for p in (0, 1)]
-    out += [("cross_entropy.cu", options(ELEMENT="bf16", GRAD=g, THREADS=t, PACKETS=1)) for t in ENTROPY_THREADS for g in (0, 1)]
-    out += [("cross_entropy.cu", options(ELEMENT=e, GRAD=1, THREADS=512, PACKETS=0)) for e in ("bf16", "f32", "f64")]
+    out += [("cross_entropy.cu", options(ELEMENT="bf16", GRAD=1, THREADS=t, CLUSTER=c, PACKETS=1)) for t, c in ENTROPY]
+    out += [("cross_entropy.cu", options(ELEMENT=e, GRAD=1, THREADS=512, CLUSTER=1, PACKETS=0)) for e in ("bf16", "f32", "f64")]
     for param, grad, master in (("bf16", "bf16", 1), ("bf16", "f32", 1), ("f32", "f32", 0), ("bf16", "bf16", 0)):
         out += [("adamw.cu", options(PARAM=param, GRAD=grad, MASTER=master, MAX=m) + ["--fmad=false"]) for m in (0, 1)]
     out += [("exact_norm.cu", options(ELEMENT=e)) for e in ("bf16", "f16", "f32")]

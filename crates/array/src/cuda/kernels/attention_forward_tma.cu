@@ -96,23 +96,36 @@ struct Rows {
                     if (at < from[i / 2] || at >= to[i / 2]) s[n][i] = -INFINITE;
                 }
         }
+        // Four chains a row, so that none waits for the one before.
+        const int CHAINS = 4;
+        f32 most[2][CHAINS], part[2][CHAINS], shift[2];
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const f32 larger = fmaxf(s[n][2 * i], s[n][2 * i + 1]);
+                most[i][n % CHAINS] = n < CHAINS ? larger : fmaxf(most[i][n % CHAINS], larger);
+            }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            f32 most = top[i];
-#pragma unroll
-            for (int n = 0; n < NT; n++) most = fmaxf(most, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            const f32 shift = most == -INFINITE ? 0.f : most * unit;
-            keep[i] = exp2_fast(top[i] * unit - shift);
-            top[i] = most;
-            f32 part = 0;
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; j++) s[n][j] = exp2_fast(s[n][j] * unit - shift), part += s[n][j];
-            sum[i] = sum[i] * keep[i] + part;
+            f32 all = fmaxf(fmaxf(most[i][0], most[i][1]), fmaxf(most[i][2], most[i][3]));
+            all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
+            all = fmaxf(top[i], fmaxf(all, __shfl_xor_sync(~0u, all, 2)));
+            shift[i] = all == -INFINITE ? 0.f : all * unit;
+            keep[i] = exp2_fast(top[i] * unit - shift[i]);
+            top[i] = all;
         }
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                s[n][2 * i] = exp2_fast(s[n][2 * i] * unit - shift[i]);
+                s[n][2 * i + 1] = exp2_fast(s[n][2 * i + 1] * unit - shift[i]);
+                const f32 pair = s[n][2 * i] + s[n][2 * i + 1];
+                part[i][n % CHAINS] = n < CHAINS ? pair : part[i][n % CHAINS] + pair;
+            }
+#pragma unroll
+        for (int i = 0; i < 2; i++) sum[i] = sum[i] * keep[i] + ((part[i][0] + part[i][1]) + (part[i][2] + part[i][3]));
     }
 };
 

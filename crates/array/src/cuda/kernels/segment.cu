@@ -2,15 +2,19 @@
 // the gradient of an embedding end in. Keys come sorted with the positions they had (radix.cu); those from `limit` on are
 // ignored.
 //
-// The entries of a segment are cut from its start into runs of 128; a run is taken in order, then the runs in order. So
-// the bits follow from the entries alone.
+// The entries of a segment are cut from its start into runs of 128; a run is taken in order, then the runs in order (rows), or by the
+// same rule again (elements). So the bits follow from the entries alone.
 //
-// segment_count(keys, count, limit, sums)                     grid ceil(count / 4096), block 256; heads in each tile
-// segment_starts(keys, count, limit, tile_starts, starts)     likewise, after tile_scan (mask.cu): first entry of each
-//     segment, and behind the last one the number of entries below the limit
-// segment_reduce(Segments)   elements (inner == 1): grid any (strides), block 256
-// segment_rows(Segments)     rows: grid any (strides), block 256; segments longer than 512 go on the list `longer`
-// segment_rows_longer(Segments)   after it: grid any (strides), block 256
+// Elements (inner == 1), without a list of segments:
+//   segment_elements(Segments, count, limit)   grid any (strides), block 256; segments longer than 128 go on the list `longer`
+//   segment_runs(Segments, count)              after it: grid (any, ceil(count / 32768)), block 256; sums of their runs into `parts`
+//   segment_fold(Segments, count)              after it: grid any (strides), block 256
+// Rows:
+//   segment_count(keys, count, limit, sums)                   grid ceil(count / 4096), block 256; heads in each tile
+//   segment_starts(keys, count, limit, tile_starts, starts)   likewise, after tile_scan (mask.cu): first entry of each segment, and
+//                                                             behind the last one the number of entries below the limit
+//   segment_rows(Segments)                     grid any (strides), block 256; segments longer than 512 go on the list `longer`
+//   segment_rows_longer(Segments)              after it: grid any (strides), block 256
 //
 // Defines: ELEMENT (f64, f32, bf16, f16, integers), KEY, PAYLOAD (u32, u64) as in radix.cu, OP (0 sum, 1 product, 2 max,
 //   3 min), PACKETS (1: rows are multiples of 16 bytes and aligned).
@@ -22,11 +26,12 @@ typedef Real<T>::type R;
 struct Segments {
     const KEY* keys;
     const PAYLOAD* positions;
-    const PAYLOAD* starts;
-    const i64* number; // of segments
+    const PAYLOAD* starts; // rows
+    const i64* number;     // of segments: rows
     const T* values;
     T* out;
-    u32* longer; // its length, then numbers of segments; the length starts as zero
+    u32* longer; // its length, then segments (rows: numbers, elements: first entries below 2^32); the length starts as zero
+    R* parts;    // elements: count / 64 + 1 values
     i64 value_stride; // elements between rows of values
     i64 inner;
     i32 include; // 1: what `out` holds takes part
@@ -95,51 +100,68 @@ KERNEL void __launch_bounds__(256) segment_starts(
     if (at == 0 && threadIdx.x == 0 && !(keys[0] < limit)) starts[0] = 0;
 }
 
-// A run of entries of one element each, in order.
-static DEVICE R run_of(const Segments& s, i64 from, i64 to) {
-    R sum = widen(s.values[(i64)s.positions[from] * s.value_stride]);
-    for (i64 i = from + 1; i < to; i++) sum = join(sum, widen(s.values[(i64)s.positions[i] * s.value_stride]));
+static DEVICE R value_at(const Segments& s, i64 entry) { return widen(s.values[(i64)s.positions[entry] * s.value_stride]); }
+
+// A run of entries with the key of the first, in order; `end` gets where it ends.
+static DEVICE R run_of(const Segments& s, KEY key, i64 from, i64 count, i64& end) {
+    R sum = value_at(s, from);
+    i64 i = from + 1;
+    for (; i < from + RUN && i < count && s.keys[i] == key; i++) sum = join(sum, value_at(s, i));
+    end = i;
     return sum;
 }
 
-KERNEL void __launch_bounds__(256) segment_reduce(const __grid_constant__ Segments s) {
-    __shared__ i64 queue[256];
-    __shared__ R runs[256];
-    __shared__ u32 queued;
-    const i64 number = *s.number;
-    for (i64 base = (i64)blockIdx.x * 256; base < number; base += (i64)gridDim.x * 256) {
-        if (threadIdx.x == 0) queued = 0;
-        __syncthreads();
-        const i64 segment = base + threadIdx.x;
-        if (segment < number) {
-            const i64 from = s.starts[segment], to = s.starts[segment + 1];
-            if (to - from <= RUN) {
-                T* target = s.out + s.keys[from];
-                *target = finish(run_of(s, from, to), *target, to - from, s);
-            } else {
-                queue[atomicAdd(&queued, 1u)] = segment;
-            }
+KERNEL void __launch_bounds__(256) segment_elements(const __grid_constant__ Segments s, i64 count, u64 limit) {
+    for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < count; i += (i64)gridDim.x * 256) {
+        if (!is_head(s.keys, i, count, limit)) continue;
+        const KEY key = s.keys[i];
+        i64 end;
+        const R sum = run_of(s, key, i, count, end);
+        if (end == i + RUN && end < count && s.keys[end] == key) {
+            s.longer[1 + atomicAdd(s.longer, 1u)] = (u32)i;
+        } else {
+            s.out[key] = finish(sum, s.include ? s.out[key] : T(), end - i, s);
         }
-        __syncthreads();
-        // Long segments: one run a thread, runs joined in order by the first.
-        for (u32 q = 0; q < queued; q++) {
-            const i64 from = s.starts[queue[q]], to = s.starts[queue[q] + 1];
-            R sum = 0;
-            for (i64 block = from; block < to; block += 256 * RUN) {
-                const i64 begin = block + threadIdx.x * RUN;
-                if (begin < to) runs[threadIdx.x] = run_of(s, begin, begin + RUN < to ? begin + RUN : to);
-                __syncthreads();
-                if (threadIdx.x == 0) {
-                    const i64 left = (to - block + RUN - 1) / RUN;
-                    for (int r = 0; r < 256 && r < left; r++) sum = block == from && r == 0 ? runs[0] : join(sum, runs[r]);
+    }
+}
+
+// Runs of a segment start at parts[first / 64]: it has more than 128 entries, so the next segment's lie behind.
+KERNEL void __launch_bounds__(256) segment_runs(const __grid_constant__ Segments s, i64 count) {
+    const i64 run = (i64)blockIdx.y * 256 + threadIdx.x;
+    for (u32 l = blockIdx.x; l < s.longer[0]; l += gridDim.x) {
+        const i64 first = s.longer[1 + l], from = first + run * RUN;
+        const KEY key = s.keys[first];
+        i64 end;
+        if (from < count && s.keys[from] == key) s.parts[first / 64 + run] = run_of(s, key, from, count, end);
+    }
+}
+
+KERNEL void __launch_bounds__(256) segment_fold(const __grid_constant__ Segments s, i64 count) {
+    for (u32 l = blockIdx.x; l < s.longer[0]; l += gridDim.x) {
+        const i64 first = s.longer[1 + l];
+        const KEY key = s.keys[first];
+        // One past the last entry: 256 places are looked at at once.
+        i64 low = first, high = count;
+        while (high - low > 1) {
+            const i64 step = (high - low + 255) / 256, at = low + threadIdx.x * step;
+            const int same = __syncthreads_count(at < high && s.keys[at] == key);
+            low += (same - 1) * step;
+            high = low + step < high ? low + step : high;
+        }
+        R* parts = s.parts + first / 64;
+        for (i64 left = (high - first + RUN - 1) / RUN; left > 1; left = (left + RUN - 1) / RUN)
+            for (i64 base = 0; base * RUN < left; base += 256) {
+                const i64 group = base + threadIdx.x, from = group * RUN, to = from + RUN < left ? from + RUN : left;
+                R sum = 0;
+                if (from < left) {
+                    sum = parts[from];
+                    for (i64 i = from + 1; i < to; i++) sum = join(sum, parts[i]);
                 }
                 __syncthreads();
+                if (from < left) parts[group] = sum;
+                __syncthreads();
             }
-            if (threadIdx.x == 0) {
-                T* target = s.out + s.keys[from];
-                *target = finish(sum, *target, to - from, s);
-            }
-        }
+        if (threadIdx.x == 0) s.out[key] = finish(parts[0], s.include ? s.out[key] : T(), high - first, s);
         __syncthreads();
     }
 }
