@@ -2,15 +2,12 @@
 
 mod bundle;
 pub mod config;
-pub mod data;
 mod error;
 pub mod event;
 mod freeze;
 mod gather;
 mod generate;
-pub mod geometry;
 mod partition;
-pub mod pipeline;
 pub mod plan;
 mod pretrained;
 pub mod reduce;
@@ -24,6 +21,9 @@ mod weights;
 pub use config::Config;
 pub use error::{Error, Result};
 pub use generate::{Generator, Sampling, Weights};
+pub use planaria_data as data;
+pub use planaria_data::geometry;
+pub use planaria_pipeline as pipeline;
 pub use share::Share;
 pub use signals::Requests;
 pub use trainer::{Outcome, Trainer, read_model_config};

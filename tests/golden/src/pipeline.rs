@@ -6,7 +6,7 @@
 
 use crate::cases::{Outcome, Verdict, each_entry};
 use anyhow::{Context, Result, bail, ensure};
-use planaria_train::pipeline::{Action, Costs, Kind, Limit, Schedule, Simulation, Stages, Step};
+use planaria_pipeline::{Action, Costs, Kind, Limit, Schedule, Simulation, Stages, Step};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;

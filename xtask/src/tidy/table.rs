@@ -12,6 +12,8 @@ pub(super) const FLOORS: &[(&str, u8)] = &[
     ("planaria-tensor", 3),
     ("planaria-ckpt", 3),
     ("planaria-nn", 4),
+    ("planaria-data", 4),
+    ("planaria-pipeline", 4),
     ("planaria-program", 4),
     ("planaria-merge", 4),
     ("planaria-train", 5),
@@ -46,7 +48,7 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/cuda/src/pinned.rs",
     "crates/store/src/local/sys.rs",
     "crates/comm/src/mpi/raw.rs",
-    "crates/train/src/data/map.rs",
+    "crates/data/src/map.rs",
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.

@@ -2,7 +2,7 @@
 
 use super::Job;
 use super::setup::Position;
-use crate::data::{Config as DataConfig, Data, Description};
+use crate::data::{Data, Description};
 use crate::error::{Error, Result};
 use crate::pretrained::together;
 use planaria_comm::{Comm, CommExt as _, Value, value};
@@ -20,7 +20,8 @@ pub(super) fn open(job: &Job, comm: &Arc<dyn Comm>) -> Result<Data> {
     }
     let place = Position::of(config.mesh.on(comm.size())?, comm.world_rank())?;
     let cache = config.data.cache.clone().unwrap_or_else(|| config.run_dir().join(TOKENS));
-    let data = DataConfig { cache: Some(cache), ..config.data.clone() };
+    let mut data = config.data.clone();
+    data.cache = Some(cache);
     let read = || data.open(tokenizer).map(Some);
     let first = if comm.rank() == 0 { read() } else { Ok(None) };
     let first = together(&**comm, first)?;

@@ -3,7 +3,7 @@
 use super::state::InputGrad;
 use super::wire::{Wire, gradient_spec};
 use super::{At, Inner, Options, Shapes};
-use crate::pipeline::error::{Error, Result};
+use crate::error::{Error, Result};
 use planaria_comm::{Call, Comm, Pending, Recv, Send};
 use planaria_layout::{DType, TensorSpec};
 use planaria_tensor::{Array, History, Tensor};

@@ -6,13 +6,13 @@
 //! [`engine::Engine`] carries one rank's list out on any communicator.
 //!
 //! ```
-//! use planaria_train::pipeline::{Costs, Kind};
+//! use planaria_pipeline::{Costs, Kind};
 //!
 //! let schedule = Kind::OneForwardOneBackward.build(4, 8, 1)?;
 //! let told = schedule.simulate(&Costs::unit())?;
 //! assert_eq!(told.makespan, 33.0);
 //! assert_eq!(told.live, [4, 3, 2, 1]);
-//! # Ok::<_, planaria_train::pipeline::Error>(())
+//! # Ok::<_, planaria_pipeline::Error>(())
 //! ```
 
 mod action;
@@ -41,5 +41,5 @@ pub use stages::Stages;
 
 /// The examples of the page on pipelines, run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../../docs/concepts/pipelines.md")]
+#[doc = include_str!("../../../docs/concepts/pipelines.md")]
 struct PipelinesPage;

@@ -3,9 +3,9 @@
 use crate::stack::{Layer, Plan, alone, piped, ranks, value};
 use planaria_comm::CommExt;
 use planaria_layout::Mesh;
+use planaria_pipeline::engine::{At, Engine, Inner, Options, Shapes, StageWork};
+use planaria_pipeline::{Error, Failure, Kind};
 use planaria_tensor::{Keep, Tensor, World};
-use planaria_train::pipeline::engine::{At, Engine, Inner, Options, Shapes, StageWork};
-use planaria_train::pipeline::{Error, Failure, Kind};
 use std::sync::Arc;
 
 #[test]

@@ -66,7 +66,7 @@ fn matches_parts(pattern: &[&str], parts: &[&str]) -> bool {
 }
 
 /// Whether `name` is `pattern`, in which `*` stands for any text and `?` for any one character.
-pub(crate) fn matches_name(pattern: &str, name: &str) -> bool {
+pub fn matches_name(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     matches_greedy(&pattern, &name, |p| *p == '*', |p, c| *p == '?' || p == c)
 }

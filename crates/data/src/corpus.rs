@@ -146,7 +146,7 @@ pub struct Data {
 
 impl Data {
     /// No sample: what there is before data is opened.
-    pub(crate) fn none() -> Data {
+    pub fn none() -> Data {
         let corpus = Arc::new(Corpus { rows: Vec::new(), sequence: 0, borders: Borders::default() });
         Data { train: Arc::new(corpus.side(Side::Whole)), eval: None }
     }

@@ -5,8 +5,8 @@
 //! when a run goes on with other ranks or another batch size.
 //!
 //! ```
-//! use planaria_train::data::{Config, Loader, LoaderOptions, Order, Sampler, Share, Source};
-//! use planaria_train::geometry::{Batching, Geometry};
+//! use planaria_data::{Config, Loader, LoaderOptions, Order, Sampler, Share, Source};
+//! use planaria_data::geometry::{Batching, Geometry};
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let path = folder.path().join("a.txt");
@@ -29,6 +29,7 @@ mod dataset;
 mod described;
 mod error;
 mod file;
+pub mod geometry;
 mod glob;
 mod loader;
 mod map;
@@ -44,11 +45,11 @@ mod tokens;
 
 pub use corpus::{Config, Data};
 pub use dataset::{Batch, Dataset, Part, Sample};
-pub(crate) use described::Description;
+pub use described::Description;
 pub use error::{Error, Result};
 pub use file::{Header, TokenFile, TokenWriter};
 pub use glob::list;
-pub(crate) use glob::matches_name;
+pub use glob::matches_name;
 pub use loader::{Loader, LoaderOptions, Share};
 pub use pack::{Borders, IGNORED, Packed, Packing};
 pub use permute::Permutation;
@@ -59,5 +60,5 @@ pub use tokens::Tokens;
 
 /// The code in the guide is run with the doctests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../../docs/guide/data.md")]
+#[doc = include_str!("../../../docs/guide/data.md")]
 mod guide {}

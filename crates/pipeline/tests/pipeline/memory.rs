@@ -8,9 +8,9 @@ use crate::stack::{Layer, Plan, Stack, WIDTH, ranks};
 use planaria_array::{Array, reset_thread_peak, thread_memory_stats};
 use planaria_comm::{Call, Comm, Pending, Send};
 use planaria_layout::Rank;
+use planaria_pipeline::engine::{At, Engine, Options, StageWork};
+use planaria_pipeline::{Costs, Failure, Kind, Release, Schedule, StageBytes, StageCost};
 use planaria_tensor::{GradOptions, History, Tensor, backward_from, backward_inputs};
-use planaria_train::pipeline::engine::{At, Engine, Options, StageWork};
-use planaria_train::pipeline::{Costs, Failure, Kind, Release, Schedule, StageBytes, StageCost};
 use std::sync::Arc;
 
 /// Bytes this thread has allocated and not freed.

@@ -1,8 +1,8 @@
 //! Every schedule gives the bits of all stages on one rank.
 
 use crate::stack::{Layer, Left, Plan, alone, piped};
-use planaria_train::pipeline::engine::Options;
-use planaria_train::pipeline::{Kind, Release};
+use planaria_pipeline::engine::Options;
+use planaria_pipeline::{Kind, Release};
 
 fn chunk_choices(kind: Kind) -> &'static [usize] {
     match kind {

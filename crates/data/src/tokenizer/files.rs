@@ -1,7 +1,7 @@
 //! The files of a Hugging Face tokenizer: which there are, and what `tokenizer_config.json` says.
 
 use super::TokenKind;
-use crate::data::error::{Error, Result};
+use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,9 +2,9 @@
 
 use crate::stack::{Plan, Stack, ranks};
 use planaria_comm::{Comm, CommExt, Fault, Trip, faulty};
+use planaria_pipeline::engine::{self, At, Options, StageWork};
+use planaria_pipeline::{Error, Failure, Kind, Schedule};
 use planaria_tensor::{History, Tensor};
-use planaria_train::pipeline::engine::{self, At, Options, StageWork};
-use planaria_train::pipeline::{Error, Failure, Kind, Schedule};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -66,19 +66,20 @@ impl Dataset for Described {
 
 /// The sides of some data as text, for ranks that do not read it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Description {
+pub struct Description {
     train: Described,
     eval: Option<Described>,
 }
 
 impl Description {
-    pub(crate) fn of(data: &Data) -> Description {
+    /// The numbers of some data, without its samples.
+    pub fn of(data: &Data) -> Description {
         let eval = data.eval.as_ref().map(|eval| Described::of(&**eval));
         Description { train: Described::of(&*data.train), eval }
     }
 
     /// Data of which every number is known and no sample.
-    pub(crate) fn into_data(self) -> Data {
+    pub fn into_data(self) -> Data {
         Data { train: Arc::new(self.train), eval: self.eval.map(|eval| Arc::new(eval) as Arc<dyn Dataset>) }
     }
 }
@@ -86,7 +87,7 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Config, Sampler, Source, Tokenizer};
+    use crate::{Config, Sampler, Source, Tokenizer};
 
     #[test]
     fn a_description_gives_the_same_order_and_no_sample() {

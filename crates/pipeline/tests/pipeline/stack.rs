@@ -2,10 +2,10 @@
 
 use planaria_array::Array;
 use planaria_comm::{Comm, threads};
+use planaria_pipeline::engine::{self, At, Options, Ran, StageWork};
+use planaria_pipeline::{Error, Failure, Schedule};
 use planaria_tensor::ops::{layer_norm, linear};
 use planaria_tensor::{DType, History, Keep, Result, Tensor, recompute};
-use planaria_train::pipeline::engine::{self, At, Options, Ran, StageWork};
-use planaria_train::pipeline::{Error, Failure, Schedule};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,10 +2,10 @@
 //! `cargo xtask test` runs it: `mpirun -n 3 target/debug/examples/mpi_pipeline 5`.
 
 use planaria_comm::{Comm, CommExt, mpi};
+use planaria_pipeline::engine::{At, Engine, Options, StageWork};
+use planaria_pipeline::{Failure, Kind};
 use planaria_tensor::ops::linear;
 use planaria_tensor::{Keep, Tensor};
-use planaria_train::pipeline::engine::{At, Engine, Options, StageWork};
-use planaria_train::pipeline::{Failure, Kind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

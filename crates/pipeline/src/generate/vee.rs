@@ -1,10 +1,10 @@
 //! ZB-V: each rank holds one stage of the way down and one of the way up. There is no closed form for few micro-batches
 //! or little memory, so some ways to fill the time are tried and the best is taken.
 
-use crate::pipeline::action::{Action, Step};
-use crate::pipeline::error::{Error, Result};
-use crate::pipeline::memory;
-use crate::pipeline::stages::Stages;
+use crate::action::{Action, Step};
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::stages::Stages;
 
 /// What a rank prefers, first to last, among what it could do: the step, and whether on the way up.
 type Preference = [(Step, Way); 6];

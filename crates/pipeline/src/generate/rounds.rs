@@ -1,7 +1,7 @@
 //! Schedules that go round the ranks: 1F1B, interleaved, ZB-H1. All ranks do forwards in one order and backwards in
 //! one order; they differ in how many forwards come first, and in how long gradients of parameters wait.
 
-use crate::pipeline::action::{Action, Step};
+use crate::action::{Action, Step};
 
 /// Forwards and backwards in the order of all ranks, each as chunk and micro-batch.
 struct Orders {
