@@ -11,8 +11,8 @@ use planaria_array::random::Key;
 use planaria_array::{Array, DType, Threads};
 use planaria_bench::machine::Machine;
 use planaria_comm::{Comm, threads};
-use planaria_nn::models::{Activations, Config, Model, Run, Stage};
-use planaria_nn::{Init, Module};
+use planaria_nn::Init;
+use planaria_nn::models::{Activations, Models, Network, Run, Stage};
 use planaria_pipeline::engine::{At, Engine, Options, Ran, StageWork};
 use planaria_pipeline::{Action, Costs, Failure, Kind, Schedule, Span, StageBytes, StageCost, Step};
 use planaria_tensor::{Keep, Tensor};
@@ -332,7 +332,7 @@ impl StageWork for Waiting {
 
 /// Stages of a decoder.
 struct Decoder {
-    stages: BTreeMap<usize, Model>,
+    stages: BTreeMap<usize, Box<dyn Network>>,
     last: usize,
     tokens: Tensor,
 }
@@ -341,7 +341,7 @@ impl Decoder {
     fn new(case: &Case, own: impl Iterator<Item = usize>) -> Result<Decoder> {
         let count = case.schedule.stages().len();
         let each = LAYERS / count;
-        let config = Config::from_json(&format!(
+        let config = Models::default().open_json(&format!(
             r#"{{ "model_type": "qwen2", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": {LAYERS},
                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256 }}"#
         ))?;
@@ -349,7 +349,7 @@ impl Decoder {
         let part = |stage: usize| {
             let layers = stage * each..(stage + 1) * each;
             let part = Stage { layers, embed: stage == 0, head: stage + 1 == count };
-            Ok((stage, Model::new(&config, part, None, &init)?))
+            Ok((stage, config.build(&part, None, &init)?))
         };
         let ids: Vec<i64> = (0..BATCH[0] * BATCH[1]).map(|i| (i * 37 % 251) as i64).collect();
         let tokens = Tensor::new(Array::from_slice(&ids, &BATCH)?);

@@ -45,7 +45,7 @@ pub enum Error {
         /// What stands there.
         found: String,
         /// What can be done.
-        hint: &'static str,
+        hint: String,
     },
     /// Sizes that do not fit each other.
     #[error("model configuration: {what}")]

@@ -1,7 +1,7 @@
 //! Text from a model: token after token, with the keys and values of what came before kept.
 
 use crate::error::{Error, Result};
-use crate::models::{Cache, Model, Run};
+use crate::models::{Cache, Network, Run};
 use planaria_array::random::{Key, Window, uniform_f64};
 use planaria_array::{Array, DType};
 use planaria_tensor::{Tensor, no_grad};
@@ -58,7 +58,7 @@ impl Options {
 /// Rows under way. Each call of [`Generator::next_tokens`] gives one token per row.
 #[derive(Debug)]
 pub struct Generator<'a> {
-    model: &'a Model,
+    model: &'a dyn Network,
     options: Options,
     cache: Cache,
     /// What the model has not seen yet, `[rows, new]`.
@@ -72,7 +72,7 @@ pub struct Generator<'a> {
 
 impl<'a> Generator<'a> {
     /// Begins with prompts of one length. All ranks of the model call it with the same.
-    pub fn new(model: &'a Model, prompts: &[Vec<i64>], options: &Options) -> Result<Generator<'a>> {
+    pub fn new(model: &'a dyn Network, prompts: &[Vec<i64>], options: &Options) -> Result<Generator<'a>> {
         options.check()?;
         let refuse = |message: String| Err(Error::Argument { what: "generate", message });
         let Some(length) = prompts.first().map(Vec::len).filter(|&length| length > 0) else {
@@ -100,7 +100,8 @@ impl<'a> Generator<'a> {
         }
         let scores = no_grad(|| self.scores())?;
         let mut tokens = Vec::with_capacity(self.ended.len());
-        for (&row, scores) in self.numbers.iter().zip(scores.chunks(self.model.config().vocab_size)) {
+        for (&row, scores) in self.numbers.iter().zip(scores.chunks((scores.len() / self.ended.len()).max(1)))
+        {
             tokens.push(choose(scores, &self.options.choice, row, self.made)?);
         }
         self.next = Array::from_slice(&tokens, &[tokens.len(), 1])?;
@@ -116,7 +117,7 @@ impl<'a> Generator<'a> {
     /// Scores of the token after the last, row after row.
     fn scores(&self) -> Result<Vec<f32>> {
         let run = Run { cache: Some(&self.cache), ..Run::default() };
-        let hidden = self.model.forward(Tensor::new(self.next.clone()), &run)?.hidden;
+        let hidden = self.model.forward(Tensor::new(self.next.clone()).into(), &run)?.hidden;
         let last = hidden.narrow(1, hidden.shape()[1] - 1, 1)?;
         Ok(self.model.logits(&last)?.whole()?.cast(DType::F32)?.to_vec::<f32>()?)
     }
@@ -124,7 +125,7 @@ impl<'a> Generator<'a> {
 
 /// New tokens for each prompt, with the one that ended it. Prompts may have any lengths; those of one length run
 /// together. What a row gets does not depend on the others. Collective.
-pub fn generate(model: &Model, prompts: &[Vec<i64>], options: &Options) -> Result<Vec<Vec<i64>>> {
+pub fn generate(model: &dyn Network, prompts: &[Vec<i64>], options: &Options) -> Result<Vec<Vec<i64>>> {
     let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (row, prompt) in prompts.iter().enumerate() {
         by_length.entry(prompt.len()).or_default().push(row);

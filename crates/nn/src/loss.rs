@@ -27,8 +27,13 @@ const LEAST_ROWS: usize = 256;
 /// Sum of the losses of `hidden · weightᵀ` (`[batch, sequence, width]` and `[vocabulary, width]`) against labels
 /// `[batch, sequence]`; those that are [`IGNORED`] count nothing. The vocabulary may be cut. Collective.
 pub fn linear_cross_entropy(hidden: &Tensor, weight: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let row = largest_window(weight)?.max(1).saturating_mul(wide(weight.dtype()).size());
-    linear_cross_entropy_by((SCORES / row).max(LEAST_ROWS), hidden, weight, labels)
+    let rows = rows_at_once(largest_window(weight)?, wide(weight.dtype()).size());
+    linear_cross_entropy_by(rows, hidden, weight, labels)
+}
+
+/// How many rows of scores are there at once on a rank with a window of the vocabulary, in elements of `size` bytes.
+pub(crate) fn rows_at_once(window: usize, size: usize) -> usize {
+    (SCORES / window.max(1).saturating_mul(size)).max(LEAST_ROWS)
 }
 
 /// The most of the vocabulary that any rank has: ranks that cut it must take the same chunks.

@@ -23,6 +23,17 @@ impl Parallel {
     pub fn size(&self, axis: &str) -> usize {
         self.mesh.axes().iter().find(|a| a.name == axis).map_or(1, |a| a.size)
     }
+
+    /// Refuses axes that a model knows nothing of.
+    pub fn check_axes(&self) -> crate::error::Result<()> {
+        match self.mesh.axes().iter().find(|a| a.name != "tp" && a.name != "ep") {
+            None => Ok(()),
+            Some(axis) => {
+                let what = format!("a model's inner mesh has the axes ep and tp, not `{}`", axis.name);
+                Err(crate::error::Error::Sizes { what })
+            }
+        }
+    }
 }
 
 /// Crossings between layouts of activations.

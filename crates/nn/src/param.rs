@@ -70,6 +70,8 @@ pub struct ParamSpec {
     pub ep: Option<usize>,
     /// The parameter that has the same values.
     pub tied: Option<String>,
+    /// The block it belongs to; none for what stands before or after the blocks.
+    pub block: Option<usize>,
 }
 
 impl ParamSpec {

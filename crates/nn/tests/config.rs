@@ -4,7 +4,7 @@ mod common;
 
 use common::{Golden, MODELS};
 use planaria_nn::layers::RopeScaling;
-use planaria_nn::models::{Config, Family, Stage};
+use planaria_nn::models::{DecoderConfig, Stage};
 use serde_json::{Value, json};
 
 fn qwen2() -> Value {
@@ -23,21 +23,21 @@ fn with(key: &str, value: Value) -> Value {
 
 #[test]
 fn what_was_read_is_written_back_with_unknown_keys() {
-    let written = Config::from_value(qwen2()).unwrap().to_value();
+    let written = DecoderConfig::from_value(qwen2()).unwrap().to_value();
     for (key, value) in qwen2().as_object().unwrap() {
         assert_eq!(&written[key], value, "{key}");
     }
     assert_eq!(written["architectures"], json!(["Qwen2ForCausalLM"]));
     // The old form of rotary settings stays the old form.
     assert!(written.get("rope_parameters").is_none());
-    assert_eq!(Config::from_value(written.clone()).unwrap().to_value(), written);
+    assert_eq!(DecoderConfig::from_value(written.clone()).unwrap().to_value(), written);
 }
 
 #[test]
 fn configurations_of_transformers_survive() {
     for name in MODELS {
         let config = Golden::read(name).config;
-        let again = Config::from_json(&config.to_json()).unwrap();
+        let again = DecoderConfig::from_json(&config.to_json()).unwrap();
         assert_eq!(again.to_value(), config.to_value(), "{name}");
         assert_eq!(
             again.parameters(&Stage::whole(&again)).unwrap(),
@@ -49,13 +49,13 @@ fn configurations_of_transformers_survive() {
 
 #[test]
 fn defaults_are_those_of_the_family() {
-    let config = Config::from_value(qwen2()).unwrap();
-    assert_eq!((config.family, config.head_dim, config.kv_heads), (Family::Qwen2, 8, 2));
+    let config = DecoderConfig::from_value(qwen2()).unwrap();
+    assert_eq!((config.family.model_type, config.head_dim, config.kv_heads), ("qwen2", 8, 2));
     assert!(config.qkv_bias && !config.output_bias && !config.tie_word_embeddings);
     assert_eq!((config.rope_theta, config.rope_scaling), (1e6, RopeScaling::Default));
-    let llama = Config::from_value(with("model_type", json!("llama"))).unwrap();
+    let llama = DecoderConfig::from_value(with("model_type", json!("llama"))).unwrap();
     assert!(!llama.qkv_bias && !llama.mlp_bias);
-    let biased = Config::from_value(json!({
+    let biased = DecoderConfig::from_value(json!({
         "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 9, "num_hidden_layers": 1,
         "num_attention_heads": 2, "attention_bias": true, "rope_scaling": {"type": "linear", "factor": 2.0}
     }));
@@ -69,16 +69,16 @@ fn windows_follow_layer_types_or_the_familys_rule() {
     let mut config = with("use_sliding_window", json!(true));
     config["sliding_window"] = json!(5);
     config["max_window_layers"] = json!(2);
-    assert_eq!(Config::from_value(config.clone()).unwrap().windows, [None, None, Some(5)]);
+    assert_eq!(DecoderConfig::from_value(config.clone()).unwrap().windows, [None, None, Some(5)]);
     config["layer_types"] = json!(["sliding_attention", "full_attention", "full_attention"]);
-    assert_eq!(Config::from_value(config.clone()).unwrap().windows, [Some(5), None, None]);
+    assert_eq!(DecoderConfig::from_value(config.clone()).unwrap().windows, [Some(5), None, None]);
     config["use_sliding_window"] = json!(false);
-    assert_eq!(Config::from_value(config).unwrap().windows, [None; 3]);
+    assert_eq!(DecoderConfig::from_value(config).unwrap().windows, [None; 3]);
 }
 
 #[test]
 fn dropout_is_read_and_written() {
-    let config = Config::from_value(with("attention_dropout", json!(0.1))).unwrap();
+    let config = DecoderConfig::from_value(with("attention_dropout", json!(0.1))).unwrap();
     assert_eq!((config.attention_dropout, config.hidden_dropout), (0.1, 0.0));
     let written = config.to_value();
     assert_eq!(written["attention_dropout"], json!(0.1));
@@ -110,19 +110,19 @@ fn messages_name_the_key_and_the_value() {
         (with("hidden_size", json!(33)), "hidden_size 33 does not divide into 4 heads"),
     ];
     for (config, expected) in cases {
-        let message = Config::from_value(config).unwrap_err().to_string();
+        let message = DecoderConfig::from_value(config).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
-    assert!(Config::from_json("[1]").unwrap_err().to_string().contains("not a JSON object"));
-    assert!(Config::from_json("{").is_err());
+    assert!(DecoderConfig::from_json("[1]").unwrap_err().to_string().contains("not a JSON object"));
+    assert!(DecoderConfig::from_json("{").is_err());
 }
 
 #[test]
 fn huge_sizes_are_refused_without_allocating() {
     let huge = with("vocab_size", json!(u64::MAX));
-    let config = Config::from_value(huge).unwrap();
+    let config = DecoderConfig::from_value(huge).unwrap();
     assert!(config.parameters(&Stage::whole(&config)).is_err());
-    let heads = Config::from_value(with("head_dim", json!(u64::MAX / 2)));
+    let heads = DecoderConfig::from_value(with("head_dim", json!(u64::MAX / 2)));
     assert!(heads.and_then(|config| config.parameters(&Stage::whole(&config))).is_err());
 }
 

@@ -7,7 +7,7 @@ use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::Mesh;
-use planaria_nn::models::{Config, Model, Recompute, Run};
+use planaria_nn::models::{Decoder, DecoderConfig, Network, Recompute, Run};
 use planaria_nn::{Module, Parallel};
 use planaria_tensor::ops::Documents;
 use planaria_tensor::{Tensor, World, no_grad};
@@ -27,7 +27,7 @@ type Grads = BTreeMap<String, Array>;
 
 impl Packed {
     /// Labels that cross a border count nothing.
-    fn new(name: &str, change: fn(&mut Config)) -> Packed {
+    fn new(name: &str, change: fn(&mut DecoderConfig)) -> Packed {
         let mut golden = Golden::read(name);
         change(&mut golden.config);
         let rows = |name: &str| golden.tensor(name).narrow(0, 0, 2).unwrap();
@@ -46,12 +46,12 @@ impl Packed {
     }
 
     /// Logits, and gradients of the sum of losses.
-    fn step(&self, model: &Model, run: &Run<'_>) -> (Array, Grads) {
+    fn step(&self, model: &Decoder, run: &Run<'_>) -> (Array, Grads) {
         step(model, &self.tokens, &self.labels, run)
     }
 }
 
-fn step(model: &Model, tokens: &Tensor, labels: &Tensor, run: &Run<'_>) -> (Array, Grads) {
+fn step(model: &Decoder, tokens: &Tensor, labels: &Tensor, run: &Run<'_>) -> (Array, Grads) {
     let last = model.forward(tokens, run).unwrap();
     let logits = no_grad(|| model.logits(&last.hidden)).unwrap().whole().unwrap();
     model.loss(&last, labels).unwrap().sum.backward().unwrap();

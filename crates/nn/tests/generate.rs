@@ -9,7 +9,7 @@ use planaria_comm::threads;
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
 use planaria_nn::generate::{Choice, Generator, Options, generate};
-use planaria_nn::models::{Model, Run};
+use planaria_nn::models::{Decoder, Network, Run};
 use planaria_tensor::{Tensor, World, no_grad};
 
 fn prompts() -> Vec<Vec<i64>> {
@@ -21,7 +21,7 @@ fn options(choice: Choice) -> Options {
 }
 
 /// Greedy tokens by running everything again for each.
-fn without_cache(model: &Model) -> Vec<Vec<i64>> {
+fn without_cache(model: &Decoder) -> Vec<Vec<i64>> {
     let mut rows = prompts();
     for _ in 0..12 {
         let tokens = Tensor::from_slice(&rows.concat(), &[2, rows[0].len()]).unwrap();

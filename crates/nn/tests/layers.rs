@@ -7,14 +7,14 @@ use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::{Mesh, Shape};
 use planaria_nn::layers::{Mlp, Parts, Positions};
-use planaria_nn::models::Run;
+use planaria_nn::models::{Network, Run};
 use planaria_nn::{Cut, Init, Kind, Lanes, Module, Parallel, ParamSpec, Start};
 use planaria_tensor::{Tensor, World, no_grad};
 
 fn spec(name: &str, shape: &[usize], kind: Kind, tp: Cut) -> ParamSpec {
     let start = Start::Normal { std: 0.5 };
     let shape = Shape::new(shape).unwrap();
-    ParamSpec { name: name.to_string(), shape, kind, start, tp, ep: None, tied: None }
+    ParamSpec { name: name.to_string(), shape, kind, start, tp, ep: None, tied: None, block: None }
 }
 
 /// A layer norm and a plain MLP, as models with biases everywhere have them.

@@ -7,7 +7,7 @@ use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::Mesh;
-use planaria_nn::models::{Activations, Config, Model, Recompute, Run, Stage};
+use planaria_nn::models::{Activations, Decoder, DecoderConfig, Network, Recompute, Run, Stage};
 use planaria_nn::{Init, Module, Parallel};
 use planaria_tensor::{GradOptions, Tensor, World, backward};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn two_stages_give_the_bits_of_one() {
 fn first_values_do_not_depend_on_mesh_or_stage() {
     let config = Golden::read("qwen2-moe").config;
     let init = Init { seed: 9, dtype: DType::F32 };
-    let alone = Model::new(&config, Stage::whole(&config), None, &init).unwrap().params();
+    let alone = Decoder::new(&config, Stage::whole(&config), None, &init).unwrap().params();
     let std = |a: &Array| {
         let values = a.to_vec::<f32>().unwrap();
         (values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32).sqrt()
@@ -69,7 +69,7 @@ fn first_values_do_not_depend_on_mesh_or_stage() {
     threads::run(4, |comm| {
         let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence: true };
         let stage = Stage { layers: 1..2, embed: false, head: true };
-        for param in Model::new(&config, stage, Some(&parallel), &init).unwrap().params() {
+        for param in Decoder::new(&config, stage, Some(&parallel), &init).unwrap().params() {
             let twin = alone.iter().find(|other| other.name() == param.name()).unwrap();
             assert_eq!(bits(&param.leaf().whole().unwrap()), bits(twin.leaf().local()), "{}", param.name());
         }
@@ -79,15 +79,15 @@ fn first_values_do_not_depend_on_mesh_or_stage() {
 #[test]
 fn tied_parameters_share_their_elements_and_not_their_gradients() {
     let golden = Golden::read("qwen2-tied");
-    let model = Model::new(&golden.config, Stage::whole(&golden.config), None, &Init::default()).unwrap();
+    let model = Decoder::new(&golden.config, Stage::whole(&golden.config), None, &Init::default()).unwrap();
     let params = model.params();
     let (embed, head) = (&params[0], params.last().unwrap());
     embed.leaf().local().fill(0.25).unwrap();
     assert_eq!(head.leaf().local().to_vec::<f32>().unwrap()[0], 0.25);
     // A head alone on the last stage starts with the same values.
     let stage = Stage { layers: 2..2, embed: false, head: true };
-    let last = Model::new(&golden.config, stage, None, &Init::default()).unwrap();
-    let fresh = Model::new(&golden.config, Stage::whole(&golden.config), None, &Init::default()).unwrap();
+    let last = Decoder::new(&golden.config, stage, None, &Init::default()).unwrap();
+    let fresh = Decoder::new(&golden.config, Stage::whole(&golden.config), None, &Init::default()).unwrap();
     assert_eq!(bits(last.params()[1].leaf().local()), bits(fresh.params()[0].leaf().local()));
     let found = step(&fresh, &golden, &Run::default());
     assert_ne!(bits(&found.grads[embed.name()]), bits(&found.grads[head.name()]));
@@ -95,7 +95,7 @@ fn tied_parameters_share_their_elements_and_not_their_gradients() {
 
 #[test]
 fn dropout_is_the_same_on_every_mesh_and_when_computed_again() {
-    let set = |config: &mut Config, kind| match kind {
+    let set = |config: &mut DecoderConfig, kind| match kind {
         "hidden" => config.hidden_dropout = 0.3,
         _ => config.attention_dropout = 0.3,
     };
@@ -197,7 +197,7 @@ fn a_model_can_be_planned_without_values() {
     let mesh: Mesh = "ep=2 tp=2".parse().unwrap();
     let parallel = Parallel { world: World::supposed(3), mesh, sequence: true };
     let init = Init { seed: 0, dtype: DType::BF16 };
-    let model = Model::new(&golden.config, Stage::whole(&golden.config), Some(&parallel), &init).unwrap();
+    let model = Decoder::new(&golden.config, Stage::whole(&golden.config), Some(&parallel), &init).unwrap();
     let meta = |shape: &[usize]| Tensor::new(Array::meta(shape, DType::I64).unwrap());
     let last = model.forward(meta(&[4, 8]), &Run::default()).unwrap();
     assert_eq!(last.hidden.shape()[..], [4, 8, 16]);
@@ -218,7 +218,7 @@ fn wrong_elements_and_meshes_are_refused() {
     let parallel =
         |mesh: &str| Parallel { world: World::supposed(0), mesh: mesh.parse().unwrap(), sequence: false };
     let build = |mesh: &str| {
-        Model::new(&golden.config, Stage::whole(&golden.config), Some(&parallel(mesh)), &Init::default())
+        Decoder::new(&golden.config, Stage::whole(&golden.config), Some(&parallel(mesh)), &Init::default())
     };
     let message = build("tp=3").unwrap_err().to_string();
     assert!(

@@ -6,7 +6,7 @@ use common::{Golden, Step, difference, step};
 use planaria_array::DType;
 use planaria_comm::threads;
 use planaria_layout::Mesh;
-use planaria_nn::models::{Recompute, Run};
+use planaria_nn::models::{Network, Recompute, Run};
 use planaria_nn::{Module, Parallel};
 use planaria_tensor::World;
 
@@ -100,7 +100,7 @@ fn a_rank_without_tokens_or_experts_takes_part() {
     let golden = Golden::read("qwen2-moe");
     assert_eq!(golden.config.experts.as_ref().unwrap().count, 5);
     let ids = |name: &str| golden.tensor(name).narrow(0, 0, 1).unwrap();
-    let run = |model: &planaria_nn::models::Model| {
+    let run = |model: &planaria_nn::models::Decoder| {
         let last = model.forward(ids("input_ids"), &Run::default()).unwrap();
         let loss = model.loss(&last, &ids("labels")).unwrap();
         loss.total().unwrap().backward().unwrap();

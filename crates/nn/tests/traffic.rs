@@ -7,7 +7,7 @@ use planaria_array::DType;
 use planaria_comm::{Call, Comm, Pending, Result, threads};
 use planaria_layout::{Mesh, Rank};
 use planaria_nn::Parallel;
-use planaria_nn::models::Run;
+use planaria_nn::models::{Network, Run};
 use planaria_tensor::World;
 use planaria_tensor::trace::{Moved, implicit_reshards};
 use std::collections::BTreeMap;

@@ -75,6 +75,14 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// An action that comes before what it needs.
+    #[error("`{action}` has no {what}; `Schedule::validate` finds what is out of order")]
+    Unready {
+        /// The action.
+        action: Action,
+        /// What the actions before it should have left.
+        what: &'static str,
+    },
     /// An action that is needed and not there.
     #[error("rank {rank} has no `{action}` ({})", action.step.words())]
     Missing {

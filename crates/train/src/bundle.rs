@@ -18,8 +18,9 @@ const ALONE: usize = 1 << 18;
 
 /// What decides with whom a parameter travels.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row<'a> {
-    pub(crate) name: &'a str,
+pub(crate) struct Row {
+    /// The block it belongs to.
+    pub(crate) block: Option<usize>,
     pub(crate) numel: usize,
     pub(crate) dtype: DType,
     pub(crate) trainable: bool,
@@ -48,22 +49,17 @@ pub(crate) struct Bundle {
     pub(crate) whole: Option<Array>,
 }
 
-/// The layer in a parameter's name.
-fn layer(name: &str) -> Option<&str> {
-    name.strip_prefix("model.layers.")?.split('.').next()
-}
-
-/// The bundles of each block: a layer, or what stands before or after the layers. `None` rows travel with another.
-pub(crate) fn blocks(rows: &[Option<Row<'_>>], options: BundleOptions) -> Vec<Vec<Bundle>> {
+/// The bundles of each block: one of the model's, or what stands before or after them. `None` rows travel with another.
+pub(crate) fn blocks(rows: &[Option<Row>], options: BundleOptions) -> Vec<Vec<Bundle>> {
     let mut blocks: Vec<Vec<Vec<usize>>> = Vec::new();
-    let (mut last, mut bytes): (Option<&Row<'_>>, usize) = (None, 0);
-    let single = |row: &Row<'_>| {
+    let (mut last, mut bytes): (Option<&Row>, usize) = (None, 0);
+    let single = |row: &Row| {
         let size = row.numel.saturating_mul(row.dtype.size());
         row.alone || (options.sharding == Sharding::Parameter && size >= ALONE)
     };
     for (i, row) in rows.iter().enumerate().filter_map(|(i, row)| Some((i, row.as_ref()?))) {
         let size = row.numel.saturating_mul(row.dtype.size());
-        let same_block = last.is_some_and(|last| layer(last.name) == layer(row.name));
+        let same_block = last.is_some_and(|last| last.block == row.block);
         let alike = last.is_some_and(|last| {
             (last.dtype, last.trainable) == (row.dtype, row.trainable) && !single(last) && !single(row)
         });

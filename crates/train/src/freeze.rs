@@ -3,7 +3,7 @@
 use crate::data::matches_name;
 use crate::error::{Error, Result};
 use planaria_nn::Module;
-use planaria_nn::models::{Config as ModelConfig, Model, Stage};
+use planaria_nn::models::{Architecture, Stage};
 use std::collections::BTreeSet;
 
 /// The frozen parameters of a model, by the names of its table.
@@ -15,7 +15,7 @@ pub(crate) struct Frozen {
 impl Frozen {
     /// Those that the patterns fit. Every pattern must fit one, some parameter must be left, and experts that are one
     /// parameter are frozen together. A tied pair is frozen by either name.
-    pub(crate) fn new(patterns: &[String], model: &ModelConfig) -> Result<Frozen> {
+    pub(crate) fn new(patterns: &[String], model: &dyn Architecture) -> Result<Frozen> {
         let table = model.parameters(&Stage::whole(model))?;
         let refuse = |found: &str, expected: String| {
             Err(Error::Value { key: "train.freeze".into(), found: found.into(), expected })
@@ -51,7 +51,7 @@ impl Frozen {
     }
 
     /// Marks them in a part of the model.
-    pub(crate) fn mark(&self, model: &mut Model) {
+    pub(crate) fn mark(&self, model: &mut dyn Module) {
         model.visit_mut(&mut |param| {
             if self.names.contains(param.name()) {
                 param.set_trainable(false);
@@ -63,27 +63,29 @@ impl Frozen {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use planaria_nn::models::Models;
+    use std::sync::Arc;
 
-    fn model(more: &str) -> ModelConfig {
+    fn model(more: &str) -> Arc<dyn Architecture> {
         let text = format!(
             r#"{{"model_type": "qwen2_moe", "vocab_size": 9, "hidden_size": 4, "intermediate_size": 4,
             "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 3, "num_experts_per_tok": 1,
             "moe_intermediate_size": 4, "shared_expert_intermediate_size": 4 {more}}}"#
         );
-        ModelConfig::from_json(&text).unwrap()
+        Models::default().open_json(&text).unwrap()
     }
 
-    fn frozen(patterns: &[&str], model: &ModelConfig) -> Result<Frozen> {
+    fn frozen(patterns: &[&str], model: &dyn Architecture) -> Result<Frozen> {
         Frozen::new(&patterns.iter().map(ToString::to_string).collect::<Vec<_>>(), model)
     }
 
     #[test]
     fn patterns_fit_or_are_refused() {
         let plain = model("");
-        assert!(frozen(&[], &plain).unwrap().names.is_empty());
-        let experts = frozen(&["model.layers.0.mlp.experts.*"], &plain).unwrap().names;
+        assert!(frozen(&[], &*plain).unwrap().names.is_empty());
+        let experts = frozen(&["model.layers.0.mlp.experts.*"], &*plain).unwrap().names;
         assert!(experts.iter().all(|name| name.contains("layers.0.mlp.experts.*")), "{experts:?}");
-        let text = |patterns: &[&str]| frozen(patterns, &plain).unwrap_err().to_string();
+        let text = |patterns: &[&str]| frozen(patterns, &*plain).unwrap_err().to_string();
         assert!(text(&["model.layer.*"]).contains("model.embed_tokens.weight"));
         assert!(text(&["*experts.1.*"]).contains("all 3 experts"), "{}", text(&["*experts.1.*"]));
         assert!(text(&["*"]).contains("leave a parameter"));
@@ -92,8 +94,8 @@ mod tests {
     #[test]
     fn a_tied_pair_is_frozen_by_either_name() {
         let tied = model(r#", "tie_word_embeddings": true"#);
-        let both = frozen(&["lm_head.weight"], &tied).unwrap();
-        assert_eq!(both, frozen(&["model.embed_tokens.*"], &tied).unwrap());
+        let both = frozen(&["lm_head.weight"], &*tied).unwrap();
+        assert_eq!(both, frozen(&["model.embed_tokens.*"], &*tied).unwrap());
         assert_eq!(both.names.len(), 2);
     }
 }

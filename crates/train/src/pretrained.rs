@@ -7,9 +7,10 @@ use crate::trainer::read_model_config;
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part, Source};
 use planaria_ckpt::{Casts, Kind, LoadOptions, State, Unmatched};
 use planaria_comm::{Comm, CommExt, Value as Told, value};
+use planaria_nn::models::Models;
 use planaria_store::{Store, StoreExt, join, locate};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
@@ -41,8 +42,6 @@ pub(crate) struct Pretrained {
 const SMALL: u64 = 1 << 29;
 /// The mark of a checkpoint of ours.
 const COMMIT: &str = "COMMIT";
-/// Parameters that stand for others in models that tie them.
-const TIED: (&str, &str) = ("lm_head.weight", "model.embed_tokens.weight");
 
 impl Pretrained {
     /// Finds weights at a path or URL: a folder, a file, or the folder of a run, which stands for its newest checkpoint.
@@ -120,11 +119,17 @@ impl Pretrained {
 
     /// Fills the arrays of a state's parameters, whatever wrote the weights and however they are cut. Tensors that
     /// nobody asked for are left where they are. Collective.
-    pub(crate) fn load(&self, world: &dyn Comm, state: &mut State, which: Which) -> Result<()> {
-        self.load_from(world, state, which).map_err(|error| error.in_weights(&self.path))
+    pub(crate) fn load(
+        &self,
+        world: &dyn Comm,
+        state: &mut State,
+        which: Which,
+        models: &Models,
+    ) -> Result<()> {
+        self.load_from(world, state, which, models).map_err(|error| error.in_weights(&self.path))
     }
 
-    fn load_from(&self, world: &dyn Comm, state: &mut State, which: Which) -> Result<()> {
+    fn load_from(&self, world: &dyn Comm, state: &mut State, which: Which, models: &Models) -> Result<()> {
         let options =
             LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
         // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
@@ -150,11 +155,12 @@ impl Pretrained {
             planaria_ckpt::load(world, &*self.store, at, state, &options)?;
             return Ok(());
         }
-        let config = self.json("config.json")?.unwrap_or_default();
-        if config.get("tie_word_embeddings").and_then(Value::as_bool) == Some(true) {
-            state.tied.insert(TIED.0.into(), TIED.1.into());
-        }
-        let prefix = prefix(&source);
+        // What a folder of a model that is not known here ties is not known either.
+        let config = self.json("config.json")?.map(Value::Object);
+        let model = config.and_then(|config| models.open(config).ok());
+        let ties = model.map(|model| planaria_nn::models::ties(&*model)).transpose()?.unwrap_or_default();
+        let prefix = prefix(&source, state, &ties);
+        state.tied.extend(ties);
         state.items.iter_mut().for_each(|item| item.name = prefix.of(&item.name));
         state.tied = state.tied.iter().map(|(k, v)| (prefix.of(k), prefix.of(v))).collect();
         planaria_ckpt::load_source(world, &source, state, &options)?;
@@ -187,32 +193,40 @@ pub(crate) fn together<T, E: Into<Error> + Display>(world: &dyn Comm, mine: Resu
 enum Prefix {
     /// They begin with this, as where a training loop saved its model inside something else.
     Longer(String),
-    /// The decoder was saved by itself, without the head.
-    Bare,
+    /// What has this prefix was saved by itself, without it and without the head.
+    Bare(String),
 }
 
 impl Prefix {
     fn of(&self, name: &str) -> String {
         match self {
             Prefix::Longer(prefix) => format!("{prefix}{name}"),
-            Prefix::Bare => name.strip_prefix("model.").unwrap_or(name).to_string(),
+            Prefix::Bare(prefix) => name.strip_prefix(prefix.as_str()).unwrap_or(name).to_string(),
         }
     }
 }
 
-/// Told by where the embedding is; weights without one have the usual names.
-fn prefix(source: &Source) -> Prefix {
-    let (_, embedding) = TIED;
-    let has = |name: &str| source.tensors.contains_key(&Key::model(name));
-    if has(embedding) {
-        return Prefix::Longer(String::new());
+/// The one under which most of the parameters that this rank wants, or those they are tied to, are there; the usual names
+/// where none is better.
+fn prefix(source: &Source, state: &State, ties: &BTreeMap<String, String>) -> Prefix {
+    let wanted: Vec<&String> =
+        state.items.iter().map(|item| ties.get(&item.name).unwrap_or(&item.name)).collect();
+    let mut tried: BTreeSet<String> = BTreeSet::new();
+    let mut candidates = vec![Prefix::Longer(String::new())];
+    for first in wanted.iter().filter_map(|name| name.split_once('.')).map(|(first, _)| format!("{first}.")) {
+        if tried.insert(first.clone()) {
+            candidates.push(Prefix::Bare(first));
+        }
     }
-    if has(embedding.trim_start_matches("model.")) {
-        return Prefix::Bare;
-    }
-    let names = source.tensors.keys().filter(|key| key.part == Part::Model);
-    let longer = names.filter_map(|key| key.name.strip_suffix(embedding).filter(|p| p.ends_with('.'))).next();
-    Prefix::Longer(longer.unwrap_or_default().to_string())
+    let names = || source.tensors.keys().filter(|key| key.part == Part::Model).map(|key| &key.name);
+    let longer = |wanted: &&String| names().find_map(|name| name.strip_suffix(wanted.as_str()));
+    let longer = wanted.iter().find_map(longer).filter(|prefix| prefix.ends_with('.'));
+    candidates.extend(longer.map(|prefix| Prefix::Longer(prefix.to_string())));
+    let found = |prefix: &Prefix| {
+        wanted.iter().filter(|name| source.tensors.contains_key(&Key::model(&prefix.of(name)))).count()
+    };
+    let better = |best: Prefix, other: Prefix| if found(&other) > found(&best) { other } else { best };
+    candidates.into_iter().reduce(better).unwrap_or(Prefix::Longer(String::new()))
 }
 
 /// Where a run's architecture, tokenizer and generation config come from, first the weights that it starts from. Where those

@@ -8,8 +8,8 @@ use crate::weights::{Elements, Keeping, Tie, Weight, Zero};
 use planaria_array::{Array, ops};
 use planaria_comm::Comm;
 use planaria_layout::Rank;
-use planaria_nn::models::{Config as ModelConfig, Model, Stage};
-use planaria_nn::{Init, Kind as ParamKind, Module, Parallel, Param, Source};
+use planaria_nn::models::{Architecture, Network, Stage};
+use planaria_nn::{Init, Kind as ParamKind, Parallel, Param, Source};
 use planaria_tensor::{Fetch, Tensor, is_recording};
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,29 +37,25 @@ pub(crate) struct Replica {
 /// backward of one part for many micro-batches before that of another.
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(crate) model: Model,
+    pub(crate) model: Box<dyn Network>,
     pub(crate) reducer: Arc<Reducer>,
 }
 
 /// Who else is there.
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
-    /// This rank.
-    pub(crate) here: Rank,
     /// The ranks that share this stage of this replica; absent where it is one.
     pub(crate) parallel: Option<Parallel>,
     /// The same stage in all replicas.
     pub(crate) data: Arc<dyn Comm>,
-    /// The rank that has the model's first part in this replica, at this place of the inner mesh.
-    pub(crate) first: Rank,
-    /// The one that has the last part.
-    pub(crate) last: Rank,
+    /// Every part of the model in order, with the rank that has it in this replica, at this place of the inner mesh.
+    pub(crate) parts: Vec<(Stage, Rank)>,
 }
 
 /// What a replica is made of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Making<'a> {
-    pub(crate) config: &'a ModelConfig,
+    pub(crate) model: &'a dyn Architecture,
     /// The model parts of this rank.
     pub(crate) stages: &'a [Stage],
     pub(crate) init: &'a Init,
@@ -72,17 +68,17 @@ pub(crate) struct Making<'a> {
 impl Replica {
     /// Collective over the data ranks.
     pub(crate) fn new(making: Making<'_>) -> Result<Replica> {
-        let Making { config, stages, init, near, keeping, .. } = making;
+        let Making { stages, init, near, keeping, .. } = making;
         let model = |stage: &Stage| {
-            let mut model = Model::new(config, stage.clone(), near.parallel.as_ref(), init)?;
-            keeping.frozen.mark(&mut model);
+            let mut model = making.model.build(stage, near.parallel.as_ref(), init)?;
+            keeping.frozen.mark(&mut *model);
             Ok(model)
         };
         let models = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
-        let params: Vec<Param> = models.iter().flat_map(Module::params).collect();
+        let params: Vec<Param> = models.iter().flat_map(|model| model.params()).collect();
         let mut weights = params.iter().map(|p| Weight::new(p, keeping)).collect::<Result<Vec<_>>>()?;
         drop(params);
-        tie(&mut weights, near, config);
+        tie(&mut weights, near, making.model)?;
         let mut first = 0;
         let parts: Vec<Range<usize>> = models
             .iter()
@@ -154,10 +150,10 @@ impl Replica {
 }
 
 /// What decides with whom a weight travels; a twin travels with its twin.
-fn row(weight: &Weight, is_own: bool) -> Option<Row<'_>> {
+fn row(weight: &Weight, is_own: bool) -> Option<Row> {
     let travels = is_own && !matches!(weight.tie, Tie::Into(_));
     travels.then(|| Row {
-        name: &weight.spec.name,
+        block: weight.spec.block,
         numel: weight.share.numel(),
         dtype: weight.dtype,
         trainable: weight.trainable,
@@ -251,30 +247,46 @@ fn gatherer(
     Ok(Gatherer::new(comm, blocks, homes, stops))
 }
 
-/// Finds the twins of tied parameters. Twins on one rank share their elements.
-fn tie(weights: &mut [Weight], near: &Neighbours, config: &ModelConfig) {
-    let place = |weights: &[Weight], name: &str| weights.iter().position(|w| w.spec.name == name);
-    for i in 0..weights.len() {
-        let Some(twin) = weights[i].spec.tied.clone() else { continue };
-        match place(weights, &twin) {
-            Some(twin) => {
-                weights[i].tie = Tie::Into(twin);
+/// Finds the twins of tied parameters. Twins on one rank share their elements; those on two ranks exchange their sums.
+fn tie(weights: &mut [Weight], near: &Neighbours, model: &dyn Architecture) -> Result<()> {
+    for (name, twin) in planaria_nn::models::ties(model)? {
+        let place = |name: &str| weights.iter().position(|w| w.spec.name == *name);
+        match (place(&name), place(&twin)) {
+            (Some(own), Some(twin)) => weights[own].tie = Tie::Into(twin),
+            (Some(own), None) => {
+                across(&mut weights[own], Tie::Across { peer: owner(model, near, &twin)?, first: false })?;
+                weights[own].counted = false;
             }
-            None => {
-                weights[i].tie = Tie::Across { peer: near.first, first: false };
-                weights[i].counted = false;
+            (None, Some(twin)) => {
+                across(&mut weights[twin], Tie::Across { peer: owner(model, near, &name)?, first: true })?;
             }
+            (None, None) => {}
         }
     }
-    if config.tie_word_embeddings && near.first != near.last && near.here == near.first {
-        for weight in weights.iter_mut().filter(|w| w.spec.name == EMBEDDING) {
-            weight.tie = Tie::Across { peer: near.last, first: true };
-        }
-    }
+    Ok(())
 }
 
-/// The name of the parameter that a tied head shares.
-const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Two ranks exchange sums; a parameter that is tied over more is refused.
+fn across(weight: &mut Weight, tie: Tie) -> Result<()> {
+    if weight.tie != Tie::None && weight.tie != tie {
+        let name = &weight.spec.name;
+        let what =
+            format!("`{name}` is tied to parameters on several other stages; keep all but one on its own");
+        return Err(Error::Run { what });
+    }
+    weight.tie = tie;
+    Ok(())
+}
+
+/// The rank that has a parameter.
+fn owner(model: &dyn Architecture, near: &Neighbours, name: &str) -> Result<Rank> {
+    for (stage, rank) in &near.parts {
+        if model.parameters(stage)?.iter().any(|spec| spec.name == name) {
+            return Ok(*rank);
+        }
+    }
+    Err(Error::Run { what: format!("a parameter is tied to `{name}`, which the model does not have") })
+}
 
 /// The sources of one part's parameters.
 struct Feeds<'a> {
@@ -288,7 +300,7 @@ struct Feeds<'a> {
 
 impl Feeds<'_> {
     /// The model with its parameters fed from here.
-    fn install(&self, mut model: Model) -> Result<Model> {
+    fn install(&self, mut model: Box<dyn Network>) -> Result<Box<dyn Network>> {
         let (mut place, mut lane, mut failed) = (self.own.start, 0, None);
         model.visit_mut(&mut |param| {
             let trainable = self.weights[place].trainable;

@@ -3,6 +3,7 @@
 use planaria_array::Array;
 use planaria_comm::{Call, Comm, Pending, Result, threads};
 use planaria_layout::Rank;
+use planaria_nn::models::Models;
 use planaria_train::Trainer;
 use planaria_train::config::{Config, Sources};
 use planaria_train::plan::{Plan, PlanOptions, model_of};
@@ -152,7 +153,8 @@ fn a_step_sends_what_its_plan_says() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let config = config(folder.path(), changes);
-        let plan = Plan::new(&config, &model_of(&config).unwrap(), 2, &PlanOptions::default()).unwrap();
+        let model = model_of(&config, &Models::default()).unwrap();
+        let plan = Plan::new(&config, &*model, 2, &PlanOptions::default()).unwrap();
         for (rank, real) in sent(changes, 2).into_iter().enumerate() {
             let stage = if plan.stages.len() == 1 { &plan.stages[0] } else { &plan.stages[rank] };
             let mut told = Counts::new();

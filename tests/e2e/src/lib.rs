@@ -88,7 +88,8 @@ impl Sandbox {
         self.finished(name, outcome)
     }
 
-    fn finished(&self, name: &str, outcome: Outcome) -> Result<Run> {
+    /// A run that ended, with the bytes of its last checkpoint.
+    pub fn finished(&self, name: &str, outcome: Outcome) -> Result<Run> {
         let folder = outcome.checkpoint.as_ref().context("nothing was saved")?;
         let tensors = tensors(&self.run_dir(name).join(folder))?;
         Ok(Run { outcome, tensors })

@@ -133,6 +133,18 @@ fn pipeline_stages_change_no_bit_under_any_schedule() -> Result<()> {
 }
 
 #[test]
+fn no_cut_into_stages_changes_a_bit() -> Result<()> {
+    let tied = "model.tie_word_embeddings=true";
+    let alone = train("", &[tied])?;
+    for stages in ["[1, 3]", "[3, 1]", "[4, 0]", "[0, 4]"] {
+        same(&alone, "pp=2", &[tied, &format!("train.stages={stages}")])?;
+    }
+    let parts = ["train.schedule=interleaved", "train.chunks=2", "train.stages=[1, 0, 2, 1]"];
+    same(&alone, "pp=2", &[tied, parts[0], parts[1], parts[2]])?;
+    same(&alone, "pp=2 dp=2", &[tied, "train.stages=[0, 4]", "train.zero=3"])
+}
+
+#[test]
 fn a_tied_head_on_another_stage_changes_no_bit() -> Result<()> {
     let tied = "model.tie_word_embeddings=true";
     let alone = train("", &[tied])?;

@@ -12,9 +12,9 @@ fn cut_at_every_step_and_resumed_on_another_mesh_it_is_the_same_run() -> Result<
     let whole = Sandbox::new()?.train("run", "", &["train.steps=6"])?;
     let meshes: [(&str, &[&str]); 6] = [
         ("dp=2", &["train.zero=1"]),
-        ("pp=2 dp=2", &["train.zero=3"]),
+        ("pp=2 dp=2", &["train.zero=3", "train.stages=[1, 3]"]),
         ("", &[]),
-        ("pp=4", &["train.schedule=zb_h1"]),
+        ("pp=4", &["train.schedule=zb_h1", "train.stages=[0, 3, 1, 0]"]),
         ("dp=4", &["train.zero=2"]),
         ("pp=2", &["train.schedule=interleaved", "train.chunks=2"]),
     ];

@@ -6,6 +6,7 @@ use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use planaria_layout::DType;
+use planaria_nn::models::Models;
 use planaria_telemetry::count;
 use planaria_train::config::Sources;
 use planaria_train::plan::{Memory, Plan, PlanOptions, RankPlan, model_of};
@@ -38,9 +39,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
     let config = sources.resolve()?.config;
-    let model = model_of(&config)?;
+    let model = model_of(&config, &Models::default())?;
     let ranks = args.ranks.unwrap_or_else(|| config.mesh.ranks());
-    let plan = Plan::new(&config, &model, ranks, &PlanOptions { dtype: args.dtype })?;
+    let plan = Plan::new(&config, &*model, ranks, &PlanOptions { dtype: args.dtype })?;
     let most = plan.largest().map_or(0, |rank| rank.memory.total);
     let fits = args.memory.is_none_or(|limit| most <= limit.0);
     if terminal.json {

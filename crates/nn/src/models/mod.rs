@@ -1,13 +1,29 @@
-//! Decoder models: configuration, table of parameters, blocks, and the model itself.
+//! Models: what the trainer asks of one, the table of known ones, and the decoders that come with it.
+//!
+//! A model is two interfaces. An [`Architecture`] is what a `config.json` says: parameters, blocks and what they cost,
+//! but no weights. It builds a [`Network`], a stage of the model with weights. [`Models`] finds the one for a
+//! `model_type`. [`DecoderConfig`] and [`Decoder`] serve families that differ in a few keys; each is a small file.
 
-mod block;
-mod config;
+mod architecture;
+mod blocks;
+mod cost;
+mod decoder;
+mod head;
 mod json;
-mod model;
-mod moe;
-mod table;
+mod llama;
+mod network;
+mod qwen2;
+mod qwen2_moe;
+mod registry;
 
-pub use block::Block;
-pub use config::{Config, Experts, Family};
-pub use model::{Activations, Cache, Loss, Model, Recompute, Run, Stage};
-pub use moe::Moe;
+pub use architecture::{Architecture, Effect, Setting, Stage, parameter_count, ties};
+pub use blocks::{Block, through};
+pub use cost::{Cost, Segment, Sizes};
+pub use decoder::{Decoder, DecoderBlock, DecoderConfig, Experts, Family, Moe};
+pub use head::{Head, Loss};
+pub use json::Reader;
+pub use llama::LLAMA;
+pub use network::{Activations, Cache, Network, Recompute, Run};
+pub use qwen2::QWEN2;
+pub use qwen2_moe::QWEN2_MOE;
+pub use registry::Models;

@@ -6,12 +6,14 @@
 mod ema;
 mod exact;
 mod loss_scale;
+mod optimizer;
 mod rule;
 mod schedule;
 
 pub use ema::Ema;
 pub use exact::ExactNorm;
 pub use loss_scale::LossScale;
+pub use optimizer::Optimizer;
 pub use planaria_array::ops::{
     AdamW, Momentum, Sgd, check_finite_and_unscale, clip_coefficient, scale_in_place,
 };

@@ -5,7 +5,7 @@
 use flate2::read::GzDecoder;
 use planaria_array::{Array, DType};
 use planaria_layout::Region;
-use planaria_nn::models::{Config, Model, Stage};
+use planaria_nn::models::{Decoder, DecoderConfig, Network, Stage};
 use planaria_nn::{Init, Module, Parallel, Param};
 use planaria_tensor::Tensor;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub const MODELS: [&str; 7] =
 
 /// One file made by `testdata/models/make.py`.
 pub struct Golden {
-    pub config: Config,
+    pub config: DecoderConfig,
     pub tensors: BTreeMap<String, Array>,
 }
 
@@ -56,7 +56,7 @@ impl Golden {
             tensors.insert(name.clone(), array);
         }
         let config = header["__metadata__"]["config"].as_str().unwrap();
-        Golden { config: Config::from_json(config).unwrap(), tensors }
+        Golden { config: DecoderConfig::from_json(config).unwrap(), tensors }
     }
 
     pub fn tensor(&self, name: &str) -> Tensor {
@@ -68,13 +68,13 @@ impl Golden {
     }
 
     /// The whole model with the golden's weights, in this dtype.
-    pub fn model(&self, parallel: Option<&Parallel>, dtype: DType) -> Model {
+    pub fn model(&self, parallel: Option<&Parallel>, dtype: DType) -> Decoder {
         self.stage(Stage::whole(&self.config), parallel, dtype)
     }
 
-    pub fn stage(&self, stage: Stage, parallel: Option<&Parallel>, dtype: DType) -> Model {
+    pub fn stage(&self, stage: Stage, parallel: Option<&Parallel>, dtype: DType) -> Decoder {
         let init = Init { seed: 3, dtype };
-        let mut model = Model::new(&self.config, stage, parallel, &init).unwrap();
+        let mut model = Decoder::new(&self.config, stage, parallel, &init).unwrap();
         load(&mut model, |name| self.array(name).cast(dtype).unwrap());
         model
     }
@@ -135,7 +135,7 @@ pub struct Step {
 }
 
 /// Mean loss and its gradients, brought together on every rank.
-pub fn step(model: &Model, golden: &Golden, run: &planaria_nn::models::Run<'_>) -> Step {
+pub fn step(model: &Decoder, golden: &Golden, run: &planaria_nn::models::Run<'_>) -> Step {
     let last = model.forward(golden.tensor("input_ids"), run).unwrap();
     let logits = planaria_tensor::no_grad(|| model.logits(&last.hidden)).unwrap().whole().unwrap();
     let loss = model.loss(&last, &golden.tensor("labels")).unwrap();

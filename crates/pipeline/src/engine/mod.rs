@@ -184,51 +184,53 @@ impl Engine {
         let at = At { stage: action.stage, micro: action.micro };
         match action.step {
             Step::ReceiveInput => {
-                let from = self.neighbour(Direction::Up, at);
+                let from = self.neighbour(Direction::Up, action)?;
                 state.inputs.insert(at, self.links.receive(from, at)?);
                 Ok(())
             }
             Step::Forward => self.forward(at, state, work),
             Step::SendOutput => {
-                let outputs = state.outputs.remove(&at).unwrap_or_default();
-                self.links.send(self.neighbour(Direction::Down, at), at, outputs)
+                let outputs = left(state.outputs.remove(&at), action, "output")?;
+                self.links.send(self.neighbour(Direction::Down, action)?, at, outputs)
             }
             Step::ReceiveGradient => {
-                let from = self.neighbour(Direction::Down, at);
-                let outputs = state.records.get(&at).map_or(&[][..], |record| &record.outputs);
-                let grads = self.links.receive_grads(from, at, outputs)?;
+                let from = self.neighbour(Direction::Down, action)?;
+                let record = left(state.records.get(&at), action, "record of its forward")?;
+                let grads = self.links.receive_grads(from, at, &record.outputs)?;
                 state.output_grads.insert(at, grads);
                 Ok(())
             }
             Step::Backward | Step::Input => self.backward(action, at, state, work),
             Step::Weight => {
                 work.begin_backward(at);
-                let later = state.deferred.remove(&at).unwrap_or_default();
+                let later = left(state.deferred.remove(&at), action, "work left by `I`")?;
                 later.run().map_err(failed(action))?;
                 work.finish(at).map_err(failed(action))
             }
             Step::SendGradient => {
-                let grads = state.input_grads.remove(&at).unwrap_or_default();
-                self.links.send_grads(self.neighbour(Direction::Up, at), at, grads)
+                let grads = left(state.input_grads.remove(&at), action, "gradient of its input")?;
+                self.links.send_grads(self.neighbour(Direction::Up, action)?, at, grads)
             }
         }
     }
 
     /// The rank of the next stage in a direction.
-    fn neighbour(&self, direction: Direction, at: At) -> usize {
-        let stages = self.schedule.stages();
+    fn neighbour(&self, direction: Direction, action: Action) -> Result<usize> {
         let stage = match direction {
-            Direction::Up => at.stage.saturating_sub(1),
-            Direction::Down => at.stage + 1,
+            Direction::Up => action.stage.checked_sub(1),
+            Direction::Down => action.stage.checked_add(1),
         };
-        stages.rank_of(stage).unwrap_or(0)
+        left(stage.and_then(|stage| self.schedule.stages().rank_of(stage)), action, "neighbouring stage")
     }
 
     fn forward(&mut self, at: At, state: &mut State, work: &mut dyn StageWork) -> Result<()> {
         let action = Action::new(Step::Forward, at.stage, at.micro);
         let stages = self.schedule.stages();
         let (is_last, evaluates) = (at.stage + 1 == stages.len(), self.schedule.is_forward_only());
-        let inputs = state.inputs.remove(&at).unwrap_or_default();
+        let inputs = match at.stage {
+            0 => Vec::new(),
+            _ => left(state.inputs.remove(&at), action, "input")?,
+        };
         let mut record = Record::new(inputs.iter().map(Tensor::history).collect());
         let holds = self.options.release == Release::AfterBackward && !evaluates;
         if holds {
@@ -263,7 +265,7 @@ impl Engine {
         work: &mut dyn StageWork,
     ) -> Result<()> {
         work.begin_backward(at);
-        let record = state.records.remove(&at).unwrap_or_default();
+        let record = left(state.records.remove(&at), action, "record of its forward")?;
         let roots = self.roots(action, at, &record, state, work)?;
         let slots: Vec<History> = record.inputs.iter().flatten().cloned().collect();
         let found = match action.step {
@@ -313,10 +315,15 @@ impl Engine {
             let mut seeds = seeds.into_iter();
             return Ok(places.into_iter().map(|place| (place, seeds.next().flatten())).collect());
         }
-        let grads = state.output_grads.remove(&at).unwrap_or_default();
+        let grads = left(state.output_grads.remove(&at), action, "gradient of its output")?;
         let root = |(place, grad): (&Option<History>, Option<Tensor>)| Some((place.clone()?, Some(grad?)));
         Ok(record.outputs.iter().zip(grads).filter_map(root).collect())
     }
+}
+
+/// What the actions before have left.
+fn left<T>(value: Option<T>, action: Action, what: &'static str) -> Result<T> {
+    value.ok_or(Error::Unready { action, what })
 }
 
 /// The place of a tensor that a gradient can flow back from.

@@ -2,6 +2,7 @@
 
 use super::{Config, schema};
 use crate::error::{Error, Result};
+use planaria_nn::models::Models;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -84,6 +85,7 @@ pub struct Sources {
     text: Option<(String, String)>,
     variables: Vec<(String, String)>,
     set: Vec<String>,
+    models: Models,
 }
 
 /// The prefix of our variables.
@@ -127,6 +129,11 @@ impl Sources {
         Sources { set: set.into_iter().collect(), ..self }
     }
 
+    /// With models of one's own, which `model.kind` may name.
+    pub fn models(self, models: Models) -> Sources {
+        Sources { models, ..self }
+    }
+
     /// The configuration.
     pub fn resolve(&self) -> Result<Resolved> {
         let mut entries = Vec::new();
@@ -152,7 +159,7 @@ impl Sources {
             resolved.config.name = self.default_name();
         }
         resolved.config.extends = None;
-        resolved.config.check()?;
+        resolved.config.check(&self.models)?;
         Ok(resolved)
     }
 

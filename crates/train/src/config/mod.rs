@@ -23,6 +23,7 @@ pub use sections::{
 };
 
 use crate::error::{Error, Result};
+use planaria_nn::models::Models;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -72,14 +73,14 @@ impl Config {
         self.log.dir.join(&self.name)
     }
 
-    /// What does not depend on ranks or files: every value in its range.
-    pub fn check(&self) -> Result<()> {
+    /// What does not depend on ranks or files: every value in its range, for these models.
+    pub fn check(&self, models: &Models) -> Result<()> {
         let name_ok = !self.name.is_empty()
             && !self.name.starts_with('.')
             && self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
         require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
         self.mesh.check()?;
-        self.model.check()?;
+        self.model.check(models)?;
         let data = &self.data;
         require(
             "data.source",

@@ -1,31 +1,34 @@
 //! The `[model]` section: an architecture by its Hugging Face keys, or a `config.json`.
 
+use super::require;
 use super::rope::{self, RopeSection};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
+use planaria_nn::models::Models;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// The architectures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ModelKind {
-    /// Llama.
-    Llama,
-    /// Qwen2.
-    #[default]
-    Qwen2,
-    /// Qwen2 with experts.
-    Qwen2Moe,
+/// The `model_type` of an architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct ModelKind(pub String);
+
+impl Default for ModelKind {
+    fn default() -> ModelKind {
+        ModelKind("qwen2".into())
+    }
 }
 
-/// The model. Keys other than the first three are those of a Hugging Face `config.json`.
+/// The model. Keys other than the first four are those of a Hugging Face `config.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ModelSection {
-    /// Architecture.
+    /// Architecture, as `model_type` has it: `llama`, `qwen2`, `qwen2_moe`, or one that a program of your own brings along.
     pub kind: ModelKind,
+    /// Keys of a model of your own, written to its `config.json` as they are.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub own: Map<String, Value>,
     /// A `config.json`, or a folder with one; keys below change it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<PathBuf>,
@@ -159,50 +162,26 @@ pub enum TokenIds {
 }
 
 /// Keys that are ours, not the model's.
-const OWN: [&str; 3] = ["kind", "config", "init"];
-
-/// Keys that only some kinds have.
-const ONLY: [(&[ModelKind], &[&str]); 3] = [
-    (&[ModelKind::Llama], &["attention_bias", "mlp_bias", "pretraining_tp"]),
-    (
-        &[ModelKind::Qwen2, ModelKind::Qwen2Moe],
-        &["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"],
-    ),
-    (
-        &[ModelKind::Qwen2Moe],
-        &[
-            "num_experts",
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-            "shared_expert_intermediate_size",
-            "norm_topk_prob",
-            "router_aux_loss_coef",
-            "decoder_sparse_step",
-            "qkv_bias",
-            "mlp_only_layers",
-            "output_router_logits",
-        ],
-    ),
-];
+const OURS: [&str; 4] = ["kind", "own", "config", "init"];
 
 impl ModelSection {
-    /// Refuses keys that this kind of model does not have. What a file says is not known here.
-    pub(super) fn check(&self) -> Result<()> {
+    /// Refuses a kind that is not known, and keys that it does not have. What a file says is not known here.
+    pub(super) fn check(&self, models: &Models) -> Result<()> {
         if self.config.is_some() || self.init.is_some() {
             return Ok(());
         }
-        let keys = self.keys();
-        let name = |kind: &ModelKind| json!(kind).as_str().unwrap_or_default().to_string();
-        for (kinds, only) in ONLY.iter().filter(|(kinds, _)| !kinds.contains(&self.kind)) {
-            if let Some(key) = only.iter().find(|key| keys.contains_key(**key)) {
-                let fit = kinds.iter().map(name).collect::<Vec<_>>().join(" or ");
+        let (kind, known) = (self.kind.0.as_str(), models.known().collect::<Vec<_>>());
+        let near = nearest(kind, &known).map(|near| format!("; did you mean `{near}`?"));
+        let expected = format!("one of {}{}", known.join(", "), near.unwrap_or_default());
+        require("model.kind", known.contains(&kind), format!("\"{kind}\""), &expected)?;
+        for (key, value) in &self.keys() {
+            let owners = models.owners_of(key, kind).filter(|_| !self.own.contains_key(key));
+            if let Some(owners) = owners {
+                let fit = owners.join(" or ");
                 return Err(Error::Value {
                     key: format!("model.{key}"),
-                    found: keys[*key].to_string(),
-                    expected: format!(
-                        "no such key in a {} model; kinds that have it: {fit}",
-                        name(&self.kind)
-                    ),
+                    found: value.to_string(),
+                    expected: format!("no such key in a {kind} model; kinds that have it: {fit}"),
                 });
             }
         }
@@ -213,7 +192,7 @@ impl ModelSection {
     fn keys(&self) -> Map<String, Value> {
         // Paths and numbers always have a JSON form.
         let Ok(Value::Object(keys)) = serde_json::to_value(self) else { return Map::new() };
-        keys.into_iter().filter(|(key, _)| !OWN.contains(&key.as_str())).collect()
+        keys.into_iter().filter(|(key, _)| !OURS.contains(&key.as_str())).chain(self.own.clone()).collect()
     }
 
     /// The `config.json` of this section: `base` (the file it names, if any) with the section's keys over it.

@@ -22,7 +22,8 @@ pub(super) fn find(path: &[&str]) -> Result<&'static Value, (usize, Vec<&'static
             continue;
         }
         let Some(properties) = properties(at) else {
-            return Err((depth, Vec::new()));
+            // A table whose keys are anybody's.
+            return if is_open(at) { Ok(at) } else { Err((depth, Vec::new())) };
         };
         match properties.get(*key) {
             Some(next) => at = target(next),
@@ -48,6 +49,11 @@ fn properties(schema: &'static Value) -> Option<&'static serde_json::Map<String,
         let variants = schema.get("anyOf").or_else(|| schema.get("oneOf"))?.as_array()?;
         variants.iter().find_map(|v| target(v).get("properties")?.as_object())
     })
+}
+
+/// True for a table that takes any key.
+fn is_open(schema: &Value) -> bool {
+    schema.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false))
 }
 
 /// What a reference stands for.

@@ -174,6 +174,8 @@ pub enum Sharding {
 pub struct TrainSection {
     /// Steps in all.
     pub steps: u64,
+    /// What is learnt: `next_token`, or one that a program of your own brings along.
+    pub objective: String,
     /// Samples of a step.
     pub global_batch: usize,
     /// Samples that one replica computes at a time.
@@ -201,6 +203,8 @@ pub struct TrainSection {
     pub schedule: String,
     /// Model parts of one stage, for schedules that interleave.
     pub chunks: usize,
+    /// Blocks of each part of the model, in its order: `[16, 8]`. Empty: so that all parts take about as long.
+    pub stages: Vec<usize>,
     /// Activations between blocks are cut along the sequence over `tp`.
     pub sequence_parallel: bool,
     /// Steps between evaluations; 0 for none.
@@ -218,6 +222,7 @@ impl Default for TrainSection {
     fn default() -> TrainSection {
         TrainSection {
             steps: 100,
+            objective: "next_token".into(),
             global_batch: 8,
             micro_batch: 1,
             seed: 0,
@@ -231,6 +236,7 @@ impl Default for TrainSection {
             freeze: Vec::new(),
             schedule: "1f1b".into(),
             chunks: 1,
+            stages: Vec::new(),
             sequence_parallel: false,
             eval_every: 0,
             eval_batches: 4,

@@ -155,7 +155,7 @@ fn every_key_of_a_hugging_face_config_is_a_key_of_the_section() {
         assert_eq!(Config::parse(&config.to_toml().unwrap()).unwrap(), config);
         let json = config.model.to_json(None, None);
         assert_eq!((&json["hidden_act"], &json["eos_token_id"][1]), (&"gelu".into(), &4.into()));
-        let model = planaria_nn::models::Config::from_value(json).unwrap();
+        let model = planaria_nn::models::DecoderConfig::from_value(json).unwrap();
         assert_eq!((model.rope_theta, model.tie_word_embeddings), (5e5, true));
         let yarn = planaria_nn::layers::RopeScaling::Default;
         assert_ne!(model.rope_scaling, yarn, "{kind}");
@@ -243,4 +243,24 @@ fn the_schema_in_the_repository_is_the_one_of_the_code() {
     }
     let stored = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(stored == text, "run the test with PLANARIA_WRITE=1 and commit {}", file.display());
+}
+
+#[test]
+fn a_model_of_ones_own_is_named_and_has_keys_of_its_own() {
+    use planaria_nn::models::Models;
+    let text = format!("{SMALL}[model]\nkind = \"mine\"\n[model.own]\nwidth = 8\nsliding_window = 3\n");
+    let error = Config::parse(&text).unwrap_err().to_string();
+    assert!(error.contains("`model.kind` is \"mine\"; expected one of llama, qwen2, qwen2_moe"), "{error}");
+    let near = Config::parse(&text.replace("mine", "qwen2_mo")).unwrap_err().to_string();
+    assert!(near.contains("did you mean `qwen2_moe`?"), "{near}");
+    let refuse = |_| Err(planaria_nn::Error::Sizes { what: "never opened".into() });
+    let models = Models::default().with("mine", refuse);
+    let config = Sources::text("mine", &text).models(models).resolve().unwrap().config;
+    let json = config.model.to_json(None, Some(5));
+    assert_eq!(
+        (&json["model_type"], &json["width"], &json["sliding_window"]),
+        (&"mine".into(), &8.into(), &3.into())
+    );
+    let again = toml::from_str::<Config>(&config.to_toml().unwrap()).unwrap();
+    assert_eq!(again.model, config.model);
 }

@@ -13,12 +13,11 @@ const NUMELS: [usize; 2] = [1 << 16, 1 << 18];
 
 /// A gatherer of layers only, every element of a weight being the weight's number.
 fn layers(comm: Arc<dyn Comm>, sharding: Sharding) -> Gatherer {
-    let names: Vec<String> = (0..2 * LAYERS).map(|i| format!("model.layers.{}.{}", i / 2, i % 2)).collect();
-    let mut rows: Vec<Option<Row<'_>>> = Vec::new();
-    for (i, name) in names.iter().enumerate() {
-        let numel = NUMELS[i % 2];
-        rows.push(Some(Row { name, numel, dtype: DType::F32, trainable: true, alone: false }));
-    }
+    let row = |i: usize| {
+        let (block, numel) = (Some(i / 2), NUMELS[i % 2]);
+        Some(Row { block, numel, dtype: DType::F32, trainable: true, alone: false })
+    };
+    let rows: Vec<Option<Row>> = (0..2 * LAYERS).map(row).collect();
     let blocks = bundle::blocks(&rows, BundleOptions { sharding, bytes: 1 << 30, ranks: comm.size() });
     let mut homes = vec![[0; 3]; rows.len()];
     for (block, bundles) in blocks.iter().enumerate() {

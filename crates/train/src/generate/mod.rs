@@ -9,9 +9,8 @@ use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, Kind, State};
 use planaria_comm::{Comm, CommExt, alone, threads};
 use planaria_layout::Mesh;
-use planaria_nn::layers::RopeScaling;
-use planaria_nn::models::{Config as ModelConfig, Model, Run, Stage};
-use planaria_nn::{Init, Module, Parallel, Param};
+use planaria_nn::models::{Architecture, Cache, Models, Network, Run, Stage};
+use planaria_nn::{Init, Parallel, Param};
 use planaria_tensor::{Tensor, World, no_grad};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +23,8 @@ pub use sampling::Sampling;
 pub struct Generator {
     from: Pretrained,
     which: Which,
-    config: ModelConfig,
+    model: Arc<dyn Architecture>,
+    models: Models,
     tokenizer: Tokenizer,
     sampling: Sampling,
     /// Tokens that end a text.
@@ -34,9 +34,14 @@ pub struct Generator {
 impl Generator {
     /// Opens the newest checkpoint of a run's folder, or a folder of weights that anyone wrote.
     pub fn open(path: &Path) -> Result<Generator> {
+        Generator::open_with(path, &Models::default())
+    }
+
+    /// The same with models of one's own.
+    pub fn open_with(path: &Path, models: &Models) -> Result<Generator> {
         let from = Pretrained::find(path)?;
         let raw = from.model_config()?;
-        let config = ModelConfig::from_value(raw.clone().into())?;
+        let model = models.open(raw.clone().into())?;
         let tokenizer = from.tokenizer()?.ok_or_else(|| {
             let what = "there is no tokenizer.json beside the weights".to_string();
             Error::Run { what }.in_weights(&path.display().to_string())
@@ -47,7 +52,15 @@ impl Generator {
         let named = lists.into_iter().find(|list| !list.is_empty());
         let ends = named.unwrap_or_else(|| tokenizer.frame().eos.into_iter().collect());
         let sampling = Sampling::from_config(&generation);
-        Ok(Generator { from, which: Which::Trained, config, tokenizer, sampling, ends })
+        Ok(Generator {
+            from,
+            which: Which::Trained,
+            model,
+            models: models.clone(),
+            tokenizer,
+            sampling,
+            ends,
+        })
     }
 
     /// Takes the running average of the weights, or the weights themselves.
@@ -66,21 +79,11 @@ impl Generator {
         self.sampling
     }
 
-    /// Most positions the model was made for, stretched as its rotary scaling says.
-    fn positions(&self) -> usize {
-        let most = self.config.max_positions;
-        match self.config.rope_scaling {
-            RopeScaling::Linear { factor } => most.max((most as f64 * factor) as usize),
-            RopeScaling::Yarn { factor, original, .. } => most.max((original * factor) as usize),
-            _ => most,
-        }
-    }
-
     /// Refuses what cannot be done before anything is loaded; how many of the tokens asked for fit behind the prompt.
     pub fn check(&self, prompt: &str, sampling: &Sampling, ranks: usize) -> Result<usize> {
         let mesh = Mesh::new(&[("ep", 1), ("tp", ranks)])?;
-        self.config.check_parallel(&Parallel { world: World::supposed(0), mesh, sequence: false })?;
-        let (given, most) = (self.prompt(prompt)?.len(), self.positions());
+        self.model.check_parallel(&Parallel { world: World::supposed(0), mesh, sequence: false })?;
+        let (given, most) = (self.prompt(prompt)?.len(), self.model.reach());
         if given >= most {
             return Err(Error::Value {
                 key: "the text".into(),
@@ -146,13 +149,13 @@ impl Generator {
         sampling: &Sampling,
         each: &(dyn Fn(&str) + Sync),
     ) -> Result<String> {
-        let model = self.model(comm)?;
+        let model = self.network(comm)?;
         let mut tokens = self.prompt(prompt)?;
         let (given, mut said) = (tokens.len(), 0);
         let cache = model.cache(given + sampling.tokens);
         let mut fresh = tokens.clone();
         for number in 0..sampling.tokens {
-            let scores = no_grad(|| next_scores(&model, &fresh, &cache))?;
+            let scores = no_grad(|| next_scores(&*model, &fresh, &cache))?;
             let token = sampling.choose(&scores, &tokens, number)?;
             if self.ends.contains(&token) {
                 break;
@@ -171,17 +174,17 @@ impl Generator {
     }
 
     /// The model with its weights, in this rank's pieces.
-    fn model(&self, comm: &Arc<dyn Comm>) -> Result<Model> {
+    fn network(&self, comm: &Arc<dyn Comm>) -> Result<Box<dyn Network>> {
         let mesh = Mesh::new(&[("ep", 1), ("tp", comm.size())])?;
         let parallel =
             (comm.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh, sequence: false });
-        let stage = Stage::whole(&self.config);
-        let model = Model::new(&self.config, stage, parallel.as_ref(), &Init { seed: 0, dtype: DType::F32 })?;
+        let init = Init { seed: 0, dtype: DType::F32 };
+        let model = self.model.build(&Stage::whole(&*self.model), parallel.as_ref(), &init)?;
         let mut items = Vec::new();
         for param in model.params().iter().filter(|p| p.tied().is_none()) {
             items.extend(pieces(param, comm.world_rank())?);
         }
-        self.from.load(&**comm, &mut State::new(items), self.which)?;
+        self.from.load(&**comm, &mut State::new(items), self.which, &self.models)?;
         Ok(model)
     }
 }
@@ -221,10 +224,10 @@ fn without_first_dim(layout: &planaria_layout::Layout) -> Result<planaria_layout
 }
 
 /// Scores of the token after `fresh`, the same on every rank.
-fn next_scores(model: &Model, fresh: &[u32], cache: &planaria_nn::models::Cache) -> Result<Vec<f32>> {
+fn next_scores(model: &dyn Network, fresh: &[u32], cache: &Cache) -> Result<Vec<f32>> {
     let ids: Vec<i64> = fresh.iter().map(|&t| i64::from(t)).collect();
     let input = Tensor::from_slice(&ids, &[1, ids.len()])?;
-    let end = model.forward(input, &Run { cache: Some(cache), ..Run::default() })?;
+    let end = model.forward(input.into(), &Run { cache: Some(cache), ..Run::default() })?;
     let last = end.hidden.narrow(1, ids.len() - 1, 1)?;
     let scores = model.logits(&last)?.whole()?.cast(DType::F32)?;
     Ok(scores.to_vec()?)

@@ -15,13 +15,14 @@ pub use traffic::Traffic;
 use crate::config::{Config, Precision};
 use crate::error::{Error, Result};
 use crate::geometry::{Batching, Geometry};
-use crate::pipeline::{Costs, Kind, StageCost};
+use crate::pipeline::{Costs as StageCosts, Kind, StageCost};
 use crate::{partition, pretrained, update};
-use activations::Shapes;
+use activations::Costs;
 use planaria_layout::{DType, Mesh};
-use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::models::{Architecture, Models, Sizes, Stage, parameter_count};
 use planaria_nn::optim::Rule;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -112,31 +113,39 @@ pub struct PlanOptions {
     pub dtype: Option<DType>,
 }
 
-/// The model that a configuration asks for.
-pub fn model_of(config: &Config) -> Result<ModelConfig> {
+/// The model that a configuration asks for, of those that are known.
+pub fn model_of(config: &Config, models: &Models) -> Result<Arc<dyn Architecture>> {
     let base = pretrained::base_config(config)?;
     let vocab = pretrained::open_tokenizer(config)?.vocab_size();
-    Ok(ModelConfig::from_value(config.model.to_json(base, Some(vocab)))?)
+    Ok(models.open(config.model.to_json(base, Some(vocab)))?)
 }
 
 /// What the parts of a plan are computed from.
 struct Setting<'a> {
     config: &'a Config,
-    model: &'a ModelConfig,
+    model: &'a dyn Architecture,
     dtype: DType,
     /// Axes `ep` and `tp`.
     inner: Mesh,
     data_ranks: usize,
     geometry: Geometry,
     rule: Rule,
-    shapes: Shapes,
+    sizes: Sizes,
+    costs: Costs,
+    /// Some of its parameters have the values of others.
+    is_tied: bool,
     /// The model's parts in order, and the pipeline rank of each.
     parts: Vec<(Stage, usize)>,
 }
 
 impl Plan {
     /// The plan of a run on so many ranks.
-    pub fn new(config: &Config, model: &ModelConfig, ranks: usize, options: &PlanOptions) -> Result<Plan> {
+    pub fn new(
+        config: &Config,
+        model: &dyn Architecture,
+        ranks: usize,
+        options: &PlanOptions,
+    ) -> Result<Plan> {
         let mesh = config.mesh.on(ranks)?;
         let size = |axis: usize| mesh.axis_size(axis);
         let (stages, data_ranks, ep, tp) = (size(0), size(1), size(2), size(3));
@@ -152,14 +161,17 @@ impl Plan {
         let kind = if stages == 1 { Kind::OneForwardOneBackward } else { kind };
         let schedule = kind.build(stages, geometry.accumulation as usize, chunks).map_err(pipeline_error)?;
         let order = schedule.stages();
-        let parts = partition::stages(model.layers, order.len()).into_iter();
         let dtype = options.dtype.unwrap_or(match config.train.precision {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
             Precision::F16 => DType::F16,
         });
+        let sizes = partition::sizes(config, (ep, tp), geometry.micro_batch, computed_size(dtype));
+        let parts = partition::stages(model, config, &sizes, order.len())?.into_iter();
         let setting = Setting {
-            shapes: Shapes::new(config, model, dtype, (ep, tp), geometry.micro_batch),
+            sizes,
+            costs: Costs::new(model, &sizes)?,
+            is_tied: !planaria_nn::models::ties(model)?.is_empty(),
             parts: parts.enumerate().map(|(i, part)| (part, order.rank_of(i).unwrap_or(0))).collect(),
             config,
             model,
@@ -170,7 +182,7 @@ impl Plan {
             rule: update::rule(&config.optim),
         };
         let cost = |(part, _): &(Stage, usize)| setting.cost(part);
-        let costs = Costs { stages: setting.parts.iter().map(cost).collect(), ..Costs::unit() };
+        let costs = StageCosts { stages: setting.parts.iter().map(cost).collect(), ..StageCosts::unit() };
         let told = schedule.simulate(&costs).map_err(pipeline_error)?;
         let mut plans = Vec::with_capacity(stages);
         for stage in 0..stages {
@@ -181,7 +193,7 @@ impl Plan {
         Ok(Plan {
             ranks,
             mesh: mesh.to_string(),
-            parameters: setting.parameters()?,
+            parameters: parameter_count(model)?,
             dtype: dtype.name().to_string(),
             global_batch: geometry.global_batch,
             micro_batch: geometry.micro_batch,
@@ -222,12 +234,6 @@ fn pipeline_error(error: crate::pipeline::Error) -> Error {
 }
 
 impl Setting<'_> {
-    /// Elements of the whole model.
-    fn parameters(&self) -> Result<u64> {
-        let all = self.model.parameters(&Stage::whole(self.model))?;
-        Ok(all.iter().filter(|spec| spec.tied.is_none()).map(|spec| spec.shape.numel() as u64).sum())
-    }
-
     /// Bytes of an element of activations and gradients: weights of one byte are computed with in two.
     fn computed(&self) -> u64 {
         computed_size(self.dtype)
@@ -235,23 +241,15 @@ impl Setting<'_> {
 
     /// Time in operations, and bytes, of one part for one micro-batch.
     fn cost(&self, part: &Stage) -> StageCost {
-        let work = self.shapes.work(self.model, part);
-        let again = self.shapes.work_again(self.model, part, self.config);
-        StageCost {
-            forward: work,
-            input: work + again,
-            weight: work,
-            bytes: self.shapes.bytes(self.model, part, self.config),
-        }
+        let (work, again) = (self.work(part), self.work_again(part));
+        StageCost { forward: work, input: work + again, weight: work, bytes: self.bytes(part) }
     }
 
     /// Operations per token of forward, backward and recomputing.
     fn operations(&self) -> f64 {
         let whole = Stage::whole(self.model);
-        let tokens = self.shapes.tokens() as f64;
-        let all = 3.0 * self.shapes.work(self.model, &whole)
-            + self.shapes.work_again(self.model, &whole, self.config);
-        all * self.shapes.tp() as f64 / tokens
+        let all = 3.0 * self.work(&whole) + self.work_again(&whole);
+        all * self.sizes.tp as f64 / self.sizes.tokens as f64
     }
 
     /// The ranks of one pipeline stage.
@@ -260,7 +258,7 @@ impl Setting<'_> {
             self.parts.iter().filter(|(_, rank)| *rank == stage).map(|(part, _)| part).collect();
         let pieces = state::largest_pieces(self, &parts)?;
         let mut memory = state::memory(self, &pieces)?;
-        memory.activations = activations + self.shapes.shared();
+        memory.activations = activations + parts.iter().map(|part| self.shared(part)).max().unwrap_or(0);
         Ok(RankPlan {
             stage,
             layers: parts.iter().map(|part| part.layers.len()).sum(),

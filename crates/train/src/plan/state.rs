@@ -45,28 +45,23 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
         }
     }
     let best = best.ok_or_else(|| Error::Bug { what: "a mesh without ranks".into() })?;
-    let first = setting.parts.first().map(|(_, rank)| *rank);
-    let last = setting.parts.last().map(|(_, rank)| *rank);
     let here = |name: &str| specs.iter().any(|spec| spec.name == name);
-    let piece = |(spec, numel): (&ParamSpec, usize)| {
-        let twin = spec.tied.as_deref();
-        let embedding = setting.model.tie_word_embeddings && spec.name == "model.embed_tokens.weight";
-        Piece {
-            numel,
-            own: Share::even(numel, setting.data_ranks).range(0).len(),
-            shared: twin.is_some_and(here),
-            experts: spec.ep.is_some(),
-            layer: layer(&spec.name),
-            gathers: gathers(setting, parts, layer(&spec.name)),
-            across: first != last && (embedding || twin.is_some_and(|twin| !here(twin))),
-        }
+    // The other leaf of a tied value, by either name.
+    let ties = planaria_nn::models::ties(setting.model)?;
+    let twins = |name: &str| {
+        let back = ties.iter().filter(|(_, twin)| twin.as_str() == name).map(|(own, _)| own.clone());
+        ties.get(name).cloned().into_iter().chain(back).collect::<Vec<_>>()
+    };
+    let piece = |(spec, numel): (&ParamSpec, usize)| Piece {
+        numel,
+        own: Share::even(numel, setting.data_ranks).range(0).len(),
+        shared: spec.tied.as_deref().is_some_and(here),
+        experts: spec.ep.is_some(),
+        layer: spec.block,
+        gathers: gathers(setting, parts, spec.block),
+        across: twins(&spec.name).iter().any(|twin| !here(twin)),
     };
     Ok(specs.iter().zip(best).map(piece).collect())
-}
-
-/// The layer in a parameter's name.
-fn layer(name: &str) -> Option<usize> {
-    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
 /// How often in a step the weights of a layer are brought together: forward and backward, less where the direction
@@ -76,7 +71,7 @@ fn gathers(setting: &Setting<'_>, parts: &[&Stage], layer: Option<usize>) -> u64
     let Some(layer) = layer else { return rounds };
     let turns = |part: &&Stage| {
         // A tied head brings the table of token vectors back in between.
-        let stays = !(part.head && part.embed && setting.model.tie_word_embeddings);
+        let stays = !(part.head && part.embed && setting.is_tied);
         part.layers.end == layer + 1 && stays
     };
     let first = parts.len() == 1 && parts[0].layers.start == layer;

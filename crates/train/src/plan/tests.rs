@@ -6,8 +6,8 @@ use crate::share::Share;
 use crate::weights::Zero;
 use planaria_array::{Array, thread_memory_stats};
 use planaria_comm::{CommExt, threads};
-use planaria_nn::models::{Model, Recompute, Run};
-use planaria_nn::{Init, Module, Parallel};
+use planaria_nn::models::{DecoderConfig, Recompute, Run};
+use planaria_nn::{Init, Parallel};
 use planaria_tensor::{Tensor, World};
 
 const SMALL: &str = "
@@ -35,15 +35,19 @@ fn config(changes: &[&str]) -> Config {
     Sources::text("config", SMALL).set(set).resolve().unwrap().config
 }
 
+fn model(config: &Config) -> Arc<dyn Architecture> {
+    model_of(config, &Models::default()).unwrap()
+}
+
 fn plan(changes: &[&str], ranks: usize) -> Plan {
     let config = config(changes);
-    Plan::new(&config, &model_of(&config).unwrap(), ranks, &PlanOptions::default()).unwrap()
+    Plan::new(&config, &*model(&config), ranks, &PlanOptions::default()).unwrap()
 }
 
 /// Weights, masters and moments of one rank of a real model, by stage: the most that any of its ranks has.
 fn real(changes: &[&str], ranks: usize) -> Vec<(u64, u64, u64)> {
     let config = config(changes);
-    let model = model_of(&config).unwrap();
+    let model = model(&config);
     let mesh = config.mesh.on(ranks).unwrap();
     let (stages, data_ranks) = (mesh.axis_size(0), mesh.axis_size(1));
     let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
@@ -52,8 +56,9 @@ fn real(changes: &[&str], ranks: usize) -> Vec<(u64, u64, u64)> {
         let coords = mesh.require(here).unwrap();
         let inner = mesh.keep(&["ep", "tp"], here).unwrap();
         let parallel = Parallel { world: World::new(comm.clone()), mesh: inner, sequence: false };
-        let part = partition::stages(model.layers, stages)[coords[0]].clone();
-        let built = Model::new(&model, part, Some(&parallel), &Init { seed: 1, dtype }).unwrap();
+        let sizes = partition::sizes(&config, (mesh.axis_size(2), mesh.axis_size(3)), 2, 4);
+        let part = partition::stages(&*model, &config, &sizes, stages).unwrap()[coords[0]].clone();
+        let built = model.build(&part, Some(&parallel), &Init { seed: 1, dtype }).unwrap();
         let zero = Zero::from(config.train.zero);
         let names: Vec<String> = built.params().iter().map(|p| p.spec().name.clone()).collect();
         let mut sums = (0, 0, 0);
@@ -104,20 +109,20 @@ fn weights_and_state_are_those_of_real_models() {
 /// Bytes that forward and loss keep, and the most at once in a whole step; the most that any rank has.
 fn measured(changes: &[&str], ranks: usize) -> (u64, u64) {
     let config = config(changes);
-    let model = model_of(&config).unwrap();
+    let model = model(&config);
     let mesh = config.mesh.on(ranks).unwrap();
     let of_ranks = threads::run(ranks, |comm| {
         let inner = mesh.keep(&["ep", "tp"], comm.world_rank()).unwrap();
         let sequence = config.train.sequence_parallel;
-        one_step(&config, &model, &Parallel { world: World::new(comm.clone()), mesh: inner, sequence })
+        one_step(&config, &*model, &Parallel { world: World::new(comm.clone()), mesh: inner, sequence })
     });
     of_ranks.into_iter().fold((0, 0), |most, (kept, peak)| (kept.max(most.0), peak.max(most.1)))
 }
 
-fn one_step(config: &Config, model: &ModelConfig, parallel: &Parallel) -> (u64, u64) {
+fn one_step(config: &Config, model: &dyn Architecture, parallel: &Parallel) -> (u64, u64) {
     let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
     let init = Init { seed: 1, dtype };
-    let built = Model::new(model, Stage::whole(model), Some(parallel), &init).unwrap();
+    let built = model.build(&Stage::whole(model), Some(parallel), &init).unwrap();
     let (rows, columns) = (config.train.micro_batch, config.data.sequence);
     let ids: Vec<i64> = (0..rows * columns).map(|i| (i * 37 % 291) as i64).collect();
     let tokens = Tensor::new(Array::from_slice(&ids, &[rows, columns]).unwrap());
@@ -128,7 +133,7 @@ fn one_step(config: &Config, model: &ModelConfig, parallel: &Parallel) -> (u64, 
     let run = Run { recompute, ..Run::default() };
     let before = thread_memory_stats().live;
     planaria_array::reset_thread_peak();
-    let end = built.forward(&tokens, &run).unwrap();
+    let end = built.forward((&tokens).into(), &run).unwrap();
     let loss = built.loss(&end, &tokens).unwrap();
     drop(end);
     let kept = thread_memory_stats().live - before;
@@ -168,23 +173,47 @@ fn runs() -> Vec<Vec<&'static str>> {
     dense.chain(sparse.iter().map(|run| [EXPERTS, run].concat())).collect()
 }
 
+/// One rank that has the whole model.
+fn setting<'a>(config: &'a Config, model: &'a dyn Architecture, sizes: Sizes) -> Setting<'a> {
+    Setting {
+        config,
+        model,
+        dtype: DType::F32,
+        inner: Mesh::new(&[("ep", 1), ("tp", 1)]).unwrap(),
+        data_ranks: 1,
+        geometry: Geometry::derive(&Batching {
+            global_batch: Some(2),
+            micro_batch: Some(2),
+            data_ranks: Some(1),
+            ..Batching::default()
+        })
+        .unwrap(),
+        rule: update::rule(&config.optim),
+        sizes,
+        costs: Costs::new(model, &sizes).unwrap(),
+        is_tied: false,
+        parts: vec![(Stage::whole(model), 0)],
+    }
+}
+
 #[test]
 fn kept_activations_are_those_of_real_layers() {
     for changes in runs() {
         let (kept, _) = measured(&changes, 1);
         let config = config(&changes);
-        let model = model_of(&config).unwrap();
+        let model = DecoderConfig::from_value(model(&config).to_value()).unwrap();
         let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
-        let shapes = Shapes::new(&config, &model, dtype, (1, 1), 2);
-        let told = shapes.bytes(&model, &Stage::whole(&model), &config).saved + shapes.shared();
+        let sizes = partition::sizes(&config, (1, 1), 2, dtype.size() as u64);
+        let setting = setting(&config, &model, sizes);
+        let whole = Stage::whole(&model);
+        let told = setting.bytes(&whole).saved + setting.shared(&whole);
         // Tables of positions and masks of labels do not grow with the layers.
         let slack = kept / 100 + (8 << 10);
         // The allocator rounds up by at most a quarter, which shows where experts have buffers of any size.
         let again = config.train.recompute == crate::config::Recompute::Full;
         let uneven = |e: &planaria_nn::models::Experts| (3 * e.choices * e.intermediate_size) as u64;
         let sparse = (0..model.layers).filter(|&layer| model.has_experts(layer) && !again).count() as u64;
-        let uneven =
-            model.experts.as_ref().map_or(0, uneven) * sparse * shapes.tokens() * dtype.size() as u64;
+        let uneven = model.experts.as_ref().map_or(0, uneven) * sparse * sizes.tokens * dtype.size() as u64;
         let fits = told < kept + slack && kept < told + uneven / 4 + slack;
         assert!(fits, "{changes:?}: told {told}, kept {kept}");
     }
@@ -210,7 +239,7 @@ fn a_known_model_has_its_known_size() {
         "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096,
     });
-    let model = ModelConfig::from_value(json).unwrap();
+    let model = DecoderConfig::from_value(json).unwrap();
     let of = |options: &PlanOptions| Plan::new(&config, &model, 8, options).unwrap();
     let plan = of(&PlanOptions::default());
     let n = 6_738_415_616;
@@ -253,6 +282,28 @@ fn pipelines_lose_what_their_schedules_lose() {
 }
 
 #[test]
+fn stages_are_balanced_with_what_stands_before_and_after_the_blocks() {
+    // Qwen2.5-0.5B, whose head is worth about eight of its blocks.
+    let json = serde_json::json!({
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true,
+    });
+    let model = DecoderConfig::from_value(json).unwrap();
+    let of = |changes: &[&str]| {
+        let more = [&["mesh=pp=2", "train.micro_batch=1", "data.sequence=2048"], changes].concat();
+        Plan::new(&config(&more), &model, 2, &PlanOptions::default())
+    };
+    let blocks = |plan: &Plan| plan.stages.iter().map(|stage| stage.layers).collect::<Vec<_>>();
+    let (balanced, halved) = (of(&[]).unwrap(), of(&["train.stages=[12, 12]"]).unwrap());
+    assert_eq!((blocks(&balanced), blocks(&halved)), (vec![16, 8], vec![12, 12]));
+    // Sixteen micro-batches on two equal stages: 1 of 17 slots is empty.
+    assert!(balanced.bubble < 0.07, "{}", balanced.bubble);
+    assert!(halved.bubble > 0.4, "{}", halved.bubble);
+    let error = of(&["train.stages=[12, 11]"]).unwrap_err().to_string();
+    assert!(error.contains("`train.stages` is [12, 11]") && error.contains("24 blocks"), "{error}");
+}
+
+#[test]
 fn dividing_more_never_needs_more() {
     let total = |changes: &[&str]| plan(changes, 2).stages[0].memory.total;
     let zero: Vec<u64> = (0..4).map(|z| total(&["mesh=dp=2", &format!("train.zero={z}")])).collect();
@@ -271,9 +322,7 @@ fn dividing_more_never_needs_more() {
 fn what_does_not_fit_is_refused() {
     let of = |changes: &[&str], ranks| {
         let config = config(changes);
-        Plan::new(&config, &model_of(&config).unwrap(), ranks, &PlanOptions::default())
-            .unwrap_err()
-            .to_string()
+        Plan::new(&config, &*model(&config), ranks, &PlanOptions::default()).unwrap_err().to_string()
     };
     assert!(of(&["mesh=tp=2"], 3).contains("3 ranks cannot make the mesh"));
     assert!(of(&["train.micro_batch=3"], 1).contains("nearest that fit: global_batch 15 or 18"));
@@ -285,7 +334,7 @@ fn one_byte_is_for_weights_only() {
     let of = |changes: &[&str], ranks, dtype| {
         let config = config(changes);
         let options = PlanOptions { dtype: Some(dtype) };
-        Plan::new(&config, &model_of(&config).unwrap(), ranks, &options).unwrap().stages[0].clone()
+        Plan::new(&config, &*model(&config), ranks, &options).unwrap().stages[0].clone()
     };
     let zero = [EXPERTS, &["mesh=dp=2 ep=2", "train.zero=1"]].concat();
     let bytes = |stage: &RankPlan, what: &str, axis: &str| -> u64 {

@@ -1,11 +1,10 @@
 //! Bytes that one rank sends in a step, by what they are.
 
 use super::Setting;
-use super::activations::recomputed;
 use super::state::Piece;
 use crate::config::Reduction;
 use crate::weights::Zero;
-use planaria_nn::models::Stage;
+use planaria_nn::models::{Cost, Stage};
 use serde::Serialize;
 
 /// One kind of communication.
@@ -75,10 +74,7 @@ fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
     let last = owners.len() - 1;
     let onward = (0..last).filter(|&i| edges(i, i + 1)).count() as u64;
     let back = (0..last).filter(|&i| edges(i + 1, i)).count() as u64;
-    let bytes = setting.parts.first().map_or(0, |(part, _)| {
-        let open = Stage { head: false, ..part.clone() };
-        setting.shapes.bytes(setting.model, &open, setting.config).output
-    });
+    let bytes = setting.costs.embed.output;
     let rounds = setting.geometry.accumulation;
     let line = |what, times| Traffic { what, axis: "pp", call: "send", times, bytes: times * bytes };
     vec![line("activations", onward * rounds), line("their gradients", back * rounds)]
@@ -86,16 +82,16 @@ fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
 
 /// Sums over the slices of a product; where the sequence is divided, their two halves, which exchange pieces of an inner dim.
 fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
-    let tp = setting.shapes.tp();
-    let whole = setting.shapes.tokens() * setting.model.hidden_size as u64 * setting.computed();
-    // Twice per block in each direction and when it is computed again; once for the embedding forward and for the head backward.
+    let both = |cost: &Cost| cost.crossings[0] + cost.crossings[1];
+    // In each direction, and forward again where a block is computed again.
     let of_part = |part: &&Stage| {
-        let blocks = 4 * part.layers.len() + 2 * recomputed(setting.config, part).count();
-        blocks as u64 + u64::from(part.embed) + u64::from(part.head)
+        let again: u64 = setting.recomputed(part).map(|cost| cost.crossings[0]).sum();
+        setting.costs.of(part).map(both).sum::<u64>() + again
     };
     let times = parts.iter().map(of_part).sum::<u64>() * setting.geometry.accumulation;
+    let each = 2 * sent(setting.costs.embed.crossed, setting.sizes.tp);
     let call = if setting.config.train.sequence_parallel { "all-to-all" } else { "all-reduce" };
-    vec![Traffic { what: "activations", axis: "tp", call, times, bytes: times * 2 * sent(whole, tp) }]
+    vec![Traffic { what: "activations", axis: "tp", call, times, bytes: times * each }]
 }
 
 /// Ranks of `ep` see different samples: gradients of what they all have are summed over them after each micro-batch.
@@ -108,15 +104,17 @@ fn divided_batch(setting: &Setting<'_>, pieces: &[Piece]) -> Traffic {
 
 /// Tokens to the ranks of their experts and back, forward and backward.
 fn experts(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
-    let Some(experts) = &setting.model.experts else { return Vec::new() };
-    let ranks = setting.inner.axis_size(0) as u64;
-    let is_sparse = |layer: &usize| setting.model.has_experts(*layer);
-    let of_part = |part: &&Stage| {
-        let again = recomputed(setting.config, part).filter(is_sparse).count();
-        4 * part.layers.clone().filter(is_sparse).count() + 2 * again
+    let (ranks, rounds) = (setting.inner.axis_size(0) as u64, setting.geometry.accumulation);
+    let (mut times, mut bytes) = (0, 0);
+    let mut add = |cost: &Cost, each: u64| {
+        if cost.routed > 0 {
+            times += each * rounds;
+            bytes += each * rounds * sent(cost.routed, ranks);
+        }
     };
-    let rows = setting.shapes.tokens() * experts.choices as u64;
-    let bytes = rows * setting.model.hidden_size as u64 * setting.computed();
-    let times = parts.iter().map(of_part).sum::<usize>() as u64 * setting.geometry.accumulation;
-    vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes: times * sent(bytes, ranks) }]
+    for part in parts {
+        setting.costs.of(part).for_each(|cost| add(cost, 4));
+        setting.recomputed(part).for_each(|cost| add(cost, 2));
+    }
+    vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes }]
 }

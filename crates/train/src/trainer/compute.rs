@@ -6,11 +6,13 @@ use crate::config::Recompute as Wish;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
+use crate::objective::{Input, Objective};
 use crate::replica::{Part, Replica};
 use planaria_array::random::Key;
-use planaria_nn::models::{Loss, Recompute, Run};
+use planaria_nn::models::{Activations, Loss, Network, Recompute, Run};
 use planaria_tensor::ops::Documents;
 use planaria_tensor::{Tensor, no_grad};
+use std::sync::Arc;
 
 /// Keeps the draws of dropout apart from those of weights and data.
 const DROPOUT: u64 = 0x6472_6f70;
@@ -20,6 +22,7 @@ const DROPOUT: u64 = 0x6472_6f70;
 pub(super) struct Compute {
     recompute: Recompute,
     seed: u64,
+    objective: Arc<dyn Objective>,
 }
 
 impl Compute {
@@ -30,13 +33,24 @@ impl Compute {
             Wish::Full => Recompute::Full,
             Wish::Blocks => Recompute::Blocks(train.recompute_blocks.iter().copied().collect()),
         };
-        Compute { recompute, seed: train.seed }
+        Compute { recompute, seed: train.seed, objective: job.objective.clone() }
     }
 
     /// How one micro-batch of training runs. Random numbers follow from its number, not from who computes it.
-    pub(super) fn run(&self, at: Micro, batch: Option<&Batch>) -> Result<Run<'static>> {
+    pub(super) fn run(&self, at: Micro, documents: Option<Documents>) -> Run<'static> {
         let key = Key::new(self.seed, DROPOUT).fold(at.step).fold(at.number as u64);
-        Ok(Run { recompute: self.recompute.clone(), train: Some(key), ..plain_run(batch)? })
+        Run { recompute: self.recompute.clone(), train: Some(key), documents, ..Run::default() }
+    }
+
+    /// What of a micro-batch goes into the model; a stage that reads none has documents that see each other.
+    pub(super) fn input(&self, batch: Option<&Batch>) -> Result<(Option<Tensor>, Option<Documents>)> {
+        let input = batch.map(|batch| self.objective.input(batch)).transpose()?;
+        Ok(input.map_or((None, None), |input| (Some(input.tokens), input.documents)))
+    }
+
+    /// The loss at the end of the model.
+    pub(super) fn loss(&self, model: &dyn Network, end: &Activations, batch: &Batch) -> Result<Loss> {
+        self.objective.loss(model, end, batch)
     }
 
     /// Forward and backward of one micro-batch through a model that is all here.
@@ -48,10 +62,11 @@ impl Compute {
         losses: &mut Losses,
     ) -> Result<()> {
         let part = only(replica)?;
-        let model = &part.model;
+        let model = &*part.model;
         replica.enter(at.round, Pass::Forward);
-        let end = model.forward(Tensor::new(batch.tokens.clone()), &self.run(at, Some(batch))?)?;
-        let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
+        let Input { tokens, documents } = self.objective.input(batch)?;
+        let end = model.forward(tokens.into(), &self.run(at, documents))?;
+        let loss = self.loss(model, &end, batch)?;
         drop(end);
         replica.enter(at.round, Pass::Backward);
         at.start(&loss)?.backward()?;
@@ -62,21 +77,15 @@ impl Compute {
 
     /// Sum of losses and count of one micro-batch, without gradients.
     pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(f64, u64)> {
-        let model = &only(replica)?.model;
+        let model = &*only(replica)?.model;
         replica.enter(0, Pass::Forward);
         no_grad(|| {
-            let end = model.forward(Tensor::new(batch.tokens.clone()), &plain_run(Some(batch))?)?;
-            let loss = model.loss(&end, &Tensor::new(batch.labels.clone()))?;
+            let Input { tokens, documents } = self.objective.input(batch)?;
+            let end = model.forward(tokens.into(), &Run { documents, ..Run::default() })?;
+            let loss = self.loss(model, &end, batch)?;
             Ok((value(&loss)?, loss.count))
         })
     }
-}
-
-/// Nothing but what the data asks for; a stage that reads none has documents that see each other.
-pub(super) fn plain_run(batch: Option<&Batch>) -> Result<Run<'static>> {
-    let starts = batch.and_then(|batch| Some((batch.starts.clone()?, batch.tokens.shape()[1])));
-    let documents = starts.map(|(starts, length)| Documents::new(starts, length)).transpose()?;
-    Ok(Run { documents, ..Run::default() })
 }
 
 /// Which micro-batch it is.

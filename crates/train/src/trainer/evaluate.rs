@@ -74,7 +74,7 @@ impl RankRun<'_> {
         let batches = (0..needed).map(|round| eval.read(&**data, round, replica));
         let batches = batches.collect::<Result<Vec<_>>>()?;
         let found = match &mut self.pipeline {
-            Some(pipeline) => pipeline.evaluate(&self.replica, &batches, eval.rounds)?,
+            Some(pipeline) => pipeline.evaluate(&self.compute, &self.replica, &batches, eval.rounds)?,
             None => batches.iter().map(|b| self.compute.evaluate(&self.replica, b)).collect::<Result<_>>()?,
         };
         let mut losses = Losses::new(eval.rounds * eval.data_ranks);

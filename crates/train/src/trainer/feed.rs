@@ -16,13 +16,13 @@ const TOKENS: &str = "tokens";
 pub(super) fn open(job: &Job, comm: &Arc<dyn Comm>) -> Result<Data> {
     let (config, tokenizer) = (&job.config, &job.tokenizer);
     if comm.size() == 1 {
-        return Ok(config.data.open(tokenizer)?);
+        return job.objective.open(&config.data, tokenizer);
     }
     let place = Position::of(config.mesh.on(comm.size())?, comm.world_rank())?;
     let cache = config.data.cache.clone().unwrap_or_else(|| config.run_dir().join(TOKENS));
     let mut data = config.data.clone();
     data.cache = Some(cache);
-    let read = || data.open(tokenizer).map(Some);
+    let read = || job.objective.open(&data, tokenizer).map(Some);
     let first = if comm.rank() == 0 { read() } else { Ok(None) };
     let first = together(&**comm, first)?;
     let mine = if first.is_none() && place.reads(config) { read() } else { Ok(first) };

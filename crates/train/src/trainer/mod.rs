@@ -19,13 +19,14 @@ use crate::data::{Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
 use crate::freeze::Frozen;
+use crate::objective::{Objective, Objectives};
 use crate::pretrained::{self, together};
 use crate::signals::Requests;
 use planaria_array::Threads;
 use planaria_comm::{Comm, CommExt, threads};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
-use planaria_nn::models::Config as ModelConfig;
+use planaria_nn::models::{Architecture, Models};
 use planaria_store::Store;
 use planaria_tensor::World;
 use serde_json::{Map, Value};
@@ -57,13 +58,18 @@ pub struct Trainer {
     requests: Requests,
     last: Option<u64>,
     store: Option<Arc<dyn Store>>,
+    models: Models,
+    objectives: Objectives,
 }
 
 /// What all ranks of a process share.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) config: Config,
-    pub(crate) model: ModelConfig,
+    pub(crate) model: Arc<dyn Architecture>,
+    pub(crate) objective: Arc<dyn Objective>,
+    /// The models that a checkpoint may hold.
+    pub(crate) models: Models,
     pub(crate) tokenizer: Tokenizer,
     /// The `generation_config.json` that the run began with.
     pub(crate) generation: Map<String, Value>,
@@ -79,7 +85,27 @@ pub(crate) struct Job {
 impl Trainer {
     /// A run of this configuration.
     pub fn new(config: Config) -> Trainer {
-        Trainer { config, observer: Arc::new(Silent), requests: Requests::default(), last: None, store: None }
+        Trainer {
+            config,
+            observer: Arc::new(Silent),
+            requests: Requests::default(),
+            last: None,
+            store: None,
+            models: Models::default(),
+            objectives: Objectives::default(),
+        }
+    }
+
+    /// With models of one's own.
+    #[must_use]
+    pub fn models(self, models: Models) -> Trainer {
+        Trainer { models, ..self }
+    }
+
+    /// With objectives of one's own.
+    #[must_use]
+    pub fn objectives(self, objectives: Objectives) -> Trainer {
+        Trainer { objectives, ..self }
     }
 
     /// With a listener.
@@ -165,20 +191,33 @@ impl Trainer {
     /// A run whose ranks share this process, and with it the data.
     fn job(&self) -> Result<Job> {
         let mut job = self.begin()?;
-        job.data = job.config.data.open(&job.tokenizer)?;
+        job.data = job.objective.open(&job.config.data, &job.tokenizer)?;
         Ok(job)
     }
 
     /// A run without its data.
     fn begin(&self) -> Result<Job> {
         let config = self.config.clone();
-        config.check()?;
+        config.check(&self.models)?;
+        let objective = self.objectives.find(&config.train.objective)?;
         let tokenizer = pretrained::open_tokenizer(&config)?;
-        let model = setup::model_config(&config, &tokenizer)?;
+        let model = setup::model(&config, &tokenizer, &self.models)?;
         let generation = pretrained::generation_config(&config)?;
         let data = Data::none();
-        let Trainer { observer, requests, last, store, .. } = self.clone();
-        Ok(Job { config, model, tokenizer, generation, data, observer, requests, last, store })
+        let Trainer { observer, requests, last, store, models, .. } = self.clone();
+        Ok(Job {
+            config,
+            model,
+            objective,
+            models,
+            tokenizer,
+            generation,
+            data,
+            observer,
+            requests,
+            last,
+            store,
+        })
     }
 }
 
@@ -216,7 +255,7 @@ impl Job {
 
     /// Settings that the model or the mesh leave without effect.
     fn check_sizes(&self) -> Result<()> {
-        let (train, layers) = (&self.config.train, self.model.layers);
+        let (train, layers) = (&self.config.train, self.model.blocks());
         if let Some(block) = train.recompute_blocks.iter().find(|block| **block >= layers) {
             require("train.recompute_blocks", false, block, &format!("blocks from 0 to {}", layers - 1))?;
         }
@@ -227,10 +266,10 @@ impl Job {
             train.chunks,
             "1 without pipeline stages (`pp`)",
         )?;
-        let (most, sequence) = (self.model.max_positions, self.config.data.sequence);
+        let (most, sequence) = (self.model.positions(), self.config.data.sequence);
         let expected = format!("at least the {sequence} of `data.sequence`");
         require("model.max_position_embeddings", most >= sequence, most, &expected)?;
-        Frozen::new(&train.freeze, &self.model)?;
+        Frozen::new(&train.freeze, &*self.model)?;
         Ok(())
     }
 

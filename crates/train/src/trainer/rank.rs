@@ -26,7 +26,7 @@ use planaria_ckpt::{Item, Kind, LoadOptions, State};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
-use planaria_nn::models::{Config as ModelConfig, Stage};
+use planaria_nn::models::{Stage, parameter_count};
 use planaria_nn::optim::{Ema, Schedule};
 use planaria_store::Store;
 use std::path::Path;
@@ -67,10 +67,10 @@ impl<'a> RankRun<'a> {
         let geometry = geometry(job, &place)?;
         let sampler = job.sampler()?;
         let lanes = Pipeline::new(job, &place, &geometry)?;
-        let near = place.neighbours(&world, config, lanes.ends())?;
+        let near = place.neighbours(&world, config, lanes.parts())?;
         let keeping = keeping(job, &place, world.world_rank())?;
         let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
-        let own = lanes.own(job.model.layers, place.stage);
+        let own = lanes.own(place.stage);
         let replica = replica(job, &own, &init, &near, &keeping)?;
         let pipeline = lanes.start(&world, &place, &near)?;
         let saves = Saves::new(&world, job.store()?, job)?;
@@ -117,7 +117,7 @@ fn keeping(job: &Job, place: &Position, world: Rank) -> Result<Keeping> {
         zero: if place.replicas > 1 { Zero::from(config.train.zero) } else { Zero::Off },
         rule: update::rule(&config.optim),
         ema: config.optim.ema.map(Ema::new).transpose()?,
-        frozen: Frozen::new(&config.train.freeze, &job.model)?,
+        frozen: Frozen::new(&config.train.freeze, &*job.model)?,
         rank: place.replica,
         ranks: place.replicas,
         world,
@@ -136,7 +136,7 @@ fn replica(
     // Divided gradients have no whole sum of one rank to wait for the end of the step.
     let mode = if keeping.zero >= Zero::Gradients { Reduction::Exact } else { reduce };
     Replica::new(Making {
-        config: &job.model,
+        model: &*job.model,
         stages,
         init,
         near,
@@ -210,7 +210,7 @@ impl RankRun<'_> {
         let only_weights = |item: &Item| item.kind == Kind::Parameter;
         let items = resume::items(&self.replica, Array::clone)?;
         let mut state = State::new(items.into_iter().filter(only_weights).collect());
-        Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained)
+        Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
     }
 
     pub(super) fn tell(&self, event: &Event) {
@@ -230,7 +230,7 @@ impl RankRun<'_> {
         self.tell(&Event::Started {
             ranks: self.world.size(),
             mesh: self.place.mesh.to_string(),
-            parameters: parameters(&self.job.model)?,
+            parameters: parameter_count(&*self.job.model)?,
             samples: self.job.data.train.len(),
             step: self.progress.step + 1,
             steps,
@@ -313,10 +313,4 @@ fn from_first(world: &Arc<dyn Comm>, mine: Result<Option<Start>>) -> Result<Opti
         Value::Text(text) => serde_json::from_str(&text).map(Some).map_err(lost),
         _ => Ok(None),
     }
-}
-
-/// Elements of the whole model; a tied head counts once.
-fn parameters(model: &ModelConfig) -> Result<u64> {
-    let table = model.parameters(&Stage::whole(model))?;
-    Ok(table.iter().filter(|spec| spec.tied.is_none()).map(|spec| spec.shape.numel() as u64).sum())
 }

@@ -97,9 +97,7 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     state.schedule = serde_json::json!({ "step": progress.step, "updates": progress.updates });
     state.extra = serde_json::to_value(progress).map_err(|e| Error::Bug { what: e.to_string() })?;
     state.files = files;
-    if job.model.tie_word_embeddings {
-        state.tied.insert("lm_head.weight".into(), "model.embed_tokens.weight".into());
-    }
+    state.tied = planaria_nn::models::ties(&*job.model)?;
     Ok(state)
 }
 

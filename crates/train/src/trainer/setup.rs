@@ -9,7 +9,7 @@ use planaria_array::DType;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
-use planaria_nn::models::Config as ModelConfig;
+use planaria_nn::models::{Architecture, Models, Stage};
 use planaria_nn::optim::{Decay, Schedule, Shape};
 use planaria_tensor::World;
 use std::path::Path;
@@ -28,7 +28,11 @@ pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_js
 }
 
 /// The model that `[model]` asks for.
-pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<ModelConfig> {
+pub(super) fn model(
+    config: &Config,
+    tokenizer: &Tokenizer,
+    models: &Models,
+) -> Result<Arc<dyn Architecture>> {
     let section = &config.model;
     let base = pretrained::base_config(config)?;
     let vocab = tokenizer.vocab_size();
@@ -38,11 +42,11 @@ pub(super) fn model_config(config: &Config, tokenizer: &Tokenizer) -> Result<Mod
         let longest = config.data.sequence.max(2048);
         keys.entry("max_position_embeddings").or_insert(longest.into());
     }
-    let model = ModelConfig::from_value(json)?;
-    if model.vocab_size < vocab {
+    let model = models.open(json)?;
+    if model.vocab_size() < vocab {
         return Err(Error::Value {
             key: "model.vocab_size".into(),
-            found: model.vocab_size.to_string(),
+            found: model.vocab_size().to_string(),
             expected: format!("at least the {vocab} of the tokenizer"),
         });
     }
@@ -114,11 +118,12 @@ impl Position {
         stage == 0 || stage + 1 == stages || config.data.documents == Borders::Separate
     }
 
+    /// Who else is there; `parts` are the model's, each with its position along `pp`.
     pub(super) fn neighbours(
         &self,
         comm: &Arc<dyn Comm>,
         config: &Config,
-        owners: (usize, usize),
+        parts: Vec<(Stage, usize)>,
     ) -> Result<Neighbours> {
         let here = comm.world_rank();
         let inner = self.mesh.keep(&["ep", "tp"], here)?;
@@ -126,6 +131,7 @@ impl Position {
         let parallel =
             (inner.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence });
         let data = comm.group(&self.mesh.group(here, self.mesh.axis_set(&["dp"])?)?)?;
-        Ok(Neighbours { here, parallel, data, first: self.pipeline[owners.0], last: self.pipeline[owners.1] })
+        let parts = parts.into_iter().map(|(stage, position)| (stage, self.pipeline[position])).collect();
+        Ok(Neighbours { parallel, data, parts })
     }
 }

@@ -1,10 +1,10 @@
 //! Training through a pipeline: which stages this rank has, and what they do when the schedule says so.
 
 use super::Job;
-use super::compute::{Compute, Micro, plain_run, value};
+use super::compute::{Compute, Micro, value};
 use super::evaluate::Evaluation;
 use super::figures::Losses;
-use super::setup::Position;
+use super::setup::{self, Position};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
@@ -14,7 +14,7 @@ use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
 use crate::pipeline::{Failure, Kind, Schedule, Stages};
 use crate::replica::{Neighbours, Part, Replica};
 use planaria_comm::Comm;
-use planaria_nn::models::{Activations, Stage};
+use planaria_nn::models::{Activations, Run, Stage};
 use planaria_tensor::Tensor;
 use std::sync::Arc;
 
@@ -27,6 +27,8 @@ pub(super) struct Pipeline {
     /// Absent for a model that is all on one stage.
     schedule: Option<Schedules>,
     stages: Stages,
+    /// The model's parts in order.
+    parts: Vec<Stage>,
 }
 
 #[derive(Debug)]
@@ -40,8 +42,12 @@ impl Pipeline {
     pub(super) fn new(job: &Job, place: &Position, geometry: &Geometry) -> Result<Pipeline> {
         let train = &job.config.train;
         let kind: Kind = train.schedule.parse()?;
+        let inner = (place.mesh.axis_size(2), place.mesh.axis_size(3));
+        let size = setup::dtype(train.precision).size() as u64;
+        let sizes = partition::sizes(&job.config, inner, geometry.micro_batch, size);
+        let parts = |count| partition::stages(&*job.model, &job.config, &sizes, count);
         if place.stages == 1 {
-            return Ok(Pipeline { schedule: None, stages: Stages::round_robin(1, 1)? });
+            return Ok(Pipeline { schedule: None, stages: Stages::round_robin(1, 1)?, parts: parts(1)? });
         }
         let chunks = if kind == Kind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
@@ -50,19 +56,19 @@ impl Pipeline {
         let eval = kind.build_forward(place.stages, eval_rounds, chunks)?;
         schedule.validate()?;
         let stages = schedule.stages().clone();
-        Ok(Pipeline { schedule: Some(Schedules { train: schedule, eval }), stages })
+        let parts = parts(stages.len())?;
+        Ok(Pipeline { schedule: Some(Schedules { train: schedule, eval }), stages, parts })
     }
 
-    /// Positions in the pipeline of the model's first and last part.
-    pub(super) fn ends(&self) -> (usize, usize) {
-        let rank = |stage| self.stages.rank_of(stage).unwrap_or(0);
-        (rank(0), rank(self.stages.len() - 1))
+    /// The model's parts in order, each with its position in the pipeline.
+    pub(super) fn parts(&self) -> Vec<(Stage, usize)> {
+        let position = |stage| self.stages.rank_of(stage).unwrap_or(0);
+        self.parts.iter().enumerate().map(|(i, part)| (part.clone(), position(i))).collect()
     }
 
     /// The model parts of one position.
-    pub(super) fn own(&self, layers: usize, position: usize) -> Vec<Stage> {
-        let all = partition::stages(layers, self.stages.len());
-        self.stages.of(position).map(|stage| all[stage].clone()).collect()
+    pub(super) fn own(&self, position: usize) -> Vec<Stage> {
+        self.stages.of(position).map(|stage| self.parts[stage].clone()).collect()
     }
 
     /// This rank's place in it.
@@ -115,12 +121,13 @@ impl Running {
     /// that needs no data is given none. Collective over the pipeline.
     pub(super) fn evaluate(
         &mut self,
+        compute: &Compute,
         replica: &Replica,
         batches: &[Batch],
         rounds: usize,
     ) -> Result<Vec<(f64, u64)>> {
         let found = vec![(0.0, 0); rounds];
-        let mut work = Evaluating { own: &self.own, last: self.last, replica, batches, found };
+        let mut work = Evaluating { own: &self.own, last: self.last, compute, replica, batches, found };
         self.eval.run(&mut work)?;
         Ok(work.found)
     }
@@ -134,15 +141,20 @@ fn part<'a>(replica: &'a Replica, own: &[usize], at: At) -> Result<&'a Part> {
 }
 
 /// What goes into a stage: tokens into the first, what came from the stage before into the others.
-fn input(batches: &[Batch], at: At, inputs: Vec<Tensor>) -> Result<Activations> {
-    match at.stage {
-        0 => Ok(Tensor::new(batch(batches, at)?.tokens.clone()).into()),
+fn input(tokens: Option<Tensor>, at: At, inputs: Vec<Tensor>) -> Result<Activations> {
+    match (at.stage, tokens) {
+        (0, Some(tokens)) => Ok(tokens.into()),
+        (0, None) => Err(not_read(at)),
         _ => Ok(Activations::from_list(inputs)?),
     }
 }
 
+fn not_read(at: At) -> Error {
+    Error::Bug { what: format!("micro-batch {} was not read", at.micro) }
+}
+
 fn batch(batches: &[Batch], at: At) -> Result<&Batch> {
-    batches.get(at.micro).ok_or_else(|| Error::Bug { what: format!("micro-batch {} was not read", at.micro) })
+    batches.get(at.micro).ok_or_else(|| not_read(at))
 }
 
 /// A step of training.
@@ -160,13 +172,13 @@ impl Training<'_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let micro = (self.micro)(at.micro);
         self.replica.enter(at.micro, Pass::Forward);
-        let model = &part(self.replica, self.own, at)?.model;
-        let input = input(self.batches, at, inputs)?;
-        let end = model.forward(input, &self.compute.run(micro, self.batches.get(at.micro))?)?;
+        let model = &*part(self.replica, self.own, at)?.model;
+        let (tokens, documents) = self.compute.input(self.batches.get(at.micro))?;
+        let end = model.forward(input(tokens, at, inputs)?, &self.compute.run(micro, documents))?;
         if at.stage != self.last {
             return Ok(end.into_list());
         }
-        let loss = model.loss(&end, &Tensor::new(batch(self.batches, at)?.labels.clone()))?;
+        let loss = self.compute.loss(model, &end, batch(self.batches, at)?)?;
         self.losses.set(micro.number, value(&loss)?, loss.count);
         Ok(vec![micro.start(&loss)?])
     }
@@ -190,6 +202,7 @@ impl StageWork for Training<'_> {
 struct Evaluating<'a> {
     own: &'a [usize],
     last: usize,
+    compute: &'a Compute,
     replica: &'a Replica,
     batches: &'a [Batch],
     found: Vec<(f64, u64)>,
@@ -198,13 +211,13 @@ struct Evaluating<'a> {
 impl Evaluating<'_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         self.replica.enter(at.micro, Pass::Forward);
-        let model = &part(self.replica, self.own, at)?.model;
-        let run = plain_run(self.batches.get(at.micro))?;
-        let end = model.forward(input(self.batches, at, inputs)?, &run)?;
+        let model = &*part(self.replica, self.own, at)?.model;
+        let (tokens, documents) = self.compute.input(self.batches.get(at.micro))?;
+        let end = model.forward(input(tokens, at, inputs)?, &Run { documents, ..Run::default() })?;
         if at.stage != self.last {
             return Ok(end.into_list());
         }
-        let loss = model.loss(&end, &Tensor::new(batch(self.batches, at)?.labels.clone()))?;
+        let loss = self.compute.loss(model, &end, batch(self.batches, at)?)?;
         self.found[at.micro] = (value(&loss)?, loss.count);
         Ok(Vec::new())
     }

@@ -8,12 +8,11 @@ use crate::pretrained::Pretrained;
 use planaria_ckpt::formats::OpenOptions;
 use planaria_ckpt::{Checkpoint, TensorKey, step_folder, step_of};
 use planaria_layout::Shape;
-use planaria_nn::models::{Config as ModelConfig, Experts, Stage};
+use planaria_nn::models::{Architecture, Effect, Setting, Stage};
 use planaria_store::{Store, StoreExt, join};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::sync::Arc;
 
 /// The folder of a run's checkpoints.
@@ -105,13 +104,14 @@ fn descends(store: &dyn Store, folder: &str, from: &str) -> bool {
 fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start> {
     let folder = &start.folder;
     let checkpoint = planaria_ckpt::open(&**store, folder).map_err(|e| unreadable(job, folder, e))?;
-    let saved = saved_model(&**store, folder)?;
-    let mut differs = saved.as_ref().map(|saved| model_changes(saved, &job.model)).unwrap_or_default();
+    let saved = saved_model(job, &**store, folder)?;
+    let mut differs =
+        saved.as_ref().map(|saved| model_changes(&**saved, job, Effect::Function)).unwrap_or_default();
     let keys = changes(&checkpoint.state.config, &job.config_json());
     let key_of = |line: &&String| line.split(' ').next().unwrap_or_default().to_string();
     differs.extend(keys.iter().filter(|l| FIXED.contains(&key_of(l).as_str())).cloned());
     if differs.is_empty() {
-        differs.extend(shape_changes(&job.model, &checkpoint)?);
+        differs.extend(shape_changes(&*job.model, &checkpoint)?);
     }
     if !differs.is_empty() {
         let folder =
@@ -124,18 +124,18 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
     }
     let silent = |line: &String| SILENT.iter().any(|start| line.starts_with(start));
     start.changed = keys.into_iter().filter(|line| !silent(line) && !line.starts_with("model.")).collect();
-    start.changed.extend(saved.iter().flat_map(|saved| model_notes(saved, &job.model)));
+    start.changed.extend(saved.iter().flat_map(|saved| model_changes(&**saved, job, Effect::Training)));
     Ok(start)
 }
 
 /// The model that a checkpoint says it holds, where it says so.
-fn saved_model(store: &dyn Store, folder: &str) -> Result<Option<ModelConfig>> {
+fn saved_model(job: &Job, store: &dyn Store, folder: &str) -> Result<Option<Arc<dyn Architecture>>> {
     let name = join(folder, "config.json");
     if !store.exists(&name)? {
         return Ok(None);
     }
     let text = store.read(&name, CONFIG_BYTES)?;
-    Ok(Some(ModelConfig::from_json(&String::from_utf8_lossy(&text))?))
+    Ok(Some(job.models.open_json(&String::from_utf8_lossy(&text))?))
 }
 
 /// A checkpoint that cannot be read, with the one to go on from instead.
@@ -156,47 +156,21 @@ pub(super) fn unreadable(job: &Job, folder: &str, error: planaria_ckpt::Error) -
     Error::Resume { folder: folder.into(), source: Box::new(error), older }
 }
 
-/// What makes the model another function of its weights, as in `model.rope_theta 10000 -> 500`.
-fn model_changes(saved: &ModelConfig, now: &ModelConfig) -> Vec<String> {
-    let rows = |c: &ModelConfig| {
-        let experts = c.experts.clone().map(|e| Experts { aux_loss: 0.0, ..e });
-        vec![
-            ("kind", c.family.model_type().to_string()),
-            ("vocab_size", c.vocab_size.to_string()),
-            ("hidden_size", c.hidden_size.to_string()),
-            ("intermediate_size", c.intermediate_size.to_string()),
-            ("num_hidden_layers", c.layers.to_string()),
-            ("num_attention_heads", c.heads.to_string()),
-            ("num_key_value_heads", c.kv_heads.to_string()),
-            ("head_dim", c.head_dim.to_string()),
-            ("hidden_act", format!("{:?}", c.act)),
-            ("rms_norm_eps", c.rms_norm_eps.to_string()),
-            ("rope_theta", c.rope_theta.to_string()),
-            ("rope_scaling", format!("{:?}", c.rope_scaling)),
-            ("tie_word_embeddings", c.tie_word_embeddings.to_string()),
-            ("attention_bias", format!("{} {}", c.qkv_bias, c.output_bias)),
-            ("mlp_bias", c.mlp_bias.to_string()),
-            ("sliding_window", format!("{:?}", c.windows)),
-            ("num_experts", experts.map_or("none".into(), |e| format!("{e:?}"))),
-        ]
+/// What this effect has changed since the checkpoint, as in `model.rope_theta 10000 -> 500`.
+fn model_changes(saved: &dyn Architecture, job: &Job, effect: Effect) -> Vec<String> {
+    let rows = |model: &dyn Architecture| {
+        let kind = Setting { key: "kind".into(), value: model.model_type().into(), effect: Effect::Function };
+        let all = std::iter::once(kind).chain(model.settings()).filter(|setting| setting.effect == effect);
+        all.map(|setting| (setting.key, setting.value)).collect::<Vec<_>>()
     };
-    let pairs = rows(saved).into_iter().zip(rows(now));
-    pairs.filter(|(a, b)| a != b).map(|((key, a), (_, b))| format!("model.{key} {a} -> {b}")).collect()
-}
-
-/// What changes how a model is trained, not what it computes.
-fn model_notes(saved: &ModelConfig, now: &ModelConfig) -> Vec<String> {
-    let aux = |c: &ModelConfig| c.experts.as_ref().map_or(0.0, |e| e.aux_loss);
-    let rows = [
-        note("model.hidden_dropout", saved.hidden_dropout, now.hidden_dropout),
-        note("model.max_position_embeddings", saved.max_positions, now.max_positions),
-        note("model.router_aux_loss_coef", aux(saved), aux(now)),
-    ];
-    rows.into_iter().flatten().collect()
-}
-
-fn note<T: PartialEq + Display>(key: &str, saved: T, now: T) -> Option<String> {
-    (saved != now).then(|| format!("{key} {saved} -> {now}"))
+    let (before, after) = (rows(saved), rows(&*job.model));
+    let value = |rows: &[(String, String)], key: &str| {
+        rows.iter().find(|(k, _)| k == key).map_or("none".to_string(), |(_, value)| value.clone())
+    };
+    let gone = after.iter().filter(|(key, _)| before.iter().all(|(k, _)| k != key));
+    let keys = before.iter().chain(gone).map(|(key, _)| key);
+    let pairs = keys.map(|key| (key, value(&before, key), value(&after, key)));
+    pairs.filter(|(_, a, b)| a != b).map(|(key, a, b)| format!("model.{key} {a} -> {b}")).collect()
 }
 
 /// Keys of the run's configuration with other values than before.
@@ -236,7 +210,7 @@ fn leaves(value: &Value, key: &str, found: &mut BTreeMap<String, String>) {
 }
 
 /// Parameters whose shapes are not those of the checkpoint.
-fn shape_changes(model: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<String>> {
+fn shape_changes(model: &dyn Architecture, checkpoint: &Checkpoint) -> Result<Vec<String>> {
     let stored = |name: &str| checkpoint.tensors.get(&TensorKey::parameter(name)).map(|t| t.shape.clone());
     // Parameters that were left out are made from masters of the same shapes.
     if checkpoint.derive.is_some() {
@@ -246,7 +220,10 @@ fn shape_changes(model: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<Str
 }
 
 /// The parameters of a model that are not there, or have other shapes.
-pub(super) fn shapes(model: &ModelConfig, stored: impl Fn(&str) -> Option<Shape>) -> Result<Vec<String>> {
+pub(super) fn shapes(
+    model: &dyn Architecture,
+    stored: impl Fn(&str) -> Option<Shape>,
+) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for spec in model.parameters(&Stage::whole(model))?.iter().filter(|spec| spec.tied.is_none()) {
         let shape = if spec.is_stacked() { Shape::new(&spec.shape[1..])? } else { spec.shape.clone() };
@@ -277,7 +254,8 @@ impl Job {
         let Some(path) = &self.config.model.init else { return Ok(None) };
         let from = Pretrained::find(path)?;
         let source = planaria_ckpt::formats::open(from.store(), from.folder(), &OpenOptions::default())?;
-        let mut wrong = shapes(&self.model, |name| source.model(name).ok().map(|entry| entry.shape.clone()))?;
+        let mut wrong =
+            shapes(&*self.model, |name| source.model(name).ok().map(|entry| entry.shape.clone()))?;
         // Names may be longer or shorter in the files of others; loading finds out.
         wrong.retain(|line| !line.contains("` missing -> "));
         let path = path.display().to_string();

@@ -6,6 +6,7 @@ use super::rank::RankRun;
 use crate::data::{Batch, Loader};
 use crate::error::{Error, Result};
 use crate::event::{Event, StepReport};
+use crate::objective::Before;
 use crate::update::{self, Rates};
 use planaria_array::Array;
 use planaria_comm::{AllReduce, CommExt};
@@ -35,7 +36,14 @@ impl RankRun<'_> {
         let (rounds, replicas) = (self.geometry.accumulation as usize, self.place.replicas);
         let step = self.progress.step + 1;
         let mut losses = Losses::new(rounds * replicas);
-        let batches = batches(loader, rounds)?;
+        let before = Before { step, parts: self.replica.parts.iter().map(|part| &*part.model).collect() };
+        let read = batches(loader, rounds)?;
+        let wanted = read.len();
+        let batches = self.job.objective.generate(&before, read)?;
+        if batches.len() != wanted {
+            let (name, found) = (self.job.objective.name(), batches.len());
+            return Err(Error::Run { what: format!("{name} made {found} micro-batches of {wanted}") });
+        }
         self.compute(step, &batches, &mut losses)?;
         let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;

@@ -1,11 +1,12 @@
 //! One decoder block: attention and a feed-forward layer, each behind a norm and beside the residual.
 
-use super::config::Config;
+use super::config::DecoderConfig;
 use super::moe::Moe;
 use crate::error::Result as BuildResult;
 use crate::layers::{
     Attention, AttentionSizes, AttentionStep, Dropout, GatedMlp, LayerCache, Parts, RmsNorm, Rope,
 };
+use crate::models::blocks::Block;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
 use planaria_array::random::Key;
@@ -13,7 +14,7 @@ use planaria_tensor::{Result, Tensor};
 
 /// `x + attention(norm(x))`, then `x + mlp(norm(x))`. A clone shares the parameters.
 #[derive(Clone, Debug)]
-pub struct Block {
+pub struct DecoderBlock {
     attention_norm: RmsNorm,
     attention: Attention,
     mlp_norm: RmsNorm,
@@ -29,15 +30,15 @@ enum FeedForward {
     Sparse(Box<Moe>),
 }
 
-impl Block {
+impl DecoderBlock {
     /// The block of one layer; `parts` are those under `model.layers.N`.
     pub(super) fn new(
         parts: &Parts,
-        config: &Config,
+        config: &DecoderConfig,
         layer: usize,
         rope: &Rope,
         lanes: &Lanes,
-    ) -> BuildResult<Block> {
+    ) -> BuildResult<DecoderBlock> {
         let sizes = AttentionSizes {
             heads: config.heads,
             kv_heads: config.kv_heads,
@@ -51,7 +52,7 @@ impl Block {
             }
             None => FeedForward::Dense(Box::new(GatedMlp::new(&parts.at("mlp"), config.act)?)),
         };
-        Ok(Block {
+        Ok(DecoderBlock {
             attention_norm: parts.rms_norm("input_layernorm", config.rms_norm_eps)?,
             attention: Attention::new(&parts.at("self_attn"), sizes, rope.clone(), lanes.clone())?,
             mlp_norm: parts.rms_norm("post_attention_layernorm", config.rms_norm_eps)?,
@@ -60,10 +61,10 @@ impl Block {
             lanes: lanes.clone(),
         })
     }
+}
 
-    /// The hidden state after this block and, from a sparse one, how its tokens were routed. The key of `step` is that
-    /// of this layer.
-    pub(super) fn forward(
+impl Block for DecoderBlock {
+    fn forward(
         &self,
         x: &Tensor,
         step: &AttentionStep,
@@ -87,7 +88,7 @@ impl Block {
     }
 }
 
-impl Module for Block {
+impl Module for DecoderBlock {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.attention_norm.visit(f);
         self.attention.visit(f);

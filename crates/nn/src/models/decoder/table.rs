@@ -14,47 +14,31 @@
 //! | experts' gate, up; down | columns; rows | experts |
 //! | norms, router, gate of the shared expert | whole | whole |
 
-use super::config::Config;
-use super::model::Stage;
+use super::config::DecoderConfig;
 use crate::error::{Error, Result};
+use crate::models::architecture::Stage;
 use crate::parallel::Parallel;
-use crate::param::{Cut, Kind, ParamSpec, Start};
-use planaria_layout::Shape;
+use crate::param::{Cut, Kind, ParamSpec};
+use crate::table::{COLUMNS, ROWS, Table};
 
-const COLUMNS: Cut = Cut::Dim(0);
-const ROWS: Cut = Cut::Dim(1);
-
-struct Table<'a> {
-    config: &'a Config,
-    rows: Vec<ParamSpec>,
+/// Rows of a table, made from a configuration.
+struct Rows<'a> {
+    config: &'a DecoderConfig,
+    table: Table,
 }
 
-impl Table<'_> {
-    fn add(&mut self, name: String, shape: &[usize], kind: Kind, tp: Cut) -> Result<&mut ParamSpec> {
-        let start = match kind {
-            Kind::Matrix | Kind::Embedding => Start::Normal { std: self.config.initializer_range },
-            Kind::Norm => Start::Ones,
-            Kind::Bias => Start::Zeros,
-        };
-        let at = self.rows.len();
-        self.rows.push(ParamSpec { name, shape: Shape::new(shape)?, kind, start, tp, ep: None, tied: None });
-        Ok(&mut self.rows[at])
-    }
-
+impl Rows<'_> {
     /// The weight `[out, in]` of a product, and its bias.
     fn linear(&mut self, name: &str, shape: [usize; 2], bias: bool, cut: Cut) -> Result<()> {
-        self.add(format!("{name}.weight"), &shape, Kind::Matrix, cut)?;
+        self.table.matrix(name, shape, cut)?;
         if bias {
-            // A bias lies along the columns; that of a product cut by rows is added once, by all.
-            let cut = if cut == ROWS { Cut::Whole } else { cut };
-            self.add(format!("{name}.bias"), &shape[..1], Kind::Bias, cut)?;
+            self.table.bias(name, shape[0], cut)?;
         }
         Ok(())
     }
 
     fn norm(&mut self, name: &str) -> Result<()> {
-        self.add(format!("{name}.weight"), &[self.config.hidden_size], Kind::Norm, Cut::Whole)?;
-        Ok(())
+        self.table.norm(name, self.config.hidden_size)
     }
 
     fn mlp(&mut self, name: &str, inner: usize, bias: bool) -> Result<()> {
@@ -65,7 +49,8 @@ impl Table<'_> {
     }
 
     fn attention(&mut self, name: &str) -> Result<()> {
-        let Config { hidden_size, heads, kv_heads, head_dim, qkv_bias, output_bias, .. } = *self.config;
+        let DecoderConfig { hidden_size, heads, kv_heads, head_dim, qkv_bias, output_bias, .. } =
+            *self.config;
         let between = |heads: usize| Cut::Heads { dim: 0, heads };
         self.linear(&format!("{name}.q_proj"), [heads * head_dim, hidden_size], qkv_bias, between(heads))?;
         for kv in ["k_proj", "v_proj"] {
@@ -88,7 +73,7 @@ impl Table<'_> {
         ];
         for (projection, shape, cut) in projections {
             let name = format!("{name}.experts.*.{projection}.weight");
-            self.add(name, &shape, Kind::Matrix, cut)?.ep = Some(0);
+            self.table.add(&name, &shape, Kind::Matrix, cut)?.ep = Some(0);
         }
         self.mlp(&format!("{name}.shared_expert"), shared, false)?;
         self.linear(&format!("{name}.shared_expert_gate"), [1, width], false, Cut::Whole)
@@ -96,6 +81,7 @@ impl Table<'_> {
 
     fn block(&mut self, layer: usize) -> Result<()> {
         let name = format!("model.layers.{layer}");
+        self.table.begin_block(Some(layer));
         self.norm(&format!("{name}.input_layernorm"))?;
         self.attention(&format!("{name}.self_attn"))?;
         self.norm(&format!("{name}.post_attention_layernorm"))?;
@@ -107,30 +93,27 @@ impl Table<'_> {
 }
 
 /// The name of the token vectors.
-const EMBED: &str = "model.embed_tokens.weight";
+const EMBED: &str = "model.embed_tokens";
 
-impl Config {
+impl DecoderConfig {
     /// The parameters of one stage, in the order in which modules show them. Nothing is built.
     pub fn parameters(&self, stage: &Stage) -> Result<Vec<ParamSpec>> {
-        if stage.layers.start > stage.layers.end || stage.layers.end > self.layers {
-            let what = format!("a stage of layers {:?} of a model with {}", stage.layers, self.layers);
-            return Err(Error::Sizes { what });
-        }
-        let mut table = Table { config: self, rows: Vec::new() };
+        stage.check(self)?;
+        let mut rows = Rows { config: self, table: Table::new(self.initializer_range) };
         let tokens = [self.vocab_size, self.hidden_size];
         if stage.embed {
-            table.add(EMBED.to_string(), &tokens, Kind::Embedding, COLUMNS)?;
+            rows.table.embedding(EMBED, tokens)?;
         }
-        stage.layers.clone().try_for_each(|layer| table.block(layer))?;
+        stage.layers.clone().try_for_each(|layer| rows.block(layer))?;
         if stage.head {
-            table.norm("model.norm")?;
-            let head = table.add("lm_head.weight".to_string(), &tokens, Kind::Matrix, COLUMNS)?;
-            if self.tie_word_embeddings {
-                head.kind = Kind::Embedding;
-                head.tied = Some(EMBED.to_string());
+            rows.table.begin_block(None);
+            rows.norm("model.norm")?;
+            match self.tie_word_embeddings {
+                true => rows.table.tied("lm_head", EMBED, tokens)?,
+                false => drop(rows.table.matrix("lm_head", tokens, COLUMNS)?),
             }
         }
-        Ok(table.rows)
+        Ok(rows.table.into_specs())
     }
 
     /// Refuses a mesh that the heads cannot be shared out on.
@@ -142,10 +125,6 @@ impl Config {
                 format!("{} heads cannot be shared out on tp={tp}; sizes that fit are {fits:?}", self.heads);
             return Err(Error::Sizes { what });
         }
-        if let Some(axis) = parallel.mesh.axes().iter().find(|a| a.name != "tp" && a.name != "ep") {
-            let what = format!("a model's inner mesh has the axes ep and tp, not `{}`", axis.name);
-            return Err(Error::Sizes { what });
-        }
-        Ok(())
+        parallel.check_axes()
     }
 }

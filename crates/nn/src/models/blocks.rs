@@ -1,0 +1,78 @@
+//! Blocks one after the other: what every model of blocks does alike.
+
+use super::architecture::Stage;
+use super::network::{Activations, Run};
+use crate::error::{Error, Result};
+use crate::layers::{AttentionStep, LayerCache, Positions};
+use crate::parallel::Lanes;
+use planaria_tensor::{Tensor, recompute};
+
+/// One block of a model. A clone shares the parameters.
+pub trait Block: Clone + Send + Sync + 'static {
+    /// The hidden state after this block and, from one with experts, how its tokens were routed. The key of `step` is
+    /// that of this layer.
+    fn forward(
+        &self,
+        x: &Tensor,
+        step: &AttentionStep,
+        cache: Option<&LayerCache>,
+    ) -> planaria_tensor::Result<(Tensor, Option<Tensor>)>;
+}
+
+/// The blocks of a stage on hidden states; those that `run` names keep only their input and are computed again in
+/// backward.
+pub fn through<B: Block>(
+    blocks: &[B],
+    stage: &Stage,
+    input: Activations,
+    lanes: &Lanes,
+    run: &Run<'_>,
+) -> Result<Activations> {
+    let Activations { hidden: mut x, mut routed } = input;
+    let step = attention_step(lanes, run)?;
+    for (place, (layer, block)) in stage.layers.clone().zip(blocks).enumerate() {
+        let dropout = run.train.map(|key| key.fold(layer as u64));
+        let step = AttentionStep { dropout, ..step.clone() };
+        let cache = run.cache.and_then(|cache| cache.layers.get(place));
+        let (y, stats) = match cache.is_none() && run.recompute.has(layer) {
+            true => again(block, &x, step)?,
+            false => block.forward(&x, &step, cache)?,
+        };
+        x = y;
+        routed = match (routed, stats) {
+            (Some(before), Some(stats)) => Some(before.add(&stats)?),
+            (before, stats) => before.or(stats),
+        };
+    }
+    Ok(Activations { hidden: x, routed })
+}
+
+/// What attention is told in every layer.
+fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionStep> {
+    let documents = run.documents.clone();
+    let positions = match (run.cache, &documents, &run.positions) {
+        (Some(_), Some(_), _) => {
+            let message = "documents in one row cannot go on from a cache; give each a row".to_string();
+            return Err(Error::Argument { what: "documents", message });
+        }
+        (None, Some(documents), _) => {
+            let ids = lanes.batch(&Tensor::new(documents.positions()?))?;
+            Positions::Ids { ids, end: documents.longest() }
+        }
+        (Some(cache), None, Positions::From(first)) => Positions::From(first + cache.len()),
+        (_, None, positions) => positions.clone(),
+    };
+    Ok(AttentionStep { positions, documents, dropout: None })
+}
+
+/// A block that keeps only its input.
+fn again<B: Block>(block: &B, x: &Tensor, step: AttentionStep) -> Result<(Tensor, Option<Tensor>)> {
+    let block = block.clone();
+    let mut list = recompute(&[x], move |inputs| {
+        let (y, stats) = block.forward(&inputs[0], &step, None)?;
+        Ok(std::iter::once(y).chain(stats).collect())
+    })?;
+    let stats = if list.len() > 1 { list.pop() } else { None };
+    let y = list.pop().ok_or(planaria_tensor::Error::Bug("a block gave nothing"))?;
+    Ok((y, stats))
+}

@@ -1,0 +1,221 @@
+//! The decoder: token vectors, blocks, head. One stage of it may be all there is on a rank.
+
+mod block;
+mod config;
+mod cost;
+mod family;
+mod moe;
+mod rope;
+mod table;
+
+pub use block::DecoderBlock;
+pub(super) use config::windows;
+pub use config::{DecoderConfig, Experts};
+pub use family::Family;
+pub use moe::Moe;
+
+use super::architecture::{Architecture, Effect, Setting, Stage};
+use super::blocks::through;
+use super::cost::{Cost, Segment, Sizes};
+use super::head::Head;
+use super::network::{Activations, Cache, Network, Run};
+use crate::error::{Error, Result};
+use crate::layers::{Dropout, Embedding, Linear, Parts, RmsNorm, Rope, RopeScaling};
+use crate::parallel::{Lanes, Parallel};
+use crate::param::{Init, Module, Param, ParamSpec};
+use planaria_array::ops::Keep;
+use planaria_tensor::Tensor;
+use serde_json::Value;
+
+impl Architecture for DecoderConfig {
+    fn model_type(&self) -> &str {
+        self.family.model_type
+    }
+
+    fn to_value(&self) -> Value {
+        DecoderConfig::to_value(self)
+    }
+
+    fn blocks(&self) -> usize {
+        self.layers
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn positions(&self) -> usize {
+        self.max_positions
+    }
+
+    fn parameters(&self, stage: &Stage) -> Result<Vec<ParamSpec>> {
+        DecoderConfig::parameters(self, stage)
+    }
+
+    fn build(&self, stage: &Stage, parallel: Option<&Parallel>, init: &Init) -> Result<Box<dyn Network>> {
+        Ok(Box::new(Decoder::new(self, stage.clone(), parallel, init)?))
+    }
+
+    fn reach(&self) -> usize {
+        let most = self.max_positions;
+        match self.rope_scaling {
+            RopeScaling::Linear { factor } => most.max((most as f64 * factor) as usize),
+            RopeScaling::Yarn { factor, original, .. } => most.max((original * factor) as usize),
+            _ => most,
+        }
+    }
+
+    fn check_parallel(&self, parallel: &Parallel) -> Result<()> {
+        DecoderConfig::check_parallel(self, parallel)
+    }
+
+    fn cost(&self, segment: Segment, sizes: &Sizes) -> Result<Cost> {
+        Ok(cost::of(self, segment, sizes))
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let experts = self.experts.clone().map(|e| Experts { aux_loss: 0.0, ..e });
+        let function = [
+            ("vocab_size", self.vocab_size.to_string()),
+            ("hidden_size", self.hidden_size.to_string()),
+            ("intermediate_size", self.intermediate_size.to_string()),
+            ("num_hidden_layers", self.layers.to_string()),
+            ("num_attention_heads", self.heads.to_string()),
+            ("num_key_value_heads", self.kv_heads.to_string()),
+            ("head_dim", self.head_dim.to_string()),
+            ("hidden_act", format!("{:?}", self.act)),
+            ("rms_norm_eps", self.rms_norm_eps.to_string()),
+            ("rope_theta", self.rope_theta.to_string()),
+            ("rope_scaling", format!("{:?}", self.rope_scaling)),
+            ("tie_word_embeddings", self.tie_word_embeddings.to_string()),
+            ("attention_bias", format!("{} {}", self.qkv_bias, self.output_bias)),
+            ("mlp_bias", self.mlp_bias.to_string()),
+            ("sliding_window", format!("{:?}", self.windows)),
+            ("num_experts", experts.map_or("none".into(), |e| format!("{e:?}"))),
+        ];
+        let training = [
+            ("hidden_dropout", self.hidden_dropout.to_string()),
+            ("max_position_embeddings", self.max_positions.to_string()),
+            ("router_aux_loss_coef", self.experts.as_ref().map_or(0.0, |e| e.aux_loss).to_string()),
+        ];
+        let row =
+            |effect| move |(key, value): (&str, String)| Setting { key: key.to_string(), value, effect };
+        let function = function.into_iter().map(row(Effect::Function));
+        function.chain(training.into_iter().map(row(Effect::Training))).collect()
+    }
+}
+
+/// A decoder model, or one stage of it.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: DecoderConfig,
+    stage: Stage,
+    lanes: Lanes,
+    embed: Option<Embedding>,
+    blocks: Vec<DecoderBlock>,
+    norm: Option<RmsNorm>,
+    head: Option<Linear>,
+}
+
+impl Decoder {
+    /// A stage with first values, on one rank or on the inner mesh of several.
+    pub fn new(
+        config: &DecoderConfig,
+        stage: Stage,
+        parallel: Option<&Parallel>,
+        init: &Init,
+    ) -> Result<Decoder> {
+        parallel.map_or(Ok(()), |parallel| config.check_parallel(parallel))?;
+        // A mesh of one rank is no mesh.
+        let parallel = parallel.filter(|parallel| parallel.mesh.size() > 1);
+        let parts = Parts::new(config.parameters(&stage)?, init, parallel)?;
+        let (model, lanes) = (parts.at("model"), Lanes::new(parallel));
+        let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling)?;
+        let block = |layer| {
+            let parts = model.at(&format!("layers.{layer}"));
+            DecoderBlock::new(&parts, config, layer, &rope, &lanes)
+        };
+        Ok(Decoder {
+            embed: stage.embed.then(|| model.embedding("embed_tokens")).transpose()?,
+            blocks: stage.layers.clone().map(block).collect::<Result<_>>()?,
+            norm: stage.head.then(|| model.rms_norm("norm", config.rms_norm_eps)).transpose()?,
+            head: stage.head.then(|| parts.linear("lm_head")).transpose()?,
+            config: config.clone(),
+            stage,
+            lanes,
+        })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The ranks that share this stage; absent where there is one.
+    pub fn parallel(&self) -> Option<&Parallel> {
+        self.lanes.parallel()
+    }
+
+    /// [`Network::forward`] of tokens or of what a stage handed on.
+    pub fn forward(&self, input: impl Into<Activations>, run: &Run<'_>) -> Result<Activations> {
+        let Activations { hidden, routed } = input.into();
+        let hidden = match &self.embed {
+            Some(embed) => {
+                let x = self.lanes.out_of_rows(&embed.forward(&self.lanes.batch(&hidden)?)?)?;
+                let dropout = Dropout { p: self.config.hidden_dropout };
+                dropout.forward(&x, run.train.map(|key| key.fold(u64::MAX)))?
+            }
+            None => self.lanes.residual(&hidden)?,
+        };
+        through(&self.blocks, &self.stage, Activations { hidden, routed }, &self.lanes, run)
+    }
+}
+
+impl Network for Decoder {
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn forward(&self, input: Activations, run: &Run<'_>) -> Result<Activations> {
+        Decoder::forward(self, input, run)
+    }
+
+    fn head(&self, hidden: &Tensor) -> Result<Head> {
+        let (Some(norm), Some(head)) = (&self.norm, &self.head) else {
+            let message = format!("the stage of layers {:?} has no head", self.stage.layers);
+            return Err(Error::Argument { what: "logits", message });
+        };
+        let states = self.lanes.into_columns(&norm.forward(hidden)?)?;
+        Ok(Head { states, weight: head.weight.value()?, lanes: self.lanes.clone() })
+    }
+
+    fn cache(&self, capacity: usize) -> Cache {
+        Cache::new(self.blocks.len(), capacity)
+    }
+
+    /// Experts times the sum of each one's share of choices times its mean probability, over all sparse layers.
+    fn own_loss(&self, last: &Activations, tokens: usize) -> Result<Option<Tensor>> {
+        let experts = self.config.experts.as_ref().filter(|e| e.aux_loss != 0.0);
+        let (Some(experts), Some(routed)) = (experts, &last.routed) else { return Ok(None) };
+        let rows = (tokens * experts.layers.iter().filter(|&&sparse| sparse).count()) as f64;
+        let shares = routed.select(0, 0)?.detach().mul(&routed.select(0, 1)?)?.sum(&[], Keep::No)?;
+        let factor = experts.aux_loss * experts.count as f64 / (rows * rows);
+        Ok(Some(shares.mul_scalar(factor)?.settled()?))
+    }
+}
+
+impl Module for Decoder {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.embed.visit(f);
+        self.blocks.visit(f);
+        self.norm.visit(f);
+        self.head.visit(f);
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
+        self.embed.visit_mut(f);
+        self.blocks.visit_mut(f);
+        self.norm.visit_mut(f);
+        self.head.visit_mut(f);
+    }
+}

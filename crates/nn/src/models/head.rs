@@ -1,0 +1,58 @@
+//! The end of a model: scores of the next token, and losses that never have all scores at once.
+
+use crate::error::Result;
+use crate::loss::{IGNORED, linear_cross_entropy};
+use crate::parallel::Lanes;
+use planaria_array::DType;
+use planaria_array::ops::Keep;
+use planaria_tensor::{Tensor, ops};
+
+/// What scores and losses are made of.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The last hidden states after their norm, `[batch, sequence, width]`, whole in their sequence.
+    pub states: Tensor,
+    /// `[vocabulary, width]`; `tp` may cut the vocabulary.
+    pub weight: Tensor,
+    /// The crossings of the model.
+    pub lanes: Lanes,
+}
+
+impl Head {
+    /// Scores `[batch, sequence, vocabulary]`.
+    pub fn logits(&self) -> Result<Tensor> {
+        Ok(ops::linear(&self.states, &self.weight, None)?)
+    }
+
+    /// Sum of the losses against labels `[batch, sequence]`; -100 counts nothing. Collective.
+    pub fn cross_entropy(&self, labels: &Tensor) -> Result<Loss> {
+        let labels = self.lanes.batch(labels)?;
+        let counted = labels.ne(&Tensor::scalar(IGNORED, labels.dtype())?)?.cast(DType::I64)?;
+        let count = counted.sum(&[], Keep::No)?.whole()?;
+        // A supposed world has no values; every label counts.
+        let count = if count.is_meta() { labels.numel() as u64 } else { count.item()?.as_f64() as u64 };
+        let sum = linear_cross_entropy(&self.states, &self.weight, &labels)?.settled()?;
+        Ok(Loss { sum, count, own: None })
+    }
+}
+
+/// The loss of one micro-batch.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// Sum of the losses of all labels.
+    pub sum: Tensor,
+    /// How many labels count.
+    pub count: u64,
+    /// What the model adds of its own, times its coefficient; a mean, not a sum.
+    pub own: Option<Tensor>,
+}
+
+impl Loss {
+    /// What backward starts from: divided by the count it is the mean loss, with the model's own added.
+    pub fn total(&self) -> Result<Tensor> {
+        Ok(match &self.own {
+            Some(own) => self.sum.add(&own.mul_scalar(self.count as f64)?)?,
+            None => self.sum.clone(),
+        })
+    }
+}

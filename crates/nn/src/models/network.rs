@@ -1,0 +1,147 @@
+//! A stage of a model with weights: how it runs, what it is given and what it hands on.
+
+use super::architecture::Stage;
+use super::head::{Head, Loss};
+use crate::error::{Error, Result};
+use crate::layers::{LayerCache, Positions};
+use crate::param::Module;
+use planaria_array::random::Key;
+use planaria_tensor::Tensor;
+use planaria_tensor::ops::Documents;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// A stage of a model. What is called on it is collective over its inner mesh.
+pub trait Network: Module + fmt::Debug + Send + Sync {
+    /// Which part of the model this is.
+    fn stage(&self) -> &Stage;
+
+    /// What this stage makes of tokens `[batch, sequence]` on the first stage, and of what the stage before it handed
+    /// on otherwise. Values without a layout must be the same on all ranks of the inner mesh.
+    fn forward(&self, input: Activations, run: &Run<'_>) -> Result<Activations>;
+
+    /// Hidden states `[batch, sequence, width]` of the last stage, ready for scores and losses.
+    fn head(&self, hidden: &Tensor) -> Result<Head>;
+
+    /// An empty cache with room for `capacity` positions.
+    fn cache(&self, capacity: usize) -> Cache;
+
+    /// A loss that the model adds of its own, such as one of uneven routing: a mean over `tokens` tokens, not a sum.
+    fn own_loss(&self, _last: &Activations, _tokens: usize) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    /// Scores `[batch, sequence, vocabulary]`; `tp` cuts the vocabulary.
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.head(hidden)?.logits()
+    }
+
+    /// The loss of the last stage's hidden states against labels `[batch, sequence]`: label `i` is the token after
+    /// `i`, -100 counts nothing. All logits are never there at once.
+    fn loss(&self, last: &Activations, labels: &Tensor) -> Result<Loss> {
+        let loss = self.head(&last.hidden)?.cross_entropy(labels)?;
+        Ok(Loss { own: self.own_loss(last, labels.numel())?, ..loss })
+    }
+}
+
+/// Which blocks keep only their input and are computed again in backward.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// None.
+    #[default]
+    None,
+    /// All.
+    Full,
+    /// These layers, counted in the whole model.
+    Blocks(BTreeSet<usize>),
+}
+
+impl Recompute {
+    /// Whether this layer is computed again.
+    pub fn has(&self, layer: usize) -> bool {
+        match self {
+            Recompute::None => false,
+            Recompute::Full => true,
+            Recompute::Blocks(layers) => layers.contains(&layer),
+        }
+    }
+}
+
+/// How one forward runs.
+#[derive(Clone, Debug, Default)]
+pub struct Run<'a> {
+    /// Which blocks are computed again in backward; not with a cache.
+    pub recompute: Recompute,
+    /// Where the tokens stand; with a cache, after those it holds.
+    pub positions: Positions,
+    /// The documents that share the rows of this batch: tokens see those of their own only, and stand where they do
+    /// in it, whatever `positions` says. Not with a cache.
+    pub documents: Option<Documents>,
+    /// The key of dropout, in training; the same on every rank of the inner mesh, another for every micro-batch.
+    pub train: Option<Key>,
+    /// Keys and values of what came before.
+    pub cache: Option<&'a Cache>,
+}
+
+/// What one stage hands to the next.
+#[derive(Clone, Debug)]
+pub struct Activations {
+    /// Tokens `[batch, sequence]` before the first stage, hidden states `[batch, sequence, width]` after.
+    pub hidden: Tensor,
+    /// Of models with experts: choices and probabilities per expert, `[2, experts]`, summed over the layers so far.
+    pub routed: Option<Tensor>,
+}
+
+impl From<Tensor> for Activations {
+    fn from(hidden: Tensor) -> Activations {
+        Activations { hidden, routed: None }
+    }
+}
+
+impl From<&Tensor> for Activations {
+    fn from(hidden: &Tensor) -> Activations {
+        hidden.clone().into()
+    }
+}
+
+impl Activations {
+    /// As a list, to be sent.
+    pub fn into_list(self) -> Vec<Tensor> {
+        std::iter::once(self.hidden).chain(self.routed).collect()
+    }
+
+    /// From the list that was sent.
+    pub fn from_list(list: Vec<Tensor>) -> Result<Activations> {
+        let mut list = list.into_iter();
+        match (list.next(), list.next(), list.next()) {
+            (Some(hidden), routed, None) => Ok(Activations { hidden, routed }),
+            _ => Err(Error::Argument {
+                what: "activations",
+                message: "a stage hands over one tensor, or two with experts".to_string(),
+            }),
+        }
+    }
+}
+
+/// Keys and values of all layers of a stage.
+#[derive(Debug)]
+pub struct Cache {
+    pub(super) layers: Vec<LayerCache>,
+}
+
+impl Cache {
+    /// An empty one of so many layers, with room for `capacity` positions in each.
+    pub fn new(layers: usize, capacity: usize) -> Cache {
+        Cache { layers: (0..layers).map(|_| LayerCache::new(capacity)).collect() }
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.layers.first().map_or(0, LayerCache::len)
+    }
+
+    /// True when nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

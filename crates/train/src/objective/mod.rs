@@ -1,0 +1,90 @@
+//! What a run learns: what a sample is, what is generated if anything, and what the loss is.
+//!
+//! The trainer's loop does not know which objective it runs. It asks for data, for what goes into the model, and for the
+//! loss at its end; batches, meshes, schedules, sums and checkpoints are its own business.
+
+mod next_token;
+
+pub use next_token::NextToken;
+
+use crate::data::{Batch, Config as DataConfig, Data, Tokenizer};
+use crate::error::{Error, Result, nearest};
+use planaria_nn::models::{Activations, Loss, Network};
+use planaria_tensor::Tensor;
+use planaria_tensor::ops::Documents;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a run learns. All methods are called with the same on every rank of a stage.
+pub trait Objective: fmt::Debug + Send + Sync {
+    /// Its name in `train.objective`.
+    fn name(&self) -> &str;
+
+    /// Opens the samples.
+    fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data>;
+
+    /// Makes the micro-batches of a step out of those that were read, before anything of it is computed. Only ranks that
+    /// read data have any. Random numbers must follow from the step and the positions of the samples, so that a run
+    /// that goes on draws the same. As a rule nothing is generated.
+    fn generate(&self, _before: &Before<'_>, batches: Vec<Batch>) -> Result<Vec<Batch>> {
+        Ok(batches)
+    }
+
+    /// What goes into the model's first stage, and who sees whom.
+    fn input(&self, batch: &Batch) -> Result<Input>;
+
+    /// The loss at the end of the model's last stage. Collective over its inner mesh.
+    fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss>;
+}
+
+/// Where a run stands before a step.
+#[derive(Clone, Debug)]
+pub struct Before<'a> {
+    /// The step, from 1.
+    pub step: u64,
+    /// The parts of the model that this rank has.
+    pub parts: Vec<&'a dyn Network>,
+}
+
+/// What goes into a model.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Token ids `[samples, sequence]`.
+    pub tokens: Tensor,
+    /// The documents that do not see each other; absent where all tokens of a row do.
+    pub documents: Option<Documents>,
+}
+
+/// The known objectives by name.
+#[derive(Clone, Debug)]
+pub struct Objectives {
+    known: Vec<Arc<dyn Objective>>,
+}
+
+impl Default for Objectives {
+    /// Those that come with this crate.
+    fn default() -> Objectives {
+        Objectives { known: vec![Arc::new(NextToken)] }
+    }
+}
+
+impl Objectives {
+    /// With one of one's own. One of the same name is replaced.
+    #[must_use]
+    pub fn with(mut self, objective: Arc<dyn Objective>) -> Objectives {
+        self.known.retain(|known| known.name() != objective.name());
+        self.known.push(objective);
+        self
+    }
+
+    /// The one of this name.
+    pub fn find(&self, name: &str) -> Result<Arc<dyn Objective>> {
+        let names: Vec<&str> = self.known.iter().map(|known| known.name()).collect();
+        let found = self.known.iter().find(|known| known.name() == name);
+        found.cloned().ok_or_else(|| {
+            let near = nearest(name, &names).map(|near| format!("; did you mean `{near}`?"));
+            let expected = format!("one of {}{}", names.join(", "), near.unwrap_or_default());
+            Error::Value { key: "train.objective".into(), found: format!("\"{name}\""), expected }
+        })
+    }
+}
