@@ -35,7 +35,7 @@ pub(crate) enum Make {
 }
 
 /// The value that fills a tile, and where the tile starts.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Filled {
     pub(crate) node: NodeId,
     pub(crate) lo: Dims,

@@ -5,6 +5,7 @@
 
 mod alloc;
 mod array;
+mod boxes;
 mod buffer;
 mod bytes;
 mod convert;
@@ -28,6 +29,7 @@ pub use alloc::{
     thread_memory_stats,
 };
 pub use array::{Array, Strides};
+pub use boxes::{Place, copy_box};
 pub use bytes::Bytes;
 pub use device::Device;
 pub use element::{Bool, Element, Scalar};

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use rayon::prelude::*;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -38,9 +39,22 @@ impl Threads {
 /// Below this many bytes touched, waking another thread costs more than it saves.
 const SERIAL_BYTES: usize = 1 << 18;
 
+thread_local! {
+    /// Whether this thread does all its work itself.
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work` on this thread alone: threads that serve storage do not wait behind those that compute.
+pub(crate) fn alone<R>(work: impl FnOnce() -> R) -> R {
+    let before = ALONE.replace(true);
+    let done = work();
+    ALONE.set(before);
+    done
+}
+
 /// How many pieces to cut `bytes` of work into.
 fn pieces(bytes: usize) -> usize {
-    if bytes < SERIAL_BYTES {
+    if bytes < SERIAL_BYTES || ALONE.get() {
         return 1;
     }
     match rayon::current_num_threads() {

@@ -7,18 +7,18 @@ use std::sync::{Mutex, PoisonError};
 /// Sizes are rounded up to this, so that rounds of nearly the same size use the same memory.
 const STEP: usize = 1 << 20;
 
-/// Buffers that no round uses now. Fresh ones would have to be zeroed, and their pages mapped, in every round.
+/// Buffers that no round uses now. Fresh ones would have their pages mapped in every round.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Mutex<Vec<Array>>);
 
 impl Buffers {
-    /// At least `len` bytes, with whatever they held before.
+    /// At least `len` bytes, with unspecified values.
     pub(crate) fn take(&self, len: usize) -> Result<Array> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match kept.filter(|kept| kept.numel() >= len) {
             Some(kept) => Ok(kept),
             None => {
-                Ok(Array::zeros(&[if len > STEP { len.next_multiple_of(STEP) } else { len }], DType::U8)?)
+                Ok(Array::empty(&[if len > STEP { len.next_multiple_of(STEP) } else { len }], DType::U8)?)
             }
         }
     }
@@ -27,11 +27,6 @@ impl Buffers {
     pub(crate) fn give_back(&self, buffer: Array) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
-}
-
-/// The first `len` bytes of a buffer.
-pub(crate) fn first(buffer: &Array, len: usize) -> Result<Array> {
-    Ok(buffer.as_strided(&[len], &[1], 0)?)
 }
 
 #[cfg(test)]
@@ -45,7 +40,7 @@ mod tests {
         small.fill(7).unwrap();
         buffers.give_back(small);
         let again = buffers.take(4).unwrap();
-        assert_eq!(first(&again, 4).unwrap().to_vec::<u8>().unwrap(), [7; 4]);
+        assert_eq!(again.narrow(0, 0, 4).unwrap().to_vec::<u8>().unwrap(), [7; 4]);
         buffers.give_back(again);
         let large = buffers.take(STEP + 1).unwrap();
         assert_eq!(large.numel(), 2 * STEP);

@@ -1,13 +1,15 @@
 //! Tensors in files, whoever wrote them, in the form that loading plans with.
 
 use crate::error::{Error, Result};
+use crate::files::Placed;
 use crate::formats::roles::Roles;
 use crate::formats::{Part, Source};
-use crate::geometry::Placed;
-use crate::manifest::{Checkpoint, Derive};
+use crate::manifest::{Checkpoint, Derive, SUM_BLOCK};
+use crate::naming::Files;
 use crate::read::Data;
 use crate::state::{Group, Kind, TensorKey};
-use planaria_layout::{DType, Dims, Extent, Region, Shape};
+use crate::union::Together;
+use planaria_layout::{DType, Dims, Extent, Region, Shape, Tile};
 use planaria_store::join;
 use std::collections::BTreeMap;
 
@@ -56,6 +58,29 @@ impl Catalog {
         let tensors = checkpoint.tensors.iter().map(entry).collect();
         let (tied, derive) = (checkpoint.state.tied.clone(), checkpoint.derive);
         Catalog { data, by_name: BTreeMap::new(), tensors, tied, derive }.indexed()
+    }
+
+    /// What a save of these tensors would make.
+    pub(crate) fn of_saved(tensors: &[Together], files: &Files) -> Catalog {
+        let of_files = files.files.iter();
+        let data = Data {
+            files: of_files.clone().map(|file| file.name.clone()).collect(),
+            sizes: of_files.map(|file| file.layout.file_len()).collect(),
+            sums: Some(Vec::new()),
+            block: SUM_BLOCK,
+        };
+        let entry = |tensor: &Together| Entry {
+            key: tensor.key.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            tiles: Vec::new(),
+        };
+        let mut entries: Vec<Entry> = tensors.iter().map(entry).collect();
+        for Placed { tensor, tile, .. } in &files.tiles {
+            entries[*tensor].tiles.push((tile.region.clone(), tile.holder, None));
+        }
+        let (by_name, tied) = (BTreeMap::new(), BTreeMap::new());
+        Catalog { data, by_name, tensors: entries, tied, derive: None }.indexed()
     }
 
     /// A checkpoint of others. Of several copies of a box the first is read.
@@ -132,9 +157,7 @@ impl Catalog {
         let entry = &self.tensors[tensor];
         entry.tiles.iter().map(move |(region, extent, order)| Placed {
             tensor,
-            file: extent.file,
-            offset: extent.offset,
-            region: region.clone(),
+            tile: Tile { region: region.clone(), holder: *extent },
             size: entry.dtype.size(),
             order: order.clone(),
         })

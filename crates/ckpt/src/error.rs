@@ -178,6 +178,18 @@ pub enum Error {
         /// What that one says.
         second: String,
     },
+    /// A rank that holds something else than the list that all ranks share says.
+    #[error("tensor '{tensor}': rank {rank} holds {found}, the list of the state says {expected}")]
+    NotAsKnown {
+        /// The tensor.
+        tensor: String,
+        /// The rank.
+        rank: usize,
+        /// What it holds.
+        found: String,
+        /// What the list says.
+        expected: String,
+    },
     /// A tensor that a rank names twice.
     #[error("tensor '{tensor}' stands twice in the state of rank {rank}")]
     NamedTwice {

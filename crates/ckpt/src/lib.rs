@@ -33,14 +33,16 @@ mod catalog;
 pub mod convert;
 mod error;
 pub mod examine;
+mod files;
 mod folder;
 pub mod formats;
-mod geometry;
+mod known;
 mod load;
 mod manifest;
 mod naming;
 mod options;
 mod outgoing;
+mod outline;
 mod read;
 mod retain;
 mod save;
@@ -49,6 +51,7 @@ mod state;
 pub mod stream;
 mod strided;
 mod talk;
+mod traffic;
 mod union;
 mod verify;
 mod wants;
@@ -56,12 +59,14 @@ mod write;
 
 pub use error::{Error, Result, Trouble};
 pub use folder::{committed, latest, open, remove, step_folder, step_of};
+pub use known::{Known, KnownTensor};
 pub use load::{load, load_source};
 pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};
 pub use options::{
     Cast, Casts, LoadOptions, Masters, Optimizer, Rebuild, Replicas, Report, Retain, SaveOptions, Saved,
     Tiles, Unmatched, Weights,
 };
+pub use outline::Outline;
 pub use save::save;
 pub use state::{Item, Kind, Piece, State, TensorKey};
 pub use verify::{Verified, verify, verify_with};

@@ -1,21 +1,23 @@
 //! Loading: the boxes that ranks ask for, from wherever the checkpoint has their bytes.
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Entry};
 use crate::error::{Error, Result};
+use crate::files::FileMap;
 use crate::folder;
 use crate::formats::Source;
-use crate::geometry::{Claim, Geometry, claims};
+use crate::known::Known;
 use crate::manifest::{Checkpoint, Manifest, Role};
 use crate::options::{Cast, LoadOptions, Report, Unmatched};
 use crate::read;
-use crate::schedule::{Division, Schedule, Way};
-use crate::state::{Item, State};
+use crate::schedule::{Here, Schedule};
+use crate::state::State;
 use crate::talk;
 use crate::wants::{Resolved, Twin, Wants, resolve};
 use planaria_comm::{Comm, CommExt};
-use planaria_layout::Region;
+use planaria_layout::{Fixed, Listed, Rank, RankTiling, Region, Shape, Tile};
 use planaria_store::{Store, StoreExt, checksum, join};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Loads a committed checkpoint into the arrays of the pieces that `state` asks for, in place, whatever layout and
@@ -35,10 +37,10 @@ pub fn load(
     let checkpoint = Manifest::read(folder, &text)?;
     drop(text);
     let catalog = Catalog::of(&checkpoint);
-    let mut report = load_tensors(world, store, &catalog, &state.items, options)?;
+    let mut report = load_tensors(world, store, &catalog, state, options)?;
     let files = talk::from_first(world, || small_files(store, &checkpoint))?;
-    let items = std::mem::take(&mut state.items);
-    *state = State { items, files, ..checkpoint.state };
+    let (items, known) = (std::mem::take(&mut state.items), state.known.take());
+    *state = State { items, known, files, ..checkpoint.state };
     report.seconds = begun.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -53,7 +55,7 @@ pub fn load_source(
 ) -> Result<Report> {
     let begun = Instant::now();
     let catalog = talk::agree(world, Catalog::of_source(source, &state.tied))?;
-    let mut report = load_tensors(world, &*source.store, &catalog, &state.items, options)?;
+    let mut report = load_tensors(world, &*source.store, &catalog, state, options)?;
     report.seconds = begun.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -70,21 +72,30 @@ fn small_files(store: &dyn Store, checkpoint: &Checkpoint) -> Result<BTreeMap<St
     Ok(files)
 }
 
-/// Loads the pieces of `items` from a catalog. Collective.
+/// Loads the pieces of a state from a catalog. Collective.
 fn load_tensors(
     world: &dyn Comm,
     store: &dyn Store,
     catalog: &Catalog,
-    items: &[Item],
+    state: &State,
     options: &LoadOptions,
 ) -> Result<Report> {
-    let resolved = resolve(catalog, items, options);
+    let resolved = resolve(catalog, &state.items, options);
     let Resolved { wants, slots, twins } = talk::agree(world, resolved)?;
-    let all = talk::all_gather(world, wants)?;
-    let mut report = report(catalog, &all, options)?;
-    let schedule = plan(catalog, &all, world.size())?;
-    drop(all);
-    let name = |tile: usize| catalog.tensors[schedule.geometry.tiles[tile].tensor].key.to_string();
+    let (mut report, holders) = match state.known.as_ref().filter(|_| options.mapping.is_none()) {
+        Some(known) => {
+            known.check(world, state)?;
+            // What a state asks for as a whole, whoever has which boxes of it.
+            let all = resolve(catalog, &known.items(), options)?.wants;
+            (report(catalog, &[all], options)?, known_readers(catalog, known, options)?)
+        }
+        None => {
+            let all = talk::all_gather(world, wants)?;
+            (report(catalog, &all, options)?, told_readers(catalog, &all)?)
+        }
+    };
+    let schedule = plan(catalog, holders, Here { rank: world.rank(), ranks: world.size() });
+    let name = |tile: usize| catalog.tensors[schedule.files.tiles[tile].tensor].key.to_string();
     let (read, loaded) = read::run(world, store, &catalog.data, &schedule, &slots, options, &name)?;
     if options.mapping.is_some() {
         talk::agree(world, twins.iter().try_for_each(Twin::check))?;
@@ -129,18 +140,56 @@ fn report(catalog: &Catalog, all: &[Wants], options: &LoadOptions) -> Result<Rep
     Err(Error::Unmatched { missing, unexpected })
 }
 
-/// Who reads what. Boxes that ranks ask for are inside their tensors: that was checked where they come from.
-fn plan(catalog: &Catalog, all: &[Wants], ranks: usize) -> Result<Schedule> {
-    let mut boxes: Vec<Vec<(Region, usize, usize)>> = vec![Vec::new(); catalog.tensors.len()];
-    for (rank, wants) in all.iter().enumerate() {
-        for (slot, (tensor, lo, hi)) in wants.boxes.iter().enumerate() {
-            boxes[*tensor].push((Region::new(lo, hi)?, rank, slot));
+/// By tensor of the files, who wants which boxes of it.
+pub(crate) type Readers = Vec<Vec<RankTiling>>;
+
+/// As every rank knows.
+pub(crate) fn known_readers(catalog: &Catalog, known: &Known, options: &LoadOptions) -> Result<Readers> {
+    let mut readers: Readers = vec![Vec::new(); catalog.tensors.len()];
+    for (tensor, item) in known.tensors().iter().zip(known.items()) {
+        let ignored = options.ignores(&item.key().to_string());
+        let Some(found) = catalog.find(&item.key(), options.rebuild()).filter(|_| !ignored) else { continue };
+        let shape = &catalog.tensors[found.number].shape;
+        for tiling in &tensor.held {
+            // A scalar and a vector of one element stand for each other.
+            let same = tiling.shape() == shape;
+            readers[found.number].push(if same { tiling.clone() } else { whole_of(shape, tiling)? });
         }
     }
-    let claims: Vec<Vec<Claim>> = boxes.into_iter().map(claims).collect();
-    let wanted = (0..catalog.tensors.len()).filter(|&tensor| !claims[tensor].is_empty());
+    Ok(readers)
+}
+
+/// The holders of the only element of a tensor, under another shape.
+fn whole_of(shape: &Shape, tiling: &RankTiling) -> Result<RankTiling> {
+    let mut tiles = Vec::new();
+    tiling.lookup(&Region::whole(tiling.shape()), &Fixed::default(), &mut |_, copies| {
+        let holders = (0..copies.count()).map(|copy| copies.get(copy));
+        tiles.extend(holders.map(|holder| Tile { region: Region::whole(shape), holder }));
+    });
+    Ok(Arc::new(Listed::wanted(shape, tiles)?))
+}
+
+/// As the ranks have told. Boxes that ranks ask for are inside their tensors: that was checked where they come from.
+fn told_readers(catalog: &Catalog, all: &[Wants]) -> Result<Readers> {
+    let mut boxes: Vec<Vec<Tile<Rank>>> = vec![Vec::new(); catalog.tensors.len()];
+    for (holder, wants) in all.iter().enumerate() {
+        for (tensor, lo, hi) in &wants.boxes {
+            boxes[*tensor].push(Tile { region: Region::new(lo, hi)?, holder });
+        }
+    }
+    let listed = |(tiles, entry): (Vec<Tile<Rank>>, &Entry)| -> Result<Vec<RankTiling>> {
+        if tiles.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Arc::new(Listed::wanted(&entry.shape, tiles)?)])
+    };
+    boxes.into_iter().zip(&catalog.tensors).map(listed).collect()
+}
+
+/// Who reads what.
+pub(crate) fn plan(catalog: &Catalog, readers: Readers, here: Here) -> Schedule {
+    let wanted = (0..catalog.tensors.len()).filter(|&tensor| !readers[tensor].is_empty());
     let tiles = wanted.flat_map(|tensor| catalog.placed(tensor)).collect();
     let grain = catalog.data.sums.as_ref().map(|_| catalog.data.block);
-    let geometry = Geometry::new(catalog.data.sizes.clone(), tiles, claims).in_blocks(grain);
-    Ok(Schedule::new(geometry, Way::Load, &Division::Units, ranks))
+    Schedule::load(FileMap::new(catalog.data.sizes.clone(), tiles), readers, grain, here)
 }

@@ -286,6 +286,7 @@ impl Manifest {
             extra: self.extra,
             files: BTreeMap::new(),
             tied: self.tied,
+            known: None,
         };
         let (folder, writer, ranks, block) = (folder.to_string(), self.writer, self.ranks, self.block);
         let derive = self.derive;

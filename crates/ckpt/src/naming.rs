@@ -1,7 +1,7 @@
 //! Which tensor goes to which file: an ordinary folder of safetensors files with their index files.
 
 use crate::error::Result;
-use crate::geometry::Placed;
+use crate::files::Placed;
 use crate::manifest::Derive;
 use crate::outgoing::group_of;
 use crate::state::Group;
@@ -60,15 +60,14 @@ pub(crate) fn as_held(
     let mut boxes: BTreeMap<(Group, usize), Vec<(usize, Region)>> = BTreeMap::new();
     for (number, tensor) in tensors.iter().enumerate() {
         let group = group_of(&tensor.key.kind, derive);
-        if tensor.claims.is_empty() {
+        if tensor.shape.numel() == 0 {
             // Without elements, but with a shape to keep.
             boxes.entry((group, 0)).or_default().push((number, Region::whole(&tensor.shape)));
         }
-        for claim in &tensor.claims {
-            let holders = claim.holders.iter().map(|(rank, _)| *rank);
-            let owner = holders.min_by_key(|&rank| (load[rank], rank)).unwrap_or(0);
-            load[owner] += (claim.region.numel() * tensor.dtype.size()) as u64;
-            boxes.entry((group, owner)).or_default().push((number, claim.region.clone()));
+        for (region, holders) in tensor.boxes() {
+            let owner = holders.into_iter().min_by_key(|&rank| (load[rank], rank)).unwrap_or(0);
+            load[owner] += (region.numel() * tensor.dtype.size()) as u64;
+            boxes.entry((group, owner)).or_default().push((number, region));
         }
     }
     let mut files = Files::default();
@@ -126,8 +125,7 @@ impl Files {
         let file = self.files.len();
         for (placed, offset, _) in layout.tensors() {
             let Some((tensor, region)) = by_key.remove(&placed.name) else { continue };
-            let size = placed.dtype.size();
-            self.tiles.push(Placed { tensor, file, offset, region, size, order: None });
+            self.tiles.push(Placed::new(tensor, region, (file, offset), placed.dtype.size()));
         }
         self.files.push(NewFile { name, group, layout, owner });
         Ok(())

@@ -199,6 +199,14 @@ impl LoadOptions {
         transfer(self.transfer.as_ref(), world, schedule)
     }
 
+    /// What missing master weights are made from, if they may be.
+    pub(crate) fn rebuild(&self) -> Option<Derive> {
+        match self.masters {
+            Rebuild::AsSaved => None,
+            Rebuild::FromParameters => Some(Derive::MastersFromParameters),
+        }
+    }
+
     pub(crate) fn ignores(&self, name: &str) -> bool {
         self.ignore.iter().any(|pattern| matches(pattern, name))
     }
@@ -210,7 +218,8 @@ fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule)
     if let Some(kept) = kept.filter(|kept| kept.options().chunk as u64 >= UNIT) {
         return kept.clone();
     }
-    let runs = schedule.units.iter().filter(|unit| unit.owner == world.rank()).flat_map(|unit| &unit.runs);
+    let own = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
+    let runs = own.flat_map(|unit| &schedule.units[unit].runs);
     let (count, longest) = runs.fold((0, 0), |(n, max), run| (n + 1, (run.end - run.start).max(max)));
     // More than cores: while some wait for the storage, others copy and sum, also on a busy machine. A rank that is
     // the last to end must still keep the storage busy. A save has to get along beside training: when every thread

@@ -1,7 +1,6 @@
 //! What goes into the files: the tensors of the state, less what the options leave out, through a mapping.
 
 use crate::error::{Error, Result};
-use crate::geometry::Claim;
 use crate::manifest::Derive;
 use crate::options::{Masters, Optimizer, SaveOptions, Weights};
 use crate::state::{Group, Item, Kind, Piece, TensorKey};
@@ -11,16 +10,19 @@ use planaria_aoa::{Mapping, Rearrange};
 use planaria_array::Array;
 use planaria_layout::{DType, Dims, Listed, Rank, Region, Shape, Tile};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// A box that this rank may have to give, in the coordinates of a tensor of the files.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
+    /// Number of the tensor among those of the files.
+    pub(crate) tensor: usize,
     pub(crate) window: Window,
     /// Types that elements pass through, the last being that of the file.
     pub(crate) casts: Vec<DType>,
 }
 
-/// The tensors of the files with the boxes of all ranks, and this rank's own boxes by slot.
+/// The tensors of the files with their holders, and this rank's own boxes.
 #[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) tensors: Vec<Together>,
@@ -56,23 +58,28 @@ pub(crate) fn group_of(kind: &Kind, derive: Option<Derive>) -> Group {
 impl Outgoing {
     /// The tensors as they are.
     pub(crate) fn plain(tensors: Vec<Together>, items: &[Item]) -> Result<Outgoing> {
-        let pieces = items.iter().flat_map(|item| &item.pieces);
-        let given = pieces.map(|piece| {
-            let window = Window::new(&piece.array, &piece.region, None)?;
-            Ok(Given { window, casts: Vec::new() })
-        });
-        Ok(Outgoing { tensors, given: given.collect::<Result<_>>()? })
+        let numbers: HashMap<TensorKey, usize> =
+            tensors.iter().enumerate().map(|(number, tensor)| (tensor.key.clone(), number)).collect();
+        let mut given = Vec::new();
+        for item in items {
+            // Some are not written.
+            let Some(&tensor) = numbers.get(&item.key()) else { continue };
+            for piece in item.pieces.iter().filter(|piece| !piece.region.is_empty()) {
+                let window = Window::new(&piece.array, &piece.region, None)?;
+                given.push(Given { tensor, window, casts: Vec::new() });
+            }
+        }
+        Ok(Outgoing { tensors, given })
     }
 
-    /// The tensors that a mapping makes of them. All ranks number all boxes alike.
+    /// The tensors that a mapping makes of them.
     pub(crate) fn mapped(
         tensors: Vec<Together>,
         items: &[Item],
         mapping: &Mapping,
-        (me, ranks): (usize, usize),
+        me: usize,
     ) -> Result<Outgoing> {
         check_known(&tensors, mapping)?;
-        let pieces: Vec<&Piece> = items.iter().flat_map(|item| &item.pieces).collect();
         let mut kinds: BTreeMap<Kind, HashMap<&str, &Together>> = BTreeMap::new();
         for tensor in &tensors {
             // Buffers and parameters move together.
@@ -80,19 +87,25 @@ impl Outgoing {
                 if tensor.key.kind == Kind::Buffer { Kind::Parameter } else { tensor.key.kind.clone() };
             kinds.entry(kind).or_default().insert(&tensor.key.name, tensor);
         }
-        let mut through = Through { me, counts: vec![0; ranks], pieces, given: Vec::new() };
+        let pieces = items.iter().map(|item| (item.key(), &item.pieces[..])).collect();
+        let through = Through { me, pieces };
         let mut made = Vec::new();
         for (kind, named) in &kinds {
             for target in mapping.targets().iter().filter(|target| target.is_loaded()) {
                 made.extend(through.target(mapping, target, (kind, named))?);
             }
         }
-        made.sort_by(|a, b| {
+        made.sort_by(|(a, _), (b, _)| {
             let by_name =
                 a.key.kind.group().cmp(&b.key.kind.group()).then_with(|| natural(&a.key.name, &b.key.name));
             by_name.then_with(|| a.key.kind.cmp(&b.key.kind))
         });
-        Ok(Outgoing { tensors: made, given: through.given })
+        let mut outgoing = Outgoing { tensors: Vec::with_capacity(made.len()), given: Vec::new() };
+        for (number, (tensor, given)) in made.into_iter().enumerate() {
+            outgoing.tensors.push(tensor);
+            outgoing.given.extend(given.into_iter().map(|given| Given { tensor: number, ..given }));
+        }
+        Ok(outgoing)
     }
 }
 
@@ -114,20 +127,28 @@ fn check_known(tensors: &[Together], mapping: &Mapping) -> Result<()> {
 /// Carries boxes through a mapping.
 struct Through<'a> {
     me: usize,
-    /// Boxes of each rank so far.
-    counts: Vec<usize>,
-    pieces: Vec<&'a Piece>,
+    /// What this rank holds of each tensor.
+    pieces: HashMap<TensorKey, &'a [Piece]>,
+}
+
+/// A tensor of the files, and what this rank gives to it.
+type Made = (Together, Vec<Given>);
+
+/// The boxes of a target so far: of all ranks, and of this one.
+#[derive(Default)]
+struct Boxes {
+    tiles: Vec<Tile<Rank>>,
     given: Vec<Given>,
 }
 
 impl Through<'_> {
     /// A tensor of the files, for one kind; none when the state has nothing of this kind for it.
     fn target(
-        &mut self,
+        &self,
         mapping: &Mapping,
         target: &planaria_aoa::Target,
         (kind, named): (&Kind, &HashMap<&str, &Together>),
-    ) -> Result<Option<Together>> {
+    ) -> Result<Option<Made>> {
         let sources = mapping.sources_of(target.name())?;
         let Some(first) = sources.iter().find_map(|name| named.get(name)) else { return Ok(None) };
         if let Some(missing) = sources.iter().find(|name| !named.contains_key(*name)) {
@@ -141,12 +162,12 @@ impl Through<'_> {
             mapping.sources().find(|(name, _)| *name == first.key.name).map(|(_, tensor)| tensor.shape());
         if first.shape.numel() == 1 && known != Some(&first.shape) && matches!(kind, Kind::Slot(_)) {
             // Optimizer state of one element goes along unchanged.
-            let claims = self.copied(first)?;
-            return Ok(Some(Together { key, dtype: first.dtype, shape: first.shape.clone(), claims }));
+            let given = self.copied(first)?;
+            return Ok(Some((Together { key, ..(*first).clone() }, given)));
         }
         let shape = target.tensor().shape().clone();
         let casts_move = matches!(kind, Kind::Parameter | Kind::Buffer | Kind::Ema);
-        let (mut claims, mut dtype) = (Vec::new(), None);
+        let (mut boxes, mut dtype) = (Boxes::default(), None);
         for part in mapping.pieces(target.name(), &Region::whole(&shape))? {
             let source = named[part.source];
             let casts = if casts_move { part.casts.to_vec() } else { Vec::new() };
@@ -156,27 +177,25 @@ impl Through<'_> {
                 return Err(Error::DType { tensor: source.key.to_string(), found, expected });
             }
             dtype = Some(found);
-            self.part(source, &part, &casts, &mut claims)?;
+            self.part(source, &part, &casts, &mut boxes)?;
         }
-        let tiles = claims.iter().flat_map(|claim: &Claim| {
-            claim.holders.iter().map(|(rank, _)| Tile { region: claim.region.clone(), holder: *rank as Rank })
-        });
-        Listed::new(&shape, tiles).map_err(|problem| Error::Tiles { tensor: key.to_string(), problem })?;
-        claims.sort_by(|a, b| a.region.cmp(&b.region));
-        Ok(Some(Together { key, dtype: dtype.unwrap_or(first.dtype), shape, claims }))
+        let held = Listed::new(&shape, boxes.tiles);
+        let held = held.map_err(|problem| Error::Tiles { tensor: key.to_string(), problem })?;
+        let dtype = dtype.unwrap_or(first.dtype);
+        Ok(Some((Together { key, dtype, shape, held: vec![Arc::new(held)] }, boxes.given)))
     }
 
     /// The boxes of one piece: where each part that ranks hold of its source goes.
     fn part(
-        &mut self,
+        &self,
         source: &Together,
         part: &planaria_aoa::Piece<'_>,
         casts: &[DType],
-        claims: &mut Vec<Claim>,
+        boxes: &mut Boxes,
     ) -> Result<()> {
         let order = part.permutation();
-        for claim in &source.claims {
-            let Some(inner) = claim.region.intersect(&part.from) else { continue };
+        for (region, ranks) in source.boxes() {
+            let Some(inner) = region.intersect(&part.from) else { continue };
             let to = match &order {
                 Some(order) => carried(&inner, part, order)?,
                 None if inner == part.from => part.to.clone(),
@@ -186,29 +205,31 @@ impl Through<'_> {
                     return Err(Error::Options { what: format!("tensor '{}': {what}", source.key) });
                 }
             };
-            let mut holders = Vec::with_capacity(claim.holders.len());
-            for &(rank, slot) in &claim.holders {
-                if rank == self.me {
-                    let window = self.window(slot, (&inner, &to), (part, order.as_deref()))?;
-                    self.given.push(Given { window, casts: casts.to_vec() });
-                }
-                holders.push((rank, self.counts[rank]));
-                self.counts[rank] += 1;
+            if ranks.contains(&self.me) {
+                let window = self.window(source, (&inner, &to), (part, order.as_deref()))?;
+                boxes.given.push(Given { tensor: 0, window, casts: casts.to_vec() });
             }
-            claims.push(Claim { region: to, holders });
+            boxes.tiles.extend(ranks.into_iter().map(|holder| Tile { region: to.clone(), holder }));
         }
         Ok(())
     }
 
     fn window(
         &self,
-        slot: usize,
+        source: &Together,
         (inner, to): (&Region, &Region),
         (part, order): (&planaria_aoa::Piece<'_>, Option<&[usize]>),
     ) -> Result<Window> {
-        let piece = self.pieces[slot];
-        let inside = inner.relative_to(&piece.region);
-        let view = inside.map_or(Ok(piece.array.clone()), |inside| piece.array.region(&inside))?;
+        let pieces = self.pieces.get(&source.key).copied().unwrap_or_default();
+        let found = pieces.iter().find_map(|piece| Some((piece, inner.relative_to(&piece.region)?)));
+        let Some((piece, inside)) = found else {
+            let problem = planaria_layout::Error::TileOutside {
+                tile: Box::new(inner.clone()),
+                shape: source.shape.to_string(),
+            };
+            return Err(Error::Tiles { tensor: source.key.to_string(), problem });
+        };
+        let view = piece.array.region(&inside)?;
         match order {
             Some(order) => Window::new(&view, to, Some(order)),
             None => Window::new(&rearranged(&view, &part.steps)?, to, None),
@@ -216,20 +237,13 @@ impl Through<'_> {
     }
 
     /// A tensor that goes along as it is.
-    fn copied(&mut self, source: &Together) -> Result<Vec<Claim>> {
-        let mut claims = source.claims.clone();
-        for claim in &mut claims {
-            for (rank, slot) in &mut claim.holders {
-                if *rank == self.me {
-                    let piece = self.pieces[*slot];
-                    let window = Window::new(&piece.array, &piece.region, None)?;
-                    self.given.push(Given { window, casts: Vec::new() });
-                }
-                *slot = self.counts[*rank];
-                self.counts[*rank] += 1;
-            }
-        }
-        Ok(claims)
+    fn copied(&self, source: &Together) -> Result<Vec<Given>> {
+        let pieces = self.pieces.get(&source.key).copied().unwrap_or_default();
+        let given = pieces.iter().filter(|piece| !piece.region.is_empty()).map(|piece| {
+            let window = Window::new(&piece.array, &piece.region, None)?;
+            Ok(Given { tensor: 0, window, casts: Vec::new() })
+        });
+        given.collect()
     }
 }
 

@@ -1,18 +1,19 @@
 //! The moving part of a load: reading units, checking their blocks, filling arrays here and on other ranks.
 
-use crate::buffers::{self, Buffers};
 use crate::error::{Error, Result};
 use crate::options::LoadOptions;
 use crate::outgoing::rearranged;
-use crate::schedule::{Job, Leg, Schedule, Traffic, blocks};
-use crate::strided::{At, Window, copy_box, packed};
+use crate::schedule::{Leg, Schedule, Split, blocks};
+use crate::strided::{At, Window, cast, copy_box};
 use crate::talk;
+use crate::traffic::{Flight, Job, Post, Traffic};
 use planaria_aoa::Rearrange;
 use planaria_array::{Array, DType};
-use planaria_comm::{AllToAll, Call, Comm, CommExt, Pending};
+use planaria_comm::{AllReduce, Call, Comm, CommExt, Recv, Send};
+use planaria_layout::Reduce;
 use planaria_store::{Reader, Store, Transfer, checksum};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -69,12 +70,9 @@ impl Slot {
             return self.window.fill(part, source);
         }
         let extents = part.extents();
-        let mut array = packed(&extents, self.stored, source)?;
-        for dtype in &self.casts {
-            array = array.cast(*dtype)?;
-        }
+        let array = cast(&extents, self.stored, source, &self.casts)?;
         let dense = At::dense(&extents, self.window.dtype().size(), 0);
-        self.window.fill(part, (&array.contiguous()?.bytes()?, &dense))
+        self.window.fill(part, (&array.bytes()?, &dense))
     }
 }
 
@@ -87,44 +85,37 @@ pub(crate) fn run(
     store: &dyn Store,
     data: &Data,
     schedule: &Schedule,
-    slots: &[Slot],
+    slots: &[(usize, Slot)],
     options: &LoadOptions,
     describe: &Describe<'_>,
 ) -> Result<(u64, u64)> {
-    let readers = talk::agree(world, open(world, store, data, schedule))?;
+    let readers = talk::agree(world, open(store, data, schedule))?;
     let transfer = options.transfer(world, schedule);
-    let (loaded, parts) = (AtomicU64::new(0), Mutex::default());
-    let (sends, receives) = (Buffers::default(), Buffers::default());
-    let loader = Loader {
-        data,
-        schedule,
-        slots,
-        readers,
-        transfer: &transfer,
-        describe,
-        loaded,
-        parts,
-        sends,
-        receives,
-    };
-    let done = loader.read_all(world)?;
+    let mut by_tensor: HashMap<usize, Vec<&Slot>> = HashMap::new();
+    slots.iter().for_each(|(tensor, slot)| by_tensor.entry(*tensor).or_default().push(slot));
+    let (loaded, parts, post) = (AtomicU64::new(0), Mutex::default(), Post::default());
+    let loader =
+        Loader { data, schedule, by_tensor, readers, transfer: &transfer, describe, loaded, parts, post };
+    let read = loader.read_all(world)?;
+    let split = loader.check_split(world)?;
+    let mut after = slots.iter().filter_map(|(_, slot)| slot.after.as_ref());
+    let done = read.and_then(|read| split.and_then(|()| after.try_for_each(After::finish)).map(|()| read));
     let read = talk::agree(world, done)?;
-    loader.check_split(world)?;
-    let mut after = slots.iter().filter_map(|slot| slot.after.as_ref());
-    talk::agree(world, after.try_for_each(After::finish))?;
-    let counts = talk::all_gather(world, [read, loader.loaded.load(Relaxed)])?;
-    Ok(counts.iter().fold((0, 0), |(read, loaded), count| (read + count[0], loaded + count[1])))
+    if world.size() == 1 {
+        return Ok((read, loader.loaded.into_inner()));
+    }
+    let counts = Array::from_slice(&[read as i64, loader.loaded.into_inner() as i64], &[2])?;
+    let sums = counts.zeros_like()?;
+    world.all_reduce(AllReduce { send: counts, recv: sums.clone(), op: Reduce::Sum })?;
+    let sums = sums.to_vec::<i64>()?;
+    Ok((sums[0] as u64, sums[1] as u64))
 }
 
 /// Opens the files of which this rank reads something; their sizes must be those announced.
-fn open(
-    world: &dyn Comm,
-    store: &dyn Store,
-    data: &Data,
-    schedule: &Schedule,
-) -> Result<Vec<Option<Box<dyn Reader>>>> {
+fn open(store: &dyn Store, data: &Data, schedule: &Schedule) -> Result<Vec<Option<Box<dyn Reader>>>> {
     let mut mine = vec![false; data.files.len()];
-    schedule.units.iter().filter(|unit| unit.owner == world.rank()).for_each(|unit| mine[unit.file] = true);
+    let own = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
+    own.for_each(|unit| mine[schedule.units[unit].file] = true);
     let mut readers = Vec::with_capacity(mine.len());
     for (file, mine) in mine.into_iter().enumerate() {
         let reader = mine.then(|| store.reader(&data.files[file])).transpose()?;
@@ -147,21 +138,24 @@ fn open(
 struct Loader<'a> {
     data: &'a Data,
     schedule: &'a Schedule,
-    slots: &'a [Slot],
+    /// Where this rank's boxes of each tensor go.
+    by_tensor: HashMap<usize, Vec<&'a Slot>>,
     readers: Vec<Option<Box<dyn Reader>>>,
     transfer: &'a Transfer,
     describe: &'a Describe<'a>,
     loaded: AtomicU64,
-    /// Sums of parts of blocks whose other parts are in other units, by unit and place.
+    /// Sums of parts of blocks whose other parts are in other units, by file and place.
     parts: Mutex<BTreeMap<(usize, u64), u32>>,
-    sends: Buffers,
-    receives: Buffers,
+    post: Post,
 }
+
+/// Tag of the sums of parts of blocks.
+const SUMS: u32 = 0x0b0c_5003 & planaria_comm::MAX_TAG;
 
 /// Rounds that are read at the same time.
 const READERS: usize = 2;
 
-/// What a round is about, and the memory for what one rank sends or receives in it.
+/// A round and what this rank sends in it.
 type Parcel = (Traffic, Array);
 
 /// A run to be read.
@@ -193,9 +187,8 @@ impl Loader<'_> {
     /// of them in turn so that the storage never waits for the end of a round, while this one exchanges what they
     /// have read.
     fn read_all(&self, world: &dyn Comm) -> Result<Result<u64>> {
-        let (me, ranks) = (world.rank(), world.size());
         match &self.schedule.rounds[..] {
-            [] => return Ok(self.read_alone(me)),
+            [] => return Ok(self.read_alone()),
             [round] => return self.read_once(world, round),
             _ => {}
         }
@@ -205,10 +198,10 @@ impl Loader<'_> {
             for first in 0..READERS {
                 let (ahead, read) = sync_channel(0);
                 readers.push(scope.spawn(move || {
-                    let read = self.read_ahead((first, me, ranks), &ahead);
+                    let read = self.read_ahead(first, &ahead);
                     drop(ahead);
                     // By one of them, while the last rounds are on their way.
-                    if first == 0 { read.and_then(|read| Ok(read + self.read_alone(me)?)) } else { read }
+                    if first == 0 { read.and_then(|read| Ok(read + self.read_alone()?)) } else { read }
                 }));
                 rounds.push(read);
             }
@@ -225,10 +218,9 @@ impl Loader<'_> {
     /// All units of this rank in the order of the files, then the one exchange there is. Storage serves what lies
     /// ahead first: of ranks that go through the files in step none is left behind.
     fn read_once(&self, world: &dyn Comm, round: &[usize]) -> Result<Result<u64>> {
-        let me = world.rank();
-        let traffic = Traffic::of(self.schedule, round, me, world.size());
-        let send = self.sends.take(traffic.send_counts.iter().sum())?;
-        let alone = self.schedule.alone(me);
+        let traffic = Traffic::of(self.schedule, round);
+        let send = self.post.sends.take(traffic.sent)?;
+        let alone = self.schedule.alone();
         let mut tasks = self.tasks_of(&alone);
         tasks.extend(traffic.own.iter().map(Task::Shared));
         tasks.sort_by_key(|task| (task.unit(), task.run().start));
@@ -242,15 +234,11 @@ impl Loader<'_> {
 
     /// The units that several ranks want: every [`READERS`]th round. A rank that has failed keeps taking part, so
     /// that nobody waits for it.
-    fn read_ahead(
-        &self,
-        (first, me, ranks): (usize, usize, usize),
-        ahead: &SyncSender<Parcel>,
-    ) -> Result<u64> {
+    fn read_ahead(&self, first: usize, ahead: &SyncSender<Parcel>) -> Result<u64> {
         let mut done = Ok(0);
         for round in self.schedule.rounds.iter().skip(first).step_by(READERS) {
-            let traffic = Traffic::of(self.schedule, round, me, ranks);
-            let send = self.sends.take(traffic.send_counts.iter().sum())?;
+            let traffic = Traffic::of(self.schedule, round);
+            let send = self.post.sends.take(traffic.sent)?;
             if let Ok(before) = done {
                 done = self.read_round(&traffic.own, &send).map(|read| before + read);
             }
@@ -265,40 +253,26 @@ impl Loader<'_> {
     /// Sends what was read to whoever wants it, and fills arrays with what others have read.
     fn exchange(&self, world: &dyn Comm, rounds: Vec<Receiver<Parcel>>) -> Result<Result<()>> {
         let mut done = Ok(());
-        let mut before: Option<(Pending, Array, Parcel)> = None;
+        let mut before: Option<Flight> = None;
         for round in 0..self.schedule.rounds.len() {
             // A reader that ended early says why when it is joined.
             let Ok((traffic, send)) = rounds[round % READERS].recv() else { break };
-            let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-            let (sent, received) = (send_counts.iter().sum(), recv_counts.iter().sum());
-            let recv = self.receives.take(received)?;
-            let call = AllToAll {
-                send: buffers::first(&send, sent)?,
-                send_counts,
-                recv: buffers::first(&recv, received)?,
-                recv_counts,
-            };
-            let arrived = before.take().map(|before| self.arrived(before)).transpose()?;
-            before = Some((world.start(Call::AllToAll(call))?, send, (traffic, recv)));
-            self.unpack(arrived, &mut done);
+            let next = self.post.start(world, traffic, send)?;
+            if let Some(flight) = before.replace(next) {
+                let arrived = self.post.finish(world, flight)?;
+                self.unpack(arrived, &mut done);
+            }
         }
-        if let Some(before) = before {
-            let arrived = self.arrived(before)?;
-            self.unpack(Some(arrived), &mut done);
+        if let Some(flight) = before {
+            let arrived = self.post.finish(world, flight)?;
+            self.unpack(arrived, &mut done);
         }
         Ok(done)
     }
 
-    /// Waits for an exchange; what was sent is not needed any more.
-    fn arrived(&self, (pending, send, arrived): (Pending, Array, Parcel)) -> Result<Parcel> {
-        pending.wait()?;
-        self.sends.give_back(send);
-        Ok(arrived)
-    }
-
     /// The units that no other rank wants; bytes read.
-    fn read_alone(&self, me: usize) -> Result<u64> {
-        let units = self.schedule.alone(me);
+    fn read_alone(&self) -> Result<u64> {
+        let units = self.schedule.alone();
         self.read_tasks(&self.tasks_of(&units), None)
     }
 
@@ -348,12 +322,12 @@ impl Loader<'_> {
                 self.fill(leg, run, bytes)?;
                 continue;
             };
-            let size = self.schedule.geometry.tiles[leg.tile].size;
+            let size = self.schedule.files.tiles[leg.tile].size;
             let extents = leg.region.extents();
             send.write_bytes(*place..*place + leg.len, |out| {
                 let dense = At::dense(&extents, size, 0);
-                copy_box(&extents, size, (bytes, &self.at(leg, run)), (out, &dense));
-            })?;
+                copy_box(&extents, size, (bytes, &self.at(leg, run)), (out, &dense))
+            })??;
         }
         Ok(())
     }
@@ -368,20 +342,17 @@ impl Loader<'_> {
     }
 
     /// Fills arrays from what other ranks sent.
-    fn unpack(&self, arrived: Option<Parcel>, done: &mut Result<()>) {
-        let Some((traffic, recv)) = arrived.filter(|_| done.is_ok()) else { return };
-        let unpacked = recv.bytes().map_err(Error::from).and_then(|bytes| {
-            traffic.others.iter().try_for_each(|(leg, place)| {
-                let slot = &self.slots[leg.slot];
-                let dense = At::dense(&leg.region.extents(), slot.stored.size(), *place);
-                self.count(leg);
-                slot.fill(&leg.region, (&bytes, &dense))
-            })
-        });
-        self.receives.give_back(recv);
-        if let Err(error) = unpacked {
-            *done = Err(error);
+    fn unpack(&self, (traffic, recv): (Traffic, Array), done: &mut Result<()>) {
+        if done.is_ok() {
+            *done = recv.bytes().map_err(Error::from).and_then(|bytes| {
+                traffic.others.iter().try_for_each(|(leg, place)| {
+                    let size = self.schedule.files.tiles[leg.tile].size;
+                    let dense = At::dense(&leg.region.extents(), size, *place);
+                    self.fill_from(leg, (&bytes, &dense))
+                })
+            });
         }
+        self.post.receives.give_back(recv);
     }
 
     fn job(&self, unit: usize, run: &Range<u64>) -> Result<(&dyn Reader, Range<u64>)> {
@@ -394,17 +365,23 @@ impl Loader<'_> {
 
     /// Where a box lies in the bytes `run` of its file.
     fn at(&self, leg: &Leg, run: &Range<u64>) -> At<'static> {
-        let tile = &self.schedule.geometry.tiles[leg.tile];
+        let tile = &self.schedule.files.tiles[leg.tile];
         At { start: (tile.byte_of(&leg.region) - run.start) as usize, steps: Cow::Owned(tile.steps()) }
     }
 
     fn fill(&self, leg: &Leg, run: &Range<u64>, bytes: &[u8]) -> Result<()> {
-        self.count(leg);
-        self.slots[leg.slot].fill(&leg.region, (bytes, &self.at(leg, run)))
+        self.fill_from(leg, (bytes, &self.at(leg, run)))
     }
 
-    fn count(&self, leg: &Leg) {
-        self.loaded.fetch_add(leg.len as u64, Relaxed);
+    /// Fills every box of this rank that has a part of a leg.
+    fn fill_from(&self, leg: &Leg, (bytes, at): (&[u8], &At<'_>)) -> Result<()> {
+        let tensor = self.schedule.files.tiles[leg.tile].tensor;
+        for slot in self.by_tensor.get(&tensor).into_iter().flatten() {
+            let Some(part) = slot.window.region.intersect(&leg.region) else { continue };
+            self.loaded.fetch_add((part.numel() * slot.stored.size()) as u64, Relaxed);
+            slot.fill(&part, (bytes, &at.of_part(&leg.region, &part)))?;
+        }
+        Ok(())
     }
 
     /// All of the block that begins at or before a byte of a file.
@@ -423,40 +400,48 @@ impl Loader<'_> {
         if *part == self.block_at(file, part.start) {
             return self.compare(file, part, found);
         }
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner).insert((unit, part.start), found);
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).insert((file, part.start), found);
         Ok(())
     }
 
-    /// Joins the sums of blocks that several units, perhaps of several ranks, have parts of. Collective.
-    fn check_split(&self, world: &dyn Comm) -> Result<()> {
-        let units = || self.schedule.units.iter().filter(|_| self.data.sums.is_some());
-        let parts = units().flat_map(|unit| {
-            let parts = unit.runs.iter().flat_map(|run| blocks(run, self.data.block));
-            parts.map(move |part| (unit, self.block_at(unit.file, part.start), part))
-        });
-        let mut split = parts.filter(|(_, block, part)| part != block).peekable();
-        if split.peek().is_none() {
-            return Ok(());
-        }
+    /// Joins the sums of blocks that several ranks have parts of: the one with the first part gets those of the others.
+    fn check_split(&self, world: &dyn Comm) -> Result<Result<()>> {
         let mine = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = talk::all_gather(world, mine.values().copied().collect::<Vec<u32>>())?;
-        let mut all: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
-        let mut joined = 0;
-        // Units follow each other in a file, so the parts of a block come in order.
-        for (unit, block, part) in split {
-            let sum = all[unit.owner].next().ok_or_else(|| Error::Malformed {
-                file: "a message between ranks".into(),
-                what: format!("rank {} sent too few checksums", unit.owner),
-            })?;
-            joined = match part.start == block.start {
-                true => sum,
-                false => checksum::combine(joined, sum, (part.end - part.start) as usize),
-            };
-            if part.end == block.end {
-                self.compare(unit.file, &block, joined)?;
+        let me = world.rank();
+        // A part that was not read has no sum; then something else has failed.
+        let own = |split: &Split, part: &Range<u64>| mine.get(&(split.file, part.start)).copied();
+        let mut sent = Vec::new();
+        for split in &self.schedule.splits {
+            let first = split.parts[0].1;
+            for (part, _) in split.parts.iter().filter(|(_, owner)| *owner == me && first != me) {
+                let data = Array::from_slice(&[own(split, part).map_or(-1, i64::from)], &[1])?;
+                sent.push(world.start(Call::Send(Send { data, to: first, tag: SUMS }))?);
             }
         }
-        Ok(())
+        let mut done = Ok(());
+        for split in self.schedule.splits.iter().filter(|split| split.parts[0].1 == me) {
+            let mut joined = Some(0);
+            for (part, owner) in &split.parts {
+                let sum = match *owner == me {
+                    true => own(split, part),
+                    false => {
+                        let data = Array::zeros(&[1], DType::I64)?;
+                        world.recv(Recv { data: data.clone(), from: *owner, tag: SUMS })?;
+                        data.to_vec::<i64>()?.pop().and_then(|sum| u32::try_from(sum).ok())
+                    }
+                };
+                let len = (part.end - part.start) as usize;
+                joined = joined.zip(sum).map(|(joined, sum)| match part.start == split.block.start {
+                    true => sum,
+                    false => checksum::combine(joined, sum, len),
+                });
+            }
+            if let (Some(joined), true) = (joined, done.is_ok()) {
+                done = self.compare(split.file, &split.block, joined);
+            }
+        }
+        sent.into_iter().try_for_each(|pending| pending.wait())?;
+        Ok(done)
     }
 
     /// Compares the sum of a block with the one that was written; the tensors that have bytes in it stand in the
@@ -465,7 +450,7 @@ impl Loader<'_> {
         let number = block.start / self.data.block;
         let expected = self.data.sums.as_ref().and_then(|sums| sums[file].get(number as usize)).copied();
         let Some(expected) = expected.filter(|expected| *expected != found) else { return Ok(()) };
-        let tiles = self.schedule.geometry.tiles_in(file, block);
+        let tiles = self.schedule.files.tiles_in(file, block);
         let mut names: Vec<String> = tiles.map(|tile| (self.describe)(tile)).collect();
         names.dedup();
         let tensor = names.join("', '");

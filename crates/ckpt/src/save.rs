@@ -1,21 +1,21 @@
 //! Saving: every byte once, from whoever holds it to its place in a file, then one mark that makes it count.
 
 use crate::error::{Error, Result};
+use crate::files::Placed;
 use crate::folder;
-use crate::geometry::{Claim, Geometry};
 use crate::manifest::{
     Derive, FileRecord, MANIFEST, Manifest, OtherRecord, Role, SUM_BLOCK, TensorRecord, TileRecord, sums_text,
 };
 use crate::naming::{self, Files};
 use crate::options::{SaveOptions, Saved, Tiles};
 use crate::outgoing::{self, Outgoing};
-use crate::schedule::{Division, Schedule, Way};
+use crate::schedule::{Division, Here, Schedule};
 use crate::state::{Kind, State};
 use crate::talk;
-use crate::union::{self, Union};
+use crate::union::{self, Together, Union};
 use crate::write;
 use planaria_comm::{Comm, CommExt};
-use planaria_layout::Region;
+use planaria_layout::{Fixed, Region, Tile};
 use planaria_store::{Sharing, Store, StoreExt, checksum, join};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub fn save(
     let tensors = std::mem::take(&mut union.tensors);
     let outgoing = match &options.mapping {
         None => Outgoing::plain(tensors, &state.items),
-        Some(mapping) => Outgoing::mapped(tensors, &state.items, mapping, (world.rank(), world.size())),
+        Some(mapping) => Outgoing::mapped(tensors, &state.items, mapping, world.rank()),
     };
     let outgoing = talk::agree(world, outgoing)?;
     let files = match options.tiles {
@@ -80,20 +80,19 @@ impl Saving<'_> {
             _ if sharing == Sharing::Threads && world.size() > 1 => Division::Files,
             _ => Division::Units,
         };
-        let sizes = self.files.files.iter().map(|file| file.layout.file_len()).collect();
-        let claims = self.outgoing.tensors.iter().map(|tensor| tensor.claims.clone()).collect();
-        let geometry = Geometry::new(sizes, self.files.tiles.clone(), claims);
-        let schedule = Schedule::new(geometry, Way::Save, &division, world.size());
+        let holders = self.outgoing.tensors.iter().map(|tensor| tensor.held.clone()).collect();
+        let here = Here { rank: world.rank(), ranks: world.size() };
+        let schedule = Schedule::save(self.files.map(), holders, division, here);
         let place = write::Place { store, folder, sharing };
         let sums = write::run(world, &place, &schedule, (&self.files, &self.outgoing.given), self.options)?;
         let small = small_files(world, self.state, &self.union)?;
         let sums = talk::gather_bytes(world, sums)?;
         talk::from_first(world, || {
-            let sums = write::join_sums(sums.unwrap_or_default(), &schedule)?;
+            let sums = write::join_sums(&sums.unwrap_or_default(), &self.files)?;
             let manifest = self.write_small(sums, small)?;
             folder::commit(store, folder, &manifest)
         })?;
-        Ok(schedule.geometry.files.iter().sum())
+        Ok(schedule.files.sizes.iter().sum())
     }
 
     /// Writes small files and index files; the text of the manifest.
@@ -117,15 +116,16 @@ impl Saving<'_> {
         }
         let mut tiles: BTreeMap<usize, Vec<TileRecord>> = BTreeMap::new();
         for tile in &self.files.tiles {
-            let whole = tile.region == Region::whole(&tensors[tile.tensor].shape);
-            let region = (!whole).then(|| tile.region.to_string());
-            let record = TileRecord { file: tile.file, offset: tile.offset, region };
-            tiles.entry(tile.tensor).or_default().push(record);
+            let Placed { tensor, tile: Tile { region, holder }, .. } = tile;
+            let whole = *region == Region::whole(&tensors[*tensor].shape);
+            let region = (!whole).then(|| region.to_string());
+            let record = TileRecord { file: holder.file, offset: holder.offset, region };
+            tiles.entry(*tensor).or_default().push(record);
         }
         for (number, tensor) in tensors.iter().enumerate() {
             let mut record = TensorRecord::new(&tensor.key, tensor.dtype, &tensor.shape);
             record.tiles = tiles.remove(&number).unwrap_or_default();
-            record.held = held(&tensor.claims);
+            record.held = held(tensor);
             manifest.tensors.push(record);
         }
         serde_json::to_vec_pretty(&manifest)
@@ -179,10 +179,14 @@ fn small_files(world: &dyn Comm, state: &State, union: &Union) -> Result<Vec<(St
 }
 
 /// `4 x [2..4, 0..8], 2 of each`, for people.
-fn held(claims: &[Claim]) -> Option<String> {
-    let first = claims.first()?;
-    let copies = first.holders.len();
-    Some(format!("{} x {}, {copies} of each", claims.len(), first.region))
+fn held(tensor: &Together) -> Option<String> {
+    let (mut count, mut first) = (0usize, None);
+    tensor.held.first()?.lookup(&Region::whole(&tensor.shape), &Fixed::default(), &mut |region, copies| {
+        count += 1;
+        first.get_or_insert_with(|| (region, copies.count()));
+    });
+    let (region, copies) = first?;
+    Some(format!("{count} x {region}, {copies} of each"))
 }
 
 const _: () = assert!(crate::schedule::UNIT.is_multiple_of(SUM_BLOCK));

@@ -1,19 +1,24 @@
-//! Who moves which part of which file, and who sends what to whom: decided alike by all ranks, alone.
+//! Who moves which part of which file, and who sends what to whom: a layer over the tilings of the tensors.
+//!
+//! A file is divided into cells of [`UNIT`] bytes. What happens in a cell follows from the tensors in it and from who
+//! holds or wants their boxes, which `layout` looks up, and from nothing else: no count of work so far, no other cell.
+//! So every rank decides alone about the cells it has bytes in, all that take part in one decide alike, and the cost is
+//! that of one rank's answer.
 
-use crate::geometry::{Claim, Geometry};
-use planaria_layout::Region;
+use crate::files::FileMap;
+use planaria_layout::{Fixed, Rank, RankTiling, Region, Replicas};
 use std::ops::Range;
 
 /// Bytes of a file that one rank moves at once.
 pub(crate) const UNIT: u64 = 4 << 20;
 /// Bytes that a rank sends, or receives, in one round at most, unless a single unit has more.
 const ROUND: u64 = 8 << 20;
-
 /// No unit is made shorter than this to keep ranks apart.
 const SPLIT: u64 = 256 << 10;
-
-/// A range of a file and what is to be moved of it.
-type Part = (Range<u64>, Vec<Range<u64>>);
+/// Wanted bytes at most this far apart are read together.
+const GAP: u64 = 16 << 10;
+/// Storage is read and written directly in whole blocks of this size.
+const BLOCK: u64 = planaria_store::BLOCK as u64;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +41,7 @@ pub(crate) enum Division {
 }
 
 /// A part of a file and the rank that reads or writes it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     pub(crate) file: usize,
     pub(crate) range: Range<u64>,
@@ -45,89 +50,437 @@ pub(crate) struct Unit {
     pub(crate) shared: bool,
     /// What is read or written of it.
     pub(crate) runs: Vec<Range<u64>>,
+    /// Which of several copies is sent.
+    turn: usize,
+    /// Bytes that this rank sends and receives for it.
+    traffic: [u64; 2],
+}
+
+/// A block with a checksum that several ranks read parts of, and who reads which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Split {
+    pub(crate) file: usize,
+    pub(crate) block: Range<u64>,
+    pub(crate) parts: Vec<(Range<u64>, usize)>,
 }
 
 /// A box on its way.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leg {
     pub(crate) tile: usize,
     pub(crate) region: Region,
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Number of the box among those of the rank that is not the unit's owner (or of the owner itself).
-    pub(crate) slot: usize,
     pub(crate) len: usize,
 }
 
-/// The common plan.
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Here {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+}
+
+/// One rank's part of the common plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
-    pub(crate) geometry: Geometry,
+    pub(crate) files: FileMap,
+    /// By tensor: who holds it, or who wants it.
+    holders: Vec<Vec<RankTiling>>,
     pub(crate) way: Way,
+    division: Division,
+    pub(crate) here: Here,
+    /// Bytes that are read together: a block with a checksum.
+    grain: Option<u64>,
+    /// The units that this rank takes part in, in an order that all ranks share.
     pub(crate) units: Vec<Unit>,
-    /// Shared units in rounds; every rank takes part in every round.
+    /// Blocks of which this rank reads a part.
+    pub(crate) splits: Vec<Split>,
+    /// Shared units in rounds: how many go at once is each rank's own affair.
     pub(crate) rounds: Vec<Vec<usize>>,
 }
 
 impl Schedule {
-    pub(crate) fn new(geometry: Geometry, way: Way, division: &Division, ranks: usize) -> Schedule {
-        let mut schedule = Schedule { geometry, way, units: Vec::new(), rounds: Vec::new() };
-        schedule.assign(division, ranks);
-        schedule.split_wide();
-        schedule.make_rounds(ranks);
+    pub(crate) fn save(
+        files: FileMap,
+        holders: Vec<Vec<RankTiling>>,
+        division: Division,
+        here: Here,
+    ) -> Schedule {
+        Schedule::new(files, holders, (Way::Save, division, None), here)
+    }
+
+    /// `grain` is the size of the blocks that have checksums.
+    pub(crate) fn load(
+        files: FileMap,
+        holders: Vec<Vec<RankTiling>>,
+        grain: Option<u64>,
+        here: Here,
+    ) -> Schedule {
+        Schedule::new(files, holders, (Way::Load, Division::Units, grain), here)
+    }
+
+    fn new(
+        files: FileMap,
+        holders: Vec<Vec<RankTiling>>,
+        (way, division, grain): (Way, Division, Option<u64>),
+        here: Here,
+    ) -> Schedule {
+        let (units, splits, rounds) = (Vec::new(), Vec::new(), Vec::new());
+        let mut schedule = Schedule { files, holders, way, division, here, grain, units, splits, rounds };
+        let given = match &schedule.division {
+            Division::Units => None,
+            Division::Given(owners) => Some(owners.clone()),
+            Division::Files => {
+                Some((0..schedule.files.sizes.len()).map(|f| schedule.file_owner(f)).collect())
+            }
+        };
+        for (file, number) in schedule.cells(given.as_deref()) {
+            schedule.add_cell(file, number, given.as_ref().map(|owners| owners[file]));
+        }
+        schedule.make_rounds();
         schedule
     }
 
-    /// Gives every unit to the rank with most of its bytes; of several, to the one with least work so far.
-    fn assign(&mut self, division: &Division, ranks: usize) {
-        let mut load = vec![0u64; ranks];
-        for file in 0..self.geometry.files.len() {
-            let parts: Vec<Part> = match division {
-                Division::Units if ranks > 1 => self.cut(file),
-                _ => self.grid(file),
-            };
-            let tallies: Vec<Tally> = parts.iter().map(|(range, _)| self.tally(file, range, ranks)).collect();
-            let given = match division {
-                Division::Units => None,
-                Division::Given(owners) => Some(owners[file]),
-                Division::Files => {
-                    let mut all = vec![0; ranks];
-                    for tally in &tallies {
-                        all.iter_mut().zip(&tally.ranks).for_each(|(sum, bytes)| *sum += bytes);
-                    }
-                    Some(choose(&all, &load))
+    /// The cells that this rank may have a part in, ascending.
+    fn cells(&self, owners: Option<&[usize]>) -> Vec<(usize, u64)> {
+        let mut cells: Vec<(usize, u64)> = Vec::new();
+        let Here { rank, ranks } = self.here;
+        for (file, &size) in self.files.sizes.iter().enumerate() {
+            let count = size.div_ceil(UNIT);
+            let own = owners.is_some_and(|owners| owners[file] == rank);
+            if self.way == Way::Save && (ranks == 1 || own) {
+                cells.extend((0..count).map(|number| (file, number)));
+            } else if self.way == Way::Save {
+                // Nobody holds what stands before and behind the tensors.
+                let held = self.files.held_bytes(file);
+                let (before, behind) = (held.start / UNIT, held.end.div_ceil(UNIT));
+                let mine = |number: &u64| turn(file, *number) % ranks == rank;
+                let free = (0..before.min(count)).chain(behind..count);
+                cells.extend(free.filter(mine).map(|number| (file, number)));
+            }
+        }
+        for placed in &self.files.tiles {
+            for tiling in self.of_tensor(placed.tensor) {
+                if tiling.copies().is_some_and(|(mesh, _)| mesh.coords(rank).is_none()) {
+                    continue;
                 }
-            };
-            for ((range, runs), tally) in parts.into_iter().zip(tallies) {
-                let owner = given.unwrap_or_else(|| choose(&tally.ranks, &load));
-                load[owner] += runs.iter().map(|run| run.end - run.start).sum::<u64>();
-                let shared = tally.is_shared(self.way, owner);
-                self.units.push(Unit { file, range, owner, shared, runs });
+                // A rank that is not there has nothing.
+                for owned in tiling.owned(&rank, &Fixed::default()).unwrap_or_default() {
+                    let Some(part) = owned.region.intersect(&placed.tile.region) else { continue };
+                    let span = placed.span(&part);
+                    let numbers = span.start / UNIT..span.end.div_ceil(UNIT);
+                    cells.extend(numbers.map(|number| (placed.tile.holder.file, number)));
+                }
+            }
+        }
+        cells.sort_unstable();
+        cells.dedup();
+        cells
+    }
+
+    /// Who holds a tensor, or wants it. One holder is enough to save from.
+    fn of_tensor(&self, tensor: usize) -> &[RankTiling] {
+        let all = &self.holders[tensor][..];
+        if self.way == Way::Save { &all[..all.len().min(1)] } else { all }
+    }
+
+    /// Calls `found` for every part of a box that somebody holds or wants whose elements begin in a range of a file, in
+    /// an order that all ranks share.
+    fn visit(
+        &self,
+        file: usize,
+        range: &Range<u64>,
+        found: &mut dyn FnMut(usize, Region, &dyn Replicas<Rank>),
+    ) {
+        for tile in self.files.tiles_in(file, range) {
+            for part in self.files.tiles[tile].boxes(range) {
+                for tiling in self.of_tensor(self.files.tiles[tile].tensor) {
+                    tiling
+                        .lookup(&part, &Fixed::default(), &mut |region, copies| found(tile, region, copies));
+                }
             }
         }
     }
 
-    /// A file in units of equal size, with what is to be moved of each.
-    fn grid(&self, file: usize) -> Vec<Part> {
-        let size = self.geometry.files[file];
-        let ranges = (0..size.div_ceil(UNIT)).map(|number| number * UNIT..size.min((number + 1) * UNIT));
-        let parts = ranges.map(|range| match self.way {
-            Way::Save => (range.clone(), vec![range]),
-            Way::Load => (range.clone(), self.geometry.runs(file, &range)),
-        });
-        parts.filter(|(_, runs)| !runs.is_empty()).collect()
+    /// Decides about one cell.
+    fn add_cell(&mut self, file: usize, number: u64, given: Option<usize>) {
+        let range = number * UNIT..self.files.sizes[file].min((number + 1) * UNIT);
+        let cell = self.survey(file, &range);
+        let runs = match self.way {
+            Way::Save => vec![range.clone()],
+            Way::Load => cell.runs(self.grain, self.files.sizes[file]),
+        };
+        if runs.is_empty() {
+            return;
+        }
+        // What is read without checksums is left as it is: there an element may lie across a cut.
+        let apart = self.division == Division::Units
+            && self.here.ranks > 1
+            && (self.way == Way::Save || self.grain.is_some());
+        let turn = turn(file, number);
+        if !apart {
+            let owner = given.unwrap_or_else(|| self.choose(&cell, turn));
+            return self.add_unit((file, range, owner), runs, self.copy_turn(&cell, turn));
+        }
+        let parts = cell.cut(&runs);
+        let whole = parts.len() == 1 && parts[0] == range;
+        let mut owned = Vec::with_capacity(parts.len());
+        for part in parts {
+            let survey = if whole { None } else { Some(self.survey(file, &part)) };
+            let survey = survey.as_ref().unwrap_or(&cell);
+            let owner = self.choose(survey, turn);
+            let copy = self.copy_turn(survey, turn);
+            owned.push((part.clone(), owner));
+            self.add_unit((file, part.clone(), owner), vec![part], copy);
+        }
+        if let Some(grain) = self.grain.filter(|_| self.way == Way::Load) {
+            self.add_splits(file, grain, &owned);
+        }
     }
 
-    /// The same, cut where the bytes of one rank end and those of another begin, so that little has to travel.
-    /// What is read without checksums is left as it is: there an element may lie across a cut.
-    fn cut(&self, file: usize) -> Vec<Part> {
-        let grid = self.grid(file);
-        if self.way == Way::Load && self.geometry.grain.is_none() {
-            return grid;
+    /// Keeps a unit if this rank takes part in it.
+    fn add_unit(
+        &mut self,
+        (file, range, owner): (usize, Range<u64>, usize),
+        runs: Vec<Range<u64>>,
+        turn: usize,
+    ) {
+        let me = self.here.rank;
+        let mut unit = Unit { file, range, owner, shared: false, runs, turn, traffic: [0; 2] };
+        let (mut shared, mut sent, mut received) = (false, 0, 0);
+        for run in &unit.runs {
+            let run = run.start..run.end.min(unit.range.end);
+            self.visit(file, &run, &mut |tile, region, copies| {
+                let bytes = (region.numel() * self.files.tiles[tile].size) as u64;
+                match self.way {
+                    Way::Save => {
+                        let from = source(copies, owner, turn);
+                        shared |= from != owner;
+                        sent += if from == me && owner != me { bytes } else { 0 };
+                        received += if from != me && owner == me { bytes } else { 0 };
+                    }
+                    Way::Load => {
+                        let alone = copies.count() == 1 && copies.get(0) == owner;
+                        shared |= !alone;
+                        sent += if owner == me && !alone { bytes } else { 0 };
+                        received += if owner != me && copies.find_rank(me).is_some() { bytes } else { 0 };
+                    }
+                }
+            });
         }
-        let seams = self.geometry.seams(file);
+        (unit.shared, unit.traffic) = (shared, [sent, received]);
+        if owner == me || sent + received > 0 {
+            self.units.push(unit);
+        }
+    }
+
+    /// Blocks that are cut between units, if this rank reads one of their parts.
+    fn add_splits(&mut self, file: usize, grain: u64, units: &[(Range<u64>, usize)]) {
+        let size = self.files.sizes[file];
+        let mut splits: Vec<Split> = Vec::new();
+        for (range, owner) in units {
+            for part in blocks(range, grain) {
+                let start = part.start / grain * grain;
+                let block = start..size.min(start + grain);
+                match splits.last_mut() {
+                    Some(split) if split.block == block => split.parts.push((part, *owner)),
+                    _ => splits.push(Split { file, block, parts: vec![(part, *owner)] }),
+                }
+            }
+        }
+        let mine = |split: &Split| split.parts.iter().any(|(_, owner)| *owner == self.here.rank);
+        splits.retain(|split| split.parts.len() > 1 && mine(split));
+        self.splits.extend(splits);
+    }
+
+    /// What there is in a range of a file, and whose.
+    fn survey(&self, file: usize, range: &Range<u64>) -> Survey {
+        let mut survey = Survey::default();
+        let keep_spans = self.here.ranks > 1 || self.way == Way::Load;
+        self.visit(file, range, &mut |tile, region, copies| {
+            let placed = &self.files.tiles[tile];
+            let bytes = (region.numel() * placed.size) as u64;
+            let set = survey.set_of(copies, (tile, &region));
+            survey.sets[set].bytes += bytes;
+            if keep_spans {
+                let span = placed.span(&region);
+                let solid = placed.order.is_none() && span.end - span.start == bytes;
+                survey.spans.push((span, set, solid));
+                if self.way == Way::Load && !solid {
+                    let gap = self.grain.unwrap_or(GAP);
+                    survey.wanted.extend(placed.byte_ranges(&region, gap));
+                }
+            }
+        });
+        survey
+    }
+
+    /// A rank that has about as many of the bytes as any other: from cell to cell another one.
+    fn choose(&self, survey: &Survey, turn: usize) -> usize {
+        let heavy = survey.heavy();
+        if heavy.is_empty() {
+            return turn % self.here.ranks;
+        }
+        let set = &survey.sets[heavy[turn % heavy.len()]];
+        if set.count == 1 {
+            return set.first;
+        }
+        let (tile, region) = &set.example;
+        let copy = turn / heavy.len() % set.count;
+        let mut chosen = set.first;
+        for tiling in self.of_tensor(self.files.tiles[*tile].tensor) {
+            tiling.lookup(region, &Fixed::default(), &mut |_, copies| {
+                if (copies.get(0), copies.count()) == (set.first, set.count) {
+                    chosen = copies.get(copy);
+                }
+            });
+        }
+        chosen
+    }
+
+    /// Which copy of other boxes goes to the rank of [`Schedule::choose`]: on a mesh, that of its own coordinates.
+    fn copy_turn(&self, survey: &Survey, turn: usize) -> usize {
+        turn / survey.heavy().len().max(1)
+    }
+
+    /// A rank that holds a part of the largest tensor of a file: from file to file another one.
+    fn file_owner(&self, file: usize) -> usize {
+        let mut holders = Vec::new();
+        if let Some(tile) = self.files.largest(file).map(|tile| &self.files.tiles[tile]) {
+            for tiling in self.of_tensor(tile.tensor) {
+                tiling.lookup(&tile.tile.region, &Fixed::default(), &mut |_, copies| {
+                    holders.push(copies.get(file % copies.count()));
+                });
+            }
+        }
+        holders.sort_unstable();
+        holders.dedup();
+        holders.get(file % holders.len().max(1)).copied().unwrap_or(file % self.here.ranks)
+    }
+
+    /// Packs shared units into rounds in which this rank does not send or receive too much.
+    fn make_rounds(&mut self) {
+        let mut moved = [0u64; 2];
+        let mut round: Vec<usize> = Vec::new();
+        for (number, unit) in self.units.iter().enumerate().filter(|(_, unit)| unit.shared) {
+            let over = |way: usize| moved[way] > 0 && moved[way] + unit.traffic[way] > ROUND;
+            if over(0) || over(1) {
+                self.rounds.push(std::mem::take(&mut round));
+                moved = [0; 2];
+            }
+            moved[0] += unit.traffic[0];
+            moved[1] += unit.traffic[1];
+            round.push(number);
+        }
+        if !round.is_empty() {
+            self.rounds.push(round);
+        }
+    }
+
+    /// The boxes whose elements begin in a part of a unit and that this rank sends, receives, writes or reads, in an
+    /// order that all ranks share.
+    pub(crate) fn legs_in(&self, unit: &Unit, part: &Range<u64>, found: &mut dyn FnMut(Leg)) {
+        // A run may end with the last bytes of an element that begins in this unit and ends in the next.
+        let range = &(part.start..part.end.min(unit.range.end));
+        let (owner, me) = (unit.owner, self.here.rank);
+        self.visit(unit.file, range, &mut |tile, region, copies| {
+            let len = region.numel() * self.files.tiles[tile].size;
+            match self.way {
+                Way::Save => {
+                    let from = source(copies, owner, unit.turn);
+                    if from == me || owner == me {
+                        found(Leg { tile, region, from, to: owner, len });
+                    }
+                }
+                Way::Load if owner == me => {
+                    for copy in 0..copies.count() {
+                        found(Leg { tile, region: region.clone(), from: me, to: copies.get(copy), len });
+                    }
+                }
+                Way::Load if copies.find_rank(me).is_some() => {
+                    found(Leg { tile, region, from: owner, to: me, len });
+                }
+                Way::Load => {}
+            }
+        });
+    }
+
+    /// The units of this rank that concern no other, in file order.
+    pub(crate) fn alone(&self) -> Vec<usize> {
+        let mine = |&number: &usize| self.is_mine(number) && !self.units[number].shared;
+        (0..self.units.len()).filter(mine).collect()
+    }
+
+    /// Whether this rank reads or writes a unit.
+    pub(crate) fn is_mine(&self, unit: usize) -> bool {
+        self.units[unit].owner == self.here.rank
+    }
+}
+
+/// What there is in a range of a file, and whose.
+#[derive(Debug, Default)]
+struct Survey {
+    sets: Vec<Set>,
+    /// Where each part lies, whose it is, and whether it fills its range.
+    spans: Vec<(Range<u64>, usize, bool)>,
+    /// What is to be read of parts with gaps.
+    wanted: Vec<Range<u64>>,
+}
+
+/// Ranks that have the same copies, as far as the first of them and their number say.
+#[derive(Debug)]
+struct Set {
+    first: Rank,
+    count: usize,
+    bytes: u64,
+    /// One of their boxes.
+    example: (usize, Region),
+}
+
+impl Survey {
+    fn set_of(&mut self, copies: &dyn Replicas<Rank>, (tile, region): (usize, &Region)) -> usize {
+        let (first, count) = (copies.get(0), copies.count());
+        let known = self.sets.iter().position(|set| (set.first, set.count) == (first, count));
+        known.unwrap_or_else(|| {
+            self.sets.push(Set { first, count, bytes: 0, example: (tile, region.clone()) });
+            self.sets.len() - 1
+        })
+    }
+
+    /// Those with at least half as many bytes as any other.
+    fn heavy(&self) -> Vec<usize> {
+        let most = self.sets.iter().map(|set| set.bytes).max().unwrap_or(0);
+        let heavy = |&set: &usize| self.sets[set].bytes >= most.div_ceil(2);
+        let mut sets: Vec<usize> = (0..self.sets.len()).filter(heavy).collect();
+        // Not in the order in which a tiling happens to name its boxes.
+        sets.sort_by_key(|&set| (self.sets[set].first, self.sets[set].count));
+        sets
+    }
+
+    /// What to read: ascending, apart, and together all that is wanted.
+    fn runs(&self, grain: Option<u64>, size: u64) -> Vec<Range<u64>> {
+        let solid = self.spans.iter().filter(|(.., solid)| *solid).map(|(span, ..)| span.clone());
+        let wanted = solid.chain(self.wanted.iter().cloned());
+        match grain {
+            None => planaria_store::coalesce(wanted, GAP),
+            Some(grain) => {
+                let whole = wanted.map(|r| r.start / grain * grain..r.end.next_multiple_of(grain).min(size));
+                planaria_store::coalesce(whole, 0)
+            }
+        }
+    }
+
+    /// Runs cut where the bytes of one rank end and those of another begin, at whole blocks of the storage, so that
+    /// little has to travel. Boxes that are spread over the file, as columns are, have no such places.
+    fn cut(&self, runs: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut solid: Vec<&(Range<u64>, usize, bool)> = self.spans.iter().filter(|(.., s)| *s).collect();
+        solid.sort_by_key(|(span, ..)| span.start);
+        let changes = solid.windows(2).filter(|pair| pair[0].1 != pair[1].1);
+        let mut seams: Vec<u64> = changes.map(|pair| pair[1].0.start / BLOCK * BLOCK).collect();
+        seams.dedup();
         let mut parts = Vec::new();
-        for run in grid.into_iter().flat_map(|(_, runs)| runs) {
+        for run in runs {
             let first = seams.partition_point(|seam| *seam < run.start + SPLIT);
             let mut start = run.start;
             for &seam in seams[first..].iter().take_while(|seam| **seam + SPLIT <= run.end) {
@@ -138,139 +491,13 @@ impl Schedule {
             }
             parts.push(start..run.end);
         }
-        parts.into_iter().map(|range| (range.clone(), vec![range])).collect()
-    }
-
-    /// Bytes of a range that ranks hold or want.
-    fn tally(&self, file: usize, range: &Range<u64>, ranks: usize) -> Tally {
-        let mut tally = Tally { ranks: vec![0; ranks], all: 0 };
-        self.geometry.visit(file, range, &mut |tile, region, claim| {
-            let bytes = (region.numel() * self.geometry.tiles[tile].size) as u64;
-            tally.all += bytes;
-            // Boxes of one rank stand beside each other; each rank counts once.
-            for pair in claim.holders.chunk_by(|a, b| a.0 == b.0) {
-                tally.ranks[pair[0].0] += bytes;
-            }
-        });
-        tally
-    }
-
-    /// Cuts units that go to many ranks, so that what their owner sends at once stays small. Without checksums
-    /// an element may lie across a cut, so those units stay whole.
-    fn split_wide(&mut self) {
-        let Some(grain) = self.geometry.grain.filter(|_| self.way == Way::Load) else { return };
-        for unit in std::mem::take(&mut self.units) {
-            let mut sent = 0;
-            unit.runs.iter().filter(|_| unit.shared).for_each(|run| {
-                self.legs_in(&unit, run, &mut |leg| {
-                    sent += if leg.to == unit.owner { 0 } else { leg.len as u64 }
-                });
-            });
-            if sent <= ROUND {
-                self.units.push(unit);
-                continue;
-            }
-            let bytes: u64 = unit.runs.iter().map(|run| run.end - run.start).sum();
-            let step = (bytes / sent.div_ceil(ROUND) / grain).max(1) * grain;
-            for run in &unit.runs {
-                let mut start = run.start;
-                while start < run.end {
-                    let end = (start / grain * grain + step).min(run.end);
-                    let part = start..end;
-                    self.units.push(Unit { range: part.clone(), runs: vec![part], ..unit.clone() });
-                    start = end;
-                }
-            }
-        }
-    }
-
-    /// Packs shared units into rounds in which no rank sends or receives too much. Units of different owners
-    /// alternate, so that all ranks have something to do in each round.
-    fn make_rounds(&mut self, ranks: usize) {
-        let mut turn = vec![0usize; ranks];
-        let mut order: Vec<(usize, usize)> = Vec::new();
-        for (number, unit) in self.units.iter().enumerate().filter(|(_, unit)| unit.shared) {
-            order.push((turn[unit.owner], number));
-            turn[unit.owner] += 1;
-        }
-        order.sort_by_key(|&(turn, number)| (turn, self.units[number].owner));
-        let (mut sent, mut received) = (vec![0u64; ranks], vec![0u64; ranks]);
-        let mut round: Vec<usize> = Vec::new();
-        for (_, number) in order {
-            let (mut more_sent, mut more_received) = (vec![0u64; ranks], vec![0u64; ranks]);
-            self.legs(number, &mut |leg| {
-                if leg.from != leg.to {
-                    more_sent[leg.from] += leg.len as u64;
-                    more_received[leg.to] += leg.len as u64;
-                }
-            });
-            // A rank that does nothing yet in this round may take one unit, however wide.
-            let over = |so_far: &[u64], more: &[u64]| {
-                so_far.iter().zip(more).any(|(a, b)| *a > 0 && *b > 0 && a + b > ROUND)
-            };
-            if over(&sent, &more_sent) || over(&received, &more_received) {
-                self.rounds.push(std::mem::take(&mut round));
-                sent.fill(0);
-                received.fill(0);
-            }
-            sent.iter_mut().zip(&more_sent).for_each(|(a, b)| *a += b);
-            received.iter_mut().zip(&more_received).for_each(|(a, b)| *a += b);
-            round.push(number);
-        }
-        if !round.is_empty() {
-            self.rounds.push(round);
-        }
-    }
-
-    /// Every box that moves for a unit, in an order that all ranks share.
-    pub(crate) fn legs(&self, unit: usize, found: &mut dyn FnMut(Leg)) {
-        let unit = &self.units[unit];
-        unit.runs.iter().for_each(|run| self.legs_in(unit, run, found));
-    }
-
-    /// The boxes whose elements begin in a part of a unit.
-    pub(crate) fn legs_in(&self, unit: &Unit, part: &Range<u64>, found: &mut dyn FnMut(Leg)) {
-        // A run may end with the last bytes of an element that begins in this unit and ends in the next.
-        let range = &(part.start..part.end.min(unit.range.end));
-        let owner = unit.owner;
-        let turn = (unit.range.start / UNIT) as usize;
-        self.geometry.visit(unit.file, range, &mut |tile, region, claim| {
-            let len = region.numel() * self.geometry.tiles[tile].size;
-            match self.way {
-                Way::Save => {
-                    let (from, slot) = source(claim, owner, turn);
-                    found(Leg { tile, region, from, to: owner, slot, len });
-                }
-                Way::Load => {
-                    for &(to, slot) in &claim.holders {
-                        found(Leg { tile, region: region.clone(), from: owner, to, slot, len });
-                    }
-                }
-            }
-        });
-    }
-
-    /// The units of one rank that concern no other, in file order.
-    pub(crate) fn alone(&self, rank: usize) -> Vec<usize> {
-        let mine = |&number: &usize| self.units[number].owner == rank && !self.units[number].shared;
-        (0..self.units.len()).filter(mine).collect()
+        parts
     }
 }
 
-/// Bytes of a range by rank, copies counted for each, and all of them counted once.
-struct Tally {
-    ranks: Vec<u64>,
-    all: u64,
-}
-
-impl Tally {
-    /// Whether other ranks take part when this one moves the range.
-    fn is_shared(&self, way: Way, owner: usize) -> bool {
-        match way {
-            Way::Save => self.ranks[owner] < self.all,
-            Way::Load => self.ranks.iter().enumerate().any(|(rank, bytes)| rank != owner && *bytes > 0),
-        }
-    }
+/// Spreads cells over copies.
+fn turn(file: usize, number: u64) -> usize {
+    file.wrapping_add(number as usize)
 }
 
 /// A range cut where blocks of `block` bytes end.
@@ -281,83 +508,9 @@ pub(crate) fn blocks(range: &Range<u64>, block: u64) -> impl Iterator<Item = Ran
 }
 
 /// The owner's own copy, or that of a holder whose turn it is.
-fn source(claim: &Claim, owner: usize, turn: usize) -> (usize, usize) {
-    let own = claim.holders.iter().find(|(rank, _)| *rank == owner);
-    *own.unwrap_or(&claim.holders[turn % claim.holders.len()])
+fn source(copies: &dyn Replicas<Rank>, owner: usize, turn: usize) -> usize {
+    if copies.find_rank(owner).is_some() { owner } else { copies.get(turn % copies.count()) }
 }
 
-fn choose(tally: &[u64], load: &[u64]) -> usize {
-    let most = tally.iter().max().copied().unwrap_or(0);
-    let best = (0..tally.len()).filter(|&rank| tally[rank] == most).min_by_key(|&rank| (load[rank], rank));
-    best.unwrap_or(0)
-}
-
-/// A run of a unit, and the legs that begin or end in it with their place in the buffer unless they stay here.
-#[derive(Clone, Debug)]
-pub(crate) struct Job {
-    pub(crate) unit: usize,
-    pub(crate) run: Range<u64>,
-    pub(crate) legs: Vec<(Leg, Option<usize>)>,
-}
-
-/// The legs of a round that concern one rank, and the lengths of what it sends and receives.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Traffic {
-    pub(crate) send_counts: Vec<usize>,
-    pub(crate) recv_counts: Vec<usize>,
-    /// What this rank reads or writes.
-    pub(crate) own: Vec<Job>,
-    /// Legs between this rank and the units of others, with their place in the buffer.
-    pub(crate) others: Vec<(Leg, usize)>,
-}
-
-impl Traffic {
-    pub(crate) fn of(schedule: &Schedule, round: &[usize], me: usize, ranks: usize) -> Traffic {
-        let mut traffic =
-            Traffic { send_counts: vec![0; ranks], recv_counts: vec![0; ranks], ..Traffic::default() };
-        for &number in round {
-            let unit = &schedule.units[number];
-            for run in &unit.runs {
-                let mut legs = Vec::new();
-                schedule.legs_in(unit, run, &mut |leg| {
-                    let place = match (leg.from == me, leg.to == me) {
-                        (true, false) => Some(advance(&mut traffic.send_counts[leg.to], leg.len)),
-                        (false, true) => Some(advance(&mut traffic.recv_counts[leg.from], leg.len)),
-                        (true, true) => None,
-                        (false, false) => return,
-                    };
-                    match place {
-                        Some(place) if unit.owner != me => traffic.others.push((leg, place)),
-                        place => legs.push((leg, place)),
-                    }
-                });
-                if unit.owner == me {
-                    traffic.own.push(Job { unit: number, run: run.clone(), legs });
-                }
-            }
-        }
-        traffic.place(me);
-        traffic
-    }
-
-    /// From places inside each rank's part to places in the whole buffer.
-    fn place(&mut self, me: usize) {
-        let (sends, receives) = (starts(&self.send_counts), starts(&self.recv_counts));
-        let base = |leg: &Leg| if leg.from == me { sends[leg.to] } else { receives[leg.from] };
-        self.others.iter_mut().for_each(|(leg, place)| *place += base(leg));
-        for (leg, place) in self.own.iter_mut().flat_map(|job| &mut job.legs) {
-            let base = base(leg);
-            place.iter_mut().for_each(|place| *place += base);
-        }
-    }
-}
-
-fn advance(count: &mut usize, by: usize) -> usize {
-    *count += by;
-    *count - by
-}
-
-fn starts(counts: &[usize]) -> Vec<usize> {
-    let mut sum = 0;
-    counts.iter().map(|count| advance(&mut sum, *count)).collect()
-}
+#[cfg(test)]
+mod tests;

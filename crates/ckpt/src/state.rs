@@ -1,6 +1,7 @@
 //! A training state as one rank sees it: named tensors of which it holds some boxes, and what goes with them.
 
 use crate::error::{Error, Result};
+use crate::known::Known;
 use planaria_array::Array;
 use planaria_layout::{DType, Dims, Layout, Rank, Region, Shape, Tiling, flat_boxes};
 use serde_json::Value;
@@ -232,6 +233,8 @@ pub struct State {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Names that stand for the value of another tensor of the same kind; they are not stored.
     pub tied: BTreeMap<String, String>,
+    /// The tensors of all ranks, where each of them knows who holds what; else they tell each other.
+    pub known: Option<Known>,
 }
 
 impl State {

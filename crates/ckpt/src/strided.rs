@@ -1,7 +1,7 @@
-//! Copying boxes between memories that lie differently: the one loop under save and load.
+//! Where boxes lie in memory, and arrays as boxes of tensors. Copies are `array`'s.
 
 use crate::error::Result;
-use planaria_array::{Array, Bytes};
+use planaria_array::{Array, Bytes, Place};
 use planaria_layout::{DType, Dims, Region};
 use std::borrow::Cow;
 
@@ -20,6 +20,13 @@ impl At<'_> {
     pub(crate) fn dense(extents: &[usize], size: usize, start: usize) -> At<'static> {
         At { start, steps: Cow::Owned(dense_steps(extents, size)) }
     }
+
+    /// Where a part of a box lies, if this is where the box lies.
+    pub(crate) fn of_part(&self, whole: &Region, part: &Region) -> At<'_> {
+        let offsets = part.lo().iter().zip(whole.lo()).zip(&*self.steps);
+        let ahead: isize = offsets.map(|((lo, origin), step)| (lo - origin) as isize * step).sum();
+        At { start: self.start.wrapping_add_signed(ahead), steps: Cow::Borrowed(&self.steps) }
+    }
 }
 
 /// Byte steps of a row-major box without gaps.
@@ -31,88 +38,16 @@ pub(crate) fn dense_steps(extents: &[usize], size: usize) -> Steps {
     steps
 }
 
-/// One dim of a copy.
-#[derive(Clone, Copy)]
-struct Loop {
-    len: usize,
-    from: isize,
-    to: isize,
-}
-
 /// Copies a box of `extents` elements of `size` bytes. Both places must lie inside their memories.
 pub(crate) fn copy_box(
     extents: &[usize],
     size: usize,
-    source: (&[u8], &At<'_>),
-    target: (&mut [u8], &At<'_>),
-) {
-    if extents.contains(&0) {
-        return;
-    }
-    let ((from, from_at), (to, to_at)) = (source, target);
-    let mut loops: Vec<Loop> = Vec::with_capacity(extents.len() + 1);
-    for (d, &len) in extents.iter().enumerate().filter(|(_, len)| **len != 1) {
-        loops.push(Loop { len, from: from_at.steps[d], to: to_at.steps[d] });
-    }
-    // Dims that follow each other without a gap on both sides are one.
-    for d in (1..loops.len()).rev() {
-        let (outer, inner) = (loops[d - 1], loops[d]);
-        let reach = inner.len as isize;
-        if outer.from == inner.from * reach && outer.to == inner.to * reach {
-            loops[d - 1] = Loop { len: outer.len * inner.len, ..inner };
-            loops.remove(d);
-        }
-    }
-    let run = match loops.last() {
-        Some(last) if last.from == size as isize && last.to == size as isize => {
-            let len = last.len * size;
-            loops.pop();
-            len
-        }
-        _ => size,
-    };
-    match (run == size, size) {
-        (true, 1) => walk::<1>(&loops, (from, from_at.start), (to, to_at.start)),
-        (true, 2) => walk::<2>(&loops, (from, from_at.start), (to, to_at.start)),
-        (true, 4) => walk::<4>(&loops, (from, from_at.start), (to, to_at.start)),
-        (true, 8) => walk::<8>(&loops, (from, from_at.start), (to, to_at.start)),
-        _ => each(&loops, from_at.start, to_at.start, &mut |a, b| {
-            to[b..b + run].copy_from_slice(&from[a..a + run]);
-        }),
-    }
-}
-
-/// Single elements. The two innermost dims go in squares, so that a transpose stays in the cache.
-fn walk<const N: usize>(loops: &[Loop], (from, a): (&[u8], usize), (to, b): (&mut [u8], usize)) {
-    const SIDE: usize = 32;
-    let [outer @ .., rows, columns] = loops else {
-        return each(loops, a, b, &mut |a, b| to[b..b + N].copy_from_slice(&from[a..a + N]));
-    };
-    each(outer, a, b, &mut |a, b| {
-        for row in (0..rows.len).step_by(SIDE) {
-            for column in (0..columns.len).step_by(SIDE) {
-                for i in row..rows.len.min(row + SIDE) {
-                    for j in column..columns.len.min(column + SIDE) {
-                        let a = moved(moved(a, i, rows.from), j, columns.from);
-                        let b = moved(moved(b, i, rows.to), j, columns.to);
-                        to[b..b + N].copy_from_slice(&from[a..a + N]);
-                    }
-                }
-            }
-        }
-    });
-}
-
-fn moved(at: usize, count: usize, step: isize) -> usize {
-    at.wrapping_add_signed(step.wrapping_mul(count as isize))
-}
-
-/// Calls `found` with both places for every index of the loops.
-fn each(loops: &[Loop], a: usize, b: usize, found: &mut dyn FnMut(usize, usize)) {
-    let Some((first, rest)) = loops.split_first() else { return found(a, b) };
-    for i in 0..first.len {
-        each(rest, moved(a, i, first.from), moved(b, i, first.to), found);
-    }
+    (from, from_at): (&[u8], &At<'_>),
+    (to, to_at): (&mut [u8], &At<'_>),
+) -> Result<()> {
+    let from_place = Place { start: from_at.start, steps: &from_at.steps };
+    let to_place = Place { start: to_at.start, steps: &to_at.steps };
+    Ok(planaria_array::copy_box(extents, size, (from, from_place), (to, to_place))?)
 }
 
 /// A box of a tensor in an array, in the tensor's coordinates.
@@ -165,17 +100,31 @@ impl Window {
         let extents = part.extents();
         let len = self.span.numel() * self.dtype.size();
         let at = self.at(part);
-        self.span.write_bytes(0..len, |out| copy_box(&extents, self.dtype.size(), source, (out, &at)))?;
-        Ok(())
+        self.span.write_bytes(0..len, |out| copy_box(&extents, self.dtype.size(), source, (out, &at)))?
     }
 }
 
 /// A box of other memory as a row-major array.
 pub(crate) fn packed(extents: &Dims, dtype: DType, source: (&[u8], &At<'_>)) -> Result<Array> {
-    let mut bytes = vec![0; extents.iter().product::<usize>() * dtype.size()];
+    let array = Array::empty(extents, dtype)?;
     let dense = At::dense(extents, dtype.size(), 0);
-    copy_box(extents, dtype.size(), source, (&mut bytes, &dense));
-    Ok(Array::from_bytes(&bytes, extents, dtype)?)
+    let len = array.numel() * dtype.size();
+    array.write_bytes(0..len, |out| copy_box(extents, dtype.size(), source, (out, &dense)))??;
+    Ok(array)
+}
+
+/// The same through other element types, the last of them being that of the result.
+pub(crate) fn cast(
+    extents: &Dims,
+    stored: DType,
+    source: (&[u8], &At<'_>),
+    casts: &[DType],
+) -> Result<Array> {
+    let mut array = packed(extents, stored, source)?;
+    for dtype in casts {
+        array = array.cast(*dtype)?;
+    }
+    Ok(array)
 }
 
 #[cfg(test)]

@@ -11,18 +11,20 @@ pub(crate) fn agree<T>(world: &dyn Comm, mine: Result<T>) -> Result<T> {
     if world.size() == 1 {
         return mine;
     }
-    let told = mine.map_err(|error| {
-        let (rank, message) = match &error {
-            // It went through here before.
-            Error::Rank { rank, message, .. } => (*rank, message.clone()),
-            other => (world.world_rank(), other.to_string()),
-        };
-        format!("{}{rank} {message}", mark(error.trouble()))
-    });
-    world.agree(told).map_err(|error| match &error {
+    world.agree(mine.map_err(|error| told(world, &error))).map_err(|error| match &error {
         planaria_comm::Error::Remote { message, .. } => heard(message).unwrap_or_else(|| error.into()),
         _ => error.into(),
     })
+}
+
+/// An error in the form that [`heard`] understands.
+fn told(world: &dyn Comm, error: &Error) -> String {
+    let (rank, message) = match error {
+        // It went through here before.
+        Error::Rank { rank, message, .. } => (*rank, message.clone()),
+        other => (world.world_rank(), other.to_string()),
+    };
+    format!("{}{rank} {message}", mark(error.trouble()))
 }
 
 /// Kinds on their way between ranks.
@@ -47,7 +49,8 @@ pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(world: &dyn Comm, mine
     if world.size() == 1 {
         return Ok(vec![mine]);
     }
-    let text = agree(world, serde_json::to_vec(&mine).map_err(internal))?;
+    // Nothing is no JSON: all ranks refuse it together.
+    let text = serde_json::to_vec(&mine).unwrap_or_default();
     let all = value::all_gather(world, &Value::Bytes(text))?;
     all.iter().map(parse).collect()
 }
@@ -69,23 +72,32 @@ pub(crate) fn from_first<T: Serialize + DeserializeOwned>(
     if world.size() == 1 {
         return ask();
     }
-    // A list, because JSON cannot tell an answer of nothing from none.
-    let mine = if world.rank() == 0 { ask().map(|answer| vec![answer]) } else { Ok(Vec::new()) };
-    let mut mine = agree(world, mine)?;
-    let text = agree(world, serde_json::to_vec(&mine).map_err(internal))?;
-    let sent = value::broadcast(world, &Value::Bytes(text), 0)?;
-    let mut told: Vec<T> = parse(&sent)?;
-    mine.pop().or_else(|| told.pop()).ok_or_else(|| internal("rank 0 gave no answer"))
+    let mut mine = None;
+    let sent = bytes_from_first(world, || {
+        let answer = mine.insert(ask()?);
+        serde_json::to_vec(answer).map_err(internal)
+    })?;
+    mine.map_or_else(|| parse(&Value::Bytes(sent)), Ok)
 }
 
-/// Rank 0's bytes on every rank, or its error.
+/// Rank 0's bytes on every rank, or its error: one broadcast of either.
 pub(crate) fn bytes_from_first(world: &dyn Comm, ask: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-    let mine = if world.rank() == 0 { ask() } else { Ok(Vec::new()) };
-    let mine = agree(world, mine)?;
     if world.size() == 1 {
-        return Ok(mine);
+        return ask();
     }
-    Ok(bytes(value::broadcast(world, &Value::Bytes(mine), 0)?))
+    let mine = if world.rank() == 0 { Some(ask()) } else { None };
+    let (told, mine) = match mine {
+        Some(Ok(answer)) => (Value::Bytes(answer), None),
+        Some(Err(error)) => (Value::Text(told(world, &error)), Some(error)),
+        None => (Value::None, None),
+    };
+    match value::broadcast(world, &told, 0)? {
+        Value::Bytes(answer) => Ok(answer),
+        Value::Text(message) => Err(mine
+            .or_else(|| heard(&message))
+            .unwrap_or_else(|| internal(format!("'{message}' where an error was expected")))),
+        other => Err(internal(format!("{other:?} where rank 0's answer was expected"))),
+    }
 }
 
 fn bytes(value: Value) -> Vec<u8> {

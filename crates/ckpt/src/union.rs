@@ -1,16 +1,16 @@
 //! What all ranks hold together: every tensor once, with the boxes of each rank.
 
 use crate::error::{Error, Result};
-use crate::geometry::{Claim, claims};
 use crate::options::Replicas;
 use crate::state::{Group, Item, Kind, Piece, State, TensorKey};
 use crate::talk;
 use planaria_comm::Comm;
-use planaria_layout::{DType, Listed, Rank, Region, Shape, Tile};
+use planaria_layout::{DType, Fixed, Listed, Rank, RankTiling, Region, Shape, Tile};
 use planaria_store::checksum;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 /// What a rank says about one of its tensors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,8 +41,21 @@ pub(crate) struct Together {
     pub(crate) key: TensorKey,
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
-    /// Its boxes with the ranks that hold them; `slot` counts the pieces of a rank over all its items.
-    pub(crate) claims: Vec<Claim>,
+    /// Who holds which boxes of it; the first is enough to have it all.
+    pub(crate) held: Vec<RankTiling>,
+}
+
+impl Together {
+    /// Every box with the ranks that hold it.
+    pub(crate) fn boxes(&self) -> Vec<(Region, Vec<Rank>)> {
+        let mut boxes = Vec::new();
+        if let Some(first) = self.held.first().filter(|_| self.shape.numel() > 0) {
+            first.lookup(&Region::whole(&self.shape), &Fixed::default(), &mut |region, copies| {
+                boxes.push((region, (0..copies.count()).map(|copy| copies.get(copy)).collect()));
+            });
+        }
+        boxes
+    }
 }
 
 /// Everything the ranks hold.
@@ -93,8 +106,15 @@ fn told(item: &Item, replicas: Replicas) -> Result<Told> {
     })
 }
 
-/// Tells all ranks what this one holds and learns what they hold. Collective.
+/// What all ranks hold. Where not everyone knows, each rank tells the others what it holds. Collective.
 pub(crate) fn gather(world: &dyn Comm, state: &State, replicas: Replicas) -> Result<Union> {
+    match &state.known {
+        Some(known) if replicas == Replicas::Trust => known.union(world, state),
+        _ => exchange(world, state, replicas),
+    }
+}
+
+fn exchange(world: &dyn Comm, state: &State, replicas: Replicas) -> Result<Union> {
     let items = &state.items;
     let checked = items.iter().try_for_each(|item| item.check());
     let checked = checked.and_then(|()| check_twice(items, world.rank()));
@@ -143,29 +163,33 @@ fn join(ranks: Vec<Hello>) -> Result<Union> {
     let files = join_files(&ranks)?;
     let mut found: BTreeMap<(Group, String), Gathering> = BTreeMap::new();
     for (rank, hello) in ranks.into_iter().enumerate() {
-        let mut slot = 0;
-        for told in hello.tensors {
-            slot = add(&mut found, told, rank, slot)?;
+        hello.tensors.into_iter().try_for_each(|told| add(&mut found, told, rank))?;
+    }
+    let tensors = found.into_values().map(Gathering::finish).collect::<Result<_>>()?;
+    Union::new(tensors, files, &tied)
+}
+
+impl Union {
+    /// The tensors in the order of the files. An alias is not stored when what it stands for is.
+    pub(crate) fn new(
+        mut tensors: Vec<Together>,
+        files: BTreeMap<String, usize>,
+        tied: &BTreeMap<String, String>,
+    ) -> Result<Union> {
+        let place = |key: &TensorKey| (key.kind.group(), key.in_file());
+        let places: HashSet<(Group, String)> = tensors.iter().map(|tensor| place(&tensor.key)).collect();
+        tensors.retain(|tensor| {
+            let Some(target) = tied.get(&tensor.key.name) else { return true };
+            let target = place(&TensorKey { kind: tensor.key.kind.clone(), name: target.clone() });
+            place(&tensor.key) == target || !places.contains(&target)
+        });
+        tensors.sort_by(|a, b| order(&a.key, &b.key));
+        let twice = tensors.windows(2).find(|pair| place(&pair[0].key) == place(&pair[1].key));
+        match twice {
+            None => Ok(Union { tensors, files }),
+            Some(pair) => Err(Error::NamedTwice { tensor: pair[0].key.to_string(), rank: 0 }),
         }
     }
-    // An alias is not stored when what it stands for is.
-    let has = |group: Group, name: &str| found.contains_key(&(group, name.to_string()));
-    let aliases: Vec<(Group, String)> = found
-        .iter()
-        .filter(|((group, in_file), gathering)| {
-            let Some(target) = tied.get(&gathering.key.name) else { return false };
-            let target = TensorKey { kind: gathering.key.kind.clone(), name: target.clone() };
-            in_file != &target.in_file() && has(*group, &target.in_file())
-        })
-        .map(|(key, _)| key.clone())
-        .collect();
-    aliases.iter().for_each(|alias| drop(found.remove(alias)));
-    let mut tensors = Vec::with_capacity(found.len());
-    for gathering in found.into_values() {
-        tensors.push(gathering.finish()?);
-    }
-    tensors.sort_by(|a, b| order(&a.key, &b.key));
-    Ok(Union { tensors, files })
 }
 
 struct Gathering {
@@ -173,18 +197,13 @@ struct Gathering {
     dtype: DType,
     shape: Shape,
     first_rank: usize,
-    boxes: Vec<(Region, usize, usize)>,
+    boxes: Vec<Tile<Rank>>,
     /// The first rank that has each box, and the checksum of its copy.
     sums: BTreeMap<Region, (usize, u32)>,
 }
 
-/// Adds what one rank said; the number of its next piece.
-fn add(
-    found: &mut BTreeMap<(Group, String), Gathering>,
-    told: Told,
-    rank: usize,
-    mut slot: usize,
-) -> Result<usize> {
+/// Adds what one rank said.
+fn add(found: &mut BTreeMap<(Group, String), Gathering>, told: Told, rank: usize) -> Result<()> {
     let key = TensorKey { kind: kind_of(told.group, told.slot), name: told.name };
     let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
     let dtype: DType = told.dtype.parse().map_err(wrong)?;
@@ -224,20 +243,17 @@ fn add(
                 return Err(Error::RanksDisagree { what, first_rank, first, rank, second });
             }
         }
-        gathering.boxes.push((region, rank, slot));
-        slot += 1;
+        gathering.boxes.push(Tile { region, holder: rank });
     }
-    Ok(slot)
+    Ok(())
 }
 
 impl Gathering {
     /// The boxes must be the whole tensor; equal ones are copies.
     fn finish(self) -> Result<Together> {
-        let tiles =
-            self.boxes.iter().map(|(region, rank, _)| Tile { region: region.clone(), holder: *rank as Rank });
         let wrong = |problem| Error::Tiles { tensor: self.key.to_string(), problem };
-        Listed::new(&self.shape, tiles).map_err(wrong)?;
-        Ok(Together { claims: claims(self.boxes), key: self.key, dtype: self.dtype, shape: self.shape })
+        let held: RankTiling = Arc::new(Listed::new(&self.shape, self.boxes).map_err(wrong)?);
+        Ok(Together { key: self.key, dtype: self.dtype, shape: self.shape, held: vec![held] })
     }
 }
 

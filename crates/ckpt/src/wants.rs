@@ -2,8 +2,7 @@
 
 use crate::catalog::{Catalog, Found};
 use crate::error::{Error, Result};
-use crate::manifest::Derive;
-use crate::options::{Casts, LoadOptions, Rebuild};
+use crate::options::{Casts, LoadOptions};
 use crate::read::{After, Slot};
 use crate::state::{Item, Kind, Piece, TensorKey};
 use crate::strided::Window;
@@ -16,7 +15,7 @@ use std::collections::BTreeSet;
 /// What a rank asks for, in the form that it tells all others.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Wants {
-    /// Number of a tensor and the corners of a box of it; the place in this list is the number of the slot.
+    /// Number of a tensor and the corners of a box of it.
     pub(crate) boxes: Vec<(usize, Vec<usize>, Vec<usize>)>,
     pub(crate) touched: BTreeSet<usize>,
     pub(crate) loaded: Vec<String>,
@@ -48,8 +47,8 @@ impl Twin {
 /// What one rank asks for.
 pub(crate) struct Resolved {
     pub(crate) wants: Wants,
-    /// Where each box goes.
-    pub(crate) slots: Vec<Slot>,
+    /// Where each box goes, with the number of its tensor.
+    pub(crate) slots: Vec<(usize, Slot)>,
     pub(crate) twins: Vec<Twin>,
 }
 
@@ -92,17 +91,13 @@ struct Asking<'a> {
     catalog: &'a Catalog,
     options: &'a LoadOptions,
     wants: Wants,
-    slots: Vec<Slot>,
+    slots: Vec<(usize, Slot)>,
     twins: Vec<Twin>,
 }
 
 impl Asking<'_> {
     fn find(&self, key: &TensorKey) -> Option<Found> {
-        let rebuild = match self.options.masters {
-            Rebuild::AsSaved => None,
-            Rebuild::FromParameters => Some(Derive::MastersFromParameters),
-        };
-        self.catalog.find(key, rebuild)
+        self.catalog.find(key, self.options.rebuild())
     }
 
     /// A tensor that is loaded as it stands in the files.
@@ -229,7 +224,7 @@ impl Asking<'_> {
     fn want(&mut self, number: usize, slot: Slot) {
         let region = &slot.window.region;
         self.wants.boxes.push((number, region.lo().to_vec(), region.hi().to_vec()));
-        self.slots.push(slot);
+        self.slots.push((number, slot));
     }
 
     /// The change of type that is needed at the end, if it is allowed.

@@ -1,18 +1,19 @@
 //! The moving part of a save: filling units from arrays and from other ranks, summing, writing.
 
-use crate::buffers::{self, Buffers};
 use crate::error::{Error, Result};
 use crate::manifest::SUM_BLOCK;
 use crate::naming::Files;
 use crate::options::SaveOptions;
 use crate::outgoing::Given;
-use crate::schedule::{Leg, Schedule, Traffic, Unit, blocks};
-use crate::strided::{At, copy_box, packed};
+use crate::schedule::{Leg, Schedule, blocks};
+use crate::strided::{At, cast, copy_box};
 use crate::talk;
+use crate::traffic::{Flight, Post, Traffic};
 use planaria_array::{Array, Bytes};
-use planaria_comm::{AllToAll, Call, Comm, CommExt, Pending};
+use planaria_comm::Comm;
 use planaria_store::{Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -33,16 +34,25 @@ pub(crate) fn run(
     (files, given): (&Files, &[Given]),
     options: &SaveOptions,
 ) -> Result<Vec<u8>> {
-    let me = world.rank();
     let held: Result<Vec<Bytes>> = given.iter().map(|given| given.window.bytes()).collect();
-    let writers = held.and_then(|held| Ok((held, open(place, schedule, files, me)?)));
+    let writers = held.and_then(|held| Ok((held, open(place, schedule, files)?)));
     let (held, writers) = talk::agree(world, writers)?;
-    let parts = |unit: &Unit| if unit.owner == me { blocks(&unit.range, SUM_BLOCK).count() } else { 0 };
-    let sums = schedule.units.iter().map(|unit| (0..parts(unit)).map(|_| AtomicU32::new(0)).collect());
-    let (sends, receives) = (Buffers::default(), Buffers::default());
-    let writing = &writers;
-    let saver =
-        Saver { schedule, files, given, held, writers: writing, sums: sums.collect(), sends, receives };
+    let parts = |unit: usize| {
+        if schedule.is_mine(unit) { blocks(&schedule.units[unit].range, SUM_BLOCK).count() } else { 0 }
+    };
+    let sums = (0..schedule.units.len()).map(|unit| (0..parts(unit)).map(|_| AtomicU32::new(0)).collect());
+    let mut by_tensor: HashMap<usize, Vec<usize>> = HashMap::new();
+    given.iter().enumerate().for_each(|(slot, given)| by_tensor.entry(given.tensor).or_default().push(slot));
+    let saver = Saver {
+        schedule,
+        files,
+        given,
+        by_tensor,
+        held,
+        writers: &writers,
+        sums: sums.collect(),
+        post: Post::default(),
+    };
     let transfer = options.transfer(world, schedule);
     let done = saver.write_all(world, &transfer)?;
     let sums = saver.my_sums();
@@ -54,14 +64,10 @@ pub(crate) fn run(
 }
 
 /// Opens the files of which this rank writes something.
-fn open(
-    place: &Place<'_>,
-    schedule: &Schedule,
-    files: &Files,
-    me: usize,
-) -> Result<Vec<Option<Box<dyn Writer>>>> {
+fn open(place: &Place<'_>, schedule: &Schedule, files: &Files) -> Result<Vec<Option<Box<dyn Writer>>>> {
     let mut mine = vec![false; files.files.len()];
-    schedule.units.iter().filter(|unit| unit.owner == me).for_each(|unit| mine[unit.file] = true);
+    let own = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
+    own.for_each(|unit| mine[schedule.units[unit].file] = true);
     let open = |(file, mine): (&crate::naming::NewFile, bool)| {
         let name = join(place.folder, &file.name);
         mine.then(|| place.store.writer(&name, file.layout.file_len(), place.sharing)).transpose()
@@ -73,20 +79,13 @@ struct Saver<'a> {
     schedule: &'a Schedule,
     files: &'a Files,
     given: &'a [Given],
+    /// This rank's boxes of each tensor.
+    by_tensor: HashMap<usize, Vec<usize>>,
     held: Vec<Bytes>,
     writers: &'a [Option<Box<dyn Writer>>],
     /// By unit of this rank: the sums of its parts of blocks.
     sums: Vec<Vec<AtomicU32>>,
-    sends: Buffers,
-    receives: Buffers,
-}
-
-/// A round on its way.
-struct Coming {
-    pending: Pending,
-    traffic: Traffic,
-    send: Array,
-    recv: Array,
+    post: Post,
 }
 
 impl Saver<'_> {
@@ -99,23 +98,22 @@ impl Saver<'_> {
         // The first exchange is on its way while the units are written that need none, then each next one.
         let mut coming = next(&mut done)?;
         if done.is_ok() {
-            done = self.write_alone(transfer, world.rank());
+            done = self.write_alone(transfer);
         }
-        while let Some(Coming { pending, traffic, send, recv }) = coming {
-            pending.wait()?;
-            self.sends.give_back(send);
+        while let Some(flight) = coming {
+            let (traffic, recv) = self.post.finish(world, flight)?;
             coming = next(&mut done)?;
             if done.is_ok() {
                 done = self.write_round(transfer, &traffic, &recv);
             }
-            self.receives.give_back(recv);
+            self.post.receives.give_back(recv);
         }
         Ok(done)
     }
 
     /// The units that need no other rank, filled and summed block by block while they are in the cache.
-    fn write_alone(&self, transfer: &Transfer, me: usize) -> Result<()> {
-        let units = self.schedule.alone(me);
+    fn write_alone(&self, transfer: &Transfer) -> Result<()> {
+        let units = self.schedule.alone();
         let jobs: Vec<WriteJob<'_>> = units.iter().map(|&unit| self.job(unit)).collect::<Result<_>>()?;
         transfer.write_each::<Error>(&jobs, |job, bytes| {
             let unit = &self.schedule.units[units[job]];
@@ -137,24 +135,18 @@ impl Saver<'_> {
     }
 
     /// Begins to send what other ranks write of this rank's boxes, and to receive what it writes of theirs.
-    fn exchange(&self, world: &dyn Comm, round: &[usize], done: &mut Result<()>) -> Result<Coming> {
-        let traffic = Traffic::of(self.schedule, round, world.rank(), world.size());
-        let (send_counts, recv_counts) = (traffic.send_counts.clone(), traffic.recv_counts.clone());
-        let (sent, received) = (send_counts.iter().sum(), recv_counts.iter().sum());
-        let (send, recv) = (self.sends.take(sent)?, self.receives.take(received)?);
-        let out = buffers::first(&send, sent)?;
+    fn exchange(&self, world: &dyn Comm, round: &[usize], done: &mut Result<()>) -> Result<Flight> {
+        let traffic = Traffic::of(self.schedule, round);
+        let send = self.post.sends.take(traffic.sent)?;
         if done.is_ok() {
-            *done = self.pack(&traffic, &out);
+            *done = self.pack(&traffic, &send);
         }
-        let call = AllToAll { send: out, send_counts, recv: buffers::first(&recv, received)?, recv_counts };
-        let pending = world.start(Call::AllToAll(call))?;
-        Ok(Coming { pending, traffic, send, recv })
+        self.post.start(world, traffic, send)
     }
 
     /// What other ranks write of this rank's boxes.
     fn pack(&self, traffic: &Traffic, send: &Array) -> Result<()> {
-        let len = send.numel();
-        send.write_bytes(0..len, |out| {
+        send.write_bytes(0..traffic.sent, |out| {
             traffic.others.iter().try_for_each(|(leg, place)| {
                 let extents = leg.region.extents();
                 self.give(leg, (out, &At::dense(&extents, self.size(leg), *place)))
@@ -163,20 +155,23 @@ impl Saver<'_> {
     }
 
     /// Copies a box of this rank's own, in the element type of the file.
-    fn give(&self, leg: &Leg, target: (&mut [u8], &At<'_>)) -> Result<()> {
-        let Given { window, casts } = &self.given[leg.slot];
-        let extents = leg.region.extents();
-        let source = (&self.held[leg.slot][..], &window.at(&leg.region));
-        if casts.is_empty() {
-            copy_box(&extents, self.size(leg), source, target);
-            return Ok(());
+    fn give(&self, leg: &Leg, (out, at): (&mut [u8], &At<'_>)) -> Result<()> {
+        let tensor = self.schedule.files.tiles[leg.tile].tensor;
+        let mut left = leg.region.numel();
+        for &slot in self.by_tensor.get(&tensor).into_iter().flatten() {
+            let Given { window, casts, .. } = &self.given[slot];
+            let Some(part) = window.region.intersect(&leg.region).filter(|_| left > 0) else { continue };
+            left = left.saturating_sub(part.numel());
+            let extents = part.extents();
+            let (source, to) = ((&self.held[slot][..], &window.at(&part)), at.of_part(&leg.region, &part));
+            if casts.is_empty() {
+                copy_box(&extents, self.size(leg), source, (out, &to))?;
+                continue;
+            }
+            let array = cast(&extents, window.dtype(), source, casts)?;
+            let dense = At::dense(&extents, self.size(leg), 0);
+            copy_box(&extents, self.size(leg), (&array.bytes()?, &dense), (out, &to))?;
         }
-        let mut array = packed(&extents, window.dtype(), source)?;
-        for dtype in casts {
-            array = array.cast(*dtype)?;
-        }
-        let dense = At::dense(&extents, self.size(leg), 0);
-        copy_box(&extents, self.size(leg), (&array.contiguous()?.bytes()?, &dense), target);
         Ok(())
     }
 
@@ -195,7 +190,7 @@ impl Saver<'_> {
                         let extents = leg.region.extents();
                         let dense = At::dense(&extents, self.size(leg), *place);
                         let target = (&mut *bytes, &self.at(leg, &unit.range));
-                        copy_box(&extents, self.size(leg), (&received, &dense), target);
+                        copy_box(&extents, self.size(leg), (&received, &dense), target)?;
                     }
                 }
             }
@@ -217,7 +212,7 @@ impl Saver<'_> {
     }
 
     fn size(&self, leg: &Leg) -> usize {
-        self.schedule.geometry.tiles[leg.tile].size
+        self.schedule.files.tiles[leg.tile].size
     }
 
     fn put_own(&self, leg: &Leg, range: &Range<u64>, out: &mut [u8]) -> Result<()> {
@@ -226,7 +221,7 @@ impl Saver<'_> {
 
     /// Where a box lies in the bytes `range` of its file.
     fn at(&self, leg: &Leg, range: &Range<u64>) -> At<'static> {
-        let tile = &self.schedule.geometry.tiles[leg.tile];
+        let tile = &self.schedule.files.tiles[leg.tile];
         At { start: (tile.byte_of(&leg.region) - range.start) as usize, steps: Cow::Owned(tile.steps()) }
     }
 
@@ -243,9 +238,16 @@ impl Saver<'_> {
         self.sums[unit][part].store(checksum::crc32c(bytes), Relaxed);
     }
 
-    /// The sums of this rank's units, in the order of the schedule.
+    /// The sums of this rank's units: file, first byte, one past the last, then a sum for each part of a block.
     fn my_sums(&self) -> Vec<u8> {
-        self.sums.iter().flatten().flat_map(|sum| sum.load(Relaxed).to_le_bytes()).collect()
+        let mut told = Vec::new();
+        for (unit, sums) in self.schedule.units.iter().zip(&self.sums).filter(|(_, sums)| !sums.is_empty()) {
+            for number in [unit.file as u64, unit.range.start, unit.range.end] {
+                told.extend(number.to_le_bytes());
+            }
+            told.extend(sums.iter().flat_map(|sum| sum.load(Relaxed).to_le_bytes()));
+        }
+        told
     }
 }
 
@@ -254,27 +256,48 @@ fn within(range: &Range<u64>, part: &Range<u64>) -> Range<usize> {
     (part.start - range.start) as usize..(part.end - range.start) as usize
 }
 
-/// The checksums of every file, from what each rank sent.
-pub(crate) fn join_sums(ranks: Vec<Vec<u8>>, schedule: &Schedule) -> Result<Vec<Vec<u32>>> {
-    let sizes = schedule.geometry.files.iter();
-    let mut sums: Vec<Vec<u32>> = sizes.map(|size| vec![0; size.div_ceil(SUM_BLOCK) as usize]).collect();
-    let mut taken = vec![0usize; ranks.len()];
-    for unit in &schedule.units {
-        for part in blocks(&unit.range, SUM_BLOCK) {
-            let at = taken[unit.owner];
-            taken[unit.owner] += 4;
-            let sum = ranks[unit.owner].get(at..at + 4).and_then(|four| <[u8; 4]>::try_from(four).ok());
-            let Some(sum) = sum.map(u32::from_le_bytes) else {
-                let what = format!("rank {} sent too few checksums", unit.owner);
-                return Err(Error::Malformed { file: "a message between ranks".into(), what });
-            };
-            // Units follow each other in a file, so the parts of a block come in order.
-            let joined = &mut sums[unit.file][(part.start / SUM_BLOCK) as usize];
-            *joined = match part.start.is_multiple_of(SUM_BLOCK) {
-                true => sum,
-                false => checksum::combine(*joined, sum, (part.end - part.start) as usize),
-            };
+/// The checksums of every file, from what each rank sent. Every byte must have been summed once.
+pub(crate) fn join_sums(ranks: &[Vec<u8>], files: &Files) -> Result<Vec<Vec<u32>>> {
+    let wrong = |what: String| Error::Malformed { file: "a message between ranks".into(), what };
+    let mut parts: Vec<(u64, u64, u64, u32)> = Vec::new();
+    for (rank, told) in ranks.iter().enumerate() {
+        let mut left = &told[..];
+        while !left.is_empty() {
+            let cut = || wrong(format!("rank {rank} sent checksums that end too early"));
+            let [file, start, end] = [(); 3].map(|()| take(&mut left).map(u64::from_le_bytes));
+            let (file, range) = (file.ok_or_else(cut)?, start.ok_or_else(cut)?..end.ok_or_else(cut)?);
+            for part in blocks(&range, SUM_BLOCK) {
+                let sum = take(&mut left).map(u32::from_le_bytes).ok_or_else(cut)?;
+                parts.push((file, part.start, part.end, sum));
+            }
         }
     }
-    Ok(sums)
+    parts.sort_unstable();
+    let mut parts = parts.into_iter().peekable();
+    let mut all = Vec::with_capacity(files.files.len());
+    for (number, file) in files.files.iter().enumerate() {
+        let (size, mut at) = (file.layout.file_len(), 0);
+        let mut sums = vec![0; size.div_ceil(SUM_BLOCK) as usize];
+        while let Some((_, start, end, sum)) = parts.next_if(|part| part.0 == number as u64 && part.1 == at) {
+            // The parts of a block come in order.
+            let joined = &mut sums[(start / SUM_BLOCK) as usize];
+            *joined = match start.is_multiple_of(SUM_BLOCK) {
+                true => sum,
+                false => checksum::combine(*joined, sum, (end - start) as usize),
+            };
+            at = end;
+        }
+        if at != size {
+            return Err(wrong(format!("'{}' has no checksum at byte {at} of {size}", file.name)));
+        }
+        all.push(sums);
+    }
+    Ok(all)
+}
+
+/// The first bytes of a slice, which then begins behind them.
+fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = from.split_first_chunk::<N>()?;
+    *from = rest;
+    Some(*first)
 }

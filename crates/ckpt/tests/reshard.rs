@@ -4,7 +4,7 @@ mod common {
     pub(crate) mod states;
 }
 
-use common::states::{Dice, Holding, compare, contents, globals, holding, mesh, state};
+use common::states::{Dice, Holding, compare, contents, globals, holding, known, mesh, state};
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, Kind, LoadOptions, Replicas, SaveOptions, State, Tiles, load, save};
 use planaria_comm::threads;
@@ -24,14 +24,20 @@ fn round_trip(seed: u64, store: &dyn Store) {
     let (held, wanted) = (plan(&mut dice, from), plan(&mut dice, to));
     let tiles = if dice.below(4) == 0 { Tiles::AsHeld } else { Tiles::Whole };
     let max_file_size = 1 + dice.below(2000) as u64;
-    let options = SaveOptions { max_file_size, tiles, replicas: Replicas::Compare, ..SaveOptions::default() };
+    // Half of the cases plan alone, from what everyone knows; the others tell each other first.
+    let alone = dice.below(2) == 0;
+    let replicas = if alone { Replicas::Trust } else { Replicas::Compare };
+    let options = SaveOptions { max_file_size, tiles, replicas, ..SaveOptions::default() };
+    let (all_held, all_wanted) = (known(&globals, &held), known(&globals, &wanted));
     let folder = format!("case-{seed}");
     threads::run(from, |world| {
-        let state = state(&globals, &held, world.rank(), true);
+        let mut state = state(&globals, &held, world.rank(), true);
+        state.known = alone.then(|| all_held.clone());
         save(&*world, store, &folder, &state, &options).unwrap_or_else(|e| panic!("seed {seed}: {e}"))
     });
     threads::run(to, |world| {
         let mut state = state(&globals, &wanted, world.rank(), false);
+        state.known = alone.then(|| all_wanted.clone());
         let report = load(&*world, store, &folder, &mut state, &LoadOptions::default());
         let report = report.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert!(report.missing.is_empty() && report.unexpected.is_empty());
@@ -110,4 +116,27 @@ fn large_tensors_are_read_once_whatever_the_cut() {
             assert!(amplification <= 1.01, "{folder}: {amplification}");
         });
     }
+}
+
+/// A rank that holds something else than everyone knows is told so, on all ranks.
+#[test]
+fn what_is_known_is_checked() {
+    let mut dice = Dice::new(7);
+    let globals = globals(&mut dice, 4);
+    let whole: Vec<Holding> = globals.iter().map(|_| Holding::Some(vec![0, 1, 2, 3])).collect();
+    let store = Object::memory();
+    let refused = |say: &(dyn Fn(usize, &mut State) + Sync)| {
+        let ends = threads::run(4, |world| {
+            let mut state = state(&globals, &whole, world.rank(), true);
+            state.known = Some(known(&globals, &whole));
+            say(world.rank(), &mut state);
+            save(&*world, &store, "never", &state, &SaveOptions::default()).unwrap_err().to_string()
+        });
+        assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+        ends[0].clone()
+    };
+    let lost = refused(&|rank, state| state.items.truncate(if rank == 2 { 1 } else { 4 }));
+    assert!(lost.contains("rank 2 holds") && lost.contains("the list of the state says"), "{lost}");
+    let other = refused(&|rank, state| state.step = u64::from(rank == 3));
+    assert!(other.contains("ranks 0 and 3 disagree"), "{other}");
 }

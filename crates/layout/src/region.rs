@@ -86,6 +86,26 @@ impl Region {
         other.is_empty() || self.intersect(other).as_ref() == Some(other)
     }
 
+    /// What is left of this box without `other`, as disjoint boxes.
+    pub fn minus(&self, other: &Region) -> Vec<Region> {
+        let Some(common) = self.intersect(other) else {
+            return if self.is_empty() { Vec::new() } else { vec![self.clone()] };
+        };
+        let mut parts = Vec::new();
+        let mut rest = self.clone();
+        for d in 0..self.ndim() {
+            for (lo, hi) in [(rest.lo[d], common.lo[d]), (common.hi[d], rest.hi[d])] {
+                if lo < hi {
+                    let mut part = rest.clone();
+                    (part.lo[d], part.hi[d]) = (lo, hi);
+                    parts.push(part);
+                }
+            }
+            (rest.lo[d], rest.hi[d]) = (common.lo[d], common.hi[d]);
+        }
+        parts
+    }
+
     /// This box in coordinates relative to the low corner of `outer`, or `None` when it sticks out.
     pub fn relative_to(&self, outer: &Region) -> Option<Region> {
         if self.ndim() != outer.ndim() || !outer.contains(self) || self.is_empty() {

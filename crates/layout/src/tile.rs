@@ -5,6 +5,9 @@ use crate::layout::{Layout, Pins};
 use crate::mesh::{AxisSet, Coords, Mesh, Rank};
 use crate::region::Region;
 use crate::shape::Shape;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 /// A box of a tensor and who has it, or who gets it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,7 +40,7 @@ impl Tile<Extent> {
 }
 
 /// Something that can hold a tile.
-pub trait Holder: Clone + Ord {
+pub trait Holder: Clone + Ord + Hash + fmt::Debug + Send + Sync {
     /// The rank this holder is, if it is one: a rank reads its own tiles from itself.
     fn as_rank(&self) -> Option<Rank>;
 }
@@ -86,7 +89,7 @@ pub struct Owned {
 
 /// A way to divide a tensor into boxes with holders. Distinct boxes never overlap and together
 /// they are the whole tensor.
-pub trait Tiling {
+pub trait Tiling: fmt::Debug + Send + Sync {
     /// Who holds the boxes.
     type Holder: Holder;
 
@@ -97,6 +100,9 @@ pub trait Tiling {
     fn copies(&self) -> Option<(&Mesh, AxisSet)> {
         None
     }
+
+    /// Tells a hasher what this tiling is, so that ranks can see whether they mean the same one.
+    fn digest(&self, to: &mut dyn Hasher);
 
     /// Refuses tilings whose boxes are not plain values.
     fn check_plain(&self) -> Result<()> {
@@ -110,6 +116,9 @@ pub trait Tiling {
     /// The work done grows with the number of calls, not with the number of holders.
     fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut Found<'_, Self::Holder>);
 }
+
+/// Any tiling whose holders are ranks.
+pub type RankTiling = Arc<dyn Tiling<Holder = Rank>>;
 
 /// Copies along the free axes of a mesh.
 pub(crate) struct GridReplicas<'a> {
@@ -169,6 +178,10 @@ impl Tiling for Layout {
 
     fn copies(&self) -> Option<(&Mesh, AxisSet)> {
         Some((self.mesh(), self.replicated_axes()))
+    }
+
+    fn digest(&self, mut to: &mut dyn Hasher) {
+        self.hash(&mut to);
     }
 
     fn check_plain(&self) -> Result<()> {

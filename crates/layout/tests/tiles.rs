@@ -132,15 +132,10 @@ proptest! {
     }
 
     #[test]
-    fn flat_shards_go_anywhere((base, axis) in flat_base(), fused in prop::option::of(0usize..20), other in mesh(2)) {
-        let largest = base.mesh().ranks().map(|r| base.piece(r).unwrap().numel()).max().unwrap();
-        let flat = match fused {
-            None => FlatShards::even(&base, axis).unwrap(),
-            Some(offset) => {
-                let size = base.mesh().axis_size(base.mesh().axis(axis).unwrap());
-                FlatShards::fused(&base, axis, offset, (offset + largest).div_ceil(size)).unwrap()
-            }
-        };
+    fn flat_shards_go_anywhere((base, axis) in flat_base(), beside in 0usize..3, place in 0usize..3, other in mesh(2)) {
+        // Alone, or end to end with others.
+        let members = vec![base.clone(); beside + 1];
+        let flat = FlatShards::bundle(&members, axis).unwrap().swap_remove(place.min(beside));
         let ranks: Vec<Rank> = base.mesh().ranks().collect();
         for &rank in &ranks {
             let held: usize = flat.owned(&rank, &Fixed::default()).unwrap().iter().map(|o| o.region.numel()).sum();
@@ -152,6 +147,40 @@ proptest! {
         let others: Vec<Rank> = other.ranks().collect();
         check_mirror(&flat, &elsewhere, &ranks, &others);
         check_mirror(&elsewhere, &flat, &others, &ranks);
+        for index in 0..base.shape().first().copied().unwrap_or(0) {
+            let slice = Slice::new(flat.clone(), index).unwrap();
+            let whole = Layout::replicated(&other, slice.shape());
+            check_mirror(&slice, &whole, &ranks, &others);
+            check_mirror(&whole, &slice, &others, &ranks);
+        }
+    }
+
+    #[test]
+    fn overlapping_wishes_are_cut_apart_and_lose_nothing(
+        (a, b) in pair(false), some in prop::collection::vec(any::<bool>(), 16),
+    ) {
+        let of = |layout: &Layout, first: Rank| -> Vec<Tile<Rank>> {
+            let ranks = layout.mesh().ranks().filter(|rank| some[rank % some.len()]);
+            let boxes = ranks.flat_map(|rank| layout.piece(rank).unwrap().boxes().into_iter().map(move |region| (rank, region)));
+            boxes.map(|(rank, region)| Tile { region, holder: first + rank }).collect()
+        };
+        let mut tiles = of(&a, 0);
+        tiles.extend(of(&b, 1000));
+        let wanted = Listed::wanted(a.shape(), tiles.clone()).unwrap();
+        let boxes: Vec<_> = wanted.boxes().collect();
+        let whole = Region::whole(a.shape());
+        let mut seen = BTreeMap::new();
+        for (region, holders) in boxes {
+            for element in elements(region, &whole) {
+                prop_assert!(seen.insert(element, holders.to_vec()).is_none(), "in two boxes");
+            }
+        }
+        let mut want: BTreeMap<usize, BTreeSet<Rank>> = BTreeMap::new();
+        for tile in &tiles {
+            elements(&tile.region, &whole).into_iter().for_each(|e| drop(want.entry(e).or_default().insert(tile.holder)));
+        }
+        let seen: BTreeMap<usize, BTreeSet<Rank>> = seen.into_iter().map(|(e, h)| (e, h.into_iter().collect())).collect();
+        prop_assert_eq!(seen, want);
     }
 
     #[test]

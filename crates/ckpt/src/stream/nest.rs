@@ -1,6 +1,8 @@
 //! One box on its way from a file to memory: nested loops with a stride on either side.
 
 use crate::error::Result;
+use planaria_array::{Place, copy_box};
+use planaria_layout::Dims;
 use planaria_store::Reader;
 
 /// Bytes read at once where they have to be scattered.
@@ -9,8 +11,6 @@ const SCRATCH: u64 = 2 << 20;
 const GAP: u64 = 64 << 10;
 /// Runs at least this long are read to their place without a copy.
 const LONG: u64 = 64 << 10;
-/// Edge of the squares in which two dims are exchanged.
-const SQUARE: usize = 32;
 
 /// One loop: how often, and how far each turn goes in the file and in memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,14 +116,30 @@ impl Nest {
                     let part = Level { len: step.min(first.len - done), ..*first };
                     scratch.resize(span_of(part, span) as usize, 0);
                     file.read_into(from + done as u64 * first.from, scratch)?;
-                    let mut levels = vec![part];
-                    levels.extend_from_slice(rest);
-                    scatter(&levels, self.size, scratch, 0, out, to + done * first.to);
+                    self.scatter(part, rest, scratch, (out, to + done * first.to))?;
                     done += part.len;
                 }
                 Ok(())
             }
         }
+    }
+}
+
+impl Nest {
+    /// Copies the elements of some loops from what was read to their places.
+    fn scatter(
+        &self,
+        first: Level,
+        rest: &[Level],
+        read: &[u8],
+        (out, to): (&mut [u8], usize),
+    ) -> Result<()> {
+        let levels = || std::iter::once(&first).chain(rest);
+        let extents: Dims = levels().map(|level| level.len).collect();
+        let from: Vec<isize> = levels().map(|level| level.from as isize).collect();
+        let steps: Vec<isize> = levels().map(|level| level.to as isize).collect();
+        let (source, target) = (Place { start: 0, steps: &from }, Place { start: to, steps: &steps });
+        Ok(copy_box(&extents, self.size, (read, source), (out, target))?)
     }
 }
 
@@ -136,48 +152,6 @@ fn span_of(level: Level, inner: u64) -> u64 {
 fn walk(levels: &[Level], from: u64, to: usize, f: &mut dyn FnMut(u64, usize) -> Result<()>) -> Result<()> {
     let Some((first, rest)) = levels.split_first() else { return f(from, to) };
     (0..first.len).try_for_each(|turn| walk(rest, from + turn as u64 * first.from, to + turn * first.to, f))
-}
-
-/// Copies the elements of the loops from `src` to `out`.
-fn scatter(levels: &[Level], size: usize, src: &[u8], from: usize, out: &mut [u8], to: usize) {
-    match levels {
-        [] => out[to..to + size].copy_from_slice(&src[from..from + size]),
-        [run] if run.from == size as u64 && run.to == size => {
-            let len = run.len * size;
-            out[to..to + len].copy_from_slice(&src[from..from + len]);
-        }
-        [a, b] if !(b.from == size as u64 && b.to == size) => exchange(*a, *b, size, src, from, out, to),
-        [first, rest @ ..] => {
-            for turn in 0..first.len {
-                scatter(rest, size, src, from + turn * first.from as usize, out, to + turn * first.to);
-            }
-        }
-    }
-}
-
-/// Two loops in squares, so that both sides stay in the cache.
-fn exchange(a: Level, b: Level, size: usize, src: &[u8], from: usize, out: &mut [u8], to: usize) {
-    for i in (0..a.len).step_by(SQUARE) {
-        for j in (0..b.len).step_by(SQUARE) {
-            for i in i..a.len.min(i + SQUARE) {
-                let (from, to) = (from + i * a.from as usize, to + i * a.to);
-                for j in j..b.len.min(j + SQUARE) {
-                    let (from, to) = (from + j * b.from as usize, to + j * b.to);
-                    match size {
-                        2 => copy::<2>(src, from, out, to),
-                        4 => copy::<4>(src, from, out, to),
-                        8 => copy::<8>(src, from, out, to),
-                        _ => out[to..to + size].copy_from_slice(&src[from..from + size]),
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn copy<const N: usize>(src: &[u8], from: usize, out: &mut [u8], to: usize) {
-    out[to..to + N].copy_from_slice(&src[from..from + N]);
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 #![allow(dead_code)] // Each test file uses its own part.
 
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Kind, State};
-use planaria_layout::{FlatShards, Layout, Mesh, Placement, Region, Shape};
+use planaria_ckpt::{Item, Kind, Known, KnownTensor, State};
+use planaria_layout::{FlatShards, Layout, Listed, Mesh, Placement, RankTiling, Region, Shape, Tile};
 use planaria_store::{Store, StoreExt};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A small generator; the same seed gives the same case on every machine.
 #[derive(Clone)]
@@ -80,6 +81,7 @@ pub(crate) fn globals(dice: &mut Dice, count: usize) -> Vec<Global> {
 
 /// How one tensor is held by the ranks of a world.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // A handful of values.
 pub(crate) enum Holding {
     Placed(Layout),
     Flat(FlatShards),
@@ -160,6 +162,23 @@ pub(crate) fn state(globals: &[Global], holdings: &[Holding], rank: usize, value
     let items =
         globals.iter().zip(holdings).filter_map(|(global, holding)| item(global, holding, rank, value));
     State::new(items.collect())
+}
+
+/// What all ranks know when they all know who holds what.
+pub(crate) fn known(globals: &[Global], holdings: &[Holding]) -> Known {
+    let tensor = |(global, holding): (&Global, &Holding)| {
+        let held: RankTiling = match holding {
+            Holding::Placed(layout) => Arc::new(layout.clone()),
+            Holding::Flat(flat) => Arc::new(flat.clone()),
+            Holding::Some(ranks) => {
+                let whole = |&holder: &usize| Tile { region: Region::whole(&global.shape), holder };
+                Arc::new(Listed::new(&global.shape, ranks.iter().map(whole)).unwrap())
+            }
+        };
+        let (kind, name) = (global.kind.clone(), global.name.clone());
+        KnownTensor { kind, name, shape: global.shape.clone(), dtype: global.dtype, held: vec![held] }
+    };
+    Known::new(globals.iter().zip(holdings).map(tensor).collect()).unwrap()
 }
 
 /// Panics unless every piece of a state has the bytes of its global tensor.
