@@ -223,7 +223,7 @@ fn prefix(source: &Source, state: &State, ties: &BTreeMap<String, String>) -> Pr
     let longer = wanted.iter().find_map(longer).filter(|prefix| prefix.ends_with('.'));
     candidates.extend(longer.map(|prefix| Prefix::Longer(prefix.to_string())));
     let found = |prefix: &Prefix| {
-        wanted.iter().filter(|name| source.tensors.contains_key(&Key::model(&prefix.of(name)))).count()
+        wanted.iter().filter(|name| source.tensors.contains_key(&Key::model(prefix.of(name)))).count()
     };
     let better = |best: Prefix, other: Prefix| if found(&other) > found(&best) { other } else { best };
     candidates.into_iter().reduce(better).unwrap_or(Prefix::Longer(String::new()))
