@@ -1,13 +1,15 @@
-//! `comm`: an all-reduce of 64 MiB of f32 on 2 and 4 thread ranks.
+//! `comm`: the collectives on 2 and 4 thread ranks, at 1 KiB, 1 MiB and 64 MiB of f32 on every rank.
 //!
-//! Bars: at most 1.5 times what every rank needs to copy the same bytes, and at most 0.6 times torch's gloo. All
-//! three run in turn, round by round, so that they meet the same machine; the ratios are medians over rounds.
+//! Beside each stand the copy of the bytes that every rank must take in, made by all ranks at once, with one barrier
+//! (no rank may go on before all have come); torch's gloo; and Open MPI's own collectives where `mpicc` and `mpirun`
+//! are. All run in turn, round by round, so that they meet the same machine; ratios are medians over rounds. Bars: at
+//! most 1.5 times the copy with its barrier, and no slower than gloo; 0.6 of gloo for the all-reduce of 64 MiB.
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use planaria_array::{Array, DType};
 use planaria_bench::stats;
-use planaria_comm::{AllReduce, Comm, CommExt, threads};
+use planaria_comm::{AllGather, AllReduce, AllToAll, Broadcast, Call, Comm, CommExt, ReduceScatter, threads};
 use planaria_layout::Reduce;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -15,10 +17,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Elements of 64 MiB of f32.
-const COUNT: usize = 16 << 20;
 const COPY_BAR: f64 = 1.5;
-const GLOO_BAR: f64 = 0.6;
+const GLOO_BAR: f64 = 1.0;
+const LARGE_ALL_REDUCE_BAR: f64 = 0.6;
+
+/// Elements of 1 KiB, 1 MiB and 64 MiB of f32, and calls that are timed together.
+const SIZES: [(usize, usize); 3] = [(1 << 8, 300), (1 << 18, 20), (1 << 24, 1)];
 
 #[derive(Parser)]
 struct Args {
@@ -28,48 +32,101 @@ struct Args {
     /// Rounds over all contestants
     #[arg(long, default_value_t = 15)]
     rounds: usize,
+    /// Only these collectives
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
 }
 
-/// Seconds of one round.
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    AllReduce,
+    InPlace,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    AllToAll,
+}
+
+impl Case {
+    const ALL: [Case; 6] = [
+        Case::AllReduce,
+        Case::InPlace,
+        Case::AllGather,
+        Case::ReduceScatter,
+        Case::Broadcast,
+        Case::AllToAll,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Case::AllReduce => "all_reduce",
+            Case::InPlace => "all_reduce, in place",
+            Case::AllGather => "all_gather",
+            Case::ReduceScatter => "reduce_scatter",
+            Case::Broadcast => "broadcast",
+            Case::AllToAll => "all_to_all",
+        }
+    }
+
+    /// What the peers call it; an all-reduce of theirs is in place.
+    fn peer_name(self) -> &'static str {
+        if self == Case::InPlace { "all_reduce" } else { self.name() }
+    }
+
+    /// The call on arrays of `count` elements in all.
+    fn call(self, comm: &dyn Comm, count: usize, whole: &Array, recv: &Array) -> Result<Call> {
+        let (size, rank) = (comm.size(), comm.rank());
+        let (op, counts) = (Reduce::Max, vec![count / size; size]);
+        let part = |array: &Array| array.narrow(0, rank * (count / size), count / size);
+        Ok(match self {
+            Case::AllReduce => Call::AllReduce(AllReduce { send: whole.clone(), recv: recv.clone(), op }),
+            Case::InPlace => Call::AllReduce(AllReduce { send: recv.clone(), recv: recv.clone(), op }),
+            Case::AllGather => {
+                Call::AllGather(AllGather { send: part(whole)?, recv: recv.clone(), recv_counts: counts })
+            }
+            Case::ReduceScatter => {
+                let recv = recv.narrow(0, 0, count / size)?.copy()?;
+                Call::ReduceScatter(ReduceScatter { send: whole.clone(), recv, send_counts: counts, op })
+            }
+            Case::Broadcast => {
+                Call::Broadcast(Broadcast { data: if rank == 0 { whole } else { recv }.clone(), root: 0 })
+            }
+            Case::AllToAll => Call::AllToAll(AllToAll {
+                send: whole.clone(),
+                send_counts: counts.clone(),
+                recv: recv.clone(),
+                recv_counts: counts,
+            }),
+        })
+    }
+}
+
+/// Seconds of one call of each contestant in one round.
 #[derive(Clone, Copy)]
 struct Round {
     copy: f64,
-    apart: f64,
-    in_place: f64,
+    barrier: f64,
+    ours: f64,
     gloo: Option<f64>,
+    open_mpi: Option<f64>,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     println!(
-        "| ranks | copy, ms | all-reduce, ms | in place, ms | gloo, ms | to copy | in place to copy | to gloo |"
+        "| collective | KiB | ranks | copy, us | barrier, us | ours, us | gloo, us | Open MPI, us | to copy and barrier | to gloo | to Open MPI |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
     let mut missed = Vec::new();
+    let wanted = |case: &Case| args.only.is_empty() || args.only.iter().any(|name| name == case.peer_name());
     for ranks in [2, 4] {
-        let gloo = args.python.as_deref().map(|python| Gloo::start(python, ranks)).transpose()?;
-        let rounds = measure(ranks, args.rounds, gloo)?;
-        let ms = |time: fn(&Round) -> f64| 1e3 * median(rounds.iter().map(time));
-        let (to_copy, in_place) = (
-            median(rounds.iter().map(|r| r.apart / r.copy)),
-            median(rounds.iter().map(|r| r.in_place / r.copy)),
-        );
-        let gloo: Vec<f64> = rounds.iter().filter_map(|r| r.gloo).collect();
-        let to_gloo = median(rounds.iter().filter_map(|r| r.gloo.map(|gloo| r.in_place / gloo)));
-        println!(
-            "| {ranks} | {:.1} | {:.1} | {:.1} | {:.1} | {to_copy:.2} | {in_place:.2} | {to_gloo:.2} |",
-            ms(|r| r.copy),
-            ms(|r| r.apart),
-            ms(|r| r.in_place),
-            1e3 * median(gloo.into_iter()),
-        );
-        for (what, ratio, bar) in [
-            ("to copy", to_copy, COPY_BAR),
-            ("in place to copy", in_place, COPY_BAR),
-            ("to gloo", to_gloo, GLOO_BAR),
-        ] {
-            if ratio > bar {
-                missed.push(format!("{ranks} ranks: {what} {ratio:.2}, the bar is {bar}"));
+        let gloo = args.python.as_deref().map(|python| Peer::gloo(python, ranks)).transpose()?;
+        let peers = Mutex::new((gloo, Peer::open_mpi(ranks)?));
+        for (count, calls) in SIZES {
+            for case in Case::ALL.into_iter().filter(wanted) {
+                let rounds = measure(case, ranks, count, calls, args.rounds, &peers)?;
+                missed.extend(report(case, ranks, count, &rounds));
             }
         }
     }
@@ -79,36 +136,74 @@ fn main() -> Result<()> {
     }
 }
 
-/// NaN, which misses no bar, when there is nothing.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    stats::median(values).unwrap_or(f64::NAN)
+/// Prints a line; gives the bars that were missed.
+fn report(case: Case, ranks: usize, count: usize, rounds: &[Round]) -> Vec<String> {
+    let us = |time: fn(&Round) -> f64| 1e6 * median(rounds.iter().map(time));
+    let to_copy = median(rounds.iter().map(|r| r.ours / (r.copy + r.barrier)));
+    let to_gloo = median(rounds.iter().filter_map(|r| r.gloo.map(|gloo| r.ours / gloo)));
+    let to_mpi = median(rounds.iter().filter_map(|r| r.open_mpi.map(|mpi| r.ours / mpi)));
+    let (name, kib) = (case.name(), count * 4 / 1024);
+    println!(
+        "| {name} | {kib} | {ranks} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {to_copy:.2} | {to_gloo:.2} | {to_mpi:.2} |",
+        us(|r| r.copy),
+        us(|r| r.barrier),
+        us(|r| r.ours),
+        us(|r| r.gloo.unwrap_or(f64::NAN)),
+        us(|r| r.open_mpi.unwrap_or(f64::NAN)),
+    );
+    let is_large_sum = case.peer_name() == "all_reduce" && count == SIZES[2].0;
+    let gloo_bar = if is_large_sum { LARGE_ALL_REDUCE_BAR } else { GLOO_BAR };
+    let bars = [("copy and barrier", to_copy, COPY_BAR), ("gloo", to_gloo, gloo_bar)];
+    let over = bars.into_iter().filter(|(_, ratio, bar)| ratio > bar);
+    over.map(|(what, ratio, bar)| {
+        format!("{name} of {kib} KiB on {ranks} ranks: {ratio:.2} of {what}, the bar is {bar}")
+    })
+    .collect()
 }
 
-fn measure(ranks: usize, rounds: usize, gloo: Option<Gloo>) -> Result<Vec<Round>> {
-    let gloo = Mutex::new(gloo);
+/// NaN, which misses no bar, when there is nothing.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    stats::median(values.filter(|value| !value.is_nan())).unwrap_or(f64::NAN)
+}
+
+type Peers = Mutex<(Option<Peer>, Option<Peer>)>;
+
+fn measure(
+    case: Case,
+    ranks: usize,
+    count: usize,
+    calls: usize,
+    rounds: usize,
+    peers: &Peers,
+) -> Result<Vec<Round>> {
     let results = threads::run(ranks, |comm| -> Result<Vec<Round>> {
-        let send = Array::full(&[COUNT], comm.rank() + 1, DType::F32)?;
-        let recv = Array::zeros(&[COUNT], DType::F32)?;
-        let (from, mut to) = (vec![1f32; COUNT], vec![0f32; COUNT]);
-        let reduce = |send: &Array, recv: &Array| {
-            comm.all_reduce(AllReduce { send: send.clone(), recv: recv.clone(), op: Reduce::Max })
-        };
+        let whole = Array::full(&[count], comm.rank() + 1, DType::F32)?;
+        let recv = Array::full(&[count], 0, DType::F32)?;
+        let (from, mut to) = (vec![1f32; count], vec![0f32; count]);
+        let takes_part = case != Case::Broadcast || comm.rank() > 0;
+        let call = case.call(&*comm, count, &whole, &recv)?;
         let mut kept = Vec::new();
         for round in 0..rounds + 2 {
-            let copy = together(&comm, || {
-                to.copy_from_slice(&from);
-                std::hint::black_box(&mut to);
+            let copy = together(&comm, calls, || {
+                if takes_part {
+                    to.copy_from_slice(std::hint::black_box(&from));
+                    std::hint::black_box(&mut to);
+                }
                 Ok(())
             })?;
-            let apart = together(&comm, || Ok(reduce(&send, &recv)?))?;
-            let in_place = together(&comm, || Ok(reduce(&recv, &recv)?))?;
-            let gloo = match comm.rank() {
-                0 => gloo.lock().ok().and_then(|mut g| g.as_mut().map(Gloo::round)).transpose()?,
-                _ => None,
-            };
+            let barrier = together(&comm, 100, || Ok(comm.barrier()?))?;
+            let ours = together(&comm, calls, || Ok(comm.run(call.clone())?))?;
+            let (mut gloo, mut open_mpi) = (None, None);
+            if comm.rank() == 0
+                && let Ok(mut peers) = peers.lock()
+            {
+                let mut ask = |peer: &mut Peer| peer.round(case, count, calls);
+                gloo = peers.0.as_mut().map(&mut ask).transpose()?;
+                open_mpi = peers.1.as_mut().map(&mut ask).transpose()?;
+            }
             // The first rounds fill caches and page tables.
             if round >= 2 {
-                kept.push(Round { copy, apart, in_place, gloo });
+                kept.push(Round { copy, barrier, ours, gloo, open_mpi });
             }
         }
         Ok(kept)
@@ -116,42 +211,72 @@ fn measure(ranks: usize, rounds: usize, gloo: Option<Gloo>) -> Result<Vec<Round>
     results.into_iter().next().context("no ranks")?
 }
 
-/// Seconds from everyone's start to everyone's end.
-fn together(comm: &Arc<dyn Comm>, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+/// Seconds of one of `calls` calls, from everyone's start to everyone's end.
+fn together(comm: &Arc<dyn Comm>, calls: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     comm.barrier()?;
     let begin = Instant::now();
-    work()?;
+    (0..calls).try_for_each(|_| work())?;
     comm.barrier()?;
-    Ok(begin.elapsed().as_secs_f64())
+    Ok(begin.elapsed().as_secs_f64() / calls as f64)
 }
 
-/// Torch processes that wait for rounds.
-struct Gloo {
+/// Processes of another library that wait for rounds: a line with the collective, its elements and the number of calls
+/// is answered with the seconds of one call on the slowest rank.
+struct Peer {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Gloo {
-    fn start(python: &Path, ranks: usize) -> Result<Gloo> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/gloo.py");
+impl Peer {
+    fn gloo(python: &Path, ranks: usize) -> Result<Peer> {
         let mut command = Command::new(python);
-        command.arg(script).args([ranks.to_string(), COUNT.to_string()]);
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("starting torch")?;
-        let (input, output) = (child.stdin.take().context("stdin")?, child.stdout.take().context("stdout")?);
-        Ok(Gloo { child, input, output: BufReader::new(output) })
+        command.arg(peers().join("gloo.py")).arg(ranks.to_string());
+        Peer::start(command).context("starting torch")
     }
 
-    fn round(&mut self) -> Result<f64> {
-        self.input.write_all(b"go\n")?;
+    /// `None` where the compiler or the launcher is missing.
+    fn open_mpi(ranks: usize) -> Result<Option<Peer>> {
+        let found = |tool: &str| {
+            let silent =
+                Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            silent.is_ok_and(|status| status.success())
+        };
+        if !found("mpicc") || !found("mpirun") {
+            return Ok(None);
+        }
+        let program = std::env::temp_dir().join(format!("planaria-comm-peer-{}", std::process::id()));
+        let source = peers().join("open_mpi.c");
+        let built = Command::new("mpicc").args(["-O2", "-o"]).arg(&program).arg(source).status()?;
+        if !built.success() {
+            bail!("mpicc failed on the peer");
+        }
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "-n", &ranks.to_string()]).arg(program);
+        // In a container everything runs as root, which Open MPI must be told twice.
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        Peer::start(command).map(Some).context("starting mpirun")
+    }
+
+    fn start(mut command: Command) -> Result<Peer> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (input, output) = (child.stdin.take().context("stdin")?, child.stdout.take().context("stdout")?);
+        Ok(Peer { child, input, output: BufReader::new(output) })
+    }
+
+    fn round(&mut self, case: Case, count: usize, calls: usize) -> Result<f64> {
+        writeln!(self.input, "{} {count} {calls}", case.peer_name())?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        line.trim().parse().with_context(|| format!("torch answered {line:?}"))
+        line.trim().parse().with_context(|| format!("a peer answered {line:?}"))
     }
 }
 
-impl Drop for Gloo {
+fn peers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("peers")
+}
+
+impl Drop for Peer {
     fn drop(&mut self) {
         let _ = self.input.write_all(b"end\n");
         let _ = self.child.wait();

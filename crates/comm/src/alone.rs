@@ -1,11 +1,11 @@
 //! The communicator of one rank: no threads, no locks around the calls; a collective is a copy or nothing.
 
 use crate::call::{Call, Recv};
-use crate::combine;
 use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
+use planaria_array::ops::fold_bytes;
 use planaria_array::{Array, Bytes};
-use planaria_layout::{Rank, Reduce};
+use planaria_layout::{Combine, Rank, Reduce};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -128,8 +128,8 @@ pub(crate) fn copy(call: Call) -> Result<()> {
     let reduced = |send: &Array, recv: &Array, op| match op {
         Reduce::Any | Reduce::All => {
             let bytes = send.copy()?.bytes()?;
-            recv.write_bytes(0..bytes.len(), |out| combine::combine(op, send.dtype(), &[&bytes], out))?;
-            Ok(())
+            let how = Combine::of(op, 1);
+            Ok(recv.write_bytes(0..bytes.len(), |out| fold_bytes(how, send.dtype(), &[&bytes], out))??)
         }
         _ => copy_flat(send, recv),
     };

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use planaria_array::Array;
-use planaria_layout::{DType, Reduce};
+use planaria_layout::{DType, Rank, Reduce};
 use std::fmt;
 
 /// Largest tag of a message; every engine carries this much.
@@ -129,11 +129,6 @@ impl Call {
         }
     }
 
-    /// True for the two calls that only a pair of ranks makes.
-    pub fn is_message(&self) -> bool {
-        matches!(self, Call::Send(_) | Call::Recv(_))
-    }
-
     /// Checks everything one rank can know: engines call it before they move anything.
     pub fn check(&self, rank: usize, size: usize) -> Result<()> {
         let name = self.name();
@@ -184,80 +179,122 @@ impl Call {
         }
     }
 
-    /// What all ranks of a collective must have in common.
-    pub(crate) fn signature(&self) -> Signature {
-        let mut s = Signature { name: self.name(), ..Signature::default() };
-        match self {
+    /// What this rank tells the others of a collective; `None` for messages.
+    pub(crate) fn signature(&self) -> Option<Signature> {
+        Some(match self {
             Call::AllReduce(c) => {
-                (s.dtype, s.op, s.counts) = (Some(c.send.dtype()), Some(c.op), vec![c.send.numel()])
+                Signature::AllReduce { op: c.op, dtype: c.send.dtype(), count: c.send.numel() }
             }
             Call::Reduce(c) => {
-                (s.dtype, s.op, s.counts) = (Some(c.send.dtype()), Some(c.op), vec![c.send.numel()]);
-                s.root = Some(c.root);
+                let (dtype, count) = (c.send.dtype(), c.send.numel());
+                Signature::Reduce { op: c.op, dtype, count, root: c.root }
             }
             Call::Broadcast(c) => {
-                (s.dtype, s.root, s.counts) = (Some(c.data.dtype()), Some(c.root), vec![c.data.numel()]);
+                Signature::Broadcast { dtype: c.data.dtype(), count: c.data.numel(), root: c.root }
             }
-            Call::AllGather(c) => (s.dtype, s.counts) = (Some(c.send.dtype()), c.recv_counts.clone()),
+            Call::AllGather(c) => {
+                Signature::AllGather { dtype: c.send.dtype(), counts: c.recv_counts.clone() }
+            }
             Call::ReduceScatter(c) => {
-                (s.dtype, s.op, s.counts) = (Some(c.send.dtype()), Some(c.op), c.send_counts.clone());
+                let (dtype, counts) = (c.send.dtype(), c.send_counts.clone());
+                Signature::ReduceScatter { op: c.op, dtype, counts }
             }
-            Call::AllToAll(c) => {
-                s.dtype = Some(c.send.dtype());
-                (s.to, s.from) = (c.send_counts.clone(), c.recv_counts.clone());
-            }
-            Call::Send(c) => s.dtype = Some(c.data.dtype()),
-            Call::Recv(c) => s.dtype = Some(c.data.dtype()),
-        }
-        s
+            Call::AllToAll(c) => Signature::AllToAll {
+                dtype: c.send.dtype(),
+                to: c.send_counts.clone(),
+                from: c.recv_counts.clone(),
+            },
+            Call::Send(_) | Call::Recv(_) => return None,
+        })
     }
 }
 
-/// What all ranks of a collective must have in common, and each rank's exchange counts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Signature {
-    pub(crate) name: &'static str,
-    pub(crate) dtype: Option<DType>,
-    pub(crate) op: Option<Reduce>,
-    pub(crate) root: Option<usize>,
-    pub(crate) counts: Vec<usize>,
-    /// Groups of a split.
-    pub(crate) groups: Vec<Vec<usize>>,
-    /// Elements to and from each rank in an all-to-all; these differ between ranks.
-    pub(crate) to: Vec<usize>,
-    pub(crate) from: Vec<usize>,
+/// A collective as one rank describes it to the others: all must say the same, but for the counts of an all-to-all,
+/// where what one sends another must expect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Signature {
+    AllReduce { op: Reduce, dtype: DType, count: usize },
+    Reduce { op: Reduce, dtype: DType, count: usize, root: usize },
+    Broadcast { dtype: DType, count: usize, root: usize },
+    AllGather { dtype: DType, counts: Vec<usize> },
+    ReduceScatter { op: Reduce, dtype: DType, counts: Vec<usize> },
+    AllToAll { dtype: DType, to: Vec<usize>, from: Vec<usize> },
+    Split { groups: Vec<Vec<Rank>> },
+    Barrier,
 }
 
 impl Signature {
+    /// The collective's name, as in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Signature::AllReduce { .. } => "all_reduce",
+            Signature::Reduce { .. } => "reduce",
+            Signature::Broadcast { .. } => "broadcast",
+            Signature::AllGather { .. } => "all_gather",
+            Signature::ReduceScatter { .. } => "reduce_scatter",
+            Signature::AllToAll { .. } => "all_to_all",
+            Signature::Split { .. } => "split",
+            Signature::Barrier => "barrier",
+        }
+    }
+
+    /// The element type; that of bytes where no elements move.
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Signature::AllReduce { dtype, .. }
+            | Signature::Reduce { dtype, .. }
+            | Signature::Broadcast { dtype, .. }
+            | Signature::AllGather { dtype, .. }
+            | Signature::ReduceScatter { dtype, .. }
+            | Signature::AllToAll { dtype, .. } => *dtype,
+            Signature::Split { .. } | Signature::Barrier => DType::U8,
+        }
+    }
+
+    /// The part that is the same on all ranks, as text.
+    pub(crate) fn common(&self) -> String {
+        match self {
+            Signature::AllToAll { dtype, .. } => format!("{} {dtype}", self.name()),
+            other => other.to_string(),
+        }
+    }
+
     /// True when two ranks, at positions `me` and `peer`, made calls that go together.
     pub(crate) fn fits(&self, me: usize, other: &Signature, peer: usize) -> bool {
-        let common = |s: &Signature| (s.name, s.dtype, s.op, s.root);
-        let lists = |s: &Signature| (s.to.len(), s.from.len());
-        common(self) == common(other)
-            && self.counts == other.counts
-            && self.groups == other.groups
-            && lists(self) == lists(other)
-            && self.to.get(peer) == other.from.get(me)
-            && self.from.get(peer) == other.to.get(me)
+        match (self, other) {
+            (
+                Signature::AllToAll { dtype, to, from },
+                Signature::AllToAll { dtype: theirs, to: their_to, from: their_from },
+            ) => {
+                dtype == theirs
+                    && (to.len(), from.len()) == (their_to.len(), their_from.len())
+                    && to.get(peer) == their_from.get(me)
+                    && from.get(peer) == their_to.get(me)
+            }
+            _ => self == other,
+        }
     }
 }
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)?;
-        self.op.iter().try_for_each(|op| write!(f, " {op:?}"))?;
-        self.dtype.iter().try_for_each(|dtype| write!(f, " {dtype}"))?;
-        self.root.iter().try_for_each(|root| write!(f, " root {root}"))?;
-        if !self.counts.is_empty() {
-            write!(f, " counts {:?}", self.counts)?;
+        let name = self.name();
+        match self {
+            Signature::AllReduce { op, dtype, count } => write!(f, "{name} {op:?} {dtype} counts [{count}]"),
+            Signature::Reduce { op, dtype, count, root } => {
+                write!(f, "{name} {op:?} {dtype} root {root} counts [{count}]")
+            }
+            Signature::Broadcast { dtype, count, root } => {
+                write!(f, "{name} {dtype} root {root} counts [{count}]")
+            }
+            Signature::AllGather { dtype, counts } => write!(f, "{name} {dtype} counts {counts:?}"),
+            Signature::ReduceScatter { op, dtype, counts } => {
+                write!(f, "{name} {op:?} {dtype} counts {counts:?}")
+            }
+            Signature::AllToAll { dtype, to, from } => write!(f, "{name} {dtype} to {to:?} from {from:?}"),
+            Signature::Split { groups } => write!(f, "{name} {groups:?}"),
+            Signature::Barrier => f.write_str(name),
         }
-        if !self.to.is_empty() {
-            write!(f, " to {:?} from {:?}", self.to, self.from)?;
-        }
-        if !self.groups.is_empty() {
-            write!(f, " {:?}", self.groups)?;
-        }
-        Ok(())
     }
 }
 

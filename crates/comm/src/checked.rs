@@ -29,12 +29,15 @@ struct Checked {
 
 impl Checked {
     /// Begins to compare; the exchange goes ahead of the call itself.
-    fn compare(&self, mut signature: Signature) -> Result<Comparison> {
+    fn compare(&self, signature: &Signature) -> Result<Comparison> {
         let (comm, sequence) = (self.comm.clone(), self.calls.fetch_add(1, Ordering::Relaxed));
-        let (to, expected) = (std::mem::take(&mut signature.to), std::mem::take(&mut signature.from));
+        let (to, expected) = match signature {
+            Signature::AllToAll { to, from, .. } => (to.as_slice(), from.clone()),
+            _ => (&[][..], Vec::new()),
+        };
         let size = comm.size();
-        let send = Array::from_slice(&record(&signature.to_string()), &[RECORD])?;
-        let records = Array::zeros(&[size * RECORD], DType::U8)?;
+        let send = Array::from_slice(&record(&signature.common()), &[RECORD])?;
+        let records = Array::empty(&[size * RECORD], DType::U8)?;
         let call = AllGather { send, recv: records.clone(), recv_counts: vec![RECORD; size] };
         let mut pending = vec![comm.start(Call::AllGather(call))?];
         let announced = Array::zeros(&[size], DType::U64)?;
@@ -124,25 +127,22 @@ impl Comm for Checked {
     }
 
     fn start(&self, call: Call) -> Result<Pending> {
-        if call.is_message() {
-            return self.comm.start(call);
-        }
+        let Some(signature) = call.signature() else { return self.comm.start(call) };
         call.check(self.rank(), self.comm.size())?;
-        let comparison = self.compare(call.signature())?;
+        let comparison = self.compare(&signature)?;
         Ok(Pending::new(Compared { comparison, call: self.comm.start(call)? }))
     }
 
     fn run(&self, call: Call) -> Result<()> {
-        if !call.is_message() {
+        if let Some(signature) = call.signature() {
             call.check(self.rank(), self.comm.size())?;
-            self.compare(call.signature())?.finish()?;
+            self.compare(&signature)?.finish()?;
         }
         self.comm.run(call)
     }
 
     fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
-        self.compare(Signature { name: "split", groups: groups.to_vec(), ..Signature::default() })?
-            .finish()?;
+        self.compare(&Signature::Split { groups: groups.to_vec() })?.finish()?;
         Ok(self.comm.split(groups)?.map(checked))
     }
 
@@ -151,7 +151,7 @@ impl Comm for Checked {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.compare(Signature { name: "barrier", ..Signature::default() })?.finish()?;
+        self.compare(&Signature::Barrier)?.finish()?;
         self.comm.barrier()
     }
 

@@ -137,20 +137,26 @@ pub trait CommExt: Comm {
         let size = self.size();
         let message = mine.as_ref().err().map(|e| e.to_string()).unwrap_or_default();
         let length = mine.as_ref().map_or(message.len() as i64, |_| -1);
-        let lengths = Array::zeros(&[size], DType::I64)?;
+        let lengths = Array::empty(&[size], DType::I64)?;
         let send = Array::from_slice(&[length], &[1])?;
         self.all_gather(AllGather { send, recv: lengths.clone(), recv_counts: vec![1; size] })?;
         let lengths = lengths.to_vec::<i64>()?;
         let Some(first) = lengths.iter().position(|&n| n >= 0) else {
             return mine.map_err(|e| Error::Remote { rank: self.world_rank(), message: e.to_string() });
         };
+        Err(self.told(first, &message, usize::try_from(lengths[first]).unwrap_or(0))?)
+    }
+
+    /// The error of one rank, on all of them: its message of `length` bytes, which only that rank passes. Collective.
+    #[doc(hidden)]
+    fn told(&self, first: usize, message: &str, length: usize) -> Result<Error> {
         let text = match first == self.rank() {
             true => Array::from_slice(message.as_bytes(), &[message.len()])?,
-            false => Array::zeros(&[usize::try_from(lengths[first]).unwrap_or(0)], DType::U8)?,
+            false => Array::empty(&[length], DType::U8)?,
         };
         self.broadcast(Broadcast { data: text.clone(), root: first })?;
         let message = String::from_utf8_lossy(&text.bytes()?).into_owned();
-        Err(Error::Remote { rank: self.ranks()[first], message })
+        Ok(Error::Remote { rank: self.ranks()[first], message })
     }
 }
 

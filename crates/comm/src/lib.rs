@@ -21,7 +21,6 @@
 mod alone;
 mod call;
 mod checked;
-mod combine;
 mod comm;
 pub mod conformance;
 mod error;

@@ -3,7 +3,10 @@
 
 use planaria_array::{Array, DType};
 use planaria_comm::threads::{self, Options};
-use planaria_comm::{AllReduce, Broadcast, Call, Comm, CommExt, Error, Recv, Result, Send};
+use planaria_comm::{
+    AllGather, AllReduce, AllToAll, Broadcast, Call, Comm, CommExt, Error, Recv, ReduceScatter, Result, Send,
+    Value, value,
+};
 use planaria_layout::Reduce;
 use std::sync::Arc;
 
@@ -81,5 +84,47 @@ fn a_mismatch_ends_every_wait() {
         let x = Array::zeros(&[1], DType::F32).unwrap();
         let end = if comm.rank() == 1 { comm.barrier() } else { comm.run(sum(&comm, &x)) };
         assert!(matches!(end, Err(Error::Mismatch { sequence: 0, .. })), "{end:?}");
+    });
+}
+
+/// Every kind of work that pieces are cut into, blocking and started, with a part that is empty.
+#[test]
+fn every_collective_ends_with_the_right_bytes() {
+    explore(3, |comm| {
+        let rank = comm.rank();
+        let mine = Array::full(&[rank * 2], rank, DType::I32).unwrap();
+        let gathered = Array::empty(&[6], DType::I32).unwrap();
+        let call = AllGather { send: mine, recv: gathered.clone(), recv_counts: vec![0, 2, 4] };
+        let gather = comm.start(Call::AllGather(call)).unwrap();
+        let (whole, part) =
+            (Array::full(&[3], rank + 1, DType::I32).unwrap(), Array::empty(&[rank], DType::I32).unwrap());
+        let call = ReduceScatter {
+            send: whole.clone(),
+            recv: part.clone(),
+            send_counts: vec![0, 1, 2],
+            op: Reduce::Avg,
+        };
+        comm.reduce_scatter(call).unwrap();
+        assert_eq!(part.to_vec::<i32>().unwrap(), vec![2; rank]);
+        let all = Array::empty(&[3], DType::I32).unwrap();
+        let counts = vec![1; 3];
+        let call =
+            AllToAll { send: whole, send_counts: counts.clone(), recv: all.clone(), recv_counts: counts };
+        comm.all_to_all(call).unwrap();
+        assert_eq!(all.to_vec::<i32>().unwrap(), [1, 2, 3]);
+        gather.wait().unwrap();
+        assert_eq!(gathered.to_vec::<i32>().unwrap(), [1, 1, 2, 2, 2, 2]);
+    });
+}
+
+/// A structure that one rank cannot pack ends the call everywhere, and the ranks go on.
+#[test]
+fn a_structure_that_is_refused_ends_every_wait() {
+    explore(2, |comm| {
+        let deep = (0..100).fold(Value::None, |inner, _| Value::List(vec![inner]));
+        let mine = if comm.rank() == 1 { deep } else { Value::Int(1) };
+        assert!(matches!(value::all_gather(&*comm, &mine), Err(Error::Remote { rank: 1, .. })));
+        assert!(matches!(value::broadcast(&*comm, &mine, 1), Err(Error::Remote { rank: 1, .. })));
+        comm.barrier().unwrap();
     });
 }

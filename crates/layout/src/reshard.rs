@@ -28,6 +28,16 @@ pub struct Combine {
     pub divisor: usize,
 }
 
+impl Combine {
+    /// What makes one value of `count` contributions that are all under one reduction.
+    pub fn of(reduce: Reduce, count: usize) -> Combine {
+        match reduce {
+            Reduce::Avg => Combine { reduce: Reduce::Sum, divisor: count },
+            reduce => Combine { reduce, divisor: 1 },
+        }
+    }
+}
+
 /// What one rank does to have its piece of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {

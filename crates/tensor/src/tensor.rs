@@ -68,10 +68,14 @@ impl Tensor {
         Ok(Tensor::new(Array::from_slice(data, shape)?))
     }
 
-    /// A value of which this rank has the piece that the layout gives it.
+    /// A value of which this rank has the piece that the layout gives it. A rank that is not on the layout's mesh has
+    /// an array of shape `[0]`, with which it takes part in a reshard to a mesh that it is on.
     pub fn from_piece(array: Array, layout: &Layout, world: &World) -> Result<Tensor> {
         let place = Place { layout: Arc::new(layout.clone()), world: world.clone() };
-        let expected = place.extents()?;
+        let expected = match layout.mesh().coords(world.rank()) {
+            Some(_) => place.extents()?,
+            None => planaria_layout::Dims::from_slice(&[0]),
+        };
         if array.shape()[..] != expected[..] {
             let (rank, found) = (world.rank(), array.shape().clone());
             return Err(Error::Piece {

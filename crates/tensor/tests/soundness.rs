@@ -65,15 +65,13 @@ fn family(entry: &Entry, mesh: &Mesh, world: &World) -> Vec<String> {
 /// Any placements that are legal for the array, uneven and pending ones included.
 fn any_layout(draw: &mut Draw, mesh: &Mesh, array: &Array) -> Layout {
     let mut placements = Vec::new();
-    let pending = if array.dtype().is_float() {
-        draw.pick(&[Reduce::Sum, Reduce::Avg, Reduce::Max, Reduce::Min])
-    } else {
-        Reduce::Max
-    };
+    // Truth values have no noise that cancels.
+    let may_wait = array.dtype() != DType::Bool;
+    let pending = draw.pick(&[Reduce::Sum, Reduce::Avg, Reduce::Max, Reduce::Min]);
     for _ in 0..mesh.naxes() {
         placements.push(match draw.below(5) {
             0 => Placement::Replicate,
-            1 if array.dtype().is_float() => Placement::Partial(pending),
+            1 if may_wait => Placement::Partial(pending),
             _ if array.ndim() > 0 => Placement::shard(draw.below(array.ndim())),
             _ => Placement::Replicate,
         });

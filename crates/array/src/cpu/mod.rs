@@ -5,6 +5,7 @@ pub(crate) mod copy;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod fold;
 pub(crate) mod gather;
 pub(crate) mod gather_prefetch;
 pub(crate) mod gather_rule;

@@ -8,6 +8,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fold;
 mod fused;
 mod gather;
 mod gather_grad;
@@ -39,6 +40,7 @@ pub use elementwise::{
     where_,
 };
 pub use embedding::*;
+pub use fold::fold_bytes;
 pub use gather::{OwnValue, ScatterReduce};
 pub use gather_grad::{
     gather_grad, scatter_grad, scatter_reduce_grad, scatter_source_grad, take_along_dim_grad,

@@ -63,6 +63,7 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("a barrier holds everyone", groups::barriers),
     ("all agree or all fail", groups::agreement),
     ("structures travel whole", structures::travel),
+    ("a structure that cannot travel is refused on every rank", structures::refused),
     ("bad calls are refused and do no harm", bad::refused),
 ];
 

@@ -1,7 +1,8 @@
 //! Nested structures between ranks.
 
-use super::{Outcome, input, same};
+use super::{Failure, Outcome, input, same};
 use crate::comm::{Comm, CommExt};
+use crate::error::Error;
 use crate::value::{self, Value};
 use planaria_array::DType;
 use std::sync::Arc;
@@ -32,4 +33,26 @@ pub(super) fn travel(comm: &Arc<dyn Comm>) -> Outcome {
     same("all_gather", value::all_gather(&**comm, &mine)?, all.clone())?;
     let root = size - 1;
     same("gather", value::gather(&**comm, &mine, root)?, (comm.rank() == root).then_some(all))
+}
+
+/// One rank has a structure that cannot travel: everyone is told, and the ranks go on together.
+pub(super) fn refused(comm: &Arc<dyn Comm>) -> Outcome {
+    let (size, rank) = (comm.size(), comm.rank());
+    let bad = size - 1;
+    let deep = (0..100).fold(Value::None, |inner, _| Value::List(vec![inner]));
+    let mine = if rank == bad { deep } else { sample(rank)? };
+    let ends = [
+        value::broadcast(&**comm, &mine, bad).map(drop),
+        value::all_gather(&**comm, &mine).map(drop),
+        value::gather(&**comm, &mine, 0).map(drop),
+    ];
+    for end in ends {
+        match end {
+            Err(Error::Remote { rank, message }) if message.contains("nested") => {
+                same("the rank that is named", rank, comm.ranks()[bad])?;
+            }
+            other => return Err(Failure(format!("a structure too deep gave {other:?}"))),
+        }
+    }
+    travel(comm)
 }

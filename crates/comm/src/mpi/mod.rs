@@ -306,7 +306,7 @@ impl Comm for MpiComm {
 
     fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
         check_groups(groups, &self.ranks)?;
-        let signature = Signature { name: "split", groups: groups.to_vec(), ..Signature::default() };
+        let signature = Signature::Split { groups: groups.to_vec() };
         let sequence = self.meet(&signature)?;
         let me = self.ranks[self.position];
         let mine = groups.iter().enumerate().find_map(|(i, g)| Some((i, g.iter().position(|&r| r == me)?)));
@@ -330,7 +330,7 @@ impl Comm for MpiComm {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meet(&Signature { name: "barrier", ..Signature::default() }).map(drop)
+        self.meet(&Signature::Barrier).map(drop)
     }
 
     fn abort(&self, reason: &str) {

@@ -4,10 +4,10 @@ use super::post::{Letter, Post};
 use super::raw::Sent;
 use super::wire::Line;
 use crate::call::{Broadcast, Call, Signature};
-use crate::combine::combine;
 use crate::error::{Error, Result};
+use planaria_array::ops::fold_bytes;
 use planaria_array::{Array, Bytes};
-use planaria_layout::{DType, Rank, Reduce};
+use planaria_layout::{Combine, DType, Rank, Reduce};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -126,9 +126,11 @@ pub(super) struct Place {
 impl Running {
     /// Sends the first letters of a collective.
     pub(super) fn begin(post: &mut Post, place: Place, call: Call) -> Result<Running> {
-        let signature = call.signature();
+        let Some(signature) = call.signature() else {
+            return Err(Error::argument(call.name(), "a message is between two ranks, not a collective"));
+        };
         let (me, size) = (place.me, place.ranks.len());
-        let unit = signature.dtype.map_or(1, DType::size);
+        let unit = signature.dtype().size();
         let Outline { send, parts, from, plan } = outline(call, me, size, unit)?;
         let own = parts[me].clone().unwrap_or(0..0);
         let running = Running::new(place, &signature, plan, Sent::Array(send.clone(), own), from);
@@ -153,15 +155,14 @@ impl Running {
     fn new(place: Place, signature: &Signature, plan: Plan, own: Sent, from: Vec<(usize, usize)>) -> Running {
         let Place { group, ranks, me, sequence } = place;
         let awaited = from.into_iter().filter(|&(i, _)| i != me).collect();
-        let common = Signature { to: Vec::new(), from: Vec::new(), ..signature.clone() };
-        let (name, dtype) = (signature.name, signature.dtype.unwrap_or(DType::U8));
+        let (name, dtype) = (signature.name(), signature.dtype());
         Running {
             group,
             ranks,
             me,
             sequence,
             name,
-            text: common.to_string(),
+            text: signature.common(),
             dtype,
             phase: 0,
             plan,
@@ -235,7 +236,7 @@ impl Running {
             Plan::Combine { op, recv } => {
                 let mut result = vec![0u64; inputs[0].len().div_ceil(8)];
                 let result = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..inputs[0].len()];
-                combine(*op, self.dtype, &inputs, result);
+                fold_bytes(Combine::of(*op, inputs.len()), self.dtype, &inputs, result)?;
                 recv.renew()?;
                 write(recv, 0, result)?;
                 Ok(false)
@@ -251,12 +252,8 @@ impl Running {
             Plan::Share { op, recv } => {
                 let length = inputs[0].len();
                 let mut result = vec![0u64; length.div_ceil(8)];
-                combine(
-                    *op,
-                    self.dtype,
-                    &inputs,
-                    &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..length],
-                );
+                let room = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..length];
+                fold_bytes(Combine::of(*op, inputs.len()), self.dtype, &inputs, room)?;
                 let at = shares(recv.numel(), self.ranks.len(), self.dtype.size());
                 let recv = recv.clone();
                 self.own = Sent::Own(Arc::new(result), 0..length);

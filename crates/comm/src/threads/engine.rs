@@ -34,14 +34,18 @@ impl ThreadComm {
         Ok(op)
     }
 
-    /// Checks a call; a call that needs no other rank is done at once and gives `None`.
-    fn prepare(&self, call: Call) -> Result<Option<Call>> {
+    /// Checks a call; one that needs no other rank is done at once.
+    fn prepare(&self, call: Call) -> Result<Prepared> {
         self.group.world.live()?;
         call.check(self.position, self.group.ranks.len())?;
         match call {
-            Call::Send(send) => self.group.mail.send(self.position, &send).map(|()| None),
-            call if self.group.ranks.len() == 1 && !call.is_message() => alone::copy(call).map(|()| None),
-            call => Ok(Some(call)),
+            Call::Send(send) => self.group.mail.send(self.position, &send).map(|()| Prepared::Done),
+            Call::Recv(call) => {
+                let number = self.group.mail.expect(self.position, &call);
+                Ok(Prepared::Receive { call, number })
+            }
+            call if self.group.ranks.len() == 1 => alone::copy(call).map(|()| Prepared::Done),
+            call => post(call, self.position).map(Prepared::Meet),
         }
     }
 }
@@ -57,14 +61,13 @@ impl Comm for ThreadComm {
 
     fn start(&self, call: Call) -> Result<Pending> {
         match self.prepare(call)? {
-            None => Ok(Pending::done()),
-            Some(Call::Recv(call)) => {
-                let number = self.group.mail.expect(self.position, &call);
+            Prepared::Done => Ok(Pending::done()),
+            Prepared::Receive { call, number } => {
                 let (group, me) = (self.group.clone(), self.position);
                 Ok(Pending::new(Receive { group, me, call, number }))
             }
-            Some(call) => {
-                let (op, progress) = self.group.post(self.position, post(call, self.position)?)?;
+            Prepared::Meet(post) => {
+                let (op, progress) = self.group.post(self.position, post)?;
                 match progress {
                     Progress::Ready { bytes } if bytes <= SMALL => op.help(),
                     Progress::Ready { .. } => self.group.world.help_with(op.clone()),
@@ -77,18 +80,17 @@ impl Comm for ThreadComm {
 
     fn run(&self, call: Call) -> Result<()> {
         match self.prepare(call)? {
-            None => Ok(()),
-            Some(Call::Recv(call)) => {
-                let number = self.group.mail.expect(self.position, &call);
+            Prepared::Done => Ok(()),
+            Prepared::Receive { call, number } => {
                 self.group.mail.recv(&self.group, self.position, &call, number)
             }
-            Some(call) => self.meet(post(call, self.position)?).map(drop),
+            Prepared::Meet(post) => self.meet(post).map(drop),
         }
     }
 
     fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
         check_groups(groups, &self.group.ranks)?;
-        let signature = Signature { name: "split", groups: groups.to_vec(), ..Signature::default() };
+        let signature = Signature::Split { groups: groups.to_vec() };
         let op = self.meet(Post { signature, send: None, recv: None })?;
         let me = self.group.ranks[self.position];
         let mine = groups.iter().enumerate().find_map(|(i, g)| Some((i, g.iter().position(|&r| r == me)?)));
@@ -104,8 +106,7 @@ impl Comm for ThreadComm {
     }
 
     fn barrier(&self) -> Result<()> {
-        let signature = Signature { name: "barrier", ..Signature::default() };
-        self.meet(Post { signature, send: None, recv: None }).map(drop)
+        self.meet(Post { signature: Signature::Barrier, send: None, recv: None }).map(drop)
     }
 
     fn abort(&self, reason: &str) {
@@ -120,9 +121,21 @@ impl fmt::Debug for ThreadComm {
     }
 }
 
+/// What is left of a call after its checks.
+enum Prepared {
+    /// Nothing.
+    Done,
+    /// Waiting for a message.
+    Receive { call: Recv, number: u64 },
+    /// Meeting the other ranks.
+    Meet(Post),
+}
+
 /// What a rank contributes to a collective and where it wants the result.
 fn post(call: Call, position: usize) -> Result<Post> {
-    let signature = call.signature();
+    let Some(signature) = call.signature() else {
+        return Err(Error::argument(call.name(), "a message is between two ranks, not a collective"));
+    };
     let (send, recv) = match call {
         Call::AllReduce(c) => (Some(c.send), Some(c.recv)),
         Call::Reduce(c) => (Some(c.send), c.recv.filter(|_| c.root == position)),

@@ -46,7 +46,7 @@ impl Group {
     /// Adds one rank's part to the collective it has come to.
     pub(super) fn post(self: &Arc<Self>, position: usize, post: Post) -> Result<(Arc<Op>, Progress)> {
         self.world.live()?;
-        let op = self.next_op(position, post.signature.name);
+        let op = self.next_op(position, post.signature.name());
         match op.post(position, post, self) {
             Ok(progress) => Ok((op, progress)),
             Err(error) => {

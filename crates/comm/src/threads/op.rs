@@ -76,8 +76,8 @@ impl Op {
             return Ok(Progress::Waiting);
         }
         let posts: Vec<Post> = state.posts.iter_mut().filter_map(Option::take).collect();
-        for ranks in &posts[0].signature.groups {
-            state.groups.push(Group::new(group.world.clone(), ranks.clone()));
+        if let Signature::Split { groups } = &posts[0].signature {
+            state.groups.extend(groups.iter().map(|ranks| Group::new(group.world.clone(), ranks.clone())));
         }
         let work = Work::new(posts)?;
         let progress = match work.bytes() {

@@ -2,11 +2,11 @@
 
 use super::op::Post;
 use crate::call::Signature;
-use crate::combine::combine;
 use crate::error::Result;
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use planaria_array::ops::fold_bytes;
 use planaria_array::{Array, Bytes};
-use planaria_layout::{DType, Reduce};
+use planaria_layout::{Combine, DType, Reduce};
 use std::ops::Range;
 
 /// Bytes of one piece: small enough to stay in the nearer caches while it is written to every rank.
@@ -19,7 +19,7 @@ pub(super) struct Work {
     recvs: Vec<Option<Array>>,
     pieces: Vec<Piece>,
     taken: AtomicUsize,
-    op: Reduce,
+    how: Combine,
     dtype: DType,
 }
 
@@ -38,8 +38,13 @@ impl Work {
     /// Cuts a collective into pieces. The posts have been checked to fit each other.
     pub(super) fn new(posts: Vec<Post>) -> Result<Work> {
         let pieces = cut(&posts);
-        let signature = &posts[0].signature;
-        let (op, dtype) = (signature.op.unwrap_or(Reduce::Sum), signature.dtype.unwrap_or(DType::U8));
+        let dtype = posts[0].signature.dtype();
+        let how = match posts[0].signature {
+            Signature::AllReduce { op, .. }
+            | Signature::Reduce { op, .. }
+            | Signature::ReduceScatter { op, .. } => Combine::of(op, posts.len()),
+            _ => Combine::of(Reduce::Sum, 1),
+        };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
         if !pieces.is_empty() {
             // Where someone holds the old bytes of a receiving array, as an in-place call itself does, it gets
@@ -48,7 +53,7 @@ impl Work {
                 recv.renew()?;
             }
         }
-        Ok(Work { sends, recvs, pieces, taken: AtomicUsize::new(0), op, dtype })
+        Ok(Work { sends, recvs, pieces, taken: AtomicUsize::new(0), how, dtype })
     }
 
     /// Bytes that will be written.
@@ -82,21 +87,20 @@ impl Work {
         match *piece {
             Piece::Copy { src, from, dst, to, len } => {
                 let bytes = &self.sent(src)[from..from + len];
-                self.write(dst, to..to + len, |out| out.copy_from_slice(bytes))
+                self.write(dst, to..to + len, |out| copied(bytes, out))
             }
             Piece::Combine { from, dst, to, len } => {
                 let inputs = self.inputs(from..from + len);
-                self.write(dst, to..to + len, |out| combine(self.op, self.dtype, &inputs, out))
+                self.write(dst, to..to + len, |out| Ok(fold_bytes(self.how, self.dtype, &inputs, out)?))
             }
             Piece::CombineAll { at, len } => {
                 scratch.resize(PIECE.max(len).div_ceil(8), 0);
                 let result = &mut bytemuck::cast_slice_mut::<u64, u8>(scratch)[..len];
-                combine(self.op, self.dtype, &self.inputs(at..at + len), result);
+                fold_bytes(self.how, self.dtype, &self.inputs(at..at + len), result)?;
                 // Neighbouring pieces begin with different ranks, so that threads rarely meet at one array.
                 let size = self.recvs.len();
-                (0..size).try_for_each(|k| {
-                    self.write((turn + k) % size, at..at + len, |out| out.copy_from_slice(result))
-                })
+                (0..size)
+                    .try_for_each(|k| self.write((turn + k) % size, at..at + len, |out| copied(result, out)))
             }
         }
     }
@@ -109,61 +113,69 @@ impl Work {
         (0..self.sends.len()).map(|src| &self.sent(src)[range.clone()]).collect()
     }
 
-    fn write(&self, dst: usize, range: Range<usize>, write: impl FnOnce(&mut [u8])) -> Result<()> {
+    fn write(
+        &self,
+        dst: usize,
+        range: Range<usize>,
+        write: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         match &self.recvs[dst] {
-            Some(recv) => Ok(recv.write_bytes(range, write)?),
+            Some(recv) => recv.write_bytes(range, write)?,
             None => Ok(()),
         }
     }
 }
 
+fn copied(from: &[u8], to: &mut [u8]) -> Result<()> {
+    to.copy_from_slice(from);
+    Ok(())
+}
+
 /// All pieces of a collective, ordered so that neighbours write to different ranks.
 fn cut(posts: &[Post]) -> Vec<Piece> {
     let size = posts.len();
-    let signature = &posts[0].signature;
-    let bytes = |elements: usize| elements * signature.dtype.map_or(1, DType::size);
-    let mut lanes: Vec<Vec<Piece>> = Vec::new();
-    match signature.name {
-        "all_reduce" => {
-            return blocks(bytes(signature.counts[0]))
-                .map(|(at, len)| Piece::CombineAll { at, len })
-                .collect();
+    let bytes = |elements: usize| elements * posts[0].signature.dtype().size();
+    let lanes: Vec<Vec<Piece>> = match &posts[0].signature {
+        Signature::AllReduce { count, .. } => {
+            return blocks(bytes(*count)).map(|(at, len)| Piece::CombineAll { at, len }).collect();
         }
-        "reduce" => {
-            let dst = signature.root.unwrap_or(0);
-            let piece = |(at, len)| Piece::Combine { from: at, dst, to: at, len };
-            return blocks(bytes(signature.counts[0])).map(piece).collect();
+        &Signature::Reduce { count, root, .. } => {
+            let piece = |(at, len)| Piece::Combine { from: at, dst: root, to: at, len };
+            return blocks(bytes(count)).map(piece).collect();
         }
-        "broadcast" => {
-            let src = signature.root.unwrap_or(0);
-            let piece = |dst| move |(at, len)| Piece::Copy { src, from: at, dst, to: at, len };
-            let receivers = (0..size).filter(|&dst| dst != src);
-            lanes.extend(receivers.map(|dst| blocks(bytes(signature.counts[0])).map(piece(dst)).collect()));
+        &Signature::Broadcast { count, root, .. } => {
+            let piece = |dst| move |(at, len)| Piece::Copy { src: root, from: at, dst, to: at, len };
+            let receivers = (0..size).filter(|&dst| dst != root);
+            receivers.map(|dst| blocks(bytes(count)).map(piece(dst)).collect()).collect()
         }
-        "reduce_scatter" => {
-            let offsets = offsets(&signature.counts);
-            for (dst, &count) in signature.counts.iter().enumerate() {
-                let from = bytes(offsets[dst]);
+        Signature::ReduceScatter { counts, .. } => {
+            let parts = counts.iter().zip(offsets(counts)).enumerate();
+            let lane = |(dst, (&count, from)): (usize, (&usize, usize))| {
+                let from = bytes(from);
                 let piece = |(at, len)| Piece::Combine { from: from + at, dst, to: at, len };
-                lanes.push(blocks(bytes(count)).map(piece).collect());
-            }
-        }
-        "all_gather" => {
-            let offsets = offsets(&signature.counts);
-            let part = |src: usize, _| (0, bytes(offsets[src]), bytes(signature.counts[src]));
-            lanes.extend((0..size).map(|dst| copies(size, dst, part)));
-        }
-        "all_to_all" => {
-            let to: Vec<_> = posts.iter().map(|p| offsets(&p.signature.to)).collect();
-            let from: Vec<_> = posts.iter().map(|p| offsets(&p.signature.from)).collect();
-            let count = |p: &Signature, dst: usize| bytes(p.to[dst]);
-            let part = |src: usize, dst: usize| {
-                (bytes(to[src][dst]), bytes(from[dst][src]), count(&posts[src].signature, dst))
+                blocks(bytes(count)).map(piece).collect()
             };
-            lanes.extend((0..size).map(|dst| copies(size, dst, part)));
+            parts.map(lane).collect()
         }
-        _ => {}
-    }
+        Signature::AllGather { counts, .. } => {
+            let offsets = offsets(counts);
+            let part = |src: usize, _| (0, bytes(offsets[src]), bytes(counts[src]));
+            (0..size).map(|dst| copies(size, dst, part)).collect()
+        }
+        Signature::AllToAll { .. } => {
+            let lists = posts.iter().map(|post| match &post.signature {
+                Signature::AllToAll { to, from, .. } => (to.as_slice(), offsets(to), offsets(from)),
+                // All ranks were found to have made the same call.
+                _ => (&[][..], Vec::new(), Vec::new()),
+            });
+            let lists: Vec<(&[usize], Vec<usize>, Vec<usize>)> = lists.collect();
+            let part = |src: usize, dst: usize| {
+                (bytes(lists[src].1[dst]), bytes(lists[dst].2[src]), bytes(lists[src].0[dst]))
+            };
+            (0..size).map(|dst| copies(size, dst, part)).collect()
+        }
+        Signature::Split { .. } | Signature::Barrier => Vec::new(),
+    };
     deal(lanes)
 }
 

@@ -151,12 +151,13 @@ pub fn broadcast(comm: &dyn Comm, value: &Value, root: usize) -> Result<Value> {
         return Err(Error::argument("broadcast_value", what));
     }
     let is_root = comm.rank() == root;
-    let packed = comm.agree(if is_root { Packed::new(value).map(Some) } else { Ok(None) })?;
-    let length = packed.as_ref().map_or(0, |p| p.header.numel() as i64);
-    let length = shared(comm, Array::from_slice(&[length], &[1])?, root)?.to_vec::<i64>()?[0];
+    let packed = if is_root { Packed::new(value).map(Some) } else { Ok(None) };
+    let announced = announced(&packed, |packed| packed.as_ref().map_or(0, |p| p.header.numel()));
+    let length = shared(comm, Array::from_slice(&[announced], &[1])?, root)?.to_vec::<i64>()?[0];
+    let packed = all_packed(comm, packed, &[(root, length)])?;
     let header = match &packed {
         Some(packed) => packed.header.clone(),
-        None => Array::zeros(&[header::checked_length(length, comm.ranks()[root])?], DType::U8)?,
+        None => room(comm, header::checked_length(length, comm.ranks()[root])?, DType::U8)?,
     };
     let header = shared(comm, header, root)?;
     // The root decodes too, so that all ranks agree on what comes next.
@@ -164,15 +165,31 @@ pub fn broadcast(comm: &dyn Comm, value: &Value, root: usize) -> Result<Value> {
     let totals = totals(&decoded.leaves, comm.ranks()[root])?;
     let mut payloads = Vec::with_capacity(totals.len());
     let mut own = packed.into_iter().flat_map(|p| p.payloads);
-    let room = totals.iter().map(|&(dtype, total)| match own.next() {
-        Some(array) => Ok(array),
-        None => Array::zeros(&[total], dtype),
-    });
-    let room = comm.agree(room.collect::<std::result::Result<Vec<_>, _>>())?;
-    for (&(dtype, _), data) in totals.iter().zip(room) {
+    for &(dtype, total) in &totals {
+        let data = own.next().map_or_else(|| room(comm, total, dtype), Ok)?;
         payloads.push((dtype, shared(comm, data, root)?));
     }
     if is_root { Ok(value.clone()) } else { unpack(decoded, &payloads) }
+}
+
+/// What a rank says of its structure: a length, or, below zero, that it could not pack it and the length of its reason.
+fn announced<T>(packed: &Result<T>, length: impl Fn(&T) -> usize) -> i64 {
+    match packed {
+        Ok(packed) => length(packed) as i64,
+        Err(error) => -1 - error.to_string().len() as i64,
+    }
+}
+
+/// What this rank packed, if all that announced something could; else the error of the first that could not.
+fn all_packed<T>(comm: &dyn Comm, packed: Result<T>, announced: &[(usize, i64)]) -> Result<T> {
+    let Some(&(rank, length)) = announced.iter().find(|(_, length)| *length < 0) else { return packed };
+    let reason = packed.err().map(|error| error.to_string()).unwrap_or_default();
+    Err(comm.told(rank, &reason, header::checked_length(-1 - length, comm.ranks()[rank])?)?)
+}
+
+/// Room for what comes. A rank that has none cannot take part any more, so it tells the others.
+fn room(comm: &dyn Comm, count: usize, dtype: DType) -> Result<Array> {
+    Ok(Array::empty(&[count], dtype).inspect_err(|error| comm.abort(&error.to_string()))?)
 }
 
 fn shared(comm: &dyn Comm, data: Array, root: usize) -> Result<Array> {
@@ -204,17 +221,20 @@ pub fn all_gather(comm: &dyn Comm, value: &Value) -> Result<Vec<Value>> {
 
 fn gather_to(comm: &dyn Comm, value: &Value, to: To) -> Result<Vec<Value>> {
     let size = comm.size();
-    let packed = comm.agree(Packed::new(value))?;
+    let packed = Packed::new(value);
     // Everyone learns all lengths: of the header, and of the payload of each dtype.
-    let mut lengths = vec![packed.header.numel() as i64];
+    let mut lengths = vec![announced(&packed, |packed| packed.header.numel())];
     for dtype in DType::ALL {
-        let own = packed.payloads.iter().find(|p| p.dtype() == dtype);
+        let payloads = packed.as_ref().map_or(&[][..], |packed| &packed.payloads);
+        let own = payloads.iter().find(|p| p.dtype() == dtype);
         lengths.push(own.map_or(0, |p| p.numel() as i64));
     }
-    let table = Array::zeros(&[size * lengths.len()], DType::I64)?;
+    let table = Array::empty(&[size * lengths.len()], DType::I64)?;
     let send = Array::from_slice(&lengths, &[lengths.len()])?;
     comm.all_gather(AllGather { send, recv: table.clone(), recv_counts: vec![lengths.len(); size] })?;
     let table = table.to_vec::<i64>()?;
+    let headers: Vec<(usize, i64)> = table.iter().step_by(lengths.len()).copied().enumerate().collect();
+    let packed = all_packed(comm, packed, &headers)?;
     let column = |which: usize| -> Result<Vec<usize>> {
         let entry =
             |rank: usize| header::checked_length(table[rank * lengths.len() + which], comm.ranks()[rank]);
@@ -253,7 +273,7 @@ fn collect(comm: &dyn Comm, own: &Array, counts: &[usize], to: To) -> Result<Vec
     let total = counts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
     let total = total.filter(|n| n.checked_mul(own.dtype().size()).is_some());
     let total = total.ok_or_else(|| Error::argument("gather_value", "too many elements"))?;
-    let recv = Array::zeros(&[if receives(rank) { total } else { 0 }], own.dtype())?;
+    let recv = room(comm, if receives(rank) { total } else { 0 }, own.dtype())?;
     match to {
         To::All => {
             comm.all_gather(AllGather {

@@ -212,7 +212,7 @@ impl Links {
     }
 
     fn receive_array(&self, line: Line, shape: &[usize], dtype: DType) -> Result<Array> {
-        let data = Array::zeros(shape, dtype).map_err(|e| self.refuse(line, e))?;
+        let data = Array::empty(shape, dtype).map_err(|e| self.refuse(line, e))?;
         if data.numel() > 0 {
             let call = Call::Recv(Recv { data: data.clone(), from: line.peer, tag: self.tag(line) });
             self.comm.run(call)?;

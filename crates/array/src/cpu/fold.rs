@@ -1,0 +1,198 @@
+//! The fold of several ranks' contributions, element by element in a given order. Communicators and tensors share it,
+//! so a result has the same bits wherever it is made and however its bytes are cut.
+
+use super::simd::simd;
+use crate::convert::convert_bytes;
+use bytemuck::Pod;
+use planaria_layout::{Combine, DType, Reduce};
+
+/// Elements folded at a time: accumulators and converted inputs stay in the nearest cache.
+const BLOCK: usize = 1024;
+
+/// How two values become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Join {
+    Add,
+    Mul,
+    /// NaN wins.
+    Larger,
+    /// NaN wins.
+    Smaller,
+}
+
+/// A fold of one dtype.
+#[derive(Clone, Copy)]
+struct Fold {
+    dtype: DType,
+    /// What inputs are converted to before they are joined.
+    wide: DType,
+    join: Join,
+    divisor: usize,
+}
+
+/// Folds `inputs` into `out`; all hold the same number of elements, and there is at least one input. Narrow floats are
+/// folded in f32 and rounded once; integers in 64 bits, where they wrap and quotients drop their fraction; truth values
+/// as 0 and 1.
+pub(crate) fn fold(how: Combine, dtype: DType, inputs: &[&[u8]], out: &mut [u8]) {
+    let truth = dtype == DType::Bool || matches!(how.reduce, Reduce::Any | Reduce::All);
+    let join = match how.reduce {
+        Reduce::Sum | Reduce::Avg if !truth => Join::Add,
+        Reduce::Prod if !truth => Join::Mul,
+        Reduce::Sum | Reduce::Avg | Reduce::Any | Reduce::Max => Join::Larger,
+        Reduce::Prod | Reduce::All | Reduce::Min => Join::Smaller,
+    };
+    let wide = match dtype {
+        _ if truth => DType::Bool,
+        DType::F64 | DType::U64 => dtype,
+        dtype if dtype.is_float() => DType::F32,
+        _ => DType::I64,
+    };
+    let fold = Fold { dtype, wide, join, divisor: how.divisor };
+    match wide {
+        DType::Bool => run::<u8>(fold, inputs, out),
+        DType::F64 => run::<f64>(fold, inputs, out),
+        DType::U64 => run::<u64>(fold, inputs, out),
+        DType::F32 => run::<f32>(fold, inputs, out),
+        _ => run::<i64>(fold, inputs, out),
+    }
+}
+
+fn run<W: Wide>(fold: Fold, inputs: &[&[u8]], out: &mut [u8]) {
+    let step = BLOCK * fold.dtype.size();
+    let mut room = [[0u64; BLOCK]; 2];
+    for (i, out) in out.chunks_mut(step).enumerate() {
+        let at = i * step..i * step + out.len();
+        let inputs = inputs.iter().map(|input| &input[at.clone()]);
+        match fold.wide == fold.dtype {
+            true => fold_where_it_lies::<W>(fold, inputs, out),
+            false => fold_converted::<W>(fold, inputs, out, &mut room),
+        }
+    }
+}
+
+/// Nothing to convert: the result is its own accumulator.
+fn fold_where_it_lies<'a, W: Wide>(fold: Fold, inputs: impl Iterator<Item = &'a [u8]>, out: &mut [u8]) {
+    let mut inputs = inputs.map(bytemuck::cast_slice::<u8, W>);
+    let out = bytemuck::cast_slice_mut::<u8, W>(out);
+    match (inputs.next(), inputs.next()) {
+        (Some(x), Some(y)) => join_two(fold.join, x, y, out),
+        (Some(x), None) => out.copy_from_slice(x),
+        (None, _) => {}
+    }
+    inputs.for_each(|x| join_one(fold.join, out, x));
+    divide(out, fold.divisor);
+}
+
+fn fold_converted<'a, W: Wide>(
+    fold: Fold,
+    mut inputs: impl Iterator<Item = &'a [u8]>,
+    out: &mut [u8],
+    room: &mut [[u64; BLOCK]; 2],
+) {
+    let wide = out.len() / fold.dtype.size() * fold.wide.size();
+    let [sum, next] = room.each_mut().map(|room| &mut bytemuck::cast_slice_mut::<u64, u8>(room)[..wide]);
+    if let Some(first) = inputs.next() {
+        convert_bytes(fold.dtype, first, fold.wide, sum);
+    }
+    for input in inputs {
+        convert_bytes(fold.dtype, input, fold.wide, next);
+        join_one::<W>(fold.join, bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(next));
+    }
+    divide::<W>(bytemuck::cast_slice_mut(sum), fold.divisor);
+    convert_bytes(fold.wide, sum, fold.dtype, out);
+}
+
+/// What contributions are folded in.
+trait Wide: Pod {
+    fn add(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn larger(self, other: Self) -> Self;
+    fn smaller(self, other: Self) -> Self;
+    fn over(self, divisor: usize) -> Self;
+}
+
+macro_rules! floats {
+    ($($t:ty),*) => {$(
+        impl Wide for $t {
+            #[inline(always)]
+            fn add(self, other: $t) -> $t {
+                self + other
+            }
+            #[inline(always)]
+            fn mul(self, other: $t) -> $t {
+                self * other
+            }
+            #[inline(always)]
+            fn larger(self, other: $t) -> $t {
+                if self > other || self.is_nan() { self } else { other }
+            }
+            #[inline(always)]
+            fn smaller(self, other: $t) -> $t {
+                if self < other || self.is_nan() { self } else { other }
+            }
+            #[inline(always)]
+            fn over(self, divisor: usize) -> $t {
+                self / divisor as $t
+            }
+        }
+    )*};
+}
+floats!(f32, f64);
+
+macro_rules! integers {
+    ($($t:ty),*) => {$(
+        impl Wide for $t {
+            #[inline(always)]
+            fn add(self, other: $t) -> $t {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn mul(self, other: $t) -> $t {
+                self.wrapping_mul(other)
+            }
+            #[inline(always)]
+            fn larger(self, other: $t) -> $t {
+                self.max(other)
+            }
+            #[inline(always)]
+            fn smaller(self, other: $t) -> $t {
+                self.min(other)
+            }
+            #[inline(always)]
+            fn over(self, divisor: usize) -> $t {
+                self / divisor as $t
+            }
+        }
+    )*};
+}
+integers!(u8, i64, u64);
+
+simd! {
+    /// `sum = sum joined with x`.
+    fn join_one<W: Wide>(join: Join, sum: &mut [W], x: &[W]) {
+        let pairs = sum.iter_mut().zip(x);
+        match join {
+            Join::Add => pairs.for_each(|(s, &x)| *s = s.add(x)),
+            Join::Mul => pairs.for_each(|(s, &x)| *s = s.mul(x)),
+            Join::Larger => pairs.for_each(|(s, &x)| *s = s.larger(x)),
+            Join::Smaller => pairs.for_each(|(s, &x)| *s = s.smaller(x)),
+        }
+    }
+
+    /// `out = x joined with y`, in one pass.
+    fn join_two<W: Wide>(join: Join, x: &[W], y: &[W], out: &mut [W]) {
+        let triples = out.iter_mut().zip(x).zip(y);
+        match join {
+            Join::Add => triples.for_each(|((o, &x), &y)| *o = x.add(y)),
+            Join::Mul => triples.for_each(|((o, &x), &y)| *o = x.mul(y)),
+            Join::Larger => triples.for_each(|((o, &x), &y)| *o = x.larger(y)),
+            Join::Smaller => triples.for_each(|((o, &x), &y)| *o = x.smaller(y)),
+        }
+    }
+}
+
+fn divide<W: Wide>(sum: &mut [W], divisor: usize) {
+    if divisor > 1 {
+        sum.iter_mut().for_each(|s| *s = s.over(divisor));
+    }
+}

@@ -1,0 +1,109 @@
+//! Folding contributions: what several holders have of one value becomes that value.
+
+use crate::array::Array;
+use crate::cpu;
+use crate::error::{Error, Result};
+use planaria_layout::{Combine, DType};
+
+/// Folds contributions given as bytes of whole elements, in this order, into `out`.
+///
+/// The result does not depend on how the bytes are cut. Floats narrower than f32 are folded in f32 and rounded once.
+/// Integers are folded in 64 bits, wrap to their own width at the end, and an average drops its fraction (it rounds
+/// toward zero). A sum of truth values is "or", a product "and"; they have no average.
+pub fn fold_bytes(how: Combine, dtype: DType, inputs: &[&[u8]], out: &mut [u8]) -> Result<()> {
+    if dtype == DType::Bool && how.divisor > 1 {
+        return Err(Error::argument("fold", "avg is not defined for bool; cast first"));
+    }
+    if inputs.is_empty() || inputs.iter().any(|input| input.len() != out.len()) {
+        let lengths: Vec<usize> = inputs.iter().map(|input| input.len()).collect();
+        let what = format!("contributions of {lengths:?} bytes cannot make {}", out.len());
+        return Err(Error::argument("fold", what));
+    }
+    cpu::fold::fold(how, dtype, inputs, out);
+    Ok(())
+}
+
+impl Array {
+    /// Overwrites this view with `inputs`, arrays of its shape and dtype, folded in this order as [`fold_bytes`] does.
+    pub fn fold_from(&self, how: Combine, inputs: &[Array]) -> Result<()> {
+        for input in inputs {
+            input.check_dtype("fold", self.dtype())?;
+            if input.shape() != self.shape() {
+                let what = format!("a contribution of {} cannot make {}", input.shape(), self.shape());
+                return Err(Error::argument("fold", what));
+            }
+        }
+        if !self.is_contiguous() {
+            let folded = Array::empty(self.shape(), self.dtype())?;
+            folded.fold_from(how, inputs)?;
+            return self.copy_from(&folded);
+        }
+        let flat = inputs.iter().map(|input| input.contiguous()?.bytes()).collect::<Result<Vec<_>>>()?;
+        let flat: Vec<&[u8]> = flat.iter().map(|bytes| &**bytes).collect();
+        let length = self.numel() * self.dtype().size();
+        self.write_bytes(0..length, |out| fold_bytes(how, self.dtype(), &flat, out))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planaria_layout::Reduce;
+
+    fn folded(how: Combine, dtype: DType, values: &[&[f64]]) -> Result<Vec<f64>> {
+        let array = |v: &&[f64]| Array::from_slice(v, &[v.len()])?.cast(dtype);
+        let inputs = values.iter().map(array).collect::<Result<Vec<_>>>()?;
+        let out = Array::empty(&[values[0].len()], dtype)?;
+        out.fold_from(how, &inputs)?;
+        out.cast(DType::F64)?.to_vec()
+    }
+
+    #[test]
+    fn integer_averages_round_toward_zero_in_every_dtype() {
+        for dtype in DType::ALL.into_iter().filter(|d| d.is_int()) {
+            let average = Combine::of(Reduce::Avg, 3);
+            let values: [&[f64]; 3] = [&[100.0, 3.0, 0.0], &[100.0, 4.0, 1.0], &[103.0, 4.0, 1.0]];
+            // Narrow sums do not wrap before they are divided.
+            assert_eq!(folded(average, dtype, &values).unwrap(), [101.0, 3.0, 0.0], "{dtype}");
+            if !matches!(dtype, DType::U8 | DType::U16 | DType::U32 | DType::U64) {
+                let values: [&[f64]; 3] = [&[-100.0, -3.0], &[-100.0, -4.0], &[-103.0, -1.0]];
+                assert_eq!(folded(average, dtype, &values).unwrap(), [-101.0, -2.0], "{dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn truth_values_fold_as_or_and_and() {
+        let values: [&[f64]; 3] = [&[0.0, 1.0, 1.0], &[0.0, 0.0, 1.0], &[0.0, 1.0, 1.0]];
+        for reduce in Reduce::EVERY.into_iter().filter(|&r| r != Reduce::Avg) {
+            let any = matches!(reduce, Reduce::Sum | Reduce::Max | Reduce::Any);
+            let want = if any { [0.0, 1.0, 1.0] } else { [0.0, 0.0, 1.0] };
+            assert_eq!(folded(Combine::of(reduce, 3), DType::Bool, &values).unwrap(), want, "{reduce:?}");
+        }
+        assert!(folded(Combine::of(Reduce::Avg, 3), DType::Bool, &values).is_err());
+        let values: [&[f64]; 2] = [&[0.0, -0.0, f64::NAN], &[0.0, 0.5, 0.0]];
+        assert_eq!(folded(Combine::of(Reduce::Any, 2), DType::F16, &values).unwrap(), [0.0, 1.0, 1.0]);
+        assert_eq!(folded(Combine::of(Reduce::All, 2), DType::F32, &values).unwrap(), [0.0; 3]);
+    }
+
+    #[test]
+    fn narrow_floats_round_once_and_nan_wins() {
+        let values: [&[f64]; 3] = [&[256.0, f64::NAN], &[1.0, 1.0], &[1.0, 2.0]];
+        // In bf16 each 1 alone would be lost.
+        assert_eq!(folded(Combine::of(Reduce::Sum, 3), DType::BF16, &values).unwrap()[0], 258.0);
+        assert!(folded(Combine::of(Reduce::Max, 3), DType::BF16, &values).unwrap()[1].is_nan());
+        assert!(folded(Combine::of(Reduce::Min, 3), DType::F64, &values).unwrap()[1].is_nan());
+    }
+
+    #[test]
+    fn a_fold_writes_only_its_view_and_refuses_what_does_not_fit() {
+        let whole = Array::full(&[3, 3000], 9, DType::I16).unwrap();
+        let column = whole.narrow(1, 5, 1100).unwrap();
+        let inputs = [Array::full(&[3, 1100], 2, DType::I16).unwrap(), column.copy().unwrap()];
+        column.fold_from(Combine::of(Reduce::Sum, 2), &inputs).unwrap();
+        let sum = whole.cast(DType::I64).unwrap().to_vec::<i64>().unwrap().iter().sum::<i64>();
+        assert_eq!(sum, 3 * (1100 * 11 + 1900 * 9));
+        assert!(column.fold_from(Combine::of(Reduce::Sum, 0), &[]).is_err());
+        assert!(column.fold_from(Combine::of(Reduce::Sum, 1), std::slice::from_ref(&whole)).is_err());
+    }
+}
