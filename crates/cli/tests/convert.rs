@@ -6,6 +6,7 @@ use common::{command, names, planaria, root, succeed, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 fn same(first: &Path, second: &Path) {
@@ -235,6 +236,16 @@ fn sparse(path: &Path, tensors: usize, rows: usize, columns: usize) {
     file.set_len((bytes.len() + tensors * each) as u64).unwrap();
 }
 
+/// Names directly in a folder, sorted.
+fn top(folder: &std::path::Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
 #[test]
 fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -243,11 +254,12 @@ fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
     let target = folder.path().join("out");
     for (signal, code) in [("KILL", None), ("INT", Some(130)), ("TERM", Some(143))] {
         let args = ["convert", text(&source), text(&target), "--to", "hf", "--max-shard-size", "64MB"];
-        let part = folder.path().join(".out.part");
-        let _ = fs::remove_dir_all(&part);
+        let parts =
+            || top(folder.path()).into_iter().filter(|name| name.ends_with(".planaria")).collect::<Vec<_>>();
+        let before = parts();
         let mut child = command(&args).spawn().unwrap();
         let start = Instant::now();
-        while !part.exists() && start.elapsed() < Duration::from_secs(20) {
+        while parts().iter().all(|part| before.contains(part)) && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let sent = std::process::Command::new("kill")
@@ -257,12 +269,13 @@ fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
         assert!(sent.success());
         assert_eq!(child.wait().unwrap().code(), code, "{signal}");
         assert!(!target.exists(), "{signal}: the target must not appear");
-        assert_eq!(part.exists(), signal == "KILL", "{signal}: only a killed run leaves its part behind");
+        // What a killed run leaves, the next one takes away; an interrupted one leaves nothing.
+        assert_eq!(parts().len(), usize::from(signal == "KILL"), "{signal}");
     }
     let small = folder.path().join("small.safetensors");
     sparse(&small, 1, 4, 4);
     succeed(&["convert", text(&small), text(&target), "--to", "hf"]);
-    assert!(target.exists() && !folder.path().join(".out.part").exists(), "the next run takes the rest away");
+    assert_eq!(top(folder.path()), ["big.safetensors", "out", "small.safetensors"]);
 }
 
 #[test]
@@ -339,4 +352,41 @@ fn damage_in_a_torch_archive_is_named_and_exits_3() {
     let ran = planaria(&["verify", text(&file)]);
     assert_eq!(ran.code, Some(3), "{}{}", ran.out, ran.err);
     assert!(ran.out.contains("is damaged: member ") && ran.out.contains("CRC-32"), "{}", ran.out);
+}
+
+#[test]
+fn conversions_that_race_for_a_target_leave_one_whole_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("big.safetensors");
+    sparse(&source, 8, 512, 512);
+    for round in 0..6 {
+        let target = folder.path().join(format!("out{round}"));
+        let run = |to| {
+            let args = ["convert", text(&source), text(&target), "--to", to];
+            command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        let mut both = [run("hf"), run("planaria")];
+        let codes = both.each_mut().map(|child| child.wait().unwrap().code());
+        assert!(codes == [Some(0), Some(2)] || codes == [Some(2), Some(0)], "{codes:?}");
+        assert_eq!(top(&target).contains(&"COMMIT".to_string()), codes[1] == Some(0), "the winner's files");
+        succeed(&["verify", text(&target)]);
+        succeed(&["diff", text(&source), text(&target)]);
+        fs::remove_dir_all(&target).unwrap();
+    }
+    assert_eq!(top(folder.path()), ["big.safetensors"]);
+}
+
+#[test]
+fn a_project_around_a_checkpoint_is_never_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("a.safetensors");
+    sparse(&source, 1, 4, 4);
+    let target = folder.path().join("project");
+    fs::create_dir_all(target.join("src")).unwrap();
+    fs::write(target.join("src/main.py"), "x").unwrap();
+    fs::copy(&source, target.join("model.safetensors")).unwrap();
+    let ran = planaria(&["convert", text(&source), text(&target), "--to", "hf", "--yes"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("holds more than a checkpoint: 'src/main.py'"), "{}", ran.err);
+    assert_eq!(fs::read_to_string(target.join("src/main.py")).unwrap(), "x");
 }

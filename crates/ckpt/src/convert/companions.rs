@@ -37,6 +37,17 @@ pub(super) fn companions(source: &Source) -> Result<Vec<String>> {
     Ok(found)
 }
 
+/// Whether a file, named within the folder of a checkpoint, is a part of it: it holds tensors or their index, makes the folder
+/// a checkpoint, or is the configuration or tokenizer of a model.
+pub fn belongs(source: &Source, name: &str) -> bool {
+    let full = join(source.folder.as_deref().unwrap_or(""), name);
+    let listed = || listed_files(source).is_some_and(|listed| listed.iter().any(|file| file == name));
+    let marks = ["COMMIT", "manifest.json", ".metadata"].contains(&name)
+        || name.ends_with(".index.json")
+        || name.strip_suffix(".metadata").is_some_and(|uid| uid.bytes().all(|byte| byte.is_ascii_digit()));
+    source.files.contains(&full) || marks || is_known(name) || listed()
+}
+
 /// Files of configurations and tokenizers by name.
 fn is_known(name: &str) -> bool {
     const NAMES: [&str; 12] = [

@@ -32,6 +32,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use torch::{Torch, is_torch};
 
+pub use companions::belongs;
 pub use mapped::{Remap, Way};
 
 /// What to write.
@@ -324,7 +325,13 @@ impl Conversion<'_> {
         self.draft.files.iter().map(|file| file.len).sum()
     }
 
-    /// Names and sizes of all files.
+    /// Names of the small files of the source that go along.
+    pub fn carried(&self) -> Result<Vec<String>> {
+        let short = |name: String| name.rsplit('/').next().unwrap_or(&name).to_string();
+        Ok(companions::companions(self.source)?.into_iter().map(short).collect())
+    }
+
+    /// Names and sizes of the files that it makes.
     pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
         let data = self.draft.files.iter().map(|file| (file.name.as_str(), file.len));
         data.chain(self.draft.small.iter().map(|(name, bytes)| (name.as_str(), bytes.len() as u64)))

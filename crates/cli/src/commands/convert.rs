@@ -174,7 +174,9 @@ pub(super) fn carry_out(
     }
     report_left_out(conversion, terminal);
     let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
-    let folder = OutputFolder::check(source, target, existing)?;
+    let carried = conversion.carried()?;
+    let names = conversion.files().map(|(name, _)| name).chain(carried.iter().map(String::as_str));
+    let folder = OutputFolder::check(source, target, existing, names)?;
     if !output.dry_run {
         let signals = Signals::watch()?;
         let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };

@@ -1,0 +1,172 @@
+//! A folder of our own beside the target, in which a result is prepared. It has a name nobody else has, and a lock that
+//! tells the living from the dead: only what a dead process of ours left is ever taken away.
+
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::process;
+
+/// The file that says whose folder it is. Its owner holds a lock on it for as long as it lives.
+const OWNER: &str = "owner";
+
+/// First line of [`OWNER`]: without it a folder is not ours.
+const MARK: &str = "planaria: a result in preparation, removed when its process has ended";
+
+/// The result, under the name it has until it is published.
+pub(super) const RESULT: &str = "result";
+
+/// Present from the moment before a checkpoint is replaced: what lies in the folder may be the old one.
+const REPLACING: &str = "replacing";
+
+/// Ending of the folder's name.
+const ENDING: &str = ".planaria";
+
+/// Names tried before giving up; more than one is needed only if clocks of two namespaces share process numbers.
+const TRIES: u32 = 100;
+
+/// A result in preparation. Dropped, it is removed.
+pub(super) struct Staging {
+    path: PathBuf,
+    /// Locked. The lock ends with the process, however it ends.
+    _owner: File,
+    keep: bool,
+}
+
+impl Staging {
+    /// Makes one beside `target`, in `parent`, and removes those that dead processes left for the same target.
+    pub(super) fn beside(parent: &Path, name: &str) -> Result<Staging> {
+        remove_stale(parent, name);
+        for number in 0..TRIES {
+            let path = parent.join(format!(".{name}.{}-{number}{ENDING}", process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Staging::own(path),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot create '{}'", path.display()));
+                }
+            }
+        }
+        bail!("'{}' holds {TRIES} unfinished results for '{name}'; remove them", parent.display())
+    }
+
+    fn own(path: PathBuf) -> Result<Staging> {
+        let make = || -> io::Result<File> {
+            let mut owner = File::create_new(path.join(OWNER))?;
+            owner.lock()?;
+            writeln!(owner, "{MARK}\nprocess {}", process::id())?;
+            Ok(owner)
+        };
+        match make() {
+            Ok(owner) => Ok(Staging { path, _owner: owner, keep: false }),
+            Err(error) => {
+                let _ = fs::remove_dir_all(&path);
+                Err(error).with_context(|| format!("cannot lock '{}'", path.join(OWNER).display()))
+            }
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the result is prepared.
+    pub(super) fn result(&self) -> PathBuf {
+        self.path.join(RESULT)
+    }
+
+    /// From now on this folder may hold what stood at the target: if the process dies, nobody removes it.
+    pub(super) fn begin_replacing(&mut self) -> Result<()> {
+        let mark = self.path.join(REPLACING);
+        File::create(&mark).with_context(|| format!("cannot write '{}'", mark.display()))?;
+        self.keep = true;
+        Ok(())
+    }
+
+    /// What this folder holds is ours again.
+    pub(super) fn end_replacing(&mut self) {
+        self.keep = false;
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.keep {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Removes what processes that are gone prepared for this target.
+fn remove_stale(parent: &Path, name: &str) {
+    let begins = format!(".{name}.");
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let found = entry.file_name();
+        let Some(middle) = found.to_str().and_then(|found| found.strip_prefix(&begins)?.strip_suffix(ENDING))
+        else {
+            continue;
+        };
+        let numbers = middle.split_once('-').is_some_and(|(process, number)| {
+            [process, number]
+                .iter()
+                .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+        });
+        if numbers && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_if_dead(&entry.path());
+        }
+    }
+}
+
+fn remove_if_dead(folder: &Path) {
+    let owner = folder.join(OWNER);
+    let ours = fs::read_to_string(&owner).is_ok_and(|text| text.lines().next() == Some(MARK));
+    if !ours || folder.join(REPLACING).exists() {
+        return;
+    }
+    // Held while removing, so that two runs that come at once do not both try.
+    let Ok(lock) = File::open(&owner) else { return };
+    if lock.try_lock().is_ok() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_dead_process_of_ours_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let living = Staging::beside(at, "out").unwrap();
+        // Somebody's folders, with names much like ours.
+        for name in [".out.part", ".out.old", ".out.7-0.planaria", ".out.x.planaria"] {
+            fs::create_dir(at.join(name)).unwrap();
+            fs::write(at.join(name).join("precious"), "x").unwrap();
+        }
+        let dead = |name: &str| {
+            fs::create_dir(at.join(name)).unwrap();
+            fs::write(at.join(name).join(OWNER), format!("{MARK}\nprocess 1\n")).unwrap();
+        };
+        dead(".out.8-0.planaria");
+        dead(".other.8-0.planaria");
+        dead(".out.9-0.planaria");
+        fs::write(at.join(".out.9-0.planaria").join(REPLACING), "").unwrap();
+        let next = Staging::beside(at, "out").unwrap();
+        assert!(!at.join(".out.8-0.planaria").exists(), "left by a dead process");
+        for name in [
+            ".out.part",
+            ".out.old",
+            ".out.7-0.planaria",
+            ".out.x.planaria",
+            ".other.8-0.planaria",
+            ".out.9-0.planaria",
+        ] {
+            assert!(at.join(name).exists(), "{name}");
+        }
+        assert!(living.path().exists() && next.path().exists() && living.path() != next.path());
+        let path = next.path().to_path_buf();
+        drop(next);
+        assert!(!path.exists());
+    }
+}
