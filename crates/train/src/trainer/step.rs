@@ -48,7 +48,7 @@ impl RankRun<'_> {
         let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;
         update::join_tied(&self.replica, &self.world, &mut sums)?;
-        let (moved, wishes) = self.update(step, &sums, &losses)?;
+        let (moved, wishes) = self.update(&sums, &losses)?;
         self.progress.step = step;
         self.progress.samples += self.geometry.global_batch;
         self.progress.tokens += self.tokens();
@@ -79,14 +79,15 @@ impl RankRun<'_> {
     }
 
     /// The optimizer's part of a step, skipped where the gradient is not finite.
-    fn update(&mut self, step: u64, sums: &[Array], losses: &Losses) -> Result<(Moved, Wishes)> {
+    fn update(&mut self, sums: &[Array], losses: &Losses) -> Result<(Moved, Wishes)> {
         let mut norm = ExactNorm::new();
         for lane in update::counted(&self.replica) {
             norm.add(&sums[lane])?;
         }
         let (norm, wishes) = self.agree_on(norm)?;
         let over = losses.count() * self.scale();
-        let (grad_norm, lr) = (norm / over, self.schedule.rate(step));
+        // As in transformers, schedules count updates: a skipped step does not move them.
+        let (grad_norm, lr) = (norm / over, self.schedule.rate(self.progress.updates));
         let skipped = !grad_norm.is_finite();
         if !skipped {
             let optim = &self.job.config.optim;
@@ -125,7 +126,7 @@ impl RankRun<'_> {
             consumed_tokens: self.progress.tokens,
             epoch: self.progress.samples as f64 / self.job.data.train.len().max(1) as f64,
             seconds: began.elapsed().as_secs_f64(),
-            loss_scale: self.scale(),
+            loss_scale: self.progress.scale.map_or(1.0, |scale| scale.factor),
             skipped: moved.skipped,
             peak_bytes: planaria_array::memory_stats().peak as u64,
         };
@@ -137,8 +138,11 @@ impl RankRun<'_> {
         self.geometry.global_batch * self.job.config.data.sequence as u64
     }
 
+    /// The factor on a micro-batch's summed loss. A loss scale is meant for the mean over a step, so it is divided by the least
+    /// power of two that covers the step's tokens: exact, and the same for every way to divide a step.
     fn scale(&self) -> f64 {
-        self.progress.scale.map_or(1.0, |scale| scale.factor)
+        let tokens = self.tokens().checked_next_power_of_two().unwrap_or(1 << 63);
+        self.progress.scale.map_or(1.0, |scale| scale.factor / tokens as f64)
     }
 }
 
