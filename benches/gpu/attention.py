@@ -270,7 +270,7 @@ def time_all(record):
         ms = median_ms([lambda c=c: Mma(dim).delta(c) for c in cases])
         record.time(f"{label} delta", ms)
         for v in KEYS[dim]:
-            for parts in (1, 2, heads // kv_heads):
+            for parts in (1, 2):
                 def work():
                     mma = Mma(dim, keys=v)
                     for c in cases:

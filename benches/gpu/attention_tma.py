@@ -4,7 +4,7 @@ import torch
 from attention import SHAPES, Case, Mma, cdiv, check_case, flops, small_cases
 from device import Kernel, tensor_map
 from timing import error, median_ms, same_bits
-from variants import FORWARD_TMA, KEYS_TMA, QUERIES_TMA, forward_tma_options, keys_tma_options
+from variants import FORWARD_TMA, KEYS_TMA, QUERIES_TMA, forward_tma_options, keys_tma_options, queries_tma_options
 
 MULTIPROCESSORS = 132
 
@@ -26,7 +26,7 @@ def maps_of(c, rows):
 
 class Forward:
     def __init__(self, dim, v, element="bf16"):
-        self.dim, (self.groups, self.bn, self.stages) = dim, v
+        self.dim, (self.groups, self.bn, self.stages, *_) = dim, v
         self.kernel = Kernel("attention_forward_tma.cu", forward_tma_options(dim, v, element), "attention_forward_tma")
 
     def __call__(self, c):
@@ -56,7 +56,7 @@ class Keys:
 class Queries:
     def __init__(self, dim, v, element="bf16"):
         self.dim, (self.groups, self.bn, self.stages) = dim, v
-        self.kernel = Kernel("attention_grad_queries_tma.cu", forward_tma_options(dim, v, element), "attention_grad_queries_tma")
+        self.kernel = Kernel("attention_grad_queries_tma.cu", queries_tma_options(dim, v, element), "attention_grad_queries_tma")
 
     def __call__(self, c):
         s, bm = c.s, 64 * self.groups

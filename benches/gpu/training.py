@@ -43,7 +43,7 @@ class Norm:
         y = torch.full_like(x, float("nan")) if poison else torch.empty_like(x)
         self.mean = torch.empty(rows, dtype=real_of(x), device=DEV) if self.center else None
         self.rstd = torch.empty(rows, dtype=real_of(x), device=DEV)
-        self.f(WIDE, 256, x, residual, self.added, w, b, y, self.mean, self.rstd, I64(rows), I32(cols), F64(eps))
+        self.f(min(cdiv(rows, 256 // self.lanes), 132 * 64), 256, x, residual, self.added, w, b, y, self.mean, self.rstd, I64(rows), I32(cols), F64(eps))
         return y
 
     def grad(self, dy, h, w, carried, poison=True):
@@ -54,7 +54,7 @@ class Norm:
         if poison:
             parts.fill_(float("nan"))
         length = 16 // h.element_size() if self.packets else 1
-        room = (1 + self.center) * self.lanes * self.per * length * parts.element_size()
+        room = (1 + self.center) * self.groups * self.lanes * self.per * length * parts.element_size()
         self.g(tiles, self.lanes * self.groups, dy, h, w, self.mean, self.rstd, carried, dx, parts[0], parts[1], I64(rows), I32(cols), shared=room)
         name = NAMES[real]
         fold = Kernel("columns.cu", options(ELEMENT=name, OUT=name, PACKETS=0), "column_fold")

@@ -1,20 +1,11 @@
 """Which files are compiled with which options: needs neither torch nor a GPU."""
 
-# name: (BM, BN, WARPS, BLOCKS, Q_IN_REGISTERS)
-FORWARD = {
-    64: [(128, 64, 4, 2, 1), (64, 64, 4, 3, 1), (128, 64, 8, 2, 1), (128, 128, 4, 2, 1), (128, 32, 4, 2, 1), (192, 64, 4, 1, 1)],
-    128: [(128, 64, 4, 2, 0), (128, 64, 8, 1, 1), (64, 64, 4, 2, 1), (128, 32, 4, 2, 0), (128, 32, 8, 1, 1)],
-}
+# (BM, BN, WARPS, BLOCKS, Q_IN_REGISTERS), the fastest of those tried first
+FORWARD = {64: [(128, 64, 4, 2, 1), (64, 64, 4, 3, 1)], 128: [(128, 64, 4, 2, 0), (128, 64, 8, 1, 1)]}
 # (BM, WARPS, BLOCKS, KEYS_IN_REGISTERS)
-KEYS = {
-    64: [(64, 4, 3, 0), (64, 4, 2, 1), (64, 8, 1, 1), (32, 4, 3, 1), (32, 4, 4, 0), (128, 4, 2, 0)],
-    128: [(64, 4, 2, 0), (64, 8, 1, 0), (32, 4, 2, 0), (32, 8, 1, 0), (32, 4, 2, 1)],
-}
+KEYS = {64: [(64, 4, 2, 1), (64, 4, 3, 0)], 128: [(64, 4, 2, 0), (64, 8, 1, 0)]}
 # (BN, WARPS, BLOCKS, QUERIES_IN_REGISTERS)
-QUERIES = {
-    64: [(64, 4, 3, 0), (64, 4, 3, 1), (64, 8, 1, 1), (64, 8, 2, 0), (32, 4, 4, 0), (128, 4, 2, 0)],
-    128: [(64, 4, 2, 0), (64, 8, 1, 1), (32, 4, 3, 0), (32, 4, 2, 1)],
-}
+QUERIES = {64: [(64, 4, 3, 1), (64, 8, 2, 0)], 128: [(64, 8, 1, 1), (64, 4, 2, 0)]}
 
 
 def forward_options(dim, v, element="bf16", mask=0):
@@ -32,21 +23,31 @@ def queries_options(dim, v, element="bf16", mask=0):
     return [f"-DELEMENT={element}", f"-DDIM={dim}", f"-DMASK={mask}"] + [f"-D{n}={x}" for n, x in zip(names, v)]
 
 
-# (GROUPS, BN, STAGES)
-FORWARD_TMA = {64: [(2, 128, 2), (3, 128, 2), (2, 128, 3), (2, 64, 4), (3, 64, 4)], 128: [(2, 128, 2), (2, 64, 3), (2, 64, 4), (3, 64, 2)]}
-
-
+# (GROUPS, BN, STAGES, TURNS, POLYNOMIAL)
+FORWARD_TMA = {
+    64: [(3, 128, 2, 0, 0), (3, 128, 2, 1, 0), (3, 128, 2, 0, 4), (3, 128, 2, 0, 8), (3, 128, 2, 1, 8), (2, 128, 2, 0, 0), (2, 128, 2, 1, 0),
+         (2, 128, 2, 1, 8), (3, 64, 4, 0, 0)],
+    128: [(2, 128, 2, 0, 0), (2, 128, 2, 1, 0), (2, 128, 2, 0, 8), (3, 64, 2, 0, 0)],
+}
 # (GROUPS, BM, STAGES) and (GROUPS, BN, STAGES)
-KEYS_TMA = {64: [(2, 64, 2), (2, 64, 3), (3, 64, 2), (2, 128, 2)], 128: [(2, 64, 2)]}
-QUERIES_TMA = {64: [(2, 128, 2), (2, 64, 3), (3, 64, 3), (3, 128, 2)], 128: [(2, 64, 2), (3, 64, 2)]}
+KEYS_TMA = {64: [(2, 64, 3), (2, 64, 2), (2, 64, 4)], 128: [(2, 64, 2), (2, 64, 3)]}
+QUERIES_TMA = {64: [(2, 128, 2), (2, 128, 3), (3, 64, 3)], 128: [(2, 64, 2), (2, 128, 2), (2, 64, 3)]}
 
 
-def keys_tma_options(dim, v, element="bf16"):
-    return [f"-DELEMENT={element}", f"-DDIM={dim}"] + [f"-D{n}={x}" for n, x in zip(("GROUPS", "BM", "STAGES"), v)]
+def tma_options(names, dim, v, element):
+    return [f"-DELEMENT={element}", f"-DDIM={dim}"] + [f"-D{n}={x}" for n, x in zip(names, v)]
 
 
 def forward_tma_options(dim, v, element="bf16"):
-    return [f"-DELEMENT={element}", f"-DDIM={dim}"] + [f"-D{n}={x}" for n, x in zip(("GROUPS", "BN", "STAGES"), v)]
+    return tma_options(("GROUPS", "BN", "STAGES", "TURNS", "POLYNOMIAL"), dim, v, element)
+
+
+def keys_tma_options(dim, v, element="bf16"):
+    return tma_options(("GROUPS", "BM", "STAGES"), dim, v, element)
+
+
+def queries_tma_options(dim, v, element="bf16"):
+    return tma_options(("GROUPS", "BN", "STAGES"), dim, v, element)
 
 
 def options(**defines):
@@ -70,7 +71,7 @@ def segment_options(element="f32", op=0, packets=0, key="u32", payload="u32"):
 
 
 # (LANES, PER, GROUPS) by columns of bf16, first the one to use.
-NORMS = {896: [(32, 4, 4), (64, 2, 8), (128, 1, 4), (128, 1, 8)], 1536: [(64, 3, 4), (64, 3, 8), (32, 6, 4)], 3584: [(128, 4, 4), (256, 2, 2)], 100: [(32, 4, 4)]}
+NORMS = {896: [(128, 1, 8), (64, 2, 8)], 1536: [(64, 3, 8), (128, 2, 4), (128, 2, 8)], 3584: [(256, 2, 2), (256, 2, 4)], 100: [(128, 1, 4)]}
 
 
 def norm_options(lanes, per, groups, element="bf16", center=0, packets=1):
@@ -90,9 +91,9 @@ def attention_wanted():
         out += [("attention_forward_tma.cu", forward_tma_options(dim, v)) for v in FORWARD_TMA[dim]]
         out.append(("attention_forward_tma.cu", forward_tma_options(dim, FORWARD_TMA[dim][0], "f16")))
         out += [("attention_grad_keys_tma.cu", keys_tma_options(dim, v)) for v in KEYS_TMA[dim]]
-        out += [("attention_grad_queries_tma.cu", forward_tma_options(dim, v)) for v in QUERIES_TMA[dim]]
+        out += [("attention_grad_queries_tma.cu", queries_tma_options(dim, v)) for v in QUERIES_TMA[dim]]
         out.append(("attention_grad_keys_tma.cu", keys_tma_options(dim, KEYS_TMA[dim][0], "f16")))
-        out.append(("attention_grad_queries_tma.cu", forward_tma_options(dim, QUERIES_TMA[dim][0], "f16")))
+        out.append(("attention_grad_queries_tma.cu", queries_tma_options(dim, QUERIES_TMA[dim][0], "f16")))
         for element, mask in (("f16", 0), ("bf16", 1), ("bf16", 2)):
             out.append(("attention_forward.cu", forward_options(dim, FORWARD[dim][0], element, mask)))
             out.append(("attention_grad_keys.cu", keys_options(dim, KEYS[dim][0], element, mask)))

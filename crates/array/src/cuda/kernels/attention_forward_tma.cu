@@ -9,7 +9,8 @@
 //   + 256 bytes. The maps are of 4 dims (dim, head, row, batch) of two-byte elements, boxes 64 x 1 x 64 x 1 for queries and
 //   64 x 1 x BN x 1 for keys and values, 128-byte swizzle. Writes out and lse. `first`, where given, must not fall with the query.
 //
-// Defines: ELEMENT (bf16, f16), DIM (64, 128), GROUPS (2, 3), BN (64, 128), STAGES (2 ..).
+// Defines: ELEMENT (bf16, f16), DIM (64, 128), GROUPS (2, 3), BN (64, 128), STAGES (2 ..), TURNS (1: warpgroups start their products in
+//   turn), POLYNOMIAL (n > 0: every n-th exponential by fused multiplications instead of the special unit).
 #include "attention.cuh"
 #include "warpgroup.cuh"
 
@@ -80,13 +81,40 @@ static DEVICE void start_out(f32 (&out)[D / 8][4], const u32 (&weights)[BN / 16]
     products_commit();
 }
 
+// Stays where it is written, so that it runs beside the products in flight.
+static DEVICE f32 exp2_here(f32 x) {
+    f32 y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// 2^x for x up to 0, to 5e-6; zero below 2^-126.
+static DEVICE f32 exp2_by_products(f32 x) {
+    const f32 whole = x + 12582912.f, f = x - (whole - 12582912.f);
+    f32 p = 9.6181291e-3f;
+    p = fmaf(p, f, 5.5503324e-2f);
+    p = fmaf(p, f, 2.4022652e-1f);
+    p = fmaf(p, f, 6.9314718e-1f);
+    p = fmaf(p, f, 1.f);
+    const f32 y = __int_as_float(__float_as_int(p) + (__float_as_int(whole) << 23));
+    return x < -126.f ? 0.f : y;
+}
+
+// The groups take turns: named barriers 2 .. 2 + GROUPS, of this group and the one after it.
+static DEVICE void turn_wait(int group) {
+    if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory");
+}
+static DEVICE void turn_pass(int group) {
+    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(2 + (group + 1) % GROUPS) : "memory");
+}
+
 struct Rows {
     f32 top[2], sum[2], keep[2];
     int from[2], to[2], from_most, to_least;
 
     // Turns scores into weights; `keep` is what earlier sums are multiplied by.
     DEVICE void weigh(f32 (&s)[NT][4], const Attention& a, f32 unit, int k0, int lane) {
-        if (a.scale < 0 || from_most > k0 || to_least < k0 + BN) {
+        const bool some_hidden = a.scale < 0 || from_most > k0 || to_least < k0 + BN;
+        if (some_hidden) {
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -119,8 +147,10 @@ struct Rows {
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                s[n][2 * i] = exp2_fast(s[n][2 * i] * unit - shift[i]);
-                s[n][2 * i + 1] = exp2_fast(s[n][2 * i + 1] * unit - shift[i]);
+                s[n][2 * i] = exp2_here(s[n][2 * i] * unit - shift[i]);
+                const f32 last = s[n][2 * i + 1] * unit - shift[i];
+                const bool product = POLYNOMIAL > 0 && (2 * n + i) % (POLYNOMIAL / 2 > 0 ? POLYNOMIAL / 2 : 1) == 0;
+                s[n][2 * i + 1] = product ? exp2_by_products(last) : exp2_here(last);
                 const f32 pair = s[n][2 * i] + s[n][2 * i + 1];
                 part[i][n % CHAINS] = n < CHAINS ? pair : part[i][n % CHAINS] + pair;
             }
@@ -142,6 +172,7 @@ static DEVICE void compute_all(const Attention& a, u8* q_room, u8* kv_room, u8* 
     u8* out_tile = out_room + group * Q_BYTES;
     const f32 unit = exponent_unit(a);
     int step = 0;
+    if (group == GROUPS - 1) turn_pass(group); // the first group may begin
     for (int turn = 0; tile_of(turn) < tiles; turn++) {
         const Work w(a, tile_of(turn), q_tiles);
         const i32* first = a.first ? a.first + w.batch * a.first_stride : nullptr;
@@ -174,12 +205,15 @@ static DEVICE void compute_all(const Attention& a, u8* q_room, u8* kv_room, u8* 
                 step++;
                 stage = step % STAGES;
                 barrier_wait(&bars->k_full[stage], step / STAGES & 1);
+                turn_wait(group);
                 start_scores(s, q_place, kv_place + stage * 2 * KV_BYTES);
                 barrier_wait(&bars->v_full[before], before_parity);
                 start_out(out, weights, kv_place + before * 2 * KV_BYTES + KV_BYTES);
+                turn_pass(group);
                 products_wait<1>();
                 if (lane == 0) barrier_arrive(&bars->k_empty[stage]);
                 r.weigh(s, a, unit, block * BN, lane);
+                products_wait_after(r.sum[0] + r.sum[1]);
                 products_wait<0>();
                 if (lane == 0) barrier_arrive(&bars->v_empty[before]);
 #pragma unroll

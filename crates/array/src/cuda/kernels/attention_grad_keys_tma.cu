@@ -153,6 +153,7 @@ static DEVICE void compute_all(const Attention& a, u8* kv_room, u8* q_room, cons
                 barrier_wait(&bars->full[stage], step / STAGES & 1);
                 if (a.causal && q0 + BM - 1 + a.shift < k_first) { // nobody sees this warpgroup's keys yet
                     products_wait<0>();
+                    __syncwarp();
                     if (lane == 0) {
                         if (held >= 0) barrier_arrive(&bars->empty[held]);
                         barrier_arrive(&bars->empty[stage]);
@@ -163,10 +164,12 @@ static DEVICE void compute_all(const Attention& a, u8* kv_room, u8* q_room, cons
                 f32 p[NT][4], ds[NT][4];
                 u32 weights[BM / 16][4], slopes[BM / 16][4];
                 start_products(p, k_place, q_tile);
-                start_products(ds, v_place, dout_tile);
-                products_wait<1>();
+                products_wait<1>(); // the sums of the step before are done, and their weights' registers free
+                __syncwarp();
                 if (held >= 0 && lane == 0) barrier_arrive(&bars->empty[held]);
                 held = stage;
+                start_products(ds, v_place, dout_tile);
+                products_wait<1>();
 
                 bool hidden = a.causal && own_first + 15 > q0 + a.shift;
                 if (a.window > 0 || a.first) {
@@ -203,6 +206,7 @@ static DEVICE void compute_all(const Attention& a, u8* kv_room, u8* q_room, cons
                 start_sums(dk, slopes, q_tile);
             }
         products_wait<0>();
+        __syncwarp();
         if (held >= 0 && lane == 0) barrier_arrive(&bars->empty[held]);
 
         if (a.parts == 1) {
@@ -239,10 +243,10 @@ KERNEL void __launch_bounds__(128 * (GROUPS + 1), 1) attention_grad_keys_tma(
     __syncthreads();
     const int tiles = (a.k_len + BN - 1) / BN * a.batch * a.kv_heads * a.parts;
     if (threadIdx.x < 128) {
-        registers_fewer<GROUPS == 2 ? 40 : 32>();
+        registers_fewer<GROUPS == 3 ? 32 : D == 64 ? 40 : 24>();
         if (threadIdx.x < 32) load_all(a, &queries, &keys, &values, &gradients, kv_room, q_room, stats, bars, tiles);
     } else {
-        registers_more<GROUPS == 2 ? 232 : 160>();
+        registers_more<GROUPS == 3 ? 160 : D == 64 ? 232 : 240>();
         compute_all(a, kv_room, q_room, stats, bars, tiles);
     }
 }

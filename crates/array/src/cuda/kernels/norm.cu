@@ -7,7 +7,8 @@
 //   grid any (strides), block 256. h = x (+ residual, rounded to ELEMENT, written to `added`); y = (h - mean) * rstd *
 //   weight + bias. Null: residual and added, weight, bias, mean.
 // norm_grad(dy, h, weight, mean, rstd, carried, dx, dw_parts, db_parts, rows, cols)
-//   grid ceil(rows / 128), block LANES * GROUPS, dynamic shared memory (1 + CENTER) * LANES * PER * packet * sizeof(R) bytes.
+//   grid ceil(rows / 128), block LANES * GROUPS, dynamic shared memory (1 + CENTER) * GROUPS * LANES * PER * packet *
+//   sizeof(R) bytes.
 //   dx = the gradient of h (+ carried: the gradient that passes by the norm). Parameter gradients are sums over the block's
 //   128 rows: group g takes rows g, g + GROUPS, .., then groups in order; columns.cu adds blocks in order.
 //   Null: weight, mean (0), carried, dw_parts, db_parts.
@@ -130,7 +131,7 @@ KERNEL void __launch_bounds__(LANES * GROUPS) norm_grad(
     R* dw_parts, R* db_parts, i64 rows, i32 cols) {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ R sums[GROUPS][2][LANES / 16];
-    R *dw_room = (R*)shared, *db_room = dw_room + ROOM;
+    R *dw_room = (R*)shared, *db_room = dw_room + GROUPS * ROOM; // a row of each for every group
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const i64 first = (i64)blockIdx.x * ROWS, last = first + ROWS < rows ? first + ROWS : rows;
     const R inverse = (R)1 / (R)cols;
@@ -181,23 +182,25 @@ KERNEL void __launch_bounds__(LANES * GROUPS) norm_grad(
         }
     }
     if (!dw_parts) return;
-    for (int turn = 0; turn < GROUPS; turn++) {
-        if (group == turn) {
 #pragma unroll
-            for (int p = 0; p < PER; p++)
+    for (int p = 0; p < PER; p++)
 #pragma unroll
-                for (int i = 0; i < LEN; i++) {
-                    // Element i of lane l lies at i * LANES + l, so that lanes meet no bank twice.
-                    const int at = (p * LEN + i) * LANES + lane;
-                    dw_room[at] = turn == 0 ? dw[p][i] : dw_room[at] + dw[p][i];
-                    if (CENTER) db_room[at] = turn == 0 ? db[p][i] : db_room[at] + db[p][i];
-                }
+        for (int i = 0; i < LEN; i++) {
+            // Element i of lane l lies at i * LANES + l, so that lanes meet no bank twice.
+            const int at = group * ROOM + (p * LEN + i) * LANES + lane;
+            dw_room[at] = dw[p][i];
+            if (CENTER) db_room[at] = db[p][i];
         }
-        __syncthreads();
-    }
+    __syncthreads();
     for (int c = threadIdx.x; c < cols; c += LANES * GROUPS) {
         const int piece = c / LEN, at = (piece / LANES * LEN + c % LEN) * LANES + piece % LANES;
-        dw_parts[(i64)blockIdx.x * cols + c] = dw_room[at];
-        if (CENTER && db_parts) db_parts[(i64)blockIdx.x * cols + c] = db_room[at];
+        R w = dw_room[at], b = CENTER ? db_room[at] : (R)0;
+#pragma unroll
+        for (int g = 1; g < GROUPS; g++) {
+            w += dw_room[g * ROOM + at];
+            if (CENTER) b += db_room[g * ROOM + at];
+        }
+        dw_parts[(i64)blockIdx.x * cols + c] = w;
+        if (CENTER && db_parts) db_parts[(i64)blockIdx.x * cols + c] = b;
     }
 }

@@ -7,7 +7,7 @@
 //   grid ceil(count / 4096), block 256. `histogram` is that of this pass; status u64[tiles][256] and the ticket u32 are
 //   zeroed before each pass. A null payload stands for the positions 0, 1, 2, ...
 //
-// Defines: KEY (u16, u32, u64), PAYLOAD (u32, u64).
+// Defines: KEY (u16, u32, u64), PAYLOAD (u32, u64: holds every position).
 #include "prelude.cuh"
 
 static const int DIGITS = 256;
@@ -59,12 +59,12 @@ KERNEL void __launch_bounds__(DIGITS) radix_scan(u64* histogram) {
 // A tile's counts, then the counts of all tiles up to it.
 static const u64 COUNTED = 1ull << 62, SUMMED = 2ull << 62, NUMBER = COUNTED - 1;
 
-KERNEL void __launch_bounds__(THREADS) radix_pass(
+KERNEL void __launch_bounds__(THREADS, sizeof(KEY) + sizeof(PAYLOAD) > 8 ? 2 : 4) radix_pass(
     const KEY* keys, const PAYLOAD* payload, i64 count, i32 shift, const u64* histogram, u64* status, u32* ticket,
     KEY* keys_out, PAYLOAD* payload_out) {
     __shared__ u32 tile_room, starts[DIGITS], counts[WARPS][DIGITS];
     __shared__ u32 room[WARPS];
-    __shared__ i64 targets[DIGITS];
+    __shared__ PAYLOAD targets[DIGITS];
     __shared__ union { KEY keys[TILE]; PAYLOAD payload[TILE]; } sorted;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, digit = threadIdx.x;
     // Tiles are taken in the order in which blocks start, so that none waits for one that has not begun.
@@ -124,7 +124,7 @@ KERNEL void __launch_bounds__(THREADS) radix_pass(
         if (seen >= SUMMED) break;
     }
     if (tile > 0) *mine = SUMMED | (before + total);
-    targets[digit] = (i64)(histogram[digit] + before) - start;
+    targets[digit] = (PAYLOAD)(histogram[digit] + before - start);
     __syncthreads();
 
 #pragma unroll
@@ -134,7 +134,7 @@ KERNEL void __launch_bounds__(THREADS) radix_pass(
         if (base + 32 * i < here) sorted.keys[rank[i]] = own[i];
     }
     __syncthreads();
-    i64 to[EACH];
+    PAYLOAD to[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int at = i * THREADS + threadIdx.x;

@@ -55,6 +55,12 @@ DEVICE void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
+// Keeps the wait that follows behind the arithmetic that leads to `value`, which is never below zero: without a branch here the
+// assembler would wait first, and nothing would run beside the products.
+DEVICE void products_wait_after(f32 value) {
+    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @!p bra done; nanosleep.u32 20; done: }" ::"f"(value) : "memory");
+}
+
 // d[64 x N] (+)= a[64 x 16] * b[16 x N]: both from shared memory by rows, or a from registers and b by columns.
 template <class T, int N> DEVICE void product(f32 (&d)[N / 8][4], u64 a, u64 b, bool add);
 template <class T, int N> DEVICE void product_held(f32 (&d)[N / 8][4], const u32 (&a)[4], u64 b, bool add);
