@@ -125,5 +125,50 @@ def training_wanted():
     return out
 
 
+LIMITS = {"f32": ("-INFINITE", "INFINITE"), "f64": ("-INFINITE", "INFINITE"), "bf16": ("-INFINITE", "INFINITE"), "f16": ("-INFINITE", "INFINITE"),
+          "i32": ("(-0x7fffffff-1)", "0x7fffffff"), "i64": ("(-0x7fffffffffffffffll-1)", "0x7fffffffffffffffll"), "u8": ("0", "255")}
+# bits, float, signed, bits of infinity
+ORDERS = {"f32": (32, 1, 1, "0x7f800000"), "f64": (64, 1, 1, "0x7ff0000000000000ull"), "bf16": (16, 1, 1, "0x7f80"), "f16": (16, 1, 1, "0x7c00"),
+          "i32": (32, 0, 1, "0"), "i64": (64, 0, 1, "0"), "u8": (8, 0, 0, "0")}
+
+
+def reduce_options(element, out, op, map=0, place=0):
+    least, greatest = LIMITS[element]
+    return options(ELEMENT=element, OUT=out, OP=op, MAP=map, PLACE=place, LEAST=least, GREATEST=greatest)
+
+
+def scan_options(element, out, op):
+    least, greatest = LIMITS[element]
+    return options(ELEMENT=element, OUT=out, OP=op, LEAST=least, GREATEST=greatest)
+
+
+def softmax_options(element, log, lanes, packets):
+    return options(ELEMENT=element, LOG=log, LANES=lanes, PACKETS=packets)
+
+
+def sort_options(element):
+    bits, is_float, is_signed, infinity = ORDERS[element]
+    return options(ELEMENT=element, KEY="u64", BITS=bits, FLOAT=is_float, SIGNED=is_signed, INFINITY_BITS=infinity, PAYLOAD="u32")
+
+
+def basics_wanted():
+    out = [("softmax.cu", softmax_options(e, log, lanes, p)) for e in ("bf16", "f32") for log in (0, 1) for lanes in (32, 256) for p in (0, 1)]
+    out += [("softmax.cu", softmax_options("f64", log, 256, 0)) for log in (0, 1)]
+    for e in ("f32", "bf16", "f64", "i32", "i64"):
+        out += [("reduce.cu", reduce_options(e, e, op)) for op in range(4)] + [("reduce.cu", reduce_options(e, e, op, 0, 1)) for op in (2, 3)]
+        out += [("scan.cu", scan_options(e, e, op)) for op in range(4)]
+    out += [("reduce.cu", reduce_options("u8", "u8", op)) for op in (4, 5)] + [("reduce.cu", reduce_options("f32", "f32", 0, 1))]
+    out += [("sort.cu", sort_options(e)) for e in ORDERS]
+    return out
+
+
+GEMV_TILES = (1, 2, 4, 8)
+
+
+def generation_wanted():
+    out = [("gemv.cu", options(ELEMENT="bf16", TILES=t, WARPS=w)) for t in GEMV_TILES for w in (4, 8)]
+    return out + [("decode.cu", options(ELEMENT="bf16", DIM=d, WARPS=w)) for d in (64, 128) for w in (2, 4)]
+
+
 def wanted():
-    return attention_wanted() + indexing_wanted() + training_wanted()
+    return attention_wanted() + indexing_wanted() + training_wanted() + basics_wanted() + generation_wanted()
