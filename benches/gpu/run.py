@@ -3,6 +3,7 @@
     python3 benches/gpu/run.py compile            compiles everything, prints registers and spills; needs no GPU
     python3 benches/gpu/run.py all OUT            checks and times every family; one JSON file and a table
     python3 benches/gpu/run.py check|time|sanitize|profile FAMILY [OUT]
+    python3 benches/gpu/run.py record OUT/gpu.json > RECORD.md
 """
 import json
 import os
@@ -73,11 +74,45 @@ def run_all(out, seconds=(45, 80)):
                 json.dump(everything, f, indent=1)
 
 
+def print_record(path):
+    """A page for benches/runs from what `all` left."""
+    found = json.load(open(path))
+    m = found["machine"]
+    print(f"# CUDA kernels against f64 and torch, {found['when'][:10]}\n")
+    print("| | |\n|---|---|")
+    print("| command | `python3 benches/gpu/run.py all OUT` |")
+    print(f"| GPU | {m['device']}, driver {m['driver']} |\n| torch | {m['torch']} |\n| CUDA | {m['cuda']} |\n")
+    print("Checks: fresh random inputs, poisoned outputs, two runs with equal bits, error against f64 (bits where the limit is 0).\n")
+    print("| family | checks passed | worst error of its limit | failures |\n|---|---|---|---|")
+    for family in FAMILIES:
+        part = found.get(f"check {family}")
+        if not isinstance(part, dict):
+            print(f"| {family} | did not end | | |")
+            continue
+        good = [c for c in part["checks"] if c["good"]]
+        share = max((c["error"] / c["limit"] for c in good if c["limit"] > 0), default=0)
+        bad = [c["name"] for c in part["checks"] if not c["good"]] + [f["name"] for f in part["failures"]]
+        print(f"| {family} | {len(good)} of {len(part['checks'])} | {share:.2f} | {', '.join(bad) or 'none'} |")
+    print("\nTimes: medians of 20 calls by events, inputs in turn, the device kept busy while a call is queued.\n")
+    for family in FAMILIES:
+        part = found.get(f"time {family}")
+        if not isinstance(part, dict) or not part["times"]:
+            continue
+        print(f"## {family}\n\n| what | ms | torch ms | torch / ours | more |\n|---|---|---|---|---|")
+        for t in part["times"]:
+            more = ", ".join(f"{v:.0f} TFLOP/s" if k == "tflops" else f"{v:.2f} TB/s" if k == "tb_s" else "" for k, v in t.items() if k in ("tflops", "tb_s"))
+            peer = (f"{t['peer_ms']:.4f}", f"{t['peer_ms'] / t['ms']:.2f}") if t["peer_ms"] else ("", "")
+            print(f"| {t['name']} | {t['ms']:.4f} | {peer[0]} | {peer[1]} | {more} |")
+        print()
+
+
 if __name__ == "__main__":
     verb = sys.argv[1]
     if verb == "compile":
         sys.exit(compile_everything(int(os.environ.get("WORKERS", "1"))) > 0)
     elif verb == "all":
         run_all(sys.argv[2])
+    elif verb == "record":
+        print_record(sys.argv[2])
     else:
         run_family(verb, sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)

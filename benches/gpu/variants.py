@@ -29,8 +29,8 @@ FORWARD_TMA = {
          (2, 128, 2, 1, 8), (3, 64, 4, 0, 0)],
     128: [(2, 128, 2, 0, 0), (2, 128, 2, 1, 0), (2, 128, 2, 0, 8), (3, 64, 2, 0, 0)],
 }
-# (GROUPS, BM, STAGES) and (GROUPS, BN, STAGES)
-KEYS_TMA = {64: [(2, 64, 3), (2, 64, 2), (2, 64, 4)], 128: [(2, 64, 2), (2, 64, 3)]}
+# (GROUPS, BM, STAGES, KEPT) and (GROUPS, BN, STAGES)
+KEYS_TMA = {64: [(2, 64, 3, 1), (2, 64, 3, 0), (2, 64, 2, 1), (2, 64, 4, 1)], 128: [(2, 64, 2, 0), (2, 64, 3, 0)]}
 QUERIES_TMA = {64: [(2, 128, 2), (2, 128, 3), (3, 64, 3)], 128: [(2, 64, 2), (2, 128, 2), (2, 64, 3)]}
 
 
@@ -43,7 +43,7 @@ def forward_tma_options(dim, v, element="bf16"):
 
 
 def keys_tma_options(dim, v, element="bf16"):
-    return tma_options(("GROUPS", "BM", "STAGES"), dim, v, element)
+    return tma_options(("GROUPS", "BM", "STAGES", "KEPT"), dim, v, element)
 
 
 def queries_tma_options(dim, v, element="bf16"):
