@@ -14,7 +14,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from device import compile_all, report_of  # noqa: E402
 
-FAMILIES = ("attention", "indexing", "training", "attention_tma", "basics", "generation")
+FAMILIES = ("attention", "indexing", "training", "attention_tma", "attention_plain", "basics", "generation")
 
 
 def compile_everything(workers, quiet=False):

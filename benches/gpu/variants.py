@@ -82,8 +82,13 @@ def norm_options(lanes, per, groups, element="bf16", center=0, packets=1):
 ENTROPY = [(256, 4), (256, 1), (256, 2), (256, 8), (512, 2), (512, 4), (128, 8), (1024, 2)]
 
 
+def plain_options(element, span, mask=0):
+    return options(ELEMENT=element, SPAN=span, MASK=mask)
+
+
 def attention_wanted():
-    out = []
+    out = [("attention_plain.cu", plain_options(e, s)) for e in ("f32", "f64", "bf16", "f16") for s in (1, 2, 3, 4, 8)]
+    out += [("attention_plain.cu", plain_options(e, s, m)) for e, s, m in (("bf16", 3, 1), ("f32", 1, 2))]
     for dim in (64, 128):
         out += [("attention_forward.cu", forward_options(dim, v)) for v in FORWARD[dim]]
         out += [("attention_grad_keys.cu", keys_options(dim, v)) for v in KEYS[dim]]
