@@ -4,114 +4,20 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 use planaria_array::{Array, DType, Error, Shape};
 use smallvec::SmallVec;
-use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo};
 
-/// One entry of an index expression. The language is that of NumPy and PyTorch; where the two differ, PyTorch's
-/// rule holds: an integer selects first, so `x[0, :, rows]` keeps the sliced dim in front of the indexed one.
-#[derive(Clone, Debug)]
-pub enum Index {
-    /// One position; negative counts from the end. The dim disappears.
-    Int(i64),
-    /// `start:stop:step` with Python's clamping; the step must be positive.
-    Slice {
-        /// First position, 0 when absent.
-        start: Option<i64>,
-        /// Position after the last, the size when absent.
-        stop: Option<i64>,
-        /// Distance between positions, 1 when absent.
-        step: Option<i64>,
-    },
-    /// A new dim of size 1.
-    NewAxis,
-    /// As many full slices as dims are left. Further ones stand for nothing.
-    Ellipsis,
-    /// A new dim of size 1 or 0, which takes part in broadcasting with the index tensors.
-    Bool(bool),
-    /// The positions at which a boolean tensor is true; it covers as many dims as it has.
-    Mask(Tensor),
-    /// Positions along one dim, from an integer tensor of any shape.
-    Take(Tensor),
-}
+/// One entry of an index expression over tensors: the language of arrays, with tensors in place of index arrays. They
+/// may be cut themselves.
+pub type Index = planaria_array::Index<Tensor>;
 
-impl Index {
-    /// `start:stop:step`.
-    pub fn slice(start: Option<i64>, stop: Option<i64>, step: Option<i64>) -> Index {
-        Index::Slice { start, stop, step }
-    }
-
-    /// The whole dim.
-    pub fn all() -> Index {
-        Index::slice(None, None, None)
-    }
-
-    /// Dims of the indexed tensor that the entry covers.
-    fn consumed(&self) -> usize {
-        match self {
-            Index::Int(_) | Index::Slice { .. } | Index::Take(_) => 1,
-            Index::Mask(mask) => mask.ndim(),
-            Index::NewAxis | Index::Ellipsis | Index::Bool(_) => 0,
-        }
+/// Dims of the indexed tensor that the entry covers.
+fn consumed(index: &Index) -> usize {
+    match index {
+        Index::Int(_) | Index::Slice { .. } | Index::Take(_) => 1,
+        Index::Mask(mask) => mask.ndim(),
+        Index::NewAxis | Index::Ellipsis | Index::Bool(_) => 0,
     }
 }
 
-impl From<planaria_array::Index> for Index {
-    fn from(index: planaria_array::Index) -> Index {
-        match index {
-            planaria_array::Index::Int(at) => Index::Int(at),
-            planaria_array::Index::Slice { start, stop, step } => Index::Slice { start, stop, step },
-            planaria_array::Index::NewAxis => Index::NewAxis,
-            planaria_array::Index::Ellipsis => Index::Ellipsis,
-            planaria_array::Index::Bool(keep) => Index::Bool(keep),
-            planaria_array::Index::Mask(mask) => Index::Mask(mask.into()),
-            planaria_array::Index::Take(array) => Index::Take(array.into()),
-        }
-    }
-}
-impl From<i64> for Index {
-    fn from(at: i64) -> Index {
-        Index::Int(at)
-    }
-}
-impl From<i32> for Index {
-    fn from(at: i32) -> Index {
-        Index::Int(at.into())
-    }
-}
-impl From<usize> for Index {
-    fn from(at: usize) -> Index {
-        planaria_array::Index::from(at).into()
-    }
-}
-impl From<bool> for Index {
-    fn from(keep: bool) -> Index {
-        Index::Bool(keep)
-    }
-}
-impl From<RangeFull> for Index {
-    fn from(_: RangeFull) -> Index {
-        Index::all()
-    }
-}
-impl From<Range<i64>> for Index {
-    fn from(range: Range<i64>) -> Index {
-        planaria_array::Index::from(range).into()
-    }
-}
-impl From<RangeFrom<i64>> for Index {
-    fn from(range: RangeFrom<i64>) -> Index {
-        planaria_array::Index::from(range).into()
-    }
-}
-impl From<RangeTo<i64>> for Index {
-    fn from(range: RangeTo<i64>) -> Index {
-        planaria_array::Index::from(range).into()
-    }
-}
-impl From<RangeInclusive<i64>> for Index {
-    fn from(range: RangeInclusive<i64>) -> Index {
-        planaria_array::Index::from(range).into()
-    }
-}
 impl From<Tensor> for Index {
     fn from(tensor: Tensor) -> Index {
         if tensor.dtype() == DType::Bool { Index::Mask(tensor) } else { Index::Take(tensor) }
@@ -122,12 +28,6 @@ impl From<&Tensor> for Index {
         tensor.clone().into()
     }
 }
-impl From<Array> for Index {
-    fn from(array: Array) -> Index {
-        Tensor::new(array).into()
-    }
-}
-
 /// One step of basic indexing, made plain for a known shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
@@ -177,7 +77,7 @@ impl Resolved {
 /// Makes ints, slices, new axes and ellipses plain; places masks and index tensors. Index tensors without dims are
 /// read, because which position they name decides the view. Collective for those.
 pub(crate) fn resolve(shape: &Shape, expression: &[Index]) -> Result<Resolved> {
-    let used: usize = expression.iter().map(Index::consumed).sum();
+    let used: usize = expression.iter().map(consumed).sum();
     let Some(spare) = shape.ndim().checked_sub(used) else {
         return Err(Error::TooManyIndices { given: used, shape: shape.clone() }.into());
     };

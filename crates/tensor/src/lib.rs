@@ -12,6 +12,7 @@ mod exchange;
 mod grad;
 mod index;
 mod op;
+mod operators;
 pub mod ops;
 mod piece;
 pub mod random;
@@ -29,6 +30,7 @@ pub use grad::{
 };
 pub use index::Index;
 pub use op::{Arrays, Grads, Here, Local, Op, Places, Saves, Spec};
+pub use operators::Operand;
 pub use planaria_array::ops::{Binary, Compare, Keep, Unary};
 pub use planaria_array::{Array, DType, Scalar, Shape};
 pub use planaria_layout::{Layout, Mesh, Placement, Reduce};

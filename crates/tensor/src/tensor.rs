@@ -197,11 +197,39 @@ impl From<Array> for Tensor {
     }
 }
 
+/// Layout, mesh and the values that this rank holds; a value that no mesh has prints like its array.
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.layout() {
+            Some(layout) => {
+                write!(f, "{} on {}, here {}", layout.to_spec(self.dtype()), layout.mesh(), self.0.array)
+            }
+            None => write!(f, "{}", self.0.array),
+        }
+    }
+}
+
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.layout() {
             Some(layout) => write!(f, "Tensor({})", layout.to_spec(self.dtype())),
             None => write!(f, "Tensor({}{})", self.dtype(), self.shape()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_prints_its_layout_and_what_this_rank_holds() {
+        let whole = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        assert_eq!(Tensor::new(whole.clone()).to_string(), whole.to_string());
+        let mesh: Mesh = "tp=2".parse().unwrap();
+        let texts = planaria_comm::threads::run(2, |comm| {
+            Tensor::place(&whole, &mesh, &[Placement::shard(1)], &World::new(comm)).unwrap().to_string()
+        });
+        assert_eq!(texts[1], "f32[2,2] @ tp:S1 on tp=2, here f32[2,1] [[2], [4]]");
     }
 }

@@ -76,7 +76,7 @@ fn other(op: &'static str, message: impl ToString) -> Error {
 
 impl Case {
     fn tensor_expression(&self) -> planaria_tensor::Result<Vec<Index>> {
-        let one = |i| parse_index(i).map(Index::from).map_err(|e| other("case", e));
+        let one = |i| parse_index(i).map(|entry| entry.map(Tensor::new)).map_err(|e| other("case", e));
         self.index.iter().map(one).collect()
     }
 
