@@ -244,26 +244,8 @@ pub(crate) fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
         len => (len / 4).clamp(2, 6),
     };
     let close = known.filter(|k| k.len().abs_diff(name.len()) <= limit);
-    let scored = close.filter_map(|k| distance(name.as_bytes(), k.as_bytes(), limit).map(|d| (d, k)));
+    let scored = close.map(|k| (strsim::levenshtein(name, k), k)).filter(|(edits, _)| *edits <= limit);
     scored.min().map(|(_, k)| k.to_string())
-}
-
-/// Number of changed, added or missing bytes, if at most `limit`.
-fn distance(a: &[u8], b: &[u8], limit: usize) -> Option<usize> {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let changed = corner + usize::from(x != y);
-            corner = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(corner + 1);
-        }
-        if row.iter().all(|&d| d > limit) {
-            return None;
-        }
-    }
-    row.last().copied().filter(|&d| d <= limit)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::schedule::{Schedule, UNIT, Way};
 use planaria_aoa::Mapping;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::DType;
-use planaria_store::{Transfer, TransferOptions};
+use planaria_store::{Transfer, TransferOptions, pattern};
 use std::sync::Arc;
 
 pub use crate::retain::Retain;
@@ -208,7 +208,7 @@ impl LoadOptions {
     }
 
     pub(crate) fn ignores(&self, name: &str) -> bool {
-        self.ignore.iter().any(|pattern| matches(pattern, name))
+        self.ignore.iter().any(|given| pattern::matches(given, name))
     }
 }
 
@@ -265,32 +265,4 @@ pub struct Report {
     pub bytes_read: u64,
     /// Seconds it took on this rank.
     pub seconds: f64,
-}
-
-/// Whether a name matches a pattern, where `*` stands for any text.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or("");
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
-    let mut last = None;
-    for part in parts {
-        if let Some(middle) = last.replace(part) {
-            let Some(at) = rest.find(middle) else { return false };
-            rest = &rest[at + middle.len()..];
-        }
-    }
-    last.map_or(rest.is_empty(), |last| rest.ends_with(last))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns_stand_for_any_text() {
-        assert!(matches("a.b", "a.b") && !matches("a.b", "a.bc") && !matches("a.b", "xa.b"));
-        assert!(matches("*", "") && matches("*.weight", "a.weight") && !matches("*.weight", "a.weight2"));
-        assert!(matches("a*c*e", "abcde") && matches("a*c*e", "ace") && !matches("a*c*e", "aec"));
-        assert!(!matches("ab*ba", "aba") && matches("optimizer:*", "optimizer:w/moment1_0"));
-    }
 }

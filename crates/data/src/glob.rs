@@ -1,6 +1,7 @@
 //! Patterns of paths: `*` and `?` inside a name, `**` for any number of folders.
 
 use super::error::{Error, Result};
+use planaria_store::pattern::matches_path;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,7 @@ pub fn list(path: &str) -> Result<Vec<PathBuf>> {
         };
         if root.is_dir() {
             let pattern = &parts[fixed..];
-            let mut fits =
-                |file: &Path| file.strip_prefix(&root).is_ok_and(|rest| matches_path(pattern, rest));
+            let mut fits = |file: &Path| file.strip_prefix(&root).is_ok_and(|rest| fits_path(pattern, rest));
             walk(&root, &mut fits, &mut out)?;
         }
     }
@@ -53,85 +53,15 @@ fn walk(folder: &Path, fits: &mut dyn FnMut(&Path) -> bool, out: &mut Vec<PathBu
     Ok(())
 }
 
-fn matches_path(pattern: &[&str], path: &Path) -> bool {
+fn fits_path(pattern: &[&str], path: &Path) -> bool {
     let parts: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy()).collect();
     let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
-    matches_parts(pattern, &parts)
-}
-
-/// Whether the parts fit; remembers the last `**` instead of trying all ways, so the cost is at most quadratic.
-fn matches_parts(pattern: &[&str], parts: &[&str]) -> bool {
-    let step = |p: &&str, part: &&str| matches_name(p, part);
-    matches_greedy(pattern, parts, |p| *p == "**", step)
-}
-
-/// Whether `name` is `pattern`, in which `*` stands for any text and `?` for any one character.
-pub fn matches_name(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    matches_greedy(&pattern, &name, |p| *p == '*', |p, c| *p == '?' || p == c)
-}
-
-/// Matching with one kind of "any number of these" mark.
-fn matches_greedy<P, T>(
-    pattern: &[P],
-    text: &[T],
-    any: impl Fn(&P) -> bool,
-    one: impl Fn(&P, &T) -> bool,
-) -> bool {
-    let (mut p, mut t) = (0, 0);
-    let mut retry = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(mark) if any(mark) => {
-                retry = Some((p + 1, t));
-                p += 1;
-            }
-            Some(mark) if one(mark, &text[t]) => (p, t) = (p + 1, t + 1),
-            _ => match retry {
-                Some((after, from)) => {
-                    retry = Some((after, from + 1));
-                    (p, t) = (after, from + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(any)
+    matches_path(pattern, &parts)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stars_stay_inside_a_name_and_double_stars_cross_folders() {
-        let fits = |pattern: &str, path: &str| {
-            matches_path(&pattern.split('/').collect::<Vec<_>>(), Path::new(path))
-        };
-        for (pattern, path, expected) in [
-            ("*.md", "a.md", true),
-            ("*.md", "b/a.md", false),
-            ("**/*.md", "a.md", true),
-            ("**/*.md", "b/c/a.md", true),
-            ("**/*.md", "b/c/a.rs", false),
-            ("src/**/t?st.rs", "src/test.rs", true),
-            ("src/**/t?st.rs", "src/x/y/tast.rs", true),
-            ("src/**/t?st.rs", "src/x/y/tst.rs", false),
-            ("**", "a/b/c", true),
-            ("a*b*c", "aXXbYYbZc", true),
-            ("a*b*c", "aXXbYYbZ", false),
-            ("ab*ba", "aba", false),
-            ("*aa", "a", false),
-        ] {
-            assert_eq!(fits(pattern, path), expected, "{pattern} {path}");
-        }
-    }
-
-    #[test]
-    fn many_stars_do_not_take_for_ever() {
-        let pattern = "a*".repeat(60) + "b";
-        assert!(!matches_name(&pattern, &"a".repeat(4000)));
-    }
 
     #[test]
     fn folders_list_sorted_files_without_hidden_ones() {

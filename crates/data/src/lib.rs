@@ -49,7 +49,6 @@ pub use described::Description;
 pub use error::{Error, Result};
 pub use file::{Header, TokenFile, TokenWriter};
 pub use glob::list;
-pub use glob::matches_name;
 pub use loader::{Loader, LoaderOptions, Share};
 pub use pack::{Borders, IGNORED, Packed, Packing};
 pub use permute::Permutation;

@@ -20,6 +20,9 @@
 //! # Ok::<(), planaria_store::Error>(())
 //! ```
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("local folders use O_DIRECT, fallocate and cachestat: planaria builds on Linux only");
+
 pub mod checksum;
 pub mod conformance;
 pub mod container;
@@ -28,6 +31,7 @@ mod faulty;
 mod local;
 mod name;
 mod object;
+pub mod pattern;
 mod ranges;
 mod retry;
 mod staging;

@@ -295,26 +295,7 @@ fn kept(newest: &Option<String>) -> String {
 
 /// The name that looks most like `name`, if one does.
 pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
-    let scored = known.iter().map(|k| (distance(name, k), *k));
+    let scored = known.iter().map(|k| (strsim::osa_distance(name, k), *k));
     let (edits, best) = scored.min()?;
     (edits <= (name.len().max(best.len()) / 3).max(1)).then(|| best.to_string())
-}
-
-/// Letters to insert, remove, change or swap with their neighbour to get from one word to the other.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let change = usize::from(a[i - 1] != b[j - 1]);
-            let mut best = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + change);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }

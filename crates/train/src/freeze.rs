@@ -1,9 +1,9 @@
 //! Parameters that training leaves as they are.
 
-use crate::data::matches_name;
 use crate::error::{Error, Result};
 use planaria_nn::Module;
 use planaria_nn::models::{Architecture, Stage};
+use planaria_store::pattern::matches;
 use std::collections::BTreeSet;
 
 /// The frozen parameters of a model, by the names of its table.
@@ -25,12 +25,12 @@ impl Frozen {
             let mut fitted = false;
             for spec in &table {
                 let files = spec.files();
-                let fitting = files.iter().filter(|file| matches_name(pattern, file)).count();
-                if fitting > 0 && fitting < files.len() && !matches_name(pattern, &spec.name) {
+                let fitting = files.iter().filter(|file| matches(pattern, file)).count();
+                if fitting > 0 && fitting < files.len() && !matches(pattern, &spec.name) {
                     let expected = format!("all {} experts of `{}` or none", files.len(), spec.name);
                     return refuse(pattern, expected);
                 }
-                if fitting > 0 || matches_name(pattern, &spec.name) {
+                if fitting > 0 || matches(pattern, &spec.name) {
                     fitted = true;
                     names.insert(spec.name.clone());
                     names.extend(spec.tied.clone());
