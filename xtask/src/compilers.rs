@@ -12,6 +12,8 @@ const SETS: &[(&str, &[&str])] = &[
     ("planaria-store", &["--features", "gcs"]),
     ("planaria-store", &["--features", "azure"]),
     ("planaria-cli", &["--features", "azure,gcs,s3"]),
+    ("planaria", &["--no-default-features"]),
+    ("planaria", &["--no-default-features", "--features", "telemetry"]),
 ];
 
 /// Checks every set of features, and the workspace as it is by default where the other steps build it `with_mpi`.

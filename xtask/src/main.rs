@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | golden | asan | python | bench`.
+//! The project's own commands: `cargo xtask test | tidy | golden | asan | fuzz | python | bench`.
 
 mod asan;
 mod bench;
@@ -41,6 +41,12 @@ enum Command {
     },
     /// Run the tests of the crates with unsafe code under the address sanitizer
     Asan,
+    /// Attack a parser with mutations of known inputs: a name or `all`, then `--runs N --seed S`
+    Fuzz {
+        /// What the fuzzer is told
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Open what we write with torch, safetensors and transformers
     Python,
     /// Time our kernels against torch, in turn, and record the ratios under benches/runs
@@ -60,6 +66,10 @@ fn main() -> ExitCode {
         }),
         Command::Golden { kind, path } => return golden::run(&root, &kind, &path),
         Command::Asan => Ok(asan::run(&root)),
+        Command::Fuzz { args } => {
+            let fuzz = ["run", "--release", "--quiet", "--bin", "planaria-fuzz", "--"];
+            Ok(process::run(process::cargo(&root, fuzz).args(args)).success)
+        }
         Command::Python => Ok(python::run_alone(&root)),
         Command::Bench(options) => bench::run(&root, &options),
     };

@@ -35,7 +35,7 @@ const CHECKPOINTS: &str = "12";
 
 /// What turns MPI on wherever there is code for it. With it every step builds, lints and tests, where MPI is found:
 /// one build serves them all.
-const FEATURES: &str = "planaria-ckpt/mpi,planaria-cli/mpi,planaria-comm/mpi,planaria-e2e/mpi,planaria-golden/mpi,planaria-pipeline/mpi,planaria-train/mpi";
+const FEATURES: &str = "planaria/mpi,planaria-ckpt/mpi,planaria-cli/mpi,planaria-comm/mpi,planaria-e2e/mpi,planaria-golden/mpi,planaria-pipeline/mpi,planaria-train/mpi";
 
 /// Training jobs whose ranks are killed or told to stop, and where they run.
 const JOBS: &[(&str, &str)] = &[("mpi_restart", "target/mpi-restart"), ("mpi_signals", "target/mpi-signals")];

@@ -18,16 +18,17 @@ pub(super) const FLOORS: &[(&str, u8)] = &[
     ("planaria-merge", 4),
     ("planaria-train", 5),
     ("planaria", 6),
-    ("planaria-cli", 6),
-    ("planaria-py", 6),
-    ("planaria-golden", 7),
-    ("planaria-e2e", 7),
-    ("planaria-bench", 8),
-    ("xtask", 8),
+    ("planaria-cli", 7),
+    ("planaria-py", 7),
+    ("planaria-fuzz", 8),
+    ("planaria-golden", 8),
+    ("planaria-e2e", 8),
+    ("planaria-bench", 9),
+    ("xtask", 9),
 ];
 
 /// From this floor up a package may write to standard output and standard error.
-pub(super) const PRINTING_FLOOR: u8 = 6;
+pub(super) const PRINTING_FLOOR: u8 = 7;
 
 /// Files that may hold `unsafe`. `*` stands for any file name in that folder.
 pub(crate) const UNSAFE_FILES: &[&str] = &[

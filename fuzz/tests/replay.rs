@@ -1,0 +1,69 @@
+//! Every parser replays its corpus and a fixed number of mutations of it.
+
+use planaria_fuzz::{TARGETS, attack, corpus};
+
+fn survives(name: &str) {
+    let target = TARGETS.iter().find(|target| target.name == name).expect("the target is listed");
+    assert!(!corpus(target).is_empty(), "{name} has no corpus");
+    if let Err(crash) = attack(target, target.runs, 1) {
+        panic!("input {} of {name} panics: {:?}", crash.run, String::from_utf8_lossy(&crash.bytes));
+    }
+}
+
+#[test]
+fn aoa_survives() {
+    survives("aoa");
+}
+
+#[test]
+fn archive_survives() {
+    survives("archive");
+}
+
+#[test]
+fn dcp_survives() {
+    survives("dcp");
+}
+
+#[test]
+fn index_survives() {
+    survives("index");
+}
+
+#[test]
+fn manifest_survives() {
+    survives("manifest");
+}
+
+#[test]
+fn paddle_survives() {
+    survives("paddle");
+}
+
+#[test]
+fn pickle_survives() {
+    survives("pickle");
+}
+
+#[test]
+fn safetensors_survives() {
+    survives("safetensors");
+}
+
+#[test]
+fn settings_survives() {
+    survives("settings");
+}
+
+#[test]
+fn text_survives() {
+    survives("text");
+}
+
+#[test]
+fn every_target_is_replayed() {
+    let text = include_str!("replay.rs");
+    for target in TARGETS {
+        assert!(text.contains(&format!("survives(\"{}\")", target.name)), "{} is not replayed", target.name);
+    }
+}
