@@ -14,8 +14,8 @@ use planaria::nn::{
     COLUMNS, Cut, Error, Init, Lanes, Module, Parallel, Param, ParamSpec, ROWS, Result, Table,
 };
 use planaria::tensor::Tensor;
-use planaria_train::config::{Config, Sources};
-use planaria_train::{Generator, Sampling, Trainer};
+use planaria::train::config::{Config, Sources};
+use planaria::train::{Generator, Sampling, Trainer};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -241,7 +241,7 @@ impl Module for SideNetwork {
 }
 
 /// A run of it in a folder, on a mesh.
-pub fn config(folder: &Path, mesh: &str, more: &[&str]) -> planaria_train::Result<Config> {
+pub fn config(folder: &Path, mesh: &str, more: &[&str]) -> planaria::train::Result<Config> {
     let (text, runs) = (folder.join("text.txt"), folder.join("runs"));
     let base = format!(
         r#"

@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use anyhow::Result;
-use planaria_ckpt::formats::{OpenOptions, Source, open_url};
-use planaria_store::local_path;
+use planaria::ckpt::formats::{OpenOptions, Source, open_url};
+use planaria::store::local_path;
 
 /// Opens the checkpoint at a path or URL.
 pub(crate) fn open(path: &str, options: &OpenOptions) -> Result<Source> {

@@ -84,30 +84,30 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         if let Some(own) = cause.downcast_ref::<Failure>() {
             return (own.exit, own.hint.clone());
         }
-        if let Some(error) = cause.downcast_ref::<planaria_ckpt::Error>() {
+        if let Some(error) = cause.downcast_ref::<planaria::ckpt::Error>() {
             return of_checkpoint(error);
         }
-        if let Some(error) = cause.downcast_ref::<planaria_store::Error>() {
+        if let Some(error) = cause.downcast_ref::<planaria::store::Error>() {
             return of_store(error);
         }
-        if cause.is::<planaria_aoa::Error>() || cause.is::<planaria_layout::Error>() {
+        if cause.is::<planaria::aoa::Error>() || cause.is::<planaria::layout::Error>() {
             return (Exit::Usage, None);
         }
-        if let Some(error) = cause.downcast_ref::<planaria_telemetry::Error>() {
+        if let Some(error) = cause.downcast_ref::<planaria::telemetry::Error>() {
             return (Exit::Usage, error.hint());
         }
-        if let Some(error) = cause.downcast_ref::<planaria_train::Error>() {
+        if let Some(error) = cause.downcast_ref::<planaria::train::Error>() {
             if error.is_usage()
-                || matches!(error, planaria_train::Error::Batch(_) | planaria_train::Error::Model(_))
+                || matches!(error, planaria::train::Error::Batch(_) | planaria::train::Error::Model(_))
             {
                 return (Exit::Usage, error.hint());
             }
             return of_run(error);
         }
-        if let Some(error) = cause.downcast_ref::<planaria_train::data::Error>() {
+        if let Some(error) = cause.downcast_ref::<planaria::train::data::Error>() {
             return of_data(error);
         }
-        if cause.is::<planaria_comm::Error>() {
+        if cause.is::<planaria::comm::Error>() {
             return (Exit::PeerLost, None);
         }
     }
@@ -115,12 +115,12 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
 }
 
 /// The exit code of an error about a checkpoint.
-pub(crate) fn exit_of(error: &planaria_ckpt::Error) -> Exit {
+pub(crate) fn exit_of(error: &planaria::ckpt::Error) -> Exit {
     of_checkpoint(error).0
 }
 
-fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
-    use planaria_train::Error;
+fn of_run(error: &planaria::train::Error) -> (Exit, Option<String>) {
+    use planaria::train::Error;
     match error {
         Error::Rank { source, .. } => of_run(source),
         Error::Weights { .. } if error.is_usage() => (Exit::Usage, error.hint()),
@@ -137,8 +137,8 @@ fn of_run(error: &planaria_train::Error) -> (Exit, Option<String>) {
     }
 }
 
-fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
-    use planaria_ckpt::{Error, Trouble};
+fn of_checkpoint(error: &planaria::ckpt::Error) -> (Exit, Option<String>) {
+    use planaria::ckpt::{Error, Trouble};
     let damaged = |hint: &str| (Exit::Damaged, Some(hint.to_string()));
     match error {
         Error::Store(error) => of_store(error),
@@ -182,8 +182,8 @@ fn of_checkpoint(error: &planaria_ckpt::Error) -> (Exit, Option<String>) {
     }
 }
 
-fn of_data(error: &planaria_train::data::Error) -> (Exit, Option<String>) {
-    use planaria_train::data::Error;
+fn of_data(error: &planaria::train::data::Error) -> (Exit, Option<String>) {
+    use planaria::train::data::Error;
     let exit = match error {
         Error::Utf8 { .. } | Error::Line { .. } | Error::TokenFile { .. } | Error::OutOfVocabulary { .. } => {
             Exit::Damaged
@@ -194,8 +194,8 @@ fn of_data(error: &planaria_train::data::Error) -> (Exit, Option<String>) {
     (exit, error.hint())
 }
 
-fn of_store(error: &planaria_store::Error) -> (Exit, Option<String>) {
-    use planaria_store::{Error, HeaderProblem};
+fn of_store(error: &planaria::store::Error) -> (Exit, Option<String>) {
+    use planaria::store::{Error, HeaderProblem};
     match error {
         Error::NotFound { .. } | Error::BadUrl { .. } | Error::BadName { .. } => (Exit::Usage, None),
         Error::AlreadyExists { .. } => {
@@ -222,15 +222,15 @@ mod tests {
     #[test]
     fn the_code_follows_from_the_cause_however_deep() {
         let damaged =
-            planaria_store::Error::Checksum { name: "f".into(), start: 0, end: 4, found: 1, expected: 2 };
-        let wrapped = Error::from(planaria_ckpt::Error::from(damaged)).context("while reading 'w'");
+            planaria::store::Error::Checksum { name: "f".into(), start: 0, end: 4, found: 1, expected: 2 };
+        let wrapped = Error::from(planaria::ckpt::Error::from(damaged)).context("while reading 'w'");
         assert_eq!(classify(&wrapped).0, Exit::Damaged);
         let usage = Error::from(Failure::usage("no").hint("do this"));
         assert_eq!(classify(&usage), (Exit::Usage, Some("do this".to_string())));
         assert_eq!(classify(&anyhow::anyhow!("anything")).0, Exit::Negative);
         assert_eq!(Exit::Signal(2).code(), 130);
-        let (kind, message) = (planaria_ckpt::Trouble::Damage, "torn".to_string());
-        let peer = planaria_ckpt::Error::Rank { rank: 3, kind, message };
+        let (kind, message) = (planaria::ckpt::Trouble::Damage, "torn".to_string());
+        let peer = planaria::ckpt::Error::Rank { rank: 3, kind, message };
         assert_eq!(classify(&Error::from(peer)).0, Exit::Damaged);
     }
 

@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use anyhow::{Context, Error, Result};
-use planaria_aoa::{Options, Program, Strictness};
-use planaria_ckpt::convert::{Remap, Way};
+use planaria::aoa::{Options, Program, Strictness};
+use planaria::ckpt::convert::{Remap, Way};
 use serde::Deserialize;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -63,8 +63,8 @@ fn config(text: &str, first: char) -> serde_json::Result<Config> {
 }
 
 /// An error of a conversion, led by the file with the mapping where that is at fault.
-pub(crate) fn blame(error: planaria_ckpt::Error, path: Option<&str>) -> Error {
-    let mapping = path.filter(|_| matches!(error, planaria_ckpt::Error::Mapping(_)));
+pub(crate) fn blame(error: planaria::ckpt::Error, path: Option<&str>) -> Error {
+    let mapping = path.filter(|_| matches!(error, planaria::ckpt::Error::Mapping(_)));
     let error = Error::from(error);
     match mapping {
         Some(path) => error.context(refused(path)),

@@ -1,6 +1,6 @@
 //! `planaria plot` and `planaria tokenize` as a script sees them: output, files and exit codes.
 
-use planaria_telemetry::{MetricsWriter, Record, Session};
+use planaria::telemetry::{MetricsWriter, Record, Session};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

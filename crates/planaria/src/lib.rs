@@ -1,4 +1,7 @@
-//! One import for everything: re-exports of the planaria crates.
+//! One import for everything: re-exports of the planaria crates, and a [`prelude`] of the names most programs need.
+//!
+//! The feature `train` (on by default) brings the trainer, `telemetry` metrics and curves; `mpi` turns MPI ranks on, and
+//! `s3`, `gcs` and `azure` the object stores. Without default features there are tensors, models and checkpoints.
 //!
 //! ```
 //! use planaria::prelude::*;
@@ -14,8 +17,8 @@
 //!
 //! // A tensor has a layout and a gradient history; the same code runs on one rank and on many.
 //! let x = Tensor::new(x).requires_grad();
-//! x.square()?.sum(&[], Keep::No)?.backward()?;
-//! assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! (3.0 * &x * &x)?.sum(&[], Keep::No)?.backward()?;
+//! assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [6.0, 12.0, 18.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -23,10 +26,18 @@ pub use planaria_aoa as aoa;
 pub use planaria_array as array;
 pub use planaria_ckpt as ckpt;
 pub use planaria_comm as comm;
+#[cfg(feature = "train")]
+pub use planaria_data as data;
 pub use planaria_layout as layout;
 pub use planaria_nn as nn;
+#[cfg(feature = "train")]
+pub use planaria_pipeline as pipeline;
 pub use planaria_store as store;
+#[cfg(feature = "telemetry")]
+pub use planaria_telemetry as telemetry;
 pub use planaria_tensor as tensor;
+#[cfg(feature = "train")]
+pub use planaria_train as train;
 
 /// The names most programs need.
 pub mod prelude {
@@ -34,7 +45,7 @@ pub mod prelude {
     pub use planaria_array::{Array, DType, Device, Scalar, Shape, Threads};
     pub use planaria_comm::{Comm, CommExt, threads};
     pub use planaria_layout::{Layout, Mesh, Placement, Rank, Reduce, Region, Route, TensorSpec, receive};
-    pub use planaria_tensor::{GradOptions, Keep, Tensor, World, no_grad, recompute};
+    pub use planaria_tensor::{GradOptions, Index, Keep, Tensor, World, no_grad, recompute};
 }
 
 /// The code on the concept pages is run with the doctests.

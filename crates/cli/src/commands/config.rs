@@ -4,7 +4,7 @@ use crate::exit::Exit;
 use crate::table::Table;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria_train::config::{Sources, schema};
+use planaria::train::config::{Sources, schema};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-fn print(list: Vec<(String, Value, planaria_train::config::Origin)>, terminal: &mut Terminal) -> Result<()> {
+fn print(list: Vec<(String, Value, planaria::train::config::Origin)>, terminal: &mut Terminal) -> Result<()> {
     let mut table = Table::new(&[]);
     for (key, value, origin) in list {
         table.row([key, value.to_string(), origin.to_string()]);

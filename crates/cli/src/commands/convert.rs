@@ -12,9 +12,9 @@ use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use clap::ValueEnum;
-use planaria_ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
-use planaria_ckpt::formats::{Key, OpenOptions, Part, Source};
-use planaria_layout::DType;
+use planaria::ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
+use planaria::ckpt::formats::{Key, OpenOptions, Part, Source};
+use planaria::layout::DType;
 use serde_json::json;
 use std::collections::BTreeSet;
 

@@ -8,9 +8,9 @@ use crate::quantity::count;
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
-use planaria_ckpt::examine::{Bound, Difference, Verdict, compare};
-use planaria_ckpt::formats::{Key, OpenOptions, Source};
-use planaria_ckpt::stream::Feed;
+use planaria::ckpt::examine::{Bound, Difference, Verdict, compare};
+use planaria::ckpt::formats::{Key, OpenOptions, Source};
+use planaria::ckpt::stream::Feed;
 use serde_json::{Value, json};
 
 /// Compare two checkpoints tensor by tensor; exits 1 when they differ

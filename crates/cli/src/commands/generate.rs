@@ -3,7 +3,7 @@
 use crate::exit::Exit;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria_train::{Generator, Sampling, Weights};
+use planaria::train::{Generator, Sampling, Weights};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;

@@ -13,9 +13,9 @@ use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use cut::Cut;
-use planaria_ckpt::examine::{Stats, stats};
-use planaria_ckpt::formats::{Entry, Key, OpenOptions, Part, Source};
-use planaria_ckpt::stream::Feed;
+use planaria::ckpt::examine::{Stats, stats};
+use planaria::ckpt::formats::{Entry, Key, OpenOptions, Part, Source};
+use planaria::ckpt::stream::Feed;
 use std::collections::{BTreeMap, BTreeSet};
 use tree::{Leaf, Tree};
 

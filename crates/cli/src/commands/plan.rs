@@ -5,11 +5,11 @@ use crate::quantity::Bytes;
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
-use planaria_layout::DType;
-use planaria_nn::models::Models;
-use planaria_telemetry::count;
-use planaria_train::config::Sources;
-use planaria_train::plan::{Memory, Plan, PlanOptions, RankPlan, model_of};
+use planaria::layout::DType;
+use planaria::nn::models::Models;
+use planaria::telemetry::count;
+use planaria::train::config::Sources;
+use planaria::train::plan::{Memory, Plan, PlanOptions, RankPlan, model_of};
 use std::path::PathBuf;
 
 /// Say what a run will need: memory per rank, bytes sent, time lost in the pipeline

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::quantity::count;
 use crate::terminal::{Style, Terminal};
 use anyhow::{Context, Result};
-use planaria_telemetry::{Canvas, Chart, ChartOptions, History, Scale};
+use planaria::telemetry::{Canvas, Chart, ChartOptions, History, Scale};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

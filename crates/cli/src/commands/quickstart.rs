@@ -6,9 +6,9 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria_telemetry::{Canvas, Chart, ChartOptions, History};
-use planaria_train::config::Sources;
-use planaria_train::{Generator, Outcome, Requests, Sampling, Trainer};
+use planaria::telemetry::{Canvas, Chart, ChartOptions, History};
+use planaria::train::config::Sources;
+use planaria::train::{Generator, Outcome, Requests, Sampling, Trainer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,13 +57,13 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     report(&second, &outcome, terminal)
 }
 
-fn config(args: &Args, mesh: &str) -> Result<planaria_train::Config> {
+fn config(args: &Args, mesh: &str) -> Result<planaria::train::Config> {
     let set = args.set.iter().cloned().chain([format!("mesh={mesh}")]);
     Ok(Sources::file(PathBuf::from(FILE)).variables(std::env::vars()).set(set).resolve()?.config)
 }
 
 fn train(
-    config: &planaria_train::Config,
+    config: &planaria::train::Config,
     until: Option<u64>,
     requests: &Requests,
     terminal: &Terminal,

@@ -4,13 +4,12 @@ use super::convert::{Output, carry_out};
 use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::filter::glob;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use planaria_ckpt::convert::{ConvertOptions, Cut, To, plan};
-use planaria_ckpt::formats::{Key, OpenOptions, Source};
-use planaria_layout::{Layout, Mesh, TensorSpec};
+use planaria::ckpt::convert::{ConvertOptions, Cut, To, plan};
+use planaria::ckpt::formats::{Key, OpenOptions, Source};
+use planaria::layout::{Layout, Mesh, TensorSpec};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
@@ -98,7 +97,11 @@ fn layouts(source: &Source, mesh: &Mesh, rules: &[Rule]) -> Result<BTreeMap<Key,
     let mut layouts = BTreeMap::new();
     let mut used = vec![false; rules.len()];
     for (key, entry) in &source.tensors {
-        let Some(number) = rules.iter().position(|rule| glob(&rule.pattern, &key.name)) else { continue };
+        let Some(number) =
+            rules.iter().position(|rule| planaria::store::pattern::matches(&rule.pattern, &key.name))
+        else {
+            continue;
+        };
         used[number] = true;
         let text = format!("{}{} @ {}", entry.dtype, entry.shape, rules[number].placements);
         let layout = text.parse::<TensorSpec>().and_then(|spec| spec.on(mesh));

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::quantity::Bytes;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria_train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
+use planaria::train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
 use serde_json::json;
 use std::path::PathBuf;
 

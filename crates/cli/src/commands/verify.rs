@@ -6,8 +6,8 @@ use crate::failure;
 use crate::quantity::{Bytes, count};
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
-use planaria_ckpt::{Verified, verify_with};
-use planaria_store::locate;
+use planaria::ckpt::{Verified, verify_with};
+use planaria::store::locate;
 use serde_json::{Value, json};
 
 /// Check a checkpoint: every byte against its checksum, and its structure; exits 3 when it is damaged
@@ -25,8 +25,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     checkpoint::exists(&args.path)?;
     let (store, folder) = locate(&args.path)?;
-    let total =
-        planaria_ckpt::open(&*store, &folder).map_or(0, |ours| ours.files.iter().map(|file| file.size).sum());
+    let total = planaria::ckpt::open(&*store, &folder)
+        .map_or(0, |ours| ours.files.iter().map(|file| file.size).sum());
     let progress = terminal.progress("verifying", total);
     let checked = verify_with(&store, &folder, &|bytes| progress.add(bytes));
     progress.finish();

@@ -1,8 +1,8 @@
 //! What stands in a folder that is to be replaced, and whether all of it belongs to a checkpoint.
 
 use anyhow::{Context, Result};
-use planaria_ckpt::convert::belongs;
-use planaria_ckpt::formats::{OpenOptions, Source, open_url};
+use planaria::ckpt::convert::belongs;
+use planaria::ckpt::formats::{OpenOptions, Source, open_url};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;

@@ -6,7 +6,7 @@ mod staging;
 use crate::failure::Failure;
 use anyhow::{Context, Result};
 use contents::Contents;
-use planaria_store::{Local, Store, StoreExt, local_path};
+use planaria::store::{Local, Store, StoreExt, local_path};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use staging::{RESULT, Staging};
@@ -49,7 +49,7 @@ impl OutputFolder {
         files: impl IntoIterator<Item = &'a str>,
     ) -> Result<OutputFolder> {
         let Some(path) = local_path(target) else {
-            let store = planaria_store::open(target)?;
+            let store = planaria::store::open(target)?;
             if !store.list("")?.is_empty() {
                 let hint = "choose another place, or empty it first: an object store cannot swap folders";
                 return Err(Failure::usage(format!("'{target}' is not empty")).hint(hint).into());
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn write(store: &dyn Store, name: &str, text: &[u8]) -> Result<()> {
-        Ok(store.write(&planaria_store::join(name, FILE), text)?)
+        Ok(store.write(&planaria::store::join(name, FILE), text)?)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How a tensor is cut into tiles, in a few words.
 
-use planaria_ckpt::formats::Entry;
+use planaria::ckpt::formats::Entry;
 use std::collections::BTreeSet;
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! `planaria inspect --json`.
 
 use super::{bytes_of, files_of};
-use planaria_ckpt::examine::Stats;
-use planaria_ckpt::formats::{Entry, Key, Source};
+use planaria::ckpt::examine::Stats;
+use planaria::ckpt::formats::{Entry, Key, Source};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

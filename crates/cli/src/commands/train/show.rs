@@ -2,9 +2,9 @@
 
 use crate::terminal::Terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use planaria_telemetry::{Saving, StepLine};
-use planaria_train::Config;
-use planaria_train::event::{Event, Observer, StepReport};
+use planaria::telemetry::{Saving, StepLine};
+use planaria::train::Config;
+use planaria::train::event::{Event, Observer, StepReport};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -124,7 +124,7 @@ impl Observer for Show {
     fn event(&self, event: &Event) {
         match event {
             Event::Started { ranks, mesh, parameters, samples, step, steps } => {
-                let size = planaria_telemetry::count(*parameters as f64);
+                let size = planaria::telemetry::count(*parameters as f64);
                 let noun = if *ranks == 1 { "rank" } else { "ranks" };
                 let todo = match step <= steps {
                     true => format!("steps {step} to {steps}"),
