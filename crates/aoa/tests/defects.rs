@@ -1,7 +1,6 @@
 //! One test for each listed defect of the reference that a mapping engine can have, named after it.
 
-mod common;
-
+use crate::common;
 use common::{catalog, compile, faults, numbered, run, whole};
 use planaria_aoa::{Error, Fault, Obstacle, Options, Program, Ties};
 use planaria_layout::DType;

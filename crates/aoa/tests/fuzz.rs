@@ -1,16 +1,14 @@
 //! Random texts must never panic, hang or allocate without bound: they parse and compile, or are refused.
 
-mod common;
-
+use crate::common;
 use common::{catalog, whole};
 use planaria_aoa::{Degrees, Error, Mapping, Options, Program, Strictness, Ties};
 use planaria_layout::Region;
-use std::time::{Duration, Instant};
 
-/// How long each fuzz test runs.
-const TIME: Duration = Duration::from_millis(1500);
+/// How many texts each test makes.
+const TEXTS: usize = 3000;
 
-/// A small generator: the same texts in every run, more of them on a faster machine.
+/// A small generator: the same texts in every run.
 struct Random(u64);
 
 impl Random {
@@ -163,12 +161,10 @@ fn random_texts_compile_or_are_refused() {
         ],
     );
     let targets = whole(&["t f32[4,6]", "u f32[6,4]", "m.0.w bf16[8,4]", "e f32[12]"]);
-    let start = Instant::now();
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let (mut count, mut accepted) = (0, 0);
-    while start.elapsed() < TIME {
+    let mut accepted = 0;
+    for _ in 0..TEXTS {
         let text = text(&mut random);
-        count += 1;
         let Ok(program) = Program::parse(text.as_str()) else { continue };
         let strictness = [Strictness::Strict, Strictness::Lenient][random.next(2)];
         let degrees = [Degrees::Known, Degrees::Guessed][random.next(2)];
@@ -186,14 +182,13 @@ fn random_texts_compile_or_are_refused() {
             }
         }
     }
-    assert!(count > 100 && accepted > 10, "{accepted} of {count} accepted");
+    assert!(accepted > 10, "{accepted} of {TEXTS} accepted");
 }
 
 #[test]
 fn random_characters_parse_or_are_refused_and_printed_ones_come_back() {
-    let start = Instant::now();
     let mut random = Random(0xD1B5_4A32_D192_ED03);
-    while start.elapsed() < TIME / 3 {
+    for _ in 0..20 * TEXTS {
         let len = random.next(60);
         let alphabet = [
             "a", "b.", "$L", "*", "^T", "->", ",", "=", "[", "]", ":", "1", "-", "/", "'", "\"", " ", "?",

@@ -1,7 +1,6 @@
 //! What the language can say beyond the reference, and the page that explains it.
 
-mod common;
-
+use crate::common;
 use common::{compile, faults, numbered, run, whole};
 use planaria_aoa::{Catalog, Fault, Options, Program, Ties};
 

@@ -1,7 +1,6 @@
 //! Mappings of real models, there and back, at several tensor-parallel degrees.
 
-mod common;
-
+use crate::common;
 use common::{catalog, numbered, run, whole};
 use planaria_aoa::{Catalog, Mapping, Options, Program, Ties};
 use std::num::NonZeroUsize;

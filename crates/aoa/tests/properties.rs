@@ -1,7 +1,6 @@
 //! Random programs against dense arrays, and inverses against the programs they undo.
 
-mod common;
-
+use crate::common;
 use common::{Values, numbered, region_of, run};
 use planaria_aoa::{Catalog, Mapping, Options, Program, Ties};
 use planaria_layout::{Dims, Region};

@@ -1,7 +1,6 @@
 //! Converting: every format there and back, cut and whole, and nothing half done.
 
-mod common;
-
+use crate::common;
 use common::{command, names, planaria, root, succeed, text};
 use serde_json::Value;
 use std::fs;

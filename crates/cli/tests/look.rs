@@ -1,7 +1,6 @@
 //! Looking at checkpoints: inspect and diff, their texts, JSON and exit codes.
 
-mod common;
-
+use crate::common;
 use common::{command, names, planaria, root, succeed, text};
 use serde_json::Value;
 use std::io::Read;

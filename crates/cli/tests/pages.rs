@@ -1,7 +1,6 @@
 //! The commands on the pages of the guide, run one after the other; what they print must be what the page shows.
 
-mod common;
-
+use crate::common;
 use common::{command, root};
 use std::os::unix::fs::symlink;
 use std::path::Path;

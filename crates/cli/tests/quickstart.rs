@@ -1,7 +1,6 @@
 //! `planaria quickstart`, the first command of the README, in few steps of a smaller model.
 
-mod common;
-
+use crate::common;
 use common::{Ran, command, root, text};
 
 fn quickstart(runs: &std::path::Path) -> Ran {

@@ -1,7 +1,6 @@
 //! Properties of plans between layouts: exact, agreed on by both sides, and value preserving.
 
-mod common;
-
+use crate::common;
 use common::{config, contributions, iota, pair};
 use planaria_layout::{simulate, *};
 use proptest::prelude::*;

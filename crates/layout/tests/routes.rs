@@ -1,7 +1,6 @@
 //! What reshards are recognised as, and properties of the routes chosen for them.
 
-mod common;
-
+use crate::common;
 use common::{config, contributions, iota, pair};
 use planaria_layout::{simulate, *};
 use proptest::prelude::*;

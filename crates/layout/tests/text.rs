@@ -1,7 +1,6 @@
 //! Text forms: what is printed is read back, and nothing that is read can cause a panic.
 
-mod common;
-
+use crate::common;
 use common::{any_layout, config, mesh, shape};
 use planaria_layout::*;
 use proptest::prelude::*;

@@ -1,7 +1,6 @@
 //! Properties of tilings other than layouts: file extents, flat shards, irregular lists.
 
-mod common;
-
+use crate::common;
 use common::{config, iota, mesh, pair, plain, shape};
 use planaria_layout::{simulate, *};
 use proptest::prelude::*;

@@ -3,6 +3,7 @@
 mod manifest;
 mod rules;
 mod source;
+mod suite;
 mod table;
 mod unused;
 
@@ -73,6 +74,7 @@ fn check(root: &Path, path: &str, text: &str) -> Vec<Finding> {
         findings.extend(rules::check(path, text, printing(root, path)));
     } else if path.ends_with("/Cargo.toml") {
         findings.extend(manifest::check(path, text));
+        findings.extend(suite::check(root, path, text));
         findings.extend(unused::check(root, path, text));
     }
     findings

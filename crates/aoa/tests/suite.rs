@@ -1,0 +1,8 @@
+//! All integration tests of the package, in one program: it links once.
+
+mod common;
+mod defects;
+mod fuzz;
+mod language;
+mod models;
+mod properties;

@@ -1,0 +1,15 @@
+//! All integration tests of the package, in one program: it links once.
+
+mod attention;
+mod collectives;
+mod composed;
+mod derivatives;
+mod groups;
+mod history;
+mod in_place;
+mod meshes;
+mod pieces;
+mod soundness;
+mod split;
+mod supposed;
+mod training;
