@@ -2,7 +2,7 @@
 
     python3 benches/gpu/run.py compile            compiles everything, prints registers and spills; needs no GPU
     python3 benches/gpu/run.py all OUT            checks and times every family; one JSON file and a table
-    python3 benches/gpu/run.py check|time|sanitize|profile FAMILY [OUT]
+    python3 benches/gpu/run.py check|time|both|sanitize|profile FAMILY [OUT]
     python3 benches/gpu/run.py record OUT/gpu.json > RECORD.md
 """
 import json
@@ -14,7 +14,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from device import compile_all, report_of  # noqa: E402
 
-FAMILIES = ("attention", "indexing", "training", "attention_tma", "attention_plain", "basics", "generation")
+FAMILIES = ("attention_tma", "step", "attention", "indexing", "training", "basics", "generation", "attention_plain")
 
 
 def compile_everything(workers, quiet=False):
@@ -40,38 +40,39 @@ def run_family(verb, family, out):
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.zeros(1, device="cuda")  # makes the context that modules are loaded into
     record, module = Record(), importlib.import_module(family)
-    verbs = {"check": module.check, "time": module.time_all, "sanitize": module.sanitize, "profile": module.profile}
+    verbs = {"check": [module.check], "time": [module.time_all], "both": [module.check, module.time_all], "sanitize": [module.sanitize],
+             "profile": [module.profile]}
     begin = time.time()
-    record.guard(f"{family} {verb}", lambda: verbs[verb](record))
+    for work in verbs[verb]:
+        record.guard(f"{family} {verb}", lambda: work(record))
+        if out:  # after each, so that a cut run leaves what it found
+            with open(out, "w") as f:
+                json.dump({"checks": record.checks, "times": record.times, "failures": record.failures}, f)
     good = sum(c["good"] for c in record.checks)
     print(f"{family} {verb}: {good} of {len(record.checks)} checks, {len(record.times)} times, {len(record.failures)} failures, "
           f"{time.time() - begin:.0f} s", flush=True)
-    if out:
-        with open(out, "w") as f:
-            json.dump({"checks": record.checks, "times": record.times, "failures": record.failures}, f)
 
 
-def run_all(out, seconds=(45, 80)):
+def run_all(out, seconds=60):
     compile_everything(os.cpu_count(), quiet=True)
     import torch
     machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
                "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
                                         text=True).stdout.strip()}
     everything = {"machine": machine, "when": time.strftime("%Y-%m-%d %H:%M:%S")}
-    for verb, limit in zip(("check", "time"), seconds):
-        for family in FAMILIES:
-            part = os.path.join(out, f"part-{verb}-{family}.json")
-            try:
-                subprocess.run([sys.executable, __file__, verb, family, part], timeout=limit)
-            except subprocess.TimeoutExpired:
-                print(f"FAILED {verb} {family}: more than {limit} s", flush=True)
-            everything[f"{verb} {family}"] = "nothing: it did not end"
-            if os.path.exists(part):
-                everything[f"{verb} {family}"] = json.load(open(part))
-                os.remove(part)
-            # Written after each, so that a cut run leaves what it found.
-            with open(os.path.join(out, "gpu.json"), "w") as f:
-                json.dump(everything, f, indent=1)
+    for family in FAMILIES:
+        part = os.path.join(out, f"part-{family}.json")
+        limit = 3 * seconds if family == "step" else seconds
+        try:
+            subprocess.run([sys.executable, __file__, "both", family, part], timeout=limit)
+        except subprocess.TimeoutExpired:
+            print(f"FAILED {family}: more than {limit} s", flush=True)
+        everything[family] = "nothing: it did not end"
+        if os.path.exists(part):
+            everything[family] = json.load(open(part))
+            os.remove(part)
+        with open(os.path.join(out, "gpu.json"), "w") as f:
+            json.dump(everything, f, indent=1)
 
 
 def print_record(path):
@@ -85,7 +86,7 @@ def print_record(path):
     print("Checks: fresh random inputs, poisoned outputs, two runs with equal bits, error against f64 (bits where the limit is 0).\n")
     print("| family | checks passed | worst error of its limit | failures |\n|---|---|---|---|")
     for family in FAMILIES:
-        part = found.get(f"check {family}")
+        part = found.get(family)
         if not isinstance(part, dict):
             print(f"| {family} | did not end | | |")
             continue
@@ -95,12 +96,13 @@ def print_record(path):
         print(f"| {family} | {len(good)} of {len(part['checks'])} | {share:.2f} | {', '.join(bad) or 'none'} |")
     print("\nTimes: medians of 20 calls by events, inputs in turn, the device kept busy while a call is queued.\n")
     for family in FAMILIES:
-        part = found.get(f"time {family}")
+        part = found.get(family)
         if not isinstance(part, dict) or not part["times"]:
             continue
         print(f"## {family}\n\n| what | ms | torch ms | torch / ours | more |\n|---|---|---|---|---|")
         for t in part["times"]:
-            more = ", ".join(f"{v:.0f} TFLOP/s" if k == "tflops" else f"{v:.2f} TB/s" if k == "tb_s" else "" for k, v in t.items() if k in ("tflops", "tb_s"))
+            more = ", ".join(f"{v:.0f} TFLOP/s" if k == "tflops" else f"{v:.2f} TB/s" if k == "tb_s" else f"{v:.0f} tokens/s" if k == "tokens_s" else f"{v:.1f} GiB"
+                             for k, v in t.items() if k in ("tflops", "tb_s", "tokens_s", "gib"))
             peer = (f"{t['peer_ms']:.4f}", f"{t['peer_ms'] / t['ms']:.2f}") if t["peer_ms"] else ("", "")
             print(f"| {t['name']} | {t['ms']:.4f} | {peer[0]} | {peer[1]} | {more} |")
         print()
