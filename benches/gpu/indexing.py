@@ -177,10 +177,27 @@ def reduce_sorted(keys, order, limit, values, out, inner, op=0, include=1, mean=
     return out
 
 
+def reduce_small(keys, limit, values, out, inner, op, include, mean):
+    """Sort, segments and sums of at most 16384 rows: three launches."""
+    n, packets = keys.numel(), int(inner * values.element_size() % 16 == 0)
+    options = segment_options(NAMES[values.dtype], op, packets)
+    room = torch.empty(3, n + 1, dtype=torch.int32, device=DEV)
+    longer, number = torch.empty(n // 128 + 2, dtype=torch.int32, device=DEV), torch.empty(1, dtype=torch.int64, device=DEV)
+    small = Kernel("segment_small.cu", (), "segment_small")
+    small(1, 1024, keys, I32(n), I32(limit.bit_length()), U64(limit), room[0], room[1], room[2], number, longer, shared=16384 * 8 + 32 * 256 * 2)
+    s = Segments().fill(keys=room[0], positions=room[1], starts=room[2], number=number, values=values, out=out, longer=longer, value_stride=inner,
+                        inner=inner, include=include, mean=mean)
+    Kernel("segment.cu", options, "segment_rows")(WIDE, 256, s)
+    Kernel("segment.cu", options, "segment_rows_longer")(132 * 4, 256, s)
+    return out
+
+
 def put_sum(x, indices, values, fault, op=0, include=1, mean=0):
     index, inner, rows = index_of(x, indices)
     keys = torch.empty(indices[0].numel(), dtype=torch.int32, device=DEV)
     index_kernel(x, inner, "index_keys")(WIDE, 256, index, U64(rows), keys, fault)
+    if inner > 1 and keys.numel() <= 16384:
+        return reduce_small(keys, rows, values, x, inner, op, include, mean)
     keys, order = sort_pairs(keys, rows.bit_length())
     return reduce_sorted(keys, order, rows, values, x, inner, op, include, mean)
 
@@ -276,7 +293,7 @@ def check_sort(record):
 def check_sums(record):
     limits = {torch.bfloat16: 4e-3, torch.float32: 1e-6, torch.float64: 1e-12, torch.int32: 0.0}
     for dtype, limit in limits.items():
-        for n, rows, inner in ((50_000, 700, 1), (50_000, 70_000, 1), (50_000, 1, 1), (3_000_000, 2, 1), (129, 1, 1), (3000, 40, 24), (3000, 40, 7), (5000, 2, 16), (70_000, 3, 8)):
+        for n, rows, inner in ((50_000, 700, 1), (50_000, 70_000, 1), (50_000, 1, 1), (3_000_000, 2, 1), (129, 1, 1), (3000, 40, 24), (3000, 40, 7), (5000, 2, 16), (16_384, 5000, 8), (1, 3, 4), (70_000, 3, 8), (70_000, 9000, 3)):
             x, v = (torch.randn(rows, inner) * 9).to(dtype), (torch.randn(n, inner) * 9).to(dtype)
             at = torch.randint(0, rows, (n,))
             wide = torch.float64 if dtype.is_floating_point else dtype

@@ -110,6 +110,7 @@ def indexing_wanted():
     out = [("mask.cu", mask_options(e)) for e in ("u8", "u16", "u32", "u64")]
     out += [("radix.cu", radix_options(k, p)) for k, p in (("u16", "u32"), ("u32", "u32"), ("u64", "u32"), ("u64", "u64"))]
     out += [("index.cu", index_options(e, o, p)) for e in ("u8", "u16", "u32", "u64") for o in ("u32", "u64") for p in (0, 1)]
+    out += [("segment_small.cu", ())]
     for element in ("bf16", "f16", "f32", "f64", "i32", "i64"):
         out += [("segment.cu", segment_options(element, op, packets)) for op in range(4) for packets in (0, 1)]
     return out
