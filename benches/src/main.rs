@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use planaria_array::CpuPath;
 use planaria_bench::machine::Machine;
 use planaria_bench::report::{Answers, OURS, record};
 use planaria_bench::stats::shuffle;
@@ -25,8 +26,11 @@ struct Args {
     #[arg(long, default_value_t = 300)]
     ms: u64,
     /// Rounds over all cases
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Instructions to be held to, torch too: portable, avx2, avx512 or amx
+    #[arg(long)]
+    cpu: Option<String>,
     /// Python with torch and numpy
     #[arg(long)]
     python: Option<String>,
@@ -49,12 +53,13 @@ fn main() -> ExitCode {
 /// Runs everything; answers whether all workers computed the same.
 fn run(args: &Args) -> Result<bool> {
     let cases = select(&args.cases).map_err(anyhow::Error::msg)?;
+    let path = path(args.cpu.as_deref())?;
     if args.python.is_none() {
         eprintln!("torch is skipped: {}", args.no_torch.as_deref().unwrap_or("no --python given"));
     }
     let mut parts = Vec::new();
     for &threads in &args.threads {
-        let mut workers = start(args, threads)?;
+        let mut workers = start(args, path, threads)?;
         let answers = rounds(args, &cases, &mut workers)?;
         let names: Vec<_> = workers.iter().map(|worker| worker.name).collect();
         let tables = answers.tables(&names);
@@ -68,29 +73,52 @@ fn run(args: &Args) -> Result<bool> {
         println!("results differ: {case} with {threads} thread(s)");
         agree = false;
     }
-    match args.cases.is_empty() && args.python.is_some() {
+    match args.cases.is_empty() && args.python.is_some() && agree {
         true => {
-            let command = format!("cargo xtask bench --ms {} --rounds {}", args.ms, args.rounds);
+            let held = args.cpu.as_ref().map(|path| format!(" --cpu {path}")).unwrap_or_default();
+            let command = format!("cargo xtask bench --ms {} --rounds {}{held}", args.ms, args.rounds);
             let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("runs");
-            let folder = record(&runs, &Machine::here(args.python.as_deref()), &command, &parts)?;
+            let folder = record(&runs, &Machine::here(args.python.as_deref()), path, &command, &parts)?;
             println!("recorded in benches/runs/{}", folder.file_name().unwrap_or_default().to_string_lossy());
         }
-        false => println!("not recorded: only a run of all cases against torch is"),
+        false => println!("not recorded: only a run of all cases against torch, with equal results, is"),
     }
     Ok(agree)
 }
 
+/// The path named, or the highest there is.
+fn path(name: Option<&str>) -> Result<CpuPath> {
+    let Some(name) = name else { return Ok(CpuPath::highest()) };
+    let found = CpuPath::ALL.into_iter().find(|path| path.name() == name && *path <= CpuPath::highest());
+    found.with_context(|| format!("`{name}` is no path of this CPU, whose highest is {}", CpuPath::highest()))
+}
+
+/// What holds torch and the libraries it calls to the instructions of a path.
+fn torch_held_to(path: CpuPath) -> &'static [(&'static str, &'static str)] {
+    const ATEN: &str = "ATEN_CPU_CAPABILITY";
+    const ONEDNN: &str = "DNNL_MAX_CPU_ISA";
+    const MKL: &str = "MKL_ENABLE_INSTRUCTIONS";
+    match path {
+        CpuPath::Portable => &[(ATEN, "default"), (ONEDNN, "SSE41"), (MKL, "SSE4_2")],
+        CpuPath::Avx2 => &[(ATEN, "avx2"), (ONEDNN, "AVX2"), (MKL, "AVX2")],
+        CpuPath::Avx512 => &[(ATEN, "avx512"), (ONEDNN, "AVX512_CORE_VNNI"), (MKL, "AVX512")],
+        CpuPath::Amx => &[],
+    }
+}
+
 /// Our worker, and torch twice: as it is, and with an allocator that keeps its pages.
-fn start(args: &Args, threads: usize) -> Result<Vec<Worker>> {
+fn start(args: &Args, path: CpuPath, threads: usize) -> Result<Vec<Worker>> {
     let threads = threads.to_string();
     let driver = std::env::current_exe().context("cannot find the driver's own path")?;
     let ours: PathBuf = driver.with_file_name(OURS).with_extension(std::env::consts::EXE_EXTENSION);
-    let mut workers = vec![Worker::start(OURS, Command::new(ours).arg(&threads))?];
+    let mut workers =
+        vec![Worker::start(OURS, Command::new(ours).arg(&threads).env("PLANARIA_CPU", path.name()))?];
     if let Some(python) = &args.python {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/torch_worker.py");
         let torch = || {
             let mut command = Command::new(python);
             command.arg(&script).arg(&threads).env("PYTHONDONTWRITEBYTECODE", "1");
+            command.envs(torch_held_to(path).iter().copied());
             command
         };
         workers.push(Worker::start("torch", &mut torch())?);

@@ -6,12 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use planaria_array::CpuPath;
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
 use crate::measure::Sample;
 use crate::record::head;
-use crate::stats::{Times, geometric_mean};
+use crate::stats::{Ratio, geometric_mean, wall};
 use crate::table::{FAMILIES, Family};
 use crate::worker::Answer;
 
@@ -24,8 +25,8 @@ pub const OURS: &str = "ours";
 /// All samples of one worker for one case.
 #[derive(Debug, Default, Clone)]
 pub struct Series {
-    /// Samples of all rounds.
-    pub samples: Vec<Sample>,
+    /// The samples of each round.
+    pub rounds: Vec<Vec<Sample>>,
     /// Sum and scale of the result.
     pub check: Option<[f64; 2]>,
     /// Peaks of memory in bytes, the largest of all rounds: above what there was before, and as a whole.
@@ -44,7 +45,7 @@ impl Answers {
         let series = self.0.entry(case.to_owned()).or_default().entry(worker).or_default();
         match answer {
             Answer::Timed { s, check, peak } => {
-                series.samples.extend(s);
+                series.rounds.push(s);
                 series.check = Some(check);
                 let larger = |a: [u64; 2], b: [u64; 2]| [a[0].max(b[0]), a[1].max(b[1])];
                 series.peak = series.peak.into_iter().chain(peak).reduce(larger);
@@ -53,20 +54,22 @@ impl Answers {
         }
     }
 
-    fn times(&self, case: &str, worker: &str) -> Option<Times> {
-        Times::of(&self.0.get(case)?.get(worker)?.samples)
+    /// The median of all samples of a worker.
+    fn time(&self, case: &str, worker: &str) -> Option<f64> {
+        wall(self.0.get(case)?.get(worker)?.rounds.iter().flatten())
     }
 
-    /// The faster of all workers but ours, figure by figure.
-    fn anchor(&self, case: &str) -> Option<Times> {
-        let peers = self.0.get(case)?.keys().filter(|name| **name != OURS);
-        peers.filter_map(|name| self.times(case, name)).reduce(Times::best)
-    }
-
-    /// Our time as a share of the anchor's: of the fastest tenths and of the medians.
-    fn ratio(&self, case: &str) -> Option<Times> {
-        let (ours, anchor) = (self.times(case, OURS)?, self.anchor(case)?);
-        Some(Times { fast: ours.fast / anchor.fast, median: ours.median / anchor.median })
+    /// Our time as a share of the anchor's, the faster of all workers but ours, round by round.
+    fn ratio(&self, case: &str) -> Option<Ratio> {
+        let workers = self.0.get(case)?;
+        let of = |series: &Series, round: usize| wall(series.rounds.get(round)?);
+        let ratio = |round: usize| {
+            let peers = workers.iter().filter(|(name, _)| **name != OURS);
+            let anchor = peers.filter_map(|(_, series)| of(series, round)).reduce(f64::min)?;
+            Some(of(workers.get(OURS)?, round)? / anchor)
+        };
+        let rounds = workers.get(OURS)?.rounds.len();
+        Ratio::of(&(0..rounds).filter_map(ratio).collect::<Vec<_>>())
     }
 
     /// Cases whose results differ between workers by more than rounding explains.
@@ -88,11 +91,8 @@ impl Answers {
             if !cases.is_empty() {
                 let _ = write!(text, "{}\n\n| case |", heading(family));
                 let _ = workers.iter().try_for_each(|worker| write!(text, " {worker}, ms |"));
-                let _ = writeln!(
-                    text,
-                    " ratio | ratio of medians | |\n|---|{}---|---|---|",
-                    "---|".repeat(workers.len())
-                );
+                let _ =
+                    writeln!(text, " ratio | spread | |\n|---|{}---|---|---|", "---|".repeat(workers.len()));
                 cases.iter().for_each(|case| self.row(&mut text, family, case, workers));
                 self.mean_row(&mut text, family, workers);
                 if family.name == MEMORY_OF {
@@ -107,28 +107,27 @@ impl Answers {
     fn row(&self, text: &mut String, family: &Family, case: &str, workers: &[&'static str]) {
         let _ = write!(text, "| {case} |");
         for worker in workers {
-            let cell = self
-                .times(case, worker)
-                .map(|t| format!("{} ({})", milliseconds(t.fast), milliseconds(t.median)));
+            let cell = self.time(case, worker).map(milliseconds);
             let _ = write!(text, " {} |", cell.unwrap_or_else(|| "–".into()));
         }
-        let (ratio, median) = match self.ratio(case) {
-            Some(ratio) => (format!("{:.2}", ratio.fast), format!("{:.2}", ratio.median)),
+        let (ratio, spread) = match self.ratio(case) {
+            Some(Ratio { median, spread: (low, high) }) => {
+                (format!("{median:.2}"), format!("{low:.2} to {high:.2}"))
+            }
             None => ("–".into(), "–".into()),
         };
         let reason =
             self.0.get(case).and_then(|by| by.get(OURS)).and_then(|series| series.unsupported.clone());
-        let note = reason.unwrap_or_else(|| verdict(self.ratio(case).map(|r| r.fast), family.bar).into());
-        let _ = writeln!(text, " {ratio} | {median} | {note} |");
+        let note = reason.unwrap_or_else(|| verdict(self.ratio(case).map(|r| r.median), family.bar).into());
+        let _ = writeln!(text, " {ratio} | {spread} | {note} |");
     }
 
     fn mean_row(&self, text: &mut String, family: &Family, workers: &[&'static str]) {
-        let ratios: Vec<Times> = family.cases.iter().filter_map(|case| self.ratio(case)).collect();
-        let mean = |pick: fn(&Times) -> f64| geometric_mean(&ratios.iter().map(pick).collect::<Vec<_>>());
-        if let (Some(fast), Some(median)) = (mean(|t| t.fast), mean(|t| t.median)) {
+        let ratios = family.cases.iter().filter_map(|case| Some(self.ratio(case)?.median));
+        if let Some(mean) = geometric_mean(&ratios.collect::<Vec<_>>()) {
             let empty = " |".repeat(workers.len());
-            let note = verdict(Some(fast), family.mean_bar);
-            let _ = writeln!(text, "| **geometric mean** |{empty} **{fast:.2}** | {median:.2} | {note} |");
+            let note = verdict(Some(mean), family.mean_bar);
+            let _ = writeln!(text, "| **geometric mean** |{empty} **{mean:.2}** | | {note} |");
         }
     }
 
@@ -152,7 +151,7 @@ impl Answers {
         let short = |s: &Sample| {
             json!([(s[0] * 1e7).round() / 10.0, (s[1] * 1e6).round() as u64, (s[2] * 1e6).round() as u64])
         };
-        let series = |s: &Series| json!({"us": s.samples.iter().map(short).collect::<Vec<_>>(), "check": s.check, "peak": s.peak});
+        let series = |s: &Series| json!({"us": s.rounds.iter().map(|r| r.iter().map(short).collect::<Vec<_>>()).collect::<Vec<_>>(), "check": s.check, "peak": s.peak});
         let case = |by: &BTreeMap<&'static str, Series>| {
             Value::Object(by.iter().map(|(worker, s)| ((*worker).to_owned(), series(s))).collect())
         };
@@ -193,10 +192,12 @@ fn milliseconds(seconds: f64) -> String {
 pub fn record(
     runs: &Path,
     machine: &Machine,
+    path: CpuPath,
     command: &str,
     parts: &[(usize, Answers, String)],
 ) -> Result<PathBuf> {
-    let folder = free_folder(runs, &machine.run_name());
+    let held = if path == CpuPath::highest() { String::new() } else { format!("-{path}") };
+    let folder = free_folder(runs, &(machine.run_name() + &held));
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let save = |name: &str, text: &str| {
         fs::write(folder.join(name), text)
@@ -211,12 +212,12 @@ pub fn record(
     }
     save("summary.md", &(summary.trim_end().to_owned() + "\n"))?;
     save("raw.json", &(json!({"machine": machine, "threads": raw}).to_string() + "\n"))?;
-    save("README.md", &about(machine, command))?;
+    save("README.md", &about(machine, path, command))?;
     Ok(folder)
 }
 
-const HOW_TO_READ: &str = "Times are the bound of the fastest tenth of the samples, in brackets the median of all samples. A ratio is our time over the time of
-the faster of torch and torch-nofault, both by the fastest tenth; below 1 we are faster. `_bwd` is forward and backward.
+const HOW_TO_READ: &str = "Times are medians of all samples. A ratio is our time over the time of the faster of torch and torch-nofault, by the medians of one round; the
+table has the median over rounds, and as spread the best and the worst round. Below 1 we are faster. `_bwd` is forward and backward.
 ";
 
 fn free_folder(runs: &Path, name: &str) -> PathBuf {
@@ -224,14 +225,15 @@ fn free_folder(runs: &Path, name: &str) -> PathBuf {
     (1..).map(numbered).find(|path| !path.exists()).unwrap_or_else(|| runs.join(name))
 }
 
-fn about(machine: &Machine, command: &str) -> String {
-    format!("{}\n{HOW_IT_RAN}", head("Kernels against torch", command, machine, &[]))
+fn about(machine: &Machine, path: CpuPath, command: &str) -> String {
+    let used = [("instructions used", path.to_string())];
+    format!("{}\n{HOW_IT_RAN}", head("Kernels against torch", command, machine, &used))
 }
 
 const HOW_IT_RAN: &str = "Workers stay alive for the whole run and one works at a time, the others wait for their next line; cases and workers come in random order in each round; every worker makes the same inputs,
 bit for bit, and the checksums of their results are compared. `torch-nofault` is torch with `MALLOC_MMAP_MAX_=0` and a high
 `MALLOC_TRIM_THRESHOLD_`, so that large results cost it no page faults. [summary.md](summary.md) has the tables, `raw.json` every sample:
-wall, CPU and run-queue delay in microseconds.
+wall, CPU and run-queue delay in microseconds, round by round. Where the instructions are held to less than the CPU has, so are torch's.
 ";
 
 #[cfg(test)]
@@ -259,15 +261,21 @@ mod tests {
     #[test]
     fn the_anchor_is_the_faster_peer() {
         let tables = answers().tables(&[OURS, "torch", "torch-nofault"]);
-        assert!(
-            tables.contains("| gather | 2.00 (2.00) | 8.00 (8.00) | 4.00 (4.00) | 0.50 | 0.50 | ok |"),
-            "{tables}"
-        );
-        assert!(tables.contains(
-            "| softmax | 5.00 (5.00) | 1.25 (1.25) | 2.50 (2.50) | 4.00 | 4.00 | **over the bar** |"
-        ));
+        assert!(tables.contains("| gather | 2.00 | 8.00 | 4.00 | 0.50 | 0.50 to 0.50 | ok |"), "{tables}");
+        assert!(tables.contains("| softmax | 5.00 | 1.25 | 2.50 | 4.00 | 4.00 to 4.00 | **over the bar** |"));
         assert!(tables.contains("| adamw_10m | – | – | – | – | – | no such kernel |"));
-        assert!(tables.contains("| **geometric mean** | | | | **0.50** | 0.50 | ok |"));
+        assert!(tables.contains("| **geometric mean** | | | | **0.50** | | ok |"));
+    }
+
+    #[test]
+    fn the_ratio_is_that_of_the_middle_round() {
+        let mut answers = Answers::default();
+        for (ours, torch) in [(2.0, 4.0), (9.0, 3.0), (4.0, 5.0)] {
+            answers.add("gather", OURS, timed(ours, 1.0));
+            answers.add("gather", "torch", timed(torch, 1.0));
+        }
+        let tables = answers.tables(&[OURS, "torch"]);
+        assert!(tables.contains("| gather | 4.00 | 4.00 | 0.80 | 0.50 to 3.00 | ok |"), "{tables}");
     }
 
     #[test]
@@ -292,9 +300,12 @@ mod tests {
         let runs = std::env::temp_dir().join(format!("planaria-record-{}", std::process::id()));
         let machine = Machine::here(None);
         let parts = [(1, answers(), "tables\n".to_owned())];
-        let first = record(&runs, &machine, "cargo xtask bench", &parts).unwrap();
-        let second = record(&runs, &machine, "cargo xtask bench", &parts).unwrap();
+        let write = |path| record(&runs, &machine, path, "cargo xtask bench", &parts).unwrap();
+        let (first, second) = (write(CpuPath::highest()), write(CpuPath::highest()));
         assert_ne!(first, second);
+        if CpuPath::highest() != CpuPath::Portable {
+            assert!(write(CpuPath::Portable).to_string_lossy().ends_with("-portable"));
+        }
         for name in ["README.md", "raw.json", "summary.md"] {
             assert!(fs::read_to_string(second.join(name)).is_ok_and(|text| text.len() > 10), "{name}");
         }

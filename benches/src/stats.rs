@@ -2,28 +2,25 @@
 
 use crate::measure::Sample;
 
-/// How long a case took one worker, in seconds.
+/// Our time as a share of a peer's, over the rounds of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Times {
-    /// Bound of the fastest tenth of the samples.
-    pub fast: f64,
-    /// The middle sample.
+pub struct Ratio {
+    /// The middle round.
     pub median: f64,
+    /// The best and the worst round.
+    pub spread: (f64, f64),
 }
 
-impl Times {
-    /// Of the wall times; nothing when there are no samples.
-    pub fn of(samples: &[Sample]) -> Option<Self> {
-        let mut walls: Vec<f64> = samples.iter().map(|sample| sample[0]).collect();
-        walls.sort_by(f64::total_cmp);
-        let at = |share: f64| walls.get((walls.len() as f64 * share) as usize).copied();
-        Some(Self { fast: at(0.1)?, median: at(0.5)? })
+impl Ratio {
+    /// Of one ratio per round; nothing when there are none.
+    pub fn of(rounds: &[f64]) -> Option<Self> {
+        Some(Self { median: median(rounds.iter().copied())?, spread: spread(rounds.iter().copied())? })
     }
+}
 
-    /// The better of two, figure by figure.
-    pub fn best(self, other: Self) -> Self {
-        Self { fast: self.fast.min(other.fast), median: self.median.min(other.median) }
-    }
+/// The middle of the wall times; nothing when there are no samples.
+pub fn wall<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Option<f64> {
+    median(samples.into_iter().map(|sample| sample[0]))
 }
 
 /// Geometric mean of positive numbers; nothing when there are none.
@@ -59,13 +56,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_the_tenth_and_the_half() {
-        let samples: Vec<Sample> = (0..100).rev().map(|i| [f64::from(i), 0.0, 0.0]).collect();
-        assert_eq!(Times::of(&samples), Some(Times { fast: 10.0, median: 50.0 }));
-        assert_eq!(Times::of(&[[3.0, 0.0, 0.0]]), Some(Times { fast: 3.0, median: 3.0 }));
-        assert_eq!(Times::of(&[]), None);
-        let (a, b) = (Times { fast: 1.0, median: 4.0 }, Times { fast: 2.0, median: 3.0 });
-        assert_eq!(a.best(b), Times { fast: 1.0, median: 3.0 });
+    fn a_ratio_is_the_middle_round_between_the_best_and_the_worst() {
+        assert_eq!(Ratio::of(&[3.0, 1.0, 1.5]), Some(Ratio { median: 1.5, spread: (1.0, 3.0) }));
+        assert_eq!(Ratio::of(&[]), None);
+        let samples: Vec<Sample> = (0..=100).rev().map(|i| [f64::from(i), 0.0, 0.0]).collect();
+        assert_eq!(wall(&samples), Some(50.0));
     }
 
     #[test]

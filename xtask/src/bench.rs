@@ -20,8 +20,11 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 300)]
     ms: u64,
     /// Rounds over all cases
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Hold us and torch to these instructions: portable, avx2, avx512 or amx
+    #[arg(long)]
+    cpu: Option<String>,
 }
 
 /// Runs the driver; answers whether it ended well.
@@ -38,6 +41,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<bool> {
     );
     driver.args(["--threads", &threads.join(","), "--ms", &options.ms.to_string()]);
     driver.args(["--rounds", &options.rounds.to_string()]);
+    if let Some(path) = &options.cpu {
+        driver.args(["--cpu", path]);
+    }
     if !options.cases.is_empty() {
         driver.args(["--cases", &options.cases.join(",")]);
     }

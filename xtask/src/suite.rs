@@ -30,6 +30,7 @@ pub(crate) fn run(root: &Path) -> bool {
         let gone = |_| Err("the installation broke off".into());
         checks(root, &needs, &mut summary);
         tests(root, &needs, &mut summary);
+        paths(root, &needs, &mut summary);
         programs(root, &needs, &mut summary);
         summary.step("python", || python::step(root, features, &torch.join().unwrap_or_else(gone)));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
@@ -123,6 +124,35 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
         let mut docs = cargo(root, ["doc", "--workspace", "--no-deps", "--quiet"]);
         command(docs.args(features).env("RUSTDOCFLAGS", "-D warnings"))
     });
+}
+
+/// The kernels' tests again, held to each narrower set of instructions that this machine has.
+fn paths(root: &Path, needs: &Needs, summary: &mut Summary) {
+    for path in narrower_paths() {
+        summary.step(format!("tests on {path}"), || {
+            let kernels = ["--package", "planaria-array", "--lib", "--tests"];
+            let mut tests = match needs.nextest {
+                true => cargo(root, ["nextest", "run", "--status-level", "fail", "--cargo-quiet"]),
+                false => cargo(root, ["test", "--quiet"]),
+            };
+            command(tests.args(kernels).arg("--no-fail-fast").env("PLANARIA_CPU", path))
+        });
+    }
+}
+
+/// Values of `PLANARIA_CPU` below what kernels use here by themselves.
+#[cfg(target_arch = "x86_64")]
+fn narrower_paths() -> Vec<&'static str> {
+    use std::arch::is_x86_feature_detected as has;
+    const TILES: u32 = 1 << 24;
+    let has_tiles = std::arch::x86_64::__cpuid_count(7, 0).edx & TILES != 0;
+    let steps = [(has!("avx2"), "portable"), (has!("avx512f"), "avx2"), (has_tiles, "avx512")];
+    steps.into_iter().take_while(|(higher, _)| *higher).map(|(_, path)| path).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn narrower_paths() -> Vec<&'static str> {
+    Vec::new()
 }
 
 const NEXTEST: &[&str] = &[

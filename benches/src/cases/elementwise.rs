@@ -10,7 +10,7 @@ pub(super) fn build(case: &str) -> Built {
         "add16m" => add(1 << 24),
         "add16m_out" => {
             let (x, y, z) = (x(1 << 24)?, normal(2, &[1 << 24])?, normal(3, &[1 << 24])?);
-            Ok(Some(Box::new(move || binary_into(Binary::Add, &x, &y, &z).map(|()| Vec::new()))))
+            Ok(Some(Box::new(move || binary_into(Binary::Add, &x, &y, &z).map(|()| vec![z.clone()]))))
         }
         "add1m" => add(1 << 20),
         "add_bcast16m" => {

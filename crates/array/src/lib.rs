@@ -31,6 +31,7 @@ pub use alloc::{
 pub use array::{Array, Strides};
 pub use boxes::{Place, copy_box};
 pub use bytes::Bytes;
+pub use cpu::machine::CpuPath;
 pub use device::Device;
 pub use element::{Bool, Element, Scalar};
 pub use error::{Error, ErrorClass, Result};

@@ -14,6 +14,7 @@ pub struct Threads(rayon::ThreadPool);
 impl Threads {
     /// A pool of `count` threads.
     pub fn new(count: usize) -> Result<Threads> {
+        crate::cpu::machine::check()?;
         if count == 0 {
             return Err(Error::argument("threads", "a pool needs at least 1 thread, got 0"));
         }

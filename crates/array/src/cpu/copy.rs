@@ -1,8 +1,8 @@
 //! Copies between strided and contiguous memory, with a tiled path for transposed views.
 
-use super::stream;
+use super::stream::{self, Store};
 use super::strided::{Operand, OperandMut};
-use super::transpose::{SIDE, Store, tile};
+use super::transpose::{SIDE, tile};
 use crate::pool;
 use bytemuck::Pod;
 use smallvec::SmallVec;
@@ -20,11 +20,7 @@ pub(crate) struct Geometry<'a> {
 pub(crate) fn to_contiguous<T: Pod + Send + Sync>(data: &[T], view: Geometry<'_>, out: &mut [T]) {
     let operand = Operand::new(data, view.offset, view.shape, view.strides);
     if let Some(src) = operand.as_slice() {
-        return if size_of_val(out) >= stream::LARGE {
-            stream::copy_all(src, out)
-        } else {
-            pool::copy_slice(out, src)
-        };
+        return stream::copy_all(src, out);
     }
     if let Some(plan) = Transpose::find(view) {
         return plan.run(data, out);
@@ -91,7 +87,7 @@ impl<'a> Transpose<'a> {
         // Whole slabs of dim 0 can be written by different threads; tiles never cross a slab unless dim 0 is tiled.
         let rows = if self.along == 0 { SQUARE } else { 1 };
         let slab = self.out_strides[0] as usize;
-        let store = if size_of_val(out) >= stream::LARGE { Store::Streamed } else { Store::Cached };
+        let store = stream::store_for(out);
         pool::for_chunks_mut(out, rows * slab, 2 * size_of::<T>(), |at, piece| {
             let first = at / slab;
             let count = piece.len() / slab;

@@ -1,6 +1,6 @@
 //! Drives block kernels over strided operands: any shapes and strides in, contiguous slices at the kernel.
 
-use super::stream;
+use super::stream::{self, Store};
 use super::strided::{BLOCK, LONGEST, Operand, OperandMut};
 use crate::pool;
 use bytemuck::Pod;
@@ -17,24 +17,37 @@ pub(crate) type Kernel2<'k, A, B, O> = &'k (dyn Fn(&[A], &[B], &mut [O]) + Sync)
 /// A kernel of three inputs.
 pub(crate) type Kernel3<'k, A, B, C, O> = &'k (dyn Fn(&[A], &[B], &[C], &mut [O]) + Sync);
 
+/// What a kernel waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// Its operands: memory is asked ahead, and large results may be streamed.
+    Memory,
+    /// Its own arithmetic, behind which a CPU hides plain loads and stores by itself.
+    Arithmetic,
+}
+
 /// Writes a run of a view, given its first index; a `dyn` so that the walk is compiled once per element type.
 type Write<'w, A> = &'w (dyn Fn(usize, &mut [A]) + Sync);
 
 /// Cuts `out` into pieces for the pool and those into blocks, and calls `fill(first index, block)` for each.
-/// Arrays past the second-level cache are read a little ahead, and large results streamed to memory.
+/// Arrays past the second-level cache are read a little ahead, and large results streamed where that is faster.
 fn for_blocks<O: Plain>(
+    bound: Bound,
     out: &mut [O],
     block: usize,
     item: usize,
     fill: &(dyn Fn(usize, &mut [O], &mut Gathered) + Sync),
 ) {
-    let (large, far) = (size_of_val(out) >= stream::LARGE, size_of_val(out) >= stream::FAR);
+    let (store, far) = match bound {
+        Bound::Memory => (stream::store_for(out), stream::is_far(size_of_val(out))),
+        Bound::Arithmetic => (Store::Cached, false),
+    };
     // Cutting a slice costs nothing, finding a place in a strided view does. Equal parts keep its row boundaries.
-    let bytes = if block == LONGEST { stream::PIECE } else { 4 * stream::PIECE };
+    let bytes = if block == LONGEST { stream::PIECE } else { 2 * stream::PIECE };
     let block = if far { block.div_ceil(block.div_ceil(bytes / size_of::<O>())) } else { block };
     pool::for_chunks_mut(out, block, item, |first, piece| {
         let mut gathered = Gathered::new(block.min(piece.len()), far);
-        if !large {
+        if store == Store::Cached {
             for (i, o) in piece.chunks_mut(block).enumerate() {
                 fill(first + i * block, o, &mut gathered);
             }
@@ -53,7 +66,7 @@ fn for_blocks<O: Plain>(
 /// Reads blocks of up to three operands, with scratch for those that cannot be read in place.
 struct Gathered {
     block: usize,
-    /// Whether to ask memory for the block after the one being read.
+    /// Whether to ask memory for a block to come.
     ahead: bool,
     /// Made when first needed.
     bytes: [Vec<u64>; 3],
@@ -82,7 +95,8 @@ impl<'s> Reader<'s> {
     fn read<T: Plain>(self, operand: &'s Operand<'_, T>, range: Range<usize>) -> &'s [T] {
         if let Some(all) = operand.as_slice() {
             if self.ahead {
-                stream::ask(all, range.end..range.end + range.len());
+                let next = range.start + stream::AHEAD * range.len();
+                stream::ask(all, next..next + range.len());
             }
             return &all[range];
         }
@@ -94,8 +108,13 @@ impl<'s> Reader<'s> {
 }
 
 /// `out[i] = kernel(x[i])` in row-major order.
-pub(crate) fn map1<A: Plain, O: Plain>(x: &Operand<'_, A>, out: &mut [O], kernel: Kernel1<'_, A, O>) {
-    for_blocks(out, x.block_len(), size_of::<A>() + size_of::<O>(), &|at, o, gathered| {
+pub(crate) fn map1<A: Plain, O: Plain>(
+    bound: Bound,
+    x: &Operand<'_, A>,
+    out: &mut [O],
+    kernel: Kernel1<'_, A, O>,
+) {
+    for_blocks(bound, out, x.block_len(), size_of::<A>() + size_of::<O>(), &|at, o, gathered| {
         let [rx, ..] = gathered.readers();
         kernel(rx.read(x, at..at + o.len()), o);
     });
@@ -103,13 +122,14 @@ pub(crate) fn map1<A: Plain, O: Plain>(x: &Operand<'_, A>, out: &mut [O], kernel
 
 /// `out[i] = kernel(x[i], y[i])`.
 pub(crate) fn map2<A: Plain, B: Plain, O: Plain>(
+    bound: Bound,
     x: &Operand<'_, A>,
     y: &Operand<'_, B>,
     out: &mut [O],
     kernel: Kernel2<'_, A, B, O>,
 ) {
     let item = size_of::<A>() + size_of::<B>() + size_of::<O>();
-    for_blocks(out, x.block_len().min(y.block_len()), item, &|at, o, gathered| {
+    for_blocks(bound, out, x.block_len().min(y.block_len()), item, &|at, o, gathered| {
         let ([rx, ry, _], range) = (gathered.readers(), at..at + o.len());
         kernel(rx.read(x, range.clone()), ry.read(y, range), o);
     });
@@ -125,7 +145,7 @@ pub(crate) fn map3<A: Plain, B: Plain, C: Plain, O: Plain>(
 ) {
     let block_len = x.block_len().min(y.block_len()).min(z.block_len());
     let item = size_of::<A>() + size_of::<B>() + size_of::<C>() + size_of::<O>();
-    for_blocks(out, block_len, item, &|at, o, gathered| {
+    for_blocks(Bound::Memory, out, block_len, item, &|at, o, gathered| {
         let ([rx, ry, rz], range) = (gathered.readers(), at..at + o.len());
         kernel(rx.read(x, range.clone()), ry.read(y, range.clone()), rz.read(z, range), o);
     });

@@ -11,6 +11,7 @@ pub(crate) mod gather_prefetch;
 pub(crate) mod gather_rule;
 pub(crate) mod index;
 pub(crate) mod index_sum;
+pub(crate) mod machine;
 pub(crate) mod map;
 pub(crate) mod mask;
 pub(crate) mod mask_compress;

@@ -32,12 +32,10 @@ pub(crate) trait Real:
     fn exp_m1(self) -> Self;
     fn tanh(self) -> Self;
     fn erf(self) -> Self;
-    /// The normal distribution function.
-    fn normal_cdf(self) -> Self;
-    /// `x * normal_cdf(x)`.
+    /// x times the normal distribution function.
     fn gelu(self) -> Self;
-    /// The density of the normal distribution.
-    fn normal_pdf(self) -> Self;
+    /// The derivative of `gelu`.
+    fn gelu_slope(self) -> Self;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -69,7 +67,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $exp:path, $exp_down:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $cdf:path, $gelu:path, $pdf:path) => {
+    ($t:ident, $exp:path, $exp_down:path, $ln:path, $ln_1p:path, $exp_m1:path, $tanh:path, $erf:path, $gelu:path, $gelu_slope:path) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -111,16 +109,12 @@ macro_rules! real {
                 $erf(self)
             }
             #[inline(always)]
-            fn normal_cdf(self) -> $t {
-                $cdf(self)
-            }
-            #[inline(always)]
             fn gelu(self) -> $t {
                 $gelu(self)
             }
             #[inline(always)]
-            fn normal_pdf(self) -> $t {
-                $pdf(self)
+            fn gelu_slope(self) -> $t {
+                $gelu_slope(self)
             }
             #[inline(always)]
             fn sqrt(self) -> $t {
@@ -166,9 +160,8 @@ real!(
     math::exp_m1,
     math::tanh,
     math::erf,
-    math::normal_cdf,
     math::gelu,
-    math::normal_pdf
+    math::gelu_slope
 );
 real!(
     f64,
@@ -179,9 +172,8 @@ real!(
     f64::exp_m1,
     f64::tanh,
     libm::erf,
-    normal_cdf_f64,
     gelu_f64,
-    normal_pdf_f64
+    gelu_slope_f64
 );
 
 fn normal_cdf_f64(x: f64) -> f64 {
@@ -192,8 +184,9 @@ fn gelu_f64(x: f64) -> f64 {
     x * normal_cdf_f64(x)
 }
 
-fn normal_pdf_f64(x: f64) -> f64 {
-    (x * x * -0.5).exp() * 0.398_942_280_401_432_7
+fn gelu_slope_f64(x: f64) -> f64 {
+    let density = (x * x * -0.5).exp() * 0.398_942_280_401_432_7;
+    x.mul_add(density, normal_cdf_f64(x))
 }
 
 /// A floating point element and the type its kernels compute in. Narrow types are widened a row or block at a

@@ -5,6 +5,7 @@
 //! every level gives the same bits.
 #![allow(unsafe_code)]
 
+use super::machine;
 use std::sync::OnceLock;
 
 /// The widest instruction set in use.
@@ -18,41 +19,11 @@ pub(crate) enum Level {
     V4,
 }
 
-/// The level of this process: what the CPU has, or less if `PLANARIA_SIMD` says `baseline` or `v3`.
+/// The level of this process: that of its [`CpuPath`](super::machine::CpuPath).
 #[inline]
 pub(crate) fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
-    *LEVEL.get_or_init(|| {
-        let wanted = match std::env::var("PLANARIA_SIMD").as_deref() {
-            Ok("baseline") => Level::Baseline,
-            Ok("v3") => Level::V3,
-            _ => Level::V4,
-        };
-        wanted.min(detect())
-    })
-}
-
-#[cfg(target_arch = "x86_64")]
-fn detect() -> Level {
-    use std::arch::is_x86_feature_detected as has;
-    let v3 = has!("avx2")
-        && has!("fma")
-        && has!("f16c")
-        && has!("bmi1")
-        && has!("bmi2")
-        && has!("lzcnt")
-        && has!("popcnt");
-    let v4 = has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl");
-    match (v3, v4) {
-        (true, true) => Level::V4,
-        (true, false) => Level::V3,
-        _ => Level::Baseline,
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn detect() -> Level {
-    Level::Baseline
+    *LEVEL.get_or_init(|| machine::level_of(machine::path()))
 }
 
 /// Whether a kernel with these generic types has an AVX-512 form. Those of eight-byte elements do not: they have few

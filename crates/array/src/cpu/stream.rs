@@ -1,34 +1,85 @@
 //! Stores that bypass the caches, for results too large to be read from them again: they save the read of each
-//! line before it is overwritten, a third of the traffic of an addition.
+//! line before it is overwritten, a third of the traffic of an addition. Whether a core can keep enough of them under way
+//! to gain by that depends on the CPU, so it is tried once.
 #![allow(unsafe_code)]
 
 use super::gather_prefetch::prefetch;
+use super::machine::caches;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Level, level};
 use crate::pool;
 use bytemuck::Pod;
 use std::ops::Range;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
-/// Results of at least this many bytes are streamed.
-pub(crate) const LARGE: usize = 32 << 20;
+/// Results of at least this many bytes may be streamed.
+const LARGE: usize = 32 << 20;
 
-/// Arrays of at least this many bytes are not in the second-level cache.
-pub(crate) const FAR: usize = 1 << 20;
+/// Where results go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// To the caches.
+    Cached,
+    /// Past them; whoever stores ends with [`fence`].
+    Streamed,
+}
+
+/// The better way to store a result in `out`, which will be written in full: what is in it may be lost here.
+pub(crate) fn store_for<T: Pod>(out: &mut [T]) -> Store {
+    static FASTER: OnceLock<Store> = OnceLock::new();
+    if size_of_val(out) < LARGE {
+        return Store::Cached;
+    }
+    *FASTER.get_or_init(|| faster(&mut bytemuck::cast_slice_mut::<T, u8>(out)[..LARGE]))
+}
+
+/// Copies one half of `space` to the other both ways, a few times in turn, and compares the best times. A fraction of
+/// the time that filling a large result for the first time takes.
+fn faster(space: &mut [u8]) -> Store {
+    let (to, from) = space.split_at_mut(LARGE / 2);
+    from.fill(1);
+    let mut best = [Duration::MAX; 2];
+    for _ in 0..4 {
+        for (best, store) in best.iter_mut().zip([Store::Streamed, Store::Cached]) {
+            let start = Instant::now();
+            copy_piece(store, from, 0, to);
+            *best = start.elapsed().min(*best);
+        }
+    }
+    if best[0] < best[1] { Store::Streamed } else { Store::Cached }
+}
+
+/// Whether arrays of this many bytes are past the second-level cache.
+pub(crate) fn is_far(bytes: usize) -> bool {
+    bytes > caches().second / 2
+}
 
 /// Bytes computed or copied at a time: while they are stored, the next ones are on their way from memory.
 pub(crate) const PIECE: usize = 1024;
 
-/// `dst.copy_from_slice(src)` on the pool, past the caches; lengths must be equal.
+/// How many pieces ahead memory is asked: with one, it would be late.
+pub(crate) const AHEAD: usize = 2;
+
+/// `dst.copy_from_slice(src)` on the pool; lengths must be equal.
 pub(crate) fn copy_all<T: Pod + Send + Sync>(src: &[T], dst: &mut [T]) {
+    let store = store_for(dst);
     let piece = (PIECE / size_of::<T>()).max(1);
-    pool::for_chunks_mut(dst, piece, 2 * size_of::<T>(), |first, part| {
-        for (i, to) in part.chunks_mut(piece).enumerate() {
-            let at = first + i * piece;
-            ask(src, at + piece..at + 2 * piece);
-            copy(&src[at..at + to.len()], to);
-        }
-        fence();
-    });
+    pool::for_chunks_mut(dst, piece, 2 * size_of::<T>(), |first, part| copy_piece(store, src, first, part));
+}
+
+/// Copies the elements of `src` from `first` on to `dst`.
+fn copy_piece<T: Pod>(store: Store, src: &[T], first: usize, dst: &mut [T]) {
+    if store == Store::Cached {
+        return dst.copy_from_slice(&src[first..first + dst.len()]);
+    }
+    let piece = (PIECE / size_of::<T>()).max(1);
+    for (i, to) in dst.chunks_mut(piece).enumerate() {
+        let at = first + i * piece;
+        ask(src, at + AHEAD * piece..at + (AHEAD + 1) * piece);
+        copy(&src[at..at + to.len()], to);
+    }
+    fence();
 }
 
 /// Asks memory for `data[range]`, which may reach past the end.
@@ -113,6 +164,20 @@ pub(crate) fn fence() {}
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_copy_the_same() {
+        let src: Vec<u32> = (0..5000).collect();
+        for store in [Store::Cached, Store::Streamed] {
+            for (first, len) in [(0, 5000), (3, 4097), (4999, 1), (7, 0)] {
+                let mut dst = vec![0u32; len];
+                copy_piece(store, &src, first, &mut dst);
+                assert_eq!(dst, src[first..first + len], "{store:?} from {first}");
+            }
+        }
+    }
+
     #[test]
     fn every_alignment_and_length_is_copied_whole() {
         let src: Vec<u16> = (0..300).collect();

@@ -5,6 +5,7 @@
 //! blocks back. The unsafe code here relies on one fact, checked by `new`: no coordinate leaves the slice.
 #![allow(unsafe_code)]
 
+use super::stream;
 use smallvec::SmallVec;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,6 +14,9 @@ use std::ops::Range;
 pub(crate) const BLOCK: usize = 1024;
 /// The longest slice handed to a kernel at once.
 pub(crate) const LONGEST: usize = 16 * BLOCK;
+
+/// Rows that a gather asks memory for in advance.
+const ROWS_AHEAD: isize = 4;
 
 /// One dim after merging neighbours that step evenly.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +66,11 @@ impl Walk {
             "view {shape:?}/{strides:?} leaves its storage"
         );
         Walk { dims, offset, numel }
+    }
+
+    /// Elements from one inner row to the next, most of the time.
+    fn row_step(&self) -> isize {
+        self.dims.len().checked_sub(2).map_or(0, |d| self.dims[d].stride)
     }
 
     fn inner(&self) -> Dim {
@@ -174,10 +183,18 @@ impl<'a, T: Copy> Operand<'a, T> {
     pub(crate) fn gather(&self, range: Range<usize>, out: &mut [T]) {
         assert!(range.end <= self.walk.numel && out.len() == range.len());
         let (first, stride) = (range.start, self.walk.inner().stride);
+        let ahead = self.walk.row_step() * ROWS_AHEAD;
         self.walk.for_runs(range, |at, index, len| {
             let out = &mut out[index - first..index - first + len];
             match stride {
-                1 => out.copy_from_slice(&self.data[at..at + len]),
+                1 => {
+                    // Short rows far apart: nothing but this code knows which one comes next.
+                    if len <= BLOCK / 4 {
+                        let next = (at as isize + ahead) as usize;
+                        stream::ask(self.data, next..next + len);
+                    }
+                    out.copy_from_slice(&self.data[at..at + len]);
+                }
                 0 => out.fill(self.data[at]),
                 _ => {
                     for (i, o) in out.iter_mut().enumerate() {

@@ -2,21 +2,14 @@
 #![allow(unsafe_code)]
 
 use super::simd::simd;
+use super::stream::Store;
 use bytemuck::Pod;
 
 /// Side of a tile.
 pub(crate) const SIDE: usize = 16;
 
-/// Where results go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Store {
-    /// To the caches.
-    Cached,
-    /// Past them, where the rows of the result lie on cache lines; the caller fences.
-    Streamed,
-}
-
-/// `dst[i * dst_step + j] = src[j * src_step + i]` for a square of [`SIDE`].
+/// `dst[i * dst_step + j] = src[j * src_step + i]` for a square of [`SIDE`]. Only rows that lie on cache lines are
+/// streamed.
 pub(crate) fn tile<T: Pod>(src: &[T], src_step: usize, dst: &mut [T], dst_step: usize, store: Store) {
     #[cfg(target_arch = "x86_64")]
     if size_of::<T>() == 4 && super::simd::level() == super::simd::Level::V4 {

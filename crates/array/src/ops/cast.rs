@@ -2,7 +2,7 @@
 
 use crate::array::Array;
 use crate::convert::convert_bytes;
-use crate::cpu::map::map1;
+use crate::cpu::map::{Bound, map1};
 use crate::element::with_size;
 use crate::error::Result;
 use planaria_layout::DType;
@@ -21,7 +21,7 @@ impl Array {
         // Only element sizes matter to the walk; the conversion itself is chosen per block.
         with_size!(self.dtype(), S => with_size!(dtype, D => Array::build_bytes(self.shape().clone(), dtype, |out: &mut [D]| {
             let src = self.operand::<S>(&host);
-            map1(&src, out, &|x, o| {
+            map1(Bound::Memory, &src, out, &|x, o| {
                 convert_bytes(self.dtype(), bytemuck::cast_slice(x), dtype, bytemuck::cast_slice_mut(o));
             });
         })))

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use planaria_array::{Array, DType};
+use rayon::prelude::*;
 
 /// Bits of the smallest positive f64 up to the largest, and room for 2^64 terms: 32 bits each.
 const LIMBS: usize = 68;
@@ -52,10 +53,19 @@ impl ExactNorm {
             }
         };
         let bytes = wide.bytes()?;
-        match wide.dtype() {
-            DType::F64 => bytes.chunks(ROOM * 8).for_each(|block| self.add_f64s(block)),
-            _ => bytes.chunks(ROOM * 4).for_each(|block| self.add_f32s(block)),
-        }
+        // Nothing is rounded, so blocks may be added by any thread in any order.
+        let blocks = bytes.par_chunks(ROOM * wide.dtype().size());
+        let sums = blocks.fold(ExactNorm::new, |mut sum, block| {
+            match wide.dtype() {
+                DType::F64 => sum.add_f64s(block),
+                _ => sum.add_f32s(block),
+            }
+            sum
+        });
+        self.merge(&sums.reduce(ExactNorm::new, |mut all, sum| {
+            all.merge(&sum);
+            all
+        }));
         Ok(())
     }
 

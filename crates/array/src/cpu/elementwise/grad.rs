@@ -2,6 +2,7 @@
 
 use super::unary::gelu_tanh_gate;
 use super::{Map2, map2_kernels};
+use crate::cpu::map::Bound;
 use crate::cpu::real::Real;
 use crate::ops::Activation;
 
@@ -14,7 +15,7 @@ map2_kernels! { simd, Real, T:
     tanh |y, g| g * (T::ONE - y * y);
     silu |x, g| silu_grad(x, g);
     softplus |x, g| g * x.sigmoid();
-    gelu |x, g| gelu_grad(x, g);
+    gelu |x, g| g * x.gelu_slope();
     gelu_tanh |x, g| gelu_tanh_grad(x, g);
 }
 
@@ -24,18 +25,22 @@ fn silu_grad<T: Real>(x: T, g: T) -> T {
     g * s * (T::ONE - s).mul_add(x, T::ONE)
 }
 
-/// Phi(x) + x phi(x).
-#[inline(always)]
-fn gelu_grad<T: Real>(x: T, g: T) -> T {
-    g * x.mul_add(x.normal_pdf(), x.normal_cdf())
-}
-
 #[inline(always)]
 fn gelu_tanh_grad<T: Real>(x: T, g: T) -> T {
     let s = gelu_tanh_gate(x);
     let k = T::of(2.0 * 0.797_884_560_802_865_4);
     let slope = k * (x * x).mul_add(T::of(3.0 * 0.044_715), T::ONE);
     g * (x * slope * s).mul_add(T::ONE - s, s)
+}
+
+/// What a gradient waits for.
+pub(crate) fn bound(op: Activation) -> Bound {
+    match op {
+        Activation::Relu | Activation::Sigmoid | Activation::Tanh => Bound::Memory,
+        Activation::Silu | Activation::Softplus | Activation::Gelu | Activation::GeluTanh => {
+            Bound::Arithmetic
+        }
+    }
 }
 
 /// The gradient kernel of an activation.

@@ -1,6 +1,7 @@
 //! Functions of one float.
 
 use super::{Map1, map1_kernels};
+use crate::cpu::map::Bound;
 use crate::cpu::real::Real;
 use crate::ops::Unary;
 
@@ -69,6 +70,25 @@ pub(super) fn gelu_tanh_gate<T: Real>(x: T) -> T {
     let k = T::of(2.0 * 0.797_884_560_802_865_4);
     let cubic = (x * x * x).mul_add(T::of(0.044_715), x);
     (k * cubic).sigmoid()
+}
+
+/// What an operation on floats waits for.
+pub(crate) fn bound(op: Unary) -> Bound {
+    match op {
+        Unary::Neg
+        | Unary::Abs
+        | Unary::Sign
+        | Unary::Square
+        | Unary::Sqrt
+        | Unary::Rsqrt
+        | Unary::Reciprocal
+        | Unary::Relu
+        | Unary::Floor
+        | Unary::Ceil
+        | Unary::Trunc
+        | Unary::Round => Bound::Memory,
+        _ => Bound::Arithmetic,
+    }
 }
 
 /// The kernel of an operation on f32 or f64.

@@ -12,11 +12,10 @@ use super::blocked::{Strided, even};
 use super::path::Task;
 use super::scratch::Scratch;
 use super::vector::x86::{F32x16, transpose_16};
-use crate::cpu::simd::{Level, level};
+use crate::cpu::machine::caches;
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::sync::OnceLock;
 
 /// Rows of a tile, and columns of a tile of sums.
 const SIDE: usize = 16;
@@ -32,24 +31,12 @@ const BLOCK: usize = 2 * SIDE;
 const PASS_STEPS: usize = 16;
 /// Blocks that packing asks for in advance.
 const AHEAD: usize = 2;
-/// Bytes of packed `b` that stay in the second-level cache.
-const COLS_BYTES: usize = 1 << 20;
 /// Bytes of packed `a` kept at a time.
 const ROWS_BYTES: usize = 16 << 20;
 
-/// Whether this process may use the tile unit; asks the kernel for leave the first time.
-///
-/// `PLANARIA_SIMD` set to anything below `amx` says no.
-pub(super) fn available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        let wanted = std::env::var("PLANARIA_SIMD").map_or(true, |v| v == "amx");
-        wanted
-            && level() == Level::V4
-            && is_x86_feature_detected!("avx512bf16")
-            && cpu_has_tiles()
-            && permitted()
-    })
+/// Whether this process may use the tile unit; asks the kernel for leave. The CPU has AVX-512.
+pub(crate) fn available() -> bool {
+    is_x86_feature_detected!("avx512bf16") && cpu_has_tiles() && permitted()
 }
 
 fn cpu_has_tiles() -> bool {
@@ -127,7 +114,9 @@ pub(super) unsafe fn run(task: &Task<bf16>) {
     // Bytes of a packed row of `a`, which are those of a packed column of `b`.
     let line = steps * STEP * size_of::<bf16>();
     let slab_rows = (ROWS_BYTES / line / BLOCK * BLOCK).max(BLOCK).min(task.rows.next_multiple_of(BLOCK));
-    let block_cols = even(task.cols, (COLS_BYTES / line / BLOCK * BLOCK).max(2 * BLOCK), BLOCK);
+    // The packed block of `b` takes half of the second-level cache.
+    let fitting = (caches().second / 2 / line / BLOCK * BLOCK).max(2 * BLOCK);
+    let block_cols = even(task.cols, fitting, BLOCK);
     let passes = steps.div_ceil(PASS_STEPS);
     let sums_bytes = if passes == 1 { 4 * TILE } else { block_cols / BLOCK * 4 * TILE };
     let mut space = Scratch::take((slab_rows + block_cols) * line + sums_bytes);

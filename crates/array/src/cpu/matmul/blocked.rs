@@ -5,6 +5,7 @@ use super::arch::{Arch, Order, Start, Tile};
 use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
+use crate::cpu::machine::{Caches, caches};
 use std::any::TypeId;
 
 /// A strided matrix by pointer; the product around it checked the bounds.
@@ -48,8 +49,6 @@ pub(super) struct Block<E: Element> {
     pub(super) start: Start,
 }
 
-/// Bytes of packed `b` that stay in the second-level cache.
-const BLOCK_BYTES: usize = 1 << 20;
 /// Panels packed together where rows lie side by side.
 const GROUP: usize = 32;
 /// Widest product that does not repay packing its left operand, contiguous along rows.
@@ -68,6 +67,12 @@ pub(super) fn pass_depth(depth: usize) -> usize {
     depth.div_ceil(depth.div_ceil(MAX_DEPTH).max(1)).max(1)
 }
 
+/// Columns of packed `b`, of `column` bytes each, that stay in the second-level cache: a quarter of it, because two
+/// threads may share it, and `a` and the output pass through.
+fn fitting_columns(caches: Caches, column: usize, unit: usize) -> usize {
+    (caches.second / 4 / column / unit * unit).max(unit)
+}
+
 /// Parts of equal size, a multiple of `unit` and at most `fitting`, which is one too.
 pub(super) fn even(total: usize, fitting: usize, unit: usize) -> usize {
     total.div_ceil(total.div_ceil(fitting).max(1)).next_multiple_of(unit)
@@ -82,7 +87,7 @@ pub(super) fn even(total: usize, fitting: usize, unit: usize) -> usize {
 pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let pass = pass_depth(block.depth);
     let size = size_of::<E::Acc>();
-    let fitting = (BLOCK_BYTES / (pass * size) / R::NR * R::NR).max(R::NR);
+    let fitting = fitting_columns(caches(), pass * size, R::NR);
     let block_cols = even(block.cols, fitting, R::NR);
     let left = left(block);
     let b_in_place = columns_in_place::<E, R>(block);
@@ -188,5 +193,16 @@ unsafe fn row_of_tiles<R: Arch>(rows: usize, column_pitch: usize, first: &Tile<<
             let (b, c) = (first.b.add(j * column_pitch), first.c.add(j));
             R::tile(rows, &Tile { b, c, cols: R::NR.min(first.cols - j), ..*first });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_columns_follow_the_cache() {
+        let with = |kib: usize| fitting_columns(Caches { first: 32 << 10, second: kib << 10 }, 2048, 32);
+        assert_eq!([with(2048), with(1024), with(512), with(16)], [256, 128, 64, 32]);
     }
 }

@@ -21,6 +21,8 @@ mod scratch;
 mod tests;
 mod vector;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::available as has_tiles;
 #[cfg(test)]
 pub(crate) use path::{Path, available_paths};
 pub(crate) use run::{Batch, matmul, matmul_batched};

@@ -8,6 +8,7 @@ use super::blocked::{Block, Strided, blocked};
 use super::gemv::{VectorBlock, gemv};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes};
+use crate::cpu::machine::{self, CpuPath};
 use crate::cpu::simd::{Level, level};
 use half::{bf16, f16};
 use std::any::TypeId;
@@ -34,14 +35,8 @@ pub(super) fn default_path() -> Path {
     if tiles_available() { Path::Tiles } else { Path::Simd(level()) }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn tiles_available() -> bool {
-    super::amx::available()
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn tiles_available() -> bool {
-    false
+    machine::path() == CpuPath::Amx
 }
 
 /// One product of the parallel loop: an output block, rows `ldc` apart.

@@ -3,7 +3,7 @@
 use super::{Binary, Unary, check_divisor, undefined};
 use crate::array::Array;
 use crate::cpu::elementwise::lane::Lane;
-use crate::cpu::map::{Kernel1, Kernel2, map2, update1, update2};
+use crate::cpu::map::{Bound, Kernel1, Kernel2, map2, update1, update2};
 use crate::cpu::strided::OperandMut;
 use crate::element::{Element, with_dtype};
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ pub fn binary_into(op: Binary, x: &Array, y: &Array, out: &Array) -> Result<()> 
         let (hx, hy) = (x.host("binary_into")?, y.host("binary_into")?);
         out.write::<T, _>("binary_into", |data| {
             let data = &mut data[out.offset()..out.offset() + out.numel()];
-            map2(&x.operand::<T>(&hx), &y.operand::<T>(&hy), data, kernel);
+            map2(Bound::Memory, &x.operand::<T>(&hx), &y.operand::<T>(&hy), data, kernel);
         })
     }).unwrap_or_else(|| Err(undefined(op, x.dtype()))))
 }

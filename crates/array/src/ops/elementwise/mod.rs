@@ -6,7 +6,8 @@ mod select;
 
 use crate::array::Array;
 use crate::cpu::elementwise::lane::Lane;
-use crate::cpu::map::{Kernel1, Kernel2, map1, map2};
+use crate::cpu::elementwise::{grad as slopes, unary as functions};
+use crate::cpu::map::{Bound, Kernel1, Kernel2, map1, map2};
 use crate::element::{Bool, Element, with_dtype};
 use crate::error::{Error, Result};
 use crate::view::broadcast_shapes;
@@ -141,14 +142,14 @@ pub enum Activation {
 /// Applies `op` to every element.
 pub fn unary(op: Unary, x: &Array) -> Result<Array> {
     with_dtype!(x.dtype(), T => {
-        T::unary(op, |kernel| run1::<T, T>(x, kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
+        T::unary(op, |kernel| run1::<T, T>(x, functions::bound(op), kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
     })
 }
 
 /// Flips every bit; for bool, every truth value.
 pub fn bit_not(x: &Array) -> Result<Array> {
     with_dtype!(x.dtype(), T => {
-        T::complement(|kernel| run1::<T, T>(x, kernel)).unwrap_or_else(|| Err(undefined("BitNot", x.dtype())))
+        T::complement(|kernel| run1::<T, T>(x, Bound::Memory, kernel)).unwrap_or_else(|| Err(undefined("BitNot", x.dtype())))
     })
 }
 
@@ -156,19 +157,19 @@ pub fn bit_not(x: &Array) -> Result<Array> {
 pub fn binary(op: Binary, x: &Array, y: &Array) -> Result<Array> {
     check_divisor(op, y)?;
     with_dtype!(x.dtype(), T => {
-        T::binary(op, |kernel| run2::<T, T>("binary", x, y, kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
+        T::binary(op, |kernel| run2::<T, T>("binary", x, y, Bound::Memory, kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
     })
 }
 
 /// Compares each pair of elements after broadcasting.
 pub fn compare(op: Compare, x: &Array, y: &Array) -> Result<Array> {
-    with_dtype!(x.dtype(), T => T::compare(op, |kernel| run2::<T, Bool>("compare", x, y, kernel)))
+    with_dtype!(x.dtype(), T => T::compare(op, |kernel| run2::<T, Bool>("compare", x, y, Bound::Memory, kernel)))
 }
 
 /// Gradient of an activation: `saved` is its input (its output for sigmoid and tanh), `grad` the incoming gradient.
 pub fn activation_grad(op: Activation, saved: &Array, grad: &Array) -> Result<Array> {
     with_dtype!(saved.dtype(), T => {
-        T::grad(op, |kernel| run2::<T, T>("activation_grad", saved, grad, kernel))
+        T::grad(op, |kernel| run2::<T, T>("activation_grad", saved, grad, slopes::bound(op), kernel))
             .unwrap_or_else(|| Err(undefined(op, saved.dtype())))
     })
 }
@@ -186,18 +187,19 @@ fn check_divisor(op: Binary, y: &Array) -> Result<()> {
     if zero { Err(Error::argument("elementwise", format!("{op:?} of integers by zero"))) } else { Ok(()) }
 }
 
-fn run1<T: Element, O: Element>(x: &Array, kernel: Kernel1<'_, T, O>) -> Result<Array> {
+fn run1<T: Element, O: Element>(x: &Array, bound: Bound, kernel: Kernel1<'_, T, O>) -> Result<Array> {
     if x.is_meta() {
         return Ok(Array::meta_of(x.shape().clone(), O::DTYPE));
     }
     let host = x.host("unary")?;
-    Array::build(x.shape().clone(), |out| map1(&x.operand::<T>(&host), out, kernel))
+    Array::build(x.shape().clone(), |out| map1(bound, &x.operand::<T>(&host), out, kernel))
 }
 
 fn run2<T: Element, O: Element>(
     op: &'static str,
     x: &Array,
     y: &Array,
+    bound: Bound,
     kernel: Kernel2<'_, T, T, O>,
 ) -> Result<Array> {
     y.check_dtype(op, x.dtype())?;
@@ -210,5 +212,5 @@ fn run2<T: Element, O: Element>(
     }
     let (x, y) = (x.broadcast_to(&shape)?, y.broadcast_to(&shape)?);
     let (hx, hy) = (x.host(op)?, y.host(op)?);
-    Array::build(shape, |out| map2(&x.operand::<T>(&hx), &y.operand::<T>(&hy), out, kernel))
+    Array::build(shape, |out| map2(bound, &x.operand::<T>(&hx), &y.operand::<T>(&hy), out, kernel))
 }
