@@ -204,7 +204,7 @@ pub(crate) fn gelu_slope(x: f32) -> f32 {
     let r = 1.631_627_1e-6_f32;
     let r = r.mul_add(t, -3.520_678_7e-5);
     let r = r.mul_add(t, 3.397_318_7e-4);
-    let r = r.mul_add(t, -1.974_604_1e-3);
+    let r = r.mul_add(t, -1.974_604e-3);
     let r = r.mul_add(t, 7.939_342e-3);
     let r = r.mul_add(t, -2.431_387e-2);
     let r = r.mul_add(t, 6.115_484_6e-2);
