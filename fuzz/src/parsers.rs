@@ -147,7 +147,7 @@ fn sources() -> Catalog {
 /// The settings of a run.
 pub(crate) fn settings(bytes: &[u8]) {
     let Ok(config) = planaria_train::Config::parse(&String::from_utf8_lossy(bytes)) else { return };
-    let _ = config.check();
+    let _ = config.check(&planaria_nn::models::Models::default());
     let text = config.to_toml().expect("settings that were read can be written");
     planaria_train::Config::parse(&text).expect("settings that were written can be read");
 }
