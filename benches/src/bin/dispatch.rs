@@ -1,11 +1,13 @@
-//! `dispatch`: what an op costs beside its kernel, on one rank and on a mesh where nothing moves.
+//! `dispatch`: what an op costs beside its kernel, on one rank and on a mesh where nothing moves; and what a decision
+//! costs the first time, where the inputs of a product disagree on every axis of a mesh.
 //!
 //! Bars: under 2 microseconds on one rank, under 5 on a mesh. The kernel's own time is taken off.
 
 use anyhow::{Context, Result};
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
-use planaria_layout::{Layout, Placement};
+use planaria_layout::rule::{Operand, Terms, decide, matmul};
+use planaria_layout::{Layout, Placement, Shape};
 use planaria_tensor::{Mesh, Tensor, World};
 use std::time::Instant;
 
@@ -27,7 +29,27 @@ fn main() -> Result<()> {
         report(&format!("mesh {mesh}"), mesh_time - kernel, 5.0);
         report(&format!("mesh {mesh}, history recorded"), recorded - kernel, 5.0);
     }
+    for axes in 1..=4 {
+        println!("{:<30}{:7.1} us", format!("first decision, {axes} axes"), first_decision(axes)?);
+    }
     Ok(())
+}
+
+/// Microseconds to decide a product whose inputs disagree on every axis, from the fastest round.
+fn first_decision(axes: usize) -> Result<f64> {
+    let mesh = Mesh::new(&[("a", 2), ("b", 2), ("c", 2), ("d", 2)][..axes])?;
+    let shapes = [Shape::new(&[64, 128, 96])?, Shape::new(&[64, 96, 160])?, Shape::new(&[64, 128, 160])?];
+    let rule = matmul(&shapes[0], &shapes[1], &shapes[2]);
+    let cut = |shift: usize| (0..axes).map(|axis| Placement::shard((axis + shift) % 3)).collect::<Vec<_>>();
+    let layouts = [Layout::new(&mesh, &shapes[0], &cut(0))?, Layout::new(&mesh, &shapes[1], &cut(2))?];
+    let inputs = layouts.each_ref().map(|layout| Operand { layout, size: 4 });
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        decide(&rule, &inputs, &[(&shapes[2], 4)], &Terms::default())?;
+        best = best.min(start.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(best)
 }
 
 fn report(what: &str, microseconds: f64, bar: f64) {

@@ -213,6 +213,10 @@ impl Op for LinearCrossEntropy {
         rule.input(&[batch, position, None]);
         rule.input(&[word, None]);
         rule.input(&[batch, position]);
+        // The largest logsumexp of a window, and the sum of shares, of every row.
+        let rows: Vec<_> = [batch, position].into_iter().flatten().collect();
+        let words: Vec<_> = word.into_iter().collect();
+        rule.exchange(&words, &rows, 2 * wide(inputs[1].dtype).size());
         rule.output(&[]);
         if self.hidden {
             rule.output(&[batch, position, None]);

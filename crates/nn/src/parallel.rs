@@ -5,7 +5,7 @@
 //! activations, forward or backward, is one of the functions of [`Lanes`]; blocks ask for nothing else.
 
 use planaria_layout::{Layout, Mesh, Placement, Reduce};
-use planaria_tensor::{Result, Tensor, World};
+use planaria_tensor::{Policy, Result, Tensor, World};
 
 /// The ranks that share one stage of one replica of a model.
 #[derive(Clone, Debug)]
@@ -19,6 +19,13 @@ pub struct Parallel {
 }
 
 impl Parallel {
+    /// The same with ops that leave inputs where they are as long as these agree: for models whose lanes bring every
+    /// activation to where it goes next.
+    #[must_use]
+    pub fn on_purpose(&self) -> Parallel {
+        Parallel { world: self.world.with_policy(Policy::Stay), ..self.clone() }
+    }
+
     /// Size of an axis; 1 for one that is missing.
     pub fn size(&self, axis: &str) -> usize {
         self.mesh.axes().iter().find(|a| a.name == axis).map_or(1, |a| a.size)

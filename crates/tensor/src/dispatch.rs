@@ -6,11 +6,11 @@ use crate::grad;
 use crate::op::{Arrays, Here, Local, Op, Places, Spec, only};
 use crate::reshard;
 use crate::tensor::{Place, Tensor};
-use crate::trace::{self, Moved};
+use crate::trace::{self, Moved, Ran};
 use crate::world::World;
-use planaria_array::Array;
+use planaria_array::{Array, Shape};
 use planaria_layout::Layout;
-use planaria_layout::rule::{Decision, Operand, decide};
+use planaria_layout::rule::{Operand, Policy, Rule, Terms, decide, weigh};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -76,7 +76,9 @@ fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
     if op.shapes_follow_values() {
         return on_whole_values(op, inputs, &layouts, &first);
     }
-    let decision = decision(op, inputs, &layouts)?;
+    let terms = Minded { policy: first.world.policy(), wishes: WISHES.with_borrow(Clone::clone) };
+    let decision = decision(op, inputs, &layouts, &terms)?;
+    trace::note_run(|| ran(op, inputs, &layouts, &terms))?;
     for (place, wanted) in decision.inputs.iter().enumerate() {
         if layouts[place] != *wanted {
             bring(op, place, &mut inputs[place], &first, wanted)?;
@@ -158,7 +160,7 @@ fn bring(
         let (from, to) = (from.as_ref().clone(), wanted.as_ref().clone());
         Moved { op: op.name(), input: place, from, to, bytes }
     });
-    *input = Cow::Owned(input.reshard_shared(wanted)?);
+    *input = Cow::Owned(trace::for_an_op(|| input.reshard_shared(wanted))?);
     Ok(())
 }
 
@@ -182,10 +184,19 @@ fn on_whole_values(
     Ok(placed(results, &layouts, first))
 }
 
+/// What is minded besides the inputs.
+#[derive(Clone, PartialEq)]
+struct Minded {
+    policy: Policy,
+    /// Where the outputs are wanted; those of ops with other outputs are not meant.
+    wishes: Option<Arc<[Layout]>>,
+}
+
 /// What a decision depends on.
 struct Question {
     op: &'static str,
     attributes: Attributes,
+    minded: Minded,
     inputs: SmallVec<[(Arc<Layout>, planaria_array::DType); 3]>,
 }
 
@@ -236,10 +247,16 @@ impl Hasher for Quick {
 
 thread_local! {
     static KNOWN: RefCell<Known> = RefCell::default();
+    static WISHES: RefCell<Option<Arc<[Layout]>>> = RefCell::default();
 }
 
 /// The layouts for one op, looked up or decided.
-fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) -> Result<Arc<Decided>> {
+fn decision(
+    op: &dyn Op,
+    inputs: &[Cow<'_, Tensor>],
+    layouts: &[Arc<Layout>],
+    minded: &Minded,
+) -> Result<Arc<Decided>> {
     let attributes = op.layout_attributes();
     let mut hasher = Quick::default();
     (op.name(), &attributes).hash(&mut hasher);
@@ -249,6 +266,7 @@ fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) ->
         let mut inputs = q.inputs.iter().zip(layouts.iter().zip(inputs));
         q.op == op.name()
             && q.attributes == attributes
+            && q.minded == *minded
             && q.inputs.len() == layouts.len()
             && inputs.all(|((layout, dtype), (l, t))| layout == l && *dtype == t.dtype())
     };
@@ -259,7 +277,7 @@ fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) ->
     if let Some(decided) = known {
         return Ok(decided);
     }
-    let decision = decide_anew(op, inputs, layouts)?;
+    let decision = asked(op, inputs, layouts, minded, decide)?;
     let shared = |list: Vec<Layout>| list.into_iter().map(Arc::new).collect();
     let decided = Arc::new(Decided { inputs: shared(decision.inputs), outputs: shared(decision.outputs) });
     let inputs = layouts.iter().zip(inputs).map(|(l, t)| (l.clone(), t.dtype())).collect();
@@ -267,13 +285,22 @@ fn decision(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) ->
         if known.len() >= MAX_DECISIONS {
             known.clear();
         }
-        let question = Question { op: op.name(), attributes, inputs };
+        let question = Question { op: op.name(), attributes, minded: minded.clone(), inputs };
         known.entry(hash).or_default().push((question, decided.clone()));
     });
     Ok(decided)
 }
 
-fn decide_anew(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>]) -> Result<Decision> {
+type Ask<R> = fn(&Rule, &[Operand<'_>], &[(&Shape, usize)], &Terms<'_>) -> planaria_layout::Result<R>;
+
+/// What deciding or weighing answers about an op.
+fn asked<R>(
+    op: &dyn Op,
+    inputs: &[Cow<'_, Tensor>],
+    layouts: &[Arc<Layout>],
+    minded: &Minded,
+    ask: Ask<R>,
+) -> Result<R> {
     let specs: Vec<Spec> = inputs.iter().map(|t| t.spec()).collect();
     let outputs = infer(op, &specs)?;
     let rule = op.rule(&specs, &outputs)?;
@@ -283,7 +310,31 @@ fn decide_anew(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>])
         .map(|(layout, spec)| Operand { layout, size: spec.dtype.size() })
         .collect();
     let results: Vec<_> = outputs.iter().map(|spec| (&spec.shape, spec.dtype.size())).collect();
-    Ok(decide(&rule, &operands, &results)?)
+    let mesh = layouts[0].mesh();
+    let meant = |wishes: &&[Layout]| {
+        let mut pairs = wishes.iter().zip(&outputs);
+        wishes.len() == outputs.len() && pairs.all(|(w, o)| w.mesh() == mesh && *w.shape() == o.shape)
+    };
+    let wishes = minded.wishes.as_deref().filter(meant).unwrap_or(&[]);
+    let wishes: Vec<Option<&Layout>> = wishes.iter().map(Some).collect();
+    Ok(ask(&rule, &operands, &results, &Terms { policy: minded.policy, wishes: &wishes })?)
+}
+
+/// Runs `work` with ops that know where their outputs are wanted: those with as many outputs, of these shapes, count
+/// the way there into their price. They may still come out elsewhere.
+pub fn toward<R>(wishes: &[Layout], work: impl FnOnce() -> R) -> R {
+    let before = WISHES.with_borrow_mut(|s| s.replace(wishes.into()));
+    let result = work();
+    WISHES.with_borrow_mut(|s| *s = before);
+    result
+}
+
+/// An op for the list of those that ran.
+fn ran(op: &dyn Op, inputs: &[Cow<'_, Tensor>], layouts: &[Arc<Layout>], minded: &Minded) -> Result<Ran> {
+    let weighed = asked(op, inputs, layouts, minded, weigh)?;
+    let given = layouts.iter().map(|layout| layout.as_ref().clone()).collect();
+    let dtypes = inputs.iter().map(|input| input.dtype()).collect();
+    Ok(Ran { op: op.name(), dtypes, given, weighed, exchanged: 0 })
 }
 
 /// Global shapes and dtypes of the outputs: the kernel on arrays without bytes.

@@ -22,7 +22,7 @@ pub mod trace;
 mod world;
 
 pub use attributes::{Attr, Attributes};
-pub use dispatch::{Outputs, apply, apply_shared, apply1, infer};
+pub use dispatch::{Outputs, apply, apply_shared, apply1, infer, toward};
 pub use error::{Error, Result};
 pub use grad::{
     Backward, Deferred, Fetch, GradOptions, History, backward, backward_from, backward_inputs, grad,
@@ -33,6 +33,7 @@ pub use op::{Arrays, Grads, Here, Local, Op, Places, Saves, Spec};
 pub use operators::Operand;
 pub use planaria_array::ops::{Binary, Compare, Keep, Unary};
 pub use planaria_array::{Array, DType, Scalar, Shape};
+pub use planaria_layout::rule::Policy;
 pub use planaria_layout::{Layout, Mesh, Placement, Reduce};
 pub use tensor::{Place, Tensor};
 pub use world::World;

@@ -59,6 +59,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let route = route(&from.layout, to, self.dtype().size())?;
+        trace::note_reshard(&from.layout, to, self.dtype(), route.cost().bytes);
         let mut array = self.0.array.clone();
         for step in &route.steps {
             array = exchange::run(step, &array, &from.world)?;

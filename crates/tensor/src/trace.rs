@@ -1,7 +1,9 @@
-//! A list of every reshard that ops asked for by themselves, and a mode that forbids them.
+//! Lists of what ops decide and of every reshard that they ask for by themselves, and a mode that forbids these.
 
+use crate::error::Result;
 use crate::op::Here;
-use planaria_array::Array;
+use planaria_array::{Array, DType};
+use planaria_layout::rule::{Decision, Price, exchanged_bytes};
 use planaria_layout::{AxisSet, Layout};
 use std::cell::RefCell;
 use std::fmt;
@@ -31,10 +33,28 @@ impl fmt::Display for Moved {
     }
 }
 
+/// One op as it ran on a mesh, or a reshard (`reshard`) that the program asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// The op.
+    pub op: &'static str,
+    /// The dtypes of its inputs.
+    pub dtypes: Vec<DType>,
+    /// How the inputs lay before.
+    pub given: Vec<Layout>,
+    /// What was weighed: the layouts that were taken, then the others that came into question, cheapest first.
+    pub weighed: Vec<Decision>,
+    /// Bytes that this rank's kernel sent itself.
+    pub exchanged: u64,
+}
+
 /// What this thread does about implicit reshards.
 #[derive(Default)]
 struct State {
     list: Option<Vec<Moved>>,
+    ran: Option<Vec<Ran>>,
+    /// True while an op has its inputs brought.
+    moving: bool,
     strict: bool,
     /// The op whose kernel runs, for what kernels send themselves.
     running: &'static str,
@@ -51,6 +71,44 @@ pub fn implicit_reshards<R>(work: impl FnOnce() -> R) -> (R, Vec<Moved>) {
     let list = STATE.with_borrow_mut(|s| std::mem::replace(&mut s.list, before)).unwrap_or_default();
     STATE.with_borrow_mut(|s| s.list.iter_mut().for_each(|outer| outer.extend(list.iter().cloned())));
     (result, list)
+}
+
+/// Runs `work` and lists the ops that run on a mesh meanwhile, with what each of them weighed, and the reshards that it
+/// asks for.
+pub fn decisions<R>(work: impl FnOnce() -> R) -> (R, Vec<Ran>) {
+    let before = STATE.with_borrow_mut(|s| s.ran.replace(Vec::new()));
+    let result = work();
+    let list = STATE.with_borrow_mut(|s| std::mem::replace(&mut s.ran, before)).unwrap_or_default();
+    STATE.with_borrow_mut(|s| s.ran.iter_mut().for_each(|outer| outer.extend(list.iter().cloned())));
+    (result, list)
+}
+
+/// Lists a reshard that the program asks for, when anyone wants the list.
+pub(crate) fn note_reshard(from: &Layout, to: &Layout, dtype: DType, bytes: u64) {
+    STATE.with_borrow_mut(|s| {
+        let Some(list) = s.ran.as_mut().filter(|_| !s.moving) else { return };
+        let price = Price { moved: bytes, ..Price::default() };
+        let taken = Decision { inputs: vec![from.clone()], outputs: vec![to.clone()], price };
+        let (dtypes, given) = (vec![dtype], vec![from.clone()]);
+        list.push(Ran { op: "reshard", dtypes, given, weighed: vec![taken], exchanged: 0 });
+    });
+}
+
+/// Runs `work`, whose reshards belong to an op that is listed already.
+pub(crate) fn for_an_op<R>(work: impl FnOnce() -> R) -> R {
+    let before = STATE.with_borrow_mut(|s| std::mem::replace(&mut s.moving, true));
+    let result = work();
+    STATE.with_borrow_mut(|s| s.moving = before);
+    result
+}
+
+/// Lists an op, when anyone wants the list.
+pub(crate) fn note_run(ran: impl FnOnce() -> Result<Ran>) -> Result<()> {
+    if STATE.with_borrow(|s| s.ran.is_some()) {
+        let ran = ran()?;
+        STATE.with_borrow_mut(|s| s.ran.as_mut().map(|list| list.push(ran)));
+    }
+    Ok(())
 }
 
 /// Runs `work`; an op that would reshard an input by itself is an error meanwhile.
@@ -79,10 +137,13 @@ pub(crate) fn enter(op: &'static str) {
 pub(crate) fn note_joint(array: &Array, here: &Here<'_>, axes: AxisSet) {
     STATE.with_borrow_mut(|s| {
         let op = s.running;
+        let mesh = here.inputs[0].mesh();
+        let bytes = exchanged_bytes(mesh, axes, array.numel(), array.dtype().size());
+        if let Some(ran) = s.ran.as_mut().and_then(|ran| ran.last_mut()) {
+            ran.exchanged += bytes;
+        }
         let Some(list) = &mut s.list else { return };
-        let whole = Layout::replicated(here.inputs[0].mesh(), array.shape());
-        let others = (here.inputs[0].mesh().span(axes) - 1) as u64;
-        let bytes = 2 * others * (array.numel() * array.dtype().size()) as u64 / (others + 1);
+        let whole = Layout::replicated(mesh, array.shape());
         list.push(Moved { op, input: 0, from: whole.clone(), to: whole, bytes });
     });
 }

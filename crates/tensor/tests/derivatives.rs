@@ -3,7 +3,7 @@
 use planaria_array::{Array, DType};
 use planaria_tensor::ops::sample::{Draw, Sample};
 use planaria_tensor::ops::{Entry, TABLE};
-use planaria_tensor::{GradOptions, Result, Tensor, apply_shared, grad};
+use planaria_tensor::{GradOptions, Result, Tensor, grad};
 
 /// Calls of each family.
 const CALLS: u64 = 40;
@@ -33,7 +33,7 @@ fn family(entry: &Entry) -> Vec<String> {
         if let Err(message) = check(&sample, &mut draw) {
             let shapes: Vec<String> =
                 sample.inputs.iter().map(|a| format!("{}{}", a.dtype(), a.shape())).collect();
-            failures.push(format!("{} seed {seed} {:?} {shapes:?}: {message}", entry.family, sample.op));
+            failures.push(format!("{} seed {seed} {} {shapes:?}: {message}", entry.family, sample.name));
         }
     }
     failures
@@ -59,7 +59,7 @@ impl Function<'_> {
 
     fn value(&self, arrays: &[Array]) -> Result<f64> {
         let inputs: Vec<Tensor> = arrays.iter().map(|a| Tensor::new(a.clone())).collect();
-        let outputs = apply_shared(self.sample.op.clone(), &inputs.iter().collect::<Vec<_>>())?;
+        let outputs = self.sample.run(&inputs.iter().collect::<Vec<_>>())?;
         Ok(outputs
             .iter()
             .zip(&self.weights)
@@ -69,7 +69,7 @@ impl Function<'_> {
 
     /// Gradients of the inputs that are varied; zeros where there are none.
     fn gradients(&self, inputs: &[Tensor], differentiable: bool) -> Result<Vec<Option<Tensor>>> {
-        let outputs = apply_shared(self.sample.op.clone(), &inputs.iter().collect::<Vec<_>>())?;
+        let outputs = self.sample.run(&inputs.iter().collect::<Vec<_>>())?;
         let weights: Vec<Option<Tensor>> = self.weights.iter().map(|w| w.clone().map(Tensor::new)).collect();
         let used: Vec<usize> =
             (0..outputs.len()).filter(|&i| weights[i].is_some() && outputs[i].has_history()).collect();
@@ -86,7 +86,7 @@ impl Function<'_> {
 fn check(sample: &Sample, draw: &mut Draw) -> std::result::Result<(), String> {
     let text = |e: planaria_tensor::Error| e.to_string();
     let leaves: Vec<Tensor> = sample.inputs.iter().map(|a| Tensor::new(a.clone())).collect();
-    let outputs = apply_shared(sample.op.clone(), &leaves.iter().collect::<Vec<_>>()).map_err(text)?;
+    let outputs = sample.run(&leaves.iter().collect::<Vec<_>>()).map_err(text)?;
     let varied: Vec<usize> = (0..leaves.len()).filter(|&i| leaves[i].dtype() == DType::F64).collect();
     let narrow = |t: &Tensor| t.dtype().is_float() && t.dtype() != DType::F64;
     if varied.is_empty() || outputs.iter().any(narrow) || !outputs.iter().any(|y| y.dtype() == DType::F64) {

@@ -6,8 +6,8 @@ use planaria_comm::threads;
 use planaria_layout::{Layout, Mesh, Placement, Reduce};
 use planaria_tensor::ops::sample::{Draw, Sample};
 use planaria_tensor::ops::{Entry, TABLE};
-use planaria_tensor::trace::{Moved, implicit_reshards};
-use planaria_tensor::{GradOptions, Result, Tensor, World, apply_shared, grad};
+use planaria_tensor::trace::{Moved, decisions, implicit_reshards};
+use planaria_tensor::{GradOptions, Result, Tensor, World, grad};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Calls of each family on a mesh of one axis; fewer on those of several, where deciding takes longer.
@@ -51,11 +51,8 @@ fn family(entry: &Entry, mesh: &Mesh, world: &World) -> Vec<String> {
             let inputs: Vec<String> = layouts.iter().map(|l| l.to_string()).collect();
             let rank = world.rank();
             failures.push(format!(
-                "{} seed {seed} rank {rank} {:?} {} {:?}: {message}",
-                entry.family,
-                sample.op,
-                sample.op.name(),
-                inputs
+                "{} seed {seed} rank {rank} {} {:?}: {message}",
+                entry.family, sample.name, inputs
             ));
         }
     }
@@ -142,10 +139,15 @@ fn check(
         .zip(layouts)
         .map(|(array, layout)| Ok(leaf(placed(array, layout, draw, world)?)));
     let many = inputs.collect::<Result<Vec<Tensor>>>().map_err(text)?;
-    let expected = apply_shared(sample.op.clone(), &alone.iter().collect::<Vec<_>>())
-        .map_err(|e| format!("alone: {e}"))?;
-    let (found, moved) =
-        implicit_reshards(|| apply_shared(sample.op.clone(), &many.iter().collect::<Vec<_>>()));
+    let expected = sample.run(&alone.iter().collect::<Vec<_>>()).map_err(|e| format!("alone: {e}"))?;
+    let ((found, moved), ran) =
+        decisions(|| implicit_reshards(|| sample.run(&many.iter().collect::<Vec<_>>())));
+    // The first rank of a mesh has the largest pieces, by which prices go.
+    if let Some(ran) =
+        ran.iter().find(|ran| world.rank() == 0 && ran.exchanged != ran.weighed[0].price.exchanged)
+    {
+        return Err(format!("the kernel sent {} bytes: {:?}", ran.exchanged, ran.weighed[0]));
+    }
     let found = found.map_err(|e| format!("forward: {e}"))?;
     let places = layouts.iter().chain(found.iter().filter_map(|t| t.layout()));
     let rounding = Allowed::Rounding(bound_of(&alone, &expected));

@@ -10,7 +10,7 @@ use planaria_tensor::ops::{
     self, AdamWTensors, BatchNorm, CrossEntropyOptions, PoolCount, RunningStats, SgdTensors, Windows,
 };
 use planaria_tensor::trace::{Moved, implicit_reshards};
-use planaria_tensor::{GradOptions, Tensor, World, grad};
+use planaria_tensor::{GradOptions, Policy, Tensor, World, grad};
 use smallvec::smallvec;
 
 const S0: Placement = Placement::shard(0);
@@ -346,7 +346,8 @@ fn labels_outside_the_classes_are_refused() {
     let labels = Tensor::from_slice(&[2i64], &[1]).unwrap();
     assert!(ops::cross_entropy(&x, &labels, &CrossEntropyOptions::default()).is_err());
     on_ranks(|mesh, world| {
-        let x = Tensor::place(x.local(), mesh, &[Placement::shard(1)], world).unwrap();
+        let world = world.with_policy(Policy::Stay);
+        let x = Tensor::place(x.local(), mesh, &[Placement::shard(1)], &world).unwrap();
         let error = ops::cross_entropy(&x, &labels, &CrossEntropyOptions::default()).unwrap_err();
         assert!(error.to_string().contains("below 2"), "{error}");
     });

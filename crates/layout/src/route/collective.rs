@@ -106,6 +106,14 @@ impl Step {
     }
 }
 
+/// The price of a collective with a name between two layouts on one mesh; nothing for other moves, whose price takes
+/// longer to find.
+pub(crate) fn named_price(from: &Layout, to: &Layout, size: usize) -> Option<(Collective, Cost)> {
+    let (collective, axes) = on_one_mesh(from, to);
+    let cost = || (collective, price(collective, axes, from, to, size as u128));
+    (collective != Collective::Moves).then(cost)
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.collective)?;

@@ -4,6 +4,7 @@ mod collective;
 mod refine;
 mod search;
 
+pub(crate) use collective::named_price;
 pub use collective::{Collective, Cost, Step};
 
 use crate::error::Result;

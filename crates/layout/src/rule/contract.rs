@@ -54,20 +54,6 @@ pub fn matmul(x: &Shape, y: &Shape, output: &Shape) -> Rule {
     rule
 }
 
-/// Both gradients of [`matmul`], decided together: one is summed over columns, the other over rows, and both over the
-/// batches along which an operand was repeated. Inputs: `x`, `y`, that of the output. Outputs: for `x`, for `y`.
-pub fn matmul_grad(x: &Shape, y: &Shape, output: &Shape) -> Rule {
-    let mut rule = matmul(x, y, output);
-    rule.prefer = Prefer::Most;
-    rule.inputs.append(&mut rule.outputs);
-    rule.outputs = rule.inputs[..2].to_vec();
-    for factor in 0..rule.factors.len() {
-        let everywhere = rule.outputs.iter().all(|dims| dims.iter().any(|d| d.contains(&factor)));
-        rule.factors[factor].kind = if everywhere { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
-    }
-    rule
-}
-
 /// Einstein notation, as in `bmk,bkn->bmn`: one letter per dim, `-` for a dim that is never cut, `...` for dims
 /// that broadcast. Letters that an output lacks are summed. Several outputs stand behind the arrow with commas;
 /// without an arrow the output has the letters that stand once, in alphabetical order. A dim of 1 broadcasts.

@@ -25,8 +25,8 @@ pub(super) fn expected(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, 
     let mut choice = Choice::whole(mesh.naxes());
     for axis in turns(rule, &wishes, mesh.naxes()) {
         let mut mine: SmallVec<[Wish; 4]> = wishes.iter().filter(|w| w.vote.axis == axis).copied().collect();
-        mine.sort_by_key(|wish| rank_of(rule, &wishes, wish));
-        if rule.prefer == Prefer::Cheapest && !is_unanimous(&mine, rule, inputs.len()) {
+        mine.sort_by_key(|wish| rank_of(rule, wish));
+        if rule.prefer == Prefer::Cheapest && !is_unanimous(&mine, inputs.len()) {
             spread(rule, inputs, &mut choice, axis);
         } else {
             let kept = |choice: &mut Choice, w: &Wish| {
@@ -47,22 +47,18 @@ pub(super) fn expected(rule: &Rule, inputs: &[Operand<'_>], outputs: &[(&Shape, 
     choice
 }
 
-fn asked(rule: &Rule, inputs: usize) -> usize {
-    if rule.asked == 0 { inputs } else { rule.asked.min(inputs) }
-}
-
 /// The cuts of the inputs in the order of asking; in products, the finer cut of a factor first.
 fn wishes(rule: &Rule, inputs: &[Operand<'_>]) -> Vec<Wish> {
     let mesh = inputs[0].layout.mesh();
     let mut wishes: Vec<(usize, Wish)> = Vec::new();
-    for (i, input) in inputs.iter().enumerate().take(asked(rule, inputs.len())) {
+    for (i, input) in inputs.iter().enumerate() {
         for dim in 0..input.layout.shape().ndim() {
-            let votes = votes(rule, i, input.layout, dim);
+            let votes = votes(rule, Place::Input(i), input.layout, dim);
             let parts: usize = votes.iter().map(|vote| mesh.axis_size(vote.axis)).product();
             wishes.extend(votes.into_iter().map(|vote| (parts, Wish { input: i, vote })));
         }
     }
-    if matches!(rule.prefer, Prefer::Shared | Prefer::Most) {
+    if rule.prefer == Prefer::Shared {
         wishes.sort_by_key(|(parts, _)| std::cmp::Reverse(*parts));
     }
     wishes.into_iter().map(|(_, wish)| wish).collect()
@@ -80,20 +76,15 @@ fn turns(rule: &Rule, wishes: &[Wish], naxes: usize) -> SmallVec<[usize; 4]> {
     axes
 }
 
-fn is_unanimous(mine: &[Wish], rule: &Rule, inputs: usize) -> bool {
-    mine.len() == asked(rule, inputs)
-        && mine.windows(2).all(|pair| pair[0].vote.factor == pair[1].vote.factor)
+fn is_unanimous(mine: &[Wish], inputs: usize) -> bool {
+    mine.len() == inputs && mine.windows(2).all(|pair| pair[0].vote.factor == pair[1].vote.factor)
 }
 
 /// In products free factors before reduced ones, those of all inputs before others, then larger ones.
-fn rank_of(rule: &Rule, wishes: &[Wish], wish: &Wish) -> (bool, usize, usize) {
+fn rank_of(rule: &Rule, wish: &Wish) -> (bool, usize, usize) {
     let factor = wish.vote.factor;
     match rule.prefer {
         Prefer::First | Prefer::Cheapest => (false, 0, 0),
-        Prefer::Most => {
-            let same = |w: &&Wish| w.vote.axis == wish.vote.axis && w.vote.factor == factor;
-            (false, usize::MAX - wishes.iter().filter(same).count(), 0)
-        }
         Prefer::Shared => {
             let reduced = matches!(rule.factors[factor].kind, Kind::Reduce(_));
             let lacking = rule.inputs.iter().filter(|dims| !dims.iter().any(|d| d.contains(&factor))).count();
@@ -120,7 +111,7 @@ fn may_cut(rule: &Rule, mesh: &Mesh, choice: &Choice, wishes: &[Wish], wish: &Wi
         wishes.iter().any(|w| w.input == wish.input && w.vote.axis == axis && w.vote.factor == factor)
     };
     match rule.prefer {
-        Prefer::Shared | Prefer::Most => {
+        Prefer::Shared => {
             let lone = others.is_empty() && rule.factors[factor].kind == Kind::Free;
             size.is_multiple_of(parts) || lone && size >= parts
         }
@@ -143,8 +134,7 @@ fn grant(rule: &Rule, mesh: &Mesh, choice: &mut Choice, axis: usize, vote: &Vote
 /// Finds an axis the unused factor on which the inputs have to move least.
 fn spread(rule: &Rule, inputs: &[Operand<'_>], choice: &mut Choice, axis: usize) {
     let mesh = inputs[0].layout.mesh();
-    let voters = &inputs[..asked(rule, inputs.len())];
-    let placements = || voters.iter().map(|input| input.layout.placements()[axis]);
+    let placements = || inputs.iter().map(|input| input.layout.placements()[axis]);
     let is_pending = |p: Placement| matches!(p, Placement::Partial(_));
     if placements().all(|p| p == Placement::Replicate) || placements().all(is_pending) {
         return;
@@ -155,7 +145,7 @@ fn spread(rule: &Rule, inputs: &[Operand<'_>], choice: &mut Choice, axis: usize)
             Placement::Shard(shard) if rule.inputs[i][shard.dim].contains(&factor) => 0,
             _ => input.layout.shape().numel() as u128 * input.size as u128,
         };
-        voters.iter().enumerate().map(one).sum()
+        inputs.iter().enumerate().map(one).sum()
     };
     let shown = |f: FactorId| rule.outputs.first().is_some_and(|dims| dims.iter().any(|d| d[..] == [f]));
     let fits = |f: &FactorId| {

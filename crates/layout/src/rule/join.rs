@@ -21,23 +21,6 @@ pub fn split(input: &Shape, outputs: &[&Shape], dim: usize) -> Rule {
     rule
 }
 
-/// The inputs one after the other along a new dim.
-pub fn stack(inputs: &[&Shape], output: &Shape, dim: usize) -> Rule {
-    let (mut rule, parts, whole) = piled(inputs.len(), output, dim);
-    rule.prefer = Prefer::Cheapest;
-    rule.inputs = inputs.iter().map(|_| parts.clone()).collect();
-    rule.outputs = vec![whole];
-    rule
-}
-
-/// The inverse of [`stack`].
-pub fn unbind(input: &Shape, outputs: &[&Shape], dim: usize) -> Rule {
-    let (mut rule, parts, whole) = piled(outputs.len(), input, dim);
-    rule.inputs = vec![whole];
-    rule.outputs = outputs.iter().map(|_| parts.clone()).collect();
-    rule
-}
-
 /// The factors of one part and of the whole.
 fn joined(parts: &[&Shape], whole: &Shape, dim: usize) -> (Rule, Vec<DimFactors>, Vec<DimFactors>) {
     let mut rule = Rule::default();
@@ -59,23 +42,6 @@ fn joined(parts: &[&Shape], whole: &Shape, dim: usize) -> (Rule, Vec<DimFactors>
         all.extend_from_slice(&part);
         of_part.push(part);
         of_whole.push(all);
-    }
-    (rule, of_part, of_whole)
-}
-
-fn piled(count: usize, whole: &Shape, dim: usize) -> (Rule, Vec<DimFactors>, Vec<DimFactors>) {
-    let mut rule = Rule::default();
-    let (mut of_part, mut of_whole) = (Vec::new(), Vec::new());
-    for (d, &len) in whole.iter().enumerate() {
-        let factor = (d != dim).then(|| rule.free(len));
-        of_whole.push(factor.into_iter().collect());
-        if d != dim {
-            of_part.push(factor.into_iter().collect());
-        }
-    }
-    // Nothing to take apart: there is no part whose dims could be cut.
-    if count == 0 {
-        of_whole.iter_mut().for_each(DimFactors::clear);
     }
     (rule, of_part, of_whole)
 }

@@ -4,32 +4,21 @@
 //! is made of factors, and what a mesh axis may do is said per factor. From one rule and the layouts that the
 //! inputs have, [`decide`] finds the layouts that the inputs should have and those that the outputs get.
 
-mod attention;
 mod choice;
 mod contract;
-mod conv;
 mod decide;
 mod expect;
-mod index;
 mod join;
-mod norm;
 mod pointwise;
 mod price;
 mod reshape;
 mod search;
 
-pub use attention::Attention;
-pub use contract::{einsum, matmul, matmul_grad, reduction};
-pub use conv::{Channels, ConvPart, conv};
-pub use decide::{Decision, Operand, decide};
-pub use index::{
-    Rows, Write, gather_nd, gather_nd_grad, index_put, scatter, take, take_along, take_along_grad, take_grad,
-};
-pub use join::{concat, split, stack, unbind};
-pub use norm::{norm, norm_grad};
-pub use pointwise::{
-    Range, along, elementwise, elementwise_grad, expand, permute, select_dims, slice, tile, tile_grad,
-};
+pub use contract::{einsum, matmul, reduction};
+pub use decide::{Decision, Operand, Policy, Terms, decide, weigh};
+pub use join::{concat, split};
+pub use pointwise::{along, elementwise, expand, permute};
+pub use price::{Price, exchanged_bytes, settlement};
 pub use reshape::reshape;
 
 use crate::placement::Reduce;
@@ -109,10 +98,10 @@ pub struct Rule {
     pub through: Vec<Through>,
     /// Inputs that count once, however many ranks contribute.
     pub once: Vec<Once>,
+    /// What the kernel sends itself.
+    pub exchanges: Vec<Exchange>,
     /// Which cuts outputs are expected to have where inputs disagree.
     pub prefer: Prefer,
-    /// How many inputs are asked for that, from the first; 0 for all. The others follow: parameters, saved values.
-    pub asked: usize,
 }
 
 /// Where the inputs of an op disagree, the cuts that its outputs are expected to have.
@@ -126,8 +115,6 @@ pub enum Prefer {
     First,
     /// Those of factors that all inputs have, then of larger ones; the cuts of several inputs add up: products.
     Shared,
-    /// Those that most inputs have, then those that come first; the cuts of several inputs add up.
-    Most,
     /// Those that are reached with the fewest bytes, each axis on a factor of its own: tensors put side by side.
     Cheapest,
 }
@@ -141,6 +128,18 @@ pub struct Once {
     pub factor: FactorId,
     /// The input, by place.
     pub input: usize,
+}
+
+/// A message of the kernel itself, where factors that it must know all of are cut: an array is reduced over the ranks
+/// that cut them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// The factors whose cuts make it necessary.
+    pub over: DimFactors,
+    /// The factors that the array runs over.
+    pub dims: SmallVec<[FactorId; 4]>,
+    /// Bytes of one element.
+    pub size: usize,
 }
 
 impl Rule {
@@ -190,6 +189,13 @@ impl Rule {
     /// Counts an input once in the reduction over a factor that it does not have.
     pub fn count_once(&mut self, factor: FactorId, input: usize) {
         self.once.push(Once { factor, input });
+    }
+}
+
+impl Rule {
+    /// Says that the kernel reduces an array with these factors over the ranks that cut `over`.
+    pub fn exchange(&mut self, over: &[FactorId], dims: &[FactorId], size: usize) {
+        self.exchanges.push(Exchange { over: over.into(), dims: dims.into(), size });
     }
 }
 

@@ -1,74 +1,75 @@
-//! Search for the cheapest choice when the inputs do not agree.
+//! Search for the cheapest choice when the inputs do not agree, or when agreeing has its price.
 
 use super::choice::{Choice, Place, Role};
 use super::decide::votes;
 use super::expect::expected;
-use super::price::{Priced, price};
-use super::{FactorId, Operand, Rule};
-use crate::layout::Layout;
-use crate::mesh::Mesh;
+use super::price::{Key, Pricing};
+use super::{FactorId, Kind, Operand, Rule, Terms};
 use crate::placement::Placement;
-use crate::shape::Shape;
 use smallvec::SmallVec;
 
 /// Combinations of roles that are all tried; beyond this, one axis is improved after the other.
-const MAX_COMBINATIONS: usize = 160;
+const MAX_COMBINATIONS: usize = 600;
 
 /// Times that all axes are gone through.
 const MAX_ROUNDS: usize = 4;
 
 type Roles = SmallVec<[Role; 4]>;
+type Order = SmallVec<[usize; 4]>;
 
 /// The op to decide.
-struct Search<'a> {
-    rule: &'a Rule,
-    inputs: &'a [Operand<'a>],
-    outputs: &'a [(&'a Shape, usize)],
+struct Search<'a, 'b> {
+    pricing: &'a Pricing<'b>,
     /// Per axis, what it may do, the preferred first.
     candidates: Vec<Vec<Role>>,
     /// Orders of cutting axes that some input has, completed with the others.
-    orders: Vec<SmallVec<[usize; 4]>>,
+    orders: Vec<Order>,
     /// Per axis, what it does in some input.
     held: Vec<Vec<Role>>,
-    /// What the outputs should have.
-    expected: Vec<Layout>,
-    wished: Roles,
 }
 
-/// The cheapest choice found, and the expected one if it is sound, with what follows from them.
-pub(super) fn cheapest(
-    rule: &Rule,
-    inputs: &[Operand<'_>],
-    outputs: &[(&Shape, usize)],
-) -> Option<(Priced, Option<Priced>)> {
-    let naxes = inputs[0].layout.mesh().naxes();
-    let wish = expected(rule, inputs, outputs);
-    let candidates: Vec<Vec<Role>> =
-        (0..naxes).map(|axis| candidates(rule, inputs, axis, wish.roles[axis])).collect();
-    let mut orders = orders(inputs, naxes);
+/// The cheapest so far.
+struct Best {
+    key: Key,
+    choice: Choice,
+}
+
+/// The choices that came into question at the end, each with its estimated bytes and the least that any has: the
+/// cheapest found, the one that is expected if it is sound, and everything whole.
+pub(super) fn finalists(pricing: &mut Pricing<'_>) -> Vec<(u128, u128, Choice)> {
+    let (rule, inputs, mesh) = (pricing.rule, pricing.inputs, pricing.mesh());
+    let wish = expected(rule, inputs, pricing.outputs);
+    pricing.expect(&wish);
+    let naxes = mesh.naxes();
+    let mut orders = orders(inputs, pricing.terms, naxes);
     orders.insert(0, completed(wish.order.iter().copied(), naxes));
     orders.dedup();
+    let roles = |axis| candidates(rule, inputs, pricing.terms, axis, wish.roles[axis]);
     let search = Search {
-        rule,
-        inputs,
-        outputs,
-        candidates,
+        pricing,
+        candidates: (0..naxes).map(roles).collect(),
         orders,
-        held: (0..naxes).map(|axis| held(rule, inputs, axis)).collect(),
-        expected: expected_outputs(rule, &wish, inputs[0].layout.mesh(), outputs),
-        wished: wish.roles.clone(),
+        held: (0..naxes).map(|axis| held(rule, inputs, pricing.terms, axis)).collect(),
     };
-    let mesh = inputs[0].layout.mesh();
-    let wished = wish.is_sound(rule, mesh).then(|| price(rule, &wish, inputs, outputs, &search.expected));
     let all = search.candidates.iter().try_fold(1usize, |all, list| all.checked_mul(list.len()));
-    let found =
-        if all.is_some_and(|all| all <= MAX_COMBINATIONS) { search.every() } else { search.descend() };
-    found.map(|best| (best, wished))
+    let found = match all.is_some_and(|all| all <= MAX_COMBINATIONS) {
+        true => search.every(),
+        false => search.descend(&wish.roles),
+    };
+    let mut list: Vec<Choice> = found.into_iter().map(|best| best.choice).collect();
+    for other in [wish, Choice::whole(naxes)] {
+        if other.is_sound(rule, mesh) && !list.contains(&other) {
+            list.push(other);
+        }
+    }
+    let estimates: Vec<u128> = list.iter().map(|choice| pricing.key(choice).total).collect();
+    let least = estimates.iter().copied().min().unwrap_or(0);
+    estimates.into_iter().zip(list).map(|(estimate, choice)| (estimate, least, choice)).collect()
 }
 
-impl Search<'_> {
+impl Search<'_, '_> {
     /// Tries every combination.
-    fn every(&self) -> Option<Priced> {
+    fn every(&self) -> Option<Best> {
         let counts: SmallVec<[usize; 6]> = self.candidates.iter().map(Vec::len).collect();
         let mut best = None;
         crate::layout::each_index(&counts, |index| {
@@ -79,10 +80,10 @@ impl Search<'_> {
     }
 
     /// Improves one axis after the other, from everything whole and from what the inputs want most.
-    fn descend(&self) -> Option<Priced> {
+    fn descend(&self, wished: &Roles) -> Option<Best> {
         let whole: Roles = self.candidates.iter().map(|_| Role::Whole).collect();
-        let mut best = None;
-        for start in [self.wished.clone(), whole] {
+        let mut best: Option<Best> = None;
+        for start in [wished.clone(), whole] {
             let mut roles = start;
             let mut here = None;
             self.consider(&roles, &mut here);
@@ -91,12 +92,14 @@ impl Search<'_> {
                     break;
                 }
             }
-            keep(&mut best, here);
+            if here.as_ref().is_some_and(|new| best.as_ref().is_none_or(|old| new.key < old.key)) {
+                best = here;
+            }
         }
         best
     }
 
-    fn improve(&self, roles: &mut Roles, here: &mut Option<Priced>) -> bool {
+    fn improve(&self, roles: &mut Roles, here: &mut Option<Best>) -> bool {
         let mut improved = false;
         for axis in 0..roles.len() {
             for &role in &self.candidates[axis] {
@@ -111,14 +114,13 @@ impl Search<'_> {
         improved
     }
 
-    /// Prices a combination under every useful order; true when it is the best so far.
-    fn consider(&self, roles: &Roles, best: &mut Option<Priced>) -> bool {
-        let mut tried: SmallVec<[SmallVec<[usize; 4]>; 2]> = SmallVec::new();
+    /// Prices a combination under every useful order; true when it is the best so far, the first of equals.
+    fn consider(&self, roles: &Roles, best: &mut Option<Best>) -> bool {
+        let mut tried: SmallVec<[Order; 2]> = SmallVec::new();
         let mut improved = false;
-        let mesh = self.inputs[0].layout.mesh();
         for order in &self.orders {
             let cuts = |axis: &usize| matches!(roles[*axis], Role::Cut { .. });
-            let mut order: SmallVec<[usize; 4]> = order.iter().copied().filter(cuts).collect();
+            let mut order: Order = order.iter().copied().filter(cuts).collect();
             // Only the order within a factor matters; an axis that is new there cuts innermost.
             order.sort_by_key(|&axis| (factor(roles[axis]), !self.held[axis].contains(&roles[axis])));
             if tried.contains(&order) {
@@ -126,9 +128,11 @@ impl Search<'_> {
             }
             tried.push(order.clone());
             let choice = Choice { roles: roles.clone(), order };
-            if choice.is_sound(self.rule, mesh) {
-                improved |=
-                    keep(best, Some(price(self.rule, &choice, self.inputs, self.outputs, &self.expected)));
+            let key = self.pricing.key(&choice);
+            let better = best.as_ref().is_none_or(|best| key < best.key);
+            if better && choice.is_sound(self.pricing.rule, self.pricing.mesh()) {
+                *best = Some(Best { key, choice });
+                improved = true;
             }
         }
         improved
@@ -139,33 +143,9 @@ fn factor(role: Role) -> Option<FactorId> {
     if let Role::Cut { factor, .. } = role { Some(factor) } else { None }
 }
 
-/// Keeps the cheaper one, the first of equals.
-fn keep(best: &mut Option<Priced>, found: Option<Priced>) -> bool {
-    let better = match (&*best, &found) {
-        (_, None) => false,
-        (None, _) => true,
-        (Some(old), Some(new)) => new.key < old.key,
-    };
-    if better {
-        *best = found;
-    }
-    better
-}
-
-/// The layouts that outputs are expected to have.
-pub(super) fn expected_outputs(
-    rule: &Rule,
-    wish: &Choice,
-    mesh: &Mesh,
-    outputs: &[(&Shape, usize)],
-) -> Vec<Layout> {
-    let one = |(i, &(shape, _)): (usize, &(&Shape, usize))| wish.layout(rule, mesh, shape, Place::Output(i));
-    outputs.iter().enumerate().map(one).collect()
-}
-
-/// What an axis may do: what is expected of it; what it does in some input, first operand first; let a reduction
-/// through; nothing; and where some input is cut, a cut of another factor.
-fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> Vec<Role> {
+/// What an axis may do: what is expected of it; what it does in some input or wanted output, first operand first; let
+/// a reduction through; nothing; and where something is cut, a cut of another factor.
+fn candidates(rule: &Rule, inputs: &[Operand<'_>], terms: &Terms<'_>, axis: usize, wish: Role) -> Vec<Role> {
     let mut list = vec![wish];
     let mut add = |role: Role| {
         if !list.contains(&role) {
@@ -173,7 +153,7 @@ fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> V
         }
     };
     let mut cut = false;
-    held(rule, inputs, axis).into_iter().for_each(&mut add);
+    held(rule, inputs, terms, axis).into_iter().for_each(&mut add);
     for (i, input) in inputs.iter().enumerate() {
         match input.layout.placements()[axis] {
             Placement::Replicate => {}
@@ -186,33 +166,48 @@ fn candidates(rule: &Rule, inputs: &[Operand<'_>], axis: usize, wish: Role) -> V
         }
     }
     add(Role::Whole);
+    for wanted in (0..rule.outputs.len()).filter_map(|i| terms.wish(i)) {
+        match wanted.placements()[axis] {
+            Placement::Replicate => {}
+            Placement::Partial(reduce) => {
+                let leaves = |f: &FactorId| rule.factors[*f].kind == Kind::Reduce(reduce);
+                let factors = (0..rule.factors.len()).filter(leaves);
+                factors.for_each(|factor| add(Role::Cut { factor, sections: 1 }));
+            }
+            Placement::Shard(_) => cut = true,
+        }
+    }
     if cut && inputs[0].layout.mesh().axis_size(axis) > 1 {
         (0..rule.factors.len()).for_each(|factor| add(Role::Cut { factor, sections: 1 }));
     }
     list
 }
 
-/// The cuts that an axis makes in some input, first operand first.
-fn held(rule: &Rule, inputs: &[Operand<'_>], axis: usize) -> Vec<Role> {
+/// The cuts that an axis makes in some input or wanted output, first operand first.
+fn held(rule: &Rule, inputs: &[Operand<'_>], terms: &Terms<'_>, axis: usize) -> Vec<Role> {
+    let given = inputs.iter().enumerate().map(|(i, input)| (Place::Input(i), input.layout));
+    let wanted = (0..rule.outputs.len()).filter_map(|i| Some((Place::Output(i), terms.wish(i)?)));
     let mut held = Vec::new();
-    for (i, input) in inputs.iter().enumerate() {
-        let Placement::Shard(shard) = input.layout.placements()[axis] else { continue };
-        for vote in votes(rule, i, input.layout, shard.dim).iter().filter(|vote| vote.axis == axis) {
+    for (place, layout) in given.chain(wanted) {
+        let Placement::Shard(shard) = layout.placements()[axis] else { continue };
+        for vote in votes(rule, place, layout, shard.dim).iter().filter(|vote| vote.axis == axis) {
             held.push(Role::Cut { factor: vote.factor, sections: vote.sections });
         }
     }
     held
 }
 
-/// For every input its axes in the order in which they cut, then the axes of the other inputs alike.
-fn orders(inputs: &[Operand<'_>], naxes: usize) -> Vec<SmallVec<[usize; 4]>> {
+/// For every input and wanted output its axes in the order in which they cut, then the axes of the others alike.
+fn orders(inputs: &[Operand<'_>], terms: &Terms<'_>, naxes: usize) -> Vec<Order> {
+    let wanted = terms.wishes.iter().filter_map(|wish| *wish);
+    let layouts: Vec<_> = inputs.iter().map(|input| input.layout).chain(wanted).collect();
     let cutting = |i: usize| {
-        let layout = inputs[i].layout;
+        let layout = layouts[i];
         (0..layout.shape().ndim()).flat_map(move |dim| layout.axes_on(dim))
     };
-    let mut orders: Vec<SmallVec<[usize; 4]>> = Vec::new();
-    for leader in 0..inputs.len() {
-        let others = (0..inputs.len()).filter(|&i| i != leader);
+    let mut orders: Vec<Order> = Vec::new();
+    for leader in 0..layouts.len() {
+        let others = (0..layouts.len()).filter(|&i| i != leader);
         let order = completed(std::iter::once(leader).chain(others).flat_map(cutting), naxes);
         if !orders.contains(&order) {
             orders.push(order);
@@ -222,8 +217,8 @@ fn orders(inputs: &[Operand<'_>], naxes: usize) -> Vec<SmallVec<[usize; 4]>> {
 }
 
 /// Every axis once, these first.
-fn completed(axes: impl Iterator<Item = usize>, naxes: usize) -> SmallVec<[usize; 4]> {
-    let mut order: SmallVec<[usize; 4]> = SmallVec::new();
+fn completed(axes: impl Iterator<Item = usize>, naxes: usize) -> Order {
+    let mut order: Order = SmallVec::new();
     for axis in axes.chain(0..naxes) {
         if !order.contains(&axis) {
             order.push(axis);

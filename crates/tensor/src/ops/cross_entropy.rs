@@ -7,7 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::dims::normal_dim;
-use crate::ops::moments::{constant, filled, log_sum_exp, total, wide};
+use crate::ops::moments::{constant, exchange, filled, log_sum_exp, total, wide};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, CrossEntropyOptions as Fused, Keep, Reduction};
@@ -175,6 +175,9 @@ impl Op for CrossEntropy {
         let dims: Vec<_> = shape.map(|(d, &n)| Some(rule.factor(n, Kind::Free, cuts(d)))).collect();
         let mut rows = dims.clone();
         let class = rows.remove(self.dim);
+        let weight = usize::from(inputs.len() > 2);
+        let messages = 3 + weight + if self.smoothing > 0.0 { 2 } else { 0 };
+        exchange(&mut rule, &dims, &[self.dim], messages * wide(inputs[0].dtype).size());
         rule.input(&dims);
         rule.input(&rows);
         inputs[2..].iter().for_each(|_| rule.input(&[class]));
@@ -278,6 +281,7 @@ impl Op for CrossEntropyGrad {
         let dims: Vec<_> = shape.map(|(d, &n)| Some(rule.factor(n, Kind::Free, cuts(d)))).collect();
         let mut rows = dims.clone();
         let class = rows.remove(self.0.dim);
+        exchange(&mut rule, &dims, &[self.0.dim], wide(inputs[1].dtype).size());
         for input in [&rows, &dims, &rows, &rows] {
             rule.input(input);
         }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
-use crate::ops::moments::{constant, filled};
+use crate::ops::moments::{constant, exchange, filled};
 use crate::ops::reduce::{highest, lowest, reduced_shape};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -46,6 +46,8 @@ impl Op for Extreme {
         let factors: Vec<_> =
             shape.iter().enumerate().map(|(d, &n)| Some(rule.factor(n, Kind::Free, cuts(d)))).collect();
         rule.input(&factors);
+        // The best values, then the first positions that have them.
+        exchange(&mut rule, &factors, &[self.dim], inputs[0].dtype.size() + DType::I64.size());
         let mut kept = factors;
         if !kept.is_empty() && self.keep == Keep::Yes {
             kept[self.dim] = None;

@@ -400,7 +400,9 @@ fn aligned(op: &'static str, x: &Tensor, index: &Tensor, dim: i64) -> Result<(Te
     shape[d] = x.shape()[d];
     let wide = x.broadcast_to(&shape).map_err(|_| mismatch(reason))?;
     shape[d] = index.shape()[d];
-    let index = index.cast(DType::I64)?.broadcast_to(&shape).map_err(|_| mismatch(reason))?;
+    // Narrow positions stay narrow, and so does what is sent of them, where counting from the end fits into them.
+    let index = if i32::try_from(x.shape()[d]).is_ok() { index.clone() } else { index.cast(DType::I64)? };
+    let index = index.broadcast_to(&shape).map_err(|_| mismatch(reason))?;
     let size = Scalar::Int(x.shape()[d] as i128);
     let from_end = index.lt(&index.zero()?)?;
     Ok((wide, from_end.where_(&index.add_scalar(size)?, &index)?, d))

@@ -1,6 +1,6 @@
 //! Writing an op's result into a tensor that exists: the bytes, then the history.
 
-use crate::dispatch::apply1;
+use crate::dispatch::{apply1, toward};
 use crate::error::Result;
 use crate::grad::{Backward, no_grad, rewrite};
 use crate::op::Op;
@@ -40,7 +40,11 @@ impl Onto {
 /// which `made` was applied to `inputs`.
 pub(crate) fn write_into(target: &Tensor, here: impl Op, made: impl Op, inputs: &[&Tensor]) -> Result<()> {
     target.check_writable(made.name())?;
-    let out = no_grad(|| apply1(here, inputs))?;
+    let run = || no_grad(|| apply1(here, inputs));
+    let out = match target.layout() {
+        Some(home) => toward(std::slice::from_ref(home), run)?,
+        None => run()?,
+    };
     bring_home(target, &out)?;
     rewrite(target, Arc::new(made), inputs)
 }

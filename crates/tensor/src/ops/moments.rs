@@ -11,7 +11,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::Keep;
 use planaria_array::{Array, DType, Error, Scalar};
-use planaria_layout::rule::Rule;
+use planaria_layout::rule::{FactorId, Rule};
 use planaria_layout::{Dims, Reduce};
 use smallvec::smallvec;
 
@@ -56,7 +56,11 @@ impl Op for Moment {
     }
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
-        Ok(joint_reduction(&inputs[0], &self.dims, outputs))
+        let messages = match self.kind {
+            Kind::Norm(_) => 1,
+            Kind::LogSumExp | Kind::Var(_) | Kind::Std(_) => 2,
+        };
+        Ok(joint_reduction(&inputs[0], &self.dims, outputs, messages))
     }
 
     fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
@@ -107,11 +111,13 @@ impl Op for Moment {
     }
 }
 
-/// A reduction whose kernel communicates: results are equal on the ranks that cut what is reduced.
-pub(crate) fn joint_reduction(input: &Spec, dims: &[usize], outputs: &[Spec]) -> Rule {
+/// A reduction whose kernel communicates: results are equal on the ranks that cut what is reduced. So many messages
+/// are exchanged, each with one value for every row.
+fn joint_reduction(input: &Spec, dims: &[usize], outputs: &[Spec], messages: usize) -> Rule {
     let mut rule = Rule::default();
     let factors: Vec<_> = input.shape.iter().map(|&n| Some(rule.free(n))).collect();
     rule.input(&factors);
+    exchange(&mut rule, &factors, dims, messages * wide(input.dtype).size());
     for output in outputs {
         let keeps = output.shape.ndim() == input.shape.ndim();
         let kept = |(d, &f): (usize, &Option<usize>)| match dims.contains(&d) {
@@ -121,6 +127,14 @@ pub(crate) fn joint_reduction(input: &Spec, dims: &[usize], outputs: &[Spec]) ->
         rule.output(&factors.iter().enumerate().filter_map(kept).collect::<Vec<_>>());
     }
     rule
+}
+
+/// Says that a kernel exchanges values of rows, so many bytes for each, when some of these dims is cut.
+pub(crate) fn exchange(rule: &mut Rule, factors: &[Option<FactorId>], dims: &[usize], size: usize) {
+    let over: Vec<FactorId> = dims.iter().filter_map(|&d| *factors.get(d)?).collect();
+    let rows: Vec<FactorId> =
+        (0..factors.len()).filter(|d| !dims.contains(d)).filter_map(|d| factors[d]).collect();
+    rule.exchange(&over, &rows, size);
 }
 
 /// A constant where the array is: without bytes next to one that has none.

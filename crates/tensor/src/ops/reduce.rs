@@ -244,7 +244,9 @@ impl Tensor {
 
     /// The sum over dims of what is not NaN.
     pub fn nansum(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.masked_fill(&self.is_nan()?, 0.0)?.sum(dims, keep)
+        // Contributions that cancel out may be NaN each; what they make up is what counts.
+        let x = self.settled()?;
+        x.masked_fill(&x.is_nan()?, 0.0)?.sum(dims, keep)
     }
 }
 

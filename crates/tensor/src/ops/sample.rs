@@ -1,24 +1,56 @@
 //! Random calls of an op, for tests that go over the whole table.
 
+use crate::dispatch::{Outputs, apply_shared};
 use crate::error::Result;
 use crate::op::Op;
+use crate::tensor::Tensor;
 use planaria_array::random::{self, Key, Window};
 use planaria_array::{Array, DType};
+use std::fmt;
 use std::sync::Arc;
 
-/// One call: an op and whole inputs for it.
-#[derive(Clone, Debug)]
+type Call = dyn Fn(&[&Tensor]) -> Result<Outputs> + Send + Sync;
+
+/// One call: an op, or a function of several, and whole inputs for it.
+#[derive(Clone)]
 pub struct Sample {
-    /// The op.
-    pub op: Arc<dyn Op>,
+    /// What is called, in words.
+    pub name: String,
     /// The inputs.
     pub inputs: Vec<Array>,
+    /// True when shapes, or what moves, follow from values: nothing can be planned.
+    pub follows_values: bool,
+    call: Arc<Call>,
 }
 
 impl Sample {
     /// A call of `op` on `inputs`.
     pub fn new(op: impl Op, inputs: impl IntoIterator<Item = Array>) -> Sample {
-        Sample { op: Arc::new(op), inputs: inputs.into_iter().collect() }
+        let op: Arc<dyn Op> = Arc::new(op);
+        let (name, follows_values) = (format!("{} {op:?}", op.name()), op.shapes_follow_values());
+        let call: Arc<Call> = Arc::new(move |inputs| apply_shared(op.clone(), inputs));
+        Sample { name, inputs: inputs.into_iter().collect(), follows_values, call }
+    }
+
+    /// A call of a function whose messages follow from values.
+    pub(crate) fn of(
+        name: String,
+        call: impl Fn(&[&Tensor]) -> Result<Outputs> + Send + Sync + 'static,
+        inputs: impl IntoIterator<Item = Array>,
+    ) -> Sample {
+        let inputs = inputs.into_iter().collect();
+        Sample { name, inputs, follows_values: true, call: Arc::new(call) }
+    }
+
+    /// Runs it on these inputs.
+    pub fn run(&self, inputs: &[&Tensor]) -> Result<Outputs> {
+        (self.call)(inputs)
+    }
+}
+
+impl fmt::Debug for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sample({})", self.name)
     }
 }
 

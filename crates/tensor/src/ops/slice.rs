@@ -12,7 +12,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::ops::window::Window;
 use crate::tensor::Tensor;
 use planaria_array::{Array, Error, Index};
-use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, DimFactors, FactorId, Kind, LINEAR, Rule};
 use planaria_layout::{Reduce, Shape};
 use smallvec::smallvec;
 use std::sync::Arc;
@@ -64,6 +64,18 @@ fn factors(
     (source, view)
 }
 
+/// The step of a range that takes one position of every so many, from the first to the last.
+fn regular(entry: Entry, size: usize) -> Option<usize> {
+    match entry {
+        Entry::Range { start, len, step }
+            if step > 1 && start < step && len.checked_mul(step) == Some(size) =>
+        {
+            Some(step)
+        }
+        _ => None,
+    }
+}
+
 fn piece_of(entry: Entry) -> Index {
     match entry {
         Entry::At(at) => at.into(),
@@ -89,6 +101,17 @@ impl Op for Slice {
         let (source, view) = factors(&mut rule, &self.entries, &inputs[0].shape, |_, _| None);
         rule.input(&source);
         rule.output(&view);
+        let (mut from, mut to) = (0, 0);
+        for entry in &self.entries {
+            if let Some(step) = inputs[0].shape.get(from).and_then(|&size| regular(*entry, size)) {
+                let kept = rule.free(inputs[0].shape[from] / step);
+                let between = rule.fixed(step);
+                rule.inputs[0][from] = DimFactors::from_slice(&[kept, between]);
+                rule.outputs[0][to] = DimFactors::from_slice(&[kept]);
+            }
+            from += usize::from(*entry != Entry::New);
+            to += usize::from(!matches!(entry, Entry::At(_)));
+        }
         rule.pass(&[0], &Reduce::EVERY);
         Ok(rule)
     }
@@ -99,7 +122,14 @@ impl Op for Slice {
         let mut expression = Vec::with_capacity(self.entries.len());
         for &entry in &self.entries {
             let is_whole = entry != Entry::New && entry.is_whole(global[dim]);
-            expression.push(if is_whole { Index::all() } else { piece_of(entry) });
+            expression.push(match entry {
+                _ if is_whole => Index::all(),
+                // What is cut there is cut between steps.
+                Entry::Range { start, step, .. } if regular(entry, global[dim]).is_some() => {
+                    Index::slice(Some(start as i64), None, Some(step as i64))
+                }
+                _ => piece_of(entry),
+            });
             dim += usize::from(entry != Entry::New);
         }
         Ok(smallvec![inputs[0].get(&expression)?])

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
-use crate::ops::moments::{log_sum_exp, total, wide};
+use crate::ops::moments::{exchange, log_sum_exp, total, wide};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -28,6 +28,14 @@ pub(crate) struct Softmax {
     form: Form,
 }
 
+impl Softmax {
+    /// The kernel's messages about rows whose dim is cut.
+    fn exchange(&self, rule: &mut Rule, input: &Spec, messages: usize) {
+        let factors: Vec<_> = rule.inputs[0].iter().map(|dim| dim.first().copied()).collect();
+        exchange(rule, &factors, &[self.dim], messages * wide(input.dtype).size());
+    }
+}
+
 impl Op for Softmax {
     fn name(&self) -> &'static str {
         if self.form == Form::Log { "log_softmax" } else { "softmax" }
@@ -38,7 +46,9 @@ impl Op for Softmax {
     }
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
-        Ok(rule::elementwise(&[&inputs[0].shape], &outputs[0].shape))
+        let mut rule = rule::elementwise(&[&inputs[0].shape], &outputs[0].shape);
+        self.exchange(&mut rule, &inputs[0], 2);
+        Ok(rule)
     }
 
     fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
@@ -90,6 +100,7 @@ impl Op for SoftmaxGrad {
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
         let mut rule = rule::elementwise(&[&inputs[0].shape, &inputs[1].shape], &outputs[0].shape);
         rule.pass(&[0], LINEAR);
+        self.0.exchange(&mut rule, &inputs[1], 1);
         Ok(rule)
     }
 

@@ -106,6 +106,23 @@ fn grouped(parts: &[usize], groups: &[usize]) -> Vec<usize> {
 }
 
 impl Op {
+    /// The same with every extent so many times as long.
+    pub(super) fn times(mut self, times: usize) -> Op {
+        let grow = |list: &mut Vec<usize>| list.iter_mut().for_each(|n| *n *= times);
+        match &mut self {
+            Op::Einsum { extents, .. } => grow(extents),
+            Op::Add { x, y } | Op::Max { x, y } => {
+                // Dims of 1, which are repeated, would not divide.
+                grow(x);
+                y.clone_from(x);
+            }
+            Op::Reduction { shape, .. } | Op::Cumsum { shape, .. } | Op::Concat { shape, .. } => grow(shape),
+            Op::Reshape { parts, .. } => grow(parts),
+            Op::Linear { m, k, n } => [m, k, n].into_iter().for_each(|n| *n *= times),
+        }
+        self
+    }
+
     pub(super) fn inputs(&self) -> Vec<Shape> {
         match self {
             Op::Einsum { inputs, extents, .. } => {
@@ -149,16 +166,14 @@ impl Op {
         let shapes: Vec<&Shape> = inputs.iter().collect();
         let out = &outputs[0];
         let mut rule = match self {
-            Op::Einsum { inputs, output, .. } => {
-                einsum(&format!("{}->{output}", inputs.join(",")), &shapes).unwrap()
-            }
+            Op::Einsum { inputs, output, .. } => by_letters(inputs, output, &shapes),
             Op::Add { .. } | Op::Max { .. } => elementwise(&shapes, out),
             Op::Reduction { dim, reduce, .. } => reduction(shapes[0], &[*dim], out, *reduce),
             Op::Cumsum { dim, .. } => along(&shapes, &[out], &[*dim]),
             Op::Reshape { .. } => reshape(shapes[0], out),
             Op::Concat { dim, .. } => concat(&shapes, out, *dim),
             Op::Linear { .. } => {
-                let mut rule = einsum("mk,kn,n->mn", &shapes).unwrap();
+                let mut rule = by_letters(&["ab", "bc", "c"], "ac", &shapes);
                 rule.count_once(1, 2);
                 rule
             }
@@ -213,6 +228,27 @@ impl Op {
             }),
         }]
     }
+}
+
+/// One letter per dim; what the output lacks is summed. Factors are in the order of their first mention.
+fn by_letters(inputs: &[&str], output: &str, shapes: &[&Shape]) -> Rule {
+    let mut rule = Rule::default();
+    let mut letters: Vec<char> = Vec::new();
+    for (text, shape) in inputs.iter().zip(shapes) {
+        for (c, &n) in text.chars().zip(shape.iter()) {
+            if !letters.contains(&c) {
+                letters.push(c);
+                let kind = if output.contains(c) { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
+                rule.factor(n, kind, Cuts::Any);
+            }
+        }
+    }
+    let dims = |text: &str| -> Vec<Option<FactorId>> {
+        text.chars().map(|c| letters.iter().position(|&known| known == c)).collect()
+    };
+    inputs.iter().for_each(|text| rule.input(&dims(text)));
+    rule.output(&dims(output));
+    rule
 }
 
 fn reduced(x: &Nd, index: &[usize], dim: usize, reduce: Reduce) -> f64 {

@@ -127,7 +127,8 @@ impl Decoder {
     ) -> Result<Decoder> {
         parallel.map_or(Ok(()), |parallel| config.check_parallel(parallel))?;
         // A mesh of one rank is no mesh.
-        let parallel = parallel.filter(|parallel| parallel.mesh.size() > 1);
+        let parallel = parallel.filter(|parallel| parallel.mesh.size() > 1).map(Parallel::on_purpose);
+        let parallel = parallel.as_ref();
         let parts = Parts::new(config.parameters(&stage)?, init, parallel)?;
         let (model, lanes) = (parts.at("model"), Lanes::new(parallel));
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling)?;

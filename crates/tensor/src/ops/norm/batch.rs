@@ -8,7 +8,7 @@ use crate::grad::{Backward, no_grad};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::fused_only;
-use crate::ops::moments::{constant, total, variance, wide};
+use crate::ops::moments::{constant, exchange, total, wide};
 use crate::ops::reduce::signed;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -75,7 +75,7 @@ impl BatchNormOp {
         let values = x.cast(dtype)?;
         let count = constant(x, count(&local.input_shape(0, x)), dtype)?;
         let mean = total(&values, &dims, local, 0)?.div(&count)?;
-        let var = variance(&values, &dims, 0.0, local, 0)?;
+        let var = total(&values.sub(&mean)?.square()?, &dims, local, 0)?.div(&count)?;
         Ok((mean.reshape(&channels)?, var.reshape(&channels)?))
     }
 
@@ -117,6 +117,9 @@ impl Op for BatchNormOp {
         rule.output(&dims);
         rule.output(&[channel]);
         rule.output(&[channel]);
+        if self.mode == BatchMode::Training {
+            exchange(&mut rule, &dims, &others(dims.len()), 2 * wide(inputs[0].dtype).size());
+        }
         Ok(rule)
     }
 
@@ -216,6 +219,7 @@ impl Op for BatchNormGrad {
         rule.output(&[channel]);
         rule.output(&[channel]);
         rule.pass(&[0], LINEAR);
+        exchange(&mut rule, &dims, &others(dims.len()), 2 * wide(inputs[1].dtype).size());
         Ok(rule)
     }
 

@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_array::ops::{self, Keep};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, DimFactors, Kind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// How many groups the channels form.
@@ -37,14 +37,34 @@ impl GroupNorm {
     /// The rule of the op (samples are independent) or of its gradient (they add to the parameters').
     fn rule_with(&self, x: &Spec, stats: usize, params: usize, samples: Kind, layout: &mut Rule) {
         let shape = &x.shape;
-        let sample = layout.factor(shape[0], samples, Cuts::Any);
-        let channel = (self.groups == Groups::Each).then(|| layout.free(shape[1]));
-        let mut dims = vec![None; shape.ndim()];
-        (dims[0], dims[1]) = (Some(sample), channel);
-        layout.input(&dims);
-        (0..stats).for_each(|_| layout.input(&[Some(sample), channel]));
-        (0..params).for_each(|_| layout.input(&[channel]));
-        layout.output(&dims);
+        let sample = DimFactors::from_slice(&[layout.factor(shape[0], samples, Cuts::Any)]);
+        let groups = self.count(shape[1]);
+        let group = DimFactors::from_slice(&[layout.free(groups)]);
+        // The channels of one group stay together; with as many groups as channels that is no bond.
+        let mut channels = group.clone();
+        if groups < shape[1] {
+            channels.push(layout.fixed(shape[1] / groups));
+        }
+        let mut dims = vec![DimFactors::new(); shape.ndim()];
+        (dims[0], dims[1]) = (sample.clone(), channels.clone());
+        layout.inputs.push(dims.clone());
+        layout.inputs.extend((0..stats).map(|_| vec![sample.clone(), group.clone()]));
+        layout.inputs.extend((0..params).map(|_| vec![channels.clone()]));
+        layout.outputs.push(dims);
+    }
+
+    /// Groups that so many channels form.
+    fn count(&self, channels: usize) -> usize {
+        match self.groups {
+            Groups::Count(count) => count,
+            Groups::Each => channels,
+        }
+    }
+
+    /// Groups of which this rank has the channels.
+    fn local_count(&self, x: &Array, local: &Local<'_>, input: usize) -> usize {
+        let (global, here) = (local.input_shape(input, x)[1], x.shape()[1]);
+        if here == global { self.count(global) } else { self.count(global) * here / global }
     }
 
     /// The same with simple ops.
@@ -52,10 +72,7 @@ impl GroupNorm {
         let x = &inputs[0];
         let (weight, bias) = self.params.pick(inputs, 1);
         let (batch, channels) = (x.shape()[0], x.shape()[1]);
-        let groups = match self.groups {
-            Groups::Count(count) => count,
-            Groups::Each => channels,
-        };
+        let groups = self.count(channels);
         let size = x.numel().checked_div(batch * groups).unwrap_or(0);
         let values = x.cast(wide(x.dtype()))?.reshape(&[batch, groups, size])?;
         let mean = values.mean(&[2], Keep::Yes)?;
@@ -84,16 +101,24 @@ impl Op for GroupNorm {
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
         self.rule_with(&inputs[0], 0, self.params.count(), Kind::Free, &mut rule);
-        let stat = vec![rule.inputs[0][0].clone(), rule.inputs[0][1].clone()];
+        let group = rule.inputs[0][1][..1].iter().copied().collect();
+        let stat = vec![rule.inputs[0][0].clone(), group];
         rule.outputs.extend([stat.clone(), stat]);
         Ok(rule)
     }
 
-    fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
+    fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
         let (weight, bias) = self.params.pick(inputs, 1);
         let (x, weight, bias) = (inputs[0], weight.copied(), bias.copied());
         let done = match self.groups {
-            Groups::Count(groups) => ops::group_norm(x, groups, weight, bias, self.eps)?,
+            Groups::Count(groups) => {
+                let here = if x.ndim() < 2 { groups } else { self.local_count(x, local, 0) };
+                match here {
+                    // A rank past the last channel.
+                    0 if groups > 0 => ops::instance_norm(x, weight, bias, self.eps)?,
+                    _ => ops::group_norm(x, here, weight, bias, self.eps)?,
+                }
+            }
             Groups::Each => ops::instance_norm(x, weight, bias, self.eps)?,
         };
         Ok([done.y, done.mean, done.rstd].into_iter().collect())
@@ -150,11 +175,14 @@ impl Op for GroupNormGrad {
         Ok(rule)
     }
 
-    fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
+    fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
         let (dy, x, mean, rstd, weight) =
             (inputs[0], inputs[1], inputs[2], inputs[3], inputs.get(4).copied());
         let found = match self.0.groups {
-            Groups::Count(groups) => ops::group_norm_grad(dy, x, groups, mean, rstd, weight)?,
+            Groups::Count(_) => match self.0.local_count(x, local, 1) {
+                0 => ops::instance_norm_grad(dy, x, mean, rstd, weight)?,
+                here => ops::group_norm_grad(dy, x, here, mean, rstd, weight)?,
+            },
             Groups::Each => ops::instance_norm_grad(dy, x, mean, rstd, weight)?,
         };
         Ok([found.x, found.weight, found.bias].into_iter().collect())

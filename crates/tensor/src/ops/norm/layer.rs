@@ -51,6 +51,12 @@ impl LayerNorm {
         (lead, trail.iter().map(|&n| rule.free(n)).collect())
     }
 
+    /// What the kernel and its gradient send of rows that are cut: their spread and, where it is taken off, the mean.
+    fn exchange(&self, rule: &mut Rule, x: &Spec, lead: &[FactorId], trail: &[FactorId]) {
+        let messages = if self.has_mean() { 2 } else { 1 };
+        rule.exchange(trail, lead, messages * wide(x.dtype).size());
+    }
+
     /// On rows that other ranks have parts of.
     fn together(
         &self,
@@ -62,19 +68,20 @@ impl LayerNorm {
         let (dims, dtype) = (self.trailing(x.ndim()), wide(x.dtype()));
         let count = constant(x, self.normalized.iter().product::<usize>(), dtype)?;
         let mut values = x.cast(dtype)?;
-        let mean = total(&values, &dims, local, 0)?.div(&count)?;
+        let mut mean = None;
         if self.has_mean() {
-            values = values.sub(&mean)?;
+            let found = total(&values, &dims, local, 0)?.div(&count)?;
+            values = values.sub(&found)?;
+            mean = Some(found);
         }
         let spread = total(&values.square()?, &dims, local, 0)?.div(&count)?;
         let rstd = spread.add(&constant(x, self.eps, dtype)?)?.rsqrt()?;
         let trailing = x.shape()[dims[0]..].to_vec();
         let y = affine_arrays(&values.mul(&rstd)?, weight, bias, &trailing)?.cast(x.dtype())?;
         let rows = |stat: Array| stat.reshape(&x.shape()[..dims[0]]);
-        Ok(match self.center {
-            Center::Mean => smallvec![y, rows(mean)?, rows(rstd)?],
-            Center::Zero => smallvec![y, rows(rstd)?],
-        })
+        Ok(std::iter::once(Ok(y))
+            .chain(mean.into_iter().chain([rstd]).map(rows))
+            .collect::<std::result::Result<Arrays, _>>()?)
     }
 
     /// The same with simple ops.
@@ -112,6 +119,7 @@ impl Op for LayerNorm {
         (0..self.params.count()).for_each(|_| rule.input(&some(&trail)));
         rule.output(&[some(&lead), some(&trail)].concat());
         outputs[1..].iter().for_each(|_| rule.output(&some(&lead)));
+        self.exchange(&mut rule, &inputs[0], &lead, &trail);
         Ok(rule)
     }
 
@@ -231,6 +239,7 @@ impl Op for LayerNormGrad {
         rule.output(&full);
         outputs[1..].iter().for_each(|_| rule.output(&some(&trail)));
         rule.pass(&[0], LINEAR);
+        self.0.exchange(&mut rule, &inputs[1], &lead, &trail);
         Ok(rule)
     }
 
