@@ -30,6 +30,8 @@ pub enum Verdict {
 pub struct Outcome {
     /// Cases answered rightly.
     pub passed: usize,
+    /// Cases that passed every check that needs no reference, where there was none to compare with.
+    pub alone: usize,
     /// Cases answered wrongly.
     pub failed: usize,
     /// Cases not checked at all.
@@ -48,7 +50,7 @@ impl Outcome {
         match verdict {
             Verdict::Passed => self.passed += 1,
             Verdict::PassedAlone(reason) => {
-                self.passed += 1;
+                self.alone += 1;
                 *self.reasons.entry(reason).or_default() += 1;
             }
             Verdict::Skipped(reason) => {

@@ -22,8 +22,11 @@ fn main() -> ExitCode {
     }
     let reasons: Vec<String> = outcome.reasons.iter().map(|(why, count)| format!("{count} {why}")).collect();
     if !reasons.is_empty() {
-        let total: usize = outcome.reasons.values().sum();
-        println!("{total} not compared with the reference: {}", reasons.join(", "));
+        let (alone, skipped) = (outcome.alone, outcome.skipped);
+        println!(
+            "{alone} passed alone and {skipped} were skipped, not compared with the reference: {}",
+            reasons.join(", ")
+        );
     }
     outcome.notes.iter().for_each(|note| println!("{note}"));
     println!("{} passed, {} failed", outcome.passed, outcome.failed);

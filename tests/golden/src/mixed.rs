@@ -6,7 +6,7 @@ use planaria_comm::{Comm, CommExt};
 use planaria_layout::{Mesh, Placement, Reduce};
 use planaria_tensor::ops::TABLE;
 use planaria_tensor::ops::sample::Draw;
-use planaria_tensor::{GradOptions, Tensor, World, apply_shared, grad};
+use planaria_tensor::{GradOptions, Tensor, World, grad};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn one_call(
         let tensor = Tensor::place(array, mesh, &placements(&mut draw, mesh, array), world)?;
         inputs.push(if array.dtype().is_float() { tensor.requires_grad() } else { tensor });
     }
-    let outputs = apply_shared(sample.op.clone(), &inputs.iter().collect::<Vec<_>>())?;
+    let outputs = sample.run(&inputs.iter().collect::<Vec<_>>())?;
     outputs.iter().try_for_each(|t| add(digest, t))?;
     let differentiable: Vec<&Tensor> = outputs.iter().filter(|t| t.has_history()).collect();
     let leaves: Vec<&Tensor> = inputs.iter().filter(|t| t.has_history()).collect();

@@ -1,50 +1,62 @@
-//! Kind `spmd`: layouts decided for an op, against the rules of Paddle 3.3.1.
+//! Kind `spmd`: what our ops decide about layouts, against the rules of Paddle 3.3.1.
 //!
 //! A case gives the layouts of an op's inputs, and of its gradient's, with those that the reference would reshard them
-//! to. We decide on our own and compare what moves: our inputs, and our outputs on to the layouts that the reference
-//! promises, against its inputs. Where its answer was found wrong by execution, or it raised, there is nothing to
-//! compare with, but we must decide. Some of its rules see only one of several axes on a dim, or look at some inputs
-//! only, and so give up cuts that cost nothing to keep. Where that is so, we send no more, and only undoing the cuts
-//! that we kept would make up for it, the call is counted as *cuts given up* (by the reference). Averages and sums that are pending count as the same: either is made into the
-//! other without sending anything.
+//! to. For each we write the program that a user would write, run it on a world that only plans, and add up what its ops
+//! paid: inputs moved, messages of kernels, and in the end the cheapest settlement of what is pending. That is held
+//! against the same price of the reference's answer. Small calls also run on thread ranks, against one rank.
+//!
+//! A gradient is what backward runs for the program, with the inputs where the reference has them. It is compared where
+//! our forward takes them there; else its inputs are others. A program or gradient of several ops may move one tensor for
+//! each of them; where that makes it dearer than the reference's one op it is counted as such, and not as passed. A reverse
+//! answer (given output layouts, which inputs?) is compared for programs of one op: both answers are priced by what it
+//! costs to reach the given outputs from them.
+//!
+//! Where nothing could be compared the case has *passed alone*, and the reason is counted.
 
-mod bench;
 mod call;
-mod contract;
-mod fused;
-mod index;
-mod norm;
-mod pointwise;
-mod reduce;
-mod shape;
-mod table;
+mod elements;
+mod execute;
+mod moves;
+mod picks;
+mod price;
+mod products;
+mod program;
 
 use crate::cases::{Outcome, Verdict, each_case};
-use anyhow::{Context, Result, bail};
-use bench::Bench;
-use call::{Call, layout_of};
-use planaria_layout::{Layout, Mesh, Placement, Reduce, Route};
+use anyhow::{Context, Result};
+use call::{Call, tensor};
+use planaria_layout::{Layout, Mesh, Reduce};
+use price::{Paid, reference};
 use serde_json::Value;
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Bytes of one element; the cases do not say.
-const SIZE: usize = 4;
-
 /// How the calls compare, by word.
-type Tally = BTreeMap<&'static str, usize>;
+type Tally = BTreeMap<String, usize>;
+
+/// What became of one question.
+enum Compared {
+    /// Ours costs no more; how it is in words.
+    With(&'static str),
+    /// Ours costs more.
+    Dearer(String),
+    /// Ours costs more because it is several ops, each of which moves what the reference's one op moves once.
+    DearerInSteps,
+    /// There was nothing to compare with, and why.
+    Not(&'static str),
+}
+
+const NO_SUCH_OP: &str = "not applicable: product has no such op";
 
 pub(crate) fn run(path: &Path) -> Result<Outcome> {
-    let words = ["equal", "cheaper", "cuts given up", "dearer", "reference wrong", "reference not verified"];
-    let tally: RefCell<Tally> = RefCell::new(words.into_iter().map(|word| (word, 0)).collect());
+    let tally: RefCell<Tally> = RefCell::default();
     let mut outcome = each_case(path, |case| {
         check(case, &mut tally.borrow_mut()).unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")))
     })?;
     let tally = tally.into_inner();
-    let counts: Vec<String> = words.iter().map(|word| format!("{word} {}", tally[word])).collect();
-    outcome.notes.push(counts.join(", "));
+    outcome.notes.extend(tally.iter().map(|(word, count)| format!("{word}: {count}")));
     Ok(outcome)
 }
 
@@ -61,22 +73,45 @@ fn check(case: &Value, tally: &mut Tally) -> Result<Verdict> {
         return Ok(Verdict::Skipped("one tensor with pending reductions whose order matters"));
     }
     let name = case["op"].as_str().context("op")?;
+    let call = Call::new(&mesh, name, &case["inputs"], &case["attrs"])?;
     let mut dearer = Vec::new();
-    let mut one = |call: Call<'_>, theirs: &Value| -> Result<()> {
-        let shown = call.name.to_string();
-        let (word, how) = compare(&mesh, call, theirs).with_context(|| format!("{} {shown}", case["id"]))?;
-        *tally.entry(word).or_default() += 1;
-        if word == "dearer" {
-            dearer.push(format!("{} {shown}: {how}", case["id"]));
+    let mut compared = 0;
+    let mut why = "the reference raised, or its answer was found wrong or not verified";
+    let mut count = |part: &str, answer: Compared| match answer {
+        Compared::With(word) => {
+            compared += 1;
+            *tally.entry(format!("{part}, {word}")).or_default() += 1;
         }
-        Ok(())
+        Compared::Not(reason) => {
+            if reason == missing(name) {
+                why = reason;
+            }
+            *tally.entry(format!("{part}, not compared: {reason}")).or_default() += 1;
+        }
+        Compared::DearerInSteps => *tally.entry(format!("{part}, dearer as several ops")).or_default() += 1,
+        Compared::Dearer(how) => {
+            *tally.entry(format!("{part}, dearer")).or_default() += 1;
+            dearer.push(format!("{} {part}: {how}", case["id"]));
+        }
     };
-    one(Call::new(&mesh, name, &case["inputs"], &case["attrs"])?, &case["forward"])?;
-    let back = &case["backward"];
-    if let Some(name) = back["op"].as_str() {
-        one(Call::new(&mesh, name, &back["given_inputs"], &back["attrs"])?, back)?;
+    let forward = price::forward(&mesh, &call).with_context(|| format!("{} forward", case["id"]))?;
+    count("forward", compare(&mesh, &call, forward.as_ref(), &case["forward"])?);
+    if case["backward"].is_object() {
+        let answer = backward(&mesh, &call, case).with_context(|| format!("{} backward", case["id"]))?;
+        count("backward", answer);
     }
-    Ok(if dearer.is_empty() { Verdict::Passed } else { Verdict::Failed(dearer.join("; ")) })
+    if case["reverse"].is_object() {
+        let answer =
+            reverse(&mesh, &call, &case["reverse"]).with_context(|| format!("{} reverse", case["id"]))?;
+        count("reverse", answer);
+    }
+    let ran = execute::against_one_rank(&mesh, &call).with_context(|| format!("{} on ranks", case["id"]))?;
+    *tally.entry(format!("execution, {}", ran.word())).or_default() += 1;
+    Ok(match (dearer.is_empty(), compared > 0) {
+        (false, _) => Verdict::Failed(dearer.join("; ")),
+        (true, true) => Verdict::Passed,
+        (true, false) => Verdict::PassedAlone(why),
+    })
 }
 
 /// True when some tensor waits for reductions that do not commute; a layout of ours cannot say that.
@@ -90,88 +125,6 @@ fn is_mixed(inputs: &Value) -> bool {
     })
 }
 
-/// Decides one call and says how it compares.
-fn compare(mesh: &Mesh, call: Call<'_>, theirs: &Value) -> Result<(&'static str, String)> {
-    let mut bench = Bench::new(mesh);
-    let outputs = table::run(&mut bench, &call)?;
-    let ours = bench.bytes;
-    if theirs["error"] == Value::Bool(true) || theirs["sound"] == Value::Bool(false) {
-        return Ok(("reference wrong", String::new()));
-    }
-    if theirs["sound"] != Value::Bool(true) {
-        return Ok(("reference not verified", String::new()));
-    }
-    let Some(wanted) = call.wanted(mesh, &theirs["inputs"])? else {
-        return Ok(("reference wrong", String::new()));
-    };
-    if !bench.explains(&theirs["outputs"]) {
-        return Ok(("reference wrong", String::new()));
-    }
-    let mut price = 0;
-    for (from, to) in call.tensors().zip(&wanted) {
-        price += Route::find(from, to, SIZE)?.cost().bytes;
-    }
-    let brought = bring(mesh, &outputs, &theirs["outputs"])?;
-    let how = || {
-        let given: Vec<String> = call.tensors().map(Layout::to_string).collect();
-        let made: Vec<String> = outputs.iter().flatten().map(Layout::to_string).collect();
-        format!(
-            "ours {ours} + {brought}, reference {price} bytes\n  given {given:?}\n  reference takes {wanted:?} and gives {}\n  {}\n  we give {made:?}",
-            theirs["outputs"],
-            bench.log.join("\n  "),
-        )
-    };
-    let finer = pieces(mesh, &outputs) > reference_pieces(mesh, &outputs, &theirs["outputs"])?;
-    let given_up =
-        ours <= price && (finer || call.tensors().zip(&wanted).any(|(from, to)| falls_back(from, to)));
-    Ok(match (ours + brought).cmp(&price) {
-        Ordering::Greater if given_up => ("cuts given up", String::new()),
-        Ordering::Equal => ("equal", String::new()),
-        Ordering::Less => ("cheaper", String::new()),
-        Ordering::Greater => ("dearer", how()),
-    })
-}
-
-/// True when the reference saw only one of several axes on a dim: it answers for another input than was given.
-fn falls_back(from: &Layout, to: &Layout) -> bool {
-    (0..from.shape().ndim()).any(|dim| {
-        let kept = from.axes_on(dim).filter(|axis| to.axes_on(dim).any(|other| other == *axis)).count();
-        from.axes_on(dim).count() > 1 && kept < 2
-    })
-}
-
-/// Into how many pieces outputs are cut, all together.
-fn pieces(mesh: &Mesh, outputs: &[Option<Layout>]) -> usize {
-    outputs.iter().flatten().map(|layout| mesh.span(layout.sharded_axes())).sum()
-}
-
-/// The same for the outputs of the reference.
-fn reference_pieces(mesh: &Mesh, ours: &[Option<Layout>], theirs: &Value) -> Result<usize> {
-    let mut flat = Vec::new();
-    flatten(theirs, &mut flat);
-    let mut made = Vec::new();
-    for (ours, theirs) in ours.iter().zip(flat) {
-        made.push(match ours {
-            Some(ours) => layout_of(mesh, ours.shape(), theirs)?,
-            None => None,
-        });
-    }
-    Ok(pieces(mesh, &made))
-}
-
-/// Bytes to bring our outputs to the layouts that the reference promises.
-fn bring(mesh: &Mesh, ours: &[Option<Layout>], theirs: &Value) -> Result<u64> {
-    let mut flat = Vec::new();
-    flatten(theirs, &mut flat);
-    let mut bytes = 0;
-    for (ours, theirs) in ours.iter().zip(flat) {
-        let Some(ours) = ours else { continue };
-        let Some(theirs) = layout_of(mesh, ours.shape(), theirs)? else { continue };
-        bytes += Route::find(&same_linear(ours, &theirs)?, &theirs, SIZE)?.cost().bytes;
-    }
-    Ok(bytes)
-}
-
 fn flatten<'a>(value: &'a Value, into: &mut Vec<&'a Value>) {
     match value {
         Value::Array(list) => list.iter().for_each(|item| flatten(item, into)),
@@ -179,20 +132,114 @@ fn flatten<'a>(value: &'a Value, into: &mut Vec<&'a Value>) {
     }
 }
 
-/// Ours with pending averages and sums named as theirs.
-fn same_linear(ours: &Layout, theirs: &Layout) -> Result<Layout> {
-    let linear = |r: Reduce| matches!(r, Reduce::Sum | Reduce::Avg);
-    let mut named = ours.placements().to_vec();
-    for (axis, placement) in named.iter_mut().enumerate() {
-        if let (Some(a), Some(b)) = (ours.reduce(axis), theirs.reduce(axis))
-            && linear(a)
-            && linear(b)
-        {
-            *placement = Placement::Partial(b);
+/// Why an answer of the reference says nothing, if so.
+fn is_unusable(theirs: &Value) -> Option<&'static str> {
+    if theirs["error"] == Value::Bool(true) {
+        Some("the reference raised")
+    } else if theirs["sound"] == Value::Bool(false) {
+        Some("the reference is wrong")
+    } else if theirs["sound"] != Value::Bool(true) {
+        Some("the reference is not verified")
+    } else {
+        None
+    }
+}
+
+/// Why no program of ours answers for an op.
+fn missing(name: &str) -> &'static str {
+    match name {
+        "nonzero" | "unique" => "shapes follow values: there is nothing to plan",
+        "adam_" | "adamw_" | "sgd_" | "check_finite_and_unscale_" => {
+            "a step of ours places its tensors itself"
         }
+        "moe_gate_dispatch" | "moe_combine" => "rows of ours travel by an exchange, not by a rule",
+        _ => NO_SUCH_OP,
     }
-    match Layout::new(ours.mesh(), ours.shape(), &named) {
-        Ok(layout) => Ok(layout),
-        Err(error) => bail!("{error}"),
+}
+
+/// Our price against that of the reference.
+fn compare(mesh: &Mesh, call: &Call<'_, Layout>, ours: Option<&Paid>, theirs: &Value) -> Result<Compared> {
+    let Some(ours) = ours else { return Ok(Compared::Not(missing(call.name))) };
+    if let Some(reason) = is_unusable(theirs) {
+        return Ok(Compared::Not(reason));
     }
+    let Some(wanted) = call.wanted(mesh, &theirs["inputs"])? else {
+        return Ok(Compared::Not("the reference answers about other tensors"));
+    };
+    let Some(price) = reference(mesh, call, &wanted, &ours.outputs, &theirs["outputs"])? else {
+        return Ok(Compared::Not("the reference leaves a reduction pending that the op cannot"));
+    };
+    Ok(match ours.total().cmp(&price) {
+        Ordering::Equal => Compared::With("equal"),
+        Ordering::Less => Compared::With("cheaper"),
+        Ordering::Greater if ours.ran.len() > 1 => Compared::DearerInSteps,
+        Ordering::Greater => {
+            let given: Vec<String> = call.items().map(Layout::to_string).collect();
+            let (total, outputs) = (ours.total(), &theirs["outputs"]);
+            Compared::Dearer(format!(
+                "ours {total}, reference {price} bytes\n  given {given:?}\n  reference takes {wanted:?} and gives {outputs}\n  {ours}"
+            ))
+        }
+    })
+}
+
+/// The gradient, with the inputs where the reference's gradient has them.
+fn backward(mesh: &Mesh, call: &Call<'_, Layout>, case: &Value) -> Result<Compared> {
+    let (theirs, back) = (&case["forward"], &case["backward"]);
+    if let Some(reason) = is_unusable(back) {
+        return Ok(Compared::Not(reason));
+    }
+    let taken =
+        if theirs["error"] == Value::Bool(true) { None } else { call.wanted(mesh, &theirs["inputs"])? };
+    let Some(taken) = taken else { return Ok(Compared::Not("the reference has no forward to go back from")) };
+    let grad_call = Call::new(mesh, call.name, &back["given_inputs"], &back["attrs"])?;
+    let Some(dy) = grad_call.items().last() else { return Ok(Compared::Not("no gradient is given")) };
+    let leaves = saved(call, &grad_call, taken);
+    match price::backward(mesh, &call.with(&leaves)?, dy)? {
+        price::Back::NoSuchOp => Ok(Compared::Not(missing(call.name))),
+        price::Back::Elsewhere => Ok(Compared::Not("our forward takes the inputs elsewhere")),
+        price::Back::NoGradient => Ok(Compared::Not("no gradient of ours")),
+        price::Back::Paid(paid) => compare(mesh, &grad_call, Some(&paid), back),
+    }
+}
+
+/// How the forward inputs lie in the gradient's question: as the first saved tensor of the same shape that is not yet
+/// taken, else as the reference's forward takes them.
+fn saved(call: &Call<'_, Layout>, grad: &Call<'_, Layout>, taken: Vec<Layout>) -> Vec<Layout> {
+    let mut held: Vec<Option<&Layout>> = grad.items().map(Some).collect();
+    held.pop();
+    let mut find = |(input, taken): (&Layout, Layout)| {
+        let same = |slot: &&mut Option<&Layout>| slot.is_some_and(|other| other.shape() == input.shape());
+        held.iter_mut().find(same).and_then(Option::take).cloned().unwrap_or(taken)
+    };
+    call.items().zip(taken).map(&mut find).collect()
+}
+
+/// Which inputs give these outputs: ours and theirs, by what it costs to get there from them.
+fn reverse(mesh: &Mesh, call: &Call<'_, Layout>, theirs: &Value) -> Result<Compared> {
+    if theirs["error"] == Value::Bool(true) {
+        return Ok(Compared::Not("the reference raised"));
+    }
+    if is_mixed(&theirs["given_outputs"]) {
+        return Ok(Compared::Not("pending reductions whose order matters"));
+    }
+    let outputs = theirs["given_outputs"].as_array().context("given_outputs")?;
+    let mut flat = Vec::new();
+    outputs.iter().for_each(|output| flatten(output, &mut flat));
+    let given = flat.into_iter().map(|spec| tensor(mesh, spec)).collect::<Result<Vec<_>>>();
+    let Ok(given) = given else { return Ok(Compared::Not("one mesh axis on two dims of an output")) };
+    let Some(wanted) = call.wanted(mesh, &theirs["inputs"]).ok().flatten() else {
+        return Ok(Compared::Not("the reference answers about other tensors"));
+    };
+    Ok(match price::reverse(mesh, call, &given, &wanted)? {
+        price::Reverse::NoSuchOp => Compared::Not(missing(call.name)),
+        price::Reverse::Several => Compared::Not("several ops of ours answer, or outputs of other shapes"),
+        price::Reverse::Prices { same: true, .. } => Compared::With("the same inputs"),
+        price::Reverse::Prices { ours, theirs, .. } if ours <= theirs => {
+            Compared::With("other inputs, no dearer")
+        }
+        price::Reverse::Prices { ours, theirs, .. } => {
+            Compared::Dearer(format!("ours {ours}, reference {theirs} bytes for {given:?}"))
+        }
+    })
 }
