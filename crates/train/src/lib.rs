@@ -4,6 +4,7 @@ mod bundle;
 pub mod config;
 mod error;
 pub mod event;
+pub mod explain;
 mod freeze;
 mod gather;
 mod generate;

@@ -4,6 +4,7 @@ mod completions;
 mod config;
 mod convert;
 mod diff;
+mod explain;
 mod generate;
 mod inspect;
 mod launch;
@@ -27,6 +28,7 @@ pub(crate) enum Command {
     Config(config::Args),
     Convert(convert::Args),
     Diff(diff::Args),
+    Explain(explain::Args),
     Generate(generate::Args),
     Inspect(inspect::Args),
     Launch(launch::Args),
@@ -47,6 +49,7 @@ impl Command {
             Command::Config(args) => config::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
+            Command::Explain(args) => explain::run(args, terminal),
             Command::Generate(args) => generate::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Launch(args) => launch::run(args, terminal),

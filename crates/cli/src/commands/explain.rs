@@ -1,0 +1,81 @@
+//! `planaria explain`: what every op of a model does on a mesh, and why.
+
+use crate::exit::Exit;
+use crate::quantity::Bytes;
+use crate::table::Table;
+use crate::terminal::{Style, Terminal};
+use anyhow::Result;
+use planaria::nn::models::Models;
+use planaria::train::config::Sources;
+use planaria::train::explain::{Explanation, OpLine, StageExplained};
+use planaria::train::plan::model_of;
+use std::path::PathBuf;
+
+/// Say what every op of a model does on a mesh: layouts, what moves, and why
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Nothing is started and no data is read: one micro-batch goes forward and back without elements. What data ranks\n\
+    and pipeline stages send each other is told by `planaria plan`."
+)]
+pub(crate) struct Args {
+    /// The run's configuration
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Ranks; what the mesh asks for if not given
+    #[arg(short = 'n', long, value_name = "NUMBER")]
+    ranks: Option<usize>,
+    /// Change a value of the configuration; may be given again
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Also ops that send nothing
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
+    let config = sources.resolve()?.config;
+    let model = model_of(&config, &Models::default())?;
+    let ranks = args.ranks.unwrap_or_else(|| config.mesh.ranks());
+    let told = Explanation::new(&config, &*model, ranks)?;
+    if terminal.json {
+        terminal.object("planaria/explain/1", &told)?;
+        return Ok(Exit::Success);
+    }
+    let Explanation { mesh, dtype, accumulation, .. } = &told;
+    terminal.line(format!("{mesh}, {dtype}, {accumulation} micro-batches a step"))?;
+    for stage in &told.stages {
+        print(terminal, stage, args.all)?;
+    }
+    Ok(Exit::Success)
+}
+
+fn print(terminal: &mut Terminal, stage: &StageExplained, all: bool) -> Result<()> {
+    let StageExplained { stage: place, layers, ops, bytes_per_step, .. } = stage;
+    let sent = Bytes(*bytes_per_step);
+    let head = format!("\nstage {place}: {layers} blocks, each rank sends {sent} a step for its ops");
+    let head = terminal.paint(Style::Name, &head);
+    terminal.line(head)?;
+    if ops.is_empty() {
+        return terminal.line("one rank has all of it: nothing is decided");
+    }
+    let shown: Vec<&OpLine> = ops.iter().filter(|line| all || line.sent() > 0).collect();
+    let mut table = Table::new(&[2, 3]);
+    table.row(["phase", "op", "times", "sent", "why"].map(String::from));
+    for line in &shown {
+        let sent = Bytes(line.sent()).to_string();
+        table.row([line.phase.into(), line.op.clone(), line.times.to_string(), sent, line.why.clone()]);
+        for (given, taken) in line.given.iter().zip(&line.taken) {
+            let text = if given == taken { given.clone() } else { format!("{given} taken as {taken}") };
+            table.row([String::new(), format!("  {text}")]);
+        }
+        table.row([String::new(), format!("  gives {}", line.outputs.join(", "))]);
+    }
+    let lines: Vec<String> = table.lines().collect();
+    lines.iter().try_for_each(|line| terminal.line(line))?;
+    let quiet: usize = ops.iter().filter(|line| line.sent() == 0).map(|line| line.times).sum();
+    if !all && quiet > 0 {
+        terminal.line(format!("{quiet} more ops send nothing; --all shows them"))?;
+    }
+    Ok(())
+}
