@@ -26,7 +26,7 @@ fn main() -> Result<(), Error> {
         println!("  {to}: rank 5 holds {}", to.piece(5)?.boxes()[0]);
         // Planning is a pure function of the two layouts: it needs no ranks.
         let route = Route::find(&from, &to, DType::F32.size())?;
-        println!("  {} steps, at most {} bytes leave a rank", route.steps.len(), route.cost().bytes);
+        println!("  {route}: {} bytes leave a rank on average", route.cost().bytes);
     }
     // Six ranks carry it out. Each compares its piece with that of a model that was born on the new mesh.
     for moved in threads::run(6, |comm| regrow(&World::new(comm), &before, &after)) {
