@@ -176,7 +176,9 @@ proptest! {
         }
         let mut want: BTreeMap<usize, BTreeSet<Rank>> = BTreeMap::new();
         for tile in &tiles {
-            elements(&tile.region, &whole).into_iter().for_each(|e| drop(want.entry(e).or_default().insert(tile.holder)));
+            for element in elements(&tile.region, &whole) {
+                want.entry(element).or_default().insert(tile.holder);
+            }
         }
         let seen: BTreeMap<usize, BTreeSet<Rank>> = seen.into_iter().map(|(e, h)| (e, h.into_iter().collect())).collect();
         prop_assert_eq!(seen, want);
