@@ -12,7 +12,16 @@ pub(crate) fn step(root: &Path) -> (Outcome, Counts) {
         eprintln!("error: there is no deny.toml");
         return (Outcome::Failed, Counts::default());
     };
-    let tree = ["tree", "--workspace", "--all-features", "--edges", "all", "--prefix", "none", "--no-dedupe"];
+    let tree = [
+        "tree",
+        "--workspace",
+        "--all-features",
+        "--edges",
+        "normal,build,dev",
+        "--prefix",
+        "none",
+        "--no-dedupe",
+    ];
     let Some(packages) = ask(cargo(root, tree).args(["--format", "{p}|{l}"])) else {
         eprintln!("error: `cargo tree` failed; run it to see why");
         return (Outcome::Failed, Counts::default());
