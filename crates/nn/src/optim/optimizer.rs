@@ -7,6 +7,24 @@ use planaria_array::Array;
 use planaria_array::ops::{AdamW, Sgd};
 
 /// Moves the trainable parameters of a module by their gradients. On a mesh every rank moves its own pieces.
+///
+/// ```
+/// use planaria_nn::Init;
+/// use planaria_nn::layers::Linear;
+/// use planaria_nn::optim::{Optimizer, Sgd};
+/// use planaria_tensor::{Keep, Tensor};
+///
+/// let line = Linear::with_bias("line", 1, 1, &Init::default())?;
+/// let mut optimizer = Optimizer::over(&line, Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0, ..Sgd::default() })?;
+/// let x = Tensor::from_slice(&[-1.0f32, 0.0, 1.0, 2.0], &[4, 1])?;
+/// let y = Tensor::from_slice(&[-2.0f32, 1.0, 4.0, 7.0], &[4, 1])?;
+/// for _ in 0..200 {
+///     line.forward(&x)?.sub(&y)?.square()?.mean(&[], Keep::No)?.backward()?;
+///     optimizer.step()?;
+/// }
+/// assert!((line.weight.leaf().to_vec::<f32>()?[0] - 3.0).abs() < 1e-3);
+/// # Ok::<(), planaria_nn::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     rule: Rule,

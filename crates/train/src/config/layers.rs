@@ -3,11 +3,12 @@
 use super::{Config, schema};
 use crate::error::{Error, Result};
 use planaria_nn::models::Models;
+use serde::Deserialize;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 use toml::{Spanned, Table, Value};
 
 /// Where a value was set.
@@ -175,21 +176,19 @@ fn given(key: &str, text: &str, origin: &Origin, entries: &mut Vec<Entry>) {
     let mut path: Vec<String> = key.split('.').map(String::from).collect();
     let names: Vec<&str> = path.iter().map(String::as_str).collect();
     let line = format!("value = {text}");
-    let parsed = toml::from_str::<Table>(&line).ok().filter(|_| !text.contains('\n'));
-    let parsed = parsed.as_ref().and_then(|table| table.get("value"));
-    let mut add = |path: &[String], value: Option<&Value>, _: usize| {
-        entries.push(Entry { path: path.to_vec(), value: value.cloned(), origin: origin.clone() });
+    let parsed = DeTable::parse(&line).ok().filter(|_| !text.contains('\n'));
+    let parsed = parsed.as_ref().and_then(|table| table.get_ref().get("value"));
+    let meant = |value: &&Spanned<DeValue<'_>>| {
+        let value = value.get_ref();
+        value.is_str() || value.is_table() || !schema::is_text(&names)
     };
-    match parsed {
-        Some(value) if value.is_str() || !schema::is_text(&names) || value.is_table() => {
-            let spans = DeTable::parse(&line).ok();
-            let span = spans.as_ref().and_then(|spans| spans.get_ref().get("value"));
-            match span {
-                Some(span) => walk_value(span.get_ref(), value, 0, &mut path, &mut add),
-                None => add(&path, Some(value), 0),
-            }
-        }
-        _ => add(&path, Some(&Value::String(text.into())), 0),
+    let parsed = parsed.filter(meant).filter(|value| value_of(value).is_ok());
+    let mut add = |path: &[String], value: Option<Value>, _: usize| {
+        entries.push(Entry { path: path.to_vec(), value, origin: origin.clone() });
+    };
+    // What can be read as a whole can be read in parts.
+    if parsed.is_none_or(|value| walk_value(value, 0, &mut path, &mut add).is_err()) {
+        add(&path, Some(Value::String(text.into())), 0);
     }
 }
 
@@ -224,43 +223,49 @@ fn read_text(name: &str, text: &str, entries: &mut Vec<Entry>) -> Result<()> {
         origin: format!("{name}:{}", line(e.span().map_or(0, |s| s.start))),
         what: e.message().to_string(),
     };
-    let spans = DeTable::parse(text).map_err(syntax)?;
-    let values: Table = toml::from_str(text).map_err(syntax)?;
-    let mut add = |path: &[String], value: Option<&Value>, at: usize| {
+    let table = DeTable::parse(text).map_err(syntax)?;
+    let mut add = |path: &[String], value: Option<Value>, at: usize| {
         let origin = Origin::File { path: name.into(), line: line(at) };
-        entries.push(Entry { path: path.to_vec(), value: value.cloned(), origin });
+        entries.push(Entry { path: path.to_vec(), value, origin });
     };
-    walk(spans.get_ref(), &values, &mut Vec::new(), &mut add);
-    Ok(())
+    walk(table.get_ref(), &mut Vec::new(), &mut add).map_err(syntax)
 }
 
 /// Takes a path, its value unless that is inside a list, and its position in the text.
-type Add<'a> = dyn FnMut(&[String], Option<&Value>, usize) + 'a;
+type Add<'a> = dyn FnMut(&[String], Option<Value>, usize) + 'a;
+
+/// A number too large for TOML is found here.
+type Walked = std::result::Result<(), toml::de::Error>;
 
 /// Every value that is not a table, with its path and position.
-fn walk(spans: &DeTable<'_>, values: &Table, path: &mut Vec<String>, add: &mut Add<'_>) {
-    for (key, span) in spans.iter() {
-        let Some(value) = values.get(key.get_ref().as_ref()) else { continue };
+fn walk(table: &DeTable<'_>, path: &mut Vec<String>, add: &mut Add<'_>) -> Walked {
+    for (key, value) in table.iter() {
         path.push(key.get_ref().to_string());
-        walk_value(span.get_ref(), value, Spanned::span(key).start, path, add);
+        walk_value(value, Spanned::span(key).start, path, add)?;
         path.pop();
     }
+    Ok(())
 }
 
 /// The value of a path, or those inside it; `at` is where its key stands.
-fn walk_value(span: &DeValue<'_>, value: &Value, at: usize, path: &mut Vec<String>, add: &mut Add<'_>) {
-    match (span, value) {
-        (DeValue::Table(spans), Value::Table(values)) => walk(spans, values, path, add),
-        (DeValue::Array(items), value) => {
-            add(path, Some(value), at);
+fn walk_value(value: &Spanned<DeValue<'_>>, at: usize, path: &mut Vec<String>, add: &mut Add<'_>) -> Walked {
+    match value.get_ref() {
+        DeValue::Table(table) => return walk(table, path, add),
+        DeValue::Array(items) => {
+            add(path, Some(value_of(value)?), at);
             path.push(schema::ITEM.into());
             for item in items.iter().filter_map(|item| item.get_ref().as_table()) {
                 keys(item, path, add);
             }
             path.pop();
         }
-        _ => add(path, Some(value), at),
+        _ => add(path, Some(value_of(value)?), at),
     }
+    Ok(())
+}
+
+fn value_of(value: &Spanned<DeValue<'_>>) -> std::result::Result<Value, toml::de::Error> {
+    Value::deserialize(ValueDeserializer::from(value.clone()))
 }
 
 /// The keys of a table in a list.

@@ -167,13 +167,13 @@ const OURS: [&str; 4] = ["kind", "own", "config", "init"];
 impl ModelSection {
     /// Refuses a kind that is not known, and keys that it does not have. What a file says is not known here.
     pub(super) fn check(&self, models: &Models) -> Result<()> {
-        if self.config.is_some() || self.init.is_some() {
-            return Ok(());
-        }
         let (kind, known) = (self.kind.0.as_str(), models.known().collect::<Vec<_>>());
         let near = nearest(kind, &known).map(|near| format!("; did you mean `{near}`?"));
         let expected = format!("one of {}{}", known.join(", "), near.unwrap_or_default());
         require("model.kind", known.contains(&kind), format!("\"{kind}\""), &expected)?;
+        if self.config.is_some() || self.init.is_some() {
+            return Ok(());
+        }
         for (key, value) in &self.keys() {
             let owners = models.owners_of(key, kind).filter(|_| !self.own.contains_key(key));
             if let Some(owners) = owners {
