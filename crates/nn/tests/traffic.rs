@@ -136,8 +136,7 @@ fn tensor_parallel_sends_two_sums_per_block_each_way() {
 fn sequence_parallel_gathers_and_scatters_twice_per_block_each_way() {
     for (name, layers) in MODELS {
         let [forward, backward] = traffic(name, "tp=2", true);
-        // A dim in the middle is gathered, and its sums are scattered, by sending parts to everyone.
-        let each = [(("all-to-all", HIDDEN), 2 * (2 * layers + 1))];
+        let each = ["all-gather", "reduce-scatter"].map(|call| ((call, HIDDEN), 2 * layers + 1));
         let (mut there, mut back) = (of_loss(), of_keys(name));
         there.extend(each);
         back.extend(each);
@@ -153,7 +152,7 @@ fn fewer_heads_of_keys_than_ranks_are_gathered_in_backward_only() {
     there.extend([sums]);
     assert_eq!(forward, there);
     // Keys and values of two layers, four copies of heads of four elements.
-    assert_eq!(backward, [sums, (("all-to-all", ROWS * 4 * 4), 4)].into());
+    assert_eq!(backward, [sums, (("all-gather", ROWS * 4 * 4), 4)].into());
 }
 
 /// Rows go to their experts and come back, in forward and in backward; counts go ahead of them.

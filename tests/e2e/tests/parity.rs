@@ -21,7 +21,7 @@ fn same(reference: &Run, mesh: &str, more: &[&str]) -> Result<()> {
 #[test]
 fn data_ranks_and_accumulation_change_no_bit() -> Result<()> {
     let alone = train("", &[])?;
-    assert!(alone.outcome.losses[3] < alone.outcome.losses[0] - 0.3, "{:?}", alone.outcome.losses);
+    assert!(alone.outcome.losses[3] < alone.outcome.losses[0] - 0.2, "{:?}", alone.outcome.losses);
     for mesh in ["dp=2", "dp=4", "dp=8"] {
         same(&alone, mesh, &[])?;
     }

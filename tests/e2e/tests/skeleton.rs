@@ -8,7 +8,7 @@ fn a_run_saved_on_dp_2_goes_on_as_tp_2() -> Result<()> {
     let sandbox = Sandbox::new()?;
     let whole = sandbox.train("whole", "dp=2", &[])?;
     let first = whole.outcome.losses[0];
-    assert!(whole.outcome.losses[3] < first - 0.3, "it learns: {:?}", whole.outcome.losses);
+    assert!(whole.outcome.losses[3] < first - 0.2, "it learns: {:?}", whole.outcome.losses);
 
     let begun = sandbox.train_until(2, "cut", "dp=2", &[])?;
     assert!(begun.outcome.stopped);

@@ -80,7 +80,7 @@ fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
     vec![line("activations", onward * rounds), line("their gradients", back * rounds)]
 }
 
-/// Sums over the slices of a product; where the sequence is divided, their two halves, which exchange pieces of an inner dim.
+/// Sums over the slices of a product; where the sequence is divided, their two halves.
 fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
     let both = |cost: &Cost| cost.crossings[0] + cost.crossings[1];
     // In each direction, and forward again where a block is computed again.
@@ -89,9 +89,12 @@ fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
         setting.costs.of(part).map(both).sum::<u64>() + again
     };
     let times = parts.iter().map(of_part).sum::<u64>() * setting.geometry.accumulation;
-    let each = 2 * sent(setting.costs.embed.crossed, setting.sizes.tp);
-    let call = if setting.config.train.sequence_parallel { "all-to-all" } else { "all-reduce" };
-    vec![Traffic { what: "activations", axis: "tp", call, times, bytes: times * each }]
+    let half = times * sent(setting.costs.embed.crossed, setting.sizes.tp);
+    let line = |call, bytes| Traffic { what: "activations", axis: "tp", call, times, bytes };
+    match setting.config.train.sequence_parallel {
+        true => vec![line("all-gather", half), line("reduce-scatter", half)],
+        false => vec![line("all-reduce", 2 * half)],
+    }
 }
 
 /// Ranks of `ep` see different samples: gradients of what they all have are summed over them after each micro-batch.
