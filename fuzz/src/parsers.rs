@@ -144,7 +144,7 @@ fn sources() -> Catalog {
     tensors.into_iter().map(one).collect()
 }
 
-/// The settings of a run.
+/// The settings of a run; parsing checks every value.
 pub(crate) fn settings(bytes: &[u8]) {
     let Ok(config) = planaria_train::Config::parse(&String::from_utf8_lossy(bytes)) else { return };
     let _ = config.check(&planaria_nn::models::Models::default());
