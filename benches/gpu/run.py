@@ -93,7 +93,7 @@ def print_record(path):
         good = [c for c in part["checks"] if c["good"]]
         share = max((c["error"] / c["limit"] for c in good if c["limit"] > 0), default=0)
         bad = [c["name"] for c in part["checks"] if not c["good"]] + [f["name"] for f in part["failures"]]
-        print(f"| {family} | {len(good)} of {len(part['checks'])} | {share:.2f} | {', '.join(bad) or 'none'} |")
+        print(f"| {family} | {len(good)} of {len(part['checks'])} | {share:.2f} | {', '.join(bad[:3]) + (f' and {len(bad) - 3} more' if len(bad) > 3 else '') or 'none'} |")
     print("\nTimes: medians of 20 calls by events, inputs in turn, the device kept busy while a call is queued.\n")
     for family in FAMILIES:
         part = found.get(family)
