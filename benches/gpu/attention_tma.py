@@ -39,7 +39,7 @@ class Forward:
 
 class Keys:
     def __init__(self, dim, v, element="bf16"):
-        self.dim, (self.groups, self.bm, self.stages, *_) = dim, v
+        self.dim, (self.groups, self.bm, self.stages) = dim, v
         self.kernel = Kernel("attention_grad_keys_tma.cu", keys_tma_options(dim, v, element), "attention_grad_keys_tma")
         self.fold = Mma(dim, element).fold_kernel
 

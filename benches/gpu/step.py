@@ -16,7 +16,7 @@ from device import F64, I32, I64, Kernel
 from indexing import index_kernel, index_of, put_sum
 from timing import error
 from training import adamw_tables, column_sums, constants, cross_entropy, exact, exact_tables, gated, gated_grad, rotate, tables
-from variants import ENTROPY, FORWARD_TMA, KEYS_TMA, NORMS, QUERIES_TMA, norm_options, options
+from variants import ENTROPY_THREADS, FORWARD_TMA, KEYS_TMA, NORMS, QUERIES_TMA, norm_options, options
 
 DEV, BF = "cuda", torch.bfloat16
 EPS, CHUNK = 1e-6, 2048
@@ -190,7 +190,7 @@ class Step:
         for c in range(0, self.n, CHUNK):
             y, scores = self.last["y"][c:c + CHUNK], sh["scores"][:min(CHUNK, self.n - c)]
             torch.mm(y, w.t(), out=scores)
-            losses.append(cross_entropy(scores, scores, labels[c:c + CHUNK], self.scale, *ENTROPY[0][:1], 1, ENTROPY[0][1])[0])
+            losses.append(cross_entropy(scores, scores, labels[c:c + CHUNK], self.scale, ENTROPY_THREADS[0], 1)[0])
             torch.mm(scores, w, out=sh["dy"][c:c + CHUNK])
             if self.head_form == "f32 in place":
                 torch.addmm(self.head_grad, scores.t(), y, beta=float(c > 0), out_dtype=torch.float32, out=self.head_grad)
@@ -278,6 +278,11 @@ def check(record):
     step.forward(tokens[:, :-1].reshape(-1)), step.loss(tokens[:, 1:].reshape(-1)), step.backward(tokens[:, :-1].reshape(-1))
     same = all(torch.equal(again[k], v) for k, v in step.grads.items())
     record.check("step: gradients have the same bits again", float(not same), 0)
+    losses = []
+    for _ in range(6):
+        losses.append(step.whole(tokens[:, :-1].reshape(-1), tokens[:, 1:].reshape(-1)).item())
+    print("losses of six steps on one batch:", " ".join(f"{v:.4f}" for v in losses), flush=True)
+    record.check("step: the loss falls", float(not losses[-1] < losses[0] - 0.1), 0)
 
 
 def median_of(run, repeats=10, warm=3):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from device import F64, I32, I64, Kernel, P, Struct
 from timing import error, median_ms, same_bits
-from variants import ENTROPY, NORMS, norm_options, options
+from variants import ENTROPY_THREADS, NORMS, norm_options, options
 
 torch._functorch.config.donated_buffer = False  # a compiled backward pass is timed again and again
 DEV = "cuda"
@@ -166,21 +166,21 @@ def check_gated(record):
                     record.check(f"gated {name} {dtype} {cols}: {label}", error(a.cpu(), w), limit, same_bits(a, b))
 
 
-def cross_entropy(x, dx, labels, scale, threads, packets, cluster=1, grad=1, smoothing=0.0, fault=None):
+def cross_entropy(x, dx, labels, scale, threads, packets, grad=1, smoothing=0.0, fault=None):
     rows, cols = x.shape
     loss = torch.full((rows,), float("nan"), dtype=real_of(x), device=DEV)
     lse = torch.full_like(loss, float("nan"))
-    k = Kernel("cross_entropy.cu", options(ELEMENT=NAMES[x.dtype], GRAD=grad, THREADS=threads, CLUSTER=cluster, PACKETS=packets), "cross_entropy")
+    k = Kernel("cross_entropy.cu", options(ELEMENT=NAMES[x.dtype], GRAD=grad, THREADS=threads, PACKETS=packets), "cross_entropy")
     s = CrossEntropy().fill(x=x, dx=dx if dx is not None else 0, labels=labels, scale=scale, loss=loss, lse=lse, fault=fault if fault is not None else 0,
                             rows=rows, cols=cols, stride=x.stride(0), scale_stride=0, smoothing=smoothing)
-    k(cluster * min(rows, 132 * 8 // cluster), threads, s)
+    k(min(rows, 132 * 8), threads, s)
     return loss, lse
 
 
 def check_entropy(record):
     bf = torch.bfloat16
-    whole = [(bf, 1, c, *v) for c in (5000, 151_936) for v in ENTROPY]
-    for dtype, packets, cols, threads, cluster in whole + [(d, 0, 777, 512, 1) for d in (bf, torch.float32, torch.float64)]:
+    whole = [(bf, 1, c, t) for c in (5000, 151_936) for t in ENTROPY_THREADS]
+    for dtype, packets, cols, threads in whole + [(d, 0, 777, 512) for d in (bf, torch.float32, torch.float64)]:
         for smoothing in (0.0, 0.1):
             rows = 40
             x = (torch.randn(rows, cols) * 4).to(dtype)
@@ -193,11 +193,11 @@ def check_entropy(record):
             runs = []
             for _ in range(2):
                 y = x.to(DEV)
-                runs.append((*cross_entropy(y, y, labels.to(DEV), scale, threads, packets, cluster, smoothing=smoothing), y))
+                runs.append((*cross_entropy(y, y, labels.to(DEV), scale, threads, packets, smoothing=smoothing), y))
             limit = {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 4e-3)
             wants = ((want.detach(), 2e-6), (x.double().logsumexp(1), 2e-6), (gx, limit))
             for label, a, b, (w, bound) in zip(("loss", "lse", "grad"), *runs, wants):
-                record.check(f"cross_entropy {dtype} {cols} {threads}x{cluster} smoothing {smoothing}: {label}", error(a.cpu(), w), bound, same_bits(a, b))
+                record.check(f"cross_entropy {dtype} {cols} {threads} smoothing {smoothing}: {label}", error(a.cpu(), w), bound, same_bits(a, b))
 
 
 # --- AdamW: the CPU's arithmetic in numpy, operation by operation. ---
@@ -378,9 +378,9 @@ def time_rest(record):
     lossy = torch.compile(lambda x: F.cross_entropy(x.float(), labels))
     leaf = [s.clone().requires_grad_() for s in scores]
     peer = median_ms([lambda x=x: torch.autograd.grad(lossy(x), x) for x in leaf], 8)
-    for threads, cluster in ENTROPY:
-        ms = median_ms([lambda x=x: cross_entropy(x, x, labels, scale, threads, 1, cluster) for x in scores], 10)
-        record.time(f"loss and gradient in place 2048 x 151936, {threads} threads x {cluster}", ms, peer, tb_s=2 * scores[0].numel() * 2 / ms / 1e9)
+    for threads in ENTROPY_THREADS:
+        ms = median_ms([lambda x=x: cross_entropy(x, x, labels, scale, threads, 1) for x in scores], 10)
+        record.time(f"loss and gradient in place 2048 x 151936, {threads} threads", ms, peer, tb_s=2 * scores[0].numel() * 2 / ms / 1e9)
     del scores, leaf
     time_optimizer(record)
     x = [torch.randn(rows, 1152, device=DEV, dtype=bf) for _ in range(3)]

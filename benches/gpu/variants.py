@@ -24,14 +24,10 @@ def queries_options(dim, v, element="bf16", mask=0):
 
 
 # (GROUPS, BN, STAGES, TURNS, POLYNOMIAL)
-FORWARD_TMA = {
-    64: [(3, 128, 2, 0, 0), (3, 128, 2, 1, 0), (3, 128, 2, 0, 4), (3, 128, 2, 0, 8), (3, 128, 2, 1, 8), (2, 128, 2, 0, 0), (2, 128, 2, 1, 0),
-         (2, 128, 2, 1, 8), (3, 64, 4, 0, 0)],
-    128: [(2, 128, 2, 0, 0), (2, 128, 2, 1, 0), (2, 128, 2, 0, 8), (3, 64, 2, 0, 0)],
-}
-# (GROUPS, BM, STAGES, KEPT) and (GROUPS, BN, STAGES)
-KEYS_TMA = {64: [(2, 64, 3, 1), (2, 64, 3, 0), (2, 64, 2, 1), (2, 64, 4, 1)], 128: [(2, 64, 2, 0), (2, 64, 3, 0)]}
-QUERIES_TMA = {64: [(2, 128, 2), (2, 128, 3), (3, 64, 3)], 128: [(2, 64, 2), (2, 128, 2), (2, 64, 3)]}
+FORWARD_TMA = {64: [(3, 128, 2, 1, 0), (3, 128, 2, 0, 0), (2, 128, 2, 1, 0), (3, 128, 2, 1, 8)], 128: [(2, 128, 2, 1, 0), (2, 128, 2, 0, 0)]}
+# (GROUPS, BM, STAGES) and (GROUPS, BN, STAGES)
+KEYS_TMA = {64: [(2, 64, 4), (2, 64, 3)], 128: [(2, 64, 3), (2, 64, 2)]}
+QUERIES_TMA = {64: [(2, 128, 2), (3, 64, 3)], 128: [(2, 128, 2), (2, 64, 3)]}
 
 
 def tma_options(names, dim, v, element):
@@ -43,7 +39,7 @@ def forward_tma_options(dim, v, element="bf16"):
 
 
 def keys_tma_options(dim, v, element="bf16"):
-    return tma_options(("GROUPS", "BM", "STAGES", "KEPT"), dim, v, element)
+    return tma_options(("GROUPS", "BM", "STAGES"), dim, v, element)
 
 
 def queries_tma_options(dim, v, element="bf16"):
@@ -71,15 +67,14 @@ def segment_options(element="f32", op=0, packets=0, key="u32", payload="u32"):
 
 
 # (LANES, PER, GROUPS) by columns of bf16, first the one to use.
-NORMS = {896: [(128, 1, 8), (64, 2, 8)], 1536: [(64, 3, 8), (128, 2, 4), (128, 2, 8)], 3584: [(256, 2, 2), (256, 2, 4)], 100: [(128, 1, 4)]}
+NORMS = {896: [(128, 1, 8), (64, 2, 8)], 1536: [(64, 3, 8), (64, 3, 4)], 3584: [(256, 2, 2)], 100: [(128, 1, 4)]}
 
 
 def norm_options(lanes, per, groups, element="bf16", center=0, packets=1):
     return options(ELEMENT=element, WEIGHT=element, CENTER=center, LANES=lanes, PER=per, PACKETS=packets, GROUPS=groups)
 
 
-# (THREADS, CLUSTER)
-ENTROPY = [(256, 4), (256, 1), (256, 2), (256, 8), (512, 2), (512, 4), (128, 8), (1024, 2)]
+ENTROPY_THREADS = (256, 512)
 
 
 def plain_options(element, span, mask=0):
@@ -123,8 +118,8 @@ def training_wanted():
     out += [("columns.cu", options(ELEMENT=e, OUT=o, PACKETS=p)) for e, o in (("bf16", "f32"), ("f32", "f32"), ("f32", "bf16"), ("f64", "f64")) for p in (0, 1)]
     out += [("rotary.cu", options(ELEMENT=e, PAIRS=pairs, PACKETS=p)) for e in ("bf16", "f32") for pairs in (0, 1) for p in (0, 1)]
     out += [("gated.cu", options(ELEMENT=e, ACT=a, PACKETS=p)) for e in ("bf16", "f32", "f64") for a in range(3) for p in (0, 1)]
-    out += [("cross_entropy.cu", options(ELEMENT="bf16", GRAD=1, THREADS=t, CLUSTER=c, PACKETS=1)) for t, c in ENTROPY]
-    out += [("cross_entropy.cu", options(ELEMENT=e, GRAD=1, THREADS=512, CLUSTER=1, PACKETS=0)) for e in ("bf16", "f32", "f64")]
+    out += [("cross_entropy.cu", options(ELEMENT="bf16", GRAD=1, THREADS=t, PACKETS=1)) for t in ENTROPY_THREADS]
+    out += [("cross_entropy.cu", options(ELEMENT=e, GRAD=1, THREADS=512, PACKETS=0)) for e in ("bf16", "f32", "f64")]
     for param, grad, master in (("bf16", "bf16", 1), ("bf16", "f32", 1), ("f32", "f32", 0), ("bf16", "bf16", 0)):
         out += [("adamw.cu", options(PARAM=param, GRAD=grad, MASTER=master, MAX=m) + ["--fmad=false"]) for m in (0, 1)]
     out += [("exact_norm.cu", options(ELEMENT=e)) for e in ("bf16", "f16", "f32")]

@@ -10,8 +10,7 @@
 //   Reads lse and delta; writes dk and dv (parts == 1), or dk_parts and dv_parts for attention_fold. `end`, where given, must not
 //   fall with the key.
 //
-// Defines: ELEMENT (bf16, f16), DIM (64, 128), GROUPS (2, 3), BM queries a step (64, 128), STAGES (2 ..), KEPT (1: keys and values stay in
-//   registers).
+// Defines: ELEMENT (bf16, f16), DIM (64, 128), GROUPS (2, 3), BM queries a step (64, 128), STAGES (2 ..).
 #include "attention.cuh"
 #include "warpgroup.cuh"
 
@@ -84,17 +83,11 @@ static DEVICE void load_all(const Attention& a, const TensorMap* queries, const 
 }
 
 // c[64 keys x BM queries] = rows of one tile times rows of another.
-static DEVICE void start_products(f32 (&c)[NT][4], u32 keys, const u32 (&kept)[KEPT ? D / 16 : 1][4], u32 queries) {
+static DEVICE void start_products(f32 (&c)[NT][4], u32 keys, u32 queries) {
     products_fence();
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        const u64 right = rows_operand(queries + k / 4 * BM * 128 + k % 4 * 32);
-        if (KEPT) {
-            product_kept<T, BM>(c, kept[KEPT ? k : 0], right, k > 0);
-        } else {
-            product<T, BM>(c, rows_operand(keys + k / 4 * BN * 128 + k % 4 * 32), right, k > 0);
-        }
-    }
+    for (int k = 0; k < D / 16; k++)
+        product<T, BM>(c, rows_operand(keys + k / 4 * BN * 128 + k % 4 * 32), rows_operand(queries + k / 4 * BM * 128 + k % 4 * 32), k > 0);
     products_commit();
 }
 // c[64 keys x D] += weights[64 x BM] * rows of a tile of queries.
@@ -150,15 +143,7 @@ static DEVICE void compute_all(const Attention& a, u8* kv_room, u8* q_room, cons
         const int k_first = w.k0 + 64 * group, own_first = k_first + row;
         f32 dk[D / 8][4] = {}, dv[D / 8][4] = {};
         int held = -1; // the stage that products in flight still read
-        u32 keys[KEPT ? D / 16 : 1][4], values[KEPT ? D / 16 : 1][4];
         barrier_wait(&bars->kv_full, turn & 1);
-        if (KEPT) {
-#pragma unroll
-            for (int k = 0; k < (KEPT ? D / 16 : 0); k++) {
-                Tile<64>::left(keys[k], k_place + k / 4 * BN * 128, row, k % 4);
-                Tile<64>::left(values[k], v_place + k / 4 * BN * 128, row, k % 4);
-            }
-        }
         for (int head = w.head_from; head < w.head_to; head++)
             for (int block = w.block_from; block < w.block_to; block++, step++) {
                 const int stage = step % STAGES, q0 = block * BM;
@@ -178,12 +163,12 @@ static DEVICE void compute_all(const Attention& a, u8* kv_room, u8* q_room, cons
                 }
                 f32 p[NT][4], ds[NT][4];
                 u32 weights[BM / 16][4], slopes[BM / 16][4];
-                start_products(p, k_place, keys, q_tile);
+                start_products(p, k_place, q_tile);
                 products_wait<1>(); // the sums of the step before are done, and their weights' registers free
                 __syncwarp();
                 if (held >= 0 && lane == 0) barrier_arrive(&bars->empty[held]);
                 held = stage;
-                start_products(ds, v_place, values, dout_tile);
+                start_products(ds, v_place, dout_tile);
                 products_wait<1>();
 
                 bool hidden = a.causal && own_first + 15 > q0 + a.shift;

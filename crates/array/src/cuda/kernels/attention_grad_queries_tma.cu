@@ -114,11 +114,12 @@ static DEVICE void compute_all(const Attention& a, u8* q_room, u8* kv_room, Barr
             f32 p[NT][4], ds[NT][4];
             u32 slopes[BN / 16][4];
             start_products(p, q_place, k_tile);
-            products_wait<1>(); // the sums of the step before are done, and their weights' registers free
-            if (held >= 0 && lane == 0) barrier_arrive(&bars->empty[held]);
-            held = stage;
+            // Wide rows: the registers of the weights before must be free first.
+            if (D > 64) products_wait<1>();
             start_products(ds, dout_place, v_tile);
             products_wait<1>();
+            if (held >= 0 && lane == 0) barrier_arrive(&bars->empty[held]);
+            held = stage;
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll

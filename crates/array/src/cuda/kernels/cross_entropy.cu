@@ -1,12 +1,11 @@
 // Softmax cross-entropy of rows of scores without a stored softmax; the gradient may take the place of the scores.
 //
 // cross_entropy(CrossEntropy)
-//   grid CLUSTER * min(rows, any) (strides), block THREADS, launched in clusters of CLUSTER blocks. A cluster takes a row: one
-//   reading for the running maximum and sum, and with GRAD a second one that writes the gradient. Several blocks a row keep few
-//   rows in flight, so that the second reading comes from the cache. Labels below zero are ignored: loss 0, gradient 0. Labels
-//   from `cols` on are reported and treated like ignored ones.
+//   grid min(rows, any) (strides), block THREADS. A block takes a row: one reading for the running maximum and sum, and
+//   with GRAD a second one (mostly from the cache) that writes the gradient. Labels below zero are ignored: loss 0,
+//   gradient 0. Labels from `cols` on are reported and treated like ignored ones.
 //
-// Defines: ELEMENT (f64, f32, bf16, f16), GRAD (0, 1), THREADS, CLUSTER (1, 2, 4, 8), PACKETS (1: cols and stride are multiples of a packet,
+// Defines: ELEMENT (f64, f32, bf16, f16), GRAD (0, 1), THREADS, PACKETS (1: cols and stride are multiples of a packet,
 //   aligned).
 #include "prelude.cuh"
 
@@ -42,41 +41,17 @@ static DEVICE void join(R& top, R& sum, R other_top, R other_sum) {
     top = most;
 }
 
-struct Found {
-    R top, sum, plain;
-};
-
-// Puts what this block found into every block of the cluster, at the block's number.
-static DEVICE void share(Found* room, const Found& found, u32 rank) {
-#pragma unroll
-    for (u32 other = 0; other < CLUSTER; other++) {
-        u32 to;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((u32)__cvta_generic_to_shared(room + rank)), "r"(other));
-        const u32* words = (const u32*)&found;
-#pragma unroll
-        for (int i = 0; i < sizeof(Found) / 4; i++)
-            asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to + 4 * i), "r"(words[i]) : "memory");
-    }
-}
-static DEVICE void cluster_wait() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-KERNEL void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) cross_entropy(const __grid_constant__ CrossEntropy a) {
+KERNEL void __launch_bounds__(THREADS) cross_entropy(const __grid_constant__ CrossEntropy a) {
     __shared__ R tops[THREADS / 32], sums[THREADS / 32], plains[THREADS / 32];
-    __shared__ Found shares[2][CLUSTER];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 rank = blockIdx.x % CLUSTER;
-    // Each block of a cluster takes a stretch of the row.
-    const i64 all = a.cols / LEN, each = (all + CLUSTER - 1) / CLUSTER, begin = rank * each, pieces = begin + each < all ? begin + each : all;
-    int turn = 0;
-    for (i64 row = blockIdx.x / CLUSTER; row < a.rows; row += gridDim.x / CLUSTER, turn ^= 1) {
+    const i64 pieces = a.cols / LEN;
+    for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const T* x = a.x + row * a.stride;
         const i64 label = a.labels[row];
-        if (label >= a.cols && rank == 0 && threadIdx.x == 0) report(a.fault, row, label, 0);
+        if (label >= a.cols && threadIdx.x == 0) report(a.fault, row, label, 0);
         const bool ignored = label < 0 || label >= a.cols;
         R top = -(R)INFINITE, sum = 0, plain = 0;
-        for (i64 first = begin + threadIdx.x; first < pieces; first += AHEAD * THREADS) {
+        for (i64 first = threadIdx.x; first < pieces; first += AHEAD * THREADS) {
             Piece held[AHEAD];
 #pragma unroll
             for (int h = 0; h < AHEAD; h++)
@@ -114,15 +89,9 @@ KERNEL void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) cross_ent
         __syncthreads();
         top = tops[0], sum = sums[0], plain = plains[0];
         for (int w = 1; w < THREADS / 32; w++) join(top, sum, tops[w], sums[w]), plain += plains[w];
-        if (CLUSTER > 1) {
-            if (threadIdx.x == 0) share(shares[turn], Found{top, sum, plain}, rank);
-            cluster_wait();
-            top = shares[turn][0].top, sum = shares[turn][0].sum, plain = shares[turn][0].plain;
-            for (int b = 1; b < CLUSTER; b++) join(top, sum, shares[turn][b].top, shares[turn][b].sum), plain += shares[turn][b].plain;
-        }
         const R lse = (top == -(R)INFINITE ? (R)0 : top) + log(sum);
         const R smoothing = (R)a.smoothing, even = smoothing / (R)a.cols;
-        if (rank == 0 && threadIdx.x == 0) {
+        if (threadIdx.x == 0) {
             a.lse[row] = lse;
             R loss = 0;
             if (!ignored) {
@@ -132,16 +101,11 @@ KERNEL void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) cross_ent
             a.loss[row] = loss;
         }
         if (!GRAD) continue;
-        // The label's score is read before it is overwritten.
-        if (CLUSTER > 1) {
-            cluster_wait();
-        } else {
-            __syncthreads();
-        }
-        const R scale = ignored ? (R)0 : a.scale[row * a.scale_stride], hard = scale * ((R)1 - smoothing), share = scale * even;
-        const R total = hard + share * (R)a.cols;
+        __syncthreads(); // the label's score is read before it is overwritten
+        const R scale = ignored ? (R)0 : a.scale[row * a.scale_stride], hard = scale * ((R)1 - smoothing), each = scale * even;
+        const R total = hard + each * (R)a.cols;
         T* dx = a.dx + row * a.stride;
-        for (i64 first = begin + threadIdx.x; first < pieces; first += AHEAD * THREADS) {
+        for (i64 first = threadIdx.x; first < pieces; first += AHEAD * THREADS) {
             Piece held[AHEAD];
 #pragma unroll
             for (int h = 0; h < AHEAD; h++)
@@ -152,7 +116,7 @@ KERNEL void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) cross_ent
                     const i64 c = (first + h * THREADS) * LEN;
 #pragma unroll
                     for (int i = 0; i < LEN; i++) {
-                        R d = power(widen(held[h].at[i]) - lse) * total - share;
+                        R d = power(widen(held[h].at[i]) - lse) * total - each;
                         if (c + i == label) d -= hard;
                         held[h].at[i] = narrow<T>(ignored ? (R)0 : d);
                     }

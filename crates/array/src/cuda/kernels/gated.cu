@@ -37,28 +37,17 @@ static DEVICE R act(R x, R& slope) {
 
 KERNEL void __launch_bounds__(256) gated_forward(
     const T* __restrict__ gate, const T* __restrict__ up, i64 gate_stride, i64 up_stride, T* __restrict__ y, i64 rows, i64 cols) {
-    const int AHEAD = 4; // pieces a thread has in flight
     const i64 pieces = cols / LEN, all = rows * pieces;
-    for (i64 first = (i64)blockIdx.x * (AHEAD * 256) + threadIdx.x; first < all; first += (i64)gridDim.x * (AHEAD * 256)) {
-        Piece g[AHEAD], u[AHEAD];
-        i64 row = first / pieces, c = first - row * pieces;
+    for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < all; i += (i64)gridDim.x * 256) {
+        const i64 row = i / pieces, c = (i - row * pieces) * LEN;
+        Piece g = *(const Piece*)(gate + row * gate_stride + c);
+        const Piece u = *(const Piece*)(up + row * up_stride + c);
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            if (first + a * 256 < all) {
-                g[a] = *(const Piece*)(gate + row * gate_stride + c * LEN);
-                u[a] = *(const Piece*)(up + row * up_stride + c * LEN);
-            }
-            for (c += 256; c >= pieces; c -= pieces) row++;
+        for (int j = 0; j < LEN; j++) {
+            R slope;
+            g.at[j] = narrow<T>(act(widen(g.at[j]), slope) * widen(u.at[j]));
         }
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-#pragma unroll
-            for (int j = 0; j < LEN; j++) {
-                R slope;
-                g[a].at[j] = narrow<T>(act(widen(g[a].at[j]), slope) * widen(u[a].at[j]));
-            }
-            if (first + a * 256 < all) *(Piece*)(y + (first + a * 256) * LEN) = g[a];
-        }
+        *(Piece*)(y + row * cols + c) = g;
     }
 }
 

@@ -12,8 +12,8 @@
 // masked_scatter(mask, x, source, available, count, starts, out)
 //                                             likewise; out[i] = mask[i] ? source[rank] : x[i]; out may be x; where the
 //                                             source is too short x stays (the host compares the total)
-// masked_fill(mask, x, value, count, out)     grid any (strides), block 256; value has the element's bits; where out is x only
-//                                             what the mask names is written
+// masked_fill(mask, x, value, count, out)     grid any (strides), block 256; value has the element's bits; where out is x,
+//                                             packets that the mask leaves alone are not touched
 //
 // Defines: ELEMENT (u8, u16, u32, u64).
 #include "prelude.cuh"
@@ -185,12 +185,7 @@ KERNEL void __launch_bounds__(256) masked_fill(const u8* mask, const T* x, T val
         if (LEN == 4) set = *(const u32*)flags;
         if (LEN == 8) set = *(const u64*)flags;
         if (LEN == 16) set = ((const u64*)flags)[0], set_high = ((const u64*)flags)[1];
-        if (x == out) {
-#pragma unroll
-            for (int i = 0; i < LEN; i++)
-                if (((i < 8 ? set : set_high) >> (8 * (i % 8)) & 255) != 0) out[p * LEN + i] = value;
-            continue;
-        }
+        if (x == out && (set | set_high) == 0) continue;
         Packet<T> own = load16(x + p * LEN);
 #pragma unroll
         for (int i = 0; i < LEN; i++)

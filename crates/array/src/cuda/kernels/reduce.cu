@@ -6,7 +6,7 @@
 // reduce_rows(x, rows, cols, tiles, parts, places, out, at, scale)
 //   grid min(rows * tiles, any) (strides), block 256; tiles = ceil(cols / 4096). With one tile writes out (and at), else parts (and places),
 //   both [rows, tiles].
-// reduce_tiles(parts, places, rows, tiles, out, at, scale)      after it, where tiles > 1: grid any (strides), block 256, one warp a row
+// reduce_tiles(parts, places, rows, tiles, out, at, scale)      after it, where tiles > 1: grid min(rows, any) (strides), block 256
 // reduce_columns(x, outer, count, inner, tiles, parts, places, out, at, scale)
 //   x is [outer, count, inner], reduced over count: grid (ceil(inner / 32), outer * tiles), block 256; tiles = ceil(count / 256).
 //   Parts [outer, tiles, inner].
@@ -107,10 +107,11 @@ KERNEL void __launch_bounds__(256) reduce_rows(
 }
 
 KERNEL void __launch_bounds__(256) reduce_tiles(const R* parts, const i64* places, i64 rows, i64 tiles, OUT* out, i64* at, f64 scale) {
-    const int lane = threadIdx.x % 32;
-    for (i64 row = (i64)blockIdx.x * 8 + threadIdx.x / 32; row < rows; row += (i64)gridDim.x * 8) {
-        // Lanes take stretches, in order; then lanes in order by the tree.
-        const i64 each = (tiles + 31) / 32, from = lane * each, to = from + each < tiles ? from + each : tiles;
+    __shared__ R values[8];
+    __shared__ i64 where[8];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        // Threads take stretches of tiles, in order; then threads in order.
+        const i64 each = (tiles + 255) / 256, from = threadIdx.x * each, to = from + each < tiles ? from + each : tiles;
         Found f = nothing();
 #pragma unroll 8
         for (i64 t = from; t < to; t++) {
@@ -118,7 +119,16 @@ KERNEL void __launch_bounds__(256) reduce_tiles(const R* parts, const i64* place
             f = join(f, one);
         }
         f = across(f);
-        if (lane == 0) write(f, out, at, row, scale);
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = f.value, where[threadIdx.x / 32] = f.place;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int w = 1; w < 8; w++) {
+                const Found one = {values[w], where[w]};
+                f = join(f, one);
+            }
+            write(f, out, at, row, scale);
+        }
     }
 }
 

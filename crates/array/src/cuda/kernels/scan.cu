@@ -21,6 +21,40 @@ static DEVICE R join(R a, R b) {
     return a < b || a != a ? a : b;
 }
 
+// Eight neighbouring elements, in packets where they are whole and aligned.
+static DEVICE void load_run(R (&own)[EACH], const T* from, i64 first, i64 cols) {
+    const int LEN = EACH < Packet<T>::LEN ? EACH : Packet<T>::LEN;
+    struct alignas(LEN * sizeof(T)) Piece { T at[LEN]; };
+    if (first + EACH <= cols && (u64)(from + first) % sizeof(Piece) == 0) {
+#pragma unroll
+        for (int p = 0; p < EACH / LEN; p++) {
+            const Piece piece = *(const Piece*)(from + first + p * LEN);
+#pragma unroll
+            for (int i = 0; i < LEN; i++) own[p * LEN + i] = widen(piece.at[i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) own[i] = first + i < cols ? widen(from[first + i]) : neutral();
+    }
+}
+static DEVICE void store_run(OUT* to, const R (&own)[EACH], i64 first, i64 cols) {
+    const int LEN = EACH < Packet<OUT>::LEN ? EACH : Packet<OUT>::LEN;
+    struct alignas(LEN * sizeof(OUT)) Piece { OUT at[LEN]; };
+    if (first + EACH <= cols && (u64)(to + first) % sizeof(Piece) == 0) {
+#pragma unroll
+        for (int p = 0; p < EACH / LEN; p++) {
+            Piece piece;
+#pragma unroll
+            for (int i = 0; i < LEN; i++) piece.at[i] = narrow<OUT>((Real<OUT>::type)own[p * LEN + i]);
+            *(Piece*)(to + first + p * LEN) = piece;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (first + i < cols) to[first + i] = narrow<OUT>((Real<OUT>::type)own[i]);
+    }
+}
+
 // What the threads before this one hold, joined in order, and all of them.
 static DEVICE R before(R value, R* room, R& all) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -50,11 +84,10 @@ KERNEL void __launch_bounds__(256) scan_tiles(const T* x, i64 rows, i64 cols, i6
     for (i64 unit = blockIdx.x; unit < rows * tiles; unit += gridDim.x) {
         const i64 first = unit % tiles * TILE + threadIdx.x * EACH;
         const T* from = x + unit / tiles * cols;
-        R sum = neutral();
+        R own[EACH], sum = neutral(), all;
+        load_run(own, from, first, cols);
 #pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (first + i < cols) sum = join(sum, widen(from[first + i]));
-        R all;
+        for (int i = 0; i < EACH; i++) sum = join(sum, own[i]);
         before(sum, room, all);
         if (threadIdx.x == 0) sums[unit] = all;
     }
@@ -85,18 +118,17 @@ KERNEL void __launch_bounds__(256) scan_rows(const T* x, i64 rows, i64 cols, i64
         const T* from = x + unit / tiles * cols;
         OUT* to = y + unit / tiles * cols;
         R own[EACH], sum = neutral();
+        load_run(own, from, first, cols);
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            own[i] = first + i < cols ? widen(from[first + i]) : neutral();
-            sum = join(sum, own[i]);
-        }
+        for (int i = 0; i < EACH; i++) sum = join(sum, own[i]);
         R all, run = before(sum, room, all);
         if (sums) run = join(sums[unit], run);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const R next = join(run, own[i]);
-            if (first + i < cols) to[first + i] = narrow<OUT>((Real<OUT>::type)(exclusive ? run : next));
+            own[i] = exclusive ? run : next;
             run = next;
         }
+        store_run(to, own, first, cols);
     }
 }
