@@ -38,8 +38,8 @@ int main(int argc, char **argv) {
     for (;;) {
         int order[3] = {-1, 0, 0};
         if (rank == 0) {
-            char name[64];
-            if (scanf("%63s", name) == 1 && scanf("%d %d", &order[1], &order[2]) == 2)
+            char line[128], name[64];
+            if (fgets(line, sizeof line, stdin) && sscanf(line, "%63s %d %d", name, &order[1], &order[2]) == 3)
                 for (int i = 0; i < 5; i++)
                     if (strcmp(name, names[i]) == 0)
                         order[0] = i;

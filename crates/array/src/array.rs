@@ -45,6 +45,16 @@ impl Array {
         Array { storage, dtype, shape, strides, offset: 0 }
     }
 
+    /// A whole array over memory of its own.
+    pub(crate) fn from_buffer(buffer: HostBuffer, dtype: DType, shape: Shape) -> Array {
+        Array::from_storage(Storage::host(buffer), dtype, shape)
+    }
+
+    /// Puts other memory of the same size in place of the storage's.
+    pub(crate) fn replace(&self, buffer: HostBuffer) {
+        self.storage.replace(buffer);
+    }
+
     /// The same storage under another geometry; the caller has checked that it stays inside.
     pub(crate) fn with_geometry(&self, shape: Shape, strides: Strides, offset: usize) -> Array {
         Array { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }

@@ -80,6 +80,13 @@ impl Storage {
         Ok(result)
     }
 
+    /// Puts other bytes in place of these; who holds the old ones keeps them.
+    pub(crate) fn replace(&self, buffer: HostBuffer) {
+        debug_assert_eq!(buffer.bytes(), self.bytes);
+        *self.lock() = Arc::new(Buffer::Host(buffer));
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Begins a change of the bytes; other access waits until it is committed or dropped.
     pub(crate) fn begin_update(&self, op: &'static str, coverage: Coverage) -> Result<Update<'_>> {
         let mut guard = self.lock();

@@ -3,6 +3,7 @@
 
 mod bad;
 mod groups;
+mod landing;
 mod moves;
 mod random;
 mod reduce;
@@ -56,6 +57,7 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("gathered parts may be uneven or empty", moves::gathers),
     ("exchanged parts may be uneven or empty", moves::exchanges),
     ("messages keep their order by sender and tag", moves::messages),
+    ("what is long lands in whole arrays and in parts of them, expected or not", landing::everywhere),
     ("started calls may be waited for in any order", moves::started),
     ("groups split, and split again", groups::splits),
     ("groups are made by their members alone", groups::members_only),

@@ -18,16 +18,16 @@ use crate::comm::{Comm, CommExt, Pending, Wait};
 use crate::error::{Error, Result};
 use planaria_layout::Rank;
 use post::Post;
-use raw::Sent;
+use raw::{Room, Sent, Target};
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::{self, Display};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use step::{Place, Running};
+use step::{Place, Running, Turn};
 use wire::Line;
 
 /// How MPI ranks work together.
@@ -82,6 +82,10 @@ fn words(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "of unknown kind".into())
 }
 
+/// How long the progress thread sleeps after something has moved, and at most.
+const SHORT_PAUSE: Duration = Duration::from_micros(20);
+const LONG_PAUSE: Duration = Duration::from_millis(2);
+
 /// What the communicators of a process share.
 #[derive(Debug)]
 struct Engine {
@@ -89,6 +93,8 @@ struct Engine {
     open: Mutex<Vec<Arc<Task>>>,
     started: Condvar,
     stop: AtomicBool,
+    /// Ranks that wait and move things along themselves.
+    waiting: AtomicUsize,
     timeout: Duration,
     /// How many calls groups known by their list of ranks have made.
     named: Mutex<HashMap<Vec<Rank>, Arc<AtomicU64>>>,
@@ -118,6 +124,7 @@ impl Engine {
             open: Mutex::default(),
             started: Condvar::new(),
             stop: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
             timeout: options.timeout,
             named: Mutex::default(),
         }))
@@ -142,52 +149,80 @@ impl Engine {
         task
     }
 
-    /// Moves letters, and every collective as far as they allow.
-    fn progress(&self) {
-        let mut post = self.lock();
-        if let Err(error) = post.progress() {
-            post.fail(error);
-        }
+    /// Moves letters, and every collective as far as they allow; true when something has moved.
+    fn progress(&self) -> bool {
+        let moved = {
+            let mut post = self.lock();
+            post.progress().unwrap_or_else(|error| {
+                post.fail(error);
+                true
+            })
+        };
         let tasks: Vec<_> = lock(&self.open).clone();
-        let mut ended = false;
-        for task in tasks {
-            let outcome = match lock(&task.running).advance(&mut post) {
-                Ok(false) => post.live().map(|()| false),
-                other => other,
-            };
-            match outcome {
-                Ok(false) => {}
-                Ok(true) => {
-                    *lock(&task.end) = Some(Ok(()));
-                    ended = true;
-                }
-                Err(error) => {
-                    post.fail(error.clone());
-                    *lock(&task.end) = Some(Err(error));
-                    ended = true;
-                }
-            }
-        }
-        if ended {
+        let ended = tasks.iter().filter(|task| self.advance(task)).count();
+        if ended > 0 {
             lock(&self.open).retain(|task| task.end().is_none());
         }
+        moved || ended > 0
     }
 
-    /// The progress thread: collectives go on while their rank computes.
+    /// Moves one collective; true when it has ended. The post is free while its bytes are folded or copied.
+    fn advance(&self, task: &Task) -> bool {
+        // Whoever holds it is at work on it.
+        let Ok(mut running) = task.running.try_lock() else { return false };
+        if task.end().is_some() {
+            return true;
+        }
+        let end = loop {
+            let turn = {
+                let mut post = self.lock();
+                match running.turn(&mut post) {
+                    Ok(Turn::Waiting) => match post.live() {
+                        Ok(()) => return false,
+                        Err(error) => Err(error),
+                    },
+                    other => other,
+                }
+            };
+            match turn.and_then(|turn| match turn {
+                Turn::Waiting => Ok(false),
+                Turn::Ready(letters) => running.step(&letters),
+            }) {
+                Ok(true) => {
+                    if let Err(error) = running.next(&mut self.lock()) {
+                        break Err(error);
+                    }
+                }
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        if let Err(error) = &end {
+            self.lock().fail(error.clone());
+        }
+        *lock(&task.end) = Some(end);
+        true
+    }
+
+    /// The progress thread: collectives go on while their rank computes. It leaves the work to ranks that wait, and
+    /// looks less often the longer nothing moves.
     fn serve(&self) {
+        let mut pause = SHORT_PAUSE;
         while !self.stop.load(Ordering::SeqCst) {
             let open = lock(&self.open);
-            if open.is_empty() {
+            let idle = open.is_empty() || self.waiting.load(Ordering::SeqCst) > 0;
+            if idle {
                 // Own letters may still be on their way out, so it looks now and then.
-                drop(self.started.wait_timeout(open, Duration::from_millis(2)));
-                if self.lock().is_sending() {
+                drop(self.started.wait_timeout(open, LONG_PAUSE));
+                if self.waiting.load(Ordering::SeqCst) == 0 && self.lock().is_sending() {
                     self.progress();
                 }
+                pause = SHORT_PAUSE;
                 continue;
             }
             drop(open);
-            self.progress();
-            std::thread::sleep(Duration::from_micros(200));
+            pause = if self.progress() { SHORT_PAUSE } else { (pause * 2).min(LONG_PAUSE) };
+            std::thread::sleep(pause);
         }
     }
 
@@ -205,9 +240,11 @@ impl Engine {
         done: impl Fn() -> Option<Result<()>>,
         missing: impl Fn(Duration) -> Option<Error>,
     ) -> Result<()> {
+        let _here = Waiting::at(&self.waiting);
         let begin = Instant::now();
-        for turn in 0u32.. {
-            self.progress();
+        let mut still = 0u32;
+        loop {
+            still = if self.progress() { 0 } else { still.saturating_add(1) };
             if let Some(end) = done() {
                 return end;
             }
@@ -219,12 +256,27 @@ impl Engine {
                 return Err(self.fail(error));
             }
             // Ranks may outnumber processors: be quick at first, then let others run.
-            match turn {
+            match still {
                 0..200 => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
         }
-        Ok(())
+    }
+}
+
+/// Counts a rank that waits, until it is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn at(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Ordering::SeqCst);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -284,9 +336,12 @@ impl Comm for MpiComm {
             }
             Call::Recv(call) => {
                 let (from, line) = (self.ranks[call.from], Line::message(self.id, call.tag));
-                let number = post.expect(from, line);
+                let length = call.data.numel() * call.data.dtype().size();
+                let room = if length > wire::INLINE { call.data.lend()?.map(Room::new) } else { None };
+                let target = room.clone().map(|room| Target { room, at: 0..length });
+                let number = post.expect(from, line, target)?;
                 drop(post);
-                Ok(Pending::new(Receive { engine: self.engine.clone(), from, line, number, call }))
+                Ok(Pending::new(Receive { engine: self.engine.clone(), from, line, number, call, room }))
             }
             call if self.size() == 1 => alone::copy(call).map(|()| Pending::done()),
             call => {
@@ -356,8 +411,8 @@ struct Started {
 impl Wait for Started {
     fn wait(self: Box<Self>) -> Result<()> {
         let missing = |waited| {
-            let post = self.engine.lock();
             let running = lock(&self.task.running);
+            let post = self.engine.lock();
             let missing = running.missing(&post);
             let (call, sequence) = (running.name, self.sequence);
             (!missing.is_empty()).then_some(Error::Timeout { call, sequence, missing, waited })
@@ -378,6 +433,8 @@ struct Receive {
     line: Line,
     number: u64,
     call: Recv,
+    /// The array's memory, which the message goes to.
+    room: Option<Arc<Room>>,
 }
 
 impl Wait for Receive {
@@ -389,11 +446,21 @@ impl Wait for Receive {
             (!begun).then_some(Error::Timeout { call: "recv", sequence: number, missing: vec![from], waited })
         };
         self.engine.until(here, missing)?;
-        match self.engine.lock().take(from, line, number) {
-            Some(letter) => {
-                deliver(&self.call.data, letter.bytes(), letter.text.clone(), from, self.call.tag)
+        let letter = self.engine.lock().take(from, line, number);
+        let twice = || Error::Engine { engine: "mpi", what: "a letter was taken twice".into() };
+        let letter = letter.ok_or_else(twice)?;
+        let (data, tag) = (&self.call.data, self.call.tag);
+        match letter.contents() {
+            Some(contents) => deliver(data, contents, letter.text.clone(), from, tag),
+            None => {
+                let (expected, found) = (describe(data), letter.text.clone());
+                if expected != found {
+                    return Err(Error::Message { from, tag, expected, found });
+                }
+                let lent = self.room.and_then(Room::into_lent).ok_or_else(twice)?;
+                lent.give_back()?;
+                Ok(())
             }
-            None => Err(Error::Engine { engine: "mpi", what: "a letter was taken twice".into() }),
         }
     }
 

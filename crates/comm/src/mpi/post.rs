@@ -1,28 +1,53 @@
-//! Letters between processes: sent without waiting, and sorted by sender and line as they come in.
+//! Letters between processes: sent without waiting, and sorted by sender and line as they come in. Long contents are
+//! asked for only when someone expects them, and then go straight to where they are wanted.
 
-use super::raw::{LARGEST, Sent, Transfer, World};
+use super::raw::{LARGEST, Room, Sent, Target, Transfer, World};
 use super::wire::{Envelope, INLINE, Kind, Line};
 use crate::error::{Error, Result};
+use planaria_array::Lent;
 use planaria_layout::Rank;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
-/// MPI tags: envelopes, and contents that did not fit into theirs.
+/// MPI's tag of envelopes.
 const ENVELOPE: i32 = 0;
-const CONTENTS: i32 = 1;
+
+/// Tags of contents that did not fit into their envelope are 1 to this; every MPI has as many. Contents under way between
+/// one pair have different tags, so they may be received in any order.
+const TAGS: u32 = 32_000;
 
 /// A letter that has come, perhaps not all of it yet.
 #[derive(Debug)]
 pub(super) struct Letter {
     pub(super) text: String,
-    words: Vec<u64>,
-    length: usize,
-    coming: Option<Transfer>,
+    pub(super) length: usize,
+    body: Body,
+}
+
+/// Where a letter's contents are.
+#[derive(Debug)]
+enum Body {
+    Here(Sent),
+    /// With the sender, under this tag.
+    Away(u32),
+    /// On the way to where they are wanted, or to a room of their own.
+    Coming(Transfer, Option<Arc<Room>>),
+    /// Where they were wanted.
+    Landed,
 }
 
 impl Letter {
-    pub(super) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice::<u64, u8>(&self.words)[..self.length]
+    /// The contents, unless they went where they were wanted.
+    pub(super) fn contents(&self) -> Option<&[u8]> {
+        match &self.body {
+            Body::Here(sent) => Some(sent.bytes()),
+            _ => None,
+        }
+    }
+
+    fn is_here(&self) -> bool {
+        matches!(self.body, Body::Here(_) | Body::Landed)
     }
 }
 
@@ -32,6 +57,8 @@ struct Pile {
     come: u64,
     awaited: u64,
     letters: HashMap<u64, Letter>,
+    /// Where the contents of expected letters go; without a place, to memory of their own.
+    expected: HashMap<u64, Option<Target>>,
 }
 
 /// All letters of a process.
@@ -44,14 +71,17 @@ pub(super) struct Post {
     /// Letters whose contents are still coming.
     loading: Vec<(Rank, Line, u64)>,
     outgoing: Vec<Transfer>,
+    /// Contents sent to each rank so far.
+    sent: Vec<u32>,
     /// Why this process, or a peer, gave up.
     failure: Option<Error>,
 }
 
 impl Post {
     pub(super) fn new(world: World, piece: usize) -> Post {
-        let piece = piece.clamp(1, LARGEST);
-        Post { world, piece, piles: HashMap::new(), loading: Vec::new(), outgoing: Vec::new(), failure: None }
+        let (piece, sent) = (piece.clamp(1, LARGEST), vec![0; world.size]);
+        let (piles, loading, outgoing) = (HashMap::new(), Vec::new(), Vec::new());
+        Post { world, piece, piles, loading, outgoing, sent, failure: None }
     }
 
     pub(super) fn place(&self) -> (Rank, usize) {
@@ -71,15 +101,16 @@ impl Post {
     pub(super) fn send(&mut self, to: Rank, line: Line, text: &str, contents: Sent) -> Result<()> {
         let length = contents.bytes().len();
         if to == self.world.rank {
-            let words = words(contents.bytes());
-            self.sort(to, line, Letter { text: text.into(), words, length, coming: None });
+            self.sort(to, line, Letter { text: text.into(), length, body: Body::Here(contents) });
             return Ok(());
         }
-        let envelope = Envelope { kind: Kind::Data, line, text: text.into(), length };
+        let tag = 1 + self.sent[to] % TAGS;
+        let envelope = Envelope { kind: Kind::Data, line, text: text.into(), length, tag };
         let envelope = Sent::text(&envelope.write(contents.bytes()));
         self.outgoing.push(self.world.send(envelope, to, ENVELOPE, LARGEST)?);
         if length > INLINE {
-            self.outgoing.push(self.world.send(contents, to, CONTENTS, self.piece)?);
+            self.sent[to] = self.sent[to].wrapping_add(1);
+            self.outgoing.push(self.world.send(contents, to, tag as i32, self.piece)?);
         }
         Ok(())
     }
@@ -95,7 +126,7 @@ impl Post {
         };
         self.failure = Some(error);
         let line = Line { group: 0, channel: 0 };
-        let envelope = Envelope { kind: Kind::Abort, line, text, length: 0 }.write(&[]);
+        let envelope = Envelope { kind: Kind::Abort, line, text, length: 0, tag: 0 }.write(&[]);
         for to in (0..self.world.size).filter(|&to| to != self.world.rank) {
             // Who cannot be told will find out by waiting.
             let sent = self.world.send(Sent::text(&envelope), to, ENVELOPE, LARGEST);
@@ -103,26 +134,38 @@ impl Post {
         }
     }
 
-    /// Takes in what has come and lets go of what has gone.
-    pub(super) fn progress(&mut self) -> Result<()> {
+    /// Takes in what has come and lets go of what has gone; true when something has moved.
+    pub(super) fn progress(&mut self) -> Result<bool> {
+        let mut moved = false;
         while let Some((from, length)) = self.world.probe(ENVELOPE)? {
-            let mut transfer = self.world.receive(length, from, ENVELOPE, LARGEST)?;
+            let room = Room::new(Lent::bytes(length)?);
+            let target = Target { room: room.clone(), at: 0..length };
+            let mut transfer = self.world.receive(target, from, ENVELOPE, LARGEST)?;
             // It was there already.
             while !transfer.is_done()? {}
-            let (words, length) = transfer.into_room();
-            self.open(from, &bytemuck::cast_slice::<u64, u8>(&words)[..length])?;
+            drop(transfer);
+            self.open(from, read(room)?.bytes())?;
+            moved = true;
         }
         for (from, line, number) in std::mem::take(&mut self.loading) {
             let pile = self.piles.get_mut(&(from, line));
             let Some(letter) = pile.and_then(|pile| pile.letters.get_mut(&number)) else { continue };
-            let Some(mut transfer) = letter.coming.take() else { continue };
-            if transfer.is_done()? {
-                letter.words = transfer.into_room().0;
-            } else {
-                letter.coming = Some(transfer);
+            let Body::Coming(transfer, _) = &mut letter.body else { continue };
+            if !transfer.is_done()? {
                 self.loading.push((from, line, number));
+                continue;
             }
+            moved = true;
+            // The transfer lets go of the room before it is read.
+            letter.body = match std::mem::replace(&mut letter.body, Body::Landed) {
+                Body::Coming(transfer, Some(room)) => {
+                    drop(transfer);
+                    Body::Here(read(room)?)
+                }
+                _ => Body::Landed,
+            };
         }
+        let before = self.outgoing.len();
         let mut open = Vec::new();
         for mut transfer in std::mem::take(&mut self.outgoing) {
             if !transfer.is_done()? {
@@ -130,7 +173,7 @@ impl Post {
             }
         }
         self.outgoing = open;
-        Ok(())
+        Ok(moved || self.outgoing.len() < before)
     }
 
     fn open(&mut self, from: Rank, bytes: &[u8]) -> Result<()> {
@@ -139,17 +182,10 @@ impl Post {
             self.failure.get_or_insert(Error::Aborted { rank: from, reason: envelope.text });
             return Ok(());
         }
-        let Envelope { line, text, length, .. } = envelope;
-        let (words, coming) = match contents {
-            Some(contents) => (words(contents), None),
-            None => (Vec::new(), Some(self.world.receive(length, from, CONTENTS, self.piece)?)),
-        };
-        let is_coming = coming.is_some();
-        let number = self.sort(from, line, Letter { text, words, length, coming });
-        if is_coming {
-            self.loading.push((from, line, number));
-        }
-        Ok(())
+        let Envelope { line, text, length, tag, .. } = envelope;
+        let body = contents.map_or(Body::Away(tag), |contents| Body::Here(Sent::text(contents)));
+        let number = self.sort(from, line, Letter { text, length, body });
+        self.call_for(from, line, number)
     }
 
     fn sort(&mut self, from: Rank, line: Line, letter: Letter) -> u64 {
@@ -159,17 +195,42 @@ impl Post {
         pile.come - 1
     }
 
-    /// The number of the next letter to wait for.
-    pub(super) fn expect(&mut self, from: Rank, line: Line) -> u64 {
+    /// The number of the next letter to wait for; its contents, if they are long, go to `target`.
+    pub(super) fn expect(&mut self, from: Rank, line: Line, target: Option<Target>) -> Result<u64> {
         let pile = self.piles.entry((from, line)).or_default();
+        let number = pile.awaited;
         pile.awaited += 1;
-        pile.awaited - 1
+        pile.expected.insert(number, target);
+        self.call_for(from, line, number)?;
+        Ok(number)
+    }
+
+    /// Begins to receive the contents of a letter that has come and is expected.
+    fn call_for(&mut self, from: Rank, line: Line, number: u64) -> Result<()> {
+        let Some(pile) = self.piles.get_mut(&(from, line)) else { return Ok(()) };
+        let Some(letter) = pile.letters.get_mut(&number) else { return Ok(()) };
+        let (Body::Away(tag), Some(target)) = (&letter.body, pile.expected.remove(&number)) else {
+            return Ok(());
+        };
+        // What does not fit is a mistake that its receiver will name; it is taken in all the same.
+        let fitting = target.filter(|target| target.at.len() == letter.length);
+        let (target, own) = match fitting {
+            Some(target) => (target, None),
+            None => {
+                let room = Room::new(Lent::bytes(letter.length)?);
+                (Target { room: room.clone(), at: 0..letter.length }, Some(room))
+            }
+        };
+        let transfer = self.world.receive(target, from, *tag as i32, self.piece)?;
+        letter.body = Body::Coming(transfer, own);
+        self.loading.push((from, line, number));
+        Ok(())
     }
 
     /// True when a letter is here, all of it.
     pub(super) fn has(&self, from: Rank, line: Line, number: u64) -> bool {
         let letter = self.piles.get(&(from, line)).and_then(|pile| pile.letters.get(&number));
-        letter.is_some_and(|letter| letter.coming.is_none())
+        letter.is_some_and(Letter::is_here)
     }
 
     /// True when the beginning of a letter is here, so that its sender cannot be missing.
@@ -181,6 +242,7 @@ impl Post {
     pub(super) fn take(&mut self, from: Rank, line: Line, number: u64) -> Option<Letter> {
         let pile = self.piles.get_mut(&(from, line))?;
         let letter = pile.letters.remove(&number);
+        pile.expected.remove(&number);
         // Lines of collectives are used once; those of messages may idle.
         if pile.letters.is_empty() && pile.come == pile.awaited {
             self.piles.remove(&(from, line));
@@ -188,13 +250,26 @@ impl Post {
         letter
     }
 
-    /// Waits until own letters are gone, or `until`.
+    /// Waits until own letters are gone, or `until`. What others sent and nobody expects is taken in, so that theirs
+    /// go too.
     pub(super) fn flush(&mut self, until: Instant) -> Result<()> {
-        while self.is_sending() && Instant::now() < until {
+        loop {
+            let away = |(&(from, line), pile): (&(Rank, Line), &Pile)| {
+                let away = pile.letters.iter().filter(|(_, letter)| matches!(letter.body, Body::Away(_)));
+                away.map(move |(&number, _)| (from, line, number)).collect::<Vec<_>>()
+            };
+            for (from, line, number) in self.piles.iter().flat_map(away).collect::<Vec<_>>() {
+                if let Some(pile) = self.piles.get_mut(&(from, line)) {
+                    pile.expected.insert(number, None);
+                }
+                self.call_for(from, line, number)?;
+            }
+            if !self.is_sending() && self.loading.is_empty() || Instant::now() >= until {
+                return Ok(());
+            }
             self.progress()?;
             std::thread::yield_now();
         }
-        Ok(())
     }
 
     /// Ends MPI.
@@ -203,9 +278,10 @@ impl Post {
     }
 }
 
-/// A copy of bytes in aligned memory.
-fn words(bytes: &[u8]) -> Vec<u64> {
-    let mut words = vec![0u64; bytes.len().div_ceil(8)];
-    bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
-    words
+/// What a room that no transfer holds any more has received.
+fn read(room: Arc<Room>) -> Result<Sent> {
+    let lost = || Error::Engine { engine: "mpi", what: "a room is read while it is filled".into() };
+    let bytes = room.into_lent().ok_or_else(lost)?.give_back()?.bytes()?;
+    let length = bytes.len();
+    Ok(Sent::Array(Arc::new(bytes), 0..length))
 }

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use mpi::ffi;
-use planaria_array::Bytes;
+use planaria_array::{Bytes, Lent};
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,12 +107,8 @@ impl World {
 
     /// Begins sending, in messages of at most `piece` bytes; the memory is kept until the end.
     pub(super) fn send(&self, memory: Sent, to: usize, tag: i32, piece: usize) -> Result<Transfer> {
-        let mut transfer = Transfer { requests: Vec::new(), memory: Some(Memory::Sent(memory)) };
-        let bytes: &[u8] = match &transfer.memory {
-            Some(Memory::Sent(sent)) => sent.bytes(),
-            _ => &[],
-        };
-        let (start, length) = (bytes.as_ptr(), bytes.len());
+        let (start, length) = (memory.bytes().as_ptr(), memory.bytes().len());
+        let mut transfer = Transfer { requests: Vec::new(), sent: Some(memory), room: None };
         let _one = enter();
         for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the bytes, which `transfer` keeps in place, unchanged, until every
@@ -136,21 +132,15 @@ impl World {
         Ok(transfer)
     }
 
-    /// Begins receiving `length` bytes that were sent in messages of at most `piece`.
-    pub(super) fn receive(&self, length: usize, from: usize, tag: i32, piece: usize) -> Result<Transfer> {
-        let mut room: Vec<u64> = Vec::new();
-        let words = length.div_ceil(8);
-        room.try_reserve_exact(words).map_err(|_| Error::Engine {
-            engine: "mpi",
-            what: format!("no memory for a message of {length} bytes from rank {from}"),
-        })?;
-        room.resize(words, 0);
-        let start = room.as_mut_ptr().cast::<u8>();
-        let mut transfer = Transfer { requests: Vec::new(), memory: Some(Memory::Room(room, length)) };
+    /// Begins receiving into part of a room what was sent in messages of at most `piece` bytes.
+    pub(super) fn receive(&self, target: Target, from: usize, tag: i32, piece: usize) -> Result<Transfer> {
+        let (start, length) = (target.room.take(&target.at)?, target.at.len());
+        let mut transfer = Transfer { requests: Vec::new(), sent: None, room: Some(target.room) };
         let _one = enter();
         for (at, count) in pieces(length, piece) {
-            // SAFETY: `at + count` lies inside the room, which `transfer` owns and nobody touches until every
-            // request is complete; moving the vector does not move its elements.
+            // SAFETY: `at + count` lies inside the part of the room that was just taken, which nobody else can take;
+            // `transfer` keeps the room alive, and only its single owner can look inside, until every request is
+            // complete.
             unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
                 let to = start.add(at).cast::<c_void>();
@@ -201,17 +191,64 @@ impl Sent {
     }
 }
 
+/// Memory that messages are received into. Transfers fill parts of it that do not overlap and hold it by reference
+/// count; only the last holder gets it back to read.
 #[derive(Debug)]
-enum Memory {
-    Sent(Sent),
-    Room(Vec<u64>, usize),
+pub(super) struct Room {
+    lent: Lent,
+    start: *mut u8,
+    length: usize,
+    taken: Mutex<Vec<Range<usize>>>,
+}
+
+// SAFETY: the memory belongs to `lent`; the pointer into it is used only by transfers, each for a part of its own.
+unsafe impl Send for Room {}
+// SAFETY: shared access only takes parts, under a lock.
+unsafe impl Sync for Room {}
+
+impl Room {
+    /// The memory of an array, or one of bytes.
+    pub(super) fn new(mut lent: Lent) -> Arc<Room> {
+        let memory = lent.memory();
+        let (start, length) = (memory.as_mut_ptr(), memory.len());
+        Arc::new(Room { lent, start, length, taken: Mutex::default() })
+    }
+
+    /// The beginning of a part that nobody has taken yet.
+    fn take(&self, part: &Range<usize>) -> Result<*mut u8> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let inside = part.start <= part.end && part.end <= self.length;
+        let overlaps = |other: &Range<usize>| part.start < other.end && other.start < part.end;
+        if !inside || taken.iter().any(overlaps) {
+            let what = format!("part {part:?} of a room of {} bytes is not free", self.length);
+            return Err(Error::Engine { engine: "mpi", what });
+        }
+        taken.push(part.clone());
+        // SAFETY: `part` lies inside the memory.
+        Ok(unsafe { self.start.add(part.start) })
+    }
+
+    /// The memory, once no transfer holds it any more.
+    pub(super) fn into_lent(self: Arc<Room>) -> Option<Lent> {
+        Arc::into_inner(self).map(|room| room.lent)
+    }
+}
+
+/// Part of a room.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) room: Arc<Room>,
+    pub(super) at: Range<usize>,
 }
 
 /// Bytes on their way.
 #[derive(Debug)]
 pub(super) struct Transfer {
     requests: Vec<ffi::MPI_Request>,
-    memory: Option<Memory>,
+    /// What MPI reads from.
+    sent: Option<Sent>,
+    /// What MPI writes to.
+    room: Option<Arc<Room>>,
 }
 
 // SAFETY: requests are plain handles used under `ONE_AT_A_TIME` only, and the memory is owned or immutable.
@@ -234,24 +271,13 @@ impl Transfer {
         }
         Ok(true)
     }
-
-    /// What a finished receive got: whole words, and the length in bytes.
-    pub(super) fn into_room(mut self) -> (Vec<u64>, usize) {
-        match self.memory.take() {
-            Some(Memory::Room(words, length)) if self.requests.is_empty() => (words, length),
-            other => {
-                self.memory = other;
-                (Vec::new(), 0)
-            }
-        }
-    }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
         if !self.requests.is_empty() {
             // MPI may still use the memory: better lost than shared.
-            std::mem::forget(self.memory.take());
+            std::mem::forget((self.sent.take(), self.room.take()));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Collectives as steps: send what can be sent, wait for letters, combine or copy, perhaps once more.
 
 use super::post::{Letter, Post};
-use super::raw::Sent;
+use super::raw::{Room, Sent, Target};
 use super::wire::Line;
 use crate::call::{Broadcast, Call, Signature};
 use crate::error::{Error, Result};
@@ -43,6 +43,17 @@ pub(super) struct Running {
     own: Sent,
     /// Positions that letters come from in the current step, own excluded, and the bytes they must have.
     awaited: Vec<(usize, usize)>,
+    /// The receiving array's memory, which the letters' contents go to as they come.
+    room: Option<Arc<Room>>,
+}
+
+/// How far a collective has come.
+#[derive(Debug)]
+pub(super) enum Turn {
+    /// Letters are missing.
+    Waiting,
+    /// The letters of a step, by position; own excluded.
+    Ready(Vec<Option<Letter>>),
 }
 
 /// The first step of a collective on one rank.
@@ -109,7 +120,7 @@ fn broadcast(call: &Broadcast, me: usize, size: usize, unit: usize) -> Result<Ou
     }
     let mut at = vec![0..0; size];
     at[call.root] = 0..bytes;
-    let (nothing, recv) = (Array::zeros(&[0], call.data.dtype())?, call.data.clone());
+    let (nothing, recv) = (Array::empty(&[0], call.data.dtype())?, call.data.clone());
     let plan = Plan::Place { recv, at };
     Ok(Outline { send: hold(&nothing, None)?, parts: vec![None; size], from: vec![(call.root, bytes)], plan })
 }
@@ -133,7 +144,8 @@ impl Running {
         let unit = signature.dtype().size();
         let Outline { send, parts, from, plan } = outline(call, me, size, unit)?;
         let own = parts[me].clone().unwrap_or(0..0);
-        let running = Running::new(place, &signature, plan, Sent::Array(send.clone(), own), from);
+        let mut running = Running::new(place, &signature, plan, Sent::Array(send.clone(), own), from);
+        running.expect(post)?;
         for (to, range) in parts.into_iter().enumerate().filter(|&(to, _)| to != me) {
             if let Some(range) = range {
                 running.send(post, to, Sent::Array(send.clone(), range))?;
@@ -145,7 +157,8 @@ impl Running {
     /// A step that only has everyone come: a barrier, or a split, whose lists are in the text.
     pub(super) fn meet(post: &mut Post, place: Place, signature: &Signature) -> Result<Running> {
         let peers: Vec<_> = (0..place.ranks.len()).map(|i| (i, 0)).collect();
-        let running = Running::new(place, signature, Plan::Meet, Sent::text(&[]), peers.clone());
+        let mut running = Running::new(place, signature, Plan::Meet, Sent::text(&[]), peers.clone());
+        running.expect(post)?;
         for (to, _) in peers.into_iter().filter(|&(to, _)| to != running.me) {
             running.send(post, to, Sent::text(&[]))?;
         }
@@ -168,7 +181,25 @@ impl Running {
             plan,
             own,
             awaited,
+            room: None,
         }
+    }
+
+    /// Says where the letters of a step go: straight to their places, or to memory of their own.
+    fn expect(&mut self, post: &mut Post) -> Result<()> {
+        let places = match &self.plan {
+            Plan::Place { recv, at } => {
+                self.room = recv.lend()?.map(Room::new);
+                at.as_slice()
+            }
+            _ => &[],
+        };
+        let line = self.line();
+        for &(i, _) in &self.awaited {
+            let place = |room: &Arc<Room>| Target { room: room.clone(), at: places[i].clone() };
+            post.expect(self.ranks[i], line, self.room.as_ref().map(place))?;
+        }
+        Ok(())
     }
 
     fn line(&self) -> Line {
@@ -185,29 +216,25 @@ impl Running {
         self.awaited.iter().filter(|(i, _)| missing(*i)).map(|&(i, _)| self.ranks[i]).collect()
     }
 
-    /// Goes as far as the letters allow; true at the end.
-    pub(super) fn advance(&mut self, post: &mut Post) -> Result<bool> {
-        loop {
-            let line = self.line();
-            if !self.awaited.iter().all(|&(i, _)| post.has(self.ranks[i], line, 0)) {
-                return Ok(false);
-            }
-            let mut letters: Vec<Option<Letter>> = (0..self.ranks.len()).map(|_| None).collect();
-            for (i, bytes) in std::mem::take(&mut self.awaited) {
-                let letter = post.take(self.ranks[i], line, 0);
-                self.check(i, bytes, letter.as_ref())?;
-                letters[i] = letter;
-            }
-            if !self.step(post, &letters)? {
-                return Ok(true);
-            }
+    /// The letters of the current step, once all have come.
+    pub(super) fn turn(&mut self, post: &mut Post) -> Result<Turn> {
+        let line = self.line();
+        if !self.awaited.iter().all(|&(i, _)| post.has(self.ranks[i], line, 0)) {
+            return Ok(Turn::Waiting);
         }
+        let mut letters: Vec<Option<Letter>> = (0..self.ranks.len()).map(|_| None).collect();
+        for (i, bytes) in std::mem::take(&mut self.awaited) {
+            let letter = post.take(self.ranks[i], line, 0);
+            self.check(i, bytes, letter.as_ref())?;
+            letters[i] = letter;
+        }
+        Ok(Turn::Ready(letters))
     }
 
     /// A letter must belong to the same call and have the right length.
     fn check(&self, from: usize, bytes: usize, letter: Option<&Letter>) -> Result<()> {
         let Some(letter) = letter else { return Ok(()) };
-        let found = letter.bytes().len();
+        let found = letter.length;
         if letter.text == self.text && found == bytes {
             return Ok(());
         }
@@ -227,55 +254,79 @@ impl Running {
         })
     }
 
-    /// Uses the letters of a step; true when another step follows.
-    fn step(&mut self, post: &mut Post, letters: &[Option<Letter>]) -> Result<bool> {
-        let inputs: Vec<&[u8]> =
-            letters.iter().map(|l| l.as_ref().map_or(self.own.bytes(), Letter::bytes)).collect();
+    /// Uses the letters of a step: folds or copies, without the post, so that letters of other calls move meanwhile.
+    /// True when another step follows, which [`Running::next`] begins.
+    pub(super) fn step(&mut self, letters: &[Option<Letter>]) -> Result<bool> {
+        let own = self.own.bytes();
         match &self.plan {
             Plan::Meet => Ok(false),
             Plan::Combine { op, recv } => {
-                let mut result = vec![0u64; inputs[0].len().div_ceil(8)];
-                let result = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..inputs[0].len()];
-                fold_bytes(Combine::of(*op, inputs.len()), self.dtype, &inputs, result)?;
                 recv.renew()?;
-                write(recv, 0, result)?;
+                let inputs = inputs(letters, own)?;
+                let how = Combine::of(*op, inputs.len());
+                recv.write_bytes(0..own.len(), |out| fold_bytes(how, self.dtype, &inputs, out))??;
                 Ok(false)
             }
             Plan::Place { recv, at } => {
-                // All of it is overwritten: old bytes that a letter still holds need not be kept.
-                recv.renew()?;
                 // Where only one rank's part comes, the others' places are empty.
-                let mut filled = inputs.iter().zip(at).filter(|(_, at)| !at.is_empty());
-                filled.try_for_each(|(part, at)| write(recv, at.start, part))?;
+                let parts = letters
+                    .iter()
+                    .map(|letter| contents(letter, own))
+                    .zip(at)
+                    .filter(|(_, at)| !at.is_empty());
+                match self.room.take() {
+                    Some(room) => {
+                        let mut lent = room.into_lent().ok_or_else(lost)?;
+                        let here = parts.filter_map(|(part, at)| Some((part?, at)));
+                        here.for_each(|(part, at)| lent.memory()[at.clone()].copy_from_slice(part));
+                        lent.give_back()?;
+                    }
+                    None => {
+                        for (part, at) in parts {
+                            let part = part.ok_or_else(lost)?;
+                            recv.write_bytes(at.clone(), |out| out.copy_from_slice(part))?;
+                        }
+                    }
+                }
                 Ok(false)
             }
             Plan::Share { op, recv } => {
-                let length = inputs[0].len();
-                let mut result = vec![0u64; length.div_ceil(8)];
-                let room = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut result)[..length];
-                fold_bytes(Combine::of(*op, inputs.len()), self.dtype, &inputs, room)?;
+                let inputs = inputs(letters, own)?;
+                let result = Array::empty(&[own.len()], DType::U8)?;
+                let how = Combine::of(*op, inputs.len());
+                result.write_bytes(0..own.len(), |out| fold_bytes(how, self.dtype, &inputs, out))??;
                 let at = shares(recv.numel(), self.ranks.len(), self.dtype.size());
-                let recv = recv.clone();
-                self.own = Sent::Own(Arc::new(result), 0..length);
-                self.awaited = at
-                    .iter()
-                    .enumerate()
-                    .map(|(i, at)| (i, at.len()))
-                    .filter(|&(i, _)| i != self.me)
-                    .collect();
+                let (recv, length) = (recv.clone(), own.len());
+                self.own = Sent::Array(Arc::new(result.bytes()?), 0..length);
+                let peers = at.iter().enumerate().filter(|&(i, _)| i != self.me);
+                self.awaited = peers.map(|(i, at)| (i, at.len())).collect();
                 self.plan = Plan::Place { recv, at };
                 self.phase = 1;
-                for to in (0..self.ranks.len()).filter(|&to| to != self.me) {
-                    self.send(post, to, self.own.clone())?;
-                }
                 Ok(true)
             }
         }
     }
+
+    /// Begins the step that follows: everyone gets this rank's share.
+    pub(super) fn next(&mut self, post: &mut Post) -> Result<()> {
+        self.expect(post)?;
+        let peers = (0..self.ranks.len()).filter(|&to| to != self.me);
+        peers.into_iter().try_for_each(|to| self.send(post, to, self.own.clone()))
+    }
 }
 
-fn write(recv: &Array, at: usize, bytes: &[u8]) -> Result<()> {
-    Ok(recv.write_bytes(at..at + bytes.len(), |out| out.copy_from_slice(bytes))?)
+/// What a rank sent, this one's own where there is no letter; nothing where it went straight to its place.
+fn contents<'a>(letter: &'a Option<Letter>, own: &'a [u8]) -> Option<&'a [u8]> {
+    letter.as_ref().map_or(Some(own), Letter::contents)
+}
+
+/// Every rank's contribution.
+fn inputs<'a>(letters: &'a [Option<Letter>], own: &'a [u8]) -> Result<Vec<&'a [u8]>> {
+    letters.iter().map(|letter| contents(letter, own).ok_or_else(lost)).collect()
+}
+
+fn lost() -> Error {
+    Error::Engine { engine: "mpi", what: "a letter's contents are not where they were sent".into() }
 }
 
 /// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 
 /// First byte of an envelope; another release may use another.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Contents up to this many bytes travel in the envelope.
 pub(super) const INLINE: usize = 8192;
@@ -50,6 +50,8 @@ pub(super) struct Envelope {
     pub(super) text: String,
     /// Bytes of contents.
     pub(super) length: usize,
+    /// The MPI tag that long contents travel under.
+    pub(super) tag: u32,
 }
 
 impl Envelope {
@@ -62,6 +64,7 @@ impl Envelope {
         out.extend(self.line.group.to_le_bytes());
         out.extend(self.line.channel.to_le_bytes());
         out.extend((self.length as u64).to_le_bytes());
+        out.extend(self.tag.to_le_bytes());
         out.resize(FIXED, 0);
         out.extend(self.text.as_bytes());
         if inline {
@@ -87,6 +90,7 @@ impl Envelope {
             line: Line { group: number(8)?, channel: number(16)? },
             text: String::from_utf8_lossy(text).into_owned(),
             length: length.ok_or_else(refuse)?,
+            tag: u32::from_le_bytes([head[32], head[33], head[34], head[35]]),
         };
         let inline = envelope.length <= INLINE;
         match inline && contents.len() != envelope.length || !inline && !contents.is_empty() {
@@ -105,7 +109,7 @@ mod tests {
         for length in [0, 5, INLINE, INLINE + 1] {
             let line = Line::collective(u64::MAX, 77, 1);
             let (text, kind) = ("all_reduce".to_string(), Kind::Data);
-            let envelope = Envelope { kind, line, text, length };
+            let envelope = Envelope { kind, line, text, length, tag: 70_000 };
             let contents = vec![3u8; length];
             let bytes = envelope.write(&contents);
             let inline = (length <= INLINE).then_some(contents.as_slice());

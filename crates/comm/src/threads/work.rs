@@ -1,4 +1,4 @@
-//! The work of one collective once all ranks have come: pieces that any thread may take.
+//! The work of one collective once all ranks have come: lanes of pieces that any thread may take.
 
 use super::op::Post;
 use crate::call::Signature;
@@ -12,12 +12,14 @@ use std::ops::Range;
 /// Bytes of one piece: small enough to stay in the nearer caches while it is written to every rank.
 const PIECE: usize = 1 << 17;
 
-/// Pieces to do, and the bytes and arrays they are about.
+/// Lanes to do, and the bytes and arrays they are about.
 #[derive(Debug)]
 pub(super) struct Work {
     sends: Vec<Option<Bytes>>,
     recvs: Vec<Option<Array>>,
-    pieces: Vec<Piece>,
+    /// Pieces that one thread does one after the other. A lane of copies has all that goes to one rank, so that threads
+    /// do not wait for each other at its array.
+    lanes: Vec<Vec<Piece>>,
     taken: AtomicUsize,
     how: Combine,
     dtype: DType,
@@ -30,14 +32,14 @@ enum Piece {
     Copy { src: usize, from: usize, dst: usize, to: usize, len: usize },
     /// The combined bytes of all ranks to one.
     Combine { from: usize, dst: usize, to: usize, len: usize },
-    /// The combined bytes of all ranks to all.
+    /// The combined bytes of all ranks to all that receive.
     CombineAll { at: usize, len: usize },
 }
 
 impl Work {
     /// Cuts a collective into pieces. The posts have been checked to fit each other.
     pub(super) fn new(posts: Vec<Post>) -> Result<Work> {
-        let pieces = cut(&posts);
+        let lanes = cut(&posts);
         let dtype = posts[0].signature.dtype();
         let how = match posts[0].signature {
             Signature::AllReduce { op, .. }
@@ -46,38 +48,39 @@ impl Work {
             _ => Combine::of(Reduce::Sum, 1),
         };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
-        if !pieces.is_empty() {
+        if lanes.iter().any(|lane| !lane.is_empty()) {
             // Where someone holds the old bytes of a receiving array, as an in-place call itself does, it gets
             // fresh ones now: later, each write would have to keep what it does not overwrite.
             for recv in recvs.iter().flatten() {
                 recv.renew()?;
             }
         }
-        Ok(Work { sends, recvs, pieces, taken: AtomicUsize::new(0), how, dtype })
+        Ok(Work { sends, recvs, lanes, taken: AtomicUsize::new(0), how, dtype })
     }
 
     /// Bytes that will be written.
     pub(super) fn bytes(&self) -> usize {
         let written = |piece: &Piece| match *piece {
             Piece::Copy { len, .. } | Piece::Combine { len, .. } => len,
-            Piece::CombineAll { len, .. } => len * self.recvs.len(),
+            Piece::CombineAll { len, .. } => len * self.recvs.iter().flatten().count(),
         };
-        self.pieces.iter().map(written).sum()
+        self.lanes.iter().flatten().map(written).sum()
     }
 
-    /// True when no piece is left to take; some may still be in hand.
+    /// True when no lane is left to take; some may still be in hand.
     pub(super) fn is_taken(&self) -> bool {
-        self.taken.load(Ordering::SeqCst) >= self.pieces.len()
+        self.taken.load(Ordering::SeqCst) >= self.lanes.len()
     }
 
-    /// Takes and does pieces until none are left.
+    /// Takes and does lanes until none are left.
     pub(super) fn run(&self) -> Result<()> {
         let mut scratch = Vec::new();
         loop {
-            let i = self.taken.fetch_add(1, Ordering::SeqCst);
-            let Some(piece) = self.pieces.get(i) else { return Ok(()) };
-            if let Err(error) = self.step(i, piece, &mut scratch) {
-                self.taken.store(self.pieces.len(), Ordering::SeqCst);
+            let turn = self.taken.fetch_add(1, Ordering::SeqCst);
+            let Some(lane) = self.lanes.get(turn) else { return Ok(()) };
+            let mut pieces = lane.iter();
+            if let Err(error) = pieces.try_for_each(|piece| self.step(turn, piece, &mut scratch)) {
+                self.taken.store(self.lanes.len(), Ordering::SeqCst);
                 return Err(error);
             }
         }
@@ -131,17 +134,14 @@ fn copied(from: &[u8], to: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// All pieces of a collective, ordered so that neighbours write to different ranks.
-fn cut(posts: &[Post]) -> Vec<Piece> {
+/// The lanes of a collective.
+fn cut(posts: &[Post]) -> Vec<Vec<Piece>> {
     let size = posts.len();
     let bytes = |elements: usize| elements * posts[0].signature.dtype().size();
-    let lanes: Vec<Vec<Piece>> = match &posts[0].signature {
-        Signature::AllReduce { count, .. } => {
-            return blocks(bytes(*count)).map(|(at, len)| Piece::CombineAll { at, len }).collect();
-        }
-        &Signature::Reduce { count, root, .. } => {
-            let piece = |(at, len)| Piece::Combine { from: at, dst: root, to: at, len };
-            return blocks(bytes(count)).map(piece).collect();
+    match &posts[0].signature {
+        // Combining takes longer than writing, so every piece is a lane of its own.
+        &Signature::AllReduce { count, .. } | &Signature::Reduce { count, .. } => {
+            blocks(bytes(count)).map(|(at, len)| vec![Piece::CombineAll { at, len }]).collect()
         }
         &Signature::Broadcast { count, root, .. } => {
             let piece = |dst| move |(at, len)| Piece::Copy { src: root, from: at, dst, to: at, len };
@@ -175,8 +175,7 @@ fn cut(posts: &[Post]) -> Vec<Piece> {
             (0..size).map(|dst| copies(size, dst, part)).collect()
         }
         Signature::Split { .. } | Signature::Barrier => Vec::new(),
-    };
-    deal(lanes)
+    }
 }
 
 /// What one rank receives by copying, beginning with its right neighbour: `part` tells where in the sender's
@@ -198,10 +197,4 @@ fn blocks(len: usize) -> impl Iterator<Item = (usize, usize)> {
 /// Where each part begins when parts lie one after the other.
 fn offsets(counts: &[usize]) -> Vec<usize> {
     counts.iter().scan(0, |at, n| Some(std::mem::replace(at, *at + n))).collect()
-}
-
-/// One of each lane in turn.
-fn deal(lanes: Vec<Vec<Piece>>) -> Vec<Piece> {
-    let longest = lanes.iter().map(Vec::len).max().unwrap_or(0);
-    (0..longest).flat_map(|i| lanes.iter().filter_map(move |lane| lane.get(i).copied())).collect()
 }
