@@ -1,7 +1,7 @@
 """Compiles, checks and times the CUDA kernels on one GPU, each family in its own process.
 
     python3 benches/gpu/run.py compile            compiles everything, prints registers and spills; needs no GPU
-    python3 benches/gpu/run.py all OUT            checks and times every family; one JSON file and a table
+    python3 benches/gpu/run.py all OUT [FAMILY..] checks and times every family (or these); one JSON file and a table
     python3 benches/gpu/run.py check|time|both|sanitize|profile FAMILY [OUT]
     python3 benches/gpu/run.py record OUT/gpu.json > RECORD.md
 """
@@ -53,14 +53,14 @@ def run_family(verb, family, out):
           f"{time.time() - begin:.0f} s", flush=True)
 
 
-def run_all(out, seconds=60):
+def run_all(out, families, seconds=60):
     compile_everything(os.cpu_count(), quiet=True)
     import torch
     machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
                "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
                                         text=True).stdout.strip()}
     everything = {"machine": machine, "when": time.strftime("%Y-%m-%d %H:%M:%S")}
-    for family in FAMILIES:
+    for family in families:
         part = os.path.join(out, f"part-{family}.json")
         limit = 3 * seconds if family == "step" else seconds
         try:
@@ -87,6 +87,8 @@ def print_record(path):
     print("| family | checks passed | worst error of its limit | failures |\n|---|---|---|---|")
     for family in FAMILIES:
         part = found.get(family)
+        if part is None:
+            continue
         if not isinstance(part, dict):
             print(f"| {family} | did not end | | |")
             continue
@@ -113,7 +115,7 @@ if __name__ == "__main__":
     if verb == "compile":
         sys.exit(compile_everything(int(os.environ.get("WORKERS", "1"))) > 0)
     elif verb == "all":
-        run_all(sys.argv[2])
+        run_all(sys.argv[2], sys.argv[3:] or FAMILIES)
     elif verb == "record":
         print_record(sys.argv[2])
     else:
