@@ -101,7 +101,6 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "linear", sample: linear::sample },
     Entry { family: "mask", sample: mask::sample },
     Entry { family: "matmul", sample: matmul::sample },
-    Entry { family: "moe", sample: moe::sample },
     Entry { family: "moments", sample: moments::sample },
     Entry { family: "norm/batch", sample: norm::batch::sample },
     Entry { family: "norm/group", sample: norm::group::sample },

@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 type Call = dyn Fn(&[&Tensor]) -> Result<Outputs> + Send + Sync;
 
-/// One call: an op, or a function of several, and whole inputs for it.
+/// One call: an op and whole inputs for it.
 #[derive(Clone)]
 pub struct Sample {
     /// What is called, in words.
     pub name: String,
     /// The inputs.
     pub inputs: Vec<Array>,
-    /// True when shapes, or what moves, follow from values: nothing can be planned.
+    /// True when shapes follow from values: nothing can be planned.
     pub follows_values: bool,
     call: Arc<Call>,
 }
@@ -30,16 +30,6 @@ impl Sample {
         let (name, follows_values) = (format!("{} {op:?}", op.name()), op.shapes_follow_values());
         let call: Arc<Call> = Arc::new(move |inputs| apply_shared(op.clone(), inputs));
         Sample { name, inputs: inputs.into_iter().collect(), follows_values, call }
-    }
-
-    /// A call of a function whose messages follow from values.
-    pub(crate) fn of(
-        name: String,
-        call: impl Fn(&[&Tensor]) -> Result<Outputs> + Send + Sync + 'static,
-        inputs: impl IntoIterator<Item = Array>,
-    ) -> Sample {
-        let inputs = inputs.into_iter().collect();
-        Sample { name, inputs, follows_values: true, call: Arc::new(call) }
     }
 
     /// Runs it on these inputs.

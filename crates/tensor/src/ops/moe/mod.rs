@@ -13,7 +13,6 @@ use crate::dispatch::apply1;
 use crate::error::{Error, Result};
 use crate::grad::{self, Backward};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
-use crate::ops::sample::{Draw, Sample};
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
 use crate::world::World;
@@ -323,17 +322,4 @@ impl Op for Exchange {
         let back = Exchange { way: self.way.turned(), ..self.clone() }.apply(&dy)?;
         Ok(smallvec![Some(if self.way == Way::Spread { back.sum(&[1], Keep::No)? } else { back })])
     }
-}
-
-/// Random calls for tests: tokens to their experts and back.
-pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
-    let (tokens, experts, width) = (draw.size(), 1 + draw.below(4), draw.size());
-    let (choices, capacity) = (1 + draw.below(experts.min(2)), 1 + draw.below(tokens + 1));
-    let name = format!("moe {tokens} tokens, {experts} experts, {choices} choices, {capacity} places");
-    let call = move |inputs: &[&Tensor]| {
-        let routing = moe_route(inputs[1], choices, capacity)?;
-        let sent = moe_dispatch(inputs[0], &routing)?;
-        Ok([sent.clone(), moe_combine(&sent, &routing)?].into_iter().collect())
-    };
-    Ok(Sample::of(name, call, [draw.normal(&[tokens, width])?, draw.distinct(&[tokens, experts])?]))
 }
