@@ -6,9 +6,9 @@
 
 use crate::config::Sharding;
 use crate::error::{Error, Result};
-use crate::share::Share;
 use planaria_array::{Array, DType, ops};
 use planaria_comm::{AllGather, Call, Comm, Pending};
+use planaria_layout::{FlatShards, Layout, Rank, Share};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,10 +18,11 @@ const ALONE: usize = 1 << 18;
 
 /// What decides with whom a parameter travels.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
+pub(crate) struct Row<'a> {
     /// The block it belongs to.
     pub(crate) block: Option<usize>,
-    pub(crate) numel: usize,
+    /// How it lies on the mesh of its stage; the data ranks hold copies.
+    pub(crate) layout: &'a Layout,
     pub(crate) dtype: DType,
     pub(crate) trainable: bool,
     /// Its ranges must not depend on what lies beside it.
@@ -34,14 +35,19 @@ pub(crate) struct BundleOptions {
     pub(crate) sharding: Sharding,
     /// Bytes of a bundle; a longer parameter has one to itself.
     pub(crate) bytes: usize,
-    pub(crate) ranks: usize,
 }
+
+/// The axis of the mesh that data ranks stand along.
+pub(crate) const DATA: &str = "dp";
 
 /// Parameters that travel together.
 #[derive(Clone, Debug)]
 pub(crate) struct Bundle {
     /// Positions in the list of weights.
     pub(crate) members: Vec<usize>,
+    /// Who has which boxes of each, where they are divided.
+    shards: Vec<FlatShards>,
+    /// How the local piece of each is shared out.
     shares: Vec<Share>,
     /// Where each begins, and the end.
     bounds: Vec<usize>,
@@ -49,16 +55,24 @@ pub(crate) struct Bundle {
     pub(crate) whole: Option<Array>,
 }
 
-/// The bundles of each block: one of the model's, or what stands before or after them. `None` rows travel with another.
-pub(crate) fn blocks(rows: &[Option<Row>], options: BundleOptions) -> Vec<Vec<Bundle>> {
+impl Row<'_> {
+    /// Bytes of the largest piece, so that all ranks of a stage put the same parameters together.
+    fn bytes(&self) -> usize {
+        let first = self.layout.mesh().ranks().next();
+        let numel = first.and_then(|rank| self.layout.piece(rank).ok()).map_or(0, |piece| piece.numel());
+        numel.saturating_mul(self.dtype.size())
+    }
+}
+
+/// The parameters of each bundle of each block: one of the model's, or what stands before or after them. `None` rows
+/// travel with another.
+pub(crate) fn groups(rows: &[Option<Row<'_>>], options: BundleOptions) -> Vec<Vec<Vec<usize>>> {
     let mut blocks: Vec<Vec<Vec<usize>>> = Vec::new();
-    let (mut last, mut bytes): (Option<&Row>, usize) = (None, 0);
-    let single = |row: &Row| {
-        let size = row.numel.saturating_mul(row.dtype.size());
-        row.alone || (options.sharding == Sharding::Parameter && size >= ALONE)
-    };
+    let (mut last, mut bytes): (Option<&Row<'_>>, usize) = (None, 0);
+    let single =
+        |row: &Row<'_>| row.alone || (options.sharding == Sharding::Parameter && row.bytes() >= ALONE);
     for (i, row) in rows.iter().enumerate().filter_map(|(i, row)| Some((i, row.as_ref()?))) {
-        let size = row.numel.saturating_mul(row.dtype.size());
+        let size = row.bytes();
         let same_block = last.is_some_and(|last| last.block == row.block);
         let alike = last.is_some_and(|last| {
             (last.dtype, last.trainable) == (row.dtype, row.trainable) && !single(last) && !single(row)
@@ -79,26 +93,48 @@ pub(crate) fn blocks(rows: &[Option<Row>], options: BundleOptions) -> Vec<Vec<Bu
             }
         }
     }
-    let numel = |&i: &usize| rows[i].as_ref().map_or(0, |row| row.numel);
-    let made = |members: Vec<usize>| {
-        let numels: Vec<usize> = members.iter().map(numel).collect();
-        let shares = match options.sharding {
-            Sharding::Flat => Share::flat(&numels, options.ranks),
-            Sharding::Parameter => numels.iter().map(|&n| Share::even(n, options.ranks)).collect(),
-        };
-        Bundle::new(members, shares)
-    };
-    blocks.into_iter().map(|bundles| bundles.into_iter().map(made).collect()).collect()
+    blocks
+}
+
+/// Who has which boxes of the members of a bundle.
+pub(crate) fn shards(
+    rows: &[Option<Row<'_>>],
+    members: &[usize],
+    sharding: Sharding,
+) -> planaria_layout::Result<Vec<FlatShards>> {
+    let layouts: Vec<Layout> =
+        members.iter().filter_map(|&i| Some(rows[i].as_ref()?.layout.clone())).collect();
+    match sharding {
+        Sharding::Flat => FlatShards::bundle(&layouts, DATA),
+        Sharding::Parameter => layouts.iter().map(|layout| FlatShards::even(layout, DATA)).collect(),
+    }
+}
+
+/// The bundles of each block, as one rank has them.
+pub(crate) fn blocks(
+    rows: &[Option<Row<'_>>],
+    options: BundleOptions,
+    rank: Rank,
+) -> Result<Vec<Vec<Bundle>>> {
+    let made = |members: Vec<usize>| Bundle::new(shards(rows, &members, options.sharding)?, members, rank);
+    let blocks = groups(rows, options).into_iter();
+    blocks.map(|bundles| bundles.into_iter().map(made).collect()).collect()
 }
 
 impl Bundle {
-    fn new(members: Vec<usize>, shares: Vec<Share>) -> Bundle {
+    fn new(shards: Vec<FlatShards>, members: Vec<usize>, rank: Rank) -> Result<Bundle> {
+        let shares = shards.iter().map(|s| s.share(rank)).collect::<planaria_layout::Result<Vec<_>>>()?;
         let ends = shares.iter().scan(0, |at, share| {
             *at += share.numel();
             Some(*at)
         });
         let bounds = std::iter::once(0).chain(ends).collect();
-        Bundle { members, shares, bounds, whole: None }
+        Ok(Bundle { members, shards, shares, bounds, whole: None })
+    }
+
+    /// Who has which boxes of a member.
+    pub(crate) fn shards(&self, member: usize) -> &FlatShards {
+        &self.shards[member]
     }
 
     pub(crate) fn share(&self, member: usize) -> &Share {
@@ -169,7 +205,7 @@ impl Bundle {
         };
         let recv = match into {
             Some(into) => into,
-            None => Array::zeros(&[self.numel()], send.dtype())?,
+            None => Array::empty(&[self.numel()], send.dtype())?,
         };
         let call = AllGather { send, recv: recv.clone(), recv_counts: self.counts() };
         Ok(Gathering { pending: comm.start(Call::AllGather(call))?, recv })

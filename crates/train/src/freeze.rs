@@ -50,6 +50,11 @@ impl Frozen {
         Ok(Frozen { names })
     }
 
+    /// Whether a parameter is one of them.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
     /// Marks them in a part of the model.
     pub(crate) fn mark(&self, model: &mut dyn Module) {
         model.visit_mut(&mut |param| {

@@ -150,11 +150,11 @@ impl Replica {
 }
 
 /// What decides with whom a weight travels; a twin travels with its twin.
-fn row(weight: &Weight, is_own: bool) -> Option<Row> {
+fn row(weight: &Weight, is_own: bool) -> Option<Row<'_>> {
     let travels = is_own && !matches!(weight.tie, Tie::Into(_));
     travels.then(|| Row {
         block: weight.spec.block,
-        numel: weight.share.numel(),
+        layout: &weight.layout,
         dtype: weight.dtype,
         trainable: weight.trainable,
         // The other stage, with other neighbours, must share it out alike.
@@ -166,7 +166,7 @@ fn row(weight: &Weight, is_own: bool) -> Option<Row> {
 /// elements from there.
 fn own_blocks(weights: &mut [Weight], own: &Range<usize>, making: &Making<'_>) -> Result<Vec<Vec<Held>>> {
     let rows: Vec<_> = weights.iter().enumerate().map(|(i, weight)| row(weight, own.contains(&i))).collect();
-    let blocks = bundle::blocks(&rows, making.bundles);
+    let blocks = bundle::blocks(&rows, making.bundles, making.keeping.world)?;
     let mut hold = |bundle| settle(weights, bundle, making.keeping);
     blocks.into_iter().map(|bundles| bundles.into_iter().map(&mut hold).collect()).collect()
 }
@@ -201,7 +201,7 @@ fn settle(weights: &mut [Weight], mut bundle: Bundle, keeping: &Keeping) -> Resu
             (Some(whole), _) => Elements::All(whole.narrow(0, range.start, range.len())?),
             (None, _) => Elements::All(full),
         };
-        weights[bundle.members[k]].settle(bundle.share(k), keeping, elements)?;
+        weights[bundle.members[k]].settle(bundle.shards(k), keeping, elements)?;
     }
     Ok(Held { bundle, own })
 }

@@ -1,16 +1,16 @@
 //! The parameters a rank holds, and its share of what the optimizer keeps for each of them.
 //!
-//! ZeRO is a matter of ranges here. A parameter's local piece is a flat row of elements; data rank `r` owns one
+//! ZeRO is a tiling here, [`FlatShards`]. A parameter's local piece is a flat row of elements; data rank `r` owns one
 //! contiguous range of it, which may be empty. Stage 0 keeps optimizer state for the whole row, stages 1 and 2 for the
 //! own range, stage 3 keeps also the weights themselves only there and brings the rest together when a block needs them.
 
+use crate::bundle::DATA;
 use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::reduce::Lane;
-use crate::share::Share;
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, Kind};
-use planaria_layout::{Rank, Region, Shape};
+use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
 use planaria_nn::optim::{Ema, Rule, State};
 use planaria_nn::{Param, ParamSpec};
 use std::ops::Range;
@@ -63,6 +63,9 @@ pub(crate) struct Weight {
     within: Region,
     pub(crate) dtype: DType,
     pub(crate) trainable: bool,
+    /// How it lies on the mesh of this stage; the data ranks hold copies.
+    pub(crate) layout: Layout,
+    /// How this rank's piece is shared out over the data ranks.
     pub(crate) share: Share,
     /// The own range.
     pub(crate) own: Range<usize>,
@@ -109,9 +112,10 @@ pub(crate) struct Keeping {
     pub(crate) frozen: Frozen,
     /// Position among the data ranks.
     pub(crate) rank: usize,
-    pub(crate) ranks: usize,
     /// This rank in the world.
     pub(crate) world: Rank,
+    /// The ranks of this stage, data ranks included.
+    pub(crate) mesh: Mesh,
 }
 
 impl Weight {
@@ -133,7 +137,12 @@ impl Weight {
         };
         let numel = leaf.local().numel();
         let full = leaf.local().reshape(&[numel])?;
-        let share = Share::even(numel, keeping.ranks);
+        let layout = param.spec().layout(&keeping.mesh)?;
+        let share = FlatShards::even(&layout, DATA)?.share(keeping.world)?;
+        if share.numel() != numel {
+            let what = format!("{param:?} has {numel} elements here, its layout says {}", share.numel());
+            return Err(Error::Bug { what });
+        }
         let own = share.range(keeping.rank);
         let part = full.narrow(0, own.start, own.len())?;
         Ok(Weight {
@@ -141,6 +150,7 @@ impl Weight {
             within,
             dtype: leaf.dtype(),
             trainable: param.is_trainable(),
+            layout,
             share,
             own,
             part,
@@ -152,8 +162,13 @@ impl Weight {
     }
 
     /// Shares it out, and takes all its elements, or the own ones, from elsewhere.
-    pub(crate) fn settle(&mut self, share: &Share, keeping: &Keeping, elements: Elements) -> Result<()> {
-        (self.share, self.own) = (share.clone(), share.range(keeping.rank));
+    pub(crate) fn settle(
+        &mut self,
+        shards: &FlatShards,
+        keeping: &Keeping,
+        elements: Elements,
+    ) -> Result<()> {
+        (self.share, self.own) = (shards.share(keeping.world)?, shards.range(keeping.world)?);
         (self.part, self.full) = match elements {
             Elements::All(full) => (full.narrow(0, self.own.start, self.own.len())?, Some(full)),
             Elements::Own(part) => (part, None),

@@ -4,34 +4,35 @@ use super::*;
 use planaria_comm::threads;
 use proptest::prelude::*;
 
-fn row(block: Option<usize>, numel: usize) -> Option<Row> {
-    Some(Row { block, numel, dtype: DType::F32, trainable: true, alone: false })
+/// A row of elements that all data ranks have.
+fn layout(numel: usize, ranks: usize) -> Layout {
+    format!("[{numel}] @ dp:R on dp={ranks}").parse().unwrap()
 }
 
-fn members(blocks: &[Vec<Bundle>]) -> Vec<Vec<Vec<usize>>> {
-    blocks.iter().map(|bundles| bundles.iter().map(|b| b.members.clone()).collect()).collect()
+fn row(block: Option<usize>, layout: &Layout) -> Option<Row<'_>> {
+    Some(Row { block, layout, dtype: DType::F32, trainable: true, alone: false })
 }
 
 #[test]
 fn a_bundle_stays_in_its_block_and_below_its_size() {
-    let big = ALONE / 4;
+    let (small, big) = (&layout(4, 2), &layout(ALONE / 4, 2));
     let rows = [
-        row(None, 10),
-        row(Some(0), 4),
+        row(None, small),
+        row(Some(0), small),
         row(Some(0), big),
-        row(Some(0), 4),
-        row(Some(10), 4),
-        row(Some(10), 4),
-        row(None, 4),
+        row(Some(0), small),
+        row(Some(10), small),
+        row(Some(10), small),
+        row(None, small),
         None,
     ];
-    let options = |sharding| BundleOptions { sharding, bytes: 1 << 30, ranks: 2 };
-    let flat = members(&blocks(&rows, options(Sharding::Flat)));
+    let options = |sharding| BundleOptions { sharding, bytes: 1 << 30 };
+    let flat = groups(&rows, options(Sharding::Flat));
     assert_eq!(flat, [vec![vec![0]], vec![vec![1, 2, 3]], vec![vec![4, 5]], vec![vec![6]]]);
-    let each = members(&blocks(&rows, options(Sharding::Parameter)));
+    let each = groups(&rows, options(Sharding::Parameter));
     assert_eq!(each[1], [vec![1], vec![2], vec![3]], "a long one travels alone");
     let small = BundleOptions { bytes: 20, ..options(Sharding::Flat) };
-    assert_eq!(members(&blocks(&rows, small))[2], [vec![4], vec![5]]);
+    assert_eq!(groups(&rows, small)[2], [vec![4], vec![5]]);
 }
 
 proptest! {
@@ -43,9 +44,10 @@ proptest! {
         ranks in 1usize..5,
         flat in any::<bool>(),
     ) {
-        let rows: Vec<_> = numels.iter().map(|&numel| row(Some(0), numel)).collect();
+        let layouts: Vec<Layout> = numels.iter().map(|&numel| layout(numel, ranks)).collect();
+        let rows: Vec<_> = layouts.iter().map(|layout| row(Some(0), layout)).collect();
         let sharding = if flat { Sharding::Flat } else { Sharding::Parameter };
-        let blocks = blocks(&rows, BundleOptions { sharding, bytes: 1 << 20, ranks });
+        let blocks = blocks(&rows, BundleOptions { sharding, bytes: 1 << 20 }, 0).unwrap();
         let [bundle] = &blocks[0][..] else { panic!("one bundle") };
         prop_assert!(!flat || bundle.is_straight());
         let value = |member: usize, i: usize| (member * 100 + i) as f32;

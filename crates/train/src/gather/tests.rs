@@ -5,6 +5,7 @@ use crate::bundle::{self, BundleOptions, Row};
 use crate::config::Sharding;
 use planaria_array::{DType, reset_thread_peak, thread_memory_stats};
 use planaria_comm::{CommExt, threads};
+use planaria_layout::Layout;
 
 const LAYERS: usize = 6;
 
@@ -13,12 +14,15 @@ const NUMELS: [usize; 2] = [1 << 16, 1 << 18];
 
 /// A gatherer of layers only, every element of a weight being the weight's number.
 fn layers(comm: Arc<dyn Comm>, sharding: Sharding) -> Gatherer {
+    let layouts: Vec<Layout> =
+        NUMELS.iter().map(|n| format!("[{n}] @ dp:R on dp={}", comm.size()).parse().unwrap()).collect();
     let row = |i: usize| {
-        let (block, numel) = (Some(i / 2), NUMELS[i % 2]);
-        Some(Row { block, numel, dtype: DType::F32, trainable: true, alone: false })
+        let (block, layout) = (Some(i / 2), &layouts[i % 2]);
+        Some(Row { block, layout, dtype: DType::F32, trainable: true, alone: false })
     };
-    let rows: Vec<Option<Row>> = (0..2 * LAYERS).map(row).collect();
-    let blocks = bundle::blocks(&rows, BundleOptions { sharding, bytes: 1 << 30, ranks: comm.size() });
+    let rows: Vec<Option<Row<'_>>> = (0..2 * LAYERS).map(row).collect();
+    let options = BundleOptions { sharding, bytes: 1 << 30 };
+    let blocks = bundle::blocks(&rows, options, comm.rank()).unwrap();
     let mut homes = vec![[0; 3]; rows.len()];
     for (block, bundles) in blocks.iter().enumerate() {
         for (place, bundle) in bundles.iter().enumerate() {

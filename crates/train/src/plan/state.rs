@@ -3,10 +3,9 @@
 use super::{Memory, Setting};
 use crate::config::Reduction;
 use crate::error::{Error, Result};
-use crate::share::Share;
 use crate::weights::Zero;
 use planaria_array::Array;
-use planaria_layout::{DType, Layout, Rank};
+use planaria_layout::{DType, Layout, Rank, Share};
 use planaria_nn::ParamSpec;
 use planaria_nn::models::Stage;
 use std::collections::BTreeMap;

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::config::Sources;
-use crate::share::Share;
 use crate::weights::Zero;
 use planaria_array::{Array, thread_memory_stats};
 use planaria_comm::{CommExt, threads};
+use planaria_layout::Share;
 use planaria_nn::models::{DecoderConfig, Recompute, Run};
 use planaria_nn::{Init, Parallel};
 use planaria_tensor::{Tensor, World};

@@ -15,11 +15,11 @@ mod tests;
 
 use crate::config::Reduction;
 use crate::error::{Error, Result};
-use crate::share::Share;
 use fold::{Flight, Fold};
 use micro::Micro;
 use planaria_array::{Array, DType, ops};
 use planaria_comm::{AllToAll, Call, Comm, CommExt};
+use planaria_layout::Share;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

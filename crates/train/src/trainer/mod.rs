@@ -4,6 +4,7 @@ mod compute;
 mod evaluate;
 mod feed;
 mod figures;
+mod holders;
 mod lock;
 mod rank;
 mod records;

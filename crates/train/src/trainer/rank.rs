@@ -1,6 +1,7 @@
 //! One rank of a run, from its first collective to its last.
 
 use super::compute::Compute;
+use super::holders;
 use super::lock::Lock;
 use super::records::Records;
 use super::resume::{self, Progress};
@@ -22,7 +23,7 @@ use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Keeping, Zero};
 use planaria_array::Array;
-use planaria_ckpt::{Item, Kind, LoadOptions, State};
+use planaria_ckpt::{Item, Kind, Known, LoadOptions, State};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
@@ -48,6 +49,8 @@ pub(super) struct RankRun<'a> {
     pub(super) schedule: Schedule,
     pub(super) progress: Progress,
     saves: Saves,
+    /// Who holds what of the state, on all ranks.
+    known: Known,
     /// Absent until the state is there.
     records: Option<Arc<Records>>,
     pub(super) losses: Vec<f64>,
@@ -71,7 +74,10 @@ impl<'a> RankRun<'a> {
         let keeping = keeping(job, &place, world.world_rank())?;
         let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
         let own = lanes.own(place.stage);
+        let positions: Vec<Vec<Stage>> = (0..place.stages).map(|position| lanes.own(position)).collect();
+        let known = holders::known(job, &place.mesh, &positions, &keeping)?;
         let replica = replica(job, &own, &init, &near, &keeping)?;
+        holders::check_order(job, &own, &replica.weights)?;
         let pipeline = lanes.start(&world, &place, &near)?;
         let saves = Saves::new(&world, job.store()?, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
@@ -90,6 +96,7 @@ impl<'a> RankRun<'a> {
             schedule,
             progress,
             saves,
+            known,
             records: None,
             losses: Vec::new(),
             skipped: 0,
@@ -119,8 +126,8 @@ fn keeping(job: &Job, place: &Position, world: Rank) -> Result<Keeping> {
         ema: config.optim.ema.map(Ema::new).transpose()?,
         frozen: Frozen::new(&config.train.freeze, &*job.model)?,
         rank: place.replica,
-        ranks: place.replicas,
         world,
+        mesh: place.mesh.fix(&[("pp", place.stage)])?,
     })
 }
 
@@ -142,7 +149,7 @@ fn replica(
         near,
         keeping,
         reduce: ReduceOptions { mode, bucket_bytes: bytes },
-        bundles: BundleOptions { sharding, bytes, ranks: keeping.ranks },
+        bundles: BundleOptions { sharding, bytes },
     })
 }
 
@@ -199,6 +206,7 @@ impl RankRun<'_> {
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
         let mut state = State::new(resume::items(&self.replica, Array::clone)?);
+        state.known = Some(self.known.clone());
         let loaded = planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default());
         loaded.map_err(|error| start::unreadable(self.job, folder, error))?;
         self.progress = resume::progress(&state)?;
@@ -286,7 +294,8 @@ impl RankRun<'_> {
 
     fn save(&mut self) -> Result<()> {
         let began = Instant::now();
-        let state = resume::snapshot(self.job, &self.replica, &self.progress)?;
+        let mut state = resume::snapshot(self.job, &self.replica, &self.progress)?;
+        state.known = Some(self.known.clone());
         // After a skipped step the checkpoints before it may be the good ones: they all stay.
         let keep = if self.skipped > 0 { Keep::All } else { Keep::Configured };
         self.saves.begin(self.job, state, keep, began)

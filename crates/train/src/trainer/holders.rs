@@ -1,0 +1,160 @@
+//! Who holds which boxes of the state, on all ranks: it follows from the configuration, so that nobody has to be asked
+//! when a checkpoint is written or read.
+
+use super::{Job, setup};
+use crate::bundle::{self, BundleOptions, Row};
+use crate::config::TrainSection;
+use crate::error::{Error, Result};
+use crate::weights::{Keeping, Weight, Zero};
+use planaria_array::Array;
+use planaria_ckpt::{Kind, Known, KnownTensor, TensorKey};
+use planaria_layout::{DType, FlatShards, Layout, Mesh, RankTiling, Shape, Slice};
+use planaria_nn::ParamSpec;
+use planaria_nn::models::Stage;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The state of all ranks. `positions` are the model parts of each position of the pipeline.
+pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &Keeping) -> Result<Known> {
+    let TrainSection { shard: sharding, bucket_bytes: bytes, precision, .. } = job.config.train;
+    let dtype = setup::dtype(precision);
+    let table = |stage: &Stage| Ok(job.model.parameters(stage)?);
+    let tables = positions.iter().map(|parts| parts.iter().map(table).collect::<Result<_>>());
+    let tables: Vec<Vec<Vec<ParamSpec>>> = tables.collect::<Result<_>>()?;
+    let mut listing = Listing { kept: kept(keeping, dtype)?, ..Listing::default() };
+    for (position, parts) in tables.iter().enumerate() {
+        let stage = mesh.fix(&[("pp", position)])?;
+        for part in parts {
+            let layouts =
+                part.iter().map(|spec| Ok(spec.layout(&stage)?)).collect::<Result<Vec<Layout>>>()?;
+            let rows = part.iter().zip(&layouts).map(|(spec, layout)| {
+                let twin = twin_of(&tables, position, spec);
+                let trainable = !keeping.frozen.contains(&spec.name);
+                (twin != Twin::Here).then(|| Row {
+                    block: spec.block,
+                    layout,
+                    dtype,
+                    trainable,
+                    alone: twin == Twin::Elsewhere,
+                })
+            });
+            let rows: Vec<Option<Row<'_>>> = rows.collect();
+            let bundles = bundle::groups(&rows, BundleOptions { sharding, bytes });
+            for members in bundles.iter().flatten() {
+                for (&i, shards) in members.iter().zip(bundle::shards(&rows, members, sharding)?) {
+                    let trainable = rows[i].as_ref().is_some_and(|row| row.trainable);
+                    listing.add(&part[i], &layouts[i], &shards, trainable)?;
+                }
+            }
+        }
+    }
+    Ok(Known::new(listing.tensors)?)
+}
+
+/// The parameters that this rank was built with must be those of the table, in its order: other ranks count on it.
+pub(super) fn check_order(job: &Job, own: &[Stage], weights: &[Weight]) -> Result<()> {
+    let mut built = weights.iter().map(|weight| &weight.spec.name);
+    for stage in own {
+        for spec in job.model.parameters(stage)? {
+            let found = built.next();
+            if found != Some(&spec.name) {
+                let found = found.map_or("nothing".to_string(), |name| format!("`{name}`"));
+                let what = format!(
+                    "the model builds {found} where its table has `{}`; visit parameters in the order of the table",
+                    spec.name
+                );
+                return Err(Error::Run { what });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the other leaf of a tied value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Twin {
+    None,
+    /// At the same position: that one has the elements.
+    Here,
+    Elsewhere,
+}
+
+fn twin_of(tables: &[Vec<Vec<ParamSpec>>], position: usize, spec: &ParamSpec) -> Twin {
+    let all = |at: usize| tables[at].iter().flatten();
+    let here = |name: &str| all(position).any(|other| other.name == name);
+    match &spec.tied {
+        Some(twin) if here(twin) => Twin::Here,
+        Some(_) => Twin::Elsewhere,
+        None => {
+            let others = (0..tables.len()).filter(|&at| at != position).flat_map(all);
+            let tied = others.filter_map(|other| other.tied.as_ref()).any(|twin| *twin == spec.name);
+            if tied { Twin::Elsewhere } else { Twin::None }
+        }
+    }
+}
+
+/// What is kept of a parameter: its kind, its dtype, and whether the data ranks divide it.
+#[derive(Debug, Default)]
+struct Kept {
+    weight: Vec<(Kind, DType, bool)>,
+    /// Only of those that are trained.
+    state: Vec<(Kind, DType, bool)>,
+}
+
+fn kept(keeping: &Keeping, dtype: DType) -> Result<Kept> {
+    let none = Array::zeros(&[0], dtype)?;
+    let (optim, divided) = (keeping.rule.state(&none)?, keeping.zero != Zero::Off);
+    let mut state = Vec::new();
+    state.extend(optim.master.iter().map(|master| (Kind::Master, master.dtype(), divided)));
+    let slot = |(name, array): &(_, Array)| (Kind::Slot(ToString::to_string(name)), array.dtype(), divided);
+    state.extend(optim.slots.iter().map(slot));
+    if let Some(ema) = keeping.ema {
+        state.push((Kind::Ema, ema.start(&none)?.dtype(), divided));
+    }
+    Ok(Kept { weight: vec![(Kind::Parameter, dtype, keeping.zero == Zero::Weights)], state })
+}
+
+/// The tensors so far.
+#[derive(Debug, Default)]
+struct Listing {
+    kept: Kept,
+    tensors: Vec<KnownTensor>,
+    by_key: HashMap<TensorKey, usize>,
+}
+
+impl Listing {
+    fn add(&mut self, spec: &ParamSpec, base: &Layout, shards: &FlatShards, trainable: bool) -> Result<()> {
+        let state = self.kept.state.iter().filter(|_| trainable);
+        let kinds: Vec<_> = self.kept.weight.iter().chain(state).cloned().collect();
+        if !spec.is_stacked() {
+            let name = spec.tied.as_ref().unwrap_or(&spec.name);
+            let (base, shards): (RankTiling, RankTiling) = (Arc::new(base.clone()), Arc::new(shards.clone()));
+            for (kind, dtype, divided) in kinds {
+                let held = if divided { &shards } else { &base };
+                self.push(TensorKey { kind, name: name.clone() }, &spec.shape, dtype, held.clone());
+            }
+            return Ok(());
+        }
+        for (index, name) in spec.files().into_iter().enumerate() {
+            let base: RankTiling = Arc::new(Slice::new(base.clone(), index)?);
+            let shards: RankTiling = Arc::new(Slice::new(shards.clone(), index)?);
+            for (kind, dtype, divided) in kinds.clone() {
+                let held = if divided { &shards } else { &base };
+                self.push(TensorKey { kind, name: name.clone() }, base.shape(), dtype, held.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// A value that two stages have is one tensor.
+    fn push(&mut self, key: TensorKey, shape: &Shape, dtype: DType, held: RankTiling) {
+        let number = *self.by_key.entry(key.clone()).or_insert(self.tensors.len());
+        match self.tensors.get_mut(number) {
+            Some(tensor) => tensor.held.push(held),
+            None => {
+                let TensorKey { kind, name } = key;
+                self.tensors.push(KnownTensor { kind, name, shape: shape.clone(), dtype, held: vec![held] });
+            }
+        }
+    }
+}
