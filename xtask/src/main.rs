@@ -1,9 +1,10 @@
-//! The project's own commands: `cargo xtask test | tidy | golden | asan | fuzz | python | bench`.
+//! The project's own commands: `cargo xtask test | tidy | golden | kernels | asan | fuzz | python | bench`.
 
 mod asan;
 mod bench;
 mod compilers;
 mod golden;
+mod kernels;
 mod licences;
 mod mpi;
 mod peers;
@@ -39,6 +40,8 @@ enum Command {
         /// A golden file, or a folder of fixtures
         path: PathBuf,
     },
+    /// Compile every CUDA kernel for sm_90a into target/kernels, and run them on an emulated device
+    Kernels,
     /// Run the tests of the crates with unsafe code under the address sanitizer
     Asan,
     /// Attack a parser with mutations of known inputs: a name or `all`, then `--runs N --seed S`
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
             report.is_clean()
         }),
         Command::Golden { kind, path } => return golden::run(&root, &kind, &path),
+        Command::Kernels => Ok(kernels::run_alone(&root)),
         Command::Asan => Ok(asan::run(&root)),
         Command::Fuzz { args } => {
             let fuzz = ["run", "--release", "--quiet", "--bin", "planaria-fuzz", "--"];

@@ -7,7 +7,7 @@ use std::thread;
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{compilers, golden, licences, mpi, peers, python, s3, tidy};
+use crate::{compilers, golden, kernels, licences, mpi, peers, python, s3, tidy};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -34,6 +34,8 @@ pub(crate) fn run(root: &Path) -> bool {
         programs(root, &needs, &mut summary);
         summary.step("python", || python::step(root, features, &torch.join().unwrap_or_else(gone)));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
+        summary.step("kernels", || kernels::compile_step(root));
+        summary.step("emulated device", || kernels::emulate_step(root));
     });
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
@@ -73,6 +75,7 @@ fn preflight(root: &Path) -> Needs {
     let reason = needs.mpi.as_ref().err();
     eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
     eprintln!("torch, transformers    in a venv under target, made when missing (formats of others)");
+    eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
     eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
     needs
 }

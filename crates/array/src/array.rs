@@ -5,8 +5,9 @@ use crate::cpu::strided::Operand;
 use crate::device::Device;
 use crate::element::{Element, Scalar, with_dtype};
 use crate::error::{Error, Result};
-use crate::storage::{self, Coverage, Storage};
+use crate::storage::{self, Coverage, CudaUpdate, Storage};
 use bytemuck::Pod;
+use planaria_cuda::Lane;
 use planaria_layout::{DType, Shape};
 use smallvec::SmallVec;
 use std::marker::PhantomData;
@@ -260,12 +261,23 @@ impl Array {
         let buffer = self.storage.read();
         match *buffer {
             Buffer::Host(_) => Ok(Host(buffer)),
-            Buffer::Meta => Err(Error::Device {
-                op,
-                device: Device::Meta,
-                hint: "a meta array has no bytes; create it on the cpu",
-            }),
+            Buffer::Cuda(_) | Buffer::Meta => Err(storage::no_bytes(op, self.device())),
         }
+    }
+
+    /// The storage's bytes as they are now, wherever they live.
+    pub(crate) fn buffer(&self) -> Arc<Buffer> {
+        self.storage.read()
+    }
+
+    /// Begins a change of a device's bytes; `coverage` as in [`Storage::begin_cuda_update`].
+    pub(crate) fn begin_cuda_update(
+        &self,
+        op: &'static str,
+        lane: &Arc<Lane>,
+        coverage: Coverage,
+    ) -> Result<CudaUpdate<'_>> {
+        self.storage.begin_cuda_update(op, lane, coverage)
     }
 
     /// This view over bytes obtained from [`Array::host`].
@@ -302,9 +314,17 @@ impl Array {
         Ok(Update { storage: self.storage.begin_update(op, coverage)?, range: start..start + len })
     }
 
-    /// The elements in row-major order.
+    /// The elements in row-major order. Of a device's array they are copied here, after all work that makes them.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        Ok(self.values::<T>("to_vec")?.to_vec())
+        Ok(self.on_host()?.values::<T>("to_vec")?.to_vec())
+    }
+
+    /// This array, or a copy in host memory where a device holds it.
+    fn on_host(&self) -> Result<Array> {
+        match self.device() {
+            Device::Cpu | Device::Meta => Ok(self.clone()),
+            Device::Cuda(_) => self.to(Device::Cpu),
+        }
     }
 
     /// The value of an array with exactly one element.
@@ -315,8 +335,9 @@ impl Array {
                 format!("shape {} has {} elements, not 1", self.shape, self.numel()),
             ));
         }
-        let host = self.host("item")?;
-        with_dtype!(self.dtype, T => Ok(host.slice::<T>()[self.offset].to_scalar()))
+        let here = self.on_host()?;
+        let host = here.host("item")?;
+        with_dtype!(here.dtype, T => Ok(host.slice::<T>()[here.offset].to_scalar()))
     }
 }
 
@@ -346,7 +367,7 @@ impl Host {
     pub(crate) fn slice<T: Pod>(&self) -> &[T] {
         match self.0.as_ref() {
             Buffer::Host(buffer) => buffer.slice(),
-            Buffer::Meta => &[],
+            Buffer::Cuda(_) | Buffer::Meta => unreachable!("only host bytes are held as host bytes"),
         }
     }
 }

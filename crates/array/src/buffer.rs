@@ -9,6 +9,7 @@ use bytemuck::Pod;
 /// A block of memory on one device.
 pub(crate) enum Buffer {
     Host(HostBuffer),
+    Cuda(planaria_cuda::Block),
     /// No memory: only the size is known.
     Meta,
 }

@@ -1,8 +1,11 @@
 //! Bytes of contiguous host arrays, for code that moves them elsewhere: communicators, files.
 
 use crate::array::{Array, Host};
+use crate::cuda;
+use crate::device::Device;
 use crate::element::with_dtype;
 use crate::error::{Error, Result};
+use crate::storage::Coverage;
 use planaria_layout::{DType, Shape};
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -67,7 +70,13 @@ impl Array {
         if !self.is_whole() {
             return Ok(false);
         }
-        self.begin_update("renew")?.commit();
+        match self.device() {
+            Device::Cuda(_) => {
+                let lane = cuda::lane_of("renew", self)?;
+                self.begin_cuda_update("renew", &lane, Coverage::All)?.commit();
+            }
+            Device::Cpu | Device::Meta => self.begin_update("renew")?.commit(),
+        }
         Ok(true)
     }
 

@@ -25,7 +25,7 @@ impl fmt::Display for Array {
         }
         let texts: Vec<String> = with_dtype!(self.dtype(), T => {
             let seen = self.edges().map_err(|_| fmt::Error)?;
-            let values = seen.values::<T>("display").map_err(|_| fmt::Error)?;
+            let values = seen.to_vec::<T>().map_err(|_| fmt::Error)?;
             values.iter().map(|v| v.to_scalar().to_string()).collect()
         });
         f.write_str(" ")?;

@@ -88,6 +88,27 @@ pub enum Error {
         /// One next action.
         hint: &'static str,
     },
+    /// Operands in two memories. A 0-d array of the host may stand beside arrays of a device.
+    #[error("{op}: operands live on {lhs} and {rhs}; move one of them with `to`")]
+    MixedDevices {
+        /// The operation.
+        op: &'static str,
+        /// Where the first one lives.
+        lhs: Device,
+        /// Where another one lives.
+        rhs: Device,
+    },
+    /// An operation that a device has no kernel for. Nothing is moved to the host behind the caller's back.
+    #[error("{op} is not on {device} yet; move the array to the cpu first")]
+    NotOnDevice {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: Device,
+    },
+    /// What a CUDA device or its driver says.
+    #[error(transparent)]
+    Cuda(Box<planaria_cuda::Error>),
     /// An integer index outside its dim.
     #[error(
         "index {index} is out of range for dim {dim} with size {size} (index number {position} of the expression)"
@@ -249,6 +270,10 @@ impl Error {
             Error::Step { .. } | Error::Argument { .. } => ErrorClass::Value,
             _ => ErrorClass::Runtime,
         }
+    }
+
+    pub(crate) fn mixed(op: &'static str, lhs: Device, rhs: Device) -> Error {
+        Error::MixedDevices { op, lhs, rhs }
     }
 
     pub(crate) fn argument(op: &'static str, what: impl Into<String>) -> Error {

@@ -2,6 +2,7 @@
 
 use crate::array::Array;
 use crate::buffer::HostBuffer;
+use crate::device::Device;
 use crate::error::Result;
 use planaria_layout::{DType, Shape};
 use std::fmt;
@@ -14,9 +15,9 @@ pub struct Lent {
 
 impl Array {
     /// Memory for all elements of this array with unspecified contents; `None` when the view does not show its whole
-    /// storage in order. Every view sees the new values once it is given back.
+    /// storage in order, or when the memory is not the host's. Every view sees the new values once it is given back.
     pub fn lend(&self) -> Result<Option<Lent>> {
-        if self.is_meta() || !self.is_whole() {
+        if self.device() != Device::Cpu || !self.is_whole() {
             return Ok(None);
         }
         let buffer = HostBuffer::new(self.numel() * self.dtype().size())?;

@@ -11,7 +11,7 @@ mod dist;
 mod math;
 mod window;
 
-pub(crate) use dist::{BitsDraw, threshold};
+pub(crate) use dist::{BitsDraw, Truncated, threshold};
 pub use dist::{
     Normal, TruncatedNormal, bernoulli, bits, normal, normal_f64, randint, truncated_normal,
     truncated_normal_f64, uniform, uniform_f64,

@@ -2,9 +2,11 @@
 //! and are separated by the next write.
 
 use crate::buffer::{Buffer, HostBuffer};
+use crate::cuda;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
+use planaria_cuda::{Access, Block, Lane};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +35,17 @@ impl Storage {
     pub(crate) fn meta(bytes: usize) -> Arc<Storage> {
         let buffer = Mutex::new(Arc::new(Buffer::Meta));
         Arc::new(Storage { buffer, version: AtomicU64::new(0), device: Device::Meta, bytes })
+    }
+
+    /// Memory of a device with unspecified contents; of the meta device, none.
+    pub(crate) fn on(device: Device, op: &'static str, bytes: usize) -> Result<Arc<Storage>> {
+        let buffer = match device {
+            Device::Cpu => Buffer::Host(HostBuffer::new(bytes)?),
+            Device::Meta => Buffer::Meta,
+            Device::Cuda(ordinal) => Buffer::Cuda(cuda::lane(ordinal)?.block(op, bytes)?),
+        };
+        let buffer = Mutex::new(Arc::new(buffer));
+        Ok(Arc::new(Storage { buffer, version: AtomicU64::new(0), device, bytes }))
     }
 
     pub(crate) fn device(&self) -> Device {
@@ -87,21 +100,55 @@ impl Storage {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Begins a change of the bytes; other access waits until it is committed or dropped.
+    /// Begins a change of host bytes; other access waits until it is committed or dropped.
     pub(crate) fn begin_update(&self, op: &'static str, coverage: Coverage) -> Result<Update<'_>> {
+        if self.device != Device::Cpu {
+            return Err(no_bytes(op, self.device));
+        }
         let mut guard = self.lock();
         let mut fresh = None;
         if Arc::get_mut(&mut guard).is_none() {
-            let Buffer::Host(old) = guard.as_ref() else { return Err(no_bytes(op)) };
+            let Buffer::Host(old) = guard.as_ref() else { return Err(no_bytes(op, self.device)) };
             match coverage {
                 Coverage::All => fresh = Some(HostBuffer::new(old.bytes())?),
                 Coverage::Part => *guard = Arc::new(Buffer::Host(old.try_clone()?)),
             }
         }
-        if matches!(**guard, Buffer::Meta) {
-            return Err(no_bytes(op));
-        }
         Ok(Update { version: &self.version, guard, fresh })
+    }
+
+    /// Begins a change of a CUDA device's bytes that the lane's stream makes; other access waits until it is committed
+    /// or dropped.
+    pub(crate) fn begin_cuda_update(
+        &self,
+        op: &'static str,
+        lane: &Arc<Lane>,
+        coverage: Coverage,
+    ) -> Result<CudaUpdate<'_>> {
+        let mut guard = self.lock();
+        let shared = Arc::get_mut(&mut guard).is_none();
+        let Buffer::Cuda(old) = guard.as_ref() else { return Err(no_bytes(op, self.device)) };
+        if !shared {
+            old.used_by(op, lane.compute(), Access::Write)?;
+            let address = old.address();
+            return Ok(CudaUpdate { version: &self.version, guard, fresh: None, address, old: address });
+        }
+        let block = lane.block(op, old.bytes())?;
+        let (address, old_address) = (block.address(), old.address());
+        block.used_by(op, lane.compute(), Access::Write)?;
+        old.used_by(op, lane.compute(), Access::Read)?;
+        if coverage == Coverage::All {
+            return Ok(CudaUpdate {
+                version: &self.version,
+                guard,
+                fresh: Some(block),
+                address,
+                old: old_address,
+            });
+        }
+        lane.copy_within(op, address, old_address, old.bytes())?;
+        *guard = Arc::new(Buffer::Cuda(block));
+        Ok(CudaUpdate { version: &self.version, guard, fresh: None, address, old: address })
     }
 }
 
@@ -125,15 +172,9 @@ pub(crate) struct Update<'a> {
 impl Update<'_> {
     /// The bytes as elements. With old ones, the new ones must be written in full; else change them in place.
     pub(crate) fn slices<T: Pod>(&mut self) -> (Option<&[T]>, &mut [T]) {
-        match (&mut self.fresh, &mut self.guard) {
-            (Some(fresh), guard) => match guard.as_ref() {
-                Buffer::Host(old) => (Some(old.slice()), fresh.slice_mut()),
-                Buffer::Meta => (None, &mut []),
-            },
-            (None, guard) => match Arc::get_mut(guard) {
-                Some(Buffer::Host(host)) => (None, host.slice_mut()),
-                _ => (None, &mut []),
-            },
+        match &mut self.fresh {
+            Some(fresh) => (Some(of_host(&self.guard).slice()), fresh.slice_mut()),
+            None => (None, alone(&mut self.guard).slice_mut()),
         }
     }
 
@@ -146,6 +187,55 @@ impl Update<'_> {
     }
 }
 
-fn no_bytes(op: &'static str) -> Error {
-    Error::Device { op, device: Device::Meta, hint: "a meta array has no bytes; create it on the cpu" }
+/// An update begins only on host bytes that nobody else holds, and keeps them locked.
+fn of_host(buffer: &Buffer) -> &HostBuffer {
+    match buffer {
+        Buffer::Host(host) => host,
+        Buffer::Cuda(_) | Buffer::Meta => unreachable!("an update of host bytes begins on host bytes"),
+    }
+}
+
+fn alone(buffer: &mut Arc<Buffer>) -> &mut HostBuffer {
+    match Arc::get_mut(buffer) {
+        Some(Buffer::Host(host)) => host,
+        _ => unreachable!("an update of host bytes begins on bytes of its own"),
+    }
+}
+
+/// A change of a device's bytes under way.
+pub(crate) struct CudaUpdate<'a> {
+    version: &'a AtomicU64,
+    guard: MutexGuard<'a, Arc<Buffer>>,
+    /// Where the new bytes go when the old ones are held by a snapshot or reader.
+    fresh: Option<Block>,
+    address: u64,
+    old: u64,
+}
+
+impl CudaUpdate<'_> {
+    /// Where the storage starts.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Where the old values are: elsewhere when a snapshot holds them and all new ones are to be written.
+    pub(crate) fn old_address(&self) -> u64 {
+        self.old
+    }
+
+    /// Makes the change visible; the work must be queued.
+    pub(crate) fn commit(mut self) {
+        if let Some(fresh) = self.fresh.take() {
+            *self.guard = Arc::new(Buffer::Cuda(fresh));
+        }
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Why a storage's bytes cannot be had as host memory.
+pub(crate) fn no_bytes(op: &'static str, device: Device) -> Error {
+    match device {
+        Device::Cuda(_) => Error::NotOnDevice { op, device },
+        _ => Error::Device { op, device, hint: "a meta array has no bytes; create it on the cpu" },
+    }
 }

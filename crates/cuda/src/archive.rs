@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 const MAGIC: &[u8; 8] = b"PLNKERN1";
 const ENTRY: usize = 32;
+/// Cubins start at multiples of this: the driver reads them as structs.
+const ALIGN: usize = 64;
 
 /// A file of compiled kernels.
 #[derive(Debug)]
@@ -88,14 +90,17 @@ impl ArchiveWriter {
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend((self.0.len() as u64).to_le_bytes());
-        let mut at = out.len() + self.0.len() * ENTRY;
+        let mut at = (out.len() + self.0.len() * ENTRY).next_multiple_of(ALIGN);
         for (key, cubin) in &self.0 {
             out.extend(key.0.to_le_bytes());
             out.extend((at as u64).to_le_bytes());
             out.extend((cubin.len() as u64).to_le_bytes());
-            at += cubin.len();
+            at = (at + cubin.len()).next_multiple_of(ALIGN);
         }
-        self.0.values().for_each(|cubin| out.extend(cubin));
+        for cubin in self.0.values() {
+            out.resize(out.len().next_multiple_of(ALIGN), 0);
+            out.extend(cubin);
+        }
         out
     }
 }

@@ -218,7 +218,8 @@ impl Lane {
         if full {
             self.check(note.op)?;
         }
-        let table = match self.late().table {
+        let known = self.late().table;
+        let table = match known {
             Some(table) => table,
             None => {
                 let bytes = SLOTS * SLOT_WORDS * 8;

@@ -3,6 +3,8 @@
 use crate::array::Array;
 use crate::convert::convert_bytes;
 use crate::cpu::map::{Bound, map1};
+use crate::cuda;
+use crate::device::Device;
 use crate::element::with_size;
 use crate::error::Result;
 use planaria_layout::DType;
@@ -14,8 +16,10 @@ impl Array {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        if self.is_meta() {
-            return Ok(Array::meta_of(self.shape().clone(), dtype));
+        match self.device() {
+            Device::Meta => return Ok(Array::meta_of(self.shape().clone(), dtype)),
+            Device::Cuda(_) => return cuda::cast(self, dtype),
+            Device::Cpu => {}
         }
         let host = self.host("cast")?;
         // Only element sizes matter to the walk; the conversion itself is chosen per block.

@@ -29,18 +29,12 @@ impl Array {
 
     /// `value` in this array's shape, dtype and device.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Array> {
-        if self.is_meta() {
-            return Ok(Array::meta_of(self.shape().clone(), self.dtype()));
-        }
-        Array::full(self.shape(), value, self.dtype())
+        Array::full_on(self.shape(), value, self.dtype(), self.device())
     }
 
     /// Zeros in this array's shape, dtype and device.
     pub fn zeros_like(&self) -> Result<Array> {
-        if self.is_meta() {
-            return Ok(Array::meta_of(self.shape().clone(), self.dtype()));
-        }
-        Array::zeros_of(self.shape().clone(), self.dtype())
+        Array::zeros_on(self.shape(), self.dtype(), self.device())
     }
 
     /// Ones in this array's shape, dtype and device.

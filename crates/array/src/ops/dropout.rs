@@ -4,7 +4,11 @@ use crate::array::Array;
 use crate::cpu::real::{Float, Real, with_float};
 use crate::cpu::simd::simd;
 use crate::cpu::strided::{BLOCK, Operand};
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::fused::real_dtype;
+use crate::ops::where_;
 use crate::pool;
 use crate::random::{BitsDraw, Key, Window, fill_run, threshold};
 use planaria_layout::DType;
@@ -15,8 +19,10 @@ use planaria_layout::DType;
 /// which elements `x` holds. Narrow floats are computed in f32 and rounded once.
 pub fn dropout(x: &Array, p: f64, key: Key, window: &Window) -> Result<Array> {
     let mask = Mask::new("dropout", x, p, key, window)?;
-    if x.is_meta() {
-        return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+    match x.device() {
+        Device::Meta => return Ok(Array::meta_of(x.shape().clone(), x.dtype())),
+        Device::Cuda(ordinal) => return mask.on_cuda(x, ordinal),
+        Device::Cpu => {}
     }
     let host = x.host("dropout")?;
     with_float!("dropout", x.dtype(), T => {
@@ -41,10 +47,12 @@ pub fn dropout_add(x: &Array, residual: &Array, p: f64, key: Key, window: &Windo
         return Err(Error::ShapeMismatch { op, lhs, rhs, reason: "input and residual must have one shape" });
     }
     if residual.device() != x.device() {
-        return Err(x.mixed_devices(op));
+        return Err(x.mixed_devices(op, residual));
     }
-    if x.is_meta() {
-        return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+    match x.device() {
+        Device::Meta => return Ok(Array::meta_of(x.shape().clone(), x.dtype())),
+        Device::Cuda(ordinal) => return mask.on_cuda(x, ordinal)?.add(residual),
+        Device::Cpu => {}
     }
     let (hx, hr) = (x.host(op)?, residual.host(op)?);
     with_float!(op, x.dtype(), T => {
@@ -90,6 +98,15 @@ impl<'w> Mask<'w> {
             return Err(Error::DType { op, found: x.dtype(), expected: "f32, f64, bf16 or f16" });
         }
         Ok(Mask { limit, scale: 1.0 / (1.0 - p), key, window })
+    }
+
+    /// The same on a device, in steps that round as one.
+    fn on_cuda(&self, x: &Array, ordinal: u32) -> Result<Array> {
+        let wide = real_dtype("dropout", x.dtype())?;
+        let limit = cuda::Parameter::Word(self.limit.map_or(1 << 32, u64::from));
+        let gone = cuda::draw(ordinal, self.window, self.key, "bernoulli", DType::Bool, &[limit])?;
+        let kept = x.cast(wide)?.mul(&Array::scalar(self.scale, wide)?)?;
+        where_(&gone, &Array::scalar(0, wide)?, &kept)?.cast(x.dtype())
     }
 
     fn words(&self, first: usize, out: &mut [u32]) {

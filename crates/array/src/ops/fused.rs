@@ -3,6 +3,7 @@
 use crate::array::{Array, Values};
 use crate::buffer::HostBuffer;
 use crate::cpu::real::Real;
+use crate::device::Device;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
@@ -31,10 +32,22 @@ impl<T: Element> Fresh<T> {
     }
 }
 
+/// The device all operands live on. A 0-d array of the host may stand beside arrays of another device.
+pub(crate) fn home(op: &'static str, operands: &[&Array]) -> Result<Device> {
+    let mut home = None;
+    for x in operands.iter().filter(|x| x.device() != Device::Cpu || x.ndim() > 0) {
+        match home {
+            Some(device) if device != x.device() => return Err(Error::mixed(op, device, x.device())),
+            _ => home = Some(x.device()),
+        }
+    }
+    Ok(home.unwrap_or_default())
+}
+
 /// True when all operands are on the meta device; an error when only some are.
 pub(crate) fn all_meta(op: &'static str, first: &Array, others: &[Option<&Array>]) -> Result<bool> {
     match others.iter().flatten().find(|x| x.device() != first.device()) {
-        Some(_) => Err(first.mixed_devices(op)),
+        Some(other) => Err(first.mixed_devices(op, other)),
         None => Ok(first.is_meta()),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::array::{Array, contiguous_strides};
 use crate::cpu::copy::{self, Geometry};
+use crate::device::Device;
 use crate::element::with_size;
 use crate::error::{Error, Result};
 use crate::view::{real_dim, resolve_dim};
@@ -28,10 +29,19 @@ pub fn concat(arrays: &[&Array], dim: i64) -> Result<Array> {
     let mut dims = Dims::from_slice(first.shape());
     dims[d] = total;
     let shape = Shape::from_dims(dims)?;
-    if first.is_meta() {
-        return Ok(Array::meta_of(shape, first.dtype()));
+    match first.device() {
+        Device::Meta => Ok(Array::meta_of(shape, first.dtype())),
+        Device::Cpu => join(arrays, d, shape),
+        Device::Cuda(_) => {
+            let out = Array::unwritten("concat", shape, first.dtype(), first.device())?;
+            let mut at = 0;
+            for x in arrays {
+                out.narrow(d as i64, at, x.shape()[d])?.copy_from(x)?;
+                at += x.shape()[d];
+            }
+            Ok(out)
+        }
     }
-    join(arrays, d, shape)
 }
 
 /// Copies the arrays next to each other along dim `d` of a new array.
@@ -78,7 +88,7 @@ fn same_kind(op: &'static str, first: &Array, x: &Array) -> Result<()> {
         lhs: first.dtype(),
         rhs: x.dtype(),
     })?;
-    if x.device() == first.device() { Ok(()) } else { Err(first.mixed_devices(op)) }
+    if x.device() == first.device() { Ok(()) } else { Err(first.mixed_devices(op, x)) }
 }
 
 impl Array {

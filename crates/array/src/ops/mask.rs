@@ -4,8 +4,11 @@ use super::index::{bits, cells, dense};
 use crate::array::Array;
 use crate::cpu::mask;
 use crate::cpu::strided::OperandMut;
+use crate::device::Device;
 use crate::element::{Bool, Scalar, with_size};
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
+use crate::ops::where_;
 use crate::view::broadcast_shapes;
 use planaria_layout::{DType, Shape};
 
@@ -34,8 +37,10 @@ impl Array {
     pub fn masked_fill(&self, mask: &Array, value: impl Into<Scalar>) -> Result<Array> {
         let (x, mask) = self.with_mask("masked_fill", mask)?;
         let value = value.into();
-        if x.is_meta() {
-            return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+        match home("masked_fill", &[&x, &mask])? {
+            Device::Meta => return Ok(Array::meta_of(x.shape().clone(), x.dtype())),
+            Device::Cuda(_) => return where_(&mask, &Array::scalar(value, x.dtype())?, &x),
+            Device::Cpu => {}
         }
         let (data, flags) = (x.host("masked_fill")?, mask.host("masked_fill")?);
         with_size!(x.dtype(), T => Array::build_bytes::<T>(x.shape().clone(), x.dtype(), |out| {
@@ -140,6 +145,9 @@ pub(crate) fn select(x: &Array, mask: &Array) -> Result<Array> {
 
 /// Writes one value through a mask of the view's shape.
 pub(crate) fn fill_view(view: &Array, mask: &Array, value: Scalar) -> Result<()> {
+    if let Device::Cuda(_) = home("masked_fill", &[view, mask])? {
+        return view.copy_from(&where_(mask, &Array::scalar(value, view.dtype())?, view)?);
+    }
     let flags = if mask.shares_storage(view) { mask.copy()? } else { mask.clone() };
     let host = flags.host("masked_fill")?;
     let written = with_size!(view.dtype(), T => view.write::<T, _>("masked_fill", |data| {

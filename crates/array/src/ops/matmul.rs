@@ -45,7 +45,7 @@ pub fn linear(x: &Array, weight: &Array, bias: Option<&Array>) -> Result<Array> 
 fn prepare(op: &'static str, a: &Array, b: &Array) -> Result<(Array, Array, Shape)> {
     b.check_dtype(op, a.dtype())?;
     if a.device() != b.device() {
-        return Err(a.mixed_devices(op));
+        return Err(a.mixed_devices(op, b));
     }
     let mismatch =
         |reason| Error::ShapeMismatch { op, lhs: a.shape().clone(), rhs: b.shape().clone(), reason };

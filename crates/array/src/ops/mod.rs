@@ -9,7 +9,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod fold;
-mod fused;
+pub(crate) mod fused;
 mod gather;
 mod gather_grad;
 mod index;

@@ -2,6 +2,8 @@
 
 use crate::array::Array;
 use crate::convert::Number;
+use crate::cuda;
+use crate::device::Device;
 use crate::element::{Bool, Element, with_dtype};
 use crate::error::{Error, Result};
 use crate::random::{self, Key, Normal, TruncatedNormal, Window};
@@ -43,29 +45,21 @@ impl Array {
 
     /// The part of a global random array that `window` shows: the same bits as slicing the whole would give.
     pub fn random_in(window: &Window, distribution: Distribution, dtype: DType, key: Key) -> Result<Array> {
-        let op = "random";
-        let shape = Shape::new(window.shape())?;
-        match distribution {
-            Distribution::Bernoulli { p } => {
-                let mask = checked(shape, |out: &mut [Bool]| random::bernoulli(out, key, window, p))?;
-                mask.cast(dtype)
-            }
-            Distribution::Integers { low, high } => {
-                check_integers(low, high, dtype)?;
-                checked(shape, |out| random::randint(out, key, window, low, high))?.cast(dtype)
-            }
-            _ if !dtype.is_float() => Err(Error::DType { op, found: dtype, expected: "a float type" }),
-            Distribution::Uniform { low, high } => uniform(shape, window, low, high, dtype, key),
-            Distribution::Normal(n) if dtype == DType::F64 => {
-                checked(shape, |out| random::normal_f64(out, key, window, n))
-            }
-            Distribution::Normal(n) => checked(shape, |out| random::normal(out, key, window, n))?.cast(dtype),
-            Distribution::TruncatedNormal(t) if dtype == DType::F64 => {
-                checked(shape, |out| random::truncated_normal_f64(out, key, window, t))
-            }
-            Distribution::TruncatedNormal(t) => {
-                checked(shape, |out| random::truncated_normal(out, key, window, t))?.cast(dtype)
-            }
+        Array::random_on(window, distribution, dtype, key, Device::Cpu)
+    }
+
+    /// [`Array::random_in`] on a device: the same bits on each.
+    pub fn random_on(
+        window: &Window,
+        distribution: Distribution,
+        dtype: DType,
+        key: Key,
+        device: Device,
+    ) -> Result<Array> {
+        match device {
+            Device::Cpu => random_on_host(window, distribution, dtype, key),
+            Device::Meta => Array::meta(window.shape(), dtype),
+            Device::Cuda(ordinal) => random_on_cuda(window, distribution, dtype, key, ordinal),
         }
     }
 
@@ -77,6 +71,85 @@ impl Array {
     /// Normal with mean 0 and standard deviation 1.
     pub fn normal(shape: &[usize], dtype: DType, key: Key) -> Result<Array> {
         Array::random(shape, Distribution::Normal(Normal::STANDARD), dtype, key)
+    }
+}
+
+fn random_on_host(window: &Window, distribution: Distribution, dtype: DType, key: Key) -> Result<Array> {
+    let op = "random";
+    let shape = Shape::new(window.shape())?;
+    match distribution {
+        Distribution::Bernoulli { p } => {
+            let mask = checked(shape, |out: &mut [Bool]| random::bernoulli(out, key, window, p))?;
+            mask.cast(dtype)
+        }
+        Distribution::Integers { low, high } => {
+            check_integers(low, high, dtype)?;
+            checked(shape, |out| random::randint(out, key, window, low, high))?.cast(dtype)
+        }
+        _ if !dtype.is_float() => Err(Error::DType { op, found: dtype, expected: "a float type" }),
+        Distribution::Uniform { low, high } => uniform(shape, window, low, high, dtype, key),
+        Distribution::Normal(n) if dtype == DType::F64 => {
+            checked(shape, |out| random::normal_f64(out, key, window, n))
+        }
+        Distribution::Normal(n) => checked(shape, |out| random::normal(out, key, window, n))?.cast(dtype),
+        Distribution::TruncatedNormal(t) if dtype == DType::F64 => {
+            checked(shape, |out| random::truncated_normal_f64(out, key, window, t))
+        }
+        Distribution::TruncatedNormal(t) => {
+            checked(shape, |out| random::truncated_normal(out, key, window, t))?.cast(dtype)
+        }
+    }
+}
+
+/// The draws of the host, by kernels; what is checked and rounded is the same.
+fn random_on_cuda(
+    window: &Window,
+    distribution: Distribution,
+    dtype: DType,
+    key: Key,
+    ordinal: u32,
+) -> Result<Array> {
+    let draw =
+        |kernel, drawn, words: &[cuda::Parameter]| cuda::draw(ordinal, window, key, kernel, drawn, words);
+    let wide = dtype == DType::F64;
+    match distribution {
+        Distribution::Bernoulli { p } => {
+            let below = random::threshold("bernoulli", p)?.map_or(1 << 32, u64::from);
+            draw("bernoulli", DType::Bool, &[cuda::Parameter::Word(below)])?.cast(dtype)
+        }
+        Distribution::Integers { low, high } => {
+            check_integers(low, high, dtype)?;
+            let span = high.wrapping_sub(low) as u64;
+            let words = [cuda::Parameter::Word(low as u64), cuda::Parameter::Word(span)];
+            draw("randint", DType::I64, &words)?.cast(dtype)
+        }
+        _ if !dtype.is_float() => Err(Error::DType { op: "random", found: dtype, expected: "a float type" }),
+        Distribution::Uniform { low, high } => {
+            check_bounds(low, high, dtype)?;
+            if wide {
+                let bounds = [low, high - low, high.next_down()].map(cuda::Parameter::Double);
+                return draw("uniform_f64", DType::F64, &bounds);
+            }
+            let last = with_dtype!(dtype, T => below::<T>(high));
+            let bounds = [low as f32, (high - low) as f32, last].map(cuda::Parameter::Single);
+            draw("uniform_f32", DType::F32, &bounds)?.cast(dtype)
+        }
+        Distribution::Normal(normal) => {
+            let Normal { mean, std } = normal.check("normal")?;
+            if wide {
+                return draw("normal_f64", DType::F64, &[mean, std].map(cuda::Parameter::Double));
+            }
+            let words = [mean as f32, std as f32].map(cuda::Parameter::Single);
+            draw("normal_f32", DType::F32, &words)?.cast(dtype)
+        }
+        Distribution::TruncatedNormal(of) => {
+            let numbers = random::Truncated::new(of)?.numbers().map(f64::to_bits);
+            let words = [cuda::Parameter::Words(&numbers)];
+            if wide {
+                return draw("truncated_f64", DType::F64, &words);
+            }
+            draw("truncated_f32", DType::F32, &words)?.cast(dtype)
+        }
     }
 }
 
@@ -103,7 +176,7 @@ fn check_integers(low: i64, high: i64, dtype: DType) -> Result<()> {
     Err(Error::argument("random", format!("{low}..{high} must not be empty and must fit dtype {dtype}")))
 }
 
-fn uniform(shape: Shape, window: &Window, low: f64, high: f64, dtype: DType, key: Key) -> Result<Array> {
+fn check_bounds(low: f64, high: f64, dtype: DType) -> Result<()> {
     let fits = |x: f64| with_dtype!(dtype, T => x.cast::<T>().cast::<f64>().is_finite());
     let width_fits =
         if dtype == DType::F64 { (high - low).is_finite() } else { ((high - low) as f32).is_finite() };
@@ -111,6 +184,11 @@ fn uniform(shape: Shape, window: &Window, low: f64, high: f64, dtype: DType, key
         let what = format!("bounds {low} and {high} must be in order and finite in dtype {dtype}");
         return Err(Error::argument("random", what));
     }
+    Ok(())
+}
+
+fn uniform(shape: Shape, window: &Window, low: f64, high: f64, dtype: DType, key: Key) -> Result<Array> {
+    check_bounds(low, high, dtype)?;
     if dtype == DType::F64 {
         return checked(shape, |out: &mut [f64]| {
             random::uniform_f64(out, key, window)?;

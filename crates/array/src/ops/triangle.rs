@@ -1,22 +1,44 @@
 //! Upper and lower triangles.
 
 use crate::array::Array;
+use crate::device::Device;
 use crate::element::with_size;
 use crate::error::{Error, Result};
+use crate::ops::{Compare, compare, where_};
 use crate::pool;
 use bytemuck::Zeroable;
+use planaria_layout::DType;
 use std::ops::Range;
 
 impl Array {
     /// Zeros below diagonal `k` of the last two dims (0 is the main one, above it are positive).
     /// The gradient is the same triangle of the incoming gradient.
     pub fn triu(&self, k: i64) -> Result<Array> {
+        if let Device::Cuda(_) = self.device() {
+            return self.triangle_on_cuda("triu", Compare::Ge, k);
+        }
         self.triangle("triu", |row, columns| first_right_of(row, k, columns)..columns)
     }
 
     /// Zeros above diagonal `k` of the last two dims. The gradient is the same triangle of the incoming gradient.
     pub fn tril(&self, k: i64) -> Result<Array> {
+        if let Device::Cuda(_) = self.device() {
+            return self.triangle_on_cuda("tril", Compare::Le, k);
+        }
         self.triangle("tril", |row, columns| 0..first_right_of(row, k.saturating_add(1), columns))
+    }
+
+    /// A copy that keeps the columns that compare so with their row plus `k`.
+    fn triangle_on_cuda(&self, op: &'static str, side: Compare, k: i64) -> Result<Array> {
+        let &[.., rows, columns] = &self.shape()[..] else {
+            return Err(Error::argument(op, format!("shape {} has fewer than 2 dims", self.shape())));
+        };
+        // Beyond the corners nothing changes any more.
+        let k = k.clamp(-(rows as i64) - 1, columns as i64 + 1);
+        let count =
+            |from: i64, n: usize| Array::arange(from, from + n as i64, 1, DType::I64)?.to(self.device());
+        let kept = compare(side, &count(0, columns)?, &count(k, rows)?.reshape(&[rows, 1])?)?;
+        where_(&kept, self, &Array::scalar(0, self.dtype())?)
     }
 
     /// A copy that keeps the columns `kept(row, columns)` of each row.

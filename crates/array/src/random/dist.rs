@@ -113,7 +113,7 @@ impl Normal {
     /// Mean 0, standard deviation 1.
     pub const STANDARD: Normal = Normal { mean: 0.0, std: 1.0 };
 
-    fn check(self, op: &'static str) -> Result<Normal> {
+    pub(crate) fn check(self, op: &'static str) -> Result<Normal> {
         if self.mean.is_finite() && self.std.is_finite() && self.std >= 0.0 {
             return Ok(self);
         }
@@ -193,7 +193,7 @@ pub struct TruncatedNormal {
 }
 
 #[derive(Clone, Copy)]
-struct Truncated {
+pub(crate) struct Truncated {
     /// Probability below the interval and inside it.
     below: f64,
     inside: f64,
@@ -203,7 +203,13 @@ struct Truncated {
 }
 
 impl Truncated {
-    fn new(of: TruncatedNormal) -> Result<Truncated> {
+    /// All that a kernel needs: below, inside, mirror, mean, std, low, high.
+    pub(crate) fn numbers(&self) -> [f64; 7] {
+        let TruncatedNormal { normal: Normal { mean, std }, low, high } = self.of;
+        [self.below, self.inside, self.mirror, mean, std, low, high]
+    }
+
+    pub(crate) fn new(of: TruncatedNormal) -> Result<Truncated> {
         let Normal { mean, std } = of.normal.check("truncated_normal")?;
         let ordered = of.low.is_finite() && of.high.is_finite() && of.low < of.high && std > 0.0;
         let (a, b) = ((of.low - mean) / std, (of.high - mean) / std);

@@ -77,6 +77,11 @@ impl Window {
         self.len == 0
     }
 
+    /// Extents of the box, the global index step of each, and the global index of its first element.
+    pub(crate) fn steps(&self) -> (&[usize], &[usize], u64) {
+        (&self.local, &self.steps, self.start)
+    }
+
     /// Calls `run(local index, global index, length)` for each contiguous piece of the local range.
     pub(crate) fn for_runs(&self, range: Range<usize>, mut run: impl FnMut(usize, u64, usize)) {
         let last = self.local.len() - 1;

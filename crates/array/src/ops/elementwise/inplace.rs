@@ -1,17 +1,24 @@
 //! Elementwise operations that overwrite their first operand.
 
-use super::{Binary, Unary, check_divisor, undefined};
+use super::{Binary, Unary, check_divisor, has_binary, has_unary, undefined};
 use crate::array::Array;
 use crate::cpu::elementwise::lane::Lane;
 use crate::cpu::map::{Bound, Kernel1, Kernel2, map2, update1, update2};
 use crate::cpu::strided::OperandMut;
+use crate::cuda;
+use crate::device::Device;
 use crate::element::{Element, with_dtype};
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
 use crate::view::broadcast_shapes;
 
 impl Array {
     /// Applies `op` to every element of this view, in place.
     pub fn unary_in_place(&self, op: Unary) -> Result<()> {
+        if let Device::Cuda(_) = self.device() {
+            has_unary(op, self.dtype())?;
+            return cuda::unary_in_place(op, self);
+        }
         with_dtype!(self.dtype(), T => {
             T::unary(op, |kernel| update_one::<T>(self, kernel)).unwrap_or_else(|| Err(undefined(op, self.dtype())))
         })
@@ -20,6 +27,10 @@ impl Array {
     /// Applies `op` with `y`, broadcast to this view's shape, and keeps the result here.
     pub fn binary_in_place(&self, op: Binary, y: &Array) -> Result<()> {
         check_divisor(op, y)?;
+        if let Device::Cuda(_) = self.device() {
+            has_binary(op, self.dtype())?;
+            return cuda::binary_in_place(op, self, &addend("binary_in_place", self, y)?);
+        }
         with_dtype!(self.dtype(), T => {
             T::binary(op, |kernel| update_two::<T>(self, y, kernel)).unwrap_or_else(|| Err(undefined(op, self.dtype())))
         })
@@ -34,12 +45,17 @@ pub fn binary_into(op: Binary, x: &Array, y: &Array, out: &Array) -> Result<()> 
         return Err(Error::ShapeMismatch { op: "binary_into", lhs: shape, rhs: out.shape().clone(), reason });
     }
     out.check_dtype("binary_into", x.dtype())?;
-    let alone = !out.shares_storage(x) && !out.shares_storage(y) && x.device() == y.device();
-    if out.is_meta() || !alone || !out.is_contiguous() {
+    let home = home("binary_into", &[out, x, y])?;
+    let alone = !out.shares_storage(x) && !out.shares_storage(y);
+    if home == Device::Meta || !alone || !out.is_contiguous() {
         return out.copy_from(&super::binary(op, x, y)?);
     }
     check_divisor(op, y)?;
     y.check_dtype("binary_into", x.dtype())?;
+    if let Device::Cuda(_) = home {
+        has_binary(op, x.dtype())?;
+        return cuda::binary_into(op, x, y, out);
+    }
     with_dtype!(x.dtype(), T => T::binary(op, |kernel| {
         let (x, y) = (x.broadcast_to(&shape)?, y.broadcast_to(&shape)?);
         let (hx, hy) = (x.host("binary_into")?, y.host("binary_into")?);
@@ -62,17 +78,9 @@ fn update_one<T: Element>(x: &Array, kernel: Kernel1<'_, T, T>) -> Result<()> {
 
 fn update_two<T: Element>(x: &Array, y: &Array, kernel: Kernel2<'_, T, T, T>) -> Result<()> {
     let op = "binary_in_place";
-    y.check_dtype(op, x.dtype())?;
-    let refuse = |_| Error::Broadcast { op, from: y.shape().clone(), to: x.shape().clone() };
-    let mut y = y.broadcast_to(x.shape()).map_err(refuse)?;
-    if x.device() != y.device() {
-        return Err(x.mixed_devices(op));
-    }
+    let y = addend(op, x, y)?;
     if x.is_meta() {
         return Ok(());
-    }
-    if y.shares_storage(x) {
-        y = y.copy()?;
     }
     let host = y.host(op)?;
     let written = x.write::<T, _>(op, |data| {
@@ -80,4 +88,16 @@ fn update_two<T: Element>(x: &Array, y: &Array, kernel: Kernel2<'_, T, T, T>) ->
         out.map(|out| update2(&out, &y.operand::<T>(&host), kernel)).is_some()
     })?;
     x.check_written(op, written)
+}
+
+/// `y` broadcast to the shape of `x`, in a storage of its own.
+fn addend(op: &'static str, x: &Array, y: &Array) -> Result<Array> {
+    y.check_dtype(op, x.dtype())?;
+    let refuse = |_| Error::Broadcast { op, from: y.shape().clone(), to: x.shape().clone() };
+    let home = home(op, &[x, y])?;
+    if home != x.device() {
+        return Err(x.mixed_devices(op, y));
+    }
+    let y = y.broadcast_to(x.shape()).map_err(refuse)?;
+    if home != Device::Meta && y.shares_storage(x) { y.copy() } else { Ok(y) }
 }

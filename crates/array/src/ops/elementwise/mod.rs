@@ -8,10 +8,13 @@ use crate::array::Array;
 use crate::cpu::elementwise::lane::Lane;
 use crate::cpu::elementwise::{grad as slopes, unary as functions};
 use crate::cpu::map::{Bound, Kernel1, Kernel2, map1, map2};
+use crate::cuda;
+use crate::device::Device;
 use crate::element::{Bool, Element, with_dtype};
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
 use crate::view::broadcast_shapes;
-use planaria_layout::DType;
+use planaria_layout::{DType, Shape};
 
 pub use inplace::binary_into;
 pub use select::{clip, where_};
@@ -141,6 +144,10 @@ pub enum Activation {
 
 /// Applies `op` to every element.
 pub fn unary(op: Unary, x: &Array) -> Result<Array> {
+    if let Device::Cuda(_) = x.device() {
+        has_unary(op, x.dtype())?;
+        return cuda::unary(op, x);
+    }
     with_dtype!(x.dtype(), T => {
         T::unary(op, |kernel| run1::<T, T>(x, functions::bound(op), kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
     })
@@ -148,6 +155,11 @@ pub fn unary(op: Unary, x: &Array) -> Result<Array> {
 
 /// Flips every bit; for bool, every truth value.
 pub fn bit_not(x: &Array) -> Result<Array> {
+    if let Device::Cuda(_) = x.device() {
+        let defined = with_dtype!(x.dtype(), T => T::complement(|_| ()));
+        defined.ok_or_else(|| undefined("BitNot", x.dtype()))?;
+        return cuda::bit_not(x);
+    }
     with_dtype!(x.dtype(), T => {
         T::complement(|kernel| run1::<T, T>(x, Bound::Memory, kernel)).unwrap_or_else(|| Err(undefined("BitNot", x.dtype())))
     })
@@ -156,6 +168,10 @@ pub fn bit_not(x: &Array) -> Result<Array> {
 /// Applies `op` to each pair of elements after broadcasting.
 pub fn binary(op: Binary, x: &Array, y: &Array) -> Result<Array> {
     check_divisor(op, y)?;
+    if let Device::Cuda(_) = home("binary", &[x, y])? {
+        has_binary(op, x.dtype())?;
+        return cuda::binary(op, x, y, &pair_shape("binary", x, y)?);
+    }
     with_dtype!(x.dtype(), T => {
         T::binary(op, |kernel| run2::<T, T>("binary", x, y, Bound::Memory, kernel)).unwrap_or_else(|| Err(undefined(op, x.dtype())))
     })
@@ -163,15 +179,39 @@ pub fn binary(op: Binary, x: &Array, y: &Array) -> Result<Array> {
 
 /// Compares each pair of elements after broadcasting.
 pub fn compare(op: Compare, x: &Array, y: &Array) -> Result<Array> {
+    if let Device::Cuda(_) = home("compare", &[x, y])? {
+        return cuda::compare(op, x, y, &pair_shape("compare", x, y)?);
+    }
     with_dtype!(x.dtype(), T => T::compare(op, |kernel| run2::<T, Bool>("compare", x, y, Bound::Memory, kernel)))
 }
 
 /// Gradient of an activation: `saved` is its input (its output for sigmoid and tanh), `grad` the incoming gradient.
 pub fn activation_grad(op: Activation, saved: &Array, grad: &Array) -> Result<Array> {
+    if let Device::Cuda(_) = home("activation_grad", &[saved, grad])? {
+        let defined = with_dtype!(saved.dtype(), T => T::grad(op, |_| ()));
+        defined.ok_or_else(|| undefined(op, saved.dtype()))?;
+        return cuda::activation_grad(op, saved, grad, &pair_shape("activation_grad", saved, grad)?);
+    }
     with_dtype!(saved.dtype(), T => {
         T::grad(op, |kernel| run2::<T, T>("activation_grad", saved, grad, slopes::bound(op), kernel))
             .unwrap_or_else(|| Err(undefined(op, saved.dtype())))
     })
+}
+
+/// Refuses an operation that a dtype does not have.
+fn has_unary(op: Unary, dtype: DType) -> Result<()> {
+    with_dtype!(dtype, T => T::unary(op, |_| ())).ok_or_else(|| undefined(op, dtype))
+}
+
+/// As [`has_unary`], for two inputs.
+fn has_binary(op: Binary, dtype: DType) -> Result<()> {
+    with_dtype!(dtype, T => T::binary(op, |_| ())).ok_or_else(|| undefined(op, dtype))
+}
+
+/// The shape of a result of two operands of one dtype.
+fn pair_shape(op: &'static str, x: &Array, y: &Array) -> Result<Shape> {
+    y.check_dtype(op, x.dtype())?;
+    broadcast_shapes(op, x.shape(), y.shape())
 }
 
 fn undefined(op: impl std::fmt::Debug, dtype: DType) -> Error {
@@ -182,6 +222,9 @@ fn undefined(op: impl std::fmt::Debug, dtype: DType) -> Error {
 fn check_divisor(op: Binary, y: &Array) -> Result<()> {
     if !matches!(op, Binary::FloorDiv | Binary::Rem | Binary::Fmod) || !y.dtype().is_int() || y.is_meta() {
         return Ok(());
+    }
+    if let Device::Cuda(_) = y.device() {
+        return cuda::check_divisor(op, y);
     }
     let zero = with_dtype!(y.dtype(), T => y.values::<T>("binary")?.iter().any(|v| v.is_zero_divisor()));
     if zero { Err(Error::argument("elementwise", format!("{op:?} of integers by zero"))) } else { Ok(()) }
@@ -202,12 +245,8 @@ fn run2<T: Element, O: Element>(
     bound: Bound,
     kernel: Kernel2<'_, T, T, O>,
 ) -> Result<Array> {
-    y.check_dtype(op, x.dtype())?;
-    let shape = broadcast_shapes(op, x.shape(), y.shape())?;
-    if x.device() != y.device() {
-        return Err(x.mixed_devices(op));
-    }
-    if x.is_meta() {
+    let shape = pair_shape(op, x, y)?;
+    if home(op, &[x, y])? == Device::Meta {
         return Ok(Array::meta_of(shape, O::DTYPE));
     }
     let (x, y) = (x.broadcast_to(&shape)?, y.broadcast_to(&shape)?);

@@ -3,8 +3,11 @@
 use crate::array::Array;
 use crate::cpu::map::map3;
 use crate::cpu::simd::simd;
+use crate::cuda;
+use crate::device::Device;
 use crate::element::{Bool, Scalar, with_size};
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
 use crate::ops::{Binary, binary};
 use crate::view::broadcast_shapes;
 use bytemuck::Pod;
@@ -24,11 +27,10 @@ pub fn where_(condition: &Array, x: &Array, y: &Array) -> Result<Array> {
     condition.check_dtype(op, DType::Bool)?;
     y.check_dtype(op, x.dtype())?;
     let shape = broadcast_shapes(op, &broadcast_shapes(op, condition.shape(), x.shape())?, y.shape())?;
-    if condition.device() != x.device() || x.device() != y.device() {
-        return Err(x.mixed_devices(op));
-    }
-    if x.is_meta() {
-        return Ok(Array::meta_of(shape, x.dtype()));
+    match home(op, &[condition, x, y])? {
+        Device::Meta => return Ok(Array::meta_of(shape, x.dtype())),
+        Device::Cuda(_) => return cuda::choose(condition, x, y, &shape),
+        Device::Cpu => {}
     }
     let (condition, x, y) =
         (condition.broadcast_to(&shape)?, x.broadcast_to(&shape)?, y.broadcast_to(&shape)?);
@@ -42,7 +44,7 @@ pub fn where_(condition: &Array, x: &Array, y: &Array) -> Result<Array> {
 /// Each element limited to `low..=high`; `None` leaves a side open. NaN stays NaN.
 pub fn clip(x: &Array, low: Option<Scalar>, high: Option<Scalar>) -> Result<Array> {
     // Above the upper bound after the lower one, so that bounds in the wrong order give the upper one.
-    let bound = |b: Scalar| Array::scalar(b, x.dtype()).map(|b| if x.is_meta() { b.to_meta() } else { b });
+    let bound = |b: Scalar| Array::scalar(b, x.dtype());
     match (low, high) {
         (Some(low), high) => {
             let out = binary(Binary::Maximum, x, &bound(low)?)?;

@@ -6,10 +6,12 @@ use crate::cpu::reduce::along::pick;
 use crate::cpu::reduce::arg::arg;
 use crate::cpu::reduce::folds::{End, Extreme, Ordered};
 use crate::cpu::reduce::{Plan, reduce};
+use crate::cuda::Fold;
+use crate::device::Device;
 use crate::dispatch::{with_ordered, with_size};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::view::resolve_dim;
-use planaria_layout::Shape;
+use planaria_layout::{DType, Shape};
 
 impl Array {
     /// Largest element over any dims; NaN if there is one.
@@ -63,6 +65,13 @@ impl Array {
 fn extreme(op: &'static str, x: &Array, end: End, dims: &[i64], keep: Keep) -> Result<Array> {
     let over = Over::new(op, x.shape(), dims, keep)?;
     over.check_not_empty(x.shape())?;
+    if let Device::Cuda(_) = x.device() {
+        if matches!(x.dtype(), DType::F8E4M3 | DType::F8E5M2) {
+            return Err(Error::DType { op, found: x.dtype(), expected: "any but 8-bit floats" });
+        }
+        let fold = if matches!(end, End::Largest) { Fold::Largest } else { Fold::Smallest };
+        return over.on_cuda(x, fold, 0)?.cast(x.dtype());
+    }
     let wide = x.widened()?;
     let out = with_ordered!(op, wide.dtype(), T => over.run(&wide, T::LOWEST, &mut |data: &[T], plan, out| {
         let fold = Extreme::new(end);

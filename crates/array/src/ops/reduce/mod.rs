@@ -18,9 +18,12 @@ use crate::convert::Number;
 use crate::cpu::real::{Float, Real, with_float};
 use crate::cpu::reduce::folds::{Bits, Count, Found, IntProduct, IntSum, Plain, Product, Square, Sum};
 use crate::cpu::reduce::{Plan, reduce};
+use crate::cuda::{self, Fold};
+use crate::device::Device;
 use crate::dispatch::{with_real, with_size};
-use crate::element::{Bool, Element};
+use crate::element::{Bool, Element, Scalar};
 use crate::error::{Error, Result};
+use crate::ops::fused::real_dtype;
 use crate::view::{inverse, resolve_dims};
 use bytemuck::Pod;
 use planaria_layout::{DType, Dims, Shape};
@@ -129,6 +132,15 @@ impl Over {
         out.permute(&inverse(&plan.kept))?.reshape(&self.shape)
     }
 
+    /// The folds of a device's array, in the shape of the result and the fold's dtype; `empty` where there is
+    /// nothing to fold.
+    pub(super) fn on_cuda(&self, x: &Array, fold: Fold, empty: impl Into<Scalar>) -> Result<Array> {
+        if x.numel() == 0 {
+            return Array::full_on(&self.shape, empty, fold.dtype(x.dtype()), x.device());
+        }
+        cuda::reduce(self.op, x, &self.reduced, fold)?.reshape(&self.shape)
+    }
+
     fn int_sum<T: Number>(&self, x: &Array) -> Result<Array> {
         self.run(x, 0, &mut |data: &[T], plan, out| reduce(&IntSum(PhantomData), data, plan, &[], out))
     }
@@ -178,6 +190,10 @@ impl Array {
     /// Sum. Integers and bools give i64, wrapping; of nothing it is 0.
     pub fn sum(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("sum", self.shape(), dims, keep)?;
+        if let Device::Cuda(_) = self.device() {
+            let sum = over.on_cuda(check_wide("sum", self)?, Fold::Sum, 0)?;
+            return if self.dtype().is_float() { sum.cast(self.dtype()) } else { Ok(sum) };
+        }
         if self.dtype().is_float() {
             return with_float!("sum", self.dtype(), T => over.run(self, Real::ZERO, &mut |data: &[T], plan, out| {
                 reduce(&Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, &[], out);
@@ -194,6 +210,11 @@ impl Array {
     /// Arithmetic mean of floats; of nothing it is NaN.
     pub fn mean(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("mean", self.shape(), dims, keep)?;
+        if let Device::Cuda(_) = self.device() {
+            let wide = real_dtype("mean", self.dtype())?;
+            let sum = over.on_cuda(self, Fold::Sum, f64::NAN)?.cast(DType::F64)?;
+            return sum.div(&Array::scalar(over.count as f64, DType::F64)?)?.cast(wide)?.cast(self.dtype());
+        }
         with_float!("mean", self.dtype(), T => over.run(self, Real::of(f64::NAN), &mut |data: &[T], plan, out| {
             reduce(&Sum::<T, <T as Float>::Real, _>::of(Plain), data, plan, &[], out);
             divide(out, over.count as f64);
@@ -204,6 +225,10 @@ impl Array {
     /// Product. Integers and bools give i64, wrapping; of nothing it is 1.
     pub fn prod(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("prod", self.shape(), dims, keep)?;
+        if let Device::Cuda(_) = self.device() {
+            let product = over.on_cuda(check_wide("prod", self)?, Fold::Product, 1)?;
+            return if self.dtype().is_float() { product.cast(self.dtype()) } else { Ok(product) };
+        }
         if self.dtype().is_float() {
             let x = self.widened()?;
             return with_real!("prod", x.dtype(), T => over.run(&x, T::ONE, &mut |data, plan, out| {
@@ -217,6 +242,10 @@ impl Array {
     /// Sum of squares of floats.
     pub fn sum_squares(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("sum_squares", self.shape(), dims, keep)?;
+        if let Device::Cuda(_) = self.device() {
+            real_dtype("sum_squares", self.dtype())?;
+            return over.on_cuda(self, Fold::Squares, 0)?.cast(self.dtype());
+        }
         let x = self.widened()?;
         with_real!("sum_squares", x.dtype(), T => over.run(&x, T::ZERO, &mut |data, plan, out| {
             reduce(&Sum::<T, T, _>::of(Square), data, plan, &[], out);
@@ -237,6 +266,10 @@ impl Array {
     /// Whether any element is not zero, or, if `all`, whether none is zero.
     fn found(&self, op: &'static str, all: bool, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new(op, self.shape(), dims, keep)?;
+        if let Device::Cuda(_) = self.device() {
+            let fold = if all { Fold::All } else { Fold::Any };
+            return over.on_cuda(self, fold, i64::from(all))?.cast(DType::Bool);
+        }
         with_size!(self.dtype(), B => over.run(self, Bool::new(all), &mut |data, plan, out| {
             let fold = Found { mask: B::mask(self.dtype().is_float()), zero: all };
             reduce(&fold, data, plan, &[], out);
@@ -247,10 +280,21 @@ impl Array {
     /// How many elements are not zero, as i64.
     pub fn count_nonzero(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("count_nonzero", self.shape(), dims, keep)?;
+        if let Device::Cuda(_) = self.device() {
+            return over.on_cuda(self, Fold::Count, 0);
+        }
         with_size!(self.dtype(), B => over.run(self, 0i64, &mut |data, plan, out| {
             reduce(&Count(B::mask(self.dtype().is_float())), data, plan, &[], out);
         }))
     }
+}
+
+/// Refuses floats that sums are not defined for.
+fn check_wide<'a>(op: &'static str, x: &'a Array) -> Result<&'a Array> {
+    if x.dtype().is_float() {
+        real_dtype(op, x.dtype())?;
+    }
+    Ok(x)
 }
 
 /// The values of a small array in the given type.

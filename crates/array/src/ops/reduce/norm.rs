@@ -8,8 +8,12 @@ use crate::cpu::reduce::folds::{
     Abs, Deviation, End, Exponential, Extreme, Ordered, Plain, Power, Square, Sum,
 };
 use crate::cpu::reduce::{Plan, reduce};
+use crate::cuda::Fold;
+use crate::device::Device;
 use crate::dispatch::with_real;
 use crate::error::{Error, Result};
+use crate::ops::fused::real_dtype;
+use crate::ops::where_;
 use planaria_layout::DType;
 
 impl Array {
@@ -17,6 +21,10 @@ impl Array {
     pub fn logsumexp(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("logsumexp", self.shape(), dims, keep)?;
         let x = self.widened()?;
+        if let Device::Cuda(_) = self.device() {
+            real_dtype("logsumexp", self.dtype())?;
+            return logsumexp_on_cuda(&x, &over)?.cast(self.dtype());
+        }
         with_real!("logsumexp", x.dtype(), T => over.run(&x, T::NEG_INFINITY, &mut logsumexp::<T>))?
             .cast(self.dtype())
     }
@@ -33,6 +41,10 @@ impl Array {
         let x = self.widened()?;
         if p == 0.0 && matches!(x.dtype(), DType::F32 | DType::F64) {
             return self.count_nonzero(dims, keep)?.cast(self.dtype());
+        }
+        if let Device::Cuda(_) = self.device() {
+            real_dtype("norm", self.dtype())?;
+            return norm_on_cuda(p, &x, &over)?.cast(self.dtype());
         }
         with_real!("norm", x.dtype(), T => over.run(&x, T::ZERO, &mut |data: &[T], plan, out| {
             if p.is_infinite() {
@@ -70,6 +82,30 @@ fn logsumexp<T: Real + Ordered>(data: &[T], plan: &Plan, out: &mut [T]) {
     }
 }
 
+/// The same in elementwise steps.
+fn logsumexp_on_cuda(x: &Array, over: &Over) -> Result<Array> {
+    let zero = Array::scalar(0, x.dtype())?;
+    let largest = over.on_cuda(x, Fold::Largest, f64::NEG_INFINITY)?.reshape(&over.kept)?;
+    let largest = where_(&largest.is_finite()?, &largest, &zero)?;
+    let sum = over.on_cuda(&x.sub(&largest)?.exp()?, Fold::Sum, 0)?;
+    sum.ln()?.add(&largest.reshape(&over.shape)?)
+}
+
+fn norm_on_cuda(p: f64, x: &Array, over: &Over) -> Result<Array> {
+    if p == 2.0 {
+        return over.on_cuda(x, Fold::Squares, 0)?.sqrt();
+    }
+    let size = x.abs()?;
+    if p.is_infinite() {
+        return over.on_cuda(&size, if p > 0.0 { Fold::Largest } else { Fold::Smallest }, 0);
+    }
+    if p == 1.0 {
+        return over.on_cuda(&size, Fold::Sum, 0);
+    }
+    let power = |x: &Array, p: f64| x.cast(DType::F64)?.pow(&Array::scalar(p, DType::F64)?)?.cast(x.dtype());
+    power(&over.on_cuda(&power(&size, p)?, Fold::Sum, 0)?, 1.0 / p)
+}
+
 /// For finite p that is not 0.
 fn norm<T: Real + Ordered>(p: f64, data: &[T], plan: &Plan, out: &mut [T]) {
     if p == 1.0 {
@@ -95,6 +131,15 @@ fn spread(
     let over = Over::new(op, x.shape(), dims, keep)?;
     let freedom = (over.count as f64 - correction).max(0.0);
     let wide = x.widened()?;
+    if let Device::Cuda(_) = x.device() {
+        real_dtype(op, x.dtype())?;
+        let (wide, number) = (x.cast(DType::F64)?, |n: f64| Array::scalar(n, DType::F64));
+        let mean = over.on_cuda(&wide, Fold::Sum, f64::NAN)?.div(&number(over.count as f64)?)?;
+        let away = wide.sub(&mean.reshape(&over.kept)?)?;
+        let spread = over.on_cuda(&away, Fold::Squares, f64::NAN)?.div(&number(freedom)?)?;
+        let root = finish(4.0) == 2.0;
+        return if root { spread.sqrt()? } else { spread }.cast(x.dtype());
+    }
     let wide = with_real!(op, wide.dtype(), T => over.run(&wide, f64::NAN, &mut |data: &[T], plan, out| {
         let means = means(data, plan, over.count, out.len());
         reduce(&Sum::<T, f64, _>::of(Deviation), data, plan, &means, out);

@@ -1,0 +1,56 @@
+//! A device against the host: every operation on the same inputs, bit for bit or within a stated tolerance.
+//!
+//! Each case runs once on the host and twice on the device; the two must agree bit for bit. An operation that a device
+//! does not have yet is counted as missing, never as passed.
+
+mod case;
+mod compare;
+mod elementwise;
+mod moves;
+mod others;
+mod random;
+mod report;
+mod stress;
+
+pub use case::{Case, Input, View};
+pub use compare::Tolerance;
+pub use report::{Failed, Family, Report};
+
+use crate::device::Device;
+use std::time::{Duration, Instant};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The device under test; the host tests the test itself.
+    pub device: Device,
+    /// Only families whose name starts with this.
+    pub family: Option<String>,
+    /// Begin no case after this long.
+    pub limit: Option<Duration>,
+}
+
+/// Every case, family by family.
+fn cases() -> Vec<Case> {
+    [moves::cases(), elementwise::cases(), random::cases(), others::cases()].concat()
+}
+
+/// Runs the cases, then the stress of memory and streams.
+pub fn run(plan: &Plan) -> Report {
+    let begun = Instant::now();
+    let mut report = Report::new(plan.device);
+    let wanted = |family: &str| plan.family.as_ref().is_none_or(|name| family.starts_with(name.as_str()));
+    let in_time = || plan.limit.is_none_or(|limit| begun.elapsed() < limit);
+    for case in cases().iter().filter(|case| wanted(case.family)) {
+        if in_time() {
+            case.run(plan.device, &mut report);
+        } else {
+            report.skip(case.family);
+        }
+    }
+    if wanted("stress") && in_time() {
+        stress::run(plan.device, &mut report);
+    }
+    report.seconds = begun.elapsed().as_secs_f64();
+    report
+}
