@@ -260,7 +260,7 @@ fn dropout_checks_its_input() {
     says(dropout(&x.cast(DType::I32).unwrap(), 0.5, KEY, &whole), "i32");
     says(dropout_add(&x, &x.cast(DType::F64).unwrap(), 0.5, KEY, &whole), "differ");
     says(dropout_add(&x, &x.reshape(&[3, 2]).unwrap(), 0.5, KEY, &whole), "one shape");
-    says(dropout_add(&x, &x.to_meta(), 0.5, KEY, &whole), "one device");
+    says(dropout_add(&x, &x.to_meta(), 0.5, KEY, &whole), "live on cpu and meta");
     let meta = dropout_add(&x.to_meta(), &x.to_meta(), 0.5, KEY, &whole).unwrap();
     assert!(meta.is_meta() && meta.shape() == x.shape());
     let empty = Array::zeros(&[0, 3], DType::F32).unwrap();

@@ -221,7 +221,7 @@ fn bad_input_is_named() {
     says(concat(&[], 0), "at least one array");
     says(concat(&[&x, &y], 0), "f32 and f64");
     says(concat(&[&x, &counted(&[3, 3], DType::F32)], 1), "[2,3] and [3,3]");
-    says(concat(&[&x, &x.to_meta()], 1), "one device");
+    says(concat(&[&x, &x.to_meta()], 1), "live on cpu and meta");
     says(concat(&[&x], 2), "dim 2");
     says(concat(&[&Array::scalar(1, DType::F32).unwrap()], 0), "0 dims");
     says(stack(&[&x, &counted(&[3, 2], DType::F32)], 0), "equal");

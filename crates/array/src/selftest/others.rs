@@ -81,9 +81,11 @@ fn positions(shape: &[usize], size: i64, seed: u64) -> Array {
     drawn.unwrap_or_else(|_| Array::meta_of(Default::default(), DType::I64))
 }
 
-fn indexing(dtype: DType, all: &mut Vec<Case>) {
-    let sums = if dtype.is_float() { summed(dtype) } else { Tolerance::Bits };
-    let table: [(&str, Work, Tolerance); 13] = [
+type Row = (&'static str, Work, Tolerance);
+
+/// What is read through masks and positions.
+fn reads() -> [Row; 7] {
+    [
         ("x[mask]", |x| Ok(vec![x[0].masked_select(&x[1])?]), Tolerance::Bits),
         ("masked_fill", |x| Ok(vec![x[0].masked_fill(&x[1], Scalar::Int(1))?]), Tolerance::Bits),
         ("masked_scatter", |x| Ok(vec![x[0].masked_scatter(&x[1], &x[0])?]), Tolerance::Bits),
@@ -98,6 +100,12 @@ fn indexing(dtype: DType, all: &mut Vec<Case>) {
             },
             Tolerance::Bits,
         ),
+    ]
+}
+
+/// What is written or added through positions; `sums` is how close sums must be.
+fn writes(sums: Tolerance) -> [Row; 6] {
+    [
         (
             "index_put",
             |x| {
@@ -151,8 +159,12 @@ fn indexing(dtype: DType, all: &mut Vec<Case>) {
             },
             sums,
         ),
-    ];
-    for (name, work, close) in table {
+    ]
+}
+
+fn indexing(dtype: DType, all: &mut Vec<Case>) {
+    let sums = if dtype.is_float() { summed(dtype) } else { Tolerance::Bits };
+    for (name, work, close) in reads().into_iter().chain(writes(sums)) {
         let inputs = vec![
             Input::plain(some(&[20, 31], dtype, 31)),
             Input::plain(some(&[20, 31], DType::Bool, 32)),
