@@ -26,7 +26,7 @@ def queries_options(dim, v, element="bf16", mask=0):
 # (GROUPS, BN, STAGES, TURNS, POLYNOMIAL)
 FORWARD_TMA = {64: [(3, 128, 2, 1, 0), (3, 128, 2, 0, 0), (2, 128, 2, 1, 0), (3, 128, 2, 1, 8)], 128: [(2, 128, 2, 1, 0), (2, 128, 2, 0, 0)]}
 # (GROUPS, BM, STAGES) and (GROUPS, BN, STAGES)
-KEYS_TMA = {64: [(2, 64, 3), (2, 64, 4)], 128: [(2, 64, 3), (2, 64, 2)]}
+KEYS_TMA = {64: [(2, 64, 4), (2, 64, 3)], 128: [(2, 64, 3), (2, 64, 2)]}
 QUERIES_TMA = {64: [(2, 128, 2), (3, 64, 3)], 128: [(2, 128, 2), (2, 64, 3)]}
 
 
