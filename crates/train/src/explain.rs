@@ -3,7 +3,7 @@
 //! One micro-batch goes forward and back on arrays without elements, on a world that only plans. What data ranks and
 //! pipeline stages send each other is no op of the model: [`crate::plan`] tells it.
 
-use crate::config::{Config, Precision, Recompute as Again};
+use crate::config::{Config, Recompute as Again};
 use crate::error::{Error, Result};
 use crate::geometry::{Batching, Geometry};
 use crate::partition;
@@ -102,11 +102,7 @@ impl Explanation {
             micro_split: Some(size(2) as u64),
             ..Batching::default()
         })?;
-        let dtype = match config.train.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-            Precision::F16 => DType::F16,
-        };
+        let dtype = config.train.precision.dtype();
         let inner = Mesh::new(&[("ep", size(2)), ("tp", size(3))])?;
         let sizes = partition::sizes(config, (size(2), size(3)), geometry.micro_batch, dtype.size() as u64);
         let rows = geometry.micro_batch as usize;
@@ -142,7 +138,8 @@ impl Micro<'_> {
     fn through(&mut self, part: &Stage, tokens: &Array) -> Result<Vec<OpLine>> {
         let train = &self.config.train;
         let sequence = train.sequence_parallel;
-        let parallel = Parallel { world: World::supposed(0), mesh: self.inner.clone(), sequence };
+        let parallel =
+            Parallel { world: World::supposed(0), mesh: self.inner.clone(), sequence }.on_purpose();
         let init = Init { dtype: self.dtype, ..Init::default() };
         let built = self.model.build(part, Some(&parallel), &init)?;
         let recompute = match train.recompute {

@@ -152,7 +152,7 @@ impl Replica {
 /// What decides with whom a weight travels; a twin travels with its twin.
 fn row(weight: &Weight, is_own: bool) -> Option<Row<'_>> {
     let travels = is_own && !matches!(weight.tie, Tie::Into(_));
-    travels.then(|| Row {
+    travels.then_some(Row {
         block: weight.spec.block,
         layout: &weight.layout,
         dtype: weight.dtype,

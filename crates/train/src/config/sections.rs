@@ -2,6 +2,7 @@
 
 use super::require;
 use crate::error::Result;
+use planaria_layout::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -131,6 +132,17 @@ pub enum Precision {
     Bf16,
     /// 16 bits with a loss scale.
     F16,
+}
+
+impl Precision {
+    /// The dtype it names.
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        }
+    }
 }
 
 /// Which activations are computed again in backward.

@@ -12,7 +12,7 @@ mod traffic;
 
 pub use traffic::Traffic;
 
-use crate::config::{Config, Precision};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::geometry::{Batching, Geometry};
 use crate::pipeline::{Costs as StageCosts, Kind, StageCost};
@@ -147,8 +147,7 @@ impl Plan {
         options: &PlanOptions,
     ) -> Result<Plan> {
         let mesh = config.mesh.on(ranks)?;
-        let size = |axis: usize| mesh.axis_size(axis);
-        let (stages, data_ranks, ep, tp) = (size(0), size(1), size(2), size(3));
+        let [stages, data_ranks, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
         let geometry = Geometry::derive(&Batching {
             global_batch: Some(config.train.global_batch as u64),
             micro_batch: Some(config.train.micro_batch as u64),
@@ -161,11 +160,7 @@ impl Plan {
         let kind = if stages == 1 { Kind::OneForwardOneBackward } else { kind };
         let schedule = kind.build(stages, geometry.accumulation as usize, chunks).map_err(pipeline_error)?;
         let order = schedule.stages();
-        let dtype = options.dtype.unwrap_or(match config.train.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-            Precision::F16 => DType::F16,
-        });
+        let dtype = options.dtype.unwrap_or(config.train.precision.dtype());
         let sizes = partition::sizes(config, (ep, tp), geometry.micro_batch, computed_size(dtype));
         let parts = partition::stages(model, config, &sizes, order.len())?.into_iter();
         let setting = Setting {

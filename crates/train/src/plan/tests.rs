@@ -50,7 +50,7 @@ fn real(changes: &[&str], ranks: usize) -> Vec<(u64, u64, u64)> {
     let model = model(&config);
     let mesh = config.mesh.on(ranks).unwrap();
     let (stages, data_ranks) = (mesh.axis_size(0), mesh.axis_size(1));
-    let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+    let dtype = config.train.precision.dtype();
     let held = threads::run(ranks, |comm| {
         let here = comm.world_rank();
         let coords = mesh.require(here).unwrap();
@@ -120,7 +120,7 @@ fn measured(changes: &[&str], ranks: usize) -> (u64, u64) {
 }
 
 fn one_step(config: &Config, model: &dyn Architecture, parallel: &Parallel) -> (u64, u64) {
-    let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+    let dtype = config.train.precision.dtype();
     let init = Init { seed: 1, dtype };
     let built = model.build(&Stage::whole(model), Some(parallel), &init).unwrap();
     let (rows, columns) = (config.train.micro_batch, config.data.sequence);
@@ -202,7 +202,7 @@ fn kept_activations_are_those_of_real_layers() {
         let (kept, _) = measured(&changes, 1);
         let config = config(&changes);
         let model = DecoderConfig::from_value(model(&config).to_value()).unwrap();
-        let dtype = if config.train.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+        let dtype = config.train.precision.dtype();
         let sizes = partition::sizes(&config, (1, 1), 2, dtype.size() as u64);
         let setting = setting(&config, &model, sizes);
         let whole = Stage::whole(&model);

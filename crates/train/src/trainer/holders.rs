@@ -1,7 +1,7 @@
 //! Who holds which boxes of the state, on all ranks: it follows from the configuration, so that nobody has to be asked
 //! when a checkpoint is written or read.
 
-use super::{Job, setup};
+use super::Job;
 use crate::bundle::{self, BundleOptions, Row};
 use crate::config::TrainSection;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// The state of all ranks. `positions` are the model parts of each position of the pipeline.
 pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &Keeping) -> Result<Known> {
     let TrainSection { shard: sharding, bucket_bytes: bytes, precision, .. } = job.config.train;
-    let dtype = setup::dtype(precision);
+    let dtype = precision.dtype();
     let table = |stage: &Stage| Ok(job.model.parameters(stage)?);
     let tables = positions.iter().map(|parts| parts.iter().map(table).collect::<Result<_>>());
     let tables: Vec<Vec<Vec<ParamSpec>>> = tables.collect::<Result<_>>()?;

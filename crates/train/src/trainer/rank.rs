@@ -72,7 +72,7 @@ impl<'a> RankRun<'a> {
         let lanes = Pipeline::new(job, &place, &geometry)?;
         let near = place.neighbours(&world, config, lanes.parts())?;
         let keeping = keeping(job, &place, world.world_rank())?;
-        let init = Init { seed: config.train.seed, dtype: setup::dtype(config.train.precision) };
+        let init = Init { seed: config.train.seed, dtype: config.train.precision.dtype() };
         let own = lanes.own(place.stage);
         let positions: Vec<Vec<Stage>> = (0..place.stages).map(|position| lanes.own(position)).collect();
         let known = holders::known(job, &place.mesh, &positions, &keeping)?;

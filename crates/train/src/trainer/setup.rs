@@ -1,11 +1,10 @@
 //! What a run is made of before its first step: the model's configuration, the mesh seen from one rank.
 
-use crate::config::{Config, Precision, ScheduleKind};
+use crate::config::{Config, ScheduleKind};
 use crate::data::{Borders, Tokenizer};
 use crate::error::{Error, Result};
 use crate::pretrained;
 use crate::replica::Neighbours;
-use planaria_array::DType;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
@@ -71,14 +70,6 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule> {
     Ok(schedule)
 }
 
-pub(super) fn dtype(precision: Precision) -> DType {
-    match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-        Precision::F16 => DType::F16,
-    }
-}
-
 /// The mesh as one rank sees it.
 #[derive(Debug)]
 pub(super) struct Position {
@@ -128,8 +119,9 @@ impl Position {
         let here = comm.world_rank();
         let inner = self.mesh.keep(&["ep", "tp"], here)?;
         let sequence = config.train.sequence_parallel;
-        let parallel =
-            (inner.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence });
+        // What comes from another stage is treated as what the model makes itself, or pipelines would change bits.
+        let parallel = (inner.size() > 1)
+            .then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence }.on_purpose());
         let data = comm.group(&self.mesh.group(here, self.mesh.axis_set(&["dp"])?)?)?;
         let parts = parts.into_iter().map(|(stage, position)| (stage, self.pipeline[position])).collect();
         Ok(Neighbours { parallel, data, parts })

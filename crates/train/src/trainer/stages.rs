@@ -4,7 +4,7 @@ use super::Job;
 use super::compute::{Compute, Micro, value};
 use super::evaluate::Evaluation;
 use super::figures::Losses;
-use super::setup::{self, Position};
+use super::setup::Position;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
@@ -43,7 +43,7 @@ impl Pipeline {
         let train = &job.config.train;
         let kind: Kind = train.schedule.parse()?;
         let inner = (place.mesh.axis_size(2), place.mesh.axis_size(3));
-        let size = setup::dtype(train.precision).size() as u64;
+        let size = train.precision.dtype().size() as u64;
         let sizes = partition::sizes(&job.config, inner, geometry.micro_batch, size);
         let parts = |count| partition::stages(&*job.model, &job.config, &sizes, count);
         if place.stages == 1 {
