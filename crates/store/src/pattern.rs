@@ -6,7 +6,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     greedy(&pattern, &name, |p| *p == '*', |p, c| *p == '?' || p == c)
 }
 
-/// Whether the parts of a path fit those of a pattern: each by [`matches`], and `**` any number of them.
+/// Whether the parts of a path fit those of a pattern: each by [`matches()`], and `**` any number of them.
 pub fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
     greedy(pattern, path, |p| *p == "**", |p, part| matches(p, part))
 }

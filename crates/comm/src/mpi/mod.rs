@@ -1,8 +1,8 @@
 //! Ranks as MPI processes, on one machine or many.
 //!
-//! MPI moves bytes between pairs and nothing else: collectives are steps of our own ([`step`]), reductions are
+//! MPI moves bytes between pairs and nothing else: collectives are steps of our own (`step.rs`), reductions are
 //! the same fold in rank order that thread ranks use, and groups are ours, so a call gives the same bits here
-//! as there. Letters ([`post`]) carry the call they belong to; ranks that made different calls are told.
+//! as there. Letters (`post.rs`) carry the call they belong to; ranks that made different calls are told.
 //!
 //! A process that panics or fails tells the others before it ends. One that is killed takes the whole job with
 //! it: that is what `mpirun` does.

@@ -242,8 +242,8 @@ impl Array {
     /// Sum of squares of floats.
     pub fn sum_squares(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("sum_squares", self.shape(), dims, keep)?;
+        real_dtype("sum_squares", self.dtype())?;
         if let Device::Cuda(_) = self.device() {
-            real_dtype("sum_squares", self.dtype())?;
             return over.on_cuda(self, Fold::Squares, 0)?.cast(self.dtype());
         }
         let x = self.widened()?;

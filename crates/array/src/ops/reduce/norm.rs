@@ -20,9 +20,9 @@ impl Array {
     /// ln(Σ e^x), without overflow; -inf of nothing.
     pub fn logsumexp(&self, dims: &[i64], keep: Keep) -> Result<Array> {
         let over = Over::new("logsumexp", self.shape(), dims, keep)?;
+        real_dtype("logsumexp", self.dtype())?;
         let x = self.widened()?;
         if let Device::Cuda(_) = self.device() {
-            real_dtype("logsumexp", self.dtype())?;
             return logsumexp_on_cuda(&x, &over)?.cast(self.dtype());
         }
         with_real!("logsumexp", x.dtype(), T => over.run(&x, T::NEG_INFINITY, &mut logsumexp::<T>))?
@@ -130,9 +130,9 @@ fn spread(
 ) -> Result<Array> {
     let over = Over::new(op, x.shape(), dims, keep)?;
     let freedom = (over.count as f64 - correction).max(0.0);
+    real_dtype(op, x.dtype())?;
     let wide = x.widened()?;
     if let Device::Cuda(_) = x.device() {
-        real_dtype(op, x.dtype())?;
         let (wide, number) = (x.cast(DType::F64)?, |n: f64| Array::scalar(n, DType::F64));
         let mean = over.on_cuda(&wide, Fold::Sum, f64::NAN)?.div(&number(over.count as f64)?)?;
         let away = wide.sub(&mean.reshape(&over.kept)?)?;
