@@ -1,12 +1,17 @@
-//! `plan`: one rank's whole reshard plan for a 405B-class model from 16,384 to 12,288 ranks.
+//! `plan`: one rank's whole plan to reshard, save or load a 405B-class model on 16,384 or 12,288 ranks.
 //!
-//! Bars: under 100 ms and under 100 MB. Every layout is built anew for every tensor, nothing is cached.
+//! Bars: under 100 ms and under 100 MB. Every layout is built anew for every tensor, nothing is cached. A save or a load
+//! has parameters, masters and two moments of each, cut by tensor and pipeline parallelism and divided by ZeRO, and every
+//! box that the rank copies, sends or receives is found.
 
 use anyhow::{Context, Result, ensure};
 use planaria_bench::measure::status;
+use planaria_ckpt::{Kind, Known, KnownTensor, LoadOptions, Outline, SaveOptions};
 use planaria_layout::{
-    FlatShards, Layout, Mesh, Neutral, Placement, Plan, Rank, Shape, TensorSpec, Tile, deliver, receive,
+    DType, FlatShards, Layout, Mesh, Neutral, Placement, Plan, Rank, RankTiling, Shape, TensorSpec, Tile,
+    deliver, receive,
 };
+use std::sync::Arc;
 use std::time::Instant;
 
 const LAYERS: usize = 126;
@@ -126,6 +131,71 @@ fn plan_flat(model: &[Tensor], from: &str, to: &str, rank: Rank) -> Result<Vec<T
     Ok(kept)
 }
 
+/// What data ranks divide.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Zero {
+    /// Masters and moments.
+    States,
+    /// Also the parameters.
+    Weights,
+}
+
+/// The training state of the model on a mesh, as every rank knows it: the pieces of a layer are divided as one.
+fn known(model: &[Tensor], mesh: &str, zero: Zero) -> Result<Known> {
+    let stages = stages(&mesh.parse()?)?;
+    let mut tensors = Vec::new();
+    for block in model.chunk_by(|a, b| a.depth == b.depth) {
+        let on = &stages[stage_of(&block[0], stages.len())];
+        let dp = on.axis("dp")?;
+        let base = |tensor: &Tensor| Ok(tensor.layout(on)?.with(dp, Placement::Replicate)?);
+        let bases = block.iter().map(base).collect::<Result<Vec<Layout>>>()?;
+        let shards = FlatShards::bundle(&bases, "dp")?;
+        for ((tensor, base), shards) in block.iter().zip(bases).zip(shards) {
+            let shape = base.shape().clone();
+            let (base, shards): (RankTiling, RankTiling) = (Arc::new(base), Arc::new(shards));
+            let mut add = |kind: Kind, dtype: DType, held: &RankTiling| {
+                let (name, shape) = (tensor.name.clone(), shape.clone());
+                tensors.push(KnownTensor { kind, name, shape, dtype, held: vec![held.clone()] });
+            };
+            add(Kind::Parameter, DType::BF16, if zero == Zero::Weights { &shards } else { &base });
+            for kind in [Kind::Master, Kind::Slot("moment1_0".into()), Kind::Slot("moment2_0".into())] {
+                add(kind, DType::F32, &shards);
+            }
+        }
+    }
+    Ok(Known::new(tensors)?)
+}
+
+/// Saves on one mesh, loads on another.
+fn checkpoints(model: &[Tensor]) -> Result<f64> {
+    let (here, there) = (("pp=16 dp=128 tp=8", 16_384), ("pp=8 dp=192 tp=8", 12_288));
+    let boxes = |outline: &Outline| outline.boxes;
+    let mut worst = 0.0f64;
+    for zero in [Zero::States, Zero::Weights] {
+        let (save, load) = (SaveOptions::default(), LoadOptions::default());
+        let name = format!("save, {} with ZeRO of {zero:?}", here.0);
+        let of = |rank| Ok(Outline::of_save(&known(model, here.0, zero)?, &save, rank, here.1)?);
+        worst = worst.max(report(&name, of, boxes)?);
+        let saved = known(model, here.0, zero)?;
+        let name = format!("load, {} -> {} with ZeRO of {zero:?}", here.0, there.0);
+        let of = |rank| {
+            Ok(Outline::of_load((&saved, &save), (&known(model, there.0, zero)?, &load), rank, there.1)?)
+        };
+        worst = worst.max(report(&name, of, boxes)?);
+        let outline = of(777)?;
+        println!(
+            "  rank 777 of {}: {} units, {:.2} GB of {:.2} TB read, {:.2} GB sent, {:.2} GB received",
+            there.1,
+            outline.units,
+            outline.moved as f64 / 1e9,
+            outline.total as f64 / 1e12,
+            outline.sent as f64 / 1e9,
+            outline.received as f64 / 1e9
+        );
+    }
+    Ok(worst)
+}
+
 /// Times `work` for some ranks and prints the slowest.
 fn report<T>(name: &str, work: impl Fn(Rank) -> Result<T>, boxes: impl Fn(&T) -> usize) -> Result<f64> {
     let mut slowest = (0.0f64, 0, 0);
@@ -138,7 +208,7 @@ fn report<T>(name: &str, work: impl Fn(Rank) -> Result<T>, boxes: impl Fn(&T) ->
         }
     }
     let (ms, rank, boxes) = slowest;
-    println!("{name}: {ms:.2} ms (rank {rank}, {boxes} boxes received and sent)");
+    println!("{name}: {ms:.2} ms (rank {rank}, {boxes} boxes)");
     Ok(ms)
 }
 
@@ -161,6 +231,7 @@ fn main() -> Result<()> {
     let count = |kept: &Vec<TensorPlan>| kept.iter().map(|k| k.1.len() + k.2.len()).sum();
     worst =
         worst.max(report(&format!("flat, {from} -> {to}"), |rank| plan_flat(&model, from, to, rank), count)?);
+    worst = worst.max(checkpoints(&model)?);
     let peak = status("VmHWM:").unwrap_or(0) as f64 / 1e6;
     println!("slowest {worst:.2} ms (bar 100), peak memory of the process {peak:.1} MB (bar 100)");
     ensure!(worst < 100.0 && peak < 100.0, "a bar is missed");
