@@ -132,15 +132,18 @@ fn binary(dtype: DType, all: &mut Vec<Case>) {
     for op in activations {
         let inputs = vec![Input::plain(some(&[19, 31], dtype, 1)), Input::plain(some(&[19, 31], dtype, 2))];
         let name = format!("{op:?} gradient {dtype}");
-        // Sums in which terms cancel: the two libraries' last digits show.
-        let tolerance = match (op, dtype) {
-            (_, DType::F64) => Tolerance::Steps(256),
-            (Activation::Gelu, _) if dtype.is_float() => summed(dtype),
-            _ => Tolerance::Values,
-        };
-        all.push(Case::new("binary", name, inputs, tolerance, move |x, _| {
+        all.push(Case::new("binary", name, inputs, gradient_tolerance(op, dtype), move |x, _| {
             Ok(vec![ops::activation_grad(op, &x[0], &x[1])?])
         }));
+    }
+}
+
+fn gradient_tolerance(op: Activation, dtype: DType) -> Tolerance {
+    match op {
+        // Sums in which terms cancel: the two libraries' last digits show.
+        _ if dtype == DType::F64 => Tolerance::Steps(256),
+        Activation::Gelu if dtype.is_float() => summed(dtype),
+        _ => Tolerance::Values,
     }
 }
 
