@@ -163,13 +163,21 @@ pub enum Error {
         /// The shape that does not fit.
         rhs: Shape,
     },
-    /// A slice step that is not positive.
-    #[error("slice step {step} must be greater than zero (index number {position} of the expression)")]
+    /// A slice that does not move.
+    #[error("slice step must not be zero (index number {position} of the expression)")]
     Step {
-        /// The step as given.
-        step: i64,
         /// Which entry of the index expression.
         position: usize,
+    },
+    /// A source with another number of slices, or of dims, than the positions that it is written to.
+    #[error("{op}: a source of shape {found} does not fit: {reason}")]
+    IndexSource {
+        /// The operation.
+        op: &'static str,
+        /// The source's shape.
+        found: Shape,
+        /// What would fit.
+        reason: &'static str,
     },
     /// An index array of a dtype that cannot index.
     #[error("index number {position} has dtype {found}; index arrays are integers, masks are bool")]
@@ -266,6 +274,7 @@ impl Error {
             | Error::TooManyIndices { .. }
             | Error::MaskShape { .. }
             | Error::IndexDType { .. }
+            | Error::IndexSource { .. }
             | Error::IndexBroadcast { .. } => ErrorClass::Index,
             Error::Step { .. } | Error::Argument { .. } => ErrorClass::Value,
             _ => ErrorClass::Runtime,

@@ -47,4 +47,4 @@ pub use lend::Lent;
 pub use planaria_layout::{DType, Kind, Shape};
 pub use pool::Threads;
 pub use transfer::{device_memory_stats, synchronize};
-pub use view::broadcast_shapes;
+pub use view::{broadcast_shapes, slice_bounds};

@@ -89,26 +89,24 @@ impl Array {
         Ok(self.with_geometry(Shape::from_dims(shape)?, strides, self.offset()))
     }
 
-    /// The elements `start`, `start + step`, ... below `stop` along one dim. Bounds are clamped and may count from
-    /// the end, as in Python; the step must be positive.
+    /// The elements `start`, `start + step`, ... before `stop` along one dim. Bounds are clamped and may count from
+    /// the end, as in Python; a negative step walks backwards. The result is a view.
     pub fn slice(&self, dim: i64, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Array> {
         let d = real_dim("slice", dim, self.ndim())?;
-        if step <= 0 {
-            return Err(Error::Step { step, position: 0 });
-        }
-        let (start, len) = slice_bounds(self.shape()[d], start, stop, step);
-        Ok(self.sliced(d, start, len, step as usize))
+        let (start, len) =
+            slice_bounds(self.shape()[d], start, stop, step).ok_or(Error::Step { position: 0 })?;
+        Ok(self.sliced(d, start, len, step as isize))
     }
 
     /// Like `slice` with bounds already resolved and in range.
-    pub(crate) fn sliced(&self, d: usize, start: usize, len: usize, step: usize) -> Array {
+    pub(crate) fn sliced(&self, d: usize, start: usize, len: usize, step: isize) -> Array {
         let mut dims = Dims::from_slice(self.shape());
         dims[d] = len;
         let mut strides: Strides = SmallVec::from_slice(self.strides());
         let skip = if len > 0 { start as isize * strides[d] } else { 0 };
         let offset = (self.offset() as isize + skip) as usize;
         // A step past the end leaves one element, whose stride does not matter.
-        strides[d] = if len > 1 { strides[d] * step as isize } else { strides[d] };
+        strides[d] = if len > 1 { strides[d] * step } else { strides[d] };
         self.with_geometry(shrunk(dims), strides, offset)
     }
 
@@ -252,15 +250,23 @@ pub(crate) fn wrap_index(index: i64, size: usize) -> Option<usize> {
     usize::try_from(at).ok().filter(|&at| at < size)
 }
 
-/// Python's clamping of slice bounds: first position and number of elements.
-pub(crate) fn slice_bounds(size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> (usize, usize) {
-    let clamp = |bound: Option<i64>, default: usize| match bound {
-        None => default,
-        Some(b) if b < 0 => size.saturating_sub(b.unsigned_abs().try_into().unwrap_or(usize::MAX)),
-        Some(b) => usize::try_from(b).unwrap_or(usize::MAX).min(size),
+/// What `start:stop:step` takes of a dim, by Python's rules: its first position and how many there are, `step` apart;
+/// `None` for a step of 0.
+pub fn slice_bounds(size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Option<(usize, usize)> {
+    // A walk begins at one end of the dim and stops just past the other.
+    let size = size as i64;
+    let (begin, end) = if step > 0 { (0, size) } else { (size - 1, -1) };
+    let place = |bound: Option<i64>, absent: i64| match bound {
+        None => absent,
+        Some(bound) => (if bound < 0 { bound + size } else { bound }).clamp(begin.min(end), begin.max(end)),
     };
-    let (start, stop) = (clamp(start, 0), clamp(stop, size));
-    (start, stop.saturating_sub(start).div_ceil(step.unsigned_abs().max(1) as usize))
+    let (start, stop) = (place(start, begin), place(stop, end));
+    let span = if step > 0 { stop - start } else { start - stop };
+    match step.unsigned_abs() {
+        0 => None,
+        _ if span <= 0 => Some((0, 0)),
+        step => Some((start as usize, (span as u64).div_ceil(step) as usize)),
+    }
 }
 
 /// Strides under which `to` shows the same elements in the same order, if there are any.

@@ -5,7 +5,7 @@ mod index_reference;
 
 use index_reference::{Case, Rng, reference_positions};
 use planaria_array::ops::{self, OwnValue, Put, ScatterReduce};
-use planaria_array::{Array, DType, ErrorClass, Index, Threads};
+use planaria_array::{Array, DType, Error, ErrorClass, Index, Threads};
 
 fn iota(shape: &[usize]) -> Array {
     let numel: usize = shape.iter().product();
@@ -215,5 +215,59 @@ fn random_calls_never_panic() {
         for _ in 0..200 {
             index_reference::fuzz_once(&mut rng);
         }
+    }
+}
+
+#[test]
+fn backward_slices_are_views_that_can_be_written() {
+    let x = iota(&[3, 4]);
+    let back = x.get(&[Index::all(), Index::slice(None, None, Some(-2))]).unwrap();
+    assert!(back.shares_storage(&x));
+    assert_eq!(back.strides(), [4, -2]);
+    assert_eq!(back.to_vec::<i64>().unwrap(), [3, 1, 7, 5, 11, 9]);
+    back.get(&[0.into()]).unwrap().copy_from(&Array::from_slice(&[-1i64, -2], &[2]).unwrap()).unwrap();
+    assert_eq!(x.select(0, 0).unwrap().to_vec::<i64>().unwrap(), [0, -2, 2, -1]);
+    assert!(matches!(x.get(&[Index::slice(None, None, Some(0))]), Err(Error::Step { position: 0 })));
+    let extreme = Index::slice(None, Some(i64::MIN), Some(i64::MIN));
+    assert_eq!(x.get(&[extreme, 0.into()]).unwrap().to_vec::<i64>().unwrap(), [8]);
+}
+
+#[test]
+fn values_for_positions_that_do_not_exist_are_refused() {
+    let zeros = |shape: &[usize]| Array::zeros(shape, DType::F64).unwrap();
+    let index = |values: &[i64]| Array::from_slice(values, &[values.len()]).unwrap();
+    let lost = zeros(&[3, 0, 3]).index_add(1, &index(&[0]), &zeros(&[3, 1, 3]));
+    assert!(matches!(lost, Err(Error::EmptyDim { .. })), "{lost:?}");
+    assert!(zeros(&[3, 0]).index_add(0, &index(&[1]), &zeros(&[1, 0])).is_ok());
+}
+
+/// Shapes of array, index and source, and the class that torch 2.15 raises: `index_add`, then `index_copy`.
+#[test]
+fn sources_that_do_not_fit_raise_what_torch_raises() {
+    use ErrorClass::{Index as I, Runtime as R};
+    type Fit<'a> = (&'a [usize], usize, &'a [usize], Option<ErrorClass>, Option<ErrorClass>);
+    let cases: &[Fit<'_>] = &[
+        (&[], 1, &[], None, None),
+        (&[], 1, &[1], Some(R), None),
+        (&[], 1, &[2], Some(R), Some(I)),
+        (&[], 1, &[1, 1], Some(R), Some(R)),
+        (&[], 0, &[], Some(I), Some(I)),
+        (&[], 2, &[2], Some(R), None),
+        (&[3], 1, &[], Some(R), None),
+        (&[3], 1, &[2], Some(R), Some(I)),
+        (&[3], 1, &[1, 1], Some(R), Some(I)),
+        (&[3], 2, &[], Some(I), Some(I)),
+        (&[3, 4], 1, &[], Some(R), Some(R)),
+        (&[3, 4], 1, &[4], Some(R), Some(I)),
+        (&[3, 4], 1, &[1, 1], Some(R), Some(R)),
+        (&[3, 4], 2, &[1, 4], Some(R), Some(I)),
+        (&[3, 4], 2, &[1, 1], Some(R), Some(R)),
+    ];
+    for (shape, positions, source, add, copy) in cases {
+        let (x, src) = (Array::zeros(shape, DType::F64).unwrap(), Array::zeros(source, DType::F64).unwrap());
+        let index = Array::zeros(&[*positions], DType::I64).unwrap();
+        let classes =
+            [x.index_add(0, &index, &src), x.index_copy(0, &index, &src)].map(|r| r.err().map(|e| e.class()));
+        assert_eq!(classes, [*add, *copy], "{shape:?}, {positions} positions, source {source:?}");
     }
 }

@@ -96,7 +96,7 @@ fn geometry_that_does_not_fit_is_refused() {
     assert!(matches!(Array::zeros(&[1 << 58], DType::F64), Err(Error::OutOfMemory { .. })));
     let wide = iota(&[1]).broadcast_to(&[5]).unwrap();
     assert!(matches!(wide.fill(1), Err(Error::OverlappingWrite { .. })));
-    assert!(matches!(x.slice(0, None, None, 0), Err(Error::Step { step: 0, .. })));
+    assert!(matches!(x.slice(0, None, None, 0), Err(Error::Step { .. })));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-use planaria_array::{Array, DType, Error, Shape};
+use planaria_array::{Array, DType, Error, Shape, slice_bounds};
 use smallvec::SmallVec;
 
 /// One entry of an index expression over tensors: the language of arrays, with tensors in place of index arrays. They
@@ -33,8 +33,8 @@ impl From<&Tensor> for Index {
 pub(crate) enum Entry {
     /// One position; the dim disappears.
     At(usize),
-    /// Positions `start, start + step, ...` of a dim, all inside it.
-    Range { start: usize, len: usize, step: usize },
+    /// Positions `start, start + step, ...` of a dim, all inside it; a negative step walks backwards.
+    Range { start: usize, len: usize, step: isize },
     /// A new dim of one element.
     New,
 }
@@ -133,10 +133,8 @@ impl State<'_> {
     }
 
     fn slice(&mut self, start: Option<i64>, stop: Option<i64>, step: i64, position: usize) -> Result<()> {
-        if step <= 0 {
-            return Err(Error::Step { step, position }.into());
-        }
-        self.entries.push(range(self.shape[self.source], start, stop, step));
+        let entry = range(self.shape[self.source], start, stop, step).ok_or(Error::Step { position })?;
+        self.entries.push(entry);
         self.dim += 1;
         self.source += 1;
         Ok(())
@@ -183,20 +181,12 @@ fn position_of(tensor: &Tensor) -> Result<i64> {
     Ok(i64::try_from(tensor.whole()?.item()?.as_int()).unwrap_or(i64::MAX))
 }
 
-/// Python's clamping of slice bounds.
-pub(crate) fn range(size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Entry {
-    let clamp = |bound: Option<i64>, default: usize| match bound {
-        None => default,
-        Some(b) if b < 0 => size.saturating_sub(b.unsigned_abs().try_into().unwrap_or(usize::MAX)),
-        Some(b) => usize::try_from(b).unwrap_or(usize::MAX).min(size),
-    };
-    let (start, stop) = (clamp(start, 0), clamp(stop, size));
-    let step = usize::try_from(step).unwrap_or(usize::MAX).max(1);
-    match stop.saturating_sub(start).div_ceil(step) {
-        0 => Entry::part(0, 0),
-        1 => Entry::part(start, 1),
-        len => Entry::Range { start, len, step },
-    }
+/// What `start:stop:step` takes of a dim; `None` for a step of 0.
+pub(crate) fn range(size: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Option<Entry> {
+    let (start, len) = slice_bounds(size, start, stop, step)?;
+    // One position has no direction.
+    let step = if len > 1 { step as isize } else { 1 };
+    Some(Entry::Range { start, len, step })
 }
 
 pub(crate) fn check_mask(mask: &Tensor, position: usize, shape: &Shape, dim: usize) -> Result<()> {

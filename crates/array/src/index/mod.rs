@@ -28,11 +28,11 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo};
 pub enum Index<A = Array> {
     /// One position; negative counts from the end. The dim disappears.
     Int(i64),
-    /// `start:stop:step` with Python's clamping; the step must be positive.
+    /// `start:stop:step` with Python's clamping; a negative step walks backwards.
     Slice {
-        /// First position, 0 when absent.
+        /// First position; the dim's first when absent, its last under a negative step.
         start: Option<i64>,
-        /// Position after the last, the size when absent.
+        /// Position after the last; past the end of the walk when absent.
         stop: Option<i64>,
         /// Distance between positions, 1 when absent.
         step: Option<i64>,

@@ -106,11 +106,9 @@ impl State {
     }
 
     fn slice(&mut self, start: Option<i64>, stop: Option<i64>, step: i64, position: usize) -> Result<()> {
-        if step <= 0 {
-            return Err(Error::Step { step, position });
-        }
-        let (start, len) = slice_bounds(self.view.shape()[self.dim], start, stop, step);
-        self.view = self.view.sliced(self.dim, start, len, step as usize);
+        let size = self.view.shape()[self.dim];
+        let (start, len) = slice_bounds(size, start, stop, step).ok_or(Error::Step { position })?;
+        self.view = self.view.sliced(self.dim, start, len, step as isize);
         self.dim += 1;
         self.source += 1;
         Ok(())

@@ -69,20 +69,61 @@ impl Slices {
         Resolved { view: x.clone(), placed }
     }
 
+    /// What `index_add` adds: exactly the shape of the chosen slices.
+    fn added(&self, x: &Array, src: &Array) -> Result<Array> {
+        src.check_dtype(self.op, x.dtype())?;
+        if src.ndim() == 0 && self.index.numel() != 1 {
+            return Err(self.source_error(src, ONE_POSITION));
+        }
+        if src.ndim() != x.ndim() {
+            return Err(self.shape_error(src)?);
+        }
+        self.of_slices(src)
+    }
+
+    /// What `index_copy` writes: the shape of the chosen slices, or one number for one position.
+    fn copied(&self, x: &Array, src: &Array) -> Result<Array> {
+        src.check_dtype(self.op, x.dtype())?;
+        if src.ndim() == 0 && self.index.numel() != 1 {
+            return Err(self.source_error(src, ONE_POSITION));
+        }
+        if src.ndim() > 0 && x.ndim() > 0 && src.ndim() != x.ndim() {
+            return Err(self.source_error(src, "it must have as many dims as the array"));
+        }
+        let mut resized = Dims::from_slice(src.shape());
+        if src.ndim() == self.x.ndim() && src.shape()[self.dim] != self.index.numel() {
+            resized[self.dim] = self.index.numel();
+            if resized == self.wanted() {
+                return Err(self.source_error(src, "it must have one slice for each position"));
+            }
+        }
+        self.of_slices(src)
+    }
+
     /// The source seen with the dims of the array; its shape must be that of the chosen slices.
-    fn source(&self, src: &Array) -> Result<Array> {
-        src.check_dtype(self.op, self.x.dtype())?;
-        let src = if src.ndim() == 0 { src.unsqueeze(0)? } else { src.clone() };
+    fn of_slices(&self, src: &Array) -> Result<Array> {
+        let seen = if src.ndim() == 0 { src.unsqueeze(0)? } else { src.clone() };
+        if seen.shape()[..] == self.wanted()[..] { Ok(seen) } else { Err(self.shape_error(src)?) }
+    }
+
+    fn wanted(&self) -> Dims {
         let mut wanted = Dims::from_slice(self.x.shape());
         wanted[self.dim] = self.index.numel();
-        if src.shape()[..] == wanted[..] {
-            return Ok(src);
-        }
-        let (lhs, rhs) = (planaria_layout::Shape::from_dims(wanted)?, src.shape().clone());
+        wanted
+    }
+
+    fn shape_error(&self, src: &Array) -> Result<Error> {
+        let (lhs, rhs) = (planaria_layout::Shape::from_dims(self.wanted())?, src.shape().clone());
         let reason = "the source must have the shape of the chosen slices";
-        Err(Error::ShapeMismatch { op: self.op, lhs, rhs, reason })
+        Ok(Error::ShapeMismatch { op: self.op, lhs, rhs, reason })
+    }
+
+    fn source_error(&self, src: &Array, reason: &'static str) -> Error {
+        Error::IndexSource { op: self.op, found: src.shape().clone(), reason }
     }
 }
+
+const ONE_POSITION: &str = "a single number goes to one position";
 
 impl Array {
     /// The slices at the given positions of a dim, in their order. Positions must lie in `0..size`.
@@ -117,9 +158,9 @@ impl Array {
     /// [`Array::index_add`] in place.
     pub fn index_add_assign(&self, dim: i64, index: &Array, src: &Array) -> Result<()> {
         let slices = Slices::new("index_add", self, dim, index)?;
-        let src = slices.source(src)?;
+        let src = slices.added(self, src)?;
         if self.ndim() > 1 && self.numel() == 0 {
-            return Ok(());
+            return if src.numel() == 0 { Ok(()) } else { empty_dim("index_add", &slices.x, slices.dim) };
         }
         match slices.first_outside()? {
             Some(bad) if self.ndim() > 1 => Err(slices.position_error(bad)),
@@ -138,7 +179,7 @@ impl Array {
     /// [`Array::index_copy`] in place.
     pub fn index_copy_assign(&self, dim: i64, index: &Array, src: &Array) -> Result<()> {
         let slices = Slices::new("index_copy", self, dim, index)?;
-        let src = slices.source(src)?;
+        let src = slices.copied(self, src)?;
         if slices.size() == 0 && slices.index.numel() > 0 {
             return empty_dim("index_copy", &slices.x, slices.dim);
         }

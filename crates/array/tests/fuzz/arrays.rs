@@ -105,7 +105,10 @@ impl Rng {
     fn step(&mut self, x: &Array) -> Result<Array> {
         match self.below(7) {
             0 => x.transpose(self.dim(), self.dim()),
-            1 => x.slice(self.dim(), self.bound(), self.bound(), 1 + self.below(3) as i64),
+            1 => {
+                let step = self.pick(&[1, 1, 2, 3, -1, -1, -2]);
+                x.slice(self.dim(), self.bound(), self.bound(), step)
+            }
             2 => x.unsqueeze(self.dim()),
             3 => x.select(self.dim(), self.int()),
             4 => x.squeeze(&[]),

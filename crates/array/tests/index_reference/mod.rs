@@ -107,7 +107,8 @@ impl Case {
                 _ => {
                     let mut bound = || (rng.below(3) > 0).then(|| rng.between(-6, 6));
                     let (start, stop) = (bound(), bound());
-                    items.push(Item::Slice(start, stop, 1 + rng.below(3) as i64));
+                    let step = 1 + rng.below(3) as i64;
+                    items.push(Item::Slice(start, stop, if rng.below(3) == 0 { -step } else { step }));
                     d += 1;
                 }
             }
@@ -166,11 +167,23 @@ fn wrap(i: i64, size: usize) -> i64 {
     if i < 0 { i + size as i64 } else { i }
 }
 
+/// What `list(range(size))[start:stop:step]` begins with, and its length, by walking the list.
 fn python_slice(start: Option<i64>, stop: Option<i64>, step: i64, size: usize) -> (i64, usize) {
     let size = size as i64;
-    let clamp = |b: i64| (if b < 0 { b + size } else { b }).clamp(0, size);
-    let (start, stop) = (start.map_or(0, clamp), stop.map_or(size, clamp));
-    (start, if stop > start { ((stop - start + step - 1) / step) as usize } else { 0 })
+    let from_start = |bound: i64| if bound < 0 { bound + size } else { bound };
+    let taken = (0..size).filter(|&at| match step > 0 {
+        true => {
+            let first = from_start(start.unwrap_or(0)).max(0);
+            at >= first && at < from_start(stop.unwrap_or(size)) && (at - first) % step == 0
+        }
+        false => {
+            let first = start.map_or(size - 1, from_start).min(size - 1);
+            at <= first && stop.is_none_or(|stop| at > from_start(stop)) && (first - at) % step == 0
+        }
+    });
+    let taken: Vec<i64> = taken.collect();
+    let first = if step > 0 { taken.first() } else { taken.last() };
+    (first.copied().unwrap_or(0), taken.len())
 }
 
 /// Axes of the view, fixed source positions, and index arrays.

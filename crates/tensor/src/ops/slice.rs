@@ -28,7 +28,7 @@ fn attributes(entries: &Entries) -> Attributes {
     for entry in entries {
         starts.push(match *entry {
             Entry::At(at) => Attr::Int(at as i64),
-            Entry::Range { start, len, step } => Attr::from(&[start, len, step][..]),
+            Entry::Range { start, len, step } => Attr::from(&[start as i64, len as i64, step as i64][..]),
             Entry::New => Attr::List(Vec::new()),
         });
     }
@@ -67,10 +67,9 @@ fn factors(
 /// The step of a range that takes one position of every so many, from the first to the last.
 fn regular(entry: Entry, size: usize) -> Option<usize> {
     match entry {
-        Entry::Range { start, len, step }
-            if step > 1 && start < step && len.checked_mul(step) == Some(size) =>
-        {
-            Some(step)
+        Entry::Range { start, len, step } => {
+            let step = usize::try_from(step).ok()?;
+            (step > 1 && start < step && len.checked_mul(step) == Some(size)).then_some(step)
         }
         _ => None,
     }
@@ -82,7 +81,9 @@ fn piece_of(entry: Entry) -> Index {
         Entry::New => Index::NewAxis,
         Entry::Range { len: 0, .. } => Index::slice(Some(0), Some(0), None),
         Entry::Range { start, len, step } => {
-            Index::slice(Some(start as i64), Some((start + (len - 1) * step + 1) as i64), Some(step as i64))
+            // Just past the last position, which may be before the dim.
+            let stop = start as isize + (len as isize - 1) * step + step.signum();
+            Index::slice(Some(start as i64), (stop >= 0).then_some(stop as i64), Some(step as i64))
         }
     }
 }
@@ -185,7 +186,8 @@ impl SetSlice {
                 Entry::Range { .. } if entry.is_whole(window.size) => expression.push(Index::all()),
                 Entry::Range { start, len, step } => {
                     let (first, count) = overlap(&window, start, len, step);
-                    let from = (start + first * step).saturating_sub(window.start);
+                    let from = start.saturating_add_signed(first as isize * step);
+                    let from = from.saturating_sub(window.start);
                     expression.push(piece_of(Entry::Range { start: from, len: count, step }));
                     if shown >= extra && value.shape()[shown - extra] == len && len > 1 {
                         value = value.narrow((shown - extra) as i64, first, count)?;
@@ -200,12 +202,15 @@ impl SetSlice {
 }
 
 /// The part of `start, start + step, ...` inside a window: the number of the first, and how many.
-fn overlap(window: &Window, start: usize, len: usize, step: usize) -> (usize, usize) {
+fn overlap(window: &Window, start: usize, len: usize, step: isize) -> (usize, usize) {
     if !window.is_cut() {
         return (0, len);
     }
-    let before = |bound: usize| bound.saturating_sub(start).div_ceil(step).min(len);
-    let (first, end) = (before(window.start), before(window.start + window.len));
+    let (low, high, stride) = (window.start, window.start + window.len, step.unsigned_abs());
+    // Positions that the walk passes before it reaches the window, and before it leaves it.
+    let below = |bound: usize| bound.saturating_sub(start).div_ceil(stride).min(len);
+    let from = |bound: usize| (start + 1).saturating_sub(bound).div_ceil(stride).min(len);
+    let (first, end) = if step > 0 { (below(low), below(high)) } else { (from(high), from(low)) };
     (first, end - first)
 }
 
@@ -282,13 +287,12 @@ impl Tensor {
         self.shown(&entries)
     }
 
-    /// The elements `start`, `start + step`, ... below `stop` along one dim. Bounds are clamped and may count from
-    /// the end, as in Python; the step must be positive.
+    /// The elements `start`, `start + step`, ... before `stop` along one dim. Bounds are clamped and may count from
+    /// the end, as in Python; a negative step walks backwards.
     pub fn slice(&self, dim: i64, start: Option<i64>, stop: Option<i64>, step: i64) -> Result<Tensor> {
-        if step <= 0 {
-            return Err(Error::Step { step, position: 0 }.into());
-        }
-        self.along("slice", dim, |_, size| Ok(range(size, start, stop, step)))
+        self.along("slice", dim, |_, size| {
+            Ok(range(size, start, stop, step).ok_or(Error::Step { position: 0 })?)
+        })
     }
 
     /// `len` elements along one dim from `start`.
@@ -327,10 +331,11 @@ pub(crate) fn any_entries(draw: &mut Draw, shape: &[usize]) -> Entries {
         if draw.below(6) == 0 {
             entries.push(Entry::New);
         }
-        let (start, step) = (draw.below(size), 1 + draw.below(3));
+        let (start, step) = (draw.below(size), 1 + draw.below(3) as i64);
+        let step = if draw.coin() { -step } else { step };
         entries.push(match draw.below(4) {
             0 => Entry::At(start),
-            1 => range(size, Some(start as i64), None, step as i64),
+            1 => range(size, Some(start as i64), None, step).unwrap_or(Entry::whole(size)),
             2 => Entry::part(start, draw.below(size - start + 1)),
             _ => Entry::whole(size),
         });
