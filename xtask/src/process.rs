@@ -4,7 +4,14 @@ use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+/// The ends of what commands printed that did not end well, since [`take_unsuccessful`] was last asked.
+static UNSUCCESSFUL: Mutex<String> = Mutex::new(String::new());
+
+/// Lines that are kept of each.
+const KEPT: usize = 60;
 
 /// What a command left behind.
 #[derive(Debug)]
@@ -49,7 +56,19 @@ pub(crate) fn run(command: &mut Command) -> Ran {
     let mut output = out.map(|pipe| tee(pipe, io::stdout())).unwrap_or_default();
     output.push_str(&reader.join().unwrap_or_default());
     let success = child.wait().is_ok_and(|status| status.success());
+    if !success {
+        let lines: Vec<&str> = output.lines().collect();
+        let end = lines[lines.len().saturating_sub(KEPT)..].join("\n");
+        let mut kept = UNSUCCESSFUL.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_str(&format!("$ {}\n{end}\n", text(command)));
+    }
     Ran { success, output }
+}
+
+/// The ends of what commands printed that did not end well, so that a failed step can be told again where the reader
+/// of a long log looks first: at its end.
+pub(crate) fn take_unsuccessful() -> String {
+    std::mem::take(&mut UNSUCCESSFUL.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Runs `command` silently; answers its standard output if it ended well.

@@ -41,7 +41,7 @@ pub(crate) fn run(root: &Path) -> bool {
     summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
     summary.step("memory", || asan::step(root, &needs.checker, &needs.mpi));
     summary.step("features", || compilers::features(root, needs.mpi.is_ok()));
-    print!("\n{}", summary.table());
+    print!("{}\n{}", summary.failures(), summary.table());
     summary.total().failed == 0
 }
 
@@ -167,6 +167,8 @@ const NEXTEST: &[&str] = &[
     "pass",
     "--status-level",
     "fail",
+    "--failure-output",
+    "final",
     "--cargo-quiet",
 ];
 const LIBTEST: &[&str] = &["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast", "--quiet"];

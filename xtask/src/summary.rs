@@ -1,5 +1,6 @@
 //! Steps of a run with their outcome and time, the counts in their output, and the closing table.
 
+use crate::process;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub(crate) struct Step {
     pub outcome: Outcome,
     pub counts: Counts,
     pub time: Duration,
+    /// What its unsuccessful commands printed last, if it failed.
+    pub told: String,
 }
 
 /// The steps of a run, in order.
@@ -40,11 +43,13 @@ impl Summary {
         let name = name.into();
         eprintln!("\n== {name}");
         let start = Instant::now();
+        process::take_unsuccessful();
         let (outcome, counts) = step();
+        let told = if outcome == Outcome::Failed { process::take_unsuccessful() } else { String::new() };
         if let Outcome::Skipped(reason) = &outcome {
             eprintln!("skipped: {reason}");
         }
-        self.steps.push(Step { name, outcome, counts, time: start.elapsed() });
+        self.steps.push(Step { name, outcome, counts, time: start.elapsed(), told });
     }
 
     /// Tests, plus every step that holds none; a step that fails with no failed test counts as one failure.
@@ -59,11 +64,17 @@ impl Summary {
         total
     }
 
+    /// What failed steps printed last.
+    pub(crate) fn failures(&self) -> String {
+        let failed = self.steps.iter().filter(|step| step.outcome == Outcome::Failed);
+        failed.map(|step| format!("\n== failed: {}\n{}", step.name, step.told)).collect()
+    }
+
     /// The closing table; its last line is `N passed, M failed`.
     pub(crate) fn table(&self) -> String {
         let width = self.steps.iter().map(|step| step.name.chars().count()).max().unwrap_or(0);
         let mut table = String::new();
-        for Step { name, outcome, counts, time } in &self.steps {
+        for Step { name, outcome, counts, time, .. } in &self.steps {
             let state = match outcome {
                 Outcome::Passed => "ok",
                 Outcome::Failed => "FAILED",
@@ -161,5 +172,22 @@ mod tests {
         let table = summary.table();
         assert_eq!(table.lines().last(), Some("15 passed, 4 failed"));
         assert!(table.contains("asan    skipped     0.0 s  no runtime"), "{table}");
+    }
+
+    #[test]
+    fn a_failed_step_is_told_again() {
+        let mut summary = Summary::default();
+        let speak = |text: &str, code: u8| {
+            let script = format!("echo {text}; exit {code}");
+            match process::run(std::process::Command::new("sh").args(["-c", &script])).success {
+                true => (Outcome::Passed, Counts::default()),
+                false => (Outcome::Failed, Counts::default()),
+            }
+        };
+        summary.step("one", || speak("fine", 0));
+        summary.step("two", || speak("broken", 3));
+        let told = summary.failures();
+        assert!(told.contains("== failed: two\n") && told.contains("broken\n"), "{told}");
+        assert!(!told.contains("fine"), "{told}");
     }
 }
