@@ -34,7 +34,6 @@
 mod error;
 pub mod generate;
 pub mod layers;
-mod loss;
 pub mod models;
 pub mod optim;
 mod parallel;
@@ -42,7 +41,7 @@ mod param;
 mod table;
 
 pub use error::{Error, Result};
-pub use loss::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
 pub use parallel::{Lanes, Parallel};
 pub use param::{Cut, Init, Kind, Module, Param, ParamSpec, Source, Start};
+pub use planaria_tensor::ops::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
 pub use table::{COLUMNS, ROWS, Table};

@@ -1,10 +1,10 @@
 //! The end of a model: scores of the next token, and losses that never have all scores at once.
 
 use crate::error::Result;
-use crate::loss::{IGNORED, linear_cross_entropy};
 use crate::parallel::Lanes;
 use planaria_array::DType;
 use planaria_array::ops::Keep;
+use planaria_tensor::ops::{IGNORED, linear_cross_entropy};
 use planaria_tensor::{Tensor, ops};
 
 /// What scores and losses are made of.

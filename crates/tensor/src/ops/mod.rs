@@ -22,6 +22,7 @@ mod index;
 mod index_dim;
 mod join;
 mod linear;
+mod linear_cross_entropy;
 mod mask;
 mod matmul;
 mod moe;
@@ -56,6 +57,7 @@ pub use embedding::embedding;
 pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
 pub use join::{add_n, concat, stack};
 pub use linear::linear;
+pub use linear_cross_entropy::{IGNORED, linear_cross_entropy, linear_cross_entropy_by, rows_at_once, wide};
 pub use moe::{Groups, Routing, moe_combine, moe_dispatch, moe_group, moe_route};
 pub use norm::{
     BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
@@ -99,8 +101,10 @@ pub const TABLE: &[Entry] = &[
     Entry { family: "index_dim", sample: index_dim::sample },
     Entry { family: "join", sample: join::sample },
     Entry { family: "linear", sample: linear::sample },
+    Entry { family: "linear_cross_entropy", sample: linear_cross_entropy::sample },
     Entry { family: "mask", sample: mask::sample },
     Entry { family: "matmul", sample: matmul::sample },
+    Entry { family: "moe", sample: moe::sample },
     Entry { family: "moments", sample: moments::sample },
     Entry { family: "norm/batch", sample: norm::batch::sample },
     Entry { family: "norm/group", sample: norm::group::sample },

@@ -18,8 +18,10 @@ pub struct Sample {
     pub name: String,
     /// The inputs.
     pub inputs: Vec<Array>,
-    /// True when shapes follow from values: nothing can be planned.
+    /// True when shapes, or who sends what, follow from values: that cannot be planned.
     pub follows_values: bool,
+    /// True when gradients have no gradients of their own.
+    pub differentiable_once: bool,
     call: Arc<Call>,
 }
 
@@ -28,8 +30,18 @@ impl Sample {
     pub fn new(op: impl Op, inputs: impl IntoIterator<Item = Array>) -> Sample {
         let op: Arc<dyn Op> = Arc::new(op);
         let (name, follows_values) = (format!("{} {op:?}", op.name()), op.shapes_follow_values());
-        let call: Arc<Call> = Arc::new(move |inputs| apply_shared(op.clone(), inputs));
-        Sample { name, inputs: inputs.into_iter().collect(), follows_values, call }
+        let call = move |inputs: &[&Tensor]| apply_shared(op.clone(), inputs);
+        Sample { follows_values, ..Sample::of_call(name, call, inputs) }
+    }
+
+    /// A call of a function that picks its ops by what it is given.
+    pub fn of_call(
+        name: String,
+        call: impl Fn(&[&Tensor]) -> Result<Outputs> + Send + Sync + 'static,
+        inputs: impl IntoIterator<Item = Array>,
+    ) -> Sample {
+        let (inputs, call) = (inputs.into_iter().collect(), Arc::new(call));
+        Sample { name, inputs, follows_values: false, differentiable_once: false, call }
     }
 
     /// Runs it on these inputs.

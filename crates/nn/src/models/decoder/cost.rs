@@ -1,8 +1,8 @@
 //! What the layers of a decoder cost: operations, and what they keep for backward.
 
 use super::config::DecoderConfig;
-use crate::loss::rows_at_once;
 use crate::models::cost::{Cost, Segment, Sizes};
+use planaria_tensor::ops::rows_at_once;
 
 pub(super) fn of(config: &DecoderConfig, segment: Segment, sizes: &Sizes) -> Cost {
     let layers = Layers { config, sizes };

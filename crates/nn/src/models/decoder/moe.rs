@@ -3,7 +3,6 @@
 use super::config::Experts;
 use crate::error::Result as BuildResult;
 use crate::layers::{GatedMlp, Linear, Parts};
-use crate::loss::wide;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
 use planaria_array::ops::{Gate, Keep, Which};
@@ -48,7 +47,7 @@ impl Moe {
     /// the sum of its probabilities, over all tokens.
     pub fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let scores = self.router.forward(x)?;
-        let probabilities = scores.cast(wide(scores.dtype()))?.softmax(-1)?;
+        let probabilities = scores.cast(ops::wide(scores.dtype()))?.softmax(-1)?;
         let (mut weights, chosen) = probabilities.topk(self.choices, -1, Which::Largest)?;
         if self.normalize {
             weights = weights.div(&weights.sum(&[-1], Keep::Yes)?)?;

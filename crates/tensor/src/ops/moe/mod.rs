@@ -13,6 +13,7 @@ use crate::dispatch::apply1;
 use crate::error::{Error, Result};
 use crate::grad::{self, Backward};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
+use crate::ops::sample::{Draw, Sample};
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
 use crate::world::World;
@@ -322,4 +323,22 @@ impl Op for Exchange {
         let back = Exchange { way: self.way.turned(), ..self.clone() }.apply(&dy)?;
         Ok(smallvec![Some(if self.way == Way::Spread { back.sum(&[1], Keep::No)? } else { back })])
     }
+}
+
+/// Random calls for tests: routed by gates, sent to the experts, changed there, and brought back.
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
+    let [tokens, experts, width] = [(); 3].map(|()| draw.size());
+    let (choices, capacity) = (1 + draw.below(experts.min(2)), 1 + draw.below(tokens));
+    let (x, gates) = (draw.normal(&[tokens, width])?, draw.distinct(&[tokens, experts])?);
+    let scale = draw.normal(&[experts, 1, width])?;
+    let call = move |inputs: &[&Tensor]| {
+        let routing = moe_route(inputs[1], choices, capacity)?;
+        let rows = moe_dispatch(inputs[0], &routing)?;
+        let found = moe_combine(&rows.mul(inputs[2])?, &routing)?;
+        Ok(smallvec![found, rows])
+    };
+    let name = format!("moe of {choices} choices and capacity {capacity}");
+    let mut sample = Sample::of_call(name, call, [x, gates, scale]);
+    sample.follows_values = true;
+    Ok(sample)
 }

@@ -3,16 +3,19 @@
 //! The gradients of a sum of losses are known as soon as the scores are, so forward computes them with the scores at
 //! hand, and backward only multiplies. That spares the scores' memory and their second computation.
 
-use planaria_array::Array;
+use crate::attributes::Attributes;
+use crate::dispatch::apply;
+use crate::error::{Error, Result};
+use crate::grad::{Backward, is_recording};
+use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::sample::{Draw, Sample};
+use crate::tensor::Tensor;
 use planaria_array::ops::{
     self, Binary, CrossEntropyOptions, Keep, Reduction, Unary, cross_entropy, cross_entropy_grad,
 };
+use planaria_array::{Array, DType};
 use planaria_layout::rule::{Cuts, Kind, Rule};
 use planaria_layout::{Placement, Reduce};
-use planaria_tensor::{
-    Arrays, Attributes, Backward, DType, Error, Grads, Local, Op, Places, Result, Saves, Spec, Tensor, apply,
-    is_recording,
-};
 use smallvec::smallvec;
 
 /// The label of rows that count nothing.
@@ -32,7 +35,7 @@ pub fn linear_cross_entropy(hidden: &Tensor, weight: &Tensor, labels: &Tensor) -
 }
 
 /// How many rows of scores are there at once on a rank with a window of the vocabulary, in elements of `size` bytes.
-pub(crate) fn rows_at_once(window: usize, size: usize) -> usize {
+pub fn rows_at_once(window: usize, size: usize) -> usize {
     (SCORES / window.max(1).saturating_mul(size)).max(LEAST_ROWS)
 }
 
@@ -65,8 +68,8 @@ pub fn linear_cross_entropy_by(
     apply(op, &[hidden, weight, labels])?.into_iter().next().ok_or(Error::Bug("a loss has a sum"))
 }
 
-/// Narrow scores are widened, so that losses and probabilities are not rounded.
-pub(crate) fn wide(dtype: DType) -> DType {
+/// What scores are computed in: narrow ones are widened, so that losses and probabilities are not rounded.
+pub fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -265,4 +268,20 @@ fn is_one(dy: &Tensor) -> Result<bool> {
     };
     let known = !dy.local().is_meta() && !dy.layout().is_some_and(pending);
     Ok(known && dy.local().item()?.as_f64() == 1.0)
+}
+
+/// Random calls for tests: some labels ignored, scores in chunks.
+pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
+    let [batch, length, width, words] = [(); 4].map(|()| draw.size());
+    let labels = draw.integers(words + 1, &[batch, length])?;
+    let labels = labels.masked_fill(&labels.eq(&Array::scalar(words, DType::I64)?)?, IGNORED)?;
+    let (hidden, weight) = (draw.normal(&[batch, length, width])?, draw.normal(&[words, width])?);
+    let rows = 1 + draw.below(5);
+    let call = move |inputs: &[&Tensor]| {
+        Ok(smallvec![linear_cross_entropy_by(rows, inputs[0], inputs[1], inputs[2])?])
+    };
+    let name = format!("linear_cross_entropy by {rows} rows");
+    let mut sample = Sample::of_call(name, call, [hidden, weight, labels]);
+    sample.differentiable_once = true;
+    Ok(sample)
 }
