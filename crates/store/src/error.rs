@@ -30,6 +30,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// Something else in the place of a file, which may never end or never begin.
+    #[error("'{name}' is {what}, not a file")]
+    NotAFile {
+        /// The name asked for.
+        name: String,
+        /// What it is, as in `a pipe`.
+        what: &'static str,
+    },
     /// The operating system refused.
     #[error("cannot {op} '{name}': {message}")]
     Io {

@@ -8,7 +8,7 @@ use crate::store::Reader;
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -36,10 +36,19 @@ impl LocalReader {
             io::ErrorKind::NotADirectory => Error::NotFound { name: name.to_string() },
             _ => Error::io(name, "open", &error),
         };
-        let buffered = File::open(path).map_err(fail)?;
+        // Without waiting: a pipe that nobody writes into would never open.
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let no_file = |what| Error::NotAFile { name: name.to_string(), what };
+        let buffered = opened.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENXIO) => no_file("a socket or a device"),
+            _ => fail(error),
+        })?;
         let about = buffered.metadata().map_err(fail)?;
         if about.is_dir() {
             return Err(Error::NotFound { name: name.to_string() });
+        }
+        if !about.is_file() {
+            return Err(no_file(if about.file_type().is_fifo() { "a pipe" } else { "a device" }));
         }
         let wanted = direct == DirectIo::WherePossible && about.len() >= DIRECT_MIN as u64;
         let flagged = || OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok();
@@ -148,6 +157,23 @@ fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_never_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let pipe = place.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let socket = place.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for (path, expected) in
+            [(&*pipe, "a pipe"), (&socket, "a socket or a device"), (Path::new("/dev/zero"), "a device")]
+        {
+            match LocalReader::open(path, "f", DirectIo::WherePossible) {
+                Err(Error::NotAFile { what, .. }) => assert_eq!(what, expected),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 
     #[test]
     fn bounced_reads_give_any_range_and_stop_at_the_end() {
