@@ -7,7 +7,9 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Display;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::sync::OnceLock;
 
 /// What a stretch of text means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,11 @@ impl Terminal {
 
     /// One line of data.
     pub(crate) fn line(&mut self, text: impl Display) -> Result<()> {
+        Ok(writeln!(self.out, "{}", shown(&text.to_string()))?)
+    }
+
+    /// A drawing of our own, colours included, as it is.
+    pub(crate) fn drawing(&mut self, text: &str) -> Result<()> {
         Ok(writeln!(self.out, "{text}")?)
     }
 
@@ -103,7 +110,7 @@ impl Terminal {
 
     /// Text on standard error, whatever the flags. A closed standard error is nobody's error.
     pub(crate) fn say(&self, text: &str) {
-        let _ = writeln!(io::stderr().lock(), "{}", printable(text, &['\n', '\t']));
+        let _ = writeln!(io::stderr().lock(), "{}", shown(text));
     }
 
     /// True when only results and errors are wanted.
@@ -144,5 +151,34 @@ fn paint(color: bool, style: Style, text: &str) -> String {
         Style::Good => "32",
         Style::Name => "1;36",
     };
-    if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    if color { format!("{0}{code}m{text}{0}0m", mark()) } else { text.to_string() }
+}
+
+/// Stands for the beginning of a colour until the text is written. Every process draws its own, so that no name from a
+/// file can hold it: what is painted is told from what only looks like it.
+fn mark() -> &'static str {
+    static MARK: OnceLock<String> = OnceLock::new();
+    MARK.get_or_init(|| {
+        let drawn = RandomState::new().hash_one(0);
+        // Code points that are no characters and mean nothing to anybody.
+        let digit = |place: u32| char::from_u32(0xfdd0 + (drawn >> (5 * place)) as u32 % 32);
+        (0..8).filter_map(digit).collect()
+    })
+}
+
+/// The text as a terminal may have it: painted where we painted it, and nothing else that it would act on.
+fn shown(text: &str) -> String {
+    printable(text, &['\n', '\t']).replace(mark(), "\x1b[")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_colours_reach_the_terminal() {
+        let text = format!("{} tensor '\x1b[31mred\x1b[0m\x07'", paint(true, Style::Good, "sound:"));
+        assert_eq!(shown(&text), "\x1b[32msound:\x1b[0m tensor '\\u{1b}[31mred\\u{1b}[0m\\u{7}'");
+        assert_eq!(shown(&paint(false, Style::Bad, "a\nb\r")), "a\nb\\r");
+    }
 }

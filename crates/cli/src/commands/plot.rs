@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     } else {
         let width = args.width.or_else(columns).unwrap_or(80) as usize;
         let canvas = Canvas { width, height: args.height.unwrap_or(20) as usize, colour: terminal.colours() };
-        terminal.line(chart.to_text(&canvas).trim_end_matches('\n'))?;
+        terminal.drawing(chart.to_text(&canvas).trim_end_matches('\n'))?;
         for curve in &chart.curves {
             if let (Some(last), Some(smooth)) = (curve.points.last(), curve.smooth.last()) {
                 let name = terminal.paint(Style::Name, &curve.name);

@@ -83,7 +83,7 @@ fn show(run: &Path, terminal: &mut Terminal) -> Result<()> {
     }
     let chart = Chart::new(&[History::read(run)?], "loss", &ChartOptions::default())?;
     let canvas = Canvas { width: 100, height: 20, colour: terminal.colours() };
-    terminal.line(format!("\n{}", chart.to_text(&canvas)))
+    terminal.drawing(&format!("\n{}", chart.to_text(&canvas)))
 }
 
 /// What it has learned.
