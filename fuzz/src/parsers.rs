@@ -51,7 +51,7 @@ pub(crate) fn pickle(bytes: &[u8]) {
     let store = stored(&[("p", bytes)]);
     let Ok(file) = store.reader("p") else { return };
     if let Ok(tree) = pickle::read(&*file, &pickle::Limits::default()) {
-        tree.to_json(tree.root());
+        let _ = tree.to_json(tree.root(), &*file);
     }
 }
 

@@ -68,6 +68,16 @@ torch.save({"sparse": torch.eye(3).to_sparse()}, out / "sparse.pt")
 torch.save({"neg": torch._neg_view(torch.ones(2))}, out / "neg_view.pt")
 torch.save({"bomb": torch.ones(1).expand(1 << 40)}, out / "expand_bomb.pt")
 torch.save({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3)}, out / "collision.pt")
+# Each list holds the one before it twice: 2^60 values when written out; then the same around a tensor.
+shared, around = [], torch.ones(2)
+for _ in range(60):
+    shared, around = [shared, shared], [around, around]
+torch.save({"shared": shared, "w": torch.ones(2)}, out / "shared.pt")
+torch.save({"around": around}, out / "shared_tensor.pt")
+torch.save({"array": np.arange(5.0), "w": torch.ones(2)}, out / "numpy.pt")
+torch.serialization.set_crc32_options(False)
+torch.save({"w": torch.arange(4.0)}, out / "no_sums.pt")
+torch.serialization.set_crc32_options(True)
 
 
 # paddle.save: a state dict holds bare arrays; anything else holds tuples of name and array.
@@ -77,6 +87,10 @@ class Tensor:
 
     def __reduce__(self):
         return (tuple, ((self.name, self.data),))
+
+
+# paddle.save of a tensor by itself.
+(out / "tensor.pdparams").write_bytes(pickle.dumps(Tensor("w_0", np.arange(6, dtype=np.float32).reshape(2, 3)), 4))
 
 
 class LoD:

@@ -214,7 +214,7 @@ pub enum Error {
     },
     /// Bytes of a checkpoint that are not what was written.
     #[error(
-        "tensor {} is damaged: block {block} of '{file}' (bytes {start}..{end}) has checksum \
+        "{} damaged: block {block} of '{file}' (bytes {start}..{end}) has checksum \
          {found:08x}, expected {expected:08x}; load another checkpoint", few(.tensor)
     )]
     Damaged {
@@ -235,11 +235,11 @@ pub enum Error {
     },
     /// A member of an archive whose bytes are not what was written.
     #[error(
-        "tensor '{tensor}' is damaged: member '{member}' of '{file}' (bytes {start}..{end}) has CRC-32 {found:08x}, \
-         expected {expected:08x}; load another checkpoint"
+        "{} damaged: member '{member}' of '{file}' (bytes {start}..{end}) has CRC-32 {found:08x}, \
+         expected {expected:08x}; load another checkpoint", few(.tensor)
     )]
     Member {
-        /// The tensors that have bytes in it.
+        /// The tensors that have bytes in it; empty for a pickle.
         tensor: String,
         /// The file.
         file: String,
@@ -344,9 +344,12 @@ impl Error {
             | Error::Duplicate { .. }
             | Error::Member { .. }
             | Error::Damaged { .. } => Trouble::Damage,
-            Error::Store(Stored::NotFound { .. } | Stored::BadUrl { .. } | Stored::BadName { .. }) => {
-                Trouble::Request
-            }
+            Error::Store(
+                Stored::NotFound { .. }
+                | Stored::NotAFile { .. }
+                | Stored::BadUrl { .. }
+                | Stored::BadName { .. },
+            ) => Trouble::Request,
             Error::Store(_) => Trouble::Storage,
             Error::Comm(_) => Trouble::Ranks,
             _ => Trouble::Request,
@@ -354,12 +357,17 @@ impl Error {
     }
 }
 
-/// The first few names of a list that is joined by `', '`: a block of a file may hold hundreds of small tensors.
+/// The first few names of a list that is joined by `', '`, with the verb that fits: a block of a file may hold hundreds of
+/// small tensors.
 fn few(tensors: &str) -> String {
     let names: Vec<&str> = tensors.split("', '").collect();
     let shown = names.iter().take(3).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
-    let more = names.len().saturating_sub(3);
-    if more > 0 { format!("{shown} and {more} more") } else { shown }
+    match names.len() {
+        1 if tensors.is_empty() => "the description of tensors is".to_string(),
+        1 => format!("tensor {shown} is"),
+        2 | 3 => format!("tensors {shown} are"),
+        more => format!("tensors {shown} and {} more are", more - 3),
+    }
 }
 
 /// A short list of both sides and what to do about them.

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const COMMIT: &str = "COMMIT";
 /// The mark of a save under way; a folder that has it and no [`COMMIT`] is a leftover.
 pub(crate) const SAVING: &str = "SAVING";
+/// Where a run keeps its checkpoints.
+const RUN_CHECKPOINTS: &str = "ckpt";
 /// Largest mark that is read.
 const MARK_BYTES: u64 = 1 << 16;
 
@@ -52,7 +54,10 @@ pub(crate) fn read_manifest(store: &dyn Store, folder: &str) -> Result<Vec<u8>> 
     let mark: Mark =
         serde_json::from_slice(&mark).map_err(|error| Error::Malformed { file, what: error.to_string() })?;
     let file = join(folder, MANIFEST);
-    let text = store.read(&file, MANIFEST_BYTES)?;
+    let text = store.read(&file, MANIFEST_BYTES).map_err(|error| match error {
+        planaria_store::Error::NotFound { .. } => without_manifest(&join(&store.address(), folder)),
+        other => other.into(),
+    })?;
     let found = Mark::of(&text);
     if found != mark {
         let what = format!(
@@ -62,6 +67,11 @@ pub(crate) fn read_manifest(store: &dyn Store, folder: &str) -> Result<Vec<u8>> 
         return Err(Error::Malformed { file, what });
     }
     Ok(text)
+}
+
+/// A folder that lost its manifest.
+pub(crate) fn without_manifest(at: &str) -> Error {
+    Error::Torn { what: format!("'{at}' has a COMMIT mark and no manifest.json") }
 }
 
 impl Mark {
@@ -93,6 +103,19 @@ pub fn committed(store: &dyn Store, folder: &str) -> Result<Vec<u64>> {
 /// The folder of the latest committed step inside `folder`.
 pub fn latest(store: &dyn Store, folder: &str) -> Result<Option<String>> {
     Ok(committed(store, folder)?.last().map(|step| join(folder, &step_folder(*step))))
+}
+
+/// The checkpoint that a path stands for: the folder of a run, or of its checkpoints, stands for the newest that is
+/// committed, everything else for itself.
+pub fn newest(store: &dyn Store, at: &str) -> Result<String> {
+    if is_committed(store, at)? {
+        return Ok(at.to_string());
+    }
+    let found = match latest(store, &join(at, RUN_CHECKPOINTS))? {
+        None => latest(store, at)?,
+        found => found,
+    };
+    Ok(found.unwrap_or_else(|| at.to_string()))
 }
 
 /// Makes an empty folder for a save: refuses a committed one, and removes what dead saves left there and beside it.

@@ -55,6 +55,8 @@ pub fn load_source(
 ) -> Result<Report> {
     let begun = Instant::now();
     let catalog = talk::agree(world, Catalog::of_source(source, &state.tied))?;
+    // Archives have one checksum for each tensor, so no rank can tell from the parts that it reads.
+    talk::agree(world, source.check_share(world.rank(), world.size()))?;
     let mut report = load_tensors(world, &*source.store, &catalog, state, options)?;
     report.seconds = begun.elapsed().as_secs_f64();
     Ok(report)

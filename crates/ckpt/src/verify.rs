@@ -59,7 +59,13 @@ pub fn verify_with(store: &Arc<dyn Store>, folder: &str, moved: &(dyn Fn(u64) + 
             Check { store: &**store, checkpoint: &checkpoint, moved, found: Verified::default() }.run()
         );
     }
-    let source = formats::open(store, folder, &OpenOptions::default())?;
+    let source = match formats::open(store, folder, &OpenOptions::default()) {
+        // What describes the tensors is damaged itself.
+        Err(error @ Error::Member { .. }) => {
+            return Ok(Verified { problems: vec![error], summed: true, ..Verified::default() });
+        }
+        opened => opened?,
+    };
     let (files, tensors) = (source.files.len(), source.tensors.len());
     let left_out = source.skipped.iter().map(|skipped| format!("left out {}: {}", skipped.what, skipped.why));
     let warnings = left_out.chain(source.doubts.iter().cloned()).collect();

@@ -3,8 +3,12 @@
 mod common;
 
 use common::{copied, opened, stored};
+use planaria_array::{Array, DType};
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
-use planaria_ckpt::{Error, verify};
+use planaria_ckpt::examine::{Bound, compare, stats};
+use planaria_ckpt::formats::Key;
+use planaria_ckpt::stream::Feed;
+use planaria_ckpt::{Error, Item, Kind, LoadOptions, State, load_source, verify};
 use planaria_store::{Object, PutMode, Store, StoreExt};
 use std::sync::Arc;
 
@@ -47,6 +51,59 @@ fn a_changed_bit_in_a_torch_checkpoint_is_found_and_named() {
 #[test]
 fn a_changed_bit_in_a_torch_save_file_is_found_and_named() {
     blamed(&copied("formats"), "nested.pt");
+}
+
+#[test]
+fn a_changed_bit_stops_whatever_reads_it() {
+    let store = copied("torch-dcp");
+    let source = opened(&store, "fsdp2_2").unwrap();
+    let key = Key::model("model.2.weight");
+    let (_, extents) = source.get(&key).unwrap().tiles.boxes().next().unwrap();
+    let file = &source.files[extents[0].file];
+    let mut bytes = store.read(file, u64::MAX).unwrap();
+    bytes[extents[0].offset as usize + 3] ^= 0x40;
+    store.put(file, &bytes, PutMode::Replace).unwrap();
+    let blamed = |result: Result<(), Error>, who: &str| match result {
+        Err(Error::Member { tensor, .. }) => assert_eq!(tensor, "model.2.weight", "{who}"),
+        other => panic!("{who}: {other:?}"),
+    };
+    let fresh = || opened(&store, "fsdp2_2").unwrap();
+    blamed(fresh().read(&key).map(drop), "read");
+    let source = fresh();
+    let to: Arc<dyn Store> = Arc::new(Object::memory());
+    for target in [To::HuggingFace, To::TorchDcp, To::Planaria, To::PaddleUnified] {
+        let plan = plan(&source, target, &ConvertOptions::default()).unwrap();
+        blamed(plan.run(&*to, "out", &()), "convert");
+    }
+    let feeds = (&Feed::new(&source), &Feed::new(&source));
+    blamed(compare(feeds, &Bound::default(), &|_| true, &|_| (), &mut |_, _| Ok(())), "diff");
+    blamed(stats(&Feed::new(&source), &key, &|_| ()).map(drop), "inspect --stats");
+    let world = planaria_comm::alone();
+    let mut state = State::new(vec![Item::whole(
+        Kind::Parameter,
+        "model.0.bias",
+        &Array::zeros(&[10], DType::F32).unwrap(),
+    )]);
+    blamed(load_source(&*world, &source, &mut state, &LoadOptions::default()).map(drop), "load");
+}
+
+#[test]
+fn a_changed_bit_in_a_pickle_is_found_when_it_is_opened() {
+    let store = copied("formats");
+    let mut bytes = store.read("nested.pt", u64::MAX).unwrap();
+    let step = bytes.windows(6).position(|window| window == b"step\x71\x01").unwrap();
+    bytes[step] ^= 1;
+    store.put("nested.pt", &bytes, PutMode::Replace).unwrap();
+    let error = opened(&store, "nested.pt").unwrap_err();
+    assert!(matches!(&error, Error::Member { member, .. } if member.ends_with("data.pkl")), "{error}");
+}
+
+#[test]
+fn archives_that_were_written_without_checksums_are_not_damaged() {
+    let store = stored("formats");
+    let found = verify(&store, "no_sums.pt").unwrap();
+    assert!(found.is_sound() && !found.summed, "{found:?}");
+    assert_eq!(opened(&store, "no_sums.pt").unwrap().read(&Key::model("w")).unwrap().len(), 16);
 }
 
 #[test]

@@ -15,6 +15,13 @@ fn parse(bytes: &[u8], limits: &Limits) -> Result<pickle::Tree, Error> {
     pickle::read(&*store.reader("p")?, limits)
 }
 
+/// The whole value as JSON.
+fn json(bytes: &[u8], tree: &pickle::Tree) -> Option<serde_json::Value> {
+    let store = Object::memory();
+    store.write("p", bytes).unwrap();
+    tree.to_json(tree.root(), &*store.reader("p").unwrap()).unwrap()
+}
+
 /// Folders of each kind, and one file of each to be damaged.
 const VICTIMS: &[(&str, &str)] = &[
     ("paddle-checkpoints/tp2", "0.metadata"),
@@ -34,7 +41,7 @@ proptest! {
     #[test]
     fn random_bytes_are_no_pickle_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(tree) = parse(&bytes, &Limits::default()) {
-            tree.to_json(tree.root());
+            json(&bytes, &tree);
         }
     }
 
@@ -43,7 +50,7 @@ proptest! {
         codes in prop::collection::vec(prop::sample::select(&b"()]}NKJMtaesubcRQqhj012dlio.\x80\x81\x85\x86\x87\x88\x8a\x8c\x8f\x90\x91\x93\x94C"[..]), 0..60),
     ) {
         if let Ok(tree) = parse(&codes, &Limits::default()) {
-            tree.to_json(tree.root());
+            json(&codes, &tree);
         }
     }
 
@@ -101,6 +108,43 @@ fn tensors_that_are_not_what_their_bytes_say_are_refused() {
 }
 
 #[test]
+fn a_tensor_of_more_dims_than_any_format_holds_is_refused_when_it_is_read() {
+    // A storage of one element, seen with 100,000 dims of one element each.
+    let mut view = b"\x80\x02}X\x01\0\0\0wctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storage".to_vec();
+    view.extend(b"ctorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQK\0(");
+    for end in [&b"t("[..], b"t\x89NtRs."] {
+        view.extend(b"K\x01".repeat(100_000));
+        view.extend(end);
+    }
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    common::put(&store, "x.pt", &common::archive_with(&view, &[0; 4]));
+    let error = opened(&store, "x.pt").unwrap_err();
+    assert!(error.to_string().contains("tensor 'w' has 100000 dims, at most 64 are read"), "{error}");
+}
+
+#[test]
+fn an_encrypted_member_is_not_sound() {
+    let store = copied("formats");
+    let mut bytes = store.read("nested.pt", u64::MAX).unwrap();
+    // The flags of the directory's entry of a storage, whose bytes would have to be decrypted.
+    let entries: Vec<usize> =
+        (0..bytes.len() - 4).filter(|&at| bytes[at..].starts_with(b"PK\x01\x02")).collect();
+    let of_storage = |at: &&usize| bytes[**at + 46..].starts_with(b"nested/data/0");
+    let at = *entries.iter().find(of_storage).unwrap();
+    bytes[at + 8] |= 1;
+    common::put(&store, "nested.pt", &bytes);
+    let error = planaria_ckpt::verify(&store, "nested.pt").unwrap_err();
+    assert!(error.to_string().contains("is encrypted"), "{error}");
+}
+
+#[test]
+fn a_chunk_that_is_listed_again_says_nothing_new() {
+    let source = opened(&stored("torch-dcp"), "repeated").unwrap();
+    let boxes: Vec<_> = source.model("w").unwrap().tiles.boxes().map(|(_, extents)| extents.len()).collect();
+    assert_eq!(boxes, [1]);
+}
+
+#[test]
 fn lengths_past_the_end_are_refused_before_allocation() {
     // BINBYTES8, BINUNICODE8, LONG4 and BYTEARRAY8 that claim almost all memory there is.
     for opcode in [0x8e, 0x8d, 0x96] {
@@ -127,10 +171,11 @@ fn shared_values_do_not_explode() {
     }
     bytes.push(b'.');
     let tree = parse(&bytes, &Limits::default()).unwrap();
-    assert_eq!(tree.to_json(tree.root()), None, "too large for one text");
+    assert_eq!(json(&bytes, &tree), None, "too large for one text");
     // A list inside itself.
-    let tree = parse(&[0x80, 4, b']', 0x94, b'h', 0, b'a', b'.'], &Limits::default()).unwrap();
-    assert_eq!(tree.to_json(tree.root()), None);
+    let bytes = [0x80, 4, b']', 0x94, b'h', 0, b'a', b'.'];
+    let tree = parse(&bytes, &Limits::default()).unwrap();
+    assert_eq!(json(&bytes, &tree), None);
 }
 
 #[test]
@@ -149,7 +194,7 @@ fn deep_nesting_does_not_overflow_the_stack() {
         }
         bytes.push(b'.');
         let tree = parse(&bytes, &Limits::default()).unwrap();
-        assert_eq!(tree.to_json(tree.root()), None);
+        assert_eq!(json(&bytes, &tree), None);
         assert_eq!(tree.sizes(tree.root()), None);
         let store: Arc<dyn Store> = Arc::new(Object::memory());
         store.write("x.pdparams", &bytes).unwrap();

@@ -197,7 +197,9 @@ fn of_data(error: &planaria::train::data::Error) -> (Exit, Option<String>) {
 fn of_store(error: &planaria::store::Error) -> (Exit, Option<String>) {
     use planaria::store::{Error, HeaderProblem};
     match error {
-        Error::NotFound { .. } | Error::BadUrl { .. } | Error::BadName { .. } => (Exit::Usage, None),
+        Error::NotFound { .. } | Error::NotAFile { .. } | Error::BadUrl { .. } | Error::BadName { .. } => {
+            (Exit::Usage, None)
+        }
         Error::AlreadyExists { .. } => {
             (Exit::Usage, Some("choose another place, or add `--yes`".to_string()))
         }

@@ -55,6 +55,23 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A number of parameters, with three digits that matter: `1.24B parameters`.
+pub(crate) fn parameters(number: u64) -> String {
+    let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
+    let value = number as f64;
+    let (unit, size) = units.into_iter().find(|(_, size)| value >= size * 0.9995).unwrap_or(("", 1.0));
+    let scaled = value / size;
+    let digits = if unit.is_empty() || scaled >= 99.95 {
+        0
+    } else if scaled >= 9.995 {
+        1
+    } else {
+        2
+    };
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{scaled:.digits$}{unit} parameter{plural}")
+}
+
 /// A count with its noun: `1 tensor`, `3 tensors`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
@@ -91,6 +108,10 @@ mod tests {
         assert_eq!(shown(1_000), "1.0 kB");
         assert_eq!(shown(999_960), "1.0 MB");
         assert_eq!(shown(12_345_678_901), "12.3 GB");
+        let cases = [(0, "0"), (560, "560"), (1_234, "1.23K"), (999_600, "1.00M"), (99_960_000, "100M")];
+        for (number, text) in cases.into_iter().chain([(494_032_768, "494M"), (1_235_814_400, "1.24B")]) {
+            assert_eq!(parameters(number), format!("{text} parameters"));
+        }
         assert_eq!(count(1, "tensor") + &count(0, "file"), "1 tensor0 files");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::common;
 use common::{command, names, planaria, root, succeed, text};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
@@ -47,7 +47,7 @@ fn a_hugging_face_folder_holds_the_model_alone_and_says_so() {
     let target = folder.path().join("hf");
     let ran = planaria(&["convert", "formats/unified", text(&target), "--to", "hf"]);
     assert_eq!(ran.code, Some(0));
-    assert!(ran.err.starts_with("warning: 4 tensors left out"), "{}", ran.err);
+    assert!(ran.err.starts_with("warning: left out 4 tensors ('master_weights:k' is one"), "{}", ran.err);
     assert_eq!(names(&target), ["config.json", "model.safetensors"]);
 }
 
@@ -329,7 +329,7 @@ fn a_mapping_carries_the_state_of_its_tensors_and_names_what_it_cannot() {
         text(&map),
     ]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("1 tensor left out ('fresh' is one)"), "{}", ran.err);
+    assert!(ran.err.contains("left out 1 tensor ('fresh': the mapping declares it"), "{}", ran.err);
     let shown = succeed(&["inspect", text(&target)]);
     for name in ["turned/moment1_0", "turned/beta1_pow_acc_0", "turned  "] {
         assert!(shown.contains(name), "{name} in {shown}");
@@ -337,6 +337,84 @@ fn a_mapping_carries_the_state_of_its_tensors_and_names_what_it_cannot() {
     let refused = planaria(&["convert", "formats/unified", "x", "--to", "dcp", "--betas", "0.9"]);
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("0.9,0.999"), "{}", refused.err);
+}
+
+/// Writes a file below a folder.
+fn put(folder: &Path, name: &str, bytes: &[u8]) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn what_a_conversion_leaves_out_stands_in_its_last_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    // sentence-transformers: parts of the model in folders of their own.
+    let (model, dense) = (here.join("st/model.safetensors"), here.join("st/2_Dense/model.safetensors"));
+    put(here, "st/modules.json", br#"[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}]"#);
+    put(here, "st/1_Pooling/config.json", b"{}");
+    put(here, "st/2_Dense/config.json", b"{}");
+    put(here, "st/onnx/model.onnx", b"x");
+    put(here, "st/optimizer.pt", b"x");
+    sparse(&model, 1, 4, 4);
+    sparse(&dense, 1, 2, 2);
+    let ran = planaria(&["convert", text(&here.join("st")), text(&here.join("hf")), "--to", "hf"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ran.err.lines().last().unwrap(), "warning: left out 2 files ('onnx/' is one)");
+    let kept = [
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "model.safetensors",
+        "modules.json",
+    ];
+    assert_eq!(names(&here.join("hf")), kept);
+    assert_eq!(fs::read(here.join("hf/2_Dense/model.safetensors")).unwrap(), fs::read(&dense).unwrap());
+    let ours = here.join("ours");
+    let json = succeed(&["convert", text(&here.join("st")), text(&ours), "--to", "planaria", "--json"]);
+    let told: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(told["left_out_files"], json!(["1_Pooling/", "2_Dense/", "onnx/", "optimizer.pt"]));
+    // Megatron keeps what is not sharded beside a distributed checkpoint.
+    for file in [".metadata", "__0_0.distcp"] {
+        put(
+            here,
+            &format!("megatron/{file}"),
+            &fs::read(root().join("testdata/torch-dcp/single").join(file)).unwrap(),
+        );
+    }
+    put(here, "megatron/common.pt", b"common");
+    succeed(&["convert", text(&here.join("megatron")), text(&here.join("m")), "--to", "planaria"]);
+    succeed(&["convert", text(&here.join("m")), text(&here.join("back")), "--to", "dcp"]);
+    assert_eq!(fs::read(here.join("back/common.pt")).unwrap(), b"common");
+    let ran = planaria(&["convert", text(&here.join("m")), text(&here.join("m-hf")), "--to", "hf"]);
+    assert!(ran.err.ends_with("left out 1 file ('common.pt')\n"), "{}", ran.err);
+    // A numpy array in a file of torch is a value, which a folder of weights has no place for.
+    let ran = planaria(&["convert", "formats/numpy.pt", text(&here.join("n")), "--to", "hf"]);
+    assert!(ran.err.ends_with("left out 1 value ('array')\n"), "{}", ran.err);
+    let ran = planaria(&["convert", "formats/numpy.pt", text(&here.join("n-dcp")), "--to", "dcp"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn adapters_and_parts_of_pipelines_keep_the_names_that_their_libraries_look_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let cases = [
+        ("adapter_model", "adapter_config.json", r#"{"peft_type": "LORA"}"#),
+        ("diffusion_pytorch_model", "config.json", r#"{"_diffusers_version": "0.30.0"}"#),
+    ];
+    for (stem, config, json) in cases {
+        let name = |what: &str| here.join(format!("{stem}{what}"));
+        put(&name(""), config, json.as_bytes());
+        sparse(&name("").join(format!("{stem}.safetensors")), 1, 4, 4);
+        succeed(&["convert", text(&name("")), text(&name("-hf")), "--to", "hf"]);
+        succeed(&["convert", text(&name("")), text(&name("-ours")), "--to", "planaria"]);
+        succeed(&["convert", text(&name("-ours")), text(&name("-back")), "--to", "hf"]);
+        for there in [name("-hf"), name("-back")] {
+            assert!(there.join(format!("{stem}.safetensors")).exists(), "{}", there.display());
+        }
+    }
 }
 
 #[test]
@@ -350,7 +428,9 @@ fn damage_in_a_torch_archive_is_named_and_exits_3() {
     fs::write(&file, &bytes).unwrap();
     let ran = planaria(&["verify", text(&file)]);
     assert_eq!(ran.code, Some(3), "{}{}", ran.out, ran.err);
-    assert!(ran.out.contains("is damaged: member ") && ran.out.contains("CRC-32"), "{}", ran.out);
+    assert!(ran.out.contains(" damaged: member ") && ran.out.contains("CRC-32"), "{}", ran.out);
+    let ran = planaria(&["convert", text(&file), text(&folder.path().join("out")), "--to", "hf"]);
+    assert_eq!((ran.code, top(folder.path())), (Some(3), vec!["nested.pt".to_string()]), "{}", ran.err);
 }
 
 #[test]

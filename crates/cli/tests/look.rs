@@ -12,7 +12,7 @@ fn inspect_shows_a_tree_with_shapes_sizes_and_cuts() {
     assert_eq!(
         text,
         "\
-torch-dcp: 5 tensors, 560 B in 2 files
+torch-dcp: 5 tensors, 140 parameters, 560 B in 2 files
 
 model
   ├ 0
@@ -106,6 +106,104 @@ fn mistakes_have_a_hint_and_exit_code_2() {
 }
 
 #[test]
+fn a_run_stands_for_its_newest_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    for (source, step) in [("torch-dcp/single", 3), ("torch-dcp/fsdp2_2", 20)] {
+        let target = run.join(format!("ckpt/step-{step:08}"));
+        succeed(&["convert", source, text(&target), "--to", "planaria"]);
+    }
+    let newest = run.join("ckpt/step-00000020");
+    assert_eq!(succeed(&["inspect", text(&run)]), succeed(&["inspect", text(&newest)]));
+    assert_eq!(succeed(&["inspect", text(&run.join("ckpt"))]), succeed(&["inspect", text(&newest)]));
+    assert!(succeed(&["verify", text(&run)]).starts_with("sound: "));
+    succeed(&["diff", text(&run), text(&newest)]);
+    let target = folder.path().join("out");
+    let ran = planaria(&["convert", text(&run), text(&target), "--to", "hf"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("its newest checkpoint, ckpt/step-00000020"), "{}", ran.err);
+}
+
+#[test]
+fn inspect_counts_the_parameters_and_nothing_else() {
+    let text = succeed(&["inspect", "formats/unified"]);
+    let json: Value = serde_json::from_str(&succeed(&["inspect", "formats/unified", "--json"])).unwrap();
+    let model = json["tensors"].as_array().unwrap().iter().filter(|tensor| tensor["part"] == "model");
+    let sizes = |tensor: &Value| -> u64 {
+        tensor["shape"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap()).product()
+    };
+    let expected: u64 = model.map(sizes).sum();
+    assert_eq!(json["total"]["parameters"], expected);
+    assert!(text.lines().next().unwrap().contains(&format!(", {expected} parameters, ")), "{text}");
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_is_refused_by_every_verb() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("at");
+    let names = [".metadata", "__0_0.distcp"];
+    for (source, name) in
+        [("torch-dcp/single", names[0]), ("torch-dcp/single", names[1]), ("formats/unified", "config.json")]
+    {
+        std::fs::create_dir(&at).unwrap();
+        for file in std::fs::read_dir(root().join("testdata").join(source)).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), at.join(file.file_name())).unwrap();
+        }
+        std::fs::remove_file(at.join(name)).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(at.join(name)).status().unwrap();
+        assert!(made.success());
+        let out = folder.path().join("out");
+        let mut verbs: Vec<Vec<&str>> = vec![vec!["convert", text(&at), text(&out), "--to", "planaria"]];
+        if name != "config.json" {
+            verbs.extend([vec!["inspect", text(&at)], vec!["verify", text(&at)]]);
+        }
+        for args in verbs {
+            let ran = planaria(&args);
+            assert_eq!(ran.code, Some(2), "{name} {args:?}: {}", ran.err);
+            assert!(ran.err.contains(&format!("{name}' is a pipe, not a file")), "{}", ran.err);
+        }
+        std::fs::remove_dir_all(&at).unwrap();
+    }
+}
+
+#[test]
+fn a_lost_manifest_is_damage_to_every_verb() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("at");
+    succeed(&["convert", "torch-dcp/single", text(&at), "--to", "planaria"]);
+    std::fs::remove_file(at.join("manifest.json")).unwrap();
+    for verb in ["inspect", "verify"] {
+        let ran = planaria(&[verb, text(&at)]);
+        assert_eq!(ran.code, Some(3), "{verb}: {}{}", ran.out, ran.err);
+        assert!((ran.out + &ran.err).contains("no manifest.json"), "{verb}");
+    }
+}
+
+#[test]
+fn names_from_files_reach_the_terminal_without_their_escape_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let name = "red\\u001b[31m\\u001b[2J";
+    let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#);
+    let write = |data: &[u8]| {
+        let head = (header.len() as u64).to_le_bytes();
+        std::fs::write(&file, [&head[..], header.as_bytes(), data].concat()).unwrap();
+    };
+    write(&[0; 4]);
+    let shown = succeed(&["inspect", text(&file), "--color", "always"]);
+    assert!(shown.contains("red\\u{1b}[31m\\u{1b}[2J"), "{shown:?}");
+    assert!(shown.starts_with("\x1b[1;36mhugging-face\x1b[0m:"), "our own colours stay: {shown:?}");
+    write(&[0; 3]);
+    for verb in ["inspect", "verify"] {
+        let ran = planaria(&[verb, text(&file)]);
+        assert_eq!(ran.code, Some(3));
+        assert!(!ran.out.contains('\x1b') && !ran.err.contains('\x1b'), "{ran:?}");
+        assert!((ran.out + &ran.err).contains("red\\u{1b}[31m"));
+    }
+}
+
+#[test]
 fn torn_checkpoints_exit_with_3() {
     let ran = planaria(&["inspect", "paddle-checkpoints/torn_meta_only2"]);
     assert_eq!(ran.code, Some(3), "{}", ran.err);
@@ -170,7 +268,12 @@ fn verify_finds_a_flipped_bit_and_names_tensor_and_bytes() {
         std::fs::write(&file, bytes).unwrap();
         let ran = planaria(&["verify", text(&ours)]);
         assert_eq!(ran.code, Some(3), "byte {at}: {}{}", ran.out, ran.err);
-        assert!(ran.out.contains("damaged: tensor '") && ran.out.contains("(bytes 0.."), "{}", ran.out);
+        assert!(
+            ran.out.contains("damaged: tensors 'a', 'b', 'c' and 4 more are damaged")
+                && ran.out.contains("(bytes 0.."),
+            "{}",
+            ran.out
+        );
     }
     std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
     let json = planaria(&["verify", text(&ours), "--json"]);

@@ -112,6 +112,14 @@ fn a_run_trains_goes_on_and_speaks() {
     let (_, told, _) = run(here, &[&speak[..], &["--json"]].concat());
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(format!("every {}\n", told["text"].as_str().unwrap()), alone);
+
+    // Torch counts steps for every weight and Paddle keeps powers of its betas; a run of ours counts once.
+    for to in ["dcp", "paddle-unified"] {
+        let (code, _, err) = run(here, &["convert", "runs/tiny", to, "--to", to]);
+        assert_eq!(code, 0, "{err}");
+        let (code, out, err) = run(here, &["diff", "runs/tiny", to]);
+        assert_eq!(code, 0, "{to}: {out}{err}");
+    }
 }
 
 #[test]

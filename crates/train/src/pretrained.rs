@@ -56,11 +56,7 @@ impl Pretrained {
             if !file.is_empty() {
                 return Ok(Pretrained { path: name.clone(), store, folder: String::new(), at: file });
             }
-            let mut newest = planaria_ckpt::latest(&*store, "ckpt")?;
-            if newest.is_none() && !store.exists(COMMIT)? {
-                newest = planaria_ckpt::latest(&*store, "")?;
-            }
-            let folder = newest.unwrap_or_default();
+            let folder = planaria_ckpt::newest(&*store, "")?;
             Ok(Pretrained { path: name.clone(), store, at: folder.clone(), folder })
         };
         found().map_err(|error| error.in_weights(&name))

@@ -4,7 +4,7 @@
 //! power of `t + 1` with all its rounding. Both ways follow this very chain, so that nothing is lost.
 
 use crate::error::{Error, Result};
-use crate::formats::{Key, Source};
+use crate::formats::{Key, Part, STATE, Source};
 use crate::stream::Feed;
 use planaria_array::Array;
 use planaria_layout::DType;
@@ -180,6 +180,40 @@ impl Steps {
             Face::Power(beta) => power(beta, steps),
         })
     }
+}
+
+/// The powers of the betas, as Paddle keeps them beside the moments.
+pub(super) const POWERS: [&str; 2] = ["beta1_pow_acc_0", "beta2_pow_acc_0"];
+
+/// Whether a tensor tells how many steps its weight has taken; the name of the weight.
+pub(crate) fn counts_for(key: &Key) -> Option<&str> {
+    let (weight, slot) = key.name.rsplit_once('/').filter(|_| key.part == Part::Optimizer)?;
+    (slot == "step" || POWERS.contains(&slot)).then_some(weight)
+}
+
+/// The steps that a weight has taken, in whatever way a checkpoint tells them: a count of its own, powers of usual betas, or
+/// the steps of the whole run. None where it has no optimizer state, or nothing tells them.
+pub(crate) fn steps_taken(feed: &Feed<'_>, weight: &str) -> Option<u64> {
+    let source = feed.source();
+    let key = |slot: &str| Key { part: Part::Optimizer, name: format!("{weight}/{slot}") };
+    let known = |slot: &str| Some(key(slot)).filter(|key| source.tensors.contains_key(key));
+    if let Some(step) = known("step") {
+        return Steps::Counted(vec![step]).read(feed).ok();
+    }
+    let run = source.extra.get(STATE).and_then(|about| about["step"].as_u64());
+    let power =
+        |(slot, betas): (&&str, &[f64])| Some(Power { keys: vec![known(slot)?], betas: betas.to_vec() });
+    let powers: Vec<Power> = POWERS.iter().zip(USUAL).filter_map(power).collect();
+    if !powers.is_empty() {
+        return by_powers(feed, &powers, run).ok();
+    }
+    let start = key("");
+    let has_state = source
+        .tensors
+        .range(&start..)
+        .next()
+        .is_some_and(|(next, _)| next.part == Part::Optimizer && next.name.starts_with(&start.name));
+    run.filter(|_| has_state)
 }
 
 /// The number that all these tensors hold; none where they differ or there is none.

@@ -1,10 +1,11 @@
 //! The small files that go with a model: configuration, tokenizer, code, templates, texts.
 
+use super::To;
 use super::ours::listed_files;
 use crate::error::Result;
-use crate::formats::Source;
+use crate::formats::{Format, Source};
 use planaria_layout::DType;
-use planaria_store::{EntryKind, join};
+use planaria_store::{EntryKind, StoreExt, join};
 use serde_json::Value;
 
 /// Largest file that is read to be copied.
@@ -13,39 +14,128 @@ pub(super) const COMPANION_BYTES: u64 = 256 << 20;
 /// Largest file that counts as small where only its name speaks for it.
 const SMALL: u64 = 64 << 20;
 
-/// Small files beside the tensors of a source, with their folder.
-pub(super) fn companions(source: &Source) -> Result<Vec<String>> {
+/// What stands beside the tensors of a source, by its name in the folder.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    /// Files that go along.
+    pub(super) carried: Vec<String>,
+    /// Files and folders that do not: the target has no place for them, or they are none of a checkpoint's.
+    pub(super) left_out: Vec<String>,
+}
+
+/// Megatron keeps in it what is not sharded, beside a distributed checkpoint of torch.
+const COMMON: &str = "common.pt";
+/// Names the folders of a sentence-transformers model, whose parts stand in them.
+const MODULES: &str = "modules.json";
+
+/// The folder that a source stands in.
+fn folder_of(source: &Source) -> Option<&str> {
     let first = source.files.first().map(|first| first.rsplit_once('/').map_or("", |(folder, _)| folder));
-    let Some(folder) = source.folder.as_deref().or(first) else { return Ok(Vec::new()) };
-    if let Some(listed) = listed_files(source) {
-        return Ok(listed.into_iter().map(|name| join(folder, &name)).collect());
-    }
-    // What lies beside a single file may have nothing to do with it.
-    let goes_along = |name: &str, size: u64| match source.folder {
-        Some(_) => is_known(name) && size <= COMPANION_BYTES || is_companion(name) && size <= SMALL,
-        None => is_known(name) && size <= COMPANION_BYTES,
-    };
-    let mut found = Vec::new();
-    for entry in source.store.list(folder)? {
-        let name = join(folder, entry.short());
-        if matches!(entry.kind, EntryKind::File(size) if goes_along(entry.short(), size))
-            && !source.files.contains(&name)
-        {
-            found.push(name);
+    source.folder.as_deref().or(first)
+}
+
+impl Beside {
+    /// What goes to a target and what does not. Hidden files count as none.
+    pub(super) fn of(source: &Source, to: To) -> Result<Beside> {
+        let mut beside = Beside::default();
+        let Some(folder) = folder_of(source) else { return Ok(beside) };
+        let fits = |name: &str| name != COMMON || matches!(to, To::TorchDcp | To::Planaria);
+        if let Some(listed) = listed_files(source) {
+            (beside.carried, beside.left_out) = listed.into_iter().partition(|name| fits(name));
+            return Ok(beside);
         }
+        let entries = source.store.list(folder)?;
+        let parts = match entries.iter().any(|entry| entry.short() == MODULES) {
+            true if to == To::HuggingFace => submodules(source, folder),
+            _ => Vec::new(),
+        };
+        for entry in &entries {
+            let name = entry.short();
+            let used =
+                belongs_to_tensors(source, name) || source.skipped.iter().any(|skipped| skipped.what == name);
+            match entry.kind {
+                _ if used || name.starts_with('.') => {}
+                EntryKind::File(size) if goes_along(source, name, size) && fits(name) => {
+                    beside.carried.push(name.to_string());
+                }
+                // What lies beside a single file may have nothing to do with it.
+                _ if source.folder.is_none() => {}
+                EntryKind::File(_) => beside.left_out.push(name.to_string()),
+                _ if parts.iter().any(|part| part == name) => beside.add_part(source, folder, name)?,
+                _ => beside.left_out.push(format!("{name}/")),
+            }
+        }
+        Ok(beside)
     }
-    Ok(found)
+
+    /// A part of a model in a folder of its own, copied as it is.
+    fn add_part(&mut self, source: &Source, folder: &str, part: &str) -> Result<()> {
+        for entry in source.store.walk(&join(folder, part))? {
+            let name =
+                entry.name.strip_prefix(folder).unwrap_or(&entry.name).trim_start_matches('/').to_string();
+            match entry.kind {
+                EntryKind::File(size) if size <= COMPANION_BYTES => self.carried.push(name),
+                _ => self.left_out.push(name),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the library that reads a Hugging Face folder expects the files of weights to begin with: adapters (PEFT) and parts
+    /// of diffusion pipelines have names of their own.
+    pub(super) fn stem(&self, source: &Source) -> &'static str {
+        const OWN: [&str; 2] = ["adapter_model", "diffusion_pytorch_model"];
+        let short = |file: &String| file.rsplit('/').next().unwrap_or(file).to_string();
+        let held: Vec<String> = source.files.iter().map(short).collect();
+        if let Some(stem) = OWN.into_iter().find(|stem| held.iter().all(|file| file.starts_with(stem))) {
+            return stem;
+        }
+        let has = |name: &str| self.carried.iter().any(|file| file == name);
+        if has("adapter_config.json") && !has("config.json") {
+            return OWN[0];
+        }
+        let config = folder_of(source).map(|folder| source.store.read(&join(folder, "config.json"), SMALL));
+        let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text.ok()?).ok());
+        if config.is_some_and(|config| !config["_diffusers_version"].is_null()) { OWN[1] } else { "model" }
+    }
+}
+
+/// A file that goes along.
+pub(super) fn read(source: &Source, name: &str) -> Result<Vec<u8>> {
+    Ok(source.store.read(&join(folder_of(source).unwrap_or(""), name), COMPANION_BYTES)?)
+}
+
+/// The folders that `modules.json` names.
+fn submodules(source: &Source, folder: &str) -> Vec<String> {
+    let text = source.store.read(&join(folder, MODULES), SMALL).ok();
+    let list: Option<Value> = text.and_then(|text| serde_json::from_slice(&text).ok());
+    let paths = list.as_ref().and_then(Value::as_array).into_iter().flatten();
+    paths.filter_map(|module| module["path"].as_str()).map(str::to_string).collect()
+}
+
+fn goes_along(source: &Source, name: &str, size: u64) -> bool {
+    let whole = source.folder.is_some();
+    let torch = source.format == Format::TorchDcp && name == COMMON;
+    (is_known(name) || torch && whole) && size <= COMPANION_BYTES
+        || whole && is_companion(name) && size <= SMALL
 }
 
 /// Whether a file, named within the folder of a checkpoint, is a part of it: it holds tensors or their index, makes the folder
 /// a checkpoint, or is the configuration or tokenizer of a model.
 pub fn belongs(source: &Source, name: &str) -> bool {
-    let full = join(source.folder.as_deref().unwrap_or(""), name);
     let listed = || listed_files(source).is_some_and(|listed| listed.iter().any(|file| file == name));
-    let marks = ["COMMIT", "manifest.json", ".metadata"].contains(&name)
+    belongs_to_tensors(source, name) || is_known(name) || name == COMMON || listed()
+}
+
+/// Whether a file or folder holds tensors or their index, or makes the folder a checkpoint.
+fn belongs_to_tensors(source: &Source, name: &str) -> bool {
+    let full = join(folder_of(source).unwrap_or(""), name);
+    let inner = format!("{full}/");
+    ["COMMIT", "manifest.json", ".metadata"].contains(&name)
         || name.ends_with(".index.json")
-        || name.strip_suffix(".metadata").is_some_and(|uid| uid.bytes().all(|byte| byte.is_ascii_digit()));
-    source.files.contains(&full) || marks || is_known(name) || listed()
+        || name.ends_with(".auto_generated.metadata")
+        || name.strip_suffix(".metadata").is_some_and(|uid| uid.bytes().all(|byte| byte.is_ascii_digit()))
+        || source.files.iter().any(|file| *file == full || file.starts_with(&inner))
 }
 
 /// Files of configurations and tokenizers by name.

@@ -16,24 +16,27 @@ mod torch;
 
 use crate::error::{Error, Result};
 use crate::folder;
-use crate::formats::roles::{Roles, part_key};
+use crate::formats::roles::{NAME_TABLE, Roles, part_key};
 use crate::formats::write::{self, Draft, Wanted};
-use crate::formats::{Key, Part, STATE, Source};
+use crate::formats::{Format, Key, Part, STATE, Source};
 use crate::manifest::Role;
 use crate::state::Kind;
 use crate::stream::Feed;
+use companions::Beside;
 use engine::{Crew, Spread, Work};
 use made::{Made, Origin};
 use mapped::{Mapped, mapped};
 use ours::Small;
 use planaria_layout::{DType, Layout, Region};
-use planaria_store::{PutMode, Store, StoreExt, join};
+use planaria_store::{PutMode, Store, join};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use torch::{Torch, is_torch};
 
 pub use companions::belongs;
 pub use mapped::{Remap, Way};
+
+pub(crate) use clock::{counts_for, steps_taken};
 
 /// What to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +140,8 @@ pub struct Conversion<'s> {
     made: Vec<Made>,
     draft: Draft,
     left_out: Vec<(Key, &'static str)>,
+    values_left_out: Vec<String>,
+    beside: Beside,
     warnings: Vec<String>,
     /// What our folders hold beside tensors.
     about: Value,
@@ -167,14 +172,42 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
     let wanted: Result<Vec<Wanted>> =
         made.iter().map(|made| wanted(source, made, to, &options.cut, &mut loads)).collect();
     let wanted = wanted?;
+    let beside = Beside::of(source, to)?;
     let draft = match to {
-        To::HuggingFace => write::hugging_face(&wanted, options.max_shard_size)?,
+        To::HuggingFace => write::hugging_face(&wanted, beside.stem(source), options.max_shard_size)?,
         To::PaddleUnified => write::unified(&wanted, options.max_shard_size)?,
-        To::TorchDcp => write::dcp(&wanted, &torch.values, options.max_shard_size),
+        To::TorchDcp => write::dcp(&wanted, &torch.values, &|name| torch.path(name), options.max_shard_size),
         To::Planaria => write::planaria(&wanted, options.max_shard_size)?,
     };
     let (dtype, max_memory) = (options.dtype, options.max_memory);
-    Ok(Conversion { source, to, made, draft, left_out, warnings, about, dtype, max_memory })
+    let values_left_out = values_left_out(source, to, &torch);
+    Ok(Conversion {
+        source,
+        to,
+        made,
+        draft,
+        left_out,
+        values_left_out,
+        beside,
+        warnings,
+        about,
+        dtype,
+        max_memory,
+    })
+}
+
+/// Names of the Python values beside the tensors that a target has no place for.
+fn values_left_out(source: &Source, to: To, torch: &Torch) -> Vec<String> {
+    match (is_torch(source), to) {
+        (true, To::TorchDcp | To::Planaria) => Vec::new(),
+        (true, _) => torch.values.keys().cloned().collect(),
+        // Values of Paddle's files stand under `file#name`.
+        (false, _) => {
+            let of_paddle = matches!(source.format, Format::PaddleSave | Format::PaddleFlex);
+            let names = source.extra.keys().filter(|name| of_paddle && name.contains('#'));
+            names.filter(|name| !name.ends_with(NAME_TABLE)).cloned().collect()
+        }
+    }
 }
 
 /// The tensors to be written under the names they are to have, and what goes with them: torch's values, and what our folders
@@ -326,9 +359,18 @@ impl Conversion<'_> {
     }
 
     /// Names of the small files of the source that go along.
-    pub fn carried(&self) -> Result<Vec<String>> {
-        let short = |name: String| name.rsplit('/').next().unwrap_or(&name).to_string();
-        Ok(companions::companions(self.source)?.into_iter().map(short).collect())
+    pub fn carried(&self) -> &[String] {
+        &self.beside.carried
+    }
+
+    /// Names of the files and folders of the source's folder that do not go along. Hidden ones are not listed.
+    pub fn files_left_out(&self) -> &[String] {
+        &self.beside.left_out
+    }
+
+    /// Names of the Python values of the source that are not written.
+    pub fn values_left_out(&self) -> &[String] {
+        &self.values_left_out
     }
 
     /// Names and sizes of the files that it makes.
@@ -391,9 +433,8 @@ impl Conversion<'_> {
     /// The small files that belong to a model go with it.
     fn copy_companions(&self, store: &dyn Store, folder: &str) -> Result<Vec<Small>> {
         let mut small = Vec::new();
-        for name in companions::companions(self.source)? {
-            let mut bytes = self.source.store.read(&name, companions::COMPANION_BYTES)?;
-            let short = name.rsplit('/').next().unwrap_or(&name);
+        for short in &self.beside.carried {
+            let mut bytes = companions::read(self.source, short)?;
             if let Some(dtype) = self.dtype.filter(|_| short == "config.json") {
                 bytes = companions::with_dtype(&bytes, dtype).unwrap_or(bytes);
             }

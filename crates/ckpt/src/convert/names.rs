@@ -1,7 +1,7 @@
 //! Names on the way between formats.
 
 use super::To;
-use super::clock::{Face, Power, Steps, USUAL};
+use super::clock::{Face, POWERS, Power, Steps, USUAL};
 use super::made::{Made, Origin};
 use super::torch::Torch;
 use crate::error::Result;
@@ -9,9 +9,6 @@ use crate::formats::{Key, Part};
 use planaria_layout::{DType, Shape};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The powers of the betas, as Paddle keeps them beside the moments.
-const POWERS: [&str; 2] = ["beta1_pow_acc_0", "beta2_pow_acc_0"];
 
 /// What decides the names and the optimizer state of a target.
 pub(super) struct Target<'a> {

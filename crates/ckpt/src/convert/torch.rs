@@ -2,7 +2,7 @@
 //! our own folders and given back.
 
 use crate::formats::roles::{Roles, TorchNames, torch_slot};
-use crate::formats::{Format, Key, Part, Source};
+use crate::formats::{Format, Key, Part, Source, python};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Torch {
     pub(super) names: TorchNames,
     pub(super) values: BTreeMap<String, Value>,
+    /// Where names stand in the nested dicts and lists of the checkpoint; names without one stand by themselves.
+    paths: BTreeMap<String, Value>,
 }
 
 /// Whether torch wrote it.
@@ -24,14 +26,17 @@ impl Torch {
     pub(super) fn of(source: &Source, roles: &Roles, about: &Value) -> Torch {
         if is_torch(source) {
             let names = roles.torch.clone().unwrap_or_default();
-            return Torch { values: values(source), names };
+            let mut paths = source.paths.clone();
+            let values = values(source, &mut paths);
+            return Torch { values, names, paths };
         }
         let kept = &about["extra"]["torch"];
         let text = |field: &str| kept[field].as_str().map(str::to_string);
-        match (text("model"), text("optimizer"), kept["values"].as_object()) {
+        let map = |field: &str| kept[field].as_object().cloned().map(|map| map.into_iter().collect());
+        match (text("model"), text("optimizer"), map("values")) {
             (Some(model), Some(optimizer), Some(values)) => {
-                let values = values.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-                Torch { names: TorchNames { model, optimizer }, values }
+                let paths = map("paths").unwrap_or_default();
+                Torch { names: TorchNames { model, optimizer }, values, paths }
             }
             _ => Torch::default(),
         }
@@ -40,7 +45,37 @@ impl Torch {
     /// As our folders remember it.
     pub(super) fn to_json(&self) -> Value {
         let TorchNames { model, optimizer } = &self.names;
-        json!({ "model": model, "optimizer": optimizer, "values": self.values })
+        let nested = self.paths.iter().filter(|(_, path)| path.as_array().is_some_and(|path| path.len() > 1));
+        let paths: Map<String, Value> = nested.map(|(name, path)| (name.clone(), path.clone())).collect();
+        json!({ "model": model, "optimizer": optimizer, "values": self.values, "paths": paths })
+    }
+
+    /// Where a name stands: as it stood, or beside what stood in the same dict.
+    pub(super) fn path(&self, name: &str) -> Vec<Value> {
+        if let Some(path) = self.paths.get(name).and_then(Value::as_array) {
+            return path.clone();
+        }
+        let state = format!("{}state", self.names.optimizer);
+        let rest = |within: &str| name.strip_prefix(within)?.strip_prefix('.');
+        if let Some((path, rest)) = self.container(&state).zip(rest(&state))
+            && let Some((weight, slot)) = rest.rsplit_once('.')
+        {
+            return [path, vec![weight.into(), slot.into()]].concat();
+        }
+        let ends = name.match_indices('.').map(|(at, _)| at).rev();
+        let within = ends.filter_map(|at| Some((self.container(&name[..at])?, &name[at + 1..]))).next();
+        within.map_or_else(|| vec![name.into()], |(path, rest)| [path, vec![rest.into()]].concat())
+    }
+
+    /// Where the dict stands whose entries have names that begin with this, if there is one.
+    fn container(&self, name: &str) -> Option<Vec<Value>> {
+        let start = format!("{name}.");
+        let below = self.paths.range(start.clone()..).take_while(|(other, _)| other.starts_with(&start));
+        let mut paths = below.filter_map(|(_, path)| path.as_array());
+        paths.find_map(|path| {
+            let outer = (1..path.len()).find(|&len| joined(&path[..len]) == name)?;
+            path[outer].is_string().then(|| path[..outer].to_vec())
+        })
     }
 
     /// The name that the module has for a weight.
@@ -74,12 +109,15 @@ impl Torch {
         let params = |group: &str| {
             self.groups().find(|(other, field, _)| *other == group && *field == "params").map(|(.., v)| v)
         };
-        let holds = |group: &str| match params(group).and_then(Value::as_array) {
+        let holds = |group: &str| match params(group).and_then(python::items) {
             Some(names) => names.iter().any(|name| name.as_str() == Some(weight)),
             None => group == weight || group.parse::<usize>().is_ok(),
         };
         let betas = self.groups().filter(|(group, field, _)| *field == "betas" && holds(group));
-        let pair = |value: &Value| Some((value.get(0)?.as_f64()?, value.get(1)?.as_f64()?));
+        let pair = |value: &Value| match python::items(value)? {
+            [first, second] => first.as_f64().zip(second.as_f64()),
+            _ => None,
+        };
         betas.filter_map(|(.., value)| pair(value)).next()
     }
 
@@ -95,7 +133,7 @@ impl Torch {
         let mut renamed = BTreeMap::new();
         for (name, value) in &self.values {
             let place = name.strip_prefix(root.as_str()).and_then(|rest| rest.rsplit_once('.'));
-            match (place, value.as_array()) {
+            match (place, python::items(value)) {
                 (Some((_, "params")), Some(names)) if names.iter().all(Value::is_string) => {
                     let mut seen = BTreeSet::new();
                     let names = names.iter().filter_map(Value::as_str).flat_map(after);
@@ -123,7 +161,7 @@ impl Torch {
         let mut fields = Map::new();
         let optim = &config["optim"];
         if optim["kind"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("adamw")) {
-            fields.insert("betas".into(), json!([optim["beta1"], optim["beta2"]]));
+            fields.insert("betas".into(), json!({ "$tuple": [optim["beta1"], optim["beta2"]] }));
             for name in ["lr", "eps", "weight_decay"] {
                 fields.insert(name.into(), optim[name].clone());
             }
@@ -141,21 +179,30 @@ impl Torch {
     }
 }
 
+/// Keys and numbers, joined as torch joins them to a name.
+fn joined(path: &[Value]) -> String {
+    let text = |step: &Value| step.as_str().map_or_else(|| step.to_string(), str::to_string);
+    path.iter().map(text).collect::<Vec<_>>().join(".")
+}
+
 /// Python values that a source holds beside its tensors, not what describes its files. Groups of an optimizer that are one
 /// value become one for each field, as torch's checkpoints have them.
-fn values(source: &Source) -> BTreeMap<String, Value> {
+fn values(source: &Source, paths: &mut BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for (name, value) in source.extra.iter().filter(|(name, _)| !source.files.contains(name)) {
-        let groups = value.as_array().filter(|all| {
-            name.rsplit('.').next() == Some("param_groups") && all.iter().all(Value::is_object)
-        });
+        let groups = value.as_array().filter(|_| name.rsplit('.').next() == Some("param_groups"));
+        let groups: Option<Vec<_>> = groups.and_then(|all| all.iter().map(python::fields).collect());
         let Some(groups) = groups else {
             found.insert(name.clone(), value.clone());
             continue;
         };
-        for (number, group) in groups.iter().enumerate() {
-            let fields = group.as_object().into_iter().flatten();
-            found.extend(fields.map(|(field, value)| (format!("{name}.{number}.{field}"), value.clone())));
+        let above = paths.get(name).and_then(Value::as_array).cloned().unwrap_or_else(|| vec![json!(name)]);
+        for (number, group) in groups.into_iter().enumerate() {
+            for (field, value) in group {
+                let (name, path) = (format!("{name}.{number}.{field}"), vec![json!(number), json!(field)]);
+                paths.insert(name.clone(), Value::Array([above.clone(), path].concat()));
+                found.insert(name, value.clone());
+            }
         }
     }
     found
@@ -174,7 +221,12 @@ mod tests {
             ("optim.param_groups.1.betas", json!([0.8, 0.99])),
             ("step", json!(3)),
         ];
-        Torch { names, values: values.map(|(name, value)| (name.to_string(), value)).into() }
+        let paths = [
+            ("optim.state.a.step", json!(["optim", "state", "a", "step"])),
+            ("model.a", json!(["model", "a"])),
+        ];
+        let owned = |(name, value): (&str, Value)| (name.to_string(), value);
+        Torch { names, values: values.map(owned).into(), paths: paths.map(owned).into() }
     }
 
     #[test]
@@ -182,6 +234,19 @@ mod tests {
         assert_eq!(torch().betas("model.b"), Some((0.9, 0.95)));
         assert_eq!(torch().betas("model.c"), Some((0.8, 0.99)));
         assert_eq!(torch().betas("model.d"), None);
+    }
+
+    #[test]
+    fn a_new_name_stands_beside_what_stood_in_the_same_dict() {
+        let torch = torch();
+        assert_eq!(json!(torch.path("model.a")), json!(["model", "a"]));
+        assert_eq!(json!(torch.path("model.new.weight")), json!(["model", "new.weight"]));
+        assert_eq!(
+            json!(torch.path("optim.state.b.weight.step")),
+            json!(["optim", "state", "b.weight", "step"])
+        );
+        assert_eq!(json!(torch.path("other.weight")), json!(["other.weight"]));
+        assert_eq!(json!(Torch::default().path("optim.state.b.step")), json!(["optim.state.b.step"]));
     }
 
     #[test]
@@ -202,7 +267,7 @@ mod tests {
         let config = json!({ "optim": { "kind": "adamw", "beta1": 0.9, "beta2": 0.95, "lr": 1e-3, "eps": 1e-8,
             "weight_decay": 0.1 } });
         torch.add_groups(&config, &["w".to_string()].into());
-        assert_eq!(torch.values["optim.param_groups.0.betas"], json!([0.9, 0.95]));
+        assert_eq!(torch.values["optim.param_groups.0.betas"], json!({ "$tuple": [0.9, 0.95] }));
         assert_eq!(torch.values["optim.param_groups.0.params"], json!(["w"]));
         assert_eq!(torch.values["optim.param_groups.0.fused"], Value::Null);
     }

@@ -1,6 +1,7 @@
 //! Two checkpoints tensor by tensor, whatever their formats and cuts.
 
 use super::{CHUNK, values};
+use crate::convert::{counts_for, steps_taken};
 use crate::error::Result;
 use crate::formats::Key;
 use crate::stream::Feed;
@@ -78,12 +79,21 @@ pub fn compare(
                 None if a.dtype != b.dtype => Verdict::DType(a.dtype, b.dtype),
                 None => Verdict::Same,
             },
+            _ if agree_on_steps((first, second), key) => Verdict::Same,
             (Some(_), None) => Verdict::OnlyFirst,
             _ => Verdict::OnlySecond,
         };
         found(key, verdict)?;
     }
     Ok(())
+}
+
+/// Frameworks tell in ways of their own how many steps a weight has taken: a tensor that only one side has says nothing new
+/// where both tell the same number.
+fn agree_on_steps((first, second): (&Feed<'_>, &Feed<'_>), key: &Key) -> bool {
+    let Some(weight) = counts_for(key) else { return false };
+    let taken = steps_taken(first, weight);
+    taken.is_some() && taken == steps_taken(second, weight)
 }
 
 /// One side of a comparison.

@@ -1,17 +1,26 @@
-//! The checksums that archives carry: every member of a zip archive has a CRC-32.
+//! The checksums that archives carry: every member of a zip archive has a CRC-32, and is compared with it before any of its
+//! bytes counts.
 
 use super::source::Source;
 use super::zip::{Archive, Member};
 use crate::error::{Error, Result};
 use flate2::Crc;
-use planaria_store::Reader;
-use std::collections::BTreeMap;
+use planaria_store::{Reader, Transfer, TransferOptions};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes read at once.
 const CHUNK: u64 = 1 << 20;
 
 /// Where tensors lie in one file: first byte, one past the last, and the name.
 type Places = Vec<(u64, u64, String)>;
+
+/// Members with a checksum, by file.
+type Members = BTreeMap<String, Vec<Member>>;
+
+/// Files whose archives have been compared already, whoever asked.
+pub(super) type Checked = Arc<Mutex<BTreeSet<String>>>;
 
 /// What the members of archives turned out to be.
 #[derive(Debug, Default)]
@@ -22,31 +31,78 @@ pub(crate) struct Compared {
     pub(crate) problems: Vec<Error>,
 }
 
+impl Compared {
+    /// The first damage, as an error.
+    fn sound(self) -> Result<()> {
+        self.problems.into_iter().next().map_or(Ok(()), Err)
+    }
+}
+
 impl Source {
-    /// Compares every member of every archive with its checksum; none where there are no archives. `moved` hears of
+    /// Compares every member of every archive with its checksum; none where there are no checksums. `moved` hears of
     /// every byte.
     pub(crate) fn check_archives(&self, moved: &(dyn Fn(u64) + Sync)) -> Result<Option<Compared>> {
-        if self.archives.is_empty() {
-            return Ok(None);
+        let members = self.members(|_| true)?;
+        Ok(if members.is_empty() { None } else { Some(self.compare(&members, moved)?) })
+    }
+
+    /// Opens a file to read tensors from. The first time, the archives in it are compared with their checksums: whatever
+    /// reads bytes of a tensor reads what was written.
+    pub(crate) fn reader(&self, number: usize) -> Result<Box<dyn Reader>> {
+        let name = &self.files[number];
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !checked.contains(name) {
+            self.compare(&self.members(|file| file == name)?, &|_| ())?.sound()?;
+            checked.insert(name.clone());
         }
-        let places = self.places();
-        let mut compared = Compared::default();
+        Ok(self.store.reader(name)?)
+    }
+
+    /// Compares the members that fall to one of several ranks, so that all of them are read once.
+    pub(crate) fn check_share(&self, rank: usize, ranks: usize) -> Result<()> {
+        let mut number = 0;
+        let mut members = self.members(|_| true)?;
+        for list in members.values_mut() {
+            list.retain(|_| {
+                number += 1;
+                number % ranks == rank
+            });
+        }
+        self.compare(&members, &|_| ())?.sound()
+    }
+
+    fn members(&self, wanted: impl Fn(&str) -> bool) -> Result<Members> {
+        let mut members = Members::new();
         let mut open: Option<(&str, Box<dyn Reader>)> = None;
-        for (file, start, end) in &self.archives {
+        for (file, start, end) in self.archives.iter().filter(|(file, ..)| wanted(file)) {
             if open.as_ref().is_none_or(|(name, _)| name != file) {
                 open = Some((file, self.store.reader(file)?));
             }
             let Some((_, reader)) = &open else { continue };
-            for member in Archive::open(&**reader, *start..*end)?.members()? {
-                let found = crc(&**reader, &member, moved)?;
+            let summed =
+                Archive::open(&**reader, *start..*end)?.members()?.into_iter().filter(Member::is_summed);
+            members.entry(file.clone()).or_default().extend(summed);
+        }
+        members.retain(|_, list| !list.is_empty());
+        Ok(members)
+    }
+
+    fn compare(&self, members: &Members, moved: &(dyn Fn(u64) + Sync)) -> Result<Compared> {
+        let mut compared = Compared::default();
+        let mut places = None;
+        for (file, members) in members {
+            let reader = self.store.reader(file)?;
+            let ranges = members.iter().map(|member| member.range.clone()).collect::<Vec<_>>();
+            for (member, found) in members.iter().zip(crcs(&*reader, &ranges, moved)?) {
                 compared.bytes += member.range.end - member.range.start;
                 if found != member.crc {
-                    let none = Places::new();
-                    compared.problems.push(damage(file, &member, found, places.get(file).unwrap_or(&none)));
+                    let places = places.get_or_insert_with(|| self.places());
+                    let of_file = places.get(file).map(Vec::as_slice).unwrap_or_default();
+                    compared.problems.push(damage(file, member, found, of_file));
                 }
             }
         }
-        Ok(Some(compared))
+        Ok(compared)
     }
 
     /// The tensors of every file.
@@ -62,23 +118,57 @@ impl Source {
     }
 }
 
-fn crc(file: &dyn Reader, member: &Member, moved: &(dyn Fn(u64) + Sync)) -> Result<u32> {
-    let mut crc = Crc::new();
-    let mut at = member.range.start;
-    while at < member.range.end {
-        let len = CHUNK.min(member.range.end - at);
-        crc.update(&file.read(at, len as usize)?);
-        moved(len);
-        at += len;
+/// Refuses a member that is not what was written.
+pub(super) fn check_member(file: &dyn Reader, member: &Member) -> Result<()> {
+    if !member.is_summed() {
+        return Ok(());
     }
-    Ok(crc.sum())
+    // Descriptions are short and many: threads would cost more than they read.
+    let mut sum = Crc::new();
+    for start in member.range.clone().step_by(CHUNK as usize) {
+        sum.update(&file.read(start, CHUNK.min(member.range.end - start) as usize)?);
+    }
+    let found = sum.sum();
+    if found == member.crc { Ok(()) } else { Err(damage(file.name(), member, found, &[])) }
+}
+
+/// The CRC-32 of ranges of a file, read by several threads in parts.
+fn crcs(file: &dyn Reader, ranges: &[Range<u64>], moved: &(dyn Fn(u64) + Sync)) -> Result<Vec<u32>> {
+    let mut jobs: Vec<(&dyn Reader, Range<u64>)> = Vec::new();
+    let mut owners = Vec::new();
+    for (number, range) in ranges.iter().enumerate() {
+        for start in range.clone().step_by(CHUNK as usize) {
+            jobs.push((file, start..range.end.min(start + CHUNK)));
+            owners.push(number);
+        }
+    }
+    let longest = jobs.iter().map(|(_, range)| range.end - range.start).max().unwrap_or(1);
+    let transfer = Transfer::new(TransferOptions { chunk: longest as usize, ..TransferOptions::default() });
+    let parts: Vec<Mutex<Crc>> = jobs.iter().map(|_| Mutex::new(Crc::new())).collect();
+    transfer.read_each::<Error>(&jobs, |job, bytes| {
+        parts[job].lock().unwrap_or_else(PoisonError::into_inner).update(bytes);
+        moved(bytes.len() as u64);
+        Ok(())
+    })?;
+    let mut sums: Vec<Crc> = ranges.iter().map(|_| Crc::new()).collect();
+    for (owner, part) in owners.into_iter().zip(parts) {
+        sums[owner].combine(&part.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+    Ok(sums.iter().map(Crc::sum).collect())
 }
 
 fn damage(file: &str, member: &Member, found: u32, places: &[(u64, u64, String)]) -> Error {
     let (start, end) = (member.range.start, member.range.end);
     let touched = places.iter().filter(|(from, to, _)| *from < end && *to > start);
     let names: Vec<&str> = touched.map(|(.., name)| name.as_str()).collect();
-    let tensor = if names.is_empty() { "(none)".to_string() } else { names.join("', '") };
     let (file, member_name) = (file.to_string(), member.name.clone());
-    Error::Member { tensor, file, member: member_name, start, end, found, expected: member.crc }
+    Error::Member {
+        tensor: names.join("', '"),
+        file,
+        member: member_name,
+        start,
+        end,
+        found,
+        expected: member.crc,
+    }
 }

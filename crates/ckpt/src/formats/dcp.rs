@@ -6,20 +6,24 @@ use super::torch::{Pickled, dtype, walk};
 use super::zip::looks_like_zip;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Region, Shape};
-use planaria_store::container::{Header, Limits};
+use planaria_store::container::{Header, Limits, TensorInfo};
 use planaria_store::{Reader, Store, join};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A tensor as the metadata describes it.
 struct Tensor {
     dtype: DType,
     size: Vec<usize>,
-    chunks: Vec<(Vec<usize>, Vec<usize>)>,
+    chunks: Vec<Chunk>,
 }
 
+/// Offsets and sizes of a box.
+type Chunk = (Vec<usize>, Vec<usize>);
+
 /// Where an item is stored.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Item {
     file: String,
     offset: u64,
@@ -40,8 +44,12 @@ type Place = (String, Option<Vec<usize>>);
 struct Metadata {
     tensors: BTreeMap<String, Tensor>,
     objects: BTreeSet<String>,
+    /// Everything in `items`.
+    stored: HashSet<(Place, Item)>,
     /// Ranks that saved alone may each have stored a copy.
     items: HashMap<Place, Vec<Item>>,
+    /// Where names stand in what was saved, where it was nested.
+    paths: BTreeMap<String, Vec<Value>>,
 }
 
 /// Whether a file is the metadata of one rank: `__3.metadata`.
@@ -65,6 +73,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
     let mut archives = Archives { last: None };
     for (name, tensor) in &metadata.tensors {
         add_tensor(&mut builder, &mut archives, &metadata, name, tensor)?;
+        builder.paths.insert(name.clone(), Value::Array(metadata.path(name)));
     }
     for name in &metadata.objects {
         // Every rank has the same objects; one copy says it all.
@@ -72,7 +81,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
             let full = join(&builder.folder, &item.file);
             let pickled = archives.open(&builder, item)?;
             builder.archives.insert(item.place(&full));
-            walk(&mut builder, &pickled, &full, name)?;
+            walk(&mut builder, &pickled, &full, (name, &metadata.path(name)))?;
         }
     }
     builder.finish()
@@ -81,35 +90,44 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
 /// The file opened last: items of one file usually follow each other, and folders may hold more files than a
 /// process may open.
 struct Archives {
-    last: Option<(String, Box<dyn Reader>)>,
+    last: Option<Opened>,
+}
+
+struct Opened {
+    name: String,
+    file: Box<dyn Reader>,
+    /// Its tensors by name, where it is a safetensors file; none before somebody asks.
+    tensors: Option<HashMap<String, TensorInfo>>,
 }
 
 impl Archives {
     fn open<'a>(&'a mut self, builder: &Builder, item: &Item) -> Result<Pickled<'a>> {
-        let file = self.file(builder, item)?;
-        Pickled::open(file, item.offset..item.offset.saturating_add(item.len))
+        let opened = self.file(builder, item)?;
+        Pickled::open(&*opened.file, item.offset..item.offset.saturating_add(item.len))
     }
 
     /// The tensor of an item: a `torch.save` archive, or one of the tensors of a safetensors file, by name.
     fn tensor(&mut self, builder: &mut Builder, item: &Item, name: &str) -> Result<Option<Stored>> {
-        let file = self.file(builder, item)?;
-        if looks_like_zip(file)? {
+        let opened = self.file(builder, item)?;
+        if looks_like_zip(&*opened.file)? {
             builder.archives.insert(item.place(&join(&builder.folder, &item.file)));
             let pickled = self.open(builder, item)?;
             return pickled.tensor(pickled.tree.root());
         }
-        let header = Header::read(file, &Limits::default())?;
-        Ok(header.get(name).filter(|tensor| tensor.len == item.len).map(Stored::of))
+        if opened.tensors.is_none() {
+            let tensors = Header::read(&*opened.file, &Limits::default())?.tensors.into_iter();
+            opened.tensors = Some(tensors.map(|tensor| (tensor.name.clone(), tensor)).collect());
+        }
+        let found = opened.tensors.as_ref().and_then(|tensors| tensors.get(name));
+        Ok(found.filter(|tensor| tensor.len == item.len).map(Stored::of))
     }
 
-    fn file<'a>(&'a mut self, builder: &Builder, item: &Item) -> Result<&'a dyn Reader> {
-        if self.last.as_ref().is_none_or(|(name, _)| *name != item.file) {
-            self.last = Some((item.file.clone(), builder.open(&item.file, ".metadata")?));
+    fn file(&mut self, builder: &Builder, item: &Item) -> Result<&mut Opened> {
+        if self.last.as_ref().is_none_or(|last| last.name != item.file) {
+            let file = builder.open(&item.file, ".metadata")?;
+            self.last = Some(Opened { name: item.file.clone(), file, tensors: None });
         }
-        let Some((_, file)) = &self.last else {
-            return Err(Error::Torn { what: format!("'{}' is missing", item.file) });
-        };
-        Ok(&**file)
+        self.last.as_mut().ok_or_else(|| Error::Torn { what: format!("'{}' is missing", item.file) })
     }
 }
 
@@ -148,6 +166,11 @@ fn add_tensor(
 }
 
 impl Metadata {
+    /// Where a name stands in what was saved: by itself unless something else is said.
+    fn path(&self, name: &str) -> Vec<Value> {
+        self.paths.get(name).map_or_else(|| vec![name.into()], Clone::clone)
+    }
+
     /// The copies of a chunk, or of an object. Writers leave the offset of some items out.
     fn items(&self, name: &str, offsets: Option<&[usize]>) -> Result<&[Item]> {
         let exact = self.items.get(&(name.to_string(), offsets.map(<[usize]>::to_vec)));
@@ -178,9 +201,13 @@ impl Metadata {
                 let what = format!("'{}' is stored compressed; save it again without extensions", place.0);
                 return Err(Error::Unsupported { file: file.to_string(), what });
             }
-            let copies = self.items.entry(place).or_default();
-            if !copies.contains(&item) {
-                copies.push(item);
+            if self.stored.insert((place.clone(), item.clone())) {
+                self.items.entry(place).or_default().push(item);
+            }
+        }
+        for &(name, path) in root.get("planner_data").and_then(|id| tree.pairs(*id)).unwrap_or_default() {
+            if let Some((name, path)) = tree.text(name).zip(read_path(tree, path)) {
+                self.paths.insert(name.to_string(), path);
             }
         }
         Ok(())
@@ -197,9 +224,8 @@ impl Metadata {
                 Err("ranks disagree about its shape or dtype".to_string())
             }
             Some(known) => {
-                let new = tensor.chunks.into_iter().filter(|chunk| !known.chunks.contains(chunk));
-                let new: Vec<_> = new.collect();
-                known.chunks.extend(new);
+                let all = std::mem::take(&mut known.chunks).into_iter().chain(tensor.chunks);
+                known.chunks = each_once(all);
                 Ok(())
             }
             None => {
@@ -247,7 +273,19 @@ fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
         };
         chunks.push((offsets, sizes));
     }
-    Ok(Tensor { dtype, size, chunks })
+    Ok(Tensor { dtype, size, chunks: each_once(chunks) })
+}
+
+/// A chunk that is listed again says nothing new.
+fn each_once(chunks: impl IntoIterator<Item = Chunk>) -> Vec<Chunk> {
+    let mut seen = HashSet::new();
+    chunks.into_iter().filter(|chunk| seen.insert(chunk.clone())).collect()
+}
+
+/// Keys of dicts and numbers of list items, from the outermost on.
+fn read_path(tree: &Tree, id: Id) -> Option<Vec<Value>> {
+    let step = |&id: &Id| tree.text(id).map(Value::from).or_else(|| tree.size(id).map(Value::from));
+    tree.items(id)?.iter().map(step).collect()
 }
 
 /// Whether the bytes of an item went through an extension such as a compressor.

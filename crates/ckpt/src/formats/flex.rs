@@ -88,9 +88,10 @@ fn add_file(
             tensors.into_iter().map(|tensor| (tensor.name.clone(), Stored::of(&tensor))).collect(),
         )
     } else {
-        let (arrays, rest) = Saved::read(&*file)?.arrays()?;
+        let saved = Saved::read(&*file)?;
+        let (arrays, rest) = saved.arrays()?;
         for (key, value) in rest {
-            builder.extra.insert(format!("{name}#{key}"), value);
+            builder.keep(format!("{name}#{key}"), &saved.tree, value, &*file)?;
         }
         Data::Pickle(arrays)
     };

@@ -81,7 +81,7 @@ impl Folder<'_> {
         }
         let at = || join(&self.store.address(), self.at);
         if has("COMMIT") {
-            return Err(ours::without_manifest(&at()));
+            return Err(crate::folder::without_manifest(&at()));
         }
         // A mark inside tells our manifest from another file of that name.
         if has("SAVING") || (has("manifest.json") && ours::has_manifest(self.store, self.at)?) {
@@ -110,12 +110,14 @@ impl Folder<'_> {
         if ends(".pdparams") || ends(".pdopt") {
             return self.open_paddle();
         }
-        let is_torch = |name: &&String| name.starts_with("pytorch_model") && !name.ends_with(".safetensors");
-        let torch: Vec<String> = self.files.iter().filter(is_torch).cloned().collect();
-        if torch.iter().any(|name| name.ends_with(".bin")) {
-            return shards::open((&**self.store, self.at), &torch, ("pytorch_model", ".bin"), |files| {
-                torch::open_file(self.store, self.at, files)
-            });
+        for stem in ["pytorch_model", "adapter_model", "diffusion_pytorch_model"] {
+            let is_torch = |name: &&String| name.starts_with(stem) && !name.ends_with(".safetensors");
+            let torch: Vec<String> = self.files.iter().filter(is_torch).cloned().collect();
+            if torch.iter().any(|name| name.ends_with(".bin")) {
+                return shards::open((&**self.store, self.at), &torch, (stem, ".bin"), |files| {
+                    torch::open_file(self.store, self.at, files)
+                });
+            }
         }
         Err(self.unknown())
     }

@@ -13,6 +13,7 @@ mod numpy;
 mod ours;
 mod paddle;
 pub mod pickle;
+pub(crate) mod python;
 mod read;
 pub(crate) mod roles;
 mod safetensors;

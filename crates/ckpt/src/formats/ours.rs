@@ -28,11 +28,6 @@ pub(super) fn unfinished(at: &str) -> Error {
     Error::Torn { what: format!("the save of '{at}' did not finish: it has no COMMIT mark") }
 }
 
-/// A folder that lost its manifest.
-pub(super) fn without_manifest(at: &str) -> Error {
-    Error::Torn { what: format!("'{at}' has a COMMIT mark and no manifest.json") }
-}
-
 /// Whether `manifest.json` is one of ours.
 pub(super) fn has_manifest(store: &Arc<dyn Store>, at: &str) -> Result<bool> {
     let reader = store.reader(&join(at, "manifest.json"))?;

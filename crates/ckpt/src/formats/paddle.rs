@@ -1,7 +1,7 @@
 //! `paddle.save` files: `.pdparams`, `.pdopt`, and the pickles inside flex checkpoints.
 
 use super::numpy::{self, NdArray};
-use super::pickle::{self, Id, Node, Tree};
+use super::pickle::{self, Id, Node, Tree, VALUES};
 use super::source::{Builder, Format, Key, Part, Source, Stored};
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Region, Shape, flat_boxes};
@@ -88,14 +88,20 @@ impl Saved {
     }
 
     /// Every array of the file by its path. Parts of a cut array stand under its name once.
-    pub(super) fn arrays(&self) -> Result<(BTreeMap<String, Found>, BTreeMap<String, serde_json::Value>)> {
+    pub(super) fn arrays(&self) -> Result<(BTreeMap<String, Found>, BTreeMap<String, Id>)> {
         let mut walk = Walk { saved: self, arrays: BTreeMap::new(), rest: BTreeMap::new() };
         let root = self.tree.root();
-        if self.tree.pairs(root).is_none() {
-            let what = "it holds no dict of tensors".to_string();
-            return Err(Error::Malformed { file: self.file.clone(), what });
+        if self.tree.values(root) > VALUES {
+            return Err(walk.unsupported("its values share their parts too often, or are too many"));
         }
-        walk.dict(root, "", DEPTH)?;
+        // `paddle.save(tensor)`, as in torch files of a single tensor.
+        if let Some(array) = self.array(root, "tensor")? {
+            walk.arrays.insert("tensor".to_string(), Found::Array(array));
+        } else if self.tree.pairs(root).is_some() {
+            walk.dict(root, "", DEPTH)?;
+        } else {
+            return Err(walk.unsupported("it holds neither a tensor nor a dict of tensors"));
+        }
         Ok((walk.arrays, walk.rest))
     }
 }
@@ -103,10 +109,14 @@ impl Saved {
 struct Walk<'a> {
     saved: &'a Saved,
     arrays: BTreeMap<String, Found>,
-    rest: BTreeMap<String, serde_json::Value>,
+    rest: BTreeMap<String, Id>,
 }
 
 impl Walk<'_> {
+    fn unsupported(&self, what: &str) -> Error {
+        Error::Unsupported { file: self.saved.file.clone(), what: what.to_string() }
+    }
+
     fn malformed(&self, what: String) -> Error {
         Error::Malformed { file: self.saved.file.clone(), what }
     }
@@ -114,7 +124,7 @@ impl Walk<'_> {
     fn dict(&mut self, id: Id, path: &str, depth: usize) -> Result<()> {
         let tree = &self.saved.tree;
         let Some(depth) = depth.checked_sub(1) else {
-            return Err(self.malformed("its dicts are nested too deeply".to_string()));
+            return Err(self.unsupported("its dicts are nested too deeply"));
         };
         let named = tree.dict(id).unwrap_or_default();
         let cuts = named.get(CUT_TABLE).map(|&table| self.cut_arrays(&named, table, path)).transpose()?;
@@ -130,22 +140,16 @@ impl Walk<'_> {
                 continue;
             }
             if key == NAME_TABLE {
-                self.keep(name, value);
+                self.rest.insert(name, value);
             } else if let Some(array) = self.saved.array(value, &name)? {
                 self.insert(name, Found::Array(array))?;
             } else if tree.pairs(value).is_some() {
                 self.dict(value, &name, depth)?;
             } else {
-                self.keep(name, value);
+                self.rest.insert(name, value);
             }
         }
         Ok(())
-    }
-
-    fn keep(&mut self, name: String, value: Id) {
-        if let Some(json) = self.saved.tree.to_json(value) {
-            self.rest.insert(name, json);
-        }
     }
 
     fn insert(&mut self, name: String, found: Found) -> Result<()> {
@@ -203,7 +207,7 @@ pub(super) fn open_files(store: &Arc<dyn Store>, folder: &str, names: &[String])
             add(&mut builder, Key { part, name: tensor }, &full, &found)?;
         }
         for (key, value) in rest {
-            builder.extra.insert(format!("{name}#{key}"), value);
+            builder.keep(format!("{name}#{key}"), &saved.tree, value, &*file)?;
         }
     }
     builder.finish()

@@ -24,7 +24,7 @@ impl Source {
         let size = entry.dtype.size();
         let mut out = vec![0; want.numel() * size];
         for piece in pieces {
-            let file = self.file(&piece.tile.holder)?;
+            let file = self.reader(piece.tile.holder.file)?;
             let mut to = Target::new(piece.region.runs(want), size, &mut out);
             for (offset, len) in piece.byte_runs(size) {
                 to.put(&file.read(offset, len as usize)?);

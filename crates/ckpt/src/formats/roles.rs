@@ -1,10 +1,11 @@
 //! What the tensors of a source are to a training: parameter, master weight, optimizer slot or moving average, and of
 //! which weight. Formats say it by file, by the end of a name, or by the path of a value.
 
+use super::ours::STATE;
+use super::python;
 use super::source::{Format, Key, Part, Source};
 use crate::state::{Kind, TensorKey};
 use planaria_aoa::split_slot;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Optimizer state under torch's names and under ours, which are Paddle's. Other names are the same for all.
@@ -27,7 +28,7 @@ const MASTERS: &str = "master_weights.";
 const AVERAGES: &str = "ema.";
 
 /// The table under which `.pdparams` files hold the static names of their weights.
-const NAME_TABLE: &str = "StructuredToParameterName@@";
+pub(crate) const NAME_TABLE: &str = "StructuredToParameterName@@";
 
 /// Torch's name of a slot.
 pub(crate) fn torch_slot(slot: &str) -> &str {
@@ -176,8 +177,8 @@ fn static_role(key: &Key, statics: &BTreeMap<String, String>) -> TensorKey {
 /// Names of weights by their static names.
 fn static_names(source: &Source) -> BTreeMap<String, String> {
     let tables = source.extra.iter().filter(|(name, _)| name.ends_with(NAME_TABLE));
-    let pairs = tables.filter_map(|(_, table)| table.as_object()).flatten();
-    pairs.filter_map(|(name, given)| Some((given.as_str()?.to_string(), name.clone()))).collect()
+    let pairs = tables.filter_map(|(_, table)| python::fields(table)).flatten();
+    pairs.filter_map(|(name, given)| Some((given.as_str()?.to_string(), name.to_string()))).collect()
 }
 
 /// `optim.`, `layer.weight` and `exp_avg` of `optim.state.layer.weight.exp_avg`.
@@ -244,10 +245,10 @@ fn wrapper<'s>(source: &'s Source, root: &str, weight: &str) -> Option<&'s str> 
 
 /// Names of the weights that an optimizer knows by number, where its groups tell them.
 fn named_ids(source: &Source, names: &TorchNames) -> BTreeMap<String, String> {
-    let groups = source.extra.get(&format!("{}param_groups", names.optimizer)).and_then(Value::as_array);
+    let groups = source.extra.get(&format!("{}param_groups", names.optimizer)).and_then(python::items);
     let mut found = BTreeMap::new();
     for group in groups.into_iter().flatten() {
-        let list = |field: &str| group[field].as_array().map(Vec::as_slice).unwrap_or_default();
+        let list = |field: &str| python::field(group, field).and_then(python::items).unwrap_or_default();
         for (id, name) in list("params").iter().zip(list("param_names")) {
             found.extend(id.as_u64().zip(name.as_str()).map(|(id, name)| (id.to_string(), name.to_string())));
         }
@@ -274,6 +275,18 @@ fn torch_role(
 }
 
 impl Source {
+    /// Elements of the parameters among these tensors: of what a training calls the model, without buffers, optimizer state
+    /// and copies of the weights.
+    pub fn parameters<'k>(&self, among: impl IntoIterator<Item = &'k Key>) -> u64 {
+        let roles = Roles::of(self);
+        let buffers = self.extra.get(STATE).and_then(|about| about["buffers"].as_array());
+        let is_buffer =
+            |key: &Key| buffers.is_some_and(|all| all.iter().any(|name| name == key.name.as_str()));
+        let is_parameter = |key: &&Key| roles.get(key).kind == Kind::Parameter && !is_buffer(key);
+        let elements = |key: &Key| self.tensors.get(key).map_or(0, |entry| entry.shape.numel() as u64);
+        among.into_iter().filter(is_parameter).map(elements).fold(0, u64::saturating_add)
+    }
+
     /// The same checkpoint with every tensor under the key that a training state has for it, whoever wrote it: parts by
     /// kind, and optimizer state as `weight/moment1_0`. So `optim.state.weight.exp_avg` of a torch checkpoint becomes
     /// `weight/moment1_0` of the part [`Part::Optimizer`].

@@ -1,6 +1,8 @@
 //! The common answer of all formats: where the bytes of every tensor lie.
 
+use super::archives::Checked;
 use super::ours::FileSums;
+use super::pickle::{Id, Tree, VALUES};
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Extent, Listed, Region, Shape, Tile};
 use planaria_store::{Reader, Store, check_name, join};
@@ -199,6 +201,9 @@ pub struct Source {
     pub(crate) folder: Option<String>,
     /// Archives in the files, each with checksums of its own.
     pub(super) archives: BTreeSet<(String, u64, u64)>,
+    pub(super) checked: Checked,
+    /// Where names of tensors and values stand in the nested dicts and lists that torch saved: lists of keys and numbers.
+    pub(crate) paths: BTreeMap<String, Value>,
     /// Checksums of files that were written with them.
     pub(crate) sums: BTreeMap<String, Arc<FileSums>>,
 }
@@ -231,6 +236,9 @@ pub(super) struct Stored {
     pub(super) strides: Option<Dims>,
 }
 
+/// Most dims of a tensor, in every format: as many as safetensors files and numpy hold.
+const DIMS: usize = 64;
+
 /// Collects what the files say; [`Builder::finish`] checks that it makes whole tensors.
 pub(super) struct Builder {
     pub(super) store: Arc<dyn Store>,
@@ -242,8 +250,12 @@ pub(super) struct Builder {
     pub(super) extra: BTreeMap<String, Value>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) doubts: Vec<String>,
+    /// Python values that may still be kept.
+    room: u64,
     /// File, first byte and one past the last.
     pub(super) archives: BTreeSet<(String, u64, u64)>,
+    /// Where names stand in nested dicts and lists.
+    pub(super) paths: BTreeMap<String, Value>,
 }
 
 struct Pending {
@@ -267,8 +279,24 @@ impl Builder {
             extra: BTreeMap::new(),
             skipped: Vec::new(),
             doubts: Vec::new(),
+            room: VALUES,
             archives: BTreeSet::new(),
+            paths: BTreeMap::new(),
         }
+    }
+
+    /// Keeps a Python value beside the tensors. One that cannot be written out is left out by name.
+    pub(super) fn keep(&mut self, name: String, tree: &Tree, id: Id, file: &dyn Reader) -> Result<()> {
+        let values = tree.values(id);
+        let full = || format!("there are more than {VALUES} values beside the tensors");
+        let why = tree.unwritable(id).or_else(|| (values > self.room).then(full));
+        if let Some(why) = why {
+            self.skipped.push(Skipped { what: format!("the value '{name}'"), why });
+        } else if let Some(value) = tree.to_json(id, file)? {
+            self.room -= values;
+            self.extra.insert(name, value);
+        }
+        Ok(())
     }
 
     /// Opens a file of the folder by the name a foreign file gave it. A missing one means a torn save.
@@ -333,6 +361,10 @@ impl Builder {
 
     /// Says that a tensor exists; what was said before must agree.
     pub(super) fn declare(&mut self, key: &Key, file: &str, dtype: DType, shape: &Shape) -> Result<()> {
+        if shape.ndim() > DIMS {
+            let what = format!("tensor '{key}' has {} dims, at most {DIMS} are read", shape.ndim());
+            return Err(Error::Unsupported { file: file.to_string(), what });
+        }
         let Some(known) = self.tensors.get(key) else {
             let pending = Pending {
                 dtype,
@@ -390,6 +422,8 @@ impl Builder {
             doubts: self.doubts,
             folder: None,
             archives: self.archives,
+            checked: Checked::default(),
+            paths: self.paths,
             sums: BTreeMap::new(),
         })
     }

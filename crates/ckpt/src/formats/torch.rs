@@ -1,5 +1,6 @@
 //! Tensors that torch pickled: `torch.save` archives and the items of DCP files.
 
+use super::archives::check_member;
 use super::numpy::Found;
 use super::pickle::{self, Id, Node, Tree};
 use super::source::{Builder, Format, Key, Source, Stored, byte_len};
@@ -7,6 +8,7 @@ use super::zip::{Archive, looks_like_zip};
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Shape};
 use planaria_store::{Reader, Store, join};
+use serde_json::Value;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,8 +74,10 @@ impl<'a> Pickled<'a> {
     /// Reads the pickle of the archive in this range of the file.
     pub(super) fn open(file: &'a dyn Reader, range: Range<u64>) -> Result<Pickled<'a>> {
         let archive = Archive::open(file, range)?;
-        let place = archive.require("data.pkl")?;
-        let tree = pickle::read_at(archive.file(), place.start, place.end, &pickle::Limits::default())?;
+        let member = archive.member("data.pkl")?;
+        check_member(file, &member)?;
+        let Range { start, end } = member.range;
+        let tree = pickle::read_at(file, start, end, &pickle::Limits::default())?;
         Ok(Pickled { archive, tree })
     }
 
@@ -84,6 +88,11 @@ impl<'a> Pickled<'a> {
             Some(Err(what)) => Err(self.refuse(what)),
             Some(Ok(view)) => self.place(&view).map(Some),
         }
+    }
+
+    /// The file the archive lies in.
+    fn file(&self) -> &'a dyn Reader {
+        self.archive.file()
     }
 
     fn refuse(&self, what: impl Into<String>) -> Error {
@@ -259,15 +268,27 @@ pub(super) fn open_file(store: &Arc<dyn Store>, folder: &str, names: &[String]) 
         }
         let pickled = Pickled::open(&*file, 0..file.size())?;
         builder.archives.insert((full.clone(), 0, file.size()));
-        walk(&mut builder, &pickled, &full, "")?;
+        walk(&mut builder, &pickled, &full, ("", &[]))?;
     }
     builder.finish()
 }
 
-/// Adds what the pickle holds: tensors under their path, other values as JSON.
-pub(super) fn walk(builder: &mut Builder, pickled: &Pickled<'_>, file: &str, path: &str) -> Result<()> {
-    let mut walk = Walk { builder, pickled, file, budget: 1 << 20 };
-    walk.visit(pickled.tree.root(), path, DEPTH)
+/// Most containers of tensors and values in them.
+const PLACES: usize = 1 << 20;
+
+/// Adds what the pickle holds: tensors under their path, other values as JSON. `path` is where the whole of it stands.
+pub(super) fn walk(
+    builder: &mut Builder,
+    pickled: &Pickled<'_>,
+    file: &str,
+    (name, path): (&str, &[Value]),
+) -> Result<()> {
+    let mut walk = Walk { builder, pickled, file, budget: PLACES };
+    if pickled.tree.holds_stored(pickled.tree.root()) && pickled.tree.values(pickled.tree.root()) == u64::MAX
+    {
+        return Err(walk.refuse("its values share their parts too often, or refer to themselves"));
+    }
+    walk.visit(pickled.tree.root(), name, path, DEPTH)
 }
 
 struct Walk<'w, 'a> {
@@ -278,74 +299,72 @@ struct Walk<'w, 'a> {
 }
 
 impl Walk<'_, '_> {
-    fn visit(&mut self, id: Id, path: &str, depth: usize) -> Result<()> {
+    fn refuse(&self, what: impl Into<String>) -> Error {
+        Error::Unsupported { file: self.file.to_string(), what: what.into() }
+    }
+
+    /// A value under its name, which stands at `path` in what was saved.
+    fn visit(&mut self, id: Id, name: &str, path: &[Value], depth: usize) -> Result<()> {
         let tree = &self.pickled.tree;
-        let spent = self.budget.checked_sub(1).zip(depth.checked_sub(1));
-        let Some((budget, depth)) = spent else {
-            let what = "its values are nested too deeply, or refer to themselves".to_string();
-            return Err(Error::Unsupported { file: self.file.to_string(), what });
+        let Some(depth) = depth.checked_sub(1) else {
+            return Err(self.refuse("its containers of tensors are nested too deeply"));
+        };
+        let Some(budget) = self.budget.checked_sub(1) else {
+            let what = format!("it has more than {PLACES} values in containers of tensors");
+            return Err(self.refuse(what));
         };
         self.budget = budget;
-        if let Some(stored) = self.pickled.tensor(id)? {
-            let name = if path.is_empty() { "tensor" } else { path };
+        let stored = self.pickled.tensor(id)?;
+        if stored.is_some() || !tree.holds_stored(id) {
+            if self.builder.paths.insert(name.to_string(), Value::Array(path.to_vec())).is_some() {
+                let (first, second) = (self.file.to_string(), self.file.to_string());
+                return Err(Error::Duplicate { tensor: name.to_string(), first, second });
+            }
+            let Some(stored) = stored else {
+                let name = if name.is_empty() { self.file } else { name };
+                return self.builder.keep(name.to_string(), tree, id, self.pickled.file());
+            };
+            let name = if name.is_empty() { "tensor" } else { name };
             return self.builder.whole(Key::model(name), self.file, &stored);
         }
-        if !holds_storage(tree, id, &mut 1_000_000, DEPTH) {
-            let name = if path.is_empty() { self.file } else { path };
-            if let Some(value) = tree.to_json(id) {
-                self.builder.extra.insert(name.to_string(), value);
-            }
-            return Ok(());
-        }
-        let below = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
         if let Some(pairs) = tree.pairs(id) {
             for &(key, value) in pairs {
-                let name = match tree.node(key) {
+                let key = match tree.node(key) {
                     Node::Text(text) => text.to_string(),
                     Node::Int(number) => number.to_string(),
-                    _ => return Err(self.unknown(key, path)),
+                    _ => return Err(self.unknown(key, name)),
                 };
-                self.visit(value, &below(&name), depth)?;
+                self.visit_below((name, path), &key.clone(), key.into(), value, depth)?;
             }
             return Ok(());
         }
         if let Some(items) = tree.items(id) {
             for (number, &item) in items.iter().enumerate() {
-                self.visit(item, &below(&number.to_string()), depth)?;
+                self.visit_below((name, path), &number.to_string(), number.into(), item, depth)?;
             }
             return Ok(());
         }
-        Err(self.unknown(id, path))
+        Err(self.unknown(id, name))
+    }
+
+    fn visit_below(
+        &mut self,
+        (name, path): (&str, &[Value]),
+        key: &str,
+        step: Value,
+        id: Id,
+        depth: usize,
+    ) -> Result<()> {
+        let name = if name.is_empty() { key.to_string() } else { format!("{name}.{key}") };
+        self.visit(id, &name, &[path, &[step]].concat(), depth)
     }
 
     /// Tensor data inside something we do not understand must not be dropped in silence.
-    fn unknown(&self, id: Id, path: &str) -> Error {
+    fn unknown(&self, id: Id, name: &str) -> Error {
         let class = self.pickled.tree.object(id).map_or_else(
             || "a value".to_string(),
             |(_, (module, name))| format!("an object of {module}.{name}"),
         );
-        let what = format!("{class} at '{path}' holds tensor data in a way that is not known");
-        Error::Unsupported { file: self.file.to_string(), what }
-    }
-}
-
-/// Whether a stored tensor is somewhere below; also when it cannot be found out in time.
-fn holds_storage(tree: &Tree, id: Id, budget: &mut usize, depth: usize) -> bool {
-    *budget = budget.saturating_sub(1);
-    if *budget == 0 || depth == 0 {
-        return true;
-    }
-    let mut any = |ids: &[Id]| ids.iter().any(|&id| holds_storage(tree, id, budget, depth - 1));
-    match tree.node(id) {
-        Node::Persistent(_) => true,
-        Node::List(items) | Node::Tuple(items) | Node::Set(items) => any(items),
-        Node::Dict(pairs) => pairs.iter().any(|(key, value)| any(&[*key, *value])),
-        Node::Object(object) => {
-            any(&[object.callable, object.args])
-                || object.state.is_some_and(|state| any(&[state]))
-                || any(&object.items)
-                || object.pairs.iter().any(|(key, value)| any(&[*key, *value]))
-        }
-        _ => false,
+        self.refuse(format!("{class} at '{name}' holds tensor data in a way that is not known"))
     }
 }

@@ -17,6 +17,8 @@ struct Entry {
     header: u64,
     len: u64,
     method: u16,
+    /// Its bytes are not what it holds.
+    encrypted: bool,
     /// CRC-32 of its bytes.
     crc: u32,
 }
@@ -55,6 +57,13 @@ impl Record<'_> {
 pub(super) fn looks_like_zip(file: &dyn Reader) -> Result<bool> {
     let mut start = [0; 4];
     Ok(file.read_at(0, &mut start)? == 4 && &start == b"PK\x03\x04")
+}
+
+impl Member {
+    /// Whether it was written with a checksum: torch can be told to leave them out, and writes 0 then.
+    pub(super) fn is_summed(&self) -> bool {
+        self.crc != 0 && !self.range.is_empty()
+    }
 }
 
 impl<'a> Archive<'a> {
@@ -151,6 +160,9 @@ impl<'a> Archive<'a> {
     /// Where the bytes of an entry lie in the file, and whether there is such an entry.
     pub(super) fn find(&self, name: &str) -> Result<Option<(Range<u64>, u64)>> {
         let Some(entry) = self.entries.get(&format!("{}{name}", self.folder)) else { return Ok(None) };
+        if entry.encrypted {
+            return Err(self.unsupported(format!("entry '{name}' is encrypted")));
+        }
         if entry.method != 0 {
             return Err(self.unsupported(format!(
                 "entry '{name}' is compressed, so tensors cannot be read in place; save it again without compression"
@@ -185,6 +197,13 @@ impl<'a> Archive<'a> {
         Ok(members)
     }
 
+    /// An entry that must be there, with its checksum.
+    pub(super) fn member(&self, name: &str) -> Result<Member> {
+        let (range, name) = (self.require(name)?, format!("{}{name}", self.folder));
+        let crc = self.entries.get(&name).map_or(0, |entry| entry.crc);
+        Ok(Member { name, range, crc })
+    }
+
     /// Like [`Archive::find`] for an entry that must be there.
     pub(super) fn require(&self, name: &str) -> Result<Range<u64>> {
         let found = self.find(name)?;
@@ -205,6 +224,8 @@ fn directory_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
     if record.number::<4>(0)? != 0x0201_4b50 {
         return None;
     }
+    // Bits 0 and 6: encrypted, and encrypted in a newer way.
+    let encrypted = record.number::<2>(8)? & 0x41 != 0;
     let method = record.number::<2>(10)? as u16;
     let crc = record.number::<4>(16)? as u32;
     let (stored, len) = (record.number::<4>(20)?, record.number::<4>(24)?);
@@ -238,5 +259,5 @@ fn directory_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
         extra = &extra[4 + size..];
     }
     let used = 46 + name_len + extra_len + comment_len;
-    (bytes.len() >= used).then_some((name, Entry { header, len, method, crc }, used))
+    (bytes.len() >= used).then_some((name, Entry { header, len, method, encrypted, crc }, used))
 }

@@ -109,7 +109,7 @@ impl<'s> Feed<'s> {
             return Ok(file);
         }
         let name = &self.source.files[number];
-        let file = self.source.store.reader(name)?;
+        let file = self.source.reader(number)?;
         let file: Arc<dyn Reader> = match self.source.sums.get(name) {
             Some(sums) => Arc::new(Verified::new(file, sums.clone())),
             None => Arc::from(file),

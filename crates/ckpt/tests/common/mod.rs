@@ -5,7 +5,7 @@ use planaria_ckpt::formats::{Key, OpenOptions, Source, open};
 use planaria_ckpt::{Error, Result};
 use planaria_layout::DType;
 use planaria_store::container::{Header, Limits};
-use planaria_store::{Local, Object, Store, StoreExt};
+use planaria_store::{Local, Object, PutMode, Store, StoreExt};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -70,4 +70,36 @@ pub(crate) fn refusal(store: &Arc<dyn Store>, at: &str) -> Error {
         Ok(tensors) => panic!("'{at}' was accepted with {:?}", tensors.keys()),
         Err(error) => error,
     }
+}
+
+/// A file in a store.
+pub(crate) fn put(store: &Arc<dyn Store>, name: &str, bytes: &[u8]) {
+    store.put(name, bytes, PutMode::Replace).unwrap();
+}
+
+/// What `torch.save` makes of a pickle that refers to no storage.
+pub(crate) fn archive(pickle: &[u8]) -> Vec<u8> {
+    zip(&[("archive/data.pkl", pickle)])
+}
+
+/// The same with the storage `0`.
+pub(crate) fn archive_with(pickle: &[u8], storage: &[u8]) -> Vec<u8> {
+    zip(&[("archive/data.pkl", pickle), ("archive/data/0", storage)])
+}
+
+fn zip(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut out, mut directory) = (Vec::new(), Vec::new());
+    for (name, bytes) in members {
+        let mut sum = flate2::Crc::new();
+        sum.update(bytes);
+        let (crc, len) = (sum.sum().to_le_bytes(), (bytes.len() as u32).to_le_bytes());
+        let head = [&[0; 8][..], &crc, &len, &len, &(name.len() as u16).to_le_bytes(), &[0; 2]].concat();
+        let at = (out.len() as u32).to_le_bytes();
+        directory
+            .extend([b"PK\x01\x02", &[20, 0, 20, 0][..], &head, &[0; 10], &at, name.as_bytes()].concat());
+        out.extend([b"PK\x03\x04", &[20, 0][..], &head, name.as_bytes(), bytes].concat());
+    }
+    let (size, at) = ((directory.len() as u32).to_le_bytes(), (out.len() as u32).to_le_bytes());
+    let count = (members.len() as u16).to_le_bytes();
+    [&out[..], &directory, b"PK\x05\x06", &[0; 4], &count, &count, &size, &at, &[0; 2]].concat()
 }

@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
     A mapping (AOA) says how tensors become others: docs/concepts/mapping.md."
 )]
 pub(crate) struct Args {
-    /// Checkpoint to read: folder, file or URL
+    /// Checkpoint to read: folder, file or URL; the folder of a run stands for its newest one
     source: String,
     /// Folder to write
     target: String,
@@ -119,7 +119,7 @@ enum Held {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let mapping = args.mapping.as_deref().map(|path| mapping::read(path, args.parts)).transpose()?;
-    let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
+    let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid }, terminal)?;
     let averaged = if args.ema { take_averages(&mut source, &args.source)? } else { None };
     for skipped in &source.skipped {
         terminal.warn(format_args!("left out {}: {}", skipped.what, skipped.why));
@@ -172,10 +172,9 @@ pub(super) fn carry_out(
     for warning in conversion.warnings() {
         terminal.warn(warning);
     }
-    report_left_out(conversion, terminal);
     let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
-    let carried = conversion.carried()?;
-    let names = conversion.files().map(|(name, _)| name).chain(carried.iter().map(String::as_str));
+    let carried = conversion.carried().iter().map(String::as_str);
+    let names = conversion.files().map(|(name, _)| name).chain(carried);
     let folder = OutputFolder::check(source, target, existing, names)?;
     if !output.dry_run {
         let signals = Signals::watch()?;
@@ -188,6 +187,8 @@ pub(super) fn carry_out(
         written?;
     }
     print(conversion, target, output, terminal)?;
+    terminal.flush()?;
+    report_left_out(conversion, terminal);
     Ok(Exit::Success)
 }
 
@@ -204,14 +205,37 @@ impl Observer for Watcher {
     }
 }
 
+/// The last line: everything of the source that the target does not have.
 fn report_left_out(conversion: &Conversion<'_>, terminal: &Terminal) {
-    let left_out = conversion.left_out();
-    if let Some((first, why)) = left_out.first() {
-        terminal.warn(format_args!("{} left out ('{first}' is one): {why}", count(left_out.len(), "tensor")));
+    let (tensors, values, files) =
+        (conversion.left_out(), conversion.values_left_out(), conversion.files_left_out());
+    let mut kinds = Vec::new();
+    if let Some((first, why)) = tensors.first() {
+        kinds.push(format!(
+            "{} ({}: {why})",
+            count(tensors.len(), "tensor"),
+            few(&first.to_string(), tensors.len())
+        ));
     }
-    for (key, why) in left_out {
+    for (names, noun) in [(values, "value"), (files, "file")] {
+        if let Some(first) = names.first() {
+            kinds.push(format!("{} ({})", count(names.len(), noun), few(first, names.len())));
+        }
+    }
+    if !kinds.is_empty() {
+        terminal.warn(format_args!("left out {}", kinds.join(", ")));
+    }
+    for (key, why) in tensors {
         terminal.detail(format_args!("left out '{key}': {why}"));
     }
+    for name in values.iter().chain(files) {
+        terminal.detail(format_args!("left out '{name}'"));
+    }
+}
+
+/// One of several names.
+fn few(first: &str, number: usize) -> String {
+    if number > 1 { format!("'{first}' is one") } else { format!("'{first}'") }
 }
 
 fn print(conversion: &Conversion<'_>, target: &str, output: &Output, terminal: &mut Terminal) -> Result<()> {
@@ -227,6 +251,8 @@ fn print(conversion: &Conversion<'_>, target: &str, output: &Output, terminal: &
             "bytes": conversion.bytes(),
             "files": listed,
             "left_out": conversion.left_out().len(),
+            "left_out_values": conversion.values_left_out(),
+            "left_out_files": conversion.files_left_out(),
         });
         return terminal.object("planaria/convert/1", &object);
     }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
     Element types that differ are a difference, unless `--any-dtype` is given."
 )]
 pub(crate) struct Args {
-    /// One checkpoint
+    /// One checkpoint, or a run, which stands for its newest one
     first: String,
     /// The other
     second: String,
@@ -44,8 +44,8 @@ fn distance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let mut first = checkpoint::open(&args.first, &OpenOptions::default())?;
-    let mut second = checkpoint::open(&args.second, &OpenOptions::default())?;
+    let mut first = checkpoint::open(&args.first, &OpenOptions::default(), terminal)?;
+    let mut second = checkpoint::open(&args.second, &OpenOptions::default(), terminal)?;
     // Formats have names of their own for optimizer state.
     let states = (first.as_state(), second.as_state());
     if in_common(&states.0, &states.1) > in_common(&first, &second) {

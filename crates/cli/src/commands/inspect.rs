@@ -8,7 +8,7 @@ use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::filter::Filter;
-use crate::quantity::{Bytes, count};
+use crate::quantity::{Bytes, count, parameters};
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
@@ -26,7 +26,7 @@ use tree::{Leaf, Tree};
     PyTorch DCP, torch.save, and our own folders."
 )]
 pub(crate) struct Args {
-    /// Folder, file or URL of a checkpoint
+    /// Folder, file or URL of a checkpoint; the folder of a run stands for its newest one
     path: String,
     /// Only tensors whose name contains this, or is this pattern of `*` and `?`
     #[arg(long, value_name = "NAME")]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let source = checkpoint::open(&args.path, &OpenOptions { uid: args.uid })?;
+    let source = checkpoint::open(&args.path, &OpenOptions { uid: args.uid }, terminal)?;
     for skipped in &source.skipped {
         terminal.warn(format_args!("left out {}: {}", skipped.what, skipped.why));
     }
@@ -136,7 +136,11 @@ fn print(
     let files: BTreeSet<usize> = chosen.iter().flat_map(|(_, entry)| files_of(entry)).collect();
     let heading = terminal.paint(Style::Name, source.format.name());
     let (tensors, files) = (count(chosen.len(), "tensor"), count(files.len(), "file"));
-    terminal.line(format!("{heading}: {tensors}, {} in {files}", Bytes(total)))?;
+    let parameters = match source.parameters(chosen.iter().map(|(key, _)| *key)) {
+        0 => String::new(),
+        number => format!("{}, ", parameters(number)),
+    };
+    terminal.line(format!("{heading}: {tensors}, {parameters}{} in {files}", Bytes(total)))?;
     let mut parts: BTreeMap<Part, Tree> = BTreeMap::new();
     for (number, (key, entry)) in chosen.iter().enumerate() {
         let (spec, bytes) = (format!("{}{}", entry.dtype, entry.shape), bytes_of(entry));

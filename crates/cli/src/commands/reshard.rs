@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let hint = format!("at most {MOST_RANKS} ranks can each get files of their own");
         return Err(Failure::usage(format!("the mesh has {ranks} ranks")).hint(hint).into());
     }
-    let source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid })?;
+    let source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid }, terminal)?;
     let layouts = layouts(&source, &args.mesh, &args.layout)?;
     terminal.note(format_args!("{} of {} tensors are cut", layouts.len(), source.tensors.len()));
     let options = ConvertOptions {

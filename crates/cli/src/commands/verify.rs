@@ -7,7 +7,6 @@ use crate::quantity::{Bytes, count};
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use planaria::ckpt::{Verified, verify_with};
-use planaria::store::locate;
 use serde_json::{Value, json};
 
 /// Check a checkpoint: every byte against its checksum, and its structure; exits 3 when it is damaged
@@ -18,13 +17,12 @@ use serde_json::{Value, json};
     Exits 1 when all that was found had to be left out. A wrong total in an index is a warning: no reader needs it."
 )]
 pub(crate) struct Args {
-    /// Folder, file or URL of a checkpoint
+    /// Folder, file or URL of a checkpoint; the folder of a run stands for its newest one
     path: String,
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    checkpoint::exists(&args.path)?;
-    let (store, folder) = locate(&args.path)?;
+    let (store, folder) = checkpoint::locate(&args.path, terminal)?;
     let total = planaria::ckpt::open(&*store, &folder)
         .map_or(0, |ours| ours.files.iter().map(|file| file.size).sum());
     let progress = terminal.progress("verifying", total);

@@ -1,10 +1,11 @@
 //! The opcode machine.
 
 use super::input::Input;
-use super::tree::{Bytes, Id, Node, Object, Span, Tree};
+use super::tree::{Bytes, Id, Making, Node, Object, Span, Tree};
 use crate::error::Result;
 use planaria_store::Reader;
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 /// What a pickle may ask of us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,8 @@ pub fn read_at(file: &dyn Reader, start: u64, end: u64, limits: &Limits) -> Resu
         let opcode = machine.input.byte()?;
         if opcode == b'.' {
             let root = machine.pop()?;
-            return Ok(Tree { nodes: machine.nodes, root, end: machine.input.at() });
+            let (nodes, end) = (machine.nodes, machine.input.at());
+            return Ok(Tree { nodes, root, end, extents: OnceLock::new() });
         }
         machine.step(opcode)?;
         if machine.nodes.len() + machine.stack.len() + machine.slots > machine.limits.values {
@@ -212,7 +214,7 @@ impl Machine<'_> {
             self.input.skip(len)?;
             None
         };
-        self.push(Node::Bytes(Box::new(Bytes { span, kept })))
+        self.push(Node::Bytes(Box::new(Bytes { span, kept, mutable: opcode == 0x96 })))
     }
 
     fn container(&mut self, opcode: u8) -> Result<()> {
@@ -223,7 +225,7 @@ impl Machine<'_> {
             0x8f => Node::Set(Vec::new()),
             b't' => Node::Tuple(self.pop_mark()?),
             b'l' => Node::List(self.pop_mark()?),
-            0x91 => Node::Set(self.pop_mark()?),
+            0x91 => Node::FrozenSet(self.pop_mark()?),
             b'd' => {
                 let items = self.pop_mark()?;
                 Node::Dict(self.paired(&items)?)
@@ -284,15 +286,16 @@ impl Machine<'_> {
                     return Err(self.input.error("a value is missing"));
                 }
                 let callable = items.remove(0);
-                self.record(callable, items)
+                self.record(Making::Call, callable, items)
             }
             b'R' | 0x81 => {
                 let (args, callable) = (self.pop()?, self.pop()?);
-                self.push(Node::Object(Box::new(new_object(callable, args))))
+                let making = if opcode == b'R' { Making::Call } else { Making::New };
+                self.push(Node::Object(Box::new(new_object(making, callable, args))))
             }
             0x92 => {
                 let (named, args, callable) = (self.pop()?, self.pop()?, self.pop()?);
-                self.record(callable, vec![args, named])
+                self.record(Making::NewNamed, callable, vec![args, named])
             }
             b'b' => {
                 let state = self.pop()?;
@@ -339,13 +342,13 @@ impl Machine<'_> {
         let args = self.pop_mark()?;
         self.push(global)?;
         let callable = self.pop()?;
-        self.record(callable, args)
+        self.record(Making::Call, callable, args)
     }
 
-    fn record(&mut self, callable: Id, args: Vec<Id>) -> Result<()> {
+    fn record(&mut self, making: Making, callable: Id, args: Vec<Id>) -> Result<()> {
         self.push(Node::Tuple(args))?;
         let args = self.pop()?;
-        self.push(Node::Object(Box::new(new_object(callable, args))))
+        self.push(Node::Object(Box::new(new_object(making, callable, args))))
     }
 
     fn memo(&mut self, opcode: u8) -> Result<()> {
@@ -394,8 +397,8 @@ impl Machine<'_> {
     }
 }
 
-fn new_object(callable: Id, args: Id) -> Object {
-    Object { callable, args, state: None, items: Vec::new(), pairs: Vec::new() }
+fn new_object(making: Making, callable: Id, args: Id) -> Object {
+    Object { making, callable, args, state: None, items: Vec::new(), pairs: Vec::new() }
 }
 
 /// Two's complement, little-endian, any length.

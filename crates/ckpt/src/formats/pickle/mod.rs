@@ -8,7 +8,10 @@
 mod input;
 mod json;
 mod machine;
+mod survey;
 mod tree;
 
 pub use machine::{Limits, read, read_at};
-pub use tree::{Bytes, Id, Node, Object, Span, Tree};
+pub use tree::{Bytes, Id, Making, Node, Object, Span, Tree};
+
+pub(crate) use json::VALUES;

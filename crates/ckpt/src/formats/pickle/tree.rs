@@ -1,6 +1,8 @@
 //! The values of a pickle: nodes that refer to each other by number, as the memo of a pickle may share them.
 
+use super::survey::{Extent, survey};
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 /// A node of a [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,11 +24,26 @@ pub struct Bytes {
     pub span: Span,
     /// The bytes, when they are few.
     pub kept: Option<Box<[u8]>>,
+    /// Whether it is a `bytearray`.
+    pub mutable: bool,
+}
+
+/// How an object would have come to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Making {
+    /// By a call with the arguments.
+    Call,
+    /// By `__new__` of the class, without its constructor.
+    New,
+    /// The same; the arguments are a pair of those by position and those by name.
+    NewNamed,
 }
 
 /// Something Python would have called. It is only a record here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
+    /// How it would have come to be.
+    pub making: Making,
     /// What would have been called, usually a [`Node::Global`].
     pub callable: Id,
     /// Its arguments, usually a tuple.
@@ -60,8 +77,10 @@ pub enum Node {
     List(Vec<Id>),
     /// A tuple.
     Tuple(Vec<Id>),
-    /// A set or frozen set.
+    /// A set.
     Set(Vec<Id>),
+    /// A frozen set.
+    FrozenSet(Vec<Id>),
     /// A dict in order; of equal keys the last counts.
     Dict(Vec<(Id, Id)>),
     /// A class or function, by name.
@@ -79,6 +98,8 @@ pub struct Tree {
     pub(super) root: Id,
     /// One past the last byte of the pickle.
     pub(super) end: u64,
+    /// What stands below each node, once somebody asks.
+    pub(super) extents: OnceLock<Vec<Extent>>,
 }
 
 impl Tree {
@@ -96,6 +117,21 @@ impl Tree {
     pub fn node(&self, id: Id) -> &Node {
         // Ids are only made by the machine, for nodes of this tree.
         &self.nodes[id.0 as usize]
+    }
+
+    /// What stands below a node.
+    pub(super) fn extent(&self, id: Id) -> Extent {
+        self.extents.get_or_init(|| survey(self))[id.0 as usize]
+    }
+
+    /// Values below a node and itself, shared ones as often as they stand somewhere; the most there is for a part of itself.
+    pub(crate) fn values(&self, id: Id) -> u64 {
+        self.extent(id).values
+    }
+
+    /// Whether something that is stored outside the pickle, such as a tensor, is below.
+    pub(crate) fn holds_stored(&self, id: Id) -> bool {
+        self.extent(id).stored
     }
 
     /// Text, if it is one.

@@ -66,8 +66,8 @@ fn tensor_pickle(dtype: DType, extents: &[usize]) -> Vec<u8> {
     }
     let class = storage_class(dtype);
     let (storage, count) = match class {
-        Some(class) => (Py::Global("torch", class), numel),
-        None => (Py::Global("torch.storage", "UntypedStorage"), numel * dtype.size()),
+        Some(class) => (Py::global("torch", class), numel),
+        None => (Py::global("torch.storage", "UntypedStorage"), numel * dtype.size()),
     };
     let id = vec![Py::text("storage"), storage, Py::text("0"), Py::text("cpu"), Py::size(count as u64)];
     let mut args = vec![
@@ -81,7 +81,7 @@ fn tensor_pickle(dtype: DType, extents: &[usize]) -> Vec<u8> {
     let rebuild = match class {
         Some(_) => "_rebuild_tensor_v2",
         None => {
-            args.push(Py::Global("torch", torch_name(dtype)));
+            args.push(Py::global("torch", torch_name(dtype)));
             "_rebuild_tensor_v3"
         }
     };
@@ -89,19 +89,27 @@ fn tensor_pickle(dtype: DType, extents: &[usize]) -> Vec<u8> {
 }
 
 /// Items of the metadata while files are laid out.
-#[derive(Default)]
-struct Items {
+struct Items<'p> {
     tensors: Vec<(Py, Py)>,
     planner: Vec<(Py, Py)>,
     storage: Vec<(Py, Py)>,
+    paths: &'p Paths<'p>,
 }
 
+/// Where a name stands in nested dicts and lists: keys and numbers.
+pub(crate) type Paths<'p> = dyn Fn(&str) -> Vec<Value> + 'p;
+
 /// A folder of these tensors and other values, in files of at most `limit` bytes where a tensor allows it.
-pub(crate) fn dcp(tensors: &[Wanted], values: &BTreeMap<String, Value>, limit: u64) -> Draft {
+pub(crate) fn dcp(
+    tensors: &[Wanted],
+    values: &BTreeMap<String, Value>,
+    paths: &Paths<'_>,
+    limit: u64,
+) -> Draft {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by(|&a, &b| natural(&fqn(&tensors[a].key), &fqn(&tensors[b].key)));
     let writers = tensors.iter().flat_map(|tensor| tensor.boxes.iter().map(|(writer, _)| writer + 1)).max();
-    let mut items = Items::default();
+    let mut items = Items { tensors: Vec::new(), planner: Vec::new(), storage: Vec::new(), paths };
     let mut places: Vec<Vec<Option<(String, u64, u64)>>> =
         tensors.iter().map(|tensor| vec![None; tensor.boxes.len()]).collect();
     let mut draft = Draft::default();
@@ -109,7 +117,7 @@ pub(crate) fn dcp(tensors: &[Wanted], values: &BTreeMap<String, Value>, limit: u
         let mut volumes = Volumes { writer, limit, files: Vec::new() };
         if writer == 0 {
             for (name, value) in values {
-                let at = volumes.add(Archive::new(&python(name, value).pickled(), None), None);
+                let at = volumes.add(Archive::new(&Py::from_json(value).pickled(), None), None);
                 items.object(name, at);
             }
         }
@@ -130,14 +138,6 @@ pub(crate) fn dcp(tensors: &[Wanted], values: &BTreeMap<String, Value>, limit: u
     }
     draft.small.push((".metadata".to_string(), items.metadata()));
     draft
-}
-
-/// A value as Python has it. JSON knows no tuples; torch's betas are one.
-fn python(name: &str, value: &Value) -> Py {
-    match Py::from_json(value) {
-        Py::List(items) if name.ends_with(".betas") => Py::Tuple(items),
-        value => value,
-    }
 }
 
 /// The files of one writer.
@@ -182,9 +182,10 @@ impl Volumes {
     }
 }
 
-impl Items {
+impl Items<'_> {
     fn planned(&mut self, name: &str) {
-        self.planner.push((Py::text(name), Py::Tuple(vec![Py::text(name)])));
+        let path = (self.paths)(name).iter().map(Py::from_json).collect();
+        self.planner.push((Py::text(name), Py::Tuple(path)));
     }
 
     fn object(&mut self, name: &str, (file, offset, len): (String, u64, u64)) {
@@ -202,15 +203,14 @@ impl Items {
             Py::record((METADATA, "ChunkStorageMetadata"), fields)
         };
         let properties = Py::Tuple(vec![
-            Py::Global("torch", torch_name(tensor.dtype)),
+            Py::global("torch", torch_name(tensor.dtype)),
             Py::call(("torch.serialization", "_get_layout"), vec![Py::text("torch.strided")]),
             Py::Bool(false),
             Py::call((METADATA, "_MEM_FORMAT_ENCODING"), vec![Py::Int(0)]),
             Py::Bool(false),
         ]);
-        let class = Box::new(Py::Global(METADATA, "TensorProperties"));
         let about = vec![
-            ("properties", Py::Object(class, Box::new(properties))),
+            ("properties", Py::object((METADATA, "TensorProperties"), properties)),
             ("size", size(&tensor.shape)),
             ("chunks", Py::List(tensor.boxes.iter().map(|(_, region)| chunk(region)).collect())),
         ];

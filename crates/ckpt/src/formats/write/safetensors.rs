@@ -9,16 +9,18 @@ use planaria_store::container::{Align, FileLayout, NewTensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// A Hugging Face folder of the tensors of the model: one `model.safetensors`, or numbered files and an index.
-pub(crate) fn hugging_face(tensors: &[Wanted], limit: u64) -> Result<Draft> {
+/// A Hugging Face folder of the tensors of the model: one file such as `model.safetensors`, or numbered files and an index.
+pub(crate) fn hugging_face(tensors: &[Wanted], stem: &str, limit: u64) -> Result<Draft> {
     let mut draft = Draft::default();
+    // No library reads an adapter of several files.
+    let limit = if stem == "adapter_model" { u64::MAX } else { limit };
     let parts = parts_of(tensors, Part::Model, limit);
     if let [part] = &parts[..] {
-        draft.files.push(whole_file("model.safetensors", tensors, part)?);
+        draft.files.push(whole_file(&format!("{stem}.safetensors"), tensors, part)?);
         return Ok(draft);
     }
-    let index = numbered(&mut draft, "model", tensors, &parts)?;
-    draft.small.push(("model.safetensors.index.json".to_string(), format!("{index:#}\n").into_bytes()));
+    let index = numbered(&mut draft, stem, tensors, &parts)?;
+    draft.small.push((format!("{stem}.safetensors.index.json"), format!("{index:#}\n").into_bytes()));
     Ok(draft)
 }
 

@@ -23,6 +23,7 @@ pub(super) fn checkpoint(
     let tensors: Vec<Value> = chosen.iter().enumerate().map(tensor).collect();
     let total: u64 = chosen.iter().map(|(_, entry)| bytes_of(entry)).sum();
     let elements: u64 = chosen.iter().map(|(_, entry)| entry.shape.numel() as u64).sum();
+    let parameters = source.parameters(chosen.iter().map(|(key, _)| *key));
     let used: BTreeSet<usize> = chosen.iter().flat_map(|(_, entry)| files_of(entry)).collect();
     let file = |number: &usize| {
         let name = &source.files[*number];
@@ -36,7 +37,7 @@ pub(super) fn checkpoint(
         "format": source.format.name(),
         "tensors": tensors,
         "files": used.iter().map(file).collect::<Vec<_>>(),
-        "total": { "tensors": chosen.len(), "elements": elements, "bytes": total },
+        "total": { "tensors": chosen.len(), "elements": elements, "parameters": parameters, "bytes": total },
         "skipped": skipped,
         "extra": source.extra.keys().collect::<Vec<_>>(),
     })
