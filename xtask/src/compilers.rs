@@ -11,10 +11,13 @@ const SETS: &[(&str, &[&str])] = &[
     ("planaria-store", &["--features", "s3"]),
     ("planaria-store", &["--features", "gcs"]),
     ("planaria-store", &["--features", "azure"]),
-    ("planaria-cli", &["--features", "azure,gcs,s3"]),
+    ("planaria-cli", &["--features", "azure,gcs,parquet,s3"]),
     ("planaria", &["--no-default-features"]),
     ("planaria", &["--no-default-features", "--features", "telemetry"]),
 ];
+
+/// Features whose tests no other step runs.
+const TESTED: &[(&str, &[&str])] = &[("planaria-data", &["--features", "parquet", "--lib", "documents"])];
 
 /// Checks every set of features, and the workspace as it is by default where the other steps build it `with_mpi`.
 pub(crate) fn features(root: &Path, with_mpi: bool) -> (Outcome, Counts) {
@@ -26,6 +29,12 @@ pub(crate) fn features(root: &Path, with_mpi: bool) -> (Outcome, Counts) {
     let mut counts = Counts::default();
     for (selected, features) in checks {
         match run(cargo(root, ["check", "--quiet"]).args(selected).args(features)).success {
+            true => counts.passed += 1,
+            false => counts.failed += 1,
+        }
+    }
+    for (package, features) in TESTED {
+        match run(cargo(root, ["test", "--quiet", "--package", *package]).args(*features)).success {
             true => counts.passed += 1,
             false => counts.failed += 1,
         }

@@ -185,9 +185,13 @@ fn of_checkpoint(error: &planaria::ckpt::Error) -> (Exit, Option<String>) {
 fn of_data(error: &planaria::train::data::Error) -> (Exit, Option<String>) {
     use planaria::train::data::Error;
     let exit = match error {
-        Error::Utf8 { .. } | Error::Line { .. } | Error::TokenFile { .. } | Error::OutOfVocabulary { .. } => {
-            Exit::Damaged
-        }
+        Error::Utf8 { .. }
+        | Error::Line { .. }
+        | Error::Row { .. }
+        | Error::Parquet { .. }
+        | Error::Compressed { .. }
+        | Error::TokenFile { .. }
+        | Error::OutOfVocabulary { .. } => Exit::Damaged,
         Error::Stopped { .. } | Error::Array(_) => Exit::Negative,
         _ => Exit::Usage,
     };

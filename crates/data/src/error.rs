@@ -47,6 +47,40 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A row of a table that cannot be used.
+    #[error("{}:{line}: {problem}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The line it begins in, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A Parquet file that cannot be used.
+    #[error("'{}': {problem}", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A Parquet file, where the program cannot read any.
+    #[error("'{}' is a Parquet file, which this program was built without", path.display())]
+    NoParquet {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A compressed file that is damaged or incomplete.
+    #[error("'{}' cannot be decompressed ({form}): {problem}", path.display())]
+    Compressed {
+        /// The file.
+        path: PathBuf,
+        /// The compression.
+        form: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Not a token file, or a damaged one.
     #[error("'{}' is not a valid token file: {problem}", path.display())]
     TokenFile {
@@ -173,6 +207,12 @@ impl Error {
         Error::TokenFile { path: path.to_path_buf(), problem: problem.into() }
     }
 
+    /// A Parquet file that cannot be used.
+    #[cfg(feature = "parquet")]
+    pub(super) fn parquet(path: &Path, problem: String) -> Error {
+        Error::Parquet { path: path.to_path_buf(), problem }
+    }
+
     /// A tokenizer that cannot be used.
     pub(super) fn tokenizer(name: impl Into<String>, problem: impl Into<String>) -> Error {
         Error::Tokenizer { name: name.into(), problem: problem.into() }
@@ -188,6 +228,13 @@ impl Error {
             Error::Line { .. } => {
                 "each line holds one JSON object; `data.source.field` names its text".into()
             }
+            Error::Row { .. } | Error::Parquet { .. } => {
+                "`data.source.field` (`tokenize --field`) names the column that holds the text".into()
+            }
+            Error::NoParquet { .. } => {
+                "build it with `--features parquet`, or convert the file to JSON lines".into()
+            }
+            Error::Compressed { .. } => "fetch the file again: it is cut off or damaged".into(),
             Error::TokenFile { .. } => "write it again with `planaria tokenize`".into(),
             Error::OutOfVocabulary { .. } | Error::Vocabulary { .. } => {
                 "use the tokenizer that the tokens were made with".into()

@@ -65,7 +65,7 @@ pub enum Error {
         given: String,
     },
     /// A division with a rest.
-    #[error("{name} {value} is no multiple of {of}{}", nearest(choices))]
+    #[error("{name} {value} is not a multiple of {of}{}", nearest(choices))]
     Indivisible {
         /// The setting that is divided.
         name: &'static str,
@@ -318,17 +318,17 @@ mod tests {
         for (given, expected) in [
             (
                 batching(100, 8, NO, 4),
-                "global_batch 100 is no multiple of micro_batch 8 x dp 4 = 32; nearest that fit: \
+                "global_batch 100 is not a multiple of micro_batch 8 x dp 4 = 32; nearest that fit: \
                  global_batch 96 or 128, micro_batch 5 or 25",
             ),
             (
                 batching(30, NO, NO, 4),
-                "global_batch 30 is no multiple of dp 4; nearest that fit: global_batch 28 or 32, \
+                "global_batch 30 is not a multiple of dp 4; nearest that fit: global_batch 28 or 32, \
                  dp 3 or 5",
             ),
             (
                 batching(4, 8, NO, 1),
-                "global_batch 4 is no multiple of micro_batch 8 x dp 1 = 8; nearest that fit: \
+                "global_batch 4 is not a multiple of micro_batch 8 x dp 1 = 8; nearest that fit: \
                  global_batch 8, micro_batch 4",
             ),
             (
@@ -353,7 +353,7 @@ mod tests {
         let refused = Geometry::derive(&split).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "micro_batch 6 is no multiple of ep 4; nearest that fit: micro_batch 4 or 8, ep 3 or 6"
+            "micro_batch 6 is not a multiple of ep 4; nearest that fit: micro_batch 4 or 8, ep 3 or 6"
         );
     }
 
@@ -376,11 +376,11 @@ mod tests {
         let refused = Rollouts { mini_prompts: 24, ..fits }.derive().unwrap_err().to_string();
         assert_eq!(
             refused,
-            "batch_prompts 64 is no multiple of mini_prompts 24; nearest that fit: batch_prompts 48 or 72, \
+            "batch_prompts 64 is not a multiple of mini_prompts 24; nearest that fit: batch_prompts 48 or 72, \
              mini_prompts 16 or 32"
         );
         let refused = Rollouts { mini_prompts: 4, rollouts: 3, ..fits }.derive().unwrap_err();
-        assert!(refused.to_string().starts_with("global_batch 12 is no multiple of micro_batch 4 x dp 8"));
+        assert!(refused.to_string().starts_with("global_batch 12 is not a multiple of micro_batch 4 x dp 8"));
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 //!
 //! A [`Config`] opens a [`Tokenizer`] and the [`Data`] of a run. A [`Dataset`] has numbered samples; a [`Sampler`] says which of them
 //! stands at which position of the run; a [`Loader`] reads those that one rank needs. The only state is the position, so nothing is lost
-//! when a run goes on with other ranks or another batch size.
+//! when a run resumes with other ranks or another batch size.
 //!
 //! ```
 //! use planaria_data::{Config, Loader, LoaderOptions, Order, Sampler, Share, Source};
@@ -27,6 +27,7 @@
 mod corpus;
 mod dataset;
 mod described;
+mod documents;
 mod error;
 mod file;
 pub mod geometry;

@@ -1,5 +1,6 @@
-//! Sources of documents: text files, JSON lines, token files; and turning the first two into the third.
+//! Sources of documents: files of text in several forms, and token files; and turning the former into the latter.
 
+use super::documents;
 use super::error::{Error, Result};
 use super::file::{Header, TokenWriter};
 use super::glob;
@@ -7,14 +8,9 @@ use super::tokenizer::Tokenizer;
 use super::tokens::Tokens;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
-
-/// Longest line of a JSONL file.
-const LINE_LIMIT: u64 = 1 << 30;
 
 /// Bytes of text that are tokenised together.
 const BATCH: usize = 4 << 20;
@@ -43,6 +39,10 @@ pub enum SourceKind {
     Text,
     /// One JSON object per line, with the document in a field.
     Jsonl,
+    /// A table of values between commas, or tabs in `.tsv`; the first row names the columns, every other is a document.
+    Csv,
+    /// A column of a Parquet file, every value a document. Needs a program built with the feature `parquet`.
+    Parquet,
     /// Token ids written by `planaria tokenize`.
     Tokens,
 }
@@ -54,9 +54,10 @@ pub enum SourceKind {
 pub struct Source {
     /// A file, a folder (all files below it), or a pattern with `*`, `?` and `**`.
     pub path: String,
-    /// What the files hold; without it `.jsonl` and `.tokens` say it, everything else is text.
+    /// What the files hold; without it their names say it: `.jsonl`, `.csv`, `.tsv`, `.parquet`, `.tokens`; everything else is
+    /// text. Files compressed with gzip or Zstandard are read as what they hold: `.jsonl.zst`.
     pub kind: Option<SourceKind>,
-    /// The field of a JSON object that holds the text.
+    /// The field of a JSON object, or the column of a table, that holds the text.
     pub field: String,
     /// Share of this source among the samples; without weights every sample is seen once per epoch.
     pub weight: Option<f64>,
@@ -75,11 +76,7 @@ impl Source {
     }
 
     fn kind_of(&self, path: &Path) -> SourceKind {
-        self.kind.unwrap_or_else(|| match path.extension().and_then(|e| e.to_str()) {
-            Some("jsonl" | "ndjson") => SourceKind::Jsonl,
-            Some("tokens") => SourceKind::Tokens,
-            _ => SourceKind::Text,
-        })
+        self.kind.unwrap_or_else(|| documents::kind_by_name(path))
     }
 
     /// The tokens of this source. With a `cache` folder, text is tokenised once and then mapped.
@@ -151,65 +148,9 @@ impl Source {
             if waiting.bytes >= BATCH { waiting.flush(tokenizer, push) } else { Ok(()) }
         };
         for path in files {
-            match self.kind_of(path) {
-                SourceKind::Jsonl => self.each_line(path, &mut document)?,
-                _ => document(read_text(path)?)?,
-            }
+            documents::each(path, self.kind_of(path), &self.field, &mut document)?;
         }
         waiting.flush(tokenizer, push)
-    }
-
-    fn each_line(&self, path: &Path, document: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
-        let mut reader = BufReader::with_capacity(1 << 18, file);
-        let mut line = Vec::new();
-        for number in 1.. {
-            line.clear();
-            let mut limited = reader.by_ref().take(LINE_LIMIT);
-            let got = limited.read_until(b'\n', &mut line).map_err(Error::io("read", path))?;
-            if got == 0 {
-                break;
-            }
-            let bad = |problem: String| Error::Line { path: path.to_path_buf(), line: number, problem };
-            if got as u64 == LINE_LIMIT {
-                return Err(bad(format!("the line has more than {LINE_LIMIT} bytes")));
-            }
-            let text = str::from_utf8(&line).map_err(|e| Error::Utf8 {
-                path: path.to_path_buf(),
-                line: Some(number),
-                at: e.valid_up_to() as u64,
-            })?;
-            if !text.trim().is_empty() {
-                document(text_field(text, &self.field).map_err(bad)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn read_text(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).map_err(Error::io("read", path))?;
-    String::from_utf8(bytes).map_err(|e| Error::Utf8 {
-        path: path.to_path_buf(),
-        line: None,
-        at: e.utf8_error().valid_up_to() as u64,
-    })
-}
-
-/// The text of one JSON line.
-fn text_field(line: &str, field: &str) -> Result<String, String> {
-    let value: Value = serde_json::from_str(line).map_err(|e| format!("not valid JSON: {e}"))?;
-    let Value::Object(mut object) = value else {
-        return Err("the line is no JSON object".into());
-    };
-    match object.remove(field) {
-        Some(Value::String(text)) => Ok(text),
-        Some(_) => Err(format!("the field '{field}' is not a text")),
-        None => {
-            let mut names: Vec<_> = object.keys().take(8).map(|k| format!("'{k}'")).collect();
-            names.sort();
-            Err(format!("there is no field '{field}'; the line has {}", names.join(", ")))
-        }
     }
 }
 

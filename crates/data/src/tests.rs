@@ -191,12 +191,12 @@ fn bad_text_names_the_file_and_the_line() {
     };
     assert_eq!(fails("a.txt", b"ok \xff"), "'D/a.txt' is not UTF-8 text at byte 3");
     assert_eq!(fails("a.jsonl", b"{\"text\":\"\xc3\"}"), "'D/a.jsonl' is not UTF-8 text at byte 9 of line 1");
-    assert_eq!(fails("b.jsonl", b"{\"text\":\"x\"}\n[1]\n"), "D/b.jsonl:2: the line is no JSON object");
+    assert_eq!(fails("b.jsonl", b"{\"text\":\"x\"}\n[1]\n"), "D/b.jsonl:2: the line is not a JSON object");
     assert_eq!(
         fails("c.jsonl", b"{\"body\":\"x\",\"id\":3}"),
         "D/c.jsonl:1: there is no field 'text'; the line has 'body', 'id'"
     );
-    assert_eq!(fails("d.jsonl", b"\n{\"text\":7}"), "D/d.jsonl:2: the field 'text' is not a text");
+    assert_eq!(fails("d.jsonl", b"\n{\"text\":7}"), "D/d.jsonl:2: the field 'text' is not a string");
     assert!(fails("e.jsonl", b"{\"text\":").starts_with("D/e.jsonl:1: not valid JSON: EOF"));
     assert!(fails("f.jsonl", "[".repeat(5000).as_bytes()).contains("recursion limit"));
     assert_eq!(fails("g.txt", b""), "'D/g.txt' has 0 tokens, one sample needs 5");

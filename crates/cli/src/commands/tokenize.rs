@@ -2,7 +2,7 @@
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::quantity::Bytes;
+use crate::quantity::{Bytes, count};
 use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
@@ -12,8 +12,9 @@ use std::path::PathBuf;
 /// Turn text into a token file
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every file is one document, every line of a .jsonl file another. Training reads the result with\n\
-    a data source whose path ends in .tokens."
+    after_help = "A text file is one document; so is every line of a .jsonl file and every row of a .csv, .tsv or .parquet file.\n\
+    Files compressed with gzip or Zstandard are decompressed. Training reads the result with a data source whose path\n\
+    ends in .tokens."
 )]
 pub(crate) struct Args {
     /// Files, folders, or patterns with `*`, `?` and `**`
@@ -28,7 +29,7 @@ pub(crate) struct Args {
     /// What the files hold; told by their names if not given
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Option<KindName>,
-    /// The field of a JSON line that holds the text
+    /// The field of a JSON line, or the column of a table, that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     field: String,
     /// Special tokens written out in the text become those tokens
@@ -41,11 +42,26 @@ pub(crate) struct Args {
 
 /// What files hold.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum KindName {
+pub(crate) enum KindName {
     /// One document per file
     Text,
     /// One JSON object per line
     Jsonl,
+    /// A table whose first row names the columns
+    Csv,
+    /// A Parquet file (feature `parquet`)
+    Parquet,
+}
+
+impl From<KindName> for SourceKind {
+    fn from(kind: KindName) -> SourceKind {
+        match kind {
+            KindName::Text => SourceKind::Text,
+            KindName::Jsonl => SourceKind::Jsonl,
+            KindName::Csv => SourceKind::Csv,
+            KindName::Parquet => SourceKind::Parquet,
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
@@ -59,10 +75,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let source = |path: &String| {
         let mut source = Source::new(path);
         source.field.clone_from(&args.field);
-        source.kind = args.kind.map(|kind| match kind {
-            KindName::Text => SourceKind::Text,
-            KindName::Jsonl => SourceKind::Jsonl,
-        });
+        source.kind = args.kind.map(SourceKind::from);
         source
     };
     let sources: Vec<Source> = args.text.iter().map(source).collect();
@@ -76,8 +89,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         });
         terminal.object("planaria/tokenize/1", &value)?;
     } else {
-        let (tokens, documents, path) = (header.tokens, header.documents, args.output.display());
-        terminal.line(format!("{tokens} tokens in {documents} documents, {}, in {path}", Bytes(bytes)))?;
+        let number = |n: u64, noun: &str| count(usize::try_from(n).unwrap_or(usize::MAX), noun);
+        let (tokens, documents) = (number(header.tokens, "token"), number(header.documents, "document"));
+        terminal.line(format!("{tokens} in {documents}, {}, in {}", Bytes(bytes), args.output.display()))?;
     }
     Ok(Exit::Success)
 }
