@@ -8,6 +8,7 @@ use planaria_comm::{Comm, CommExt};
 use planaria_layout::DType;
 use planaria_store::{Transfer, TransferOptions, pattern};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub use crate::retain::Retain;
 
@@ -83,6 +84,32 @@ pub struct SaveOptions {
     pub retain: Retain,
     /// Threads and staging memory to use; made anew for each save when missing. Keep one to spare its making.
     pub transfer: Option<Arc<Transfer>>,
+    /// Told how much of this rank's part is written, for whoever watches.
+    pub meter: Option<Arc<Meter>>,
+}
+
+/// How much of a rank's part of a save is written.
+#[derive(Debug, Default)]
+pub struct Meter {
+    total: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Meter {
+    /// The share, from 0 to 1; none before it is known how much there is.
+    pub fn share(&self) -> Option<f64> {
+        let total = self.total.load(Relaxed);
+        (total > 0).then(|| self.done.load(Relaxed) as f64 / total as f64)
+    }
+
+    pub(crate) fn begin(&self, total: u64) {
+        self.done.store(0, Relaxed);
+        self.total.store(total, Relaxed);
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+    }
 }
 
 impl Default for SaveOptions {
@@ -97,6 +124,7 @@ impl Default for SaveOptions {
             max_file_size: 5_000_000_000,
             retain: Retain::default(),
             transfer: None,
+            meter: None,
         }
     }
 }

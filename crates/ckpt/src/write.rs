@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::manifest::SUM_BLOCK;
 use crate::naming::Files;
-use crate::options::SaveOptions;
+use crate::options::{Meter, SaveOptions};
 use crate::outgoing::Given;
 use crate::schedule::{Leg, Schedule, blocks};
 use crate::strided::{At, cast, copy_box};
@@ -52,7 +52,12 @@ pub(crate) fn run(
         writers: &writers,
         sums: sums.collect(),
         post: Post::default(),
+        meter: options.meter.as_deref(),
     };
+    if let Some(meter) = saver.meter {
+        let mine = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
+        meter.begin(mine.map(|unit| schedule.units[unit].range.clone()).map(|r| r.end - r.start).sum());
+    }
     let transfer = options.transfer(world, schedule);
     let done = saver.write_all(world, &transfer)?;
     let sums = saver.my_sums();
@@ -86,6 +91,7 @@ struct Saver<'a> {
     /// By unit of this rank: the sums of its parts of blocks.
     sums: Vec<Vec<AtomicU32>>,
     post: Post,
+    meter: Option<&'a Meter>,
 }
 
 impl Saver<'_> {
@@ -236,6 +242,9 @@ impl Saver<'_> {
 
     fn sum(&self, unit: usize, part: usize, bytes: &[u8]) {
         self.sums[unit][part].store(checksum::crc32c(bytes), Relaxed);
+        if let Some(meter) = self.meter {
+            meter.add(bytes.len() as u64);
+        }
     }
 
     /// The sums of this rank's units: file, first byte, one past the last, then a sum for each part of a block.

@@ -7,13 +7,14 @@ mod common {
 use common::states::contents;
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
-    Casts, Derive, Error, Item, Kind, LoadOptions, Masters, Optimizer, Rebuild, Report, Result, SaveOptions,
-    State, Tiles, Unmatched, Weights, load, open, save,
+    Casts, Derive, Error, Item, Kind, LoadOptions, Masters, Meter, Optimizer, Rebuild, Report, Result,
+    SaveOptions, State, Tiles, Unmatched, Weights, load, open, save,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Region;
 use planaria_store::{Object, Store, StoreExt};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const FOLDER: &str = "run/step-00000001";
 
@@ -258,4 +259,24 @@ fn ranks_that_disagree_are_told_so() {
     });
     assert!(ends[0].contains("'w'") && ends[0] == ends[1], "{ends:?}");
     assert!(store.list("").unwrap().is_empty(), "nothing is written before everything is checked");
+}
+
+#[test]
+fn a_meter_knows_nothing_before_a_save_and_counts_every_byte_once() {
+    for tiles in [Tiles::Whole, Tiles::AsHeld] {
+        let store = Object::memory();
+        let shares = threads::run(2, |world| {
+            let meter = Arc::new(Meter::default());
+            assert_eq!(meter.share(), None);
+            let options = SaveOptions { meter: Some(meter.clone()), tiles, ..SaveOptions::default() };
+            let array = Array::from_slice(&values(1.0, 64), &[64]).unwrap();
+            // Each rank has a tensor of its own, so that both write something where files are cut by holder.
+            let name = format!("w{}", world.rank());
+            let state = State::new(vec![Item::whole(Kind::Parameter, &name, &array)]);
+            save(&*world, &store, FOLDER, &state, &options).unwrap();
+            meter.share()
+        });
+        let written: Vec<f64> = shares.into_iter().flatten().collect();
+        assert!(!written.is_empty() && written.iter().all(|share| *share == 1.0), "{written:?}");
+    }
 }

@@ -79,6 +79,51 @@ fn status(what: &str, done: u64, total: u64, spent: Duration) -> String {
     format!("{what}: {} of {}, {}/s, {left:.0} s left", Bytes(done), Bytes(total), Bytes(rate as u64))
 }
 
+/// How many of some things are done.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    what: &'static str,
+    unit: &'static str,
+    last: Mutex<Instant>,
+    shown: Shown,
+    bar: ProgressBar,
+}
+
+impl Counter {
+    pub(crate) fn new(shown: Shown, what: &'static str, unit: &'static str) -> Counter {
+        let target =
+            if shown == Shown::Bar { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let form = format!("{what} [{{bar:30}}] {{pos}}/{{len}} {unit}, {{eta}} left");
+        bar.set_style(ProgressStyle::with_template(&form).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Counter { what, unit, last: Mutex::new(Instant::now()), shown, bar }
+    }
+
+    /// So many of so many are done.
+    pub(crate) fn show(&self, done: u64, all: u64) {
+        match self.shown {
+            Shown::Bar => {
+                self.bar.set_length(all);
+                self.bar.set_position(done);
+            }
+            Shown::Lines => {
+                let Ok(mut last) = self.last.try_lock() else { return };
+                if last.elapsed() >= EVERY {
+                    *last = Instant::now();
+                    let _ =
+                        writeln!(std::io::stderr().lock(), "{}: {done} of {all} {}", self.what, self.unit);
+                }
+            }
+            Shown::Never => {}
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

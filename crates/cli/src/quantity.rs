@@ -31,7 +31,7 @@ impl FromStr for Bytes {
         let (number, unit) = text.split_at(end);
         let unit = unit.trim();
         let known = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
-        let (_, factor) = known.ok_or_else(|| format!("'{unit}' is no unit; {expected}"))?;
+        let (_, factor) = known.ok_or_else(|| format!("'{unit}' is not a unit; {expected}"))?;
         let value: f64 = number.parse().map_err(|_| expected.to_string())?;
         let bytes = value * *factor as f64;
         // 2^53: beyond it not every number of bytes can be written with a point.

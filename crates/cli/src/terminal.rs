@@ -2,7 +2,7 @@
 
 use crate::args::{Global, When};
 use crate::printable::printable;
-use crate::progress::{Progress, Shown};
+use crate::progress::{Counter, Progress, Shown};
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -126,6 +126,11 @@ impl Terminal {
     /// Shows how far something of `total` bytes has come.
     pub(crate) fn progress(&self, what: &str, total: u64) -> Progress {
         Progress::new(self.shown, what, total)
+    }
+
+    /// Shows how many of some things are done.
+    pub(crate) fn counter(&self, what: &'static str, unit: &'static str) -> Counter {
+        Counter::new(self.shown, what, unit)
     }
 
     /// Whether standard output understands colours.

@@ -26,7 +26,7 @@ fn the_first_command_trains_on_two_meshes_and_says_how_to_see_it_again() {
         "1. two data replicas of two tensor ranks each: dp=2 tp=2",
         "saved ckpt/step-00000002",
         "2. the same run on another mesh",
-        "goes on from ckpt/step-00000002 (step 2, written on pp=1 dp=2 ep=1 tp=2)",
+        "resuming from ckpt/step-00000002 (step 2, saved on pp=1 dp=2 ep=1 tp=2)",
         "(pp=2 dp=2 ep=1 tp=1)",
         "step 4/4",
         "evaluation loss",

@@ -1,7 +1,9 @@
 //! All integration tests of the package, in one program: it links once.
 
+mod begin;
 mod common;
 mod convert;
+mod eval;
 mod look;
 mod pages;
 mod plan;

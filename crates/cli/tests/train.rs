@@ -93,7 +93,7 @@ fn a_run_trains_goes_on_and_speaks() {
     let checked = run(here, &["train", "tiny.toml", "--dry-run", "--set", "mesh="]);
     assert_eq!(
         checked.1,
-        "'tiny' can run on 1 rank as pp=1 dp=1 ep=1 tp=1, going on from ckpt/step-00000008\n"
+        "'tiny' can run on 1 rank as pp=1 dp=1 ep=1 tp=1, resuming from ckpt/step-00000008\n"
     );
     let (code, _, err) = run(here, &["train", "tiny.toml", "--dry-run", "--set", "model.rope_theta=500"]);
     assert_eq!(code, 2, "{err}");
@@ -161,14 +161,14 @@ fn a_signal_saves_and_exits_with_75() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(75));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("stopping after this step; again to stop at once"), "{said}");
+    assert!(said.contains("stopping after this step; signal again to stop at once"), "{said}");
     let saved = fs::read_dir(here.join("runs/tiny/ckpt")).unwrap().flatten();
     let newest = saved.map(|e| e.file_name().to_string_lossy().into_owned()).max().unwrap();
     let step: u64 = newest.trim_start_matches("step-").parse().unwrap();
     let (code, out, err) =
         run(here, &["train", "tiny.toml", "--set", &format!("train.steps={}", step + 2), "--set", "mesh="]);
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains(&format!("goes on from ckpt/{newest}")), "{err}");
+    assert!(err.contains(&format!("resuming from ckpt/{newest}")), "{err}");
     assert!(out.contains(&format!("step-{:08}", step + 2)), "{out}");
 }
 
@@ -184,8 +184,8 @@ fn launch_starts_again_from_the_last_checkpoint_and_stops_on_request() {
     let args = ["launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", script, planaria];
     let (code, _, err) = run(here, &args);
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains("start 1 of 1 again on 2 ranks"), "{err}");
-    assert!(err.contains("goes on from ckpt/step-00000020") && err.contains("step 30/30"), "{err}");
+    assert!(err.contains("restart 1 of 1 on 2 ranks"), "{err}");
+    assert!(err.contains("resuming from ckpt/step-00000020") && err.contains("step 30/30"), "{err}");
     let (code, _, err) = run(here, &["launch", "-n", "2", "--", "sh", "-c", "exit 3"]);
     assert_eq!(code, 1, "{err}");
 

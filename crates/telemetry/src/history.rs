@@ -1,4 +1,4 @@
-//! Reading a run's metrics back, also of runs that were killed and went on elsewhere.
+//! Reading a run's metrics back, also of runs that were killed and resumed elsewhere.
 
 use crate::error::{Error, Result};
 use crate::metrics::{METRICS, as_number};
@@ -22,7 +22,7 @@ pub type Series = Vec<(u64, f64)>;
 pub enum MarkKind {
     /// A checkpoint was committed.
     Checkpoint,
-    /// The run went on from here in a new process.
+    /// The run resumed from here in a new process.
     Restart,
 }
 
@@ -42,6 +42,8 @@ pub struct History {
     pub name: String,
     /// Scalars by step: the newest of each.
     records: BTreeMap<u64, BTreeMap<String, f64>>,
+    /// When each step was recorded, in seconds since 1970.
+    times: BTreeMap<u64, f64>,
     /// Checkpoints and restarts, in order.
     pub marks: Vec<Mark>,
     /// Records that a resumed run overtook.
@@ -91,6 +93,9 @@ impl History {
             Some("checkpoint") => self.marks.push(Mark { step, kind: MarkKind::Checkpoint }),
             Some(_) => {}
             None => {
+                if let Some(time) = object.get("time").and_then(as_number) {
+                    self.times.insert(step, time);
+                }
                 let record = self.records.entry(step).or_default();
                 for (name, value) in object.iter().filter(|(name, _)| *name != "step" && *name != "time") {
                     if let Some(value) = as_number(value) {
@@ -104,6 +109,7 @@ impl History {
     fn start(&mut self, step: u64, object: &Map<String, Value>) {
         let kept = self.records.len();
         self.records.retain(|&s, _| s <= step);
+        self.times.retain(|&s, _| s <= step);
         self.overtaken += (kept - self.records.len()) as u64;
         self.marks.retain(|mark| mark.step <= step);
         if step > 0 {
@@ -132,9 +138,35 @@ impl History {
         Ok(out)
     }
 
+    /// The history as Weights & Biases has it: one JSON object per step with `_step`, `_timestamp` and `_runtime` (seconds
+    /// since the first record) beside the metrics.
+    pub fn wandb_rows(&self) -> impl Iterator<Item = Value> {
+        let first = self.times.values().copied().fold(f64::INFINITY, f64::min);
+        self.records.iter().map(move |(step, record)| {
+            let mut row = Map::new();
+            row.insert("_step".into(), (*step).into());
+            if let Some(time) = self.times.get(step) {
+                row.insert("_timestamp".into(), (*time).into());
+                row.insert("_runtime".into(), (time - first).into());
+            }
+            row.extend(record.iter().map(|(name, value)| (name.clone(), wandb_number(*value))));
+            Value::Object(row)
+        })
+    }
+
     /// The last step with a record.
     pub fn last_step(&self) -> Option<u64> {
         self.records.keys().next_back().copied()
+    }
+}
+
+/// A number, or the text that stands for it in the files of Weights & Biases.
+fn wandb_number(value: f64) -> Value {
+    match value {
+        _ if value.is_nan() => "NaN".into(),
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        _ => value.into(),
     }
 }
 
@@ -173,6 +205,24 @@ mod tests {
         assert_eq!((history.overtaken, history.damaged, history.last_step()), (3, 0, Some(5)));
         assert_eq!(history.about["mesh"], "dp=4");
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 13, "no line was removed");
+    }
+
+    #[test]
+    fn rows_for_weights_and_biases_have_its_keys_and_only_what_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let at = |step: u64, time: f64| Record { time: Some(time), ..Record::new(step) };
+        let mut first = MetricsWriter::open(&path, &session(0)).unwrap();
+        first.write(&at(1, 100.0).with("loss", 4.0)).unwrap();
+        first.write(&at(2, 101.5).with("loss", 9.0)).unwrap();
+        let mut second = MetricsWriter::open(&path, &session(1)).unwrap();
+        second.write(&at(2, 110.0).with("loss", f64::NAN)).unwrap();
+        let rows: Vec<Value> = History::read(&path).unwrap().wandb_rows().collect();
+        let expected = [
+            serde_json::json!({ "_step": 1, "_timestamp": 100.0, "_runtime": 0.0, "loss": 4.0 }),
+            serde_json::json!({ "_step": 2, "_timestamp": 110.0, "_runtime": 10.0, "loss": "NaN" }),
+        ];
+        assert_eq!(rows, expected);
     }
 
     #[test]

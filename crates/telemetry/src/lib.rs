@@ -1,7 +1,7 @@
 //! Scalars and events of a run: JSON lines, TensorBoard files, curves.
 //!
 //! A run writes [`MetricsWriter`] lines and an [`EventWriter`] file; [`History`] reads the lines back, also of runs that were interrupted
-//! and went on; [`Chart`] draws them in a terminal or as SVG. Nothing here prints.
+//! and resumed; [`Chart`] draws them in a terminal or as SVG. Nothing here prints.
 //!
 //! ```
 //! use planaria_telemetry::{Chart, ChartOptions, History, MetricsWriter, Record, Session};

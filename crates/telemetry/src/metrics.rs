@@ -52,7 +52,7 @@ impl Record {
 /// The process that appends.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Session {
-    /// Last step of the checkpoint it goes on from; 0 for a new run.
+    /// Last step of the checkpoint it resumes from; 0 for a new run.
     pub step: u64,
     /// What else the first line says: mesh, ranks, version.
     pub about: BTreeMap<String, String>,

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A refused configuration or a run that cannot go on.
+/// A refused configuration or a run that cannot continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -66,7 +66,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A new run in the folder of another.
-    #[error("'{dir}' has checkpoints up to step {step}, which do not go together with {key}")]
+    #[error("'{dir}' has checkpoints up to step {step}, which conflict with {key}")]
     Occupied {
         /// The folder.
         dir: String,
@@ -75,7 +75,7 @@ pub enum Error {
         /// What was asked for.
         key: String,
     },
-    /// A folder in which a run goes on.
+    /// A folder that another process trains in.
     #[error("'{dir}' is in use by {by}")]
     Locked {
         /// The folder.
@@ -84,7 +84,7 @@ pub enum Error {
         by: String,
     },
     /// A checkpoint of another model or optimizer.
-    #[error("cannot go on from '{folder}' with {what}")]
+    #[error("cannot resume from '{folder}' with {what}")]
     Differs {
         /// The checkpoint.
         folder: String,
@@ -92,7 +92,7 @@ pub enum Error {
         what: String,
     },
     /// A damaged checkpoint.
-    #[error("cannot go on from '{folder}': {source}")]
+    #[error("cannot resume from '{folder}': {source}")]
     Resume {
         /// The checkpoint.
         folder: String,
@@ -204,7 +204,7 @@ impl Error {
             }
             Error::Rank { source, .. } | Error::Weights { source, .. } => source.hint(),
             Error::Occupied { dir, .. } => Some(format!(
-                "choose another `name`, remove '{dir}', or leave the key out to go on from its newest checkpoint"
+                "choose another `name`, remove '{dir}', or leave the key out to resume from its newest checkpoint"
             )),
             Error::Locked { .. } => Some("wait for it to end, or give this run another `name`".into()),
             Error::Differs { folder, .. } => Some(format!(
@@ -214,10 +214,10 @@ impl Error {
                 Some(format!("go back to the one before it with `--set checkpoint.from={older}`"))
             }
             Error::Resume { older: None, .. } => {
-                Some("there is no checkpoint before it; remove it to begin anew".into())
+                Some("there is no checkpoint before it; remove it to start over".into())
             }
             Error::NotSaved { .. } => {
-                Some("make room and start again; what was done since is done again".into())
+                Some("free some space and start the run again; it resumes from its newest checkpoint".into())
             }
             Error::Diverged { .. } => {
                 Some("lower `optim.lr`, go back with `checkpoint.from`, or raise `train.max_skipped`".into())

@@ -57,6 +57,13 @@ pub enum Event {
         /// Mean loss.
         loss: f64,
     },
+    /// That evaluation is the best so far; its checkpoint will be saved and kept.
+    Best {
+        /// After this step.
+        step: u64,
+        /// Mean loss.
+        loss: f64,
+    },
     /// A save has begun; training goes on.
     Saving {
         /// Of this step.
@@ -108,6 +115,15 @@ pub struct StepReport {
     pub epoch: f64,
     /// Seconds.
     pub seconds: f64,
+    /// FLOPs of the model, over all ranks, where they are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flops: Option<f64>,
+    /// Model FLOPs per second over what the ranks can reach, where `log.peak_flops` says that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// How much of the save in progress rank 0 has written, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saving: Option<f64>,
     /// Factor on the loss; 1 except for f16.
     pub loss_scale: f64,
     /// True when the gradient was not finite and nothing was changed.
@@ -117,6 +133,11 @@ pub struct StepReport {
 }
 
 impl StepReport {
+    /// Perplexity of the mean loss.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+
     /// Tokens per second of all ranks.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds.max(1e-9)

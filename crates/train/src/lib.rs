@@ -21,7 +21,7 @@ mod weights;
 
 pub use config::Config;
 pub use error::{Error, Result};
-pub use generate::{Generator, Sampling, Weights};
+pub use generate::{Continuation, Generator, Measure, MeasureOptions, Sampling, Weights};
 pub use objective::{Objective, Objectives};
 pub use planaria_data as data;
 pub use planaria_data::geometry;

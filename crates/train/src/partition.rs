@@ -12,6 +12,18 @@ pub(crate) fn sizes(config: &Config, (ep, tp): (usize, usize), micro_batch: u64,
     Sizes { tokens, between: tokens.div_ceil(cut), sequence, tp: tp as u64, size }
 }
 
+/// FLOPs that a model needs for a step of so many sequences, forward and backward, over all ranks. What is computed again
+/// does not count, nor do lookups of token vectors: as usual for model FLOPs utilization.
+pub(crate) fn flops(model: &dyn Architecture, sequences: u64, sequence: u64) -> Result<f64> {
+    let tokens = sequences * sequence;
+    let sizes = Sizes { tokens, between: tokens, sequence, tp: 1, size: 4 };
+    let mut forward = model.cost(Segment::Head, &sizes)?.operations;
+    for block in 0..model.blocks() {
+        forward += model.cost(Segment::Block(block), &sizes)?.operations;
+    }
+    Ok(3.0 * forward)
+}
+
 /// Whether a block is computed again in backward.
 pub(crate) fn is_again(config: &Config, block: usize) -> bool {
     match config.train.recompute {

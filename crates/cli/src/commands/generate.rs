@@ -1,34 +1,43 @@
-//! `planaria generate`: continues a text with a trained model.
+//! `planaria generate`: continues texts with a trained model.
 
 use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::quantity::count;
 use crate::terminal::Terminal;
-use anyhow::Result;
-use planaria::train::{Generator, Sampling, Weights};
-use serde_json::json;
-use std::io::Write;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use anyhow::{Context, Result};
+use planaria::train::{Continuation, Generator, Sampling, Weights};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Continue a text with a trained model
+/// Continue a text, or several, with a trained model
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Without a temperature the likeliest token is taken, unless the checkpoint's generation_config.json says `do_sample`.\n\
+    `--top-k` and `--top-p` sample at temperature 1 where none is given. With `--json` every text is one line."
+)]
 pub(crate) struct Args {
     /// A run's folder, whose newest checkpoint is taken, or any folder of weights
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// The text to continue
-    #[arg(value_name = "TEXT")]
-    text: String,
+    /// The text to continue; `-` reads it from standard input
+    #[arg(value_name = "TEXT", required_unless_present = "prompts")]
+    text: Option<String>,
+    /// Continue every line of this file; of a .jsonl file the field `prompt`; `-` for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    prompts: Option<PathBuf>,
     /// Most tokens to make [default: as generation_config.json says, or 200]
     #[arg(long, value_name = "NUMBER")]
     tokens: Option<usize>,
-    /// 0 takes the likeliest token; higher is more random [default: as generation_config.json says, or 0.8]
+    /// 0 takes the likeliest token; higher is more random [default: as generation_config.json says, or 0]
     #[arg(long, value_name = "NUMBER", value_parser = not_negative)]
     temperature: Option<f64>,
     /// Choose among this many of the likeliest tokens; 0 for all [default: as generation_config.json says, or 0]
     #[arg(long, value_name = "NUMBER")]
     top_k: Option<usize>,
     /// Choose among the likeliest tokens whose probabilities reach this sum [default: as generation_config.json says, or 1]
-    #[arg(long, value_name = "SHARE", value_parser = not_negative)]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     top_p: Option<f64>,
     /// Above 1, tokens that are there already become less likely [default: as generation_config.json says, or 1]
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
@@ -47,15 +56,31 @@ pub(crate) struct Args {
 impl Args {
     /// What was asked for, and what the checkpoint says where nothing was.
     fn sampling(&self, own: Sampling) -> Sampling {
+        let chosen = self.top_k.is_some() || self.top_p.is_some();
+        let otherwise = if chosen && own.temperature == 0.0 { 1.0 } else { own.temperature };
         Sampling {
             tokens: self.tokens.unwrap_or(own.tokens),
-            temperature: self.temperature.unwrap_or(own.temperature),
+            temperature: self.temperature.unwrap_or(otherwise),
             top_k: self.top_k.unwrap_or(own.top_k),
             top_p: self.top_p.unwrap_or(own.top_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(own.repetition_penalty),
             seed: self.seed,
         }
     }
+
+    /// The texts to continue.
+    fn texts(&self) -> Result<Vec<String>> {
+        match (&self.prompts, self.text.as_deref()) {
+            (Some(file), _) => read_prompts(file),
+            (None, Some("-")) => Ok(vec![standard_input()?]),
+            (None, text) => Ok(text.map(str::to_string).into_iter().collect()),
+        }
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    not_negative(text)
+        .and_then(|value| if value <= 1.0 { Ok(value) } else { Err("expected a share from 0 to 1".into()) })
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -72,30 +97,108 @@ fn not_negative(text: &str) -> Result<f64, String> {
     }
 }
 
+fn standard_input() -> Result<String> {
+    let mut text = String::new();
+    std::io::stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
+    Ok(text)
+}
+
+/// One prompt a line; lines without any text are passed over.
+fn read_prompts(file: &Path) -> Result<Vec<String>> {
+    let name = file.display();
+    let text = match file.as_os_str() == "-" {
+        true => standard_input()?,
+        false => {
+            std::fs::read_to_string(file).map_err(|e| Failure::usage(format!("cannot read '{name}': {e}")))?
+        }
+    };
+    let is_json = file.extension().is_some_and(|ending| ending == "jsonl");
+    let mut out = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        out.push(match is_json {
+            false => line.to_string(),
+            true => prompt_field(line).ok_or_else(|| {
+                let message = format!("{name}:{}: there is no text in the field 'prompt'", number + 1);
+                Failure::usage(message).hint("each line is one JSON object, as in {\"prompt\": \"The \"}")
+            })?,
+        });
+    }
+    match out.is_empty() {
+        true => {
+            Err(Failure::usage(format!("'{name}' holds no prompt")).hint("write one on each line").into())
+        }
+        false => Ok(out),
+    }
+}
+
+fn prompt_field(line: &str) -> Option<String> {
+    let value: Value = serde_json::from_str(line).ok()?;
+    value.get("prompt")?.as_str().map(str::to_string)
+}
+
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
     let generator = Generator::open(&args.run)?.weights(which);
     let sampling = args.sampling(generator.sampling());
-    let fit = generator.check(&args.text, &sampling, args.ranks as usize)?;
-    if fit < sampling.tokens {
-        terminal.warn(format_args!("{fit} tokens fit into the model's positions behind this text"));
-    }
-    let json = terminal.json;
-    let begun = AtomicBool::new(false);
-    let each = |piece: &str| {
-        if !json {
-            let mut out = std::io::stdout().lock();
-            // The text comes with the first word behind it: nothing is said where there is nothing to say.
-            let before = if begun.swap(true, Ordering::Relaxed) { "" } else { &args.text };
-            // A reader that went away is no error; the rest is computed for nobody, and soon over.
-            let _ = write!(out, "{before}{piece}").and_then(|()| out.flush());
+    let texts = args.texts()?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for (number, text) in texts.iter().enumerate() {
+        let fit = generator.check(text, &sampling, args.ranks as usize)?;
+        if fit < sampling.tokens {
+            let which = if texts.len() == 1 { "this text".into() } else { format!("text {}", number + 1) };
+            let more = count(fit, "more token");
+            terminal.warn(format_args!("only {more} fit into the model's positions after {which}"));
         }
-    };
-    let text = generator.generate(&args.text, &sampling, args.ranks as usize, &each)?;
-    each("\n");
-    if json {
-        let told = json!({ "prompt": args.text, "text": text, "checkpoint": generator.folder() });
-        terminal.object("planaria/generate/1", &told)?;
+    }
+    let writer = Writer { texts: &texts, json: terminal.json, begun: AtomicUsize::new(0) };
+    let each = |number: usize, piece: &str| writer.piece(number, piece);
+    let made = generator.generate_all(&texts, &sampling, args.ranks as usize, &each)?;
+    if terminal.json {
+        for (prompt, made) in texts.iter().zip(&made) {
+            terminal.object("planaria/generate/1", &told(&generator, prompt, made))?;
+        }
+    } else {
+        writer.begin(texts.len());
+        write("\n");
     }
     Ok(Exit::Success)
+}
+
+fn told(generator: &Generator, prompt: &str, made: &Continuation) -> Value {
+    let Continuation { text, prompt_ids, ids, ended } = made;
+    json!({
+        "prompt": prompt, "text": text, "prompt_ids": prompt_ids, "ids": ids,
+        "finish": if *ended { "stop" } else { "length" }, "checkpoint": generator.folder(),
+    })
+}
+
+/// Writes texts as they come, an empty line between two of them.
+struct Writer<'a> {
+    texts: &'a [&'a str],
+    json: bool,
+    /// How many texts have been begun.
+    begun: AtomicUsize,
+}
+
+impl Writer<'_> {
+    fn piece(&self, number: usize, piece: &str) {
+        if !self.json {
+            self.begin(number + 1);
+            write(piece);
+        }
+    }
+
+    /// Begins all texts up to this count: one that the model ended at once has had no piece.
+    fn begin(&self, count: usize) {
+        for number in self.begun.swap(count, Ordering::Relaxed)..count {
+            write(if number > 0 { "\n\n" } else { "" });
+            write(self.texts[number]);
+        }
+    }
+}
+
+/// A reader that went away is no error; the rest is computed for nobody, and soon over.
+fn write(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = write!(out, "{text}").and_then(|()| out.flush());
 }

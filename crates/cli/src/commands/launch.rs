@@ -27,7 +27,7 @@ const PULSE: Duration = Duration::from_millis(50);
 #[command(
     after_help = "Sets the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,\n\
     MASTER_PORT, TORCHELASTIC_RESTART_COUNT. A command that fails is started again and resumes from its last\n\
-    committed checkpoint; with --min-ranks it goes on without the ranks that were lost.\n\
+    committed checkpoint; with --min-ranks it continues without the ranks that were lost.\n\
     SIGINT and SIGTERM ask all ranks to finish the step and save, and exit with 75; a second one ends them at once."
 )]
 pub(crate) struct Args {
@@ -82,7 +82,10 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
             _ if stop.times() > 0 => return Ok(unsaved(&stop, &status, &folder.0, terminal)),
             End::Refused if restarts > 0 && ranks > least => {
                 ranks -= 1;
-                terminal.warn(format!("they do not fit the run; trying {}", count(ranks as usize, "rank")));
+                terminal.warn(format!(
+                    "the run cannot be divided over these ranks; trying {}",
+                    count(ranks as usize, "rank")
+                ));
                 continue;
             }
             End::Refused => return Ok(Exit::Usage),
@@ -99,7 +102,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let lost = records.iter().filter(|r| r.is_lost()).count() as u32;
         ranks = ranks.saturating_sub(lost).max(least).min(ranks);
         terminal.warn(format!(
-            "start {restarts} of {} again on {}",
+            "restart {restarts} of {} on {}",
             args.max_restarts,
             count(ranks as usize, "rank")
         ));

@@ -4,10 +4,13 @@ mod completions;
 mod config;
 mod convert;
 mod diff;
+mod eval;
 mod explain;
+mod export;
 mod generate;
 mod inspect;
 mod launch;
+mod new;
 mod plan;
 mod plot;
 mod quickstart;
@@ -28,10 +31,13 @@ pub(crate) enum Command {
     Config(config::Args),
     Convert(convert::Args),
     Diff(diff::Args),
+    Eval(eval::Args),
     Explain(explain::Args),
+    Export(export::Args),
     Generate(generate::Args),
     Inspect(inspect::Args),
     Launch(launch::Args),
+    New(new::Args),
     Plan(plan::Args),
     Plot(plot::Args),
     Quickstart(quickstart::Args),
@@ -49,10 +55,13 @@ impl Command {
             Command::Config(args) => config::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
+            Command::Eval(args) => eval::run(args, terminal),
             Command::Explain(args) => explain::run(args, terminal),
+            Command::Export(args) => export::run(args, terminal),
             Command::Generate(args) => generate::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Launch(args) => launch::run(args, terminal),
+            Command::New(args) => new::run(args, terminal),
             Command::Plan(args) => plan::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
             Command::Quickstart(args) => quickstart::run(args, terminal),

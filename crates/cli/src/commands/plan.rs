@@ -63,12 +63,13 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     let Plan { ranks, mesh, parameters, dtype, global_batch, micro_batch, accumulation, tokens, .. } = plan;
     let operations = plan.operations;
-    terminal.line(format!("{ranks} ranks as {mesh}, {} parameters, {dtype}", count(*parameters as f64)))?;
+    terminal
+        .line(format!("{ranks} ranks as {mesh}, {}, {dtype}", crate::quantity::parameters(*parameters)))?;
     terminal.line(format!(
-        "a step: {global_batch} samples ({micro_batch} at a time, {accumulation} times), {} tokens, {operations:.2e} operations",
+        "a step: {global_batch} samples ({micro_batch} at a time, {accumulation} times), {} tokens, {operations:.2e} FLOPs",
         count(*tokens as f64)
     ))?;
-    terminal.line(format!("pipeline: {}, {:.1}% of the step lost\n", plan.schedule, plan.bubble * 100.0))?;
+    terminal.line(format!("pipeline: {}, {:.1}% of the step idle\n", plan.schedule, plan.bubble * 100.0))?;
     let mut table = Table::new(&(1..=plan.stages.len()).collect::<Vec<_>>());
     let head = plan.stages.iter().map(|rank| format!("stage {}", rank.stage));
     table.row(std::iter::once("per rank".to_string()).chain(head));
@@ -77,7 +78,7 @@ fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     };
     row("blocks", &|rank| rank.layers.to_string());
     row("parameters", &|rank| count(rank.parameters as f64));
-    row("micro-batches under way", &|rank| rank.in_flight.to_string());
+    row("micro-batches in flight", &|rank| rank.in_flight.to_string());
     row("waiting", &|rank| format!("{:.1}%", rank.bubble * 100.0));
     type Part = (&'static str, fn(&Memory) -> u64);
     let parts: [Part; 9] = [

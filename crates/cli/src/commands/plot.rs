@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Show how a metric of one or more runs went
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Values as recorded are faint, their moving average is bold. Steps that a resumed run repeated are \
+    after_help = "Values as recorded are faint, their moving average is bold; evaluations are drawn as recorded. Steps that a resumed run repeated are \
     shown once,\nas the newest process recorded them. Values that span more than a factor of 100 are drawn on a log scale."
 )]
 pub(crate) struct Args {
@@ -28,9 +28,9 @@ pub(crate) struct Args {
     /// Replace the file if it exists
     #[arg(long, requires = "output")]
     yes: bool,
-    /// Weight of the past in the moving average, from 0 for none up to 0.999
-    #[arg(long, value_name = "WEIGHT", default_value_t = 0.9, value_parser = weight)]
-    smooth: f64,
+    /// Weight of the past in the moving average, from 0 for none up to 0.999 [default: 0.9, and 0 for evaluations]
+    #[arg(long, value_name = "WEIGHT", value_parser = weight)]
+    smooth: Option<f64>,
     /// How values are spread; chosen by their range if not given
     #[arg(long, value_enum, value_name = "SCALE")]
     scale: Option<ScaleName>,
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     tell_apart(&mut histories, &args.runs);
     for history in histories.iter().filter(|h| h.damaged > 0) {
         let lines = count(usize::try_from(history.damaged).unwrap_or(usize::MAX), "line");
-        terminal.warn(format!("{lines} of run '{}' could not be read and are left out", history.name));
+        terminal.warn(format!("left out {lines} of run '{}' that could not be read", history.name));
     }
     let scale = args.scale.map(|scale| match scale {
         ScaleName::Linear => Scale::Linear,
@@ -87,10 +87,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         for curve in &chart.curves {
             if let (Some(last), Some(smooth)) = (curve.points.last(), curve.smooth.last()) {
                 let name = terminal.paint(Style::Name, &curve.name);
-                terminal.line(format!(
-                    "{name}: step {}, {} {:.6}, average {:.6}",
-                    last.0, args.metric, last.1, smooth.1
-                ))?;
+                let average =
+                    if chart.smooth > 0.0 { format!(", average {:.6}", smooth.1) } else { String::new() };
+                terminal.line(format!("{name}: step {}, {} {:.6}{average}", last.0, args.metric, last.1))?;
             }
         }
     }
@@ -109,7 +108,7 @@ fn tell_apart(histories: &mut [History], paths: &[PathBuf]) {
 
 fn write_svg(args: &Args, chart: &Chart, path: &Path) -> Result<()> {
     if path.extension().and_then(|e| e.to_str()) != Some("svg") {
-        let message = format!("'{}' does not end in .svg, the only kind of picture", path.display());
+        let message = format!("'{}' does not end in .svg, the only picture format", path.display());
         return Err(Failure::usage(message).hint("give a name such as loss.svg").into());
     }
     if path.exists() && !args.yes {

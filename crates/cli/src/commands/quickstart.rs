@@ -1,5 +1,5 @@
 //! `planaria quickstart`: the product in two minutes. A small model learns this repository's own text on one mesh and
-//! goes on on another.
+//! resumes on another.
 
 use super::train::{Show, report};
 use crate::exit::Exit;
@@ -18,7 +18,7 @@ const FILE: &str = "examples/quickstart.toml";
 /// The step at which the run changes its mesh.
 const HALF: u64 = 120;
 
-/// Train a small model on this repository's text, then go on with it on another mesh
+/// Train a small model on this repository's text, then resume it on another mesh
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Takes about two minutes on two processors. Run it in the repository.")]
 pub(crate) struct Args {
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let words = Show::new(terminal, &first);
     requests.announce(move || words.stopping())?;
     if run.exists() && History::read(&run).is_ok_and(|h| h.last_step() >= Some(first.train.steps)) {
-        let message = format!("{} has been trained to its end", run.display());
+        let message = format!("{} is trained to its last step already", run.display());
         return Err(Failure::usage(message).hint(format!("remove {} to see it again", run.display())).into());
     }
     terminal.note("1. two data replicas of two tensor ranks each: dp=2 tp=2");

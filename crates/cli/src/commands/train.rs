@@ -14,10 +14,10 @@ use std::sync::Arc;
 
 pub(crate) use show::Show;
 
-/// Train a model, or go on with a run
+/// Train a model, or resume a run
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The run's folder is runs/NAME. When it has a checkpoint, the run goes on from the newest one, on any mesh.\n\
+    after_help = "The run's folder is runs/NAME. When it has a checkpoint, the run resumes from the newest one, on any mesh.\n\
     SIGUSR1 saves; SIGINT and SIGTERM finish the step, save and exit with 75; a second one exits at once."
 )]
 pub(crate) struct Args {
@@ -148,22 +148,30 @@ fn report_checked(
         terminal.object("planaria/train/1", &told)?;
     } else {
         let noun = if ranks == 1 { "rank" } else { "ranks" };
-        let start = from.map(|folder| format!(", going on from {folder}")).unwrap_or_default();
+        let start = from.map(|folder| format!(", resuming from {folder}")).unwrap_or_default();
         terminal.line(format!("'{}' can run on {ranks} {noun} as {mesh}{start}", config.name))?;
     }
     Ok(Exit::Success)
 }
 
-/// The last words of a run.
+/// What is said at the end of a run.
 pub(crate) fn report(config: &Config, outcome: &Outcome, terminal: &mut Terminal) -> Result<Exit> {
     let folder = config.run_dir();
     let checkpoint = outcome.checkpoint.as_ref().map(|name| folder.join(name).display().to_string());
     if terminal.json {
-        let Outcome { step, loss, stopped, .. } = outcome;
-        let told = json!({ "event": "end", "step": step, "loss": loss, "stopped": stopped, "checkpoint": checkpoint });
+        let Outcome { step, loss, stopped, best, .. } = outcome;
+        let best = best.map(|(step, loss)| json!({ "step": step, "loss": loss }));
+        let told = json!({
+            "event": "end", "step": step, "loss": loss, "stopped": stopped, "checkpoint": checkpoint, "best": best,
+        });
         terminal.object("planaria/train/1", &told)?;
-    } else if let Some(checkpoint) = checkpoint {
-        terminal.line(checkpoint)?;
+    } else {
+        if let Some((step, loss)) = outcome.best {
+            terminal.note(format!("best evaluation loss {loss:.4}, in ckpt/step-{step:08}"));
+        }
+        if let Some(checkpoint) = checkpoint {
+            terminal.line(checkpoint)?;
+        }
     }
     Ok(end_of(outcome))
 }

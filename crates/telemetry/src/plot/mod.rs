@@ -34,19 +34,17 @@ fn colour(index: usize) -> (u8, u8, u8) {
 /// Values above this multiple of the smallest one are drawn on a logarithmic scale.
 const LOG_RANGE: f64 = 100.0;
 
+/// Weight of the past in the moving average where nothing is said.
+const SMOOTH: f64 = 0.9;
+
 /// How curves are made.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChartOptions {
-    /// Weight of the past in the moving average, from 0 (none) up to but not including 1.
-    pub smooth: f64,
+    /// Weight of the past in the moving average, from 0 (none) up to but not including 1. Without it 0.9, and 0 for
+    /// evaluations (`eval_...`): their last values count, and there are few of them.
+    pub smooth: Option<f64>,
     /// The scale of the values; chosen by their range if not given.
     pub scale: Option<Scale>,
-}
-
-impl Default for ChartOptions {
-    fn default() -> ChartOptions {
-        ChartOptions { smooth: 0.9, scale: None }
-    }
 }
 
 /// One run's values.
@@ -71,6 +69,8 @@ pub struct Chart {
     pub curves: Vec<Curve>,
     /// The scale of the values.
     pub scale: Scale,
+    /// Weight of the past in the moving average; 0 for none.
+    pub smooth: f64,
     steps: (f64, f64),
     values: (f64, f64),
 }
@@ -78,10 +78,13 @@ pub struct Chart {
 impl Chart {
     /// The curves of one metric of some runs.
     pub fn new(runs: &[History], metric: &str, options: &ChartOptions) -> Result<Chart> {
+        let otherwise = if metric.starts_with("eval_") { 0.0 } else { SMOOTH };
+        let weight =
+            options.smooth.filter(|weight| weight.is_finite()).unwrap_or(otherwise).clamp(0.0, 0.9999);
         let mut curves = Vec::new();
         for run in runs {
             let points = run.series(metric)?;
-            let smooth = smoothed(&points, options.smooth);
+            let smooth = smoothed(&points, weight);
             curves.push(Curve { name: run.name.clone(), points, smooth, marks: run.marks.clone() });
         }
         let shown = || curves.iter().flat_map(|c| &c.points).filter(|p| p.1.is_finite());
@@ -96,6 +99,7 @@ impl Chart {
             metric: metric.to_string(),
             curves,
             scale,
+            smooth: weight,
             steps: opened(steps),
             values: scale.padded(values),
         })
@@ -126,7 +130,6 @@ fn opened((low, high): (f64, f64)) -> (f64, f64) {
 
 /// Moving average that starts at the first value instead of at zero. Values that are not finite are passed over.
 fn smoothed(points: &[(u64, f64)], weight: f64) -> Vec<(u64, f64)> {
-    let weight = if weight.is_finite() { weight.clamp(0.0, 0.9999) } else { 0.0 };
     let (mut sum, mut total) = (0.0, 0.0);
     let finite = points.iter().filter(|p| p.1.is_finite());
     let step = |&(step, value): &(u64, f64)| {

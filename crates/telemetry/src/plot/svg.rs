@@ -10,7 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 /// Points a curve is reduced to: more than a screen has columns.
 const POINTS: usize = 2000;
 /// Room for labels: left, right, top, bottom.
-const ROOM: (i32, i32, i32, i32) = (70, 150, 34, 46);
+const ROOM: (i32, i32, i32, i32) = (70, 150, 34, 56);
 
 fn draw<E: std::fmt::Display>(error: E) -> Error {
     Error::Draw { what: error.to_string() }
@@ -52,6 +52,7 @@ impl Chart {
                 self.marks(&area, frame, run, curve)?;
             }
             self.names(&area, frame)?;
+            self.legend(&area, frame)?;
             area.present().map_err(draw)?;
         }
         Ok(out)
@@ -101,6 +102,31 @@ impl Chart {
                 MarkKind::Restart => (16, rgb(run).stroke_width(2)),
             };
             area.draw(&PathElement::new(vec![(x, y), (x, y - length)], style)).map_err(draw)?;
+        }
+        Ok(())
+    }
+
+    /// What faint and bold lines, short and long ticks stand for, as far as there are any.
+    fn legend(&self, area: &Area<'_>, frame: Frame) -> Result<()> {
+        let has = |kind| self.curves.iter().flat_map(|c| &c.marks).any(|mark| mark.kind == kind);
+        let grey = RGBColor(90, 90, 90);
+        let flat = |x: i32, y: i32| vec![(x, y), (x + 22, y)];
+        let upright = |length: i32| move |x: i32, y: i32| vec![(x + 11, y + 5), (x + 11, y + 5 - length)];
+        type Sample<'s> = &'s dyn Fn(i32, i32) -> Vec<(i32, i32)>;
+        let averaged = self.smooth > 0.0;
+        let average = format!("moving average ({})", self.smooth);
+        let entries: [(bool, Sample<'_>, ShapeStyle, &str); 4] = [
+            (averaged, &flat, grey.mix(0.3).stroke_width(1), "as recorded"),
+            (averaged, &flat, grey.stroke_width(2), &average),
+            (has(MarkKind::Checkpoint), &upright(7), grey.stroke_width(1), "checkpoint"),
+            (has(MarkKind::Restart), &upright(16), grey.stroke_width(2), "restart"),
+        ];
+        let (mut x, y) = (frame.left, frame.bottom + 36);
+        for (_, sample, style, text) in entries.into_iter().filter(|entry| entry.0) {
+            area.draw(&PathElement::new(sample(x, y), style)).map_err(draw)?;
+            words(area, text, (x + 28, y), 12, HPos::Left, VPos::Center, grey)?;
+            // About as wide as its letters are.
+            x += 28 + 7 * text.len() as i32 + 16;
         }
         Ok(())
     }

@@ -27,7 +27,8 @@ fn the_average_starts_at_the_first_value_and_skips_what_is_not_finite() {
     let smooth = smoothed(&points, 0.5);
     assert_eq!(smooth, [(0, 4.0), (2, (4.0 * 0.5 + 2.0) / 1.5)]);
     assert_eq!(smoothed(&points, 0.0), [(0, 4.0), (2, 2.0)]);
-    assert_eq!(smoothed(&points, f64::NAN).len(), 2);
+    let odd = ChartOptions { smooth: Some(f64::NAN), ..ChartOptions::default() };
+    assert_eq!(Chart::new(&[run("a", [1.0, 2.0])], "loss", &odd).unwrap().smooth, 0.9);
 }
 
 #[test]
@@ -116,4 +117,24 @@ fn hard_values_are_drawn_without_a_panic() {
     }
     let empty = Chart::new(&[run("nan", [f64::NAN])], "loss", &ChartOptions::default()).unwrap_err();
     assert_eq!(empty.to_string(), "'loss' has no finite value to draw");
+}
+
+#[test]
+fn evaluations_are_drawn_as_they_are_and_the_legend_says_what_is_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    let mut writer = MetricsWriter::open(&path, &Session::default()).unwrap();
+    for (step, value) in [(10, 5.0), (20, 4.0), (30, 3.0)] {
+        writer.write(&Record::new(step).with("eval_loss", value).with("loss", value)).unwrap();
+        writer.checkpoint(step).unwrap();
+    }
+    let runs = [History::read(&path).unwrap()];
+    let eval = Chart::new(&runs, "eval_loss", &ChartOptions::default()).unwrap();
+    assert_eq!(eval.curves[0].smooth, eval.curves[0].points, "the last value is the last value");
+    let svg = eval.to_svg((640, 360)).unwrap();
+    assert!(svg.contains("checkpoint") && !svg.contains("restart") && !svg.contains("average"), "{svg}");
+    let loss = chart(&runs);
+    assert!(loss.curves[0].smooth[2].1 > 3.5);
+    let svg = loss.to_svg((640, 360)).unwrap();
+    assert!(svg.contains("as recorded") && svg.contains("average (0.9)"), "{svg}");
 }

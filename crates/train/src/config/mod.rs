@@ -105,6 +105,15 @@ impl Config {
             "0 without data to evaluate; set `data.held_out` above 0, or give `[[data.eval]]`",
         )?;
         self.checkpoint.check()?;
+        require(
+            "checkpoint.keep_best",
+            !self.checkpoint.keep_best || self.train.eval_every > 0,
+            true,
+            "false without evaluations; set `train.eval_every` above 0",
+        )?;
+        if let Some(peak) = self.log.peak_flops {
+            require("log.peak_flops", peak.is_finite() && peak > 0.0, peak, "a finite number above 0")?;
+        }
         require("log.every", self.log.every > 0, self.log.every, "at least 1")
     }
 }

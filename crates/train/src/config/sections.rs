@@ -290,6 +290,9 @@ pub struct CheckpointSection {
     pub keep: usize,
     /// Checkpoints of steps that this divides stay for ever; 0 for none.
     pub keep_every: u64,
+    /// After an evaluation with the lowest loss so far, save, and keep that checkpoint until a better one is saved. Needs
+    /// `train.eval_every`.
+    pub keep_best: bool,
     /// Continue from the newest checkpoint of the run's folder; false refuses a folder that has any.
     pub resume: bool,
     /// The checkpoint to continue from instead of the newest: `step-00000004` of the run's folder, or the path of
@@ -303,7 +306,15 @@ pub struct CheckpointSection {
 
 impl Default for CheckpointSection {
     fn default() -> CheckpointSection {
-        CheckpointSection { every: 0, keep: 2, keep_every: 0, resume: true, from: None, final_save: true }
+        CheckpointSection {
+            every: 0,
+            keep: 2,
+            keep_every: 0,
+            keep_best: false,
+            resume: true,
+            from: None,
+            final_save: true,
+        }
     }
 }
 
@@ -326,10 +337,13 @@ pub struct LogSection {
     pub every: u64,
     /// Also write TensorBoard files.
     pub tensorboard: bool,
+    /// FLOP/s that one rank can reach, such as 989e12 for bf16 on an H100; with it `mfu` is recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_flops: Option<f64>,
 }
 
 impl Default for LogSection {
     fn default() -> LogSection {
-        LogSection { dir: "runs".into(), every: 1, tensorboard: true }
+        LogSection { dir: "runs".into(), every: 1, tensorboard: true, peak_flops: None }
     }
 }

@@ -1,5 +1,7 @@
-//! Text from a checkpoint: the newest of a run, or any Hugging Face folder, on one rank or on tensor ranks.
+//! Text from a checkpoint, and how likely it finds a text: the newest of a run, or any folder of weights, on one rank or on
+//! tensor ranks.
 
+mod measure;
 mod sampling;
 
 use crate::data::Tokenizer;
@@ -16,6 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use crate::pretrained::Which as Weights;
+pub use measure::{Measure, MeasureOptions};
 pub use sampling::Sampling;
 
 /// A checkpoint that text can be made from.
@@ -29,6 +32,19 @@ pub struct Generator {
     sampling: Sampling,
     /// Tokens that end a text.
     ends: Vec<u32>,
+}
+
+/// What came after a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continuation {
+    /// The new text.
+    pub text: String,
+    /// The tokens of the text that was given.
+    pub prompt_ids: Vec<u32>,
+    /// The new tokens, without the one that ends a text.
+    pub ids: Vec<u32>,
+    /// Whether the model ended it; otherwise as many tokens as asked for, or as fit, were made.
+    pub ended: bool,
 }
 
 impl Generator {
@@ -81,8 +97,7 @@ impl Generator {
 
     /// Refuses what cannot be done before anything is loaded; how many of the tokens asked for fit behind the prompt.
     pub fn check(&self, prompt: &str, sampling: &Sampling, ranks: usize) -> Result<usize> {
-        let mesh = Mesh::new(&[("ep", 1), ("tp", ranks)])?;
-        self.model.check_parallel(&Parallel { world: World::supposed(0), mesh, sequence: false })?;
+        self.check_ranks(ranks)?;
         let (given, most) = (self.prompt(prompt)?.len(), self.model.reach());
         if given >= most {
             return Err(Error::Value {
@@ -92,6 +107,12 @@ impl Generator {
             });
         }
         Ok(sampling.tokens.min(most - given))
+    }
+
+    /// Refuses a number of ranks that the model's matrices cannot be cut for.
+    fn check_ranks(&self, ranks: usize) -> Result<()> {
+        let mesh = Mesh::new(&[("ep", 1), ("tp", ranks.max(1))])?;
+        Ok(self.model.check_parallel(&Parallel { world: World::supposed(0), mesh, sequence: false })?)
     }
 
     /// The tokens to begin with.
@@ -118,13 +139,51 @@ impl Generator {
         ranks: usize,
         each: &(dyn Fn(&str) + Sync),
     ) -> Result<String> {
-        let sampling = Sampling { tokens: self.check(prompt, sampling, ranks.max(1))?, ..*sampling };
+        let mut made = self.generate_all(&[prompt], sampling, ranks, &|_, piece| each(piece))?;
+        Ok(made.swap_remove(0).text)
+    }
+
+    /// Continues several texts, one after the other; `each` is given the number of the text and every new token's text.
+    /// The weights are loaded once.
+    pub fn generate_all(
+        &self,
+        prompts: &[&str],
+        sampling: &Sampling,
+        ranks: usize,
+        each: &(dyn Fn(usize, &str) + Sync),
+    ) -> Result<Vec<Continuation>> {
+        let mut fits = Vec::new();
+        for prompt in prompts {
+            let tokens = self.check(prompt, sampling, ranks.max(1))?;
+            fits.push(Sampling { tokens, ..*sampling });
+        }
+        self.on_ranks(ranks, &|comm| {
+            let model = self.network(comm)?;
+            let all = prompts.iter().zip(&fits).enumerate();
+            all.map(|(number, (prompt, sampling))| {
+                let tell = |piece: &str| {
+                    if comm.rank() == 0 {
+                        each(number, piece);
+                    }
+                };
+                self.continue_one(&*model, prompt, sampling, &tell)
+            })
+            .collect()
+        })
+    }
+
+    /// Runs on thread ranks; what rank 0 has found.
+    fn on_ranks<T: Send>(
+        &self,
+        ranks: usize,
+        work: &(dyn Fn(&Arc<dyn Comm>) -> Result<T> + Sync),
+    ) -> Result<T> {
         if ranks <= 1 {
-            return self.on(&alone(), prompt, &sampling, each);
+            return work(&alone());
         }
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         let work = |comm: Arc<dyn Comm>| {
-            self.on(&comm, prompt, &sampling, each).map_err(|error| {
+            work(&comm).map_err(|error| {
                 let text = error.to_string();
                 // Ranks that only followed say that a rank stopped; the first one knows why.
                 if !error.is_echo() {
@@ -134,7 +193,7 @@ impl Generator {
             })
         };
         match threads::try_run(&threads::Options::new(ranks), work) {
-            Ok(mut texts) => Ok(texts.swap_remove(0)),
+            Ok(mut found) => Ok(found.swap_remove(0)),
             Err(error) => {
                 let first = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
                 Err(first.unwrap_or_else(|| error.into()))
@@ -142,22 +201,23 @@ impl Generator {
         }
     }
 
-    fn on(
+    fn continue_one(
         &self,
-        comm: &Arc<dyn Comm>,
+        model: &dyn Network,
         prompt: &str,
         sampling: &Sampling,
-        each: &(dyn Fn(&str) + Sync),
-    ) -> Result<String> {
-        let model = self.network(comm)?;
-        let mut tokens = self.prompt(prompt)?;
-        let (given, mut said) = (tokens.len(), 0);
+        each: &dyn Fn(&str),
+    ) -> Result<Continuation> {
+        let prompt_ids = self.prompt(prompt)?;
+        let mut tokens = prompt_ids.clone();
+        let (given, mut said, mut ended) = (tokens.len(), 0, false);
         let cache = model.cache(given + sampling.tokens);
         let mut fresh = tokens.clone();
         for number in 0..sampling.tokens {
-            let scores = no_grad(|| next_scores(&*model, &fresh, &cache))?;
+            let scores = no_grad(|| next_scores(model, &fresh, &cache))?;
             let token = sampling.choose(&scores, &tokens, number)?;
             if self.ends.contains(&token) {
+                ended = true;
                 break;
             }
             tokens.push(token);
@@ -165,12 +225,13 @@ impl Generator {
             let text = self.tokenizer.decode(&tokens[given..])?;
             // A character may need several tokens; what is not complete yet waits.
             let ready = text.trim_end_matches('\u{fffd}').len();
-            if comm.rank() == 0 && ready > said && text.is_char_boundary(said) {
+            if ready > said && text.is_char_boundary(said) {
                 each(&text[said..ready]);
                 said = ready;
             }
         }
-        Ok(self.tokenizer.decode(&tokens[given..])?)
+        let ids = tokens.split_off(given);
+        Ok(Continuation { text: self.tokenizer.decode(&ids)?, prompt_ids, ids, ended })
     }
 
     /// The model with its weights, in this rank's pieces.

@@ -26,13 +26,13 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Sampling {
-        Sampling { tokens: 200, temperature: 0.8, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 }
+        Sampling { tokens: 200, temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 }
     }
 }
 
 impl Sampling {
-    /// What a `generation_config.json` says, with the defaults of transformers where it asks to sample and says no more,
-    /// and our own where it says nothing.
+    /// What a `generation_config.json` says. As in transformers the likeliest token is taken unless it says `do_sample`,
+    /// and where it does and says no more, the temperature is 1 and `top_k` 50.
     pub fn from_config(config: &Map<String, Value>) -> Sampling {
         let own = Sampling::default();
         let number = |key: &str| {
@@ -40,15 +40,14 @@ impl Sampling {
         };
         let size = |key: &str| config.get(key).and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
         let (temperature, top_k) = match config.get("do_sample").and_then(Value::as_bool) {
-            Some(false) => (0.0, own.top_k),
             Some(true) => (number("temperature").unwrap_or(1.0), size("top_k").unwrap_or(50)),
-            None => (number("temperature").unwrap_or(own.temperature), size("top_k").unwrap_or(own.top_k)),
+            _ => (0.0, size("top_k").unwrap_or(own.top_k)),
         };
         Sampling {
             tokens: size("max_new_tokens").unwrap_or(own.tokens),
             temperature,
             top_k,
-            top_p: number("top_p").unwrap_or(own.top_p),
+            top_p: number("top_p").filter(|share| *share <= 1.0).unwrap_or(own.top_p),
             repetition_penalty: number("repetition_penalty").filter(|p| *p > 0.0).unwrap_or(1.0),
             seed: own.seed,
         }
@@ -124,12 +123,13 @@ mod tests {
 
     #[test]
     fn a_generation_config_decides_what_it_names() {
-        assert_eq!(of(json!({ "eos_token_id": 3 })), Sampling::default());
+        let silent = of(json!({ "eos_token_id": 3, "temperature": 0.7 }));
+        assert_eq!((silent, silent.temperature), (Sampling::default(), 0.0), "greedy, as transformers is");
         assert_eq!(of(json!({ "do_sample": false, "temperature": 0.7 })).temperature, 0.0);
         let drawn = of(json!({ "do_sample": true, "top_p": 0.8, "repetition_penalty": 1.05 }));
         assert_eq!((drawn.temperature, drawn.top_k, drawn.top_p), (1.0, 50, 0.8), "{drawn:?}");
         assert_eq!(drawn.repetition_penalty, 1.05);
-        let odd = of(json!({ "temperature": -1, "top_k": "many", "max_new_tokens": 7 }));
+        let odd = of(json!({ "temperature": -1, "top_k": "many", "top_p": 2, "max_new_tokens": 7 }));
         assert_eq!(odd, Sampling { tokens: 7, ..Sampling::default() });
     }
 

@@ -8,6 +8,7 @@
 use super::Job;
 use super::figures::Losses;
 use super::rank::RankRun;
+use super::resume::Best;
 use crate::data::{Batch, Dataset, IGNORED, Permutation};
 use crate::error::Result;
 use crate::event::Event;
@@ -65,10 +66,10 @@ impl Evaluation {
 }
 
 impl RankRun<'_> {
-    /// Evaluates and tells. Collective.
-    pub(super) fn evaluate(&mut self) -> Result<()> {
-        let Some(data) = &self.job.data.eval else { return Ok(()) };
-        let Some(eval) = Evaluation::of(self.job, &self.geometry) else { return Ok(()) };
+    /// Evaluates and tells; whether this is the best so far of a run that keeps the best. Collective.
+    pub(super) fn evaluate(&mut self) -> Result<bool> {
+        let Some(data) = &self.job.data.eval else { return Ok(false) };
+        let Some(eval) = Evaluation::of(self.job, &self.geometry) else { return Ok(false) };
         let replica = self.place.replica;
         let needed = if self.place.reads(&self.job.config) { eval.rounds } else { 0 };
         let batches = (0..needed).map(|round| eval.read(&**data, round, replica));
@@ -82,8 +83,13 @@ impl RankRun<'_> {
             losses.set(eval.number(round, replica), sum, count);
         }
         losses.share(&self.world)?;
-        self.tell(&Event::Evaluated { step: self.progress.step, loss: losses.mean() });
-        Ok(())
+        let now = Best { step: self.progress.step, loss: losses.mean() };
+        self.tell(&Event::Evaluated { step: now.step, loss: now.loss });
+        let best = self.job.config.checkpoint.keep_best && self.saves.improves(self.job, now)?;
+        if best {
+            self.tell(&Event::Best { step: now.step, loss: now.loss });
+        }
+        Ok(best)
     }
 }
 

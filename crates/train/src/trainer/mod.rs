@@ -47,6 +47,8 @@ pub struct Outcome {
     pub stopped: bool,
     /// The newest checkpoint.
     pub checkpoint: Option<String>,
+    /// Step and loss of the best evaluation, where `checkpoint.keep_best` keeps its checkpoint.
+    pub best: Option<(u64, f64)>,
     /// Loss of every step that this process did.
     pub losses: Vec<f64>,
 }

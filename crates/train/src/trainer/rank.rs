@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
+use crate::partition;
 use crate::pretrained::{Pretrained, Which, together};
 use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
@@ -48,12 +49,14 @@ pub(super) struct RankRun<'a> {
     pub(super) compute: Compute,
     pub(super) schedule: Schedule,
     pub(super) progress: Progress,
-    saves: Saves,
+    pub(super) saves: Saves,
     /// Who holds what of the state, on all ranks.
     known: Known,
     /// Absent until the state is there.
     records: Option<Arc<Records>>,
     pub(super) losses: Vec<f64>,
+    /// FLOPs of the model in one step, over all ranks, where they are known.
+    pub(super) flops: Option<f64>,
     /// Steps in a row that changed nothing, up to the last one.
     pub(super) skipped: u64,
     /// Rank 0 keeps other processes out of the folder.
@@ -82,6 +85,7 @@ impl<'a> RankRun<'a> {
         let saves = Saves::new(&world, job.store()?, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
         let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
+        let flops = partition::flops(&*job.model, geometry.global_batch, config.data.sequence as u64).ok();
         let mut run = RankRun {
             job,
             world,
@@ -99,6 +103,7 @@ impl<'a> RankRun<'a> {
             known,
             records: None,
             losses: Vec::new(),
+            flops,
             skipped: 0,
             _lock: lock,
         };
@@ -197,6 +202,7 @@ impl RankRun<'_> {
         self.load(&*start.store(job)?, &start.folder)?;
         let (step, mesh) = (self.progress.step, Some(self.progress.mesh.clone()));
         self.progress.from = job.config.checkpoint.from.clone();
+        self.saves.resume_best(self.progress.best.filter(|_| job.config.checkpoint.keep_best));
         self.saves.newest = Some((step, start.folder.clone()));
         self.saves.newer = start.newer;
         let Start { folder, changed, .. } = start;
@@ -250,13 +256,14 @@ impl RankRun<'_> {
             let step = self.progress.step;
             self.saves.poll(self.job)?;
             self.refuse_divergence()?;
+            let mut best = false;
             if config.train.eval_every > 0 && step.is_multiple_of(config.train.eval_every) {
-                self.evaluate()?;
+                best = self.evaluate()?;
             }
             stopped = wishes.stop && step < steps;
             due |= config.checkpoint.every > 0 && step.is_multiple_of(config.checkpoint.every);
             // A step that was skipped leaves nothing new to save: what is due waits for one that was not.
-            if ((due && self.skipped == 0) || wishes.save) && step < last && !stopped {
+            if best || (((due && self.skipped == 0) || wishes.save) && step < last && !stopped) {
                 due = false;
                 self.save()?;
             }
@@ -288,12 +295,15 @@ impl RankRun<'_> {
                 return Err(Error::NotSaved { step, why, newest });
             }
         }
+        let best = self.saves.best().map(|best| (best.step, best.loss));
         let checkpoint = self.saves.newest.map(|(_, folder)| folder);
-        Ok(Outcome { step, loss: self.losses.last().copied(), stopped, checkpoint, losses: self.losses })
+        let loss = self.losses.last().copied();
+        Ok(Outcome { step, loss, stopped, checkpoint, best, losses: self.losses })
     }
 
     fn save(&mut self) -> Result<()> {
         let began = Instant::now();
+        self.progress.best = self.saves.best();
         let mut state = resume::snapshot(self.job, &self.replica, &self.progress)?;
         state.known = Some(self.known.clone());
         // After a skipped step the checkpoints before it may be the good ones: they all stay.

@@ -62,8 +62,11 @@ impl Records {
             // Told by this very file, and written to its log there.
             Event::RecordsFailed { .. } => return,
             Event::Evaluated { step, loss } => {
-                self.curve(&Record::new(*step).with("eval_loss", *loss));
+                self.curve(&Record::new(*step).with("eval_loss", *loss).with("eval_perplexity", loss.exp()));
                 return;
+            }
+            Event::Best { step, loss } => {
+                (Level::Info, "best evaluation so far", vec![("step", json!(step)), ("loss", json!(loss))])
             }
             Event::Saving { step } => (Level::Info, "saving", vec![("step", json!(step))]),
             Event::Saved { step, folder, took, .. } => {
@@ -92,6 +95,7 @@ impl Records {
         }
         let record = Record::new(report.step)
             .with("loss", report.loss)
+            .with("perplexity", report.perplexity())
             .with("grad_norm", report.grad_norm)
             .with("lr", report.lr)
             .with("tokens_per_second", report.tokens_per_second())
@@ -101,8 +105,13 @@ impl Records {
             .with("epoch", report.epoch)
             .with("skipped", f64::from(u8::from(report.skipped)))
             .with("peak_bytes", report.peak_bytes as f64);
-        let scaled = report.loss_scale != 1.0;
-        self.curve(&if scaled { record.with("loss_scale", report.loss_scale) } else { record });
+        let some = [
+            ("flops_per_second", report.flops.map(|flops| flops / report.seconds.max(1e-9))),
+            ("mfu", report.mfu),
+            ("loss_scale", Some(report.loss_scale).filter(|scale| *scale != 1.0)),
+        ];
+        let known = some.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        self.curve(&known.fold(record, |record, (name, value)| record.with(name, value)));
     }
 
     fn curve(&self, record: &Record) {

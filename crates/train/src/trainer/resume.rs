@@ -29,11 +29,21 @@ pub(crate) struct Progress {
     pub(crate) scale: Option<Scale>,
     /// What positions in the data mean.
     pub(crate) sampler: Option<SamplerState>,
+    /// The best evaluation so far, where the run keeps its checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) best: Option<Best>,
     /// The mesh it was written on.
     pub(crate) mesh: String,
     /// What `checkpoint.from` said when the run went on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
+}
+
+/// The evaluation with the lowest loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Best {
+    pub(crate) step: u64,
+    pub(crate) loss: f64,
 }
 
 /// The factor on the loss, and how many steps it has held.
@@ -63,6 +73,7 @@ impl Progress {
             updates: 0,
             scale: scaled.then_some(Scale { factor: job.config.optim.loss_scale, good: 0 }),
             sampler: Some(sampler.state().clone()),
+            best: None,
             mesh: mesh.to_string(),
             from: None,
         }

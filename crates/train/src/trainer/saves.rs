@@ -2,9 +2,10 @@
 
 use super::Job;
 use super::records::Records;
+use super::resume::Best;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use planaria_ckpt::{Retain, SaveOptions, State};
+use planaria_ckpt::{Meter, Retain, SaveOptions, State};
 use planaria_comm::Comm;
 use planaria_store::Store;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub(super) enum Keep {
 struct Running {
     step: u64,
     blocked: Duration,
+    meter: Arc<Meter>,
     thread: JoinHandle<(planaria_ckpt::Result<()>, Duration)>,
 }
 
@@ -45,6 +47,10 @@ pub(super) struct Saves {
     store: Arc<dyn Store>,
     options: SaveOptions,
     running: Option<Running>,
+    /// The best evaluation so far whose checkpoint is committed.
+    kept: Option<Best>,
+    /// A better one whose checkpoint is being saved.
+    better: Option<Best>,
     /// Step and folder of the newest committed checkpoint.
     pub(super) newest: Option<(u64, String)>,
     /// Checkpoints after the one that the run went back to; they go before the first save.
@@ -69,10 +75,38 @@ impl Saves {
             store,
             options,
             running: None,
+            kept: None,
+            better: None,
             newest: None,
             newer: Vec::new(),
             records: None,
         })
+    }
+
+    /// The best evaluation, of a run that resumes.
+    pub(super) fn resume_best(&mut self, best: Option<Best>) {
+        self.kept = best;
+    }
+
+    /// The best evaluation whose checkpoint is saved or is being saved.
+    pub(super) fn best(&self) -> Option<Best> {
+        self.better.or(self.kept)
+    }
+
+    /// Whether an evaluation is better than all before it; then its checkpoint must be saved and stays until a better one
+    /// is committed. A save of the best before it is waited for, so that all ranks decide alike.
+    pub(super) fn improves(&mut self, job: &Job, now: Best) -> Result<bool> {
+        if self.better.is_some() {
+            self.finish(job)?;
+        }
+        let better = self.kept.is_none_or(|kept| now.loss < kept.loss) && now.loss.is_finite();
+        self.better = better.then_some(now);
+        Ok(better)
+    }
+
+    /// How much of the save under way this rank has written, if there is one.
+    pub(super) fn share(&self) -> Option<f64> {
+        self.running.as_ref()?.meter.share()
     }
 
     /// Begins to save; waits for the save before it, if that is still under way. Collective.
@@ -81,6 +115,9 @@ impl Saves {
         let step = state.step;
         self.tell(job, &Event::Saving { step });
         let (comm, store, mut options) = (self.comm.clone(), self.store.clone(), self.options.clone());
+        options.retain.best = [self.kept, self.better].iter().flatten().map(|best| best.step).collect();
+        let meter = Arc::new(Meter::default());
+        options.meter = Some(meter.clone());
         if keep == Keep::All {
             options.retain = Retain::default();
         }
@@ -92,7 +129,7 @@ impl Saves {
             (removed.and(saved.map(|_| ())), began.elapsed())
         });
         let thread = thread.map_err(|source| Error::Io { path: "the thread of a save".into(), source })?;
-        self.running = Some(Running { step, blocked: began.elapsed(), thread });
+        self.running = Some(Running { step, blocked: began.elapsed(), meter, thread });
         Ok(())
     }
 
@@ -107,9 +144,14 @@ impl Saves {
     /// Waits for the save under way. A failed one is told, not returned: the checkpoints before it are still good.
     /// Why it failed, if it did.
     pub(super) fn finish(&mut self, job: &Job) -> Result<Option<String>> {
-        let Some(Running { step, blocked, thread }) = self.running.take() else { return Ok(None) };
+        let Some(Running { step, blocked, thread, .. }) = self.running.take() else { return Ok(None) };
         let (end, took) = thread.join().map_err(|_| Error::Bug { what: "a save panicked".into() })?;
         let folder = folder(step);
+        if let Some(better) = self.better.take_if(|better| better.step == step)
+            && end.is_ok()
+        {
+            self.kept = Some(better);
+        }
         match end {
             Ok(()) => {
                 self.newest = Some((step, folder.clone()));

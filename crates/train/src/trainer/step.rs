@@ -116,6 +116,8 @@ impl RankRun<'_> {
     }
 
     fn report(&self, moved: &Moved, began: Instant) {
+        let seconds = began.elapsed().as_secs_f64();
+        let peak = self.job.config.log.peak_flops.map(|peak| peak * self.world.size() as f64);
         let report = StepReport {
             step: self.progress.step,
             loss: moved.loss,
@@ -125,7 +127,10 @@ impl RankRun<'_> {
             samples: self.progress.samples,
             consumed_tokens: self.progress.tokens,
             epoch: self.progress.samples as f64 / self.job.data.train.len().max(1) as f64,
-            seconds: began.elapsed().as_secs_f64(),
+            seconds,
+            flops: self.flops,
+            mfu: self.flops.zip(peak).map(|(flops, peak)| flops / seconds.max(1e-9) / peak),
+            saving: self.saves.share(),
             loss_scale: self.progress.scale.map_or(1.0, |scale| scale.factor),
             skipped: moved.skipped,
             peak_bytes: planaria_array::memory_stats().peak as u64,

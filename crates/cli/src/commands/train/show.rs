@@ -45,8 +45,7 @@ impl Show {
         let drawn = style == Style::Lines && terminal.shows_bars();
         let target = if drawn { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(config.train.steps), target);
-        let form = "[{bar:30}] {pos}/{len} steps{msg}, {eta} left";
-        bar.set_style(ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_style(form("[{bar:30}] {pos}/{len} steps"));
         let (every, steps) = (config.log.every, config.train.steps);
         let since = Mutex::new(Since { began: Instant::now(), tokens: 0 });
         Show { bar, style, every, steps, saving: Mutex::new(None), since }
@@ -62,7 +61,7 @@ impl Show {
         if self.style != Style::Lines {
             return;
         }
-        self.say("stopping after this step; again to stop at once");
+        self.say("stopping after this step; signal again to stop at once");
     }
 
     /// Tokens per second since the last line, saves and evaluations among it.
@@ -95,6 +94,10 @@ impl Show {
     }
 
     fn step(&self, report: &StepReport) {
+        if self.bar.message().is_empty() {
+            // Before the first step nothing is known about the time.
+            self.bar.set_style(form("[{bar:30}] {pos}/{len} steps{msg}, {eta} left"));
+        }
         self.bar.set_message(format!(", loss {:.4}", report.loss));
         self.bar.set_position(report.step);
         self.since.lock().unwrap_or_else(PoisonError::into_inner).tokens += report.tokens;
@@ -102,7 +105,10 @@ impl Show {
         if !report.step.is_multiple_of(self.every) && report.step != self.steps && report.step != 1 {
             return;
         }
-        let saving = *self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let saving = match *self.saving.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Saving::Running { step, .. }) => Some(Saving::Running { step, done: report.saving }),
+            other => other,
+        };
         let line = StepLine {
             step: report.step,
             steps: self.steps,
@@ -110,7 +116,7 @@ impl Show {
             grad_norm: report.grad_norm,
             lr: report.lr,
             tokens_per_second: self.rate(),
-            mfu: None,
+            mfu: report.mfu,
             memory: Some(report.peak_bytes),
             memory_limit: None,
             saving,
@@ -120,26 +126,32 @@ impl Show {
     }
 }
 
+fn form(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
 impl Observer for Show {
     fn event(&self, event: &Event) {
         match event {
             Event::Started { ranks, mesh, parameters, samples, step, steps } => {
-                let size = planaria::telemetry::count(*parameters as f64);
+                let size = crate::quantity::parameters(*parameters);
                 let noun = if *ranks == 1 { "rank" } else { "ranks" };
                 let todo = match step <= steps {
                     true => format!("steps {step} to {steps}"),
-                    false => format!("complete at step {}; raise `train.steps` to go on", step - 1),
+                    false => format!("complete at step {}; raise `train.steps` to continue", step - 1),
                 };
-                self.say(&format!("{size} parameters on {ranks} {noun} ({mesh}), {samples} samples, {todo}"));
+                self.say(&format!("{size} on {ranks} {noun} ({mesh}), {samples} samples, {todo}"));
                 self.rate();
+                self.bar.set_position(step.saturating_sub(1));
+                self.bar.reset_eta();
                 self.json(
                     "started",
                     json!({ "ranks": ranks, "mesh": mesh, "parameters": parameters, "step": step }),
                 );
             }
             Event::Resumed { folder, step, mesh, changed } => {
-                let from = mesh.as_ref().map(|mesh| format!(", written on {mesh}")).unwrap_or_default();
-                self.say(&format!("goes on from {folder} (step {step}{from})"));
+                let from = mesh.as_ref().map(|mesh| format!(", saved on {mesh}")).unwrap_or_default();
+                self.say(&format!("resuming from {folder} (step {step}{from})"));
                 if !changed.is_empty() {
                     self.say(&format!("changed since: {}", changed.join(", ")));
                 }
@@ -147,14 +159,19 @@ impl Observer for Show {
             }
             Event::Step(report) => self.step(report),
             Event::Evaluated { step, loss } => {
-                self.say(&format!("step {step}  evaluation loss {loss:.4}"));
-                self.json("evaluated", json!({ "step": step, "loss": loss }));
+                let perplexity = loss.exp();
+                self.say(&format!("step {step}  evaluation loss {loss:.4}  perplexity {perplexity:.2}"));
+                self.json("evaluated", json!({ "step": step, "loss": loss, "perplexity": perplexity }));
+            }
+            Event::Best { step, loss } => {
+                self.say(&format!("step {step} is the best so far; its checkpoint is kept"));
+                self.json("best", json!({ "step": step, "loss": loss }));
             }
             Event::Saving { step } => self.saves(Saving::Running { step: *step, done: None }),
             Event::Saved { step, folder, blocked, took } => {
                 self.saves(Saving::Saved { step: *step });
                 let (took, stood) = (took.as_secs_f64(), blocked.as_secs_f64() * 1e3);
-                self.say(&format!("saved {folder} in {took:.1} s; training stood still for {stood:.1} ms"));
+                self.say(&format!("saved {folder} in {took:.1} s; training paused for {stood:.1} ms"));
                 self.json(
                     "saved",
                     json!({ "step": step, "folder": folder, "seconds": took, "blocked_ms": stood }),
@@ -166,7 +183,7 @@ impl Observer for Show {
                 self.json("save_failed", json!({ "step": step, "error": error }));
             }
             Event::RecordsFailed { error } => {
-                self.say(&format!("warning: metrics cannot be written: {error}; training goes on"));
+                self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
                 self.json("records_failed", json!({ "error": error }));
             }
             _ => {}

@@ -1,0 +1,46 @@
+//! `planaria export`: the metrics of a run for other programs.
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::terminal::Terminal;
+use anyhow::{Context, Result};
+use planaria::telemetry::History;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Write the metrics of a run as the history of Weights & Biases
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Every step is one JSON object with `_step`, `_timestamp` and `_runtime` beside its metrics; steps that a resumed run\n\
+    repeated are there once. Without `-o` the lines go to standard output. The guide to training shows how to load them."
+)]
+pub(crate) struct Args {
+    /// The folder of a run, or a metrics file
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE.jsonl")]
+    output: Option<PathBuf>,
+    /// Replace the file if it exists
+    #[arg(long, requires = "output")]
+    yes: bool,
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let history = History::read(&args.run)?;
+    let mut text = String::new();
+    for row in history.wandb_rows() {
+        writeln!(text, "{row}")?;
+    }
+    let Some(path) = &args.output else {
+        terminal.line(text.trim_end())?;
+        return Ok(Exit::Success);
+    };
+    if path.exists() && !args.yes {
+        let message = format!("'{}' exists already", path.display());
+        return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
+    terminal.line(path.display())?;
+    Ok(Exit::Success)
+}
