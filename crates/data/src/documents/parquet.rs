@@ -9,6 +9,7 @@ use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Rows read at a time.
@@ -17,7 +18,7 @@ const ROWS: usize = 1024;
 pub(super) fn each_value(path: &Path, column: &str, take: Take<'_>) -> Result<()> {
     let damaged = |e: ParquetError| Error::parquet(path, format!("it cannot be read: {e}"));
     let file = File::open(path).map_err(Error::io("open", path))?;
-    let reader = SerializedFileReader::new(file).map_err(damaged)?;
+    let reader = guarded(|| SerializedFileReader::new(file)).map_err(damaged)?;
     let columns = reader.metadata().file_metadata().schema_descr_ptr();
     let all = columns.columns();
     let Some(place) = all.iter().position(|c| c.path().string() == column) else {
@@ -31,10 +32,11 @@ pub(super) fn each_value(path: &Path, column: &str, take: Take<'_>) -> Result<()
     }
     let mut row = 0;
     for group in 0..reader.num_row_groups() {
-        let values = reader.get_row_group(group).and_then(|g| g.get_column_reader(place)).map_err(damaged)?;
+        let open = || reader.get_row_group(group).and_then(|rows| rows.get_column_reader(place));
+        let values = guarded(open).map_err(damaged)?;
         let mut values = get_typed_column_reader::<ByteArrayType>(values);
         loop {
-            let texts = read(&mut values, found).map_err(damaged)?;
+            let texts = guarded(|| read(&mut values, found)).map_err(damaged)?;
             if texts.is_empty() {
                 break;
             }
@@ -50,6 +52,13 @@ pub(super) fn each_value(path: &Path, column: &str, take: Take<'_>) -> Result<()
         }
     }
     Ok(())
+}
+
+/// A panic as an error: the reader trusts some numbers of a file (offsets, encodings of pages), and a damaged one must not
+/// end the program. What panicked is not used again.
+fn guarded<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    let broken = |_| Err(ParquetError::General("its numbers contradict each other".into()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(broken)
 }
 
 /// The next rows; none at the end of the row group, `None` for a row without a value.
