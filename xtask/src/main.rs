@@ -14,6 +14,7 @@ mod s3;
 mod suite;
 mod summary;
 mod tidy;
+mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -50,7 +51,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Open what we write with torch, safetensors and transformers
+    /// Test the Python package, and open what we write with torch, safetensors and transformers
     Python,
     /// Time our kernels against torch, in turn, and record the ratios under benches/runs
     Bench(bench::Options),

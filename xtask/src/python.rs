@@ -5,15 +5,19 @@ use std::path::{Path, PathBuf};
 use crate::peers;
 use crate::process::{cargo, run};
 use crate::summary::{Counts, Outcome, counts};
+use crate::wheel;
 
-/// Runs the scripts by themselves; answers whether nothing failed.
+/// Runs the tests of the package and the scripts by themselves; answers whether nothing failed.
 pub(crate) fn run_alone(root: &Path) -> bool {
-    let (outcome, counts) = step(root, &[], &peers::torch_python(root));
-    match &outcome {
-        Outcome::Skipped(reason) => eprintln!("skipped: {reason}"),
-        _ => println!("{} passed, {} failed", counts.passed, counts.failed),
+    let torch = peers::torch_python(root);
+    let steps = [wheel::step(root, &torch), step(root, &[], &torch)];
+    for (outcome, counts) in &steps {
+        match outcome {
+            Outcome::Skipped(reason) => eprintln!("skipped: {reason}"),
+            _ => println!("{} passed, {} failed", counts.passed, counts.failed),
+        }
     }
-    !matches!(outcome, Outcome::Failed)
+    steps.iter().all(|(outcome, _)| !matches!(outcome, Outcome::Failed))
 }
 
 /// Runs every script; skipped with the reason where there is no interpreter with what they import.

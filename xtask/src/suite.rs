@@ -7,7 +7,7 @@ use std::thread;
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{compilers, golden, kernels, licences, mpi, peers, python, s3, tidy};
+use crate::{compilers, golden, kernels, licences, mpi, peers, python, s3, tidy, wheel};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -32,7 +32,9 @@ pub(crate) fn run(root: &Path) -> bool {
         tests(root, &needs, &mut summary);
         paths(root, &needs, &mut summary);
         programs(root, &needs, &mut summary);
-        summary.step("python", || python::step(root, features, &torch.join().unwrap_or_else(gone)));
+        let torch = torch.join().unwrap_or_else(gone);
+        summary.step("python package", || wheel::step(root, &torch));
+        summary.step("python", || python::step(root, features, &torch));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
         summary.step("kernels", || kernels::compile_step(root));
         summary.step("emulated device", || kernels::emulate_step(root));
@@ -75,6 +77,7 @@ fn preflight(root: &Path) -> Needs {
     let reason = needs.mpi.as_ref().err();
     eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
     eprintln!("torch, transformers    in a venv under target, made when missing (formats of others)");
+    eprintln!("maturin, pytest        in a venv under target, made when missing (the Python package)");
     eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
     eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
     needs

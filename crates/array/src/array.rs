@@ -201,12 +201,21 @@ impl Array {
 
     /// True when writes through one of the two can be seen through the other.
     pub fn shares_storage(&self, other: &Array) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage)
+        Arc::ptr_eq(&self.storage, &other.storage) || self.storage.overlaps(&other.storage)
+    }
+
+    /// True when the elements may not be written: memory that other code lent for reading only.
+    pub fn is_readonly(&self) -> bool {
+        !self.storage.is_writable()
+    }
+
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.storage
     }
 
     /// True when no other array, view or reader has these bytes: they may be overwritten unseen.
     pub fn is_exclusive(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1 && !self.storage.is_shared()
+        Arc::strong_count(&self.storage) == 1 && !self.storage.is_shared() && !self.storage.is_pinned()
     }
 
     /// What tells storages apart; only to be compared, and only while both live.
@@ -241,11 +250,12 @@ impl Array {
         true
     }
 
-    /// An independent value with the same elements. No bytes are copied until one of the two is written.
-    pub fn snapshot(&self) -> Array {
+    /// An independent value with the same elements. No bytes are copied until one of the two is written, unless other
+    /// code shares them (see [`Array::export`]): then they are copied now.
+    pub fn snapshot(&self) -> Result<Array> {
         let mut copy = self.clone();
-        copy.storage = self.storage.snapshot();
-        copy
+        copy.storage = self.storage.snapshot()?;
+        Ok(copy)
     }
 
     pub(crate) fn check_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {

@@ -35,7 +35,7 @@ impl fmt::Display for Array {
 
 impl Array {
     /// The elements that print: both ends of every dim of a large array, which is not read beyond them.
-    fn edges(&self) -> Result<Array> {
+    pub fn edges(&self) -> Result<Array> {
         let mut seen = self.clone();
         if self.numel() <= SHOWN {
             return Ok(seen);

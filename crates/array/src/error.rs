@@ -235,6 +235,12 @@ pub enum Error {
         /// The view's shape.
         shape: Shape,
     },
+    /// A write to memory that other code lent for reading only.
+    #[error("{op}: the array is read-only; write to a copy of it")]
+    ReadOnly {
+        /// The operation.
+        op: &'static str,
+    },
     /// A reduction without a neutral element, such as the maximum, over a dim without elements.
     #[error("{op}: dim {dim} of shape {shape} is empty, and {op} of no elements is not defined")]
     EmptyReduction {
@@ -276,7 +282,7 @@ impl Error {
             | Error::IndexDType { .. }
             | Error::IndexSource { .. }
             | Error::IndexBroadcast { .. } => ErrorClass::Index,
-            Error::Step { .. } | Error::Argument { .. } => ErrorClass::Value,
+            Error::Step { .. } | Error::Argument { .. } | Error::ReadOnly { .. } => ErrorClass::Value,
             _ => ErrorClass::Runtime,
         }
     }

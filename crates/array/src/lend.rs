@@ -15,9 +15,10 @@ pub struct Lent {
 
 impl Array {
     /// Memory for all elements of this array with unspecified contents; `None` when the view does not show its whole
-    /// storage in order, or when the memory is not the host's. Every view sees the new values once it is given back.
+    /// storage in order, or when the memory is not the host's or shared with other code. Every view sees the new values
+    /// once it is given back.
     pub fn lend(&self) -> Result<Option<Lent>> {
-        if self.device() != Device::Cpu || !self.is_whole() {
+        if self.device() != Device::Cpu || !self.is_whole() || self.storage().is_pinned() {
             return Ok(None);
         }
         let buffer = HostBuffer::new(self.numel() * self.dtype().size())?;
@@ -64,7 +65,7 @@ mod tests {
     #[test]
     fn an_array_has_its_old_values_until_the_memory_comes_back() {
         let x = Array::from_slice(&[1u16, 2, 3], &[3]).unwrap();
-        let (view, kept) = (x.reshape(&[3, 1]).unwrap(), x.snapshot());
+        let (view, kept) = (x.reshape(&[3, 1]).unwrap(), x.snapshot().unwrap());
         let mut lent = x.lend().unwrap().unwrap();
         lent.memory().copy_from_slice(bytemuck::cast_slice(&[7u16, 8, 9]));
         assert_eq!(view.to_vec::<u16>().unwrap(), [1, 2, 3]);

@@ -1,5 +1,5 @@
 //! Reference-counted storage: views share it and see each other's writes; snapshots share only its bytes
-//! and are separated by the next write.
+//! and are separated by the next write. Bytes that code outside holds too are pinned: they never move.
 
 use crate::buffer::{Buffer, HostBuffer};
 use crate::cuda;
@@ -7,7 +7,8 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 use planaria_cuda::{Access, Block, Lane};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What all views of one array have in common.
@@ -17,24 +18,46 @@ pub(crate) struct Storage {
     buffer: Mutex<Arc<Buffer>>,
     /// Counts writes, so that saved values can tell that they are stale.
     version: AtomicU64,
+    /// How many outside this crate know the address of the bytes. While there are any, the bytes stay where they are:
+    /// a write changes them in place, and a snapshot copies.
+    pins: AtomicUsize,
+    /// Addresses of memory that was never ours, which arrays of other storages may lie in too.
+    outside: Option<Range<usize>>,
+    writable: bool,
     device: Device,
     bytes: usize,
 }
 
 impl Storage {
+    fn of(buffer: Arc<Buffer>, device: Device, bytes: usize) -> Storage {
+        Storage {
+            buffer: Mutex::new(buffer),
+            version: AtomicU64::new(0),
+            pins: AtomicUsize::new(0),
+            outside: None,
+            writable: true,
+            device,
+            bytes,
+        }
+    }
+
     pub(crate) fn host(buffer: HostBuffer) -> Arc<Storage> {
         let bytes = buffer.bytes();
-        Arc::new(Storage {
-            buffer: Mutex::new(Arc::new(Buffer::Host(buffer))),
-            version: AtomicU64::new(0),
-            device: Device::Cpu,
-            bytes,
-        })
+        Arc::new(Storage::of(Arc::new(Buffer::Host(buffer)), Device::Cpu, bytes))
+    }
+
+    /// Memory of other code, pinned for as long as it is used.
+    pub(crate) fn foreign(buffer: HostBuffer, writable: bool) -> Arc<Storage> {
+        let (start, bytes) = (buffer.ptr().addr().get(), buffer.bytes());
+        let mut storage = Storage::of(Arc::new(Buffer::Host(buffer)), Device::Cpu, bytes);
+        storage.pins = AtomicUsize::new(1);
+        storage.outside = Some(start..start + bytes);
+        storage.writable = writable;
+        Arc::new(storage)
     }
 
     pub(crate) fn meta(bytes: usize) -> Arc<Storage> {
-        let buffer = Mutex::new(Arc::new(Buffer::Meta));
-        Arc::new(Storage { buffer, version: AtomicU64::new(0), device: Device::Meta, bytes })
+        Arc::new(Storage::of(Arc::new(Buffer::Meta), Device::Meta, bytes))
     }
 
     /// Memory of a device with unspecified contents; of the meta device, none.
@@ -44,8 +67,7 @@ impl Storage {
             Device::Meta => Buffer::Meta,
             Device::Cuda(ordinal) => Buffer::Cuda(cuda::lane(ordinal)?.block(op, bytes)?),
         };
-        let buffer = Mutex::new(Arc::new(buffer));
-        Ok(Arc::new(Storage { buffer, version: AtomicU64::new(0), device, bytes }))
+        Ok(Arc::new(Storage::of(Arc::new(buffer), device, bytes)))
     }
 
     pub(crate) fn device(&self) -> Device {
@@ -70,19 +92,55 @@ impl Storage {
         self.lock().clone()
     }
 
-    /// A storage with the same bytes that no longer follows this one's writes. Costs no copy.
-    pub(crate) fn snapshot(&self) -> Arc<Storage> {
-        Arc::new(Storage {
-            buffer: Mutex::new(self.read()),
-            version: AtomicU64::new(0),
-            device: self.device,
-            bytes: self.bytes,
-        })
+    /// A storage with the same bytes that no longer follows this one's writes. Costs no copy unless the bytes are
+    /// pinned: writes from outside are not seen here, so they cannot be waited for.
+    pub(crate) fn snapshot(&self) -> Result<Arc<Storage>> {
+        let guard = self.lock();
+        let bytes = match guard.as_ref() {
+            Buffer::Host(host) if self.is_pinned() => Arc::new(Buffer::Host(host.try_clone()?)),
+            _ => guard.clone(),
+        };
+        Ok(Arc::new(Storage::of(bytes, self.device, self.bytes)))
     }
 
     /// True when a write would have to move to fresh bytes first.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.lock()) > 1
+    }
+
+    /// True while code outside knows the address of the bytes.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 0
+    }
+
+    /// False for memory that was handed to us for reading only.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// True when both lie in one piece of memory that was never ours.
+    pub(crate) fn overlaps(&self, other: &Storage) -> bool {
+        match (&self.outside, &other.outside) {
+            (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
+            _ => false,
+        }
+    }
+
+    /// Keeps the bytes where they are until [`Storage::unpin`], and answers where. Bytes that a snapshot holds are
+    /// copied first, so that what is written from outside does not reach it.
+    pub(crate) fn pin(&self, op: &'static str) -> Result<*mut u8> {
+        let mut guard = self.lock();
+        let Buffer::Host(host) = guard.as_ref() else { return Err(no_bytes(op, self.device)) };
+        if !self.is_pinned() && Arc::strong_count(&guard) > 1 {
+            *guard = Arc::new(Buffer::Host(host.try_clone()?));
+        }
+        self.pins.fetch_add(1, Ordering::AcqRel);
+        Ok(of_host(&guard).ptr().as_ptr())
+    }
+
+    /// Takes back one [`Storage::pin`].
+    pub(crate) fn unpin(&self) {
+        self.pins.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Runs `write` on the bytes as elements, copying them first when a snapshot or reader holds them.
@@ -93,10 +151,14 @@ impl Storage {
         Ok(result)
     }
 
-    /// Puts other bytes in place of these; who holds the old ones keeps them.
+    /// Puts other bytes in place of these; who holds the old ones keeps them, unless they are pinned.
     pub(crate) fn replace(&self, buffer: HostBuffer) {
         debug_assert_eq!(buffer.bytes(), self.bytes);
-        *self.lock() = Arc::new(Buffer::Host(buffer));
+        let mut guard = self.lock();
+        match guard.as_ref() {
+            Buffer::Host(pinned) if self.is_pinned() => pinned.overwrite(&buffer),
+            _ => *guard = Arc::new(Buffer::Host(buffer)),
+        }
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -105,16 +167,20 @@ impl Storage {
         if self.device != Device::Cpu {
             return Err(no_bytes(op, self.device));
         }
+        if !self.writable {
+            return Err(Error::ReadOnly { op });
+        }
         let mut guard = self.lock();
-        let mut fresh = None;
+        let (mut fresh, mut back) = (Fresh::None, None);
         if Arc::get_mut(&mut guard).is_none() {
             let Buffer::Host(old) = guard.as_ref() else { return Err(no_bytes(op, self.device)) };
-            match coverage {
-                Coverage::All => fresh = Some(HostBuffer::new(old.bytes())?),
-                Coverage::Part => *guard = Arc::new(Buffer::Host(old.try_clone()?)),
-            }
+            fresh = match coverage {
+                Coverage::All => Fresh::Unfilled(HostBuffer::new(old.bytes())?),
+                Coverage::Part => Fresh::Copied(old.try_clone()?),
+            };
+            back = self.is_pinned().then(|| guard.clone());
         }
-        Ok(Update { version: &self.version, guard, fresh })
+        Ok(Update { version: &self.version, guard, fresh, back })
     }
 
     /// Begins a change of a CUDA device's bytes that the lane's stream makes; other access waits until it is committed
@@ -165,23 +231,37 @@ pub(crate) enum Coverage {
 pub(crate) struct Update<'a> {
     version: &'a AtomicU64,
     guard: MutexGuard<'a, Arc<Buffer>>,
-    /// Where the new bytes go when the old ones are held by a snapshot or reader.
-    fresh: Option<HostBuffer>,
+    fresh: Fresh,
+    /// Pinned bytes, which the new ones are copied over in the end.
+    back: Option<Arc<Buffer>>,
+}
+
+/// Where the new bytes go when the old ones are held by a snapshot or reader.
+enum Fresh {
+    /// Nobody holds the old ones.
+    None,
+    /// To be written in full.
+    Unfilled(HostBuffer),
+    /// The old ones are in it already.
+    Copied(HostBuffer),
 }
 
 impl Update<'_> {
     /// The bytes as elements. With old ones, the new ones must be written in full; else change them in place.
     pub(crate) fn slices<T: Pod>(&mut self) -> (Option<&[T]>, &mut [T]) {
         match &mut self.fresh {
-            Some(fresh) => (Some(of_host(&self.guard).slice()), fresh.slice_mut()),
-            None => (None, alone(&mut self.guard).slice_mut()),
+            Fresh::Unfilled(fresh) => (Some(of_host(&self.guard).slice()), fresh.slice_mut()),
+            Fresh::Copied(fresh) => (None, fresh.slice_mut()),
+            Fresh::None => (None, alone(&mut self.guard).slice_mut()),
         }
     }
 
     /// Makes the change visible.
     pub(crate) fn commit(mut self) {
-        if let Some(fresh) = self.fresh.take() {
-            *self.guard = Arc::new(Buffer::Host(fresh));
+        match (self.fresh, self.back) {
+            (Fresh::Unfilled(new) | Fresh::Copied(new), Some(pinned)) => of_host(&pinned).overwrite(&new),
+            (Fresh::Unfilled(new) | Fresh::Copied(new), None) => *self.guard = Arc::new(Buffer::Host(new)),
+            (Fresh::None, _) => {}
         }
         self.version.fetch_add(1, Ordering::AcqRel);
     }

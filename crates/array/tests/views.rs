@@ -25,7 +25,7 @@ fn writes_through_a_view_are_seen_by_all_views() {
 #[test]
 fn a_snapshot_keeps_its_value() {
     let x = iota(&[4]);
-    let before = x.snapshot();
+    let before = x.snapshot().unwrap();
     assert!(x.is_snapshotted());
     x.fill(7).unwrap();
     assert_eq!(values(&before), [0, 1, 2, 3]);

@@ -62,6 +62,12 @@ pub enum Error {
         /// Whether trying again may help.
         transient: bool,
     },
+    /// The caller said that nothing more should be written.
+    #[error("told to stop before '{name}' was written")]
+    Stopped {
+        /// The file that would have been next.
+        name: String,
+    },
     /// Retries did not help within their time.
     #[error("gave up after {tries} tries in {seconds} s: {last}")]
     GaveUp {

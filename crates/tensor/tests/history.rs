@@ -160,7 +160,7 @@ fn a_recomputed_block_of_any_order() {
 fn elements_that_can_be_fetched_are_not_kept() {
     let whole = Tensor::from_slice(&[1.0f64, 2.0, 3.0, 4.0], &[2, 2]).unwrap().local().clone();
     let count = Arc::new(AtomicUsize::new(0));
-    let (fetched, source) = (count.clone(), whole.snapshot());
+    let (fetched, source) = (count.clone(), whole.snapshot().unwrap());
     let used = whole.copy().unwrap();
     let weight = Tensor::new(used.clone()).requires_grad().fetched_by(Arc::new(move || {
         fetched.fetch_add(1, Ordering::Relaxed);

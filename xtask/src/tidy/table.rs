@@ -34,6 +34,7 @@ pub(super) const PRINTING_FLOOR: u8 = 7;
 pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/alloc.rs",
     "crates/array/src/buffer.rs",
+    "crates/array/src/foreign.rs",
     "crates/array/src/cpu/gather_prefetch.rs",
     "crates/array/src/cpu/mask_compress.rs",
     "crates/array/src/cpu/simd.rs",
@@ -49,6 +50,8 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/store/src/local/sys.rs",
     "crates/comm/src/mpi/raw.rs",
     "crates/data/src/map.rs",
+    "crates/py/src/buffer.rs",
+    "crates/py/src/dlpack.rs",
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.

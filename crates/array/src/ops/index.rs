@@ -63,6 +63,17 @@ impl Array {
         write(&resolved, Written::Scalar(value.into()), Put::Replace)
     }
 
+    /// Adds `value`, broadcast, to the elements at `index`. An element that is named several times gets every addend, in
+    /// the order of the index. Views see the change.
+    pub fn add_at(&self, index: &[Index], value: &Array) -> Result<()> {
+        value.check_dtype("add_at", self.dtype())?;
+        let resolved = resolve(self, index)?;
+        if resolved.placed.is_empty() {
+            return resolved.view.binary_in_place(super::Binary::Add, value);
+        }
+        write(&resolved, Written::Array(value), Put::Accumulate)
+    }
+
     /// A copy of this array with `value` written at the given positions: one index array or mask per dim, `None`
     /// for a whole dim. The value must broadcast to the shape of `x[indices]`.
     pub fn index_put(&self, indices: &[Option<Array>], value: &Array, put: Put) -> Result<Array> {

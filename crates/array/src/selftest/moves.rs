@@ -104,7 +104,7 @@ fn copies(dtype: DType, all: &mut Vec<Case>) {
     }));
     let inputs = vec![Input::plain(some(&[12, 34], dtype, 2)), Input::plain(some(&[1, 17], dtype, 3))];
     all.push(Case::new("copy", format!("{dtype} into views"), inputs, Tolerance::Bits, |x, _| {
-        let kept = x[0].snapshot();
+        let kept = x[0].snapshot()?;
         x[0].slice(1, Some(1), None, 2)?.copy_from(&x[1])?;
         x[0].narrow(0, 3, 4)?.fill(1)?;
         x[0].slice(1, Some(3), None, 7)?.fill(Scalar::Int(0))?;

@@ -74,7 +74,7 @@ fn handed(device: Device) -> Result<bool> {
         let first = scope.spawn(move || -> Result<()> {
             for i in 0..200u16 {
                 let x = Array::full_on(&[100_000 + usize::from(i)], f32::from(i), DType::F32, device)?;
-                let kept = x.snapshot();
+                let kept = x.snapshot()?;
                 x.fill(-1.0)?;
                 if to_second.send((kept, f32::from(i))).is_err() {
                     break;
@@ -112,7 +112,7 @@ fn snapshots(device: Device) -> Result<bool> {
     let x = Array::full_on(&[1 << 20], 1, DType::F32, device)?;
     let mut kept = Vec::new();
     for _ in 0..6 {
-        kept.push(x.snapshot());
+        kept.push(x.snapshot()?);
         x.binary_in_place(crate::ops::Binary::Add, &Array::scalar(1.0, DType::F32)?)?;
     }
     let holds = |array: &Array, value: f32| array.to_vec::<f32>().map(|v| v.iter().all(|&x| x == value));

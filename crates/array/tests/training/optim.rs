@@ -112,7 +112,7 @@ fn views_and_snapshots_are_updated_in_place_and_snapshots_keep_their_values() {
 
     let (p1, m1, v1) = (fresh(&p), fresh(&m), fresh(&v));
     let view = p1.reshape(&[30, 100]).unwrap();
-    let kept = [p1.snapshot(), m1.snapshot(), v1.snapshot()];
+    let kept = [p1.snapshot().unwrap(), m1.snapshot().unwrap(), v1.snapshot().unwrap()];
     let before = p1.version();
     assert_eq!(step_on(&p1, &g, &m1, &v1), want);
     assert_eq!(values(&view), want[0], "views follow");
@@ -129,7 +129,7 @@ fn views_and_snapshots_are_updated_in_place_and_snapshots_keep_their_values() {
         view
     };
     let (a, b, c) = (part(0, &p), part(1, &m), part(2, &v));
-    let held = flat.snapshot();
+    let held = flat.snapshot().unwrap();
     assert_eq!(step_on(&a, &g, &b, &c), want);
     assert_eq!(values(&flat.narrow(0, 3 * n, n).unwrap()), vec![5.0; n]);
     assert_eq!(values(&held.narrow(0, 0, n).unwrap()), values(&p));

@@ -31,7 +31,7 @@ impl Landing {
             Room::Part => larger.narrow(0, 10, count)?,
         };
         let around = [larger.narrow(0, 0, 10)?, larger.narrow(0, count + 10, 10)?];
-        Ok(Landing { kept: recv.snapshot(), recv, around })
+        Ok(Landing { kept: recv.snapshot()?, recv, around })
     }
 
     fn check(&self, what: &str, want: &Array) -> Outcome {

@@ -93,7 +93,7 @@ pub(super) fn in_place_and_inside(comm: &Arc<dyn Comm>) -> Outcome {
     let around = ops::concat(&[&larger.narrow(0, 0, 10)?, &larger.narrow(0, 110, 10)?], 0)?;
     same_bits("around", &around, &Array::full(&[20], 9, DType::BF16)?)?;
     // A snapshot taken before keeps the old value.
-    let kept = whole.snapshot();
+    let kept = whole.snapshot()?;
     comm.all_reduce(AllReduce { send: whole.clone(), recv: whole.clone(), op: Reduce::Max })?;
     same_bits("snapshot", &kept, &want)
 }

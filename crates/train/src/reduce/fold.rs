@@ -24,7 +24,7 @@ impl Fold {
     pub(super) fn add(&mut self, addend: &Array) -> Result<()> {
         self.0 = Some(match self.0.take() {
             // The addend may be part of a longer buffer, which must not live as long as the sum.
-            None if addend.dtype() == DType::F32 && addend.is_whole() => addend.snapshot(),
+            None if addend.dtype() == DType::F32 && addend.is_whole() => addend.snapshot()?,
             None if addend.dtype() == DType::F32 => addend.copy()?,
             None => addend.cast(DType::F32)?,
             Some(sum) if addend.dtype() == DType::F32 => {

@@ -33,7 +33,7 @@ impl Micro {
         let lane = &mut self.lanes[lane];
         lane.came += 1;
         lane.sum = Some(match lane.sum.take() {
-            None => grad.snapshot(),
+            None => grad.snapshot()?,
             Some(sum) => {
                 sum.binary_in_place(Binary::Add, &grad)?;
                 sum

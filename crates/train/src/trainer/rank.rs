@@ -23,7 +23,6 @@ use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Keeping, Zero};
-use planaria_array::Array;
 use planaria_ckpt::{Item, Kind, Known, LoadOptions, State};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
@@ -211,7 +210,7 @@ impl RankRun<'_> {
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
-        let mut state = State::new(resume::items(&self.replica, Array::clone)?);
+        let mut state = State::new(resume::items(&self.replica, |array| Ok(array.clone()))?);
         state.known = Some(self.known.clone());
         let loaded = planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default());
         loaded.map_err(|error| start::unreadable(self.job, folder, error))?;
@@ -222,7 +221,7 @@ impl RankRun<'_> {
     /// Weights of another folder to begin with: a checkpoint of ours, a run's newest, or what others wrote. Collective.
     fn start_from(&mut self, path: &Path) -> Result<()> {
         let only_weights = |item: &Item| item.kind == Kind::Parameter;
-        let items = resume::items(&self.replica, Array::clone)?;
+        let items = resume::items(&self.replica, |array| Ok(array.clone()))?;
         let mut state = State::new(items.into_iter().filter(only_weights).collect());
         Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
     }

@@ -81,14 +81,17 @@ impl Progress {
 }
 
 /// The arrays of this rank as checkpoint items, each passed through `hold`.
-pub(super) fn items(replica: &Replica, hold: impl Fn(&Array) -> Array) -> Result<Vec<Item>> {
+pub(super) fn items(
+    replica: &Replica,
+    hold: impl Fn(&Array) -> planaria_array::Result<Array>,
+) -> Result<Vec<Item>> {
     let mut all = Vec::new();
     for weight in &replica.weights {
         if matches!(weight.tie, Tie::Into(_)) {
             continue;
         }
         weight.items(&mut |kind, array, range| {
-            all.extend(weight.item(&kind, &hold(array), range)?);
+            all.extend(weight.item(&kind, &hold(array)?, range)?);
             Ok(())
         })?;
     }

@@ -1,0 +1,123 @@
+//! The private module `_planaria`, over which the package `planaria` is written.
+
+mod array;
+mod buffer;
+mod comm;
+mod convert;
+mod display;
+mod dlpack;
+mod dtype;
+mod error;
+mod examine;
+mod failure;
+mod gil;
+mod index;
+mod layout;
+mod load;
+mod object;
+mod open;
+mod operators;
+mod ops;
+mod picks;
+mod save;
+mod shapes;
+mod state;
+mod target;
+mod tensor;
+mod train;
+
+use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
+
+/// Adds functions, one after the other.
+fn add(module: &Bound<'_, PyModule>, functions: &[Bound<'_, PyCFunction>]) -> PyResult<()> {
+    functions.iter().try_for_each(|function| module.add_function(function.clone()))
+}
+
+#[pymodule(gil_used = false)]
+fn _planaria(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    gil::remember_main_thread();
+    classes(module)?;
+    verbs(module)?;
+    array_api(module)
+}
+
+fn classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<array::PyArray>()?;
+    module.add_class::<dtype::PyDType>()?;
+    module.add_class::<index::PyAt>()?;
+    module.add_class::<index::PyPlace>()?;
+    module.add_class::<comm::PyComm>()?;
+    module.add_class::<layout::PyLayout>()?;
+    module.add_class::<layout::PyMesh>()?;
+    module.add_class::<layout::PyPlan>()?;
+    module.add_class::<open::PySource>()?;
+    module.add_class::<open::PyStored>()?;
+    module.add_class::<save::PySaveJob>()?;
+    module.add_class::<tensor::PyTensor>()?;
+    module.add_class::<tensor::PyNoGrad>()?;
+    module.add_class::<train::PyRun>()
+}
+
+fn verbs(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let functions = [
+        wrap_pyfunction!(array::array, module)?,
+        wrap_pyfunction!(array::empty, module)?,
+        wrap_pyfunction!(array::from_dlpack, module)?,
+        wrap_pyfunction!(array::rebuild, module)?,
+        wrap_pyfunction!(comm::alone, module)?,
+        wrap_pyfunction!(comm::run_threads, module)?,
+        wrap_pyfunction!(convert::convert_checkpoint, module)?,
+        wrap_pyfunction!(examine::diff_checkpoints, module)?,
+        wrap_pyfunction!(examine::verify_checkpoint, module)?,
+        wrap_pyfunction!(layout::layout_of, module)?,
+        wrap_pyfunction!(layout::mesh, module)?,
+        wrap_pyfunction!(layout::plan, module)?,
+        wrap_pyfunction!(load::load_tensors, module)?,
+        wrap_pyfunction!(open::open_source, module)?,
+        wrap_pyfunction!(save::save_state, module)?,
+        wrap_pyfunction!(save::start_save, module)?,
+        wrap_pyfunction!(tensor::grad, module)?,
+        wrap_pyfunction!(tensor::tensor, module)?,
+        wrap_pyfunction!(train::check_config, module)?,
+        wrap_pyfunction!(train::plan_config, module)?,
+        wrap_pyfunction!(train::start_run, module)?,
+    ];
+    add(module, &functions)
+}
+
+/// What the namespace of the array API standard is written with.
+fn array_api(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let functions = [
+        wrap_pyfunction!(ops::arange, module)?,
+        wrap_pyfunction!(ops::arg, module)?,
+        wrap_pyfunction!(ops::binary, module)?,
+        wrap_pyfunction!(ops::choose, module)?,
+        wrap_pyfunction!(ops::eye, module)?,
+        wrap_pyfunction!(ops::full, module)?,
+        wrap_pyfunction!(ops::linspace, module)?,
+        wrap_pyfunction!(ops::reduce, module)?,
+        wrap_pyfunction!(ops::scan, module)?,
+        wrap_pyfunction!(ops::searchsorted, module)?,
+        wrap_pyfunction!(ops::sort, module)?,
+        wrap_pyfunction!(ops::unary, module)?,
+        wrap_pyfunction!(ops::unique, module)?,
+        wrap_pyfunction!(shapes::broadcast_shapes, module)?,
+        wrap_pyfunction!(shapes::broadcast_to, module)?,
+        wrap_pyfunction!(shapes::flip, module)?,
+        wrap_pyfunction!(shapes::join, module)?,
+        wrap_pyfunction!(shapes::nonzero, module)?,
+        wrap_pyfunction!(shapes::permute, module)?,
+        wrap_pyfunction!(shapes::promoted, module)?,
+        wrap_pyfunction!(shapes::repeat, module)?,
+        wrap_pyfunction!(shapes::reshape, module)?,
+        wrap_pyfunction!(shapes::roll, module)?,
+        wrap_pyfunction!(shapes::squeeze, module)?,
+        wrap_pyfunction!(shapes::take, module)?,
+        wrap_pyfunction!(shapes::take_along, module)?,
+        wrap_pyfunction!(shapes::tile, module)?,
+        wrap_pyfunction!(shapes::triangle, module)?,
+        wrap_pyfunction!(shapes::unsqueeze, module)?,
+    ];
+    add(module, &functions)
+}

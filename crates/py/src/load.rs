@@ -1,0 +1,98 @@
+//! Loading into memory that Python holds, in place.
+
+use std::sync::Arc;
+
+use planaria::array::Array;
+use planaria::ckpt::formats::Source;
+use planaria::ckpt::{Casts, Error, LoadOptions, Report, State, Unmatched, load_source};
+use planaria::comm::alone;
+use pyo3::prelude::*;
+
+use crate::comm::PyComm;
+use crate::error::exception;
+use crate::gil::{Cancel, blocking};
+use crate::open::PySource;
+use crate::state::{arrays, items, mapping, program};
+
+/// What a load answers: names loaded, missing and unexpected, casts, bytes read, seconds.
+type Answer = (Vec<String>, Vec<String>, Vec<String>, Vec<(String, String, String)>, u64, f64);
+
+fn casts(py: Python<'_>, name: &str) -> PyResult<Casts> {
+    match name {
+        "none" => Ok(Casts::Refuse),
+        "floats" => Ok(Casts::Floats),
+        "any" => Ok(Casts::Any),
+        _ => Err(exception(py, "ArgumentError", format!("casts is {name:?}; use 'none', 'floats' or 'any'"))),
+    }
+}
+
+/// Fills arrays from an open checkpoint. What the two sides lack is reported, not refused: who calls has looked.
+#[pyfunction]
+pub(crate) fn load_tensors(
+    py: Python<'_>,
+    source: &Bound<'_, PySource>,
+    tensors: Vec<(String, Bound<'_, PyAny>)>,
+    casts_allowed: &str,
+    ignore: Vec<String>,
+    mapping_text: Option<String>,
+    comm: Option<Py<PyComm>>,
+) -> PyResult<Answer> {
+    let options = LoadOptions {
+        missing: Unmatched::Allow,
+        unexpected: Unmatched::Allow,
+        ignore,
+        casts: casts(py, casts_allowed)?,
+        ..LoadOptions::default()
+    };
+    let room = arrays(&tensors)?;
+    for (name, array) in &room {
+        if array.is_readonly() {
+            let what = format!("tensor '{name}' is read-only and cannot be filled; give a copy of it");
+            return Err(exception(py, "ArgumentError", what));
+        }
+    }
+    let world = match comm {
+        Some(comm) => comm.get().inner(py)?,
+        None => alone(),
+    };
+    let (program, source) = (program(py, mapping_text)?, source.get().source(py)?);
+    let report = blocking(py, &Cancel::default(), move || {
+        let mut options = options;
+        if let Some(program) = &program {
+            let named = source.tensors.iter().map(|(key, e)| (key.name.clone(), e.shape.clone(), e.dtype));
+            options.mapping = Some(mapping(program, named)?);
+        }
+        fill(&source, &room, |state| load_source(&*world, &source, state, &options))
+    })?;
+    let cast = report.cast.iter().map(|c| (c.tensor.clone(), c.from.to_string(), c.to.to_string())).collect();
+    Ok((report.loaded, report.missing, report.unexpected, cast, report.bytes_read, report.seconds))
+}
+
+/// Loads into the arrays, by way of dense ones where theirs have gaps.
+pub(crate) fn fill(
+    source: &Arc<Source>,
+    room: &[(String, Array)],
+    load: impl FnOnce(&mut State) -> Result<Report, Error>,
+) -> Result<Report, Error> {
+    let mut dense = Vec::with_capacity(room.len());
+    for (name, array) in room {
+        let fits = array.is_contiguous();
+        dense.push((
+            name.clone(),
+            if fits { array.clone() } else { Array::empty(array.shape(), array.dtype())? },
+        ));
+    }
+    let mut state = State::new(items(&dense));
+    if let Some(tied) = source.extra.get("planaria").and_then(|about| about["tied"].as_object()) {
+        let pairs = tied.iter().filter_map(|(name, to)| Some((name.clone(), to.as_str()?.to_string())));
+        state.tied = pairs.collect();
+    }
+    let report = load(&mut state)?;
+    let loaded: std::collections::BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
+    for ((name, array), (_, filled)) in room.iter().zip(&dense) {
+        if !array.shares_storage(filled) && loaded.contains(name.as_str()) {
+            array.copy_from(filled)?;
+        }
+    }
+    Ok(report)
+}

@@ -1,0 +1,299 @@
+//! Saving: what Python holds, written by native threads while the interpreter goes on.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use planaria::aoa::Program;
+use planaria::array::Array;
+use planaria::ckpt::convert::{ConvertOptions, To, plan};
+use planaria::ckpt::formats::{OpenOptions, open_url};
+use planaria::ckpt::{Error, SaveOptions, Saved, State, save};
+use planaria::comm::{Comm, CommExt, alone};
+use pyo3::prelude::*;
+
+use crate::comm::PyComm;
+use crate::convert::{Stop, format};
+use crate::error::{Raise, exception};
+use crate::gil::{Cancel, blocking, compute};
+use crate::state::{arrays, bytes, items, json, mapping, program};
+use crate::target::{Beside, is_taken, target};
+
+/// What a save answers: bytes, tensors, seconds.
+type Answer = (u64, usize, f64);
+
+/// A save with everything it needs, away from Python.
+struct Job {
+    arrays: Vec<(String, Array)>,
+    state: State,
+    world: Arc<dyn Comm>,
+    url: String,
+    to: To,
+    overwrite: bool,
+    program: Option<Program>,
+    max_file_size: u64,
+}
+
+impl Job {
+    /// Takes the values of now: free for our own memory, a copy of what others may change.
+    fn snapshot(&mut self) -> Result<(), Error> {
+        for (_, array) in &mut self.arrays {
+            *array = array.snapshot()?;
+        }
+        Ok(())
+    }
+
+    fn run(mut self, stop: &Arc<AtomicBool>) -> Result<Answer, Error> {
+        let begun = Instant::now();
+        self.state.items = items(&self.arrays);
+        let named = self.arrays.iter().map(|(name, a)| (name.clone(), a.shape().clone(), a.dtype()));
+        let mapping = self.program.as_ref().map(|program| mapping(program, named)).transpose()?;
+        let options = SaveOptions { max_file_size: self.max_file_size, mapping, ..SaveOptions::default() };
+        let saved = match (self.to, self.overwrite && is_taken(&self.url)) {
+            (To::Planaria, false) => self.write(&self.url, &options, stop)?,
+            (To::Planaria, true) => self.replace(&options, stop)?,
+            (to, _) => self.write_as(to, &options, stop)?,
+        };
+        Ok((saved.bytes, saved.tensors, begun.elapsed().as_secs_f64()))
+    }
+
+    fn write(&self, url: &str, options: &SaveOptions, stop: &Arc<AtomicBool>) -> Result<Saved, Error> {
+        let place = target(url, stop)?;
+        save(&*self.world, &place.store, &place.folder, &self.state, options)
+    }
+
+    /// Writes beside the old one, which goes once the new one is whole.
+    fn replace(&self, options: &SaveOptions, stop: &Arc<AtomicBool>) -> Result<Saved, Error> {
+        self.refuse_ranks("overwrite")?;
+        let beside = Beside::of(&self.url, "overwriting")?;
+        let ready = beside.path.join("new").display().to_string();
+        let saved = self.write(&ready, options, stop)?;
+        beside.publish("new")?;
+        Ok(saved)
+    }
+
+    /// Writes ours beside the target and converts it.
+    fn write_as(&self, to: To, options: &SaveOptions, stop: &Arc<AtomicBool>) -> Result<Saved, Error> {
+        self.refuse_ranks("another format")?;
+        if is_taken(&self.url) && !self.overwrite {
+            return Err(Error::Committed { folder: self.url.clone() });
+        }
+        let beside = Beside::of(&self.url, "another format")?;
+        let ours = beside.path.join("ours").display().to_string();
+        let saved = self.write(&ours, options, stop)?;
+        let source = open_url(&ours, &OpenOptions::default())?;
+        let convert = ConvertOptions { max_shard_size: self.max_file_size, ..ConvertOptions::default() };
+        let store = planaria::store::open(&beside.path.display().to_string())?;
+        plan(&source, to, &convert)?.run(&*store, "made", &Stop::new(stop))?;
+        beside.publish("made")?;
+        Ok(saved)
+    }
+
+    fn refuse_ranks(&self, what: &str) -> Result<(), Error> {
+        match self.world.size() {
+            1 => Ok(()),
+            ranks => Err(Error::Request { what: format!("{what} works on one rank, not on {ranks}") }),
+        }
+    }
+}
+
+/// What Python says about a save beside its tensors.
+#[derive(FromPyObject)]
+pub(crate) struct Given<'py> {
+    /// Names that stand for other tensors.
+    #[pyo3(item)]
+    tied: BTreeMap<String, String>,
+    /// The other leaves and the shape of the tree, as JSON.
+    #[pyo3(item)]
+    about: String,
+    #[pyo3(item)]
+    step: u64,
+    #[pyo3(item)]
+    url: String,
+    #[pyo3(item)]
+    comm: Option<Py<PyComm>>,
+    #[pyo3(item)]
+    format: String,
+    #[pyo3(item)]
+    overwrite: bool,
+    #[pyo3(item)]
+    mapping: Option<String>,
+    #[pyo3(item)]
+    max_file_size: Bound<'py, PyAny>,
+}
+
+fn job(py: Python<'_>, tensors: &[(String, Bound<'_, PyAny>)], given: Given<'_>) -> PyResult<Job> {
+    let state =
+        State { step: given.step, extra: json(py, &given.about)?, tied: given.tied, ..State::default() };
+    let world = match &given.comm {
+        Some(comm) => comm.get().inner(py)?,
+        None => alone(),
+    };
+    let max_file_size = bytes(&given.max_file_size, "max_file_size")?;
+    Ok(Job {
+        arrays: arrays(tensors)?,
+        state,
+        world,
+        to: format(py, &given.format)?,
+        url: given.url,
+        overwrite: given.overwrite,
+        program: program(py, given.mapping)?,
+        max_file_size,
+    })
+}
+
+/// Saves and waits.
+#[pyfunction]
+pub(crate) fn save_state(
+    py: Python<'_>,
+    tensors: Vec<(String, Bound<'_, PyAny>)>,
+    given: Given<'_>,
+) -> PyResult<Answer> {
+    let (job, cancel) = (job(py, &tensors, given)?, Cancel::default());
+    let stop = cancel.flag();
+    blocking(py, &cancel, move || job.run(&stop))
+}
+
+/// How far a save in the background has come.
+#[derive(Debug, Default)]
+struct Progress {
+    snapshot: bool,
+    outcome: Option<Result<Answer, Failed>>,
+}
+
+/// An error kept for everyone who asks.
+#[derive(Clone, Debug)]
+enum Failed {
+    Error(Box<Error>),
+    Panic(String),
+}
+
+impl Raise for Failed {
+    fn raise(self, py: Python<'_>) -> PyErr {
+        match self {
+            Failed::Error(error) => error.raise(py),
+            Failed::Panic(text) => exception(py, "InternalError", text),
+        }
+    }
+}
+
+/// A save in the background.
+#[pyclass(frozen, name = "SaveJob", module = "planaria._planaria")]
+#[derive(Debug)]
+pub(crate) struct PySaveJob {
+    shared: Arc<(Mutex<Progress>, Condvar)>,
+    cancel: Cancel,
+    /// Threads do not survive a fork: the process that has this one.
+    process: u32,
+}
+
+/// Begins a save and returns at once.
+#[pyfunction]
+pub(crate) fn start_save(
+    py: Python<'_>,
+    tensors: Vec<(String, Bound<'_, PyAny>)>,
+    given: Given<'_>,
+) -> PyResult<PySaveJob> {
+    let mut job = job(py, &tensors, given)?;
+    if !job.overwrite && job.to == To::Planaria {
+        // What a save refuses it refuses at the call.
+        let url = job.url.clone();
+        compute(py, move || refuse_committed(&url))?;
+    }
+    let shared: Arc<(Mutex<Progress>, Condvar)> = Arc::default();
+    let (cancel, theirs) = (Cancel::default(), shared.clone());
+    let stop = cancel.flag();
+    let work = move || {
+        let tell = |change: &dyn Fn(&mut Progress)| {
+            change(&mut theirs.0.lock().unwrap_or_else(PoisonError::into_inner));
+            theirs.1.notify_all();
+        };
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            job.snapshot()?;
+            tell(&|progress| progress.snapshot = true);
+            job.run(&stop)
+        }));
+        let outcome = match ran {
+            Ok(done) => done.map_err(|error| Failed::Error(Box::new(error))),
+            Err(_) => Err(Failed::Panic("a save broke off; please report this as a bug".into())),
+        };
+        tell(&|progress| {
+            progress.snapshot = true;
+            progress.outcome = Some(outcome.clone());
+        });
+    };
+    let spawned = std::thread::Builder::new().name("planaria-save".into()).spawn(work);
+    spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
+    Ok(PySaveJob { shared, cancel, process: std::process::id() })
+}
+
+fn refuse_committed(url: &str) -> Result<(), Error> {
+    let place = target(url, &Arc::default())?;
+    match planaria::ckpt::open(&place.store, &place.folder) {
+        Ok(_) => Err(Error::Committed { folder: url.to_string() }),
+        Err(_) => Ok(()),
+    }
+}
+
+#[pymethods]
+impl PySaveJob {
+    /// Whether it has ended.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check_process(py)?;
+        compute(py, || Ok::<_, Error>(self.lock().outcome.is_some()))
+    }
+
+    /// Asks it to stop; true unless it has ended.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check_process(py)?;
+        self.cancel.ask();
+        compute(py, || Ok::<_, Error>(self.lock().outcome.is_none()))
+    }
+
+    /// Waits until the state may change; false when the time is over.
+    fn wait_snapshot(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait(py, timeout, |progress| progress.snapshot)
+    }
+
+    /// Waits for the end; false when the time is over.
+    fn wait_end(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait(py, timeout, |progress| progress.outcome.is_some())
+    }
+
+    /// What came of it; raises what went wrong.
+    fn answer(&self, py: Python<'_>) -> PyResult<Option<Answer>> {
+        self.check_process(py)?;
+        let outcome = compute(py, || Ok::<_, Error>(self.lock().outcome.clone()))?;
+        outcome.transpose().map_err(|error| error.raise(py))
+    }
+}
+
+impl PySaveJob {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Progress> {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        crate::comm::check_process(py, "SaveHandle", self.process)
+    }
+
+    /// Waits in short steps, so that signals are seen.
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>, ready: fn(&Progress) -> bool) -> PyResult<bool> {
+        self.check_process(py)?;
+        let end = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+        loop {
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+            let step = left.min(Duration::from_millis(50));
+            let there = py.detach(|| {
+                let guard = self.lock();
+                let waited = self.shared.1.wait_timeout_while(guard, step, |progress| !ready(progress));
+                ready(&waited.unwrap_or_else(PoisonError::into_inner).0)
+            });
+            if there || left.is_zero() {
+                return Ok(there);
+            }
+            py.check_signals()?;
+        }
+    }
+}

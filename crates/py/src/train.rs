@@ -1,0 +1,246 @@
+//! Runs: a trainer that tells what happens through a queue, and takes requests from any thread.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use planaria::nn::models::Models;
+use planaria::train::config::Sources;
+use planaria::train::event::{Event, Observer};
+use planaria::train::plan::{Plan, PlanOptions, model_of};
+use planaria::train::{Config, Error, Outcome, Requests, Trainer};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::comm::check_process;
+use crate::error::{Raise, exception, exception_with};
+use crate::gil::{Cancel, blocking, compute};
+
+/// How many events may wait to be heard; training waits then.
+const WAITING: usize = 1;
+
+/// How long a wait lasts before signals are looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+impl Raise for Error {
+    fn raise(self, py: Python<'_>) -> PyErr {
+        let text = match self.hint() {
+            Some(hint) => format!("{self}; {hint}"),
+            None => self.to_string(),
+        };
+        match self {
+            Error::UnknownKey { key, .. } | Error::Value { key, .. } | Error::Occupied { key, .. } => {
+                exception_with(py, "ConfigError", text, |value| value.setattr("key", key))
+            }
+            Error::Rank { source, .. } => source.raise(py),
+            Error::Checkpoint(error) => error.raise(py),
+            Error::Store(error) => error.raise(py),
+            Error::Comm(error) => error.raise(py),
+            Error::Layout(error) => error.raise(py),
+            Error::Array(error) => error.raise(py),
+            Error::Tensor(error) => error.raise(py),
+            Error::Bug { .. } => exception(py, "InternalError", text),
+            other if other.is_usage() => exception(py, "ConfigError", text),
+            _ => exception(py, "RunError", text),
+        }
+    }
+}
+
+/// A configuration: JSON in the shape of the TOML, or the path of a file.
+fn config(py: Python<'_>, text: Option<String>, path: Option<String>) -> PyResult<Config> {
+    compute(py, move || match (text, path) {
+        (Some(text), _) => {
+            let syntax = |what: String| Error::Syntax { origin: "the configuration".into(), what };
+            let values: serde_json::Value = serde_json::from_str(&text).map_err(|e| syntax(e.to_string()))?;
+            let text = toml::to_string(&values).map_err(|e| syntax(e.to_string()))?;
+            Ok(Sources::text("the configuration", &text).resolve()?.config)
+        }
+        (None, Some(path)) => Ok(Sources::file(path).resolve()?.config),
+        (None, None) => Err(Error::Run { what: "no configuration is given".into() }),
+    })
+}
+
+/// What a run will need, as JSON; nothing is started.
+#[pyfunction]
+pub(crate) fn plan_config(
+    py: Python<'_>,
+    text: Option<String>,
+    path: Option<String>,
+    ranks: Option<usize>,
+) -> PyResult<String> {
+    let config = config(py, text, path)?;
+    let plan = blocking(py, &Cancel::default(), move || {
+        let model = model_of(&config, &Models::default())?;
+        let ranks = ranks.unwrap_or_else(|| config.mesh.ranks());
+        Plan::new(&config, &*model, ranks, &PlanOptions::default())
+    })?;
+    serde_json::to_string(&plan).map_err(|error| exception(py, "InternalError", error.to_string()))
+}
+
+/// Refuses a configuration that no run could have.
+#[pyfunction]
+pub(crate) fn check_config(py: Python<'_>, text: Option<String>, path: Option<String>) -> PyResult<()> {
+    let config = config(py, text, path)?;
+    compute(py, move || config.check(&Models::default()))
+}
+
+/// What happened, or the end.
+enum Told {
+    Event(Event),
+    End(Box<Result<Outcome, Error>>),
+}
+
+/// Hands every event over and waits until it is taken, so that what a callback asks for holds from the next step on.
+#[derive(Debug)]
+struct Speaker(Mutex<SyncSender<Told>>);
+
+impl Observer for Speaker {
+    fn event(&self, event: &Event) {
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Nobody listens any more once the run was given up.
+        let _ = sender.send(Told::Event(event.clone()));
+    }
+}
+
+/// A run under way.
+#[pyclass(frozen, name = "Run", module = "planaria._planaria")]
+pub(crate) struct PyRun {
+    told: Mutex<std::sync::mpsc::Receiver<Told>>,
+    requests: Requests,
+    process: u32,
+}
+
+/// Starts a run on threads of its own.
+#[pyfunction]
+#[pyo3(signature = (text, path, run, ranks, until))]
+pub(crate) fn start_run(
+    py: Python<'_>,
+    text: Option<String>,
+    path: Option<String>,
+    run: Option<String>,
+    ranks: Option<usize>,
+    until: Option<u64>,
+) -> PyResult<PyRun> {
+    let mut config = config(py, text, path)?;
+    if let Some(run) = run {
+        let path = PathBuf::from(run);
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        config.name = name.to_string();
+        config.log.dir = path.parent().map(PathBuf::from).unwrap_or_default();
+    }
+    let (send, told) = sync_channel(WAITING);
+    let requests = Requests::default();
+    let observer = Arc::new(Speaker(Mutex::new(send.clone())));
+    let mut trainer = Trainer::new(config).observer(observer).requests(requests.clone());
+    if let Some(step) = until {
+        trainer = trainer.until(step);
+    }
+    let work = move || {
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trainer.run(ranks)));
+        let outcome = ran.unwrap_or_else(|_| Err(Error::Bug { what: "a rank broke off".into() }));
+        let _ = send.send(Told::End(Box::new(outcome)));
+    };
+    let spawned = std::thread::Builder::new().name("planaria-run".into()).spawn(work);
+    spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
+    Ok(PyRun { told: Mutex::new(told), requests, process: std::process::id() })
+}
+
+#[pymethods]
+impl PyRun {
+    /// Asks to finish the step, save and end.
+    fn stop(&self) {
+        self.requests.stop();
+    }
+
+    /// Asks for a checkpoint after this step.
+    fn save(&self) {
+        self.requests.save();
+    }
+
+    /// Waits for what happens next: a kind and its figures. `None` comes when nothing happened for a while, so that
+    /// signals are seen.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(String, Bound<'py, PyDict>)>> {
+        check_process(py, "Trainer", self.process)?;
+        let told = py.detach(|| self.told.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(TICK));
+        match told {
+            Ok(Told::Event(event)) => describe(py, &event).map(Some),
+            Ok(Told::End(outcome)) => ended(py, *outcome).map(Some),
+            Err(RecvTimeoutError::Timeout) => {
+                py.check_signals()?;
+                Ok(None)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(exception(py, "InternalError", "the run ended without an answer"))
+            }
+        }
+    }
+}
+
+fn ended(py: Python<'_>, outcome: Result<Outcome, Error>) -> PyResult<(String, Bound<'_, PyDict>)> {
+    let outcome = outcome.map_err(|error| error.raise(py))?;
+    let about = PyDict::new(py);
+    about.set_item("step", outcome.step)?;
+    about.set_item("loss", outcome.loss)?;
+    about.set_item("losses", outcome.losses)?;
+    about.set_item("stopped", outcome.stopped)?;
+    about.set_item("checkpoint", outcome.checkpoint)?;
+    Ok(("outcome".into(), about))
+}
+
+fn describe<'py>(py: Python<'py>, event: &Event) -> PyResult<(String, Bound<'py, PyDict>)> {
+    let about = PyDict::new(py);
+    let kind = match event {
+        Event::Started { ranks, mesh, parameters, samples, step, steps } => {
+            about.set_item("ranks", ranks)?;
+            about.set_item("mesh", mesh)?;
+            about.set_item("parameters", parameters)?;
+            about.set_item("samples", samples)?;
+            about.set_item("step", step)?;
+            about.set_item("steps", steps)?;
+            "start"
+        }
+        Event::Resumed { folder, step, mesh, changed } => {
+            about.set_item("folder", folder)?;
+            about.set_item("step", step)?;
+            about.set_item("mesh", mesh)?;
+            about.set_item("changed", changed)?;
+            "resume"
+        }
+        Event::Step(report) => {
+            about.set_item("step", report.step)?;
+            about.set_item("loss", report.loss)?;
+            about.set_item("lr", report.lr)?;
+            about.set_item("grad_norm", report.grad_norm)?;
+            about.set_item("tokens", report.tokens)?;
+            about.set_item("samples", report.samples)?;
+            about.set_item("epoch", report.epoch)?;
+            about.set_item("seconds", report.seconds)?;
+            about.set_item("skipped", report.skipped)?;
+            about.set_item("tokens_per_second", report.tokens_per_second())?;
+            "step"
+        }
+        Event::Evaluated { step, loss } => {
+            about.set_item("step", step)?;
+            about.set_item("loss", loss)?;
+            "eval"
+        }
+        Event::Saved { step, folder, took, .. } => {
+            about.set_item("step", step)?;
+            about.set_item("folder", folder)?;
+            about.set_item("seconds", took.as_secs_f64())?;
+            "save"
+        }
+        Event::SaveFailed { step, error } => {
+            about.set_item("step", step)?;
+            about.set_item("error", error)?;
+            "save_failed"
+        }
+        Event::RecordsFailed { error } => {
+            about.set_item("error", error)?;
+            "records_failed"
+        }
+        _ => "other",
+    };
+    Ok((kind.into(), about))
+}

@@ -1,0 +1,199 @@
+"""States as trees: names of leaves, and the tree as JSON so that it can be made again.
+
+A state is nested dicts, lists and tuples; names join with ``.``. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ._planaria import Array
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def is_tensor(leaf: Any) -> bool:
+    """Whether a leaf has elements: ours, NumPy's, torch's, or anything with ``__dlpack__``."""
+    return isinstance(leaf, Array) or hasattr(leaf, "__dlpack__")
+
+
+def detached(tensor: Any) -> Any:
+    """A torch tensor without its history; anything else as it is."""
+    return tensor.detach() if hasattr(tensor, "detach") else tensor
+
+
+class Flat:
+    """The leaves of a state by name, and its tree."""
+
+    def __init__(self, state: Any) -> None:
+        self.tensors: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
+        self.tied: dict[str, str] = {}
+        self.objects: list[tuple[str, Any, Any]] = []
+        self._seen: dict[Any, str] = {}
+        self.tree = self._walk(state, "")
+
+    def _name(self, path: str, key: Any) -> str:
+        return f"{path}.{key}" if path else str(key)
+
+    def _walk(self, node: Any, path: str) -> Any:
+        if isinstance(node, Mapping):
+            return {"dict": [[key, self._walk(child, self._name(path, _key(key, path)))] for key, child in node.items()]}
+        if isinstance(node, (list, tuple)):
+            kind = "tuple" if isinstance(node, tuple) else "list"
+            return {kind: [self._walk(child, self._name(path, at)) for at, child in enumerate(node)]}
+        if is_tensor(node):
+            return self._tensor(node, path)
+        if isinstance(node, _PLAIN):
+            self._claim(path)
+            self.values[path] = node
+            return {"value": encode(node)}
+        if hasattr(node, "state_dict") and hasattr(node, "load_state_dict"):
+            inner = node.state_dict()
+            self.objects.append((path, node, inner))
+            return self._walk(inner, path)
+        raise TypeError(
+            f"'{path or 'the state'}' is a {type(node).__name__}, which cannot be saved; "
+            "give tensors, numbers, text, bytes, None, or objects with state_dict and load_state_dict"
+        )
+
+    def _claim(self, path: str) -> None:
+        if path in self.tensors or path in self.values or path in self.tied:
+            raise ValueError(f"two leaves have the name '{path}'; rename one of them")
+
+    def _tensor(self, node: Any, path: str) -> Any:
+        self._claim(path)
+        if not path:
+            raise TypeError("the state is a single tensor; give it a name, as in {'weight': tensor}")
+        node = detached(node)
+        same = self._seen.setdefault(_memory(node), path)
+        if same == path:
+            self.tensors[path] = node
+        else:
+            self.tied[path] = same
+        return "tensor"
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, bool) or not isinstance(key, (str, int)):
+        raise TypeError(f"'{path or 'the state'}' has the key {key!r}; keys are text or integers")
+    return key
+
+
+def _memory(tensor: Any) -> Any:
+    """What tells tensors of one memory from others; views of different extents are different tensors."""
+    if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride") and tensor.device.type == "cpu":
+        if tensor.numel() > 0:
+            return ("torch", tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype))
+    if hasattr(tensor, "__array_interface__") and getattr(tensor, "size", 0) > 0:
+        about = tensor.__array_interface__
+        return ("numpy", about["data"][0], about["shape"], tensor.strides, about["typestr"], str(tensor.dtype))
+    return ("object", id(tensor))
+
+
+def encode(value: Any) -> Any:
+    """A leaf as JSON."""
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def decode(value: Any) -> Any:
+    """The leaf that ``encode`` was given."""
+    if isinstance(value, dict):
+        return base64.b64decode(value["bytes"]) if "bytes" in value else float(value["float"])
+    return value
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of a stored tree; a tensor's value is ``...``."""
+    if tree == "tensor":
+        yield path, ...
+    elif "value" in tree:
+        yield path, decode(tree["value"])
+    else:
+        for key, child in _children(tree):
+            yield from leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def _children(tree: Any) -> list[tuple[Any, Any]]:
+    if "dict" in tree:
+        return [(key, child) for key, child in tree["dict"]]
+    return list(enumerate(tree["tuple"] if "tuple" in tree else tree["list"]))
+
+
+def find(tree: Any, path: str) -> Any:
+    """The part of a stored tree below ``path``; ``None`` where there is none."""
+    if not path:
+        return tree
+    if tree == "tensor" or "value" in tree:
+        return None
+    for key, child in _children(tree):
+        name = str(key)
+        if path == name:
+            return child
+        if path.startswith(name + "."):
+            found = find(child, path[len(name) + 1 :])
+            if found is not None:
+                return found
+    return None
+
+
+def build(tree: Any, tensor: Callable[[str], Any], path: str = "") -> Any:
+    """The state a stored tree stands for; ``tensor`` gives the tensor of a name, or raises ``KeyError`` to leave it out."""
+    if tree == "tensor":
+        return tensor(path)
+    if "value" in tree:
+        return decode(tree["value"])
+    made = []
+    for key, child in _children(tree):
+        try:
+            made.append((key, build(child, tensor, f"{path}.{key}" if path else str(key))))
+        except KeyError:
+            continue
+    if "dict" in tree:
+        if tree["dict"] and not made:
+            raise KeyError(path)
+        return dict(made)
+    values = [value for _, value in made]
+    return tuple(values) if "tuple" in tree else values
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested dicts; a name that is also the start of another keeps its dots."""
+    out: dict[str, Any] = {}
+    names = set(flat)
+    for name, value in flat.items():
+        parts = name.split(".")
+        if any(".".join(parts[:n]) in names for n in range(1, len(parts))):
+            out[name] = value
+            continue
+        at = out
+        for part in parts[:-1]:
+            at = at.setdefault(part, {})
+        at[parts[-1]] = value
+    return out
+
+
+def replace(node: Any, values: Mapping[str, Any], path: str = "") -> Any:
+    """Puts new values into the plain leaves of a state, in place where it can change."""
+    if isinstance(node, Mapping):
+        for key in list(node):
+            name = f"{path}.{key}" if path else str(key)
+            new = replace(node[key], values, name)
+            if new is not node[key]:
+                node[key] = new  # type: ignore[index]
+        return node
+    if isinstance(node, (list, tuple)):
+        new = [replace(child, values, f"{path}.{at}" if path else str(at)) for at, child in enumerate(node)]
+        if isinstance(node, list):
+            node[:] = new
+            return node
+        same = all(a is b for a, b in zip(node, new))
+        return node if same else (type(node)(*new) if hasattr(node, "_fields") else type(node)(new))
+    return values.get(path, node) if isinstance(node, _PLAIN) else node

@@ -1,0 +1,199 @@
+"""Training runs: from a dict, step by step or all at once; whatever is cut short is saved and goes on later."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from . import _planaria
+from ._reports import Report
+
+
+@dataclasses.dataclass(repr=False, frozen=True)
+class Step(Report):
+    """One step in figures."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    samples: int
+    epoch: float
+    seconds: float
+    skipped: bool
+    tokens_per_second: float
+
+
+@dataclasses.dataclass(repr=False, frozen=True)
+class Outcome(Report):
+    """How a run ended: ``stopped`` when it was asked to before its last step; what is done is saved."""
+
+    step: int
+    loss: float | None
+    losses: list[float]
+    stopped: bool
+    checkpoint: str | None
+
+
+class RunPlan(Report):
+    """What a run will need, by name."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return dict(self._values)
+
+
+Config = Mapping[str, Any] | str | os.PathLike[str]
+
+
+def _source(config: Config) -> tuple[str | None, str | None]:
+    if isinstance(config, Mapping):
+        return json.dumps(_plain(config)), None
+    if isinstance(config, (str, os.PathLike)):
+        return None, os.fspath(config)
+    raise TypeError(f"a configuration is a dict or the path of a TOML file, not {type(config).__name__}")
+
+
+def _plain(node: Any, key: str = "") -> Any:
+    """The dict as TOML has it: without ``None``, and paths as text."""
+    if isinstance(node, Mapping):
+        return {str(k): _plain(v, str(k)) for k, v in node.items() if v is not None}
+    if isinstance(node, (list, tuple)):
+        return [_plain(v) for v in node]
+    if isinstance(node, os.PathLike):
+        return os.fspath(node)
+    if isinstance(node, (bool, int, float, str)):
+        return node
+    raise TypeError(f"a configuration has no place for the {type(node).__name__} at `{key}`")
+
+
+def plan_run(config: Config, *, ranks: int | None = None) -> RunPlan:
+    """What a run will need: memory of each rank, bytes sent, time lost in the pipeline. Nothing is started."""
+    text, path = _source(config)
+    return RunPlan(json.loads(_planaria.plan_config(text, path, ranks)))
+
+
+class Trainer:
+    """A run of a configuration, which is the TOML as a dict, or the path of a file.
+
+    ``steps()`` goes through it step by step; ``run()`` goes to its end and calls back. Either resumes where the run's
+    folder left off. ``stop()`` and ``save()`` may be called from any thread.
+    """
+
+    def __init__(self, config: Config, *, run: str | os.PathLike[str] | None = None) -> None:
+        self._text, self._path = _source(config)
+        self._run = None if run is None else os.fspath(run)
+        self._lock = threading.Lock()
+        self._now: _planaria.Run | None = None
+        self._outcome: Outcome | None = None
+        _planaria.check_config(self._text, self._path)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the last run ended; ``None`` before that."""
+        return self._outcome
+
+    def stop(self) -> None:
+        """Ask the run to finish its step, save and end; without a run, nothing happens."""
+        with self._lock:
+            if self._now is not None:
+                self._now.stop()
+
+    def save(self) -> None:
+        """Ask for a checkpoint after this step; without a run, nothing happens."""
+        with self._lock:
+            if self._now is not None:
+                self._now.save()
+
+    def steps(self, *, ranks: int | None = None, until: int | None = None) -> Iterator[Step]:
+        """The steps, as they are done. Leaving the loop ends the step, saves, and returns."""
+        run = self._begin(ranks, until)
+        try:
+            for kind, about in self._events(run):
+                if kind == "step":
+                    yield Step(**about)
+        finally:
+            self._end(run)
+
+    def run(
+        self, *, ranks: int | None = None, until: int | None = None, callbacks: Iterable[Any] = ()
+    ) -> Outcome:
+        """Train to the end, or to step ``until``. Callbacks have any of ``on_start on_step on_eval on_save on_end``."""
+        callbacks = list(callbacks)
+        run = self._begin(ranks, until)
+        try:
+            for kind, about in self._events(run):
+                said: Any = Step(**about) if kind == "step" else about
+                for callback in callbacks:
+                    heard = getattr(callback, f"on_{kind}", None)
+                    if heard is not None:
+                        heard(said)
+        finally:
+            self._end(run)
+        assert self._outcome is not None
+        for callback in callbacks:
+            heard = getattr(callback, "on_end", None)
+            if heard is not None:
+                heard(self._outcome)
+        return self._outcome
+
+    def _begin(self, ranks: int | None, until: int | None) -> _planaria.Run:
+        with self._lock:
+            if self._now is not None:
+                raise RuntimeError("the trainer runs already; wait for it, or stop it")
+            self._outcome = None
+            self._now = _planaria.start_run(self._text, self._path, self._run, ranks, until)
+            return self._now
+
+    def _events(self, run: _planaria.Run) -> Iterator[tuple[str, dict[str, Any]]]:
+        while self._outcome is None:
+            said = run.next()
+            if said is None:
+                continue
+            kind, about = said
+            if kind == "outcome":
+                self._outcome = Outcome(**about)
+            else:
+                yield kind, about
+
+    def _end(self, run: _planaria.Run) -> None:
+        """Whatever ended the loop, the run finishes its step and is saved."""
+        try:
+            if self._outcome is None:
+                run.stop()
+                for _ in self._events(run):
+                    pass
+        except _planaria_errors():
+            pass
+        finally:
+            with self._lock:
+                self._now = None
+
+    def __repr__(self) -> str:
+        state = "running" if self._now is not None else "idle" if self._outcome is None else "ended"
+        return f"Trainer {self._run or self._path or 'of a dict'} {state}"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Trainer cannot be pickled; make one in each process")
+
+
+def _planaria_errors() -> type[Exception]:
+    from ._errors import Error
+
+    return Error

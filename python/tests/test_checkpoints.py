@@ -1,0 +1,404 @@
+"""Checkpoints: what is saved comes back, in any framework, or a typed error says why not."""
+
+import asyncio
+import collections
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import planaria
+from planaria import MismatchError
+
+np = pytest.importorskip("numpy")
+
+
+def state():
+    return {
+        "model": {"w": np.arange(12.0, dtype=np.float32).reshape(3, 4), "b": planaria.array([1, 2, 3], dtype="bf16")},
+        "list": [1, 2.5, "text", None, True, b"\0\xff", (np.array(4, np.int64), float("inf"))],
+        "optim": {"state": {0: {"m": np.ones(2)}}},
+        "step": 7,
+    }
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    report = planaria.save(state(), tmp_path / "c")
+    assert report.tensors == 4 and report.url == str(tmp_path / "c") and report.bytes > 0
+    assert report.to_dict()["tensors"] == 4 and "tensors" in repr(report)
+    with pytest.raises(TypeError, match="neither"):
+        bool(report)
+    back = planaria.load(tmp_path / "c", framework="numpy")
+    assert back["model"]["w"].tolist() == state()["model"]["w"].tolist()
+    assert str(planaria.load(tmp_path / "c")["model"]["b"].dtype) == "bf16"
+    assert back["list"][:6] == [1, 2.5, "text", None, True, b"\0\xff"]
+    assert isinstance(back["list"][6], tuple) and back["list"][6][0] == 4 and back["list"][6][1] == float("inf")
+    assert back["optim"]["state"][0]["m"].tolist() == [1, 1] and back["step"] == 7
+    assert list(back) == ["model", "list", "optim", "step"]
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
+    place = tmp_path / "c"
+    for wrong, error, says in [
+        ({"a": {"b": object()}, "w": np.ones(1)}, TypeError, "a.b"),
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError, "a.b"),
+        ({"a": 1}, ValueError, "no tensors"),
+        ({"w": np.array(["x"])}, TypeError, None),
+        ({(1, 2): np.ones(1)}, TypeError, "keys"),
+        (np.ones(3), TypeError, "name"),
+        ({"w": {1, 2}}, TypeError, "w"),
+    ]:
+        with pytest.raises(error, match=says):
+            planaria.save(wrong, place)
+        with pytest.raises(error, match=says):
+            planaria.async_save(wrong, place)
+        assert not place.exists()
+    for options in [{"format": "zip"}, {"max_file_size": "many"}, {"max_file_size": 0}, {"mapping": "a ->"}]:
+        with pytest.raises(ValueError):
+            planaria.save({"w": np.ones(1)}, place, **options)
+    with pytest.raises(TypeError):
+        planaria.save({"w": np.ones(1)}, 5)
+
+
+def test_a_committed_checkpoint_is_replaced_only_when_asked(tmp_path):
+    planaria.save({"w": np.zeros(2)}, tmp_path / "c")
+    with pytest.raises(FileExistsError) as refused:
+        planaria.save({"w": np.ones(2)}, tmp_path / "c")
+    assert isinstance(refused.value, planaria.ExistsError) and isinstance(refused.value, planaria.CheckpointError)
+    with pytest.raises(planaria.ExistsError):
+        planaria.async_save({"w": np.ones(2)}, tmp_path / "c")
+    planaria.save({"w": np.ones(2)}, tmp_path / "c", overwrite=True)
+    assert planaria.load(tmp_path / "c")["w"].tolist() == [1, 1]
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_loading_in_place_keeps_addresses_and_replaces_values(tmp_path):
+    planaria.save(state(), tmp_path / "c")
+    into = state()
+    into["model"]["w"][:] = 0
+    into["optim"]["state"][0]["m"][:] = 0
+    into["step"], into["list"][1] = 0, 0.0
+    address = into["model"]["w"].ctypes.data
+    ours = into["model"]["b"]
+    ours[:] = 0
+    report = planaria.load(tmp_path / "c", into=into)
+    assert into["model"]["w"].ctypes.data == address and into["model"]["w"][2, 3] == 11
+    assert ours.tolist() == [1, 2, 3] and into["step"] == 7 and into["list"][1] == 2.5
+    assert isinstance(into["list"][6], tuple) and report.missing == [] and "model.w" in report.loaded
+    assert report.bytes_read > 0 and report.seconds > 0
+
+
+def test_mismatches_are_all_named_and_nothing_changes(tmp_path):
+    planaria.save({"a": np.ones(2), "b": np.ones((2, 3)), "c": np.ones(1, np.float32), "n": 1}, tmp_path / "c")
+    into = {"a": np.zeros(2), "b": np.zeros((3, 2)), "c": np.zeros(1), "d": np.zeros(1), "m": 2}
+    with pytest.raises(MismatchError) as found:
+        planaria.load(tmp_path / "c", into=into)
+    error = found.value
+    assert error.missing == ["d", "m"] and error.unexpected == ["n"]
+    assert error.shapes == {"b": ((2, 3), (3, 2))} and error.dtypes == {"c": ("f32", "f64")}
+    assert isinstance(error, ValueError) and isinstance(error, OSError) and into["a"].tolist() == [0, 0]
+    into["b"] = np.zeros((2, 3))
+    with pytest.raises(MismatchError):
+        planaria.load(tmp_path / "c", into=into, strict=False)
+    report = planaria.load(tmp_path / "c", into=into, strict=False, casts="floats")
+    assert report.missing == ["d", "m"] and report.unexpected == ["n"] and report.cast == [("c", "f32", "f64")]
+    assert into["a"].tolist() == [1, 1] and into["c"].tolist() == [1] and into["d"].tolist() == [0]
+    planaria.load(tmp_path / "c", into={"a": np.zeros(2)}, ignore=["b", "c", "n"])
+    planaria.load(tmp_path / "c", into={"a": np.zeros(2), "z": np.zeros(9)}, keys="a")
+
+
+def test_parts_are_chosen_by_name(tmp_path):
+    planaria.save(state(), tmp_path / "c")
+    assert planaria.load(tmp_path / "c", keys=["model.*"]).keys() == {"model"}
+    only = planaria.load(tmp_path / "c", keys="model.w", framework="numpy")
+    assert list(only["model"]) == ["w"] and isinstance(only["model"]["w"], np.ndarray)
+    with pytest.raises(FileNotFoundError, match="model.w"):
+        planaria.load(tmp_path / "c", keys=["model.x"])
+    with pytest.raises(ValueError):
+        planaria.load(tmp_path / "c", framework="jax")
+
+
+def test_an_open_checkpoint_reads_slices(tmp_path):
+    x = np.arange(2 * 50 * 40).reshape(50, 2, 40).astype(np.int32)
+    planaria.save({"x": x, "s": np.array(3.0), "e": np.zeros((0, 3)), "step": 3}, tmp_path / "c")
+    ckpt = planaria.open(tmp_path / "c")
+    assert set(ckpt) == {"x", "s", "e"} and len(ckpt) == 3 and "x" in ckpt and "y" not in ckpt
+    assert ckpt.format == "planaria" and ckpt.step == 3 and ckpt.values == {"step": 3} and len(ckpt.files) == 1
+    stored = ckpt["x"]
+    assert stored.shape == (50, 2, 40) and stored.dtype == "i32" and stored.nbytes == x.nbytes
+    for index in [
+        0, -1, (..., 3), slice(10, 20), slice(None, None, 7), (slice(5, 45, 3), 1), (None, 4, ..., slice(2, None, 5)),
+        [0, 49], [[3, 4], [4, 3]], ([1, 2], slice(None), [5, 6]), (), slice(4, 2), (slice(None), [1, 0, 1]), [-1, 0],
+    ]:
+        assert stored[index].tolist() == x[index].tolist(), index
+    assert ckpt["s"][()].item() == 3.0 and ckpt["e"][:, 1].shape == (0,)
+    assert np.array_equal(stored.numpy(), x)
+    for wrong in [50, (0, 2), (0, 0, 0, 0), [50], 1.5, np.ones(50, bool)]:
+        with pytest.raises(IndexError):
+            stored[wrong]
+    with pytest.raises(KeyError):
+        ckpt["y"]
+    again = pickle.loads(pickle.dumps(ckpt))
+    assert again["x"][3, 1, 2].item() == x[3, 1, 2] and "Checkpoint" in repr(ckpt) and "<table>" in ckpt._repr_html_()
+    ckpt.close()
+    with pytest.raises(ValueError, match="closed"):
+        stored[0]
+    with pytest.raises(FileNotFoundError):
+        planaria.open(tmp_path / "nothing")
+
+
+def test_slices_read_little(tmp_path):
+    planaria.save({"x": np.zeros((1 << 16, 64), np.float32)}, tmp_path / "c")
+    ckpt = planaria.open(tmp_path / "c")
+    def read():
+        with open("/proc/self/io") as file:
+            return int(file.read().split()[1])
+    before = read()
+    ckpt["x"][100:110]
+    ckpt["x"][[0, 60000]]
+    assert read() - before < 6 << 20
+
+
+def test_verify_diff_inspect_and_damage(tmp_path):
+    planaria.save({"w": np.arange(100000.0), "v": np.ones(3)}, tmp_path / "a")
+    planaria.save({"w": np.arange(100000.0) + 1e-9, "u": np.ones(3)}, tmp_path / "b")
+    good = planaria.verify(tmp_path / "a")
+    assert good.ok and good.damaged == [] and good.checked_bytes >= 800000
+    with pytest.raises(TypeError, match=r"\.ok"):
+        bool(good)
+    found = planaria.diff(tmp_path / "a", tmp_path / "b")
+    assert not found.equal and found.only_left == ["v"] and found.only_right == ["u"] and list(found.changed) == ["w"]
+    assert list(planaria.diff(tmp_path / "a", tmp_path / "b", tolerance=1e-6).changed) == []
+    assert planaria.diff(tmp_path / "a", tmp_path / "a").equal
+    with pytest.raises(ValueError):
+        planaria.diff(tmp_path / "a", tmp_path / "b", tolerance=-1.0)
+    seen = planaria.inspect(tmp_path / "a")
+    assert seen.shapes["w"] == (100000,) and seen.dtypes["v"] == "f64" and seen.to_dict()["format"] == "planaria"
+    data = tmp_path / "a" / os.path.basename(planaria.open(tmp_path / "a").files[0])
+    raw = bytearray(data.read_bytes())
+    raw[-400000] ^= 1
+    data.write_bytes(raw)
+    bad = planaria.verify(tmp_path / "a")
+    assert not bad.ok and bad.damaged[0].file.endswith(data.name) and bad.damaged[0].stop > bad.damaged[0].start
+    for read in [lambda: planaria.load(tmp_path / "a"), lambda: planaria.open(tmp_path / "a")["w"][:]]:
+        with pytest.raises(planaria.DamagedError) as damage:
+            read()
+        assert "w" in damage.value.tensor and damage.value.stop > damage.value.start and damage.value.file
+
+
+@pytest.mark.parametrize("form", ["hf", "dcp", "paddle-unified", "planaria"])
+def test_conversions_keep_every_value(tmp_path, form):
+    planaria.save({"a": np.arange(6.0, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}, tmp_path / "src")
+    report = planaria.convert(tmp_path / "src", tmp_path / "out", to=form, dtype="bf16", max_memory="64MB")
+    assert report.tensors == 2 and planaria.inspect(tmp_path / "out").dtypes == {"a": "bf16", "b": "bf16"}
+    back = planaria.load(tmp_path / "out")
+    assert back["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(planaria.ExistsError):
+        planaria.convert(tmp_path / "src", tmp_path / "out", to=form)
+    assert sorted(os.listdir(tmp_path)) == ["out", "src"]
+    planaria.save({"a": np.zeros(2, np.float32)}, tmp_path / "direct", format=form)
+    assert planaria.load(tmp_path / "direct")["a"].tolist() == [0, 0]
+
+
+def test_names_change_by_mapping(tmp_path):
+    planaria.save({"old": np.arange(4.0)}, tmp_path / "c")
+    into = {"new": np.zeros(4)}
+    planaria.load(tmp_path / "c", into=into, mapping="old -> new")
+    assert into["new"].tolist() == [0, 1, 2, 3]
+    planaria.convert(tmp_path / "c", tmp_path / "d", to="planaria", mapping=["old -> other"])
+    assert list(planaria.open(tmp_path / "d")) == ["other"]
+    with pytest.raises(ValueError):
+        planaria.convert(tmp_path / "c", tmp_path / "e", to="planaria", mapping="-> ->")
+
+
+def test_async_save_snapshots_and_finishes(tmp_path):
+    ours, theirs = planaria.array(np.arange(1000.0)), np.arange(1000.0)
+    handle = planaria.async_save({"ours": ours, "theirs": theirs}, tmp_path / "c")
+    handle.wait_snapshot()
+    ours[:] = 0
+    theirs[:] = 0
+    seen = []
+    handle.add_done_callback(seen.append)
+    report = handle.result(timeout=60)
+    assert report.tensors == 2 and handle.done() and handle.exception() is None
+    back = planaria.load(tmp_path / "c", framework="numpy")
+    assert back["ours"][999] == 999 and back["theirs"][999] == 999
+    handle.add_done_callback(seen.append)
+    deadline = time.time() + 10
+    while len(seen) < 2 and time.time() < deadline:
+        time.sleep(0.01)
+    assert seen == [handle, handle]
+    async def wait():
+        return await planaria.async_save({"w": theirs}, tmp_path / "d")
+    assert asyncio.run(wait()).tensors == 1
+    blocked = tmp_path / "file"
+    blocked.write_text("x")
+    failed = planaria.async_save({"w": theirs}, blocked / "c")
+    assert isinstance(failed.exception(timeout=60), planaria.CheckpointError)
+    with pytest.raises(planaria.CheckpointError):
+        failed.result()
+    with pytest.raises(TypeError):
+        pickle.dumps(handle)
+
+
+def test_pending_saves_are_finished_at_exit(tmp_path):
+    code = (
+        "import planaria, sys, array;"
+        f"planaria.async_save({{'w': array.array('d', [1.0] * 2000000)}} and {{'w': planaria.array(array.array('d', [1.0] * 2000000))}}, {str(tmp_path / 'c')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert planaria.verify(tmp_path / "c").ok
+
+
+def test_a_cancelled_save_leaves_nothing(tmp_path):
+    handle = planaria.async_save({"w": np.zeros(1 << 24)}, tmp_path / "c")
+    handle.cancel()
+    handle.exception(timeout=60)
+    assert not (tmp_path / "c").exists() or planaria.verify(tmp_path / "c").ok
+
+
+def test_an_interrupt_ends_a_save_and_removes_what_it_left(tmp_path):
+    code = f"""
+import os, signal, threading, time, numpy as np, planaria
+threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT)).start()
+state = {{"w": np.zeros(60_000_000)}}
+try:
+    while True:
+        planaria.save(state, {str(tmp_path / "c")!r}, overwrite=True)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.strip() == "interrupted", ran.stderr
+    assert all(not name.startswith("SAVING") for _, _, names in os.walk(tmp_path / "c") for name in names)
+
+
+def test_forked_children_keep_arrays_and_lose_handles(tmp_path):
+    code = f"""
+import os, planaria, numpy as np
+x = planaria.array(np.arange(300000.0).reshape(300, 1000))
+comm = planaria.alone()
+handle = planaria.async_save({{"w": x}}, {str(tmp_path / "c")!r})
+handle.result()
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        assert (x + 1.0)[0, 5].item() == 6.0
+        for call in (handle.done, lambda: comm.barrier()):
+            try:
+                call()
+            except RuntimeError as error:
+                assert str(os.getppid()) in str(error), error
+            else:
+                raise AssertionError("no error")
+        code = 0
+    finally:
+        os._exit(code)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_interpreter_runs_while_a_checkpoint_is_written_and_read(tmp_path):
+    state, ticks, stop = {"w": np.zeros(30_000_000)}, [], threading.Event()
+    def tick():
+        while not stop.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    spans = []
+    for call in [lambda: planaria.save(state, tmp_path / "c"), lambda: planaria.load(tmp_path / "c", into=state),
+                 lambda: planaria.verify(tmp_path / "c")]:
+        begun = time.perf_counter()
+        call()
+        spans.append((begun, time.perf_counter()))
+    stop.set()
+    ticker.join()
+    for begun, ended in spans:
+        # A call that kept the interpreter would leave none.
+        assert ended - begun < 0.02 or len([t for t in ticks if begun < t < ended]) >= 2, ended - begun
+
+
+def test_progress_is_told(tmp_path):
+    told = []
+    planaria.save({"w": np.zeros(10)}, tmp_path / "c", progress=lambda *what: told.append(what))
+    assert told[-1][0] == told[-1][1] > 0 and told[-1][2] == "save"
+    planaria.load(tmp_path / "c", progress=False)
+    with pytest.raises(TypeError):
+        planaria.load(tmp_path / "c", progress=5)
+
+
+def test_torch_modules_and_optimizers(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 4, bias=False))
+        model[1].weight = torch.nn.Parameter(torch.randn(4, 3))
+        model.tied = model[1].weight
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def train(model, optim, steps):
+        for _ in range(steps):
+            optim.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optim.step()
+
+    model, optim = make()
+    train(model, optim, 3)
+    schedule = torch.optim.lr_scheduler.StepLR(optim, 2)
+    planaria.save({"model": model, "optim": optim, "schedule": schedule, "step": 3}, tmp_path / "c")
+    train(model, optim, 2)
+    want = {name: value.clone() for name, value in model.state_dict().items()}
+
+    fresh, fresh_optim = make()
+    fresh_schedule = torch.optim.lr_scheduler.StepLR(fresh_optim, 2)
+    addresses = [p.data_ptr() for p in fresh.parameters()]
+    state = {"model": fresh, "optim": fresh_optim, "schedule": fresh_schedule, "step": 0}
+    planaria.load(tmp_path / "c", into=state)
+    assert [p.data_ptr() for p in fresh.parameters()] == addresses and state["step"] == 3
+    train(fresh, fresh_optim, 2)
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, want[name]), name
+    names = list(planaria.open(tmp_path / "c"))
+    assert "model.tied" in names or "model.1.weight" in names
+    assert not ("model.tied" in names and "model.1.weight" in names)
+    back = planaria.load(tmp_path / "c", framework="torch")
+    assert back["model"]["tied"].data_ptr() == back["model"]["1"]["weight"].data_ptr() if "1" in back["model"] else True
+    with pytest.raises(MismatchError):
+        planaria.load(tmp_path / "c", into={"model": torch.nn.Linear(2, 2), "step": 0})
+
+
+def test_safetensors_reads_what_is_saved(tmp_path):
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    planaria.save({"w": torch.arange(6.0).bfloat16()}, tmp_path / "c", format="hf")
+    files = [f for f in os.listdir(tmp_path / "c") if f.endswith(".safetensors")]
+    assert safetensors.load_file(tmp_path / "c" / files[0])["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    safetensors.save_file({"model.a": torch.ones(2)}, tmp_path / "other.safetensors")
+    assert planaria.load(tmp_path / "other.safetensors")["model"]["a"].tolist() == [1, 1]
+
+
+def test_named_tuples_and_ordered_dicts(tmp_path):
+    Pair = collections.namedtuple("Pair", "a b")
+    into = collections.OrderedDict(p=Pair(np.zeros(2), 1))
+    planaria.save(collections.OrderedDict(p=Pair(np.ones(2), 5)), tmp_path / "c")
+    planaria.load(tmp_path / "c", into=into)
+    assert into["p"].b == 5 and into["p"].a.tolist() == [1, 1] and isinstance(into["p"], Pair)
+    assert json.dumps(planaria.inspect(tmp_path / "c").values) == '{"p.1": 5}'
+
+
+def test_thread_ranks_save_together(tmp_path):
+    def work(comm):
+        return planaria.save({"w": np.arange(4.0)}, tmp_path / "c", comm=comm).tensors
+    assert planaria.threads(3, work) == [1, 1, 1]
+    assert planaria.load(tmp_path / "c")["w"].tolist() == [0, 1, 2, 3]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
