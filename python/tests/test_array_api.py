@@ -86,6 +86,7 @@ def test_shapes():
     same(xp.repeat(planaria.array([1, 2]), planaria.array([2, 3])), np.repeat([1, 2], [2, 3]))
     same(xp.broadcast_to(ours[0, :, :1], (3, 5)), np.broadcast_to(x[0, :, :1], (3, 5)))
     assert xp.broadcast_shapes((2, 1), (3,)) == (2, 3)
+    assert [a.shape for a in xp.broadcast_arrays(ours[0], ours)] == [(2, 3, 4)] * 2
     assert [part.tolist() for part in xp.unstack(ours, axis=1)] == [x[:, k].tolist() for k in range(3)]
     same(xp.tril(ours, k=-1), np.tril(x, -1))
     same(xp.matrix_transpose(ours), x.swapaxes(1, 2))

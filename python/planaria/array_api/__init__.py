@@ -111,9 +111,9 @@ class Info:
         """Where arrays are made."""
         return "cpu"
 
-    def devices(self) -> list[str]:
+    def devices(self) -> tuple[str, ...]:
         """Where arrays can be."""
-        return ["cpu"]
+        return ("cpu",)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
         """The dtypes of Python's numbers."""

@@ -23,10 +23,10 @@ def broadcast_to(x: Array, /, shape: tuple[int, ...]) -> Array:
     return _planaria.broadcast_to(x, list(shape))
 
 
-def broadcast_arrays(*arrays: Array) -> list[Array]:
+def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
     """All arrays in the shape they broadcast to."""
     shape = broadcast_shapes(*[x.shape for x in arrays])
-    return [broadcast_to(x, shape) for x in arrays]
+    return tuple(broadcast_to(x, shape) for x in arrays)
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
