@@ -265,7 +265,7 @@ def torch_optimizer_comes_back():
 
 def python_values_come_back():
     """Values of every kind, nested between tensors: torch finds the same dict, straight and by way of our folder."""
-    for name in ("values",):
+    for name in ("values", "foreign"):
         source = TESTDATA / "torch-dcp" / name
         ours = convert(source, f"{name}-ours", "--to", "planaria")
         folders = [source, convert(source, f"{name}-straight", "--to", "dcp"), convert(ours, f"{name}-through", "--to", "dcp")]
@@ -277,6 +277,13 @@ def python_values_come_back():
         # Our folder is one of safetensors files, which have no complex128.
         equal(saved[2], {k: v for k, v in saved[0].items() if k != "c128"})
         assert [list(d) for d in saved[2].get("unsorted", ())] == [list(d) for d in saved[0].get("unsorted", ())], "order"
+
+
+def carried_types_are_those_of_safetensors():
+    folder = convert(TESTDATA / "torch-dcp" / "foreign", "foreign-hf", "--to", "hf")
+    expected = read_dcp(TESTDATA / "torch-dcp" / "foreign")
+    del expected["c128"]
+    same(load_file(folder / "model.safetensors"), expected)
 
 
 def torch_optimizer_through_paddle():
@@ -314,7 +321,7 @@ def main():
         for check in (hugging_face, torch_dcp, torch_dcp_as_held, our_own, archives_have_right_checksums, unified, casts_like_torch):
             expected = load_file(TESTDATA / f"{source}.expected.safetensors")
             cases.append((f"{check.__name__} {source}", check, (TESTDATA / source, expected, source.replace("/", "-"))))
-    alone = (transformers_model, mapping_transposes, python_values_come_back,
+    alone = (transformers_model, mapping_transposes, python_values_come_back, carried_types_are_those_of_safetensors,
              torch_optimizer_comes_back, torch_optimizer_through_paddle,
              torch_optimizer_through_a_mapping)
     cases += [(f.__name__, f, ()) for f in alone]

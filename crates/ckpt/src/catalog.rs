@@ -91,7 +91,9 @@ impl Catalog {
         let data = Data { files: source.files.clone(), sizes, sums, block };
         let roles = Roles::of(source);
         let mut tensors = Vec::with_capacity(source.tensors.len());
-        for (key, entry) in &source.tensors {
+        // Nothing here computes with the others, so nobody can ask for them.
+        let known = || source.tensors.iter().filter(|(key, _)| !source.foreign.contains_key(key));
+        for (key, entry) in known() {
             let mut tiles = Vec::new();
             for (region, extents) in entry.tiles.boxes() {
                 let order = entry.strides.get(&extents[0]).map(|steps| dense_order(&region.extents(), steps));
@@ -112,7 +114,7 @@ impl Catalog {
         let catalog = Catalog { data, by_name: BTreeMap::new(), tensors, tied: tied.clone(), derive: None };
         let mut catalog = catalog.indexed();
         // Whoever asks for a tensor by the name in the files gets it, whatever it is to a training.
-        for (number, key) in source.tensors.keys().enumerate().filter(|(_, key)| key.part == Part::Model) {
+        for (number, (key, _)) in known().enumerate().filter(|(_, (key, _))| key.part == Part::Model) {
             catalog.by_name.entry((Group::Model, key.name.clone())).or_insert(number);
         }
         Ok(catalog)

@@ -117,7 +117,7 @@ impl Files {
             let in_file =
                 if region == Region::whole(shape) { key.in_file() } else { boxed(&key.in_file(), &region) };
             let extents = planaria_layout::Shape::from_dims(region.extents())?;
-            listed.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape: extents });
+            listed.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape: extents, foreign: None });
             by_key.insert(in_file, (tensor, region));
         }
         let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);

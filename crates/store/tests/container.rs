@@ -28,7 +28,7 @@ fn reference_dtype(dtype: DType) -> Dtype {
 }
 
 fn tensor(name: &str, dtype: DType, shape: &[usize]) -> NewTensor {
-    NewTensor { name: name.to_string(), dtype, shape: Shape::new(shape).unwrap() }
+    NewTensor { name: name.to_string(), dtype, shape: Shape::new(shape).unwrap(), foreign: None }
 }
 
 /// Data of a tensor, told apart by its name.
@@ -173,8 +173,10 @@ fn hostile_headers_are_refused_by_kind() {
     let many: Vec<String> =
         (0..4).map(|i| format!(r#""t{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#)).collect();
     assert!(matches!(with_header(&format!("{{{}}}", many.join(",")), 0), Err(P::TooMany { limit: 3 })));
-    let odd = r#"{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#;
+    let odd = r#"{"a":{"dtype":"F3","shape":[2],"data_offsets":[0,1]}}"#;
     assert!(matches!(with_header(odd, 1), Err(P::UnknownDType { .. })));
+    let half = r#"{"a":{"dtype":"F4","shape":[2,3],"data_offsets":[0,3]}}"#;
+    assert!(matches!(with_header(half, 3), Err(P::BadShape { .. })));
     for text in ["", "[]", "{", "{} x", r#"{"a":1}"#, r#"{"__metadata__":{"a":1}}"#] {
         assert!(matches!(with_header(text, 0), Err(P::Json(_))), "{text}");
     }

@@ -181,8 +181,12 @@ pub(crate) fn open_sparse(folder: &Path) -> Result<f64> {
     let shape = Shape::new(&[4096, 1024])?;
     let name = |file: usize, tensor: usize| format!("model.layers.{file}.experts.{tensor}.weight");
     for file in 0..20 {
-        let tensors =
-            (0..320).map(|t| NewTensor { name: name(file, t), dtype: DType::F32, shape: shape.clone() });
+        let tensors = (0..320).map(|t| NewTensor {
+            name: name(file, t),
+            dtype: DType::F32,
+            shape: shape.clone(),
+            foreign: None,
+        });
         let file_name = format!("model-{:05}-of-00020.safetensors", file + 1);
         let layout = FileLayout::new(&file_name, tensors, &BTreeMap::new(), Align::Word)?;
         let file = std::fs::File::create(place.join(&file_name))?;

@@ -7,6 +7,7 @@ use crate::stream::{Feed, row_strides};
 use planaria_aoa::{Mapping, Piece};
 use planaria_array::Array;
 use planaria_layout::{DType, Region, Shape};
+use planaria_store::container::Foreign;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -70,6 +71,11 @@ impl Made {
             Origin::Agreed(keys) => keys.first(),
             _ => None,
         }
+    }
+
+    /// The true element type, where dtype and shape are those of bytes that stand for it.
+    pub(crate) fn foreign(&self, source: &Source) -> Option<&'static Foreign> {
+        source.foreign.get(self.only_source()?).copied()
     }
 
     /// Whether rows of it are spread over the source, so that large pieces save reading.

@@ -186,7 +186,17 @@ impl Work<'_> {
         if let Some(lacking) = sources.iter().find(|name| !keys.contains_key(**name)) {
             return Err(incomplete(&role, held[0].0, lacking));
         }
-        let from = match (alike, single) {
+        let carried = held.iter().find_map(|(name, key)| Some((*name, *self.source.foreign.get(*key)?)));
+        if let Some((name, foreign)) = carried
+            && !self.is_rename(target)?
+        {
+            let what = format!(
+                "'{name}' has the element type {}, which can be renamed and not rearranged",
+                foreign.name
+            );
+            return Err(Error::Request { what });
+        }
+        let from = match (alike && carried.is_none(), single) {
             (true, _) => {
                 let casts = if *kind == Kind::Parameter { Casts::Apply } else { Casts::Skip };
                 let (mapping, target, keys) = (mapping.clone(), target.to_string(), keys.clone());

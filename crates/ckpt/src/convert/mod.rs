@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::folder;
 use crate::formats::roles::{NAME_TABLE, Roles, part_key};
 use crate::formats::write::{self, Draft, Wanted};
-use crate::formats::{Format, Key, Part, STATE, Source};
+use crate::formats::{FOREIGN, Format, Key, Part, STATE, Source};
 use crate::manifest::Role;
 use crate::state::Kind;
 use crate::stream::Feed;
@@ -28,6 +28,7 @@ use made::{Made, Origin};
 use mapped::{Mapped, mapped};
 use ours::Small;
 use planaria_layout::{DType, Layout, Region};
+use planaria_store::container::Foreign;
 use planaria_store::{PutMode, Store, join};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -157,7 +158,7 @@ const LEAST_MEMORY: u64 = 16_000_000;
 pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<Conversion<'s>> {
     options.check()?;
     let (Mapped { mut made, mut left_out, warnings, .. }, torch, about) = make(source, to, options)?;
-    made.retain(|made| match unfit(to, made.key.part) {
+    made.retain(|made| match unfit(to, made.key.part).or_else(|| unfit_type(to, made.foreign(source))) {
         Some(why) => {
             left_out.push((made.key.clone(), why));
             false
@@ -277,6 +278,12 @@ fn unfit(to: To, part: Part) -> Option<&'static str> {
     }
 }
 
+/// Why a format has no place for an element type.
+fn unfit_type(to: To, foreign: Option<&Foreign>) -> Option<&'static str> {
+    let lacking = foreign?.safetensors.is_none() && to != To::TorchDcp;
+    lacking.then_some("safetensors files have no such element type")
+}
+
 /// No two tensors under one name.
 fn check_names(made: &[Made]) -> Result<()> {
     let mut seen: BTreeMap<&Key, &Made> = BTreeMap::new();
@@ -323,7 +330,8 @@ fn wanted(
             None => whole,
         },
     };
-    Ok(Wanted { key: made.key.clone(), dtype: made.dtype, shape: made.shape.clone(), boxes })
+    let foreign = made.foreign(source);
+    Ok(Wanted { key: made.key.clone(), dtype: made.dtype, shape: made.shape.clone(), foreign, boxes })
 }
 
 /// Every distinct box of a layout. Of the ranks that hold copies of one, that with the least to write has it.
@@ -421,6 +429,12 @@ impl Conversion<'_> {
     /// What our folder holds beside tensors. Where nobody says how far the run had come, its optimizer does.
     fn about_all(&self) -> Result<Value> {
         let mut about = self.about.clone();
+        let carried =
+            self.made.iter().filter_map(|made| Some((made.key.to_string(), made.foreign(self.source)?.name)));
+        let carried: BTreeMap<String, &str> = carried.collect();
+        if !carried.is_empty() {
+            about["extra"][FOREIGN] = serde_json::json!(carried);
+        }
         if about["step"].is_null() {
             let counts = self.made.iter().filter(|made| made.key.name.ends_with("/step"));
             let keys: Vec<Key> = counts.filter_map(|made| made.only_source().cloned()).collect();

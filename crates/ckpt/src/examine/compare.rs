@@ -52,6 +52,8 @@ pub enum Verdict {
     OnlyFirst,
     /// Only the second has it.
     OnlySecond,
+    /// Element types that nothing here computes with differ, so their values cannot be compared.
+    Spec(String, String),
     /// The shapes differ.
     Shape(Shape, Shape),
     /// The values agree (within the bound) but the element types differ.
@@ -73,6 +75,9 @@ pub fn compare(
     for key in keys.into_iter().filter(|key| chosen(key)) {
         let (a, b) = (first.source().tensors.get(key), second.source().tensors.get(key));
         let verdict = match (a, b) {
+            (Some(_), Some(_)) if first.source().foreign.get(key) != second.source().foreign.get(key) => {
+                Verdict::Spec(first.source().spec(key), second.source().spec(key))
+            }
             (Some(a), Some(b)) if a.shape != b.shape => Verdict::Shape(a.shape.clone(), b.shape.clone()),
             (Some(a), Some(b)) => match difference((first, second), key, bound, moved)? {
                 Some(difference) => Verdict::Values(difference),

@@ -1,12 +1,12 @@
 //! PyTorch distributed checkpoints: `.metadata` and `__{rank}_{n}.distcp`, archives one after the other.
 
 use super::pickle::{self, Id, Tree};
-use super::source::{Builder, Format, Key, Source, Stored};
-use super::torch::{Pickled, dtype, walk};
+use super::source::{Builder, Format, Key, Skipped, Source, Stored};
+use super::torch::{Pickled, element, walk};
 use super::zip::looks_like_zip;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Region, Shape};
-use planaria_store::container::{Header, Limits, TensorInfo};
+use planaria_store::container::{Foreign, Header, Limits, TensorInfo};
 use planaria_store::{Reader, Store, join};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -15,6 +15,7 @@ use std::sync::Arc;
 /// A tensor as the metadata describes it.
 struct Tensor {
     dtype: DType,
+    foreign: Option<&'static Foreign>,
     size: Vec<usize>,
     chunks: Vec<Chunk>,
 }
@@ -44,6 +45,8 @@ type Place = (String, Option<Vec<usize>>);
 struct Metadata {
     tensors: BTreeMap<String, Tensor>,
     objects: BTreeSet<String>,
+    /// Tensors of element types that are not known, with these.
+    unknown: BTreeMap<String, String>,
     /// Everything in `items`.
     stored: HashSet<(Place, Item)>,
     /// Ranks that saved alone may each have stored a copy.
@@ -74,6 +77,10 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
     for (name, tensor) in &metadata.tensors {
         add_tensor(&mut builder, &mut archives, &metadata, name, tensor)?;
         builder.paths.insert(name.clone(), Value::Array(metadata.path(name)));
+    }
+    for (name, dtype) in &metadata.unknown {
+        let (what, why) = (format!("tensor '{name}'"), format!("its element type {dtype} is not known here"));
+        builder.skipped.push(Skipped { what, why });
     }
     for name in &metadata.objects {
         // Every rank has the same objects; one copy says it all.
@@ -142,6 +149,7 @@ fn add_tensor(
     let wrong = |problem| Error::Tiles { tensor: name.to_string(), problem };
     let shape = Shape::new(&tensor.size).map_err(wrong)?;
     builder.declare(&key, ".metadata", tensor.dtype, &shape)?;
+    builder.carry(&key, ".metadata", tensor.foreign)?;
     for (offsets, sizes) in &tensor.chunks {
         let ends: Option<Vec<usize>> = offsets.iter().zip(sizes).map(|(o, s)| o.checked_add(*s)).collect();
         let fits = offsets.len() == sizes.len() && sizes.len() == tensor.size.len();
@@ -153,7 +161,8 @@ fn add_tensor(
         if region.is_empty() {
             continue;
         }
-        for item in metadata.items(name, Some(offsets))? {
+        let stored_at = tensor.foreign.map_or(&offsets[..], |foreign| foreign.extents(offsets));
+        for item in metadata.items(name, Some(stored_at))? {
             let full = join(&builder.folder, &item.file);
             let stored = archives.tensor(builder, item, name)?.ok_or_else(|| Error::Malformed {
                 file: full.clone(),
@@ -218,9 +227,18 @@ impl Metadata {
             self.objects.insert(name.to_string());
             return Ok(());
         }
-        let tensor = read_tensor(tree, about)?;
+        let tensor = match read_tensor(tree, about)? {
+            Read::Tensor(tensor) => tensor,
+            Read::Unknown(dtype) => {
+                self.unknown.insert(name.to_string(), dtype);
+                return Ok(());
+            }
+        };
         match self.tensors.get_mut(name) {
-            Some(known) if known.size != tensor.size || known.dtype != tensor.dtype => {
+            Some(known)
+                if (&known.size, known.dtype, known.foreign)
+                    != (&tensor.size, tensor.dtype, tensor.foreign) =>
+            {
                 Err("ranks disagree about its shape or dtype".to_string())
             }
             Some(known) => {
@@ -247,7 +265,14 @@ fn record<'t>(tree: &'t Tree, id: Id, class: &str) -> Option<HashMap<&'t str, Id
     (module.starts_with("torch.distributed.") && name == class).then(|| tree.attributes(object)).flatten()
 }
 
-fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
+/// What an entry of the metadata says.
+enum Read {
+    Tensor(Tensor),
+    /// An element type that is not known, by name.
+    Unknown(String),
+}
+
+fn read_tensor(tree: &Tree, id: Id) -> Result<Read, String> {
     let about = record(tree, id, "TensorStorageMetadata").ok_or("an entry of an unknown kind")?;
     let properties = about.get("properties").and_then(|id| tree.object(*id)).map(|(object, _)| object);
     let properties = properties.ok_or("a tensor without properties")?;
@@ -257,12 +282,19 @@ fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
         Some(items) => items.first().copied(),
         None => tree.dict(state).and_then(|fields| fields.get("dtype").copied()),
     };
-    let element = element.ok_or("a tensor without a dtype")?;
-    let dtype = dtype(tree, element).ok_or_else(|| {
-        let name = tree.global(element).map_or("no name".to_string(), |(_, name)| name.to_string());
-        format!("a tensor of the unknown dtype {name}")
-    })?;
+    let named = element.ok_or("a tensor without a dtype")?;
+    let Some((dtype, foreign)) = self::element(tree, named) else {
+        let (module, name) = tree.global(named).ok_or("a tensor whose dtype has no name")?;
+        return Ok(Read::Unknown(format!("{module}.{name}")));
+    };
+    let pair = foreign.filter(|foreign| foreign.per_element() > 1);
+    let widened = |mut sizes: Vec<usize>, last: usize| {
+        sizes.extend(pair.map(|_| last));
+        sizes
+    };
     let size = about.get("size").and_then(|id| tree.sizes(*id)).ok_or("a tensor without a size")?;
+    let (size, per) =
+        (widened(size, foreign.map_or(1, Foreign::per_element)), foreign.map_or(1, Foreign::per_element));
     let list = about.get("chunks").and_then(|id| tree.items(*id)).ok_or("a tensor without chunks")?;
     let mut chunks = Vec::with_capacity(list.len());
     for &chunk in list {
@@ -271,9 +303,9 @@ fn read_tensor(tree: &Tree, id: Id) -> Result<Tensor, String> {
         let (Some(offsets), Some(sizes)) = (sizes("offsets"), sizes("sizes")) else {
             return Err("a chunk without offsets and sizes".to_string());
         };
-        chunks.push((offsets, sizes));
+        chunks.push((widened(offsets, 0), widened(sizes, per)));
     }
-    Ok(Tensor { dtype, size, chunks: each_once(chunks) })
+    Ok(Read::Tensor(Tensor { dtype, foreign, size, chunks: each_once(chunks) }))
 }
 
 /// A chunk that is listed again says nothing new.

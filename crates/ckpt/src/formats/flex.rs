@@ -191,6 +191,10 @@ impl Metadata {
         for (key, list) in tensors.ok_or_else(|| missing("state_dict_metadata"))? {
             let key = tree.text(*key).ok_or_else(|| malformed("a tensor whose name is no text"))?;
             let list = tree.items(*list).ok_or_else(|| malformed("a tensor without a list of shards"))?;
+            if let Some(dtype) = list.iter().find_map(|&item| unknown_dtype(tree, item)) {
+                let what = format!("tensor '{key}' has the element type '{dtype}', which is not read");
+                return Err(Error::Unsupported { file: file.to_string(), what });
+            }
             let read = list.iter().map(|&item| read_shard(tree, item)).collect::<Result<Vec<_>, String>>();
             let mut read = read.map_err(|what| malformed(&format!("tensor '{key}': {what}")))?;
             restore_shape(&mut read);
@@ -281,6 +285,13 @@ fn read_place(tree: &Tree, about: &HashMap<&str, Id>) -> Option<Place> {
     let flattened = about.get("is_flattened").and_then(|id| tree.bool(*id)).unwrap_or(false);
     // A flag without a range, or a range without its flag, says two things at once.
     (flattened == flat.is_some()).then_some(Place { offset, flat })
+}
+
+/// An element type that Paddle has and we do not read.
+fn unknown_dtype(tree: &Tree, id: Id) -> Option<String> {
+    let about = record(tree, id, "LocalTensorMetadata")?;
+    let name = tree.text(*about.get("dtype")?)?;
+    dtype_named(name).is_none().then(|| name.to_string())
 }
 
 fn read_shard(tree: &Tree, id: Id) -> Result<(Place, Shard), String> {

@@ -24,6 +24,6 @@ pub(crate) mod write;
 mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
-pub(crate) use ours::{FileSums, STATE};
+pub(crate) use ours::{FOREIGN, FileSums, STATE};
 pub(crate) use read::Target;
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};

@@ -124,6 +124,7 @@ impl NdArray {
             offset: self.span.offset,
             len: self.span.len,
             strides: if self.fortran { column_major(&self.shape) } else { None },
+            foreign: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::folder;
 use crate::manifest::{Checkpoint, Role};
 use crate::state::Kind;
+use planaria_store::container::Foreign;
 use planaria_store::{Store, join};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -13,6 +14,9 @@ use std::sync::Arc;
 
 /// Where a source keeps what our folders hold beside tensors.
 pub(crate) const STATE: &str = "planaria";
+
+/// Where a state keeps the true element types of tensors whose bytes are carried.
+pub(crate) const FOREIGN: &str = "foreign";
 
 /// The checksums of a file that was written with them.
 #[derive(Debug)]
@@ -45,12 +49,16 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, at: &str) -> Result<Source> {
     builder.extra.insert(STATE.to_string(), about(&checkpoint));
     for (key, tensor) in &checkpoint.tensors {
         let key = part_key(key);
+        let foreign = checkpoint.state.extra[FOREIGN][key.to_string()].as_str().and_then(Foreign::named);
+        let foreign = foreign.filter(|foreign| foreign.carrier == tensor.dtype);
         builder.declare(&key, "manifest.json", tensor.dtype, &tensor.shape)?;
+        builder.carry(&key, "manifest.json", foreign)?;
         for tile in &tensor.tiles {
             let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
             let shape = planaria_layout::Shape::from_dims(tile.region.extents()).map_err(wrong)?;
             let (offset, len) = (tile.holder.offset, tile.holder.len);
-            let stored = Stored { dtype: tensor.dtype, shape, offset, len, strides: None };
+            let strides = None;
+            let stored = Stored { dtype: tensor.dtype, shape, offset, len, strides, foreign };
             let file = join(at, &checkpoint.files[tile.holder.file].name);
             builder.tile(key.clone(), &file, &tensor.shape, tile.region.clone(), &stored)?;
         }

@@ -277,7 +277,8 @@ pub(super) fn add_flat(
         let region = Region::new(&shift(part.lo()), &shift(part.hi())).map_err(wrong)?;
         let shape = Shape::new(&part.extents()).map_err(wrong)?;
         let len = (part.numel() * size) as u64;
-        let piece = Stored { dtype: stored.dtype, shape, offset, len, strides: None };
+        let piece =
+            Stored { dtype: stored.dtype, shape, offset, len, strides: None, foreign: stored.foreign };
         builder.tile(key.clone(), file, place.shape, region, &piece)?;
         offset += len;
     }

@@ -283,7 +283,7 @@ impl Source {
         let is_buffer =
             |key: &Key| buffers.is_some_and(|all| all.iter().any(|name| name == key.name.as_str()));
         let is_parameter = |key: &&Key| roles.get(key).kind == Kind::Parameter && !is_buffer(key);
-        let elements = |key: &Key| self.tensors.get(key).map_or(0, |entry| entry.shape.numel() as u64);
+        let elements = |key: &Key| self.extents(key).iter().product::<usize>() as u64;
         among.into_iter().filter(is_parameter).map(elements).fold(0, u64::saturating_add)
     }
 
@@ -293,7 +293,8 @@ impl Source {
     pub fn as_state(&self) -> Source {
         let roles = Roles::of(self);
         let renamed = self.tensors.iter().map(|(key, entry)| (part_key(&roles.get(key)), entry.clone()));
-        Source { tensors: renamed.collect(), ..self.clone() }
+        let foreign = self.foreign.iter().map(|(key, foreign)| (part_key(&roles.get(key)), *foreign));
+        Source { tensors: renamed.collect(), foreign: foreign.collect(), ..self.clone() }
     }
 }
 

@@ -25,6 +25,7 @@ impl Stored {
             offset: tensor.offset,
             len: tensor.len,
             strides: None,
+            foreign: tensor.foreign,
         }
     }
 }

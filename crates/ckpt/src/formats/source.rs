@@ -5,6 +5,7 @@ use super::ours::FileSums;
 use super::pickle::{Id, Tree, VALUES};
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Extent, Listed, Region, Shape, Tile};
+use planaria_store::container::Foreign;
 use planaria_store::{Reader, Store, check_name, join};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -191,6 +192,8 @@ pub struct Source {
     pub files: Vec<String>,
     /// The tensors.
     pub tensors: BTreeMap<Key, Entry>,
+    /// Tensors whose element type no array has: `dtype` and `shape` of their entries are those of bytes that stand for it.
+    pub foreign: BTreeMap<Key, &'static Foreign>,
     /// What is not a tensor: Python values by name, configuration and index files.
     pub extra: BTreeMap<String, Value>,
     /// What was left out.
@@ -219,6 +222,20 @@ impl Source {
         self.get(&Key::model(name))
     }
 
+    /// Element type and shape of a tensor as people read them, `f32[4,3]`; empty for one that is not there.
+    pub fn spec(&self, key: &Key) -> String {
+        let Some(entry) = self.tensors.get(key) else { return String::new() };
+        let extents = self.extents(key);
+        let shape = Shape::new(extents).unwrap_or_default();
+        format!("{}{shape}", self.foreign.get(key).map_or(entry.dtype.name(), |foreign| foreign.name))
+    }
+
+    /// The true extents of a tensor.
+    pub fn extents(&self, key: &Key) -> &[usize] {
+        let shape = self.tensors.get(key).map_or(&[][..], |entry| &entry.shape[..]);
+        self.foreign.get(key).map_or(shape, |foreign| foreign.extents(shape))
+    }
+
     /// Bytes of all tensors, copies not counted.
     pub fn total_bytes(&self) -> u64 {
         let bytes = |entry: &Entry| (entry.shape.numel() * entry.dtype.size()) as u64;
@@ -234,6 +251,8 @@ pub(super) struct Stored {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) strides: Option<Dims>,
+    /// What the bytes truly are.
+    pub(super) foreign: Option<&'static Foreign>,
 }
 
 /// Most dims of a tensor, in every format: as many as safetensors files and numpy hold.
@@ -247,6 +266,7 @@ pub(super) struct Builder {
     files: Vec<String>,
     numbers: HashMap<String, usize>,
     tensors: BTreeMap<Key, Pending>,
+    pub(super) foreign: BTreeMap<Key, &'static Foreign>,
     pub(super) extra: BTreeMap<String, Value>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) doubts: Vec<String>,
@@ -276,6 +296,7 @@ impl Builder {
             files: Vec::new(),
             numbers: HashMap::new(),
             tensors: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             extra: BTreeMap::new(),
             skipped: Vec::new(),
             doubts: Vec::new(),
@@ -349,6 +370,7 @@ impl Builder {
                 second_file: file.to_string(),
             });
         }
+        self.carry(&key, file, stored.foreign)?;
         let extent = Extent { file: self.number(file), offset: stored.offset, len: stored.len };
         if let Some(pending) = self.tensors.get_mut(&key) {
             if let Some(strides) = &stored.strides {
@@ -393,6 +415,27 @@ impl Builder {
         Ok(())
     }
 
+    /// Says which type the bytes of a tensor stand for; what was said before must agree.
+    pub(super) fn carry(&mut self, key: &Key, file: &str, foreign: Option<&'static Foreign>) -> Result<()> {
+        let known = self.foreign.get(key).copied();
+        let first = self.tensors.get(key).filter(|first| known.is_some() || !first.tiles.is_empty());
+        if let Some(first) = first.filter(|_| known != foreign) {
+            let name = |foreign: Option<&Foreign>| foreign.map_or(first.dtype.name(), |foreign| foreign.name);
+            return Err(Error::Mismatch {
+                tensor: key.to_string(),
+                what: "the dtype",
+                first: name(known).to_string(),
+                first_file: first.file.clone(),
+                second: name(foreign).to_string(),
+                second_file: file.to_string(),
+            });
+        }
+        if let Some(foreign) = foreign {
+            self.foreign.insert(key.clone(), foreign);
+        }
+        Ok(())
+    }
+
     /// Number of tensors so far.
     pub(super) fn is_empty(&self) -> bool {
         self.tensors.is_empty()
@@ -417,6 +460,7 @@ impl Builder {
             store: self.store,
             files: self.files,
             tensors,
+            foreign: self.foreign,
             extra: self.extra,
             skipped: self.skipped,
             doubts: self.doubts,

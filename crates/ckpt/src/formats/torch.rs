@@ -7,6 +7,7 @@ use super::source::{Builder, Format, Key, Source, Stored, byte_len};
 use super::zip::{Archive, looks_like_zip};
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Shape};
+use planaria_store::container::Foreign;
 use planaria_store::{Reader, Store, join};
 use serde_json::Value;
 use std::ops::Range;
@@ -15,12 +16,20 @@ use std::sync::Arc;
 /// Nesting of containers that is followed when looking for tensors.
 const DEPTH: usize = 64;
 
+/// An element type, and the one that its bytes truly are.
+pub(super) type Element = (DType, Option<&'static Foreign>);
+
 /// The element type of `torch.bfloat16` and its like.
-pub(super) fn dtype(tree: &Tree, id: Id) -> Option<DType> {
+pub(super) fn element(tree: &Tree, id: Id) -> Option<Element> {
     match tree.global(id)? {
-        ("torch", name) => dtype_named(name),
+        ("torch", name) => element_named(name),
         _ => None,
     }
+}
+
+fn element_named(name: &str) -> Option<Element> {
+    let foreign = || Foreign::of_torch(name).map(|foreign| (foreign.carrier, Some(foreign)));
+    dtype_named(name).map(|dtype| (dtype, None)).or_else(foreign)
 }
 
 fn dtype_named(name: &str) -> Option<DType> {
@@ -45,7 +54,7 @@ fn dtype_named(name: &str) -> Option<DType> {
 }
 
 /// The element type of a storage class; `None` inside for untyped ones.
-fn storage_dtype(class: (&str, &str)) -> Option<Option<DType>> {
+fn storage_element(class: (&str, &str)) -> Option<Option<Element>> {
     let ("torch" | "torch.cuda" | "torch.storage", name) = class else { return None };
     let name = match name.strip_suffix("Storage")? {
         "Untyped" | "_Untyped" => return Some(None),
@@ -59,9 +68,11 @@ fn storage_dtype(class: (&str, &str)) -> Option<Option<DType>> {
         "Char" => "int8",
         "Byte" => "uint8",
         "Bool" => "bool",
+        "ComplexFloat" => "complex64",
+        "ComplexDouble" => "complex128",
         _ => return None,
     };
-    dtype_named(name).map(Some)
+    element_named(name).map(Some)
 }
 
 /// The pickle of an archive and where its storages lie.
@@ -122,7 +133,8 @@ impl<'a> Pickled<'a> {
         }
         match start.and_then(|start| Some((start, start.checked_add(span)?))) {
             Some((offset, end)) if end <= storage.end => {
-                Ok(Stored { dtype: view.dtype, shape: view.shape.clone(), offset, len: span, strides })
+                let (dtype, shape, foreign) = (view.dtype, view.shape.clone(), view.foreign);
+                Ok(Stored { dtype, shape, offset, len: span, strides, foreign })
             }
             // A tensor without elements may point anywhere.
             _ if span == 0 => Ok(Stored {
@@ -131,6 +143,7 @@ impl<'a> Pickled<'a> {
                 offset: storage.start,
                 len: 0,
                 strides: None,
+                foreign: view.foreign,
             }),
             _ => Err(Error::Malformed {
                 file: self.archive.file().name().to_string(),
@@ -147,6 +160,7 @@ const REPEATED: u64 = 4 << 30;
 struct View {
     storage: String,
     dtype: DType,
+    foreign: Option<&'static Foreign>,
     offset: usize,
     shape: Shape,
     strides: Dims,
@@ -217,10 +231,11 @@ fn view(
         return Err("a storage without class and name".to_string());
     };
     let class = tree.global(*class).ok_or("a storage whose class has no name")?;
-    let untyped = storage_dtype(class).ok_or_else(|| format!("the storage class {}.{}", class.0, class.1))?;
-    let named = element.and_then(|id| dtype(tree, id));
-    let dtype = match (named, untyped) {
-        (Some(dtype), _) | (None, Some(dtype)) => dtype,
+    let untyped =
+        storage_element(class).ok_or_else(|| format!("the storage class {}.{}", class.0, class.1))?;
+    let named = element.and_then(|id| self::element(tree, id));
+    let (dtype, foreign) = match (named, untyped) {
+        (Some(element), _) | (None, Some(element)) => element,
         (None, None) => {
             let name = element.and_then(|id| tree.global(id)).map_or("without a name", |(_, name)| name);
             return Err(format!("elements of the unknown type {name}"));
@@ -232,13 +247,17 @@ fn view(
     }
     let shape = tree.sizes(shape).ok_or("a tensor whose shape is no list of sizes")?;
     let strides = tree.sizes(strides).filter(|strides| strides.len() == shape.len());
-    Ok(View {
-        storage,
-        dtype,
-        offset: tree.size(offset).ok_or("a tensor whose offset is no size")?,
-        shape: Shape::new(&shape).map_err(|error| error.to_string())?,
-        strides: strides.ok_or("a tensor whose strides do not fit its shape")?.into(),
-    })
+    let (mut shape, mut strides) = (shape, strides.ok_or("a tensor whose strides do not fit its shape")?);
+    let mut offset = tree.size(offset).ok_or("a tensor whose offset is no size")?;
+    let per = foreign.map_or(1, Foreign::per_element);
+    if per > 1 {
+        let wide = |count: usize| count.checked_mul(per).ok_or("a view that leads out of memory");
+        offset = wide(offset)?;
+        strides = strides.into_iter().map(wide).chain([Ok(1)]).collect::<Result<_, _>>()?;
+        shape.push(per);
+    }
+    let shape = Shape::new(&shape).map_err(|error| error.to_string())?;
+    Ok(View { storage, dtype, foreign, offset, shape, strides: strides.into() })
 }
 
 /// The strides, unless they are those of row-major order. Dims of one element may have any.
@@ -284,11 +303,11 @@ pub(super) fn walk(
     (name, path): (&str, &[Value]),
 ) -> Result<()> {
     let mut walk = Walk { builder, pickled, file, budget: PLACES };
-    if pickled.tree.holds_stored(pickled.tree.root()) && pickled.tree.values(pickled.tree.root()) == u64::MAX
-    {
+    let root = pickled.tree.root();
+    if pickled.tree.holds_stored(root) && pickled.tree.values(root) == u64::MAX {
         return Err(walk.refuse("its values share their parts too often, or refer to themselves"));
     }
-    walk.visit(pickled.tree.root(), name, path, DEPTH)
+    walk.visit(root, name, path, DEPTH)
 }
 
 struct Walk<'w, 'a> {

@@ -111,6 +111,7 @@ fn describe(verdict: &Verdict) -> String {
         Verdict::Same => "same".to_string(),
         Verdict::OnlyFirst => "only in the first".to_string(),
         Verdict::OnlySecond => "only in the second".to_string(),
+        Verdict::Spec(a, b) => format!("{a} against {b}"),
         Verdict::Shape(a, b) => format!("shape {a} against {b}"),
         Verdict::DType(a, b) => format!("dtype {a} against {b}, the values agree"),
         Verdict::Values(Difference { count: number, max_abs, max_rel, first, values: (a, b) }) => format!(
@@ -129,6 +130,7 @@ fn to_json(args: &Args, sources: (&Source, &Source), same: usize, differ: &[(Key
                 Verdict::Same => ("same", Value::Null),
                 Verdict::OnlyFirst => ("only-first", Value::Null),
                 Verdict::OnlySecond => ("only-second", Value::Null),
+                Verdict::Spec(a, b) => ("dtype", json!([a, b])),
                 Verdict::Shape(a, b) => ("shape", json!([a.dims(), b.dims()])),
                 Verdict::DType(a, b) => ("dtype", json!([a.name(), b.name()])),
                 Verdict::Values(found) => ("values", values_json(found)),

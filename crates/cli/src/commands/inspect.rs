@@ -143,7 +143,7 @@ fn print(
     terminal.line(format!("{heading}: {tensors}, {parameters}{} in {files}", Bytes(total)))?;
     let mut parts: BTreeMap<Part, Tree> = BTreeMap::new();
     for (number, (key, entry)) in chosen.iter().enumerate() {
-        let (spec, bytes) = (format!("{}{}", entry.dtype, entry.shape), bytes_of(entry));
+        let (spec, bytes) = (source.spec(key), bytes_of(entry));
         let note = found.map_or_else(|| Cut::of(entry).to_string(), |found| in_words(&found[number]));
         parts.entry(key.part).or_default().insert(&key.name, Leaf { spec, bytes, note });
     }

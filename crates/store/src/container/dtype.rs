@@ -26,7 +26,7 @@ pub fn dtype_name(dtype: DType) -> &'static str {
     ORDER[order(dtype)].1
 }
 
-/// The type a header names; `None` for types without a counterpart here (`F4`, `C64`, ...).
+/// The type a header names; `None` for types that no array has ([`super::Foreign`] holds those that are carried).
 pub fn parse_dtype(name: &str) -> Option<DType> {
     ORDER.iter().find(|(_, text)| *text == name).map(|(dtype, _)| *dtype)
 }

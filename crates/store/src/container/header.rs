@@ -1,6 +1,7 @@
 //! Reading a header from an untrusted file.
 
 use super::dtype::parse_dtype;
+use super::foreign::Foreign;
 use crate::error::{Error, HeaderProblem, Result};
 use crate::store::{Reader, fill};
 use planaria_layout::{DType, Shape};
@@ -39,6 +40,8 @@ pub struct TensorInfo {
     pub offset: u64,
     /// Number of bytes.
     pub len: u64,
+    /// The true element type where `dtype` and `shape` are those of bytes that stand for it.
+    pub foreign: Option<&'static Foreign>,
 }
 
 /// What a file holds. All ranges lie inside the file, fit their shapes, and follow each other without holes.
@@ -142,11 +145,14 @@ impl RawTensor {
         limits: &Limits,
     ) -> Result<TensorInfo, HeaderProblem> {
         let (start, end) = self.data_offsets;
-        let Some(dtype) = parse_dtype(&self.dtype) else {
+        let foreign = Foreign::of_safetensors(&self.dtype);
+        let Some(dtype) = parse_dtype(&self.dtype).or(foreign.map(|foreign| foreign.carrier)) else {
             return Err(HeaderProblem::UnknownDType { tensor: name, dtype: self.dtype });
         };
         let dims: Option<Vec<usize>> = self.shape.iter().map(|&d| usize::try_from(d).ok()).collect();
         let fits = dims.filter(|dims| dims.len() <= limits.ndim).and_then(|dims| Shape::new(&dims).ok());
+        let fits = fits
+            .and_then(|shape| foreign.map_or(Some(shape.clone()), |foreign| foreign.carried_in_file(&shape)));
         let Some(shape) = fits else {
             return Err(HeaderProblem::BadShape { tensor: name, shape: self.shape });
         };
@@ -157,7 +163,7 @@ impl RawTensor {
         if end - start != expected {
             return Err(HeaderProblem::BadLength { tensor: name, found: end - start, expected });
         }
-        Ok(TensorInfo { name, dtype, shape, offset: data_start + start, len: expected })
+        Ok(TensorInfo { name, dtype, shape, offset: data_start + start, len: expected, foreign })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Laying out a new file: where every tensor goes is known before its data exists.
 
 use super::dtype::{dtype_name, order};
+use super::foreign::Foreign;
 use super::header::Limits;
 use crate::error::{Error, HeaderProblem, Result};
 use planaria_layout::{DType, Shape};
@@ -17,6 +18,8 @@ pub struct NewTensor {
     pub dtype: DType,
     /// Shape.
     pub shape: Shape,
+    /// The true element type where `dtype` and `shape` are those of bytes that stand for it; it has a name in files.
+    pub foreign: Option<&'static Foreign>,
 }
 
 /// Where the data of a file begins.
@@ -120,11 +123,15 @@ fn header_bytes(
         entries.push(format!("\"__metadata__\":{}", Value::Object(pairs)));
     }
     for (tensor, start, len) in places {
-        let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+        let in_file = tensor
+            .foreign
+            .map_or_else(|| tensor.shape.iter().copied().collect(), |foreign| foreign.in_file(&tensor.shape));
+        let foreign = tensor.foreign.and_then(|foreign| foreign.safetensors);
+        let shape: Vec<String> = in_file.iter().map(usize::to_string).collect();
         entries.push(format!(
             r#"{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{start},{}]}}"#,
             json!(tensor.name),
-            dtype_name(tensor.dtype),
+            foreign.unwrap_or(dtype_name(tensor.dtype)),
             shape.join(","),
             start + len,
         ));

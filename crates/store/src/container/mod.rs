@@ -5,9 +5,11 @@
 //! goes, so that several writers can fill it at once.
 
 mod dtype;
+mod foreign;
 mod header;
 mod layout;
 
 pub use dtype::{dtype_name, parse_dtype};
+pub use foreign::Foreign;
 pub use header::{Header, Limits, TensorInfo};
 pub use layout::{Align, FileLayout, NewTensor};

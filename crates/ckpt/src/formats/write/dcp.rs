@@ -40,6 +40,11 @@ pub(crate) fn torch_name(dtype: DType) -> &'static str {
     }
 }
 
+/// What torch calls the element type of a tensor.
+fn name_of(tensor: &Wanted) -> &'static str {
+    tensor.foreign.map_or(torch_name(tensor.dtype), |foreign| foreign.torch)
+}
+
 /// The typed storage of old element types; younger ones have none.
 fn storage_class(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
@@ -58,13 +63,15 @@ fn storage_class(dtype: DType) -> Option<&'static str> {
 }
 
 /// The pickle that makes a tensor of the archive's data.
-fn tensor_pickle(dtype: DType, extents: &[usize]) -> Vec<u8> {
-    let numel: usize = extents.iter().product();
+fn tensor_pickle(tensor: &Wanted, region: &Region) -> Vec<u8> {
+    let (dtype, numel) = (tensor.dtype, region.numel());
+    let extents = region.extents();
+    let extents = tensor.foreign.map_or(&extents[..], |foreign| foreign.extents(&extents));
     let mut strides = vec![1; extents.len()];
     for dim in (1..extents.len()).rev() {
         strides[dim - 1] = strides[dim] * extents[dim].max(1);
     }
-    let class = storage_class(dtype);
+    let class = storage_class(dtype).filter(|_| tensor.foreign.is_none());
     let (storage, count) = match class {
         Some(class) => (Py::global("torch", class), numel),
         None => (Py::global("torch.storage", "UntypedStorage"), numel * dtype.size()),
@@ -81,7 +88,7 @@ fn tensor_pickle(dtype: DType, extents: &[usize]) -> Vec<u8> {
     let rebuild = match class {
         Some(_) => "_rebuild_tensor_v2",
         None => {
-            args.push(Py::global("torch", torch_name(dtype)));
+            args.push(Py::global("torch", name_of(tensor)));
             "_rebuild_tensor_v3"
         }
     };
@@ -125,7 +132,7 @@ pub(crate) fn dcp(
             let tensor = &tensors[number];
             for (index, (_, region)) in tensor.boxes.iter().enumerate().filter(|(_, held)| held.0 == writer) {
                 let archive = Archive::new(
-                    &tensor_pickle(tensor.dtype, &region.extents()),
+                    &tensor_pickle(tensor, region),
                     Some((region.numel() * tensor.dtype.size()) as u64),
                 );
                 places[number][index] = Some(volumes.add(archive, Some((number, region))));
@@ -198,12 +205,14 @@ impl Items<'_> {
     fn tensor(&mut self, tensor: &Wanted, places: &[Option<(String, u64, u64)>]) {
         let name = fqn(&tensor.key);
         let size = |sizes: &[usize]| Py::call(("torch", "Size"), vec![Py::sizes(sizes)]);
+        let extents =
+            |carried: &[usize]| size(tensor.foreign.map_or(carried, |foreign| foreign.extents(carried)));
         let chunk = |region: &Region| {
-            let fields = vec![("offsets", size(region.lo())), ("sizes", size(&region.extents()))];
+            let fields = vec![("offsets", extents(region.lo())), ("sizes", extents(&region.extents()))];
             Py::record((METADATA, "ChunkStorageMetadata"), fields)
         };
         let properties = Py::Tuple(vec![
-            Py::global("torch", torch_name(tensor.dtype)),
+            Py::global("torch", name_of(tensor)),
             Py::call(("torch.serialization", "_get_layout"), vec![Py::text("torch.strided")]),
             Py::Bool(false),
             Py::call((METADATA, "_MEM_FORMAT_ENCODING"), vec![Py::Int(0)]),
@@ -211,7 +220,7 @@ impl Items<'_> {
         ]);
         let about = vec![
             ("properties", Py::object((METADATA, "TensorProperties"), properties)),
-            ("size", size(&tensor.shape)),
+            ("size", extents(&tensor.shape)),
             ("chunks", Py::List(tensor.boxes.iter().map(|(_, region)| chunk(region)).collect())),
         ];
         self.tensors.push((Py::text(name.as_str()), Py::record((METADATA, "TensorStorageMetadata"), about)));
@@ -221,7 +230,7 @@ impl Items<'_> {
             let index = vec![
                 ("fqn", Py::text(name.as_str())),
                 ("index", Py::size(number as u64)),
-                ("offset", size(region.lo())),
+                ("offset", extents(region.lo())),
             ];
             self.storage.push((Py::record((METADATA, "MetadataIndex"), index), stored(file, offset, len)));
         }

@@ -13,6 +13,7 @@ pub(crate) use safetensors::{hugging_face, planaria, unified};
 
 use super::Key;
 use planaria_layout::{DType, Region, Shape};
+use planaria_store::container::Foreign;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Wanted {
     pub(crate) key: Key,
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
+    /// The true element type, where dtype and shape are those of bytes that stand for it.
+    pub(crate) foreign: Option<&'static Foreign>,
     /// The boxes it is cut into, each with the number of the writer it belongs to.
     pub(crate) boxes: Vec<(usize, Region)>,
 }

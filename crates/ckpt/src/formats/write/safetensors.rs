@@ -127,12 +127,12 @@ fn new_file(name: &str, tensors: &[Wanted], boxes: &[(usize, &Region)]) -> Resul
     let mut by_name: BTreeMap<String, (usize, &Region)> = BTreeMap::new();
     let mut new = Vec::with_capacity(boxes.len());
     for &(number, region) in boxes {
-        let Wanted { key, dtype, shape, .. } = &tensors[number];
+        let Wanted { key, dtype, shape, foreign, .. } = &tensors[number];
         let whole = *region == Region::whole(shape);
         let in_file = if whole { key.name.clone() } else { format!("{}@{region}", key.name) };
         let shape = Shape::from_dims(region.extents())
             .map_err(|problem| Error::Tiles { tensor: key.to_string(), problem })?;
-        new.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape });
+        new.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape, foreign: *foreign });
         by_name.insert(in_file, (number, region));
     }
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);

@@ -22,7 +22,8 @@ pub(super) fn checkpoint(
     };
     let tensors: Vec<Value> = chosen.iter().enumerate().map(tensor).collect();
     let total: u64 = chosen.iter().map(|(_, entry)| bytes_of(entry)).sum();
-    let elements: u64 = chosen.iter().map(|(_, entry)| entry.shape.numel() as u64).sum();
+    let elements: u64 =
+        chosen.iter().map(|(key, _)| source.extents(key).iter().product::<usize>() as u64).sum();
     let parameters = source.parameters(chosen.iter().map(|(key, _)| *key));
     let used: BTreeSet<usize> = chosen.iter().flat_map(|(_, entry)| files_of(entry)).collect();
     let file = |number: &usize| {
@@ -58,8 +59,8 @@ fn tensor(source: &Source, key: &Key, entry: &Entry) -> Value {
     json!({
         "part": key.part.name(),
         "name": key.name,
-        "dtype": entry.dtype.name(),
-        "shape": entry.shape.dims(),
+        "dtype": source.foreign.get(key).map_or(entry.dtype.name(), |foreign| foreign.name),
+        "shape": source.extents(key),
         "bytes": bytes_of(entry),
         "tiles": tiles,
     })
