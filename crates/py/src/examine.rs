@@ -79,6 +79,7 @@ fn differences(first: &Source, second: &Source, tolerance: f64) -> Result<Differ
             Verdict::Same => {}
             Verdict::OnlyFirst => left.push(key.to_string()),
             Verdict::OnlySecond => right.push(key.to_string()),
+            Verdict::Spec(a, b) => drop(changed.insert(key.to_string(), format!("{a} against {b}"))),
             Verdict::Shape(a, b) => drop(changed.insert(key.to_string(), format!("shape {a} against {b}"))),
             Verdict::DType(a, b) => {
                 changed.insert(key.to_string(), format!("dtype {a} against {b}, the values agree"));
