@@ -1,9 +1,10 @@
 """Indexing: masks, integer arrays, accumulation in a fixed order; checked against torch on the CPU and f64, timed beside torch."""
 import ctypes
+import math
 
 import torch
 
-from device import I32, I64, U64, Kernel, P, Struct
+from device import I32, I64, U32, U64, Kernel, P, Struct
 from timing import error, median_ms, same_bits
 from variants import index_options, mask_options, radix_options, segment_options
 
@@ -21,7 +22,7 @@ class Index(Struct):
 
 class Segments(Struct):
     _fields_ = [(n, P) for n in "keys positions starts number values out longer parts".split()] + [
-        ("value_stride", I64), ("inner", I64), ("include", I32), ("mean", I32)]
+        ("value_stride", I64), ("inner", I64), ("include", I32), ("mean", I32), ("op", I32)]
 
 
 def cdiv(a, b):
@@ -29,7 +30,8 @@ def cdiv(a, b):
 
 
 def new_fault():
-    return torch.tensor([-1, 0, 0], dtype=torch.int64, device=DEV)
+    """A slot of late.cuh for each indexed dim."""
+    return torch.full((8, 4), -1, dtype=torch.int64, device=DEV)
 
 
 def mask_kernel(x, name):
@@ -108,12 +110,18 @@ def read(x, indices, fault, offset=None):
 
 def write(x, indices, values, fault, unique=False):
     index, inner, rows = index_of(x, indices)
-    winner = None
+    keys = torch.empty(index.count, dtype=torch.int32, device=DEV)
+    index_kernel(x, inner, "index_keys")(WIDE, 256, index, U64(rows), keys, fault)
+    winner, named = None, (keys, I64(index.count), U64(rows))
     if not unique:
         winner = torch.zeros(rows, dtype=torch.int32, device=DEV)
-        index_kernel(x, inner, "index_claim")(WIDE, 256, index, winner, fault)
-    stride = 0 if values.numel() == 1 else inner
-    index_kernel(x, inner, "index_write")(WIDE, 256, index, values, I64(stride), I64(inner), winner, x, fault)
+        index_kernel(x, inner, "key_claim")(WIDE, 256, *named, winner)
+    if values.numel() == 1:
+        values = values.expand(16).contiguous()
+        stride = 0
+    else:
+        stride = inner
+    index_kernel(x, inner, "key_write")(WIDE, 256, *named, values, I64(stride), I64(inner), winner, x)
     return x
 
 
@@ -127,10 +135,11 @@ def write_elements(x, indices, values, fault):
     again = torch.empty(n + 1, dtype=torch.int32, device=DEV)
     again[:1].zero_()
     stride = I64(0 if values.numel() == 1 else 1)
-    index_kernel(x, 1, "index_mark")(WIDE, 256, index, keys, bits[0], bits[1], fault)
-    index_kernel(x, 1, "index_write_once")(WIDE, 256, keys, I64(n), values, stride, bits[1], winner, again, x)
-    index_kernel(x, 1, "index_claim_again")(132 * 4, 256, keys, again, winner)
-    index_kernel(x, 1, "index_write_again")(132 * 4, 256, keys, values, stride, again, winner, x)
+    index_kernel(x, 1, "index_keys")(WIDE, 256, index, U64(rows), keys, fault)
+    index_kernel(x, 1, "key_mark")(WIDE, 256, keys, I64(n), U64(rows), bits[0], bits[1])
+    index_kernel(x, 1, "key_write_once")(WIDE, 256, keys, I64(n), U64(rows), values, stride, bits[1], winner, again, x)
+    index_kernel(x, 1, "key_claim_again")(132 * 4, 256, keys, again, winner)
+    index_kernel(x, 1, "key_write_again")(132 * 4, 256, keys, values, stride, again, winner, x)
     return x
 
 
@@ -154,10 +163,10 @@ def reduce_sorted(keys, order, limit, values, out, inner, op=0, include=1, mean=
     """out[key] (op)= values of the entries with that key."""
     n, element = keys.numel(), NAMES[values.dtype]
     packets = int(inner > 1 and inner * values.element_size() % 16 == 0)
-    options, tiles = segment_options(element, op, packets), cdiv(n, 4096)
+    options, tiles = segment_options(element, packets), cdiv(n, 4096)
     longer = torch.empty(n // 128 + 2, dtype=torch.int32, device=DEV)
     longer[:1].zero_()
-    s = Segments().fill(keys=keys, positions=order, values=values, out=out, longer=longer, value_stride=inner, inner=inner, include=include, mean=mean)
+    s = Segments().fill(keys=keys, positions=order, values=values, out=out, longer=longer, value_stride=inner, inner=inner, include=include, mean=mean, op=op)
     if inner == 1:
         real = {torch.bfloat16: torch.float32, torch.float16: torch.float32}.get(values.dtype, values.dtype)
         s.fill(parts=torch.empty(n // 64 + 1, dtype=real, device=DEV))
@@ -180,13 +189,13 @@ def reduce_sorted(keys, order, limit, values, out, inner, op=0, include=1, mean=
 def reduce_small(keys, limit, values, out, inner, op, include, mean):
     """Sort, segments and sums of at most 16384 rows: three launches."""
     n, packets = keys.numel(), int(inner * values.element_size() % 16 == 0)
-    options = segment_options(NAMES[values.dtype], op, packets)
+    options = segment_options(NAMES[values.dtype], packets)
     room = torch.empty(3, n + 1, dtype=torch.int32, device=DEV)
     longer, number = torch.empty(n // 128 + 2, dtype=torch.int32, device=DEV), torch.empty(1, dtype=torch.int64, device=DEV)
     small = Kernel("segment_small.cu", (), "segment_small")
     small(1, 1024, keys, I32(n), I32(limit.bit_length()), U64(limit), room[0], room[1], room[2], number, longer, shared=16384 * 8 + 32 * 256 * 2)
     s = Segments().fill(keys=room[0], positions=room[1], starts=room[2], number=number, values=values, out=out, longer=longer, value_stride=inner,
-                        inner=inner, include=include, mean=mean)
+                        inner=inner, include=include, mean=mean, op=op)
     Kernel("segment.cu", options, "segment_rows")(WIDE, 256, s)
     Kernel("segment.cu", options, "segment_rows_longer")(132 * 4, 256, s)
     return out
@@ -202,17 +211,29 @@ def put_sum(x, indices, values, fault, op=0, include=1, mean=0):
     return reduce_sorted(keys, order, rows, values, x, inner, op, include, mean)
 
 
+def walk_of(shape, *strides):
+    """The struct Walk of walk.cuh."""
+    words = [math.prod(shape), len(shape), *shape, *[1] * (8 - len(shape))]
+    for steps in strides:
+        words += [*steps, *[0] * (8 - len(steps))]
+    return (I64 * len(words))(*words)
+
+
+def without(strides, dim):
+    return [0 if d == dim else step for d, step in enumerate(strides)]
+
+
 def gather(x, dim, index, fault):
-    outer, inner = x.shape[:dim].numel(), x.shape[dim + 1:].numel()
     out = torch.empty(index.shape, dtype=x.dtype, device=DEV)
-    index_kernel(x, 1, "gather_dim")(WIDE, 256, x, index, I64(outer), I64(index.shape[dim]), I64(x.shape[dim]), I64(inner), out, fault)
+    walk = walk_of(index.shape, out.stride(), without(x.stride(), dim), index.stride())
+    index_kernel(x, 1, "along_read")(WIDE, 256, walk, out, x, index, I64(x.shape[dim]), I64(x.stride(dim)), U32(1), fault)
     return out
 
 
 def scatter_reduce(x, dim, index, values, op, fault, include=1, mean=0):
-    outer, inner = x.shape[:dim].numel(), x.shape[dim + 1:].numel()
     keys = torch.empty(index.numel(), dtype=torch.int32, device=DEV)
-    index_kernel(x, 1, "gather_dim_keys")(WIDE, 256, index, I64(outer), I64(index.shape[dim]), I64(x.shape[dim]), I64(inner), keys, fault)
+    walk = walk_of(index.shape, without(x.stride(), dim), index.stride())
+    index_kernel(x, 1, "along_keys")(WIDE, 256, walk, index, I64(x.shape[dim]), I64(x.stride(dim)), U64(x.numel()), keys, fault)
     keys, order = sort_pairs(keys, x.numel().bit_length())
     return reduce_sorted(keys, order, x.numel(), values, x, 1, op, include, mean)
 
@@ -278,7 +299,7 @@ def check_reads(record):
     x, fault = torch.randn(10, 4, device=DEV), new_fault()
     bad = torch.tensor([3, 9, -11, 4, 10], device=DEV)
     read(x, [bad], fault)
-    record.check("a bad index is reported, lowest position first", float(fault.tolist()[:2] != [2, -11]), 0)
+    record.check("a bad index is reported, lowest position first", float(fault[0].tolist()[1:3] != [2, -11]), 0)
 
 
 def check_sort(record):
@@ -364,7 +385,7 @@ def time_all(record):
 
 def sanitize(record):
     x, m = torch.randn(9001).to(DEV), (torch.rand(9001) < 0.4).to(DEV)
-    fault = torch.tensor([-1, 0, 0]).to(DEV)
+    fault = new_fault()
     out = x.clone()
     select(x, m), fill(x, m, 1.0, out), scatter_masked(x, m, x, out)
     t, i = torch.randn(40, 24).to(DEV), torch.randint(0, 40, (9000,)).to(DEV)

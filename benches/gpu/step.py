@@ -16,7 +16,7 @@ from device import F64, I32, I64, Kernel
 from indexing import index_kernel, index_of, put_sum
 from timing import error
 from training import adamw_tables, column_sums, constants, cross_entropy, exact, exact_tables, gated, gated_grad, rotate, tables
-from variants import ENTROPY_THREADS, FORWARD_TMA, KEYS_TMA, NORMS, QUERIES_TMA, norm_options, options
+from variants import ENTROPY_THREADS, FORWARD_TMA, KEYS_TMA, NORMS, QUERIES_TMA, adamw_options, norm_options, options
 
 DEV, BF = "cuda", torch.bfloat16
 EPS, CHUNK = 1e-6, 2048
@@ -140,7 +140,7 @@ class Step:
         d = s.head_dim
         self.attend, self.attend_keys, self.attend_queries = Forward(d, FORWARD_TMA[d][0]), Keys(d, KEYS_TMA[d][0]), Queries(d, QUERIES_TMA[d][0])
         self.delta = Mma(d).delta_kernel
-        self.fault = torch.tensor([-1, 0, 0], dtype=torch.int64, device=DEV)
+        self.fault = torch.full((8, 4), -1, dtype=torch.int64, device=DEV)
         self.pick_head_product()
 
     def pick_head_product(self):
@@ -229,7 +229,7 @@ class Step:
     def optimize(self):
         exact(list(self.grads.values()), self.norm_tables)
         rows, pieces, count = self.update
-        run = Kernel("adamw.cu", options(PARAM="bf16", GRAD="bf16", MASTER=1, MAX=0) + ["--fmad=false"], "adamw")
+        run = Kernel("adamw.cu", adamw_options("bf16", "bf16", 1), "adamw")
         run(count, 256, rows, pieces, self.constants)
 
     def whole(self, tokens, labels):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from device import F64, I32, I64, Kernel, P, Struct
 from timing import error, median_ms, same_bits
-from variants import ENTROPY_THREADS, NORMS, norm_options, options
+from variants import ENTROPY_THREADS, NORMS, adamw_options, norm_options, options
 
 torch._functorch.config.donated_buffer = False  # a compiled backward pass is timed again and again
 DEV = "cuda"
@@ -257,7 +257,7 @@ def check_adamw(record):
             wd = w.to(DEV)
             tensors.append((w.to(param).to(DEV) if master else wd, wd if master else None, g.to(DEV), m.to(DEV), v.to(DEV)))
         rows, pieces, count = adamw_tables(tensors, groups)
-        o = options(PARAM=NAMES[param], GRAD=NAMES[grad], MASTER=master, MAX=0) + ["--fmad=false"]
+        o = adamw_options(NAMES[param], NAMES[grad], master)
         Kernel("adamw.cu", o, "adamw")(count, 256, rows, pieces, k.to(DEV))
         torch.cuda.synchronize()
         for (p, w, g, m, v), (wp, wm, wv) in zip(tensors, wants):
@@ -396,7 +396,7 @@ def time_optimizer(record):
         tensors.append((w.to(bf), w, torch.randn(s, device=DEV).to(bf), torch.zeros(s, device=DEV), torch.zeros(s, device=DEV)))
     rows, pieces, count = adamw_tables(tensors, [0] * n)
     k = torch.tensor([constants(3)], dtype=torch.float32, device=DEV)
-    run = Kernel("adamw.cu", options(PARAM="bf16", GRAD="bf16", MASTER=1, MAX=0) + ["--fmad=false"], "adamw")
+    run = Kernel("adamw.cu", adamw_options("bf16", "bf16", 1), "adamw")
     ms = median_ms([lambda: run(count, 256, rows, pieces, k)], 10)
     peers = [torch.nn.Parameter(t[1]) for t in tensors]
     for p, t in zip(peers, tensors):

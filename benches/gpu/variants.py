@@ -59,11 +59,11 @@ def radix_options(key="u32", payload="u32"):
 
 
 def index_options(element="u32", offset="u32", packets=0):
-    return options(ELEMENT=element, OFFSET=offset, KEY=offset, PACKETS=packets, WINNER=offset)
+    return options(ELEMENT=element, WORD=offset, PACKETS=packets)
 
 
-def segment_options(element="f32", op=0, packets=0, key="u32", payload="u32"):
-    return options(ELEMENT=element, KEY=key, PAYLOAD=payload, OP=op, PACKETS=packets)
+def segment_options(element="f32", packets=0, word="u32"):
+    return options(ELEMENT=element, WORD=word, PACKETS=packets)
 
 
 # (LANES, PER, GROUPS) by columns of bf16, first the one to use.
@@ -107,8 +107,12 @@ def indexing_wanted():
     out += [("index.cu", index_options(e, o, p)) for e in ("u8", "u16", "u32", "u64") for o in ("u32", "u64") for p in (0, 1)]
     out += [("segment_small.cu", ())]
     for element in ("bf16", "f16", "f32", "f64", "i32", "i64"):
-        out += [("segment.cu", segment_options(element, op, packets)) for op in range(4) for packets in (0, 1)]
+        out += [("segment.cu", segment_options(element, packets)) for packets in (0, 1)]
     return out
+
+
+def adamw_options(param, grad, master, max=0):
+    return options(PARAM=param, GRAD=grad, MOMENT="f32", MASTER=master, MAX=max) + ["--fmad=false"]
 
 
 def training_wanted():
@@ -121,7 +125,7 @@ def training_wanted():
     out += [("cross_entropy.cu", options(ELEMENT="bf16", GRAD=1, THREADS=t, PACKETS=1)) for t in ENTROPY_THREADS]
     out += [("cross_entropy.cu", options(ELEMENT=e, GRAD=1, THREADS=512, PACKETS=0)) for e in ("bf16", "f32", "f64")]
     for param, grad, master in (("bf16", "bf16", 1), ("bf16", "f32", 1), ("f32", "f32", 0), ("bf16", "bf16", 0)):
-        out += [("adamw.cu", options(PARAM=param, GRAD=grad, MASTER=master, MAX=m) + ["--fmad=false"]) for m in (0, 1)]
+        out += [("adamw.cu", adamw_options(param, grad, master, m)) for m in (0, 1)]
     out += [("exact_norm.cu", options(ELEMENT=e)) for e in ("bf16", "f16", "f32")]
     return out
 

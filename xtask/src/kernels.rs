@@ -9,6 +9,9 @@ use crate::summary::{Counts, Outcome};
 /// The compiler, as pip names it.
 const COMPILER: &str = "nvidia-cuda-nvrtc==13.0.88";
 
+/// What the emulated device calls itself.
+const EMULATED: &str = "sm_70";
+
 /// Where archives go.
 fn folder(root: &Path) -> PathBuf {
     root.join("target").join("kernels")
@@ -53,7 +56,7 @@ pub(crate) fn emulate_step(root: &Path) -> (Outcome, Counts) {
         }
     }
     let (folder, failed) = (folder(root).join("emulated"), (Outcome::Failed, Counts::default()));
-    let list = run(example(root, "kernels").arg("--list"));
+    let list = run(example(root, "kernels").args(["--list", EMULATED]));
     let lines: Vec<&str> = list.output.lines().filter(|line| line.split('\t').count() == 3).collect();
     let path = folder.join("builds.txt");
     let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, lines.join("\n")));
@@ -66,7 +69,7 @@ pub(crate) fn emulate_step(root: &Path) -> (Outcome, Counts) {
         return failed;
     }
     let archive = folder.join("kernels.bin");
-    if !run(example(root, "kernels").arg("--pack").args([&folder, &archive])).success {
+    if !run(example(root, "kernels").arg("--pack").args([&folder, &archive]).arg(EMULATED)).success {
         return failed;
     }
     let mut ours = example(root, "selftest");

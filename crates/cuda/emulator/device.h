@@ -3,6 +3,7 @@
 // is a context of its own, and a wait hands over to the next one.
 #pragma once
 #include <math.h>
+#include <setjmp.h>
 #include <stddef.h>
 #include <string.h>
 #include <ucontext.h>
@@ -17,6 +18,8 @@
 #define __shared__ static
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
 #define DEVICE inline
 #define EMULATED 1
 
@@ -42,6 +45,15 @@ static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return (unsigned long long)((unsigned __int128)x * y >> 64);
 }
+static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+    return (unsigned)((((unsigned long long)high << 32 | low) << (by & 31)) >> 32);
+}
+static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline float __fadd_rn(float x, float y) { return x + y; }
+static inline float __fsub_rn(float x, float y) { return x - y; }
+static inline float __fdiv_rn(float x, float y) { return x / y; }
+static inline float __fsqrt_rn(float x) { return sqrtf(x); }
 template <class T> static inline T min(T x, T y) { return y < x ? y : x; }
 template <class T> static inline T max(T x, T y) { return x < y ? y : x; }
 template <class T> static inline T __ldg(const T* p) { return *p; }
@@ -62,26 +74,29 @@ alignas(1024) static char emulated_shared[256 << 10];
 
 // One thread of a block that may wait.
 struct Fiber {
+    jmp_buf state; // where it waits; a jump costs far less than a change of contexts, which is only made to begin
     ucontext_t context;
     std::vector<char> stack;
     Dim3 index;
-    int waiting; // 0: runs, 1: at the block's barrier, 2: at its warp's
-    bool done;
+    int waiting; // 0: runs, 1: at the block's barrier, 2: at its warp's, 2 + n: at one of n neighbours
+    bool begun, done;
     unsigned char passed[16];
 };
 static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int current_fiber;
+static unsigned emulated_count; // threads of the block that runs
 static void (*emulated_call)(void**);
 static void** emulated_params;
 
 static void emulated_wait(int kind) {
     fibers[current_fiber].waiting = kind;
-    swapcontext(&fibers[current_fiber].context, &scheduler);
+    if (!_setjmp(fibers[current_fiber].state)) _longjmp(scheduler, 1);
     threadIdx = fibers[current_fiber].index;
 }
 static inline void __syncthreads() { emulated_wait(1); }
 static inline void __syncwarp(unsigned = ~0u) { emulated_wait(2); }
+static inline void emulated_wait_group(int lanes) { emulated_wait(2 + lanes); }
 static inline int emulated_lane() { return current_fiber % 32; }
 template <class T> static inline T emulated_exchange(T x, int from) {
     static_assert(sizeof(T) <= 16, "");
@@ -89,7 +104,7 @@ template <class T> static inline T emulated_exchange(T x, int from) {
     emulated_wait(2);
     int other = current_fiber / 32 * 32 + from;
     T y = x;
-    if (from >= 0 && from < 32 && other < (int)fibers.size()) memcpy(&y, fibers[other].passed, sizeof y);
+    if (from >= 0 && from < 32 && other < (int)emulated_count) memcpy(&y, fibers[other].passed, sizeof y);
     emulated_wait(2);
     return y;
 }
@@ -113,13 +128,29 @@ static inline unsigned __ballot_sync(unsigned, int flag) {
     emulated_wait(2);
     for (int lane = 0; lane < 32; lane++) {
         int other = current_fiber / 32 * 32 + lane;
-        if (other < (int)fibers.size() && !fibers[other].done && fibers[other].passed[0]) all |= 1u << lane;
+        if (other < (int)emulated_count && !fibers[other].done && fibers[other].passed[0]) all |= 1u << lane;
     }
     emulated_wait(2);
     return all;
 }
 static inline int __any_sync(unsigned mask, int flag) { return __ballot_sync(mask, flag) != 0; }
 static inline int __all_sync(unsigned mask, int flag) { return __ballot_sync(mask, !flag) == 0; }
+static inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+    for (int step = 16; step > 0; step /= 2) {
+        unsigned other = __shfl_xor_sync(~0u, x, step);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+static inline int __syncthreads_count(int flag) {
+    static int count;
+    emulated_wait(1);
+    count = 0;
+    emulated_wait(1);
+    count += flag != 0;
+    emulated_wait(1);
+    return count;
+}
 static inline int __syncthreads_or(int flag) {
     static int any;
     emulated_wait(1);
@@ -130,22 +161,37 @@ static inline int __syncthreads_or(int flag) {
     return any;
 }
 
+// A thread of every block there will be.
 static void emulated_entry() {
-    threadIdx = fibers[current_fiber].index;
-    emulated_call(emulated_params);
-    fibers[current_fiber].done = true;
-    swapcontext(&fibers[current_fiber].context, &scheduler);
+    for (;;) {
+        threadIdx = fibers[current_fiber].index;
+        emulated_call(emulated_params);
+        fibers[current_fiber].done = true;
+        if (!_setjmp(fibers[current_fiber].state)) _longjmp(scheduler, 1);
+    }
+}
+
+static __attribute__((noinline)) void emulated_resume() {
+    Fiber& f = fibers[current_fiber];
+    if (_setjmp(scheduler)) return;
+    if (f.begun) _longjmp(f.state, 1);
+    f.begun = true;
+    setcontext(&f.context);
 }
 
 static void emulated_block() {
     unsigned count = blockDim.x * blockDim.y * blockDim.z;
-    fibers.resize(count);
+    // They stay where they are once they have begun.
+    if (fibers.empty()) fibers.reserve(1024);
+    while (fibers.size() < count) fibers.emplace_back();
+    emulated_count = count;
     for (unsigned t = 0; t < count; t++) {
         Fiber& f = fibers[t];
-        if (f.stack.empty()) f.stack.resize(64 << 10);
         f.index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
         f.waiting = 0;
         f.done = false;
+        if (f.begun) continue;
+        f.stack.resize(64 << 10);
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.data();
         f.context.uc_stack.ss_size = f.stack.size();
@@ -156,7 +202,7 @@ static void emulated_block() {
         for (unsigned t = 0; t < count; t++) {
             if (fibers[t].done || fibers[t].waiting) continue;
             current_fiber = (int)t;
-            swapcontext(&scheduler, &fibers[t].context);
+            emulated_resume();
             left -= fibers[t].done;
         }
         // A warp goes on when all its threads wait; the block when all that are left do.
@@ -164,6 +210,13 @@ static void emulated_block() {
             bool all = true;
             for (unsigned t = w; t < count && t < w + 32; t++) all &= fibers[t].done || fibers[t].waiting == 2;
             for (unsigned t = w; all && t < count && t < w + 32; t++) fibers[t].waiting = 0;
+        }
+        for (unsigned t = 0, n; t < count; t++) {
+            if ((n = fibers[t].waiting) <= 2) continue;
+            bool all = true;
+            unsigned first = t / (n - 2) * (n - 2), last = first + n - 2 < count ? first + n - 2 : count;
+            for (unsigned u = first; u < last; u++) all &= fibers[u].done || fibers[u].waiting == (int)n;
+            for (unsigned u = first; all && u < last; u++) fibers[u].waiting = 0;
         }
         bool all = true;
         for (unsigned t = 0; t < count; t++) all &= fibers[t].done || fibers[t].waiting == 1;

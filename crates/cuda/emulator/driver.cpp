@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 typedef int Result;
@@ -33,7 +34,8 @@ API cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
 API cuDeviceGetName(char* name, int len, int) { snprintf(name, len, "emulated device"); return SUCCESS; }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = MEMORY; return SUCCESS; }
 API cuDeviceGetAttribute(int* value, int which, int) {
-    *value = which == 16 ? 2 : which == 75 ? 9 : which == 76 ? 0 : 0;
+    // Two multiprocessors, compute capability 7.0: no tensor cores that kernels here use.
+    *value = which == 16 ? 2 : which == 75 ? 7 : 0;
     return SUCCESS;
 }
 API cuDevicePrimaryCtxRetain(void** context, int) { *context = (void*)1; return SUCCESS; }
@@ -113,6 +115,9 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     unsigned shared, void*, void** params, void**) {
     if (bx * by * bz == 0 || bx * by * bz > 1024) return INVALID_VALUE;
     const unsigned dims[6] = {gx, gy, gz, bx, by, bz};
+    // Kernels keep their state in one place, whichever thread launches them.
+    static std::mutex one;
+    std::lock_guard<std::mutex> held(one);
     ((Function*)function)->run(dims, shared, params);
     return SUCCESS;
 }

@@ -1,5 +1,6 @@
 //! A device in use: its context, what it is, what it holds, and what was launched on it.
 
+use crate::blas::BlasOf;
 use crate::driver::{self, Failure, RawContext};
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -89,6 +90,7 @@ pub struct Context {
     ring: Ring,
     pub(crate) account: Account,
     pub(crate) modules: Modules,
+    pub(crate) blas: BlasOf,
     lanes: Mutex<Vec<Weak<Lane>>>,
     /// An asynchronous error is fatal to the context: the first one is the answer to all later calls.
     dead: OnceLock<Error>,
@@ -157,6 +159,7 @@ impl Context {
             ring: Ring::default(),
             account: Account::default(),
             modules: Modules::default(),
+            blas: BlasOf::default(),
             lanes: Mutex::default(),
             dead: OnceLock::new(),
             damage: OnceLock::new(),

@@ -64,6 +64,13 @@ fn check(call: &'static str, code: CUresult) -> Raw<()> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Handle<T>(*mut T);
 
+impl<T> Handle<T> {
+    /// For libraries that take the driver's handles.
+    pub(crate) fn pointer(self) -> *mut T {
+        self.0
+    }
+}
+
 impl<T> Clone for Handle<T> {
     fn clone(&self) -> Handle<T> {
         *self
@@ -335,6 +342,42 @@ pub(crate) fn allow_shared(function: RawFunction, bytes: u32) -> Raw<()> {
     let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: a live function.
     check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function.0, which, bytes as i32) })
+}
+
+/// A map of four dims of two-byte elements, the innermost first, for bulk copies of boxes: 128-byte swizzle, zeros outside.
+pub(crate) fn tensor_map(
+    address: u64,
+    half: bool,
+    dims: [u64; 4],
+    strides: [u64; 3],
+    boxes: [u32; 4],
+) -> Raw<[u64; 16]> {
+    use sys::CUtensorMapDataType_enum as Kind;
+    let kind = match half {
+        true => Kind::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        false => Kind::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    let steps = [1u32; 4];
+    // SAFETY: four extents, three strides, four box sizes and four steps, as many as the rank says; writes one map.
+    let code = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            kind,
+            4,
+            address as *mut c_void,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    check("cuTensorMapEncodeTiled", code)?;
+    Ok(map.opaque)
 }
 
 /// Queues a kernel.

@@ -6,7 +6,7 @@ use crate::context::{Account, Context, MemoryStats};
 use crate::driver::{self, Raw};
 use crate::error::{Error, Result};
 use crate::late::{Late, LateNote, SLOT_WORDS, SLOTS, Slot};
-use crate::launch::{Arg, Launch};
+use crate::launch::{Arg, Launch, TensorMap};
 use crate::pinned::{InFlight, Pinned};
 use crate::settings::checked;
 use crate::stream::{Event, Stream};
@@ -145,6 +145,20 @@ impl Lane {
         })
     }
 
+    /// A map of `[d3, d2, d1, d0]` bf16 (or f16) elements, `dims` from the innermost, `strides` in bytes of all but it.
+    pub fn tensor_map(
+        &self,
+        op: &'static str,
+        address: u64,
+        half: bool,
+        dims: [u64; 4],
+        strides: [u64; 3],
+        boxes: [u32; 4],
+    ) -> Result<TensorMap> {
+        self.context.bind(op)?;
+        self.compute.call(op, driver::tensor_map(address, half, dims, strides, boxes)).map(TensorMap)
+    }
+
     /// Sets bytes of the device.
     pub fn fill_bytes(&self, op: &'static str, address: u64, value: u8, bytes: usize) -> Result<()> {
         self.queue(op, || {
@@ -195,6 +209,17 @@ impl Lane {
         }
     }
 
+    /// Queues what a library does on the computing stream.
+    pub(crate) fn library<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> Result<T> {
+        let mut found = None;
+        self.queue(op, || {
+            found = Some(work());
+            Ok(())
+        })?;
+        // The work above always runs.
+        Ok(found.unwrap_or_else(|| unreachable!()))
+    }
+
     fn queue(&self, op: &'static str, work: impl FnOnce() -> Raw<()>) -> Result<()> {
         self.context.bind(op)?;
         self.context.ring().note(self.compute.id(), op);
@@ -214,9 +239,15 @@ impl Lane {
 
     /// A place for one launch to report a bad value to.
     pub fn slot(&self, note: LateNote) -> Result<Slot> {
-        let full = self.late().notes.len() == SLOTS;
+        self.slots(&[note])
+    }
+
+    /// Places for one launch that checks several things, one after the other; answers the first.
+    pub fn slots(&self, notes: &[LateNote]) -> Result<Slot> {
+        let Some(first) = notes.first() else { return Ok(Slot(0)) };
+        let full = self.late().notes.len() + notes.len() > SLOTS;
         if full {
-            self.check(note.op)?;
+            self.check(first.op)?;
         }
         let known = self.late().table;
         let table = match known {
@@ -229,8 +260,9 @@ impl Lane {
             }
         };
         let mut late = self.late();
-        late.notes.push(note);
-        Ok(Slot(table + ((late.notes.len() - 1) * SLOT_WORDS * 8) as u64))
+        let at = late.notes.len();
+        late.notes.extend_from_slice(notes);
+        Ok(Slot(table + (at * SLOT_WORDS * 8) as u64))
     }
 
     /// Answers the first bad value that kernels found since the last check; waits if there may be one.

@@ -58,6 +58,17 @@ impl From<f64> for Arg<'_> {
     }
 }
 
+/// How a kernel finds boxes of an array of four dims.
+#[derive(Clone, Debug)]
+pub struct TensorMap(pub(crate) [u64; 16]);
+
+impl TensorMap {
+    /// As an argument of a kernel.
+    pub fn words(&self) -> &[u64] {
+        &self.0
+    }
+}
+
 /// How a kernel is to run.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {

@@ -6,6 +6,7 @@
 
 mod archive;
 mod arena;
+mod blas;
 mod block;
 mod context;
 mod driver;
@@ -20,12 +21,13 @@ mod settings;
 mod stream;
 
 pub use archive::{Archive, ArchiveWriter};
+pub use blas::{Matrix, Product, ProductType};
 pub use block::{Access, Block};
 pub use context::{Context, DeviceInfo, MemoryStats, device_count, driver_version};
 pub use error::{Error, Result};
 pub use lane::{Lane, Side};
 pub use late::{BadValue, LateNote, Slot};
-pub use launch::{Arg, Launch};
+pub use launch::{Arg, Launch, TensorMap};
 pub use nvrtc::{Compiled, Compiler};
 pub use pinned::{InFlight, Pinned};
 pub use program::{Kernel, Key, Program};

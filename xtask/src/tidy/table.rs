@@ -44,6 +44,7 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/trunc.rs",
     "crates/array/src/cpu/matmul/*.rs",
     "crates/array/src/cpu/matmul/amx/*.rs",
+    "crates/cuda/src/blas.rs",
     "crates/cuda/src/driver.rs",
     "crates/cuda/src/nvrtc.rs",
     "crates/cuda/src/pinned.rs",

@@ -3,19 +3,37 @@
 //! Named like `cpu`: operations above check shapes and dtypes and match on the device; a launcher here picks a kernel,
 //! notes which blocks it uses and queues it on the calling thread's lane.
 
+mod attention;
+mod index;
 mod map;
+mod mask;
+mod matmul;
+mod optim;
+mod order;
 mod program;
 mod random;
 mod reduce;
+mod rows;
+mod training;
 mod walk;
 
+pub(crate) use attention::{Rule as AttentionRule, attend, attend_grad};
+pub(crate) use index::{
+    Along, Column, FoldOp, Rule, check_within, put_along, put_rows, take_along, take_rows,
+};
 pub(crate) use map::{
     activation_grad, binary, binary_in_place, binary_into, bit_not, cast, check_divisor, choose, compare,
     copy, copy_into, fill, unary, unary_in_place,
 };
+pub(crate) use mask::Kept;
+pub(crate) use matmul::matmul;
+pub(crate) use optim::{Stepped, adamw, sgd};
+pub(crate) use order::{search, sort_rows};
 pub use program::{Build, builds};
 pub(crate) use random::{Parameter, draw};
-pub(crate) use reduce::{Fold, reduce};
+pub(crate) use reduce::{Fold, first_equal, reduce};
+pub(crate) use rows::{Scan, running_extreme, running_logs, scan, softmax, softmax_grad};
+pub(crate) use training::{Rotation, Scores, gated, gated_grad, norm, norm_grad, rotate};
 
 use crate::alloc::MemoryStats;
 use crate::array::Array;
@@ -23,7 +41,7 @@ use crate::buffer::Buffer;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::storage::{Coverage, no_bytes};
-use planaria_cuda::{Access, Arg, Context, Kernel, Lane, Launch};
+use planaria_cuda::{Access, Arg, Block, Context, Kernel, Lane, Launch};
 use planaria_layout::{DType, Shape};
 use std::sync::Arc;
 
@@ -37,6 +55,23 @@ pub(crate) mod late {
     pub(crate) const INDEX: u8 = 2;
     /// A position outside the dim an operation works along.
     pub(crate) const POSITION: u8 = 3;
+
+    use crate::error::Error;
+    use planaria_cuda::LateNote;
+
+    /// The note that leads to this error, but for the bad value itself.
+    pub(crate) fn note_of(error: &Error) -> LateNote {
+        match *error {
+            Error::IndexOutOfRange { position, dim, size, .. } => {
+                LateNote { op: "index", kind: INDEX, size, dim, entry: position }
+            }
+            Error::PositionOutOfRange { op, dim, size, .. } => {
+                LateNote { op, kind: POSITION, size, dim, entry: 0 }
+            }
+            Error::IdOutOfRange { op, size, .. } => LateNote { op, kind: ID, size, dim: 0, entry: 0 },
+            _ => LateNote { op: "value", kind: u8::MAX, size: 0, dim: 0, entry: 0 },
+        }
+    }
 }
 
 impl From<planaria_cuda::Error> for Error {
@@ -111,6 +146,13 @@ pub(crate) fn fresh(op: &'static str, lane: &Arc<Lane>, shape: &Shape, dtype: DT
     block.used_by(op, lane.compute(), Access::Write)?;
     let address = block.address();
     Ok((out, address))
+}
+
+/// Memory of zeros that is free again when what is queued now has passed.
+fn scratch(op: &'static str, lane: &Arc<Lane>, bytes: usize) -> Result<Block> {
+    let block = lane.block(op, bytes)?;
+    lane.fill_bytes(op, block.address(), 0, bytes)?;
+    Ok(block)
 }
 
 /// Threads of a block in kernels that walk over positions.

@@ -63,42 +63,77 @@ const THREAD_TILE: usize = 512;
 /// Up to so many elements one thread folds alone, whatever their order.
 const FEW: usize = 64;
 
+/// How an array is folded: what stays, what is folded, and who folds how much of it.
+struct Folding {
+    kept: Walk,
+    inner: Walk,
+    /// One thread a result, not a block.
+    each: bool,
+    tile: usize,
+    tiles: usize,
+}
+
+impl Folding {
+    fn new(op: &'static str, x: &Array, reduced: &[bool]) -> Result<Folding> {
+        let pick = |of: &dyn Fn(usize) -> isize, wanted: bool| -> Vec<isize> {
+            (0..x.ndim()).filter(|&d| reduced[d] == wanted).map(of).collect()
+        };
+        let (lens, steps) = (|d: usize| x.shape()[d] as isize, |d: usize| x.strides()[d]);
+        let sizes = |wanted| pick(&lens, wanted).into_iter().map(|n| n as usize).collect::<Vec<usize>>();
+        let mut kept = walks(&sizes(false), &[&pick(&steps, false)]);
+        let mut inner = walks(&sizes(true), &[&pick(&steps, true)]);
+        let (Some(kept), Some(inner), true, true) =
+            (kept.pop(), inner.pop(), kept.is_empty(), inner.is_empty())
+        else {
+            let what = format!("shape {} with these strides has more than 8 dims to fold over", x.shape());
+            return Err(Error::argument(op, what));
+        };
+        let step = |walk: &Walk| walk.words[2 + super::walk::MAX_DIMS + walk.words[1] as usize - 1] as i64;
+        let each = inner.numel <= FEW || (step(&kept) == 1 && step(&inner) != 1 && kept.numel >= 32);
+        let tile = if each { THREAD_TILE } else { BLOCK_TILE };
+        let tiles = inner.numel.div_ceil(tile);
+        Ok(Folding { kept, inner, each, tile, tiles })
+    }
+
+    /// Queues a kernel over all results; `rest` follows the array's address.
+    fn launch(&self, op: &'static str, x: &Array, name: &str, rest: &[u64]) -> Result<()> {
+        let lane = lane_of(op, x)?;
+        let function = format!("{name}{}", if self.each { "_each" } else { "" });
+        let kernel = kernel(&lane, &FOLD, &computed(x.dtype()), &function)?;
+        let held = read(op, &lane, x)?;
+        let mut args = vec![Arg::Words(&self.kept.words), Arg::Words(&self.inner.words)];
+        args.extend([self.tile as u64, self.tiles as u64, held.address].map(Arg::U64));
+        args.extend(rest.iter().map(|&x| Arg::U64(x)));
+        let results = self.kept.numel * self.tiles;
+        let grid = [blocks(&lane, if self.each { results } else { results * 256 }, 1), 1, 1];
+        Ok(lane.launch(&Launch { op, kernel: &kernel, grid, block: [256, 1, 1], shared: 0 }, &args)?)
+    }
+
+    /// Room for partial results and its address.
+    fn parts(&self, op: &'static str, x: &Array, dtype: DType) -> Result<(Array, u64)> {
+        fresh(op, &lane_of(op, x)?, &Shape::new(&[self.kept.numel, self.tiles])?, dtype)
+    }
+}
+
+/// The first place among the reduced dims, in row-major order, whose element is `want` (one for each result).
+pub(crate) fn first_equal(op: &'static str, x: &Array, reduced: &[bool], want: &Array) -> Result<Array> {
+    let folding = Folding::new(op, x, reduced)?;
+    let (out, address) = folding.parts(op, x, DType::I64)?;
+    let want = read(op, &lane_of(op, x)?, want)?;
+    folding.launch(op, x, "first_equal", &[want.address, address])?;
+    if folding.tiles == 1 {
+        return out.reshape(&[folding.kept.numel]);
+    }
+    reduce(op, &out, &[false, true], Fold::Smallest)
+}
+
 /// Folds the dims marked in `reduced`; the results stand in the order of the other dims, as one dim.
 pub(crate) fn reduce(op: &'static str, x: &Array, reduced: &[bool], fold: Fold) -> Result<Array> {
-    let pick = |of: &dyn Fn(usize) -> isize, wanted: bool| -> Vec<isize> {
-        (0..x.ndim()).filter(|&d| reduced[d] == wanted).map(of).collect()
-    };
-    let (lens, steps) = (|d: usize| x.shape()[d] as isize, |d: usize| x.strides()[d]);
-    let sizes = |wanted| pick(&lens, wanted).into_iter().map(|n| n as usize).collect::<Vec<usize>>();
-    let kept = walks(&sizes(false), &[&pick(&steps, false)]);
-    let inner = walks(&sizes(true), &[&pick(&steps, true)]);
-    let ([kept], [inner]) = (kept.as_slice(), inner.as_slice()) else {
-        let what = format!("shape {} with these strides has more than 8 dims to fold over", x.shape());
-        return Err(Error::argument(op, what));
-    };
-    let step = |walk: &Walk| walk.words[2 + super::walk::MAX_DIMS + walk.words[1] as usize - 1] as i64;
-    let each = inner.numel <= FEW || (step(kept) == 1 && step(inner) != 1 && kept.numel >= 32);
-    let tile = if each { THREAD_TILE } else { BLOCK_TILE };
-    let tiles = inner.numel.div_ceil(tile);
-    let lane = lane_of(op, x)?;
-    let function = format!("{}{}", fold.name(), if each { "_each" } else { "" });
-    let kernel = kernel(&lane, &FOLD, &computed(x.dtype()), &function)?;
-    let held = read(op, &lane, x)?;
-    let results = kept.numel * tiles;
-    let dtype = fold.dtype(x.dtype());
-    let (out, address) = fresh(op, &lane, &Shape::new(&[kept.numel, tiles])?, dtype)?;
-    let args = [
-        Arg::Words(&kept.words),
-        Arg::Words(&inner.words),
-        Arg::U64(tile as u64),
-        Arg::U64(tiles as u64),
-        Arg::U64(held.address),
-        Arg::U64(address),
-    ];
-    let grid = [blocks(&lane, if each { results } else { results * 256 }, 1), 1, 1];
-    lane.launch(&Launch { op, kernel: &kernel, grid, block: [256, 1, 1], shared: 0 }, &args)?;
-    if tiles == 1 {
-        return out.reshape(&[kept.numel]);
+    let folding = Folding::new(op, x, reduced)?;
+    let (out, address) = folding.parts(op, x, fold.dtype(x.dtype()))?;
+    folding.launch(op, x, fold.name(), &[address])?;
+    if folding.tiles == 1 {
+        return out.reshape(&[folding.kept.numel]);
     }
     reduce(op, &out, &[false, true], fold.second())
 }

@@ -3,7 +3,10 @@
 use super::resolve::{Entry, Placed, Resolved};
 use crate::array::{Array, Strides};
 use crate::cpu::index::{Part, Plan, offsets};
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
 use crate::ops::kept_positions;
 use crate::view::{broadcast_shapes, wrap_index};
 use planaria_layout::{DType, Dims, Shape};
@@ -14,6 +17,8 @@ struct Column {
     /// I64 values: positions along `dim`, or ready offsets where `dim` is none.
     values: Array,
     dim: Option<usize>,
+    /// Dims of the view it covers.
+    covered: std::ops::Range<usize>,
     source: usize,
     position: usize,
 }
@@ -44,14 +49,15 @@ impl Lookup {
                     any &= mask.item()?.as_bool();
                     continue;
                 }
-                Entry::Mask(mask) => kept_positions(mask, &view.strides()[p.dim..p.dim + mask.ndim()])?,
-                Entry::Take(array) => array.cast(DType::I64)?,
-                Entry::Flag(keep) => Array::zeros(&[usize::from(*keep)], DType::I64)?,
+                Entry::Mask(mask) => positions_kept(view, mask, p.dim)?,
+                Entry::Take(array) => taken(view, array)?,
+                Entry::Flag(keep) => Array::zeros_on(&[usize::from(*keep)], DType::I64, view.device())?,
             };
             picks = broadcast_shapes("index", &picks, values.shape())
                 .map_err(|_| Error::IndexBroadcast { lhs: picks.clone(), rhs: values.shape().clone() })?;
             let dim = matches!(p.entry, Entry::Take(_)).then_some(p.dim);
-            columns.push(Column { values, dim, source: p.source, position: p.position });
+            let covered = p.dim..p.dim + p.entry.span();
+            columns.push(Column { values, dim, covered, source: p.source, position: p.position });
         }
         let (outer, inner) = split_dims(view.ndim(), placed);
         let size = |&d: &usize| view.shape()[d];
@@ -116,6 +122,68 @@ impl Lookup {
         if fits { Ok(out) } else { Err(self.first_outside()?) }
     }
 
+    /// For devices: the view with its indexed dims in front.
+    pub(crate) fn front(&self) -> Result<Array> {
+        let indexed = (0..self.view.ndim()).filter(|d| !self.outer.contains(d) && !self.inner.contains(d));
+        let order: Vec<i64> =
+            indexed.chain(self.outer.iter().chain(&self.inner).copied()).map(|d| d as i64).collect();
+        self.view.permute(&order)
+    }
+
+    /// For devices: the index arrays over rows of [`Lookup::front`], how many entries they have, and how many elements a
+    /// row has.
+    pub(crate) fn columns(&self) -> Result<(Vec<cuda::Column>, usize, usize)> {
+        let mut columns = Vec::new();
+        let mut stride = 1;
+        for column in self.columns.iter().rev() {
+            let extent = self.view.shape()[column.covered.clone()].iter().product();
+            let values = column.values.broadcast_to(&self.picks)?.contiguous()?;
+            let (entry, dim) = (column.position, column.source);
+            columns.push(cuda::Column { values, extent, stride, entry, dim });
+            stride *= extent;
+        }
+        columns.reverse();
+        let rest = self.outer.iter().chain(&self.inner).map(|&d| self.view.shape()[d]).product();
+        Ok((columns, self.picks.numel(), rest))
+    }
+
+    /// For devices: the shape of what is read with the index arrays' dims in front.
+    pub(crate) fn front_shape(&self) -> Result<Shape> {
+        let rest = self.outer.iter().chain(&self.inner).map(|&d| self.view.shape()[d]);
+        Ok(Shape::from_dims(self.picks.iter().copied().chain(rest).collect())?)
+    }
+
+    /// For devices: what has the shape of the result, seen with the index arrays' dims in front.
+    pub(crate) fn to_front(&self, value: &Array) -> Result<Array> {
+        let (outer, picks) = (self.outer.len() as i64, self.picks.ndim() as i64);
+        let order = (outer..outer + picks).chain(0..outer).chain(outer + picks..value.ndim() as i64);
+        value.permute(&order.collect::<Vec<_>>())
+    }
+
+    /// For devices: undoes [`Lookup::to_front`].
+    pub(crate) fn undo_front(&self, value: &Array) -> Result<Array> {
+        let (outer, picks) = (self.outer.len() as i64, self.picks.ndim() as i64);
+        let order = (picks..picks + outer).chain(0..picks).chain(outer + picks..value.ndim() as i64);
+        value.permute(&order.collect::<Vec<_>>())?.contiguous()
+    }
+
+    /// For devices: one index array of positions, with its strides over the result, and the view's.
+    pub(crate) fn alone(&self) -> Result<Option<LoneColumn>> {
+        let [column] = &self.columns[..] else { return Ok(None) };
+        let Some(dim) = column.dim else { return Ok(None) };
+        let zeros = |n: usize| std::iter::repeat_n(0, n);
+        let step = |&d: &usize| self.view.strides()[d];
+        let (outer, inner, picks) = (self.outer.len(), self.inner.len(), self.picks.ndim());
+        let values = column.values.broadcast_to(&self.picks)?;
+        let index_strides =
+            zeros(outer).chain(values.strides().iter().copied()).chain(zeros(inner)).collect();
+        let strides =
+            self.outer.iter().map(step).chain(zeros(picks)).chain(self.inner.iter().map(step)).collect();
+        let (extent, step) = (self.view.shape()[dim], self.view.strides()[dim]);
+        let (entry, dim) = (column.position, column.source);
+        Ok(Some(LoneColumn { values, index_strides, strides, extent, step, entry, dim }))
+    }
+
     /// The error for the first position outside its dim.
     fn first_outside(&self) -> Result<Error> {
         for column in &self.columns {
@@ -142,8 +210,37 @@ impl Lookup {
     }
 }
 
+/// One index array over a view of any strides.
+pub(crate) struct LoneColumn {
+    pub(crate) values: Array,
+    pub(crate) index_strides: Strides,
+    pub(crate) strides: Strides,
+    pub(crate) extent: usize,
+    pub(crate) step: isize,
+    pub(crate) entry: usize,
+    pub(crate) dim: usize,
+}
+
 fn first_value(values: &Array) -> Result<i64> {
-    Ok(values.values::<i64>("index")?.first().copied().unwrap_or(0))
+    Ok(values.to(Device::Cpu)?.values::<i64>("index")?.first().copied().unwrap_or(0))
+}
+
+/// Positions along a dim, where the view lives.
+fn taken(view: &Array, array: &Array) -> Result<Array> {
+    if view.is_meta() || array.is_meta() {
+        return array.cast(DType::I64);
+    }
+    home("index", &[view, array])?;
+    array.to(view.device())?.cast(DType::I64)
+}
+
+/// What a mask keeps: offsets in the view on the host, positions among the dims it covers on a device.
+fn positions_kept(view: &Array, mask: &Array, dim: usize) -> Result<Array> {
+    if let (Device::Cuda(_), false) = (view.device(), mask.is_meta()) {
+        home("index", &[view, mask])?;
+        return cuda::Kept::count("index", mask)?.positions();
+    }
+    kept_positions(mask, &view.strides()[dim..dim + mask.ndim()])
 }
 
 /// Dims before and after the place where the index arrays' dims go: where the first array stands if they stand

@@ -4,6 +4,8 @@ use super::fused::{Fresh, all_meta, check_like, check_stat, real_dtype};
 use crate::array::Array;
 use crate::cpu::attention::{self as kernel, Grads, Mask, MaskValues, Rule, Saved, Sizes};
 use crate::cpu::real::{Float, Real, with_float};
+use crate::cuda;
+use crate::device::Device;
 use crate::element::Bool;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Dims, Shape};
@@ -60,6 +62,11 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions) ->
     if all_meta(op, q, &[Some(k), Some(v), options.mask])? {
         return Ok(Attended { out: Array::meta_of(out, q.dtype()), lse: Array::meta_of(lse, real) });
     }
+    if let Device::Cuda(_) = q.device() {
+        let rule = rule_on_cuda(op, mask.as_ref(), options, &sizes);
+        let (out, lse) = cuda::attend(rule, (q, k, v), (&out, &lse, real))?;
+        return Ok(Attended { out, lse });
+    }
     with_float!(op, q.dtype(), T => {
         let (q, k, v) = (q.values::<T>(op)?, k.values::<T>(op)?, v.values::<T>(op)?);
         let (mut out, mut lse) = (Fresh::<T>::new(&out)?, Fresh::<<T as Float>::Real>::new(&lse)?);
@@ -92,6 +99,11 @@ pub fn attention_grad(
     if all_meta(op, q, &others)? {
         return Ok(AttentionGrad { q: q.to_meta(), k: k.to_meta(), v: v.to_meta() });
     }
+    if let Device::Cuda(_) = q.device() {
+        let rule = rule_on_cuda(op, mask.as_ref(), options, &sizes);
+        let grads = cuda::attend_grad(rule, (q, k, v), (&result.out, &result.lse, dout))?;
+        return Ok(AttentionGrad { q: grads.q, k: grads.k, v: grads.v });
+    }
     with_float!(op, q.dtype(), T => {
         let (mut dq, mut dk, mut dv) =
             (Fresh::<T>::new(q.shape())?, Fresh::<T>::new(k.shape())?, Fresh::<T>::new(v.shape())?);
@@ -103,6 +115,20 @@ pub fn attention_grad(
         with_rule(op, mask.as_ref(), options, &sizes, |rule| kernel::backward(saved, grads, sizes, rule))?;
         Ok(AttentionGrad { q: dq.finish(), k: dk.finish(), v: dv.finish() })
     })
+}
+
+fn rule_on_cuda<'a>(
+    op: &'static str,
+    mask: Option<&'a Array>,
+    options: &AttentionOptions,
+    sizes: &Sizes,
+) -> cuda::AttentionRule<'a> {
+    cuda::AttentionRule { op, causal: options.span == Span::Causal, scale: scale_of(options, sizes), mask }
+}
+
+/// The factor of the scores.
+fn scale_of(options: &AttentionOptions, sizes: &Sizes) -> f64 {
+    options.scale.unwrap_or_else(|| 1.0 / (sizes.dim.max(1) as f64).sqrt())
 }
 
 fn check(op: &'static str, q: &Array, k: &Array, v: &Array) -> Result<Sizes> {
@@ -161,8 +187,7 @@ fn with_rule<R: Real>(
     sizes: &Sizes,
     run: impl FnOnce(&Rule<R>),
 ) -> Result<()> {
-    let scale = options.scale.unwrap_or_else(|| 1.0 / (sizes.dim.max(1) as f64).sqrt());
-    let (scale, span) = (R::of(scale), options.span);
+    let (scale, span) = (R::of(scale_of(options, sizes)), options.span);
     let Some(mask) = mask else {
         run(&Rule { scale, span, mask: None });
         return Ok(());

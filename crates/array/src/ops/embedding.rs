@@ -4,6 +4,7 @@ use super::fused::{all_meta, check_ids, check_shape, ids as checked_ids, real_dt
 use crate::array::Array;
 use crate::cpu::embedding as kernel;
 use crate::cpu::real::with_float;
+use crate::device::Device;
 use crate::element::with_size;
 use crate::error::{Error, Result};
 use planaria_layout::{Dims, Shape};
@@ -20,6 +21,9 @@ pub fn embedding(table: &Array, ids: &Array) -> Result<Array> {
     let shape = looked_up(ids.shape(), width)?;
     if all_meta(op, table, &[Some(ids)])? {
         return Ok(Array::meta_of(shape, table.dtype()));
+    }
+    if let Device::Cuda(_) = table.device() {
+        return on_cuda::look_up(op, table, ids, &shape);
     }
     let ids = checked_ids(op, ids, size, |_| false)?;
     let table = table.contiguous()?;
@@ -53,11 +57,51 @@ pub fn embedding_grad(dy: &Array, ids: &Array, vocabulary: usize, padding: Optio
     if all_meta(op, dy, &[Some(ids)])? {
         return Ok(Array::meta_of(shape, dy.dtype()));
     }
+    if let Device::Cuda(_) = dy.device() {
+        return on_cuda::add_up(op, dy, ids, shape, padding);
+    }
     let ids = checked_ids(op, ids, vocabulary, |_| false)?;
     with_float!(op, dy.dtype(), T => {
         let dy = dy.values::<T>(op)?;
         Array::build(shape, |grad: &mut [T]| kernel::scatter(&dy, &ids, padding, width, grad))
     })
+}
+
+mod on_cuda {
+    use super::*;
+    use crate::cuda::{Column, Rule, put_rows, take_rows};
+    use crate::ops::fused::check_ids_late;
+    use planaria_layout::DType;
+
+    fn column(ids: &Array, extent: usize) -> Result<[Column; 1]> {
+        let values = ids.cast(DType::I64)?.contiguous()?;
+        Ok([Column { values, extent, stride: 1, entry: 0, dim: 0 }])
+    }
+
+    pub(super) fn look_up(op: &'static str, table: &Array, ids: &Array, shape: &Shape) -> Result<Array> {
+        let (size, width) = (table.shape()[0], table.shape()[1]);
+        check_ids_late(op, ids, size, None)?;
+        take_rows(op, &table.contiguous()?, width, &column(ids, size)?, ids.numel(), shape)
+    }
+
+    pub(super) fn add_up(
+        op: &'static str,
+        dy: &Array,
+        ids: &Array,
+        shape: Shape,
+        padding: Option<usize>,
+    ) -> Result<Array> {
+        check_ids_late(op, ids, shape[0], None)?;
+        let grad = Array::zeros_on(&shape, dy.dtype(), dy.device())?;
+        if dy.numel() > 0 {
+            let columns = column(ids, shape[0])?;
+            put_rows(op, &grad, shape[1], (&columns, ids.numel()), &dy.contiguous()?, Rule::ADD)?;
+        }
+        if let Some(row) = padding {
+            grad.narrow(0, row, 1)?.fill(0)?;
+        }
+        Ok(grad)
+    }
 }
 
 fn looked_up(ids: &Shape, width: usize) -> Result<Shape> {

@@ -121,6 +121,19 @@ pub(crate) fn ids(
     }
 }
 
+/// [`ids`] of a device: what is out of range is reported when the host next waits.
+pub(crate) fn check_ids_late(op: &'static str, ids: &Array, size: usize, skip: Option<i64>) -> Result<()> {
+    if size == 0 && ids.numel() > 0 {
+        let id = ids.flatten(0, -1)?.narrow(0, 0, 1)?.item()?.as_int() as i64;
+        return Err(Error::IdOutOfRange { op, id, position: 0, size });
+    }
+    crate::cuda::check_within(
+        ids,
+        skip,
+        crate::cuda::late::note_of(&Error::IdOutOfRange { op, id: 0, position: 0, size }),
+    )
+}
+
 /// Ids must be integers that fit an i64.
 pub(crate) fn check_ids(op: &'static str, ids: &Array) -> Result<()> {
     match ids.dtype() {

@@ -5,11 +5,15 @@ use crate::array::Array;
 use crate::cpu::gather::{self, Along};
 use crate::cpu::gather_rule::{Arithmetic, Replace, Rule, Sum};
 use crate::cpu::index::{Source, Steps};
+use crate::cuda::{self, FoldOp};
+use crate::device::Device;
 use crate::dispatch::with_sum;
 use crate::element::{Scalar, with_dtype, with_size};
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
 use crate::view::{real_dim, resolve_dim};
 use bytemuck::Pod;
+use planaria_cuda::LateNote;
 use planaria_layout::{DType, Dims, Shape};
 
 /// How [`Array::scatter_reduce`] combines the values that meet in one element.
@@ -81,7 +85,7 @@ impl Call {
     /// The error for the first position outside the dim.
     fn outside(&self) -> Error {
         let size = self.x.shape()[self.dim];
-        let first = self.index.values::<i64>(self.op).map(|values| {
+        let first = self.index.to(Device::Cpu).and_then(|index| index.values::<i64>(self.op)).map(|values| {
             values.iter().copied().find(|&i| usize::try_from(i).map_or(true, |i| i >= size)).unwrap_or(0)
         });
         match first {
@@ -136,6 +140,23 @@ impl Call {
                 gather::scatter::<T, R>(None, &mut data[start..start + len], self.x.shape(), along, source);
             })
         })?
+    }
+
+    /// Scatters on a device, in place or into a copy.
+    fn on_cuda(&self, src: &Array, rule: cuda::Rule, place: Place) -> Result<Array> {
+        home(self.op, &[&self.x, &self.index, src])?;
+        if self.x.shape()[self.dim] == 0 {
+            return Err(self.outside());
+        }
+        let direct = matches!(place, Place::Here) && self.x.is_contiguous();
+        let out = if direct { self.x.clone() } else { self.x.copy()? };
+        let src = if src.shares_storage(&out) { src.copy()? } else { src.clone() };
+        cuda::put_along(self.op, &out, self.dim, &self.index.contiguous()?, &src, rule)?;
+        if let (Place::Here, false) = (place, direct) {
+            self.x.copy_from(&out)?;
+            return Ok(self.x.clone());
+        }
+        Ok(out)
     }
 
     /// Scatters `src`, in place or into a copy.
@@ -211,7 +232,10 @@ impl Array {
             return Ok(Array::meta_of(index.shape().clone(), self.dtype()));
         }
         if call.is_empty() {
-            return Array::zeros_of(index.shape().clone(), self.dtype());
+            return Array::zeros_on(index.shape(), self.dtype(), self.device());
+        }
+        if let Device::Cuda(_) = home("gather", &[self, index])? {
+            return call.gathered()?.reshape(index.shape());
         }
         let (x, host) = (&call.x, call.x.host("gather")?);
         let mut fits = Ok(true);
@@ -236,6 +260,9 @@ impl Array {
     fn scatter_replace(&self, dim: i64, index: &Array, src: &Array, place: Place) -> Result<Array> {
         scatter_with(self, "scatter", dim, index, place, |call| {
             let src = call.source(src)?;
+            if let Device::Cuda(_) = self.device() {
+                return call.on_cuda(&src, cuda::Rule::Replace, place);
+            }
             with_size!(self.dtype(), T => call.run::<T, Replace>(&src, place))
         })
     }
@@ -244,6 +271,10 @@ impl Array {
     pub fn scatter_scalar(&self, dim: i64, index: &Array, value: impl Into<Scalar>) -> Result<Array> {
         let value = value.into();
         scatter_with(self, "scatter", dim, index, Place::Copy, |call| {
+            if let Device::Cuda(_) = self.device() {
+                let one = Array::full_on(&[], value, self.dtype(), self.device())?;
+                return call.on_cuda(&one, cuda::Rule::Replace, Place::Copy);
+            }
             with_size!(self.dtype(), T => {
                 call.place::<T, Replace>(Source::One(bits(value, self.dtype())), Place::Copy)
             })
@@ -263,6 +294,9 @@ impl Array {
     fn scatter_sum(&self, dim: i64, index: &Array, src: &Array, place: Place) -> Result<Array> {
         scatter_with(self, "scatter_add", dim, index, place, |call| {
             let src = call.source(src)?;
+            if let Device::Cuda(_) = self.device() {
+                return call.on_cuda(&src, cuda::Rule::ADD, place);
+            }
             with_sum!(self.dtype(), T => call.run::<T, Sum>(&src, place))
         })
     }
@@ -278,6 +312,13 @@ impl Array {
     ) -> Result<Array> {
         scatter_with(self, "scatter_reduce", dim, index, Place::Copy, |call| {
             let src = call.source(src)?;
+            if let Device::Cuda(_) = self.device() {
+                // A mean of bools is whether any is true, as on the host.
+                let mean = reduction == ScatterReduce::Mean && self.dtype() != DType::Bool;
+                let include = own == OwnValue::Include;
+                let rule = cuda::Rule::Fold { op: reduction.fold(), include, mean };
+                return call.on_cuda(&src, rule, Place::Copy);
+            }
             with_dtype!(self.dtype(), T => reduce::<T>(call, &src, reduction, own))
         })
     }
@@ -323,7 +364,33 @@ fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: ScatterReduce, own
     })
 }
 
+impl ScatterReduce {
+    fn fold(self) -> FoldOp {
+        match self {
+            ScatterReduce::Sum | ScatterReduce::Mean => FoldOp::Sum,
+            ScatterReduce::Prod => FoldOp::Product,
+            ScatterReduce::Max => FoldOp::Largest,
+            ScatterReduce::Min => FoldOp::Smallest,
+        }
+    }
+}
+
 impl Call {
+    /// The elements at the positions, from a device's array.
+    fn gathered(&self) -> Result<Array> {
+        let (op, dim) = (self.op, self.dim);
+        let (extent, step) = (self.x.shape()[dim], self.x.strides()[dim]);
+        if extent == 0 {
+            return Err(self.outside());
+        }
+        let mut strides = crate::array::Strides::from_slice(self.x.strides());
+        strides[dim] = 0;
+        let note = LateNote { op, kind: cuda::late::POSITION, size: extent, dim, entry: 0 };
+        let (index, index_strides) = (&self.index, self.index.strides());
+        let along = cuda::Along { op, extent, step, index, index_strides, note, wrap: false };
+        cuda::take_along(&self.x, &strides, self.index.shape(), &along)
+    }
+
     /// Where each value lands in the row-major array; positions are checked.
     fn cells(&self) -> Result<Vec<usize>> {
         let strides = crate::array::contiguous_strides(self.x.shape());
@@ -391,6 +458,12 @@ pub(crate) fn aligned(op: &'static str, x: &Array, index: &Array, dim: i64) -> R
     }
     let size = x.shape()[d] as i64;
     let values = index.cast(DType::I64)?;
+    if let Device::Cuda(_) = values.device() {
+        let zero = Array::scalar(0, DType::I64)?;
+        let negative = values.lt(&zero)?;
+        let wrapped = values.add(&Array::scalar(size, DType::I64)?)?;
+        return Ok((wide, crate::ops::where_(&negative, &wrapped, &values)?, d));
+    }
     let values = values.values::<i64>(op)?;
     let index = Array::build(index.shape().clone(), |out: &mut [i64]| {
         for (o, &i) in out.iter_mut().zip(values.iter()) {

@@ -8,7 +8,7 @@ use planaria_layout::{DType, Dims, Shape};
 
 /// Gradient of [`Array::gather`]: `dy` added into zeros of the array's shape at the gathered positions.
 pub fn gather_grad(dy: &Array, dim: i64, index: &Array, shape: &[usize]) -> Result<Array> {
-    let dx = Array::zeros(shape, dy.dtype())?;
+    let dx = Array::zeros_on(shape, dy.dtype(), dy.device())?;
     dx.scatter_add_assign(dim, index, dy)?;
     Ok(dx)
 }
@@ -27,7 +27,7 @@ pub fn scatter_source_grad(dy: &Array, dim: i64, index: &Array, shape: &[usize])
     if taken.shape() == &shape {
         return Ok(taken);
     }
-    let source = Array::zeros(&shape, dy.dtype())?;
+    let source = Array::zeros_on(&shape, dy.dtype(), dy.device())?;
     if taken.numel() > 0 {
         let mut part = source.clone();
         for (d, &n) in taken.shape().iter().enumerate() {

@@ -4,11 +4,16 @@ use crate::array::{Array, Host};
 use crate::cpu::gather_rule::{Replace, Rule, Sum};
 use crate::cpu::index::{self, Source};
 use crate::cpu::strided::may_overlap;
+use crate::cuda;
+use crate::device::Device;
 use crate::dispatch::{with_dtype, with_size, with_sum};
 use crate::element::{Element, Scalar};
 use crate::error::{Error, Result};
 use crate::index::{Entry, Index, Lookup, Resolved, place_optional, resolve};
+use crate::ops::fused::home;
+use crate::ops::where_;
 use bytemuck::Pod;
+use planaria_cuda::LateNote;
 use planaria_layout::{DType, Shape};
 
 /// What a write does to the value already there.
@@ -121,7 +126,10 @@ pub(crate) fn read(resolved: &Resolved) -> Result<Array> {
         return Ok(Array::meta_of(shape, view.dtype()));
     }
     if lookup.is_empty() {
-        return Array::zeros_of(shape, view.dtype());
+        return Array::zeros_on(&shape, view.dtype(), view.device());
+    }
+    if let Device::Cuda(_) = view.device() {
+        return read_on_cuda(&lookup);
     }
     let (offsets, host) = (lookup.offsets("get")?, view.host("get")?);
     let offsets = offsets.values::<i64>("get")?;
@@ -129,6 +137,45 @@ pub(crate) fn read(resolved: &Resolved) -> Result<Array> {
     with_size!(view.dtype(), T => Array::build_bytes::<T>(shape, view.dtype(), |out| {
         index::take(host.slice::<T>(), &plan, out);
     }))
+}
+
+/// Rows of the view, or elements along its one indexed dim where the others make no rows.
+fn read_on_cuda(lookup: &Lookup) -> Result<Array> {
+    let front = lookup.front()?;
+    if !front.is_contiguous()
+        && let Some(one) = lookup.alone()?
+    {
+        let note =
+            LateNote { op: "get", kind: cuda::late::INDEX, size: one.extent, dim: one.dim, entry: one.entry };
+        let (extent, step, index_strides) = (one.extent, one.step, &one.index_strides[..]);
+        let along =
+            cuda::Along { op: "get", extent, step, index: &one.values, index_strides, note, wrap: true };
+        return cuda::take_along(lookup.view(), &one.strides, lookup.shape(), &along);
+    }
+    let (columns, count, inner) = lookup.columns()?;
+    let shape = lookup.front_shape()?;
+    let rows = cuda::take_rows("get", &front.contiguous()?, inner, &columns, count, &shape)?;
+    lookup.undo_front(&rows)
+}
+
+/// Writes to rows of the view, or of a copy that then takes its place where its dims make no rows.
+fn write_on_cuda(lookup: &Lookup, value: &Array, put: Put) -> Result<()> {
+    let op = "index_put";
+    home(op, &[lookup.view(), value])?;
+    let front = lookup.front()?;
+    let rows = if front.is_contiguous() { front.clone() } else { front.copy()? };
+    let (columns, count, inner) = lookup.columns()?;
+    let value = match value.numel() {
+        1 => value.to(front.device())?,
+        _ => lookup.to_front(&value.broadcast_to(lookup.shape())?)?.contiguous()?,
+    };
+    let value = if value.shares_storage(&front) { value.copy()? } else { value };
+    let rule = match put {
+        Put::Replace => cuda::Rule::Replace,
+        Put::Accumulate => cuda::Rule::ADD,
+    };
+    cuda::put_rows(op, &rows, inner, (&columns, count), &value, rule)?;
+    if rows.shares_storage(&front) { Ok(()) } else { front.copy_from(&rows) }
 }
 
 /// The mask, if it alone covers every dim of the view.
@@ -146,7 +193,7 @@ pub(crate) fn write(resolved: &Resolved, value: Written<'_>, put: Put) -> Result
     let view = &resolved.view;
     let one = match value {
         Written::Scalar(value) => Some(value),
-        Written::Array(value) if value.ndim() == 0 && !value.is_meta() => Some(value.item()?),
+        Written::Array(value) if value.ndim() == 0 && value.device() == Device::Cpu => Some(value.item()?),
         Written::Array(_) => None,
     };
     if !view.is_meta()
@@ -155,6 +202,9 @@ pub(crate) fn write(resolved: &Resolved, value: Written<'_>, put: Put) -> Result
     {
         match (one, value) {
             (Some(value), _) => return super::mask::fill_view(view, mask, value),
+            (None, Written::Array(value)) if value.ndim() == 0 && !value.is_meta() => {
+                return view.copy_from(&where_(mask, value, view)?);
+            }
             (None, Written::Array(value)) if view.is_contiguous() => {
                 if let Some(done) = super::mask::write_values(view, mask, value) {
                     return done;
@@ -180,6 +230,12 @@ fn write_lookup(lookup: &Lookup, value: Written<'_>, one: Option<Scalar>, put: P
     }
     if may_overlap(view.shape(), view.strides()) {
         return Err(Error::OverlappingWrite { op: "index_put", shape: view.shape().clone() });
+    }
+    if let Device::Cuda(_) = view.device() {
+        return match (value, one) {
+            (Written::Array(value), _) => write_on_cuda(lookup, value, put),
+            (Written::Scalar(value), _) => write_on_cuda(lookup, &Array::scalar(value, view.dtype())?, put),
+        };
     }
     let offsets = lookup.offsets("index_put")?;
     let offsets = offsets.values::<i64>("index_put")?;

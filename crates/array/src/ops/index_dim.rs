@@ -3,6 +3,8 @@
 use super::index::{Put, Written, empty_dim, read, write};
 use crate::array::Array;
 use crate::cpu::gather::within;
+use crate::cuda;
+use crate::device::Device;
 use crate::element::Scalar;
 use crate::error::{Error, Result};
 use crate::index::{Entry, Placed, Resolved};
@@ -43,9 +45,17 @@ impl Slices {
         self.x.shape()[self.dim]
     }
 
-    /// The first position outside `0..size`, if there is one.
-    fn first_outside(&self) -> Result<Option<i64>> {
-        if self.index.is_meta() {
+    /// The first position outside `0..size`, if there is one. On a device it is reported late, as the error that
+    /// `error` makes.
+    fn first_outside(&self, error: impl Fn(&Slices, i64) -> Error) -> Result<Option<i64>> {
+        if self.index.is_meta() || self.index.numel() == 0 {
+            return Ok(None);
+        }
+        if let Device::Cuda(_) = self.index.device() {
+            if self.size() == 0 {
+                return Ok(Some(self.index.narrow(0, 0, 1)?.item()?.as_int() as i64));
+            }
+            cuda::check_within(&self.index, None, cuda::late::note_of(&error(self, 0)))?;
             return Ok(None);
         }
         let values = self.index.values::<i64>(self.op)?;
@@ -134,15 +144,16 @@ impl Array {
             let (lhs, rhs) = (self.shape().clone(), index.shape().clone());
             return Err(Error::ShapeMismatch { op: "index_select", lhs, rhs, reason });
         }
-        if let Some(bad) = slices.first_outside()? {
-            // Families of errors as PyTorch users know them.
-            return Err(match self.ndim() {
-                2.. if slices.size() == 0 => {
-                    Error::EmptyDim { op: "index_select", dim: slices.dim, shape: self.shape().clone() }
-                }
-                2.. if slices.dim == 1 || self.numel() == 0 => slices.position_error(bad),
-                _ => slices.index_error(bad),
-            });
+        // Families of errors as PyTorch users know them.
+        let error = |slices: &Slices, bad: i64| match self.ndim() {
+            2.. if slices.size() == 0 => {
+                Error::EmptyDim { op: "index_select", dim: slices.dim, shape: self.shape().clone() }
+            }
+            2.. if slices.dim == 1 || self.numel() == 0 => slices.position_error(bad),
+            _ => slices.index_error(bad),
+        };
+        if let Some(bad) = slices.first_outside(error)? {
+            return Err(error(&slices, bad));
         }
         let out = read(&slices.resolved(&slices.x))?;
         if self.ndim() == 0 { out.reshape(&[]) } else { Ok(out) }
@@ -162,9 +173,9 @@ impl Array {
         if self.ndim() > 1 && self.numel() == 0 {
             return if src.numel() == 0 { Ok(()) } else { empty_dim("index_add", &slices.x, slices.dim) };
         }
-        match slices.first_outside()? {
-            Some(bad) if self.ndim() > 1 => Err(slices.position_error(bad)),
-            Some(bad) => Err(slices.index_error(bad)),
+        let error = if self.ndim() > 1 { Slices::position_error } else { Slices::index_error };
+        match slices.first_outside(error)? {
+            Some(bad) => Err(error(&slices, bad)),
             None => write(&slices.resolved(&slices.x), Written::Array(&src), Put::Accumulate),
         }
     }
@@ -183,7 +194,7 @@ impl Array {
         if slices.size() == 0 && slices.index.numel() > 0 {
             return empty_dim("index_copy", &slices.x, slices.dim);
         }
-        match slices.first_outside()? {
+        match slices.first_outside(Slices::index_error)? {
             Some(bad) if self.numel() > 0 => Err(slices.index_error(bad)),
             _ => write(&slices.resolved(&slices.x), Written::Array(&src), Put::Replace),
         }

@@ -6,8 +6,10 @@ use crate::array::Array;
 use crate::convert::Number;
 use crate::cpu::index_sum::sum_rows;
 use crate::cpu::real::with_float;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::index::Index;
+use crate::ops::Keep;
 use planaria_layout::{DType, Shape};
 
 /// Undoes broadcasting: `dy` summed over the dims that `shape` was repeated along. Sums in f64.
@@ -28,6 +30,12 @@ pub fn sum_to(dy: &Array, shape: &[usize]) -> Result<Array> {
     if to.numel() == dy.numel() {
         return dy.reshape(&to);
     }
+    if let Device::Cuda(_) = dy.device() {
+        let lead = dy.ndim() - to.ndim();
+        let repeated = |d: &usize| *d < lead || (to[d - lead] == 1 && dy.shape()[*d] != 1);
+        let dims: Vec<i64> = (0..dy.ndim()).filter(repeated).map(|d| d as i64).collect();
+        return dy.sum(&dims, Keep::Yes)?.reshape(&to);
+    }
     with_float!("sum_to", dy.dtype(), T => {
         let values = dy.values::<T>("sum_to")?;
         let mut sums = vec![0f64; to.numel()];
@@ -42,7 +50,7 @@ pub fn sum_to(dy: &Array, shape: &[usize]) -> Result<Array> {
 
 /// Gradient of `x.get(index)` with respect to x: `dy` added into zeros where it was read.
 pub fn get_grad(dy: &Array, index: &[Index], shape: &[usize]) -> Result<Array> {
-    let dx = Array::zeros(shape, dy.dtype())?;
+    let dx = Array::zeros_on(shape, dy.dtype(), dy.device())?;
     let resolved = crate::index::resolve(&dx, index)?;
     if resolved.placed.is_empty() {
         resolved.view.copy_from(dy)?;
@@ -71,7 +79,7 @@ pub fn set_value_grad(dy: &Array, index: &[Index], shape: &[usize]) -> Result<Ar
 pub fn index_put_grad(dy: &Array, indices: &[Option<Array>], put: Put) -> Result<Array> {
     match put {
         Put::Accumulate => Ok(dy.clone()),
-        Put::Replace => dy.index_put(indices, &Array::zeros(&[], dy.dtype())?, put),
+        Put::Replace => dy.index_put(indices, &Array::zeros_on(&[], dy.dtype(), dy.device())?, put),
     }
 }
 
@@ -84,7 +92,7 @@ pub fn index_put_value_grad(dy: &Array, indices: &[Option<Array>], shape: &[usiz
         keep &= flag.item()?.as_bool();
     }
     if !keep {
-        return Array::zeros(shape, dy.dtype());
+        return Array::zeros_on(shape, dy.dtype(), dy.device());
     }
     // A 0-d mask that is true leaves the array as it is.
     let rest: Vec<_> = indices
@@ -102,7 +110,7 @@ pub fn index_put_value_grad(dy: &Array, indices: &[Option<Array>], shape: &[usiz
 
 /// Gradient of [`Array::index_select`]: `dy` added into zeros of the given shape, slice by slice.
 pub fn index_select_grad(dy: &Array, dim: i64, index: &Array, shape: &[usize]) -> Result<Array> {
-    let dx = Array::zeros(shape, dy.dtype())?;
+    let dx = Array::zeros_on(shape, dy.dtype(), dy.device())?;
     dx.index_add_assign(dim, index, dy)?;
     Ok(dx)
 }
@@ -111,7 +119,7 @@ pub fn index_select_grad(dy: &Array, dim: i64, index: &Array, shape: &[usize]) -
 pub fn index_add_source_grad(dy: &Array, dim: i64, index: &Array, shape: &[usize]) -> Result<Array> {
     if dy.numel() == 0 {
         // Nothing was added, whatever the positions say.
-        return Array::zeros(shape, dy.dtype());
+        return Array::zeros_on(shape, dy.dtype(), dy.device());
     }
     dy.index_select(dim, index)?.reshape(shape)
 }
@@ -124,7 +132,7 @@ pub fn index_fill_grad(dy: &Array, dim: i64, index: &Array) -> Result<Array> {
 /// Gradient of [`Array::index_fill`] with respect to the value, a 0-d array.
 pub fn index_fill_value_grad(dy: &Array, dim: i64, index: &Array) -> Result<Array> {
     if dy.numel() == 0 {
-        return Array::zeros(&[], dy.dtype());
+        return Array::zeros_on(&[], dy.dtype(), dy.device());
     }
     let lifted = if dy.ndim() == 0 { dy.unsqueeze(0)? } else { dy.clone() };
     let at = crate::view::resolve_dim("index_fill", dim, dy.ndim())?;

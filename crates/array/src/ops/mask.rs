@@ -4,6 +4,7 @@ use super::index::{bits, cells, dense};
 use crate::array::Array;
 use crate::cpu::mask;
 use crate::cpu::strided::OperandMut;
+use crate::cuda::Kept;
 use crate::device::Device;
 use crate::element::{Bool, Scalar, with_size};
 use crate::error::{Error, Result};
@@ -108,6 +109,9 @@ impl Array {
         let ndim = self.ndim();
         let shape = self.shape().clone();
         let flat: Vec<isize> = crate::array::contiguous_strides(&shape).to_vec();
+        if let Device::Cuda(_) = self.device() {
+            return coordinates(&Kept::count("nonzero", &flags)?.positions()?, &shape);
+        }
         let at = kept_positions(&flags, &flat)?;
         let at = at.values::<i64>("nonzero")?;
         Array::build(Shape::new(&[at.len(), ndim])?, |out: &mut [i64]| {
@@ -122,6 +126,21 @@ impl Array {
     }
 }
 
+/// Coordinates of row-major positions, one row each.
+fn coordinates(at: &Array, shape: &Shape) -> Result<Array> {
+    if shape.ndim() == 0 {
+        return Array::zeros_on(&[at.numel(), 0], DType::I64, at.device());
+    }
+    let mut step = shape.numel();
+    let mut columns = Vec::new();
+    for &size in shape.iter() {
+        step /= size.max(1);
+        let number = |n: usize| Array::scalar(n.max(1) as i64, DType::I64);
+        columns.push(at.floor_div(&number(step)?)?.rem(&number(size)?)?);
+    }
+    crate::ops::stack(&columns.iter().collect::<Vec<_>>(), 1)
+}
+
 /// Where the true elements of a mask lie in a view of its shape with the given strides, in row-major order.
 pub(crate) fn kept_positions(mask: &Array, strides: &[isize]) -> Result<Array> {
     let host = mask.host("mask")?;
@@ -134,6 +153,10 @@ pub(crate) fn kept_positions(mask: &Array, strides: &[isize]) -> Result<Array> {
 
 /// Elements of `x` where a mask of the same shape is true.
 pub(crate) fn select(x: &Array, mask: &Array) -> Result<Array> {
+    if let Device::Cuda(_) = home("masked_select", &[x, mask])? {
+        let mask = mask.to(x.device())?;
+        return Kept::count("masked_select", &mask)?.select(x);
+    }
     let (data, flags) = (x.host("masked_select")?, mask.host("masked_select")?);
     let flags = mask.operand::<Bool>(&flags);
     let counts = mask::count(&flags);
@@ -165,6 +188,10 @@ pub(crate) fn write_values(view: &Array, mask: &Array, value: &Array) -> Option<
     }
     let write = || -> Result<bool> {
         let flags = if mask.shares_storage(view) { mask.copy()? } else { mask.clone() };
+        if let Device::Cuda(_) = home("index_put", &[view, &flags, value])? {
+            let kept = Kept::count("index_put", &flags)?;
+            return Ok(kept.total == value.numel() && scatter_kept(view, &kept, value)?);
+        }
         let host = flags.host("index_put")?;
         let flags = flags.operand::<Bool>(&host);
         let counts = mask::count(&flags);
@@ -179,6 +206,12 @@ pub(crate) fn write_values(view: &Array, mask: &Array, value: &Array) -> Option<
         Ok(true) => Some(Ok(())),
         Err(error) => Some(Err(error)),
     }
+}
+
+fn scatter_kept(view: &Array, kept: &Kept, value: &Array) -> Result<bool> {
+    let value = if value.shares_storage(view) { value.copy()? } else { value.clone() };
+    kept.scatter(view, &value)?;
+    Ok(true)
 }
 
 fn spread(
@@ -202,17 +235,23 @@ fn scatter_into(out: &Array, mask: &Array, source: &Array) -> Result<()> {
         return Ok(());
     }
     let mask = if mask.shares_storage(out) { mask.copy()? } else { mask.clone() };
-    let host = mask.host("masked_scatter")?;
-    let flags = mask.operand::<Bool>(&host);
-    let counts = mask::count(&flags);
-    let wanted: usize = counts.iter().sum();
-    if wanted > source.numel() {
-        return Err(Error::ShapeMismatch {
+    let enough = |wanted: usize| match wanted <= source.numel() {
+        true => Ok(()),
+        false => Err(Error::ShapeMismatch {
             op: "masked_scatter",
             lhs: Shape::new(&[wanted])?,
             rhs: source.shape().clone(),
             reason: "the source has fewer elements than the mask keeps",
-        });
+        }),
+    };
+    if let Device::Cuda(_) = home("masked_scatter", &[out, &mask, source])? {
+        let kept = Kept::count("masked_scatter", &mask)?;
+        enough(kept.total)?;
+        return scatter_kept(out, &kept, source).map(drop);
     }
+    let host = mask.host("masked_scatter")?;
+    let flags = mask.operand::<Bool>(&host);
+    let counts = mask::count(&flags);
+    enough(counts.iter().sum())?;
     spread(out, &flags, &counts, &dense(source, source.shape())?)
 }

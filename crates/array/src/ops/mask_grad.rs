@@ -20,7 +20,7 @@ pub fn masked_fill_value_grad(dy: &Array, mask: &Array) -> Result<Array> {
 /// Gradient of [`Array::masked_select`]: `dy` put back where it was taken, broadcasting undone.
 pub fn masked_select_grad(dy: &Array, mask: &Array, shape: &[usize]) -> Result<Array> {
     let common = crate::view::broadcast_shapes("masked_select", &Shape::new(shape)?, mask.shape())?;
-    let spread = Array::zeros(&common, dy.dtype())?;
+    let spread = Array::zeros_on(&common, dy.dtype(), dy.device())?;
     spread.masked_scatter_assign(mask, dy)?;
     sum_to(&spread, shape)
 }
@@ -30,7 +30,7 @@ pub fn masked_select_grad(dy: &Array, mask: &Array, shape: &[usize]) -> Result<A
 pub fn masked_scatter_source_grad(dy: &Array, mask: &Array, shape: &[usize]) -> Result<Array> {
     let taken = dy.masked_select(mask)?;
     let shape = Shape::new(shape)?;
-    let source = Array::zeros(&[shape.numel()], dy.dtype())?;
+    let source = Array::zeros_on(&[shape.numel()], dy.dtype(), dy.device())?;
     source.narrow(0, 0, taken.numel())?.copy_from(&taken)?;
     source.reshape(&shape)
 }

@@ -4,8 +4,11 @@ use crate::array::{Array, Strides};
 use crate::cpu::copy;
 use crate::cpu::matmul::{Accumulate, Batch, MatRef, MatmulElement, matmul_batched};
 use crate::cpu::real::with_float;
+use crate::cuda;
+use crate::device::Device;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::ops::fused::real_dtype;
 use crate::view::{broadcast_shapes, shrunk};
 use planaria_layout::{Dims, Shape};
 
@@ -90,6 +93,13 @@ fn product(op: &'static str, a: &Array, b: &Array, bias: Option<&Array>) -> Resu
     let shape = shrunk(dims);
     if a.is_meta() {
         return Ok(Array::meta_of(shape, a.dtype()));
+    }
+    if let Device::Cuda(_) = a.device() {
+        real_dtype(op, a.dtype())?;
+        if let Some(bias) = bias.filter(|bias| bias.device() != a.device()) {
+            return Err(a.mixed_devices(op, bias));
+        }
+        return cuda::matmul(op, a, b, bias, &shape);
     }
     with_float!(op, a.dtype(), T => product_as::<T>(op, a, b, bias, shape))
 }

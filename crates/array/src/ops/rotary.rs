@@ -1,9 +1,11 @@
 //! Rotary position embedding and its gradient.
 
-use super::fused::{all_meta, check_ids, check_param, ids as checked_ids, param, real_dtype};
+use super::fused::{all_meta, check_ids, check_ids_late, check_param, ids as checked_ids, param, real_dtype};
 use crate::array::{Array, Values};
 use crate::cpu::real::{Float, with_float};
 use crate::cpu::rotary as kernel;
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Shape};
 
@@ -91,6 +93,9 @@ pub fn rotary_grad(dy: &Array, table: &RotaryTable, options: &RotaryOptions<'_>)
 }
 
 fn negated(x: &Array) -> Result<Array> {
+    if let Device::Cuda(_) = x.device() {
+        return x.neg();
+    }
     let dtype = x.dtype();
     let values = x.cast(DType::F64)?.values::<f64>("rotary_grad")?;
     let minus: Vec<f64> = values.iter().map(|v| -v).collect();
@@ -165,10 +170,55 @@ impl Plan {
                     return Err(wrong(ids));
                 }
                 check_ids(op, ids)?;
+                if let Device::Cuda(_) = ids.device() {
+                    return check_ids_late(op, ids, self.size, None).map(|()| None);
+                }
                 if ids.is_meta() { Ok(None) } else { checked_ids(op, ids, self.size, |_| false).map(Some) }
             }
         }
     }
+}
+
+/// Rows of heads where those stand last, else rows of one head.
+fn rotate_on_cuda(
+    op: &'static str,
+    x: &Array,
+    cos: &Array,
+    sin: &Array,
+    options: &RotaryOptions<'_>,
+    plan: &Plan,
+) -> Result<Array> {
+    let x = x.contiguous()?;
+    let (dims, n) = (x.shape(), x.ndim());
+    let heads = if options.layout == RotaryLayout::SeqHeads { dims[n - 2] } else { 1 };
+    let (first, positions) = match options.positions {
+        RotaryPositions::From(first) => (first, None),
+        RotaryPositions::Ids(ids) => {
+            // Those out of range are reported late, and must do no harm until then.
+            let last = plan.size.saturating_sub(1) as i64;
+            let ids = ids.cast(DType::I64)?;
+            let ids =
+                ids.maximum(&Array::scalar(0, DType::I64)?)?.minimum(&Array::scalar(last, DType::I64)?)?;
+            let spread = match options.layout {
+                RotaryLayout::SeqHeads => ids.broadcast_to(&dims[..n - 2])?,
+                RotaryLayout::HeadsSeq => ids.unsqueeze(-2)?.broadcast_to(&dims[..n - 1])?,
+            };
+            (0, Some(spread.contiguous()?))
+        }
+    };
+    let wide = real_dtype(op, x.dtype())?;
+    let table = |t: &Array| {
+        t.narrow(0, first.min(plan.size), plan.size - first.min(plan.size))?.cast(wide)?.contiguous()
+    };
+    let rotation = cuda::Rotation {
+        heads,
+        dim: dims[n - 1],
+        half: plan.half,
+        positions: positions.as_ref(),
+        length: plan.sequence,
+        pairing: options.pairing,
+    };
+    cuda::rotate(op, &x, &table(cos)?, &table(sin)?, &rotation)
 }
 
 fn rotate(
@@ -186,6 +236,9 @@ fn rotate(
     };
     if all_meta(op, x, &[Some(cos), Some(sin), given])? {
         return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+    }
+    if let Device::Cuda(_) = x.device() {
+        return rotate_on_cuda(op, x, cos, sin, options, &plan);
     }
     let (sequence, inner) = (plan.sequence, plan.inner);
     let rows_per_sample = x.shape()[x.ndim() - 3] * x.shape()[x.ndim() - 2];

@@ -4,8 +4,11 @@ use crate::array::Array;
 use crate::cpu::reduce::along::gather;
 use crate::cpu::reduce::folds::End;
 use crate::cpu::scan::{self, Direction, Lines, Running, scan};
+use crate::cuda;
+use crate::device::Device;
 use crate::dispatch::{with_ordered, with_real, with_size};
 use crate::error::{Error, Result};
+use crate::ops::fused::real_dtype;
 use crate::ops::reduce::scatter_along;
 use crate::view::resolve_dim;
 use planaria_layout::DType;
@@ -29,6 +32,9 @@ impl Array {
         let lines = self.lines("cumprod", dim)?;
         if self.is_meta() {
             return Ok(Array::meta_of(self.shape().clone(), summed(self.dtype())));
+        }
+        if let Device::Cuda(_) = self.device() {
+            return on_cuda("cumprod", self, dim, Direction::Forward, cuda::Scan::Product);
         }
         if !self.dtype().is_float() {
             return run(
@@ -61,6 +67,12 @@ impl Array {
     /// Running ln Σ e^x of floats along a dim, without overflow.
     pub fn logcumsumexp(&self, dim: i64) -> Result<Array> {
         let (lines, x) = (self.lines("logcumsumexp", dim)?, self.widened()?);
+        if let Device::Cuda(_) = self.device() {
+            let wide = real_dtype("logcumsumexp", x.dtype())?;
+            let x = x.cast(DType::F64)?.contiguous()?;
+            let sums = cuda::running_logs("logcumsumexp", &x, (lines.n, lines.inner))?;
+            return sums.cast(wide)?.cast(self.dtype());
+        }
         with_real!("logcumsumexp", x.dtype(), T => match self.is_meta() {
             true => Ok(Array::meta_of(self.shape().clone(), self.dtype())),
             false => run("logcumsumexp", &x, lines, Direction::Forward, Running::<T, f64, _>::new(f64::NEG_INFINITY, scan::join_logs)),
@@ -131,6 +143,9 @@ fn sums(op: &'static str, x: &Array, dim: i64, direction: Direction) -> Result<A
     if x.is_meta() {
         return Ok(Array::meta_of(x.shape().clone(), summed(x.dtype())));
     }
+    if let Device::Cuda(_) = x.device() {
+        return on_cuda(op, x, dim, direction, cuda::Scan::Sum);
+    }
     if !x.dtype().is_float() {
         return run(
             op,
@@ -143,6 +158,23 @@ fn sums(op: &'static str, x: &Array, dim: i64, direction: Direction) -> Result<A
     let wide = x.widened()?;
     with_real!(op, wide.dtype(), T => run(op, &wide, lines, direction, Running::<T, f64, _>::new(0.0, f64::add)))?
         .cast(x.dtype())
+}
+
+/// Running sums and products of a device's array: its dim last, from the end by turning it round.
+fn on_cuda(op: &'static str, x: &Array, dim: i64, direction: Direction, scan: cuda::Scan) -> Result<Array> {
+    if x.dtype().is_float() {
+        real_dtype(op, x.dtype())?;
+    }
+    let wide = if x.dtype().is_float() { x.widened()? } else { x.cast(DType::I64)? };
+    let wide = if x.ndim() == 0 { wide.reshape(&[1])? } else { wide };
+    let turned =
+        |x: &Array| if matches!(direction, Direction::Backward) { x.flip(&[-1]) } else { Ok(x.clone()) };
+    let rows = turned(&wide.transpose(if x.ndim() == 0 { 0 } else { dim }, -1)?)?.contiguous()?;
+    let run = turned(&cuda::scan(op, &rows, scan)?)?;
+    run.transpose(if x.ndim() == 0 { 0 } else { dim }, -1)?
+        .contiguous()?
+        .reshape(x.shape())?
+        .cast(summed(x.dtype()))
 }
 
 fn run<S>(op: &'static str, x: &Array, lines: Lines, direction: Direction, s: S) -> Result<Array>
@@ -160,6 +192,13 @@ fn extremes(op: &'static str, x: &Array, end: End, dim: i64) -> Result<(Array, A
         return Ok((meta(x.dtype()), meta(DType::I64)));
     }
     let flat = x.contiguous()?;
+    if let Device::Cuda(_) = x.device() {
+        if matches!(x.dtype(), DType::F8E4M3 | DType::F8E5M2) {
+            return Err(Error::DType { op, found: x.dtype(), expected: "any but 8-bit floats" });
+        }
+        let at = cuda::running_extreme(op, &flat, (lines.n, lines.inner), matches!(end, End::Largest))?;
+        return Ok((x.gather(dim, &at)?, at));
+    }
     // Bools have the bytes of u8 but not its dtype.
     let wide = if x.dtype() == DType::Bool { flat.cast(DType::U8)? } else { flat.widened()? };
     let indices = with_ordered!(op, wide.dtype(), T => {

@@ -4,6 +4,8 @@ use super::fused::{all_meta, check_like, real_dtype};
 use crate::array::Array;
 use crate::cpu::real::with_float;
 use crate::cpu::softmax::{self, Kind, Split};
+use crate::cuda;
+use crate::device::Device;
 use crate::error::Result;
 use crate::view::resolve_dim;
 
@@ -29,11 +31,20 @@ pub fn log_softmax_grad(dy: &Array, y: &Array, dim: i64) -> Result<Array> {
     backward("log_softmax_grad", Kind::LogSoftmax, dy, y, dim)
 }
 
+/// The dim last, contiguous; done twice it is undone.
+fn last(x: &Array, dim: i64) -> Result<Array> {
+    if x.ndim() == 0 { Ok(x.clone()) } else { x.transpose(dim, -1)?.contiguous() }
+}
+
 fn forward(op: &'static str, kind: Kind, x: &Array, dim: i64) -> Result<Array> {
     let split = Split::new(x.shape(), resolve_dim(op, dim, x.ndim())?);
     real_dtype(op, x.dtype())?;
     if x.is_meta() {
         return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
+    }
+    if let Device::Cuda(_) = x.device() {
+        let rows = last(x, dim)?;
+        return last(&cuda::softmax(op, &rows, split.len, kind == Kind::LogSoftmax)?, dim)?.contiguous();
     }
     with_float!(op, x.dtype(), T => {
         let values = x.values::<T>(op)?;
@@ -47,6 +58,11 @@ fn backward(op: &'static str, kind: Kind, dy: &Array, y: &Array, dim: i64) -> Re
     real_dtype(op, y.dtype())?;
     if all_meta(op, dy, &[Some(y)])? {
         return Ok(Array::meta_of(y.shape().clone(), y.dtype()));
+    }
+    if let Device::Cuda(_) = y.device() {
+        let (dy, y) = (last(dy, dim)?, last(y, dim)?);
+        return last(&cuda::softmax_grad(op, &dy, &y, split.len, kind == Kind::LogSoftmax)?, dim)?
+            .contiguous();
     }
     with_float!(op, y.dtype(), T => {
         let (dy, y_values) = (dy.values::<T>(op)?, y.values::<T>(op)?);

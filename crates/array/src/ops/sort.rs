@@ -4,8 +4,11 @@ use crate::array::Array;
 use crate::cpu::reduce::along::gather;
 pub use crate::cpu::sort::{Order, Side};
 use crate::cpu::sort::{Wanted, groups, positions, prefer_nan, search};
+use crate::cuda;
+use crate::device::Device;
 use crate::element::{with_dtype, with_size};
 use crate::error::{Error, Result};
+use crate::ops::fused::home;
 use crate::ops::reduce::{Keep, Over, scatter_along};
 use crate::view::{resolve_dim, shrunk};
 use planaria_layout::{DType, Dims, Shape};
@@ -94,6 +97,9 @@ impl Array {
     pub fn unique(&self) -> Result<Unique> {
         const OP: &str = "unique";
         let flat = self.reshape(&[self.numel()])?.contiguous()?;
+        if let Device::Cuda(_) = self.device() {
+            return unique_on_cuda(&flat, self.shape());
+        }
         let order = flat.argsort(0, Order::Ascending)?;
         let sorted = order.values::<i64>(OP)?;
         let starts = with_dtype!(self.dtype(), T => groups(&flat.values::<T>(OP)?, &sorted));
@@ -136,6 +142,10 @@ impl Array {
             return Ok(Array::meta_of(values.shape().clone(), DType::I64));
         }
         let (n, m) = (rows[leading], values.shape().last().copied().unwrap_or(1));
+        if let Device::Cuda(_) = home(OP, &[self, values])? {
+            let (sorted, wanted) = (self.contiguous()?, values.to(self.device())?.contiguous()?);
+            return cuda::search(OP, &sorted, &wanted, (n, m), side == Side::Right);
+        }
         with_dtype!(self.dtype(), T => {
             let (sorted, wanted) = (self.values::<T>(OP)?, values.values::<T>(OP)?);
             Array::build(values.shape().clone(), |out: &mut [i64]| search(&sorted, &wanted, n, m, side, out))
@@ -178,6 +188,9 @@ fn find(op: &'static str, x: &Array, dim: i64, order: Order, wanted: Wanted) -> 
         dims.swap(d, last);
     }
     let n = rows.shape().last().copied().unwrap_or(1);
+    if let Device::Cuda(_) = x.device() {
+        return Ok((sorted_on_cuda(op, &rows, n, order, wanted)?.transpose(dim, -1)?.contiguous()?, rows));
+    }
     let indices = with_dtype!(x.dtype(), T => {
         let values = rows.values::<T>(op)?;
         Array::build(shrunk(dims), |out: &mut [i64]| positions(&values, n, order, wanted, out))
@@ -185,11 +198,56 @@ fn find(op: &'static str, x: &Array, dim: i64, order: Order, wanted: Wanted) -> 
     Ok((indices.transpose(dim, -1)?.contiguous()?, rows))
 }
 
+fn sorted_on_cuda(op: &'static str, rows: &Array, n: usize, order: Order, wanted: Wanted) -> Result<Array> {
+    let kept = match wanted {
+        Wanted::First(k) => k,
+        Wanted::Only(k) => k + 1,
+    };
+    let mut dims = Dims::from_slice(rows.shape());
+    if let Some(last) = dims.last_mut() {
+        *last = kept;
+    }
+    let sorted = cuda::sort_rows(op, rows, n.max(1), kept, order == Order::Descending, &shrunk(dims))?;
+    match wanted {
+        Wanted::First(_) => Ok(sorted),
+        Wanted::Only(k) if rows.ndim() > 0 => sorted.narrow(-1, k, 1),
+        Wanted::Only(_) => Ok(sorted),
+    }
+}
+
+/// [`Array::unique`] of a flat device's array: runs of equal values in order.
+fn unique_on_cuda(flat: &Array, shape: &Shape) -> Result<Unique> {
+    let n = flat.numel();
+    let order = flat.argsort(0, Order::Ascending)?;
+    let sorted = flat.gather(0, &order)?;
+    let heads = Array::full_on(&[n], true, DType::Bool, flat.device())?;
+    if n > 1 {
+        let differs = sorted.narrow(0, 1, n - 1)?.ne(&sorted.narrow(0, 0, n - 1)?)?;
+        heads.narrow(0, 1, n - 1)?.copy_from(&differs)?;
+    }
+    let starts = cuda::Kept::count("unique", &heads)?.positions()?;
+    let groups = starts.numel();
+    let ends = Array::full_on(&[groups], n as i64, DType::I64, flat.device())?;
+    if groups > 1 {
+        ends.narrow(0, 0, groups - 1)?.copy_from(&starts.narrow(0, 1, groups - 1)?)?;
+    }
+    let number = heads.cumsum(0)?.sub(&Array::scalar(1, DType::I64)?)?;
+    let inverse = Array::zeros_on(&[n], DType::I64, flat.device())?.scatter(0, &order, &number)?;
+    Ok(Unique {
+        values: sorted.gather(0, &starts)?,
+        inverse: inverse.reshape(shape)?,
+        counts: ends.sub(&starts)?,
+    })
+}
+
 /// The wanted elements along a dim and their positions.
 fn pick(op: &'static str, x: &Array, dim: i64, order: Order, wanted: Wanted) -> Result<(Array, Array)> {
     let (indices, _) = find(op, x, dim, order, wanted)?;
     if x.is_meta() {
         return Ok((Array::meta_of(indices.shape().clone(), x.dtype()), indices));
+    }
+    if let Device::Cuda(_) = x.device() {
+        return Ok((x.gather(dim, &indices)?, indices));
     }
     let (flat, lines, m) = (x.contiguous()?, x.lines(op, dim)?, wanted.per_row());
     let (host, at) = (flat.host(op)?, indices.values::<i64>(op)?);

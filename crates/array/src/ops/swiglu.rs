@@ -4,6 +4,8 @@ use super::fused::{Fresh, all_meta, check_like, check_shape, real_dtype};
 use crate::array::Array;
 use crate::cpu::real::with_float;
 use crate::cpu::swiglu as kernel;
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use planaria_layout::{Dims, Shape};
 
@@ -46,6 +48,10 @@ pub fn glu(gate: &Array, up: &Array, act: Gate) -> Result<Array> {
     if all_meta(op, gate, &[Some(up)])? {
         return Ok(Array::meta_of(gate.shape().clone(), gate.dtype()));
     }
+    if let Device::Cuda(_) = gate.device() {
+        let (gate, up, cols) = (gate.contiguous()?, up.contiguous()?, last(gate));
+        return cuda::gated(op, &gate, Some(&up), (cols, gate.shape()), act);
+    }
     with_float!(op, gate.dtype(), T => {
         let (gate_values, up) = (gate.values::<T>(op)?, up.values::<T>(op)?);
         Array::build(gate.shape().clone(), |y: &mut [T]| kernel::forward(&gate_values, &up, y, act))
@@ -61,6 +67,11 @@ pub fn glu_grad(dy: &Array, gate: &Array, up: &Array, act: Gate) -> Result<GluGr
     if all_meta(op, gate, &[Some(up), Some(dy)])? {
         let like = Array::meta_of(gate.shape().clone(), gate.dtype());
         return Ok(GluGrad { gate: like.clone(), up: like });
+    }
+    if let Device::Cuda(_) = gate.device() {
+        let (dy, gate, up) = (dy.contiguous()?, gate.contiguous()?, up.contiguous()?);
+        let (dgate, dup) = cuda::gated_grad(op, &dy, &gate, Some(&up), last(&gate), act)?;
+        return Ok(GluGrad { up: dup.unwrap_or_else(|| dgate.clone()), gate: dgate });
     }
     with_float!(op, gate.dtype(), T => {
         let dy = dy.values::<T>(op)?;
@@ -78,6 +89,9 @@ pub fn glu_packed(x: &Array, act: Gate) -> Result<Array> {
     if x.is_meta() {
         return Ok(Array::meta_of(shape, x.dtype()));
     }
+    if let Device::Cuda(_) = x.device() {
+        return cuda::gated(op, &x.contiguous()?, None, (half, &shape), act);
+    }
     with_float!(op, x.dtype(), T => {
         let values = x.values::<T>(op)?;
         Array::build(shape, |y: &mut [T]| kernel::packed_forward(&values, y, half, act))
@@ -93,10 +107,18 @@ pub fn glu_packed_grad(dy: &Array, x: &Array, act: Gate) -> Result<Array> {
     if all_meta(op, x, &[Some(dy)])? {
         return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
     }
+    if let Device::Cuda(_) = x.device() {
+        return Ok(cuda::gated_grad(op, &dy.contiguous()?, &x.contiguous()?, None, half, act)?.0);
+    }
     with_float!(op, x.dtype(), T => {
         let (dy, values) = (dy.values::<T>(op)?, x.values::<T>(op)?);
         Array::build(x.shape().clone(), |dx: &mut [T]| kernel::packed_backward(&dy, &values, dx, half, act))
     })
+}
+
+/// The length of a row.
+fn last(x: &Array) -> usize {
+    x.shape().last().copied().unwrap_or(1)
 }
 
 /// The shape with half the last dim, and that half.

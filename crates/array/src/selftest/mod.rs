@@ -6,11 +6,14 @@
 mod case;
 mod compare;
 mod elementwise;
+mod figures;
+mod indexing;
 mod moves;
 mod others;
 mod random;
 mod report;
 mod stress;
+mod training;
 
 pub use case::{Case, Input, View};
 pub use compare::Tolerance;
@@ -30,9 +33,16 @@ pub struct Plan {
     pub limit: Option<Duration>,
 }
 
+/// False for an emulated device, which is small, and too slow for more than a few rows.
+fn is_large(device: Device) -> bool {
+    let Device::Cuda(ordinal) = device else { return true };
+    planaria_cuda::Context::of(ordinal).is_ok_and(|context| context.info().bytes > 16 << 30)
+}
+
 /// Every case, family by family.
-fn cases() -> Vec<Case> {
-    [moves::cases(), elementwise::cases(), random::cases(), others::cases()].concat()
+fn cases(large: bool) -> Vec<Case> {
+    let own = [moves::cases(), elementwise::cases(), random::cases(), others::cases()].concat();
+    [own, indexing::cases(), training::cases(large)].concat()
 }
 
 /// Runs the cases, then the stress of memory and streams.
@@ -41,7 +51,7 @@ pub fn run(plan: &Plan) -> Report {
     let mut report = Report::new(plan.device);
     let wanted = |family: &str| plan.family.as_ref().is_none_or(|name| family.starts_with(name.as_str()));
     let in_time = || plan.limit.is_none_or(|limit| begun.elapsed() < limit);
-    for case in cases().iter().filter(|case| wanted(case.family)) {
+    for case in cases(is_large(plan.device)).iter().filter(|case| wanted(case.family)) {
         if in_time() {
             case.run(plan.device, &mut report);
         } else {

@@ -1,5 +1,6 @@
 //! Memory and streams under load: many sizes, several threads, arrays handed from one to another, snapshots.
 
+use super::figures;
 use super::report::Report;
 use crate::array::Array;
 use crate::device::Device;
@@ -7,7 +8,6 @@ use crate::error::Result;
 use crate::random::Key;
 use planaria_layout::DType;
 use std::sync::mpsc::sync_channel;
-use std::time::Instant;
 
 const FAMILY: &str = "stress";
 
@@ -28,15 +28,11 @@ pub(super) fn run(device: Device, report: &mut Report) {
             Err(error) => report.fail(FAMILY, name, error.to_string()),
         }
     }
-    if let Device::Cuda(ordinal) = device {
-        // An emulated device is too small and too slow for figures.
-        let large = planaria_cuda::Context::of(ordinal).is_ok_and(|context| context.info().bytes > 16 << 30);
-        if !large {
-            return;
-        }
-        if let Err(error) = figures(device, report) {
-            report.fail(FAMILY, "figures", error.to_string());
-        }
+    if matches!(device, Device::Cuda(_))
+        && super::is_large(device)
+        && let Err(error) = figures::run(device, report)
+    {
+        report.fail(FAMILY, "figures", error.to_string());
     }
 }
 
@@ -127,48 +123,4 @@ fn refused(device: Device) -> Result<bool> {
     let (here, there) = (Array::zeros(&[3], DType::F32)?, Array::zeros_on(&[3], DType::F32, device)?);
     let mixed = here.add(&there);
     Ok(device == Device::Cpu || matches!(mixed, Err(crate::Error::MixedDevices { .. })))
-}
-
-/// Bandwidths, in GB/s of bytes read and written.
-fn figures(device: Device, report: &mut Report) -> Result<()> {
-    let n = 1usize << 28;
-    let x = Array::full_on(&[n / 16384, 16384], 1.5, DType::F32, device)?;
-    let half = Array::full_on(&[n / 16384, 16384], 1.5, DType::BF16, device)?;
-    let row = Array::full_on(&[16384], 1.5, DType::F32, device)?;
-    type Work<'a> = Box<dyn Fn() -> Result<Array> + 'a>;
-    let work: Vec<(&str, usize, Work<'_>)> = vec![
-        ("copy f32 GB/s", 8, Box::new(|| x.copy())),
-        ("transpose f32 GB/s", 8, Box::new(|| x.transpose(0, 1)?.copy())),
-        ("add f32 GB/s", 12, Box::new(|| x.add(&x))),
-        ("add row f32 GB/s", 8, Box::new(|| x.add(&row))),
-        ("exp f32 GB/s", 8, Box::new(|| x.exp())),
-        ("silu bf16 GB/s", 4, Box::new(|| half.silu())),
-        ("cast f32 to bf16 GB/s", 6, Box::new(|| x.cast(DType::BF16))),
-        (
-            "normal f32 GB/s",
-            4,
-            Box::new(|| {
-                let of = crate::ops::Distribution::Normal(crate::random::Normal::STANDARD);
-                Array::random_on(&crate::random::Window::flat(0, n), of, DType::F32, Key::new(1, 2), device)
-            }),
-        ),
-    ];
-    for (name, bytes, work) in work {
-        drop(work()?);
-        crate::synchronize(device)?;
-        let begun = Instant::now();
-        for _ in 0..10 {
-            drop(work()?);
-        }
-        crate::synchronize(device)?;
-        let seconds = begun.elapsed().as_secs_f64() / 10.0;
-        report.figures.insert(name.to_string(), (n * bytes) as f64 / seconds * 1e-9);
-    }
-    let small = Array::full_on(&[16], 1.5, DType::F32, device)?;
-    let begun = Instant::now();
-    for _ in 0..2000 {
-        drop(small.add(&small)?);
-    }
-    report.figures.insert("host us per launch".into(), begun.elapsed().as_secs_f64() / 2000.0 * 1e6);
-    crate::synchronize(device)
 }

@@ -108,3 +108,49 @@ FOLD(smallest, R, Smaller, MOST, x)
 FOLD(any, i64, Larger, 0, x != 0)
 FOLD(all, i64, Smaller, 1, x != 0)
 FOLD(count, i64, AddWhole, 0, x != 0)
+
+static DEVICE bool equal(R x, R y) { return x == y || (not_a_number(x) && not_a_number(y)); }
+
+// Where an extreme stands:
+//   first_equal(kept, inner, tile, tiles, x, const R* want, i64* out) and first_equal_each: the place in `inner`, or the
+//   greatest i64 where the tile has none.
+KERNEL void first_equal(Walk<1> kept, Walk<1> inner, u64 tile, u64 tiles, const T* x, const R* want, i64* out) {
+    __shared__ i64 room[THREADS];
+    for (u64 r = blockIdx.x; r < kept.numel * tiles; r += gridDim.x) {
+        i64 base[1], at[1], first = 0x7fffffffffffffffll;
+        locate(kept, r / tiles, base);
+        u64 begin = r % tiles * tile, end = begin + tile < inner.numel ? begin + tile : inner.numel;
+        for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
+            locate(inner, i, at);
+            if (equal(widen(x[base[0] + at[0]]), want[r / tiles])) {
+                first = (i64)i;
+                break;
+            }
+        }
+        room[threadIdx.x] = first;
+        __syncthreads();
+        for (int half = THREADS / 2; half > 0; half /= 2) {
+            if ((int)threadIdx.x < half) room[threadIdx.x] = Smaller::join(room[threadIdx.x], room[threadIdx.x + half]);
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) out[r] = room[0];
+        __syncthreads();
+    }
+}
+
+KERNEL void first_equal_each(Walk<1> kept, Walk<1> inner, u64 tile, u64 tiles, const T* x, const R* want, i64* out) {
+    for (u64 n = FIRST; n < kept.numel * tiles; n += STEP) {
+        u64 o = n % kept.numel, t = n / kept.numel;
+        i64 base[1], at[1], first = 0x7fffffffffffffffll;
+        locate(kept, o, base);
+        u64 begin = t * tile, end = begin + tile < inner.numel ? begin + tile : inner.numel;
+        for (u64 i = begin; i < end; i++) {
+            locate(inner, i, at);
+            if (equal(widen(x[base[0] + at[0]]), want[o])) {
+                first = (i64)i;
+                break;
+            }
+        }
+        out[o * tiles + t] = first;
+    }
+}

@@ -120,7 +120,7 @@ static DEVICE void group_sums(R& a, R& b, R* room) {
     if (LANES == 32) return;
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     if (lane % 32 == 0) room[lane / 32 * 2] = a, room[lane / 32 * 2 + 1] = b;
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(LANES) : "memory");
+    GROUP_BARRIER(group, LANES);
     a = room[0], b = room[1];
 #pragma unroll
     for (int w = 1; w < LANES / 32; w++) a += room[2 * w], b += room[2 * w + 1];
@@ -129,7 +129,7 @@ static DEVICE void group_sums(R& a, R& b, R* room) {
 KERNEL void __launch_bounds__(LANES * GROUPS) norm_grad(
     const T* __restrict__ dy, const T* __restrict__ h, const W* __restrict__ weight, const R* mean, const R* rstd, const T* carried, T* dx,
     R* dw_parts, R* db_parts, i64 rows, i32 cols) {
-    extern __shared__ __align__(16) u8 shared[];
+    DYNAMIC(shared);
     __shared__ R sums[GROUPS][2][LANES / 16];
     R *dw_room = (R*)shared, *db_room = dw_room + GROUPS * ROOM; // a row of each for every group
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;

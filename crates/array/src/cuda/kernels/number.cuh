@@ -17,8 +17,8 @@ typedef double f64;
 struct truth { u8 bits; };
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
-struct e4m3 { u8 bits; };
-struct e5m2 { u8 bits; };
+struct f8e4m3 { u8 bits; };
+struct f8e5m2 { u8 bits; };
 
 #ifndef DEVICE
 #define DEVICE __device__ __forceinline__
@@ -39,16 +39,16 @@ template <> struct Wide<f64> { typedef f64 type; };
 template <> struct Wide<f32> { typedef f32 type; };
 template <> struct Wide<f16> { typedef f32 type; };
 template <> struct Wide<bf16> { typedef f32 type; };
-template <> struct Wide<e4m3> { typedef f32 type; };
-template <> struct Wide<e5m2> { typedef f32 type; };
+template <> struct Wide<f8e4m3> { typedef f32 type; };
+template <> struct Wide<f8e5m2> { typedef f32 type; };
 
 template <class E> struct IsFloat { static const bool value = false; };
 template <> struct IsFloat<f64> { static const bool value = true; };
 template <> struct IsFloat<f32> { static const bool value = true; };
 template <> struct IsFloat<f16> { static const bool value = true; };
 template <> struct IsFloat<bf16> { static const bool value = true; };
-template <> struct IsFloat<e4m3> { static const bool value = true; };
-template <> struct IsFloat<e5m2> { static const bool value = true; };
+template <> struct IsFloat<f8e4m3> { static const bool value = true; };
+template <> struct IsFloat<f8e5m2> { static const bool value = true; };
 
 // The f32 bits of a finite magnitude code of a float with BIAS and MAN bits of mantissa.
 template <u32 BIAS, u32 MAN> DEVICE u32 decode(u32 code) {
@@ -80,18 +80,27 @@ DEVICE u64 widen(u64 x) { return x; }
 DEVICE f32 widen(f32 x) { return x; }
 DEVICE f64 widen(f64 x) { return x; }
 DEVICE f32 widen(bf16 x) { return float_of((u32)x.bits << 16); }
+#if defined(FAST_HALF) && !defined(EMULATED)
+// One instruction, which gives every NaN the same bits.
+DEVICE f32 widen(f16 x) {
+    f32 y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+#else
 DEVICE f32 widen(f16 x) {
     u32 code = x.bits & 0x7fff;
     u32 special = 0x7f800000u | (code << 13) | (code > 0x7c00 ? 0x400000u : 0u);
     u32 abs = code >= 0x7c00 ? special : decode<15, 10>(code);
     return float_of(abs | ((u32)(x.bits & 0x8000) << 16));
 }
-DEVICE f32 widen(e4m3 x) {
+#endif
+DEVICE f32 widen(f8e4m3 x) {
     u32 code = x.bits & 0x7f;
     u32 abs = code == 0x7f ? 0x7ff00000u : decode<7, 3>(code);
     return float_of(abs | ((u32)(x.bits & 0x80) << 24));
 }
-DEVICE f32 widen(e5m2 x) {
+DEVICE f32 widen(f8e5m2 x) {
     u32 code = x.bits & 0x7f;
     u32 special = 0x7f800000u | (code << 21) | (code > 0x7c ? 0x400000u : 0u);
     u32 abs = code >= 0x7c ? special : decode<15, 2>(code);
@@ -175,24 +184,24 @@ template <> struct To<f16> {
         return y;
     }
 };
-template <> struct To<e4m3> {
-    template <class W> static DEVICE e4m3 of(W wide) {
+template <> struct To<f8e4m3> {
+    template <class W> static DEVICE f8e4m3 of(W wide) {
         u32 bits = bits_of(To<f32>::of(wide));
         u32 abs = bits & 0x7fffffffu;
         u32 clamped = abs > 0x43e00000u ? 0x43e00000u : abs;
         u32 code = abs > 0x7f800000u ? 0x7f : encode<7, 3>(clamped);
-        e4m3 y;
+        f8e4m3 y;
         y.bits = (u8)(code | (bits >> 24 & 0x80));
         return y;
     }
 };
-template <> struct To<e5m2> {
-    template <class W> static DEVICE e5m2 of(W wide) {
+template <> struct To<f8e5m2> {
+    template <class W> static DEVICE f8e5m2 of(W wide) {
         u32 bits = bits_of(To<f32>::of(wide));
         u32 abs = bits & 0x7fffffffu;
         u32 clamped = abs > 0x47800000u ? 0x47800000u : abs;
         u32 code = abs > 0x7f800000u ? 0x7f : encode<15, 2>(clamped);
-        e5m2 y;
+        f8e5m2 y;
         y.bits = (u8)(code | (bits >> 24 & 0x80));
         return y;
     }

@@ -16,12 +16,13 @@
 //   segment_rows(Segments)                     grid any (strides), block 256; segments longer than 512 go on the list `longer`
 //   segment_rows_longer(Segments)              after it: grid any (strides), block 256
 //
-// Defines: ELEMENT (f64, f32, bf16, f16, integers), KEY, PAYLOAD (u32, u64) as in radix.cu, OP (0 sum, 1 product, 2 max,
-//   3 min), PACKETS (1: rows are multiples of 16 bytes and aligned).
+// Defines: ELEMENT (every type), WORD (u32, u64: KEY and PAYLOAD of radix.cu), PACKETS (1: rows are multiples of 16 bytes and aligned).
 #include "prelude.cuh"
 
 typedef ELEMENT T;
 typedef Real<T>::type R;
+typedef WORD KEY;
+typedef WORD PAYLOAD;
 
 struct Segments {
     const KEY* keys;
@@ -35,20 +36,24 @@ struct Segments {
     i64 value_stride; // elements between rows of values
     i64 inner;
     i32 include; // 1: what `out` holds takes part
-    i32 mean;    // 1: divided by how many took part
+    i32 mean;    // 1: divided by how many took part; integers round down
+    i32 op;      // 0 sum, 1 product, 2 max, 3 min
 };
 
 static const int TILE = 4096, EACH = 16, RUN = 128, LONG = 512;
 
-static DEVICE R join(R a, R b) {
-    if (OP == 0) return a + b;
-    if (OP == 1) return a * b;
-    if (OP == 2) return a > b || a != a ? a : b;
+static DEVICE R join(const Segments& s, R a, R b) {
+    if (s.op == 0) return a + b;
+    if (s.op == 1) return a * b;
+    if (s.op == 2) return a > b || a != a ? a : b;
     return a < b || a != a ? a : b;
 }
 static DEVICE T finish(R found, T old, i64 entries, const Segments& s) {
-    R all = s.include ? join(widen(old), found) : found;
-    if (s.mean) all = all / (R)(entries + s.include);
+    R all = s.include ? join(s, widen(old), found) : found;
+    if (s.mean) {
+        const R by = (R)(entries + s.include), whole = all / by;
+        all = !IsFloat<T>::value && whole * by > all ? whole - 1 : whole;
+    }
     return narrow<T>(all);
 }
 
@@ -106,7 +111,7 @@ static DEVICE R value_at(const Segments& s, i64 entry) { return widen(s.values[(
 static DEVICE R run_of(const Segments& s, KEY key, i64 from, i64 count, i64& end) {
     R sum = value_at(s, from);
     i64 i = from + 1;
-    for (; i < from + RUN && i < count && s.keys[i] == key; i++) sum = join(sum, value_at(s, i));
+    for (; i < from + RUN && i < count && s.keys[i] == key; i++) sum = join(s, sum, value_at(s, i));
     end = i;
     return sum;
 }
@@ -155,7 +160,7 @@ KERNEL void __launch_bounds__(256) segment_fold(const __grid_constant__ Segments
                 R sum = 0;
                 if (from < left) {
                     sum = parts[from];
-                    for (i64 i = from + 1; i < to; i++) sum = join(sum, parts[i]);
+                    for (i64 i = from + 1; i < to; i++) sum = join(s, sum, parts[i]);
                 }
                 __syncthreads();
                 if (from < left) parts[group] = sum;
@@ -187,7 +192,7 @@ static DEVICE void run_of_rows(R (&sum)[WIDTH], const Segments& s, i64 from, i64
 #pragma unroll
                 for (int c = 0; c < WIDTH; c++) {
                     const R value = widen(held[a].at[c]);
-                    sum[c] = i + a == from ? value : join(sum[c], value);
+                    sum[c] = i + a == from ? value : join(s, sum[c], value);
                 }
             }
     }
@@ -217,7 +222,7 @@ KERNEL void __launch_bounds__(256) segment_rows(const __grid_constant__ Segments
             R run[WIDTH];
             run_of_rows(run, s, begin, begin + RUN < to ? begin + RUN : to, column);
 #pragma unroll
-            for (int c = 0; c < WIDTH; c++) sum[c] = begin == from ? run[c] : join(sum[c], run[c]);
+            for (int c = 0; c < WIDTH; c++) sum[c] = begin == from ? run[c] : join(s, sum[c], run[c]);
         }
         write_columns(sum, s, (i64)s.keys[from], column, to - from);
     }
@@ -243,7 +248,7 @@ KERNEL void __launch_bounds__(256) segment_rows_longer(const __grid_constant__ S
             if (warp == 0) {
                 for (int w = 0; w < 8 && block + w * RUN < to; w++)
 #pragma unroll
-                    for (int c = 0; c < WIDTH; c++) sum[c] = block == from && w == 0 ? runs[0][lane][c] : join(sum[c], runs[w][lane][c]);
+                    for (int c = 0; c < WIDTH; c++) sum[c] = block == from && w == 0 ? runs[0][lane][c] : join(s, sum[c], runs[w][lane][c]);
             }
             __syncthreads();
         }

@@ -33,7 +33,7 @@ static DEVICE u32 before(u32 value, u32* room, u32& total) {
 
 KERNEL void __launch_bounds__(THREADS) segment_small(
     const u32* keys, i32 count, i32 bits, u64 limit, u32* keys_out, u32* positions, u32* starts, i64* number, u32* longer) {
-    extern __shared__ __align__(16) u8 shared[];
+    DYNAMIC(shared);
     u32 *sorted = (u32*)shared, *places = sorted + MOST;
     u16* counts = (u16*)(places + MOST); // [warp][digit]
     __shared__ u32 room[WARPS], first_of[DIGITS];

@@ -5,6 +5,9 @@
 //   grid any (strides), block 256. Descending turns the order round (NaN first); equal elements keep their places. Sorting takes BITS bits and
 //   those of the row's number.
 //
+// sort_search(sorted, wanted, count, n, m, rows, right, out)   out[i] = how many of the n elements of row i / m (with rows; else of the one row)
+//   come before wanted[i], or (right) not after it
+//
 // Defines: ELEMENT (bf16, f16, f32, f64 or integers), KEY (u64, or u32 where everything fits), BITS (of ELEMENT), FLOAT (0, 1), SIGNED (0, 1),
 //   INFINITY_BITS (of floats: above them only NaN), PAYLOAD (u32, u64).
 #include "prelude.cuh"
@@ -38,5 +41,21 @@ KERNEL void __launch_bounds__(256) sort_take(const T* x, const PAYLOAD* order, i
         const i64 row = i / kept, j = i % kept, from = (i64)order[row * cols + j];
         if (values) values[i] = x[from];
         if (indices) indices[i] = from - row * cols;
+    }
+}
+
+KERNEL void __launch_bounds__(256) sort_search(
+    const T* sorted, const T* wanted, i64 count, i64 n, i64 m, i32 rows, i32 right, i64* out) {
+    for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < count; i += (i64)gridDim.x * 256) {
+        const T* row = sorted + (rows ? i / m * n : 0);
+        const u64 order = order_of(wanted[i]);
+        i64 low = 0, high = n;
+        while (low < high) {
+            const i64 middle = low + (high - low) / 2;
+            const u64 here = order_of(row[middle]);
+            if (here < order || (right && here == order)) low = middle + 1;
+            else high = middle;
+        }
+        out[i] = low;
     }
 }

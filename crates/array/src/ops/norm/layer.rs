@@ -4,6 +4,8 @@ use super::{Param, grad_dtype};
 use crate::array::Array;
 use crate::cpu::norm::rows::{self, Center};
 use crate::cpu::real::{Float, Real, with_float};
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::fused::{self, Fresh, all_meta, check_eps, check_like, check_param, check_stat, real_dtype};
 use planaria_layout::Shape;
@@ -140,6 +142,11 @@ fn forward(
             || -> Result<Array> { Ok(Array::meta_of(rows.leading.clone(), real_dtype(op, x.dtype())?)) };
         return Ok((Array::meta_of(x.shape().clone(), x.dtype()), stat()?, stat()?));
     }
+    if let Device::Cuda(_) = x.device() {
+        let span = (&rows.leading, rows.normalized.numel());
+        let normed = cuda::norm(op, x, span, (weight, bias), eps, matches!(center, Center::Mean))?;
+        return Ok((normed.y, normed.mean, normed.rstd));
+    }
     with_float!(op, x.dtype(), T => {
         type R = <T as Float>::Real;
         let cols = rows.normalized.numel();
@@ -168,6 +175,12 @@ fn backward(
     if all_meta(op, x, &[Some(dy), mean, Some(rstd), weight])? {
         let param = || Array::meta_of(rows.normalized.clone(), dtype);
         return Ok((Array::meta_of(x.shape().clone(), x.dtype()), param(), param()));
+    }
+    if let Device::Cuda(_) = x.device() {
+        let (cols, shape) = (rows.normalized.numel(), &rows.normalized);
+        let (dx, dw, db) = cuda::norm_grad(op, (dy, x), cols, (mean, rstd), weight, shape)?;
+        let db = db.map_or_else(|| Ok(dw.clone()), |db| db.cast(dtype))?;
+        return Ok((dx, dw.cast(dtype)?, db));
     }
     with_float!(op, x.dtype(), T => {
         type R = <T as Float>::Real;

@@ -5,6 +5,8 @@ use crate::array::{Array, Update as Writing};
 use crate::cpu::optim::adamw::{self as kernel, Step, Update};
 use crate::cpu::optim::{Param, Stored};
 use crate::cpu::real::{Float, with_float};
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::fused::real_dtype;
 
@@ -101,6 +103,9 @@ impl AdamW {
             arrays.check(op)?;
         }
         let constants = self.constants(step);
+        if list.iter().any(|arrays| matches!(arrays.param.device(), Device::Cuda(_))) {
+            return on_cuda(op, list, constants);
+        }
         for_each(list, |arrays| if arrays.skip(op)? { Ok(()) } else { run(op, arrays, constants) })
     }
 
@@ -117,6 +122,64 @@ impl AdamW {
             correction: 1.0 / (1.0 - self.beta2.powi(exponent)).sqrt(),
         }
     }
+}
+
+/// All of them at once, where none shares storage with another; else one after the other.
+fn on_cuda(op: &'static str, list: &[AdamWArrays<'_>], step: Step) -> Result<()> {
+    let mut wanted = Vec::new();
+    for arrays in list {
+        if !arrays.skip(op)? {
+            wanted.push(arrays);
+        }
+    }
+    let together = wanted.len().max(1);
+    let size = if super::all_apart(&wanted) { together } else { 1 };
+    wanted.chunks(size).try_for_each(|some| step_on_cuda(op, some, step))
+}
+
+fn step_on_cuda(op: &'static str, list: &[&AdamWArrays<'_>], step: Step) -> Result<()> {
+    let constants = [
+        step.grad_scale,
+        step.keep,
+        1.0 - step.beta1,
+        step.beta2,
+        1.0 - step.beta2,
+        step.eps,
+        step.rate,
+        step.correction,
+    ];
+    let mut staged = Vec::new();
+    let mut grads = Vec::new();
+    for arrays in list {
+        let all = [
+            Some(arrays.param),
+            arrays.master,
+            Some(arrays.exp_avg),
+            Some(arrays.exp_avg_sq),
+            arrays.max_exp_avg_sq,
+        ];
+        let mut own: Vec<Option<Staged<'_>>> = Vec::new();
+        for array in all {
+            let others: Vec<&Staged<'_>> = own.iter().flatten().collect();
+            own.push(array.map(|array| Staged::new(array, &others)).transpose()?);
+        }
+        staged.push(own);
+        grads.push(arrays.grad.contiguous()?);
+    }
+    let work = |own: &'_ [Option<Staged<'_>>], at: usize| own[at].as_ref().map(|staged| staged.work.clone());
+    let arrays: Vec<[Option<Array>; 5]> =
+        staged.iter().map(|own| std::array::from_fn(|at| work(own, at))).collect();
+    let steps: Vec<cuda::Stepped<'_>> = arrays
+        .iter()
+        .zip(&grads)
+        .filter_map(|([param, master, m, v, max], grad)| {
+            let moments = [m.as_ref(), v.as_ref(), max.as_ref()];
+            Some(cuda::Stepped { param: param.as_ref()?, master: master.as_ref(), grad, moments })
+        })
+        .collect();
+    cuda::adamw(op, &steps, constants)?;
+    drop(steps);
+    staged.into_iter().flatten().flatten().try_for_each(Staged::finish)
 }
 
 fn run(op: &'static str, arrays: &AdamWArrays<'_>, step: Step) -> Result<()> {

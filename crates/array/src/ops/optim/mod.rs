@@ -70,7 +70,12 @@ fn for_each<A: StepArrays>(list: &[A], step: impl Fn(&A) -> Result<()> + Sync) -
 
 /// True when no storage is changed twice, or changed and read.
 fn apart<A: StepArrays>(list: &[A]) -> bool {
-    let mut changed: Vec<usize> = list.iter().flat_map(StepArrays::changed).map(Array::storage_key).collect();
+    all_apart(&list.iter().collect::<Vec<_>>())
+}
+
+fn all_apart<A: StepArrays>(list: &[&A]) -> bool {
+    let mut changed: Vec<usize> =
+        list.iter().flat_map(|item| item.changed()).map(Array::storage_key).collect();
     changed.sort_unstable();
     let twice = changed.windows(2).any(|pair| pair[0] == pair[1]);
     !twice && list.iter().all(|item| changed.binary_search(&item.grad().storage_key()).is_err())

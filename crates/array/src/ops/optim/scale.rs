@@ -4,14 +4,22 @@ use super::{Staged, skip, state};
 use crate::array::Array;
 use crate::cpu::optim::scale as kernel;
 use crate::cpu::real::with_float;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::Keep;
 use crate::ops::fused::real_dtype;
+use planaria_layout::DType;
 
 /// Sum of the squares of all elements of all arrays, in f64 and the same for any number of threads.
 pub fn squared_norm(list: &[Array]) -> Result<f64> {
     let op = "squared_norm";
     let mut total = 0.0;
     for x in list {
+        if let Device::Cuda(_) = x.device() {
+            real_dtype(op, x.dtype())?;
+            total += x.cast(DType::F64)?.sum_squares(&[], Keep::No)?.item()?.as_f64();
+            continue;
+        }
         total += with_float!(op, x.dtype(), T => Ok(kernel::squares::<T>(&x.values::<T>(op)?)))?;
     }
     Ok(total)
@@ -39,6 +47,15 @@ pub fn check_finite_and_unscale(list: &[Array], inverse_scale: f64) -> Result<bo
     scale(op, list, inverse_scale)
 }
 
+/// In the computing type, rounded once; answers whether all elements were finite, which it waits for.
+fn scale_on_cuda(x: &Array, factor: f64) -> Result<bool> {
+    let wide = real_dtype("scale", x.dtype())?;
+    let product = x.cast(wide)?.mul(&Array::scalar(factor, wide)?)?.cast(x.dtype())?;
+    let largest = x.cast(wide)?.abs()?.amax(&[], Keep::No)?;
+    x.copy_from(&product)?;
+    Ok(largest.item()?.as_f64().is_finite())
+}
+
 fn scale(op: &'static str, list: &[Array], factor: f64) -> Result<bool> {
     for x in list {
         real_dtype(op, x.dtype())?;
@@ -46,6 +63,10 @@ fn scale(op: &'static str, list: &[Array], factor: f64) -> Result<bool> {
     let mut finite = true;
     for x in list {
         if skip(op, x, &[])? {
+            continue;
+        }
+        if let Device::Cuda(_) = x.device() {
+            finite &= scale_on_cuda(x, factor)?;
             continue;
         }
         let staged = Staged::new(x, &[])?;

@@ -5,6 +5,8 @@ use crate::array::{Array, Update as Writing};
 use crate::cpu::optim::sgd::{self as kernel, Step, Update};
 use crate::cpu::optim::{Param, Stored};
 use crate::cpu::real::{Float, with_float};
+use crate::cuda;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::fused::real_dtype;
 
@@ -132,6 +134,9 @@ impl Sgd {
 
 fn run(op: &'static str, arrays: &SgdArrays<'_>, step: Step, momentum: bool) -> Result<()> {
     let velocity = arrays.velocity.filter(|_| momentum);
+    if let Device::Cuda(_) = arrays.param.device() {
+        return on_cuda(op, arrays, velocity, step);
+    }
     let param = arrays.param.dtype();
     let same = (arrays.grad.dtype() == param, velocity.is_none_or(|v| v.dtype() == param));
     with_float!(op, param, T => {
@@ -143,6 +148,26 @@ fn run(op: &'static str, arrays: &SgdArrays<'_>, step: Step, momentum: bool) -> 
             (false, false) => typed::<T, R, R>(op, arrays, velocity, step),
         }
     })
+}
+
+fn on_cuda(op: &'static str, arrays: &SgdArrays<'_>, velocity: Option<&Array>, step: Step) -> Result<()> {
+    let param = Staged::new(arrays.param, &[])?;
+    let velocity = velocity.map(|v| Staged::new(v, &[&param])).transpose()?;
+    let mut others = vec![&param];
+    others.extend(&velocity);
+    let master = arrays.master.map(|master| Staged::new(master, &others)).transpose()?;
+    let grad = arrays.grad.contiguous()?;
+    let work = |staged: &'_ Option<Staged<'_>>| staged.as_ref().map(|staged| staged.work.clone());
+    let (v, w) = (work(&velocity), work(&master));
+    let stepped = cuda::Stepped {
+        param: &param.work,
+        master: w.as_ref(),
+        grad: &grad,
+        moments: [v.as_ref(), None, None],
+    };
+    let constants = [step.grad_scale, step.lr, step.weight_decay, step.momentum, step.rise, step.memory];
+    cuda::sgd(op, &stepped, constants, step.nesterov)?;
+    [Some(param), velocity, master].into_iter().flatten().try_for_each(Staged::finish)
 }
 
 fn typed<T, G, M>(

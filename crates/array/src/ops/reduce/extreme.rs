@@ -54,6 +54,10 @@ impl Array {
         if self.is_meta() {
             return Ok(Array::meta_of(shape, self.dtype()));
         }
+        if let Device::Cuda(_) = self.device() {
+            let there = if indices.ndim() < self.ndim() { indices.unsqueeze(dim)? } else { indices.clone() };
+            return self.gather(dim, &there)?.reshape(&shape);
+        }
         let (dim, host) = (resolve_dim(op, dim, self.ndim())?, self.host(op)?);
         let positions = indices.values::<i64>(op)?;
         with_size!(self.dtype(), B => Array::build_bytes::<B>(shape, self.dtype(), |out| {
@@ -85,6 +89,9 @@ fn position(op: &'static str, x: &Array, end: End, dim: Option<i64>, keep: Keep)
     let one = dim.map(|d| [d]);
     let over = Over::new(op, x.shape(), one.as_ref().map_or(&[][..], |d| &d[..]), keep)?;
     over.check_not_empty(x.shape())?;
+    if let Device::Cuda(_) = x.device() {
+        return over.position_on_cuda(x, end);
+    }
     let wide = x.widened()?;
     // A position in the flattened array counts in row-major order, which memory order need not be.
     let in_order = |plan: &Plan| dim.is_some() || (wide.is_contiguous() && plan.is_one_run());

@@ -10,12 +10,14 @@ use crate::cpu::reduce::folds::{End, Extreme, Ordered, Sum, Ties};
 use crate::cpu::reduce::grad::{Offset, PowerRatio, Ratio, Shares, Sign, Softmax, Tied, product_row};
 use crate::cpu::reduce::reduce;
 use crate::cpu::strided::BLOCK;
+use crate::cuda;
+use crate::device::Device;
 use crate::dispatch::with_real;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::pool;
 use crate::view::{inverse, resolve_dim};
-use planaria_layout::{Dims, Shape};
+use planaria_layout::{DType, Dims, Shape};
 use smallvec::SmallVec;
 
 /// `dy` repeated along the dims that were reduced: a view of the input's shape.
@@ -34,6 +36,11 @@ pub fn mean_grad(dy: &Array, shape: &[usize], dims: &[i64]) -> Result<Array> {
     let over = Over::new("mean_grad", &Shape::new(shape)?, dims, Keep::No)?;
     let dy = over.restore(dy)?;
     let n = over.count as f64;
+    if let Device::Cuda(_) = dy.device() {
+        let wide = crate::ops::fused::real_dtype("mean_grad", dy.dtype())?;
+        let share = dy.cast(DType::F64)?.div(&Array::scalar(n, DType::F64)?)?;
+        return share.cast(wide)?.cast(dy.dtype())?.broadcast_to(shape);
+    }
     with_float!("mean_grad", dy.dtype(), T => zip::<T>("mean_grad", &dy, &dy, &|dy, _| dy / n))?
         .cast(dy.dtype())?
         .broadcast_to(shape)
@@ -228,6 +235,16 @@ fn shares<T: Float<Real: Number>>(
     })
 }
 
+fn scatter_on_cuda(op: &'static str, dy: &Array, indices: &Array, shape: &Shape, d: usize) -> Result<Array> {
+    crate::ops::fused::real_dtype(op, dy.dtype())?;
+    let out = Array::zeros_on(shape, dy.dtype(), dy.device())?;
+    let size = shape.get(d).copied().unwrap_or(1);
+    let error = Error::IndexOutOfRange { index: 0, position: 0, dim: d, size };
+    cuda::check_within(indices, None, cuda::late::note_of(&error))?;
+    out.scatter_add_assign(d as i64, indices, dy)?;
+    Ok(out)
+}
+
 /// Sends each element of `dy` to its position along a dim of an array of zeros with the given shape.
 fn position_grad(op: &'static str, dy: &Array, indices: &Array, shape: &[usize], dim: i64) -> Result<Array> {
     let over = Over::new(op, &Shape::new(shape)?, &[dim], Keep::Yes)?;
@@ -261,6 +278,9 @@ pub(crate) fn scatter_along(
         0 => Along { from: 1, to: 1, inner: 1 },
         _ => Along { from: dy.shape()[d], to: shape[d], inner: shape[d + 1..].iter().product() },
     };
+    if let Device::Cuda(_) = dy.device() {
+        return scatter_on_cuda(op, dy, indices, &shape, d);
+    }
     let index = indices.values::<i64>(op)?;
     if let Some(&index) = index.iter().find(|&&i| i < 0 || i >= along.to as i64) {
         return Err(Error::IndexOutOfRange { index, position: 0, dim: d, size: along.to });

@@ -16,7 +16,7 @@ pub use grad::{
 use crate::array::{Array, Host};
 use crate::convert::Number;
 use crate::cpu::real::{Float, Real, with_float};
-use crate::cpu::reduce::folds::{Bits, Count, Found, IntProduct, IntSum, Plain, Product, Square, Sum};
+use crate::cpu::reduce::folds::{Bits, Count, End, Found, IntProduct, IntSum, Plain, Product, Square, Sum};
 use crate::cpu::reduce::{Plan, reduce};
 use crate::cuda::{self, Fold};
 use crate::device::Device;
@@ -139,6 +139,19 @@ impl Over {
             return Array::full_on(&self.shape, empty, fold.dtype(x.dtype()), x.device());
         }
         cuda::reduce(self.op, x, &self.reduced, fold)?.reshape(&self.shape)
+    }
+
+    /// Where the extremes of a device's array stand: the first place among equals, the first NaN if there is any.
+    pub(super) fn position_on_cuda(&self, x: &Array, end: End) -> Result<Array> {
+        if matches!(x.dtype(), DType::F8E4M3 | DType::F8E5M2) {
+            return Err(Error::DType { op: self.op, found: x.dtype(), expected: "any but 8-bit floats" });
+        }
+        if x.numel() == 0 {
+            return Array::zeros_on(&self.shape, DType::I64, x.device());
+        }
+        let fold = if matches!(end, End::Largest) { Fold::Largest } else { Fold::Smallest };
+        let extremes = cuda::reduce(self.op, x, &self.reduced, fold)?;
+        cuda::first_equal(self.op, x, &self.reduced, &extremes)?.reshape(&self.shape)
     }
 
     fn int_sum<T: Number>(&self, x: &Array) -> Result<Array> {

@@ -1,0 +1,117 @@
+//! Launchers of optimizer steps: many tensors in one launch.
+
+use super::program::{ADAMW, SGD, kernel, stepped};
+use super::rows::run;
+use super::{blocks, lane_of, read};
+use crate::array::Array;
+use crate::error::Result;
+use crate::storage::{Coverage, CudaUpdate};
+use planaria_cuda::{Arg, Lane, Launch};
+use planaria_layout::DType;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The arrays of one parameter's step, contiguous and apart from each other.
+pub(crate) struct Stepped<'a> {
+    pub(crate) param: &'a Array,
+    pub(crate) master: Option<&'a Array>,
+    pub(crate) grad: &'a Array,
+    /// First and second moment and the greatest second one; or a velocity.
+    pub(crate) moments: [Option<&'a Array>; 3],
+}
+
+impl Stepped<'_> {
+    fn moment(&self) -> DType {
+        self.moments[0].map_or(self.param.dtype(), Array::dtype)
+    }
+
+    /// The defines of the kernel for these dtypes.
+    fn defines(&self) -> String {
+        let (param, grad) = (self.param.dtype(), self.grad.dtype());
+        stepped(param, grad, self.moment(), self.master.is_some(), self.moments[2].is_some())
+    }
+}
+
+/// Arrays being changed, and the gradient being read.
+struct Opened<'a> {
+    updates: Vec<CudaUpdate<'a>>,
+    _grad: super::Held,
+    /// Param, master, grad, three moments; 0 where absent.
+    addresses: [u64; 6],
+}
+
+fn open<'a>(op: &'static str, lane: &Arc<Lane>, arrays: &Stepped<'a>) -> Result<Opened<'a>> {
+    let grad = read(op, lane, arrays.grad)?;
+    let mut updates = Vec::new();
+    let mut begin = |x: Option<&'a Array>| -> Result<u64> {
+        let Some(x) = x else { return Ok(0) };
+        let update = x.begin_cuda_update(op, lane, Coverage::Part)?;
+        let address = update.address() + (x.offset() * x.dtype().size()) as u64;
+        updates.push(update);
+        Ok(address)
+    };
+    let (param, master) = (begin(Some(arrays.param))?, begin(arrays.master)?);
+    let [m, v, max] = arrays.moments;
+    let addresses = [param, master, grad.address, begin(m)?, begin(v)?, begin(max)?];
+    Ok(Opened { updates, _grad: grad, addresses })
+}
+
+/// Elements of a piece.
+const PIECE: usize = 8192;
+
+/// One step of AdamW for all of them; `constants` are those of `adamw.cu`.
+pub(crate) fn adamw(op: &'static str, list: &[Stepped<'_>], constants: [f64; 8]) -> Result<()> {
+    let mut alike: BTreeMap<String, Vec<&Stepped<'_>>> = BTreeMap::new();
+    for arrays in list.iter().filter(|arrays| arrays.param.numel() > 0) {
+        alike.entry(arrays.defines()).or_default().push(arrays);
+    }
+    for (defines, group) in alike {
+        step_alike(op, &defines, &group, constants)?;
+    }
+    Ok(())
+}
+
+fn step_alike(op: &'static str, defines: &str, group: &[&Stepped<'_>], constants: [f64; 8]) -> Result<()> {
+    let lane = lane_of(op, group[0].param)?;
+    let opened = group.iter().map(|arrays| open(op, &lane, arrays)).collect::<Result<Vec<_>>>()?;
+    let mut table: Vec<u64> = Vec::new();
+    let mut pieces: Vec<u64> = Vec::new();
+    for (tensor, (arrays, opened)) in group.iter().zip(&opened).enumerate() {
+        let count = arrays.param.numel();
+        let aligned = opened.addresses.iter().all(|address| address.is_multiple_of(16));
+        table.extend(opened.addresses);
+        table.extend([count as u64, u64::from(aligned) << 32]);
+        pieces.extend((0..count.div_ceil(PIECE)).map(|number| tensor as u64 | (number as u64) << 32));
+    }
+    let wide: Vec<u64> = match group[0].param.dtype() {
+        DType::F64 => constants.iter().map(|x| x.to_bits()).collect(),
+        _ => constants
+            .chunks_exact(2)
+            .map(|pair| u64::from((pair[0] as f32).to_bits()) | u64::from((pair[1] as f32).to_bits()) << 32)
+            .collect(),
+    };
+    let (tensors, first_piece) = (8 * wide.len() as u64, 8 * (wide.len() + table.len()) as u64);
+    let words = [&wide[..], &table[..], &pieces[..]].concat();
+    let block = lane.block(op, 8 * words.len())?;
+    lane.copy_in(op, block.address(), bytemuck::cast_slice(&words))?;
+    let kernel = kernel(&lane, &ADAMW, defines, "adamw")?;
+    let grid = [pieces.len() as u32, 1, 1];
+    let args = [block.address() + tensors, block.address() + first_piece, block.address()].map(Arg::U64);
+    lane.launch(&Launch { op, kernel: &kernel, grid, block: [256, 1, 1], shared: 0 }, &args)?;
+    opened.into_iter().flat_map(|opened| opened.updates).for_each(CudaUpdate::commit);
+    Ok(())
+}
+
+/// One step of SGD; `constants` are those of `sgd.cu`.
+pub(crate) fn sgd(op: &'static str, arrays: &Stepped<'_>, constants: [f64; 6], nesterov: bool) -> Result<()> {
+    let lane = lane_of(op, arrays.param)?;
+    let opened = open(op, &lane, arrays)?;
+    let [param, master, grad, velocity, ..] = opened.addresses;
+    let count = arrays.param.numel();
+    let mut words = vec![param, master, grad, velocity, count as u64, u64::from(nesterov)];
+    words.extend(constants.map(f64::to_bits));
+    let defines = stepped(arrays.param.dtype(), arrays.grad.dtype(), arrays.moment(), false, false);
+    run(op, &lane, (&SGD, &defines, "sgd"), blocks(&lane, count, 1), &[Arg::Words(&words)])?;
+    opened.updates.into_iter().for_each(CudaUpdate::commit);
+    Ok(())
+}
