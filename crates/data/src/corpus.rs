@@ -18,13 +18,25 @@ use std::sync::Arc;
 /// Chooses held-out samples. It is no setting: another seed must not move them into training.
 const HELD_OUT: Key = Key::new(0x68656c64, 0x6f7574);
 
+/// What becomes of a run whose data changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Continuation {
+    /// It is refused: its position would mean other samples.
+    #[default]
+    Same,
+    /// The new data begins at its first sample; weights, optimizer, steps and schedule go on.
+    New,
+}
+
 /// `[data]` of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Config {
-    /// `bytes`, a folder with a `tokenizer.json`, or such a file. Without it the tokenizer of the weights that the model starts
-    /// from, or of the folder of its `config.json`, where there is one, and bytes otherwise.
+    /// `bytes`, a folder with a tokenizer (`tokenizer.json`, `tokenizer.model`, or `vocab.json` with `merges.txt`), or such a file.
+    /// Without it the tokenizer of the weights that the model starts from, which must have one. A model that starts from
+    /// nothing takes that of the folder of its `config.json`, or bytes.
     pub tokenizer: Option<String>,
     /// Special tokens to add to the tokenizer.
     pub special_tokens: Vec<String>,
@@ -46,6 +58,9 @@ pub struct Config {
     pub cache: Option<PathBuf>,
     /// Micro-batches read ahead.
     pub prefetch: usize,
+    /// What a run that goes on from a checkpoint does where its data is not that of the checkpoint.
+    #[serde(rename = "continue")]
+    pub continuation: Continuation,
     /// Where documents come from.
     pub source: Vec<Source>,
     /// Sources for evaluation only.
@@ -66,6 +81,7 @@ impl Default for Config {
             held_out: 0.0,
             cache: None,
             prefetch: 4,
+            continuation: Continuation::default(),
             source: Vec::new(),
             eval: Vec::new(),
         }

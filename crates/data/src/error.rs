@@ -245,7 +245,8 @@ impl Error {
             }
             Error::TooShort { .. } => "give more text, or make `data.sequence` shorter".into(),
             Error::Changed { .. } => {
-                "restore the data and its settings, or give the run another `name`".into()
+                "restore the data and its settings, or go on with the new data by `data.continue = \"new\"`"
+                    .into()
             }
             _ => return None,
         })

@@ -44,7 +44,7 @@ mod tests;
 mod tokenizer;
 mod tokens;
 
-pub use corpus::{Config, Data};
+pub use corpus::{Config, Continuation, Data};
 pub use dataset::{Batch, Dataset, Part, Sample};
 pub use described::Description;
 pub use error::{Error, Result};

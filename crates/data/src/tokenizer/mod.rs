@@ -1,7 +1,10 @@
-//! Text to token ids and back: bytes, or any Hugging Face `tokenizer.json`.
+//! Text to token ids and back: bytes, any Hugging Face `tokenizer.json`, or the files that one can be made from.
 
 mod byte;
 mod files;
+mod made;
+mod pairs;
+mod sentencepiece;
 #[cfg(test)]
 mod tests;
 
@@ -96,7 +99,7 @@ impl Tokenizer {
         }
     }
 
-    /// `bytes`, a folder with a `tokenizer.json`, or such a file.
+    /// `bytes`, a folder with a tokenizer, or a `tokenizer.json` or `tokenizer.model`.
     pub fn open(name: &str) -> Result<Tokenizer> {
         if name == BYTE_TOKENIZER || name == "byte" {
             return Ok(Tokenizer::bytes());
@@ -105,21 +108,25 @@ impl Tokenizer {
         Tokenizer::build(name, read)
     }
 
-    /// Names of the files it is made of; the first is always there.
+    /// Names of the files that it can be read from.
     pub fn file_names() -> &'static [&'static str] {
-        &files::NAMES
+        &files::READ
+    }
+
+    /// Whether these files hold a tokenizer: a `tokenizer.json`, a `tokenizer.model`, or a `vocab.json` with a `merges.txt`.
+    pub fn is_in(all: &BTreeMap<String, Vec<u8>>) -> bool {
+        files::are_enough(all)
     }
 
     /// From the files of a checkpoint; other files are ignored.
     pub fn from_files(all: &BTreeMap<String, Vec<u8>>) -> Result<Tokenizer> {
-        let known = files::NAMES.iter().filter_map(|&n| Some((n.to_string(), all.get(n)?.clone())));
+        let known = files::READ.iter().filter_map(|&n| Some((n.to_string(), all.get(n)?.clone())));
         Tokenizer::build("of the checkpoint", known.collect())
     }
 
     fn build(name: &str, read: BTreeMap<String, Vec<u8>>) -> Result<Tokenizer> {
-        let Some(text) = read.get(files::TOKENIZER) else {
-            return Err(Error::tokenizer(name, "there is no tokenizer.json"));
-        };
+        let read = files::complete(name, read)?;
+        let text = &read[files::TOKENIZER];
         let bad = |e: &dyn std::fmt::Display| Error::tokenizer(name, format!("tokenizer.json: {e}"));
         let json: Value = serde_json::from_slice(text).map_err(|e| bad(&e))?;
         if let Some(bytes) = Bytes::from_json(&json) {
