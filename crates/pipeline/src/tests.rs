@@ -47,10 +47,26 @@ fn interleaved_has_its_closed_forms() {
                 "p={p} m={m} v={v}: {:?}",
                 told.bubble
             );
-            if m.is_multiple_of(p) {
-                let live = |rank: usize| ((v - 1) * p + 2 * (p - 1 - rank) + 1).min(m * v);
-                assert_eq!(told.live, (0..p).map(live).collect::<Vec<_>>(), "p={p} m={m} v={v}");
-            }
+        }
+    }
+}
+
+/// The memory forms of `docs/concepts/pipelines.md`, also where p does not divide m and where m is below p.
+#[test]
+fn kept_activations_have_their_closed_forms_for_every_number_of_micro_batches() {
+    for (p, m, v) in
+        (1..=6usize).flat_map(|p| (0..=20usize).flat_map(move |m| (1..=4usize).map(move |v| (p, m, v))))
+    {
+        // The first round is the largest.
+        let s = m.div_ceil((m / p).max(1));
+        let ahead = if v == 1 { 1 } else { 2 };
+        let interleaved = |r: usize| ((v - 1) * s + ahead * (p - 1 - r) + 1).min(v * m);
+        let zero_bubble = |_: usize| ((v - 1) * s + p).min(v * m);
+        let forms =
+            [(Kind::Interleaved, &interleaved as &dyn Fn(usize) -> usize), (Kind::ZeroBubble, &zero_bubble)];
+        for (kind, form) in forms {
+            let live = told(kind, p, m, v).live;
+            assert_eq!(live, (0..p).map(form).collect::<Vec<_>>(), "{kind} p={p} m={m} v={v}");
         }
     }
 }
