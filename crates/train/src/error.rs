@@ -143,6 +143,14 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// Weights without the tokenizer that they were trained with.
+    #[error(
+        "there is no tokenizer beside the weights of '{path}': no tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
+    )]
+    NoTokenizer {
+        /// The folder, as it was given.
+        path: String,
+    },
     /// A broken promise of our own.
     #[error("this is a bug: {what}")]
     Bug {
@@ -216,6 +224,9 @@ impl Error {
             Error::Resume { older: None, .. } => {
                 Some("there is no checkpoint before it; remove it to start over".into())
             }
+            Error::NoTokenizer { .. } => Some(
+                "put it there; a run can also name one in `data.tokenizer`, or `\"bytes\"` for models of bytes".into(),
+            ),
             Error::NotSaved { .. } => {
                 Some("free some space and start the run again; it resumes from its newest checkpoint".into())
             }
@@ -224,6 +235,16 @@ impl Error {
             }
             _ => None,
         }
+    }
+
+    /// With the rank it happened on, unless every rank would have said the same.
+    pub(crate) fn of_rank(self, rank: usize) -> Error {
+        let of_all = self.is_usage()
+            || matches!(
+                self,
+                Error::Data(_) | Error::Weights { .. } | Error::Resume { .. } | Error::Io { .. }
+            );
+        if of_all { self } else { Error::Rank { rank, source: Box::new(self) } }
     }
 
     /// True for what only says that another rank failed.
@@ -257,6 +278,7 @@ impl Error {
                 | Error::Occupied { .. }
                 | Error::Locked { .. }
                 | Error::Differs { .. }
+                | Error::NoTokenizer { .. }
                 | Error::Batch(_)
                 | Error::Layout(_)
                 | Error::Pipeline(Pipeline::UnknownKind { .. } | Pipeline::Size { .. })
@@ -293,9 +315,13 @@ fn kept(newest: &Option<String>) -> String {
     }
 }
 
-/// The name that looks most like `name`, if one does.
+/// The name that looks most like `name`, if one does: a few letters are other ones, or it is a beginning of it.
 pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
+    let begins = |k: &&&str| k.len().min(name.len()) >= 3 && (name.starts_with(**k) || k.starts_with(name));
     let scored = known.iter().map(|k| (strsim::osa_distance(name, k), *k));
     let (edits, best) = scored.min()?;
-    (edits <= (name.len().max(best.len()) / 3).max(1)).then(|| best.to_string())
+    let longer = name.len().max(best.len());
+    // One letter of two is half of the name.
+    let alike = longer > 2 && edits <= (longer / 3).max(1);
+    if alike { Some(best.to_string()) } else { known.iter().find(begins).map(ToString::to_string) }
 }

@@ -128,7 +128,7 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// True when the gradient was not finite and nothing was changed.
     pub skipped: bool,
-    /// Largest number of bytes of arrays on rank 0 so far.
+    /// Most bytes of arrays that rank 0 had at once so far, without those of other ranks of its process. What `plan` foretells.
     pub peak_bytes: u64,
 }
 

@@ -5,6 +5,7 @@ pub mod config;
 mod error;
 pub mod event;
 pub mod explain;
+mod fit;
 mod freeze;
 mod gather;
 mod generate;

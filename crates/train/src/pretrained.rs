@@ -96,7 +96,7 @@ impl Pretrained {
         })
     }
 
-    /// The tokenizer, where there is a `tokenizer.json`.
+    /// The tokenizer, where the folder has one.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         let read = || -> Result<Option<Tokenizer>> {
             let mut files = BTreeMap::new();
@@ -107,10 +107,14 @@ impl Pretrained {
                     Err(error) => return Err(error.into()),
                 }
             }
-            let is_there = files.contains_key(Tokenizer::file_names()[0]);
-            Ok(if is_there { Some(Tokenizer::from_files(&files)?) } else { None })
+            Ok(if Tokenizer::is_in(&files) { Some(Tokenizer::from_files(&files)?) } else { None })
         };
         read().map_err(|error| error.in_weights(&self.path))
+    }
+
+    /// The tokenizer that the weights were trained with: ids of another would mean other things, so none is guessed.
+    pub(crate) fn own_tokenizer(&self) -> Result<Tokenizer> {
+        self.tokenizer()?.ok_or_else(|| Error::NoTokenizer { path: self.path.clone() })
     }
 
     /// Fills the arrays of a state's parameters, whatever wrote the weights and however they are cut. Tensors that
@@ -250,13 +254,18 @@ pub(crate) fn base_config(config: &Config) -> Result<Option<Map<String, Value>>>
     }
 }
 
-/// The tokenizer of a run: the one it names, that of the weights it starts from, that beside its `config.json`, or bytes.
+/// The tokenizer of a run: the one it names, that of the weights it starts from, that beside its `config.json`, or bytes where it
+/// starts from no weights.
 pub(crate) fn open_tokenizer(config: &Config) -> Result<Tokenizer> {
     if config.data.tokenizer.is_none() {
-        for from in origins(config)? {
+        let origins = origins(config)?;
+        for from in &origins {
             if let Some(tokenizer) = from.tokenizer()? {
                 return Ok(config.data.extend_tokenizer(tokenizer)?);
             }
+        }
+        if let (Some(weights), true) = (origins.first(), config.model.init.is_some()) {
+            weights.own_tokenizer()?;
         }
     }
     Ok(config.data.open_tokenizer()?)

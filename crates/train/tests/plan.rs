@@ -1,4 +1,4 @@
-//! What a plan says is sent in a step against what a real run sends, counted call by call.
+//! What a plan says against what a real run does: bytes sent in a step, counted call by call, and what is refused.
 
 use planaria_array::Array;
 use planaria_comm::{Call, Comm, Pending, Result, threads};
@@ -169,5 +169,18 @@ fn a_step_sends_what_its_plan_says() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn a_plan_refuses_what_a_run_refuses() {
+    for (changes, ranks) in [(&["mesh=tp=3"][..], 3), (&["train.chunks=2"], 1), (&["data.sequence=4096"], 1)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let changes = [changes, &["model.max_position_embeddings=2048"]].concat();
+        let config = config(folder.path(), &changes);
+        let model = model_of(&config, &Models::default()).unwrap();
+        let planned = Plan::new(&config, &*model, ranks, &PlanOptions::default()).unwrap_err().to_string();
+        assert_eq!(planned, Trainer::new(config).check(ranks).unwrap_err().to_string(), "{changes:?}");
     }
 }

@@ -162,6 +162,42 @@ fn weights_that_do_not_fit_are_refused_by_name() -> Result<()> {
     Ok(())
 }
 
+/// Ids of another tokenizer mean other things: none is guessed, by no command.
+#[test]
+fn weights_without_a_tokenizer_are_refused_and_those_of_sentencepiece_taken() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let ours = trained(&sandbox, &[])?;
+    let bare = sandbox.path().join("bare");
+    plain_folder(&ours, &bare, &|_| "model.safetensors".into(), &|name, whole| Some((name, whole)))?;
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::remove_file(bare.join(name))?;
+    }
+    let init = format!("model.init={}", bare.display());
+    let check = |more: &[&str]| -> Result<Option<String>> {
+        Ok(Trainer::new(sandbox.config("tune", "", &[&[init.as_str()], more].concat())?).check(1)?)
+    };
+    let refused = check(&[]).unwrap_err().to_string();
+    ensure!(
+        refused.contains("there is no tokenizer beside the weights") && refused.contains("bare"),
+        "{refused}"
+    );
+    let generator = planaria_train::Generator::open(&bare).map(drop).unwrap_err().to_string();
+    ensure!(generator == refused, "{generator}");
+    check(&["data.tokenizer=bytes"])?;
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tokenizers/bpe_user.model");
+    std::fs::copy(model, bare.join("tokenizer.model"))?;
+    check(&[])?;
+    let run = tuned(&sandbox, "tune", "", &bare, &[])?;
+    let saved = sandbox.run_dir("tune").join(run.outcome.checkpoint.context("it was saved")?);
+    let open = |path: &Path| planaria_train::data::Tokenizer::open(&path.display().to_string());
+    ensure!(
+        open(&saved)?.fingerprint()? == open(&bare)?.fingerprint()?,
+        "its checkpoint has the same tokenizer"
+    );
+    ensure!(saved.join("tokenizer.json").is_file());
+    Ok(())
+}
+
 /// Ranks that share no memory: those in the middle of a pipeline could not read the data if they tried.
 #[test]
 fn only_ranks_that_need_data_open_it() -> Result<()> {

@@ -1,11 +1,13 @@
 //! The exactness promise: loss curve, weights and optimizer state are the same bits however a batch is split over data
 //! ranks, whatever is divided among them, and whatever is computed again. Splits of the model stay within bounds.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use planaria_e2e::{MOE, Run, Sandbox};
 
 /// Bound on the relative difference of losses where sums are split between ranks of one replica.
 const TENSOR_BOUND: f64 = 2e-5;
+/// Of the loss of one step, for tensor and expert ranks that begin with the same weights.
+const STEP_BOUND: f64 = 1e-6;
 /// Bound on the difference of weights there, relative to the largest of a tensor.
 const WEIGHT_BOUND: f32 = 1e-4;
 
@@ -256,4 +258,42 @@ fn separate_documents_change_no_bit() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What the guide says of `tp`, sequence and `ep`: from the same weights a step differs by rounding, at any learning rate.
+#[test]
+fn a_step_from_the_same_weights_differs_by_rounding_alone() -> Result<()> {
+    for (rate, meshes, model) in [
+        (
+            "optim.lr=0.1",
+            [("tp=2", "train.sequence_parallel=true"), ("tp=4", "train.sequence_parallel=false")],
+            &[][..],
+        ),
+        ("optim.lr=0.01", [("tp=2", "train.sequence_parallel=true"), ("ep=2", "train.micro_batch=2")], &MOE),
+    ] {
+        let sandbox = Sandbox::new()?;
+        let keep = ["checkpoint.every=1", "checkpoint.keep=9", "train.micro_batch=2", rate];
+        let alone = sandbox.train("alone", "", &[&keep[..], model].concat())?;
+        for (number, (mesh, more)) in meshes.into_iter().enumerate() {
+            for step in 1..4u64 {
+                let from = sandbox.run_dir("alone").join(format!("ckpt/step-{step:08}"));
+                let from = format!("checkpoint.from={}", from.display());
+                let name = format!("from-{number}-{step}");
+                let run = sandbox.train_until(
+                    step + 1,
+                    &name,
+                    mesh,
+                    &[&keep[..], &[more, &from], model].concat(),
+                )?;
+                let (ours, theirs) = (run.outcome.losses[0], alone.outcome.losses[step as usize]);
+                ensure!(
+                    (ours - theirs).abs() <= STEP_BOUND * theirs,
+                    "{mesh} {more} {rate}: {ours} and {theirs}"
+                );
+            }
+        }
+    }
+    let long = ["train.steps=30", "optim.lr=0.001"];
+    train("tp=2", &[&long[..], &["train.sequence_parallel=true"]].concat())?
+        .close_losses(&train("", &long)?, TENSOR_BOUND)
 }

@@ -26,7 +26,10 @@ fn another_function_of_the_same_weights_is_refused() -> Result<()> {
     let sandbox = Sandbox::new()?;
     sandbox.train_until(2, "run", "", &[])?;
     for (more, words) in [
-        ("model.rope_theta=500", &["model.rope_theta 10000 -> 500", "model.init"][..]),
+        (
+            "model.rope_theta=500",
+            &["model.rope_theta 10000 -> 500", "model.init = \"", "runs/run/ckpt/step-0"][..],
+        ),
         ("model.rms_norm_eps=1e-3", &["model.rms_norm_eps 0.000001 -> 0.001"]),
         ("model.hidden_size=32", &["model.hidden_size 16 -> 32", "ckpt/step-00000002"]),
         ("optim.kind=sgd", &["optim.kind adamw -> sgd"]),
@@ -124,8 +127,10 @@ fn two_processes_do_not_share_a_folder() -> Result<()> {
     let held = std::fs::File::open(&file)?;
     held.lock()?;
     let config = sandbox.config("run", "dp=2", &[])?;
+    let checked = Trainer::new(config.clone()).check(2).unwrap_err();
     let error = Trainer::new(config).run(None).unwrap_err();
-    ensure!(error.is_usage());
+    // What every rank would say has no rank before it.
+    ensure!(error.is_usage() && checked.to_string() == error.to_string(), "{checked} and {error}");
     says(&error, &["is in use by process 4711 on elsewhere", "another `name`"])?;
     drop(held);
     sandbox.train("run", "dp=2", &[])?;

@@ -27,6 +27,8 @@ pub enum Origin {
     Variable(String),
     /// By `--set`.
     Set,
+    /// In the `config.json` of the model that is named.
+    Model(String),
 }
 
 impl fmt::Display for Origin {
@@ -36,6 +38,7 @@ impl fmt::Display for Origin {
             Origin::File { path, line } => write!(f, "{path}:{line}"),
             Origin::Variable(name) => write!(f, "variable {name}"),
             Origin::Set => f.write_str("--set"),
+            Origin::Model(path) => write!(f, "config.json of {path}"),
         }
     }
 }
@@ -63,7 +66,24 @@ impl Resolved {
                 found.push((key.clone(), value.clone(), self.origin(&key)));
             });
         }
+        if let Some((kind, origin)) = self.kind() {
+            let at = found.iter().position(|(key, ..)| key.starts_with("model.")).unwrap_or(found.len());
+            found.insert(at, ("model.kind".into(), kind, origin));
+        }
         found
+    }
+
+    /// The kind of the model where the configuration does not say it: that of the file it names, if that can be read.
+    fn kind(&self) -> Option<(Json, Origin)> {
+        let model = &self.config.model;
+        if model.kind.is_some() {
+            return None;
+        }
+        let Some(path) = model.config.as_ref().or(model.init.as_ref()) else {
+            return Some((Json::String(super::ModelKind::default().0), Origin::Default));
+        };
+        let base = crate::pretrained::base_config(&self.config).ok()??;
+        Some((base.get("model_type")?.clone(), Origin::Model(path.display().to_string())))
     }
 }
 
@@ -289,26 +309,61 @@ fn merge(entries: Vec<Entry>) -> Result<Resolved> {
             return Err(Error::unknown_key(key, names[depth], &known, origin.to_string()));
         }
         let Some(value) = value else { continue };
-        insert(&mut table, &path, value);
+        insert(&mut table, &path, value)
+            .map_err(|what| Error::Syntax { origin: origin.to_string(), what: format!("`{key}`: {what}") })?;
         let below = format!("{key}.");
         origins.retain(|k: &String, _| !k.starts_with(&below));
         origins.insert(key, origin);
     }
     let config: Config = serde_path_to_error::deserialize(Value::Table(table)).map_err(|e| {
         let key = e.path().to_string();
-        let near = origins.iter().find(|(k, _)| **k == key || k.starts_with(&format!("{key}.")));
+        // Of a list the whole has an origin.
+        let stem = key.split('[').next().unwrap_or_default();
+        let near = origins.iter().find(|(k, _)| **k == stem || k.starts_with(&format!("{stem}.")));
         let origin = near.map_or_else(|| "config".into(), |(_, o)| o.to_string());
-        Error::Syntax { origin, what: format!("`{key}`: {}", e.inner().to_string().trim_end()) }
+        Error::Syntax { origin, what: format!("`{key}`: {}", plain(e.inner().to_string().trim_end())) }
     })?;
     Ok(Resolved { config, origins })
 }
 
-/// Puts a value at its path; tables on the way are made.
-fn insert(table: &mut Table, path: &[String], value: Value) {
-    let [first, rest @ ..] = path else { return };
+/// What a value is expected to be, in the words of a user instead of those of the code.
+fn plain(message: &str) -> String {
+    const WORDS: [(&str, &str); 14] = [
+        ("expected usize", "expected a whole number of at least 0"),
+        ("expected u64", "expected a whole number of at least 0"),
+        ("expected u32", "expected a whole number of at least 0"),
+        ("expected u8", "expected a whole number from 0 to 255"),
+        ("expected i64", "expected a whole number"),
+        ("expected f64", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a sequence", "expected a list"),
+        ("expected a borrowed string", "expected a text"),
+        ("expected a string", "expected a text"),
+        ("expected path string", "expected a path"),
+        ("invalid type: sequence", "invalid type: a list"),
+        ("invalid type: map", "invalid type: a table"),
+        (
+            "data did not match any variant of untagged enum MeshText",
+            "expected axes like \"dp=2 tp=2\", or a table of them",
+        ),
+    ];
+    let mut out = message.to_string();
+    for (code, words) in WORDS {
+        out = out.replace(code, words);
+    }
+    // `struct Source` and `enum Kind` say nothing to who wrote a table.
+    match out.split_once("expected struct ").or_else(|| out.split_once("expected enum ")) {
+        Some((before, _)) => format!("{before}expected a table with its keys"),
+        None => out,
+    }
+}
+
+/// Puts a value at its path; tables on the way are made. Behind a list stands the number of an item, unless it has but one.
+fn insert(table: &mut Table, path: &[String], value: Value) -> std::result::Result<(), String> {
+    let [first, rest @ ..] = path else { return Ok(()) };
     if rest.is_empty() {
         table.insert(first.clone(), value);
-        return;
+        return Ok(());
     }
     let slot = table.entry(first.clone()).or_insert_with(|| Value::Table(Table::new()));
     if let Value::String(text) = slot {
@@ -316,7 +371,27 @@ fn insert(table: &mut Table, path: &[String], value: Value) {
     }
     match slot {
         Value::Table(inner) => insert(inner, rest, value),
-        other => *other = value,
+        Value::Array(items) => {
+            let (number, rest) = match rest[0].parse::<usize>() {
+                Ok(number) => (number, &rest[1..]),
+                Err(_) if items.len() > 1 => {
+                    return Err(format!(
+                        "there are {}; write `{first}.0.{}` for the first",
+                        items.len(),
+                        rest[0]
+                    ));
+                }
+                Err(_) => (0, rest),
+            };
+            match items.get_mut(number) {
+                Some(Value::Table(item)) => insert(item, rest, value),
+                _ => Err(format!("there are {}, none of the number {number}", items.len())),
+            }
+        }
+        other => {
+            *other = value;
+            Ok(())
+        }
     }
 }
 

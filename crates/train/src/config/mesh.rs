@@ -110,8 +110,13 @@ impl FromStr for MeshSection {
                 "ep" => mesh.ep = axis.size,
                 "tp" => mesh.tp = axis.size,
                 other => {
-                    let key = format!("mesh: {other}");
-                    return Err(Error::unknown_key(key, other, &["pp", "dp", "ep", "tp"], "the mesh"));
+                    return Err(Error::Value {
+                        key: "mesh".into(),
+                        found: format!("\"{text}\""),
+                        expected: format!(
+                            "axes `pp` (stages), `dp` (replicas), `ep` (experts) and `tp` (tensor slices); there is no `{other}`"
+                        ),
+                    });
                 }
             }
         }

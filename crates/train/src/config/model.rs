@@ -24,8 +24,10 @@ impl Default for ModelKind {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ModelSection {
-    /// Architecture, as `model_type` has it: `llama`, `qwen2`, `qwen2_moe`, or one that a program of your own brings along.
-    pub kind: ModelKind,
+    /// Architecture, as `model_type` has it: `llama`, `qwen2`, `qwen2_moe`, or one that a program of your own brings along. When
+    /// absent, that of the file that `init` or `config` names, and `qwen2` without one; it must not contradict that file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ModelKind>,
     /// Keys of a model of your own, written to its `config.json` as they are.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub own: Map<String, Value>,
@@ -167,7 +169,8 @@ const OURS: [&str; 4] = ["kind", "own", "config", "init"];
 impl ModelSection {
     /// Refuses a kind that is not known, and keys that it does not have. What a file says is not known here.
     pub(super) fn check(&self, models: &Models) -> Result<()> {
-        let (kind, known) = (self.kind.0.as_str(), models.known().collect::<Vec<_>>());
+        let own = self.kind.clone().unwrap_or_default();
+        let (kind, known) = (own.0.as_str(), models.known().collect::<Vec<_>>());
         let near = nearest(kind, &known).map(|near| format!("; did you mean `{near}`?"));
         let expected = format!("one of {}{}", known.join(", "), near.unwrap_or_default());
         require("model.kind", known.contains(&kind), format!("\"{kind}\""), &expected)?;
@@ -195,12 +198,25 @@ impl ModelSection {
         keys.into_iter().filter(|(key, _)| !OURS.contains(&key.as_str())).chain(self.own.clone()).collect()
     }
 
-    /// The `config.json` of this section: `base` (the file it names, if any) with the section's keys over it.
-    pub fn to_json(&self, base: Option<Map<String, Value>>, vocab: Option<usize>) -> Value {
+    /// The `config.json` of this section: `base` (the file it names, if any) with the section's keys over it. Refuses a kind
+    /// that is not that of the file.
+    pub fn to_json(&self, base: Option<Map<String, Value>>, vocab: Option<usize>) -> Result<Value> {
         let named = base.is_some();
         let mut json = base.unwrap_or_default();
         if !named {
-            json.insert("model_type".into(), json!(self.kind));
+            json.insert("model_type".into(), json!(self.kind.clone().unwrap_or_default()));
+        }
+        if let (Some(ModelKind(kind)), Some(found)) =
+            (&self.kind, json.get("model_type").and_then(Value::as_str))
+            && kind != found
+        {
+            let path = self.config.as_ref().or(self.init.as_ref()).map(|path| path.display().to_string());
+            let path = path.unwrap_or_default();
+            return Err(Error::Value {
+                key: "model.kind".into(),
+                found: format!("\"{kind}\""),
+                expected: format!("\"{found}\", which '{path}' holds, or no such key beside it"),
+            });
         }
         if let Some(vocab) = vocab.filter(|_| !named) {
             json.insert("vocab_size".into(), json!(vocab));
@@ -208,6 +224,6 @@ impl ModelSection {
         let keys = self.keys();
         json.extend(keys.clone());
         rope::settle(&mut json, &keys);
-        Value::Object(json)
+        Ok(Value::Object(json))
     }
 }

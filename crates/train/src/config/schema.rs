@@ -21,6 +21,13 @@ pub(super) fn find(path: &[&str]) -> Result<&'static Value, (usize, Vec<&'static
             at = at.get("items").map_or(at, target);
             continue;
         }
+        // A key behind a list is that of its items: of the only one, or of the one whose number stands before it.
+        if let Some(items) = at.get("items") {
+            at = target(items);
+            if key.parse::<usize>().is_ok() {
+                continue;
+            }
+        }
         let Some(properties) = properties(at) else {
             // A table whose keys are anybody's.
             return if is_open(at) { Ok(at) } else { Err((depth, Vec::new())) };

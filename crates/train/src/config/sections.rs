@@ -228,6 +228,10 @@ pub struct TrainSection {
     pub max_skipped: u64,
     /// Seconds a rank waits for the others.
     pub timeout: u64,
+    /// Threads that each rank computes with; when absent, the processors of the machine divided by the ranks on it. Results do
+    /// not depend on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
 }
 
 impl Default for TrainSection {
@@ -254,6 +258,7 @@ impl Default for TrainSection {
             eval_batches: 4,
             max_skipped: 20,
             timeout: 600,
+            threads: None,
         }
     }
 }
@@ -276,7 +281,9 @@ impl TrainSection {
         )?;
         require(key, !chosen || !self.recompute_blocks.is_empty(), &blocks, "at least one block")?;
         require("train.eval_batches", self.eval_batches > 0, self.eval_batches, "at least 1")?;
-        require("train.timeout", self.timeout > 0, self.timeout, "at least 1")
+        require("train.timeout", self.timeout > 0, self.timeout, "at least 1")?;
+        let threads = self.threads.unwrap_or(1);
+        require("train.threads", (1..=4096).contains(&threads), threads, "from 1 to 4096")
     }
 }
 

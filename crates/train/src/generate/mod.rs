@@ -58,10 +58,7 @@ impl Generator {
         let from = Pretrained::find(path)?;
         let raw = from.model_config()?;
         let model = models.open(raw.clone().into())?;
-        let tokenizer = from.tokenizer()?.ok_or_else(|| {
-            let what = "there is no tokenizer.json beside the weights".to_string();
-            Error::Run { what }.in_weights(&path.display().to_string())
-        })?;
+        let tokenizer = from.own_tokenizer()?;
         let generation = from.json("generation_config.json")?.unwrap_or_default();
         // As in transformers: the generation's own list, else that of the model.
         let lists = [sampling::ids(&generation, "eos_token_id"), sampling::ids(&raw, "eos_token_id")];

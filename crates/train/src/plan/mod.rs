@@ -115,9 +115,7 @@ pub struct PlanOptions {
 
 /// The model that a configuration asks for, of those that are known.
 pub fn model_of(config: &Config, models: &Models) -> Result<Arc<dyn Architecture>> {
-    let base = pretrained::base_config(config)?;
-    let vocab = pretrained::open_tokenizer(config)?.vocab_size();
-    Ok(models.open(config.model.to_json(base, Some(vocab)))?)
+    crate::trainer::model(config, pretrained::open_tokenizer(config)?.vocab_size(), models)
 }
 
 /// What the parts of a plan are computed from.
@@ -146,7 +144,7 @@ impl Plan {
         ranks: usize,
         options: &PlanOptions,
     ) -> Result<Plan> {
-        let mesh = config.mesh.on(ranks)?;
+        let mesh = crate::fit::check(config, model).and_then(|()| config.mesh.on(ranks))?;
         let [stages, data_ranks, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
         let geometry = Geometry::derive(&Batching {
             global_batch: Some(config.train.global_batch as u64),

@@ -3,6 +3,7 @@
 use super::{Memory, Setting};
 use crate::config::Reduction;
 use crate::error::{Error, Result};
+use crate::reduce::IN_FLIGHT;
 use crate::weights::Zero;
 use planaria_array::Array;
 use planaria_layout::{DType, Layout, Rank, Share};
@@ -125,8 +126,8 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
     if setting.data_ranks > 1 {
         let sizes = || pieces.iter().map(|piece| piece.numel as u64 * setting.computed());
         let bucket = sizes().sum::<u64>().min(setting.config.train.bucket_bytes as u64);
-        // One bucket packed to be sent, one being received.
-        out.exchange = 2 * sizes().max().unwrap_or(0).max(bucket);
+        // Those under way, each packed to be sent and with room to receive, and the gradients of the next one.
+        out.exchange = (2 * IN_FLIGHT as u64 + 1) * sizes().max().unwrap_or(0).max(bucket);
         if zero == Zero::Weights {
             // The layer that is computed with, and the next one.
             out.exchange += 2 * size * largest_layer(pieces);

@@ -262,7 +262,9 @@ fn a_known_model_has_its_known_size() {
 
 #[test]
 fn pipelines_lose_what_their_schedules_lose() {
-    let all = plan(&["mesh=pp=4", "model.vocab_size=2", "data.special_tokens=[]"], 4);
+    let config = config(&["mesh=pp=4", "model.vocab_size=2"]);
+    let model = Models::default().open(config.model.to_json(None, None).unwrap()).unwrap();
+    let all = Plan::new(&config, &*model, 4, &PlanOptions::default()).unwrap();
     assert_eq!(all.stages.iter().map(|s| s.in_flight).collect::<Vec<_>>(), [4, 3, 2, 1]);
     // Eight micro-batches on four equal stages: 3 of 11 slots are empty; the head adds a little to the last.
     assert!((all.bubble - 3.0 / 11.0).abs() < 0.02, "{}", all.bubble);

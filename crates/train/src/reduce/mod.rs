@@ -6,7 +6,8 @@
 //! whatever `D` is, so the bits are the same.
 //!
 //! Gradients arrive one by one while backward still runs. They are packed in buckets in a fixed order (last parameter
-//! first), and a full bucket is sent at once; what has arrived is added while backward goes on.
+//! first), and a full bucket is sent at once; what has arrived is added while backward goes on. No more than two
+//! buckets are under way: the next one waits until the first has come.
 
 mod fold;
 mod micro;
@@ -25,6 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Buffers to receive in that are kept for the next buckets: fresh memory would first be filled with zeros.
 const SPARE: usize = 2;
+
+/// Buckets on their way at once. A rank that is ahead of the others waits, or what it has sent would pile up: memory would follow
+/// from how far ranks drift apart.
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// One parameter's gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,6 +250,11 @@ impl Reducer {
 
     /// Begins to bring every owner its part of a bucket.
     fn launch(&self, state: &mut State, bucket: usize, grads: &[Array]) -> Result<Flight> {
+        while state.flying.len() >= IN_FLIGHT
+            && let Some(first) = state.flying.pop_front()
+        {
+            self.land(state, first)?;
+        }
         let (members, size, rank) = (&self.buckets[bucket], self.comm.size(), self.comm.rank());
         let (mut parts, mut send_counts) =
             (Vec::with_capacity(members.len() * size), Vec::with_capacity(size));

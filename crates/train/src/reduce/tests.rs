@@ -139,3 +139,33 @@ fn sums_once_a_step_are_the_same_value_and_sent_once() {
     });
     assert_eq!(sums, [[vec![12.0, 12.0], vec![12.0]], [vec![12.0], vec![12.0]]]);
 }
+
+/// A rank that is ahead waits for the others instead of piling up what it has sent.
+#[test]
+fn no_more_than_a_few_buckets_are_in_flight() {
+    let behind = std::sync::Barrier::new(2);
+    let lanes = vec![Lane { share: Share::even(64, 2), dtype: DType::F32 }; 12];
+    let most = threads::run(2, |comm| {
+        let ahead = comm.rank() == 0;
+        let options = ReduceOptions { mode: Reduction::Exact, bucket_bytes: 1 };
+        let reducer = Reducer::new(comm, &lanes, options);
+        let mut most = 0;
+        if !ahead {
+            behind.wait();
+        }
+        for lane in (0..lanes.len()).rev() {
+            reducer.expect(0, lane);
+            reducer.give(0, lane, &Array::from_slice(&[1f32; 64], &[64]).unwrap()).unwrap();
+            most = most.max(reducer.lock().flying.len());
+            if ahead && lanes.len() - lane == IN_FLIGHT {
+                behind.wait();
+            }
+        }
+        reducer.finish_round(0).unwrap();
+        let sums = reducer.finish_step(1).unwrap();
+        assert!(sums.iter().all(|sum| sum.to_vec::<f32>().unwrap() == [2f32; 32]));
+        most
+    });
+    assert_eq!(most[0], IN_FLIGHT, "{most:?}");
+    assert!(most[1] <= IN_FLIGHT, "{most:?}");
+}

@@ -16,6 +16,14 @@ pub(super) struct Lock {
 }
 
 impl Lock {
+    /// Refuses a folder that another process has now; makes nothing.
+    pub(super) fn check(dir: &Path) -> Result<()> {
+        match dir.join(LOCK).is_file() {
+            true => Lock::take(dir).map(drop),
+            false => Ok(()),
+        }
+    }
+
     /// Takes the folder, or says who has it.
     pub(super) fn take(dir: &Path) -> Result<Lock> {
         let path = dir.join(LOCK);
@@ -60,7 +68,9 @@ mod tests {
         let error = Lock::take(dir.path()).unwrap_err();
         assert!(error.is_usage(), "{error}");
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(Lock::check(dir.path()).is_err());
         drop(first);
+        Lock::check(dir.path()).unwrap();
         Lock::take(dir.path()).unwrap();
     }
 }

@@ -15,25 +15,22 @@ mod stages;
 mod start;
 mod step;
 
-use crate::config::{Config, MeshSection, require};
+use crate::config::Config;
 use crate::data::{Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
-use crate::freeze::Frozen;
 use crate::objective::{Objective, Objectives};
 use crate::pretrained::{self, together};
 use crate::signals::Requests;
 use planaria_array::Threads;
 use planaria_comm::{Comm, CommExt, threads};
-use planaria_layout::Mesh;
-use planaria_nn::Parallel;
 use planaria_nn::models::{Architecture, Models};
 use planaria_store::Store;
-use planaria_tensor::World;
 use serde_json::{Map, Value};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub(crate) use setup::model;
 pub use setup::read_model_config;
 
 /// How a run ended.
@@ -150,7 +147,7 @@ impl Trainer {
                 // Ranks that only followed say that a rank stopped; the first one knows why.
                 if !error.is_echo() {
                     let mut first = failure.lock().unwrap_or_else(PoisonError::into_inner);
-                    first.get_or_insert(Error::Rank { rank, source: Box::new(error) });
+                    first.get_or_insert(error.of_rank(rank));
                 }
                 text
             })
@@ -204,7 +201,7 @@ impl Trainer {
         config.check(&self.models)?;
         let objective = self.objectives.find(&config.train.objective)?;
         let tokenizer = pretrained::open_tokenizer(&config)?;
-        let model = setup::model(&config, &tokenizer, &self.models)?;
+        let model = setup::model(&config, tokenizer.vocab_size(), &self.models)?;
         let generation = pretrained::generation_config(&config)?;
         let data = Data::none();
         let Trainer { observer, requests, last, store, models, .. } = self.clone();
@@ -237,42 +234,20 @@ fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
 }
 
 impl Job {
-    /// Runs one rank, of `local` on this machine, which share its processors. Collective.
+    /// Runs one rank, of `local` on this machine, which share its processors unless the configuration says how many threads each
+    /// has. Collective.
     fn run(&self, comm: Arc<dyn Comm>, local: usize) -> Result<Outcome> {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = Threads::new((processors / local.max(1)).max(1))?;
-        threads.run(|| rank::RankRun::begin(self, comm)?.go())
+        let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
+        Threads::new(own)?.run(|| rank::RankRun::begin(self, comm)?.go())
     }
 
     /// What can be refused before any rank starts.
     fn check(&self, ranks: usize) -> Result<()> {
-        self.check_sizes()?;
+        crate::fit::check(&self.config, &*self.model)?;
         let place = setup::Position::of(self.config.mesh.on(ranks)?, 0)?;
         let geometry = rank::geometry(self, &place)?;
         stages::Pipeline::new(self, &place, &geometry)?;
-        let MeshSection { ep, tp, .. } = self.config.mesh;
-        let mesh = Mesh::new(&[("ep", ep), ("tp", tp)])?;
-        let parallel = Parallel { world: World::supposed(0), mesh, sequence: false };
-        Ok(self.model.check_parallel(&parallel)?)
-    }
-
-    /// Settings that the model or the mesh leave without effect.
-    fn check_sizes(&self) -> Result<()> {
-        let (train, layers) = (&self.config.train, self.model.blocks());
-        if let Some(block) = train.recompute_blocks.iter().find(|block| **block >= layers) {
-            require("train.recompute_blocks", false, block, &format!("blocks from 0 to {}", layers - 1))?;
-        }
-        let alone = self.config.mesh.pp == 1;
-        require(
-            "train.chunks",
-            !alone || train.chunks == 1,
-            train.chunks,
-            "1 without pipeline stages (`pp`)",
-        )?;
-        let (most, sequence) = (self.model.positions(), self.config.data.sequence);
-        let expected = format!("at least the {sequence} of `data.sequence`");
-        require("model.max_position_embeddings", most >= sequence, most, &expected)?;
-        Frozen::new(&train.freeze, &*self.model)?;
         Ok(())
     }
 

@@ -199,7 +199,8 @@ impl RankRun<'_> {
         };
         self.replica.begin_states(&self.keeping)?;
         self.load(&*start.store(job)?, &start.folder)?;
-        let (step, mesh) = (self.progress.step, Some(self.progress.mesh.clone()));
+        let (step, mesh) =
+            (self.progress.step, Some(self.progress.mesh.clone()).filter(|mesh| !mesh.is_empty()));
         self.progress.from = job.config.checkpoint.from.clone();
         self.saves.resume_best(self.progress.best.filter(|_| job.config.checkpoint.keep_best));
         self.saves.newest = Some((step, start.folder.clone()));
@@ -214,7 +215,8 @@ impl RankRun<'_> {
         state.known = Some(self.known.clone());
         let loaded = planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default());
         loaded.map_err(|error| start::unreadable(self.job, folder, error))?;
-        self.progress = resume::progress(&state)?;
+        let first = std::mem::replace(&mut self.progress, resume::progress(&state)?);
+        self.progress.go_on(first);
         Ok(())
     }
 
@@ -315,7 +317,7 @@ impl RankRun<'_> {
         if !self.place.reads(&self.job.config) {
             return Ok(None);
         }
-        let share = Share::new(&self.geometry, self.place.replica as u64, self.progress.samples);
+        let share = Share::new(&self.geometry, self.place.replica as u64, self.progress.position());
         let steps = Some(last.saturating_sub(self.progress.step));
         let options = LoaderOptions { prefetch: self.job.config.data.prefetch, steps };
         Ok(Some(Loader::start(self.job.data.train.clone(), self.sampler.clone(), share, options)?))

@@ -32,6 +32,9 @@ pub(crate) struct Progress {
     /// The best evaluation so far, where the run keeps its checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) best: Option<Best>,
+    /// Samples consumed before the present data began, with `data.continue = "new"`.
+    #[serde(default)]
+    pub(crate) before: u64,
     /// The mesh it was written on.
     pub(crate) mesh: String,
     /// What `checkpoint.from` said when the run went on.
@@ -74,9 +77,23 @@ impl Progress {
             scale: scaled.then_some(Scale { factor: job.config.optim.loss_scale, good: 0 }),
             sampler: Some(sampler.state().clone()),
             best: None,
+            before: 0,
             mesh: mesh.to_string(),
             from: None,
         }
+    }
+
+    /// Takes what there is from here on: other data begins at its first sample, and what a state of others lacks is new.
+    pub(super) fn go_on(&mut self, first: Progress) {
+        if self.sampler != first.sampler {
+            (self.sampler, self.before) = (first.sampler, self.samples);
+        }
+        self.scale = self.scale.or(first.scale);
+    }
+
+    /// The position in the data.
+    pub(super) fn position(&self) -> u64 {
+        self.samples.saturating_sub(self.before)
     }
 }
 
@@ -141,9 +158,41 @@ fn generation_config(job: &Job) -> Vec<u8> {
     format!("{:#}\n", Value::Object(map)).into_bytes()
 }
 
-/// How far the loaded state had come.
+/// How far the loaded state had come. What no run wrote, as a converted state of torch, has the steps of its optimizer.
 pub(super) fn progress(state: &State) -> Result<Progress> {
+    if state.extra.get("step").is_none() {
+        return Ok(Progress {
+            step: state.step,
+            samples: state.samples,
+            tokens: state.tokens,
+            updates: state.step,
+            scale: None,
+            sampler: None,
+            best: None,
+            before: 0,
+            mesh: String::new(),
+            from: None,
+        });
+    }
     serde_json::from_value(state.extra.clone()).map_err(|e| Error::Run {
         what: format!("the checkpoint of step {} was not written by this trainer: {e}", state.step),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_that_no_run_wrote_has_the_steps_of_its_optimizer() {
+        let torch = serde_json::json!({ "torch": { "groups": [] } });
+        let state = State { step: 7, extra: torch, ..State::new(Vec::new()) };
+        let mut found = progress(&state).unwrap();
+        assert_eq!((found.step, found.updates, found.position(), found.sampler.clone()), (7, 7, 0, None));
+        let first = Progress { scale: Some(Scale { factor: 8.0, good: 0 }), step: 0, ..found.clone() };
+        found.go_on(first);
+        assert_eq!((found.step, found.scale.map(|scale| scale.factor)), (7, Some(8.0)));
+        let broken = State { extra: serde_json::json!({ "step": "x" }), ..State::new(Vec::new()) };
+        assert!(progress(&broken).unwrap_err().to_string().contains("not written by this trainer"));
+    }
 }

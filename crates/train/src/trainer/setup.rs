@@ -1,7 +1,7 @@
 //! What a run is made of before its first step: the model's configuration, the mesh seen from one rank.
 
 use crate::config::{Config, ScheduleKind};
-use crate::data::{Borders, Tokenizer};
+use crate::data::Borders;
 use crate::error::{Error, Result};
 use crate::pretrained;
 use crate::replica::Neighbours;
@@ -26,16 +26,11 @@ pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_js
     }
 }
 
-/// The model that `[model]` asks for.
-pub(super) fn model(
-    config: &Config,
-    tokenizer: &Tokenizer,
-    models: &Models,
-) -> Result<Arc<dyn Architecture>> {
+/// The model that `[model]` asks for, with a tokenizer of this many tokens.
+pub(crate) fn model(config: &Config, vocab: usize, models: &Models) -> Result<Arc<dyn Architecture>> {
     let section = &config.model;
     let base = pretrained::base_config(config)?;
-    let vocab = tokenizer.vocab_size();
-    let mut json = section.to_json(base, Some(vocab));
+    let mut json = section.to_json(base, Some(vocab))?;
     if let Some(keys) = json.as_object_mut() {
         // Nobody said how long sequences may be: as long as they are.
         let longest = config.data.sequence.max(2048);

@@ -1,8 +1,9 @@
 //! Where a run begins: the checkpoint it goes on from, whether that fits what is asked for, and what is changed.
 
 use super::Job;
+use super::lock::Lock;
 use super::resume::{self, Progress};
-use crate::data::Sampler;
+use crate::data::{Continuation, Sampler};
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
 use planaria_ckpt::formats::OpenOptions;
@@ -20,7 +21,7 @@ pub(super) const CHECKPOINTS: &str = "ckpt";
 /// Largest `config.json` that is read.
 const CONFIG_BYTES: u64 = 1 << 24;
 /// What may differ without a word: where a run lies, how it is divided, and what it writes.
-const SILENT: [&str; 4] = ["name", "mesh", "checkpoint.", "log."];
+const SILENT: [&str; 5] = ["name", "mesh", "checkpoint.", "log.", "train.threads"];
 /// What the saved tensors are made by; other values need other tensors.
 const FIXED: [&str; 4] = ["optim.kind", "optim.ema", "train.precision", "train.freeze"];
 
@@ -39,6 +40,14 @@ pub(super) struct Start {
 }
 
 impl Start {
+    /// Where it is, as a user would name it.
+    fn path(&self, job: &Job) -> String {
+        match &self.address {
+            Some(address) => address.clone(),
+            None => job.config.run_dir().join(&self.folder).display().to_string(),
+        }
+    }
+
     /// The store that holds it.
     pub(super) fn store(&self, job: &Job) -> Result<Arc<dyn Store>> {
         match &self.address {
@@ -103,10 +112,19 @@ fn descends(store: &dyn Store, folder: &str, from: &str) -> bool {
 /// Refuses a checkpoint of another model, other data or another optimizer; finds what else is changed.
 fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start> {
     let folder = &start.folder;
-    let checkpoint = planaria_ckpt::open(&**store, folder).map_err(|e| unreadable(job, folder, e))?;
+    let checkpoint = planaria_ckpt::open(&**store, folder).map_err(|e| match start.address {
+        Some(_) if matches!(e, planaria_ckpt::Error::NotCommitted { .. }) => {
+            not_of_a_run(&start.path(job), store)
+        }
+        _ => unreadable(job, folder, e),
+    })?;
     let saved = saved_model(job, &**store, folder)?;
     let mut differs =
         saved.as_ref().map(|saved| model_changes(&**saved, job, Effect::Function)).unwrap_or_default();
+    if job.config.data.continuation == Continuation::New {
+        // Longer sequences need other rotary frequencies; the tensors are the same.
+        start.changed = differs.extract_if(.., |line| line.starts_with("model.rope_")).collect();
+    }
     let keys = changes(&checkpoint.state.config, &job.config_json());
     let key_of = |line: &&String| line.split(' ').next().unwrap_or_default().to_string();
     differs.extend(keys.iter().filter(|l| FIXED.contains(&key_of(l).as_str())).cloned());
@@ -114,18 +132,33 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
         differs.extend(shape_changes(&*job.model, &checkpoint)?);
     }
     if !differs.is_empty() {
-        let folder =
-            if folder.is_empty() { start.address.clone().unwrap_or_default() } else { folder.clone() };
-        return Err(Error::Differs { folder, what: few(&differs) });
+        return Err(Error::Differs { folder: start.path(job), what: few(&differs) });
     }
-    let Progress { sampler, .. } = resume::progress(&checkpoint.state)?;
-    if let Some(saved) = sampler {
-        job.sampler()?.check(&saved)?;
+    let Progress { sampler, step, .. } = resume::progress(&checkpoint.state)?;
+    match sampler {
+        Some(saved) if job.config.data.continuation == Continuation::Same => job.sampler()?.check(&saved)?,
+        Some(_) => {}
+        None => start.changed.push(format!(
+            "no run wrote it: {step} steps, as its optimizer counts them, and none of this data"
+        )),
     }
     let silent = |line: &String| SILENT.iter().any(|start| line.starts_with(start));
-    start.changed = keys.into_iter().filter(|line| !silent(line) && !line.starts_with("model.")).collect();
+    start.changed.extend(keys.into_iter().filter(|line| !silent(line) && !line.starts_with("model.")));
     start.changed.extend(saved.iter().flat_map(|saved| model_changes(&**saved, job, Effect::Training)));
     Ok(start)
+}
+
+/// A folder to go on from that no run of ours wrote.
+fn not_of_a_run(path: &str, store: &Arc<dyn Store>) -> Error {
+    let found = planaria_ckpt::formats::open(store, "", &OpenOptions::default());
+    let what = match found {
+        Ok(source) => format!("a checkpoint of a run, not one of the format '{}'", source.format),
+        Err(_) => "the folder of a checkpoint".to_string(),
+    };
+    let next =
+        format!("`planaria convert {path} NEW --to planaria` makes one that keeps the optimizer's state");
+    let expected = format!("{what}; {next}, `model.init` takes the weights alone");
+    Error::Value { key: "checkpoint.from".into(), found: format!("'{path}'"), expected }
 }
 
 /// The model that a checkpoint says it holds, where it says so.
@@ -248,6 +281,7 @@ fn few(lines: &[String]) -> String {
 impl Job {
     /// Refuses a start that cannot be; the checkpoint that the run would go on from.
     pub(super) fn check_start(&self) -> Result<Option<String>> {
+        Lock::check(&self.config.run_dir())?;
         if let Some(start) = find(self)? {
             return Ok(Some(start.folder));
         }

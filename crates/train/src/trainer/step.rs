@@ -126,14 +126,14 @@ impl RankRun<'_> {
             tokens: self.tokens(),
             samples: self.progress.samples,
             consumed_tokens: self.progress.tokens,
-            epoch: self.progress.samples as f64 / self.job.data.train.len().max(1) as f64,
+            epoch: self.progress.position() as f64 / self.job.data.train.len().max(1) as f64,
             seconds,
             flops: self.flops,
             mfu: self.flops.zip(peak).map(|(flops, peak)| flops / seconds.max(1e-9) / peak),
             saving: self.saves.share(),
             loss_scale: self.progress.scale.map_or(1.0, |scale| scale.factor),
             skipped: moved.skipped,
-            peak_bytes: planaria_array::memory_stats().peak as u64,
+            peak_bytes: planaria_array::thread_memory_stats().peak as u64,
         };
         self.tell(&Event::Step(report));
     }

@@ -27,6 +27,15 @@ use planaria_array::ops::Keep;
 use planaria_tensor::Tensor;
 use serde_json::Value;
 
+/// `none`, or the window of each layer: `full 4096 full 4096`.
+fn windows_text(windows: &[Option<usize>]) -> String {
+    if windows.iter().all(Option::is_none) {
+        return "none".into();
+    }
+    let text = |window: &Option<usize>| window.map_or("full".to_string(), |size| size.to_string());
+    windows.iter().map(text).collect::<Vec<_>>().join(" ")
+}
+
 impl Architecture for DecoderConfig {
     fn model_type(&self) -> &str {
         self.family.model_type
@@ -90,7 +99,7 @@ impl Architecture for DecoderConfig {
             ("tie_word_embeddings", self.tie_word_embeddings.to_string()),
             ("attention_bias", format!("{} {}", self.qkv_bias, self.output_bias)),
             ("mlp_bias", self.mlp_bias.to_string()),
-            ("sliding_window", format!("{:?}", self.windows)),
+            ("sliding_window", windows_text(&self.windows)),
             ("num_experts", experts.map_or("none".into(), |e| format!("{e:?}"))),
         ];
         let training = [
