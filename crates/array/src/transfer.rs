@@ -87,6 +87,15 @@ pub fn synchronize(device: Device) -> Result<()> {
     }
 }
 
+/// Prepares a device for snapshots of this many bytes that are copied to the host while work goes on: takes the memory that
+/// writers move to meanwhile, and the host's memory that copies go through. Later both would stop the device for a while.
+pub fn prepare_snapshots(device: Device, bytes: usize) -> Result<()> {
+    match device {
+        Device::Cpu | Device::Meta => Ok(()),
+        Device::Cuda(ordinal) => cuda::prepare_snapshots(ordinal, bytes),
+    }
+}
+
 /// Bytes of arrays on a device, at most, and kept for reuse, of this process.
 pub fn device_memory_stats(device: Device) -> Result<MemoryStats> {
     match device {

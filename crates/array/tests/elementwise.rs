@@ -205,6 +205,43 @@ fn floor_division_and_remainder_agree_with_python() {
 }
 
 #[test]
+fn zeros_and_infinities_of_floor_division_have_the_signs_of_the_standard() {
+    let inf = f64::INFINITY;
+    let rows = [
+        // x, y, x // y, x % y
+        (0.0, 3.0, 0.0, 0.0),
+        (-0.0, 3.0, -0.0, 0.0),
+        (0.0, -3.0, -0.0, -0.0),
+        (-0.0, -3.0, 0.0, -0.0),
+        (4.0, -2.0, -2.0, -0.0),
+        (1.0, 3.0, 0.0, 1.0),
+        (-1.0, -3.0, 0.0, -1.0),
+        (5.0, inf, 0.0, 5.0),
+        (5.0, -inf, -1.0, -inf),
+        (-5.0, inf, -1.0, inf),
+        (-5.0, -inf, 0.0, -5.0),
+        (inf, 3.0, inf, f64::NAN),
+        (-inf, 3.0, -inf, f64::NAN),
+        (inf, -3.0, -inf, f64::NAN),
+        (inf, inf, f64::NAN, f64::NAN),
+        (2.0, -0.0, -inf, f64::NAN),
+        (0.0, 0.0, f64::NAN, f64::NAN),
+    ];
+    let column = |pick: fn(&(f64, f64, f64, f64)) -> f64| rows.iter().map(pick).collect::<Vec<f64>>();
+    // All zeros and infinities are told apart by their bits; NaN is NaN.
+    let bits = |v: f64| if v.is_nan() { u64::MAX } else { v.to_bits() };
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let made = |pick| Array::from_slice(&column(pick), &[rows.len()]).unwrap().cast(dtype).unwrap();
+        let (x, y) = (made(|row| row.0), made(|row| row.1));
+        let (quotient, rest) = (floats(&x.floor_div(&y).unwrap()), floats(&x.rem(&y).unwrap()));
+        for (i, &(a, b, q, r)) in rows.iter().enumerate() {
+            assert_eq!(bits(quotient[i]), bits(q), "{a} // {b} = {} in {dtype}", quotient[i]);
+            assert_eq!(bits(rest[i]), bits(r), "{a} % {b} = {} in {dtype}", rest[i]);
+        }
+    }
+}
+
+#[test]
 fn integers_wrap_shift_and_take_powers() {
     let x = Array::from_slice(&[127i8, -128, 3, -1], &[4]).unwrap();
     let y = Array::from_slice(&[1i8, 1, 5, -3], &[4]).unwrap();

@@ -17,7 +17,7 @@
 
 typedef int Result;
 typedef uint64_t Address;
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NOT_FOUND = 500 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
 
 // Small enough that running out of it can be tested.
 static const size_t MEMORY = size_t(4) << 30;
@@ -45,6 +45,8 @@ API cuStreamCreate(void** stream, unsigned) { *stream = new int(0); return SUCCE
 API cuStreamDestroy_v2(void* stream) { delete (int*)stream; return SUCCESS; }
 API cuStreamSynchronize(void*) { return SUCCESS; }
 API cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
+// Work is done when it is queued, so none can be recorded.
+API cuStreamBeginCapture_v2(void*, int) { return NOT_SUPPORTED; }
 API cuEventCreate(void** event, unsigned) { *event = new Event(); return SUCCESS; }
 API cuEventDestroy_v2(void* event) { delete (Event*)event; return SUCCESS; }
 API cuEventRecord(void* event, void*) { ((Event*)event)->at = std::chrono::steady_clock::now(); return SUCCESS; }

@@ -54,11 +54,15 @@ pub struct Matrix {
     pub batch_step: u64,
 }
 
-/// `out[m, n] = a[m, k] · b[k, n]`, `out` dense by rows.
+/// `out[m, n] = a[m, k] · b[k, n]`, `out` dense by rows; or that added to what `out` holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// Element type of everything.
+    /// Element type of the operands.
     pub kind: ProductType,
+    /// That of the result: the same, or f32 where the operands are narrower.
+    pub out: ProductType,
+    /// Whether the product is added to the result.
+    pub add: bool,
     /// Extents.
     pub m: u64,
     /// Columns of the result.
@@ -171,10 +175,10 @@ impl Blas {
             true => (columns, rows),
             false => (rows, columns),
         };
-        let right = layout(p, sides(p.b, p.k, p.n), p.b)?;
-        let left = layout(p, sides(p.a, p.m, p.k), p.a)?;
+        let right = layout(p, p.kind, sides(p.b, p.k, p.n), p.b)?;
+        let left = layout(p, p.kind, sides(p.a, p.m, p.k), p.a)?;
         let dense = Matrix { by_rows: true, step: p.n, batch_step: p.m * p.n };
-        let result = layout(p, (p.n, p.m), dense)?;
+        let result = layout(p, p.out, (p.n, p.m), dense)?;
         let layouts = [right, left, result];
         let algorithm = self.choose(p, desc, &layouts)?;
         Ok(algorithm.map(|algorithm| Plan { desc: Raw(desc), layouts, algorithm }))
@@ -236,6 +240,22 @@ impl Blas {
     }
 }
 
+/// A product in the table of times: types, how its operands lie, extents.
+fn name_of(op: &'static str, p: &Product) -> String {
+    let way = |matrix: Matrix| if matrix.by_rows { 'r' } else { 'c' };
+    let Product { kind, out, m, n, k, batch, .. } = p;
+    format!("{op}: {kind:?} to {out:?} {}{} {m}x{n}x{k} of {batch}", way(p.a), way(p.b))
+}
+
+/// Tells a plan where the row is that it adds to every row.
+fn set_bias(plan: &Plan, bias: u64) -> Result<()> {
+    // SAFETY: a live descriptor and an address, which is eight bytes.
+    set("cublasLtMatmulDescSetAttribute", &bias, |buffer, size| unsafe {
+        let name = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        sys::cublasLtMatmulDescSetAttribute(plan.desc.0, name, buffer, size)
+    })
+}
+
 /// A factor in the type of the sums, at the start of a word.
 fn factor(kind: ProductType, value: f32) -> u64 {
     let mut word = [0; 8];
@@ -247,12 +267,17 @@ fn factor(kind: ProductType, value: f32) -> u64 {
 }
 
 /// A matrix of `sides.0` rows and `sides.1` columns, column by column.
-fn layout(p: &Product, sides: (u64, u64), matrix: Matrix) -> Result<Raw<sys::cublasLtMatrixLayoutOpaque_t>> {
+fn layout(
+    p: &Product,
+    kind: ProductType,
+    sides: (u64, u64),
+    matrix: Matrix,
+) -> Result<Raw<sys::cublasLtMatrixLayoutOpaque_t>> {
     use sys::cublasLtMatrixLayoutAttribute_t as L;
     let mut layout = std::ptr::null_mut();
     // SAFETY: writes one handle.
     check("cublasLtMatrixLayoutCreate", unsafe {
-        sys::cublasLtMatrixLayoutCreate(&raw mut layout, p.kind.data(), sides.0, sides.1, matrix.step as i64)
+        sys::cublasLtMatrixLayoutCreate(&raw mut layout, kind.data(), sides.0, sides.1, matrix.step as i64)
     })?;
     if p.batch > 1 {
         let call = "cublasLtMatrixLayoutSetAttribute";
@@ -298,16 +323,13 @@ impl Lane {
         }
         let Some(Some(plan)) = blas.plans.get(product) else { return Ok(false) };
         if product.bias {
-            // SAFETY: a live descriptor and an address, which is eight bytes.
-            set("cublasLtMatmulDescSetAttribute", &bias, |buffer, size| unsafe {
-                let name = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                sys::cublasLtMatmulDescSetAttribute(plan.desc.0, name, buffer, size)
-            })?;
+            set_bias(plan, bias)?;
         }
         let workspace = self.block(op, WORKSPACE)?;
-        let (one, zero) = (factor(product.kind, 1.0), factor(product.kind, 0.0));
+        let (one, keep) = (factor(product.kind, 1.0), factor(product.kind, f32::from(product.add)));
         let [right, left, result] = &plan.layouts;
-        self.library(op, || {
+        let name = || name_of(op, product);
+        self.library(op, &name, || {
             // SAFETY: live descriptors that fit the memory, which is the device's; factors are read before it returns.
             unsafe {
                 sys::cublasLtMatmul(
@@ -318,7 +340,7 @@ impl Lane {
                     right.0,
                     a as *const c_void,
                     left.0,
-                    std::ptr::from_ref(&zero).cast(),
+                    std::ptr::from_ref(&keep).cast(),
                     out as *const c_void,
                     result.0,
                     out as *mut c_void,
@@ -344,7 +366,7 @@ impl Product {
             bits |= matrix.step * size;
             bits |= if self.batch > 1 { matrix.batch_step * size } else { 0 };
         }
-        bits |= self.n * size;
+        bits |= self.n * self.out.bytes();
         addresses.iter().for_each(|address| bits |= address);
         self.alignment = 1 << bits.trailing_zeros();
         self

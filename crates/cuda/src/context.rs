@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::lane::Lane;
 use crate::launch::Ring;
 use crate::program::Modules;
+use crate::staging::Staging;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -91,6 +92,7 @@ pub struct Context {
     pub(crate) account: Account,
     pub(crate) modules: Modules,
     pub(crate) blas: BlasOf,
+    pub(crate) staging: Staging,
     lanes: Mutex<Vec<Weak<Lane>>>,
     /// An asynchronous error is fatal to the context: the first one is the answer to all later calls.
     dead: OnceLock<Error>,
@@ -160,6 +162,7 @@ impl Context {
             account: Account::default(),
             modules: Modules::default(),
             blas: BlasOf::default(),
+            staging: Staging::default(),
             lanes: Mutex::default(),
             dead: OnceLock::new(),
             damage: OnceLock::new(),

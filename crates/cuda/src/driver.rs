@@ -94,6 +94,8 @@ pub(crate) type RawEvent = Handle<sys::CUevent_st>;
 pub(crate) type RawModule = Handle<sys::CUmod_st>;
 /// A kernel in loaded code.
 pub(crate) type RawFunction = Handle<sys::CUfunc_st>;
+/// Recorded work that can be queued.
+pub(crate) type RawGraph = Handle<sys::CUgraphExec_st>;
 
 /// Opens the driver once. Must come before any other call here.
 pub(crate) fn open() -> Result<(), Error> {
@@ -407,4 +409,40 @@ pub(crate) fn launch(
             std::ptr::null_mut(),
         )
     })
+}
+
+/// From now on what is queued on a stream is recorded and not done. Other calls stay allowed, such as those for memory.
+pub(crate) fn begin_capture(stream: RawStream) -> Raw<()> {
+    let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: a live stream.
+    check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.0, mode) })
+}
+
+/// Ends the recording; what was recorded is made ready to be queued if it is to be kept.
+pub(crate) fn end_capture(stream: RawStream, keep: bool) -> Raw<Option<RawGraph>> {
+    let (mut graph, mut ready) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: a live stream; writes one handle.
+    check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.0, &raw mut graph) })?;
+    let made = if keep {
+        // SAFETY: the graph that was just recorded; writes one handle.
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&raw mut ready, graph, 0) })
+    } else {
+        Ok(())
+    };
+    if !graph.is_null() {
+        // SAFETY: nobody else has it.
+        let _ = unsafe { sys::cuGraphDestroy(graph) };
+    }
+    made?;
+    Ok(keep.then_some(Handle(ready)))
+}
+
+pub(crate) fn launch_graph(stream: RawStream, graph: RawGraph) -> Raw<()> {
+    // SAFETY: live handles; the memory that the recorded work uses belongs to the graph's owner.
+    check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, stream.0) })
+}
+
+pub(crate) fn destroy_graph(graph: RawGraph) {
+    // SAFETY: the owner gives it up; the driver keeps it while it runs.
+    let _ = unsafe { sys::cuGraphExecDestroy(graph.0) };
 }

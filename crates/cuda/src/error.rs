@@ -77,6 +77,12 @@ pub enum Error {
     /// A value that a kernel refused, noticed later.
     #[error("{0}")]
     BadValue(BadValue),
+    /// An operation that needs the host in work that is being recorded.
+    #[error("{op}: needs the host, which recorded work runs without; run it step by step")]
+    Recorded {
+        /// The operation.
+        op: &'static str,
+    },
     /// Guard bytes around a block were overwritten (checked mode).
     #[error("a kernel wrote outside its memory: guard bytes {side} a block of {bytes} bytes of {op} changed")]
     Guard {

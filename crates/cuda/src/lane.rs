@@ -5,11 +5,13 @@ use crate::block::Block;
 use crate::context::{Account, Context, MemoryStats};
 use crate::driver::{self, Raw};
 use crate::error::{Error, Result};
+use crate::graph::Recording;
 use crate::late::{Late, LateNote, SLOT_WORDS, SLOTS, Slot};
 use crate::launch::{Arg, Launch, TensorMap};
 use crate::pinned::{InFlight, Pinned};
 use crate::settings::checked;
 use crate::stream::{Event, Stream};
+use crate::times;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,6 +48,7 @@ pub struct Lane {
     memory: Mutex<Memory>,
     late: Mutex<Late>,
     account: Account,
+    pub(crate) recording: Recording,
 }
 
 #[derive(Default)]
@@ -91,16 +94,39 @@ impl Lane {
 
     /// A lane of its own, for work beside the calling thread's.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Lane>> {
+        Ok(Lane::on(context, Stream::new(context)?))
+    }
+
+    /// A lane with memory of its own on a stream that another may use too.
+    pub(crate) fn on(context: &Arc<Context>, compute: Arc<Stream>) -> Arc<Lane> {
         let lane = Arc::new(Lane {
             context: context.clone(),
-            compute: Stream::new(context)?,
+            compute,
             sides: Default::default(),
             memory: Mutex::default(),
             late: Mutex::default(),
             account: Account::default(),
+            recording: Recording::default(),
         });
         context.add_lane(&lane);
-        Ok(lane)
+        lane
+    }
+
+    /// Runs `work` with this as the calling thread's lane.
+    pub(crate) fn within<T>(self: &Arc<Lane>, work: impl FnOnce() -> T) -> T {
+        struct Back(u32, Option<Arc<Lane>>);
+        impl Drop for Back {
+            fn drop(&mut self) {
+                let _ = LANES.try_with(|lanes| match self.1.take() {
+                    Some(lane) => lanes.borrow_mut().insert(self.0, lane),
+                    None => lanes.borrow_mut().remove(&self.0),
+                });
+            }
+        }
+        let ordinal = self.context.ordinal();
+        let before = LANES.try_with(|lanes| lanes.borrow_mut().insert(ordinal, self.clone())).ok().flatten();
+        let _back = Back(ordinal, before);
+        work()
     }
 
     /// The device.
@@ -139,7 +165,7 @@ impl Lane {
             return Ok(());
         }
         let Launch { op, kernel, grid, block, shared } = launch;
-        self.queue(op, || {
+        self.queue_as(op, &|| format!("{op}: {}", kernel.name()), || {
             kernel.allow_shared(*shared)?;
             driver::launch(self.compute.raw, kernel.raw(), *grid, *block, *shared, args)
         })
@@ -175,14 +201,21 @@ impl Lane {
 
     /// Copies bytes of the host to the device.
     pub fn copy_in(&self, op: &'static str, to: u64, from: &[u8]) -> Result<()> {
+        self.recording.refuse(op)?;
         self.queue(op, || if from.is_empty() { Ok(()) } else { driver::copy_in(self.compute.raw, to, from) })
     }
 
     /// Copies bytes of the device to the host and waits for them. Answers bad values found before.
     pub fn copy_out(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
+        self.recording.refuse(op)?;
         if !to.is_empty() {
-            self.queue(op, || driver::copy_out(self.compute.raw, to, from))?;
+            let done = self.copy_out_staged(op, to, from)?;
+            let rest = &mut to[done..];
+            if !rest.is_empty() {
+                self.queue(op, || driver::copy_out(self.compute.raw, rest, from + done as u64))?;
+            }
             self.context.ring().finished(self.compute.id());
+            times::write();
         }
         self.check(op)
     }
@@ -198,6 +231,7 @@ impl Lane {
     }
 
     fn copy_pinned(&self, op: &'static str, host: Pinned, device: u64, out: bool) -> Result<InFlight> {
+        self.recording.refuse(op)?;
         self.queue(op, || host.copy(self.compute.raw, device, out))?;
         match Event::record(op, &self.compute) {
             Ok(event) => Ok(InFlight::new(host, event)),
@@ -210,9 +244,14 @@ impl Lane {
     }
 
     /// Queues what a library does on the computing stream.
-    pub(crate) fn library<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> Result<T> {
+    pub(crate) fn library<T>(
+        &self,
+        op: &'static str,
+        name: &dyn Fn() -> String,
+        work: impl FnOnce() -> T,
+    ) -> Result<T> {
         let mut found = None;
-        self.queue(op, || {
+        self.queue_as(op, name, || {
             found = Some(work());
             Ok(())
         })?;
@@ -220,10 +259,24 @@ impl Lane {
         Ok(found.unwrap_or_else(|| unreachable!()))
     }
 
-    fn queue(&self, op: &'static str, work: impl FnOnce() -> Raw<()>) -> Result<()> {
+    pub(crate) fn queue(&self, op: &'static str, work: impl FnOnce() -> Raw<()>) -> Result<()> {
+        self.queue_as(op, &|| op.to_string(), work)
+    }
+
+    /// Queues work; `name` is what its time is filed under.
+    fn queue_as(
+        &self,
+        op: &'static str,
+        name: &dyn Fn() -> String,
+        work: impl FnOnce() -> Raw<()>,
+    ) -> Result<()> {
         self.context.bind(op)?;
         self.context.ring().note(self.compute.id(), op);
-        self.compute.call(op, work())?;
+        let work = || self.compute.call(op, work());
+        match times::file() {
+            Some(_) => times::measure(op, name(), &self.compute, work)?,
+            None => work()?,
+        }
         self.compute.queue();
         if checked() {
             self.compute.synchronize(op)?;
@@ -233,6 +286,7 @@ impl Lane {
 
     /// Waits for all work of this lane's computing stream; answers bad values that kernels found.
     pub fn synchronize(&self, op: &'static str) -> Result<()> {
+        self.recording.refuse(op)?;
         self.compute.synchronize(op)?;
         self.check(op)
     }
@@ -245,6 +299,8 @@ impl Lane {
     /// Places for one launch that checks several things, one after the other; answers the first.
     pub fn slots(&self, notes: &[LateNote]) -> Result<Slot> {
         let Some(first) = notes.first() else { return Ok(Slot(0)) };
+        // Who would read what later runs report?
+        self.recording.refuse(first.op)?;
         let full = self.late().notes.len() + notes.len() > SLOTS;
         if full {
             self.check(first.op)?;
@@ -294,6 +350,20 @@ impl Lane {
     /// A block with unspecified contents.
     pub fn block(self: &Arc<Lane>, op: &'static str, bytes: usize) -> Result<Block> {
         Ok(Block::new(self.clone(), self.allocate(op, bytes)?, bytes, op))
+    }
+
+    /// Takes a segment of this size from the driver and keeps it for blocks to come: taking memory later would stop the device.
+    pub fn reserve(&self, op: &'static str, bytes: usize) -> Result<()> {
+        self.context.bind(op)?;
+        let bytes = bytes.max(LARGE_SEGMENT).next_multiple_of(PAGE);
+        let address = driver::allocate(bytes).map_err(|failure| match failure.is_out_of_memory() {
+            true => self.out_of_memory(op, bytes),
+            false => self.context.failed(op, &failure),
+        })?;
+        self.account.reserve(bytes);
+        self.context.account.reserve(bytes);
+        self.memory().large.add(address, bytes);
+        Ok(())
     }
 
     /// Memory of at least `bytes` bytes, aligned to 512.

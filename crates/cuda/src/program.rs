@@ -125,7 +125,14 @@ impl Context {
         };
         let module = match Archive::installed()?.and_then(|archive| archive.get(key)) {
             Some(cubin) => load(cubin)?,
-            None => load(&cached(key, || Ok(Compiler::open()?.compile(program, defines, &arch)?.cubin))?)?,
+            None => load(&cached(key, || {
+                let unavailable = |error: Error| Error::Kernel {
+                    name: format!("{} {defines}", program.name),
+                    reason: format!("it is in no archive, and {error}"),
+                };
+                let compiler = Compiler::open().map_err(unavailable)?;
+                Ok(compiler.compile(program, defines, &arch)?.cubin)
+            })?)?,
         };
         modules.insert(key, module);
         Ok(module)

@@ -45,6 +45,8 @@ pub(crate) trait Real:
     fn round_ties_even(self) -> Self;
     /// Remainder with the sign of the dividend, as C's `fmod`.
     fn fmod(self, y: Self) -> Self;
+    /// Its magnitude with the sign of another, as C's `copysign`.
+    fn signed_as(self, sign: Self) -> Self;
     /// The larger; NaN if either is NaN.
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
@@ -147,6 +149,10 @@ macro_rules! real {
             #[inline(always)]
             fn fmod(self, y: $t) -> $t {
                 self % y
+            }
+            #[inline(always)]
+            fn signed_as(self, sign: $t) -> $t {
+                self.copysign(sign)
             }
         }
     };

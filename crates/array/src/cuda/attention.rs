@@ -57,6 +57,22 @@ fn in_packets(x: &Array) -> bool {
     last == 1 && start && others.iter().all(|stride| stride % per == 0 && *stride > 0)
 }
 
+/// Rows as a kernel takes them: the array itself, or a copy.
+fn rows(path: Path, x: &Array) -> Result<Array> {
+    match path {
+        Path::Plain if x.strides()[3] == 1 => Ok(x.clone()),
+        Path::Warps | Path::Groups if in_packets(x) => Ok(x.clone()),
+        _ => x.copy(),
+    }
+}
+
+/// A fresh `[batch, heads, length, dim]` in which the heads of a token lie side by side, as the products before and after
+/// attention have them.
+fn by_tokens(op: &'static str, lane: &Arc<Lane>, shape: &[usize], dtype: DType) -> Result<Array> {
+    let turned = Shape::new(&[shape[0], shape[2], shape[1], shape[3]])?;
+    fresh(op, lane, &turned, dtype)?.0.transpose(1, 2)
+}
+
 impl<'a> Operands<'a> {
     fn new(rule: Rule<'a>, q: &Array, k: &Array, v: &Array) -> Result<Operands<'a>> {
         let lane = lane_of(rule.op, q)?;
@@ -69,12 +85,7 @@ impl<'a> Operands<'a> {
             (8.., _) if narrow && simple => Path::Warps,
             _ => Path::Plain,
         };
-        let rows = |x: &Array| match path {
-            Path::Plain if x.strides()[3] == 1 => Ok(x.clone()),
-            Path::Warps | Path::Groups if in_packets(x) => Ok(x.clone()),
-            _ => x.copy(),
-        };
-        Ok(Operands { rule, path, q: rows(q)?, k: rows(k)?, v: rows(v)?, lane })
+        Ok(Operands { rule, path, q: rows(path, q)?, k: rows(path, k)?, v: rows(path, v)?, lane })
     }
 
     fn read(&self, x: &Array) -> Result<Held> {
@@ -210,7 +221,7 @@ pub(crate) fn attend(
     (shape, lse_shape, real): (&Shape, &Shape, DType),
 ) -> Result<(Array, Array)> {
     let of = Operands::new(rule, q, k, v)?;
-    let (out, _) = fresh(rule.op, &of.lane, shape, q.dtype())?;
+    let out = by_tokens(rule.op, &of.lane, shape, q.dtype())?;
     let (lse, _) = fresh(rule.op, &of.lane, lse_shape, real)?;
     if lse.numel() == 0 {
         return Ok((out, lse));
@@ -248,8 +259,8 @@ pub(crate) fn attend_grad(
     (out, lse, dout): (&Array, &Array, &Array),
 ) -> Result<Gradients> {
     let of = Operands::new(rule, q, k, v)?;
-    let (out, lse, dout) = (out.contiguous()?, lse.contiguous()?, dout.contiguous()?);
-    let make = |x: &Array| Ok::<Array, Error>(fresh(rule.op, &of.lane, x.shape(), x.dtype())?.0);
+    let (out, lse, dout) = (rows(of.path, out)?, lse.contiguous()?, rows(of.path, dout)?);
+    let make = |x: &Array| by_tokens(rule.op, &of.lane, x.shape(), x.dtype());
     let (dq, dk, dv) = (make(q)?, make(k)?, make(v)?);
     let (delta, _) = fresh(rule.op, &of.lane, lse.shape(), lse.dtype())?;
     let arrays = [&out, &lse, &dout, &delta, &dq, &dk, &dv].map(Some);

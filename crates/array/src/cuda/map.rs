@@ -1,7 +1,7 @@
 //! Launchers of kernels that go position by position: copies, fills, conversions, elementwise operations.
 
 use super::program::{
-    self, BINARY, CAST, CHECK, COMPARE, COPY, UNARY, c_name, computed, converted, kernel, moved,
+    self, BINARY, CAST, CHECK, COMPARE, COPY, UNARY, c_name, computed, converted, kernel, moved, words,
 };
 use super::walk::{Walk, walks};
 use super::{Held, blocks, fresh, lane_of, late, launch_over, read};
@@ -115,17 +115,68 @@ fn check_writable(op: &'static str, out: &Array) -> Result<()> {
     out.check_written(op, !overlapping)
 }
 
+/// Elements that make up the widest word which views of a shape consist of.
+fn per_word(shape: &[usize], views: [&View<'_>; 2]) -> usize {
+    let Some((&row, outer)) = shape.split_last() else { return 1 };
+    let size = views[0].size;
+    let fits = |per: &usize| {
+        let whole = |view: &View<'_>| {
+            let (last, others) = view.strides.split_last().unwrap_or((&0, &[]));
+            let apart = |(&step, &len): (&isize, &usize)| len == 1 || step % *per as isize == 0;
+            let aligned = view.address > 0 && view.address.is_multiple_of((per * size) as u64);
+            *last == 1 && aligned && others.iter().zip(outer).all(apart)
+        };
+        row.is_multiple_of(*per) && views.iter().all(|view| whole(view))
+    };
+    [8, 4, 2].into_iter().filter(|per| per * size <= 8).find(fits).unwrap_or(1)
+}
+
+/// Queues a copy between views of one shape, by words as wide as both allow.
+fn run_copy(op: &'static str, lane: &Lane, shape: &[usize], [out, x]: [View<'_>; 2]) -> Result<()> {
+    let per = per_word(shape, [&out, &x]);
+    let size = out.size * per;
+    let kernel = kernel(lane, &COPY, &words(size), "copy")?;
+    let mut dims = shape.to_vec();
+    if let Some(row) = dims.last_mut() {
+        *row /= per;
+    }
+    let steps = |view: &View<'_>| -> Vec<isize> {
+        let last = view.strides.len().saturating_sub(1);
+        let step = |(d, &step): (usize, &isize)| if d == last { step } else { step / per as isize };
+        view.strides.iter().enumerate().map(step).collect()
+    };
+    let (to, from) = (steps(&out), steps(&x));
+    let views = [View { strides: &to, size, ..out }, View { strides: &from, size, ..x }];
+    run(op, lane, &kernel, &dims, &views)
+}
+
 /// A contiguous copy.
 pub(crate) fn copy(x: &Array) -> Result<Array> {
-    match Turned::find(x) {
-        Some(turned) => turned.copy(x),
-        None => mapped("copy", &COPY, &moved(x.dtype()), "copy", &[x], x.shape(), x.dtype()),
+    if let Some(turned) = Turned::find(x) {
+        return turned.copy(x);
     }
+    let (op, lane) = ("copy", lane_of("copy", x)?);
+    let held = read(op, &lane, x)?;
+    let (out, address) = fresh(op, &lane, x.shape(), x.dtype())?;
+    let to = View { address, strides: out.strides(), size: x.dtype().size(), value: 0 };
+    run_copy(op, &lane, x.shape(), [to, View::of(x, &held)])?;
+    Ok(out)
 }
 
 /// Overwrites a view with `src`, which has its shape and another storage.
 pub(crate) fn copy_into(out: &Array, src: &Array) -> Result<()> {
-    overwrite("copy_from", (&COPY, &moved(out.dtype()), "copy"), out, false, &[src])
+    let op = "copy_from";
+    check_writable(op, out)?;
+    let (lane, src) = (lane_of(op, out)?, spread(src, out.shape())?);
+    let held = read(op, &lane, &src)?;
+    let coverage = if out.is_whole() { Coverage::All } else { Coverage::Part };
+    let update = out.begin_cuda_update(op, &lane, coverage)?;
+    let size = out.dtype().size();
+    let address = update.address() + (out.offset() * size) as u64;
+    let to = View { address, strides: out.strides(), size, value: 0 };
+    run_copy(op, &lane, out.shape(), [to, View::of(&src, &held)])?;
+    update.commit();
+    Ok(())
 }
 
 /// Overwrites every element of a view.

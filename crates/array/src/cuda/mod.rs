@@ -4,6 +4,7 @@
 //! notes which blocks it uses and queues it on the calling thread's lane.
 
 mod attention;
+mod generate;
 mod index;
 mod map;
 mod mask;
@@ -18,6 +19,7 @@ mod training;
 mod walk;
 
 pub(crate) use attention::{Rule as AttentionRule, attend, attend_grad};
+pub(crate) use generate::{attend_rows, linear_some, linears, look_up, rotate_into, take_best, takes};
 pub(crate) use index::{
     Along, Column, FoldOp, Rule, check_within, put_along, put_rows, take_along, take_rows,
 };
@@ -26,8 +28,8 @@ pub(crate) use map::{
     copy, copy_into, fill, unary, unary_in_place,
 };
 pub(crate) use mask::Kept;
-pub(crate) use matmul::matmul;
-pub(crate) use optim::{Stepped, adamw, sgd};
+pub(crate) use matmul::{add_matmul, matmul};
+pub(crate) use optim::{Stepped, adamw, exact_squares, sgd};
 pub(crate) use order::{search, sort_rows};
 pub use program::{Build, builds};
 pub(crate) use random::{Parameter, draw};
@@ -207,6 +209,13 @@ pub(crate) fn download(x: &Array, bytes: &mut [u8]) -> Result<()> {
 pub(crate) fn memory_stats(ordinal: u32) -> Result<MemoryStats> {
     let planaria_cuda::MemoryStats { live, peak, cached } = Context::of(ordinal)?.memory_stats();
     Ok(MemoryStats { live, peak, cached })
+}
+
+/// Takes memory for writers that move away from snapshots, and for copies of these.
+pub(crate) fn prepare_snapshots(ordinal: u32, bytes: usize) -> Result<()> {
+    let lane = lane(ordinal)?;
+    lane.reserve("snapshots", bytes)?;
+    Ok(lane.prepare_copies()?)
 }
 
 /// Waits for all work of the calling thread on a device; answers bad values that kernels found.

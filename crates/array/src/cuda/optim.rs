@@ -1,13 +1,13 @@
-//! Launchers of optimizer steps: many tensors in one launch.
+//! Launchers of optimizer steps and of norms of gradients: many tensors in one launch.
 
-use super::program::{ADAMW, SGD, kernel, stepped};
+use super::program::{ADAMW, EXACT_NORM, SGD, kernel, squared, stepped};
 use super::rows::run;
-use super::{blocks, lane_of, read};
+use super::{blocks, fresh, lane_of, read};
 use crate::array::Array;
 use crate::error::Result;
 use crate::storage::{Coverage, CudaUpdate};
 use planaria_cuda::{Arg, Lane, Launch};
-use planaria_layout::DType;
+use planaria_layout::{DType, Shape};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -114,4 +114,36 @@ pub(crate) fn sgd(op: &'static str, arrays: &Stepped<'_>, constants: [f64; 6], n
     run(op, &lane, (&SGD, &defines, "sgd"), blocks(&lane, count, 1), &[Arg::Words(&words)])?;
     opened.updates.into_iter().for_each(CudaUpdate::commit);
     Ok(())
+}
+
+/// Elements of a piece of a sum of squares.
+const SQUARES: usize = 65_536;
+
+/// The sum of the squares of all elements as words of 32 bits in 64, not carried, then the numbers of NaN and of infinities:
+/// `words` in all. The arrays are contiguous, of f32, bf16 or f16.
+pub(crate) fn exact_squares(op: &'static str, list: &[Array], words: usize) -> Result<Option<Array>> {
+    let Some(first) = list.first() else { return Ok(None) };
+    let lane = lane_of(op, first)?;
+    let (out, to) = fresh(op, &lane, &Shape::new(&[words])?, DType::I64)?;
+    lane.fill_bytes(op, to, 0, 8 * words)?;
+    let mut alike: BTreeMap<String, Vec<&Array>> = BTreeMap::new();
+    for x in list.iter().filter(|x| x.numel() > 0) {
+        alike.entry(squared(x.dtype())).or_default().push(x);
+    }
+    for (defines, group) in alike {
+        let held = group.iter().map(|x| read(op, &lane, x)).collect::<Result<Vec<_>>>()?;
+        let table = group.iter().zip(&held).flat_map(|(x, held)| [held.address, x.numel() as u64]);
+        let mut all: Vec<u64> = table.collect();
+        let pieces_at = 8 * all.len() as u64;
+        for (tensor, x) in group.iter().enumerate() {
+            let pieces = x.numel().div_ceil(SQUARES);
+            all.extend((0..pieces).map(|number| tensor as u64 | (number as u64) << 32));
+        }
+        let pieces = all.len() as u64 - pieces_at / 8;
+        let block = lane.block(op, 8 * all.len())?;
+        lane.copy_in(op, block.address(), bytemuck::cast_slice(&all))?;
+        let args = [block.address(), block.address() + pieces_at, to].map(Arg::U64);
+        run(op, &lane, (&EXACT_NORM, &defines, "exact_norm"), pieces as u32, &args)?;
+    }
+    Ok(Some(out))
 }

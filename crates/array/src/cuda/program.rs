@@ -64,6 +64,7 @@ pub(crate) const CROSS_ENTROPY: Program = fused("cross_entropy.cu", include_str!
 pub(crate) const ROTARY: Program = fused("rotary.cu", include_str!("kernels/rotary.cu"));
 pub(crate) const GATED: Program = fused("gated.cu", include_str!("kernels/gated.cu"));
 pub(crate) const ADAMW: Program = program("adamw.cu", include_str!("kernels/adamw.cu"));
+pub(crate) const EXACT_NORM: Program = program("exact_norm.cu", include_str!("kernels/exact_norm.cu"));
 pub(crate) const SGD: Program = program("sgd.cu", include_str!("kernels/sgd.cu"));
 pub(crate) const MATMUL: Program = fused("matmul.cu", include_str!("kernels/matmul.cu"));
 pub(crate) const ATTENTION_PLAIN: Program =
@@ -80,6 +81,10 @@ pub(crate) const ATTENTION_KEYS_TMA: Program =
     attention("attention_grad_keys_tma.cu", include_str!("kernels/attention_grad_keys_tma.cu"));
 pub(crate) const ATTENTION_QUERIES_TMA: Program =
     attention("attention_grad_queries_tma.cu", include_str!("kernels/attention_grad_queries_tma.cu"));
+pub(crate) const LINEARS: Program = fused("linears.cu", include_str!("kernels/linears.cu"));
+pub(crate) const GEMV: Program = attention("gemv.cu", include_str!("kernels/gemv.cu"));
+pub(crate) const GENERATE: Program = fused("generate.cu", include_str!("kernels/generate.cu"));
+pub(crate) const DECODE: Program = attention("decode.cu", include_str!("kernels/decode.cu"));
 pub(crate) const SOFTMAX: Program = fused("softmax.cu", include_str!("kernels/softmax.cu"));
 
 /// The name of a dtype in kernels: its own, but for the one that is a keyword there.
@@ -89,7 +94,12 @@ pub(crate) fn c_name(dtype: DType) -> &'static str {
 
 /// Defines of kernels that only move elements.
 pub(crate) fn moved(dtype: DType) -> String {
-    format!("T=u{}", dtype.size() * 8)
+    words(dtype.size())
+}
+
+/// Defines of kernels that move words of so many bytes.
+pub(crate) fn words(bytes: usize) -> String {
+    format!("T=u{}", bytes * 8)
 }
 
 /// Defines of kernels that compute with elements.
@@ -229,12 +239,17 @@ pub(crate) fn normed(dtype: DType, center: bool, span: Span, packets: bool) -> S
     )
 }
 
-/// Defines of sums over partial sums.
-pub(crate) fn column_sums(dtype: DType) -> String {
-    format!("ELEMENT={0} OUT={0} PACKETS=0", c_name(dtype))
+/// Defines of sums down columns.
+pub(crate) fn column_sums(dtype: DType, packets: bool) -> String {
+    format!("ELEMENT={} OUT={} PACKETS={}", c_name(dtype), wide(dtype), packets as u8)
 }
 
-/// Defines of cross-entropy: 0 the loss, 2 the gradient.
+/// Defines of sums of squares without rounding.
+pub(crate) fn squared(dtype: DType) -> String {
+    format!("ELEMENT={}", c_name(dtype))
+}
+
+/// Defines of cross-entropy: 0 the loss, 1 both, 2 the gradient.
 pub(crate) fn entropy(dtype: DType, grad: u8, packets: bool) -> String {
     format!("ELEMENT={} GRAD={grad} THREADS=256 PACKETS={}", c_name(dtype), packets as u8)
 }
@@ -320,6 +335,26 @@ pub(crate) fn attend_queries_tma(dtype: DType, dim: usize) -> (String, [usize; 3
     (defines, [groups, bn, stages])
 }
 
+/// Defines of products of few rows: rows held, warps an output, whether the first of two matrices gates the other.
+pub(crate) fn few_rows(dtype: DType, rows: usize, split: usize, gated: bool) -> String {
+    format!("ELEMENT={} ROWS={rows} SPLIT={split} GATED={}", c_name(dtype), gated as u8)
+}
+
+/// Defines of products of up to eight rows a tile by tensor cores.
+pub(crate) fn some_rows(dtype: DType, tiles: usize) -> String {
+    format!("ELEMENT={} TILES={tiles} WARPS=8", c_name(dtype))
+}
+
+/// Defines of the small steps of generation.
+pub(crate) fn generated(dtype: DType) -> String {
+    format!("ELEMENT={}", c_name(dtype))
+}
+
+/// Defines of attention over a cache by tensor cores.
+pub(crate) fn decoded(dtype: DType, dim: usize, warps: usize) -> String {
+    format!("ELEMENT={} DIM={dim} WARPS={warps}", c_name(dtype))
+}
+
 /// A kernel on the lane's device.
 pub(crate) fn kernel(lane: &Lane, program: &Program, defines: &str, function: &str) -> Result<Arc<Kernel>> {
     Ok(lane.context().kernel(program, defines, function)?)
@@ -337,12 +372,12 @@ pub struct Build {
 }
 
 fn build(program: Program, defines: String) -> Build {
-    let emulated = !program.name.starts_with("attention_") || program.name == "attention_plain.cu";
+    let cores = program.headers.iter().any(|(name, _)| *name == "tensor_core.cuh");
+    let emulated = !cores;
     // Nor are other sizes and types of a text compiled that the self-test runs anyway.
     let spared = [
         "WORD=u64",
         "PAYLOAD=u64",
-        "SPAN=1 ",
         "SPAN=3 ",
         "SPAN=8 ",
         "MOMENT=bf16",
@@ -377,10 +412,8 @@ pub fn builds() -> Vec<Build> {
     for dtype in [DType::F32, DType::F64, DType::I64] {
         all.extend((0..2).map(|op| build(SCAN, running(dtype, op))));
     }
-    for dtype in [DType::F32, DType::F64] {
-        all.push(build(COLUMNS, column_sums(dtype)));
-    }
     for dtype in FLOATS {
+        all.extend(both.map(|packets| build(COLUMNS, column_sums(dtype, packets))));
         all.extend(trained(dtype));
         for (log, lanes) in [(false, 32), (false, 256), (true, 32), (true, 256)] {
             all.extend(both.map(|packets| build(SOFTMAX, softmaxed(dtype, log, lanes, packets))));
@@ -398,13 +431,25 @@ fn trained(dtype: DType) -> Vec<Build> {
             all.extend(norms.map(|defines| build(NORM, defines)));
             all.push(build(ROTARY, rotated(dtype, center, packets)));
         }
-        all.extend([0, 2].map(|grad| build(CROSS_ENTROPY, entropy(dtype, grad, packets))));
+        all.extend([0, 1, 2].map(|grad| build(CROSS_ENTROPY, entropy(dtype, grad, packets))));
         all.extend([0, 1, 2].map(|act| build(GATED, gated_by(dtype, act, packets))));
     }
     for span in [1, 2, 3, 4, 8] {
         all.extend([0, 1, 2].map(|mask| build(ATTENTION_PLAIN, attend_plain(dtype, span, mask))));
     }
+    if dtype != DType::F64 {
+        all.push(build(EXACT_NORM, squared(dtype)));
+    }
     let narrow = matches!(dtype, DType::BF16 | DType::F16);
+    all.push(build(GENERATE, generated(dtype)));
+    for rows in [1, 2, 4, 8].into_iter().filter(|_| dtype != DType::F64) {
+        let kinds = [(1, false), (4, false), (1, true), (4, true)];
+        all.extend(kinds.map(|(split, gated)| build(LINEARS, few_rows(dtype, rows, split, gated))));
+    }
+    for dim in [64, 128].into_iter().filter(|_| narrow) {
+        all.push(build(DECODE, decoded(dtype, dim, 2)));
+    }
+    all.extend([2, 4, 8].into_iter().filter(|_| narrow).map(|tiles| build(GEMV, some_rows(dtype, tiles))));
     for dim in [64, 128].into_iter().filter(|_| narrow) {
         for mask in [false, true] {
             all.push(build(ATTENTION_FORWARD, attend_forward(dtype, dim, mask).0));

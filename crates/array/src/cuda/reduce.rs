@@ -1,6 +1,6 @@
 //! Launchers of reductions: one pass, or partial results in tiles of a fixed number of elements and a second pass.
 
-use super::program::{FOLD, computed, kernel};
+use super::program::{COLUMNS, FOLD, column_sums, computed, kernel};
 use super::walk::{Walk, walks};
 use super::{blocks, fresh, lane_of, read};
 use crate::array::Array;
@@ -127,9 +127,55 @@ pub(crate) fn first_equal(op: &'static str, x: &Array, reduced: &[bool], want: &
     reduce(op, &out, &[false, true], Fold::Smallest)
 }
 
+/// Sums down the columns of a matrix of this many rows or more have a kernel of their own.
+const MANY_ROWS: usize = 256;
+/// Rows that it folds at a time, and the most of such pieces.
+const ROWS: usize = 128;
+const MOST_PIECES: usize = 65_535;
+
+/// The matrix down whose columns floats are summed, if that is what a folding is: rows, columns, elements between rows.
+fn columns(folding: &Folding, x: &Array, fold: Fold) -> Option<(usize, usize, usize)> {
+    let Folding { kept, inner, .. } = folding;
+    let step = |walk: &Walk| (walk.words[1] == 1).then(|| walk.words[2 + super::walk::MAX_DIMS] as i64);
+    let (along, between) = (step(kept)?, step(inner)?);
+    let real = matches!(x.dtype(), DType::F32 | DType::F64 | DType::BF16 | DType::F16);
+    let fits = kept.numel >= 32 && (MANY_ROWS..=ROWS * MOST_PIECES).contains(&inner.numel);
+    (fold == Fold::Sum && real && fits && along == 1 && between >= kept.numel as i64).then_some((
+        inner.numel,
+        kept.numel,
+        between as usize,
+    ))
+}
+
+fn sum_columns(op: &'static str, x: &Array, (rows, cols, stride): (usize, usize, usize)) -> Result<Array> {
+    let lane = lane_of(op, x)?;
+    let (held, size) = (read(op, &lane, x)?, x.dtype().size());
+    let whole = |bytes: usize| bytes.is_multiple_of(16);
+    let packets = whole(cols * size) && whole(stride * size) && held.address.is_multiple_of(16);
+    let real = Fold::Sum.dtype(x.dtype());
+    let pieces = rows.div_ceil(ROWS);
+    let parts = lane.block(op, pieces * cols * real.size())?;
+    let columns = if packets { 32 * 16 / size } else { 32 };
+    let defines = column_sums(x.dtype(), packets);
+    let first = kernel(&lane, &COLUMNS, &defines, "column_parts")?;
+    let grid = [cols.div_ceil(columns) as u32, pieces as u32, 1];
+    let args = [held.address, rows as u64, cols as u64, stride as u64, parts.address()].map(Arg::U64);
+    lane.launch(&Launch { op, kernel: &first, grid, block: [256, 1, 1], shared: 0 }, &args)?;
+    let (out, to) = fresh(op, &lane, &Shape::new(&[cols])?, real)?;
+    let second = kernel(&lane, &COLUMNS, &defines, "column_fold")?;
+    let mut args = [parts.address(), pieces as u64, cols as u64, to].map(Arg::U64).to_vec();
+    args.push(Arg::U32(0));
+    let grid = [cols.div_ceil(32) as u32, 1, 1];
+    lane.launch(&Launch { op, kernel: &second, grid, block: [256, 1, 1], shared: 0 }, &args)?;
+    Ok(out)
+}
+
 /// Folds the dims marked in `reduced`; the results stand in the order of the other dims, as one dim.
 pub(crate) fn reduce(op: &'static str, x: &Array, reduced: &[bool], fold: Fold) -> Result<Array> {
     let folding = Folding::new(op, x, reduced)?;
+    if let Some(matrix) = columns(&folding, x, fold) {
+        return sum_columns(op, x, matrix);
+    }
     let (out, address) = folding.parts(op, x, fold.dtype(x.dtype()))?;
     folding.launch(op, x, fold.name(), &[address])?;
     if folding.tiles == 1 {

@@ -9,6 +9,7 @@ use super::{blocks, fresh, lane_of, read};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::ops::{Gate, RotaryPairing};
+use crate::storage::Coverage;
 use planaria_cuda::{Arg, Lane, Launch};
 use planaria_layout::{DType, Shape};
 use std::sync::Arc;
@@ -120,7 +121,13 @@ pub(crate) fn norm_grad(
         let (out, to) = fresh(op, &lane, shape, wide)?;
         let mut args = [from, parts as u64, cols as u64, to].map(Arg::U64).to_vec();
         args.push(Arg::U32(0));
-        run(op, &lane, (&COLUMNS, &column_sums(wide), "column_fold"), cols.div_ceil(32) as u32, &args)?;
+        run(
+            op,
+            &lane,
+            (&COLUMNS, &column_sums(wide, false), "column_fold"),
+            cols.div_ceil(32) as u32,
+            &args,
+        )?;
         Ok(out)
     };
     Ok((dx, fold(dw.address())?, center.then(|| fold(db.address())).transpose()?))
@@ -136,13 +143,13 @@ pub(crate) struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// `pointers`: gradient, scale, loss, lse.
-    fn launch(&self, lane: &Arc<Lane>, grad: u8, pointers: [u64; 4], scale_stride: u64) -> Result<()> {
-        let (x, labels) = (read(self.op, lane, self.x)?, read(self.op, lane, self.labels)?);
-        let [dx, scale, loss, lse] = pointers;
+    /// `pointers`: scores, gradient, scale, loss, lse.
+    fn launch(&self, lane: &Arc<Lane>, grad: u8, pointers: [u64; 5], scale_stride: u64) -> Result<()> {
+        let labels = read(self.op, lane, self.labels)?;
+        let [x, dx, scale, loss, lse] = pointers;
         let (rows, cols) = (self.labels.numel(), self.cols as u64);
         let words = [
-            x.address,
+            x,
             dx,
             labels.address,
             scale,
@@ -155,7 +162,7 @@ impl Scores<'_> {
             scale_stride,
             self.smoothing.to_bits(),
         ];
-        let packets = in_packets(self.cols, self.x.dtype(), &[x.address, dx]);
+        let packets = in_packets(self.cols, self.x.dtype(), &[x, dx]);
         let defines = entropy(self.x.dtype(), grad, packets);
         let grid = blocks(lane, rows * 256, 1);
         run(self.op, lane, (&CROSS_ENTROPY, &defines, "cross_entropy"), grid, &[Arg::Words(&words)])
@@ -166,7 +173,8 @@ impl Scores<'_> {
         let lane = lane_of(self.op, self.x)?;
         let (loss, loss_to) = fresh(self.op, &lane, shape, real(self.x.dtype()))?;
         let (lse, lse_to) = fresh(self.op, &lane, shape, real(self.x.dtype()))?;
-        self.launch(&lane, 0, [0, 0, loss_to, lse_to], 0)?;
+        let x = read(self.op, &lane, self.x)?;
+        self.launch(&lane, 0, [x.address, 0, 0, loss_to, lse_to], 0)?;
         Ok((loss, lse))
     }
 
@@ -176,13 +184,31 @@ impl Scores<'_> {
         let (dx, to) = fresh(self.op, &lane, self.x.shape(), self.x.dtype())?;
         let (lse, scale) = (lse.contiguous()?, scale.contiguous()?);
         let (l, s) = (read(self.op, &lane, &lse)?, read(self.op, &lane, &scale)?);
-        self.launch(&lane, 2, [to, s.address, 0, l.address], u64::from(scale.ndim() > 0))?;
+        let x = read(self.op, &lane, self.x)?;
+        self.launch(&lane, 2, [x.address, to, s.address, 0, l.address], u64::from(scale.ndim() > 0))?;
         Ok(dx)
+    }
+
+    /// The loss of each row; the gradient of their sum takes the place of the scores.
+    pub(crate) fn losses_into_grad(&self, shape: &Shape) -> Result<Array> {
+        let lane = lane_of(self.op, self.x)?;
+        let real = real(self.x.dtype());
+        let (loss, loss_to) = fresh(self.op, &lane, shape, real)?;
+        let (_lse, lse_to) = fresh(self.op, &lane, shape, real)?;
+        let one = Array::full_on(&[], 1.0, real, self.x.device())?;
+        let scale = read(self.op, &lane, &one)?;
+        let update = self.x.begin_cuda_update(self.op, &lane, Coverage::Part)?;
+        let at = update.address() + (self.x.offset() * self.x.dtype().size()) as u64;
+        self.launch(&lane, 1, [at, at, scale.address, loss_to, lse_to], 0)?;
+        update.commit();
+        Ok(loss)
     }
 }
 
 /// The geometry of a rotation: rows of `heads` heads of `dim` elements.
 pub(crate) struct Rotation<'a> {
+    /// Of the result, which has no gaps.
+    pub(crate) shape: &'a Shape,
     pub(crate) heads: usize,
     pub(crate) dim: usize,
     pub(crate) half: usize,
@@ -192,7 +218,7 @@ pub(crate) struct Rotation<'a> {
     pub(crate) pairing: RotaryPairing,
 }
 
-/// Rotates pairs of a contiguous array; the tables are contiguous, in the computing type.
+/// Rotates pairs of the rows of a matrix without gaps in them; the tables are contiguous, in the computing type.
 pub(crate) fn rotate(
     op: &'static str,
     x: &Array,
@@ -201,19 +227,20 @@ pub(crate) fn rotate(
     rotation: &Rotation<'_>,
 ) -> Result<Array> {
     let lane = lane_of(op, x)?;
-    let (y, to) = fresh(op, &lane, x.shape(), x.dtype())?;
-    let Rotation { heads, dim, half, length, pairing, .. } = *rotation;
+    let Rotation { shape, heads, dim, half, length, pairing, .. } = *rotation;
+    let (y, to) = fresh(op, &lane, shape, x.dtype())?;
     let (from, cos, sin) = (read(op, &lane, x)?, read(op, &lane, cos)?, read(op, &lane, sin)?);
     let positions = address_of(op, &lane, rotation.positions)?;
-    let row = heads * dim;
-    let packets = in_packets(half, x.dtype(), &[from.address]) && in_packets(dim, x.dtype(), &[]);
+    let (row, stride) = (heads * dim, x.strides()[0] as usize);
+    let whole = |len| in_packets(len, x.dtype(), &[from.address]);
+    let packets = whole(half) && whole(dim) && whole(stride);
     let defines = rotated(x.dtype(), pairing == RotaryPairing::Interleaved, packets);
     let args = [
         Arg::U64(from.address),
         Arg::U64(to),
         Arg::U64((x.numel() / row.max(1)) as u64),
         Arg::U32(heads as u32),
-        Arg::U64(row as u64),
+        Arg::U64(stride as u64),
         Arg::U64(row as u64),
         Arg::U32(dim as u32),
         Arg::U32(half as u32),

@@ -2,8 +2,10 @@
 
 use crate::array::Array;
 use crate::convert::Number;
+use crate::device::Device;
 use crate::element::{Element, Scalar, with_dtype};
 use crate::error::{Error, Result};
+use crate::ops::fused::check_ids_late;
 use crate::pool;
 use planaria_layout::{DType, Shape};
 
@@ -104,6 +106,11 @@ impl Array {
         let shape = Shape::new(&dims)?;
         if self.is_meta() {
             return Ok(Array::meta_of(shape, dtype));
+        }
+        if let Device::Cuda(_) = self.device() {
+            check_ids_late("one_hot", self, classes, None)?;
+            let here = Array::arange(0i64, classes, 1i64, DType::I64)?.to(self.device())?;
+            return self.cast(DType::I64)?.unsqueeze(-1)?.eq(&here)?.cast(dtype);
         }
         let index = with_dtype!(self.dtype(), T => positions::<T>(self, classes)?);
         with_dtype!(dtype, T => {

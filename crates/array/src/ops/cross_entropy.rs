@@ -236,6 +236,17 @@ mod on_cuda {
         Ok(CrossEntropy { loss, lse })
     }
 
+    /// Losses of rows; the scores of the problem become their gradient.
+    pub(super) fn losses_into_grad(
+        problem: &Problem,
+        labels: &Array,
+        options: &CrossEntropyOptions<'_>,
+    ) -> Result<(Array, Array)> {
+        let inputs = Inputs::new(problem, labels, options)?;
+        let losses = inputs.scores(problem, options).losses_into_grad(&problem.rows)?;
+        Ok((losses, inputs.x))
+    }
+
     pub(super) fn grad(
         problem: &Problem,
         dloss: &Array,
@@ -317,6 +328,27 @@ pub fn cross_entropy_grad(
         })?;
         unlast(op, &dx, options.dim)
     })
+}
+
+/// The loss of each row of `logits`, in f32 (f64 for f64), and the gradient of their sum, which may take the place of the
+/// logits: they are not to be used afterwards. Rows with the label `ignored` have neither.
+pub fn cross_entropy_into_grad(logits: Array, labels: &Array, ignored: i64) -> Result<(Array, Array)> {
+    let options = CrossEntropyOptions {
+        ignore_index: Some(ignored),
+        reduction: Reduction::None,
+        ..CrossEntropyOptions::default()
+    };
+    let problem = Problem::new("cross_entropy", &logits, &options)?;
+    if let Device::Cuda(_) = logits.device() {
+        check_ids(problem.op, labels)?;
+        check_shape(problem.op, labels, &problem.rows, "labels have one id per row of logits")?;
+        return on_cuda::losses_into_grad(&problem, labels, &options);
+    }
+    let wide = logits.cast(problem.real)?;
+    let done = cross_entropy(&wide, labels, &options)?;
+    let ones = Array::full_on(done.loss.shape(), 1.0, problem.real, logits.device())?;
+    let grad = cross_entropy_grad(&ones, &wide, &done.lse, labels, &options)?;
+    Ok((done.loss, grad.cast(logits.dtype())?))
 }
 
 /// Cross-entropy with a probability for every class: `sum(w * t * (lse - logits))` per row, where

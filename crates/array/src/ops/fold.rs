@@ -2,8 +2,10 @@
 
 use crate::array::Array;
 use crate::cpu;
+use crate::device::Device;
 use crate::error::{Error, Result};
-use planaria_layout::{Combine, DType};
+use crate::ops::{Binary, binary};
+use planaria_layout::{Combine, DType, Reduce};
 
 /// Folds contributions given as bytes of whole elements, in this order, into `out`.
 ///
@@ -33,6 +35,9 @@ impl Array {
                 return Err(Error::argument("fold", what));
             }
         }
+        if let Device::Cuda(_) = self.device() {
+            return self.copy_from(&on_cuda(how, self.dtype(), inputs)?);
+        }
         if !self.is_contiguous() {
             let folded = Array::empty(self.shape(), self.dtype())?;
             folded.fold_from(how, inputs)?;
@@ -45,10 +50,50 @@ impl Array {
     }
 }
 
+/// The fold on a device: the same steps in the same types, so the same bits.
+fn on_cuda(how: Combine, dtype: DType, inputs: &[Array]) -> Result<Array> {
+    let truth = dtype == DType::Bool || matches!(how.reduce, Reduce::Any | Reduce::All);
+    if dtype == DType::Bool && how.divisor > 1 {
+        return Err(Error::argument("fold", "avg is not defined for bool; cast first"));
+    }
+    let wide = match dtype {
+        _ if truth => DType::Bool,
+        DType::F64 | DType::U64 => dtype,
+        dtype if dtype.is_float() => DType::F32,
+        _ => DType::I64,
+    };
+    let join = match how.reduce {
+        Reduce::Sum | Reduce::Avg | Reduce::Any | Reduce::Max if truth => Binary::BitOr,
+        Reduce::Prod | Reduce::All | Reduce::Min if truth => Binary::BitAnd,
+        Reduce::Sum | Reduce::Avg | Reduce::Any => Binary::Add,
+        Reduce::Prod | Reduce::All => Binary::Mul,
+        Reduce::Max => Binary::Maximum,
+        Reduce::Min => Binary::Minimum,
+    };
+    let Some((first, rest)) = inputs.split_first() else {
+        return Err(Error::argument("fold", "there is no contribution"));
+    };
+    let mut sum = first.cast(wide)?;
+    for input in rest {
+        sum = binary(join, &sum, &input.cast(wide)?)?;
+    }
+    if how.divisor > 1 {
+        let divisor = Array::scalar(how.divisor, wide)?;
+        sum = match wide.is_float() {
+            true => sum.div(&divisor)?,
+            // Without its fraction, whatever the sign.
+            false => {
+                let rest = binary(Binary::Fmod, &sum, &divisor)?;
+                binary(Binary::FloorDiv, &sum.sub(&rest)?, &divisor)?
+            }
+        };
+    }
+    sum.cast(dtype)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use planaria_layout::Reduce;
 
     fn folded(how: Combine, dtype: DType, values: &[&[f64]]) -> Result<Vec<f64>> {
         let array = |v: &&[f64]| Array::from_slice(v, &[v.len()])?.cast(dtype);

@@ -8,6 +8,7 @@ use crate::cuda;
 use crate::device::Device;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::ops::Binary;
 use crate::ops::fused::real_dtype;
 use crate::view::{broadcast_shapes, shrunk};
 use planaria_layout::{Dims, Shape};
@@ -42,6 +43,32 @@ pub fn linear(x: &Array, weight: &Array, bias: Option<&Array>) -> Result<Array> 
     }
     let out = product("linear", &a, &b, bias)?;
     Ok(out.with_geometry(shape.clone(), crate::array::contiguous_strides(&shape), 0))
+}
+
+/// Adds `a · b`, a product of matrices, to `out`, which may have the type sums are kept in: a device then rounds only the
+/// sum, the host each product too.
+pub fn add_matmul(out: &Array, a: &Array, b: &Array) -> Result<()> {
+    let op = "add_matmul";
+    let fits = out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 2 && a.shape()[1] == b.shape()[0];
+    if !fits || out.shape()[..] != [a.shape()[0], b.shape()[1]] {
+        let reason = "two matrices and one of the shape of their product are needed";
+        return Err(Error::ShapeMismatch { op, lhs: a.shape().clone(), rhs: b.shape().clone(), reason });
+    }
+    let wide = out.dtype() == a.dtype() || out.dtype() == real_dtype(op, a.dtype())?;
+    if !wide {
+        return Err(Error::DTypeMismatch { op, lhs: a.dtype(), rhs: out.dtype() });
+    }
+    b.check_dtype(op, a.dtype())?;
+    let devices = [a.device(), b.device(), out.device()];
+    let one = devices.iter().all(|device| *device == devices[0]);
+    if let Device::Cuda(_) = devices[0]
+        && one
+        && out.is_contiguous()
+        && cuda::add_matmul(op, out, a, b)?
+    {
+        return Ok(());
+    }
+    out.binary_in_place(Binary::Add, &matmul(a, b)?.cast(out.dtype())?)
 }
 
 /// Both operands with at least two dims and equal batch dims, and the shape of the result.

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cast;
+mod choose;
 mod copy;
 mod create;
 mod cross_entropy;
@@ -12,6 +13,7 @@ mod fold;
 pub(crate) mod fused;
 mod gather;
 mod gather_grad;
+mod generate;
 mod index;
 mod index_dim;
 mod index_grad;
@@ -33,6 +35,7 @@ mod swiglu;
 mod triangle;
 
 pub use attention::*;
+pub use choose::{Rows, take_best};
 pub use cross_entropy::*;
 pub use dropout::{dropout, dropout_add, dropout_grad};
 pub use elementwise::{
@@ -45,6 +48,7 @@ pub use gather::{OwnValue, ScatterReduce};
 pub use gather_grad::{
     gather_grad, scatter_grad, scatter_reduce_grad, scatter_source_grad, take_along_dim_grad,
 };
+pub use generate::*;
 pub use index::Put;
 pub use index_grad::{
     get_grad, index_add_source_grad, index_copy_source_grad, index_fill_grad, index_fill_value_grad,
@@ -55,7 +59,7 @@ pub(crate) use mask::kept_positions;
 pub use mask_grad::{
     masked_fill_grad, masked_fill_value_grad, masked_scatter_source_grad, masked_select_grad,
 };
-pub use matmul::{linear, matmul};
+pub use matmul::{add_matmul, linear, matmul};
 pub use norm::*;
 pub use optim::*;
 pub use pad::{PadMode, pad_grad};

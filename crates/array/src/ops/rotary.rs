@@ -188,9 +188,13 @@ fn rotate_on_cuda(
     options: &RotaryOptions<'_>,
     plan: &Plan,
 ) -> Result<Array> {
-    let x = x.contiguous()?;
     let (dims, n) = (x.shape(), x.ndim());
     let heads = if options.layout == RotaryLayout::SeqHeads { dims[n - 2] } else { 1 };
+    // Rows may lie apart, as columns of a wider product do.
+    let row = heads * dims[n - 1];
+    let flat = x.reshape(&[x.numel().checked_div(row).unwrap_or(0), row])?;
+    let apart = flat.strides()[1] == 1 && flat.strides()[0] >= row as isize;
+    let rows = if apart { flat } else { flat.copy()? };
     let (first, positions) = match options.positions {
         RotaryPositions::From(first) => (first, None),
         RotaryPositions::Ids(ids) => {
@@ -211,6 +215,7 @@ fn rotate_on_cuda(
         t.narrow(0, first.min(plan.size), plan.size - first.min(plan.size))?.cast(wide)?.contiguous()
     };
     let rotation = cuda::Rotation {
+        shape: dims,
         heads,
         dim: dims[n - 1],
         half: plan.half,
@@ -218,7 +223,7 @@ fn rotate_on_cuda(
         length: plan.sequence,
         pairing: options.pairing,
     };
-    cuda::rotate(op, &x, &table(cos)?, &table(sin)?, &rotation)
+    cuda::rotate(op, &rows, &table(cos)?, &table(sin)?, &rotation)
 }
 
 fn rotate(

@@ -7,6 +7,7 @@ mod case;
 mod compare;
 mod elementwise;
 mod figures;
+mod generation;
 mod indexing;
 mod moves;
 mod others;
@@ -42,7 +43,7 @@ fn is_large(device: Device) -> bool {
 /// Every case, family by family.
 fn cases(large: bool) -> Vec<Case> {
     let own = [moves::cases(), elementwise::cases(), random::cases(), others::cases()].concat();
-    [own, indexing::cases(), training::cases(large)].concat()
+    [own, indexing::cases(), training::cases(large), generation::cases(large)].concat()
 }
 
 /// Runs the cases, then the stress of memory and streams.

@@ -7,7 +7,7 @@ use super::moves::some;
 use super::others::{Work, add};
 use crate::array::Array;
 use crate::error::Result;
-use crate::ops::{self, AttentionOptions, CrossEntropyOptions, Gate, Reduction, Span};
+use crate::ops::{self, AttentionOptions, CrossEntropyOptions, Gate, Keep, Reduction, Span};
 use planaria_layout::DType;
 
 pub(super) fn cases(large: bool) -> Vec<Case> {
@@ -25,7 +25,7 @@ pub(super) fn cases(large: bool) -> Vec<Case> {
 }
 
 /// How close gradients of products must be.
-fn looser(dtype: DType) -> Tolerance {
+pub(super) fn looser(dtype: DType) -> Tolerance {
     match summed(dtype) {
         Tolerance::Norm(most) => Tolerance::Norm(4.0 * most),
         other => other,
@@ -60,7 +60,7 @@ fn basics(dtype: DType, all: &mut Vec<Case>) {
                 ops::glu_packed_grad(&half, &x[1], Gate::GeluTanh)?,
             ])
         }),
-        ("embedding", |x| Ok(vec![ops::embedding(&x[0], &x[4])?])),
+        ("embedding", |x| Ok(vec![ops::embedding(&x[0], &x[4])?, x[4].one_hot(64, x[0].dtype())?])),
         ("embedding gradient", |x| {
             let rows = ops::embedding(&x[0], &x[4])?;
             Ok(vec![
@@ -128,6 +128,23 @@ fn products(dtype: DType, all: &mut Vec<Case>) {
         let none = ops::matmul(&x[0].narrow(1, 0, 0)?, &x[1].narrow(1, 0, 0)?.transpose(0, 1)?)?;
         Ok(vec![ops::matmul(&y.transpose(0, 1)?, &x[0])?, ops::matmul(&y, &x[1])?, y, none])
     });
+    // Sums long enough to be cut into parts.
+    let inputs = vec![Input::plain(some(&[4096, 48], dtype, 59)), Input::plain(some(&[4096, 32], dtype, 60))];
+    add(all, "matmul", format!("long sums {dtype}"), inputs, looser(dtype), |x| {
+        Ok(vec![ops::matmul(&x[0].transpose(0, 1)?, &x[1])?, x[0].narrow(1, 0, 40)?.sum(&[0], Keep::No)?])
+    });
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let inputs = vec![
+        Input::plain(some(&[64, 48], dtype, 56)),
+        Input::plain(some(&[64, 32], dtype, 57)),
+        Input::plain(some(&[48, 32], wide, 58)),
+    ];
+    add(all, "matmul", format!("added {dtype}"), inputs, looser(dtype), |x| {
+        let turned = x[0].transpose(0, 1)?;
+        ops::add_matmul(&x[2], &turned, &x[1])?;
+        ops::add_matmul(&x[2], &turned, &x[1])?;
+        Ok(vec![x[2].clone()])
+    });
 }
 
 fn norms(dtype: DType, all: &mut Vec<Case>) {
@@ -171,6 +188,15 @@ fn losses(dtype: DType, all: &mut Vec<Case>) {
             let dloss = Array::full_on(found.loss.shape(), 0.5, dtype, device)?;
             let grad = ops::cross_entropy_grad(&dloss, &x[0], &found.lse, &x[1], &options)?;
             Ok(vec![found.loss, found.lse, grad])
+        }));
+    }
+    for cols in [64usize, 1003] {
+        let labels = ids(&[37], cols as i64, 73);
+        let inputs = vec![Input::plain(some(&[37, cols], dtype, 74)), Input::plain(labels)];
+        let name = format!("cross_entropy into gradient of {cols} {dtype}");
+        all.push(Case::new("training", name, inputs, looser(dtype), move |x, _| {
+            let (loss, grad) = ops::cross_entropy_into_grad(x[0].copy()?, &x[1], 3)?;
+            Ok(vec![loss, grad])
         }));
     }
 }

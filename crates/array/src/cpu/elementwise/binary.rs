@@ -39,25 +39,32 @@ map2_kernels! { simd_v3, Ordered, Bool:
     ge |x, y| Bool::new(x >= y);
 }
 
-/// Remainder with the sign of the divisor, as in Python.
+/// Remainder with the sign of the divisor, zeros included, as in Python.
 #[inline(always)]
 fn rem_of<T: Real>(x: T, y: T) -> T {
     let r = x.fmod(y);
-    if r != T::ZERO && (r < T::ZERO) != (y < T::ZERO) { r + y } else { r }
+    if r == T::ZERO {
+        return r.signed_as(y);
+    }
+    if (r < T::ZERO) != (y < T::ZERO) { r + y } else { r }
 }
 
-/// Quotient rounded down, exact where the plain quotient rounds up to the next integer.
+/// Quotient rounded down, exact where the plain quotient rounds up to the next integer. Zeros have the sign of the
+/// quotient, and an infinite dividend gives the infinite quotient, as the array API standard says.
 #[inline(always)]
 fn floor_div_of<T: Real>(x: T, y: T) -> T {
-    if y == T::ZERO {
-        return x / y;
-    }
+    let plain = x / y;
     let r = x.fmod(y);
+    // A divisor of zero, an infinite dividend, or NaN.
+    if r.is_nan() {
+        return plain;
+    }
     let q = (x - r) / y;
     let q = if r != T::ZERO && (r < T::ZERO) != (y < T::ZERO) { q - T::ONE } else { q };
     // The division above can be off by a rounding; its floor is within one of the nearest integer.
     let f = q.floor();
-    if q - f > T::of(0.5) { f + T::ONE } else { f }
+    let f = if q - f > T::of(0.5) { f + T::ONE } else { f };
+    if f == T::ZERO { f.signed_as(plain) } else { f }
 }
 
 /// The kernel of an arithmetic operation on f32 or f64; `None` for operations on bits.

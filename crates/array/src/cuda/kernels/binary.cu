@@ -23,15 +23,18 @@ typedef Wide<T>::type R;
 #define CALLED __device__ __noinline__
 CALLED R rem_floor(R x, R y) {
     R r = fmod_of(x, y);
-    return r != (R)0 && (r < (R)0) != (y < (R)0) ? r + y : r;
+    if (r == (R)0) return signed_as(r, y);
+    return (r < (R)0) != (y < (R)0) ? r + y : r;
 }
 CALLED R div_floor(R x, R y) {
-    if (y == (R)0) return x / y;
+    R plain = x / y;
     R r = fmod_of(x, y);
+    if (is_nan(r)) return plain;
     R q = (x - r) / y;
     q = r != (R)0 && (r < (R)0) != (y < (R)0) ? q - (R)1 : q;
     R f = floor_of(q);
-    return q - f > (R)0.5 ? f + (R)1 : f;
+    f = q - f > (R)0.5 ? f + (R)1 : f;
+    return f == (R)0 ? signed_as(f, plain) : f;
 }
 CALLED R remainder_of(R x, R y) { return fmod_of(x, y); }
 CALLED f64 power_of(f64 x, f64 y) { return pow(x, y); }

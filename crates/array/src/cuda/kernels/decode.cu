@@ -18,7 +18,7 @@ struct Decode {
     const T *q, *k, *v; // q: [batch, q_heads, D] by strides of batch and head; k, v by strides of batch, head and row
     T* out;             // by strides of batch and head
     f32 *parts, *tops, *sums; // [batch, q_heads, splits, D] and [batch, q_heads, splits] twice
-    const i32* lengths; // keys of each sequence, on the device
+    const i64* positions; // where each query stands, on the device: it sees the keys up to there
     i64 q_stride[2], k_stride[3], v_stride[3], out_stride[2];
     i32 batch, q_heads, kv_heads, splits, window;
     f32 scale;
@@ -28,7 +28,7 @@ KERNEL void __launch_bounds__(THREADS) decode_splits(const __grid_constant__ Dec
     extern __shared__ __align__(128) u8 room[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int batch = blockIdx.x / a.kv_heads, kv_head = blockIdx.x % a.kv_heads, group = a.q_heads / a.kv_heads;
-    const int length = a.lengths[batch], k0 = blockIdx.y * SPLIT + warp * 64;
+    const int length = (int)a.positions[batch] + 1, k0 = blockIdx.y * SPLIT + warp * 64;
     const int from = a.window > 0 ? max(0, length - a.window) : 0;
     if (blockIdx.y * SPLIT >= length || (blockIdx.y + 1) * SPLIT <= from) return;
     const u32 q_tile = shared_address(room), k_tile = q_tile + 16 * D * 2 + warp * 64 * D * 4, v_tile = k_tile + 64 * D * 2;
@@ -138,7 +138,7 @@ KERNEL void __launch_bounds__(THREADS) decode_splits(const __grid_constant__ Dec
 }
 
 KERNEL void __launch_bounds__(D) decode_fold(const __grid_constant__ Decode a) {
-    const int batch = blockIdx.x / a.q_heads, head = blockIdx.x % a.q_heads, length = a.lengths[batch];
+    const int batch = blockIdx.x / a.q_heads, head = blockIdx.x % a.q_heads, length = (int)a.positions[batch] + 1;
     const int first = a.window > 0 ? max(0, length - a.window) / SPLIT : 0, last = (length + SPLIT - 1) / SPLIT;
     const i64 line = (i64)blockIdx.x * a.splits;
     f32 most = -INFINITE, total = 0, value = 0;

@@ -24,6 +24,8 @@ DEVICE f32 round_of(f32 x) { return rintf(x); }
 DEVICE f64 round_of(f64 x) { return rint(x); }
 DEVICE f32 fmod_of(f32 x, f32 y) { return fmodf(x, y); }
 DEVICE f64 fmod_of(f64 x, f64 y) { return fmod(x, y); }
+DEVICE f32 signed_as(f32 x, f32 sign) { return copysignf(x, sign); }
+DEVICE f64 signed_as(f64 x, f64 sign) { return copysign(x, sign); }
 
 DEVICE f32 exp_reduced(f32 r) {
     f32 p = 1.3814213e-3f;

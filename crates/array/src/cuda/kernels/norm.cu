@@ -114,13 +114,13 @@ KERNEL void __launch_bounds__(256) norm_forward(
     }
 }
 
-// Two sums over the LANES threads of a row, by a barrier that only they share. `room` alternates between rows.
+// Two sums over the LANES threads of a row; all threads of the block call it. `room` alternates between rows.
 static DEVICE void group_sums(R& a, R& b, R* room) {
     a = warp_sum(a), b = warp_sum(b);
     if (LANES == 32) return;
-    const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int lane = threadIdx.x % LANES;
     if (lane % 32 == 0) room[lane / 32 * 2] = a, room[lane / 32 * 2 + 1] = b;
-    GROUP_BARRIER(group, LANES);
+    __syncthreads();
     a = room[0], b = room[1];
 #pragma unroll
     for (int w = 1; w < LANES / 32; w++) a += room[2 * w], b += room[2 * w + 1];
@@ -141,20 +141,23 @@ KERNEL void __launch_bounds__(LANES * GROUPS) norm_grad(
     for (int p = 0; p < PER; p++)
         if (weight && column_of(p, lane) < cols) w[p] = *(const WeightPiece*)(weight + column_of(p, lane));
     int turn = 0;
-    for (i64 row = first + group; row < last; row += GROUPS, turn ^= 1) {
+    // Every thread takes every turn: rows share barriers.
+    for (i64 base = first; base < last; base += GROUPS, turn ^= 1) {
+        const i64 row = base + group;
+        const bool there = row < last;
         Piece g[PER], x[PER], more[PER];
 #pragma unroll
         for (int p = 0; p < PER; p++) {
             const int c = column_of(p, lane);
-            if (c >= cols) continue;
+            if (!there || c >= cols) continue;
             g[p] = *(const Piece*)(dy + row * cols + c), x[p] = *(const Piece*)(h + row * cols + c);
             if (carried) more[p] = *(const Piece*)(carried + row * cols + c);
         }
-        const R m = mean ? mean[row] : 0, s = rstd[row];
+        const R m = mean && there ? mean[row] : 0, s = there ? rstd[row] : 0;
         R sum = 0, dot = 0;
 #pragma unroll
         for (int p = 0; p < PER; p++) {
-            if (column_of(p, lane) >= cols) continue;
+            if (!there || column_of(p, lane) >= cols) continue;
 #pragma unroll
             for (int i = 0; i < LEN; i++) {
                 const R grad = widen(g[p].at[i]), normal = (widen(x[p].at[i]) - m) * s;
@@ -169,7 +172,7 @@ KERNEL void __launch_bounds__(LANES * GROUPS) norm_grad(
 #pragma unroll
         for (int p = 0; p < PER; p++) {
             const int c = column_of(p, lane);
-            if (c >= cols) continue;
+            if (!there || c >= cols) continue;
 #pragma unroll
             for (int i = 0; i < LEN; i++) {
                 const R grad = widen(g[p].at[i]), normal = (widen(x[p].at[i]) - m) * s;

@@ -8,7 +8,9 @@ mod scale;
 mod sgd;
 
 pub use adamw::{AdamW, AdamWArrays};
-pub use scale::{check_finite_and_unscale, clip_coefficient, scale_in_place, squared_norm};
+pub use scale::{
+    EXACT_WORDS, check_finite_and_unscale, clip_coefficient, exact_squares, scale_in_place, squared_norm,
+};
 pub use sgd::{Momentum, Sgd, SgdArrays};
 
 use super::fused::{all_meta, check_shape, real_dtype};

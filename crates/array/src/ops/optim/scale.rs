@@ -25,6 +25,36 @@ pub fn squared_norm(list: &[Array]) -> Result<f64> {
     Ok(total)
 }
 
+/// Words of [`exact_squares`]: 68 limbs and two counts.
+pub const EXACT_WORDS: usize = 70;
+
+/// The sum of the squares of all elements of arrays of one CUDA device, without rounding: 68 limbs of 32 bits in 64, in units of
+/// the smallest positive f64 and not carried, then how many elements are NaN and how many infinite. Nothing for no arrays.
+/// Below 2^31 elements no word overflows.
+pub fn exact_squares(list: &[Array]) -> Result<Option<Array>> {
+    let op = "exact_squares";
+    for x in list {
+        match (x.device(), x.dtype()) {
+            (Device::Cuda(_), DType::F32 | DType::BF16 | DType::F16) if x.device() == list[0].device() => {}
+            (Device::Cuda(_), _) if x.device() != list[0].device() => {
+                return Err(list[0].mixed_devices(op, x));
+            }
+            (Device::Cuda(_), found) => {
+                return Err(Error::DType { op, found, expected: "f32, bf16 or f16" });
+            }
+            (device, _) => {
+                return Err(Error::Device {
+                    op,
+                    device,
+                    hint: "sums of squares on the host are `ExactNorm`'s",
+                });
+            }
+        }
+    }
+    let list = list.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
+    crate::cuda::exact_squares(op, &list, EXACT_WORDS)
+}
+
 /// The factor that brings gradients of the given norm to at most `max_norm`: `min(1, max_norm / (norm + 1e-6))`.
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     // A NaN norm gives NaN, so that a broken step stays visible.
