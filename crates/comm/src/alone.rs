@@ -3,8 +3,8 @@
 use crate::call::{Call, Recv};
 use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
-use planaria_array::ops::fold_bytes;
-use planaria_array::{Array, Bytes};
+use crate::held::{Held, flat};
+use planaria_array::Array;
 use planaria_layout::{Combine, Rank, Reduce};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,7 +27,7 @@ struct Alone {
 struct Line {
     sent: u64,
     awaited: u64,
-    letters: HashMap<u64, (Bytes, String)>,
+    letters: HashMap<u64, (Held, String)>,
 }
 
 impl Comm for Alone {
@@ -45,7 +45,7 @@ impl Comm for Alone {
         let mut lines = lock(&self.lines);
         match call {
             Call::Send(c) => {
-                let letter = (c.data.bytes()?, describe(&c.data));
+                let letter = (Held::of(&c.data)?, describe(&c.data));
                 let line = lines.entry(c.tag).or_default();
                 line.letters.insert(line.sent, letter);
                 line.sent += 1;
@@ -108,7 +108,7 @@ impl Wait for Receive {
         let tag = self.call.tag;
         let letter = lock(&self.lines).get_mut(&tag).and_then(|line| line.letters.remove(&self.number));
         match letter {
-            Some((bytes, found)) => deliver(&self.call.data, &bytes, found, 0, tag),
+            Some((sent, found)) => deliver(&self.call.data, &sent, found, 0, tag),
             // Nobody else can send it later.
             None => {
                 let what =
@@ -127,9 +127,8 @@ impl Wait for Receive {
 pub(crate) fn copy(call: Call) -> Result<()> {
     let reduced = |send: &Array, recv: &Array, op| match op {
         Reduce::Any | Reduce::All => {
-            let bytes = send.copy()?.bytes()?;
-            let how = Combine::of(op, 1);
-            Ok(recv.write_bytes(0..bytes.len(), |out| fold_bytes(how, send.dtype(), &[&bytes], out))??)
+            let sent = flat(&send.copy()?)?;
+            Ok(flat(recv)?.fold_from(Combine::of(op, 1), &[sent])?)
         }
         _ => copy_flat(send, recv),
     };
@@ -148,8 +147,7 @@ fn copy_flat(from: &Array, to: &Array) -> Result<()> {
     if from.shares_storage(to) && from.offset() == to.offset() {
         return Ok(());
     }
-    let numel = [from.numel()];
-    Ok(to.reshape(&numel)?.copy_from(&from.reshape(&numel)?)?)
+    Ok(flat(to)?.copy_from(&flat(from)?)?)
 }
 
 /// `f32 x 12`, for messages about messages.
@@ -158,13 +156,19 @@ pub(crate) fn describe(data: &Array) -> String {
 }
 
 /// Writes a message into the array that waits for it.
-pub(crate) fn deliver(data: &Array, bytes: &[u8], found: String, from: Rank, tag: u32) -> Result<()> {
+pub(crate) fn deliver(data: &Array, sent: &Held, found: String, from: Rank, tag: u32) -> Result<()> {
+    accept(data, found, from, tag)?;
+    sent.write_to(data)
+}
+
+/// Refuses a message that is not what an array waits for, and makes the array ready for one that is.
+pub(crate) fn accept(data: &Array, found: String, from: Rank, tag: u32) -> Result<()> {
     let expected = describe(data);
     if expected != found {
         return Err(Error::Message { from, tag, expected, found });
     }
     data.renew()?;
-    Ok(data.write_bytes(0..bytes.len(), |out| out.copy_from_slice(bytes))?)
+    Ok(())
 }
 
 /// Different members of the parent, this rank among them; its position in the list.

@@ -25,6 +25,8 @@ mod comm;
 pub mod conformance;
 mod error;
 mod faulty;
+mod held;
+pub mod letters;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod sync;

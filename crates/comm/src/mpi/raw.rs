@@ -5,10 +5,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::letters::{Carrier, ENVELOPE, Room, Sent, Target, Transfer};
 use mpi::ffi;
-use planaria_array::{Bytes, Lent};
 use std::ffi::{c_char, c_int, c_void};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Held during every call into MPI.
@@ -36,12 +35,12 @@ fn check(what: &'static str, code: c_int) -> Result<()> {
 #[derive(Debug)]
 pub(super) struct World {
     comm: ffi::MPI_Comm,
-    pub(super) rank: usize,
-    pub(super) size: usize,
+    rank: usize,
+    size: usize,
 }
 
 /// Largest message in bytes that MPI can count.
-pub(super) const LARGEST: usize = c_int::MAX as usize;
+const LARGEST: usize = c_int::MAX as usize;
 
 // SAFETY: the handle is a plain value (an integer or a pointer that MPI owns), used only under `ONE_AT_A_TIME`.
 unsafe impl Send for World {}
@@ -79,23 +78,31 @@ impl World {
             Ok(World { comm, rank: place(rank), size: place(size) })
         }
     }
+}
 
-    /// Ends MPI; every rank must come here, and no transfer may be open.
-    pub(super) fn finish(&self) -> Result<()> {
+impl Carrier for World {
+    fn place(&self) -> (usize, usize) {
+        (self.rank, self.size)
+    }
+
+    fn largest(&self) -> usize {
+        LARGEST
+    }
+
+    fn finish(&self) -> Result<()> {
         let _one = enter();
         // SAFETY: MPI was started by `start`; the engine calls this once, after its last transfer.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 
-    /// A message with `tag` that has come: its sender and length.
-    pub(super) fn probe(&self, tag: i32) -> Result<Option<(usize, usize)>> {
+    fn probe(&self) -> Result<Option<(usize, usize)>> {
         let _one = enter();
         let (mut there, mut length) = (0, 0);
         // SAFETY: MPI_Status is a C struct of integers, for which zeros are valid; pointers are to locals.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
             let any = ffi::RSMPI_ANY_SOURCE;
-            check("MPI_Iprobe", ffi::MPI_Iprobe(any, tag, self.comm, &mut there, &mut status))?;
+            check("MPI_Iprobe", ffi::MPI_Iprobe(any, ENVELOPE, self.comm, &mut there, &mut status))?;
             if there == 0 {
                 return Ok(None);
             }
@@ -105,10 +112,9 @@ impl World {
         }
     }
 
-    /// Begins sending, in messages of at most `piece` bytes; the memory is kept until the end.
-    pub(super) fn send(&self, memory: Sent, to: usize, tag: i32, piece: usize) -> Result<Transfer> {
+    fn send(&self, memory: Sent, to: usize, tag: i32, piece: usize) -> Result<Box<dyn Transfer>> {
         let (start, length) = (memory.bytes().as_ptr(), memory.bytes().len());
-        let mut transfer = Transfer { requests: Vec::new(), sent: Some(memory), room: None };
+        let mut transfer = Requests { requests: Vec::new(), sent: Some(memory), room: None };
         let _one = enter();
         for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the bytes, which `transfer` keeps in place, unchanged, until every
@@ -129,13 +135,12 @@ impl World {
                 transfer.requests.push(request);
             }
         }
-        Ok(transfer)
+        Ok(Box::new(transfer))
     }
 
-    /// Begins receiving into part of a room what was sent in messages of at most `piece` bytes.
-    pub(super) fn receive(&self, target: Target, from: usize, tag: i32, piece: usize) -> Result<Transfer> {
+    fn receive(&self, target: Target, from: usize, tag: i32, piece: usize) -> Result<Box<dyn Transfer>> {
         let (start, length) = (target.room.take(&target.at)?, target.at.len());
-        let mut transfer = Transfer { requests: Vec::new(), sent: None, room: Some(target.room) };
+        let mut transfer = Requests { requests: Vec::new(), sent: None, room: Some(target.room) };
         let _one = enter();
         for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the part of the room that was just taken, which nobody else can take;
@@ -157,7 +162,7 @@ impl World {
                 transfer.requests.push(request);
             }
         }
-        Ok(transfer)
+        Ok(Box::new(transfer))
     }
 }
 
@@ -167,83 +172,9 @@ fn pieces(length: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).map(move |i| (i * piece, piece.min(length - i * piece)))
 }
 
-/// Bytes that are sent: they do not change while they are held.
-#[derive(Clone, Debug)]
-pub(super) enum Sent {
-    /// Part of an array.
-    Array(Arc<Bytes>, Range<usize>),
-    /// Memory of our own.
-    Own(Arc<Vec<u64>>, Range<usize>),
-}
-
-impl Sent {
-    pub(super) fn text(bytes: &[u8]) -> Sent {
-        let mut words = vec![0u64; bytes.len().div_ceil(8)];
-        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Sent::Own(Arc::new(words), 0..bytes.len())
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        match self {
-            Sent::Array(bytes, range) => &bytes[range.clone()],
-            Sent::Own(words, range) => &bytemuck::cast_slice::<u64, u8>(words)[range.clone()],
-        }
-    }
-}
-
-/// Memory that messages are received into. Transfers fill parts of it that do not overlap and hold it by reference
-/// count; only the last holder gets it back to read.
+/// Bytes on their way by MPI.
 #[derive(Debug)]
-pub(super) struct Room {
-    lent: Lent,
-    start: *mut u8,
-    length: usize,
-    taken: Mutex<Vec<Range<usize>>>,
-}
-
-// SAFETY: the memory belongs to `lent`; the pointer into it is used only by transfers, each for a part of its own.
-unsafe impl Send for Room {}
-// SAFETY: shared access only takes parts, under a lock.
-unsafe impl Sync for Room {}
-
-impl Room {
-    /// The memory of an array, or one of bytes.
-    pub(super) fn new(mut lent: Lent) -> Arc<Room> {
-        let memory = lent.memory();
-        let (start, length) = (memory.as_mut_ptr(), memory.len());
-        Arc::new(Room { lent, start, length, taken: Mutex::default() })
-    }
-
-    /// The beginning of a part that nobody has taken yet.
-    fn take(&self, part: &Range<usize>) -> Result<*mut u8> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let inside = part.start <= part.end && part.end <= self.length;
-        let overlaps = |other: &Range<usize>| part.start < other.end && other.start < part.end;
-        if !inside || taken.iter().any(overlaps) {
-            let what = format!("part {part:?} of a room of {} bytes is not free", self.length);
-            return Err(Error::Engine { engine: "mpi", what });
-        }
-        taken.push(part.clone());
-        // SAFETY: `part` lies inside the memory.
-        Ok(unsafe { self.start.add(part.start) })
-    }
-
-    /// The memory, once no transfer holds it any more.
-    pub(super) fn into_lent(self: Arc<Room>) -> Option<Lent> {
-        Arc::into_inner(self).map(|room| room.lent)
-    }
-}
-
-/// Part of a room.
-#[derive(Clone, Debug)]
-pub(super) struct Target {
-    pub(super) room: Arc<Room>,
-    pub(super) at: Range<usize>,
-}
-
-/// Bytes on their way.
-#[derive(Debug)]
-pub(super) struct Transfer {
+struct Requests {
     requests: Vec<ffi::MPI_Request>,
     /// What MPI reads from.
     sent: Option<Sent>,
@@ -252,11 +183,10 @@ pub(super) struct Transfer {
 }
 
 // SAFETY: requests are plain handles used under `ONE_AT_A_TIME` only, and the memory is owned or immutable.
-unsafe impl Send for Transfer {}
+unsafe impl Send for Requests {}
 
-impl Transfer {
-    /// True once all messages have gone or come.
-    pub(super) fn is_done(&mut self) -> Result<bool> {
+impl Transfer for Requests {
+    fn is_done(&mut self) -> Result<bool> {
         let _one = enter();
         while let Some(request) = self.requests.last_mut() {
             let mut done = 0;
@@ -273,7 +203,7 @@ impl Transfer {
     }
 }
 
-impl Drop for Transfer {
+impl Drop for Requests {
     fn drop(&mut self) {
         if !self.requests.is_empty() {
             // MPI may still use the memory: better lost than shared.

@@ -6,7 +6,8 @@ use crate::alone::{self, check_group, check_groups};
 use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
-use planaria_array::{Array, Bytes};
+use crate::held::Held;
+use planaria_array::Array;
 use planaria_layout::Rank;
 use std::fmt;
 use std::sync::Arc;
@@ -151,13 +152,13 @@ fn post(call: Call, position: usize) -> Result<Post> {
     Ok(Post { signature, send, recv })
 }
 
-/// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first
+/// The elements of `send` as they are now. When `recv` is another part of the same storage, writing it would first
 /// have to copy all of that storage; copying what is sent is cheaper.
-fn taken(send: &Array, recv: Option<&Array>) -> Result<Bytes> {
+fn taken(send: &Array, recv: Option<&Array>) -> Result<Held> {
     let entangled = |recv: &Array| send.shares_storage(recv) && !recv.is_whole();
     match recv.is_some_and(entangled) {
-        true => Ok(send.copy()?.bytes()?),
-        false => Ok(send.bytes()?),
+        true => Held::of(&send.copy()?),
+        false => Held::of(send),
     }
 }
 

@@ -4,8 +4,8 @@ use super::group::Group;
 use crate::alone::{deliver, describe};
 use crate::call::{Recv, Send};
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::sync::{Condvar, Mutex, lock, wait};
-use planaria_array::Bytes;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ struct Line {
 
 #[derive(Debug)]
 struct Letter {
-    bytes: Bytes,
+    data: Held,
     what: String,
 }
 
@@ -38,7 +38,7 @@ impl Mail {
 
     /// Leaves a message. The bytes are those of now, whatever the sender writes later.
     pub(super) fn send(&self, from: usize, call: &Send) -> Result<()> {
-        let letter = Letter { bytes: call.data.bytes()?, what: describe(&call.data) };
+        let letter = Letter { data: Held::of(&call.data)?, what: describe(&call.data) };
         let mut lines = lock(&self.lines);
         let line = lines.entry((from, call.to, call.tag)).or_default();
         line.letters.insert(line.sent, letter);
@@ -91,6 +91,6 @@ impl Mail {
             lines.remove(&key);
         }
         drop(lines);
-        deliver(&call.data, &letter.bytes, letter.what, from, call.tag)
+        deliver(&call.data, &letter.data, letter.what, from, call.tag)
     }
 }

@@ -4,8 +4,9 @@ use super::group::Group;
 use super::work::Work;
 use crate::call::Signature;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::sync::{Condvar, Mutex, lock, wait};
-use planaria_array::{Array, Bytes};
+use planaria_array::Array;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct Post {
     pub(super) signature: Signature,
-    pub(super) send: Option<Bytes>,
+    pub(super) send: Option<Held>,
     pub(super) recv: Option<Array>,
 }
 

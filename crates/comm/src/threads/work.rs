@@ -3,9 +3,10 @@
 use super::op::Post;
 use crate::call::Signature;
 use crate::error::Result;
+use crate::held::{Held, flat};
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use planaria_array::Array;
 use planaria_array::ops::fold_bytes;
-use planaria_array::{Array, Bytes};
 use planaria_layout::{Combine, DType, Reduce};
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ const PIECE: usize = 1 << 17;
 /// Lanes to do, and the bytes and arrays they are about.
 #[derive(Debug)]
 pub(super) struct Work {
-    sends: Vec<Option<Bytes>>,
+    sends: Vec<Option<Held>>,
     recvs: Vec<Option<Array>>,
     /// Pieces that one thread does one after the other. A lane of copies has all that goes to one rank, so that threads
     /// do not wait for each other at its array.
@@ -39,7 +40,9 @@ enum Piece {
 impl Work {
     /// Cuts a collective into pieces. The posts have been checked to fit each other.
     pub(super) fn new(posts: Vec<Post>) -> Result<Work> {
-        let lanes = cut(&posts);
+        let away = |post: &Post| matches!(post.send, Some(Held::Device(_)));
+        // A device does one large piece faster than many small ones.
+        let lanes = cut(&posts, if posts.iter().any(away) { usize::MAX } else { PIECE });
         let dtype = posts[0].signature.dtype();
         let how = match posts[0].signature {
             Signature::AllReduce { op, .. }
@@ -87,6 +90,9 @@ impl Work {
     }
 
     fn step(&self, turn: usize, piece: &Piece, scratch: &mut Vec<u64>) -> Result<()> {
+        if self.sends.iter().flatten().any(|sent| matches!(sent, Held::Device(_))) {
+            return self.queue(piece);
+        }
         match *piece {
             Piece::Copy { src, from, dst, to, len } => {
                 let bytes = &self.sent(src)[from..from + len];
@@ -108,8 +114,49 @@ impl Work {
         }
     }
 
+    /// The same with memory of a device, in the order of its streams: what is sent was queued before, and who uses the
+    /// result queues that later.
+    fn queue(&self, piece: &Piece) -> Result<()> {
+        let sent = |src: usize, range: Range<usize>| match &self.sends[src] {
+            Some(Held::Device(array)) => part(array, self.dtype, range).map(Some),
+            _ => Ok(None),
+        };
+        let recv = |dst: usize, range: Range<usize>| {
+            self.recvs[dst].as_ref().map(|recv| part(&flat(recv)?, self.dtype, range)).transpose()
+        };
+        let inputs = |range: Range<usize>| -> Result<Vec<Array>> {
+            let all = (0..self.sends.len()).map(|src| sent(src, range.clone()));
+            Ok(all.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+        };
+        match *piece {
+            Piece::Copy { src, from, dst, to, len } => {
+                match (sent(src, from..from + len)?, recv(dst, to..to + len)?) {
+                    (Some(sent), Some(recv)) => Ok(recv.copy_from(&sent)?),
+                    _ => Ok(()),
+                }
+            }
+            Piece::Combine { from, dst, to, len } => match recv(dst, to..to + len)? {
+                Some(recv) => Ok(recv.fold_from(self.how, &inputs(from..from + len)?)?),
+                None => Ok(()),
+            },
+            Piece::CombineAll { at, len } => {
+                let inputs = inputs(at..at + len)?;
+                let Some(first) = inputs.first() else { return Ok(()) };
+                let result = Array::empty_on(first.shape(), first.dtype(), first.device())?;
+                result.fold_from(self.how, &inputs)?;
+                (0..self.recvs.len()).try_for_each(|dst| match recv(dst, at..at + len)? {
+                    Some(recv) => Ok(recv.copy_from(&result)?),
+                    None => Ok(()),
+                })
+            }
+        }
+    }
+
     fn sent(&self, src: usize) -> &[u8] {
-        self.sends[src].as_deref().unwrap_or(&[])
+        match &self.sends[src] {
+            Some(Held::Host(bytes)) => bytes,
+            _ => &[],
+        }
     }
 
     fn inputs(&self, range: Range<usize>) -> Vec<&[u8]> {
@@ -129,38 +176,43 @@ impl Work {
     }
 }
 
+/// The elements at some bytes of a row.
+fn part(row: &Array, dtype: DType, range: Range<usize>) -> Result<Array> {
+    Ok(row.narrow(0, range.start / dtype.size(), range.len() / dtype.size())?)
+}
+
 fn copied(from: &[u8], to: &mut [u8]) -> Result<()> {
     to.copy_from_slice(from);
     Ok(())
 }
 
-/// The lanes of a collective.
-fn cut(posts: &[Post]) -> Vec<Vec<Piece>> {
+/// The lanes of a collective, in pieces of at most `most` bytes.
+fn cut(posts: &[Post], most: usize) -> Vec<Vec<Piece>> {
     let size = posts.len();
     let bytes = |elements: usize| elements * posts[0].signature.dtype().size();
     match &posts[0].signature {
         // Combining takes longer than writing, so every piece is a lane of its own.
         &Signature::AllReduce { count, .. } | &Signature::Reduce { count, .. } => {
-            blocks(bytes(count)).map(|(at, len)| vec![Piece::CombineAll { at, len }]).collect()
+            blocks(bytes(count), most).map(|(at, len)| vec![Piece::CombineAll { at, len }]).collect()
         }
         &Signature::Broadcast { count, root, .. } => {
             let piece = |dst| move |(at, len)| Piece::Copy { src: root, from: at, dst, to: at, len };
             let receivers = (0..size).filter(|&dst| dst != root);
-            receivers.map(|dst| blocks(bytes(count)).map(piece(dst)).collect()).collect()
+            receivers.map(|dst| blocks(bytes(count), most).map(piece(dst)).collect()).collect()
         }
         Signature::ReduceScatter { counts, .. } => {
             let parts = counts.iter().zip(offsets(counts)).enumerate();
             let lane = |(dst, (&count, from)): (usize, (&usize, usize))| {
                 let from = bytes(from);
                 let piece = |(at, len)| Piece::Combine { from: from + at, dst, to: at, len };
-                blocks(bytes(count)).map(piece).collect()
+                blocks(bytes(count), most).map(piece).collect()
             };
             parts.map(lane).collect()
         }
         Signature::AllGather { counts, .. } => {
             let offsets = offsets(counts);
             let part = |src: usize, _| (0, bytes(offsets[src]), bytes(counts[src]));
-            (0..size).map(|dst| copies(size, dst, part)).collect()
+            (0..size).map(|dst| copies(size, dst, most, part)).collect()
         }
         Signature::AllToAll { .. } => {
             let lists = posts.iter().map(|post| match &post.signature {
@@ -172,7 +224,7 @@ fn cut(posts: &[Post]) -> Vec<Vec<Piece>> {
             let part = |src: usize, dst: usize| {
                 (bytes(lists[src].1[dst]), bytes(lists[dst].2[src]), bytes(lists[src].0[dst]))
             };
-            (0..size).map(|dst| copies(size, dst, part)).collect()
+            (0..size).map(|dst| copies(size, dst, most, part)).collect()
         }
         Signature::Split { .. } | Signature::Barrier => Vec::new(),
     }
@@ -180,18 +232,23 @@ fn cut(posts: &[Post]) -> Vec<Vec<Piece>> {
 
 /// What one rank receives by copying, beginning with its right neighbour: `part` tells where in the sender's
 /// array, where in the receiver's, and how many bytes.
-fn copies(size: usize, dst: usize, part: impl Fn(usize, usize) -> (usize, usize, usize)) -> Vec<Piece> {
+fn copies(
+    size: usize,
+    dst: usize,
+    most: usize,
+    part: impl Fn(usize, usize) -> (usize, usize, usize),
+) -> Vec<Piece> {
     let sources = (0..size).map(|k| (dst + k) % size);
     let piece = |src| {
         let (from, to, len) = part(src, dst);
-        blocks(len).map(move |(at, len)| Piece::Copy { src, from: from + at, dst, to: to + at, len })
+        blocks(len, most).map(move |(at, len)| Piece::Copy { src, from: from + at, dst, to: to + at, len })
     };
     sources.flat_map(piece).collect()
 }
 
-/// Offsets and lengths of the blocks of `len` bytes.
-fn blocks(len: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..len).step_by(PIECE).map(move |at| (at, PIECE.min(len - at)))
+/// Offsets and lengths of the blocks of `len` bytes, of at most `most` each.
+fn blocks(len: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len).step_by(most).map(move |at| (at, most.min(len - at)))
 }
 
 /// Where each part begins when parts lie one after the other.

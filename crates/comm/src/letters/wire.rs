@@ -1,7 +1,8 @@
 //! What goes over the wire: every message begins with an envelope that says which call it belongs to. Short
 //! contents travel inside it.
 
-use crate::error::{Error, Result};
+use super::carrier::engine_error;
+use crate::error::Result;
 
 /// First byte of an envelope; another release may use another.
 const VERSION: u8 = 2;
@@ -50,7 +51,7 @@ pub(super) struct Envelope {
     pub(super) text: String,
     /// Bytes of contents.
     pub(super) length: usize,
-    /// The MPI tag that long contents travel under.
+    /// The tag that long contents travel under.
     pub(super) tag: u32,
 }
 
@@ -75,8 +76,7 @@ impl Envelope {
 
     /// Reads an envelope; gives its contents too when they travelled inside.
     pub(super) fn read(bytes: &[u8]) -> Result<(Envelope, Option<&[u8]>)> {
-        let refuse =
-            || Error::Engine { engine: "mpi", what: "a message of another program or release".into() };
+        let refuse = || engine_error("a message of another program or release");
         let (head, rest) = bytes.split_at_checked(FIXED).ok_or_else(refuse)?;
         let number = |at: usize| head[at..at + 8].try_into().map(u64::from_le_bytes).map_err(|_| refuse());
         if head[0] != VERSION || head[1] > 1 {

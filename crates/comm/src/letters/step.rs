@@ -1,7 +1,8 @@
 //! Collectives as steps: send what can be sent, wait for letters, combine or copy, perhaps once more.
 
+use super::carrier::engine_error;
+use super::memory::{Room, Sent, Target};
 use super::post::{Letter, Post};
-use super::raw::{Room, Sent, Target};
 use super::wire::Line;
 use crate::call::{Broadcast, Call, Signature};
 use crate::error::{Error, Result};
@@ -326,7 +327,7 @@ fn inputs<'a>(letters: &'a [Option<Letter>], own: &'a [u8]) -> Result<Vec<&'a [u
 }
 
 fn lost() -> Error {
-    Error::Engine { engine: "mpi", what: "a letter's contents are not where they were sent".into() }
+    engine_error("a letter's contents are not where they were sent")
 }
 
 /// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first

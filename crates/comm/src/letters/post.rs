@@ -1,7 +1,8 @@
 //! Letters between processes: sent without waiting, and sorted by sender and line as they come in. Long contents are
 //! asked for only when someone expects them, and then go straight to where they are wanted.
 
-use super::raw::{LARGEST, Room, Sent, Target, Transfer, World};
+use super::carrier::{Carrier, ENVELOPE, Transfer, engine_error};
+use super::memory::{Room, Sent, Target};
 use super::wire::{Envelope, INLINE, Kind, Line};
 use crate::error::{Error, Result};
 use planaria_array::Lent;
@@ -10,10 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// MPI's tag of envelopes.
-const ENVELOPE: i32 = 0;
-
-/// Tags of contents that did not fit into their envelope are 1 to this; every MPI has as many. Contents under way between
+/// Tags of contents that did not fit into their envelope are 1 to this; every carrier has as many. Contents under way between
 /// one pair have different tags, so they may be received in any order.
 const TAGS: u32 = 32_000;
 
@@ -32,7 +30,7 @@ enum Body {
     /// With the sender, under this tag.
     Away(u32),
     /// On the way to where they are wanted, or to a room of their own.
-    Coming(Transfer, Option<Arc<Room>>),
+    Coming(Box<dyn Transfer>, Option<Arc<Room>>),
     /// Where they were wanted.
     Landed,
 }
@@ -63,14 +61,17 @@ struct Pile {
 
 /// All letters of a process.
 #[derive(Debug)]
-pub(super) struct Post {
-    world: World,
+pub(crate) struct Post {
+    carrier: Box<dyn Carrier>,
+    rank: Rank,
+    size: usize,
+    largest: usize,
     /// Largest message of contents in bytes; envelopes are never cut.
     piece: usize,
     piles: HashMap<(Rank, Line), Pile>,
     /// Letters whose contents are still coming.
     loading: Vec<(Rank, Line, u64)>,
-    outgoing: Vec<Transfer>,
+    outgoing: Vec<Box<dyn Transfer>>,
     /// Contents sent to each rank so far.
     sent: Vec<u32>,
     /// Why this process, or a peer, gave up.
@@ -78,14 +79,15 @@ pub(super) struct Post {
 }
 
 impl Post {
-    pub(super) fn new(world: World, piece: usize) -> Post {
-        let (piece, sent) = (piece.clamp(1, LARGEST), vec![0; world.size]);
+    pub(super) fn new(carrier: Box<dyn Carrier>, piece: usize) -> Post {
+        let ((rank, size), largest) = (carrier.place(), carrier.largest());
+        let (piece, sent) = (piece.clamp(1, largest), vec![0; size]);
         let (piles, loading, outgoing) = (HashMap::new(), Vec::new(), Vec::new());
-        Post { world, piece, piles, loading, outgoing, sent, failure: None }
+        Post { carrier, rank, size, largest, piece, piles, loading, outgoing, sent, failure: None }
     }
 
-    pub(super) fn place(&self) -> (Rank, usize) {
-        (self.world.rank, self.world.size)
+    pub(crate) fn place(&self) -> (Rank, usize) {
+        (self.rank, self.size)
     }
 
     pub(super) fn live(&self) -> Result<()> {
@@ -100,17 +102,17 @@ impl Post {
     /// Sends a letter; its bytes are held until they are gone.
     pub(super) fn send(&mut self, to: Rank, line: Line, text: &str, contents: Sent) -> Result<()> {
         let length = contents.bytes().len();
-        if to == self.world.rank {
+        if to == self.rank {
             self.sort(to, line, Letter { text: text.into(), length, body: Body::Here(contents) });
             return Ok(());
         }
         let tag = 1 + self.sent[to] % TAGS;
         let envelope = Envelope { kind: Kind::Data, line, text: text.into(), length, tag };
         let envelope = Sent::text(&envelope.write(contents.bytes()));
-        self.outgoing.push(self.world.send(envelope, to, ENVELOPE, LARGEST)?);
+        self.outgoing.push(self.carrier.send(envelope, to, ENVELOPE, self.largest)?);
         if length > INLINE {
             self.sent[to] = self.sent[to].wrapping_add(1);
-            self.outgoing.push(self.world.send(contents, to, tag as i32, self.piece)?);
+            self.outgoing.push(self.carrier.send(contents, to, tag as i32, self.piece)?);
         }
         Ok(())
     }
@@ -127,9 +129,9 @@ impl Post {
         self.failure = Some(error);
         let line = Line { group: 0, channel: 0 };
         let envelope = Envelope { kind: Kind::Abort, line, text, length: 0, tag: 0 }.write(&[]);
-        for to in (0..self.world.size).filter(|&to| to != self.world.rank) {
+        for to in (0..self.size).filter(|&to| to != self.rank) {
             // Who cannot be told will find out by waiting.
-            let sent = self.world.send(Sent::text(&envelope), to, ENVELOPE, LARGEST);
+            let sent = self.carrier.send(Sent::text(&envelope), to, ENVELOPE, self.largest);
             self.outgoing.extend(sent);
         }
     }
@@ -137,10 +139,10 @@ impl Post {
     /// Takes in what has come and lets go of what has gone; true when something has moved.
     pub(super) fn progress(&mut self) -> Result<bool> {
         let mut moved = false;
-        while let Some((from, length)) = self.world.probe(ENVELOPE)? {
+        while let Some((from, length)) = self.carrier.probe()? {
             let room = Room::new(Lent::bytes(length)?);
             let target = Target { room: room.clone(), at: 0..length };
-            let mut transfer = self.world.receive(target, from, ENVELOPE, LARGEST)?;
+            let mut transfer = self.carrier.receive(target, from, ENVELOPE, self.largest)?;
             // It was there already.
             while !transfer.is_done()? {}
             drop(transfer);
@@ -221,7 +223,7 @@ impl Post {
                 (Target { room: room.clone(), at: 0..letter.length }, Some(room))
             }
         };
-        let transfer = self.world.receive(target, from, *tag as i32, self.piece)?;
+        let transfer = self.carrier.receive(target, from, *tag as i32, self.piece)?;
         letter.body = Body::Coming(transfer, own);
         self.loading.push((from, line, number));
         Ok(())
@@ -272,15 +274,15 @@ impl Post {
         }
     }
 
-    /// Ends MPI.
-    pub(super) fn finish(&self) -> Result<()> {
-        self.world.finish()
+    /// Ends the carrier.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.carrier.finish()
     }
 }
 
 /// What a room that no transfer holds any more has received.
 fn read(room: Arc<Room>) -> Result<Sent> {
-    let lost = || Error::Engine { engine: "mpi", what: "a room is read while it is filled".into() };
+    let lost = || engine_error("a room is read while it is filled");
     let bytes = room.into_lent().ok_or_else(lost)?.give_back()?.bytes()?;
     let length = bytes.len();
     Ok(Sent::Array(Arc::new(bytes), 0..length))
