@@ -88,7 +88,7 @@ pub enum Error {
         /// Number of ranks needed.
         mesh: usize,
     },
-    /// A rank that stands twice in one mesh.
+    /// A rank that appears twice in one mesh.
     #[error("rank {rank} is given more than once")]
     DuplicateRank {
         /// The rank.

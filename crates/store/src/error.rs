@@ -189,8 +189,8 @@ pub enum HeaderProblem {
     /// Text that is not the JSON of a header.
     #[error("{0}")]
     Json(String),
-    /// A name that stands twice.
-    #[error("tensor '{tensor}' stands twice")]
+    /// A name that appears twice.
+    #[error("tensor '{tensor}' appears twice")]
     Duplicate {
         /// The tensor.
         tensor: String,

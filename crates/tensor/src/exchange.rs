@@ -35,7 +35,7 @@ fn slice(step: &Step, local: &Array, rank: Rank) -> Result<Array> {
         return Ok(local.clone());
     }
     let there = step.to.piece(rank)?;
-    let out = Array::empty(&there.extents(), local.dtype())?;
+    let out = Array::empty_on(&there.extents(), local.dtype(), local.device())?;
     for part in &plan.parts {
         let target = out.region(&there.locate(&part.region).ok_or(LOST)?)?;
         match part.from.as_slice() {
@@ -61,7 +61,7 @@ fn all_reduce(step: &Step, local: &Array, world: &World) -> Result<Array> {
         let axes = step.axes.iter().filter(|&a| step.from.reduce(a) == Some(op)).collect();
         if step.from.mesh().span(axes) > 1 {
             let group = world.group(&step.from.mesh().group(world.rank(), axes)?)?;
-            let recv = Array::empty(array.shape(), array.dtype())?;
+            let recv = Array::empty_on(array.shape(), array.dtype(), array.device())?;
             group.all_reduce(AllReduce { send: array, recv: recv.clone(), op })?;
             array = recv;
         }
@@ -78,12 +78,12 @@ fn all_gather(step: &Step, local: &Array, world: &World) -> Result<Array> {
     let there = step.to.piece(rank)?;
     let recv_counts: Vec<usize> = pieces.iter().map(Piece::numel).collect();
     let (group, send) = (world.group(&ranks)?, local.contiguous()?);
-    let out = Array::empty(&there.extents(), local.dtype())?;
+    let out = Array::empty_on(&there.extents(), local.dtype(), local.device())?;
     if in_order(&pieces, &there) {
         group.all_gather(AllGather { send, recv: out.clone(), recv_counts })?;
         return Ok(out);
     }
-    let flat = Array::empty(&[recv_counts.iter().sum()], local.dtype())?;
+    let flat = Array::empty_on(&[recv_counts.iter().sum()], local.dtype(), local.device())?;
     group.all_gather(AllGather { send, recv: flat.clone(), recv_counts: recv_counts.clone() })?;
     let starts = starts(&recv_counts);
     for part in Plan::receive(&step.from, &step.to, rank)?.parts {
@@ -112,7 +112,7 @@ fn reduce_scatter(step: &Step, local: &Array, world: &World) -> Result<Array> {
     let send = match in_order(&pieces, &here) {
         true => local.contiguous()?,
         false => {
-            let flat = Array::empty(&[send_counts.iter().sum()], local.dtype())?;
+            let flat = Array::empty_on(&[send_counts.iter().sum()], local.dtype(), local.device())?;
             for (piece, start) in pieces.iter().zip(starts(&send_counts)) {
                 let part = flat.narrow(0, start, piece.numel())?.reshape(&piece.extents())?;
                 for region in piece.boxes() {
@@ -123,7 +123,7 @@ fn reduce_scatter(step: &Step, local: &Array, world: &World) -> Result<Array> {
             flat
         }
     };
-    let recv = Array::empty(&pieces[position(&ranks, rank)?].extents(), local.dtype())?;
+    let recv = Array::empty_on(&pieces[position(&ranks, rank)?].extents(), local.dtype(), local.device())?;
     let group = world.group(&ranks)?;
     group.reduce_scatter(ReduceScatter { send, recv: recv.clone(), send_counts, op })?;
     Ok(recv)
@@ -151,9 +151,9 @@ fn broadcast(step: &Step, local: &Array, world: &World) -> Result<Array> {
     if step.from.mesh().coords(rank).is_some() {
         begin(rank, local.contiguous()?)?;
     }
-    let mut out = Array::empty(&[0], local.dtype())?;
+    let mut out = Array::empty_on(&[0], local.dtype(), local.device())?;
     if step.to.mesh().coords(rank).is_some() {
-        out = Array::empty(&step.to.piece(rank)?.extents(), local.dtype())?;
+        out = Array::empty_on(&step.to.piece(rank)?.extents(), local.dtype(), local.device())?;
         match Plan::receive(&step.from, &step.to, rank)?.parts.first().and_then(|part| part.from.first()) {
             Some(&root) if root == rank => out = local.clone(),
             Some(&root) => begin(root, out.clone())?,
@@ -207,7 +207,7 @@ fn exchange(step: &Step, local: &Array, world: &World) -> Result<Array> {
     let (send, send_counts) = pack(step, local, rank, &ranks)?;
     let mut recv_counts = vec![0; ranks.len()];
     if step.to.mesh().coords(rank).is_none() {
-        let recv = Array::empty(&[0], local.dtype())?;
+        let recv = Array::empty_on(&[0], local.dtype(), local.device())?;
         group.all_to_all(AllToAll { send, send_counts, recv: recv.clone(), recv_counts })?;
         return Ok(recv);
     }
@@ -224,12 +224,12 @@ fn exchange(step: &Step, local: &Array, world: &World) -> Result<Array> {
     }
     arriving.sort_by_key(|&(from, _)| from);
     let plain = plan.parts.iter().all(|part| part.from.len() == 1) && plan.combine.is_none();
-    let out = Array::empty(&there.extents(), local.dtype())?;
+    let out = Array::empty_on(&there.extents(), local.dtype(), local.device())?;
     if plain && run_of(arriving.iter().map(|&(_, region)| region), &there) == Some(there.numel()) {
         group.all_to_all(AllToAll { send, send_counts, recv: out.clone(), recv_counts })?;
         return Ok(out);
     }
-    let recv = Array::empty(&[recv_counts.iter().sum()], local.dtype())?;
+    let recv = Array::empty_on(&[recv_counts.iter().sum()], local.dtype(), local.device())?;
     group.all_to_all(AllToAll { send, send_counts, recv: recv.clone(), recv_counts: recv_counts.clone() })?;
     unpack(&plan, &recv, &mut starts(&recv_counts), &ranks, (&there, &out))?;
     Ok(out)
@@ -243,7 +243,7 @@ fn position(ranks: &[Rank], rank: Rank) -> Result<usize> {
 fn pack(step: &Step, local: &Array, rank: Rank, ranks: &[Rank]) -> Result<(Array, Vec<usize>)> {
     let mut counts = vec![0; ranks.len()];
     if step.from.mesh().coords(rank).is_none() {
-        return Ok((Array::empty(&[0], local.dtype())?, counts));
+        return Ok((Array::empty_on(&[0], local.dtype(), local.device())?, counts));
     }
     let here = step.from.piece(rank)?;
     let mut boxes = Vec::new();
@@ -257,7 +257,7 @@ fn pack(step: &Step, local: &Array, rank: Rank, ranks: &[Rank]) -> Result<(Array
     if run_of(boxes.iter().map(|(_, region)| region), &here) == Some(total) {
         return Ok((local.contiguous()?.reshape(&[local.numel()])?.narrow(0, 0, total)?, counts));
     }
-    let send = Array::empty(&[total], local.dtype())?;
+    let send = Array::empty_on(&[total], local.dtype(), local.device())?;
     let mut start = 0;
     for (_, region) in &boxes {
         let box_at_home = local.region(&here.locate(region).ok_or(LOST)?)?;

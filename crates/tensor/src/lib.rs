@@ -32,7 +32,7 @@ pub use index::Index;
 pub use op::{Arrays, Grads, Here, Local, Op, Places, Saves, Spec};
 pub use operators::Operand;
 pub use planaria_array::ops::{Binary, Compare, Keep, Unary};
-pub use planaria_array::{Array, DType, Scalar, Shape};
+pub use planaria_array::{Array, DType, Device, Scalar, Shape};
 pub use planaria_layout::rule::Policy;
 pub use planaria_layout::{Layout, Mesh, Placement, Reduce};
 pub use tensor::{Place, Tensor};

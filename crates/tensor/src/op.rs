@@ -223,7 +223,7 @@ impl Local<'_> {
         }
         let group = here.world.group(&layout.mesh().group(here.world.rank(), axes)?)?;
         let send = array.contiguous()?;
-        let recv = Array::empty(send.shape(), send.dtype())?;
+        let recv = Array::empty_on(send.shape(), send.dtype(), send.device())?;
         group.all_reduce(AllReduce { send, recv: recv.clone(), op })?;
         Ok(recv)
     }

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::grad::{Edge, Fetch, View};
 use crate::op::Spec;
 use crate::world::World;
-use planaria_array::{Array, DType, Element, Scalar, Shape};
+use planaria_array::{Array, DType, Device, Element, Scalar, Shape};
 use planaria_layout::{Layout, Mesh, Placement};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -175,6 +175,11 @@ impl Tensor {
     /// The same value and storage without history.
     pub fn detach(&self) -> Tensor {
         Tensor::raw(self.0.array.clone(), self.0.place.clone(), None, None)
+    }
+
+    /// The same value, without history, with this rank's piece on another device.
+    pub fn to(&self, device: Device) -> Result<Tensor> {
+        Ok(Tensor::raw(self.0.array.to(device)?, self.0.place.clone(), None, None))
     }
 
     /// True when the two are one tensor.

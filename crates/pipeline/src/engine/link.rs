@@ -6,7 +6,7 @@ use super::{At, Inner, Options, Shapes};
 use crate::error::{Error, Result};
 use planaria_comm::{Call, Comm, Pending, Recv, Send};
 use planaria_layout::{DType, TensorSpec};
-use planaria_tensor::{Array, History, Tensor};
+use planaria_tensor::{Array, Device, History, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -29,6 +29,7 @@ pub(super) struct Links {
     shapes: Shapes,
     inner: Option<Inner>,
     tag: u32,
+    device: Device,
     /// What was agreed on, by sending stage and direction.
     agreed: HashMap<(usize, Direction), String>,
     /// Sends that are not known to be over.
@@ -48,7 +49,8 @@ struct Line {
 impl Links {
     pub(super) fn new(comm: Arc<dyn Comm>, options: &Options) -> Links {
         let (shapes, inner, tag) = (options.shapes, options.inner.clone(), options.tag);
-        Links { comm, shapes, inner, tag, agreed: HashMap::new(), sending: Vec::new() }
+        let device = options.device;
+        Links { comm, shapes, inner, tag, device, agreed: HashMap::new(), sending: Vec::new() }
     }
 
     /// Sends a stage's outputs to the next.
@@ -158,14 +160,15 @@ impl Links {
         if let Some(agreed) = self.agreed.get(&key).filter(|_| self.shapes == Shapes::Once) {
             return Ok(agreed.clone());
         }
-        let length = self.receive_array(line, &[1], DType::I64)?;
+        let length = self.receive_array(line, self.empty(line, &[1], DType::I64, Device::Cpu)?)?;
         let length = length.to_vec::<i64>().map_err(|e| self.refuse(line, e))?;
         let length = length.first().and_then(|&n| usize::try_from(n).ok()).filter(|&n| n <= LONGEST);
         let length = length.ok_or_else(|| self.refuse(line, "the description has no possible length"))?;
         let text = match length {
             0 => String::new(),
             _ => {
-                let bytes = self.receive_array(line, &[length], DType::U8)?;
+                let bytes = self.empty(line, &[length], DType::U8, Device::Cpu)?;
+                let bytes = self.receive_array(line, bytes)?;
                 let bytes = bytes.to_vec::<u8>().map_err(|e| self.refuse(line, e))?;
                 String::from_utf8(bytes).map_err(|e| self.refuse(line, e))?
             }
@@ -200,19 +203,24 @@ impl Links {
 
     fn receive_tensor(&self, line: Line, spec: &TensorSpec) -> Result<Tensor> {
         if spec.placements.is_empty() {
-            return Ok(Tensor::new(self.receive_array(line, spec.shape.dims(), spec.dtype)?));
+            let array = self.empty(line, spec.shape.dims(), spec.dtype, self.device)?;
+            return Ok(Tensor::new(self.receive_array(line, array)?));
         }
         let Some(inner) = &self.inner else {
             return Err(self.refuse(line, format!("`{spec}` lies on a mesh, and this stage was given none")));
         };
         let layout = spec.on(&inner.mesh).map_err(|e| self.refuse(line, e))?;
         let piece = layout.piece(inner.world.rank()).map_err(|e| self.refuse(line, e))?;
-        let array = self.receive_array(line, &piece.extents(), spec.dtype)?;
+        let array = self.empty(line, &piece.extents(), spec.dtype, self.device)?;
+        let array = self.receive_array(line, array)?;
         Tensor::from_piece(array, &layout, &inner.world).map_err(|e| self.refuse(line, e))
     }
 
-    fn receive_array(&self, line: Line, shape: &[usize], dtype: DType) -> Result<Array> {
-        let data = Array::empty(shape, dtype).map_err(|e| self.refuse(line, e))?;
+    fn empty(&self, line: Line, shape: &[usize], dtype: DType, device: Device) -> Result<Array> {
+        Array::empty_on(shape, dtype, device).map_err(|e| self.refuse(line, e))
+    }
+
+    fn receive_array(&self, line: Line, data: Array) -> Result<Array> {
         if data.numel() > 0 {
             let call = Call::Recv(Recv { data: data.clone(), from: line.peer, tag: self.tag(line) });
             self.comm.run(call)?;

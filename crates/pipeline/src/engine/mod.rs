@@ -22,7 +22,7 @@ use super::simulate::Span;
 use link::{Direction, Links};
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
-use planaria_tensor::{GradOptions, History, Tensor, World, backward_from, backward_inputs, no_grad};
+use planaria_tensor::{Device, GradOptions, History, Tensor, World, backward_from, backward_inputs, no_grad};
 use state::{Record, State};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,6 +90,8 @@ pub struct Options {
     pub inner: Option<Inner>,
     /// First tag of the messages; the engine uses two for each stage.
     pub tag: u32,
+    /// Where tensors are received.
+    pub device: Device,
 }
 
 /// What a run tells.

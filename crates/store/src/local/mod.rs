@@ -4,6 +4,8 @@ mod reader;
 mod sys;
 mod writer;
 
+pub use reader::open_file;
+
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name, join};
 use crate::store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, Writer};

@@ -29,6 +29,48 @@ pub(super) struct LocalReader {
     refused: AtomicBool,
 }
 
+/// Why a file was not opened.
+enum Unopened {
+    Folder,
+    /// What it is, as in `a pipe`.
+    Other(&'static str),
+    Io(io::Error),
+}
+
+/// Opens a file for reading. What is no regular file is refused and never waited for: a pipe that nobody writes into would block
+/// for ever.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// let folder = tempfile::tempdir()?;
+/// assert!(planaria_store::open_file(folder.path()).is_err());
+/// # Ok(())
+/// # }
+/// ```
+pub fn open_file(path: &Path) -> io::Result<File> {
+    let refused = |what| io::Error::new(io::ErrorKind::InvalidInput, format!("it is {what}, not a file"));
+    open_regular(path).map_err(|error| match error {
+        Unopened::Folder => refused("a folder"),
+        Unopened::Other(what) => refused(what),
+        Unopened::Io(error) => error,
+    })
+}
+
+fn open_regular(path: &Path) -> std::result::Result<File, Unopened> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENXIO) => Unopened::Other("a socket or a device"),
+        _ => Unopened::Io(error),
+    })?;
+    let about = file.metadata().map_err(Unopened::Io)?;
+    match () {
+        () if about.is_file() => Ok(file),
+        () if about.is_dir() => Err(Unopened::Folder),
+        () if about.file_type().is_fifo() => Err(Unopened::Other("a pipe")),
+        () => Err(Unopened::Other("a device")),
+    }
+}
+
 impl LocalReader {
     pub(super) fn open(path: &Path, name: &str, direct: DirectIo) -> Result<LocalReader> {
         let fail = |error: io::Error| match error.kind() {
@@ -36,20 +78,13 @@ impl LocalReader {
             io::ErrorKind::NotADirectory => Error::NotFound { name: name.to_string() },
             _ => Error::io(name, "open", &error),
         };
-        // Without waiting: a pipe that nobody writes into would never open.
-        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let no_file = |what| Error::NotAFile { name: name.to_string(), what };
-        let buffered = opened.map_err(|error| match error.raw_os_error() {
-            Some(libc::ENXIO) => no_file("a socket or a device"),
-            _ => fail(error),
-        })?;
+        let buffered = match open_regular(path) {
+            Ok(file) => file,
+            Err(Unopened::Folder) => return Err(Error::NotFound { name: name.to_string() }),
+            Err(Unopened::Other(what)) => return Err(Error::NotAFile { name: name.to_string(), what }),
+            Err(Unopened::Io(error)) => return Err(fail(error)),
+        };
         let about = buffered.metadata().map_err(fail)?;
-        if about.is_dir() {
-            return Err(Error::NotFound { name: name.to_string() });
-        }
-        if !about.is_file() {
-            return Err(no_file(if about.file_type().is_fifo() { "a pipe" } else { "a device" }));
-        }
         let wanted = direct == DirectIo::WherePossible && about.len() >= DIRECT_MIN as u64;
         let flagged = || OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok();
         let direct = wanted.then(flagged).flatten();

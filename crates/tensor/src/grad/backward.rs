@@ -91,6 +91,11 @@ impl Backward<'_> {
         self.options.differentiable
     }
 
+    /// The device of an input.
+    pub(crate) fn input_device(&self, input: usize) -> planaria_array::Device {
+        self.op.metas[input].device
+    }
+
     /// Where an input lay.
     pub(crate) fn input_place(&self, input: usize) -> Option<&Place> {
         self.op.metas[input].place.as_ref()
@@ -101,12 +106,7 @@ impl Backward<'_> {
 fn zeros(meta: &Meta) -> Result<Tensor> {
     let extents = meta.place.as_ref().map(Place::extents).transpose()?;
     let extents = extents.unwrap_or_else(|| meta.spec.shape.dims().into());
-    let supposed = meta.place.as_ref().is_some_and(|p| p.world.is_supposed());
-    let array = if supposed {
-        Array::meta(&extents, meta.spec.dtype)?
-    } else {
-        Array::zeros(&extents, meta.spec.dtype)?
-    };
+    let array = Array::zeros_on(&extents, meta.spec.dtype, meta.device)?;
     Ok(Tensor::raw(array, meta.place.clone(), None, None))
 }
 

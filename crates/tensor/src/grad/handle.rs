@@ -47,14 +47,11 @@ impl History {
 
     /// Ones in the layout of the tensor; where it was pending, as a whole value.
     pub fn ones(&self) -> Result<Tensor> {
-        let Meta { spec, place } = self.meta();
+        let Meta { spec, place, device } = self.meta();
         let place = place.as_ref().map(settled_place).transpose()?;
         let extents = place.as_ref().map(|p| p.extents()).transpose()?;
         let extents = extents.unwrap_or_else(|| spec.shape.dims().into());
-        let array = match place.as_ref().is_some_and(|p| p.world.is_supposed()) {
-            true => Array::meta(&extents, spec.dtype)?,
-            false => Array::full(&extents, 1.0, spec.dtype)?,
-        };
+        let array = Array::full_on(&extents, 1.0, spec.dtype, *device)?;
         Ok(Tensor::raw(array, place, None, None))
     }
 

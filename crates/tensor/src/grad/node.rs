@@ -7,7 +7,7 @@ use crate::dispatch::{Outputs, Results, apply_shared};
 use crate::error::{Error, Result};
 use crate::op::{Op, Places, Spec, only};
 use crate::tensor::{Place, Tensor};
-use planaria_array::Array;
+use planaria_array::{Array, Device};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,6 +57,7 @@ pub(crate) struct OpNode {
 pub(crate) struct Meta {
     pub(crate) spec: Spec,
     pub(crate) place: Option<Place>,
+    pub(crate) device: Device,
 }
 
 /// Values kept for a gradient.
@@ -120,12 +121,13 @@ pub(crate) fn next_number() -> u64 {
 
 impl Meta {
     pub(crate) fn of(tensor: &Tensor) -> Meta {
-        Meta { spec: tensor.spec(), place: tensor.0.place.clone() }
+        Meta { spec: tensor.spec(), place: tensor.0.place.clone(), device: tensor.0.array.device() }
     }
 
     fn result(array: &Array, place: &Option<Place>) -> Meta {
         let shape = place.as_ref().map_or(array.shape(), |p| p.layout.shape()).clone();
-        Meta { spec: Spec { shape, dtype: array.dtype() }, place: place.clone() }
+        let spec = Spec { shape, dtype: array.dtype() };
+        Meta { spec, place: place.clone(), device: array.device() }
     }
 }
 

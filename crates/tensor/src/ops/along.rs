@@ -42,7 +42,7 @@ impl Op for AddAt {
         if inputs[0].is_meta() {
             return Ok(smallvec![Array::meta(&shape, inputs[0].dtype())?]);
         }
-        let zeros = Array::zeros(&shape, inputs[0].dtype())?;
+        let zeros = Array::zeros_on(&shape, inputs[0].dtype(), inputs[0].device())?;
         Ok(smallvec![zeros.scatter_add(self.dim as i64, inputs[1], inputs[0])?])
     }
 

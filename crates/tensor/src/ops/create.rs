@@ -18,10 +18,7 @@ impl Tensor {
             Some(place) => place.extents()?,
             None => self.shape().dims().into(),
         };
-        let array = match self.0.array.is_meta() {
-            true => Array::meta(&extents, self.dtype())?,
-            false => Array::full(&extents, value, self.dtype())?,
-        };
+        let array = Array::full_on(&extents, value, self.dtype(), self.0.array.device())?;
         Ok(Tensor::raw(array, place, None, None))
     }
 

@@ -95,6 +95,7 @@ impl CrossEntropy {
         shape[self.dim] = logits.shape()[self.dim];
         let start = local.input_start(input, self.dim)?;
         let here = Array::arange(start, start + shape[self.dim], 1i64, DType::I64)?.reshape(&shape)?;
+        let here = here.to(labels.device())?;
         let counted = ignored.logical_not()?;
         let hot = labels.eq(&here)?.logical_and(&counted)?.cast(dtype)?;
         Ok(Rows { counts: counted.cast(dtype)?, hot })
@@ -139,14 +140,16 @@ impl CrossEntropy {
         let labels = inputs[1].cast(DType::I64)?.unsqueeze(dim)?;
         let mut shape = vec![1; x.ndim()];
         shape[self.dim] = x.shape()[self.dim];
+        let device = inputs[0].local().device();
         let fixed = |a: Array| Tensor::new(a);
-        let here = fixed(Array::arange(0i64, shape[self.dim], 1i64, DType::I64)?.reshape(&shape)?);
+        let here = Array::arange(0i64, shape[self.dim], 1i64, DType::I64)?.reshape(&shape)?;
+        let here = fixed(here.to(device)?);
         let ignore = fixed(Array::scalar(self.ignore.unwrap_or(-1), DType::I64)?);
         let counted = labels.ne(&ignore)?.cast(dtype)?;
         let hot = labels.eq(&here)?.cast(dtype)?.mul(&counted)?;
         let weights = match inputs.get(2) {
             Some(weight) => weight.cast(dtype)?.reshape(&shape)?,
-            None => fixed(Array::full(&shape, 1.0, dtype)?),
+            None => fixed(Array::full_on(&shape, 1.0, dtype, device)?),
         };
         let smooth = self.smoothing / shape[self.dim] as f64;
         let target = hot.mul_scalar(1.0 - self.smoothing)?.add(&counted.mul_scalar(smooth)?)?;
@@ -209,7 +212,7 @@ impl Op for CrossEntropy {
                         .index_select(0, &ids.reshape(&[ids.numel()])?)?
                         .reshape(labels.shape())?
                 }
-                None => Array::full(labels.shape(), 1.0, dtype)?,
+                None => Array::full_on(labels.shape(), 1.0, dtype, labels.device())?,
             };
             each.mul(&counted.cast(dtype)?)?
         };

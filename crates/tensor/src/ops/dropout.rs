@@ -65,7 +65,7 @@ impl Op for Dropout {
         if let [one] = &boxes[..] {
             return Ok(smallvec![self.run(&all(), &Window::of_region(&global, one)?)?]);
         }
-        let out = Array::zeros(inputs[0].shape(), inputs[0].dtype())?;
+        let out = Array::zeros_on(inputs[0].shape(), inputs[0].dtype(), inputs[0].device())?;
         for region in &boxes {
             let at = piece.locate(region).ok_or(Error::Bug("a piece does not have its own box"))?;
             let parts = inputs.iter().map(|a| Ok(a.region(&at)?)).collect::<Result<Vec<_>>>()?;

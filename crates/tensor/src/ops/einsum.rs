@@ -16,7 +16,7 @@ use smallvec::{SmallVec, smallvec};
 /// The letters of one tensor's dims.
 type Letters = SmallVec<[char; 6]>;
 
-/// Products of the inputs, summed over the letters that the output lacks. No letter stands twice in one tensor, and
+/// Products of the inputs, summed over the letters that the output lacks. No letter appears twice in one tensor, and
 /// the output's letters are among the inputs'.
 #[derive(Debug, Clone)]
 struct Einsum {
@@ -205,7 +205,7 @@ fn parse(text: &str, ndims: &[usize]) -> Result<Parsed> {
     };
     for (i, c) in output.iter().enumerate() {
         if output[..i].contains(c) || !inputs.iter().any(|l| l.contains(c)) {
-            return refuse(format!("`{c}` stands twice in the output of `{text}`, or in no operand"));
+            return refuse(format!("`{c}` appears twice in the output of `{text}`, or in no operand"));
         }
     }
     Ok(Parsed { inputs, output })
@@ -225,7 +225,7 @@ fn letters_of(text: &str, part: &str, hidden: usize) -> Result<Vec<char>> {
     }
 }
 
-/// A letter that stands twice in one operand is the diagonal: a product with an identity matrix.
+/// A letter that appears twice in one operand is the diagonal: a product with an identity matrix.
 fn without_repeats(parsed: &mut Parsed, tensors: &mut Vec<Tensor>) -> Result<()> {
     let mut fresh = 0;
     for i in 0..parsed.inputs.len() {
@@ -237,7 +237,8 @@ fn without_repeats(parsed: &mut Parsed, tensors: &mut Vec<Tensor>) -> Result<()>
                 parsed.inputs[i][d] = other;
                 let size = tensors[i].shape()[d];
                 parsed.inputs.push(vec![letter, other]);
-                tensors.push(Tensor::new(Array::eye(size, size, tensors[i].dtype())?));
+                let eye = Array::eye(size, size, tensors[i].dtype())?;
+                tensors.push(Tensor::new(eye.to(tensors[i].local().device())?));
             }
         }
     }

@@ -84,7 +84,7 @@ impl Op for Gather {
         };
         let found = window.locate_plain(index, outside("gather", self.dim, window.size))?;
         if window.len == 0 {
-            return Ok(smallvec![Array::zeros(index.shape(), x.dtype())?]);
+            return Ok(smallvec![Array::zeros_on(index.shape(), x.dtype(), x.device())?]);
         }
         let out = x.gather(self.dim as i64, &window.clamped(&found.here)?)?;
         Ok(smallvec![out.masked_fill(&outside_of(&found.inside)?, 0.0)?])
@@ -140,7 +140,7 @@ impl Scatter {
         let found = window.locate_plain(index, outside(self.name(), self.dim, window.size))?;
         let mut one = x.shape().to_vec();
         one[self.dim] = 1;
-        let longer = ops::concat(&[x, &Array::ones(&one, x.dtype())?], dim)?;
+        let longer = ops::concat(&[x, &Array::full_on(&one, 1, x.dtype(), x.device())?], dim)?;
         let away = Array::scalar(Scalar::Int(window.len as i128), DType::I64)?;
         let index = ops::where_(&found.inside, &found.here, &away)?;
         let run = Scatter { onto: Onto::Here, ..*self };

@@ -69,10 +69,10 @@ fn bring_home(target: &Tensor, out: &Tensor) -> Result<()> {
 pub(crate) fn zeros_for(at: &Backward<'_>, input: usize) -> Result<Tensor> {
     let spec = at.input_spec(input);
     let Some(place) = at.input_place(input) else {
-        return Ok(Tensor::new(Array::zeros(&spec.shape, spec.dtype)?));
+        return Ok(Tensor::new(Array::zeros_on(&spec.shape, spec.dtype, at.input_device(input))?));
     };
     let axes = place.layout.partial_axes();
     let layout =
         axes.iter().try_fold(place.layout.as_ref().clone(), |l, axis| l.with(axis, Placement::Replicate))?;
-    Tensor::full(&layout, 0.0, spec.dtype, &place.world)
+    Tensor::full(&layout, 0.0, spec.dtype, &place.world)?.to(at.input_device(input))
 }

@@ -10,7 +10,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::ops::window::{Located, Window, joined, outside_of};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Put};
-use planaria_array::{Array, DType, Error, Index, Shape, broadcast_shapes};
+use planaria_array::{Array, DType, Device, Error, Index, Shape, broadcast_shapes};
 use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
 use planaria_layout::{Dims, Reduce};
 use smallvec::{SmallVec, smallvec};
@@ -107,7 +107,8 @@ fn windows(local: &Local<'_>, x: &Array, starts: &[usize]) -> Result<Option<Vec<
 /// Positions in this rank's windows, and which of the broadcast positions lie in all of them.
 fn located(windows: &[Window], starts: &[usize], index: &[Array]) -> Result<(Vec<Array>, Array)> {
     let all = picks(index.iter().map(Array::shape))?;
-    let mut inside = Array::ones(&all, DType::Bool)?;
+    let device = index.first().map_or(Device::Cpu, Array::device);
+    let mut inside = Array::full_on(&all, true, DType::Bool, device)?;
     let mut here = Vec::with_capacity(index.len());
     for (position, (window, array)) in windows.iter().zip(index).enumerate() {
         let (dim, size) = (starts[position], window.size);
@@ -185,7 +186,11 @@ impl Op for Take {
         let (here, inside) = located(&windows, &self.starts, &index)?;
         let around = around(x.ndim(), &self.starts, &index);
         if windows.iter().any(|w| w.len == 0) {
-            return Ok(smallvec![Array::zeros(&around.extents(x.shape(), inside.shape()), x.dtype())?]);
+            return Ok(smallvec![Array::zeros_on(
+                &around.extents(x.shape(), inside.shape()),
+                x.dtype(),
+                x.device()
+            )?]);
         }
         let here = windows.iter().zip(&here).map(|(w, at)| w.clamped(at)).collect::<Result<Vec<_>>>()?;
         let out = read(x, &self.starts, &here)?;

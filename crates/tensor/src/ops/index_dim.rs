@@ -75,7 +75,7 @@ impl Op for IndexSelect {
         if window.len == 0 {
             let mut shape = x.shape().to_vec();
             shape[self.dim] = index.numel();
-            return Ok(smallvec![Array::zeros(&shape, x.dtype())?]);
+            return Ok(smallvec![Array::zeros_on(&shape, x.dtype(), x.device())?]);
         }
         let out = x.index_select(self.dim as i64, &window.clamped(&found.here)?)?;
         let mut shape = vec![1; x.ndim() - self.dim];

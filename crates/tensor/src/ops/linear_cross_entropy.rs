@@ -11,9 +11,9 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{
-    self, Binary, CrossEntropyOptions, Keep, Reduction, Unary, cross_entropy, cross_entropy_grad,
+    self, Binary, CrossEntropyOptions, Keep, Reduction, Unary, cross_entropy, cross_entropy_into_grad,
 };
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
 use planaria_layout::rule::{Cuts, Kind, Rule};
 use planaria_layout::{Placement, Reduce};
 use smallvec::smallvec;
@@ -27,10 +27,16 @@ const SCORES: usize = 32 << 20;
 /// Fewer rows than this at once make products slow.
 const LEAST_ROWS: usize = 256;
 
+/// Rows at once on a device: its products want more, and it has the memory.
+const DEVICE_ROWS: usize = 4096;
+
 /// Sum of the losses of `hidden · weightᵀ` (`[batch, sequence, width]` and `[vocabulary, width]`) against labels
 /// `[batch, sequence]`; those that are [`IGNORED`] count nothing. The vocabulary may be cut. Collective.
 pub fn linear_cross_entropy(hidden: &Tensor, weight: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let rows = rows_at_once(largest_window(weight)?, wide(weight.dtype()).size());
+    let rows = match weight.local().device() {
+        Device::Cuda(_) => DEVICE_ROWS,
+        _ => rows_at_once(largest_window(weight)?, wide(weight.dtype()).size()),
+    };
     linear_cross_entropy_by(rows, hidden, weight, labels)
 }
 
@@ -98,12 +104,13 @@ const OPTIONS: CrossEntropyOptions<'static> = CrossEntropyOptions {
 
 impl LinearCrossEntropy {
     /// Scores of a rank that has the whole vocabulary.
-    fn alone(&self, scores: &Array, labels: &Array) -> Result<Rows> {
-        let done = cross_entropy(scores, labels, &OPTIONS)?;
-        let ones = || Array::full(done.loss.shape(), 1.0, done.loss.dtype());
-        let grad = || Ok::<_, Error>(cross_entropy_grad(&ones()?, scores, &done.lse, labels, &OPTIONS)?);
-        let grad = (self.hidden || self.weight).then(grad).transpose()?;
-        Ok(Rows { loss: done.loss, grad })
+    fn alone(&self, scores: Array, labels: &Array) -> Result<Rows> {
+        if self.hidden || self.weight {
+            let (loss, grad) = cross_entropy_into_grad(scores, labels, IGNORED)?;
+            return Ok(Rows { loss, grad: Some(grad) });
+        }
+        let scores = scores.cast(wide(scores.dtype()))?;
+        Ok(Rows { loss: cross_entropy(&scores, labels, &OPTIONS)?.loss, grad: None })
     }
 
     /// Scores of a window of the vocabulary. A row's loss is given by the rank that has its label.
@@ -118,8 +125,8 @@ impl LinearCrossEntropy {
         // The logsumexp of all windows from those of each.
         let (own, of_window) = match window {
             0 => {
-                let none = Array::full(&[rows], f64::NEG_INFINITY, dtype)?;
-                (Array::zeros(&[rows], dtype)?, none)
+                let none = Array::full_on(&[rows], f64::NEG_INFINITY, dtype, scores.device())?;
+                (Array::zeros_on(&[rows], dtype, scores.device())?, none)
             }
             _ => {
                 let done = cross_entropy(scores, &place, &OPTIONS)?;
@@ -151,26 +158,26 @@ impl LinearCrossEntropy {
         if cut {
             check_labels(&ids, local.input_shape(1, weight)[0])?;
         }
-        let mut sum = Array::zeros(&[], dtype)?;
-        let hidden_grad = self.hidden.then(|| Array::zeros(all.shape(), narrow)).transpose()?;
-        let weight_grad = self.weight.then(|| Array::zeros(weight.shape(), dtype)).transpose()?;
+        let zeros = |shape: &[usize], dtype| Array::zeros_on(shape, dtype, weight.device());
+        let mut sum = zeros(&[], dtype)?;
+        let hidden_grad = self.hidden.then(|| zeros(all.shape(), narrow)).transpose()?;
+        let weight_grad = self.weight.then(|| zeros(weight.shape(), dtype)).transpose()?;
         for start in (0..labels.numel()).step_by(self.rows) {
             let count = self.rows.min(labels.numel() - start);
             let (x, y) = (all.narrow(0, start, count)?, ids.narrow(0, start, count)?);
-            let scores = ops::linear(&x, weight, None)?.cast(dtype)?;
+            let scores = ops::linear(&x, weight, None)?;
             let Rows { loss, grad } = match cut {
-                true => self.together(&scores, &y, local)?,
-                false => self.alone(&scores, &y)?,
+                true => self.together(&scores.cast(dtype)?, &y, local)?,
+                false => self.alone(scores, &y)?,
             };
             sum = sum.add(&loss.sum(&[], Keep::No)?)?;
-            drop(scores);
             let Some(grad) = grad else { continue };
             let grad = grad.cast(narrow)?;
             if let Some(out) = &hidden_grad {
                 out.narrow(0, start, count)?.copy_from(&ops::matmul(&grad, weight)?)?;
             }
             if let Some(out) = &weight_grad {
-                out.binary_in_place(Binary::Add, &ops::matmul(&grad.transpose(0, 1)?, &x)?.cast(dtype)?)?;
+                ops::add_matmul(out, &grad.transpose(0, 1)?, &x)?;
             }
         }
         let mut found: Arrays = smallvec![sum];
@@ -266,7 +273,8 @@ fn is_one(dy: &Tensor) -> Result<bool> {
     let pending = |layout: &planaria_layout::Layout| {
         layout.placements().iter().any(|p| matches!(p, Placement::Partial(_)))
     };
-    let known = !dy.local().is_meta() && !dy.layout().is_some_and(pending);
+    // A device would have to finish first; multiplying costs it less.
+    let known = dy.local().device() == Device::Cpu && !dy.layout().is_some_and(pending);
     Ok(known && dy.local().item()?.as_f64() == 1.0)
 }
 

@@ -149,7 +149,7 @@ pub(crate) fn filled(
     value: impl Into<Scalar>,
     dtype: DType,
 ) -> Result<Array> {
-    Ok(if beside.is_meta() { Array::meta(shape, dtype)? } else { Array::full(shape, value, dtype)? })
+    Ok(Array::full_on(shape, value, dtype, beside.device())?)
 }
 
 /// The dtype that narrow floats are computed in.

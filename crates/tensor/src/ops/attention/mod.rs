@@ -122,13 +122,14 @@ impl Attention {
         let mut scores = q.matmul(&k.transpose(-1, -2)?)?.mul_scalar(scale)?;
         let full = [batch, heads, queries, keys];
         let grouped = |t: &Tensor| t.broadcast_to(&full)?.reshape(scores.shape());
-        let mut keep = Array::full(&[queries, keys], true, DType::Bool)?;
+        let mut keep = Array::full_on(&[queries, keys], true, DType::Bool, inputs[0].local().device())?;
         if self.span == Span::Causal {
             keep = keep.tril(0)?;
         }
         let mut keep = Tensor::new(keep);
         if let Some(documents) = &self.documents {
-            keep = keep.logical_and(&grouped(&Tensor::new(documents.mask()?))?)?;
+            let same = documents.mask()?.to(inputs[0].local().device())?;
+            keep = keep.logical_and(&grouped(&Tensor::new(same))?)?;
         }
         match inputs.get(3) {
             Some(mask) if mask.dtype() == DType::Bool => keep = keep.logical_and(&grouped(mask)?)?,

@@ -78,8 +78,8 @@ impl<'a> Here<'a> {
         let like =
             ops::attention(&of.q.to_meta(), &of.k.to_meta(), &of.v.to_meta(), &AttentionOptions::default())?;
         let done = Attended {
-            out: Array::zeros(like.out.shape(), like.out.dtype())?,
-            lse: Array::zeros(like.lse.shape(), like.lse.dtype())?,
+            out: Array::zeros_on(like.out.shape(), like.out.dtype(), of.q.device())?,
+            lse: Array::zeros_on(like.lse.shape(), like.lse.dtype(), of.q.device())?,
         };
         if let Some(drop) = &self.drop {
             let wide = of.wide()?;
@@ -100,7 +100,7 @@ impl<'a> Here<'a> {
 
     /// The gradients of queries, keys and values.
     pub(super) fn backward(&self, dy: &Array, of: Operands<'_>, done: &Attended) -> Result<AttentionGrad> {
-        let zeros = |x: &Array, dtype| Array::zeros(x.shape(), dtype);
+        let zeros = |x: &Array, dtype| Array::zeros_on(x.shape(), dtype, x.device());
         if let Some(drop) = &self.drop {
             let dtype = wide(of.q.dtype());
             let sums =
@@ -200,7 +200,7 @@ impl<'a> Here<'a> {
         let mut keep = None;
         if self.options.span == Span::Causal {
             let ahead = part.queries.start as i64 - part.keys.start as i64;
-            let all = Array::full(&[part.queries.len(), part.keys.len()], true, DType::Bool)?;
+            let all = Array::full_on(&[part.queries.len(), part.keys.len()], true, DType::Bool, q.device())?;
             keep = Some(all.tril(ahead)?);
         }
         if let Some(mask) = &self.mask {

@@ -56,7 +56,7 @@ impl Trip<'_> {
             None => send,
             Some(comm) => {
                 // One row more, of zeros, for places that nothing comes to.
-                let space = Array::zeros(&[count + 1, width], table.dtype())?;
+                let space = Array::zeros_on(&[count + 1, width], table.dtype(), table.device())?;
                 let elements = |rows: &[Vec<i64>]| rows.iter().map(|r| r.len() * width).collect();
                 comm.all_to_all(AllToAll {
                     send: send.reshape(&[send.numel()])?,
@@ -68,7 +68,7 @@ impl Trip<'_> {
             }
         };
         if self.meet == Meet::Add {
-            let ids = Array::from_slice(&put, &[count])?;
+            let ids = Array::from_slice(&put, &[count])?.to(table.device())?;
             return Ok(ops::embedding_grad(&came.narrow(0, 0, count)?, &ids, self.rows, None)?);
         }
         if count == self.rows && put.iter().enumerate().all(|(row, &to)| row as i64 == to) {
@@ -91,7 +91,7 @@ impl Trip<'_> {
 /// Rows by number; an empty table has none to give.
 fn rows_of(table: &Array, ids: &[i64]) -> Result<Array> {
     if ids.is_empty() {
-        return Ok(Array::zeros(&[0, table.shape()[1]], table.dtype())?);
+        return Ok(Array::zeros_on(&[0, table.shape()[1]], table.dtype(), table.device())?);
     }
-    Ok(ops::embedding(table, &Array::from_slice(ids, &[ids.len()])?)?)
+    Ok(ops::embedding(table, &Array::from_slice(ids, &[ids.len()])?.to(table.device())?)?)
 }
