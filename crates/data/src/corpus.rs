@@ -1,5 +1,6 @@
 //! The sources of a run put together, packed, and divided into a training and an evaluation side.
 
+use super::chat;
 use super::dataset::{Dataset, Part, Sample};
 use super::error::{Error, Result};
 use super::loader::MOST_PREFETCH;
@@ -61,6 +62,8 @@ pub struct Config {
     /// What a run that goes on from a checkpoint does where its data is not that of the checkpoint.
     #[serde(rename = "continue")]
     pub continuation: Continuation,
+    /// How conversations become samples, where the run learns from those.
+    pub chat: chat::Config,
     /// Where documents come from.
     pub source: Vec<Source>,
     /// Sources for evaluation only.
@@ -82,6 +85,7 @@ impl Default for Config {
             cache: None,
             prefetch: 4,
             continuation: Continuation::default(),
+            chat: chat::Config::default(),
             source: Vec::new(),
             eval: Vec::new(),
         }
@@ -102,6 +106,9 @@ impl Config {
         }
         for token in &self.special_tokens {
             out.add_token(token, TokenKind::Special)?;
+        }
+        if let Some(template) = self.chat.read_template()? {
+            out.set_chat_template(&template)?;
         }
         let text = if self.parse_special { SpecialText::Parse } else { SpecialText::Plain };
         out.set_special_text(text);
@@ -126,15 +133,27 @@ impl Config {
         if self.prefetch > MOST_PREFETCH {
             return refuse("prefetch", self.prefetch.to_string(), &format!("at most {MOST_PREFETCH}"));
         }
-        Ok(())
+        self.chat.check()
     }
 
-    /// Opens the sources: the training side, and the evaluation side if there is one.
+    /// Opens the sources as text: the training side, and the evaluation side if there is one.
     pub fn open(&self, tokenizer: &Tokenizer) -> Result<Data> {
         self.check()?;
-        let train = Arc::new(Corpus::open(&self.source, tokenizer, self)?);
+        self.divide(|sources| Corpus::open(sources, tokenizer, self))
+    }
+
+    /// Opens the sources as conversations, in the same two sides.
+    pub fn open_conversations(&self, tokenizer: &Tokenizer) -> Result<Data> {
+        self.check()?;
+        let chat = self.chat.open(tokenizer)?;
+        self.divide(|sources| Corpus::open_conversations(sources, tokenizer, &chat, self))
+    }
+
+    fn divide(&self, open: impl Fn(&[Source]) -> Result<Corpus>) -> Result<Data> {
+        let train = Arc::new(open(&self.source)?);
+        let report = train.report();
         let eval = if !self.eval.is_empty() {
-            Some(Arc::new(Corpus::open(&self.eval, tokenizer, self)?).side(Side::Whole))
+            Some(Arc::new(open(&self.eval)?).side(Side::Whole))
         } else if self.held_out > 0.0 {
             Some(train.clone().side(Side::HeldOut(self.held_out)))
         } else {
@@ -147,7 +166,7 @@ impl Config {
             let problem = format!("'{origin}' has too few samples to be divided");
             return Err(Error::Setting { key: "held_out", value: self.held_out.to_string(), problem });
         }
-        Ok(Data { train: Arc::new(train), eval: eval.map(|e| Arc::new(e) as Arc<dyn Dataset>) })
+        Ok(Data { train: Arc::new(train), eval: eval.map(|e| Arc::new(e) as Arc<dyn Dataset>), report })
     }
 }
 
@@ -158,13 +177,15 @@ pub struct Data {
     pub train: Arc<dyn Dataset>,
     /// What is only evaluated.
     pub eval: Option<Arc<dyn Dataset>>,
+    /// What became of the rows of conversations that are trained on.
+    pub report: Option<chat::Report>,
 }
 
 impl Data {
     /// No sample: what there is before data is opened.
     pub fn none() -> Data {
         let corpus = Arc::new(Corpus { rows: Vec::new(), sequence: 0, borders: Borders::default() });
-        Data { train: Arc::new(corpus.side(Side::Whole)), eval: None }
+        Data { train: Arc::new(corpus.side(Side::Whole)), eval: None, report: None }
     }
 }
 
@@ -176,11 +197,49 @@ struct Corpus {
     borders: Borders,
 }
 
-/// One packed row of tokens and the share its source has.
+/// The samples of one row of tokens, or of one source of conversations, and the share its source has.
 #[derive(Debug)]
 struct Row {
-    packed: Packed,
+    cut: Cut,
     weight: Option<f64>,
+}
+
+/// What samples are cut from.
+#[derive(Debug)]
+enum Cut {
+    Text(Packed),
+    Conversations(chat::Samples),
+}
+
+impl Cut {
+    fn len(&self) -> u64 {
+        match self {
+            Cut::Text(packed) => packed.len(),
+            Cut::Conversations(samples) => samples.len(),
+        }
+    }
+
+    fn origin(&self) -> &str {
+        match self {
+            Cut::Text(packed) => packed.tokens().origin(),
+            Cut::Conversations(samples) => samples.origin(),
+        }
+    }
+
+    fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
+        match self {
+            Cut::Text(packed) => packed.read(index, out),
+            Cut::Conversations(samples) => samples.read(index, out),
+        }
+    }
+
+    /// A checksum of the content, and its length.
+    fn sum(&self) -> (u32, u64) {
+        match self {
+            Cut::Text(packed) => (packed.tokens().sum(), packed.tokens().len()),
+            Cut::Conversations(samples) => (samples.sum(), samples.report().tokens),
+        }
+    }
 }
 
 /// Which samples of each row are seen.
@@ -206,10 +265,37 @@ impl Corpus {
                 // A source of several token files divides its weight by their lengths.
                 let weight = source.weight.map(|w| w * tokens.len() as f64 / total.max(1) as f64);
                 let packed = Packed::new(tokens, config.sequence, config.packing, pad)?;
-                rows.push(Row { packed: packed.with_borders(config.documents), weight });
+                rows.push(Row { cut: Cut::Text(packed.with_borders(config.documents)), weight });
             }
         }
         Ok(Corpus { rows, sequence: config.sequence, borders: config.documents })
+    }
+
+    fn open_conversations(
+        sources: &[Source],
+        tokenizer: &Tokenizer,
+        chat: &chat::Chat,
+        config: &Config,
+    ) -> Result<Corpus> {
+        let frame = tokenizer.frame();
+        let pad = frame.pad.or(frame.eos).unwrap_or(0);
+        let open = |source: &Source| {
+            let samples = chat::Samples::open(source, chat, &config.chat, config.sequence, pad)?;
+            Ok(Row { cut: Cut::Conversations(samples), weight: source.weight })
+        };
+        let rows = sources.iter().map(open).collect::<Result<_>>()?;
+        Ok(Corpus { rows, sequence: config.sequence, borders: Borders::Separate })
+    }
+
+    /// What became of the rows of all sources; nothing where they are text.
+    fn report(&self) -> Option<chat::Report> {
+        let mut out = None;
+        for row in &self.rows {
+            if let Cut::Conversations(samples) = &row.cut {
+                out.get_or_insert_with(chat::Report::default).add(samples.report());
+            }
+        }
+        out
     }
 
     fn side(self: Arc<Corpus>, side: Side) -> View {
@@ -217,14 +303,14 @@ impl Corpus {
         let mut parts = Vec::new();
         let mut firsts = Vec::new();
         for row in &self.rows {
-            let all = row.packed.len();
+            let all = row.cut.len();
             let (first, samples) = match side {
                 Side::Whole => (None, all),
                 Side::Kept(share) => (Some(0), all - held(all, share)),
                 Side::HeldOut(share) => (Some(all - held(all, share)), held(all, share)),
             };
             firsts.push(first);
-            parts.push(Part { name: row.packed.tokens().origin().to_string(), samples, weight: row.weight });
+            parts.push(Part { name: row.cut.origin().to_string(), samples, weight: row.weight });
         }
         View { corpus: self, parts, firsts }
     }
@@ -256,9 +342,9 @@ impl Dataset for View {
         let mut rest = index;
         for (i, part) in self.parts.iter().enumerate() {
             if rest < part.samples {
-                let packed = &self.corpus.rows[i].packed;
-                let divide = Permutation::new(HELD_OUT.fold(i as u64), packed.len());
-                return packed.read(self.firsts[i].map_or(rest, |first| divide.of(first + rest)), out);
+                let cut = &self.corpus.rows[i].cut;
+                let divide = Permutation::new(HELD_OUT.fold(i as u64), cut.len());
+                return cut.read(self.firsts[i].map_or(rest, |first| divide.of(first + rest)), out);
             }
             rest -= part.samples;
         }
@@ -272,8 +358,8 @@ impl Dataset for View {
     fn fingerprint(&self) -> u32 {
         let rows = self.corpus.rows.iter().zip(&self.parts);
         rows.fold(0, |sum, (row, part)| {
-            let tokens = row.packed.tokens();
-            let text = format!("{:08x} {} {} {:?}\n", tokens.sum(), tokens.len(), part.samples, part.weight);
+            let (tokens, len) = row.cut.sum();
+            let text = format!("{tokens:08x} {len} {} {:?}\n", part.samples, part.weight);
             checksum::append(sum, text.as_bytes())
         })
     }

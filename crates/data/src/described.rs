@@ -80,7 +80,11 @@ impl Description {
 
     /// Data of which every number is known and no sample.
     pub fn into_data(self) -> Data {
-        Data { train: Arc::new(self.train), eval: self.eval.map(|eval| Arc::new(eval) as Arc<dyn Dataset>) }
+        Data {
+            train: Arc::new(self.train),
+            eval: self.eval.map(|eval| Arc::new(eval) as Arc<dyn Dataset>),
+            report: None,
+        }
     }
 }
 

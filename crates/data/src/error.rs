@@ -1,5 +1,6 @@
 //! What can be wrong with training data, always with the file and the place in it.
 
+use crate::chat::Refusal;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -89,6 +90,26 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A program's own sample that cannot be trained on.
+    #[error("sample {index} of the program's own data is refused: {problem}")]
+    StreamSample {
+        /// Its position, counted from 0.
+        index: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A program's own data that failed.
+    #[error("the program's own data failed: {what}")]
+    StreamFailed {
+        /// What it said.
+        what: String,
+    },
+    /// A program's own data that has no further sample.
+    #[error("the program's own data ended after {samples} samples; give more, or train fewer steps")]
+    StreamEnded {
+        /// Samples that came.
+        samples: u64,
+    },
     /// A token id that the vocabulary does not have.
     #[error("token {index} of '{origin}' is {token}, past the vocabulary of {vocab}")]
     OutOfVocabulary {
@@ -154,6 +175,32 @@ pub enum Error {
         name: String,
         /// What is wrong.
         problem: String,
+    },
+    /// A row of conversations that cannot be used.
+    #[error("{}:{line}: {refusal}", path.display())]
+    Conversation {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        refusal: Refusal,
+    },
+    /// A chat template that cannot be used.
+    #[error("'{origin}': {refusal}")]
+    Chat {
+        /// The tokenizer it belongs to.
+        origin: String,
+        /// What is wrong with it.
+        refusal: Refusal,
+    },
+    /// A source without a single row to train on.
+    #[error("'{origin}' has nothing to train on ({told})")]
+    NoRows {
+        /// Where the rows come from.
+        origin: String,
+        /// What became of them.
+        told: String,
     },
     /// A setting that makes no sense.
     #[error("data.{key} = {value}: {problem}")]
@@ -243,6 +290,7 @@ impl Error {
                 "name that tokenizer in `data.tokenizer`, or write the file again with `planaria tokenize`"
                     .into()
             }
+            Error::Conversation { refusal, .. } | Error::Chat { refusal, .. } => refusal.hint()?.into(),
             Error::TooShort { .. } => "give more text, or make `data.sequence` shorter".into(),
             Error::Changed { .. } => {
                 "restore the data and its settings, or go on with the new data by `data.continue = \"new\"`"

@@ -7,7 +7,7 @@
 
 use super::error::{Error, Result};
 use super::map::Map;
-use planaria_store::checksum;
+use planaria_store::{checksum, open_file};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ pub struct TokenFile {
 impl TokenFile {
     /// Opens a token file and checks its header and length. Nothing else is read.
     pub fn open(path: &Path) -> Result<TokenFile> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let file = open_file(path).map_err(Error::io("open", path))?;
         let size = file.metadata().map_err(Error::io("open", path))?.len();
         if size < HEADER as u64 {
             let problem = format!("it has {size} bytes, the header alone has {HEADER}");

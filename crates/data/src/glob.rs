@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 pub fn list(path: &str) -> Result<Vec<PathBuf>> {
     let literal = Path::new(path);
     let mut out = Vec::new();
-    if literal.is_file() {
-        out.push(literal.to_path_buf());
-    } else if literal.is_dir() {
+    if literal.is_dir() {
         walk(literal, &mut |_| true, &mut out)?;
+    } else if literal.exists() {
+        out.push(regular(literal)?);
     } else if path.contains(['*', '?']) {
         let parts: Vec<&str> = path.split('/').collect();
         let fixed = parts.iter().take_while(|part| !part.contains(['*', '?'])).count();
@@ -46,11 +46,19 @@ fn walk(folder: &Path, fits: &mut dyn FnMut(&Path) -> bool, out: &mut Vec<PathBu
         let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io("list", folder))?);
         if kind.is_dir() {
             walk(&path, fits, out)?;
-        } else if path.is_file() && fits(&path) {
-            out.push(path);
+        } else if fits(&path) && !path.is_dir() {
+            out.push(regular(&path)?);
         }
     }
     Ok(())
+}
+
+/// A path that is a file. A pipe, or a link to a file that is gone, is refused: left out, its text would be lost without a word.
+fn regular(path: &Path) -> Result<PathBuf> {
+    if !path.is_file() {
+        planaria_store::open_file(path).map_err(Error::io("open", path))?;
+    }
+    Ok(path.to_path_buf())
 }
 
 fn fits_path(pattern: &[&str], path: &Path) -> bool {
@@ -82,5 +90,26 @@ mod tests {
         assert_eq!(names("/a/*"), ["a/z.txt"]);
         let missing = list(&format!("{root}/*.json")).unwrap_err();
         assert!(missing.to_string().starts_with("no file matches"), "{missing}");
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_neither_waited_for_nor_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a.txt"), "x").unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe.txt")).status().unwrap().success());
+        std::os::unix::fs::symlink(at("gone"), at("link.md")).unwrap();
+        let refused = |path: PathBuf| list(&path.display().to_string()).unwrap_err().to_string();
+        for path in [at("pipe.txt"), at("*.txt"), at("")] {
+            let error = refused(path);
+            assert!(error.contains("pipe.txt") || error.contains("link.md"), "{error}");
+        }
+        assert!(refused(at("pipe.txt")).contains("a pipe, not a file"));
+        assert!(refused(at("*.md")).contains("link.md"));
+        let pipe = at("pipe.txt");
+        let open = crate::TokenFile::open(&pipe).unwrap_err().to_string();
+        assert!(open.contains("a pipe, not a file"), "{open}");
+        let tokenizer = crate::Tokenizer::open(&pipe.display().to_string()).unwrap_err().to_string();
+        assert!(tokenizer.contains("pipe.txt"), "{tokenizer}");
     }
 }

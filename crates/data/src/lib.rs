@@ -24,6 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod chat;
 mod corpus;
 mod dataset;
 mod described;
@@ -39,6 +40,7 @@ mod pack;
 mod permute;
 mod sampler;
 mod source;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
@@ -55,6 +57,7 @@ pub use pack::{Borders, IGNORED, Packed, Packing};
 pub use permute::Permutation;
 pub use sampler::{Order, Place, Sampler, SamplerState};
 pub use source::{Source, SourceKind, pretokenize};
+pub use stream::{Ids, Stream, Streamed, Window};
 pub use tokenizer::{BYTE_TOKENIZER, Frame, SpecialText, TokenKind, Tokenizer};
 pub use tokens::Tokens;
 

@@ -3,7 +3,7 @@
 use super::zstandard::Frames;
 use crate::error::{Error, Result};
 use flate2::bufread::MultiGzDecoder;
-use std::fs::File;
+use planaria_store::open_file;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub(super) struct Origin {
 
 impl Input {
     pub(super) fn open(path: &Path) -> Result<Input> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let file = open_file(path).map_err(Error::io("open", path))?;
         let mut plain = BufReader::with_capacity(BUFFER, file);
         let first = plain.fill_buf().map_err(Error::io("read", path))?;
         let (gzip, zstandard) = (first.starts_with(GZIP), first.starts_with(ZSTANDARD));

@@ -8,6 +8,7 @@ mod parquet;
 mod tests;
 mod zstandard;
 
+use crate::chat::Json;
 use crate::error::{Error, Result};
 use crate::source::SourceKind;
 use compressed::Input;
@@ -37,7 +38,10 @@ pub(crate) fn kind_by_name(path: &Path) -> SourceKind {
 /// Calls `take` with every document of a file; `field` names the text where there is more than one value.
 pub(crate) fn each(path: &Path, kind: SourceKind, field: &str, take: Take<'_>) -> Result<()> {
     match kind {
-        SourceKind::Jsonl => each_line(Input::open(path)?, field, take),
+        SourceKind::Jsonl => {
+            let bad = |line| move |problem| Error::Line { path: path.to_path_buf(), line, problem };
+            each_line(Input::open(path)?, &mut |line, text| take(text_field(text, field).map_err(bad(line))?))
+        }
         SourceKind::Csv => csv::each_row(Input::open(path)?, field, take),
         SourceKind::Parquet => each_value(path, field, take),
         SourceKind::Text | SourceKind::Tokens => take(whole(Input::open(path)?)?),
@@ -64,7 +68,27 @@ fn whole(input: Input) -> Result<String> {
     })
 }
 
-fn each_line(input: Input, field: &str, take: Take<'_>) -> Result<()> {
+/// Takes one row of JSON after the other, each with its line.
+pub(crate) type TakeRow<'a> = &'a mut dyn FnMut(u64, &str) -> Result<()>;
+
+/// Calls `take` with every row of a file of JSON: its lines, or the entries of its list in a `.json`, which are counted instead.
+pub(crate) fn each_row(path: &Path, take: TakeRow<'_>) -> Result<()> {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let bare = compressed::ENDINGS.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+    let input = Input::open(path)?;
+    if !bare.ends_with(".json") {
+        return each_line(input, take);
+    }
+    let bad = |line, problem| Error::Line { path: path.to_path_buf(), line, problem };
+    let text = whole(input)?;
+    let entries = Json::parse(&text).map_err(|problem| bad(1, format!("not valid JSON: {problem}")))?;
+    let Json::List(entries) = entries else {
+        return Err(bad(1, "a `.json` file of conversations holds one list of rows".into()));
+    };
+    entries.iter().zip(1..).try_for_each(|(entry, number)| take(number, &entry.to_string()))
+}
+
+fn each_line(input: Input, take: TakeRow<'_>) -> Result<()> {
     let Input { mut reader, origin } = input;
     let mut line = Vec::new();
     for number in 1.. {
@@ -84,7 +108,7 @@ fn each_line(input: Input, field: &str, take: Take<'_>) -> Result<()> {
             at: e.valid_up_to() as u64,
         })?;
         if !text.trim().is_empty() {
-            take(text_field(text, field).map_err(bad)?)?;
+            take(number, text)?;
         }
     }
     Ok(())

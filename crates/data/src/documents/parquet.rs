@@ -8,7 +8,7 @@ use ::parquet::data_type::{ByteArray, ByteArrayType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
-use std::fs::File;
+use planaria_store::open_file;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const ROWS: usize = 1024;
 
 pub(super) fn each_value(path: &Path, column: &str, take: Take<'_>) -> Result<()> {
     let damaged = |e: ParquetError| Error::parquet(path, format!("it cannot be read: {e}"));
-    let file = File::open(path).map_err(Error::io("open", path))?;
+    let file = open_file(path).map_err(Error::io("open", path))?;
     let reader = guarded(|| SerializedFileReader::new(file)).map_err(damaged)?;
     let columns = reader.metadata().file_metadata().schema_descr_ptr();
     let all = columns.columns();

@@ -54,6 +54,11 @@ impl Bytes {
         self.added(id).is_some_and(|a| a.special)
     }
 
+    /// Bytes that a token stands for.
+    pub(super) fn length(&self, id: u32) -> usize {
+        if id < BYTES { 1 } else { self.added(id).map_or(0, |added| added.content.len()) }
+    }
+
     /// Appends the tokens of `text`; `parse` finds special tokens in it, others are always found.
     pub(super) fn encode(&self, text: &str, parse: bool, out: &mut Vec<u32>) {
         let found = |at: usize| self.longest_at(&text.as_bytes()[at..], parse);

@@ -2,10 +2,12 @@
 
 use super::TokenKind;
 use super::{pairs, sentencepiece};
+use crate::chat;
 use crate::error::{Error, Result};
+use planaria_store::open_file;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -15,7 +17,7 @@ const FAST: &str = "PreTrainedTokenizerFast";
 const SPECIAL_MAP: &str = "special_tokens_map.json";
 
 /// The files that are kept with a model.
-pub(super) const NAMES: [&str; 5] = [TOKENIZER, CONFIG, SPECIAL_MAP, ADDED, "chat_template.jinja"];
+pub(super) const NAMES: [&str; 6] = [TOKENIZER, CONFIG, SPECIAL_MAP, ADDED, chat::FILES[0], chat::FILES[1]];
 
 /// A SentencePiece model.
 const MODEL: &str = "tokenizer.model";
@@ -26,8 +28,18 @@ const MERGES: &str = "merges.txt";
 const MODEL_CONFIG: &str = "config.json";
 
 /// All files that are read.
-pub(super) const READ: [&str; 9] =
-    [TOKENIZER, CONFIG, SPECIAL_MAP, ADDED, "chat_template.jinja", MODEL, VOCAB, MERGES, MODEL_CONFIG];
+pub(super) const READ: [&str; 10] = [
+    TOKENIZER,
+    CONFIG,
+    SPECIAL_MAP,
+    ADDED,
+    chat::FILES[0],
+    chat::FILES[1],
+    MODEL,
+    VOCAB,
+    MERGES,
+    MODEL_CONFIG,
+];
 
 /// Largest file that is read: vocabularies have some ten megabytes.
 const LIMIT: u64 = 512 << 20;
@@ -45,11 +57,14 @@ pub(super) fn read(path: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
         if !is_main && (other || !file.is_file()) {
             continue;
         }
-        let size = fs::metadata(&file).map_err(Error::io("read", &file))?.len();
+        let mut opened = open_file(&file).map_err(Error::io("read", &file))?;
+        let size = opened.metadata().map_err(Error::io("read", &file))?.len();
         if size > LIMIT {
             return Err(Error::tokenizer(file.display().to_string(), format!("{size} bytes are too many")));
         }
-        out.insert(name.to_string(), fs::read(&file).map_err(Error::io("read", &file))?);
+        let mut bytes = Vec::new();
+        opened.read_to_end(&mut bytes).map_err(Error::io("read", &file))?;
+        out.insert(name.to_string(), bytes);
     }
     Ok(out)
 }

@@ -2,6 +2,7 @@
 
 mod byte;
 mod files;
+mod locate;
 mod made;
 mod pairs;
 mod sentencepiece;
@@ -14,6 +15,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 use tokenizers::AddedToken;
+
+pub(crate) use locate::Locator;
 
 /// Name under which the byte tokenizer is opened.
 pub const BYTE_TOKENIZER: &str = "bytes";
@@ -52,6 +55,17 @@ pub struct Frame {
 enum Kind {
     Bytes(Bytes),
     Trained(Box<tokenizers::Tokenizer>),
+}
+
+impl Kind {
+    fn is_special(&self, id: u32) -> bool {
+        match self {
+            Kind::Bytes(bytes) => bytes.is_special(id),
+            Kind::Trained(inner) => {
+                inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
+            }
+        }
+    }
 }
 
 /// A tokenizer and the files it is saved as.
@@ -328,12 +342,7 @@ impl Tokenizer {
 
     /// Whether decoding leaves this token out.
     pub fn is_special(&self, id: u32) -> bool {
-        match &self.kind {
-            Kind::Bytes(bytes) => bytes.is_special(id),
-            Kind::Trained(inner) => {
-                inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
-            }
-        }
+        self.kind.is_special(id)
     }
 
     /// A number that differs between tokenizers that give different ids.

@@ -1,0 +1,107 @@
+//! Tokens with the bytes of the text they stand for, and what a tokenizer says about chat templates.
+
+use super::{Kind, Tokenizer, files};
+use crate::chat::{FILES, Found, Json, token_variables};
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::ops::Range;
+
+/// Encodes texts, and says where in the text each token stands.
+#[derive(Clone)]
+pub(crate) struct Locator {
+    kind: Kind,
+}
+
+impl std::fmt::Debug for Locator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locator").finish_non_exhaustive()
+    }
+}
+
+impl Locator {
+    /// Tokens and their bytes. Special tokens written out become those tokens; nothing is put around the text. A token owns
+    /// every character it encodes, white space included.
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, String> {
+        match &self.kind {
+            Kind::Bytes(bytes) => {
+                let mut tokens = Vec::new();
+                bytes.encode(text, true, &mut tokens);
+                let mut at = 0;
+                let place = |token: u32| {
+                    let start = at;
+                    at += bytes.length(token);
+                    (token, start..at)
+                };
+                Ok(tokens.into_iter().map(place).collect())
+            }
+            Kind::Trained(inner) => {
+                let found = inner.encode(text, false).map_err(|error| error.to_string())?;
+                let ranges = found.get_offsets().iter().map(|&(start, end)| start..end);
+                Ok(found.get_ids().iter().copied().zip(ranges).collect())
+            }
+        }
+    }
+
+    /// Whether decoding leaves this token out.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.kind.is_special(id)
+    }
+}
+
+impl Tokenizer {
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether texts begin with `bos`.
+    pub(crate) fn begins(&self) -> bool {
+        self.begins
+    }
+
+    /// One that says where tokens stand. Post-processors shorten what a token stands for, so it has none.
+    pub(crate) fn locator(&self) -> Locator {
+        let mut kind = self.kind.clone();
+        if let Kind::Trained(inner) = &mut kind {
+            inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+            inner.set_encode_special_tokens(false);
+        }
+        Locator { kind }
+    }
+
+    /// The chat templates among its files.
+    pub(crate) fn chat_templates(&self) -> Result<Found> {
+        let config = files::config(&self.name, &self.files)?;
+        Found::among(&self.files, &config).map_err(|problem| Error::tokenizer(&self.name, problem))
+    }
+
+    /// Whether its files hold a chat template.
+    pub fn has_chat_template(&self) -> Result<bool> {
+        Ok(!self.chat_templates()?.is_empty())
+    }
+
+    /// Keeps another chat template with the model, where both older and newer programs look for it.
+    pub fn set_chat_template(&mut self, template: &str) -> Result<()> {
+        let mut all = self.files()?;
+        let mut config = files::config(&self.name, &all)?;
+        config.insert("chat_template".into(), template.into());
+        all.insert(files::CONFIG.into(), format!("{:#}\n", Value::Object(config)).into_bytes());
+        all.remove(FILES[1]);
+        all.insert(FILES[0].into(), template.as_bytes().to_vec());
+        self.files = all;
+        Ok(())
+    }
+
+    /// The special tokens as variables of a template.
+    pub(crate) fn template_variables(&self) -> Result<Vec<(String, Json)>> {
+        let mut out = token_variables(&files::config(&self.name, &self.files)?);
+        let frame =
+            [("bos_token", self.frame.bos), ("eos_token", self.frame.eos), ("pad_token", self.frame.pad)];
+        for (name, id) in frame {
+            let known = out.iter().any(|(found, _)| found == name);
+            let token = id.filter(|_| !known).and_then(|id| self.token(id));
+            out.extend(token.map(|token| (name.to_string(), Json::Text(token))));
+        }
+        Ok(out)
+    }
+}
