@@ -10,7 +10,18 @@ import json
 
 import torch
 from safetensors.torch import save
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen2MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 SIZES = dict(vocab_size=31, hidden_size=16, intermediate_size=23, max_position_embeddings=64)
 
@@ -40,13 +51,14 @@ def make(name, config, seed):
         for key, value in model.named_parameters():
             # Large enough that every part of the model matters in the result.
             value.copy_(torch.randn_like(value) * (0.3 if value.ndim > 1 else 0.2))
-            if "norm" in key:
+            # The norms of Gemma add 1 themselves.
+            if "norm" in key and not config.model_type.startswith("gemma"):
                 value.add_(1.0)
     ids = torch.randint(0, config.vocab_size, (3, 11))
     labels = torch.randint(0, config.vocab_size, (3, 11))
     labels[0, 3:5] = -100
     labels[2, 10] = -100
-    moe = config.model_type == "qwen2_moe"
+    moe = config.model_type.endswith("_moe")
     out = model(input_ids=ids, **({"output_router_logits": True} if moe else {}))
     counted = (labels != -100).sum()
     loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
@@ -126,4 +138,86 @@ make(
         **SIZES, **MOE, num_hidden_layers=3, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]
     ),
     7,
+)
+
+GROUPS = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+make("mistral", MistralConfig(**SIZES, **GROUPS, sliding_window=5), 8)
+make("qwen3", Qwen3Config(**SIZES, **GROUPS, rope_theta=1e6), 9)
+make(
+    "qwen3-moe",
+    Qwen3MoeConfig(
+        **SIZES,
+        **(GROUPS | dict(num_hidden_layers=3)),
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=13,
+        router_aux_loss_coef=0.1,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    ),
+    10,
+)
+make(
+    "gemma2",
+    Gemma2Config(
+        **SIZES,
+        **(GROUPS | dict(num_hidden_layers=3)),
+        # torch would leave the row of this token out of the embedding's gradient.
+        pad_token_id=None,
+        sliding_window=5,
+        query_pre_attn_scalar=9,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    11,
+)
+make(
+    "gemma3",
+    Gemma3TextConfig(
+        **SIZES,
+        **(GROUPS | dict(num_hidden_layers=3)),
+        # torch would leave the row of this token out of the embedding's gradient.
+        pad_token_id=None,
+        sliding_window=5,
+        query_pre_attn_scalar=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e4),
+        ),
+    ),
+    12,
+)
+make(
+    "phi3",
+    Phi3Config(
+        **(SIZES | dict(hidden_size=24)),
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=5,
+        pad_token_id=None,
+        eos_token_id=None,
+    ),
+    13,
+)
+make(
+    "phi3-long",
+    Phi3Config(
+        **(SIZES | dict(hidden_size=32)),
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        pad_token_id=None,
+        eos_token_id=None,
+        original_max_position_embeddings=8,
+        rope_parameters=dict(
+            rope_type="longrope",
+            rope_theta=1e4,
+            partial_rotary_factor=0.75,
+            short_factor=[1.0, 1.1, 1.5],
+            long_factor=[1.0, 3.0, 7.0],
+        ),
+    ),
+    14,
 )

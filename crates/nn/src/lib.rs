@@ -31,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod batch;
 mod error;
 pub mod generate;
 pub mod layers;

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::parallel::Parallel;
 use planaria_array::ops::Distribution;
-use planaria_array::random::{Key, Normal};
-use planaria_array::{Array, DType};
+use planaria_array::random::{Key, Normal, Window};
+use planaria_array::{Array, DType, Device};
 use planaria_layout::{Layout, Mesh, Placement, Shape};
 use planaria_tensor::Tensor;
 use std::fmt;
@@ -120,21 +120,25 @@ impl ParamSpec {
 
     fn values(&self, init: &Init, parallel: Option<&Parallel>) -> Result<Tensor> {
         let normal = |std| Distribution::Normal(Normal { mean: 0.0, std });
-        let (dtype, key) = (init.dtype, self.key(init.seed));
+        let (dtype, device, key) = (init.dtype, init.device, self.key(init.seed));
         let Some(Parallel { world, mesh, .. }) = parallel else {
             let shape = &self.shape[..];
             return Ok(Tensor::new(match self.start {
-                Start::Normal { std } => Array::random(shape, normal(std), dtype, key)?,
-                Start::Zeros => Array::zeros(shape, dtype)?,
-                Start::Ones => Array::full(shape, 1.0, dtype)?,
+                Start::Normal { std } => {
+                    Array::random_on(&Window::whole(&self.shape), normal(std), dtype, key, device)?
+                }
+                Start::Zeros => Array::zeros_on(shape, dtype, device)?,
+                Start::Ones => Array::full_on(shape, 1.0, dtype, device)?,
             }));
         };
         let layout = self.layout(mesh)?;
-        Ok(match self.start {
+        let values = match self.start {
             Start::Normal { std } => Tensor::random_with(&layout, normal(std), dtype, key, world)?,
             Start::Zeros => Tensor::full(&layout, 0.0, dtype, world)?,
             Start::Ones => Tensor::full(&layout, 1.0, dtype, world)?,
-        })
+        };
+        // A world without elements has none anywhere.
+        Ok(if values.local().is_meta() { values } else { values.to(device)? })
     }
 }
 
@@ -145,11 +149,13 @@ pub struct Init {
     pub seed: u64,
     /// The dtype of the parameters.
     pub dtype: DType,
+    /// Where they are.
+    pub device: Device,
 }
 
 impl Default for Init {
     fn default() -> Init {
-        Init { seed: 0, dtype: DType::F32 }
+        Init { seed: 0, dtype: DType::F32, device: Device::Cpu }
     }
 }
 

@@ -43,7 +43,7 @@ fn configurations_of_transformers_survive() {
             again.parameters(&Stage::whole(&again)).unwrap(),
             config.parameters(&Stage::whole(&config)).unwrap()
         );
-        assert_eq!((again.rope_scaling, &again.windows), (config.rope_scaling, &config.windows));
+        assert_eq!((&again.rope_scaling, &again.windows), (&config.rope_scaling, &config.windows));
     }
 }
 
@@ -52,7 +52,7 @@ fn defaults_are_those_of_the_family() {
     let config = DecoderConfig::from_value(qwen2()).unwrap();
     assert_eq!((config.family.model_type, config.head_dim, config.kv_heads), ("qwen2", 8, 2));
     assert!(config.qkv_bias && !config.output_bias && !config.tie_word_embeddings);
-    assert_eq!((config.rope_theta, config.rope_scaling), (1e6, RopeScaling::Default));
+    assert_eq!((config.rope_theta, config.rope_scaling.clone()), (1e6, RopeScaling::Default));
     let llama = DecoderConfig::from_value(with("model_type", json!("llama"))).unwrap();
     assert!(!llama.qkv_bias && !llama.mlp_bias);
     let biased = DecoderConfig::from_value(json!({
@@ -61,7 +61,7 @@ fn defaults_are_those_of_the_family() {
     }));
     let biased = biased.unwrap();
     assert!(biased.qkv_bias && biased.output_bias);
-    assert_eq!((biased.kv_heads, biased.rope_scaling), (2, RopeScaling::Linear { factor: 2.0 }));
+    assert_eq!((biased.kv_heads, biased.rope_scaling.clone()), (2, RopeScaling::Linear { factor: 2.0 }));
 }
 
 #[test]
@@ -139,4 +139,16 @@ fn stages_list_their_own_parameters() {
         ("lm_head.weight", Some("model.embed_tokens.weight"))
     );
     assert!(config.parameters(&Stage { layers: 1..3, embed: false, head: true }).is_err());
+}
+
+#[test]
+fn an_unknown_type_is_refused_with_the_list_and_the_nearest() {
+    let refused = |name: &str| {
+        let text = format!(r#"{{"model_type": "{name}"}}"#);
+        planaria_nn::models::Models::default().open_json(&text).unwrap_err().to_string()
+    };
+    let near = refused("qwen3_next");
+    assert!(near.contains("known are llama, ") && near.contains("set it to `qwen3"), "{near}");
+    let far = refused("bert");
+    assert!(far.contains("gemma3_text") && !far.contains("set it to"), "{far}");
 }

@@ -67,7 +67,7 @@ fn step(model: &Decoder, tokens: &Tensor, labels: &Tensor, run: &Run<'_>) -> (Ar
 
 #[test]
 fn a_packed_document_is_computed_as_if_alone() {
-    for name in ["llama", "qwen2", "qwen2-window", "qwen2-moe"] {
+    for name in ["llama", "qwen2", "qwen2-window", "qwen2-moe", "gemma2", "gemma3"] {
         for (dtype, bound) in [(DType::F32, 1e-6), (DType::F64, 1e-13)] {
             let packed = Packed::new(name, |_| {});
             let model = packed.golden.model(None, dtype);
@@ -107,7 +107,11 @@ fn a_packed_document_is_computed_as_if_alone() {
 
 #[test]
 fn documents_stay_apart_on_every_mesh_and_when_computed_again() {
-    let meshes = [("qwen2", &["tp=2", "tp=4"][..]), ("qwen2-moe", &["ep=2", "ep=2 tp=2"])];
+    let meshes = [
+        ("qwen2", &["tp=2", "tp=4"][..]),
+        ("qwen2-moe", &["ep=2", "ep=2 tp=2"]),
+        ("gemma2", &["tp=2", "ep=2 tp=2"]),
+    ];
     for (name, meshes) in meshes {
         let packed = Packed::new(name, |config| config.attention_dropout = 0.2);
         let run = Run { train: Some(Key::new(1, 2)), ..packed.run() };

@@ -8,6 +8,7 @@ use planaria_array::random::Key;
 use planaria_comm::threads;
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
+use planaria_nn::batch::{Batch, Prompt, Room};
 use planaria_nn::generate::{Choice, Generator, Options, generate};
 use planaria_nn::models::{Decoder, Network, Run};
 use planaria_tensor::{Tensor, World, no_grad};
@@ -35,7 +36,8 @@ fn without_cache(model: &Decoder) -> Vec<Vec<i64>> {
 
 #[test]
 fn cached_steps_equal_the_whole_forward() {
-    for name in common::MODELS {
+    // Past its original length LongRoPE turns all keys anew, which a cache does not; nor does that of transformers.
+    for name in common::MODELS.into_iter().filter(|&name| name != "phi3-long") {
         let model = Golden::read(name).model(None, DType::F32);
         assert_eq!(
             generate(&model, &prompts(), &options(Choice::Greedy)).unwrap(),
@@ -123,4 +125,70 @@ fn prompts_of_any_lengths_get_what_each_gets_alone() {
     let first = generate(&model, &rows[..1], &sampled).unwrap();
     assert_eq!(all[0], first[0]);
     assert_ne!(all[0], all[2]);
+}
+
+/// Prompts of several lengths, and what each gives alone.
+fn uneven(model: &Decoder) -> (Vec<Vec<i64>>, Vec<Vec<i64>>) {
+    let given = vec![vec![1, 5, 9, 2], vec![7], vec![3, 3, 8, 1, 0, 2, 6, 30, 4], vec![7, 7]];
+    let alone = |prompt: &Vec<i64>| {
+        generate(model, std::slice::from_ref(prompt), &options(Choice::Greedy)).unwrap().swap_remove(0)
+    };
+    let made = given.iter().map(alone).collect();
+    (given, made)
+}
+
+#[test]
+fn rows_of_a_batch_become_what_each_becomes_alone() {
+    for name in common::MODELS {
+        let model = Golden::read(name).model(None, DType::F32);
+        let (given, alone) = uneven(&model);
+        let limits = [12, 12, 5, 0];
+        let prompts: Vec<Prompt> =
+            given.iter().zip(limits).map(|(tokens, limit)| Prompt { tokens, limit }).collect();
+        let plain = ["llama", "mistral", "qwen2"].iter().any(|family| name.starts_with(family));
+        let Some(mut batch) = Batch::new(&model, Room::of(&prompts), &[]).unwrap() else {
+            assert!(!plain, "{name}");
+            continue;
+        };
+        assert!(plain, "{name}");
+        let mut found = Vec::new();
+        // The second time fewer rows stand in the same memory, and the host chooses.
+        batch.begin(&prompts).unwrap();
+        batch.take_best(12).unwrap();
+        found.push(batch.texts().unwrap());
+        batch.begin(&prompts[..2]).unwrap();
+        for _ in 0..12 {
+            let best =
+                |row: &Vec<f32>| (0..row.len()).fold(0, |b, i| if row[i] > row[b] { i } else { b }) as i64;
+            let tokens: Vec<i64> = batch.scores().unwrap().iter().map(best).collect();
+            batch.take(&tokens).unwrap();
+        }
+        found.push(batch.texts().unwrap()[..2].to_vec());
+        for texts in found {
+            for (row, text) in texts.iter().enumerate() {
+                assert_eq!(text.tokens, alone[row][..limits[row]], "{name}, row {row}");
+                assert!(text.ended);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stop_ends_its_row_only_and_what_does_not_fit_is_refused() {
+    let model = Golden::read("qwen2").model(None, DType::F32);
+    let (given, alone) = uneven(&model);
+    let stop = alone[0][4];
+    let prompts: Vec<Prompt> = given.iter().map(|tokens| Prompt { tokens, limit: 12 }).collect();
+    let mut batch = Batch::new(&model, Room::of(&prompts), &[stop]).unwrap().unwrap();
+    batch.begin(&prompts).unwrap();
+    batch.take_best(12).unwrap();
+    for (row, text) in batch.texts().unwrap().iter().enumerate() {
+        let end = alone[row].iter().position(|&token| token == stop).map_or(12, |at| at + 1);
+        assert_eq!(text.tokens, alone[row][..end], "row {row}");
+    }
+    let long = [1i64; 10];
+    let message = batch.begin(&[Prompt { tokens: &long, limit: 1 }]).unwrap_err().to_string();
+    assert!(message.contains("prompt: 10") && message.contains("make a larger batch"), "{message}");
+    let message = batch.begin(&[Prompt { tokens: &[], limit: 1 }]).unwrap_err().to_string();
+    assert!(message.contains("prompt 0 has no token"), "{message}");
 }

@@ -31,7 +31,8 @@ fn table() -> Vec<ParamSpec> {
 
 /// The result and all gradients of its squares.
 fn run(parallel: Option<&Parallel>) -> Vec<Array> {
-    let parts = Parts::new(table(), &Init { seed: 2, dtype: DType::F64 }, parallel).unwrap();
+    let parts =
+        Parts::new(table(), &Init { seed: 2, dtype: DType::F64, ..Init::default() }, parallel).unwrap();
     let norm = parts.layer_norm("norm", 1e-5).unwrap();
     let lanes = Lanes::new(parallel);
     let mlp =
@@ -98,7 +99,8 @@ fn a_cut_table_gives_each_rank_the_gradient_of_its_own_rows() {
     for vocabulary in [2usize, 9] {
         let run = |parallel: Option<&Parallel>| {
             let table = vec![spec("e.weight", &[vocabulary, 3], Kind::Embedding, Cut::Dim(0))];
-            let parts = Parts::new(table, &Init { seed: 2, dtype: DType::F64 }, parallel).unwrap();
+            let parts =
+                Parts::new(table, &Init { seed: 2, dtype: DType::F64, ..Init::default() }, parallel).unwrap();
             let (embed, lanes) = (parts.embedding("e").unwrap(), Lanes::new(parallel));
             let ids: Vec<i64> = (0..10).map(|i| i * 5 % vocabulary as i64).collect();
             let ids = lanes.batch(&Tensor::from_slice(&ids, &[2, 5]).unwrap()).unwrap();

@@ -57,7 +57,7 @@ fn two_stages_give_the_bits_of_one() {
 #[test]
 fn first_values_do_not_depend_on_mesh_or_stage() {
     let config = Golden::read("qwen2-moe").config;
-    let init = Init { seed: 9, dtype: DType::F32 };
+    let init = Init { seed: 9, ..Init::default() };
     let alone = Decoder::new(&config, Stage::whole(&config), None, &init).unwrap().params();
     let std = |a: &Array| {
         let values = a.to_vec::<f32>().unwrap();
@@ -196,7 +196,7 @@ fn a_model_can_be_planned_without_values() {
     let golden = Golden::read("qwen2-moe");
     let mesh: Mesh = "ep=2 tp=2".parse().unwrap();
     let parallel = Parallel { world: World::supposed(3), mesh, sequence: true };
-    let init = Init { seed: 0, dtype: DType::BF16 };
+    let init = Init { dtype: DType::BF16, ..Init::default() };
     let model = Decoder::new(&golden.config, Stage::whole(&golden.config), Some(&parallel), &init).unwrap();
     let meta = |shape: &[usize]| Tensor::new(Array::meta(shape, DType::I64).unwrap());
     let last = model.forward(meta(&[4, 8]), &Run::default()).unwrap();

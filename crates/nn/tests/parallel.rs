@@ -49,12 +49,17 @@ fn check(name: &str, mesh: &str, sequence: Sequence, dtype: DType) {
 }
 
 /// Models and the sizes of `tp` their heads can be shared out on. Vocabulary and inner widths do not divide evenly.
-const DENSE: [(&str, &[usize]); 5] = [
+const DENSE: [(&str, &[usize]); 10] = [
     ("llama", &[2, 4]),
     ("llama-bias", &[2, 4]),
     ("qwen2", &[2, 4]),
     ("qwen2-tied", &[2, 4]),
     ("qwen2-window", &[2]),
+    ("mistral", &[2]),
+    ("qwen3", &[2, 4]),
+    ("gemma2", &[2, 4]),
+    ("gemma3", &[4]),
+    ("phi3", &[2]),
 ];
 
 #[test]
@@ -79,7 +84,7 @@ fn sequence_parallel_equals_one_rank() {
 
 #[test]
 fn expert_parallel_equals_one_rank() {
-    for name in ["qwen2-moe", "qwen2-moe-mixed"] {
+    for name in ["qwen2-moe", "qwen2-moe-mixed", "qwen3-moe"] {
         for mesh in ["ep=2", "tp=2", "ep=2 tp=2"] {
             check(name, mesh, Sequence::Whole, DType::F64);
         }

@@ -1,12 +1,15 @@
 //! Attention with grouped heads and rotary positions, and the cache of keys and values.
 
-use super::{Dropout, Linear, Parts, Positions, Rope};
+use super::capped::{Capped, capped_attention};
+use super::{Dropout, Linear, Parts, Positions, RmsNorm, Rope};
 use crate::error::Result as BuildResult;
 use crate::parallel::Lanes;
 use crate::param::{Module, Param};
-use planaria_array::ops::Span;
+use planaria_array::ops::{
+    KeyValues, Norm, RotaryTable, Span, attend_rows, linear_added, linears, rotate_into,
+};
 use planaria_array::random::Key;
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
 use planaria_layout::{Layout, Shape};
 use planaria_tensor::ops::Documents;
 use planaria_tensor::{Error, Result, Tensor, ops};
@@ -41,24 +44,59 @@ pub struct AttentionStep {
 /// Causal self-attention.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    /// Cut by columns, between heads.
-    pub q: Linear,
-    /// Like `q`; whole where there are fewer heads than ranks.
-    pub k: Linear,
-    /// Like `k`.
-    pub v: Linear,
+    into: Products,
     /// Cut by rows, between heads.
     pub o: Linear,
     sizes: AttentionSizes,
     rope: Rope,
     lanes: Lanes,
+    scores: Scores,
+    /// Of queries and of keys, head by head, before they are rotated.
+    norms: Option<[RmsNorm; 2]>,
+}
+
+/// The products that queries, keys and values come from.
+#[derive(Clone, Debug)]
+enum Products {
+    /// One each, cut by columns, between heads; keys and values whole where there are fewer heads than ranks.
+    Apart(Box<[Linear; 3]>),
+    /// All from one, whole on every rank.
+    Fused(Linear),
+}
+
+/// How queries and keys become scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Factor on them; one over the root of a head's size where there is none.
+    pub scale: Option<f64>,
+    /// They stay within plus and minus this, by a hyperbolic tangent.
+    pub cap: Option<f64>,
 }
 
 impl Attention {
-    /// `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+    /// `q_proj`, `k_proj`, `v_proj`, or `qkv_proj` in their place, and `o_proj`.
     pub fn new(parts: &Parts, sizes: AttentionSizes, rope: Rope, lanes: Lanes) -> BuildResult<Attention> {
-        let [q, k, v, o] = ["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| parts.linear(name));
-        Ok(Attention { q: q?, k: k?, v: v?, o: o?, sizes, rope, lanes })
+        let into = match parts.has("qkv_proj.weight") {
+            true => Products::Fused(parts.linear("qkv_proj")?),
+            false => {
+                let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| parts.linear(name));
+                Products::Apart(Box::new([q?, k?, v?]))
+            }
+        };
+        let scores = Scores::default();
+        Ok(Attention { into, o: parts.linear("o_proj")?, sizes, rope, lanes, scores, norms: None })
+    }
+
+    /// With other scores.
+    #[must_use]
+    pub fn with_scores(self, scores: Scores) -> Attention {
+        Attention { scores, ..self }
+    }
+
+    /// With norms of queries and of keys, one weight for all heads.
+    #[must_use]
+    pub fn with_norms(self, queries: RmsNorm, keys: RmsNorm) -> Attention {
+        Attention { norms: Some([queries, keys]), ..self }
     }
 
     /// From and to a hidden state between blocks. With a cache the keys and values so far are before these.
@@ -67,31 +105,94 @@ impl Attention {
         let x = self.lanes.into_columns(x)?;
         let [batch, length, _] = x.shape()[..] else { return Err(not_hidden(&x)) };
         let split = |y: Tensor, heads: usize| y.reshape(&[batch, length, heads, dim]);
-        let rotate = |y: Tensor, heads| self.rope.rotate(&split(y, heads)?, &step.positions)?.transpose(1, 2);
+        let [query_norm, key_norm] = self.norms.as_ref().map_or([None, None], |[q, k]| [Some(q), Some(k)]);
+        let rotate = |y: Tensor, heads, norm: Option<&RmsNorm>| {
+            let y = split(y, heads)?;
+            let y = norm.map_or(Ok(y.clone()), |norm| norm.forward(&y))?;
+            self.rope.rotate(&y, &step.positions)?.transpose(1, 2)
+        };
 
-        let q = rotate(self.q.forward(&x)?, heads)?;
-        let k = rotate(self.keys(&self.k, &x)?, kv_heads)?;
-        let v = split(self.keys(&self.v, &x)?, kv_heads)?.transpose(1, 2)?;
+        let [q, k, v] = self.projected(&x)?;
+        let (q, k) = (rotate(q, heads, query_norm)?, rotate(k, kv_heads, key_norm)?);
+        let v = split(v, kv_heads)?.transpose(1, 2)?;
 
         let (k, v) = match cache {
             Some(cache) => cache.append(&k, &v)?,
             None => (k, v),
         };
         let (k, v) = (self.shared_out(&k)?, self.shared_out(&v)?);
-        let keys = k.shape()[2];
-        let mask = self.mask(length, keys)?;
+        let y = self.mixed([&q, &k, &v], step)?;
+        let y = y.transpose(1, 2)?.reshape(&[batch, length, heads * dim])?;
+        self.lanes.out_of_rows(&self.o.forward(&y)?)
+    }
+
+    /// Values mixed as queries and keys `[batch, heads, sequence, dim]` say.
+    fn mixed(&self, [q, k, v]: [&Tensor; 3], step: &AttentionStep) -> Result<Tensor> {
+        let (length, keys, device) = (q.shape()[2], k.shape()[2], q.local().device());
+        if let Some(cap) = self.scores.cap {
+            let scale = self.scores.scale.unwrap_or((self.sizes.dim as f64).powf(-0.5));
+            let seen = self.seen(length, keys, device)?;
+            let dropout = (self.sizes.dropout, step.dropout);
+            let documents = step.documents.as_ref();
+            let how = Capped { scale, cap, seen, documents, dropout, lanes: &self.lanes };
+            return capped_attention([q, k, v], &how);
+        }
+        let mask = self.mask(length, keys, device)?;
         // Queries stand at the end of the keys; the kernel's causal span counts both from their first.
         let span = if keys == length { Span::Causal } else { Span::All };
         let options = ops::AttentionOptions {
-            scale: None,
+            scale: self.scores.scale,
             span,
             mask: mask.as_ref(),
             documents: step.documents.as_ref(),
             dropout: self.sizes.dropout.drawn(step.dropout),
         };
-        let y = ops::attention(&q, &k, &v, &options)?;
-        let y = y.transpose(1, 2)?.reshape(&[batch, length, heads * dim])?;
-        self.lanes.out_of_rows(&self.o.forward(&y)?)
+        ops::attention(q, k, v, &options)
+    }
+
+    /// Queries, keys and values of all heads, or of this rank's.
+    fn projected(&self, x: &Tensor) -> Result<[Tensor; 3]> {
+        let AttentionSizes { heads, kv_heads, dim, .. } = self.sizes;
+        let all = match &self.into {
+            Products::Fused(all) => Some(all.forward(x)?),
+            Products::Apart(apart) => Linear::joined(&[&apart[0], &apart[1], &apart[2]], x)?,
+        };
+        if let Some(all) = all
+            && let [q, k, v] = &all.split_sizes(&[heads * dim, kv_heads * dim, kv_heads * dim], -1)?[..]
+        {
+            // Rotations make new queries and keys; values of their own let go of the whole.
+            return Ok([q.clone(), k.clone(), v.copy()?]);
+        }
+        match &self.into {
+            Products::Apart(apart) => {
+                let [q, k, v] = &**apart;
+                Ok([q.forward(x)?, self.keys(k, x)?, self.keys(v, x)?])
+            }
+            Products::Fused(_) => Err(Error::Bug("a fused product splits into three")),
+        }
+    }
+
+    /// Adds attention of `norm(x)` to rows `[rows, width]`, one new token of each: they stand at `positions` behind what the
+    /// cache holds. On one rank and without history.
+    pub(crate) fn decode(
+        &self,
+        x: &Array,
+        norm: Norm<'_>,
+        positions: &Array,
+        cache: &LayerCache,
+    ) -> Result<Array> {
+        let Products::Apart(apart) = &self.into else {
+            return Err(Error::Bug("fused products do not decode"));
+        };
+        let [q, k, v] = &**apart;
+        let [q, k, v, o] = [q, k, v, &self.o].map(Linear::weights);
+        let (q, k, v, o) = (q?, k?, v?, o?);
+        let made = linears(x, Some(norm), &[q.layer(), k.layer(), v.layer()])?;
+        let [q, k, v] = &made[..] else { return Err(Error::Bug("three layers give three results")) };
+        let (keys, values, table) = cache.buffers(&self.rope)?;
+        let at = KeyValues { keys: &keys, values: &values, positions };
+        let q = rotate_into([q, k, v], &table, &at)?;
+        Ok(linear_added(&attend_rows(&q, &at, self.sizes.window)?, o.layer(), x)?)
     }
 
     /// Keys or values of all heads, or of this rank's.
@@ -119,19 +220,26 @@ impl Attention {
     }
 
     /// Which keys a query sees, where "those before it" does not say it all.
-    fn mask(&self, queries: usize, keys: usize) -> Result<Option<Tensor>> {
+    fn mask(&self, queries: usize, keys: usize, device: Device) -> Result<Option<Tensor>> {
         let window = self.sizes.window.filter(|&window| window < keys);
         if window.is_none() && (keys == queries || queries == 1) {
             return Ok(None);
         }
-        let seen = Array::full(&[queries, keys], true, DType::Bool)?;
+        self.seen(queries, keys, device).map(Tensor::new).map(Some)
+    }
+
+    /// True where a query sees a key.
+    fn seen(&self, queries: usize, keys: usize, device: Device) -> Result<Array> {
+        let window = self.sizes.window.filter(|&window| window < keys);
+        let device = if device == Device::Meta { Device::Cpu } else { device };
+        let seen = Array::full_on(&[queries, keys], true, DType::Bool, device)?;
         // Query `i` stands at key `i + past`.
         let past = (keys - queries) as i64;
         let mut kept = seen.tril(past)?;
         if let Some(window) = window {
             kept = kept.triu(past + 1 - window as i64)?;
         }
-        Ok(Some(Tensor::new(kept)))
+        Ok(kept)
     }
 }
 
@@ -142,12 +250,21 @@ fn not_hidden(x: &Tensor) -> Error {
 
 impl Module for Attention {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        [&self.q, &self.k, &self.v, &self.o].into_iter().for_each(|module| module.visit(f));
+        match &self.into {
+            Products::Apart(apart) => apart.iter().for_each(|module| module.visit(f)),
+            Products::Fused(all) => all.visit(f),
+        }
+        self.o.visit(f);
+        self.norms.iter().flatten().for_each(|norm| norm.visit(f));
     }
 
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
-        let all = [&mut self.q, &mut self.k, &mut self.v, &mut self.o];
-        all.into_iter().for_each(|module| module.visit_mut(f));
+        match &mut self.into {
+            Products::Apart(apart) => apart.iter_mut().for_each(|module| module.visit_mut(f)),
+            Products::Fused(all) => all.visit_mut(f),
+        }
+        self.o.visit_mut(f);
+        self.norms.iter_mut().flatten().for_each(|norm| norm.visit_mut(f));
     }
 }
 
@@ -163,6 +280,7 @@ struct Held {
     keys: Tensor,
     values: Tensor,
     len: usize,
+    rotations: Option<RotaryTable>,
 }
 
 impl LayerCache {
@@ -181,12 +299,34 @@ impl LayerCache {
         self.len() == 0
     }
 
+    /// Forgets what is held; the buffers stay where they are.
+    pub(crate) fn clear(&self) {
+        if let Some(held) = self.held.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            held.len = 0;
+        }
+    }
+
+    /// The buffers, `[batch, heads, capacity, dim]`, and the rotations of all their positions, which stay as long.
+    fn buffers(&self, rope: &Rope) -> Result<(Array, Array, RotaryTable)> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(held) = held.as_mut() else {
+            let message = "nothing is held yet; run the prompts first".to_string();
+            return Err(Error::Argument { op: "cache", message });
+        };
+        let (keys, values) = (held.keys.local().clone(), held.values.local().clone());
+        let table = match &held.rotations {
+            Some(table) => table.clone(),
+            None => held.rotations.insert(rope.table(self.capacity, keys.device())?).clone(),
+        };
+        Ok((keys, values, table))
+    }
+
     /// Adds keys and values `[batch, heads, new, dim]` and gives all so far.
     fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
             let (keys, values) = (buffer(k, self.capacity)?, buffer(v, self.capacity)?);
-            *held = Some(Held { keys, values, len: 0 });
+            *held = Some(Held { keys, values, len: 0, rotations: None });
         }
         let Some(held) = held.as_mut() else { return Err(Error::Bug("the buffers were just made")) };
         let (start, new) = (held.len, k.shape()[2]);
@@ -213,8 +353,8 @@ fn buffer(x: &Tensor, capacity: usize) -> Result<Tensor> {
     match (x.layout(), x.world()) {
         (Some(layout), Some(world)) => {
             let layout = Layout::new(layout.mesh(), &Shape::new(&shape)?, layout.placements())?;
-            Tensor::full(&layout, 0.0, x.dtype(), world)
+            Tensor::full(&layout, 0.0, x.dtype(), world)?.to(x.local().device())
         }
-        _ => Tensor::zeros(&shape, x.dtype()),
+        _ => Ok(Tensor::new(Array::zeros_on(&shape, x.dtype(), x.local().device())?)),
     }
 }

@@ -1,7 +1,7 @@
 //! The table of token vectors.
 
 use crate::param::{Module, Param};
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
 use planaria_layout::{Layout, Placement, Reduce, Shape};
 use planaria_tensor::ops::embedding;
 use planaria_tensor::{Keep, Result, Tensor};
@@ -14,9 +14,13 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// `[..]` ids to `[.., width]`. A table cut by rows gives pending sums.
+    /// `[..]` ids to `[.., width]`. A table cut by rows gives pending sums. Ids of the host are brought to the table's device.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let table = self.weight.value()?;
+        let ids = match table.local().device() {
+            device @ Device::Cuda(_) => &ids.to(device)?,
+            _ => ids,
+        };
         match (table.layout(), ids.layout()) {
             (Some(rows), Some(_)) if rows.mesh().span(rows.axes_on(0).collect()) > 1 => by_rows(&table, ids),
             _ => embedding(&table, ids, None),

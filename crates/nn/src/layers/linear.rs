@@ -4,6 +4,8 @@ use super::Parts;
 use crate::error::Result as BuildResult;
 use crate::param::{Cut, Init, Module, Param};
 use crate::table::Table;
+use planaria_array::ops::Layer;
+use planaria_array::{Array, Device};
 use planaria_tensor::{Result, Tensor, ops};
 
 /// `x · weightᵀ + bias`.
@@ -32,10 +34,47 @@ impl Linear {
         Parts::new(table.into_specs(), init, None)?.linear(name)
     }
 
+    /// The results of several layers on one input, side by side in the last dim, from one product: a device does a wide one faster
+    /// than several narrow ones. Nothing where that is not so: on the host, and on a mesh, which cuts each by itself.
+    pub fn joined(layers: &[&Linear], x: &Tensor) -> Result<Option<Tensor>> {
+        let biases = layers.iter().filter(|layer| layer.bias.is_some()).count();
+        let alike = biases == 0 || biases == layers.len();
+        if x.layout().is_some() || !alike || !matches!(x.local().device(), Device::Cuda(_)) {
+            return Ok(None);
+        }
+        let join = |parts: Vec<Tensor>| ops::concat(&parts.iter().collect::<Vec<_>>(), 0);
+        let weights = layers.iter().map(|layer| layer.weight.value()).collect::<Result<Vec<_>>>()?;
+        let biases = layers.iter().filter_map(|layer| layer.bias.as_ref()).map(Param::value);
+        let biases = biases.collect::<Result<Vec<_>>>()?;
+        let bias = if biases.is_empty() { None } else { Some(join(biases)?) };
+        ops::linear(x, &join(weights)?, bias.as_ref()).map(Some)
+    }
+
     /// `[.., in]` to `[.., out]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let bias = self.bias.as_ref().map(Param::value).transpose()?;
         ops::linear(x, &self.weight.value()?, bias.as_ref())
+    }
+}
+
+/// What a linear layer computes with.
+pub(crate) struct Weights {
+    weight: Array,
+    bias: Option<Array>,
+}
+
+impl Weights {
+    pub(crate) fn layer(&self) -> Layer<'_> {
+        Layer { weight: &self.weight, bias: self.bias.as_ref() }
+    }
+}
+
+impl Linear {
+    /// The arrays of a layer that is whole on this rank.
+    pub(crate) fn weights(&self) -> Result<Weights> {
+        let bias = self.bias.as_ref().map(Param::value).transpose()?;
+        let weight = self.weight.value()?.local().clone();
+        Ok(Weights { weight, bias: bias.map(|bias| bias.local().clone()) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Layers: parameters and the ops they go into.
 
 mod attention;
+mod capped;
 mod dropout;
 mod embedding;
 mod linear;
@@ -9,7 +10,7 @@ mod norm;
 mod parts;
 mod rope;
 
-pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache};
+pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache, Scores};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use linear::Linear;

@@ -3,19 +3,24 @@
 use crate::param::{Module, Param};
 use planaria_tensor::{Result, Tensor, ops};
 
-/// `x / sqrt(mean(x²) + eps) * weight`.
+/// `x / sqrt(mean(x²) + eps) * weight`, or `* (1 + weight)`.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     /// `[width]`.
     pub weight: Param,
     /// Added under the root.
     pub eps: f64,
+    /// Whether the weight counts from 1: one that is 0 changes nothing.
+    pub from_one: bool,
 }
 
 impl RmsNorm {
     /// The same shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let weight = self.weight.value()?;
+        let mut weight = self.weight.value()?;
+        if self.from_one {
+            weight = weight.add_scalar(1.0)?;
+        }
         ops::rms_norm(x, weight.shape(), Some(&weight), self.eps)
     }
 }

@@ -37,6 +37,11 @@ impl Parts {
         Parts { prefix: format!("{}{name}.", self.prefix), made: self.made.clone() }
     }
 
+    /// Whether the table has a parameter of this name that nobody took yet.
+    pub fn has(&self, name: &str) -> bool {
+        self.made.borrow().contains_key(&format!("{}{name}", self.prefix))
+    }
+
     /// The parameter of this name.
     pub fn take(&self, name: &str) -> Result<Param> {
         self.maybe(name).ok_or_else(|| {
@@ -65,7 +70,7 @@ impl Parts {
 
     /// `name.weight` of a norm by the root of the mean square.
     pub fn rms_norm(&self, name: &str, eps: f64) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: self.at(name).take("weight")?, eps })
+        Ok(RmsNorm { weight: self.at(name).take("weight")?, eps, from_one: false })
     }
 
     /// `name.weight` and, where there is one, `name.bias` of a layer norm.

@@ -1,13 +1,14 @@
 //! Rotary positions: the frequencies of a configuration, and a table that grows with the longest sequence seen.
 
 use crate::error::{Error, Result};
+use planaria_array::Device;
 use planaria_array::ops::{RotaryLayout, RotaryPairing, RotaryTable};
 use planaria_tensor::{Tensor, ops};
 use std::f64::consts::PI;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How frequencies are changed for sequences longer than those a model was first trained on.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     Default,
@@ -40,6 +41,17 @@ pub enum RopeScaling {
         /// What cosines and sines are multiplied by.
         attention: f64,
     },
+    /// A factor for each pair, others past the original length.
+    Long {
+        /// What frequencies are divided by up to the original length.
+        short: Vec<f64>,
+        /// What they are divided by in longer sequences.
+        long: Vec<f64>,
+        /// The original length.
+        original: usize,
+        /// What cosines and sines are multiplied by.
+        attention: f64,
+    },
 }
 
 impl RopeScaling {
@@ -47,6 +59,7 @@ impl RopeScaling {
         let frequency = theta.powf(-2.0 * i as f64 / dim as f64);
         match *self {
             RopeScaling::Default => frequency,
+            RopeScaling::Long { ref short, .. } => frequency / short.get(i).copied().unwrap_or(f64::NAN),
             RopeScaling::Linear { factor } => frequency / factor,
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
                 let turns = original * frequency / (2.0 * PI);
@@ -68,7 +81,10 @@ impl RopeScaling {
 
     /// What cosines and sines are multiplied by.
     fn attention(&self) -> f64 {
-        if let RopeScaling::Yarn { attention, .. } = *self { attention } else { 1.0 }
+        match *self {
+            RopeScaling::Yarn { attention, .. } | RopeScaling::Long { attention, .. } => attention,
+            _ => 1.0,
+        }
     }
 }
 
@@ -97,12 +113,34 @@ impl Default for Positions {
 pub struct Rope {
     frequencies: Arc<Vec<f64>>,
     attention: f64,
-    table: Arc<Mutex<Option<(usize, RotaryTable)>>>,
+    table: Arc<Mutex<Option<RotaryTable>>>,
+    /// Elements of a head that are rotated, the first ones.
+    rotated: usize,
+    /// Past this length, these rotations instead.
+    longer: Option<(usize, Box<Rope>)>,
 }
 
 impl Rope {
     /// Rotations of heads of `dim` elements.
     pub fn new(dim: usize, theta: f64, scaling: RopeScaling) -> Result<Rope> {
+        if let RopeScaling::Long { short, long, original, attention } = &scaling
+            && *long != *short
+        {
+            let past = RopeScaling::Long {
+                short: long.clone(),
+                long: long.clone(),
+                original: *original,
+                attention: *attention,
+            };
+            let longer = Some((*original, Box::new(Rope::new(dim, theta, past)?)));
+            let within = RopeScaling::Long {
+                short: short.clone(),
+                long: short.clone(),
+                original: *original,
+                attention: *attention,
+            };
+            return Ok(Rope { longer, ..Rope::new(dim, theta, within)? });
+        }
         if dim == 0 || !dim.is_multiple_of(2) || !(theta > 1.0 && theta.is_finite()) {
             let what =
                 format!("rotary positions need an even head_dim and rope_theta > 1, got {dim} and {theta}");
@@ -114,7 +152,8 @@ impl Rope {
             return Err(Error::Sizes { what });
         }
         let attention = scaling.attention();
-        Ok(Rope { frequencies: Arc::new(frequencies), attention, table: Arc::default() })
+        let frequencies = Arc::new(frequencies);
+        Ok(Rope { frequencies, attention, table: Arc::default(), rotated: dim, longer: None })
     }
 
     /// Angles per position, lowest pair first.
@@ -124,18 +163,38 @@ impl Rope {
 
     /// Heads `[batch, sequence, heads, dim]`, each rotated by its position.
     pub fn rotate(&self, x: &Tensor, positions: &Positions) -> planaria_tensor::Result<Tensor> {
-        let (end, positions) = match positions {
+        let device = x.local().device();
+        let moved = match (positions, device) {
+            (Positions::Ids { ids, end }, Device::Cuda(_)) => {
+                Some(Positions::Ids { ids: ids.to(device)?, end: *end })
+            }
+            _ => None,
+        };
+        let (end, positions) = match moved.as_ref().unwrap_or(positions) {
             Positions::From(first) => (first + x.shape()[1], ops::RotaryPositions::From(*first)),
             Positions::Ids { ids, end } => (*end, ops::RotaryPositions::Ids(ids)),
         };
+        let rope = match &self.longer {
+            Some((length, longer)) if end > *length => &**longer,
+            _ => self,
+        };
         let (pairing, layout) = (RotaryPairing::Halves, RotaryLayout::SeqHeads);
-        ops::rotary(x, &self.table(end)?, &ops::RotaryOptions { pairing, layout, positions })
+        let options = ops::RotaryOptions { pairing, layout, positions };
+        let (table, rest) = (rope.table(end, device)?, x.shape()[3].saturating_sub(self.rotated));
+        if rest == 0 {
+            return ops::rotary(x, &table, &options);
+        }
+        let turned = ops::rotary(&x.narrow(3, 0, self.rotated)?, &table, &options)?;
+        ops::concat(&[&turned, &x.narrow(3, self.rotated, rest)?], 3)
     }
 
-    /// A table of at least `end` positions. It doubles, so that generating token by token makes few.
-    fn table(&self, end: usize) -> planaria_tensor::Result<RotaryTable> {
+    /// A table of at least `end` positions where it is needed. It doubles, so that generating token by token makes few.
+    pub(super) fn table(&self, end: usize, device: Device) -> planaria_tensor::Result<RotaryTable> {
+        // What is only planned for reads the host's.
+        let device = if device == Device::Meta { Device::Cpu } else { device };
         let mut known = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, table)) = known.as_ref().filter(|(size, _)| *size >= end) {
+        let fits = |table: &&RotaryTable| table.cos.shape()[0] >= end && table.cos.device() == device;
+        if let Some(table) = known.as_ref().filter(fits) {
             return Ok(table.clone());
         }
         let size = end.max(64).checked_next_power_of_two().unwrap_or(end);
@@ -144,7 +203,8 @@ impl Rope {
             let factor = planaria_array::Array::scalar(self.attention, table.cos.dtype())?;
             table = RotaryTable { cos: table.cos.mul(&factor)?, sin: table.sin.mul(&factor)? };
         }
-        *known = Some((size, table.clone()));
+        table = RotaryTable { cos: table.cos.to(device)?, sin: table.sin.to(device)? };
+        *known = Some(table.clone());
         Ok(table)
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::error::Result;
 use crate::parallel::Lanes;
-use planaria_array::DType;
-use planaria_array::ops::Keep;
-use planaria_tensor::ops::{IGNORED, linear_cross_entropy};
+use planaria_array::ops::{Keep, Reduction};
+use planaria_array::{DType, Device};
+use planaria_tensor::ops::{CrossEntropyOptions, IGNORED, linear_cross_entropy};
 use planaria_tensor::{Tensor, ops};
 
 /// What scores and losses are made of.
@@ -16,22 +16,41 @@ pub struct Head {
     pub weight: Tensor,
     /// The crossings of the model.
     pub lanes: Lanes,
+    /// Scores stay within plus and minus this, by a hyperbolic tangent.
+    pub cap: Option<f64>,
 }
 
 impl Head {
     /// Scores `[batch, sequence, vocabulary]`.
     pub fn logits(&self) -> Result<Tensor> {
-        Ok(ops::linear(&self.states, &self.weight, None)?)
+        let scores = ops::linear(&self.states, &self.weight, None)?;
+        Ok(match self.cap {
+            Some(cap) => scores.mul_scalar(1.0 / cap)?.tanh()?.mul_scalar(cap)?,
+            None => scores,
+        })
     }
 
-    /// Sum of the losses against labels `[batch, sequence]`; -100 counts nothing. Collective.
+    /// Sum of the losses against labels `[batch, sequence]`; -100 counts nothing. Labels of the host are counted there, so that
+    /// nobody waits for a device. Collective.
     pub fn cross_entropy(&self, labels: &Tensor) -> Result<Loss> {
         let labels = self.lanes.batch(labels)?;
         let counted = labels.ne(&Tensor::scalar(IGNORED, labels.dtype())?)?.cast(DType::I64)?;
         let count = counted.sum(&[], Keep::No)?.whole()?;
         // A supposed world has no values; every label counts.
         let count = if count.is_meta() { labels.numel() as u64 } else { count.item()?.as_f64() as u64 };
-        let sum = linear_cross_entropy(&self.states, &self.weight, &labels)?.settled()?;
+        let device = self.weight.local().device();
+        let labels = if device == Device::Meta { labels } else { labels.to(device)? };
+        // Capped scores are not linear in the states, so they are all there at once.
+        let sum = match self.cap {
+            Some(_) => {
+                let scores = self.logits()?;
+                let options =
+                    CrossEntropyOptions { reduction: Reduction::Sum, ..CrossEntropyOptions::default() };
+                ops::cross_entropy(&scores.cast(ops::wide(scores.dtype()))?, &labels, &options)?
+            }
+            None => linear_cross_entropy(&self.states, &self.weight, &labels)?,
+        };
+        let sum = sum.settled()?;
         Ok(Loss { sum, count, own: None })
     }
 }

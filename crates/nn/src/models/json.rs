@@ -21,6 +21,11 @@ impl<'a> Reader<'a> {
         Reader { map, prefix }
     }
 
+    /// Whether the key is there, be it null.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
     /// A key's value; null is as good as nothing.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())

@@ -5,6 +5,7 @@ use super::head::{Head, Loss};
 use crate::error::{Error, Result};
 use crate::layers::{LayerCache, Positions};
 use crate::param::Module;
+use planaria_array::Array;
 use planaria_array::random::Key;
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
@@ -26,6 +27,11 @@ pub trait Network: Module + fmt::Debug + Send + Sync {
     /// An empty cache with room for `capacity` positions.
     fn cache(&self, capacity: usize) -> Cache;
 
+    /// The way to make one token after the other without the host, where the model has one here.
+    fn decoding(&self) -> Option<&dyn Decode> {
+        None
+    }
+
     /// A loss that the model adds of its own, such as one of uneven routing: a mean over `tokens` tokens, not a sum.
     fn own_loss(&self, _last: &Activations, _tokens: usize) -> Result<Option<Tensor>> {
         Ok(None)
@@ -42,6 +48,15 @@ pub trait Network: Module + fmt::Debug + Send + Sync {
         let loss = self.head(&last.hidden)?.cross_entropy(labels)?;
         Ok(Loss { own: self.own_loss(last, labels.numel())?, ..loss })
     }
+}
+
+/// A whole model on one rank that takes one new token of each row after the other. Where rows stand and what they get is read
+/// on the device, so that nothing waits for the host.
+pub trait Decode {
+    /// Scores `[rows, vocabulary]` of the tokens after `tokens` (`[rows]`, I64), which stand at `positions` (`[rows]`, I64, all
+    /// within the capacity) of their rows: their keys and values go into the cache there, and they see those before. Rows
+    /// were put into the cache by [`Network::forward`]. Without history.
+    fn decode(&self, tokens: &Array, positions: &Array, cache: &Cache) -> Result<Array>;
 }
 
 /// Which blocks keep only their input and are computed again in backward.
@@ -143,5 +158,10 @@ impl Cache {
     /// True when nothing is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Forgets what is held; the memory stays where it is.
+    pub fn clear(&self) {
+        self.layers.iter().for_each(LayerCache::clear);
     }
 }

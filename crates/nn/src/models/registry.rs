@@ -2,14 +2,15 @@
 
 use super::architecture::Architecture;
 use super::decoder::{DecoderConfig, Family};
-use super::{LLAMA, QWEN2, QWEN2_MOE};
+use super::{GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::Arc;
 
 /// The decoders that come with this crate.
-pub(super) static FAMILIES: [&Family; 3] = [&LLAMA, &QWEN2, &QWEN2_MOE];
+pub(super) static FAMILIES: [&Family; 9] =
+    [&LLAMA, &QWEN2, &QWEN2_MOE, &QWEN3, &QWEN3_MOE, &MISTRAL, &GEMMA2, &GEMMA3, &PHI3];
 
 /// Makes a model of a parsed `config.json`.
 type OpenModel = dyn Fn(Map<String, Value>) -> Result<Arc<dyn Architecture>> + Send + Sync;
@@ -84,9 +85,18 @@ impl Models {
             None => Err(Error::Unsupported {
                 key: "model_type".to_string(),
                 found: format!("\"{found}\""),
-                hint: format!("known are {}", self.known().collect::<Vec<_>>().join(", ")),
+                hint: self.hint(found),
             }),
         }
+    }
+
+    /// The known types, and the one whose name is nearest.
+    fn hint(&self, found: &str) -> String {
+        let near = |known: &&str| strsim::jaro_winkler(known, found);
+        let nearest =
+            self.known().max_by(|a, b| near(a).total_cmp(&near(b))).filter(|known| near(known) > 0.8);
+        let advice = nearest.map(|near| format!("; where only the name differs, set it to `{near}`"));
+        format!("known are {}{}", self.known().collect::<Vec<_>>().join(", "), advice.unwrap_or_default())
     }
 
     /// The model of the text of a `config.json`.

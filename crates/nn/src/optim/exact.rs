@@ -1,11 +1,14 @@
 //! Sums of squares without rounding: the same for any order, split or number of ranks.
 
 use crate::error::{Error, Result};
-use planaria_array::{Array, DType};
+use planaria_array::ops::{EXACT_WORDS, exact_squares};
+use planaria_array::{Array, DType, Device};
 use rayon::prelude::*;
 
 /// Bits of the smallest positive f64 up to the largest, and room for 2^64 terms: 32 bits each.
 const LIMBS: usize = 68;
+
+const _: () = assert!(LIMBS + 2 == EXACT_WORDS);
 
 /// Values between which lies one power of two, for squares of f32: one per exponent.
 const EXPONENTS: usize = 256;
@@ -15,6 +18,9 @@ const TABLES: usize = 4;
 
 /// Squares of f32 that a bin can take before it must be emptied: they have at most 48 bits.
 const ROOM: usize = 1 << 16;
+
+/// Elements of a device whose squares are added at once: words of its sums have room for twice as many.
+const AT_ONCE: usize = 1 << 30;
 
 /// A sum of squares, kept as an integer in units of the smallest positive f64.
 ///
@@ -42,8 +48,37 @@ impl ExactNorm {
         ExactNorm::default()
     }
 
+    /// Adds the squares of the elements of many arrays: of a device all at once, and only the sum comes to the host.
+    pub fn add_all(&mut self, arrays: &[Array]) -> Result<()> {
+        let mut away: Vec<Array> = Vec::new();
+        let mut elements = 0;
+        for array in arrays {
+            if !matches!(array.device(), Device::Cuda(_)) {
+                self.add(array)?;
+                continue;
+            }
+            elements += array.numel();
+            away.push(array.clone());
+            if elements >= AT_ONCE {
+                self.add_away(&std::mem::take(&mut away))?;
+                elements = 0;
+            }
+        }
+        self.add_away(&away)
+    }
+
+    fn add_away(&mut self, arrays: &[Array]) -> Result<()> {
+        if let Some(words) = exact_squares(arrays)? {
+            self.merge(&ExactNorm::from_array(&words)?);
+        }
+        Ok(())
+    }
+
     /// Adds the square of every element.
     pub fn add(&mut self, array: &Array) -> Result<()> {
+        if let Device::Cuda(_) = array.device() {
+            return self.add_away(std::slice::from_ref(array));
+        }
         let wide = match array.dtype() {
             DType::F32 | DType::F64 => array.contiguous()?,
             DType::BF16 | DType::F16 => array.cast(DType::F32)?.contiguous()?,

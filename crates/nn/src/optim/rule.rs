@@ -50,10 +50,7 @@ impl Rule {
     pub fn state(&self, param: &Array) -> Result<State> {
         let narrow = matches!(param.dtype(), DType::BF16 | DType::F16);
         let dtype = if narrow { DType::F32 } else { param.dtype() };
-        let zeros = || match param.is_meta() {
-            true => Array::meta(param.shape(), dtype),
-            false => Array::zeros(param.shape(), dtype),
-        };
+        let zeros = || Array::zeros_on(param.shape(), dtype, param.device());
         let master = narrow.then(|| param.cast(DType::F32)).transpose()?;
         let slots = self.slots().iter().map(|&name| Ok((name, zeros()?))).collect::<Result<_>>()?;
         Ok(State { master, slots })

@@ -12,8 +12,22 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 /// Every golden model.
-pub const MODELS: [&str; 7] =
-    ["llama", "llama-bias", "qwen2", "qwen2-tied", "qwen2-window", "qwen2-moe", "qwen2-moe-mixed"];
+pub const MODELS: [&str; 14] = [
+    "llama",
+    "llama-bias",
+    "mistral",
+    "qwen2",
+    "qwen2-tied",
+    "qwen2-window",
+    "qwen2-moe",
+    "qwen2-moe-mixed",
+    "qwen3",
+    "qwen3-moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3-long",
+];
 
 /// One file made by `testdata/models/make.py`.
 pub struct Golden {
@@ -73,7 +87,7 @@ impl Golden {
     }
 
     pub fn stage(&self, stage: Stage, parallel: Option<&Parallel>, dtype: DType) -> Decoder {
-        let init = Init { seed: 3, dtype };
+        let init = Init { seed: 3, dtype, ..Init::default() };
         let mut model = Decoder::new(&self.config, stage, parallel, &init).unwrap();
         load(&mut model, |name| self.array(name).cast(dtype).unwrap());
         model

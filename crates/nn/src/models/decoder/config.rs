@@ -2,8 +2,9 @@
 
 use super::family::Family;
 use super::rope;
+use super::variations::Variations;
 use crate::error::{Error, Result};
-use crate::layers::RopeScaling;
+use crate::layers::{Parts, RmsNorm, RopeScaling};
 use crate::models::json::Reader;
 use crate::models::registry::FAMILIES;
 use planaria_array::ops::Gate;
@@ -18,7 +19,7 @@ pub struct Experts {
     pub choices: usize,
     /// `moe_intermediate_size`.
     pub intermediate_size: usize,
-    /// `shared_expert_intermediate_size`.
+    /// `shared_expert_intermediate_size`; 0 where no expert is shared.
     pub shared_intermediate_size: usize,
     /// `norm_topk_prob`: the weights of the chosen experts add up to 1.
     pub normalize: bool,
@@ -75,6 +76,8 @@ pub struct DecoderConfig {
     pub windows: Vec<Option<usize>>,
     /// Experts, in families that have them.
     pub experts: Option<Experts>,
+    /// What the family does differently.
+    pub variations: Variations,
     /// The object as it was read.
     other: Map<String, Value>,
 }
@@ -126,7 +129,7 @@ impl DecoderConfig {
             heads,
             kv_heads: read.maybe_size("num_key_value_heads")?.unwrap_or(heads),
             head_dim: read.maybe_size("head_dim")?.unwrap_or(hidden_size / heads),
-            act: act(&read)?,
+            act: act(&read, "hidden_act", "silu")?,
             max_positions: read.maybe_size("max_position_embeddings")?.unwrap_or(2048),
             rms_norm_eps: read.number("rms_norm_eps", 1e-6)?,
             rope_theta,
@@ -140,6 +143,7 @@ impl DecoderConfig {
             attention_dropout: read.number("attention_dropout", 0.0)?,
             windows: vec![None; layers],
             experts: None,
+            variations: Variations::default(),
             other: map.clone(),
         };
         (family.read)(&read, &mut config)?;
@@ -217,26 +221,33 @@ impl DecoderConfig {
         text
     }
 
+    /// A norm by its name, as the family has them.
+    pub(super) fn norm(&self, parts: &Parts, name: &str) -> Result<RmsNorm> {
+        let from_one = self.variations.norms_from_one;
+        Ok(RmsNorm { from_one, ..parts.rms_norm(name, self.rms_norm_eps)? })
+    }
+
     /// True where a layer has experts in place of one MLP.
     pub fn has_experts(&self, layer: usize) -> bool {
         self.experts.as_ref().is_some_and(|e| e.layers.get(layer).copied().unwrap_or(false))
     }
 }
 
-fn act(read: &Reader<'_>) -> Result<Gate> {
-    match read.text("hidden_act", "silu")? {
+/// The function that a key names.
+pub(in crate::models) fn act(read: &Reader<'_>, key: &str, otherwise: &'static str) -> Result<Gate> {
+    match read.text(key, otherwise)? {
         "silu" | "swish" => Ok(Gate::Silu),
         "gelu" => Ok(Gate::Gelu),
         "gelu_pytorch_tanh" | "gelu_new" => Ok(Gate::GeluTanh),
         other => Err(Error::Unsupported {
-            key: "hidden_act".to_string(),
+            key: key.to_string(),
             found: format!("\"{other}\""),
             hint: "known are silu, gelu and gelu_pytorch_tanh".to_string(),
         }),
     }
 }
 
-fn act_name(act: Gate) -> &'static str {
+pub(in crate::models) fn act_name(act: Gate) -> &'static str {
     match act {
         Gate::Silu => "silu",
         Gate::Gelu => "gelu",
@@ -253,7 +264,18 @@ pub(in crate::models) fn windows(
 ) -> Result<Vec<Option<usize>>> {
     let window = read.maybe_size("sliding_window")?.filter(|&window| window > 0);
     let wanted = read.flag("use_sliding_window", false)?;
-    let Some(window) = window.filter(|_| wanted) else { return Ok(vec![None; layers]) };
+    let first = read.maybe_size("max_window_layers")?.unwrap_or(28);
+    windows_of(read, layers, window.filter(|_| wanted), |layer| is_sliding(layer, first))
+}
+
+/// The same for a window that is known.
+pub(in crate::models) fn windows_of(
+    read: &Reader<'_>,
+    layers: usize,
+    window: Option<usize>,
+    is_sliding: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    let Some(window) = window else { return Ok(vec![None; layers]) };
     if let Some(types) = read.list("layer_types")? {
         if types.len() != layers {
             let what = format!("layer_types has {} entries for {layers} layers", types.len());
@@ -262,6 +284,5 @@ pub(in crate::models) fn windows(
         let sliding = |kind: &Value| kind.as_str() == Some("sliding_attention");
         return Ok(types.iter().map(|kind| sliding(kind).then_some(window)).collect());
     }
-    let first = read.maybe_size("max_window_layers")?.unwrap_or(28);
-    Ok((0..layers).map(|layer| is_sliding(layer, first).then_some(window)).collect())
+    Ok((0..layers).map(|layer| is_sliding(layer).then_some(window)).collect())
 }

@@ -88,7 +88,7 @@ impl Layers<'_> {
         // Each token has as many rows in the experts' buffers as it chooses experts: into them, inside, and out again.
         let rows = choices * (2 * width + 3 * inner + 1);
         // The expert that all share, its result, and the gate on it.
-        let every = 3 * shared + width + 1;
+        let every = if shared == 0 { 0 } else { 3 * shared + width + 1 };
         // Probabilities and weights that are made to add up to 1 are in f32.
         let routing = 4 * experts.count as u64 + if experts.normalize { 4 * (choices + 1) } else { 0 };
         // Which experts were chosen, and four orders of rows.

@@ -7,23 +7,27 @@ mod family;
 mod moe;
 mod rope;
 mod table;
+mod variations;
 
 pub use block::DecoderBlock;
-pub(super) use config::windows;
 pub use config::{DecoderConfig, Experts};
+pub(super) use config::{act, act_name, windows, windows_of};
 pub use family::Family;
 pub use moe::Moe;
+pub(super) use rope::{read_scaling, write_scaling};
+pub use variations::Variations;
 
 use super::architecture::{Architecture, Effect, Setting, Stage};
 use super::blocks::through;
 use super::cost::{Cost, Segment, Sizes};
 use super::head::Head;
-use super::network::{Activations, Cache, Network, Run};
+use super::network::{Activations, Cache, Decode, Network, Run};
 use crate::error::{Error, Result};
 use crate::layers::{Dropout, Embedding, Linear, Parts, RmsNorm, Rope, RopeScaling};
 use crate::parallel::{Lanes, Parallel};
 use crate::param::{Init, Module, Param, ParamSpec};
-use planaria_array::ops::Keep;
+use planaria_array::Array;
+use planaria_array::ops::{Keep, Norm, linears, look_up};
 use planaria_tensor::Tensor;
 use serde_json::Value;
 
@@ -101,6 +105,7 @@ impl Architecture for DecoderConfig {
             ("mlp_bias", self.mlp_bias.to_string()),
             ("sliding_window", windows_text(&self.windows)),
             ("num_experts", experts.map_or("none".into(), |e| format!("{e:?}"))),
+            ("variations", format!("{:?}", self.variations)),
         ];
         let training = [
             ("hidden_dropout", self.hidden_dropout.to_string()),
@@ -140,15 +145,21 @@ impl Decoder {
         let parallel = parallel.as_ref();
         let parts = Parts::new(config.parameters(&stage)?, init, parallel)?;
         let (model, lanes) = (parts.at("model"), Lanes::new(parallel));
-        let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling)?;
-        let block = |layer| {
+        let rotated = config.variations.rotated.unwrap_or(config.head_dim);
+        let rope = Rope::new(rotated, config.rope_theta, config.rope_scaling.clone())?;
+        let windowed = match &config.variations.window_rope {
+            Some((theta, scaling)) => Rope::new(config.head_dim, *theta, scaling.clone())?,
+            None => rope.clone(),
+        };
+        let block = |layer: usize| {
             let parts = model.at(&format!("layers.{layer}"));
-            DecoderBlock::new(&parts, config, layer, &rope, &lanes)
+            let window = config.windows.get(layer).copied().flatten();
+            DecoderBlock::new(&parts, config, layer, if window.is_some() { &windowed } else { &rope }, &lanes)
         };
         Ok(Decoder {
             embed: stage.embed.then(|| model.embedding("embed_tokens")).transpose()?,
             blocks: stage.layers.clone().map(block).collect::<Result<_>>()?,
-            norm: stage.head.then(|| model.rms_norm("norm", config.rms_norm_eps)).transpose()?,
+            norm: stage.head.then(|| config.norm(&model, "norm")).transpose()?,
             head: stage.head.then(|| parts.linear("lm_head")).transpose()?,
             config: config.clone(),
             stage,
@@ -171,7 +182,10 @@ impl Decoder {
         let Activations { hidden, routed } = input.into();
         let hidden = match &self.embed {
             Some(embed) => {
-                let x = self.lanes.out_of_rows(&embed.forward(&self.lanes.batch(&hidden)?)?)?;
+                let mut x = self.lanes.out_of_rows(&embed.forward(&self.lanes.batch(&hidden)?)?)?;
+                if let Some(scale) = self.config.variations.embedding_scale {
+                    x = x.mul_scalar(scale)?;
+                }
                 let dropout = Dropout { p: self.config.hidden_dropout };
                 dropout.forward(&x, run.train.map(|key| key.fold(u64::MAX)))?
             }
@@ -196,11 +210,20 @@ impl Network for Decoder {
             return Err(Error::Argument { what: "logits", message });
         };
         let states = self.lanes.into_columns(&norm.forward(hidden)?)?;
-        Ok(Head { states, weight: head.weight.value()?, lanes: self.lanes.clone() })
+        let cap = self.config.variations.logit_cap;
+        Ok(Head { states, weight: head.weight.value()?, lanes: self.lanes.clone(), cap })
     }
 
     fn cache(&self, capacity: usize) -> Cache {
         Cache::new(self.blocks.len(), capacity)
+    }
+
+    fn decoding(&self) -> Option<&dyn Decode> {
+        // Families that depart from the plain decoder run as in training, one text after the other.
+        let long = matches!(self.config.rope_scaling, RopeScaling::Long { .. });
+        let plain = self.config.variations == Variations::default() && !long;
+        let whole = self.lanes.parallel().is_none() && self.stage.embed && self.stage.head;
+        (whole && plain).then_some(self as &dyn Decode)
     }
 
     /// Experts times the sum of each one's share of choices times its mean probability, over all sparse layers.
@@ -211,6 +234,23 @@ impl Network for Decoder {
         let shares = routed.select(0, 0)?.detach().mul(&routed.select(0, 1)?)?.sum(&[], Keep::No)?;
         let factor = experts.aux_loss * experts.count as f64 / (rows * rows);
         Ok(Some(shares.mul_scalar(factor)?.settled()?))
+    }
+}
+
+impl Decode for Decoder {
+    fn decode(&self, tokens: &Array, positions: &Array, cache: &Cache) -> Result<Array> {
+        let (Some(embed), Some(norm), Some(head)) = (&self.embed, &self.norm, &self.head) else {
+            let message = format!("the stage of layers {:?} is not a whole model", self.stage.layers);
+            return Err(Error::Argument { what: "decode", message });
+        };
+        let mut x = look_up(embed.weight.value()?.local(), tokens)?;
+        for (block, cache) in self.blocks.iter().zip(&cache.layers) {
+            x = block.decode(&x, positions, cache)?;
+        }
+        let (weight, head) = (norm.weight.value()?, head.weights()?);
+        let norm = Norm { weight: weight.local(), eps: norm.eps };
+        let mut scores = linears(&x, Some(norm), &[head.layer()])?;
+        Ok(scores.swap_remove(0))
     }
 }
 

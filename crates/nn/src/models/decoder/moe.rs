@@ -1,4 +1,4 @@
-//! A mixture of experts: each token goes to the few its router likes best, and one expert serves all.
+//! A mixture of experts: each token goes to the few its router likes best; in some families one expert serves all.
 
 use super::config::Experts;
 use crate::error::Result as BuildResult;
@@ -8,7 +8,7 @@ use crate::param::{Module, Param};
 use planaria_array::ops::{Gate, Keep, Which};
 use planaria_tensor::{Error, Result, Tensor, ops};
 
-/// Experts, their router, and the expert that all tokens share.
+/// Experts, their router, and in some families an expert that all tokens share.
 #[derive(Clone, Debug)]
 pub struct Moe {
     router: Linear,
@@ -17,8 +17,8 @@ pub struct Moe {
     up: Param,
     /// `[experts, width, inner]`.
     down: Param,
-    shared: GatedMlp,
-    shared_gate: Linear,
+    /// The expert that all tokens share, and its gate.
+    shared: Option<(GatedMlp, Linear)>,
     act: Gate,
     choices: usize,
     normalize: bool,
@@ -34,8 +34,13 @@ impl Moe {
             gate: each.at("gate_proj").take("weight")?,
             up: each.at("up_proj").take("weight")?,
             down: each.at("down_proj").take("weight")?,
-            shared: GatedMlp::new(&parts.at("shared_expert"), act)?,
-            shared_gate: parts.linear("shared_expert_gate")?,
+            shared: match experts.shared_intermediate_size {
+                0 => None,
+                _ => Some((
+                    GatedMlp::new(&parts.at("shared_expert"), act)?,
+                    parts.linear("shared_expert_gate")?,
+                )),
+            },
             act,
             choices: experts.choices,
             normalize: experts.normalize,
@@ -53,12 +58,15 @@ impl Moe {
             weights = weights.div(&weights.sum(&[-1], Keep::Yes)?)?;
         }
         let routed = self.experts(x, &weights.cast(x.dtype())?, &chosen)?;
-        let shared = self.shared.forward(x)?.mul(&self.shared_gate.forward(x)?.sigmoid()?)?;
+        let result = match &self.shared {
+            Some((shared, gate)) => routed.add(&shared.forward(x)?.mul(&gate.forward(x)?.sigmoid()?)?)?,
+            None => routed,
+        };
 
         let experts = self.gate.spec().shape[0];
         let counts = chosen.one_hot(experts, probabilities.dtype())?.sum(&[0, 1, 2], Keep::No)?;
         let stats = ops::stack(&[&counts, &probabilities.sum(&[0, 1], Keep::No)?], 0)?;
-        Ok((routed.add(&shared)?, stats.settled()?))
+        Ok((result, stats.settled()?))
     }
 
     /// The chosen experts' results, added up with their weights. Tokens travel to the ranks of their experts and
@@ -101,14 +109,18 @@ impl Module for Moe {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.router.visit(f);
         [&self.gate, &self.up, &self.down].into_iter().for_each(&mut *f);
-        self.shared.visit(f);
-        self.shared_gate.visit(f);
+        if let Some((shared, gate)) = &self.shared {
+            shared.visit(f);
+            gate.visit(f);
+        }
     }
 
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
         self.router.visit_mut(f);
         [&mut self.gate, &mut self.up, &mut self.down].into_iter().for_each(&mut *f);
-        self.shared.visit_mut(f);
-        self.shared_gate.visit_mut(f);
+        if let Some((shared, gate)) = &mut self.shared {
+            shared.visit_mut(f);
+            gate.visit_mut(f);
+        }
     }
 }

@@ -12,13 +12,14 @@
 //! | attention's output | rows | whole |
 //! | gate, up; down | columns; rows | whole |
 //! | experts' gate, up; down | columns; rows | experts |
-//! | norms, router, gate of the shared expert | whole | whole |
+//! | fused queries, keys and values; fused gate and up | whole | whole |
+//! | norms (also of heads), router, gate of the shared expert | whole | whole |
 
 use super::config::DecoderConfig;
 use crate::error::{Error, Result};
 use crate::models::architecture::Stage;
 use crate::parallel::Parallel;
-use crate::param::{Cut, Kind, ParamSpec};
+use crate::param::{Cut, Kind, ParamSpec, Start};
 use crate::table::{COLUMNS, ROWS, Table};
 
 /// Rows of a table, made from a configuration.
@@ -38,13 +39,25 @@ impl Rows<'_> {
     }
 
     fn norm(&mut self, name: &str) -> Result<()> {
-        self.table.norm(name, self.config.hidden_size)
+        self.norm_of(name, self.config.hidden_size)
+    }
+
+    fn norm_of(&mut self, name: &str, width: usize) -> Result<()> {
+        let spec = self.table.add(&format!("{name}.weight"), &[width], Kind::Norm, Cut::Whole)?;
+        if self.config.variations.norms_from_one {
+            spec.start = Start::Zeros;
+        }
+        Ok(())
     }
 
     fn mlp(&mut self, name: &str, inner: usize, bias: bool) -> Result<()> {
         let width = self.config.hidden_size;
-        self.linear(&format!("{name}.gate_proj"), [inner, width], bias, COLUMNS)?;
-        self.linear(&format!("{name}.up_proj"), [inner, width], bias, COLUMNS)?;
+        if self.config.variations.fused {
+            self.linear(&format!("{name}.gate_up_proj"), [2 * inner, width], bias, Cut::Whole)?;
+        } else {
+            self.linear(&format!("{name}.gate_proj"), [inner, width], bias, COLUMNS)?;
+            self.linear(&format!("{name}.up_proj"), [inner, width], bias, COLUMNS)?;
+        }
         self.linear(&format!("{name}.down_proj"), [width, inner], bias, ROWS)
     }
 
@@ -52,12 +65,23 @@ impl Rows<'_> {
         let DecoderConfig { hidden_size, heads, kv_heads, head_dim, qkv_bias, output_bias, .. } =
             *self.config;
         let between = |heads: usize| Cut::Heads { dim: 0, heads };
-        self.linear(&format!("{name}.q_proj"), [heads * head_dim, hidden_size], qkv_bias, between(heads))?;
-        for kv in ["k_proj", "v_proj"] {
-            let shape = [kv_heads * head_dim, hidden_size];
-            self.linear(&format!("{name}.{kv}"), shape, qkv_bias, between(kv_heads))?;
+        if self.config.variations.fused {
+            let shape = [(heads + 2 * kv_heads) * head_dim, hidden_size];
+            self.linear(&format!("{name}.qkv_proj"), shape, qkv_bias, Cut::Whole)?;
+        } else {
+            let shape = [heads * head_dim, hidden_size];
+            self.linear(&format!("{name}.q_proj"), shape, qkv_bias, between(heads))?;
+            for kv in ["k_proj", "v_proj"] {
+                let shape = [kv_heads * head_dim, hidden_size];
+                self.linear(&format!("{name}.{kv}"), shape, qkv_bias, between(kv_heads))?;
+            }
         }
-        self.linear(&format!("{name}.o_proj"), [hidden_size, heads * head_dim], output_bias, ROWS)
+        self.linear(&format!("{name}.o_proj"), [hidden_size, heads * head_dim], output_bias, ROWS)?;
+        if self.config.variations.head_norms {
+            self.norm_of(&format!("{name}.q_norm"), head_dim)?;
+            self.norm_of(&format!("{name}.k_norm"), head_dim)?;
+        }
+        Ok(())
     }
 
     /// Experts are one parameter with the expert as dim 0; on disk each has a tensor of its own.
@@ -75,6 +99,9 @@ impl Rows<'_> {
             let name = format!("{name}.experts.*.{projection}.weight");
             self.table.add(&name, &shape, Kind::Matrix, cut)?.ep = Some(0);
         }
+        if shared == 0 {
+            return Ok(());
+        }
         self.mlp(&format!("{name}.shared_expert"), shared, false)?;
         self.linear(&format!("{name}.shared_expert_gate"), [1, width], false, Cut::Whole)
     }
@@ -84,7 +111,12 @@ impl Rows<'_> {
         self.table.begin_block(Some(layer));
         self.norm(&format!("{name}.input_layernorm"))?;
         self.attention(&format!("{name}.self_attn"))?;
-        self.norm(&format!("{name}.post_attention_layernorm"))?;
+        match self.config.variations.post_norms {
+            false => self.norm(&format!("{name}.post_attention_layernorm"))?,
+            true => ["pre_feedforward", "post_attention", "post_feedforward"]
+                .into_iter()
+                .try_for_each(|place| self.norm(&format!("{name}.{place}_layernorm")))?,
+        }
         match self.config.has_experts(layer) {
             true => self.experts(&format!("{name}.mlp")),
             false => self.mlp(&format!("{name}.mlp"), self.config.intermediate_size, self.config.mlp_bias),
