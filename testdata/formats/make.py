@@ -65,6 +65,7 @@ with zipfile.ZipFile(buffer) as plain, zipfile.ZipFile(out / "deflated.pt", "w",
     for name in plain.namelist():
         packed.writestr(name, plain.read(name))
 torch.save({"sparse": torch.eye(3).to_sparse()}, out / "sparse.pt")
+torch.save({"w": torch.ones(4), "q": torch.quantize_per_tensor(torch.arange(6.0).reshape(2, 3), 0.5, 1, torch.qint8)}, out / "quantized.pt")
 torch.save({"neg": torch._neg_view(torch.ones(2))}, out / "neg_view.pt")
 torch.save({"bomb": torch.ones(1).expand(1 << 40)}, out / "expand_bomb.pt")
 torch.save({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3)}, out / "collision.pt")

@@ -39,6 +39,14 @@ pub enum Error {
         /// What was asked, and why it cannot be.
         what: String,
     },
+    /// Values that could not be computed.
+    #[error("'{tensor}': {what}")]
+    Values {
+        /// The tensor that was being written.
+        tensor: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// Work that was told to stop.
     #[error("stopped before the end; nothing was kept")]
     Stopped,
@@ -125,7 +133,7 @@ pub enum Error {
         tensor: String,
     },
     /// Two tensors that ask for one name.
-    #[error("tensor '{tensor}' stands twice, in '{first}' and in '{second}'")]
+    #[error("tensor '{tensor}' appears twice, in '{first}' and in '{second}'")]
     Duplicate {
         /// The name.
         tensor: String,
@@ -191,7 +199,7 @@ pub enum Error {
         expected: String,
     },
     /// A tensor that a rank names twice.
-    #[error("tensor '{tensor}' stands twice in the state of rank {rank}")]
+    #[error("tensor '{tensor}' appears twice in the state of rank {rank}")]
     NamedTwice {
         /// The tensor.
         tensor: String,

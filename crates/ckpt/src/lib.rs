@@ -31,6 +31,7 @@
 mod buffers;
 mod catalog;
 pub mod convert;
+mod device;
 mod error;
 pub mod examine;
 mod files;

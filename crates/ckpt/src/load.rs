@@ -1,6 +1,7 @@
 //! Loading: the boxes that ranks ask for, from wherever the checkpoint has their bytes.
 
 use crate::catalog::{Catalog, Entry};
+use crate::device::{Before, bring, stand_ins};
 use crate::error::{Error, Result};
 use crate::files::FileMap;
 use crate::folder;
@@ -74,7 +75,7 @@ fn small_files(store: &dyn Store, checkpoint: &Checkpoint) -> Result<BTreeMap<St
     Ok(files)
 }
 
-/// Loads the pieces of a state from a catalog. Collective.
+/// Loads the pieces of a state from a catalog; those of a device by way of the host. Collective.
 fn load_tensors(
     world: &dyn Comm,
     store: &dyn Store,
@@ -82,8 +83,15 @@ fn load_tensors(
     state: &State,
     options: &LoadOptions,
 ) -> Result<Report> {
-    let resolved = resolve(catalog, &state.items, options);
-    let Resolved { wants, slots, twins } = talk::agree(world, resolved)?;
+    let whole = options.missing == Unmatched::Refuse && options.mapping.is_none();
+    let before = if whole { Before::Anything } else { Before::Same };
+    let away = state.is_away().then(|| stand_ins(&state.items, before)).transpose();
+    let resolved = away.and_then(|away| {
+        let resolved = resolve(catalog, away.as_deref().unwrap_or(&state.items), options)?;
+        Ok((resolved, away))
+    });
+    let (resolved, away) = talk::agree(world, resolved)?;
+    let Resolved { wants, slots, twins } = resolved;
     let (mut report, holders) = match state.known.as_ref().filter(|_| options.mapping.is_none()) {
         Some(known) => {
             known.check(world, state)?;
@@ -101,6 +109,9 @@ fn load_tensors(
     let (read, loaded) = read::run(world, store, &catalog.data, &schedule, &slots, options, &name)?;
     if options.mapping.is_some() {
         talk::agree(world, twins.iter().try_for_each(Twin::check))?;
+    }
+    if let Some(filled) = away {
+        bring(filled, &state.items)?;
     }
     (report.bytes_read, report.bytes_loaded) = (read, loaded);
     Ok(report)

@@ -330,7 +330,7 @@ fn checked_tensors(
         let tiles = stored.tiles.iter().filter(|tile| tile.holder.len > 0);
         extents.extend(tiles.map(|tile| (tile.holder, key.to_string())));
         if tensors.insert(key.clone(), stored).is_some() {
-            return Err(Refusal::Text(format!("tensor '{key}' stands twice")));
+            return Err(Refusal::Text(format!("tensor '{key}' appears twice")));
         }
     }
     extents.sort();
@@ -384,7 +384,7 @@ impl TensorRecord {
         Listed::new(&shape, tiles.iter().cloned()).map_err(wrong)?;
         let boxes: BTreeSet<&Region> = tiles.iter().map(|tile| &tile.region).collect();
         if boxes.len() != tiles.len() {
-            return Err(Refusal::Text(format!("tensor '{key}' has a box that stands twice")));
+            return Err(Refusal::Text(format!("tensor '{key}' has a box that appears twice")));
         }
         Ok(Stored { dtype, shape, tiles, held: self.held })
     }

@@ -88,7 +88,7 @@ pub struct SaveOptions {
     pub meter: Option<Arc<Meter>>,
 }
 
-/// How much of a rank's part of a save is written.
+/// How much of a rank's part of a save or load has moved.
 #[derive(Debug, Default)]
 pub struct Meter {
     total: AtomicU64,
@@ -100,6 +100,12 @@ impl Meter {
     pub fn share(&self) -> Option<f64> {
         let total = self.total.load(Relaxed);
         (total > 0).then(|| self.done.load(Relaxed) as f64 / total as f64)
+    }
+
+    /// Bytes that have moved, and all there are; nothing before that is known.
+    pub fn bytes(&self) -> Option<(u64, u64)> {
+        let total = self.total.load(Relaxed);
+        (total > 0).then(|| (self.done.load(Relaxed).min(total), total))
     }
 
     pub(crate) fn begin(&self, total: u64) {
@@ -220,6 +226,8 @@ pub struct LoadOptions {
     pub mapping: Option<Arc<Mapping>>,
     /// Threads and staging memory to use; made anew for each load when missing.
     pub transfer: Option<Arc<Transfer>>,
+    /// Told how much of this rank's part is read, for whoever watches.
+    pub meter: Option<Arc<Meter>>,
 }
 
 impl LoadOptions {

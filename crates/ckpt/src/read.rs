@@ -1,7 +1,7 @@
 //! The moving part of a load: reading units, checking their blocks, filling arrays here and on other ranks.
 
 use crate::error::{Error, Result};
-use crate::options::LoadOptions;
+use crate::options::{LoadOptions, Meter};
 use crate::outgoing::rearranged;
 use crate::schedule::{Leg, Schedule, Split, blocks};
 use crate::strided::{At, Window, cast, copy_box};
@@ -94,8 +94,14 @@ pub(crate) fn run(
     let mut by_tensor: HashMap<usize, Vec<&Slot>> = HashMap::new();
     slots.iter().for_each(|(tensor, slot)| by_tensor.entry(*tensor).or_default().push(slot));
     let (loaded, parts, post) = (AtomicU64::new(0), Mutex::default(), Post::default());
+    let meter = options.meter.as_deref();
+    if let Some(meter) = meter {
+        let mine = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
+        meter.begin(mine.flat_map(|unit| &schedule.units[unit].runs).map(|run| run.end - run.start).sum());
+    }
+    let transfer = &transfer;
     let loader =
-        Loader { data, schedule, by_tensor, readers, transfer: &transfer, describe, loaded, parts, post };
+        Loader { data, schedule, by_tensor, readers, transfer, describe, loaded, meter, parts, post };
     let read = loader.read_all(world)?;
     let split = loader.check_split(world)?;
     let mut after = slots.iter().filter_map(|(_, slot)| slot.after.as_ref());
@@ -144,6 +150,7 @@ struct Loader<'a> {
     transfer: &'a Transfer,
     describe: &'a Describe<'a>,
     loaded: AtomicU64,
+    meter: Option<&'a Meter>,
     /// Sums of parts of blocks whose other parts are in other units, by file and place.
     parts: Mutex<BTreeMap<(usize, u64), u32>>,
     post: Post,
@@ -286,9 +293,14 @@ impl Loader<'_> {
     fn read_tasks(&self, tasks: &[Task<'_>], send: Option<&Array>) -> Result<u64> {
         let jobs: Vec<(&dyn Reader, Range<u64>)> =
             tasks.iter().map(|task| self.job(task.unit(), task.run())).collect::<Result<_>>()?;
-        let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| match &tasks[number] {
-            Task::Alone { unit, run } => self.take_alone(*unit, run, bytes),
-            Task::Shared(job) => self.take_shared(job, send, bytes),
+        let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| {
+            if let Some(meter) = self.meter {
+                meter.add(bytes.len() as u64);
+            }
+            match &tasks[number] {
+                Task::Alone { unit, run } => self.take_alone(*unit, run, bytes),
+                Task::Shared(job) => self.take_shared(job, send, bytes),
+            }
         })?;
         Ok(read.bytes)
     }

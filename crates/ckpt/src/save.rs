@@ -31,6 +31,12 @@ pub fn save(
     options: &SaveOptions,
 ) -> Result<Saved> {
     let begun = Instant::now();
+    let to_host = || {
+        let mut copy = state.clone();
+        copy.to_host().map(|()| copy)
+    };
+    let copied = state.is_away().then(to_host).transpose();
+    let state = copied.as_ref().ok().and_then(Option::as_ref).unwrap_or(state);
     let mut union = union::gather(world, state, options.replicas)?;
     check_small_files(&union)?;
     let derive = outgoing::select(&mut union.tensors, options)?;
@@ -39,7 +45,8 @@ pub fn save(
         None => Outgoing::plain(tensors, &state.items),
         Some(mapping) => Outgoing::mapped(tensors, &state.items, mapping, world.rank()),
     };
-    let outgoing = talk::agree(world, outgoing)?;
+    let failed = copied.as_ref().err().cloned();
+    let outgoing = talk::agree(world, failed.map_or(outgoing, Err))?;
     let files = match options.tiles {
         Tiles::Whole => naming::whole(&outgoing.tensors, options.max_file_size, derive)?,
         Tiles::AsHeld => naming::as_held(&outgoing.tensors, options.max_file_size, derive, world.size())?,

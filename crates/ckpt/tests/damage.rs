@@ -187,7 +187,7 @@ fn crafted_manifests_are_refused() {
     let first = twice["tensors"][0].clone();
     twice["tensors"].as_array_mut().unwrap().push(first);
     craft(&store, &twice);
-    assert!(open(&store, FOLDER).unwrap_err().to_string().contains("stands twice"));
+    assert!(open(&store, FOLDER).unwrap_err().to_string().contains("appears twice"));
     store.put(&format!("{FOLDER}/COMMIT"), b"{", PutMode::Replace).unwrap();
     assert!(open(&store, FOLDER).is_err());
 }

@@ -289,6 +289,6 @@ fn ema_reshards_and_loads() {
 fn nested_name_collisions_overwrite() {
     for name in ["collision.pt", "collision.pdparams"] {
         let refused = refusal(&stored("formats"), name).to_string();
-        assert!(refused.contains(name) && refused.contains("tensor 'a.b' stands twice"), "{refused}");
+        assert!(refused.contains(name) && refused.contains("tensor 'a.b' appears twice"), "{refused}");
     }
 }

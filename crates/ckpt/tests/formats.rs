@@ -29,9 +29,12 @@ fn torch_save_files_with_views_parameters_and_python_values() {
 #[test]
 fn torch_files_that_cannot_be_read_in_place_say_why() {
     let store = stored("formats");
-    for (name, why) in
-        [("legacy.pt", "1.6"), ("deflated.pt", "compressed"), ("sparse.pt", "_rebuild_sparse_tensor")]
-    {
+    for (name, why) in [
+        ("legacy.pt", "1.6"),
+        ("deflated.pt", "compressed"),
+        ("sparse.pt", "_rebuild_sparse_tensor"),
+        ("quantized.pt", "a quantized tensor; save `tensor.dequantize()`"),
+    ] {
         let error = refusal(&store, name).to_string();
         assert!(error.contains(why), "{name}: {error}");
     }
@@ -275,7 +278,7 @@ fn an_index_cannot_lead_out_of_its_folder() {
     let store = copied("formats/unified");
     let twice = r#"{"weight_map": {"q": "model-00001-of-00002.safetensors", "q": "model-00002-of-00002.safetensors"}}"#;
     store.write("model.safetensors.index.json", twice.as_bytes()).unwrap();
-    assert!(refusal(&store, "").to_string().contains("stands twice"));
+    assert!(refusal(&store, "").to_string().contains("appears twice"));
 }
 
 #[test]

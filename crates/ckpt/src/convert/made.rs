@@ -1,6 +1,7 @@
 //! Tensors to be written, and where their values come from: one tensor of the source, or a mapping over several.
 
 use super::clock::{Face, Steps};
+use super::computed::{self, Values};
 use crate::error::{Error, Result};
 use crate::formats::{Key, Source, Target};
 use crate::stream::{Feed, row_strides};
@@ -27,6 +28,8 @@ pub(crate) enum Origin {
     Same(Key),
     /// What the mapping makes under the name `target` of the tensors that stand in `keys` for its sources.
     Mapped { mapping: Arc<Mapping>, target: String, keys: Arc<BTreeMap<String, Key>>, casts: Casts },
+    /// Computed when it is written.
+    Computed(Arc<dyn Values>),
     /// The value that all of these hold.
     Agreed(Vec<Key>),
     /// The steps a weight has taken, as another framework keeps them.
@@ -60,7 +63,7 @@ impl Made {
                 let keys = names.into_iter().filter_map(|name| keys.get(name));
                 keys.map(|key| ratio(dtype(key))).max().unwrap_or(0)
             }
-            Origin::Agreed(_) | Origin::Clock(..) => 0,
+            Origin::Computed(_) | Origin::Agreed(_) | Origin::Clock(..) => 0,
         }
     }
 
@@ -95,6 +98,7 @@ impl Made {
     ) -> Result<()> {
         match &self.from {
             Origin::Same(key) => self.copy(feed, key, want, out, scratch),
+            Origin::Computed(values) => computed::fill(self, &**values, want, out),
             Origin::Mapped { mapping, target, keys, casts } => {
                 for piece in mapping.pieces(target, want)? {
                     let missing = || Error::NoTensor { tensor: piece.source.to_string() };

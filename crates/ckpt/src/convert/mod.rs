@@ -5,6 +5,7 @@
 
 mod clock;
 mod companions;
+mod computed;
 mod engine;
 mod late;
 mod made;
@@ -35,6 +36,7 @@ use std::collections::BTreeMap;
 use torch::{Torch, is_torch};
 
 pub use companions::belongs;
+pub use computed::{Computed, Surroundings, Values, plan_computed, weights};
 pub use mapped::{Remap, Way};
 
 pub(crate) use clock::{counts_for, steps_taken};
@@ -143,6 +145,8 @@ pub struct Conversion<'s> {
     left_out: Vec<(Key, &'static str)>,
     values_left_out: Vec<String>,
     beside: Beside,
+    /// Small files that do not come from the source.
+    given: BTreeMap<String, Vec<u8>>,
     warnings: Vec<String>,
     /// What our folders hold beside tensors.
     about: Value,
@@ -190,6 +194,7 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
         left_out,
         values_left_out,
         beside,
+        given: BTreeMap::new(),
         warnings,
         about,
         dtype,
@@ -384,7 +389,8 @@ impl Conversion<'_> {
     /// Names and sizes of the files that it makes.
     pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
         let data = self.draft.files.iter().map(|file| (file.name.as_str(), file.len));
-        data.chain(self.draft.small.iter().map(|(name, bytes)| (name.as_str(), bytes.len() as u64)))
+        let small = self.draft.small.iter().map(|(name, bytes)| (name, bytes)).chain(&self.given);
+        data.chain(small.map(|(name, bytes)| (name.as_str(), bytes.len() as u64)))
     }
 
     /// Tensors it writes, with their element types and shapes.
@@ -447,6 +453,10 @@ impl Conversion<'_> {
     /// The small files that belong to a model go with it.
     fn copy_companions(&self, store: &dyn Store, folder: &str) -> Result<Vec<Small>> {
         let mut small = Vec::new();
+        for (name, bytes) in &self.given {
+            store.put(&join(folder, name), bytes, PutMode::Replace)?;
+            small.push(Small::new(name, bytes, Role::State));
+        }
         for short in &self.beside.carried {
             let mut bytes = companions::read(self.source, short)?;
             if let Some(dtype) = self.dtype.filter(|_| short == "config.json") {

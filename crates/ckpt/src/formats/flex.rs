@@ -192,7 +192,10 @@ impl Metadata {
             let key = tree.text(*key).ok_or_else(|| malformed("a tensor whose name is no text"))?;
             let list = tree.items(*list).ok_or_else(|| malformed("a tensor without a list of shards"))?;
             if let Some(dtype) = list.iter().find_map(|&item| unknown_dtype(tree, item)) {
-                let what = format!("tensor '{key}' has the element type '{dtype}', which is not read");
+                let what = format!(
+                    "tensor '{key}' has the element type '{dtype}', which is not read from this format; save it \
+                             in another type, or leave it out"
+                );
                 return Err(Error::Unsupported { file: file.to_string(), what });
             }
             let read = list.iter().map(|&item| read_shard(tree, item)).collect::<Result<Vec<_>, String>>();

@@ -20,7 +20,7 @@ pub(super) struct Index {
     pub(super) rest: Map<String, Value>,
 }
 
-/// A map that refuses a key that stands twice.
+/// A map that refuses a key that appears twice.
 struct Weights(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Weights {
@@ -42,7 +42,7 @@ impl<'de> Visitor<'de> for WeightsVisitor {
         let mut weights = BTreeMap::new();
         while let Some((tensor, file)) = map.next_entry::<String, String>()? {
             if weights.insert(tensor.clone(), file).is_some() {
-                return Err(serde::de::Error::custom(format!("tensor '{tensor}' stands twice")));
+                return Err(serde::de::Error::custom(format!("tensor '{tensor}' appears twice")));
             }
         }
         Ok(Weights(weights))

@@ -154,7 +154,7 @@ impl Walk<'_> {
 
     fn insert(&mut self, name: String, found: Found) -> Result<()> {
         if self.arrays.insert(name.clone(), found).is_some() {
-            return Err(self.malformed(format!("tensor '{name}' stands twice")));
+            return Err(self.malformed(format!("tensor '{name}' appears twice")));
         }
         Ok(())
     }

@@ -193,6 +193,12 @@ fn call(tree: &Tree, global: (&str, &str), args: Id, depth: usize) -> Found<View
             ),
             _ => Some(Err("a tensor without its arguments".to_string())),
         },
+        // Its integers mean nothing without the quantizer, which no other format has a place for.
+        ("torch._utils", "_rebuild_qtensor") => {
+            Some(Err("a quantized tensor; save `tensor.dequantize()`, or \
+             `tensor.int_repr()` beside its scale and zero point"
+                .to_string()))
+        }
         ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
             find(tree, *args.first()?, depth)
         }

@@ -16,9 +16,16 @@ const OPEN: usize = 64;
 /// Reads boxes of a source's tensors. It is shared by threads and keeps files open between reads.
 #[derive(Debug)]
 pub struct Feed<'s> {
-    source: &'s Source,
+    source: Held<'s>,
     /// Last used at the end.
     open: Mutex<Vec<(usize, Arc<dyn Reader>)>>,
+}
+
+/// A source that somebody else owns, or that is owned together.
+#[derive(Debug)]
+enum Held<'s> {
+    Lent(&'s Source),
+    Shared(Arc<Source>),
 }
 
 /// Byte strides of a row-major box with these extents.
@@ -33,12 +40,20 @@ pub fn row_strides(extents: &[usize], size: usize) -> Dims {
 impl<'s> Feed<'s> {
     /// Nothing is opened yet.
     pub fn new(source: &'s Source) -> Feed<'s> {
-        Feed { source, open: Mutex::new(Vec::new()) }
+        Feed { source: Held::Lent(source), open: Mutex::new(Vec::new()) }
+    }
+
+    /// Keeps the source alive; nothing is opened yet.
+    pub fn shared(source: Arc<Source>) -> Feed<'static> {
+        Feed { source: Held::Shared(source), open: Mutex::new(Vec::new()) }
     }
 
     /// What it reads from.
-    pub fn source(&self) -> &'s Source {
-        self.source
+    pub fn source(&self) -> &Source {
+        match &self.source {
+            Held::Lent(source) => source,
+            Held::Shared(source) => source,
+        }
     }
 
     /// The elements `range` of a tensor in row-major order.
@@ -49,7 +64,7 @@ impl<'s> Feed<'s> {
         out: &mut [u8],
         scratch: &mut Vec<u8>,
     ) -> Result<()> {
-        let entry = self.source.get(key)?;
+        let entry = self.source().get(key)?;
         let size = entry.dtype.size();
         let mut at = 0;
         for part in flat_boxes(&entry.shape, range) {
@@ -62,7 +77,7 @@ impl<'s> Feed<'s> {
 
     /// One box in row-major order.
     pub fn region(&self, key: &Key, want: &Region, out: &mut [u8], scratch: &mut Vec<u8>) -> Result<()> {
-        let entry = self.source.get(key)?;
+        let entry = self.source().get(key)?;
         let strides = row_strides(&want.extents(), entry.dtype.size());
         self.place(key, want, out, (0, &strides), scratch)
     }
@@ -76,12 +91,12 @@ impl<'s> Feed<'s> {
         to: (usize, &[usize]),
         scratch: &mut Vec<u8>,
     ) -> Result<()> {
-        let entry = self.source.get(key)?;
+        let entry = self.source().get(key)?;
         let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
         for piece in entry.pieces(want, 0).map_err(wrong)? {
             let file = self.file(piece.tile.holder.file)?;
             let read = self.nest(entry, &piece, want, to).read(&*file, out, scratch);
-            read.map_err(|error| named(error, key, &self.source.sums))?;
+            read.map_err(|error| named(error, key, &self.source().sums))?;
         }
         Ok(())
     }
@@ -108,9 +123,9 @@ impl<'s> Feed<'s> {
             open.push(found);
             return Ok(file);
         }
-        let name = &self.source.files[number];
-        let file = self.source.reader(number)?;
-        let file: Arc<dyn Reader> = match self.source.sums.get(name) {
+        let name = &self.source().files[number];
+        let file = self.source().reader(number)?;
+        let file: Arc<dyn Reader> = match self.source().sums.get(name) {
             Some(sums) => Arc::new(Verified::new(file, sums.clone())),
             None => Arc::from(file),
         };

@@ -1,0 +1,197 @@
+//! Which tensors a model has: tables of known families, and what the names tell of others.
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use std::collections::BTreeSet;
+
+/// The weights of a family. `{}` in a name stands for the number of a layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Architecture {
+    /// Before the layers.
+    pub(crate) pre: Vec<Weight>,
+    /// Of every layer.
+    pub(crate) layer: Vec<Weight>,
+    /// Behind the layers.
+    pub(crate) post: Vec<Weight>,
+    /// Whether there are no layers, whatever the names say.
+    flat: bool,
+}
+
+/// A weight of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Weight {
+    pub(crate) name: String,
+    /// It may be missing.
+    pub(crate) optional: bool,
+    /// What a model that lacks it uses in its place.
+    pub(crate) tied: Option<String>,
+    /// Its rows are those of the vocabulary.
+    pub(crate) vocabulary: bool,
+}
+
+impl Weight {
+    fn plain(name: impl Into<String>) -> Weight {
+        Weight { name: name.into(), optional: false, tied: None, vocabulary: false }
+    }
+
+    /// A weight that is known by nothing but its name.
+    pub(crate) fn named(name: &str, optional: bool) -> Weight {
+        Weight { optional, ..Weight::plain(name) }
+    }
+
+    /// Its name in a layer.
+    pub(crate) fn in_layer(&self, layer: usize) -> String {
+        self.name.replacen("{}", &layer.to_string(), 1)
+    }
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+const ATTENTION: [&str; 4] = [
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+];
+const NORMS: [&str; 2] = ["input_layernorm.weight", "post_attention_layernorm.weight"];
+const MLP: [&str; 3] = ["mlp.up_proj.weight", "mlp.gate_proj.weight", "mlp.down_proj.weight"];
+const QKV_BIAS: [&str; 3] = ["self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"];
+const QK_NORM: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+const MORE_NORMS: [&str; 2] = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"];
+const FUSED: [&str; 4] = [
+    "self_attn.qkv_proj.weight",
+    "self_attn.o_proj.weight",
+    "mlp.gate_up_proj.weight",
+    "mlp.down_proj.weight",
+];
+
+/// Weights of a layer by `model_type`.
+fn layer_weights(model_type: &str) -> Option<Vec<&'static str>> {
+    let llama = [&NORMS[..], &ATTENTION, &MLP].concat();
+    Some(match model_type {
+        "llama" | "mistral" | "gemma" => llama,
+        "qwen2" => [&llama[..], &QKV_BIAS].concat(),
+        "qwen3" => [&llama[..], &QK_NORM].concat(),
+        "gemma2" => [&llama[..], &MORE_NORMS].concat(),
+        "gemma3_text" => [&llama[..], &MORE_NORMS, &QK_NORM].concat(),
+        "phi3" => [&NORMS[..], &FUSED].concat(),
+        _ => return None,
+    })
+}
+
+impl Architecture {
+    /// The architecture that all models have, or that of the first where mixing is allowed.
+    pub(crate) fn of(models: &[&Model], mixed: bool) -> Result<Architecture> {
+        let first = models.first().ok_or_else(|| Error::request("there is no model"))?;
+        let kind = |model: &Model| {
+            let class = model.config["architectures"][0].as_str().unwrap_or("");
+            (model.model_type().to_string(), class.to_string())
+        };
+        let expected = kind(first);
+        for model in models {
+            let found = kind(model);
+            let same = found.0 == expected.0
+                && (found.1 == expected.1 || found.1.is_empty() || expected.1.is_empty());
+            if !same && !mixed {
+                let named = |(model_type, class): &(String, String)| format!("{model_type} ({class})");
+                return Err(Error::request(format!(
+                    "{} is of the architecture {} and {} of {}; `--allow-crimes` merges them all the same, by the names of the first",
+                    first.name,
+                    named(&expected),
+                    model.name,
+                    named(&found)
+                )));
+            }
+        }
+        Ok(match layer_weights(&expected.0) {
+            Some(layer) => known(&layer),
+            None => inferred(models),
+        })
+    }
+
+    /// Weights without layers.
+    pub(crate) fn flat(weights: Vec<Weight>) -> Architecture {
+        Architecture { pre: weights, layer: Vec::new(), post: Vec::new(), flat: true }
+    }
+
+    /// Number of layers of a model.
+    pub(crate) fn layers(&self, model: &Model) -> usize {
+        if self.flat {
+            return 0;
+        }
+        let told = model.number(&["num_hidden_layers", "n_layer", "num_layers", "n_layers"]);
+        told.unwrap_or_else(|| {
+            let numbers =
+                model.tensors.keys().filter_map(|name| split_layer(name)).map(|(_, number, _)| number + 1);
+            numbers.max().unwrap_or(0)
+        })
+    }
+}
+
+fn known(layer: &[&str]) -> Architecture {
+    let embedding = Weight { vocabulary: true, ..Weight::plain(EMBEDDING) };
+    let head =
+        Weight { optional: true, tied: Some(EMBEDDING.to_string()), vocabulary: true, ..Weight::plain(HEAD) };
+    Architecture {
+        pre: vec![embedding],
+        layer: layer.iter().map(|name| Weight::plain(format!("model.layers.{{}}.{name}"))).collect(),
+        post: vec![Weight::plain("model.norm.weight"), head],
+        flat: false,
+    }
+}
+
+/// Parts of a name around its first number between dots.
+fn split_layer(name: &str) -> Option<(&str, usize, &str)> {
+    let mut start = 0;
+    for part in name.split('.') {
+        let end = start + part.len();
+        if start > 0 && end < name.len() && !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            return Some((&name[..start], part.parse().ok()?, &name[end..]));
+        }
+        start = end + 1;
+    }
+    None
+}
+
+/// The names of all models; what some of them lack is optional.
+fn inferred(models: &[&Model]) -> Architecture {
+    let names: BTreeSet<&str> =
+        models.iter().flat_map(|model| model.tensors.keys().map(String::as_str)).collect();
+    // Numbers mean layers where most names have them: a tower beside the text model has its own.
+    let mut prefixes: Vec<(usize, &str)> = Vec::new();
+    for (prefix, ..) in names.iter().filter_map(|name| split_layer(name)) {
+        match prefixes.iter_mut().find(|(_, other)| *other == prefix) {
+            Some((count, _)) => *count += 1,
+            None => prefixes.push((1, prefix)),
+        }
+    }
+    let prefix = prefixes.iter().max_by_key(|(count, _)| *count).map_or("", |(_, prefix)| *prefix);
+    let mut architecture = Architecture { pre: Vec::new(), layer: Vec::new(), post: Vec::new(), flat: false };
+    for name in names {
+        let is_embedding = ["embed_tokens", "wte.", "word_embeddings", "embed_in", "tok_embeddings"]
+            .iter()
+            .any(|part| name.contains(part));
+        let is_head = name.starts_with("lm_head.") || name.starts_with("embed_out.");
+        let embedding =
+            models.iter().flat_map(|model| model.tensors.keys()).find(|n| n.contains("embed_tokens.weight"));
+        let weight = |name: String| Weight {
+            name,
+            optional: true,
+            tied: is_head.then(|| embedding.cloned()).flatten(),
+            vocabulary: is_embedding || is_head,
+        };
+        match split_layer(name).filter(|(found, ..)| *found == prefix) {
+            Some((before, _, after)) => {
+                let weight = weight(format!("{before}{{}}{after}"));
+                if !architecture.layer.contains(&weight) {
+                    architecture.layer.push(weight);
+                }
+            }
+            None if is_embedding || name.contains("wpe.") => architecture.pre.push(weight(name.to_string())),
+            None => architecture.post.push(weight(name.to_string())),
+        }
+    }
+    architecture
+}

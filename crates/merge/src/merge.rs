@@ -1,0 +1,364 @@
+//! Merges from a text to a plan: the stages of a recipe, their models, and what is written.
+
+use crate::architecture::Architecture;
+use crate::card::card;
+use crate::error::{Error, Result};
+use crate::model::{Model, Root};
+use crate::plan::{Liberties, Models, Planner};
+use crate::recipe::{Recipe, Reference, parse_all};
+use crate::result::{Outcome, assemble, bytes_of, main_dtype, pretty, set_dtype};
+use crate::tokens::{Merging, Relaying};
+use crate::values::Values;
+use planaria_ckpt::convert::{Computed, Conversion, ConvertOptions, Surroundings, To, plan_computed};
+use planaria_ckpt::formats::Source;
+use planaria_layout::{DType, Shape};
+use planaria_store::pattern;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What to change about a merge.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where relative paths begin.
+    pub root: Root,
+    /// Seed of the methods that draw.
+    pub seed: u64,
+    /// Merge models of different architectures by the names of the first.
+    pub allow_crimes: bool,
+    /// Of vocabularies of different sizes keep the rows that all have.
+    pub truncate_embeddings: bool,
+    /// Copy tensors of the base that its architecture does not name.
+    pub keep_extra: bool,
+    /// What is suspicious about a recipe is an error.
+    pub strict: bool,
+    /// Tensors that are not written: patterns with `*` and `?` over whole names.
+    pub drop: Vec<String>,
+    /// If not empty, only tensors with names that match are written.
+    pub keep: Vec<String>,
+}
+
+/// A merge that can be carried out.
+#[derive(Debug)]
+pub struct Merge {
+    outcome: Outcome,
+    stem: &'static str,
+    /// Stages that have names, in the order in which they are needed.
+    stages: Vec<(String, Merge)>,
+    read: u64,
+    /// Tensors that were asked not to be written.
+    removed: Vec<(String, u64)>,
+    places: Vec<String>,
+    remarks: Vec<String>,
+}
+
+/// Plans the merge of a recipe: mergekit's YAML, one document or several stages. No tensor is read.
+pub fn plan(text: &str, options: &Options) -> Result<Merge> {
+    let recipes = parse_all(text)?;
+    if recipes.is_empty() {
+        return Err(Error::recipe(1, "there is no recipe here"));
+    }
+    let order = order(&recipes)?;
+    let mut made: BTreeMap<String, Arc<Model>> = BTreeMap::new();
+    let mut opened: Models = BTreeMap::new();
+    let mut stages = Vec::new();
+    let parts = split_documents(text, recipes.len());
+    for (turn, &number) in order.iter().enumerate() {
+        let recipe = &recipes[number];
+        let merge = stage(recipe, &parts[number], &mut opened, &made, None, options)?;
+        if turn + 1 == order.len() {
+            let removed = recipe.removed.iter().map(|(line, pattern)| (Some(*line), pattern.clone()));
+            let read = opened.values().flat_map(|model| model.tensors.values()).map(bytes_of).sum();
+            return Merge { stages, read, ..merge }.finished(removed.collect(), options);
+        }
+        let name = recipe.name.clone().unwrap_or_default();
+        let tensors = merge.outcome.tensors.iter().cloned().collect();
+        let (config, files) = (merge.outcome.config.clone(), merge.outcome.files.clone());
+        let source = merge.outcome.donor.source.clone();
+        made.insert(name.clone(), Arc::new(Model::made(name.clone(), config, tensors, files, source)));
+        stages.push((name, merge));
+    }
+    Err(Error::recipe(1, "there is no recipe here"))
+}
+
+/// The text of every document.
+fn split_documents(text: &str, count: usize) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for line in text.lines() {
+        match (line.trim_end(), parts.last()) {
+            ("---", Some(last)) if last.trim().is_empty() => {}
+            ("---", _) => parts.push(String::new()),
+            _ => parts.iter_mut().last().into_iter().for_each(|part| {
+                part.push_str(line);
+                part.push('\n');
+            }),
+        }
+    }
+    parts.resize(count, text.to_string());
+    parts
+}
+
+/// The stages so that each comes behind those it needs, the final one last.
+fn order(recipes: &[Recipe]) -> Result<Vec<usize>> {
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut last = None;
+    for (number, recipe) in recipes.iter().enumerate() {
+        match &recipe.name {
+            Some(name) => {
+                if names.insert(name, number).is_some() {
+                    return Err(Error::recipe(recipe.line, format!("a second stage is named '{name}'")));
+                }
+            }
+            None if last.is_some() => {
+                return Err(Error::recipe(
+                    recipe.line,
+                    "a second stage has no `name`; only the final one may have none",
+                ));
+            }
+            None => last = Some(number),
+        }
+    }
+    let needs = |number: usize| -> BTreeSet<usize> {
+        recipes[number]
+            .all_models()
+            .iter()
+            .filter_map(|model| names.get(model.path.as_str()).copied())
+            .collect()
+    };
+    // Where all have names, the last one that nobody needs is the final one.
+    let needed: BTreeSet<usize> = (0..recipes.len()).flat_map(needs).collect();
+    let last = last.or_else(|| (0..recipes.len()).rev().find(|number| !needed.contains(number)));
+    let mut done: Vec<usize> = Vec::new();
+    while done.len() < recipes.len() {
+        let open = (0..recipes.len()).filter(|number| !done.contains(number));
+        let ready = open.clone().filter(|number| needs(*number).iter().all(|need| done.contains(need)));
+        // The final stage waits for all others.
+        let next = ready.clone().find(|number| Some(*number) != last).or_else(|| ready.clone().next());
+        let Some(next) = next else {
+            let stuck: Vec<&str> = open.filter_map(|number| recipes[number].name.as_deref()).collect();
+            let line = recipes.iter().find(|recipe| recipe.name.as_deref() == stuck.first().copied());
+            let line = line.map_or(1, |recipe| recipe.line);
+            return Err(Error::recipe(
+                line,
+                format!("stages need each other in a circle: {}", stuck.join(", ")),
+            ));
+        };
+        done.push(next);
+    }
+    Ok(done)
+}
+
+/// Plans one stage; models that were opened before are used again. `architecture` says which tensors there are, where the
+/// models do not.
+pub(crate) fn stage(
+    recipe: &Recipe,
+    text: &str,
+    opened: &mut Models,
+    made: &BTreeMap<String, Arc<Model>>,
+    architecture: Option<&Architecture>,
+    options: &Options,
+) -> Result<Merge> {
+    let mut models: Models = BTreeMap::new();
+    for reference in recipe.all_models() {
+        let model = match (made.get(&reference.path), opened.get(reference)) {
+            (Some(stage), _) => Arc::new(Model::clone(stage).with_adapter(reference, &options.root)?),
+            (_, Some(model)) => model.clone(),
+            _ => {
+                let model = Arc::new(Model::open(reference, &options.root)?);
+                opened.insert(reference.clone(), model.clone());
+                model
+            }
+        };
+        models.insert(reference.clone(), model);
+    }
+    let merging = Merging::new(recipe, &models)?;
+    let relaying = merging.as_ref().map(|merging| Relaying::new(recipe, merging));
+    let liberties = Liberties {
+        mixed: options.allow_crimes,
+        truncate: options.truncate_embeddings,
+        keep_extra: options.keep_extra,
+    };
+    let rows = relaying.as_ref().map(Relaying::total);
+    let (relaying, seed) = (relaying.as_ref(), options.seed);
+    let planner = Planner { recipe, models: &models, liberties: &liberties, relaying, architecture, seed };
+    let planned = planner.plan()?;
+    let read = models.values().flat_map(|model| model.tensors.values()).map(bytes_of).sum();
+    let mut outcome = assemble(recipe, text, &models, planned, merging.as_ref())?;
+    let names: Vec<String> = recipe.models().iter().map(|reference| described(reference, &models)).collect();
+    let title = recipe.name.clone().unwrap_or_else(|| "Merged model".to_string());
+    let text = card(&title, text, &names, &outcome);
+    outcome.files.insert("README.md".to_string(), text.into_bytes());
+    let places = models.values().flat_map(|model| model.places.clone()).collect();
+    let remarks = rows.map(|rows| vanishing_rows(recipe, &models, rows)).unwrap_or_default();
+    Ok(Merge { remarks, ..Merge::new(outcome, "model", read).at(places) })
+}
+
+/// Rows of embeddings that belong to no token are not in the result.
+fn vanishing_rows(recipe: &Recipe, models: &Models, rows: usize) -> Vec<String> {
+    let embedding =
+        |reference: &Reference| models.get(reference)?.tensors.get("model.embed_tokens.weight").cloned();
+    let inputs = recipe.models().into_iter().filter_map(|model| Some((model, embedding(model)?.shape()[0])));
+    let fewer = inputs.filter(|(_, before)| *before > rows);
+    let told = fewer.map(|(model, before)| {
+        format!(
+            "{model} has {before} rows for tokens and the result {rows}: those without tokens are left out; \
+             `tokenizer: {{pad_to_multiple_of: 64}}` rounds up"
+        )
+    });
+    told.collect()
+}
+
+/// A model with what its files were.
+fn described(reference: &Reference, models: &Models) -> String {
+    let Some(model) = models.get(reference) else { return reference.to_string() };
+    let bytes: u64 = model.tensors.values().map(bytes_of).sum();
+    format!("{reference} ({} tensors, {bytes} bytes)", model.tensors.len())
+}
+
+impl Merge {
+    /// The same with the paths that are read.
+    pub(crate) fn at(mut self, places: Vec<String>) -> Merge {
+        self.places = places;
+        self
+    }
+
+    /// Paths and URLs that are read, those of stages included.
+    pub fn places(&self) -> Vec<&str> {
+        let stages = self.stages.iter().flat_map(|(_, stage)| stage.places());
+        stages.chain(self.places.iter().map(String::as_str)).collect()
+    }
+
+    /// A result that was put together elsewhere.
+    pub(crate) fn new(outcome: Outcome, stem: &'static str, read: u64) -> Merge {
+        Merge {
+            outcome,
+            stem,
+            stages: Vec::new(),
+            read,
+            removed: Vec::new(),
+            places: Vec::new(),
+            remarks: Vec::new(),
+        }
+    }
+
+    /// Leaves out what is not wanted, and looks at the warnings.
+    pub(crate) fn finished(
+        mut self,
+        mut removed: Vec<(Option<usize>, String)>,
+        options: &Options,
+    ) -> Result<Merge> {
+        let before = self.stages.iter().flat_map(|(_, stage)| stage.outcome.warnings.clone());
+        self.outcome.warnings = before.chain(std::mem::take(&mut self.outcome.warnings)).collect();
+        if let (true, Some(first)) = (options.strict, self.outcome.warnings.first()) {
+            return Err(Error::request(first.clone()));
+        }
+        removed.extend(options.drop.iter().map(|pattern| (None, pattern.clone())));
+        self.remove(&removed, &options.keep)?;
+        Ok(self)
+    }
+
+    /// Leaves tensors out; a pattern that matches nothing is an error.
+    fn remove(&mut self, patterns: &[(Option<usize>, String)], keep: &[String]) -> Result<()> {
+        let known: Vec<String> = self.outcome.tensors.iter().map(|(name, _)| name.clone()).collect();
+        let wrong = |line: Option<usize>, pattern: &str| {
+            let near = crate::error::nearest(pattern, known.iter().map(String::as_str));
+            let what = format!("'{pattern}' matches no tensor of the result{near}");
+            line.map_or_else(|| Error::request(what.clone()), |line| Error::recipe(line, what.clone()))
+        };
+        for (line, glob) in patterns {
+            if !known.iter().any(|name| pattern::matches(glob, name)) {
+                return Err(wrong(*line, glob));
+            }
+        }
+        for glob in keep {
+            if !known.iter().any(|name| pattern::matches(glob, name)) {
+                return Err(wrong(None, glob));
+            }
+        }
+        let stays = |name: &str| {
+            let dropped = patterns.iter().any(|(_, glob)| pattern::matches(glob, name));
+            !dropped && (keep.is_empty() || keep.iter().any(|glob| pattern::matches(glob, name)))
+        };
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.outcome.tensors).into_iter().partition(|(name, _)| stays(name));
+        self.outcome.tensors = stay;
+        self.removed = go.iter().map(|(name, values)| (name.clone(), bytes_of(values))).collect();
+        if !self.removed.is_empty() && self.outcome.config.is_object() {
+            if let Some(dtype) = main_dtype(&self.outcome.tensors) {
+                set_dtype(&mut self.outcome.config, dtype);
+            }
+            self.outcome.files.insert("config.json".to_string(), pretty(&self.outcome.config));
+        }
+        Ok(())
+    }
+
+    /// What has no effect, or less than it seems.
+    pub fn warnings(&self) -> &[String] {
+        &self.outcome.warnings
+    }
+
+    /// What is as it should be and may surprise.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
+    /// Tensors of inputs that nothing is made of: model, name, bytes.
+    pub fn dropped(&self) -> &[(String, String, u64)] {
+        &self.outcome.dropped
+    }
+
+    /// Tensors that the model which gives the configuration does not have: name, bytes.
+    pub fn added(&self) -> &[(String, u64)] {
+        &self.outcome.added
+    }
+
+    /// Tensors that were asked not to be written: name, bytes.
+    pub fn removed(&self) -> &[(String, u64)] {
+        &self.removed
+    }
+
+    /// Bytes of all tensors of all checkpoints that are read.
+    pub fn read_bytes(&self) -> u64 {
+        self.read
+    }
+
+    /// One line for every tensor: what it is made of.
+    pub fn notes(&self) -> &[String] {
+        &self.outcome.notes
+    }
+
+    /// Stages with names that come before, in the order in which they are needed.
+    pub fn stages(&self) -> impl Iterator<Item = (&str, &Merge)> {
+        self.stages.iter().map(|(name, merge)| (name.as_str(), merge))
+    }
+
+    /// Tensors of the result with their element types and shapes.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
+        self.outcome.tensors.iter().map(|(name, values)| (name.as_str(), values.dtype(), values.shape()))
+    }
+
+    /// How it is written. Nothing is computed yet.
+    pub fn conversion(&self, to: To, options: &ConvertOptions) -> Result<Conversion<'_>> {
+        let source: &Source = &self.outcome.donor.source;
+        let tensors = self.outcome.tensors.iter().map(|(name, values)| Computed {
+            name: name.clone(),
+            dtype: values.dtype(),
+            shape: values.shape().clone(),
+            values: Arc::new(Written { name: name.clone(), values: values.clone() }),
+        });
+        let surroundings = Surroundings { stem: self.stem, files: self.outcome.files.clone() };
+        Ok(plan_computed(source, to, tensors.collect(), surroundings, options)?)
+    }
+}
+
+/// A tensor that is written.
+#[derive(Debug)]
+struct Written {
+    name: String,
+    values: Arc<dyn Values>,
+}
+
+impl planaria_ckpt::convert::Values for Written {
+    fn fill(&self, first: usize, out: &mut [u8]) -> planaria_ckpt::Result<()> {
+        self.values.copy(first, out).map_err(|error| error.while_writing(&self.name))
+    }
+}

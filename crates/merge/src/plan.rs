@@ -1,0 +1,520 @@
+//! From a recipe and its models to the tensors of the result: every name, source and parameter is decided before any byte
+//! is read.
+
+use crate::architecture::{Architecture, Weight};
+use crate::error::{Error, Result};
+use crate::merged::{Merged, Prefix, Same};
+use crate::method::sparsify::Stream;
+use crate::method::{BaseUse, Count, Default, Given, Kind, Method, Parameter};
+use crate::model::Model;
+use crate::passes::Inputs;
+use crate::recipe::{Form, Input, Module, Recipe, Reference, Scalar, Settings, Slice, Spot};
+use crate::tokens::Relaying;
+use crate::values::{Values, cast};
+use planaria_array::promote;
+use planaria_layout::{DType, Shape};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What a merge may do that it should not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Liberties {
+    /// Merge models of different architectures by the names of the first.
+    pub(crate) mixed: bool,
+    /// Keep the rows that all vocabularies have.
+    pub(crate) truncate: bool,
+    /// Copy tensors of the base that the architecture does not name.
+    pub(crate) keep_extra: bool,
+}
+
+/// The tensors of a result.
+#[derive(Debug, std::default::Default)]
+pub(crate) struct Planned {
+    /// In the order of the model.
+    pub(crate) tensors: Vec<(String, Arc<dyn Values>)>,
+    /// Tensors of inputs that nothing was made of, with their model and bytes.
+    pub(crate) dropped: Vec<(String, String, u64)>,
+    /// Layers of the result: model and layer that the first source has.
+    pub(crate) layers: Vec<(Reference, usize)>,
+    /// What every tensor is made of, for people.
+    pub(crate) notes: Vec<String>,
+}
+
+/// The models of a recipe by reference.
+pub(crate) type Models = BTreeMap<Reference, Arc<Model>>;
+
+/// Plans the tensors.
+pub(crate) struct Planner<'a> {
+    pub(crate) recipe: &'a Recipe,
+    pub(crate) models: &'a Models,
+    pub(crate) liberties: &'a Liberties,
+    pub(crate) relaying: Option<&'a Relaying>,
+    /// The tensors, where no architecture says them.
+    pub(crate) architecture: Option<&'a Architecture>,
+    pub(crate) seed: u64,
+}
+
+/// A slice with what it needs to be planned.
+struct Part<'a> {
+    inputs: Vec<Source<'a>>,
+    base: Option<usize>,
+    len: usize,
+    slice: Option<&'a Slice>,
+    line: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    reference: &'a Reference,
+    model: &'a Model,
+    from: usize,
+    parameters: Option<&'a Settings>,
+    line: usize,
+}
+
+/// A tensor to be planned: its weight, its number in the result and in the slice.
+struct Target<'a> {
+    weight: &'a Weight,
+    name: String,
+    /// Layer within its slice.
+    inner: usize,
+    t: f64,
+}
+
+impl<'a> Planner<'a> {
+    pub(crate) fn plan(&self) -> Result<Planned> {
+        let mut planned = Planned::default();
+        let mut used: BTreeSet<(&Reference, String)> = BTreeSet::new();
+        for module in &self.recipe.modules {
+            if module.name != "default" {
+                let what =
+                    format!("there is no module '{}'; this architecture has one, 'default'", module.name);
+                return Err(Error::recipe(module.line, what));
+            }
+            self.plan_module(module, &mut planned, &mut used)?;
+        }
+        for reference in self.recipe.models() {
+            let model = self.model(reference)?;
+            for (name, values) in &model.tensors {
+                if used.contains(&(reference, name.clone())) {
+                    continue;
+                }
+                let is_base = self.recipe.donor() == Some(reference);
+                if self.liberties.keep_extra
+                    && is_base
+                    && planned.tensors.iter().all(|(other, _)| other != name)
+                {
+                    planned.tensors.push((name.clone(), values.clone()));
+                    continue;
+                }
+                let bytes = (values.shape().numel() * values.dtype().size()) as u64;
+                planned.dropped.push((model.name.clone(), name.clone(), bytes));
+            }
+        }
+        Ok(planned)
+    }
+
+    fn model(&self, reference: &Reference) -> Result<&'a Model> {
+        let model = self.models.get(reference).ok_or_else(|| Error::model(reference, "it was not opened"))?;
+        Ok(model)
+    }
+
+    fn plan_module(
+        &self,
+        module: &'a Module,
+        planned: &mut Planned,
+        used: &mut BTreeSet<(&'a Reference, String)>,
+    ) -> Result<()> {
+        let references = self.recipe.models();
+        let models: Vec<&Model> =
+            references.iter().map(|reference| self.model(reference)).collect::<Result<_>>()?;
+        let architecture = match self.architecture {
+            Some(architecture) => architecture.clone(),
+            None => Architecture::of(&models, self.liberties.mixed)?,
+        };
+        let parts = self.parts(module, &architecture)?;
+        let scopes = |part: &Part<'a>| {
+            [
+                part.slice.map(|slice| &slice.parameters),
+                Some(&module.parameters),
+                Some(&self.recipe.parameters),
+            ]
+        };
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Ok(()) };
+        for weight in &architecture.pre {
+            let target = Target { weight, name: weight.name.clone(), inner: 0, t: 0.0 };
+            self.plan_tensor(first, &target, &scopes(first), planned, used)?;
+        }
+        let mut number = 0;
+        for part in &parts {
+            for inner in 0..part.len {
+                let t = if part.len == 1 { 1.0 } else { inner as f64 / (part.len - 1) as f64 };
+                for weight in &architecture.layer {
+                    let target = Target { weight, name: weight.in_layer(number), inner, t };
+                    self.plan_tensor(part, &target, &scopes(part), planned, used)?;
+                }
+                let source = part.inputs[0];
+                planned.layers.push((source.reference.clone(), source.from + inner));
+                number += 1;
+            }
+        }
+        for weight in &architecture.post {
+            let target = Target { weight, name: weight.name.clone(), inner: 0, t: 0.0 };
+            self.plan_tensor(last, &target, &scopes(last), planned, used)?;
+        }
+        Ok(())
+    }
+
+    /// The slices, checked.
+    fn parts(&self, module: &'a Module, architecture: &Architecture) -> Result<Vec<Part<'a>>> {
+        let mut parts = Vec::new();
+        match &module.form {
+            Form::Models(inputs) => {
+                let mut sources = self.sources(inputs, architecture)?;
+                let base = self.recipe.base.as_ref();
+                if let Some(base) = base.filter(|base| inputs.iter().all(|input| input.model != **base)) {
+                    let model = self.model(base)?;
+                    sources.push((
+                        Source { reference: base, model, from: 0, parameters: None, line: self.recipe.line },
+                        architecture.layers(model),
+                    ));
+                }
+                parts.push(self.part(sources, base, None, module.line)?);
+            }
+            Form::Slices(slices) => {
+                for slice in slices {
+                    let sources = self.sources(&slice.sources, architecture)?;
+                    let base = slice.base.as_ref().or(self.recipe.base.as_ref());
+                    parts.push(self.part(sources, base, Some(slice), slice.line)?);
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Inputs with their numbers of layers.
+    fn sources(&self, inputs: &'a [Input], architecture: &Architecture) -> Result<Vec<(Source<'a>, usize)>> {
+        let mut sources: Vec<(Source<'a>, usize)> = Vec::new();
+        for input in inputs {
+            let (reference, line) = (&input.model, input.line);
+            let model = self.model(reference)?;
+            let layers = architecture.layers(model);
+            let (from, to) = match input.layers {
+                None => (0, layers),
+                Some((_, to)) if to > layers => {
+                    let what = format!(
+                        "layer {} of {reference} does not exist; it has {layers} layers, so the layer_range ends at {layers} at most",
+                        to - 1
+                    );
+                    return Err(Error::recipe(line, what));
+                }
+                Some(range) => range,
+            };
+            if sources.iter().any(|(other, _)| other.reference == reference) {
+                return Err(Error::recipe(line, format!("{reference} is the same model as one before it")));
+            }
+            sources.push((
+                Source { reference, model, from, parameters: Some(&input.parameters), line },
+                to - from,
+            ));
+        }
+        Ok(sources)
+    }
+
+    fn part(
+        &self,
+        sources: Vec<(Source<'a>, usize)>,
+        base: Option<&Reference>,
+        slice: Option<&'a Slice>,
+        line: usize,
+    ) -> Result<Part<'a>> {
+        let (first, len) = sources[0];
+        if let Some((other, found)) = sources.iter().find(|(_, other)| *other != len) {
+            let what = format!(
+                "the sources differ in length: {} has {len} layers here and {} has {found}",
+                first.reference, other.reference
+            );
+            return Err(Error::recipe(other.line, what));
+        }
+        let inputs: Vec<Source<'a>> = sources.into_iter().map(|(source, _)| source).collect();
+        let found = base.and_then(|base| inputs.iter().position(|input| input.reference == base));
+        let method = self.recipe.method;
+        let base = if method.base == BaseUse::Plain { None } else { found };
+        check_count(method, inputs.len(), base, line)?;
+        Ok(Part { inputs, base, len, slice, line })
+    }
+
+    /// Plans one tensor, if it is there.
+    fn plan_tensor(
+        &self,
+        part: &Part<'a>,
+        target: &Target<'_>,
+        scopes: &[Option<&Settings>],
+        planned: &mut Planned,
+        used: &mut BTreeSet<(&'a Reference, String)>,
+    ) -> Result<()> {
+        let weight = target.weight;
+        let mut found: Vec<Option<(String, Arc<dyn Values>)>> = Vec::new();
+        for input in &part.inputs {
+            let name = weight.in_layer(input.from + target.inner);
+            found.push(match input.model.tensors.get(&name) {
+                Some(values) => Some((name, values.clone())),
+                None if weight.optional => None,
+                None => {
+                    return Err(input
+                        .model
+                        .tensor(&name)
+                        .err()
+                        .unwrap_or_else(|| Error::model(input.reference, name)));
+                }
+            });
+        }
+        if found.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        for (input, found) in part.inputs.iter().zip(&mut found) {
+            if let (None, Some(tied)) = (&found, &weight.tied)
+                && let Some(values) = input.model.tensors.get(tied)
+            {
+                *found = Some((tied.clone(), values.clone()));
+            }
+        }
+        let mut present: Vec<Present<'_>> = Vec::new();
+        for (number, (input, found)) in part.inputs.iter().zip(found).enumerate() {
+            let Some((name, values)) = found else { continue };
+            input.model.tensor(&name)?;
+            used.insert((input.reference, name.clone()));
+            present.push(Present { number, name, values, input });
+        }
+        let base = part.base.and_then(|base| present.iter().position(|one| one.number == base));
+        if present.len() < part.inputs.len() && !self.lends(part, base, present.len(), &target.name)? {
+            return Ok(());
+        }
+        let values = self.tensor(part, target, scopes, &present, base)?;
+        planned.notes.push(format!("{}: {}", target.name, names(&present)));
+        planned.tensors.push((target.name.clone(), values));
+        Ok(())
+    }
+
+    /// Whether a tensor that only some inputs have is made all the same.
+    fn lends(&self, part: &Part<'_>, base: Option<usize>, present: usize, name: &str) -> Result<bool> {
+        let missing = || {
+            let what =
+                format!("'{name}' is not in all inputs, and {} needs it there", self.recipe.method.name);
+            Err(Error::recipe(part.line, what))
+        };
+        match self.recipe.method.name {
+            "slerp" | "nuslerp" | "arcee_fusion" if present == 1 => Ok(true),
+            "nearswap" if present == 1 && base.is_some() => Ok(true),
+            "nearswap" if present == 1 => Ok(false),
+            "model_stock" if present < 3 => Ok(base.is_some()),
+            "slerp" | "nuslerp" | "arcee_fusion" | "nearswap" => missing(),
+            _ if self.recipe.method.base == BaseUse::Required && base.is_none() => missing(),
+            _ => Ok(true),
+        }
+    }
+
+    fn tensor(
+        &self,
+        part: &Part<'_>,
+        target: &Target<'_>,
+        scopes: &[Option<&Settings>],
+        present: &[Present<'_>],
+        base: Option<usize>,
+    ) -> Result<Arc<dyn Values>> {
+        let mut values: Vec<Arc<dyn Values>> = present.iter().map(|one| one.values.clone()).collect();
+        if let (true, Some(relaying)) = (target.weight.vocabulary, self.relaying) {
+            let owners: Vec<&Reference> = present.iter().map(|one| one.input.reference).collect();
+            values = relaying.relay(target.weight, &owners, &values, self.models)?;
+        }
+        let shape = self.common_shape(target, present, &mut values)?;
+        if values.iter().any(|values| !values.dtype().is_float()) {
+            return Ok(Arc::new(Same { name: target.name.clone(), values }));
+        }
+        let mut dtype = values[0].dtype();
+        for other in &values[1..] {
+            dtype = promote("merge", dtype, other.dtype())?;
+        }
+        if let Some(wanted) = self.recipe.dtype {
+            dtype = wanted;
+            values = values.into_iter().map(|values| cast(values, wanted)).collect();
+        }
+        let given = self.given(target, scopes, present, base)?;
+        let lends = present.len() < part.inputs.len()
+            && self.recipe.method.name == "model_stock"
+            && present.len() < 3;
+        if lends && let Some(base) = base {
+            return Ok(self.finished(values[base].clone(), dtype));
+        }
+        let rule = self.recipe.method.rule(&given).map_err(|error| match error {
+            Error::Request { what } => Error::recipe(part.line, format!("'{}': {what}", target.name)),
+            other => other,
+        })?;
+        if let ([only], true) = (&values[..], rule.is_copy()) {
+            return Ok(self.finished(cast(only.clone(), dtype), dtype));
+        }
+        let inputs = Inputs { values, base, shape, wide: dtype == DType::F64 };
+        Ok(self.finished(Arc::new(Merged::new(&target.name, inputs, rule, dtype)?), dtype))
+    }
+
+    /// In the element type of the result.
+    fn finished(&self, values: Arc<dyn Values>, dtype: DType) -> Arc<dyn Values> {
+        cast(values, self.recipe.out_dtype.unwrap_or(dtype))
+    }
+
+    /// The shape that all have, or can be given.
+    fn common_shape(
+        &self,
+        target: &Target<'_>,
+        present: &[Present<'_>],
+        values: &mut [Arc<dyn Values>],
+    ) -> Result<Vec<usize>> {
+        let shape = values[0].shape().clone();
+        let Some(other) = values.iter().position(|values| *values.shape() != shape) else {
+            return Ok(shape.to_vec());
+        };
+        let (first, second) = (&present[0], &present[other]);
+        let differ = format!(
+            "the shapes differ: {} in {} and {} in {}",
+            shape,
+            first.input.reference,
+            values[other].shape(),
+            second.input.reference
+        );
+        let rows_alone = values
+            .iter()
+            .all(|values| values.shape().get(1..) == shape.get(1..) && !values.shape().is_empty());
+        if !(target.weight.vocabulary && rows_alone) {
+            return Err(Error::tensor(&target.name, differ));
+        }
+        if !self.liberties.truncate {
+            let what = format!(
+                "{differ}; a `tokenizer` section (such as `tokenizer_source: union`) makes the vocabularies one, `--unsafe-truncate-embeddings` keeps the rows that all have"
+            );
+            return Err(Error::tensor(&target.name, what));
+        }
+        let rows = values.iter().map(|values| values.shape()[0]).min().unwrap_or(0);
+        let mut shape = shape.to_vec();
+        shape[0] = rows;
+        for values in values.iter_mut() {
+            *values = Arc::new(Prefix { inner: values.clone(), shape: Shape::new(&shape)? });
+        }
+        Ok(shape)
+    }
+
+    /// The values of all parameters.
+    fn given(
+        &self,
+        target: &Target<'_>,
+        scopes: &[Option<&Settings>],
+        present: &[Present<'_>],
+        base: Option<usize>,
+    ) -> Result<Given> {
+        let method = self.recipe.method;
+        let mut shared = Vec::new();
+        for parameter in method.shared {
+            let spot = Spot { name: &target.name, t: target.t };
+            shared.push((parameter.name, self.value(parameter, spot, scopes, &target.name)?));
+        }
+        let mut per_input = Vec::new();
+        for (number, one) in present.iter().enumerate() {
+            let mut given = Vec::new();
+            for parameter in method.per_input.iter().filter(|_| Some(number) != base) {
+                let own: Vec<Option<&Settings>> =
+                    std::iter::once(one.input.parameters).chain(scopes.iter().copied()).collect();
+                let spot = Spot { name: &one.name, t: target.t };
+                let whose = format!("{} ('{}')", one.input.reference, one.name);
+                given.push((parameter.name, self.value(parameter, spot, &own, &whose)?));
+            }
+            per_input.push(given);
+        }
+        let stream =
+            |one: &Present<'_>| Stream::new(self.seed, &one.input.reference.to_string(), &target.name);
+        let streams = present.iter().map(stream).collect();
+        Ok(Given { base, shared, per_input, streams })
+    }
+
+    /// The first scope that says something decides.
+    fn value(
+        &self,
+        parameter: &Parameter,
+        spot: Spot<'_>,
+        scopes: &[Option<&Settings>],
+        whose: &str,
+    ) -> Result<Option<f64>> {
+        for settings in scopes.iter().flatten() {
+            if let Some((scalar, line)) = settings.get(parameter.name, spot) {
+                return converted(parameter, &scalar, line).map(Some);
+            }
+        }
+        match parameter.default {
+            Default::Value(value) => Ok(Some(value)),
+            Default::None => Ok(None),
+            Default::Required => {
+                let base = self.recipe.base.as_ref().filter(|base| whose.starts_with(&format!("{base} (")));
+                let why = match base {
+                    Some(_) if self.recipe.method.base == BaseUse::Plain => {
+                        format!(": base_model joins the inputs of {}", self.recipe.method.name)
+                    }
+                    _ => String::new(),
+                };
+                let name = parameter.name;
+                let what = format!("{name} is required for {whose}{why}; set `parameters: {{{name}: ...}}`");
+                Err(Error::recipe(self.recipe.line, what))
+            }
+        }
+    }
+}
+
+/// An input that has a tensor.
+struct Present<'a> {
+    number: usize,
+    name: String,
+    values: Arc<dyn Values>,
+    input: &'a Source<'a>,
+}
+
+fn names(present: &[Present<'_>]) -> String {
+    let all: Vec<String> =
+        present.iter().map(|one| format!("{} {}", one.input.reference, one.name)).collect();
+    all.join(", ")
+}
+
+fn converted(parameter: &Parameter, scalar: &Scalar, line: usize) -> Result<f64> {
+    let value = match parameter.kind {
+        Kind::Number => scalar.number(),
+        Kind::Truth => scalar.truth().map(|truth| f64::from(u8::from(truth))),
+    };
+    let expected = match parameter.kind {
+        Kind::Number => "a number",
+        Kind::Truth => "true or false",
+    };
+    value.ok_or_else(|| {
+        Error::recipe(line, format!("{} is '{scalar}', which is not {expected}", parameter.name))
+    })
+}
+
+fn check_count(method: &Method, inputs: usize, base: Option<usize>, line: usize) -> Result<()> {
+    let name = method.name;
+    if method.base == BaseUse::Required && base.is_none() {
+        let what = format!("{name} needs a base_model, and it must be among the inputs");
+        return Err(Error::recipe(line, what));
+    }
+    let beside = inputs - usize::from(base.is_some());
+    let (fits, expected) = match method.count {
+        Count::AtLeast(least) => (inputs >= least, format!("at least {least} models with the base")),
+        Count::Exactly(count) if method.base == BaseUse::Plain => (inputs == count, format!("{count} model")),
+        Count::Exactly(count) => (inputs == count, format!("{count} models, the base among them")),
+        Count::AtLeastBeside(least) => (beside >= least, format!("at least {least} model beside the base")),
+        Count::ExactlyBeside(count) => (beside == count, format!("{count} models beside the base")),
+    };
+    let found = if matches!(method.count, Count::AtLeastBeside(_) | Count::ExactlyBeside(_)) {
+        beside
+    } else {
+        inputs
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(Error::recipe(line, format!("{name} takes {expected}, and there are {found}"))),
+    }
+}

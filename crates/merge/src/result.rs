@@ -1,0 +1,204 @@
+//! The result of a merge as a model: tensors, configuration and the files that go with it.
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::plan::{Models, Planned};
+use crate::recipe::{Recipe, Weak};
+use crate::tokens::{Merging, chat_template};
+use crate::values::Values;
+use planaria_layout::DType;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Small files of a donor that go along.
+const COMPANIONS: [&str; 10] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+];
+
+/// Everything that is written.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) tensors: Vec<(String, Arc<dyn Values>)>,
+    pub(crate) config: Value,
+    pub(crate) files: BTreeMap<String, Vec<u8>>,
+    pub(crate) dropped: Vec<(String, String, u64)>,
+    pub(crate) added: Vec<(String, u64)>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) donor: Arc<Model>,
+}
+
+/// The small files of a donor that go along.
+pub(crate) fn companions(donor: &Model) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    for name in COMPANIONS {
+        if let Some(bytes) = donor.file(name)? {
+            files.insert(name.to_string(), bytes);
+        }
+    }
+    Ok(files)
+}
+
+/// Bytes of a tensor as written.
+pub(crate) fn bytes_of(values: &Arc<dyn Values>) -> u64 {
+    (values.shape().numel() * values.dtype().size()) as u64
+}
+
+/// Torch's name of an element type.
+pub(crate) fn torch_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "float64",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    }
+}
+
+/// The element type of most bytes.
+pub(crate) fn main_dtype(tensors: &[(String, Arc<dyn Values>)]) -> Option<DType> {
+    let mut counts: Vec<(DType, u64)> = Vec::new();
+    for (_, values) in tensors.iter().filter(|(_, values)| values.dtype().is_float()) {
+        let numel = values.shape().numel() as u64;
+        match counts.iter_mut().find(|(dtype, _)| *dtype == values.dtype()) {
+            Some((_, count)) => *count += numel,
+            None => counts.push((values.dtype(), numel)),
+        }
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(dtype, _)| dtype)
+}
+
+/// Sets a number where the configuration has one, in itself or in its text part.
+fn set(config: &mut Value, keys: &[&str], value: Value) {
+    let set_in = |config: &mut Map<String, Value>| {
+        let key = keys.iter().find(|key| config.contains_key(**key));
+        key.map(|key| config.insert((*key).to_string(), value.clone())).is_some()
+    };
+    let Some(outer) = config.as_object_mut() else { return };
+    if !set_in(outer)
+        && let Some(Value::Object(inner)) = outer.get_mut("text_config")
+    {
+        set_in(inner);
+    }
+}
+
+/// Sets the element type wherever the configuration tells one.
+pub(crate) fn set_dtype(config: &mut Value, dtype: DType) {
+    let Some(fields) = config.as_object_mut() else { return };
+    let name = json!(torch_name(dtype));
+    let key = if fields.contains_key("torch_dtype") && !fields.contains_key("dtype") {
+        "torch_dtype"
+    } else {
+        "dtype"
+    };
+    fields.insert(key.to_string(), name.clone());
+    for (key, value) in fields.iter_mut() {
+        match key.as_str() {
+            "torch_dtype" => *value = name.clone(),
+            "text_config" if value["dtype"].is_string() => value["dtype"] = name.clone(),
+            _ => {}
+        }
+    }
+}
+
+pub(crate) fn pretty(value: &Value) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
+/// The configuration of the result.
+fn config(donor: &Model, planned: &Planned, models: &Models, vocabulary: bool) -> Value {
+    let mut config = donor.config.clone();
+    if !config.is_object() {
+        return config;
+    }
+    let layers = planned.layers.len();
+    set(&mut config, &["num_hidden_layers", "n_layer", "num_layers", "n_layers"], json!(layers));
+    if config["layer_types"].is_array() {
+        let kind = |(reference, layer): &(crate::recipe::Reference, usize)| {
+            models.get(reference).map_or(Value::Null, |model| model.config["layer_types"][*layer].clone())
+        };
+        let kinds: Vec<Value> = planned.layers.iter().map(kind).collect();
+        if kinds.iter().all(|kind| !kind.is_null()) {
+            config["layer_types"] = Value::Array(kinds);
+        }
+    }
+    if let Some(dtype) = main_dtype(&planned.tensors) {
+        set_dtype(&mut config, dtype);
+    }
+    let find = |name: &str| planned.tensors.iter().find(|(other, _)| other == name).map(|(_, values)| values);
+    if let Some(rows) = find("model.embed_tokens.weight").map(|values| values.shape()[0])
+        && (vocabulary || donor.vocab_size().is_some_and(|size| size != rows))
+    {
+        set(&mut config, &["vocab_size"], json!(rows));
+    }
+    if find("lm_head.weight").is_some() && config["tie_word_embeddings"] == true {
+        config["tie_word_embeddings"] = json!(false);
+    }
+    config
+}
+
+/// Puts together what a recipe makes.
+pub(crate) fn assemble(
+    recipe: &Recipe,
+    text: &str,
+    models: &Models,
+    planned: Planned,
+    merging: Option<&Merging>,
+) -> Result<Outcome> {
+    let donor = recipe.donor().and_then(|reference| models.get(reference));
+    let donor = donor.ok_or_else(|| Error::request("there is no model"))?.clone();
+    let config = config(&donor, &planned, models, merging.is_some());
+    let speaker = merging.and_then(|merging| models.get(&merging.donor)).unwrap_or(&donor);
+    let mut files = companions(speaker)?;
+    if let Some(merging) = merging {
+        // What is told twice would contradict what is told once.
+        ["tokenizer.model", "added_tokens.json", "vocab.json", "merges.txt"]
+            .iter()
+            .for_each(|name| drop(files.remove(*name)));
+        files.insert("tokenizer.json".to_string(), merging.result.to_json());
+    }
+    let inputs: Vec<&Model> = recipe
+        .models()
+        .into_iter()
+        .filter_map(|reference| models.get(reference))
+        .map(|model| &**model)
+        .collect();
+    if let Some(template) = chat_template(recipe, &inputs)? {
+        files.insert("chat_template.jinja".to_string(), template.into_bytes());
+        files.remove("chat_template.json");
+        if let Some(mut config) = speaker.json("tokenizer_config.json")?
+            && config.as_object_mut().is_some_and(|fields| fields.remove("chat_template").is_some())
+        {
+            files.insert("tokenizer_config.json".to_string(), pretty(&config));
+        }
+    }
+    if config.is_object() {
+        files.insert("config.json".to_string(), pretty(&config));
+    }
+    files.insert("mergekit_config.yml".to_string(), text.as_bytes().to_vec());
+    let mut warnings = recipe.warnings.clone();
+    warnings.extend(recipe.weak_filters().into_iter().map(|Weak { line, filter, inside }| match inside {
+        None => format!("line {line}: the filter '{filter}' decides about no tensor, it has no effect"),
+        Some(name) => {
+            format!(
+                "line {line}: the filter '{filter}' is found only in the middle of names, such as '{name}'"
+            )
+        }
+    }));
+    let missing = |name: &str| !donor.tensors.contains_key(name);
+    let added = planned.tensors.iter().filter(|(name, _)| missing(name));
+    let added = added.map(|(name, values)| (name.clone(), bytes_of(values))).collect();
+    let Planned { tensors, dropped, notes, .. } = planned;
+    Ok(Outcome { tensors, config, files, dropped, added, warnings, notes, donor })
+}

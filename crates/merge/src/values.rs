@@ -1,0 +1,299 @@
+//! Tensors as functions of their elements: stored, computed, rearranged; all of them are read in the same way.
+
+use crate::error::{Error, Result};
+use half::{bf16, f16};
+use planaria_array::Array;
+use planaria_ckpt::formats::Key;
+use planaria_ckpt::stream::Feed;
+use planaria_layout::{DType, Shape};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// A tensor. Any elements may be asked for, in any order, by several threads.
+pub(crate) trait Values: Debug + Send + Sync {
+    /// Element type; what is read is exact in it.
+    fn dtype(&self) -> DType;
+    /// Extents.
+    fn shape(&self) -> &Shape;
+    /// The elements from `first` on, in row-major order.
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()>;
+    /// The same as bytes of its element type.
+    fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let mut values = vec![0.0; out.len() / self.dtype().size()];
+        self.read(first, &mut values)?;
+        encode(&values, self.dtype(), out)
+    }
+}
+
+/// Bytes as numbers.
+pub(crate) fn decode(bytes: &[u8], dtype: DType, out: &mut [f64]) -> Result<()> {
+    match dtype {
+        DType::F32 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *out = f64::from(f32::from_le_bytes(*bytes));
+            }
+        }
+        DType::BF16 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *out = f64::from(f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16));
+            }
+        }
+        DType::F64 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *out = f64::from_le_bytes(*bytes);
+            }
+        }
+        _ => {
+            let array = Array::from_bytes(bytes, &[out.len()], dtype)?.cast(DType::F64)?;
+            out.copy_from_slice(&array.to_vec::<f64>()?);
+        }
+    }
+    Ok(())
+}
+
+/// Numbers as bytes, rounded to nearest; what the type cannot hold is refused.
+pub(crate) fn encode(values: &[f64], dtype: DType, out: &mut [u8]) -> Result<()> {
+    let mut finite = true;
+    match dtype {
+        DType::F32 => {
+            for (value, out) in values.iter().zip(out.as_chunks_mut::<4>().0) {
+                let value = *value as f32;
+                finite &= value.is_finite();
+                *out = value.to_le_bytes();
+            }
+        }
+        DType::BF16 => {
+            for (value, out) in values.iter().zip(out.as_chunks_mut::<2>().0) {
+                let value = bf16::from_f32(*value as f32);
+                finite &= value.is_finite();
+                *out = value.to_le_bytes();
+            }
+        }
+        DType::F16 => {
+            for (value, out) in values.iter().zip(out.as_chunks_mut::<2>().0) {
+                let value = f16::from_f32(*value as f32);
+                finite &= value.is_finite();
+                *out = value.to_le_bytes();
+            }
+        }
+        _ => {
+            finite = values.iter().all(|value| value.is_finite());
+            let array = Array::from_slice(values, &[values.len()])?.cast(dtype)?;
+            out.copy_from_slice(&array.bytes()?);
+        }
+    }
+    if finite {
+        return Ok(());
+    }
+    let at = values.iter().position(|value| !fits(*value, dtype));
+    let value = at.map_or(f64::NAN, |at| values[at]);
+    Err(Error::request(format!(
+        "{value} is among the results, and {dtype} has no such number; nothing is written"
+    )))
+}
+
+fn fits(value: f64, dtype: DType) -> bool {
+    let mut rounded = [value];
+    round(&mut rounded, dtype);
+    rounded[0].is_finite()
+}
+
+/// Rounds numbers to what an element type can hold.
+pub(crate) fn round(values: &mut [f64], dtype: DType) {
+    match dtype {
+        DType::F32 => values.iter_mut().for_each(|value| *value = f64::from(*value as f32)),
+        DType::BF16 => {
+            values.iter_mut().for_each(|value| *value = f64::from(bf16::from_f32(*value as f32).to_f32()))
+        }
+        DType::F16 => {
+            values.iter_mut().for_each(|value| *value = f64::from(f16::from_f32(*value as f32).to_f32()))
+        }
+        _ => {}
+    }
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    feed: Arc<Feed<'static>>,
+    key: Key,
+    dtype: DType,
+    shape: Shape,
+}
+
+impl Stored {
+    pub(crate) fn new(feed: &Arc<Feed<'static>>, key: &Key) -> Result<Stored> {
+        let entry = feed.source().get(key)?;
+        let (dtype, shape) = (entry.dtype, entry.shape.clone());
+        Ok(Stored { feed: feed.clone(), key: key.clone(), dtype, shape })
+    }
+}
+
+impl Values for Stored {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
+        let mut bytes = vec![0; out.len() * self.dtype.size()];
+        self.copy(first, &mut bytes)?;
+        decode(&bytes, self.dtype, out)
+    }
+
+    fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let range = first..first + out.len() / self.dtype.size();
+        Ok(self.feed.elements(&self.key, range, out, &mut Vec::new())?)
+    }
+}
+
+/// A tensor rounded to another element type.
+#[derive(Clone, Debug)]
+pub(crate) struct Cast {
+    pub(crate) inner: Arc<dyn Values>,
+    pub(crate) dtype: DType,
+}
+
+impl Values for Cast {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        self.inner.shape()
+    }
+
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
+        self.inner.read(first, out)?;
+        round(out, self.dtype);
+        Ok(())
+    }
+}
+
+/// Any tensor in an element type.
+pub(crate) fn cast(values: Arc<dyn Values>, dtype: DType) -> Arc<dyn Values> {
+    if values.dtype() == dtype { values } else { Arc::new(Cast { inner: values, dtype }) }
+}
+
+/// Tensors one after the other, as one of another shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined {
+    pub(crate) parts: Vec<Arc<dyn Values>>,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+}
+
+impl Values for Joined {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn read(&self, first: usize, mut out: &mut [f64]) -> Result<()> {
+        let mut before = 0;
+        for part in &self.parts {
+            let len = part.shape().numel();
+            let from = (first.max(before) - before).min(len);
+            let take = (len - from).min(out.len());
+            if first < before + len && take > 0 {
+                let (now, later) = out.split_at_mut(take);
+                part.read(from, now)?;
+                out = later;
+            }
+            before += len;
+        }
+        Ok(())
+    }
+}
+
+/// Values in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) values: Vec<f64>,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+}
+
+impl Values for Held {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
+        out.copy_from_slice(&self.values[first..first + out.len()]);
+        round(out, self.dtype);
+        Ok(())
+    }
+}
+
+/// A tensor times a number.
+#[derive(Clone, Debug)]
+pub(crate) struct Scaled {
+    pub(crate) inner: Arc<dyn Values>,
+    pub(crate) factor: f64,
+}
+
+impl Values for Scaled {
+    fn dtype(&self) -> DType {
+        self.inner.dtype()
+    }
+
+    fn shape(&self) -> &Shape {
+        self.inner.shape()
+    }
+
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
+        self.inner.read(first, out)?;
+        out.iter_mut().for_each(|value| *value *= self.factor);
+        round(out, self.dtype());
+        Ok(())
+    }
+}
+
+/// All elements of a tensor.
+pub(crate) fn whole(values: &dyn Values) -> Result<Vec<f64>> {
+    let mut all = vec![0.0; values.shape().numel()];
+    values.read(0, &mut all)?;
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_across_their_seams() {
+        let part = |from: usize, len: usize| -> Arc<dyn Values> {
+            let values = (from..from + len).map(|value| value as f64).collect();
+            Arc::new(Held { values, shape: Shape::new(&[len]).unwrap(), dtype: DType::F32 })
+        };
+        let parts = vec![part(0, 3), part(3, 1), part(4, 5)];
+        let joined = Joined { parts, shape: Shape::new(&[3, 3]).unwrap(), dtype: DType::F32 };
+        for first in 0..9 {
+            for len in 0..=9 - first {
+                let mut out = vec![-1.0; len];
+                joined.read(first, &mut out).unwrap();
+                let expected: Vec<f64> = (first..first + len).map(|value| value as f64).collect();
+                assert_eq!(out, expected, "{first} {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_type_cannot_hold_is_refused() {
+        let mut out = [0; 2];
+        encode(&[65504.0], DType::F16, &mut out).unwrap();
+        assert!(encode(&[70000.0], DType::F16, &mut out).unwrap_err().to_string().contains("70000"));
+        assert!(encode(&[f64::NAN], DType::BF16, &mut out).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! Our own form of a program on disk: a folder with the program, its parameters by name, and a mark that makes it whole.
+
+use crate::error::{Error, Result};
+use crate::paddle;
+use crate::program::Program;
+use crate::run::{Datum, State};
+use crate::tensors::{read_tensors, write_tensors};
+use crate::types::{Element, tensor_type};
+use planaria_array::Array;
+use planaria_store::{PutMode, Store, StoreExt, checksum, join};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The form of folders that are written.
+const FORM: u64 = 1;
+
+const PROGRAM: &str = "program.json";
+const PARAMETERS: &str = "parameters.safetensors";
+const MANIFEST: &str = "manifest.json";
+const COMMIT: &str = "COMMIT";
+
+/// Largest program and manifest that are read.
+const LARGEST: u64 = 1 << 32;
+const LARGEST_MARK: u64 = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    schema: String,
+    form: u64,
+    files: BTreeMap<String, File>,
+}
+
+#[derive(Serialize, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct File {
+    size: u64,
+    crc32c: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mark {
+    manifest_size: u64,
+    manifest_sum: String,
+}
+
+impl File {
+    fn of(bytes: &[u8]) -> File {
+        File { size: bytes.len() as u64, crc32c: format!("{:08x}", checksum::crc32c(bytes)) }
+    }
+}
+
+const SCHEMA: &str = "planaria/program";
+
+/// Writes a program and its parameters; without the mark, which comes last, the folder is not read.
+///
+/// # Errors
+/// Parameters that are missing, a folder that is whole already, and what the store says.
+pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &State) -> Result<()> {
+    let at = |name: &str| join(folder, name);
+    if store.exists(&at(COMMIT))? {
+        return Err(Error::State {
+            what: format!("'{folder}' holds a program already; choose another folder"),
+        });
+    }
+    let text = paddle::write(program);
+    store.write(&at(PROGRAM), text.as_bytes())?;
+    let mut arrays = Vec::new();
+    for held in program.held() {
+        let missing = || Error::State { what: format!("parameter {} is not given", held.name) };
+        match state.get(&held.name).ok_or_else(missing)? {
+            // Files have no complex numbers; the program says which pairs are some.
+            Datum::Array(array) | Datum::Complex(array) => arrays.push((held.name.clone(), array.clone())),
+            _ => return Err(Error::State { what: format!("parameter {} is no tensor", held.name) }),
+        }
+    }
+    write_tensors(store, &at(PARAMETERS), arrays.iter().map(|(name, array)| (&**name, array)))?;
+    let parameters = store.read(&at(PARAMETERS), u64::MAX)?;
+    let files =
+        [(PROGRAM.to_string(), File::of(text.as_bytes())), (PARAMETERS.to_string(), File::of(&parameters))];
+    let manifest = Manifest { schema: SCHEMA.to_string(), form: FORM, files: files.into() };
+    let manifest =
+        serde_json::to_vec_pretty(&manifest).map_err(|error| Error::State { what: error.to_string() })?;
+    store.put(&at(MANIFEST), &manifest, PutMode::Replace)?;
+    let File { size, crc32c } = File::of(&manifest);
+    let mark = serde_json::json!({ "manifest_size": size, "manifest_sum": crc32c }).to_string();
+    store.put(&at(COMMIT), mark.as_bytes(), PutMode::Create)?;
+    Ok(())
+}
+
+/// Reads a program and its parameters, every byte against its checksum.
+///
+/// # Errors
+/// A folder that is not whole, damaged, or of a newer form.
+pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, State)> {
+    let at = |name: &str| join(folder, name);
+    let damaged = |what: String| Error::State { what: format!("'{folder}' is damaged: {what}") };
+    let mark = store.read(&at(COMMIT), LARGEST_MARK).map_err(|error| match error {
+        planaria_store::Error::NotFound { .. } => {
+            Error::State { what: format!("'{folder}' holds no whole program: it has no {COMMIT} mark") }
+        }
+        other => other.into(),
+    })?;
+    let mark: Mark = serde_json::from_slice(&mark).map_err(|error| damaged(format!("{COMMIT}: {error}")))?;
+    let manifest = store.read(&at(MANIFEST), LARGEST_MARK)?;
+    let File { size, crc32c } = File::of(&manifest);
+    if (size, &crc32c) != (mark.manifest_size, &mark.manifest_sum) {
+        return Err(damaged(format!("{MANIFEST} is not the one that {COMMIT} names")));
+    }
+    let manifest: Manifest =
+        serde_json::from_slice(&manifest).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
+    if manifest.schema != SCHEMA || manifest.form > FORM {
+        let Manifest { schema, form, .. } = manifest;
+        let what = format!(
+            "'{folder}' is of form {schema}/{form}, known is {SCHEMA}/{FORM}; read it with a newer planaria"
+        );
+        return Err(Error::State { what });
+    }
+    let checked = |name: &str| -> Result<Vec<u8>> {
+        let bytes = store.read(&at(name), if name == PROGRAM { LARGEST } else { u64::MAX })?;
+        match manifest.files.get(name) {
+            Some(file) if *file == File::of(&bytes) => Ok(bytes),
+            _ => Err(damaged(format!("{name} is not what {MANIFEST} says"))),
+        }
+    };
+    let program = paddle::read(&checked(PROGRAM)?)?;
+    checked(PARAMETERS)?;
+    let arrays = read_tensors(store, &at(PARAMETERS))?;
+    Ok((program.clone(), state_of(&program, arrays)?))
+}
+
+/// Parameters by name as the program declares them; none may be missing or too many.
+fn state_of(program: &Program, mut arrays: BTreeMap<String, Array>) -> Result<State> {
+    let mut state = State::default();
+    for held in program.held() {
+        let missing = || Error::State { what: format!("parameter {} is not in the file", held.name) };
+        let array = arrays.remove(&*held.name).ok_or_else(missing)?;
+        let complex = tensor_type(&held.value.ty).is_some_and(|ty| !matches!(ty.element, Element::Plain(_)));
+        state.insert(held.name.clone(), if complex { Datum::Complex(array) } else { Datum::Array(array) });
+    }
+    match arrays.keys().next() {
+        None => Ok(state),
+        Some(name) => Err(Error::State { what: format!("parameter {name} is not in the program") }),
+    }
+}

@@ -1,0 +1,32 @@
+//! Programs: SSA values, ops with attributes and regions, kept exactly as their files have them.
+//!
+//! [`paddle::read`] gives a [`Program`] from a file of Paddle 3.0 to 3.3, [`paddle::write`] gives the same bytes back.
+//! [`verify`] finds what is wrong before anything runs, [`run()`] computes on arrays, and `Display` and [`parse`] are the
+//! text form. Ops, types and attributes that are not known are carried through all of it unchanged.
+
+mod diff;
+mod error;
+mod folder;
+mod json;
+mod node;
+pub mod ops;
+pub mod paddle;
+mod passes;
+mod program;
+mod run;
+mod tensors;
+mod text;
+mod types;
+mod verify;
+
+pub use diff::{Difference, diff};
+pub use error::{Error, Result};
+pub use folder::{open_folder, save_folder};
+pub use node::{Data, Name, Node, Real, Type};
+pub use passes::{fold_constants, merge_equal, remove_dead};
+pub use program::{Attr, Block, Held, Input, NEWEST, OLDEST, Op, Parameter, Program, Region, Value, ValueId};
+pub use run::{Datum, State, run};
+pub use tensors::{read_tensors, write_tensors};
+pub use text::{attribute_text, parse, type_text};
+pub use types::{Element, TensorType, tensor_type, vector_types};
+pub use verify::{Issue, check, verify};
