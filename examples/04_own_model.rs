@@ -216,7 +216,7 @@ impl Network for SideNetwork {
             return Err(Error::Argument { what: "head", message: "this stage has none".to_string() });
         };
         let states = self.lanes.into_columns(&norm.forward(hidden)?)?;
-        Ok(Head { states, weight: head.weight.value()?, lanes: self.lanes.clone() })
+        Ok(Head { states, weight: head.weight.value()?, lanes: self.lanes.clone(), cap: None })
     }
 
     fn cache(&self, capacity: usize) -> Cache {

@@ -205,7 +205,7 @@ impl Bundle {
         };
         let recv = match into {
             Some(into) => into,
-            None => Array::empty(&[self.numel()], send.dtype())?,
+            None => Array::empty_on(&[self.numel()], send.dtype(), send.device())?,
         };
         let call = AllGather { send, recv: recv.clone(), recv_counts: self.counts() };
         Ok(Gathering { pending: comm.start(Call::AllGather(call))?, recv })

@@ -1,5 +1,6 @@
 //! What a run tells about itself while it goes on. Nothing here prints: whoever started the run listens.
 
+use crate::data::chat::Report;
 use serde::Serialize;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub enum Event {
         /// Steps in all.
         steps: u64,
     },
+    /// What became of the rows of conversations that are trained on.
+    Rows(Report),
     /// The state of an earlier run was loaded.
     Resumed {
         /// The checkpoint.

@@ -22,7 +22,9 @@ mod weights;
 
 pub use config::Config;
 pub use error::{Error, Result};
-pub use generate::{Continuation, Generator, Measure, MeasureOptions, Sampling, Weights};
+pub use generate::{
+    BatchTime, Continuation, Continued, Dialogue, Generator, Measure, MeasureOptions, Sampling, Weights,
+};
 pub use objective::{Objective, Objectives};
 pub use planaria_data as data;
 pub use planaria_data::geometry;

@@ -173,7 +173,8 @@ fn own_blocks(weights: &mut [Weight], own: &Range<usize>, making: &Making<'_>) -
 
 /// Shares the members of a bundle out.
 fn settle(weights: &mut [Weight], mut bundle: Bundle, keeping: &Keeping) -> Result<Held> {
-    let (rank, none) = (keeping.rank, Array::zeros(&[0], weights[bundle.members[0]].dtype)?);
+    let first = &weights[bundle.members[0]];
+    let (rank, none) = (keeping.rank, Array::zeros_on(&[0], first.dtype, first.part.device())?);
     let full = |weight: &Weight| {
         let missing = || Error::Bug { what: format!("`{}` has no elements", weight.spec.name) };
         weight.full.clone().ok_or_else(missing)

@@ -5,8 +5,8 @@ use crate::config::{OptimKind, OptimSection};
 use crate::error::{Error, Result};
 use crate::replica::Replica;
 use crate::weights::{Tie, Weight, WeightState, Zero};
-use planaria_array::Array;
 use planaria_array::ops::Binary;
+use planaria_array::{Array, DType};
 use planaria_comm::{Call, Comm, CommExt, Recv, Send};
 use planaria_nn::optim::{AdamW, Ema, Rule, Sgd, Shard};
 use std::collections::VecDeque;
@@ -33,9 +33,11 @@ pub(crate) fn join_tied(replica: &Replica, world: &Arc<dyn Comm>, sums: &mut [Ar
                 let home = replica
                     .lane_of(twin)
                     .ok_or_else(|| Error::Bug { what: "one of two twins is frozen".into() })?;
-                sums[home].binary_in_place(Binary::Add, &sums[lane])?;
+                sums[home] = wide(&sums[home])?;
+                sums[home].binary_in_place(Binary::Add, &wide(&sums[lane])?)?;
             }
             Tie::Across { peer, first } => {
+                sums[lane] = wide(&sums[lane])?;
                 let place = |rank| world.ranks().iter().position(|&r| r == rank);
                 let to = place(peer).ok_or_else(|| Error::Bug { what: format!("no rank {peer}") })?;
                 let theirs = sums[lane].zeros_like()?;
@@ -48,6 +50,11 @@ pub(crate) fn join_tied(replica: &Replica, world: &Arc<dyn Comm>, sums: &mut [Ar
         }
     }
     Ok(())
+}
+
+/// A sum in f32, where it is narrower.
+fn wide(sum: &Array) -> Result<Array> {
+    Ok(if sum.dtype() == DType::F32 { sum.clone() } else { sum.cast(DType::F32)? })
 }
 
 /// The lanes whose sums this rank adds to the global norm.

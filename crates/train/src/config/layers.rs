@@ -107,6 +107,7 @@ pub struct Sources {
     variables: Vec<(String, String)>,
     set: Vec<String>,
     models: Models,
+    own_data: bool,
 }
 
 /// The prefix of our variables.
@@ -155,6 +156,11 @@ impl Sources {
         Sources { models, ..self }
     }
 
+    /// For a run on samples that the program makes itself: there are no sources.
+    pub fn with_own_data(self) -> Sources {
+        Sources { own_data: true, ..self }
+    }
+
     /// The configuration.
     pub fn resolve(&self) -> Result<Resolved> {
         let mut entries = Vec::new();
@@ -180,7 +186,10 @@ impl Sources {
             resolved.config.name = self.default_name();
         }
         resolved.config.extends = None;
-        resolved.config.check(&self.models)?;
+        match self.own_data {
+            true => resolved.config.check_with_own_data(&self.models)?,
+            false => resolved.config.check(&self.models)?,
+        }
         Ok(resolved)
     }
 

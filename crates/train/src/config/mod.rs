@@ -3,6 +3,7 @@
 //! Layers, later ones win: defaults, the file that `extends` names, the file, `PLANARIA_*` variables, `--set`.
 //! A key that no section has is an error which names the nearest one and the line.
 
+mod device;
 mod layers;
 mod mesh;
 mod model;
@@ -23,6 +24,7 @@ pub use sections::{
 };
 
 use crate::error::{Error, Result};
+use planaria_array::Device;
 use planaria_nn::models::Models;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,6 +44,10 @@ pub struct Config {
     /// missing `dp` takes the ranks that are left.
     #[schemars(with = "mesh::MeshText")]
     pub mesh: MeshSection,
+    /// Where ranks compute: `"cpu"`, or `"cuda:1"` for that NVIDIA device; `"cuda"` is `cuda:0`.
+    #[serde(with = "device")]
+    #[schemars(with = "String")]
+    pub device: Device,
     /// The model.
     pub model: ModelSection,
     /// What it learns from.
@@ -75,19 +81,41 @@ impl Config {
 
     /// What does not depend on ranks or files: every value in its range, for these models.
     pub fn check(&self, models: &Models) -> Result<()> {
+        self.check_model(models)?;
+        require(
+            "data.source",
+            !self.data.source.is_empty(),
+            "missing",
+            "at least one `[[data.source]]` with a `path`",
+        )?;
+        self.check_rest()
+    }
+
+    /// The same for a run on samples that the program makes itself.
+    pub fn check_with_own_data(&self, models: &Models) -> Result<()> {
+        self.check_model(models)?;
+        let none = self.data.source.is_empty();
+        require("data.source", none, "given", "none beside the program's own data")?;
+        require(
+            "data.held_out",
+            self.data.held_out == 0.0,
+            self.data.held_out,
+            "0 beside the program's own data",
+        )?;
+        self.check_rest()
+    }
+
+    fn check_model(&self, models: &Models) -> Result<()> {
         let name_ok = !self.name.is_empty()
             && !self.name.starts_with('.')
             && self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
         require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
         self.mesh.check()?;
-        self.model.check(models)?;
+        self.model.check(models)
+    }
+
+    fn check_rest(&self) -> Result<()> {
         let data = &self.data;
-        require(
-            "data.source",
-            !data.source.is_empty(),
-            "missing",
-            "at least one `[[data.source]]` with a `path`",
-        )?;
         require(
             "data.sequence",
             (1..=1 << 24).contains(&data.sequence),

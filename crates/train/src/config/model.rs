@@ -24,8 +24,8 @@ impl Default for ModelKind {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ModelSection {
-    /// Architecture, as `model_type` has it: `llama`, `qwen2`, `qwen2_moe`, or one that a program of your own brings along. When
-    /// absent, that of the file that `init` or `config` names, and `qwen2` without one; it must not contradict that file.
+    /// Architecture, as `model_type` has it: `llama`, `qwen2`, `qwen2_moe`, `qwen3`, `qwen3_moe`, `mistral`, `gemma2`, `gemma3_text`, `phi3`, or
+    /// one that a program of your own brings along. When absent, that of the file that `init` or `config` names, and `qwen2` without one; it must not contradict that file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ModelKind>,
     /// Keys of a model of your own, written to its `config.json` as they are.

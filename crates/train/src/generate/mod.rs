@@ -1,13 +1,17 @@
 //! Text from a checkpoint, and how likely it finds a text: the newest of a run, or any folder of weights, on one rank or on
 //! tensor ranks.
 
+mod batches;
+mod dialogue;
 mod measure;
 mod sampling;
 
+use crate::config::Precision;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::pretrained::{Pretrained, Which};
-use planaria_array::{Array, DType};
+use planaria_array::ops::Keep;
+use planaria_array::{Array, DType, Device};
 use planaria_ckpt::{Item, Kind, State};
 use planaria_comm::{Comm, CommExt, alone, threads};
 use planaria_layout::Mesh;
@@ -18,6 +22,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use crate::pretrained::Which as Weights;
+pub use batches::{BatchTime, Continued};
+pub use dialogue::Dialogue;
 pub use measure::{Measure, MeasureOptions};
 pub use sampling::Sampling;
 
@@ -32,6 +38,13 @@ pub struct Generator {
     sampling: Sampling,
     /// Tokens that end a text.
     ends: Vec<u32>,
+    /// How texts become questions, where they are.
+    asked: Option<Arc<dialogue::Asked>>,
+    /// What it computes with, and where.
+    dtype: DType,
+    device: Device,
+    /// Texts that are continued side by side.
+    batch: usize,
 }
 
 /// What came after a text.
@@ -73,6 +86,10 @@ impl Generator {
             tokenizer,
             sampling,
             ends,
+            asked: None,
+            dtype: DType::F32,
+            device: Device::Cpu,
+            batch: 1,
         })
     }
 
@@ -80,6 +97,24 @@ impl Generator {
     #[must_use]
     pub fn weights(self, which: Which) -> Generator {
         Generator { which, ..self }
+    }
+
+    /// Computes on a device instead of the host.
+    #[must_use]
+    pub fn device(self, device: Device) -> Generator {
+        Generator { device, ..self }
+    }
+
+    /// Continues this many texts side by side.
+    #[must_use]
+    pub fn batch(self, batch: usize) -> Generator {
+        Generator { batch: batch.max(1), ..self }
+    }
+
+    /// Computes in a precision other than f32.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Generator {
+        Generator { dtype: precision.dtype(), ..self }
     }
 
     /// The checkpoint's folder inside the path it was opened with.
@@ -95,7 +130,12 @@ impl Generator {
     /// Refuses what cannot be done before anything is loaded; how many of the tokens asked for fit behind the prompt.
     pub fn check(&self, prompt: &str, sampling: &Sampling, ranks: usize) -> Result<usize> {
         self.check_ranks(ranks)?;
-        let (given, most) = (self.prompt(prompt)?.len(), self.model.reach());
+        self.room(self.prompt(prompt)?.len(), sampling)
+    }
+
+    /// How many of the tokens asked for fit behind so many.
+    fn room(&self, given: usize, sampling: &Sampling) -> Result<usize> {
+        let most = self.model.reach();
         if given >= most {
             return Err(Error::Value {
                 key: "the text".into(),
@@ -114,7 +154,10 @@ impl Generator {
 
     /// The tokens to begin with.
     fn prompt(&self, prompt: &str) -> Result<Vec<u32>> {
-        let mut tokens = self.tokenizer.encode_prompt(prompt)?;
+        let mut tokens = match &self.asked {
+            Some(asked) => asked.tokens(prompt)?,
+            None => self.tokenizer.encode_prompt(prompt)?,
+        };
         if tokens.is_empty() {
             tokens.extend(self.tokenizer.frame().bos.or(self.tokenizer.frame().eos));
         }
@@ -137,18 +180,18 @@ impl Generator {
         each: &(dyn Fn(&str) + Sync),
     ) -> Result<String> {
         let mut made = self.generate_all(&[prompt], sampling, ranks, &|_, piece| each(piece))?;
-        Ok(made.swap_remove(0).text)
+        Ok(made.texts.swap_remove(0).text)
     }
 
-    /// Continues several texts, one after the other; `each` is given the number of the text and every new token's text.
-    /// The weights are loaded once.
+    /// Continues several texts, batch after batch; `each` is given the number of the text and what is new of it: token by token
+    /// where a batch is one text, else all at once. Several ranks take one text after the other. The weights are loaded once.
     pub fn generate_all(
         &self,
         prompts: &[&str],
         sampling: &Sampling,
         ranks: usize,
         each: &(dyn Fn(usize, &str) + Sync),
-    ) -> Result<Vec<Continuation>> {
+    ) -> Result<Continued> {
         let mut fits = Vec::new();
         for prompt in prompts {
             let tokens = self.check(prompt, sampling, ranks.max(1))?;
@@ -156,16 +199,19 @@ impl Generator {
         }
         self.on_ranks(ranks, &|comm| {
             let model = self.network(comm)?;
+            if let Some(made) = self.in_batches(&*model, prompts, &fits, each)? {
+                return Ok(made);
+            }
             let all = prompts.iter().zip(&fits).enumerate();
-            all.map(|(number, (prompt, sampling))| {
+            let texts = all.map(|(number, (prompt, sampling))| {
                 let tell = |piece: &str| {
                     if comm.rank() == 0 {
                         each(number, piece);
                     }
                 };
-                self.continue_one(&*model, prompt, sampling, &tell)
-            })
-            .collect()
+                self.continue_tokens(&*model, self.prompt(prompt)?, sampling, &tell)
+            });
+            Ok(Continued { texts: texts.collect::<Result<_>>()?, batches: Vec::new() })
         })
     }
 
@@ -198,37 +244,45 @@ impl Generator {
         }
     }
 
-    fn continue_one(
+    fn continue_tokens(
         &self,
         model: &dyn Network,
-        prompt: &str,
+        prompt_ids: Vec<u32>,
         sampling: &Sampling,
         each: &dyn Fn(&str),
     ) -> Result<Continuation> {
-        let prompt_ids = self.prompt(prompt)?;
         let mut tokens = prompt_ids.clone();
         let (given, mut said, mut ended) = (tokens.len(), 0, false);
         let cache = model.cache(given + sampling.tokens);
         let mut fresh = tokens.clone();
         for number in 0..sampling.tokens {
             let scores = no_grad(|| next_scores(model, &fresh, &cache))?;
-            let token = sampling.choose(&scores, &tokens, number)?;
+            let token = match sampling.takes_the_best() {
+                true => scores.argmax(None, Keep::No)?.item()?.as_f64() as u32,
+                false => sampling.choose(&scores.to_vec()?, &tokens, number)?,
+            };
             if self.ends.contains(&token) {
                 ended = true;
                 break;
             }
             tokens.push(token);
             fresh = vec![token];
-            let text = self.tokenizer.decode(&tokens[given..])?;
-            // A character may need several tokens; what is not complete yet waits.
-            let ready = text.trim_end_matches('\u{fffd}').len();
-            if ready > said && text.is_char_boundary(said) {
-                each(&text[said..ready]);
-                said = ready;
-            }
+            self.tell(&tokens[given..], &mut said, each)?;
         }
         let ids = tokens.split_off(given);
         Ok(Continuation { text: self.tokenizer.decode(&ids)?, prompt_ids, ids, ended })
+    }
+
+    /// Tells what of a text was not said before.
+    fn tell(&self, tokens: &[u32], said: &mut usize, each: &dyn Fn(&str)) -> Result<()> {
+        let text = self.tokenizer.decode(tokens)?;
+        // A character may need several tokens; what is not complete yet waits.
+        let ready = text.trim_end_matches('\u{fffd}').len();
+        if ready > *said && text.is_char_boundary(*said) {
+            each(&text[*said..ready]);
+            *said = ready;
+        }
+        Ok(())
     }
 
     /// The model with its weights, in this rank's pieces.
@@ -236,7 +290,7 @@ impl Generator {
         let mesh = Mesh::new(&[("ep", 1), ("tp", comm.size())])?;
         let parallel =
             (comm.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh, sequence: false });
-        let init = Init { seed: 0, dtype: DType::F32 };
+        let init = Init { dtype: self.dtype, device: self.device, ..Init::default() };
         let model = self.model.build(&Stage::whole(&*self.model), parallel.as_ref(), &init)?;
         let mut items = Vec::new();
         for param in model.params().iter().filter(|p| p.tied().is_none()) {
@@ -282,11 +336,10 @@ fn without_first_dim(layout: &planaria_layout::Layout) -> Result<planaria_layout
 }
 
 /// Scores of the token after `fresh`, the same on every rank.
-fn next_scores(model: &dyn Network, fresh: &[u32], cache: &Cache) -> Result<Vec<f32>> {
+fn next_scores(model: &dyn Network, fresh: &[u32], cache: &Cache) -> Result<Array> {
     let ids: Vec<i64> = fresh.iter().map(|&t| i64::from(t)).collect();
     let input = Tensor::from_slice(&ids, &[1, ids.len()])?;
     let end = model.forward(input.into(), &Run { cache: Some(cache), ..Run::default() })?;
     let last = end.hidden.narrow(1, ids.len() - 1, 1)?;
-    let scores = model.logits(&last)?.whole()?.cast(DType::F32)?;
-    Ok(scores.to_vec()?)
+    Ok(model.logits(&last)?.whole()?.cast(DType::F32)?)
 }

@@ -53,6 +53,11 @@ impl Sampling {
         }
     }
 
+    /// Whether the likeliest token is taken as it is: nothing but the largest score need be known.
+    pub(super) fn takes_the_best(&self) -> bool {
+        self.temperature <= 0.0 && self.repetition_penalty == 1.0
+    }
+
     /// The token in place `number` after the prompt, from the scores of all; `before` are the tokens so far.
     pub(super) fn choose(&self, scores: &[f32], before: &[u32], number: usize) -> Result<u32> {
         let scores = self.penalised(scores, before);

@@ -4,10 +4,12 @@
 //! loss at its end; batches, meshes, schedules, sums and checkpoints are its own business.
 
 mod next_token;
+mod sft;
 
 pub use next_token::NextToken;
+pub use sft::Sft;
 
-use crate::data::{Batch, Config as DataConfig, Data, Tokenizer};
+use crate::data::{Batch, Borders, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result, nearest};
 use planaria_nn::models::{Activations, Loss, Network};
 use planaria_tensor::Tensor;
@@ -22,6 +24,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
 
     /// Opens the samples.
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data>;
+
+    /// Whether the documents of a sample are kept apart: every stage must then read where they begin.
+    fn separates(&self, config: &DataConfig) -> bool {
+        config.documents == Borders::Separate
+    }
 
     /// Makes the micro-batches of a step out of those that were read, before anything of it is computed. Only ranks that
     /// read data have any. Random numbers must follow from the step and the positions of the samples, so that a run
@@ -64,7 +71,7 @@ pub struct Objectives {
 impl Default for Objectives {
     /// Those that come with this crate.
     fn default() -> Objectives {
-        Objectives { known: vec![Arc::new(NextToken)] }
+        Objectives { known: vec![Arc::new(NextToken), Arc::new(Sft)] }
     }
 }
 

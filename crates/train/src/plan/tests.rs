@@ -58,7 +58,7 @@ fn real(changes: &[&str], ranks: usize) -> Vec<(u64, u64, u64)> {
         let parallel = Parallel { world: World::new(comm.clone()), mesh: inner, sequence: false };
         let sizes = partition::sizes(&config, (mesh.axis_size(2), mesh.axis_size(3)), 2, 4);
         let part = partition::stages(&*model, &config, &sizes, stages).unwrap()[coords[0]].clone();
-        let built = model.build(&part, Some(&parallel), &Init { seed: 1, dtype }).unwrap();
+        let built = model.build(&part, Some(&parallel), &Init { seed: 1, dtype, ..Init::default() }).unwrap();
         let zero = Zero::from(config.train.zero);
         let names: Vec<String> = built.params().iter().map(|p| p.spec().name.clone()).collect();
         let mut sums = (0, 0, 0);
@@ -121,7 +121,7 @@ fn measured(changes: &[&str], ranks: usize) -> (u64, u64) {
 
 fn one_step(config: &Config, model: &dyn Architecture, parallel: &Parallel) -> (u64, u64) {
     let dtype = config.train.precision.dtype();
-    let init = Init { seed: 1, dtype };
+    let init = Init { seed: 1, dtype, ..Init::default() };
     let built = model.build(&Stage::whole(model), Some(parallel), &init).unwrap();
     let (rows, columns) = (config.train.micro_batch, config.data.sequence);
     let ids: Vec<i64> = (0..rows * columns).map(|i| (i * 37 % 291) as i64).collect();

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use planaria_array::ops::Binary;
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
 use planaria_comm::Pending;
 
 /// A bucket under way.
@@ -21,6 +21,22 @@ pub(super) struct Flight {
 pub(super) struct Fold(Option<Array>);
 
 impl Fold {
+    /// Adds; a first addend stays as narrow as it is until another comes, and so does the memory it is part of.
+    pub(super) fn add_lazily(&mut self, addend: &Array) -> Result<()> {
+        match self.0.take() {
+            None => self.0 = Some(addend.snapshot()?),
+            Some(sum) if sum.dtype() != DType::F32 => {
+                self.0 = Some(sum.cast(DType::F32)?);
+                return self.add(addend);
+            }
+            sum => {
+                self.0 = sum;
+                return self.add(addend);
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn add(&mut self, addend: &Array) -> Result<()> {
         self.0 = Some(match self.0.take() {
             // The addend may be part of a longer buffer, which must not live as long as the sum.
@@ -52,10 +68,10 @@ impl Fold {
     }
 
     /// The sum; zeros where nothing was added.
-    pub(super) fn take(&mut self, numel: usize) -> Result<Array> {
+    pub(super) fn take(&mut self, numel: usize, device: Device) -> Result<Array> {
         match self.0.take() {
             Some(sum) => Ok(sum),
-            None => Ok(Array::zeros(&[numel], DType::F32)?),
+            None => Ok(Array::zeros_on(&[numel], DType::F32, device)?),
         }
     }
 }

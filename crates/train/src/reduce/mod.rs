@@ -18,7 +18,7 @@ use crate::config::Reduction;
 use crate::error::{Error, Result};
 use fold::{Flight, Fold};
 use micro::Micro;
-use planaria_array::{Array, DType, ops};
+use planaria_array::{Array, DType, Device, ops};
 use planaria_comm::{AllToAll, Call, Comm, CommExt};
 use planaria_layout::Share;
 use std::collections::{BTreeMap, VecDeque};
@@ -47,6 +47,8 @@ pub struct ReduceOptions {
     pub mode: Reduction,
     /// Bytes of a bucket; a longer gradient has one to itself.
     pub bucket_bytes: usize,
+    /// Where gradients and sums are.
+    pub device: Device,
 }
 
 /// The sums of one step under way.
@@ -60,6 +62,7 @@ pub struct Reducer {
     /// Elements that all buckets within the limit find room in, when they are received.
     room: usize,
     mode: Reduction,
+    device: Device,
     state: Mutex<State>,
 }
 
@@ -95,7 +98,8 @@ impl Reducer {
         let received = buckets.iter().filter(|members| members.len() > 1).map(|m| m.iter().map(own).sum());
         let room = received.max().unwrap_or(0);
         let lanes = lanes.to_vec();
-        let reducer = Reducer { comm, lanes, buckets, home, room, mode: options.mode, state };
+        let ReduceOptions { mode, device, .. } = options;
+        let reducer = Reducer { comm, lanes, buckets, home, room, mode, device, state };
         reducer.reset();
         reducer
     }
@@ -173,7 +177,8 @@ impl Reducer {
         self.add_arrived(state)
     }
 
-    /// The sums of the step: this rank's range of each lane, in f32. Collective; the next step may begin.
+    /// The sums of the step: this rank's range of each lane, in f32, or of one rank's only micro-batch as it came. Collective; the
+    /// next step may begin.
     pub fn finish_step(&self, rounds: usize) -> Result<Vec<Array>> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -184,7 +189,8 @@ impl Reducer {
         if self.mode == Reduction::Step && self.comm.size() > 1 {
             for bucket in 0..self.buckets.len() {
                 let members = self.buckets[bucket].iter();
-                let whole = members.map(|&lane| state.sums[lane].take(self.lanes[lane].share.numel()));
+                let whole =
+                    members.map(|&lane| state.sums[lane].take(self.lanes[lane].share.numel(), self.device));
                 let whole = whole.collect::<Result<Vec<_>>>()?;
                 let flight = self.launch(state, bucket, &whole)?;
                 state.flying.push_back(flight);
@@ -202,12 +208,12 @@ impl Reducer {
     /// This rank's range of each lane.
     fn take_sums(&self, state: &mut State) -> Result<Vec<Array>> {
         if self.comm.size() == 1 {
-            let take = |lane: usize| state.sums[lane].take(self.lanes[lane].share.numel());
+            let take = |lane: usize| state.sums[lane].take(self.lanes[lane].share.numel(), self.device);
             return (0..self.lanes.len()).map(take).collect();
         }
         let mut sums: Vec<Option<Array>> = vec![None; self.lanes.len()];
         for (members, part) in self.buckets.iter().zip(&mut state.parts) {
-            let part = part.take(members.iter().map(|&lane| self.own(lane)).sum())?;
+            let part = part.take(members.iter().map(|&lane| self.own(lane)).sum(), self.device)?;
             let mut at = 0;
             for &lane in members {
                 sums[lane] = Some(part.narrow(0, at, self.own(lane))?);
@@ -234,12 +240,15 @@ impl Reducer {
             let Lane { share, dtype } = &self.lanes[lane];
             grads.push(match micro.take(lane) {
                 Some(grad) => grad,
-                None => Array::zeros(&[share.numel()], *dtype)?,
+                None => Array::zeros_on(&[share.numel()], *dtype, self.device)?,
             });
         }
         if self.comm.size() == 1 || self.mode == Reduction::Step {
+            // A device would read and write every gradient once more to widen it; the optimizer does that as it reads.
+            let lazily = self.comm.size() == 1 && self.device != Device::Cpu;
             for (&lane, grad) in self.buckets[bucket].iter().zip(&grads) {
-                state.sums[lane].add(grad)?;
+                let sum = &mut state.sums[lane];
+                if lazily { sum.add_lazily(grad)? } else { sum.add(grad)? }
             }
             return Ok(());
         }
@@ -280,7 +289,7 @@ impl Reducer {
         let fits = |array: &Array| array.numel() == room && array.dtype() == dtype;
         let buffer = match state.spare.iter().position(fits) {
             Some(place) => state.spare.swap_remove(place),
-            None => Array::zeros(&[room], dtype)?,
+            None => Array::zeros_on(&[room], dtype, self.device)?,
         };
         let recv = buffer.narrow(0, 0, numel)?;
         Ok((buffer, recv))

@@ -4,6 +4,10 @@ use super::*;
 use planaria_comm::threads;
 use proptest::prelude::*;
 
+fn options(mode: Reduction, bucket_bytes: usize) -> ReduceOptions {
+    ReduceOptions { mode, bucket_bytes, device: Device::Cpu }
+}
+
 /// Gradient of a lane in a micro-batch: values whose sum depends on its order; some micro-batches have none.
 fn gradient(micro: usize, lane: usize, numel: usize) -> Option<Vec<f32>> {
     let value = |i: usize| {
@@ -38,7 +42,7 @@ fn reduced(
     let lanes: Vec<Lane> = shares.into_iter().map(|share| Lane { share, dtype: DType::F32 }).collect();
     let parts = threads::run(ranks, |comm| {
         let rank = comm.rank();
-        let reducer = Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Exact, bucket_bytes });
+        let reducer = Reducer::new(comm, &lanes, options(Reduction::Exact, bucket_bytes));
         let rounds = micros / ranks;
         // Rounds may end in any order, as pipeline schedules do.
         let mut turn: Vec<usize> = (0..rounds).collect();
@@ -85,7 +89,7 @@ proptest! {
 fn two_gradients_of_one_parameter_are_added_before_the_fold() {
     let lanes = [Lane { share: Share::even(2, 2), dtype: DType::F32 }];
     let sums = threads::run(2, |comm| {
-        let reducer = Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Exact, bucket_bytes: 1 });
+        let reducer = Reducer::new(comm, &lanes, options(Reduction::Exact, 1));
         reducer.expect(0, 0);
         reducer.expect(0, 0);
         let grad = Array::from_slice(&[1.0f32, 2.0], &[2]).unwrap();
@@ -104,8 +108,7 @@ fn sums_of_narrow_floats_are_kept_in_f32() {
     for (ranks, rounds) in [(1, 4), (2, 2), (4, 1)] {
         let lanes = [Lane { share: Share::even(1, ranks), dtype: DType::BF16 }];
         let sums = threads::run(ranks, |comm| {
-            let reducer =
-                Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Exact, bucket_bytes: 1 });
+            let reducer = Reducer::new(comm, &lanes, options(Reduction::Exact, 1));
             for round in 0..rounds {
                 let grad = Array::full(&[1], 1.0f32 / 256.0 + 1.0, DType::BF16).unwrap();
                 reducer.expect(round, 0);
@@ -124,8 +127,7 @@ fn sums_of_narrow_floats_are_kept_in_f32() {
 fn sums_once_a_step_are_the_same_value_and_sent_once() {
     let lanes = [3, 2].map(|numel| Lane { share: Share::even(numel, 2), dtype: DType::F32 });
     let sums = threads::run(2, |comm| {
-        let reducer =
-            Reducer::new(comm, &lanes, ReduceOptions { mode: Reduction::Step, bucket_bytes: 1 << 20 });
+        let reducer = Reducer::new(comm, &lanes, options(Reduction::Step, 1 << 20));
         for round in 0..3 {
             for lane in [1, 0] {
                 reducer.expect(round, lane);
@@ -147,7 +149,7 @@ fn no_more_than_a_few_buckets_are_in_flight() {
     let lanes = vec![Lane { share: Share::even(64, 2), dtype: DType::F32 }; 12];
     let most = threads::run(2, |comm| {
         let ahead = comm.rank() == 0;
-        let options = ReduceOptions { mode: Reduction::Exact, bucket_bytes: 1 };
+        let options = options(Reduction::Exact, 1);
         let reducer = Reducer::new(comm, &lanes, options);
         let mut most = 0;
         if !ahead {

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::gather::Pass;
 use crate::objective::{Input, Objective};
 use crate::replica::{Part, Replica};
+use planaria_array::Array;
 use planaria_array::random::Key;
 use planaria_nn::models::{Activations, Loss, Network, Recompute, Run};
 use planaria_tensor::ops::Documents;
@@ -76,7 +77,7 @@ impl Compute {
     }
 
     /// Sum of losses and count of one micro-batch, without gradients.
-    pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(f64, u64)> {
+    pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(Array, u64)> {
         let model = &*only(replica)?.model;
         replica.enter(0, Pass::Forward);
         no_grad(|| {
@@ -109,8 +110,8 @@ impl Micro {
 }
 
 /// The sum of losses, whole on every rank of the inner mesh.
-pub(super) fn value(loss: &Loss) -> Result<f64> {
-    Ok(loss.sum.whole()?.item()?.as_f64())
+pub(super) fn value(loss: &Loss) -> Result<Array> {
+    Ok(loss.sum.whole()?)
 }
 
 fn only(replica: &Replica) -> Result<&Part> {

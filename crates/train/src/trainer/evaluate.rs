@@ -71,16 +71,21 @@ impl RankRun<'_> {
         let Some(data) = &self.job.data.eval else { return Ok(false) };
         let Some(eval) = Evaluation::of(self.job, &self.geometry) else { return Ok(false) };
         let replica = self.place.replica;
-        let needed = if self.place.reads(&self.job.config) { eval.rounds } else { 0 };
+        let needed = if self.place.reads(self.job) { eval.rounds } else { 0 };
         let batches = (0..needed).map(|round| eval.read(&**data, round, replica));
         let batches = batches.collect::<Result<Vec<_>>>()?;
         let found = match &mut self.pipeline {
             Some(pipeline) => pipeline.evaluate(&self.compute, &self.replica, &batches, eval.rounds)?,
-            None => batches.iter().map(|b| self.compute.evaluate(&self.replica, b)).collect::<Result<_>>()?,
+            None => {
+                let found = batches.iter().map(|b| self.compute.evaluate(&self.replica, b).map(Some));
+                found.collect::<Result<_>>()?
+            }
         };
         let mut losses = Losses::new(eval.rounds * eval.data_ranks);
-        for (round, (sum, count)) in found.into_iter().enumerate().filter(|_| self.place.speaks) {
-            losses.set(eval.number(round, replica), sum, count);
+        for (round, known) in found.into_iter().enumerate().filter(|_| self.place.speaks) {
+            if let Some((sum, count)) = known {
+                losses.set(eval.number(round, replica), sum, count);
+            }
         }
         losses.share(&self.world)?;
         let now = Best { step: self.progress.step, loss: losses.mean() };

@@ -25,7 +25,7 @@ pub(super) fn open(job: &Job, comm: &Arc<dyn Comm>) -> Result<Data> {
     let read = || job.objective.open(&data, tokenizer).map(Some);
     let first = if comm.rank() == 0 { read() } else { Ok(None) };
     let first = together(&**comm, first)?;
-    let mine = if first.is_none() && place.reads(config) { read() } else { Ok(first) };
+    let mine = if first.is_none() && place.reads(job) { read() } else { Ok(first) };
     let mine = together(&**comm, mine)?;
     let bug = |e: &dyn std::fmt::Display| Error::Bug { what: format!("data has no description: {e}") };
     let told = match (&mine, comm.rank()) {

@@ -6,9 +6,11 @@ use planaria_comm::{AllReduce, Comm, CommExt};
 use planaria_layout::Reduce;
 use std::sync::Arc;
 
-/// Sum of token losses and number of labels of each micro-batch of a step.
-#[derive(Clone, Debug, PartialEq)]
+/// Sum of token losses and number of labels of each micro-batch of a step. Losses of a device are read when all are there, so
+/// that no micro-batch waits for the one before.
+#[derive(Clone, Debug)]
 pub(super) struct Losses {
+    known: Vec<(usize, Array)>,
     sums: Vec<f64>,
     counts: Vec<f64>,
 }
@@ -16,12 +18,13 @@ pub(super) struct Losses {
 impl Losses {
     /// Room for this many micro-batches.
     pub(super) fn new(micros: usize) -> Losses {
-        Losses { sums: vec![0.0; micros], counts: vec![0.0; micros] }
+        Losses { known: Vec::new(), sums: vec![0.0; micros], counts: vec![0.0; micros] }
     }
 
-    /// This rank knows micro-batch `micro`.
-    pub(super) fn set(&mut self, micro: usize, sum: f64, count: u64) {
-        (self.sums[micro], self.counts[micro]) = (sum, count as f64);
+    /// This rank knows micro-batch `micro`, whose sum is an array of one element.
+    pub(super) fn set(&mut self, micro: usize, sum: Array, count: u64) {
+        self.counts[micro] = count as f64;
+        self.known.push((micro, sum));
     }
 
     /// Number of micro-batches.
@@ -31,6 +34,9 @@ impl Losses {
 
     /// Every rank gets all of them. One rank has set each, so adding up changes no bits. Collective.
     pub(super) fn share(&mut self, world: &Arc<dyn Comm>) -> Result<()> {
+        for (micro, sum) in self.known.drain(..) {
+            self.sums[micro] = sum.item()?.as_f64();
+        }
         let all: Vec<f64> = self.sums.iter().chain(&self.counts).copied().collect();
         let array = Array::from_slice(&all, &[all.len()])?;
         world.all_reduce(AllReduce { send: array.clone(), recv: array.clone(), op: Reduce::Sum })?;

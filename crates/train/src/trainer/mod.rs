@@ -16,7 +16,7 @@ mod start;
 mod step;
 
 use crate::config::Config;
-use crate::data::{Data, Tokenizer};
+use crate::data::{Data, Order, Sampler, Stream, Streamed, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
 use crate::objective::{Objective, Objectives};
@@ -60,6 +60,7 @@ pub struct Trainer {
     store: Option<Arc<dyn Store>>,
     models: Models,
     objectives: Objectives,
+    stream: Option<Arc<dyn Stream>>,
 }
 
 /// What all ranks of a process share.
@@ -80,6 +81,8 @@ pub(crate) struct Job {
     pub(crate) last: Option<u64>,
     /// Where checkpoints go, if not to the run's folder.
     pub(crate) store: Option<Arc<dyn Store>>,
+    /// The program's own samples, which `data` has then.
+    pub(crate) stream: Option<Arc<Streamed>>,
 }
 
 impl Trainer {
@@ -93,7 +96,14 @@ impl Trainer {
             store: None,
             models: Models::default(),
             objectives: Objectives::default(),
+            stream: None,
         }
+    }
+
+    /// With samples that the program makes itself, in place of `[[data.source]]`. Ranks are threads of this process then.
+    #[must_use]
+    pub fn stream(self, stream: Arc<dyn Stream>) -> Trainer {
+        Trainer { stream: Some(stream), ..self }
     }
 
     /// With models of one's own.
@@ -170,6 +180,13 @@ impl Trainer {
         job.check_start()
     }
 
+    /// What the run reads: its tokenizer, its data, and the order of the samples. Nothing is computed.
+    pub fn open_data(&self) -> Result<(Tokenizer, Data, Sampler)> {
+        let job = self.job()?;
+        let sampler = job.sampler()?;
+        Ok((job.tokenizer, job.data, sampler))
+    }
+
     /// Runs as one of the processes that `mpirun` started.
     #[cfg(feature = "mpi")]
     pub fn run_mpi(&self) -> Result<Outcome> {
@@ -191,14 +208,23 @@ impl Trainer {
     /// A run whose ranks share this process, and with it the data.
     fn job(&self) -> Result<Job> {
         let mut job = self.begin()?;
-        job.data = job.objective.open(&job.config.data, &job.tokenizer)?;
+        job.data = match &self.stream {
+            None => job.objective.open(&job.config.data, &job.tokenizer)?,
+            Some(stream) => job.streamed(stream)?,
+        };
         Ok(job)
     }
 
     /// A run without its data.
     fn begin(&self) -> Result<Job> {
-        let config = self.config.clone();
-        config.check(&self.models)?;
+        let mut config = self.config.clone();
+        match self.stream {
+            None => config.check(&self.models)?,
+            Some(_) => {
+                config.check_with_own_data(&self.models)?;
+                config.data.order = Order::Sequential;
+            }
+        }
         let objective = self.objectives.find(&config.train.objective)?;
         let tokenizer = pretrained::open_tokenizer(&config)?;
         let model = setup::model(&config, tokenizer.vocab_size(), &self.models)?;
@@ -217,6 +243,7 @@ impl Trainer {
             requests,
             last,
             store,
+            stream: None,
         })
     }
 }
@@ -234,6 +261,20 @@ fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
 }
 
 impl Job {
+    /// The program's own samples as the data of the run; `[[data.eval]]` is evaluated as ever.
+    fn streamed(&mut self, stream: &Arc<dyn Stream>) -> Result<Data> {
+        let (config, vocab) = (&self.config.data, self.model.vocab_size() as u64);
+        let train = Arc::new(Streamed::new(stream.clone(), config.sequence, vocab));
+        let mut measured = config.clone();
+        measured.source = std::mem::take(&mut measured.eval);
+        let eval = match measured.source.is_empty() {
+            true => None,
+            false => Some(self.objective.open(&measured, &self.tokenizer)?.train),
+        };
+        self.stream = Some(train.clone());
+        Ok(Data { train, eval, report: None })
+    }
+
     /// Runs one rank, of `local` on this machine, which share its processors unless the configuration says how many threads each
     /// has. Collective.
     fn run(&self, comm: Arc<dyn Comm>, local: usize) -> Result<Outcome> {

@@ -12,7 +12,7 @@ use super::start::{self, Start};
 use super::{Job, Outcome};
 use crate::bundle::BundleOptions;
 use crate::config::{Reduction, TrainSection};
-use crate::data::{Loader, LoaderOptions, Sampler, Share};
+use crate::data::{Loader, LoaderOptions, Sampler, Share, Window};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::freeze::Frozen;
@@ -74,7 +74,8 @@ impl<'a> RankRun<'a> {
         let lanes = Pipeline::new(job, &place, &geometry)?;
         let near = place.neighbours(&world, config, lanes.parts())?;
         let keeping = keeping(job, &place, world.world_rank())?;
-        let init = Init { seed: config.train.seed, dtype: config.train.precision.dtype() };
+        let (seed, dtype) = (config.train.seed, config.train.precision.dtype());
+        let init = Init { seed, dtype, device: config.device };
         let own = lanes.own(place.stage);
         let positions: Vec<Vec<Stage>> = (0..place.stages).map(|position| lanes.own(position)).collect();
         let known = holders::known(job, &place.mesh, &positions, &keeping)?;
@@ -108,6 +109,9 @@ impl<'a> RankRun<'a> {
         };
         let mesh = run.place.mesh.to_string();
         let resumed = run.restore()?;
+        if config.checkpoint.every > 0 || config.checkpoint.keep_best {
+            planaria_array::prepare_snapshots(config.device, run.state_bytes()?)?;
+        }
         let records = Records::open(job, run.world.rank(), run.progress.step, &mesh);
         let records = Arc::new(together(&*run.world, records)?);
         run.saves.records = Some(records.clone());
@@ -152,7 +156,7 @@ fn replica(
         init,
         near,
         keeping,
-        reduce: ReduceOptions { mode, bucket_bytes: bytes },
+        reduce: ReduceOptions { mode, bucket_bytes: bytes, device: job.config.device },
         bundles: BundleOptions { sharding, bytes },
     })
 }
@@ -209,6 +213,13 @@ impl RankRun<'_> {
         Ok(Some(Event::Resumed { folder, step, mesh, changed }))
     }
 
+    /// Bytes of everything that this rank saves.
+    fn state_bytes(&self) -> Result<usize> {
+        let items = resume::items(&self.replica, |array| Ok(array.clone()))?;
+        let pieces = items.iter().flat_map(|item| &item.pieces);
+        Ok(pieces.map(|piece| piece.array.numel() * piece.array.dtype().size()).sum())
+    }
+
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
         let mut state = State::new(resume::items(&self.replica, |array| Ok(array.clone()))?);
@@ -250,6 +261,9 @@ impl RankRun<'_> {
             step: self.progress.step + 1,
             steps,
         });
+        if let Some(report) = &self.job.data.report {
+            self.tell(&Event::Rows(report.clone()));
+        }
         let mut loader = self.loader(last)?;
         let (mut stopped, mut due) = (false, false);
         while self.progress.step < last && !stopped {
@@ -314,10 +328,17 @@ impl RankRun<'_> {
 
     /// Reads this replica's micro-batches ahead, where they are needed.
     fn loader(&self, last: u64) -> Result<Option<Loader>> {
-        if !self.place.reads(&self.job.config) {
+        if !self.place.reads(self.job) {
             return Ok(None);
         }
-        let share = Share::new(&self.geometry, self.place.replica as u64, self.progress.position());
+        let position = self.progress.position();
+        let share = Share::new(&self.geometry, self.place.replica as u64, position);
+        if let Some(stream) = &self.job.stream {
+            let (step, ahead) = (share.per_step(), self.job.config.data.prefetch as u64 + 2);
+            // A rank may have read ahead while another is still at the step's first micro-batch.
+            let behind = 2 * (step + ahead * share.micro_batch * share.ranks);
+            stream.begin(position, self.progress.stream.as_ref(), Window { step, behind })?;
+        }
         let steps = Some(last.saturating_sub(self.progress.step));
         let options = LoaderOptions { prefetch: self.job.config.data.prefetch, steps };
         Ok(Some(Loader::start(self.job.data.train.clone(), self.sampler.clone(), share, options)?))

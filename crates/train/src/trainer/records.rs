@@ -53,6 +53,7 @@ impl Records {
                 let values = [("mesh", json!(mesh)), ("step", json!(step)), ("ranks", json!(ranks))];
                 (Level::Info, "started", [&values[..], &[("process", process)]].concat())
             }
+            Event::Rows(report) => (Level::Info, "rows", vec![("told", json!(report.lines()))]),
             Event::Resumed { folder, step, changed, .. } => {
                 let values =
                     vec![("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];

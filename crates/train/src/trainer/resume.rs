@@ -40,6 +40,9 @@ pub(crate) struct Progress {
     /// What `checkpoint.from` said when the run went on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
+    /// Where the program's own data goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stream: Option<Value>,
 }
 
 /// The evaluation with the lowest loss.
@@ -80,6 +83,7 @@ impl Progress {
             before: 0,
             mesh: mesh.to_string(),
             from: None,
+            stream: None,
         }
     }
 
@@ -126,6 +130,8 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     state.config = job.config_json();
     state.random = serde_json::json!({ "seed": job.config.train.seed });
     state.schedule = serde_json::json!({ "step": progress.step, "updates": progress.updates });
+    let stream = job.stream.as_ref().and_then(|stream| stream.state(progress.position()));
+    let progress = Progress { stream, ..progress.clone() };
     state.extra = serde_json::to_value(progress).map_err(|e| Error::Bug { what: e.to_string() })?;
     state.files = files;
     state.tied = planaria_nn::models::ties(&*job.model)?;
@@ -172,6 +178,7 @@ pub(super) fn progress(state: &State) -> Result<Progress> {
             before: 0,
             mesh: String::new(),
             from: None,
+            stream: None,
         });
     }
     serde_json::from_value(state.extra.clone()).map_err(|e| Error::Run {

@@ -110,7 +110,7 @@ impl Saves {
     }
 
     /// Begins to save; waits for the save before it, if that is still under way. Collective.
-    pub(super) fn begin(&mut self, job: &Job, state: State, keep: Keep, began: Instant) -> Result<()> {
+    pub(super) fn begin(&mut self, job: &Job, mut state: State, keep: Keep, began: Instant) -> Result<()> {
         self.finish(job)?;
         let step = state.step;
         self.tell(job, &Event::Saving { step });
@@ -125,6 +125,8 @@ impl Saves {
         let thread = std::thread::Builder::new().name("planaria-save".into()).spawn(move || {
             let removed = if comm.rank() == 0 { remove(&*store, &newer) } else { Ok(()) };
             // Where an old one cannot be removed, the save says what stands in its way.
+            // What cannot be copied is tried once more by the save, which tells all ranks.
+            let _ = state.to_host();
             let saved = planaria_ckpt::save(&*comm, &*store, &folder(step), &state, &options);
             (removed.and(saved.map(|_| ())), began.elapsed())
         });

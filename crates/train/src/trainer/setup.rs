@@ -1,7 +1,7 @@
 //! What a run is made of before its first step: the model's configuration, the mesh seen from one rank.
 
+use super::Job;
 use crate::config::{Config, ScheduleKind};
-use crate::data::Borders;
 use crate::error::{Error, Result};
 use crate::pretrained;
 use crate::replica::Neighbours;
@@ -18,7 +18,8 @@ use std::sync::Arc;
 pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
     let name = file.display().to_string();
-    let text = std::fs::read_to_string(&file).map_err(|source| Error::Io { path: name.clone(), source })?;
+    let read = planaria_store::open_file(&file).and_then(std::io::read_to_string);
+    let text = read.map_err(|source| Error::Io { path: name.clone(), source })?;
     match serde_json::from_str(&text) {
         Ok(serde_json::Value::Object(map)) => Ok(map),
         Ok(_) => Err(Error::Syntax { origin: name, what: "not a JSON object".into() }),
@@ -99,9 +100,9 @@ impl Position {
 
     /// Whether this rank reads data: the first stage has the inputs, the last one the labels, unless all must know where
     /// documents begin.
-    pub(super) fn reads(&self, config: &Config) -> bool {
+    pub(super) fn reads(&self, job: &Job) -> bool {
         let Position { stage, stages, .. } = *self;
-        stage == 0 || stage + 1 == stages || config.data.documents == Borders::Separate
+        stage == 0 || stage + 1 == stages || job.objective.separates(&job.config.data)
     }
 
     /// Who else is there; `parts` are the model's, each with its position along `pp`.

@@ -13,6 +13,7 @@ use crate::partition;
 use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
 use crate::pipeline::{Failure, Kind, Schedule, Stages};
 use crate::replica::{Neighbours, Part, Replica};
+use planaria_array::{Array, Device};
 use planaria_comm::Comm;
 use planaria_nn::models::{Activations, Run, Stage};
 use planaria_tensor::Tensor;
@@ -29,6 +30,7 @@ pub(super) struct Pipeline {
     stages: Stages,
     /// The model's parts in order.
     parts: Vec<Stage>,
+    device: Device,
 }
 
 #[derive(Debug)]
@@ -47,7 +49,8 @@ impl Pipeline {
         let sizes = partition::sizes(&job.config, inner, geometry.micro_batch, size);
         let parts = |count| partition::stages(&*job.model, &job.config, &sizes, count);
         if place.stages == 1 {
-            return Ok(Pipeline { schedule: None, stages: Stages::round_robin(1, 1)?, parts: parts(1)? });
+            let (stages, parts) = (Stages::round_robin(1, 1)?, parts(1)?);
+            return Ok(Pipeline { schedule: None, stages, parts, device: job.config.device });
         }
         let chunks = if kind == Kind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
@@ -57,7 +60,8 @@ impl Pipeline {
         schedule.validate()?;
         let stages = schedule.stages().clone();
         let parts = parts(stages.len())?;
-        Ok(Pipeline { schedule: Some(Schedules { train: schedule, eval }), stages, parts })
+        let schedule = Some(Schedules { train: schedule, eval });
+        Ok(Pipeline { schedule, stages, parts, device: job.config.device })
     }
 
     /// The model's parts in order, each with its position in the pipeline.
@@ -81,7 +85,7 @@ impl Pipeline {
         let Some(Schedules { train, eval }) = self.schedule else { return Ok(None) };
         let comm = world.group(&place.pipeline)?;
         let inner = near.parallel.as_ref().map(|p| Inner { mesh: p.mesh.clone(), world: p.world.clone() });
-        let options = Options { inner, tag: TAG, ..Options::default() };
+        let options = Options { inner, tag: TAG, device: self.device, ..Options::default() };
         let eval_tag = TAG + 2 * self.stages.len() as u32;
         let eval_options = Options { tag: eval_tag, ..options.clone() };
         Ok(Some(Running {
@@ -117,7 +121,7 @@ impl Running {
         Ok(())
     }
 
-    /// Sums and counts of the losses of so many micro-batches, on the stage that has the head; zeros elsewhere. A stage
+    /// Sums and counts of the losses of so many micro-batches, on the stage that has the head; nothing elsewhere. A stage
     /// that needs no data is given none. Collective over the pipeline.
     pub(super) fn evaluate(
         &mut self,
@@ -125,8 +129,8 @@ impl Running {
         replica: &Replica,
         batches: &[Batch],
         rounds: usize,
-    ) -> Result<Vec<(f64, u64)>> {
-        let found = vec![(0.0, 0); rounds];
+    ) -> Result<Vec<Option<(Array, u64)>>> {
+        let found = vec![None; rounds];
         let mut work = Evaluating { own: &self.own, last: self.last, compute, replica, batches, found };
         self.eval.run(&mut work)?;
         Ok(work.found)
@@ -205,7 +209,7 @@ struct Evaluating<'a> {
     compute: &'a Compute,
     replica: &'a Replica,
     batches: &'a [Batch],
-    found: Vec<(f64, u64)>,
+    found: Vec<Option<(Array, u64)>>,
 }
 
 impl Evaluating<'_> {
@@ -218,7 +222,7 @@ impl Evaluating<'_> {
             return Ok(end.into_list());
         }
         let loss = self.compute.loss(model, &end, batch(self.batches, at)?)?;
-        self.found[at.micro] = (value(&loss)?, loss.count);
+        self.found[at.micro] = Some((value(&loss)?, loss.count));
         Ok(Vec::new())
     }
 }

@@ -21,7 +21,7 @@ pub(super) const CHECKPOINTS: &str = "ckpt";
 /// Largest `config.json` that is read.
 const CONFIG_BYTES: u64 = 1 << 24;
 /// What may differ without a word: where a run lies, how it is divided, and what it writes.
-const SILENT: [&str; 5] = ["name", "mesh", "checkpoint.", "log.", "train.threads"];
+const SILENT: [&str; 6] = ["name", "mesh", "device", "checkpoint.", "log.", "train.threads"];
 /// What the saved tensors are made by; other values need other tensors.
 const FIXED: [&str; 4] = ["optim.kind", "optim.ema", "train.precision", "train.freeze"];
 

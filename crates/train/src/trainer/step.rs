@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, StepReport};
 use crate::objective::Before;
 use crate::update::{self, Rates};
-use planaria_array::Array;
+use planaria_array::{Array, Device};
 use planaria_comm::{AllReduce, CommExt};
 use planaria_layout::Reduce;
 use planaria_nn::optim::ExactNorm;
@@ -81,9 +81,9 @@ impl RankRun<'_> {
     /// The optimizer's part of a step, skipped where the gradient is not finite.
     fn update(&mut self, sums: &[Array], losses: &Losses) -> Result<(Moved, Wishes)> {
         let mut norm = ExactNorm::new();
-        for lane in update::counted(&self.replica) {
-            norm.add(&sums[lane])?;
-        }
+        let counted: Vec<Array> = update::counted(&self.replica).map(|lane| sums[lane].clone()).collect();
+        norm.add_all(&counted)?;
+        drop(counted);
         let (norm, wishes) = self.agree_on(norm)?;
         let over = losses.count() * self.scale();
         // As in transformers, schedules count updates: a skipped step does not move them.
@@ -133,9 +133,19 @@ impl RankRun<'_> {
             saving: self.saves.share(),
             loss_scale: self.progress.scale.map_or(1.0, |scale| scale.factor),
             skipped: moved.skipped,
-            peak_bytes: planaria_array::thread_memory_stats().peak as u64,
+            peak_bytes: self.peak(),
         };
         self.tell(&Event::Step(report));
+    }
+
+    /// The most that arrays have taken: of this rank on the host, of all ranks that share a device.
+    fn peak(&self) -> u64 {
+        let here = || planaria_array::thread_memory_stats().peak;
+        let peak = match self.job.config.device {
+            Device::Cpu => here(),
+            device => planaria_array::device_memory_stats(device).map_or_else(|_| here(), |stats| stats.peak),
+        };
+        peak as u64
     }
 
     /// Tokens of a step.
