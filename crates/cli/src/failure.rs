@@ -90,6 +90,16 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         if let Some(error) = cause.downcast_ref::<planaria::store::Error>() {
             return of_store(error);
         }
+        if let Some(error) = cause.downcast_ref::<planaria::merge::Error>() {
+            return match error {
+                planaria::merge::Error::Checkpoint(error) => of_checkpoint(error),
+                planaria::merge::Error::Store(error) => of_store(error),
+                _ => (Exit::Usage, None),
+            };
+        }
+        if let Some(error) = cause.downcast_ref::<planaria::program::Error>() {
+            return (of_program(error), None);
+        }
         if cause.is::<planaria::aoa::Error>() || cause.is::<planaria::layout::Error>() {
             return (Exit::Usage, None);
         }
@@ -112,6 +122,16 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         }
     }
     (Exit::Negative, None)
+}
+
+fn of_program(error: &planaria::program::Error) -> Exit {
+    use planaria::program::Error;
+    match error {
+        Error::Syntax { .. } | Error::Invalid { .. } | Error::Parameter { .. } => Exit::Damaged,
+        Error::Run { .. } | Error::Array { .. } => Exit::Negative,
+        Error::Store(error) => of_store(error).0,
+        _ => Exit::Usage,
+    }
 }
 
 /// The exit code of an error about a checkpoint.

@@ -2,8 +2,11 @@
 
 use crate::common;
 use common::{command, root};
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Stdio;
+use tempfile::TempDir;
 
 /// A command of a page and the lines below it.
 #[derive(Debug, Default)]
@@ -45,9 +48,12 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-fn run_page(page: &Path) {
+/// Runs a page in a folder of its own, which it leaves behind.
+fn run_page(page: &Path) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    symlink(root().join("testdata").canonicalize().unwrap(), folder.path().join("testdata")).unwrap();
+    for given in ["testdata", "examples"] {
+        symlink(root().join(given).canonicalize().unwrap(), folder.path().join(given)).unwrap();
+    }
     let text = std::fs::read_to_string(page).unwrap();
     let all = commands(&text);
     assert!(!all.is_empty(), "{} shows no command", page.display());
@@ -71,9 +77,37 @@ fn run_page(page: &Path) {
         let page = page.file_name().unwrap().to_string_lossy();
         assert!(fits, "{page}, line {}: `{}` prints\n{}", shown.line, shown.command, found.join("\n"));
     }
+    folder
+}
+
+#[test]
+fn the_guide_to_programs_shows_what_the_commands_print() {
+    run_page(&root().join("docs/guide/programs.md"));
 }
 
 #[test]
 fn the_guide_to_checkpoints_shows_what_the_commands_print() {
     run_page(&root().join("docs/guide/checkpoints.md"));
+}
+
+#[test]
+fn the_guide_to_fine_tuning_ends_with_a_model_that_answers() {
+    let folder = run_page(&root().join("docs/guide/finetune.md"));
+    let mut chat = command(&["chat", "runs/sft", "-q"]);
+    chat.current_dir(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut chat = chat.spawn().unwrap();
+    let lines = "What is cut?\nWhere do they live?\n/undo\n/nothing\n/save said.jsonl\n/quit\nnever asked\n";
+    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    assert!(text(&output.stdout).starts_with("A flatworm.\n"), "{output:?}");
+    assert_eq!(text(&output.stdout).lines().count(), 2, "{output:?}");
+    let said = std::fs::read_to_string(folder.path().join("said.jsonl")).unwrap();
+    let expected = r#"{"messages":[{"role":"user","content":"What is cut?"},{"role":"assistant","content":"A flatworm."}]}"#;
+    assert_eq!(said.trim_end(), expected);
+}
+
+#[test]
+fn the_guide_to_merging_shows_what_the_commands_print() {
+    run_page(&root().join("docs/guide/merge.md"));
 }

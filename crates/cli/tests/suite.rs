@@ -5,6 +5,7 @@ mod common;
 mod convert;
 mod eval;
 mod look;
+mod merge;
 mod pages;
 mod plan;
 mod plot;

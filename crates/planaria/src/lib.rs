@@ -29,9 +29,12 @@ pub use planaria_comm as comm;
 #[cfg(feature = "train")]
 pub use planaria_data as data;
 pub use planaria_layout as layout;
+#[cfg(feature = "train")]
+pub use planaria_merge as merge;
 pub use planaria_nn as nn;
 #[cfg(feature = "train")]
 pub use planaria_pipeline as pipeline;
+pub use planaria_program as program;
 pub use planaria_store as store;
 #[cfg(feature = "telemetry")]
 pub use planaria_telemetry as telemetry;

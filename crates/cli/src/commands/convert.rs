@@ -193,9 +193,9 @@ pub(super) fn carry_out(
 }
 
 /// Shows progress, and stops the work when a signal comes.
-struct Watcher {
-    progress: Progress,
-    signals: Signals,
+pub(super) struct Watcher {
+    pub(super) progress: Progress,
+    pub(super) signals: Signals,
 }
 
 impl Observer for Watcher {

@@ -3,6 +3,7 @@
 use crate::exit::Exit;
 use crate::terminal::Terminal;
 use anyhow::Result;
+use planaria::array::Device;
 use planaria::train::data::{Borders, Config, Packing, Source, SourceKind};
 use planaria::train::{Generator, MeasureOptions, Weights};
 use serde_json::json;
@@ -40,6 +41,12 @@ pub(crate) struct Args {
     /// Take the running average of the weights, which runs with `optim.ema` keep
     #[arg(long)]
     ema: bool,
+    /// Where to compute: cpu, or an NVIDIA device such as cuda:0
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
+    /// What to compute in
+    #[arg(long, value_enum, value_name = "PRECISION", default_value = "f32")]
+    precision: super::PrecisionName,
     /// Thread ranks that share each matrix
     #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     ranks: u32,
@@ -57,6 +64,7 @@ enum PackingName {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
     let generator = Generator::open(&args.model)?.weights(which);
+    let generator = generator.device(args.device).precision(args.precision.into());
     let source = |path: &String| {
         let mut source = Source::new(path);
         source.field.clone_from(&args.field);

@@ -5,7 +5,8 @@ use crate::failure::Failure;
 use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
-use planaria::train::{Continuation, Generator, Sampling, Weights};
+use planaria::array::Device;
+use planaria::train::{BatchTime, Continuation, Generator, Sampling, Weights};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -42,13 +43,28 @@ pub(crate) struct Args {
     /// Above 1, tokens that are there already become less likely [default: as generation_config.json says, or 1]
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
     repetition_penalty: Option<f64>,
+    /// Take every text as what a user says, written with the folder's chat template, and answer it
+    #[arg(long)]
+    chat: bool,
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
     /// Seed of the choices
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
     /// Take the running average of the weights, which runs with `optim.ema` keep
     #[arg(long)]
     ema: bool,
-    /// Thread ranks that share each matrix
+    /// Where to compute: cpu, or an NVIDIA device such as cuda:0
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
+    /// What to compute in
+    #[arg(long, value_enum, value_name = "PRECISION", default_value = "f32")]
+    precision: super::PrecisionName,
+    /// Most texts that are continued side by side
+    #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: u32,
+    /// Thread ranks that share each matrix; they take one text after the other
     #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     ranks: u32,
 }
@@ -88,7 +104,7 @@ fn positive(text: &str) -> Result<f64, String> {
         .and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".into()) })
 }
 
-fn not_negative(text: &str) -> Result<f64, String> {
+pub(super) fn not_negative(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "expected a number such as 0.8".to_string())?;
     if value.is_finite() && value >= 0.0 {
         Ok(value)
@@ -138,7 +154,11 @@ fn prompt_field(line: &str) -> Option<String> {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
-    let generator = Generator::open(&args.run)?.weights(which);
+    let mut generator = Generator::open(&args.run)?.weights(which);
+    if args.chat {
+        generator = generator.asked(args.system.as_deref())?;
+    }
+    let generator = generator.device(args.device).precision(args.precision.into()).batch(args.batch as usize);
     let sampling = args.sampling(generator.sampling());
     let texts = args.texts()?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -150,11 +170,20 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
             terminal.warn(format_args!("only {more} fit into the model's positions after {which}"));
         }
     }
-    let writer = Writer { texts: &texts, json: terminal.json, begun: AtomicUsize::new(0) };
+    let writer = Writer { texts: &texts, chat: args.chat, json: terminal.json, begun: AtomicUsize::new(0) };
     let each = |number: usize, piece: &str| writer.piece(number, piece);
     let made = generator.generate_all(&texts, &sampling, args.ranks as usize, &each)?;
+    for BatchTime { texts, tokens, first, rest } in &made.batches {
+        let rate = *tokens as f64 / (first + rest);
+        let later = tokens.saturating_sub(*texts) as f64 / rest.max(1e-9);
+        terminal.detail(format_args!(
+            "{} in {:.3} s, {tokens} tokens: the first of each after {first:.4} s, then {later:.0} tokens/s; {rate:.0} in all",
+            count(*texts, "text"),
+            first + rest
+        ));
+    }
     if terminal.json {
-        for (prompt, made) in texts.iter().zip(&made) {
+        for (prompt, made) in texts.iter().zip(&made.texts) {
             terminal.object("planaria/generate/1", &told(&generator, prompt, made))?;
         }
     } else {
@@ -175,6 +204,8 @@ fn told(generator: &Generator, prompt: &str, made: &Continuation) -> Value {
 /// Writes texts as they come, an empty line between two of them.
 struct Writer<'a> {
     texts: &'a [&'a str],
+    /// Answers stand alone; other texts are continued.
+    chat: bool,
     json: bool,
     /// How many texts have been begun.
     begun: AtomicUsize,
@@ -192,13 +223,13 @@ impl Writer<'_> {
     fn begin(&self, count: usize) {
         for number in self.begun.swap(count, Ordering::Relaxed)..count {
             write(if number > 0 { "\n\n" } else { "" });
-            write(self.texts[number]);
+            write(if self.chat { "" } else { self.texts[number] });
         }
     }
 }
 
 /// A reader that went away is no error; the rest is computed for nobody, and soon over.
-fn write(text: &str) {
+pub(super) fn write(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = write!(out, "{text}").and_then(|()| out.flush());
 }

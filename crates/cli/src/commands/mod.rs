@@ -1,8 +1,10 @@
 //! The verbs, one file each: its arguments and what it does.
 
+mod chat;
 mod completions;
 mod config;
 mod convert;
+mod data;
 mod diff;
 mod eval;
 mod explain;
@@ -10,11 +12,15 @@ mod export;
 mod generate;
 mod inspect;
 mod launch;
+mod lora;
+mod merge;
 mod new;
 mod plan;
 mod plot;
+mod program;
 mod quickstart;
 mod reshard;
+mod selftest;
 mod tokenize;
 mod train;
 mod verify;
@@ -27,9 +33,11 @@ use clap::Subcommand;
 /// A verb; its description stands at the arguments in its file.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Chat(chat::Args),
     Completions(completions::Args),
     Config(config::Args),
     Convert(convert::Args),
+    Data(data::Args),
     Diff(diff::Args),
     Eval(eval::Args),
     Explain(explain::Args),
@@ -37,11 +45,15 @@ pub(crate) enum Command {
     Generate(generate::Args),
     Inspect(inspect::Args),
     Launch(launch::Args),
+    Lora(lora::Args),
+    Merge(merge::Args),
     New(new::Args),
     Plan(plan::Args),
     Plot(plot::Args),
+    Program(program::Args),
     Quickstart(quickstart::Args),
     Reshard(reshard::Args),
+    Selftest(selftest::Args),
     Tokenize(tokenize::Args),
     Train(train::Args),
     Verify(verify::Args),
@@ -51,9 +63,11 @@ impl Command {
     /// Runs the verb.
     pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
         match self {
+            Command::Chat(args) => chat::run(args, terminal),
             Command::Completions(args) => completions::run(args, terminal),
             Command::Config(args) => config::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
+            Command::Data(args) => data::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Eval(args) => eval::run(args, terminal),
             Command::Explain(args) => explain::run(args, terminal),
@@ -61,14 +75,39 @@ impl Command {
             Command::Generate(args) => generate::run(args, terminal),
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Launch(args) => launch::run(args, terminal),
+            Command::Lora(args) => lora::run(args, terminal),
+            Command::Merge(args) => merge::run(args, terminal),
             Command::New(args) => new::run(args, terminal),
             Command::Plan(args) => plan::run(args, terminal),
             Command::Plot(args) => plot::run(args, terminal),
+            Command::Program(args) => program::run(args, terminal),
             Command::Quickstart(args) => quickstart::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
+            Command::Selftest(args) => selftest::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
             Command::Train(args) => train::run(args, terminal),
             Command::Verify(args) => verify::run(args, terminal),
+        }
+    }
+}
+
+/// Dtype of weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PrecisionName {
+    /// 32 bits
+    F32,
+    /// 16 bits with the range of f32
+    Bf16,
+    /// 16 bits with more digits
+    F16,
+}
+
+impl From<PrecisionName> for planaria::train::config::Precision {
+    fn from(name: PrecisionName) -> Self {
+        match name {
+            PrecisionName::F32 => Self::F32,
+            PrecisionName::Bf16 => Self::Bf16,
+            PrecisionName::F16 => Self::F16,
         }
     }
 }

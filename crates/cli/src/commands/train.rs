@@ -6,6 +6,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
+use planaria::array::Device;
 use planaria::train::config::Sources;
 use planaria::train::{Config, Outcome, Requests, Trainer};
 use serde_json::json;
@@ -30,13 +31,18 @@ pub(crate) struct Args {
     /// Change a value, as in `optim.lr=3e-4`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Where to compute, instead of what the configuration says: cpu, or an NVIDIA device such as cuda:0
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
     /// Check everything that can be checked without training, and stop
     #[arg(long)]
     dry_run: bool,
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.iter().cloned());
+    let device = args.device.map(|device| format!("device={device}"));
+    let set = args.set.iter().cloned().chain(device);
+    let sources = Sources::file(&args.config).variables(std::env::vars()).set(set);
     let mut config = sources.resolve()?.config;
     let place = Started::find()?;
     let ranks = args.ranks.map(|n| n as usize).or(place.threads());

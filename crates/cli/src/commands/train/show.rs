@@ -126,6 +126,14 @@ impl Show {
     }
 }
 
+impl Show {
+    /// What became of the rows of conversations.
+    fn rows(&self, lines: &[String]) {
+        lines.iter().for_each(|line| self.say(line));
+        self.json("rows", json!({ "told": lines }));
+    }
+}
+
 fn form(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
@@ -149,6 +157,7 @@ impl Observer for Show {
                     json!({ "ranks": ranks, "mesh": mesh, "parameters": parameters, "step": step }),
                 );
             }
+            Event::Rows(report) => self.rows(&report.lines()),
             Event::Resumed { folder, step, mesh, changed } => {
                 let from = mesh.as_ref().map(|mesh| format!(", saved on {mesh}")).unwrap_or_default();
                 self.say(&format!("resuming from {folder} (step {step}{from})"));

@@ -1,0 +1,256 @@
+//! `planaria merge`: models merged by a recipe, streaming, never half done.
+
+use super::convert::{Form, Watcher};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output_folder::{Existing, OutputFolder};
+use crate::quantity::{Bytes, count};
+use crate::signals::Signals;
+use crate::table::Table;
+use crate::terminal::{Style, Terminal};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use planaria::ckpt::convert::{Conversion, ConvertOptions};
+use planaria::merge::{Merge, Missing, Options, plan, plan_moe, plan_paddle, plan_raw};
+use serde_json::json;
+
+/// Merge models by a recipe: mergekit's YAML, stages, mixtures of experts, Paddle's JSON
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Paths in a recipe are relative to the current folder. The result appears whole or not at all.\n\
+    docs/guide/merge.md lists methods and forms of recipes."
+)]
+pub(crate) struct Args {
+    /// The recipe: a YAML file, or a `merge_config.json` of Paddle
+    recipe: String,
+    /// Folder to write
+    out: String,
+    /// What the inputs are
+    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    inputs: Kind,
+    /// With `--inputs tensors`: what to do about tensors that not all files have
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    missing: Rest,
+    /// Seed of the methods that draw
+    #[arg(long, visible_alias = "random-seed", default_value_t = 0)]
+    seed: u64,
+    /// Leave out tensors whose names match this pattern (`*`, `?`); may be given again
+    #[arg(long, value_name = "PATTERN")]
+    drop: Vec<String>,
+    /// Write only tensors whose names match this pattern; may be given again
+    #[arg(long, value_name = "PATTERN")]
+    keep: Vec<String>,
+    /// Copy tensors of the base that its architecture does not name
+    #[arg(long)]
+    keep_extra: bool,
+    /// Merge models of different architectures, by the names of the first
+    #[arg(long)]
+    allow_crimes: bool,
+    /// Where vocabularies differ in size, keep the rows that all have
+    #[arg(long)]
+    unsafe_truncate_embeddings: bool,
+    /// Refuse a recipe that says anything without effect
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// What everything that computes a model accepts.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Output {
+    /// Format to write
+    #[arg(long, value_enum, default_value = "hf")]
+    to: Form,
+    /// Most bytes in one file, unless a single tensor is larger
+    #[arg(long, visible_alias = "out-shard-size", value_name = "SIZE", default_value = "5GB")]
+    max_shard_size: Bytes,
+    /// Memory to stay below
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: Bytes,
+    /// Say what would be read and written, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Replace the checkpoint that stands at the target
+    #[arg(long)]
+    yes: bool,
+}
+
+/// What is merged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Models with a configuration
+    #[default]
+    Models,
+    /// Files of tensors without a model, name by name
+    Tensors,
+}
+
+/// Tensors that not all files have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Rest {
+    /// Refuse them
+    #[default]
+    Refuse,
+    /// Leave them out
+    Skip,
+    /// Merge those that are there
+    Take,
+}
+
+impl From<Rest> for Missing {
+    fn from(rest: Rest) -> Missing {
+        match rest {
+            Rest::Refuse => Missing::Refuse,
+            Rest::Skip => Missing::Skip,
+            Rest::Take => Missing::Take,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let text = std::fs::read_to_string(&args.recipe)
+        .with_context(|| format!("cannot read the recipe '{}'", args.recipe))?;
+    let options = Options {
+        seed: args.seed,
+        allow_crimes: args.allow_crimes,
+        truncate_embeddings: args.unsafe_truncate_embeddings,
+        keep_extra: args.keep_extra,
+        strict: args.strict,
+        drop: args.drop.clone(),
+        keep: args.keep.clone(),
+        ..Options::default()
+    };
+    // A mixture has experts at the beginning of a line, and a configuration of Paddle is an object of JSON.
+    let is_mixture = text.lines().any(|line| line.starts_with("experts:"));
+    let merge = match args.inputs {
+        _ if text.trim_start().starts_with('{') => plan_paddle(&text, &options),
+        Kind::Tensors => plan_raw(&text, args.missing.into(), &options),
+        Kind::Models if is_mixture => plan_moe(&text, &options),
+        Kind::Models => plan(&text, &options),
+    };
+    carry_out(
+        &merge.with_context(|| format!("'{}' cannot be carried out", args.recipe))?,
+        "merging",
+        &args.out,
+        &args.output,
+        terminal,
+    )
+}
+
+/// Reports, writes, and says what was written.
+pub(super) fn carry_out(
+    merge: &Merge,
+    doing: &str,
+    target: &str,
+    output: &Output,
+    terminal: &mut Terminal,
+) -> Result<Exit> {
+    merge.warnings().iter().for_each(|warning| terminal.warn(warning));
+    merge.remarks().iter().for_each(|remark| terminal.note(remark));
+    report(merge, terminal);
+    // Half of the memory holds blocks of inputs, half what is made of them.
+    let options = ConvertOptions {
+        max_shard_size: output.max_shard_size.0,
+        max_memory: output.memory.0 / 2,
+        ..ConvertOptions::default()
+    };
+    let conversion = merge.conversion(output.to.into(), &options)?;
+    let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
+    let mut folder = None;
+    for place in merge.places() {
+        folder =
+            Some(OutputFolder::check(place, target, existing, conversion.files().map(|(name, _)| name))?);
+    }
+    let folder = folder.context("nothing is read")?;
+    if !output.dry_run {
+        let signals = Signals::watch()?;
+        let observer = Watcher { progress: terminal.progress(doing, conversion.bytes()), signals };
+        let written = folder.fill(|store, name| Ok(conversion.run(store, name, &observer)?));
+        observer.progress.finish();
+        if let Some(signal) = observer.signals.came() {
+            return Err(Failure::signal(signal).into());
+        }
+        written?;
+    }
+    print(merge, &conversion, target, output, terminal)?;
+    terminal.flush()?;
+    Ok(Exit::Success)
+}
+
+/// Lines of names before the rest is only counted.
+const LINES: usize = 20;
+
+/// Tensors that come and go, each with its bytes.
+fn report(merge: &Merge, terminal: &Terminal) {
+    let dropped = merge.dropped().iter().map(|(model, name, bytes)| (format!("'{name}' of {model}"), *bytes));
+    let removed = merge.removed().iter().map(|(name, bytes)| (format!("'{name}'"), *bytes));
+    let added = merge.added().iter().map(|(name, bytes)| (format!("'{name}'"), *bytes));
+    let kinds: [(&str, Vec<(String, u64)>); 3] = [
+        ("dropped, since the architecture does not name it:", dropped.collect()),
+        ("left out as asked:", removed.collect()),
+        ("added:", added.collect()),
+    ];
+    for (what, names) in kinds {
+        for (number, (name, bytes)) in names.iter().enumerate() {
+            let line = format!("{what} {name}, {}", Bytes(*bytes));
+            if number < LINES { terminal.note(line) } else { terminal.detail(line) }
+        }
+        if names.len() > LINES {
+            let bytes: u64 = names[LINES..].iter().map(|(_, bytes)| bytes).sum();
+            terminal.note(format_args!(
+                "{what} {} more, {} (-v lists them)",
+                names.len() - LINES,
+                Bytes(bytes)
+            ));
+        }
+    }
+    merge.notes().iter().for_each(|note| terminal.detail(note));
+}
+
+fn print(
+    merge: &Merge,
+    conversion: &Conversion<'_>,
+    target: &str,
+    output: &Output,
+    terminal: &mut Terminal,
+) -> Result<()> {
+    let files: Vec<(&str, u64)> = conversion.files().collect();
+    let tensors = conversion.tensors().len();
+    if terminal.json {
+        let listed: Vec<_> =
+            files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect();
+        let dropped = merge.dropped().iter();
+        let dropped: Vec<_> = dropped
+            .map(|(model, name, bytes)| json!({ "model": model, "name": name, "bytes": bytes }))
+            .collect();
+        let object = json!({
+            "target": target,
+            "written": !output.dry_run,
+            "tensors": tensors,
+            "bytes_read": merge.read_bytes(),
+            "bytes": conversion.bytes(),
+            "files": listed,
+            "dropped": dropped,
+            "warnings": merge.warnings(),
+        });
+        return terminal.object("planaria/merge/1", &object);
+    }
+    if output.dry_run {
+        let mut table = Table::new(&[1]);
+        files.iter().for_each(|(name, bytes)| table.row([name.to_string(), Bytes(*bytes).to_string()]));
+        let lines: Vec<String> = table.lines().collect();
+        lines.iter().try_for_each(|line| terminal.line(line))?;
+    }
+    let verb = if output.dry_run { "would read" } else { "read" };
+    let wrote = if output.dry_run { "write" } else { "wrote" };
+    let text = format!(
+        "{verb} {}, {wrote} {} in {}, {}",
+        Bytes(merge.read_bytes()),
+        count(tensors, "tensor"),
+        count(files.len(), "file"),
+        Bytes(conversion.bytes())
+    );
+    let text = terminal.paint(Style::Good, &text);
+    terminal.line(format!("{text} to {target}"))
+}

@@ -1,0 +1,63 @@
+//! Where programs come from: Paddle's files, or a folder of ours.
+
+use crate::failure::Failure;
+use anyhow::{Context, Result};
+use planaria::program::{Program, State, open_folder, paddle};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+/// A program with its parameters.
+pub(super) struct Loaded {
+    pub(super) program: Program,
+    pub(super) state: State,
+}
+
+fn folder(path: &Path) -> Result<(Program, State)> {
+    let (store, at) = planaria::store::locate(&path.display().to_string())?;
+    Ok(open_folder(&*store, &at)?)
+}
+
+/// The program alone.
+pub(super) fn read_program(path: &Path) -> Result<Program> {
+    if path.is_dir() {
+        return Ok(folder(path)?.0);
+    }
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    Ok(paddle::read(&bytes)?)
+}
+
+/// The program and the parameters beside it.
+pub(super) fn load(path: &Path) -> Result<Loaded> {
+    if path.is_dir() {
+        let (program, state) = folder(path)?;
+        return Ok(Loaded { program, state });
+    }
+    let program = read_program(path)?;
+    let parameters = path.with_extension("pdiparams");
+    if program.held().is_empty() && !parameters.exists() {
+        return Ok(Loaded { program, state: State::default() });
+    }
+    let file = File::open(&parameters).map_err(|error| {
+        let message =
+            format!("cannot read the parameters of the program, '{}': {error}", parameters.display());
+        Failure::usage(message).hint("put NAME.pdiparams beside NAME.json")
+    })?;
+    let size = file.metadata()?.len();
+    let state = State::read(&program, BufReader::new(file), size)?;
+    Ok(Loaded { program, state })
+}
+
+/// Refuses a file that exists.
+pub(super) fn free(path: &Path, replace: bool) -> Result<()> {
+    if path.exists() && !replace {
+        let message = format!("'{}' exists already", path.display());
+        return Err(Failure::usage(message).hint("choose another name").into());
+    }
+    Ok(())
+}
+
+/// Writes a file whole.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write '{}'", path.display()))
+}
