@@ -3,7 +3,10 @@
 ``import planaria`` imports neither NumPy nor torch; both are used where they are installed.
 """
 
-from ._checkpoint import Checkpoint, SaveHandle, async_save, convert, diff, inspect, load, open, save, verify
+import atexit as _atexit
+
+from . import _planaria
+from ._checkpoint import Checkpoint, convert, diff, inspect, open, verify
 from ._errors import (
     ArgumentError,
     ArrayIndexError,
@@ -23,6 +26,7 @@ from ._errors import (
     RunError,
     ShapeError,
 )
+from ._load import load
 from ._planaria import (
     Array,
     Comm,
@@ -37,15 +41,20 @@ from ._planaria import (
     from_dlpack,
     grad,
     mesh,
+    mpi,
     no_grad,
     plan,
     tensor,
 )
 from ._planaria import run_threads as threads
-from ._train import Outcome, Step, Trainer, plan_run
+from ._plot import Picture, Schedule, plot, schedule
+from ._save import SaveHandle, async_save, save
+from ._train import Outcome, RunPlan, Step, Trainer, plan_run
 from ._reports import ConvertReport, DiffReport, InspectReport, LoadReport, SaveReport, VerifyReport
 
 __version__ = "0.1.0"
+
+_atexit.register(_planaria.end_mpi)
 
 __all__ = [
     "ArgumentError",
@@ -74,10 +83,13 @@ __all__ = [
     "NotFoundError",
     "OutOfMemoryError",
     "Outcome",
+    "Picture",
     "Plan",
     "RunError",
+    "RunPlan",
     "SaveHandle",
     "SaveReport",
+    "Schedule",
     "ShapeError",
     "Step",
     "Stored",
@@ -94,11 +106,14 @@ __all__ = [
     "inspect",
     "load",
     "mesh",
+    "mpi",
     "no_grad",
     "open",
     "plan",
     "plan_run",
+    "plot",
     "save",
+    "schedule",
     "tensor",
     "threads",
     "verify",

@@ -10,19 +10,80 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ._planaria import Array
+from ._planaria import Array, Comm, Layout, Tensor
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+
+Place = tuple[Layout, int] | tuple[list[int], list[int]] | None
+"""Where elements lie in a larger tensor: a layout and a rank, or its extents and where a box begins."""
 
 
 def is_tensor(leaf: Any) -> bool:
     """Whether a leaf has elements: ours, NumPy's, torch's, or anything with ``__dlpack__``."""
-    return isinstance(leaf, Array) or hasattr(leaf, "__dlpack__")
+    return isinstance(leaf, (Array, Tensor)) or hasattr(leaf, "__dlpack__")
+
+
+def is_dtensor(leaf: Any) -> bool:
+    """Whether a leaf is a tensor of torch that is cut over ranks."""
+    return hasattr(leaf, "device_mesh") and hasattr(leaf, "placements")
+
+
+def is_on_device(leaf: Any) -> bool:
+    """Whether a leaf is a tensor of torch that the processor cannot read."""
+    kind = getattr(getattr(leaf, "device", None), "type", None)
+    return isinstance(kind, str) and kind != "cpu"
+
+
+class Room:
+    """Memory of ours for the elements of a leaf, and the way back where they are not in it."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.place: Place = None
+        self._back: Any = None
+        if isinstance(leaf, Tensor):
+            self.memory: Any = leaf.local()
+            if leaf.layout is not None and leaf.comm is not None:
+                self.place = (leaf.layout, leaf.comm.rank)
+            return
+        if is_dtensor(leaf):
+            from .torch import _placed
+
+            leaf, self.place = _placed(leaf)
+        self.memory = leaf
+        if is_on_device(leaf):
+            self.memory, self._back = leaf.to("cpu"), leaf
+
+    def give_back(self) -> None:
+        """What was loaded, on the device it belongs to."""
+        if self._back is not None:
+            self._back.copy_(self.memory)
+
+
+def rooms(tensors: Mapping[str, Any]) -> dict[str, Room]:
+    """The memory of each tensor."""
+    return {name: Room(tensor) for name, tensor in tensors.items()}
+
+
+def named(made: Mapping[str, Room]) -> list[tuple[str, Any, Place]]:
+    """Tensors as the native module takes them."""
+    return [(name, room.memory, room.place) for name, room in made.items()]
+
+
+def group_of(tensors: Mapping[str, Any]) -> Comm | None:
+    """The ranks that hold the pieces of these tensors, where they say so."""
+    for tensor in tensors.values():
+        if isinstance(tensor, Tensor) and tensor.comm is not None:
+            return tensor.comm
+        if is_dtensor(tensor):
+            from .torch import _default_comm
+
+            return _default_comm()
+    return None
 
 
 def detached(tensor: Any) -> Any:
     """A torch tensor without its history; anything else as it is."""
-    return tensor.detach() if hasattr(tensor, "detach") else tensor
+    return tensor.detach() if hasattr(tensor, "detach") and not isinstance(tensor, Tensor) else tensor
 
 
 class Flat:
@@ -85,6 +146,10 @@ def _key(key: Any, path: str) -> Any:
 
 def _memory(tensor: Any) -> Any:
     """What tells tensors of one memory from others; views of different extents are different tensors."""
+    if is_dtensor(tensor) or isinstance(tensor, Tensor):
+        local = tensor.to_local() if is_dtensor(tensor) else tensor.local()
+        size = local.numel() if hasattr(local, "numel") else local.size
+        return ("piece", _memory(local)) if size else ("object", id(tensor))
     if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride") and tensor.device.type == "cpu":
         if tensor.numel() > 0:
             return ("torch", tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype))
@@ -108,6 +173,28 @@ def decode(value: Any) -> Any:
     if isinstance(value, dict):
         return base64.b64decode(value["bytes"]) if "bytes" in value else float(value["float"])
     return value
+
+
+def encoded(value: Any, name: str) -> Any:
+    """A value as a tree of JSON; nothing is pickled."""
+    if isinstance(value, dict):
+        return {"dict": [[key, encoded(child, f"{name}.{key}")] for key, child in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [encoded(child, f"{name}.{at}") for at, child in enumerate(value)]}
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return {"value": encode(value)}
+    raise TypeError(f"'{name}' is a {type(value).__name__}, which cannot be saved; give tensors, numbers, text or bytes")
+
+
+def decoded(tree: Any) -> Any:
+    """The value that ``encoded`` was given."""
+    if "value" in tree:
+        return decode(tree["value"])
+    if "dict" in tree:
+        return {key: decoded(child) for key, child in tree["dict"]}
+    values = [decoded(child) for child in tree["tuple" if "tuple" in tree else "list"]]
+    return tuple(values) if "tuple" in tree else values
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from . import _planaria
+from ._planaria import Array
 from ._reports import Report
+from ._state import decoded, encoded
 
 
 @dataclasses.dataclass(repr=False, frozen=True)
@@ -38,6 +41,7 @@ class Outcome(Report):
     losses: list[float]
     stopped: bool
     checkpoint: str | None
+    folder: str | None = None
 
 
 class RunPlan(Report):
@@ -58,6 +62,8 @@ class RunPlan(Report):
         """Everything as plain values."""
         return dict(self._values)
 
+
+LOG = logging.getLogger("planaria")
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -89,20 +95,93 @@ def plan_run(config: Config, *, ranks: int | None = None) -> RunPlan:
     return RunPlan(json.loads(_planaria.plan_config(text, path, ranks)))
 
 
+class _Samples:
+    """An iterable of samples as the native module pulls it, one after the other, from one thread at a time."""
+
+    def __init__(self, data: Any) -> None:
+        if not isinstance(data, Iterable):
+            raise TypeError(f"data is an iterable of {{'input_ids': integers}}, not {type(data).__name__}")
+        self._data: Any = data
+        self._rows: Iterator[Any] | None = None
+
+    def begin(self) -> None:
+        """A new run: the iterable begins anew, unless it is its own iterator."""
+        self._rows = None
+
+    def next(self) -> tuple[Array, Array | None] | None:
+        """Token ids and labels of the next sample."""
+        for again in (False, True):
+            if self._rows is None:
+                self._rows = iter(self._data)
+            try:
+                return self._sample(next(self._rows))
+            except StopIteration:
+                # What is its own iterator has no second round.
+                if again or self._rows is self._data:
+                    return None
+                self._rows = None
+        return None
+
+    def _sample(self, row: Any) -> tuple[Array, Array | None]:
+        if not isinstance(row, Mapping) or "input_ids" not in row:
+            raise TypeError(f"a sample is {{'input_ids': integers}}, not {type(row).__name__} {str(row)[:60]}")
+        labels = row.get("labels")
+        return self._ids(row["input_ids"]), None if labels is None else self._ids(labels)
+
+    def _ids(self, given: Any) -> Array:
+        ids = _planaria.array(given)
+        if str(ids.dtype)[0] not in "iu" and ids.size:
+            raise TypeError(f"token ids are integers, not {ids.dtype}")
+        if ids.ndim != 1:
+            raise ValueError(f"the token ids of a sample have one dim, not {ids.ndim}; give samples one by one")
+        return ids.astype("i64")
+
+    def _keeper(self) -> Any:
+        """Who knows where the data stands: the iterator where it can tell, else what it came from."""
+        both = [thing for thing in (self._rows, self._data) if thing is not None]
+        return next((thing for thing in both if hasattr(thing, "state_dict")), None)
+
+    def state(self) -> str | None:
+        """The state as JSON; ``None`` for data that has none."""
+        keeper = self._keeper()
+        return None if keeper is None else json.dumps(encoded(keeper.state_dict(), "data"))
+
+    def restore(self, text: str) -> None:
+        """Go on where ``state`` was asked."""
+        keeper = self._keeper()
+        if keeper is None or not hasattr(keeper, "load_state_dict"):
+            raise TypeError(f"the checkpoint has a state for data, and {type(self._data).__name__} has no load_state_dict")
+        keeper.load_state_dict(decoded(json.loads(text)))
+        self._rows = None if keeper is self._data else self._rows
+
+
 class Trainer:
     """A run of a configuration, which is the TOML as a dict, or the path of a file.
 
     ``steps()`` goes through it step by step; ``run()`` goes to its end and calls back. Either resumes where the run's
     folder left off. ``stop()`` and ``save()`` may be called from any thread.
+
+    ``data`` takes the place of ``[[data.source]]``: an iterable of ``{"input_ids": integers}``, one sample each, of at most
+    ``data.sequence + 1`` tokens; ``"labels"`` of as many integers may say what to learn, -100 for nothing. With
+    ``state_dict`` and ``load_state_dict`` it goes on where a run stopped; without, what was read before is skipped. One that
+    ends begins again.
     """
 
-    def __init__(self, config: Config, *, run: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run: str | os.PathLike[str] | None = None,
+        data: Iterable[Mapping[str, Any]] | None = None,
+    ) -> None:
         self._text, self._path = _source(config)
+        self._data = None if data is None else _Samples(data)
         self._run = None if run is None else os.fspath(run)
+        self._folder = self._run
         self._lock = threading.Lock()
         self._now: _planaria.Run | None = None
         self._outcome: Outcome | None = None
-        _planaria.check_config(self._text, self._path)
+        _planaria.check_config(self._text, self._path, data is not None)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -158,7 +237,10 @@ class Trainer:
             if self._now is not None:
                 raise RuntimeError("the trainer runs already; wait for it, or stop it")
             self._outcome = None
-            self._now = _planaria.start_run(self._text, self._path, self._run, ranks, until)
+            if self._data is not None:
+                self._data.begin()
+            self._now = _planaria.start_run(self._text, self._path, self._run, ranks, until, self._data)
+            self._folder = self._now.folder
             return self._now
 
     def _events(self, run: _planaria.Run) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -167,8 +249,9 @@ class Trainer:
             if said is None:
                 continue
             kind, about = said
+            _log(kind, about)
             if kind == "outcome":
-                self._outcome = Outcome(**about)
+                self._outcome = Outcome(**about, folder=self._folder)
             else:
                 yield kind, about
 
@@ -191,6 +274,15 @@ class Trainer:
 
     def __reduce__(self) -> Any:
         raise TypeError("a Trainer cannot be pickled; make one in each process")
+
+
+def _log(kind: str, about: dict[str, Any]) -> None:
+    if kind in ("save_failed", "records_failed"):
+        LOG.error("%s: %s", kind.replace("_", " "), about.get("error"))
+    elif kind == "step":
+        LOG.debug("step %d: loss %.4f", about["step"], about["loss"])
+    else:
+        LOG.info("%s %s", kind, about)
 
 
 def _planaria_errors() -> type[Exception]:

@@ -279,3 +279,14 @@ def test_the_interpreter_runs_while_arrays_are_computed():
     assert isinstance(y, Array)
     during = [t for t in ticks if begun < t < ended]
     assert len(during) > 5 * (ended - begun), (len(during), ended - begun)
+
+
+def test_scalars_of_numpy_are_numbers_with_a_dtype():
+    np = pytest.importorskip("numpy")
+    for scalar, dtype in ((np.float64(1.5), "f64"), (np.float32(2), "f32"), (np.int16(3), "i16"), (np.bool_(True), "bool")):
+        made = planaria.array(scalar)
+        assert (str(made.dtype), made.shape, made.item()) == (dtype, (), scalar.item())
+    x = planaria.array([1.0, 2.0], dtype="f32")
+    x[0] = np.float32(3)
+    x[np.int64(1)] = np.int64(4)
+    assert x.tolist() == [3, 4] and (x * np.float32(2)).tolist() == [6, 8]

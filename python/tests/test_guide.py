@@ -7,7 +7,7 @@ import re
 import pytest
 
 import planaria
-from planaria import _checkpoint
+from planaria import _checkpoint, _plot, _save
 
 pytest.importorskip("numpy")
 GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guide" / "python.md"
@@ -23,7 +23,9 @@ def test_every_block_of_the_guide_runs(tmp_path, monkeypatch):
 
 
 def test_docstrings_run():
-    assert doctest.testmod(_checkpoint).failed == 0
+    for module in (_checkpoint, _plot, _save):
+        ran = doctest.testmod(module)
+        assert ran.failed == 0 and ran.attempted > 0, module
 
 
 def test_every_public_name_is_documented():

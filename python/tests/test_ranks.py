@@ -126,3 +126,11 @@ def test_a_barrier_may_give_up():
             gone.wait()
     gone = threading.Event()
     planaria.threads(2, work)
+
+
+def test_the_order_of_cuts_along_one_dim_is_kept():
+    mesh = planaria.mesh(dp=2, tp=2)
+    inner, outer = mesh.layout((8, 5), "dp:S0.1 tp:S0"), mesh.layout((8, 5), "dp:S0 tp:S0")
+    assert [inner.boxes(rank)[0][0].start for rank in range(4)] == [0, 4, 2, 6]
+    assert [outer.boxes(rank)[0][0].start for rank in range(4)] == [0, 2, 4, 6]
+    assert pickle.loads(pickle.dumps(inner)) == inner != outer

@@ -106,3 +106,98 @@ def test_plans_need_no_devices(config):
     config["train"]["global_batch"] = 64
     plan = planaria.plan_run(config, ranks=64)
     assert plan.ranks == 64 and plan.to_dict()["stages"] and "parameters" in repr(plan)
+
+
+class Counting:
+    """Samples of a program's own, with a state."""
+
+    def __init__(self, at=0):
+        self.at, self.given = at, []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.at += 1
+        self.given.append(self.at)
+        return {"input_ids": [(self.at * 7 + i) % 256 for i in range(17)]}
+
+    def state_dict(self):
+        return {"at": self.at, "kind": ("counting", 1.5)}
+
+    def load_state_dict(self, state):
+        assert state["kind"] == ("counting", 1.5)
+        self.at = state["at"]
+
+
+@pytest.fixture()
+def own(config):
+    config["data"] = {"sequence": 16}
+    return config
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_own_data_goes_on_from_its_state(own, tmp_path, ranks):
+    own["mesh"] = f"dp={ranks}"
+    own["train"] |= {"global_batch": 4}
+    data = Counting()
+    whole = planaria.Trainer(own, run=tmp_path / "whole", data=data).run(ranks=ranks)
+    assert whole.step == 8 and data.given == list(range(1, data.at + 1)) and data.at >= 32
+    cut = planaria.Trainer(own, run=tmp_path / "cut", data=Counting()).run(ranks=ranks, until=3)
+    assert cut.losses == whole.losses[:3]
+    again = Counting()
+    rest = planaria.Trainer(own, run=tmp_path / "cut", data=again).run(ranks=ranks)
+    assert again.given[0] == 13, "twelve samples were trained on, not those read ahead"
+    assert cut.losses + rest.losses == whole.losses
+
+
+def test_data_without_a_state_is_skipped_and_begins_again(own, tmp_path):
+    import numpy as np
+
+    rows = [{"input_ids": np.arange(n, n + 10, dtype=np.int32), "labels": [-100] * 5 + list(range(n, n + 5))} for n in range(5)]
+    whole = planaria.Trainer(own, run=tmp_path / "whole", data=rows).run()
+    cut = planaria.Trainer(own, run=tmp_path / "cut", data=rows).run(until=4)
+    rest = planaria.Trainer(own, run=tmp_path / "cut", data=rows).run()
+    assert cut.losses + rest.losses == whole.losses and whole.step == 8
+
+
+def test_own_data_that_is_wrong_ends_the_run_with_its_error(own, config, tmp_path):
+    class Failing(Counting):
+        def __next__(self):
+            if self.at == 5:
+                raise LookupError("no fifth sample")
+            return super().__next__()
+
+    with pytest.raises(LookupError, match="no fifth sample"):
+        planaria.Trainer(own, run=tmp_path / "a", data=Failing()).run()
+    for at, (rows, told) in enumerate([([{"ids": [1]}], "input_ids"), ([{"input_ids": [0.5]}], "integers"), ([{"input_ids": [[1]]}], "one dim")]):
+        with pytest.raises((TypeError, ValueError), match=told):
+            planaria.Trainer(own, run=tmp_path / f"b{at}", data=rows).run()
+    for at, (rows, told) in enumerate([([{"input_ids": [1] * 18}], "18 tokens"), ([{"input_ids": [999]}], "vocabulary"), (iter([{"input_ids": [1, 2]}]), "ended after")]):
+        with pytest.raises(planaria.Error, match=told):
+            planaria.Trainer(own, run=tmp_path / f"c{at}", data=rows).run()
+    with pytest.raises(planaria.ConfigError) as refused:
+        planaria.Trainer(own | {"data": {"sequence": 16, "source": [{"path": "x"}]}}, data=[])
+    assert refused.value.key == "data.source"
+    with pytest.raises(planaria.ConfigError):
+        planaria.Trainer(own)
+    with pytest.raises(TypeError):
+        planaria.Trainer(own, data=3)
+
+
+def test_a_run_is_drawn(config, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    trainer = planaria.Trainer(config, run=tmp_path / "drawn")
+    outcome = trainer.run(until=4)
+    for thing in (tmp_path / "drawn", trainer, outcome, [str(tmp_path / "drawn")]):
+        picture = planaria.plot(thing)
+        assert picture.svg.startswith("<svg") and "loss" in picture.svg
+    planaria.plot(trainer, path=tmp_path / "loss.svg")
+    assert (tmp_path / "loss.svg").read_text() == picture.svg
+    with pytest.raises(planaria.Error, match="losss"):
+        planaria.plot(trainer, metric="losss")
+    with pytest.raises(TypeError):
+        planaria.plot(3)

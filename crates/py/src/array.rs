@@ -69,6 +69,19 @@ impl PyArray {
         self.0.device().to_string()
     }
 
+    /// The array on a device; there is only the one that it is on.
+    #[pyo3(signature = (device, /, *, stream=None))]
+    fn to_device(&self, device: &str, stream: Option<&Bound<'_, PyAny>>) -> PyResult<PyArray> {
+        if stream.is_some_and(|stream| !stream.is_none()) {
+            return Err(PyValueError::new_err("stream is for devices that have streams; use None"));
+        }
+        if device != self.0.device().to_string() {
+            let what = format!("device '{device}' is not one of arrays in Python; use '{}'", self.0.device());
+            return Err(PyValueError::new_err(what));
+        }
+        Ok(self.clone())
+    }
+
     /// Whether writes are refused.
     #[getter]
     fn readonly(&self) -> bool {

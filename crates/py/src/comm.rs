@@ -240,6 +240,49 @@ pub(crate) fn alone() -> PyComm {
     PyComm::new(one_rank())
 }
 
+#[cfg(feature = "mpi")]
+static SESSION: std::sync::Mutex<Option<planaria::comm::mpi::Session>> = std::sync::Mutex::new(None);
+
+/// The processes that `mpirun` started. Every one of them calls this; later calls give the same communicator.
+#[cfg(feature = "mpi")]
+#[pyfunction]
+pub(crate) fn mpi(py: Python<'_>) -> PyResult<PyComm> {
+    use planaria::comm::mpi::{Options, Session};
+    let comm = blocking(py, &Cancel::default(), || {
+        let mut session = SESSION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if session.is_none() {
+            *session = Some(Session::start(&Options::default())?);
+        }
+        let started = session.as_ref().map(Session::comm);
+        started.ok_or_else(|| Error::Argument { call: "mpi", what: "MPI has ended".into() })
+    })?;
+    Ok(PyComm::new(comm))
+}
+
+/// The processes that `mpirun` started; this build has no MPI.
+#[cfg(not(feature = "mpi"))]
+#[pyfunction]
+pub(crate) fn mpi(py: Python<'_>) -> PyResult<PyComm> {
+    let what =
+        "this build of planaria has no MPI; build the wheel with `maturin build --release --features mpi`";
+    Err(exception(py, "CommError", what))
+}
+
+/// Ends MPI where it was started, with the other processes.
+#[cfg(feature = "mpi")]
+#[pyfunction]
+pub(crate) fn end_mpi(py: Python<'_>) -> PyResult<()> {
+    blocking(py, &Cancel::default(), || {
+        let session = SESSION.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        session.map_or(Ok(()), planaria::comm::mpi::Session::end)
+    })
+}
+
+/// Ends MPI; this build has none.
+#[cfg(not(feature = "mpi"))]
+#[pyfunction]
+pub(crate) fn end_mpi() {}
+
 /// Runs `f(comm, *args)` on as many threads as ranks and gives the results in rank order.
 #[pyfunction]
 #[pyo3(signature = (n, f, *args))]

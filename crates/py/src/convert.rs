@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::dtype::optional;
 use crate::error::exception;
-use crate::gil::{Cancel, blocking};
-use crate::state::{bytes, program};
+use crate::gil::{Cancel, watched};
+use crate::state::{bytes, program, tell};
 use crate::target::{Beside, is_taken};
 
 /// A format by its name.
@@ -34,11 +34,12 @@ pub(crate) fn format(py: Python<'_>, name: &str) -> PyResult<To> {
 pub(crate) struct Stop {
     stop: Arc<AtomicBool>,
     moved: AtomicU64,
+    total: AtomicU64,
 }
 
 impl Stop {
     pub(crate) fn new(stop: &Arc<AtomicBool>) -> Stop {
-        Stop { stop: stop.clone(), moved: AtomicU64::new(0) }
+        Stop { stop: stop.clone(), moved: AtomicU64::new(0), total: AtomicU64::new(0) }
     }
 }
 
@@ -62,6 +63,7 @@ pub(crate) fn convert_checkpoint(
     dtype: Option<&Bound<'_, PyAny>>,
     mapping: Option<String>,
     max_memory: Option<&Bound<'_, PyAny>>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Answer> {
     let (to, mut options) = (format(py, to)?, ConvertOptions::default());
     options.dtype = optional(dtype)?;
@@ -70,8 +72,14 @@ pub(crate) fn convert_checkpoint(
         options.max_memory = bytes(limit, "max_memory")?;
     }
     let cancel = Cancel::default();
-    let stop = cancel.flag();
-    blocking(py, &cancel, move || carry_out(&source, &target, to, &options, &stop))
+    let observer = Arc::new(Stop::new(&cancel.flag()));
+    let seen = observer.clone();
+    let moved = move || {
+        let total = seen.total.load(Ordering::Relaxed);
+        (total > 0).then(|| (seen.moved.load(Ordering::Relaxed).min(total), total))
+    };
+    let work = move || carry_out(&source, &target, to, &options, &observer);
+    watched(py, &cancel, work, &mut tell(progress, moved))
 }
 
 fn carry_out(
@@ -79,19 +87,19 @@ fn carry_out(
     target: &str,
     to: To,
     options: &ConvertOptions,
-    stop: &Arc<AtomicBool>,
+    observer: &Stop,
 ) -> Result<Answer, Error> {
     let opened = open_url(source, &OpenOptions::default())?;
     let conversion = plan(&opened, to, options)?;
+    observer.total.store(conversion.bytes(), Ordering::Relaxed);
     if is_taken(target) {
         return Err(Error::Committed { folder: target.to_string() });
     }
-    let observer = Stop::new(stop);
     match planaria::store::local_path(target) {
         Some(_) => {
             let beside = Beside::of(target, "a conversion")?;
             let store = planaria::store::open(&beside.path.display().to_string())?;
-            conversion.run(&*store, "made", &observer)?;
+            conversion.run(&*store, "made", observer)?;
             beside.publish("made")?;
         }
         None => {
@@ -100,7 +108,7 @@ fn carry_out(
             if !store.list("")?.is_empty() {
                 return Err(Error::Committed { folder: target.to_string() });
             }
-            conversion.run(&*store, "", &observer).inspect_err(|_| {
+            conversion.run(&*store, "", observer).inspect_err(|_| {
                 // The place was empty before.
                 let _ = store.delete_all("");
             })?;

@@ -10,7 +10,7 @@ const SHOWN: usize = 1000;
 const EDGE: usize = 3;
 
 /// `f32[3, 4]`.
-pub(crate) fn header(dtype: DType, shape: &[usize]) -> String {
+pub(crate) fn header(dtype: impl std::fmt::Display, shape: &[usize]) -> String {
     let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
     format!("{dtype}[{}]", sizes.join(", "))
 }

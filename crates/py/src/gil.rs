@@ -86,6 +86,16 @@ pub(crate) fn blocking<T: Send + 'static, E: Raise + Send + 'static>(
         // Python handles signals on its main thread only, so here there is nothing to look for.
         return compute(py, work);
     }
+    watched(py, cancel, work, &mut |_| Ok(()))
+}
+
+/// The same, and calls `watch` from time to time while it waits; an exception there ends the work as an interrupt does.
+pub(crate) fn watched<T: Send + 'static, E: Raise + Send + 'static>(
+    py: Python<'_>,
+    cancel: &Cancel,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+    watch: &mut dyn FnMut(Python<'_>) -> PyResult<()>,
+) -> PyResult<T> {
     let (send, mut done) = sync_channel(1);
     let run = move || {
         let _ = send.send(catch_unwind(AssertUnwindSafe(|| in_this_process(work))));
@@ -103,7 +113,7 @@ pub(crate) fn blocking<T: Send + 'static, E: Raise + Send + 'static>(
                 return Err(exception(py, "InternalError", "a call ended without an answer"));
             }
             (Err(RecvTimeoutError::Timeout), None) => {
-                if let Err(error) = py.check_signals() {
+                if let Err(error) = py.check_signals().and_then(|()| watch(py)) {
                     cancel.ask();
                     interrupt = Some((error, Instant::now()));
                 }

@@ -54,6 +54,11 @@ impl PyMesh {
         self.0.size()
     }
 
+    /// The ranks, first axis outermost.
+    fn ranks(&self) -> Vec<usize> {
+        self.0.ranks().collect()
+    }
+
     /// A tensor of this shape, cut as the text says; axes that it does not name are replicated.
     fn layout(&self, py: Python<'_>, shape: Vec<usize>, placements: &str) -> PyResult<PyLayout> {
         let made = parse_layout(&self.0, &shape, placements);
@@ -96,7 +101,8 @@ pub(crate) fn parse_layout(
     shape: &[usize],
     text: &str,
 ) -> Result<Layout, planaria::layout::Error> {
-    let mut layout = Layout::replicated(mesh, &Shape::new(shape)?);
+    // All at once: the order of cuts along one dim counts only among its axes.
+    let mut placements = vec![Placement::Replicate; mesh.naxes()];
     for word in text.split_whitespace() {
         let unread = || planaria::layout::Error::Parse {
             what: "placement",
@@ -104,9 +110,9 @@ pub(crate) fn parse_layout(
             reason: "expected axes and placements, as in 'dp:R tp:S1'".to_string(),
         };
         let (axis, placement) = word.split_once(':').ok_or_else(unread)?;
-        layout = layout.with(mesh.axis(axis)?, placement.parse::<Placement>()?)?;
+        placements[mesh.axis(axis)?] = placement.parse::<Placement>()?;
     }
-    Ok(layout)
+    Layout::new(mesh, &Shape::new(shape)?, &placements)
 }
 
 fn hash(text: &str) -> u64 {
@@ -212,6 +218,20 @@ pub(crate) fn placements(layout: &Layout) -> String {
 #[pyfunction]
 pub(crate) fn layout_of(py: Python<'_>, text: &str) -> PyResult<PyLayout> {
     text.parse::<Layout>().map(PyLayout).map_err(|error| error.raise(py))
+}
+
+/// A layout on a mesh of the ranks that are listed, as other programs number them.
+#[pyfunction]
+pub(crate) fn placed(
+    py: Python<'_>,
+    axes: Vec<(String, usize)>,
+    ranks: Vec<usize>,
+    shape: Vec<usize>,
+    placements: &str,
+) -> PyResult<PyLayout> {
+    let axes: Vec<(&str, usize)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+    let mesh = Mesh::with_ranks(&axes, &ranks).map_err(|error| error.raise(py))?;
+    parse_layout(&mesh, &shape, placements).map(PyLayout).map_err(|error| error.raise(py))
 }
 
 /// How a tensor goes from one layout to another.

@@ -10,18 +10,22 @@ mod dtype;
 mod error;
 mod examine;
 mod failure;
+mod file;
 mod gil;
 mod index;
 mod layout;
+mod letters;
 mod load;
 mod object;
 mod open;
 mod operators;
 mod ops;
 mod picks;
+mod picture;
 mod save;
 mod shapes;
 mod state;
+mod stream;
 mod target;
 mod tensor;
 mod train;
@@ -49,6 +53,7 @@ fn classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::PyPlace>()?;
     module.add_class::<comm::PyComm>()?;
     module.add_class::<layout::PyLayout>()?;
+    module.add_class::<letters::PyDepot>()?;
     module.add_class::<layout::PyMesh>()?;
     module.add_class::<layout::PyPlan>()?;
     module.add_class::<open::PySource>()?;
@@ -66,15 +71,21 @@ fn verbs(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(array::from_dlpack, module)?,
         wrap_pyfunction!(array::rebuild, module)?,
         wrap_pyfunction!(comm::alone, module)?,
+        wrap_pyfunction!(comm::mpi, module)?,
+        wrap_pyfunction!(comm::end_mpi, module)?,
         wrap_pyfunction!(comm::run_threads, module)?,
         wrap_pyfunction!(convert::convert_checkpoint, module)?,
         wrap_pyfunction!(examine::diff_checkpoints, module)?,
         wrap_pyfunction!(examine::verify_checkpoint, module)?,
+        wrap_pyfunction!(file::write_file, module)?,
         wrap_pyfunction!(layout::layout_of, module)?,
         wrap_pyfunction!(layout::mesh, module)?,
+        wrap_pyfunction!(layout::placed, module)?,
         wrap_pyfunction!(layout::plan, module)?,
         wrap_pyfunction!(load::load_tensors, module)?,
         wrap_pyfunction!(open::open_source, module)?,
+        wrap_pyfunction!(picture::chart, module)?,
+        wrap_pyfunction!(picture::spans, module)?,
         wrap_pyfunction!(save::save_state, module)?,
         wrap_pyfunction!(save::start_save, module)?,
         wrap_pyfunction!(tensor::grad, module)?,

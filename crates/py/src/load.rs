@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use planaria::array::Array;
 use planaria::ckpt::formats::Source;
-use planaria::ckpt::{Casts, Error, LoadOptions, Report, State, Unmatched, load_source};
+use planaria::ckpt::{Casts, Error, LoadOptions, Meter, Report, State, Unmatched, load_source};
 use planaria::comm::alone;
 use pyo3::prelude::*;
 
 use crate::comm::PyComm;
 use crate::error::exception;
-use crate::gil::{Cancel, blocking};
+use crate::gil::{Cancel, watched};
 use crate::open::PySource;
-use crate::state::{arrays, items, mapping, program};
+use crate::state::{Named, Part, counted, items, mapping, parts, program, tell};
 
 /// What a load answers: names loaded, missing and unexpected, casts, bytes read, seconds.
 type Answer = (Vec<String>, Vec<String>, Vec<String>, Vec<(String, String, String)>, u64, f64);
@@ -31,23 +31,26 @@ fn casts(py: Python<'_>, name: &str) -> PyResult<Casts> {
 pub(crate) fn load_tensors(
     py: Python<'_>,
     source: &Bound<'_, PySource>,
-    tensors: Vec<(String, Bound<'_, PyAny>)>,
+    tensors: Vec<Named<'_>>,
     casts_allowed: &str,
     ignore: Vec<String>,
     mapping_text: Option<String>,
     comm: Option<Py<PyComm>>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Answer> {
+    let meter: Arc<Meter> = Arc::default();
     let options = LoadOptions {
         missing: Unmatched::Allow,
         unexpected: Unmatched::Allow,
         ignore,
         casts: casts(py, casts_allowed)?,
+        meter: Some(meter.clone()),
         ..LoadOptions::default()
     };
-    let room = arrays(&tensors)?;
-    for (name, array) in &room {
-        if array.is_readonly() {
-            let what = format!("tensor '{name}' is read-only and cannot be filled; give a copy of it");
+    let room = parts(&tensors)?;
+    for part in &room {
+        if part.array.is_readonly() {
+            let what = format!("tensor '{}' is read-only and cannot be filled; give a copy of it", part.name);
             return Err(exception(py, "ArgumentError", what));
         }
     }
@@ -56,14 +59,15 @@ pub(crate) fn load_tensors(
         None => alone(),
     };
     let (program, source) = (program(py, mapping_text)?, source.get().source(py)?);
-    let report = blocking(py, &Cancel::default(), move || {
+    let work = move || {
         let mut options = options;
         if let Some(program) = &program {
             let named = source.tensors.iter().map(|(key, e)| (key.name.clone(), e.shape.clone(), e.dtype));
             options.mapping = Some(mapping(program, named)?);
         }
-        fill(&source, &room, |state| load_source(&*world, &source, state, &options))
-    })?;
+        fill(&source, room, |state| load_source(&*world, &source, state, &options))
+    };
+    let report = watched(py, &Cancel::default(), work, &mut tell(progress, counted(&meter)))?;
     let cast = report.cast.iter().map(|c| (c.tensor.clone(), c.from.to_string(), c.to.to_string())).collect();
     Ok((report.loaded, report.missing, report.unexpected, cast, report.bytes_read, report.seconds))
 }
@@ -71,27 +75,26 @@ pub(crate) fn load_tensors(
 /// Loads into the arrays, by way of dense ones where theirs have gaps.
 pub(crate) fn fill(
     source: &Arc<Source>,
-    room: &[(String, Array)],
+    mut room: Vec<Part>,
     load: impl FnOnce(&mut State) -> Result<Report, Error>,
 ) -> Result<Report, Error> {
-    let mut dense = Vec::with_capacity(room.len());
-    for (name, array) in room {
-        let fits = array.is_contiguous();
-        dense.push((
-            name.clone(),
-            if fits { array.clone() } else { Array::empty(array.shape(), array.dtype())? },
-        ));
+    let mut theirs = Vec::with_capacity(room.len());
+    for part in &mut room {
+        theirs.push(part.array.clone());
+        if !part.array.is_contiguous() {
+            part.array = Array::empty(part.array.shape(), part.array.dtype())?;
+        }
     }
-    let mut state = State::new(items(&dense));
+    let mut state = State::new(items(&room)?);
     if let Some(tied) = source.extra.get("planaria").and_then(|about| about["tied"].as_object()) {
         let pairs = tied.iter().filter_map(|(name, to)| Some((name.clone(), to.as_str()?.to_string())));
         state.tied = pairs.collect();
     }
     let report = load(&mut state)?;
     let loaded: std::collections::BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
-    for ((name, array), (_, filled)) in room.iter().zip(&dense) {
-        if !array.shares_storage(filled) && loaded.contains(name.as_str()) {
-            array.copy_from(filled)?;
+    for (part, array) in room.iter().zip(&theirs) {
+        if !array.shares_storage(&part.array) && loaded.contains(part.name.as_str()) {
+            array.copy_from(&part.array)?;
         }
     }
     Ok(report)

@@ -81,7 +81,11 @@ fn shared(object: &Bound<'_, PyAny>, share: Share) -> PyResult<Option<Array>> {
             answer => answer.map(Some),
         };
     }
-    if let Some(array) = buffer::import(object)? {
+    // The buffers of NumPy's scalars have no shape that could be read.
+    let is_scalar =
+        object.getattr("ndim").and_then(|ndim| ndim.extract::<usize>()).is_ok_and(|ndim| ndim == 0);
+    let is_scalar = is_scalar && object.hasattr("__array__")?;
+    if !is_scalar && let Some(array) = buffer::import(object)? {
         return Ok(Some(array));
     }
     if object.hasattr("__array__")? {

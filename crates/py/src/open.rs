@@ -9,7 +9,7 @@ use planaria::ckpt::formats::{Entry, Key, OpenOptions, Part, Source, open_url};
 use planaria::ckpt::stream::Feed;
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 
 use crate::array::PyArray;
 use crate::dtype::PyDType;
@@ -129,13 +129,18 @@ impl PyStored {
     /// Extents.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.entry(py)?.shape.iter())
+        self.entry(py)?;
+        PyTuple::new(py, self.source.extents(&self.key).iter())
     }
 
-    /// Element type.
+    /// Element type; the name of one that arrays do not have.
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> PyResult<PyDType> {
-        Ok(PyDType(self.entry(py)?.dtype))
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let entry = self.entry(py)?;
+        match self.source.foreign.get(&self.key) {
+            Some(foreign) => Ok(PyString::new(py, foreign.name).into_any()),
+            None => Ok(Bound::new(py, PyDType(entry.dtype))?.into_any()),
+        }
     }
 
     /// Bytes of all elements.
@@ -148,11 +153,12 @@ impl PyStored {
     /// Number of dims.
     #[getter]
     fn ndim(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.entry(py)?.shape.ndim())
+        self.entry(py)?;
+        Ok(self.source.extents(&self.key).len())
     }
 
     fn __getitem__(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<PyArray> {
-        check_open(&self.closed)?;
+        self.check_readable(py)?;
         let index = expression(index)?;
         if index.iter().any(|entry| matches!(entry, Index::Bool(_) | Index::Mask(_))) {
             let what = "masks cannot index a stored tensor; use integers, slices, None, ... or integer lists";
@@ -164,7 +170,7 @@ impl PyStored {
 
     /// All of it as an array.
     fn read(&self, py: Python<'_>) -> PyResult<PyArray> {
-        check_open(&self.closed)?;
+        self.check_readable(py)?;
         let (source, key) = (self.source.clone(), self.key.clone());
         blocking(py, &Cancel::default(), move || picks::whole(&source, &key)).map(PyArray)
     }
@@ -180,19 +186,28 @@ impl PyStored {
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        match self.entry(py)?.shape.first() {
+        self.entry(py)?;
+        match self.source.extents(&self.key).first() {
             Some(&len) => Ok(len),
             None => Err(pyo3::exceptions::PyTypeError::new_err("a 0-d tensor has no length")),
         }
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let entry = self.entry(py)?;
-        Ok(format!("Stored '{}' {}", self.key, display::header(entry.dtype, &entry.shape)))
+        let (dtype, shape) = (self.dtype(py)?.str()?, self.source.extents(&self.key));
+        Ok(format!("Stored '{}' {}", self.key, display::header(dtype.to_cow()?, shape)))
     }
 }
 
 impl PyStored {
+    /// Refuses reads of a closed checkpoint, and of elements that no array has.
+    fn check_readable(&self, py: Python<'_>) -> PyResult<()> {
+        check_open(&self.closed)?;
+        let Some(foreign) = self.source.foreign.get(&self.key) else { return Ok(()) };
+        let what = format!("tensor '{}' has dtype {}, which arrays do not have", self.key, foreign.name);
+        Err(exception(py, "DTypeError", format!("{what}; convert() carries it unchanged")))
+    }
+
     fn entry(&self, py: Python<'_>) -> PyResult<&Entry> {
         self.source.get(&self.key).map_err(|error: Error| error.raise(py))
     }

@@ -10,6 +10,7 @@ use planaria::comm::alone;
 use planaria::layout::{Dims, Region};
 
 use crate::load::fill;
+use crate::state::Part as Room;
 
 /// A large tensor is read by several threads.
 const LARGE: usize = 8 << 20;
@@ -19,10 +20,10 @@ pub(crate) fn whole(source: &Arc<Source>, key: &Key) -> Result<Array, Error> {
     let entry = source.get(key)?;
     let array = Array::empty(&entry.shape, entry.dtype)?;
     if key.part == Part::Model && entry.shape.numel() * entry.dtype.size() >= LARGE {
-        let room = [(key.name.clone(), array.clone())];
+        let room = vec![Room::whole(key.name.as_str(), array.clone())];
         let (missing, unexpected) = (Unmatched::Refuse, Unmatched::Allow);
         let options = LoadOptions { missing, unexpected, casts: Casts::Refuse, ..LoadOptions::default() };
-        fill(source, &room, |state| load_source(&*alone(), source, state, &options))?;
+        fill(source, room, |state| load_source(&*alone(), source, state, &options))?;
         return Ok(array);
     }
     read_box(&Feed::new(source), key, &Region::whole(&entry.shape), &array)?;

@@ -6,18 +6,17 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use planaria::aoa::Program;
-use planaria::array::Array;
 use planaria::ckpt::convert::{ConvertOptions, To, plan};
 use planaria::ckpt::formats::{OpenOptions, open_url};
-use planaria::ckpt::{Error, SaveOptions, Saved, State, save};
+use planaria::ckpt::{Error, Meter, SaveOptions, Saved, State, save};
 use planaria::comm::{Comm, CommExt, alone};
 use pyo3::prelude::*;
 
 use crate::comm::PyComm;
 use crate::convert::{Stop, format};
 use crate::error::{Raise, exception};
-use crate::gil::{Cancel, blocking, compute};
-use crate::state::{arrays, bytes, items, json, mapping, program};
+use crate::gil::{Cancel, blocking, compute, watched};
+use crate::state::{Named, Part, bytes, counted, items, json, mapping, parts, program, tell};
 use crate::target::{Beside, is_taken, target};
 
 /// What a save answers: bytes, tensors, seconds.
@@ -25,7 +24,7 @@ type Answer = (u64, usize, f64);
 
 /// A save with everything it needs, away from Python.
 struct Job {
-    arrays: Vec<(String, Array)>,
+    parts: Vec<Part>,
     state: State,
     world: Arc<dyn Comm>,
     url: String,
@@ -33,23 +32,27 @@ struct Job {
     overwrite: bool,
     program: Option<Program>,
     max_file_size: u64,
+    meter: Arc<Meter>,
 }
 
 impl Job {
     /// Takes the values of now: free for our own memory, a copy of what others may change.
     fn snapshot(&mut self) -> Result<(), Error> {
-        for (_, array) in &mut self.arrays {
-            *array = array.snapshot()?;
+        for part in &mut self.parts {
+            part.array = part.array.snapshot()?;
         }
         Ok(())
     }
 
     fn run(mut self, stop: &Arc<AtomicBool>) -> Result<Answer, Error> {
         let begun = Instant::now();
-        self.state.items = items(&self.arrays);
-        let named = self.arrays.iter().map(|(name, a)| (name.clone(), a.shape().clone(), a.dtype()));
+        self.state.items = items(&self.parts)?;
+        let named =
+            self.parts.iter().map(|part| (part.name.clone(), part.shape().clone(), part.array.dtype()));
         let mapping = self.program.as_ref().map(|program| mapping(program, named)).transpose()?;
-        let options = SaveOptions { max_file_size: self.max_file_size, mapping, ..SaveOptions::default() };
+        let meter = Some(self.meter.clone());
+        let options =
+            SaveOptions { max_file_size: self.max_file_size, mapping, meter, ..SaveOptions::default() };
         let saved = match (self.to, self.overwrite && is_taken(&self.url)) {
             (To::Planaria, false) => self.write(&self.url, &options, stop)?,
             (To::Planaria, true) => self.replace(&options, stop)?,
@@ -123,7 +126,7 @@ pub(crate) struct Given<'py> {
     max_file_size: Bound<'py, PyAny>,
 }
 
-fn job(py: Python<'_>, tensors: &[(String, Bound<'_, PyAny>)], given: Given<'_>) -> PyResult<Job> {
+fn job(py: Python<'_>, tensors: &[Named<'_>], given: Given<'_>) -> PyResult<Job> {
     let state =
         State { step: given.step, extra: json(py, &given.about)?, tied: given.tied, ..State::default() };
     let world = match &given.comm {
@@ -132,7 +135,7 @@ fn job(py: Python<'_>, tensors: &[(String, Bound<'_, PyAny>)], given: Given<'_>)
     };
     let max_file_size = bytes(&given.max_file_size, "max_file_size")?;
     Ok(Job {
-        arrays: arrays(tensors)?,
+        parts: parts(tensors)?,
         state,
         world,
         to: format(py, &given.format)?,
@@ -140,19 +143,26 @@ fn job(py: Python<'_>, tensors: &[(String, Bound<'_, PyAny>)], given: Given<'_>)
         overwrite: given.overwrite,
         program: program(py, given.mapping)?,
         max_file_size,
+        meter: Arc::default(),
     })
+}
+
+/// A group of the same ranks with calls of its own. Collective.
+fn apart(world: &Arc<dyn Comm>) -> Result<Arc<dyn Comm>, Error> {
+    Ok(world.split(&[world.ranks().to_vec()])?.unwrap_or_else(|| world.clone()))
 }
 
 /// Saves and waits.
 #[pyfunction]
 pub(crate) fn save_state(
     py: Python<'_>,
-    tensors: Vec<(String, Bound<'_, PyAny>)>,
+    tensors: Vec<Named<'_>>,
     given: Given<'_>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Answer> {
     let (job, cancel) = (job(py, &tensors, given)?, Cancel::default());
-    let stop = cancel.flag();
-    blocking(py, &cancel, move || job.run(&stop))
+    let (stop, meter) = (cancel.flag(), job.meter.clone());
+    watched(py, &cancel, move || job.run(&stop), &mut tell(progress, counted(&meter)))
 }
 
 /// How far a save in the background has come.
@@ -184,18 +194,21 @@ impl Raise for Failed {
 pub(crate) struct PySaveJob {
     shared: Arc<(Mutex<Progress>, Condvar)>,
     cancel: Cancel,
+    meter: Arc<Meter>,
     /// Threads do not survive a fork: the process that has this one.
     process: u32,
 }
 
 /// Begins a save and returns at once.
 #[pyfunction]
-pub(crate) fn start_save(
-    py: Python<'_>,
-    tensors: Vec<(String, Bound<'_, PyAny>)>,
-    given: Given<'_>,
-) -> PyResult<PySaveJob> {
+pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'_>) -> PyResult<PySaveJob> {
     let mut job = job(py, &tensors, given)?;
+    let meter = job.meter.clone();
+    if job.world.size() > 1 {
+        // Several saves may be under way; each has a group of its own, so that their calls do not mix.
+        let world = job.world.clone();
+        job.world = blocking(py, &Cancel::default(), move || apart(&world))?;
+    }
     if !job.overwrite && job.to == To::Planaria {
         // What a save refuses it refuses at the call.
         let url = job.url.clone();
@@ -225,7 +238,7 @@ pub(crate) fn start_save(
     };
     let spawned = std::thread::Builder::new().name("planaria-save".into()).spawn(work);
     spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
-    Ok(PySaveJob { shared, cancel, process: std::process::id() })
+    Ok(PySaveJob { shared, cancel, meter, process: std::process::id() })
 }
 
 fn refuse_committed(url: &str) -> Result<(), Error> {
@@ -242,6 +255,11 @@ impl PySaveJob {
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_process(py)?;
         compute(py, || Ok::<_, Error>(self.lock().outcome.is_some()))
+    }
+
+    /// Bytes written, and all of them; nothing before that is known.
+    fn moved(&self) -> Option<(u64, u64)> {
+        self.meter.bytes()
     }
 
     /// Asks it to stop; true unless it has ended.

@@ -253,6 +253,12 @@ impl PyTensor {
         self.0.layout().cloned().map(PyLayout)
     }
 
+    /// The communicator that its pieces are exchanged over; `None` for a value that lies on no mesh.
+    #[getter]
+    fn comm(&self) -> Option<PyComm> {
+        self.0.world().and_then(World::comm).cloned().map(PyComm::new)
+    }
+
     /// Whether gradients reach it.
     #[getter]
     fn requires_grad(&self) -> bool {
@@ -338,6 +344,13 @@ impl PyTensor {
             Some(layout) => format!("Tensor {head} @ {layout}"),
             None => format!("Tensor {head}"),
         }
+    }
+
+    /// The header, and this rank's piece.
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
+        let (head, local) = (display::escape(&self.__repr__()), self.0.local().clone());
+        let piece = compute(py, move || display::html(&local))?;
+        Ok(format!("<div><b>{head}</b><div>this rank's piece</div>{piece}</div>"))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -16,6 +16,7 @@ use pyo3::types::PyDict;
 use crate::comm::check_process;
 use crate::error::{Raise, exception, exception_with};
 use crate::gil::{Cancel, blocking, compute};
+use crate::stream::{PyStream, Raised};
 
 /// How many events may wait to be heard; training waits then.
 const WAITING: usize = 1;
@@ -47,16 +48,29 @@ impl Raise for Error {
     }
 }
 
+/// Where a run's samples come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DataFrom {
+    /// The sources that the configuration names.
+    Sources,
+    /// The program's own iterable.
+    Program,
+}
+
 /// A configuration: JSON in the shape of the TOML, or the path of a file.
-fn config(py: Python<'_>, text: Option<String>, path: Option<String>) -> PyResult<Config> {
+fn config(py: Python<'_>, text: Option<String>, path: Option<String>, data: DataFrom) -> PyResult<Config> {
+    let resolved = move |sources: Sources| {
+        let sources = if data == DataFrom::Program { sources.with_own_data() } else { sources };
+        Ok(sources.resolve()?.config)
+    };
     compute(py, move || match (text, path) {
         (Some(text), _) => {
             let syntax = |what: String| Error::Syntax { origin: "the configuration".into(), what };
             let values: serde_json::Value = serde_json::from_str(&text).map_err(|e| syntax(e.to_string()))?;
             let text = toml::to_string(&values).map_err(|e| syntax(e.to_string()))?;
-            Ok(Sources::text("the configuration", &text).resolve()?.config)
+            resolved(Sources::text("the configuration", &text))
         }
-        (None, Some(path)) => Ok(Sources::file(path).resolve()?.config),
+        (None, Some(path)) => resolved(Sources::file(path)),
         (None, None) => Err(Error::Run { what: "no configuration is given".into() }),
     })
 }
@@ -69,7 +83,7 @@ pub(crate) fn plan_config(
     path: Option<String>,
     ranks: Option<usize>,
 ) -> PyResult<String> {
-    let config = config(py, text, path)?;
+    let config = config(py, text, path, DataFrom::Sources)?;
     let plan = blocking(py, &Cancel::default(), move || {
         let model = model_of(&config, &Models::default())?;
         let ranks = ranks.unwrap_or_else(|| config.mesh.ranks());
@@ -80,9 +94,14 @@ pub(crate) fn plan_config(
 
 /// Refuses a configuration that no run could have.
 #[pyfunction]
-pub(crate) fn check_config(py: Python<'_>, text: Option<String>, path: Option<String>) -> PyResult<()> {
-    let config = config(py, text, path)?;
-    compute(py, move || config.check(&Models::default()))
+pub(crate) fn check_config(
+    py: Python<'_>,
+    text: Option<String>,
+    path: Option<String>,
+    own_data: bool,
+) -> PyResult<()> {
+    let data = if own_data { DataFrom::Program } else { DataFrom::Sources };
+    config(py, text, path, data).map(drop)
 }
 
 /// What happened, or the end.
@@ -108,12 +127,15 @@ impl Observer for Speaker {
 pub(crate) struct PyRun {
     told: Mutex<std::sync::mpsc::Receiver<Told>>,
     requests: Requests,
+    /// What the program's own data raised.
+    raised: Raised,
+    folder: String,
     process: u32,
 }
 
-/// Starts a run on threads of its own.
+/// Starts a run on threads of its own, on the program's own samples where they are given.
 #[pyfunction]
-#[pyo3(signature = (text, path, run, ranks, until))]
+#[pyo3(signature = (text, path, run, ranks, until, data=None))]
 pub(crate) fn start_run(
     py: Python<'_>,
     text: Option<String>,
@@ -121,20 +143,27 @@ pub(crate) fn start_run(
     run: Option<String>,
     ranks: Option<usize>,
     until: Option<u64>,
+    data: Option<Py<PyAny>>,
 ) -> PyResult<PyRun> {
-    let mut config = config(py, text, path)?;
+    let raised = Raised::default();
+    let from = if data.is_some() { DataFrom::Program } else { DataFrom::Sources };
+    let mut config = config(py, text, path, from)?;
     if let Some(run) = run {
         let path = PathBuf::from(run);
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         config.name = name.to_string();
         config.log.dir = path.parent().map(PathBuf::from).unwrap_or_default();
     }
+    let folder = config.run_dir().display().to_string();
     let (send, told) = sync_channel(WAITING);
     let requests = Requests::default();
     let observer = Arc::new(Speaker(Mutex::new(send.clone())));
     let mut trainer = Trainer::new(config).observer(observer).requests(requests.clone());
     if let Some(step) = until {
         trainer = trainer.until(step);
+    }
+    if let Some(samples) = data {
+        trainer = trainer.stream(Arc::new(PyStream::new(samples, raised.clone())));
     }
     let work = move || {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trainer.run(ranks)));
@@ -143,11 +172,17 @@ pub(crate) fn start_run(
     };
     let spawned = std::thread::Builder::new().name("planaria-run".into()).spawn(work);
     spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
-    Ok(PyRun { told: Mutex::new(told), requests, process: std::process::id() })
+    Ok(PyRun { told: Mutex::new(told), requests, raised, folder, process: std::process::id() })
 }
 
 #[pymethods]
 impl PyRun {
+    /// The run's folder.
+    #[getter]
+    fn folder(&self) -> &str {
+        &self.folder
+    }
+
     /// Asks to finish the step, save and end.
     fn stop(&self) {
         self.requests.stop();
@@ -165,7 +200,13 @@ impl PyRun {
         let told = py.detach(|| self.told.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(TICK));
         match told {
             Ok(Told::Event(event)) => describe(py, &event).map(Some),
-            Ok(Told::End(outcome)) => ended(py, *outcome).map(Some),
+            Ok(Told::End(outcome)) => {
+                let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+                match (raised, *outcome) {
+                    (Some(raised), Err(_)) => Err(raised),
+                    (_, outcome) => ended(py, outcome).map(Some),
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {
                 py.check_signals()?;
                 Ok(None)

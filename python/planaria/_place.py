@@ -1,0 +1,27 @@
+"""Arguments that several verbs take: places, mappings, formats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+Url = str | os.PathLike[str]
+Progress = None | bool | Callable[[int, int, str], None]
+Format = Literal["planaria", "hf", "dcp", "paddle-unified"]
+Framework = Literal["planaria", "numpy", "torch"]
+
+
+def address(url: Url) -> str:
+    """A place as text."""
+    text = os.fspath(url)
+    if not isinstance(text, str):
+        raise TypeError(f"a place is text or a path, not {type(text).__name__}")
+    return text
+
+
+def statements(mapping: str | Iterable[str] | None) -> str | None:
+    """The statements of a mapping, one per line."""
+    if mapping is None or isinstance(mapping, str):
+        return mapping
+    return "\n".join(mapping)
