@@ -60,6 +60,22 @@ pub const TARGETS: &[Target] = &[
         runs: 20000,
     },
     Target {
+        name: "parameters",
+        run: parsers::parameters,
+        seeds: &["paddle-programs/mlp.pdiparams"],
+        runs: 6000,
+    },
+    Target {
+        name: "program",
+        run: parsers::program,
+        seeds: &[
+            "paddle-programs/mlp.json",
+            "paddle-programs/loop_while.json",
+            "paddle-programs/dist/shard_matmul.json",
+        ],
+        runs: 1500,
+    },
+    Target {
         name: "safetensors",
         run: parsers::safetensors,
         seeds: &[

@@ -144,6 +144,31 @@ fn sources() -> Catalog {
     tensors.into_iter().map(one).collect()
 }
 
+/// A program as JSON and as text: what is read comes back both ways, and checking it ends.
+pub(crate) fn program(bytes: &[u8]) {
+    let Ok(program) = planaria_program::paddle::read(bytes) else {
+        let _ = planaria_program::parse(&String::from_utf8_lossy(bytes));
+        return;
+    };
+    let file = planaria_program::paddle::write(&program);
+    let again = planaria_program::paddle::read(file.as_bytes()).expect("what is written can be read");
+    assert_eq!(again, program);
+    let text = program.to_string();
+    assert_eq!(planaria_program::parse(&text).expect("what is printed can be parsed"), program);
+    let _ = planaria_program::verify(&program);
+}
+
+/// The parameters of a program.
+pub(crate) fn parameters(bytes: &[u8]) {
+    static PROGRAM: OnceLock<planaria_program::Program> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| {
+        let files = companions("paddle-programs");
+        let (_, text) = files.iter().find(|(name, _)| name == "mlp.json").expect("test data");
+        planaria_program::paddle::read(text).expect("a program")
+    });
+    let _ = planaria_program::State::read(program, bytes, bytes.len() as u64);
+}
+
 /// The settings of a run; parsing checks every value.
 pub(crate) fn settings(bytes: &[u8]) {
     let Ok(config) = planaria_train::Config::parse(&String::from_utf8_lossy(bytes)) else { return };

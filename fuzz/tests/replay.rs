@@ -41,8 +41,18 @@ fn paddle_survives() {
 }
 
 #[test]
+fn parameters_survives() {
+    survives("parameters");
+}
+
+#[test]
 fn pickle_survives() {
     survives("pickle");
+}
+
+#[test]
+fn program_survives() {
+    survives("program");
 }
 
 #[test]

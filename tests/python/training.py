@@ -48,7 +48,13 @@ norm_topk_prob = true
 mlp_only_layers = [0]
 """
 # Kind, whether the head is tied, further keys of the model.
-CASES = [("qwen2", True, ""), ("llama", False, 'hidden_act = "gelu"'), ("qwen2_moe", False, EXPERTS)]
+CASES = [
+    ("qwen2", True, ""),
+    ("llama", False, 'hidden_act = "gelu"'),
+    ("qwen2_moe", False, EXPERTS),
+    ("qwen3", False, "head_dim = 8"),
+    ("gemma3_text", True, "head_dim = 8\nown = { query_pre_attn_scalar = 8, sliding_window = 16, sliding_window_pattern = 2 }"),
+]
 
 
 def planaria(folder, *args):

@@ -7,10 +7,14 @@ use crate::process;
 use crate::summary::{Counts, Outcome, counts};
 
 /// Runs the cases with the terminal attached and hands the exit code on.
-pub(crate) fn run(root: &Path, kind: &str, path: &Path) -> ExitCode {
+pub(crate) fn run(root: &Path, kind: &str, path: &Path, assets: Option<&Path>) -> ExitCode {
     // The path is the caller's, so the runner starts in the caller's folder.
     let here = std::env::current_dir().unwrap_or_else(|_| root.to_path_buf());
-    match command(root, &[], kind, path).current_dir(here).status() {
+    let mut command = command(root, &[], kind, path);
+    if let Some(assets) = assets {
+        command.arg("--assets").arg(assets);
+    }
+    match command.current_dir(here).status() {
         Ok(status) => {
             status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
@@ -35,7 +39,7 @@ pub(crate) fn step(root: &Path, features: &[&str], kind: &str, path: &Path) -> (
 }
 
 /// Kinds whose cases are a folder each: `testdata/KIND/`.
-const FOLDERS: &[&str] = &["paddle-checkpoints", "pipeline", "torch-dcp"];
+const FOLDERS: &[&str] = &["merge", "paddle-checkpoints", "paddle-programs", "pipeline", "sft", "torch-dcp"];
 
 /// The public cases: `testdata/KIND.jsonl.gz`, or one of [`FOLDERS`].
 pub(crate) fn public_cases(root: &Path) -> Vec<(String, PathBuf)> {
@@ -67,7 +71,16 @@ mod tests {
     fn the_public_cases_are_found() {
         let kinds: Vec<_> =
             public_cases(&crate::repository_root()).into_iter().map(|(kind, _)| kind).collect();
-        for kind in ["indexing", "reshard", "paddle-checkpoints", "pipeline", "torch-dcp"] {
+        for kind in [
+            "indexing",
+            "merge",
+            "reshard",
+            "paddle-checkpoints",
+            "paddle-programs",
+            "pipeline",
+            "sft",
+            "torch-dcp",
+        ] {
             assert!(kinds.iter().any(|found| found == kind), "{kind} is not among {kinds:?}");
         }
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::mpi;
 use crate::process::{ask, cargo, run};
 use crate::summary::{Counts, Outcome};
 
@@ -19,7 +20,8 @@ fn folder(root: &Path) -> PathBuf {
 
 /// Compiles, then runs, by themselves; answers whether nothing failed.
 pub(crate) fn run_alone(root: &Path) -> bool {
-    let outcomes = [compile_step(root), emulate_step(root)];
+    let features = mpi::features(&mpi::find());
+    let outcomes = [compile_step(root, features), emulate_step(root, features)];
     for (outcome, counts) in &outcomes {
         match outcome {
             Outcome::Skipped(reason) => eprintln!("skipped: {reason}"),
@@ -30,7 +32,7 @@ pub(crate) fn run_alone(root: &Path) -> bool {
 }
 
 /// Compiles every kernel with every set of defines into `target/kernels/kernels.bin`.
-pub(crate) fn compile_step(root: &Path) -> (Outcome, Counts) {
+pub(crate) fn compile_step(root: &Path, features: &[&str]) -> (Outcome, Counts) {
     let libraries = match compiler(root) {
         Ok(libraries) => libraries,
         Err(reason) => return (Outcome::Skipped(reason), Counts::default()),
@@ -40,7 +42,7 @@ pub(crate) fn compile_step(root: &Path) -> (Outcome, Counts) {
         eprintln!("error: cannot create {}: {error}", folder(root).display());
         return (Outcome::Failed, Counts::default());
     }
-    let mut ours = example(root, "kernels");
+    let mut ours = example(root, features, "kernels");
     let ran = run(ours.arg(&out).env("PLANARIA_NVRTC", &libraries));
     let built =
         ran.output.lines().filter(|line| line.contains(" registers, ") || line.contains(": kept, ")).count();
@@ -49,14 +51,14 @@ pub(crate) fn compile_step(root: &Path) -> (Outcome, Counts) {
 }
 
 /// Builds the kernels as C++ and runs the self-test on the emulated device.
-pub(crate) fn emulate_step(root: &Path) -> (Outcome, Counts) {
+pub(crate) fn emulate_step(root: &Path, features: &[&str]) -> (Outcome, Counts) {
     for tool in ["g++", "python3"] {
         if ask(Command::new(tool).arg("--version")).is_none() {
             return (Outcome::Skipped(format!("{tool} was not found")), Counts::default());
         }
     }
     let (folder, failed) = (folder(root).join("emulated"), (Outcome::Failed, Counts::default()));
-    let list = run(example(root, "kernels").args(["--list", EMULATED]));
+    let list = run(example(root, features, "kernels").args(["--list", EMULATED]));
     let lines: Vec<&str> = list.output.lines().filter(|line| line.split('\t').count() == 3).collect();
     let path = folder.join("builds.txt");
     let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, lines.join("\n")));
@@ -69,21 +71,30 @@ pub(crate) fn emulate_step(root: &Path) -> (Outcome, Counts) {
         return failed;
     }
     let archive = folder.join("kernels.bin");
-    if !run(example(root, "kernels").arg("--pack").args([&folder, &archive]).arg(EMULATED)).success {
+    if !run(example(root, features, "kernels").arg("--pack").args([&folder, &archive]).arg(EMULATED)).success
+    {
         return failed;
     }
-    let mut ours = example(root, "selftest");
+    let mut ours = example(root, features, "selftest");
     let ran = run(ours.arg("cuda:0").env("LD_LIBRARY_PATH", &folder).env("PLANARIA_KERNELS", &archive));
     let number = |name: &str| -> u64 {
         let before = |line: &str| line.split(name).next()?.split_whitespace().last()?.parse::<u64>().ok();
         ran.output.lines().filter(|line| line.contains(" passed ")).filter_map(before).sum()
     };
-    let counts = Counts { passed: number(" passed"), failed: number(" failed") };
-    (if ran.success && counts.passed > 0 { Outcome::Passed } else { Outcome::Failed }, counts)
+    // Models and whole runs beside the host's.
+    let mut tests = cargo(root, ["test", "--quiet", "--workspace", "--test", "device"]);
+    tests.args(features).env("LD_LIBRARY_PATH", &folder).env("PLANARIA_KERNELS", &archive);
+    let runs = run(tests.env("PLANARIA_DEVICE", "cuda:0")).success;
+    let counts =
+        Counts { passed: number(" passed") + u64::from(runs), failed: number(" failed") + u64::from(!runs) };
+    (if ran.success && runs && counts.passed > 0 { Outcome::Passed } else { Outcome::Failed }, counts)
 }
 
-fn example(root: &Path, name: &str) -> Command {
-    cargo(root, ["run", "--quiet", "--package", "planaria-array", "--example", name, "--"])
+/// With the features of the other steps, and no package selected: what those steps built serves here too.
+fn example(root: &Path, features: &[&str], name: &str) -> Command {
+    let mut command = cargo(root, ["run", "--quiet", "--example", name]);
+    command.args(features).arg("--");
+    command
 }
 
 /// The folder of the compiler's libraries, installed when missing.

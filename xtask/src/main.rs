@@ -40,6 +40,9 @@ enum Command {
         kind: String,
         /// A golden file, or a folder of fixtures
         path: PathBuf,
+        /// Where cases of the kind `sft` find tokenizers and templates that are not beside them
+        #[arg(long)]
+        assets: Option<PathBuf>,
     },
     /// Compile every CUDA kernel for sm_90a into target/kernels, and run them on an emulated device
     Kernels,
@@ -68,7 +71,7 @@ fn main() -> ExitCode {
             print!("{report}");
             report.is_clean()
         }),
-        Command::Golden { kind, path } => return golden::run(&root, &kind, &path),
+        Command::Golden { kind, path, assets } => return golden::run(&root, &kind, &path, assets.as_deref()),
         Command::Kernels => Ok(kernels::run_alone(&root)),
         Command::Asan => Ok(asan::run(&root)),
         Command::Fuzz { args } => {

@@ -36,8 +36,8 @@ pub(crate) fn run(root: &Path) -> bool {
         summary.step("python package", || wheel::step(root, &torch));
         summary.step("python", || python::step(root, features, &torch));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
-        summary.step("kernels", || kernels::compile_step(root));
-        summary.step("emulated device", || kernels::emulate_step(root));
+        summary.step("kernels", || kernels::compile_step(root, features));
+        summary.step("emulated device", || kernels::emulate_step(root, features));
     });
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
@@ -124,7 +124,7 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
         command(cargo(root, ["test", "--quiet"]).args(shuttle))
     });
     summary.step("doctests", || {
-        command(cargo(root, ["test", "--workspace", "--doc", "--quiet"]).args(features))
+        command(cargo(root, ["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]).args(features))
     });
     summary.step("docs", || {
         let mut docs = cargo(root, ["doc", "--workspace", "--no-deps", "--quiet"]);
@@ -136,12 +136,19 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
 fn paths(root: &Path, needs: &Needs, summary: &mut Summary) {
     for path in narrower_paths() {
         summary.step(format!("tests on {path}"), || {
-            let kernels = ["--package", "planaria-array", "--lib", "--tests"];
+            // The whole workspace is named so that what the step "tests" built is run again, not built again.
             let mut tests = match needs.nextest {
-                true => cargo(root, ["nextest", "run", "--status-level", "fail", "--cargo-quiet"]),
-                false => cargo(root, ["test", "--quiet"]),
+                true => {
+                    let mut tests = cargo(root, NEXTEST);
+                    tests.args(mpi::features(&needs.mpi)).args(["-E", "package(planaria-array)"]);
+                    tests
+                }
+                false => cargo(
+                    root,
+                    ["test", "--quiet", "-p", "planaria-array", "--lib", "--tests", "--no-fail-fast"],
+                ),
             };
-            command(tests.args(kernels).arg("--no-fail-fast").env("PLANARIA_CPU", path))
+            command(tests.env("PLANARIA_CPU", path))
         });
     }
 }

@@ -173,7 +173,7 @@ pub fn tensors(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
         for (tensor, view) in safetensors::SafeTensors::deserialize(&bytes)?.tensors() {
             let text = format!("{:?}{:?}", view.dtype(), view.shape());
             let content = [text.as_bytes(), view.data()].concat();
-            ensure!(all.insert(format!("{stem}:{tensor}"), content).is_none(), "{tensor} stands twice");
+            ensure!(all.insert(format!("{stem}:{tensor}"), content).is_none(), "{tensor} appears twice");
         }
     }
     Ok(all)

@@ -74,6 +74,9 @@ fn an_objective_of_ones_own_is_the_same_bits_on_every_mesh_and_after_a_cut() -> 
 fn an_unknown_objective_is_refused_with_those_that_are_known() -> Result<()> {
     let config = Sandbox::new()?.config("run", "", &["train.objective=next_tokens"])?;
     let error = Trainer::new(config).run(None).unwrap_err().to_string();
-    ensure!(error.contains("`train.objective` is \"next_tokens\"; expected one of next_token;"), "{error}");
+    ensure!(
+        error.contains("`train.objective` is \"next_tokens\"; expected one of next_token, sft;"),
+        "{error}"
+    );
     Ok(())
 }

@@ -70,6 +70,14 @@ impl Outcome {
 /// Runs `check` on every line of the case files at `path`. A line that is not JSON, or a check that
 /// panics, is a failed case.
 pub fn each_case(path: &Path, check: impl Fn(&Value) -> Verdict) -> Result<Outcome> {
+    each_line(path, |line| match serde_json::from_str::<Value>(line) {
+        Ok(case) => check(&case),
+        Err(error) => Verdict::Failed(format!("not JSON: {error}")),
+    })
+}
+
+/// The same with the text of every line.
+pub(crate) fn each_line(path: &Path, check: impl Fn(&str) -> Verdict) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for file in case_files(path)? {
         let shown = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
@@ -78,11 +86,8 @@ pub fn each_case(path: &Path, check: impl Fn(&Value) -> Verdict) -> Result<Outco
             if line.trim().is_empty() {
                 continue;
             }
-            let verdict = match serde_json::from_str::<Value>(&line) {
-                Ok(case) => catch_unwind(AssertUnwindSafe(|| check(&case)))
-                    .unwrap_or_else(|_| Verdict::Failed("panicked".to_string())),
-                Err(error) => Verdict::Failed(format!("not JSON: {error}")),
-            };
+            let verdict = catch_unwind(AssertUnwindSafe(|| check(&line)));
+            let verdict = verdict.unwrap_or_else(|_| Verdict::Failed("panicked".to_string()));
             outcome.add(&format!("{shown}:{}", number + 1), verdict);
         }
     }

@@ -174,8 +174,12 @@ fn raw_header(bytes: &[u8]) -> Result<(usize, Map<String, Value>)> {
 }
 
 pub(crate) fn read_expected(file: &Path) -> Result<Expected> {
-    let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-    let (start, header) = raw_header(&bytes)?;
+    parse_expected(&fs::read(file).with_context(|| format!("reading {}", file.display()))?)
+}
+
+/// All tensors of a safetensors file.
+pub(crate) fn parse_expected(bytes: &[u8]) -> Result<Expected> {
+    let (start, header) = raw_header(bytes)?;
     let mut expected = Expected::new();
     for (name, about) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
         let number = |value: &Value| value.as_u64().map(|v| v as usize).context("not a number");

@@ -5,14 +5,18 @@ mod cases;
 mod checkpoints;
 mod indexing;
 mod mapped;
+mod merge;
 mod mixed;
 mod pipeline;
+mod programs;
 mod reshard;
+mod sft;
 mod spmd;
 
 pub use cases::{Outcome, Verdict, each_case};
 pub use mixed::mixed_program;
 pub use reshard::run_reshards;
+pub use sft::run_with_assets as run_sft;
 
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -25,9 +29,12 @@ const KINDS: &[(&str, Runner)] = &[
     ("aoa", aoa::run),
     ("indexing", indexing::run),
     ("indexing-tensor", indexing::run_tensor),
+    ("merge", merge::run),
     ("paddle-checkpoints", checkpoints::run),
+    ("paddle-programs", programs::run),
     ("pipeline", pipeline::run),
     ("reshard", reshard::run),
+    ("sft", sft::run),
     ("spmd", spmd::run),
     ("torch-dcp", checkpoints::run),
 ];

@@ -5,12 +5,20 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [kind, path] = args.as_slice() else {
-        let kinds: Vec<&str> = planaria_golden::kinds().collect();
-        eprintln!("usage: planaria-golden KIND PATH\nkinds: {}", kinds.join(", "));
-        return ExitCode::from(2);
+    let texts: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match texts[..] {
+        ["sft", path, "--assets", assets] => planaria_golden::run_sft(Path::new(path), Path::new(assets)),
+        [kind, path] => planaria_golden::run(kind, Path::new(path)),
+        _ => {
+            let kinds: Vec<&str> = planaria_golden::kinds().collect();
+            eprintln!(
+                "usage: planaria-golden KIND PATH, or sft PATH --assets FOLDER\nkinds: {}",
+                kinds.join(", ")
+            );
+            return ExitCode::from(2);
+        }
     };
-    let outcome = match planaria_golden::run(kind, Path::new(path)) {
+    let outcome = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -3,6 +3,9 @@
 mod aoa;
 mod checkpoints;
 mod indexing;
+mod merge;
 mod pipeline;
+mod programs;
 mod reshard;
+mod sft;
 mod spmd;
