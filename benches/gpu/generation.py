@@ -13,7 +13,7 @@ BF = torch.bfloat16
 
 
 class Decode(Struct):
-    _fields_ = [(n, P) for n in "q k v out parts tops sums lengths".split()] + [
+    _fields_ = [(n, P) for n in "q k v out parts tops sums positions".split()] + [
         ("q_stride", I64 * 2), ("k_stride", I64 * 3), ("v_stride", I64 * 3), ("out_stride", I64 * 2)] + [
         (n, I32) for n in "batch q_heads kv_heads splits window".split()] + [("scale", F32)]
 
@@ -32,11 +32,11 @@ class Cache:
         self.q = torch.randn(batch, q_heads, dim, device=DEV).to(BF)
         self.k, self.v = (torch.randn(batch, kv_heads, room, dim, device=DEV).to(BF) for _ in range(2))
         self.out = torch.empty_like(self.q)
-        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=DEV)
+        self.positions = torch.tensor(lengths, dtype=torch.int64, device=DEV) - 1
         splits = cdiv(self.longest, 64 * warps)
         self.parts = torch.empty(batch, q_heads, splits, dim, device=DEV)
         self.tops, self.sums = torch.empty(2, batch, q_heads, splits, device=DEV)
-        self.s = Decode().fill(q=self.q, k=self.k, v=self.v, out=self.out, parts=self.parts, tops=self.tops, sums=self.sums, lengths=self.lengths,
+        self.s = Decode().fill(q=self.q, k=self.k, v=self.v, out=self.out, parts=self.parts, tops=self.tops, sums=self.sums, positions=self.positions,
                                q_stride=self.q.stride()[:2], k_stride=self.k.stride()[:3], v_stride=self.v.stride()[:3], out_stride=self.out.stride()[:2],
                                batch=batch, q_heads=q_heads, kv_heads=kv_heads, splits=splits, window=window, scale=1 / math.sqrt(dim))
 

@@ -345,7 +345,7 @@ impl Decoder {
             r#"{{ "model_type": "qwen2", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": {LAYERS},
                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256 }}"#
         ))?;
-        let init = Init { seed: 1, dtype: DType::F32 };
+        let init = Init { seed: 1, ..Init::default() };
         let part = |stage: usize| {
             let layers = stage * each..(stage + 1) * each;
             let part = Stage { layers, embed: stage == 0, head: stage + 1 == count };
