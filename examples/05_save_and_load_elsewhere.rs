@@ -3,7 +3,7 @@
 //! `cargo run --example 05_save_and_load_elsewhere`
 
 use planaria::array::ops::Distribution::Uniform;
-use planaria::ckpt::{Item, Kind, LoadOptions, SaveOptions, State, latest, load, save, verify};
+use planaria::ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, latest, load, save, verify};
 use planaria::prelude::*;
 use planaria::store::{Object, Store};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn weight(layout: &Layout, world: &World) -> Result<Tensor, Error> {
 }
 
 fn item(layout: &Layout, world: &World, array: &Array) -> Result<Item, Error> {
-    Ok(Item::placed(Kind::Parameter, "proj.weight", layout, world.rank(), array)?)
+    Ok(Item::placed(TensorKind::Parameter, "proj.weight", layout, world.rank(), array)?)
 }
 
 fn main() -> Result<(), Error> {

@@ -166,7 +166,7 @@ pub(crate) fn parameters(bytes: &[u8]) {
         let (_, text) = files.iter().find(|(name, _)| name == "mlp.json").expect("test data");
         planaria_program::paddle::read(text).expect("a program")
     });
-    let _ = planaria_program::State::read(program, bytes, bytes.len() as u64);
+    let _ = planaria_program::ProgramState::read(program, bytes, bytes.len() as u64);
 }
 
 /// The settings of a run; parsing checks every value.

@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use planaria_bench::measure::status;
-use planaria_ckpt::{Kind, Known, KnownTensor, LoadOptions, Outline, SaveOptions};
+use planaria_ckpt::{Known, KnownTensor, LoadOptions, Outline, SaveOptions, TensorKind};
 use planaria_layout::{
     DType, FlatShards, Layout, Mesh, Neutral, Placement, Plan, Rank, RankTiling, Shape, TensorSpec, Tile,
     deliver, receive,
@@ -153,12 +153,16 @@ fn known(model: &[Tensor], mesh: &str, zero: Zero) -> Result<Known> {
         for ((tensor, base), shards) in block.iter().zip(bases).zip(shards) {
             let shape = base.shape().clone();
             let (base, shards): (RankTiling, RankTiling) = (Arc::new(base), Arc::new(shards));
-            let mut add = |kind: Kind, dtype: DType, held: &RankTiling| {
+            let mut add = |kind: TensorKind, dtype: DType, held: &RankTiling| {
                 let (name, shape) = (tensor.name.clone(), shape.clone());
                 tensors.push(KnownTensor { kind, name, shape, dtype, held: vec![held.clone()] });
             };
-            add(Kind::Parameter, DType::BF16, if zero == Zero::Weights { &shards } else { &base });
-            for kind in [Kind::Master, Kind::Slot("moment1_0".into()), Kind::Slot("moment2_0".into())] {
+            add(TensorKind::Parameter, DType::BF16, if zero == Zero::Weights { &shards } else { &base });
+            for kind in [
+                TensorKind::Master,
+                TensorKind::Slot("moment1_0".into()),
+                TensorKind::Slot("moment2_0".into()),
+            ] {
                 add(kind, DType::F32, &shards);
             }
         }

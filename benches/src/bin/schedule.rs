@@ -14,7 +14,7 @@ use planaria_comm::{Comm, threads};
 use planaria_nn::Init;
 use planaria_nn::models::{Activations, Models, Network, Run, Stage};
 use planaria_pipeline::engine::{At, Engine, Options, Ran, StageWork};
-use planaria_pipeline::{Action, Costs, Failure, Kind, Schedule, Span, StageBytes, StageCost, Step};
+use planaria_pipeline::{Action, Costs, Failure, Schedule, ScheduleKind, Span, StageBytes, StageCost, Step};
 use planaria_tensor::{Keep, Tensor};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Work {
 /// One schedule with one kind of work.
 struct Case {
     work: Work,
-    kind: Kind,
+    kind: ScheduleKind,
     chunks: usize,
     schedule: Arc<Schedule>,
     /// Time of a stage's forward, where stages wait.
@@ -83,9 +83,9 @@ impl Case {
         for work in [Work::Wait, Work::Model].into_iter().filter(|work| args.only.is_none_or(|w| w == *work))
         {
             for (kind, &(ranks, micros)) in
-                work.sizes().iter().flat_map(|size| Kind::ALL.map(|kind| (kind, size)))
+                work.sizes().iter().flat_map(|size| ScheduleKind::ALL.map(|kind| (kind, size)))
             {
-                let chunks = if kind == Kind::Interleaved { 2 } else { kind.chunks().0 };
+                let chunks = if kind == ScheduleKind::Interleaved { 2 } else { kind.chunks().0 };
                 let schedule = Arc::new(kind.build(ranks, micros, chunks)?);
                 let unit = Duration::from_secs_f64(args.ms / 1e3 / chunks as f64);
                 all.push(Case { work, kind, chunks, schedule, unit });

@@ -9,7 +9,7 @@ use planaria_layout::DType;
 /// What a statement does between reading and assigning.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Action {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FusionKind,
     pub(crate) axis: Option<i64>,
     pub(crate) sizes: Option<Vec<usize>>,
     /// Changes to the single tensor, in written order.
@@ -22,7 +22,7 @@ pub(crate) struct Action {
 
 /// How several tensors become one or the other way round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FusionKind {
     /// Side by side.
     #[default]
     Plain,
@@ -195,8 +195,8 @@ impl Reader<'_> {
             return self.bad(&second, "does not go with another flag");
         }
         action.kind = match flags.first().map(|attr| attr.key.as_str()) {
-            None => Kind::Plain,
-            Some("fused_ffn") => Kind::Ffn,
+            None => FusionKind::Plain,
+            Some("fused_ffn") => FusionKind::Ffn,
             Some(flag) => {
                 let grouped = flag == "fused_qkv";
                 let flag = if grouped { "fused_qkv" } else { "fused_qkv_old" };
@@ -209,10 +209,14 @@ impl Reader<'_> {
                     let fault = Fault::BadHeads { heads, parts: groups, what: "key-value groups" };
                     self.fail(fault, self.statement.span);
                 }
-                if grouped { Kind::Grouped { heads, groups } } else { Kind::Ranked { heads, groups } }
+                if grouped {
+                    FusionKind::Grouped { heads, groups }
+                } else {
+                    FusionKind::Ranked { heads, groups }
+                }
             }
         };
-        if action.kind != Kind::Plain && action.axis.is_none() {
+        if action.kind != FusionKind::Plain && action.axis.is_none() {
             action.axis = Some(1);
         }
     }
@@ -238,13 +242,15 @@ impl Reader<'_> {
         let statement = self.statement;
         let several = |names: &[Name]| names.len() > 1 || names.iter().any(|n| n.is_variadic());
         let single = !several(&statement.left) && !several(&statement.right);
-        let plain = action.kind == Kind::Plain;
+        let plain = action.kind == FusionKind::Plain;
         for attr in statement.attrs.clone() {
             match attr.key.as_str() {
-                "num_heads" | "num_key_value_groups" if plain || action.kind == Kind::Ffn => {
+                "num_heads" | "num_key_value_groups" if plain || action.kind == FusionKind::Ffn => {
                     self.bad(&attr, "belongs to 'fused_qkv' and 'fused_qkv_old'");
                 }
-                "src_layout" | "dst_layout" if !matches!(action.kind, Kind::Ranked { .. } | Kind::Ffn) => {
+                "src_layout" | "dst_layout"
+                    if !matches!(action.kind, FusionKind::Ranked { .. } | FusionKind::Ffn) =>
+                {
                     self.bad(&attr, "belongs to 'fused_ffn' and 'fused_qkv_old'");
                 }
                 "sizes" if !plain || single => self.bad(&attr, "belongs to a split or a concatenation"),

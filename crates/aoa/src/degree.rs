@@ -1,6 +1,6 @@
 //! Degrees: in how many tensor-parallel parts a fused weight is held, known from the catalogs or guessed.
 
-use crate::action::{Action, Change, Kind, Step};
+use crate::action::{Action, Change, FusionKind, Step};
 use crate::ast::Program;
 use crate::catalog::{Catalog, Tensor};
 use crate::error::Fault;
@@ -87,7 +87,7 @@ impl Finder<'_> {
     /// The parts of a move from one tensor to one tensor.
     fn plain(&self, number: usize) -> Option<(&[Step], Place, Place)> {
         let step = &self.graph.moves[number];
-        let action = self.actions[step.statement].as_ref().filter(|a| a.kind == Kind::Plain)?;
+        let action = self.actions[step.statement].as_ref().filter(|a| a.kind == FusionKind::Plain)?;
         match (&step.reads[..], &step.writes[..]) {
             ([read], [write]) => Some((&action.steps, *read, *write)),
             _ => None,

@@ -1,6 +1,6 @@
 //! Evaluation: moves become nodes, in text order or backwards, with every shape and element type checked.
 
-use crate::action::{Action, Change, Kind, Step};
+use crate::action::{Action, Change, FusionKind, Step};
 use crate::ast::Program;
 use crate::catalog::Catalog;
 use crate::degree::{Chains, Finder};
@@ -193,7 +193,7 @@ impl<'a> Evaluation<'a> {
     ) -> Result<Values, Problem> {
         let at = |fault| Problem::at(fault, turn.span);
         let (inputs, outputs) = (&turn.inputs, turn.outputs);
-        let fused = turn.action.kind != Kind::Plain;
+        let fused = turn.action.kind != FusionKind::Plain;
         if inputs.len() == 1 && outputs == 1 && !fused {
             return Ok(inputs.clone());
         }

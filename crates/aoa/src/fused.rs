@@ -1,6 +1,6 @@
 //! Fused weights: in which order the heads of query, key and value, or gate and up, stand in one tensor.
 
-use crate::action::Kind;
+use crate::action::FusionKind;
 use crate::error::Fault;
 use crate::node::{NodeId, Nodes, Slice};
 
@@ -46,7 +46,7 @@ fn ranked(units: &[usize], parts: usize, what: &'static str) -> Result<Order, Fa
 
 /// A fused statement: the tensors read, how many are made, and the parts on both sides.
 pub(crate) struct Fused<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FusionKind,
     pub(crate) inputs: &'a [NodeId],
     pub(crate) outputs: usize,
     pub(crate) axis: usize,
@@ -62,12 +62,12 @@ impl Fused<'_> {
     pub(crate) fn make(&self, nodes: &mut Nodes) -> Result<Vec<NodeId>, Fault> {
         let (from, to) = self.parts;
         let (units, flag) = match self.kind {
-            Kind::Grouped { heads, groups } => (vec![heads, groups, groups], "fused_qkv"),
-            Kind::Ranked { heads, groups } => (vec![heads, groups, groups], "fused_qkv_old"),
-            Kind::Ffn | Kind::Plain => (vec![self.pieces()?; 2], "fused_ffn"),
+            FusionKind::Grouped { heads, groups } => (vec![heads, groups, groups], "fused_qkv"),
+            FusionKind::Ranked { heads, groups } => (vec![heads, groups, groups], "fused_qkv_old"),
+            FusionKind::Ffn | FusionKind::Plain => (vec![self.pieces()?; 2], "fused_ffn"),
         };
         let order = |parts: usize| match self.kind {
-            Kind::Grouped { heads, groups } => Ok(grouped(heads, groups)),
+            FusionKind::Grouped { heads, groups } => Ok(grouped(heads, groups)),
             _ => ranked(&units, parts, "ranks"),
         };
         let components = units.len();

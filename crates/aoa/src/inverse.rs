@@ -5,7 +5,7 @@ use crate::error::{Error, Obstacle, Result};
 use crate::mapping::{Mapping, Rearrange, Target};
 use crate::node::{Filled, Make, NodeId, Nodes, inverse};
 use crate::query::{LIMIT, Query, Raw};
-use planaria_layout::{DType, Dims, Kind, Listed, Region, Shape, Tile};
+use planaria_layout::{DType, DTypeKind, Dims, Listed, Region, Shape, Tile};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -219,9 +219,9 @@ fn holds(wide: DType, narrow: DType) -> bool {
     let (digits, range) = precision(wide);
     let (needed_digits, needed_range) = precision(narrow);
     let sign = match (wide.kind(), narrow.kind()) {
-        (Kind::Float | Kind::Signed, Kind::Bool | Kind::Unsigned) => true,
-        (Kind::Float, Kind::Signed) => true,
-        (wide, narrow) => wide == narrow || (wide == Kind::Unsigned && narrow == Kind::Bool),
+        (DTypeKind::Float | DTypeKind::Signed, DTypeKind::Bool | DTypeKind::Unsigned) => true,
+        (DTypeKind::Float, DTypeKind::Signed) => true,
+        (wide, narrow) => wide == narrow || (wide == DTypeKind::Unsigned && narrow == DTypeKind::Bool),
     };
     wide == narrow || (sign && digits >= needed_digits && range >= needed_range)
 }

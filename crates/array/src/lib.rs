@@ -48,7 +48,7 @@ pub use foreign::{Access, Exported, Foreign};
 pub use half::{bf16, f16};
 pub use index::Index;
 pub use lend::Lent;
-pub use planaria_layout::{DType, Kind, Shape};
+pub use planaria_layout::{DType, DTypeKind, Shape};
 pub use pool::Threads;
 pub use promote::promote;
 pub use replay::Replay;

@@ -1,7 +1,7 @@
 //! Which dtype two operands of different dtypes meet in.
 
 use crate::error::{Error, Result};
-use planaria_layout::{DType, Kind};
+use planaria_layout::{DType, DTypeKind};
 
 /// The dtype that holds both: the wider of one kind, the narrowest signed integer that holds a signed and an unsigned one,
 /// and the float where an integer or a truth value meets one. Refused where no dtype of the kind holds both
@@ -10,12 +10,14 @@ pub fn promote(op: &'static str, a: DType, b: DType) -> Result<DType> {
     let (low, high) = if a.kind() <= b.kind() { (a, b) } else { (b, a) };
     let joined = match (low.kind(), high.kind()) {
         _ if low == high => Some(low),
-        (Kind::Bool, _) => Some(high),
-        (Kind::Unsigned, Kind::Unsigned) | (Kind::Signed, Kind::Signed) => Some(wider(low, high)),
-        (Kind::Unsigned, Kind::Signed) if low.size() < high.size() => Some(high),
-        (Kind::Unsigned, Kind::Signed) => signed(2 * low.size()),
-        (Kind::Float, Kind::Float) => Some(float(low, high)),
-        (_, Kind::Float) => Some(high),
+        (DTypeKind::Bool, _) => Some(high),
+        (DTypeKind::Unsigned, DTypeKind::Unsigned) | (DTypeKind::Signed, DTypeKind::Signed) => {
+            Some(wider(low, high))
+        }
+        (DTypeKind::Unsigned, DTypeKind::Signed) if low.size() < high.size() => Some(high),
+        (DTypeKind::Unsigned, DTypeKind::Signed) => signed(2 * low.size()),
+        (DTypeKind::Float, DTypeKind::Float) => Some(float(low, high)),
+        (_, DTypeKind::Float) => Some(high),
         _ => None,
     };
     joined.ok_or(Error::DTypeMismatch { op, lhs: a, rhs: b })
@@ -48,7 +50,8 @@ mod tests {
             for b in DType::ALL {
                 let (there, back) = (promote("test", a, b), promote("test", b, a));
                 assert_eq!(there.as_ref().ok(), back.as_ref().ok(), "{a} {b}");
-                let refused = [a, b].contains(&DType::U64) && [a.kind(), b.kind()].contains(&Kind::Signed);
+                let refused =
+                    [a, b].contains(&DType::U64) && [a.kind(), b.kind()].contains(&DTypeKind::Signed);
                 match there {
                     Ok(c) => assert!(c.kind() >= a.kind().max(b.kind()) && !refused, "{a} {b} {c}"),
                     Err(error) => assert!(refused, "{error}"),

@@ -7,7 +7,7 @@ use crate::formats::{Part, Source};
 use crate::manifest::{Checkpoint, Derive, SUM_BLOCK};
 use crate::naming::Files;
 use crate::read::Data;
-use crate::state::{Group, Kind, TensorKey};
+use crate::state::{Group, TensorKey, TensorKind};
 use crate::union::Together;
 use planaria_layout::{DType, Dims, Extent, Region, Shape, Tile};
 use planaria_store::join;
@@ -133,8 +133,8 @@ impl Catalog {
             return Some(Found { number, derived: false });
         }
         let from = match (&key.kind, self.derive.or(rebuild)?) {
-            (Kind::Parameter, Derive::ParametersFromMasters) => Kind::Master,
-            (Kind::Master, Derive::MastersFromParameters) => Kind::Parameter,
+            (TensorKind::Parameter, Derive::ParametersFromMasters) => TensorKind::Master,
+            (TensorKind::Master, Derive::MastersFromParameters) => TensorKind::Parameter,
             _ => return None,
         };
         let number = self.find_kind(&TensorKey { kind: from, name: key.name.clone() })?;

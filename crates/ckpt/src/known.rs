@@ -1,7 +1,7 @@
 //! States whose layouts every rank knows: nobody has to be asked who holds what.
 
 use crate::error::{Error, Result};
-use crate::state::{Item, Kind, State, TensorKey};
+use crate::state::{Item, State, TensorKey, TensorKind};
 use crate::talk;
 use crate::union::{Together, Union};
 use planaria_array::{Array, DType};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct KnownTensor {
     /// What it is.
-    pub kind: Kind,
+    pub kind: TensorKind,
     /// Its name, or that of the parameter it belongs to.
     pub name: String,
     /// Global shape.

@@ -8,18 +8,18 @@
 //!
 //! ```
 //! use planaria_array::{Array, DType};
-//! use planaria_ckpt::{Item, Kind, LoadOptions, SaveOptions, State, latest, load, save};
+//! use planaria_ckpt::{Item, TensorKind, LoadOptions, SaveOptions, State, latest, load, save};
 //! use planaria_comm::alone;
 //! use planaria_store::Object;
 //!
 //! let (world, store) = (alone(), Object::memory());
 //! let weight = Array::from_slice(&[1.0f32, 2.0, 3.0], &[3])?;
-//! let mut state = State::new(vec![Item::whole(Kind::Parameter, "weight", &weight)]);
+//! let mut state = State::new(vec![Item::whole(TensorKind::Parameter, "weight", &weight)]);
 //! state.step = 7;
 //! save(&*world, &store, "ckpt/step-00000007", &state, &SaveOptions::default())?;
 //!
 //! let room = Array::zeros(&[3], DType::F32)?;
-//! let mut state = State::new(vec![Item::whole(Kind::Parameter, "weight", &room)]);
+//! let mut state = State::new(vec![Item::whole(TensorKind::Parameter, "weight", &room)]);
 //! let folder = latest(&store, "ckpt")?.unwrap();
 //! load(&*world, &store, &folder, &mut state, &LoadOptions::default())?;
 //! assert_eq!((room.to_vec::<f32>()?, state.step), (vec![1.0, 2.0, 3.0], 7));
@@ -69,5 +69,5 @@ pub use options::{
 };
 pub use outline::Outline;
 pub use save::save;
-pub use state::{Item, Kind, Piece, State, TensorKey};
+pub use state::{Item, Piece, State, TensorKey, TensorKind};
 pub use verify::{Verified, verify, verify_with};

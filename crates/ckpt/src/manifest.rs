@@ -1,7 +1,7 @@
 //! The manifest: what a checkpoint folder holds, byte by byte, written last and read first.
 
 use crate::error::{Error, Result};
-use crate::state::{Kind, State, TensorKey};
+use crate::state::{State, TensorKey, TensorKind};
 use planaria_layout::{DType, Extent, Listed, Region, Shape, Tile};
 use planaria_store::check_name;
 use serde::{Deserialize, Serialize};
@@ -163,24 +163,24 @@ pub struct Stored {
     pub held: Option<String>,
 }
 
-impl Kind {
+impl TensorKind {
     fn text(&self) -> (&'static str, Option<String>) {
         match self {
-            Kind::Parameter => ("parameter", None),
-            Kind::Master => ("master", None),
-            Kind::Slot(slot) => ("slot", Some(slot.clone())),
-            Kind::Ema => ("ema", None),
-            Kind::Buffer => ("buffer", None),
+            TensorKind::Parameter => ("parameter", None),
+            TensorKind::Master => ("master", None),
+            TensorKind::Slot(slot) => ("slot", Some(slot.clone())),
+            TensorKind::Ema => ("ema", None),
+            TensorKind::Buffer => ("buffer", None),
         }
     }
 
-    fn parse(kind: &str, slot: Option<&str>) -> Option<Kind> {
+    fn parse(kind: &str, slot: Option<&str>) -> Option<TensorKind> {
         Some(match (kind, slot) {
-            ("parameter", None) => Kind::Parameter,
-            ("master", None) => Kind::Master,
-            ("slot", Some(slot)) => Kind::Slot(slot.to_string()),
-            ("ema", None) => Kind::Ema,
-            ("buffer", None) => Kind::Buffer,
+            ("parameter", None) => TensorKind::Parameter,
+            ("master", None) => TensorKind::Master,
+            ("slot", Some(slot)) => TensorKind::Slot(slot.to_string()),
+            ("ema", None) => TensorKind::Ema,
+            ("buffer", None) => TensorKind::Buffer,
             _ => return None,
         })
     }
@@ -319,7 +319,7 @@ fn checked_tensors(
     let mut tensors = BTreeMap::new();
     let mut extents: Vec<(Extent, String)> = Vec::new();
     for record in records {
-        let Some(kind) = Kind::parse(&record.kind, record.slot.as_deref()) else {
+        let Some(kind) = TensorKind::parse(&record.kind, record.slot.as_deref()) else {
             return Err(Refusal::Text(format!(
                 "tensor '{}' is of the unknown kind '{}'",
                 record.name, record.kind

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::manifest::Derive;
 use crate::options::{Masters, Optimizer, SaveOptions, Weights};
-use crate::state::{Group, Item, Kind, Piece, TensorKey};
+use crate::state::{Group, Item, Piece, TensorKey, TensorKind};
 use crate::strided::Window;
 use crate::union::{Together, natural};
 use planaria_aoa::{Mapping, Rearrange};
@@ -34,23 +34,23 @@ pub(crate) fn select(tensors: &mut Vec<Together>, options: &SaveOptions) -> Resu
     let derive = options.check()?;
     let shapes: HashMap<TensorKey, Shape> =
         tensors.iter().map(|t| (t.key.clone(), t.shape.clone())).collect();
-    let has = |kind: Kind, tensor: &Together| {
+    let has = |kind: TensorKind, tensor: &Together| {
         shapes.get(&TensorKey { kind, name: tensor.key.name.clone() }) == Some(&tensor.shape)
     };
     tensors.retain(|tensor| match tensor.key.kind {
-        Kind::Slot(_) => options.optimizer == Optimizer::Write,
-        Kind::Master if options.optimizer == Optimizer::Skip => false,
-        Kind::Master => options.masters == Masters::Write || !has(Kind::Parameter, tensor),
-        Kind::Parameter => options.weights == Weights::Write || !has(Kind::Master, tensor),
-        Kind::Ema | Kind::Buffer => true,
+        TensorKind::Slot(_) => options.optimizer == Optimizer::Write,
+        TensorKind::Master if options.optimizer == Optimizer::Skip => false,
+        TensorKind::Master => options.masters == Masters::Write || !has(TensorKind::Parameter, tensor),
+        TensorKind::Parameter => options.weights == Weights::Write || !has(TensorKind::Master, tensor),
+        TensorKind::Ema | TensorKind::Buffer => true,
     });
     Ok(derive)
 }
 
 /// The files a tensor belongs to: masters that stand for parameters take their place.
-pub(crate) fn group_of(kind: &Kind, derive: Option<Derive>) -> Group {
+pub(crate) fn group_of(kind: &TensorKind, derive: Option<Derive>) -> Group {
     match (kind, derive) {
-        (Kind::Master, Some(Derive::ParametersFromMasters)) => Group::Model,
+        (TensorKind::Master, Some(Derive::ParametersFromMasters)) => Group::Model,
         _ => kind.group(),
     }
 }
@@ -80,11 +80,14 @@ impl Outgoing {
         me: usize,
     ) -> Result<Outgoing> {
         check_known(&tensors, mapping)?;
-        let mut kinds: BTreeMap<Kind, HashMap<&str, &Together>> = BTreeMap::new();
+        let mut kinds: BTreeMap<TensorKind, HashMap<&str, &Together>> = BTreeMap::new();
         for tensor in &tensors {
             // Buffers and parameters move together.
-            let kind =
-                if tensor.key.kind == Kind::Buffer { Kind::Parameter } else { tensor.key.kind.clone() };
+            let kind = if tensor.key.kind == TensorKind::Buffer {
+                TensorKind::Parameter
+            } else {
+                tensor.key.kind.clone()
+            };
             kinds.entry(kind).or_default().insert(&tensor.key.name, tensor);
         }
         let pieces = items.iter().map(|item| (item.key(), &item.pieces[..])).collect();
@@ -147,7 +150,7 @@ impl Through<'_> {
         &self,
         mapping: &Mapping,
         target: &planaria_aoa::Target,
-        (kind, named): (&Kind, &HashMap<&str, &Together>),
+        (kind, named): (&TensorKind, &HashMap<&str, &Together>),
     ) -> Result<Option<Made>> {
         let sources = mapping.sources_of(target.name())?;
         let Some(first) = sources.iter().find_map(|name| named.get(name)) else { return Ok(None) };
@@ -160,13 +163,13 @@ impl Through<'_> {
         let key = TensorKey { kind: first.key.kind.clone(), name: target.name().to_string() };
         let known =
             mapping.sources().find(|(name, _)| *name == first.key.name).map(|(_, tensor)| tensor.shape());
-        if first.shape.numel() == 1 && known != Some(&first.shape) && matches!(kind, Kind::Slot(_)) {
+        if first.shape.numel() == 1 && known != Some(&first.shape) && matches!(kind, TensorKind::Slot(_)) {
             // Optimizer state of one element goes along unchanged.
             let given = self.copied(first)?;
             return Ok(Some((Together { key, ..(*first).clone() }, given)));
         }
         let shape = target.tensor().shape().clone();
-        let casts_move = matches!(kind, Kind::Parameter | Kind::Buffer | Kind::Ema);
+        let casts_move = matches!(kind, TensorKind::Parameter | TensorKind::Buffer | TensorKind::Ema);
         let (mut boxes, mut dtype) = (Boxes::default(), None);
         for part in mapping.pieces(target.name(), &Region::whole(&shape))? {
             let source = named[part.source];

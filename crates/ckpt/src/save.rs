@@ -10,7 +10,7 @@ use crate::naming::{self, Files};
 use crate::options::{SaveOptions, Saved, Tiles};
 use crate::outgoing::{self, Outgoing};
 use crate::schedule::{Division, Here, Schedule};
-use crate::state::{Kind, State};
+use crate::state::{State, TensorKind};
 use crate::talk;
 use crate::union::{self, Together, Union};
 use crate::write;
@@ -108,7 +108,7 @@ impl Saving<'_> {
         let mut manifest = Manifest::new(self.state, self.world.size());
         manifest.derive = self.derive;
         let tensors = &self.outgoing.tensors;
-        let has_masters = tensors.iter().any(|tensor| tensor.key.kind == Kind::Master);
+        let has_masters = tensors.iter().any(|tensor| tensor.key.kind == TensorKind::Master);
         let indexes = self.files.indexes(has_masters).into_iter();
         let indexes = indexes.map(|(name, text)| (name, text.into_bytes(), Role::Index));
         let small = small.into_iter().map(|(name, text)| (name, text, Role::State));

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// What a tensor is to the training.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum TensorKind {
     /// A parameter of the model.
     Parameter,
     /// The full-precision copy of a parameter.
@@ -47,18 +47,18 @@ impl Group {
     }
 }
 
-impl Kind {
+impl TensorKind {
     /// Whether it counts the steps of a weight: one value, whatever the shape of the weight.
     pub(crate) fn is_count(&self) -> bool {
-        matches!(self, Kind::Slot(slot) if slot == "step" || slot.ends_with("_pow_acc_0"))
+        matches!(self, TensorKind::Slot(slot) if slot == "step" || slot.ends_with("_pow_acc_0"))
     }
 
     pub(crate) fn group(&self) -> Group {
         match self {
-            Kind::Parameter | Kind::Buffer => Group::Model,
-            Kind::Master => Group::Masters,
-            Kind::Slot(_) => Group::Optimizer,
-            Kind::Ema => Group::Ema,
+            TensorKind::Parameter | TensorKind::Buffer => Group::Model,
+            TensorKind::Master => Group::Masters,
+            TensorKind::Slot(_) => Group::Optimizer,
+            TensorKind::Ema => Group::Ema,
         }
     }
 }
@@ -67,7 +67,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorKey {
     /// What it is.
-    pub kind: Kind,
+    pub kind: TensorKind,
     /// The parameter or buffer it belongs to.
     pub name: String,
 }
@@ -75,13 +75,13 @@ pub struct TensorKey {
 impl TensorKey {
     /// A parameter.
     pub fn parameter(name: impl Into<String>) -> TensorKey {
-        TensorKey { kind: Kind::Parameter, name: name.into() }
+        TensorKey { kind: TensorKind::Parameter, name: name.into() }
     }
 
     /// The key under which a file holds it: the name, and for optimizer state `name/slot`.
     pub fn in_file(&self) -> String {
         match &self.kind {
-            Kind::Slot(slot) => format!("{}/{slot}", self.name),
+            TensorKind::Slot(slot) => format!("{}/{slot}", self.name),
             _ => self.name.clone(),
         }
     }
@@ -110,7 +110,7 @@ pub struct Piece {
 #[derive(Clone, Debug)]
 pub struct Item {
     /// What it is.
-    pub kind: Kind,
+    pub kind: TensorKind,
     /// Its name, or that of the parameter it belongs to.
     pub name: String,
     /// Global shape.
@@ -123,7 +123,7 @@ pub struct Item {
 
 impl Item {
     /// A tensor that this rank holds whole.
-    pub fn whole(kind: Kind, name: impl Into<String>, array: &Array) -> Item {
+    pub fn whole(kind: TensorKind, name: impl Into<String>, array: &Array) -> Item {
         let (shape, dtype) = (array.shape().clone(), array.dtype());
         let pieces = vec![Piece { region: Region::whole(&shape), array: array.clone() }];
         Item { kind, name: name.into(), shape, dtype, pieces }
@@ -131,7 +131,7 @@ impl Item {
 
     /// The piece of a layout that `rank` holds. A piece that is one summand of the value is refused.
     pub fn placed(
-        kind: Kind,
+        kind: TensorKind,
         name: impl Into<String>,
         layout: &Layout,
         rank: Rank,
@@ -155,7 +155,7 @@ impl Item {
     /// The elements `range` of the flattened box `within`, as ZeRO optimizers hold them. `array` has as many
     /// elements, one after the other; those past the end of the box are padding.
     pub fn flat(
-        kind: Kind,
+        kind: TensorKind,
         name: impl Into<String>,
         shape: &Shape,
         within: &Region,

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::options::Replicas;
-use crate::state::{Group, Item, Kind, Piece, State, TensorKey};
+use crate::state::{Group, Item, Piece, State, TensorKey, TensorKind};
 use crate::talk;
 use planaria_comm::Comm;
 use planaria_layout::{DType, Fixed, Listed, Rank, RankTiling, Region, Shape, Tile};
@@ -67,23 +67,23 @@ pub(crate) struct Union {
     pub(crate) files: BTreeMap<String, usize>,
 }
 
-fn kind_number(kind: &Kind) -> u8 {
+fn kind_number(kind: &TensorKind) -> u8 {
     match kind {
-        Kind::Parameter => 0,
-        Kind::Master => 1,
-        Kind::Slot(_) => 2,
-        Kind::Ema => 3,
-        Kind::Buffer => 4,
+        TensorKind::Parameter => 0,
+        TensorKind::Master => 1,
+        TensorKind::Slot(_) => 2,
+        TensorKind::Ema => 3,
+        TensorKind::Buffer => 4,
     }
 }
 
-fn kind_of(number: u8, slot: Option<String>) -> Kind {
+fn kind_of(number: u8, slot: Option<String>) -> TensorKind {
     match (number, slot) {
-        (_, Some(slot)) => Kind::Slot(slot),
-        (1, _) => Kind::Master,
-        (3, _) => Kind::Ema,
-        (4, _) => Kind::Buffer,
-        _ => Kind::Parameter,
+        (_, Some(slot)) => TensorKind::Slot(slot),
+        (1, _) => TensorKind::Master,
+        (3, _) => TensorKind::Ema,
+        (4, _) => TensorKind::Buffer,
+        _ => TensorKind::Parameter,
     }
 }
 
@@ -93,7 +93,7 @@ fn told(item: &Item, replicas: Replicas) -> Result<Told> {
         Replicas::Trust => Vec::new(),
         Replicas::Compare => item.pieces.iter().map(sum).collect::<Result<_>>()?,
     };
-    let slot = if let Kind::Slot(slot) = &item.kind { Some(slot.clone()) } else { None };
+    let slot = if let TensorKind::Slot(slot) = &item.kind { Some(slot.clone()) } else { None };
     let corners = |region: &Region| (region.lo().to_vec(), region.hi().to_vec());
     Ok(Told {
         group: kind_number(&item.kind),

@@ -4,7 +4,7 @@ use crate::catalog::{Catalog, Found};
 use crate::error::{Error, Result};
 use crate::options::{Casts, LoadOptions};
 use crate::read::{After, Slot};
-use crate::state::{Item, Kind, Piece, TensorKey};
+use crate::state::{Item, Piece, TensorKey, TensorKind};
 use crate::strided::Window;
 use planaria_aoa::Mapping;
 use planaria_array::Array;
@@ -137,7 +137,7 @@ impl Asking<'_> {
             self.wants.ignored.push(name);
             return Ok(());
         }
-        let single = item.shape.numel() == 1 && matches!(item.kind, Kind::Slot(_));
+        let single = item.shape.numel() == 1 && matches!(item.kind, TensorKind::Slot(_));
         if single && (item.kind.is_count() || *target.tensor().shape() != item.shape) {
             return self.single(mapping, item, name);
         }
@@ -196,8 +196,8 @@ impl Asking<'_> {
         }
         // Full-precision state moves like its parameter, without the casts.
         let named: &[DType] = match item.kind {
-            Kind::Parameter | Kind::Buffer => &part.casts,
-            Kind::Master | Kind::Slot(_) | Kind::Ema => &[],
+            TensorKind::Parameter | TensorKind::Buffer => &part.casts,
+            TensorKind::Master | TensorKind::Slot(_) | TensorKind::Ema => &[],
         };
         let last = named.last().copied().unwrap_or(stored.dtype);
         let mut casts = named.to_vec();

@@ -8,7 +8,7 @@ use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::examine::{Bound, compare, stats};
 use planaria_ckpt::formats::Key;
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Error, Item, Kind, LoadOptions, State, load_source, verify};
+use planaria_ckpt::{Error, Item, LoadOptions, State, TensorKind, load_source, verify};
 use planaria_store::{Object, PutMode, Store, StoreExt};
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ fn a_changed_bit_stops_whatever_reads_it() {
     blamed(stats(&Feed::new(&source), &key, &|_| ()).map(drop), "inspect --stats");
     let world = planaria_comm::alone();
     let mut state = State::new(vec![Item::whole(
-        Kind::Parameter,
+        TensorKind::Parameter,
         "model.0.bias",
         &Array::zeros(&[10], DType::F32).unwrap(),
     )]);

@@ -6,7 +6,7 @@ use planaria_ckpt::convert::{ConvertOptions, Cut, Observer, To, plan};
 use planaria_ckpt::examine::{Bound, Verdict, compare};
 use planaria_ckpt::formats::{Key, OpenOptions, Part, Source, open};
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Error, Item, Kind, SaveOptions, State, save, verify};
+use planaria_ckpt::{Error, Item, SaveOptions, State, TensorKind, save, verify};
 use planaria_comm::alone;
 use planaria_layout::{DType, Layout, Mesh, Region, Shape};
 use planaria_store::{Fault, Faulty, Object, Store, StoreExt};
@@ -24,16 +24,16 @@ fn state(seed: usize) -> State {
     };
     let power = Array::from_slice(&[0.9f32 * 0.9], &[1]).unwrap();
     let mut items = vec![
-        Item::whole(Kind::Parameter, "a.weight", &array(&[12, 10], DType::BF16)),
-        Item::whole(Kind::Parameter, "a.bias", &array(&[12], DType::F32)),
-        Item::whole(Kind::Master, "a.weight", &array(&[12, 10], DType::F32)),
-        Item::whole(Kind::Slot("moment1_0".into()), "a.weight", &array(&[12, 10], DType::F32)),
-        Item::whole(Kind::Slot("beta1_pow_acc_0".into()), "a.weight", &power),
-        Item::whole(Kind::Buffer, "steps", &array(&[], DType::I64)),
-        Item::whole(Kind::Parameter, "cube", &array(&[3, 4, 5], DType::F64)),
-        Item::whole(Kind::Parameter, "none", &array(&[0, 3], DType::F16)),
+        Item::whole(TensorKind::Parameter, "a.weight", &array(&[12, 10], DType::BF16)),
+        Item::whole(TensorKind::Parameter, "a.bias", &array(&[12], DType::F32)),
+        Item::whole(TensorKind::Master, "a.weight", &array(&[12, 10], DType::F32)),
+        Item::whole(TensorKind::Slot("moment1_0".into()), "a.weight", &array(&[12, 10], DType::F32)),
+        Item::whole(TensorKind::Slot("beta1_pow_acc_0".into()), "a.weight", &power),
+        Item::whole(TensorKind::Buffer, "steps", &array(&[], DType::I64)),
+        Item::whole(TensorKind::Parameter, "cube", &array(&[3, 4, 5], DType::F64)),
+        Item::whole(TensorKind::Parameter, "none", &array(&[0, 3], DType::F16)),
     ];
-    items.push(Item::whole(Kind::Ema, "a.bias", &array(&[12], DType::F32)));
+    items.push(Item::whole(TensorKind::Ema, "a.bias", &array(&[12], DType::F32)));
     let mut state = State::new(items);
     state.step = 7;
     state.files.insert("config.json".to_string(), b"{}".to_vec());
@@ -220,7 +220,7 @@ proptest! {
         let numel: usize = dims.iter().product();
         let values: Vec<i32> = (0..numel as i32).collect();
         let array = Array::from_slice(&values, &dims).unwrap();
-        let state = State::new(vec![Item::whole(Kind::Parameter, "w", &array)]);
+        let state = State::new(vec![Item::whole(TensorKind::Parameter, "w", &array)]);
         save(&*alone(), &*store, "ours", &state, &SaveOptions::default()).unwrap();
         let source = opened(&store, "ours");
         let mesh = Mesh::new(&[("dp", dp), ("tp", tp)]).unwrap();

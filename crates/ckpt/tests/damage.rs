@@ -7,7 +7,7 @@ mod common {
 use common::states::{Dice, Global, Holding, globals, state};
 use planaria_array::{Array, DType};
 use planaria_ckpt::{
-    Error, Item, Kind, LoadOptions, SaveOptions, State, Tiles, Trouble, load, open, save, verify,
+    Error, Item, LoadOptions, SaveOptions, State, TensorKind, Tiles, Trouble, load, open, save, verify,
 };
 use planaria_comm::{alone, threads};
 use planaria_store::{Object, PutMode, Store, StoreExt, checksum};
@@ -75,7 +75,7 @@ fn damage_is_located_to_tensor_and_block_on_every_rank() {
     let store: Arc<dyn Store> = Arc::new(Object::memory());
     let items = |fill: f32| -> Vec<Item> {
         let array = |n: usize| Array::full(&[n, 1024], fill, DType::F32).unwrap();
-        let whole = |name: &str, n| Item::whole(Kind::Parameter, name, &array(n));
+        let whole = |name: &str, n| Item::whole(TensorKind::Parameter, name, &array(n));
         vec![whole("a", 700), whole("b", 600), whole("c", 500)]
     };
     save(&*alone(), &store, FOLDER, &State::new(items(1.5)), &SaveOptions::default()).unwrap();

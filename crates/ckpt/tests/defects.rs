@@ -7,7 +7,7 @@ mod common {
 use common::states::{Dice, Global, Holding, compare, contents, state};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
-    Error, Item, Kind, LoadOptions, Masters, Piece, Replicas, Retain, SaveOptions, State, Unmatched,
+    Error, Item, LoadOptions, Masters, Piece, Replicas, Retain, SaveOptions, State, TensorKind, Unmatched,
     committed, latest, load, open, save, step_folder,
 };
 use planaria_comm::{alone, threads};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const FOLDER: &str = "run/step-00000001";
 
 fn one(name: &str, array: &Array) -> State {
-    State::new(vec![Item::whole(Kind::Parameter, name, array)])
+    State::new(vec![Item::whole(TensorKind::Parameter, name, array)])
 }
 
 fn put(store: &dyn Store, folder: &str, state: &State) {
@@ -37,7 +37,7 @@ fn index(store: &dyn Store, folder: &str, name: &str) -> Value {
 #[test]
 fn split_params_without_gather() {
     let mut dice = Dice::new(1);
-    let slot = Kind::Slot("moment1_0".into());
+    let slot = TensorKind::Slot("moment1_0".into());
     let globals = vec![Global::new(&mut dice, slot, "w", &[7, 5], DType::F32)];
     let held = |ranks: usize| {
         let base: Layout = format!("[7,5] @ dp:R on dp={ranks}").parse().unwrap();
@@ -66,9 +66,9 @@ fn remove_master_weight_round_trip() {
             let master = full(from + n as f32 * 8.0);
             let weight = master.cast(DType::BF16).unwrap();
             [
-                Item::whole(Kind::Parameter, name, &weight),
-                Item::whole(Kind::Master, name, &master),
-                Item::whole(Kind::Slot("moment1_0".into()), name, &master),
+                Item::whole(TensorKind::Parameter, name, &weight),
+                Item::whole(TensorKind::Master, name, &master),
+                Item::whole(TensorKind::Slot("moment1_0".into()), name, &master),
             ]
         });
         State::new(items.collect())
@@ -80,7 +80,7 @@ fn remove_master_weight_round_trip() {
             save(&*world, &store, FOLDER, &training(1.0), &options).unwrap();
             let mut state = training(-9.0);
             load(&*world, &store, FOLDER, &mut state, &LoadOptions::default()).unwrap();
-            let masters = state.items.iter().filter(|item| item.kind == Kind::Master);
+            let masters = state.items.iter().filter(|item| item.kind == TensorKind::Master);
             let values: Vec<f32> = masters.map(|m| m.pieces[0].array.to_vec::<f32>().unwrap()[0]).collect();
             assert_eq!(values, [1.0, 9.0, 17.0]);
         });
@@ -106,7 +106,7 @@ fn total_size_is_exact_for_every_dtype_and_any_number_of_ranks() {
         let store = Object::memory();
         threads::run(ranks, |world| {
             let items = DType::ALL.iter().map(|dtype| {
-                Item::whole(Kind::Parameter, dtype.name(), &Array::zeros(&[3, 5], *dtype).unwrap())
+                Item::whole(TensorKind::Parameter, dtype.name(), &Array::zeros(&[3, 5], *dtype).unwrap())
             });
             save(&*world, &store, FOLDER, &State::new(items.collect()), &SaveOptions::default()).unwrap()
         });
@@ -124,8 +124,8 @@ fn names_that_begin_alike() {
     let state = |fill: bool| {
         let value = |n: usize| Array::full(&[2], if fill { n as f32 } else { -1.0 }, DType::F32).unwrap();
         let items = names.iter().enumerate().flat_map(|(n, name)| {
-            let slot = Kind::Slot("moment1_0".into());
-            [Item::whole(Kind::Parameter, *name, &value(n)), Item::whole(slot, *name, &value(n + 50))]
+            let slot = TensorKind::Slot("moment1_0".into());
+            [Item::whole(TensorKind::Parameter, *name, &value(n)), Item::whole(slot, *name, &value(n + 50))]
         });
         State::new(items.collect())
     };
@@ -167,7 +167,7 @@ fn bare_key_error() {
     put(&store, FOLDER, &one("w", &Array::zeros(&[1], DType::F32).unwrap()));
     let mut state = one("w", &Array::zeros(&[1], DType::F32).unwrap());
     for name in ["x", "y"] {
-        state.items.push(Item::whole(Kind::Parameter, name, &Array::zeros(&[1], DType::F32).unwrap()));
+        state.items.push(Item::whole(TensorKind::Parameter, name, &Array::zeros(&[1], DType::F32).unwrap()));
     }
     let refused = get(&store, FOLDER, &mut state).unwrap_err().to_string();
     assert_eq!(refused, "the checkpoint lacks 'x', 'y'; name what may differ in the options");
@@ -238,7 +238,7 @@ fn partial_overlaps_are_stored() {
         let region: Region = if world.rank() == 0 { "[0..3]" } else { "[2..4]" }.parse().unwrap();
         let array = Array::zeros(&region.extents(), DType::F32).unwrap();
         let (shape, pieces) = (Shape::new(&[4]).unwrap(), vec![Piece { region, array }]);
-        let item = Item { kind: Kind::Parameter, name: "w".into(), shape, dtype: DType::F32, pieces };
+        let item = Item { kind: TensorKind::Parameter, name: "w".into(), shape, dtype: DType::F32, pieces };
         save(&*world, &store, FOLDER, &State::new(vec![item]), &SaveOptions::default())
             .unwrap_err()
             .to_string()
@@ -252,7 +252,7 @@ fn tied_weights_are_missing() {
     let store = Object::memory();
     let value = Array::full(&[2, 2], 3.0, DType::F32).unwrap();
     let mut state = one("embed", &value);
-    state.items.push(Item::whole(Kind::Parameter, "head", &value));
+    state.items.push(Item::whole(TensorKind::Parameter, "head", &value));
     state.tied.insert("head".into(), "embed".into());
     // Two stages: the first holds the embedding, the last the head.
     threads::run(2, |world| {
@@ -363,7 +363,7 @@ fn ignoring_the_optimizer_keeps_the_step() {
     let store = Object::memory();
     let array = Array::zeros(&[1], DType::F32).unwrap();
     let mut state = one("w", &array);
-    state.items.push(Item::whole(Kind::Slot("moment1_0".into()), "w", &array));
+    state.items.push(Item::whole(TensorKind::Slot("moment1_0".into()), "w", &array));
     (state.step, state.samples) = (77, 1234);
     put(&store, FOLDER, &state);
     let mut state = one("w", &array);

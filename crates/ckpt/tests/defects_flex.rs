@@ -10,7 +10,7 @@ use planaria_array::DType;
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::formats::{Key, OpenOptions, Part, open};
 use planaria_ckpt::{
-    Error, Kind, LoadOptions, Masters, SaveOptions, Tiles, Weights, load, open as open_ours, save,
+    Error, LoadOptions, Masters, SaveOptions, TensorKind, Tiles, Weights, load, open as open_ours, save,
 };
 use planaria_comm::threads;
 use planaria_layout::Layout;
@@ -28,8 +28,8 @@ fn placed(text: &str) -> Holding {
     Holding::Placed(layout)
 }
 
-fn slot(name: &str) -> Kind {
-    Kind::Slot(name.into())
+fn slot(name: &str) -> TensorKind {
+    TensorKind::Slot(name.into())
 }
 
 /// Saves on `ranks` ranks what they hold.
@@ -168,10 +168,10 @@ fn merge_fails_for_int_and_bool() {
 #[test]
 fn balance_by_count_not_bytes() {
     let mut dice = Dice::new(3);
-    let mut globals = vec![Global::new(&mut dice, Kind::Parameter, "a", &[512, 512], DType::U8)];
+    let mut globals = vec![Global::new(&mut dice, TensorKind::Parameter, "a", &[512, 512], DType::U8)];
     for number in 0..16 {
         let name = format!("b.{number}");
-        globals.push(Global::new(&mut dice, Kind::Parameter, &name, &[128, 128], DType::U8));
+        globals.push(Global::new(&mut dice, TensorKind::Parameter, &name, &[128, 128], DType::U8));
     }
     let held = vec![Holding::Some(vec![0, 1]); globals.len()];
     let options = SaveOptions { tiles: Tiles::AsHeld, ..SaveOptions::default() };
@@ -189,11 +189,11 @@ fn expert_params_saved_redundantly() {
     let mut global =
         |kind, name: &str, shape: &[usize]| Global::new(&mut dice, kind, name, shape, DType::F32);
     let globals = [
-        global(Kind::Parameter, "experts.stacked", &[4, 6, 5]),
+        global(TensorKind::Parameter, "experts.stacked", &[4, 6, 5]),
         global(slot("moment1_0"), "experts.stacked", &[4, 6, 5]),
-        global(Kind::Parameter, "experts.0.weight", &[6, 5]),
-        global(Kind::Parameter, "experts.1.weight", &[6, 5]),
-        global(Kind::Parameter, "router", &[5, 4]),
+        global(TensorKind::Parameter, "experts.0.weight", &[6, 5]),
+        global(TensorKind::Parameter, "experts.1.weight", &[6, 5]),
+        global(TensorKind::Parameter, "router", &[5, 4]),
     ];
     let stacked = placed("[4,6,5] @ dp:R ep:S0 on dp=2 ep=2");
     let held = [
@@ -218,17 +218,17 @@ fn frozen_parameters_and_buffers() {
     let mut dice = Dice::new(11);
     let mut globals = Vec::new();
     for (name, trained) in [("trained", true), ("frozen", false)] {
-        globals.push(Global::new(&mut dice, Kind::Parameter, name, &[6, 4], DType::F32));
+        globals.push(Global::new(&mut dice, TensorKind::Parameter, name, &[6, 4], DType::F32));
         if trained {
             for kind in [slot("moment1_0"), slot("moment2_0")] {
                 globals.push(Global::new(&mut dice, kind, name, &[6, 4], DType::F32));
             }
             // The bits of a master that is its parameter, so that either can stand for the other.
-            globals.push(Global { kind: Kind::Master, ..globals[0].clone() });
+            globals.push(Global { kind: TensorKind::Master, ..globals[0].clone() });
         }
     }
-    globals.push(Global::new(&mut dice, Kind::Buffer, "rotary", &[6, 4], DType::F32));
-    globals.push(Global::new(&mut dice, Kind::Buffer, "count", &[], DType::I64));
+    globals.push(Global::new(&mut dice, TensorKind::Buffer, "rotary", &[6, 4], DType::F32));
+    globals.push(Global::new(&mut dice, TensorKind::Buffer, "count", &[], DType::I64));
     let held = |rows: &str, ranks: usize| -> Vec<Holding> {
         let cut = |global: &Global| match global.shape.ndim() {
             0 => Holding::Some((0..ranks).collect()),
@@ -244,8 +244,10 @@ fn frozen_parameters_and_buffers() {
         let store = saved(2, &globals, &held("[6,4] @ dp:S0 on dp=2", 2), &options);
         loaded(&store, 3, &globals, &held("[6,4] @ tp:S0 on tp=3", 3));
         let tensors = open_ours(&store, FOLDER).unwrap().tensors;
-        for (name, kind) in [("frozen", Kind::Parameter), ("rotary", Kind::Buffer), ("count", Kind::Buffer)] {
-            let kinds: Vec<&Kind> =
+        for (name, kind) in
+            [("frozen", TensorKind::Parameter), ("rotary", TensorKind::Buffer), ("count", TensorKind::Buffer)]
+        {
+            let kinds: Vec<&TensorKind> =
                 tensors.keys().filter(|key| key.name == name).map(|key| &key.kind).collect();
             assert_eq!(kinds, [&kind], "{name} has nothing beside it");
         }
@@ -257,7 +259,7 @@ fn frozen_parameters_and_buffers() {
 fn ema_reshards_and_loads() {
     let mut dice = Dice::new(13);
     let mut globals = Vec::new();
-    for kind in [Kind::Parameter, Kind::Ema] {
+    for kind in [TensorKind::Parameter, TensorKind::Ema] {
         globals.push(Global::new(&mut dice, kind.clone(), "w", &[7, 6], DType::F32));
         globals.push(Global::new(&mut dice, kind, "b", &[6], DType::BF16));
     }

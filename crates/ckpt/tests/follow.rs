@@ -7,7 +7,7 @@ use planaria_aoa::Program;
 use planaria_array::Array;
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::formats::{Key, Part, Source};
-use planaria_ckpt::{Error, Item, Kind, SaveOptions, State, save};
+use planaria_ckpt::{Error, Item, SaveOptions, State, TensorKind, save};
 use planaria_comm::alone;
 use planaria_layout::DType;
 use planaria_store::{Object, Store};
@@ -23,8 +23,8 @@ fn array(from: usize, dims: &[usize], dtype: DType) -> Array {
     Array::from_slice(&values, dims).unwrap().cast(dtype).unwrap()
 }
 
-fn slot(name: &str) -> Kind {
-    Kind::Slot(name.to_string())
+fn slot(name: &str) -> TensorKind {
+    TensorKind::Slot(name.to_string())
 }
 
 /// Two matrices and a vector, each with everything that goes with it; `powers` of the two matrices.
@@ -32,18 +32,18 @@ fn state(powers: [f32; 2]) -> State {
     let mut items = Vec::new();
     for (number, (name, dims)) in [("gate", [4, 6]), ("up", [4, 6])].into_iter().enumerate() {
         let from = number * 100;
-        items.push(Item::whole(Kind::Parameter, name, &array(from, &dims, DType::BF16)));
-        items.push(Item::whole(Kind::Master, name, &array(from + 1000, &dims, DType::F32)));
-        items.push(Item::whole(Kind::Ema, name, &array(from + 2000, &dims, DType::F32)));
+        items.push(Item::whole(TensorKind::Parameter, name, &array(from, &dims, DType::BF16)));
+        items.push(Item::whole(TensorKind::Master, name, &array(from + 1000, &dims, DType::F32)));
+        items.push(Item::whole(TensorKind::Ema, name, &array(from + 2000, &dims, DType::F32)));
         items.push(Item::whole(slot("moment1_0"), name, &array(from + 3000, &dims, DType::F32)));
         let power = Array::from_slice(&[powers[number]], &[1]).unwrap();
         items.push(Item::whole(slot("beta1_pow_acc_0"), name, &power));
     }
-    items.push(Item::whole(Kind::Parameter, "norm", &array(9, &[6], DType::F32)));
+    items.push(Item::whole(TensorKind::Parameter, "norm", &array(9, &[6], DType::F32)));
     items.push(Item::whole(slot("moment1_0"), "norm", &array(90, &[6], DType::F32)));
     items.push(Item::whole(slot("rows"), "gate", &array(7, &[4], DType::F32)));
     items.push(Item::whole(slot("rows"), "norm", &array(8, &[3], DType::F32)));
-    items.push(Item::whole(Kind::Buffer, "seen", &array(5, &[2], DType::I64)));
+    items.push(Item::whole(TensorKind::Buffer, "seen", &array(5, &[2], DType::I64)));
     let mut state = State::new(items);
     state.step = 3;
     state.tied = BTreeMap::from([("head".to_string(), "gate".to_string())]);
@@ -98,7 +98,7 @@ fn everything_follows_its_parameter_without_its_casts() {
     assert_eq!(mapped.tensors.len(), 9, "{:?}", mapped.tensors.keys());
     let again = planaria_ckpt::open(&*store, "mapped").unwrap();
     assert_eq!(again.state.step, 3);
-    assert!(again.tensors.keys().any(|key| key.kind == Kind::Buffer && key.name == "seen"));
+    assert!(again.tensors.keys().any(|key| key.kind == TensorKind::Buffer && key.name == "seen"));
     assert!(again.state.tied.is_empty());
 }
 
@@ -169,9 +169,9 @@ fn a_torch_optimizer_goes_through_our_folder_and_back_unchanged() {
     plan(&first, To::Planaria, &options).unwrap().run(&*store, FOLDER, &()).unwrap();
     let ours = planaria_ckpt::open(&*store, FOLDER).unwrap();
     assert_eq!(ours.state.step, 1, "the step that all weights have taken");
-    let kinds: Vec<&Kind> =
+    let kinds: Vec<&TensorKind> =
         ours.tensors.keys().filter(|key| key.name == "model.0.weight").map(|key| &key.kind).collect();
-    assert_eq!(kinds, [&Kind::Parameter, &slot("moment1_0"), &slot("moment2_0"), &slot("step")]);
+    assert_eq!(kinds, [&TensorKind::Parameter, &slot("moment1_0"), &slot("moment2_0"), &slot("step")]);
     let source = opened(&store, FOLDER).unwrap();
     plan(&source, To::TorchDcp, &options).unwrap().run(&*store, "dcp", &()).unwrap();
     assert_eq!(everything(&opened(&store, "dcp").unwrap()), everything(&first));

@@ -9,7 +9,8 @@ use planaria_aoa::{Catalog, Mapping, Options, Program, Tensor, Ties};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::formats::{self, OpenOptions};
 use planaria_ckpt::{
-    Casts, Error, Item, Kind, LoadOptions, SaveOptions, State, Trouble, Unmatched, load, load_source, save,
+    Casts, Error, Item, LoadOptions, SaveOptions, State, TensorKind, Trouble, Unmatched, load, load_source,
+    save,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Layout;
@@ -51,11 +52,11 @@ fn fused() -> Mapping {
 fn files() -> State {
     let mut state = State::new(Vec::new());
     for (number, (name, shape, dtype)) in FILES.into_iter().enumerate() {
-        state.items.push(Item::whole(Kind::Parameter, name, &array(number * 30, shape, dtype)));
+        state.items.push(Item::whole(TensorKind::Parameter, name, &array(number * 30, shape, dtype)));
         let moment = array(number * 30 + 500, shape, DType::F32);
-        state.items.push(Item::whole(Kind::Slot("moment1_0".into()), name, &moment));
+        state.items.push(Item::whole(TensorKind::Slot("moment1_0".into()), name, &moment));
         let power = Array::from_slice(&[if number == 1 { 0.0 } else { number as f32 }], &[1]).unwrap();
-        state.items.push(Item::whole(Kind::Slot("beta1_pow_acc_0".into()), name, &power));
+        state.items.push(Item::whole(TensorKind::Slot("beta1_pow_acc_0".into()), name, &power));
     }
     state
 }
@@ -63,7 +64,8 @@ fn files() -> State {
 /// The fused tensors as `cut` says, with the right values or zeros.
 fn fused_state(cut: [&str; 2], ranks: usize, rank: usize, fill: bool) -> State {
     let mut state = State::new(Vec::new());
-    let (kinds, names) = ([Kind::Parameter, Kind::Slot("moment1_0".into())], ["gate_up", "down", "norm"]);
+    let (kinds, names) =
+        ([TensorKind::Parameter, TensorKind::Slot("moment1_0".into())], ["gate_up", "down", "norm"]);
     for (shift, kind) in [0, 500].into_iter().zip(kinds) {
         let dtype = |d: DType| if shift == 0 { d } else { DType::F32 };
         let turned = |from: usize, shape: &[usize]| {
@@ -86,7 +88,7 @@ fn fused_state(cut: [&str; 2], ranks: usize, rank: usize, fill: bool) -> State {
     }
     for (name, value) in names.iter().zip([0.0f32, 2.0, 3.0]) {
         let power = Array::from_slice(&[if fill { value } else { -1.0 }], &[1]).unwrap();
-        state.items.push(Item::whole(Kind::Slot("beta1_pow_acc_0".into()), *name, &power));
+        state.items.push(Item::whole(TensorKind::Slot("beta1_pow_acc_0".into()), *name, &power));
     }
     state
 }
@@ -130,7 +132,8 @@ fn transposed_and_fused_inside_ranged_reads_and_undone_by_the_inverse() {
 fn tensors_that_become_one_must_agree_about_their_steps() {
     let store = Object::memory();
     let mut files = files();
-    let is_power = |item: &&mut Item| item.name == "up" && item.kind == Kind::Slot("beta1_pow_acc_0".into());
+    let is_power =
+        |item: &&mut Item| item.name == "up" && item.kind == TensorKind::Slot("beta1_pow_acc_0".into());
     let power = files.items.iter_mut().find(is_power).unwrap();
     power.pieces[0].array = Array::from_slice(&[7.0f32], &[1]).unwrap();
     save(&*alone(), &store, FOLDER, &files, &SaveOptions::default()).unwrap();
@@ -153,7 +156,7 @@ fn a_tensor_that_the_mapping_forgets_is_not_lost_in_silence() {
     let store = Object::memory();
     let mapping = Arc::new(fused().inverse(Ties::Refuse).unwrap());
     let mut state = fused_state(["R", "R"], 1, 0, true);
-    state.items.push(Item::whole(Kind::Parameter, "extra", &array(0, &[2], DType::F32)));
+    state.items.push(Item::whole(TensorKind::Parameter, "extra", &array(0, &[2], DType::F32)));
     let options = SaveOptions { mapping: Some(mapping), ..SaveOptions::default() };
     let refused = save(&*alone(), &store, "x", &state, &options).unwrap_err();
     assert!(matches!(&refused, Error::NotMapped { tensor } if tensor == "extra"), "{refused}");
@@ -163,7 +166,7 @@ fn a_tensor_that_the_mapping_forgets_is_not_lost_in_silence() {
 fn two_targets_may_read_one_source_and_reshape_is_exact() {
     let store = Object::memory();
     let weight = array(7, &[4, 6], DType::F32);
-    let state = State::new(vec![Item::whole(Kind::Parameter, "w", &weight)]);
+    let state = State::new(vec![Item::whole(TensorKind::Parameter, "w", &weight)]);
     save(&*alone(), &store, FOLDER, &state, &SaveOptions::default()).unwrap();
     let text = "w -> a\nw^T -> b\nw -> c, reshape=[3, 8]";
     let program = Program::parse(text).unwrap();
@@ -177,7 +180,7 @@ fn two_targets_may_read_one_source_and_reshape_is_exact() {
             let layout: Layout = format!("{shape} @ r:S1 on r=2").parse().unwrap();
             let piece = layout.piece(world.rank()).unwrap();
             let room = Array::zeros(&piece.extents(), DType::F32).unwrap();
-            Item::placed(Kind::Parameter, *name, &layout, world.rank(), &room).unwrap()
+            Item::placed(TensorKind::Parameter, *name, &layout, world.rank(), &room).unwrap()
         });
         let mut state = State::new(items.collect());
         let options = LoadOptions { mapping: Some(mapping.clone()), ..LoadOptions::default() };
@@ -221,7 +224,7 @@ fn foreign_folders_load_under_any_layout() {
                 let piece = layout.piece(world.rank()).unwrap();
                 let room = Array::zeros(&piece.extents(), tensor.dtype).unwrap();
                 let mut item =
-                    Item::placed(Kind::Parameter, &key.name, &layout, world.rank(), &room).unwrap();
+                    Item::placed(TensorKind::Parameter, &key.name, &layout, world.rank(), &room).unwrap();
                 // Element types that are only carried have nowhere to be loaded to.
                 if key.part != formats::Part::Model || source.foreign.contains_key(key) {
                     continue;

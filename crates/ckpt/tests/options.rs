@@ -7,8 +7,8 @@ mod common {
 use common::states::contents;
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
-    Casts, Derive, Error, Item, Kind, LoadOptions, Masters, Meter, Optimizer, Rebuild, Report, Result,
-    SaveOptions, State, Tiles, Unmatched, Weights, load, open, save,
+    Casts, Derive, Error, Item, LoadOptions, Masters, Meter, Optimizer, Rebuild, Report, Result, SaveOptions,
+    State, TensorKind, Tiles, Unmatched, Weights, load, open, save,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Region;
@@ -27,16 +27,16 @@ fn training(from: f32) -> State {
     let full = Array::from_slice(&values(from, 6), &[2, 3]).unwrap();
     let gate = Array::from_slice(&values(from + 50.0, 2), &[2]).unwrap();
     let slot = |name: &str, at: f32| {
-        Item::whole(Kind::Slot(name.into()), "w", &Array::from_slice(&values(at, 6), &[2, 3]).unwrap())
+        Item::whole(TensorKind::Slot(name.into()), "w", &Array::from_slice(&values(at, 6), &[2, 3]).unwrap())
     };
     let power = Array::from_slice(&[0.9f32], &[1]).unwrap();
     State::new(vec![
-        Item::whole(Kind::Parameter, "w", &full.cast(DType::BF16).unwrap()),
-        Item::whole(Kind::Master, "w", &full),
+        Item::whole(TensorKind::Parameter, "w", &full.cast(DType::BF16).unwrap()),
+        Item::whole(TensorKind::Master, "w", &full),
         slot("moment1_0", from + 100.0),
         slot("moment2_0", from + 200.0),
-        Item::whole(Kind::Slot("beta1_pow_acc_0".into()), "w", &power),
-        Item::whole(Kind::Parameter, "gate", &gate),
+        Item::whole(TensorKind::Slot("beta1_pow_acc_0".into()), "w", &power),
+        Item::whole(TensorKind::Parameter, "gate", &gate),
     ])
 }
 
@@ -45,7 +45,7 @@ fn room() -> State {
     training(-1000.0)
 }
 
-fn floats(state: &State, kind: &Kind, name: &str) -> Vec<f32> {
+fn floats(state: &State, kind: &TensorKind, name: &str) -> Vec<f32> {
     let item = state.items.iter().find(|i| i.kind == *kind && i.name == name).unwrap();
     item.pieces[0].array.cast(DType::F32).unwrap().to_vec::<f32>().unwrap()
 }
@@ -99,7 +99,7 @@ fn every_checked_combination_comes_back() {
                     let (state, _) = loaded(&store, &options).unwrap();
                     let mut want = training(3.0);
                     if optimizer == Optimizer::Skip {
-                        want.items.retain(|item| !matches!(item.kind, Kind::Slot(_)));
+                        want.items.retain(|item| !matches!(item.kind, TensorKind::Slot(_)));
                     }
                     // Eighths up to 4 fit in bf16, so casts lose nothing here.
                     same(&state, &want);
@@ -136,7 +136,11 @@ fn a_strict_load_names_what_differs_and_a_lenient_one_reports_it() {
     let options = LoadOptions { missing: Unmatched::Allow, ..LoadOptions::default() };
     let (state, report) = loaded(&store, &options).unwrap();
     assert_eq!((report.missing.len(), report.loaded.len()), (4, 2));
-    assert_eq!(floats(&state, &Kind::Master, "w"), floats(&room(), &Kind::Master, "w"), "left alone");
+    assert_eq!(
+        floats(&state, &TensorKind::Master, "w"),
+        floats(&room(), &TensorKind::Master, "w"),
+        "left alone"
+    );
 
     let mut state = State::new(vec![room().items.remove(0)]);
     let refused = load(&*alone(), &store, FOLDER, &mut state, &LoadOptions::default()).unwrap_err();
@@ -151,18 +155,18 @@ fn casts_are_made_where_asked() {
     let store = Object::memory();
     saved(&store, &SaveOptions::default());
     let mut state = training(0.0);
-    state.items[5] = Item::whole(Kind::Parameter, "gate", &Array::zeros(&[2], DType::F16).unwrap());
+    state.items[5] = Item::whole(TensorKind::Parameter, "gate", &Array::zeros(&[2], DType::F16).unwrap());
     let refused = load(&*alone(), &store, FOLDER, &mut state, &LoadOptions::default()).unwrap_err();
     assert_eq!(refused.to_string(), "tensor 'gate' has dtype f32, f16 is needed");
     let options = LoadOptions { casts: Casts::Floats, ..LoadOptions::default() };
     let report = load(&*alone(), &store, FOLDER, &mut state, &options).unwrap();
-    assert_eq!(floats(&state, &Kind::Parameter, "gate"), [53.0, 53.125]);
+    assert_eq!(floats(&state, &TensorKind::Parameter, "gate"), [53.0, 53.125]);
     assert_eq!(report.cast[0].tensor, "gate");
-    state.items[5] = Item::whole(Kind::Parameter, "gate", &Array::zeros(&[2], DType::I32).unwrap());
+    state.items[5] = Item::whole(TensorKind::Parameter, "gate", &Array::zeros(&[2], DType::I32).unwrap());
     assert!(load(&*alone(), &store, FOLDER, &mut state, &options).is_err());
     let options = LoadOptions { casts: Casts::Any, ..LoadOptions::default() };
     load(&*alone(), &store, FOLDER, &mut state, &options).unwrap();
-    assert_eq!(floats(&state, &Kind::Parameter, "gate"), [53.0, 53.0]);
+    assert_eq!(floats(&state, &TensorKind::Parameter, "gate"), [53.0, 53.0]);
 }
 
 #[test]
@@ -170,21 +174,22 @@ fn tied_names_are_stored_once_and_loaded_under_both() {
     let store = Object::memory();
     let embed = Array::from_slice(&values(1.0, 6), &[3, 2]).unwrap();
     let mut state = State::new(vec![
-        Item::whole(Kind::Parameter, "embed", &embed),
-        Item::whole(Kind::Parameter, "lm_head", &embed),
+        Item::whole(TensorKind::Parameter, "embed", &embed),
+        Item::whole(TensorKind::Parameter, "lm_head", &embed),
     ]);
     state.tied.insert("lm_head".into(), "embed".into());
     save(&*alone(), &store, FOLDER, &state, &SaveOptions::default()).unwrap();
     let checkpoint = open(&store, FOLDER).unwrap();
     assert_eq!(checkpoint.tensors.len(), 1);
     assert_eq!(checkpoint.state.tied, state.tied);
-    let room = |name: &str| Item::whole(Kind::Parameter, name, &Array::zeros(&[3, 2], DType::F32).unwrap());
+    let room =
+        |name: &str| Item::whole(TensorKind::Parameter, name, &Array::zeros(&[3, 2], DType::F32).unwrap());
     // A last stage that only knows the head.
     for names in [vec!["embed", "lm_head"], vec!["lm_head"], vec!["embed"]] {
         let mut state = State::new(names.iter().map(|name| room(name)).collect());
         load(&*alone(), &store, FOLDER, &mut state, &LoadOptions::default()).unwrap();
         for name in names {
-            assert_eq!(floats(&state, &Kind::Parameter, name), values(1.0, 6));
+            assert_eq!(floats(&state, &TensorKind::Parameter, name), values(1.0, 6));
         }
     }
 }
@@ -223,7 +228,7 @@ fn states_without_tensors_and_tensors_without_elements() {
     for tiles in [Tiles::Whole, Tiles::AsHeld] {
         let folder = format!("{tiles:?}");
         let none = Array::zeros(&[0, 128], DType::F32).unwrap();
-        let state = State::new(vec![Item::whole(Kind::Parameter, "none", &none)]);
+        let state = State::new(vec![Item::whole(TensorKind::Parameter, "none", &none)]);
         let options = SaveOptions { tiles, ..SaveOptions::default() };
         save(&*alone(), &store, &folder, &state, &options).unwrap();
         assert_eq!(
@@ -241,7 +246,7 @@ fn ranks_that_disagree_are_told_so() {
     let ends = threads::run(3, |world| {
         let rows = if world.rank() == 2 { 4 } else { 3 };
         let array = Array::zeros(&[rows, 2], DType::F32).unwrap();
-        let state = State::new(vec![Item::whole(Kind::Parameter, "w", &array)]);
+        let state = State::new(vec![Item::whole(TensorKind::Parameter, "w", &array)]);
         save(&*world, &store, "a", &state, &SaveOptions::default()).unwrap_err().to_string()
     });
     assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
@@ -254,7 +259,7 @@ fn ranks_that_disagree_are_told_so() {
         let region: Region = region.parse().unwrap();
         let array = Array::zeros(&region.extents(), DType::F32).unwrap();
         let pieces = vec![planaria_ckpt::Piece { region, array }];
-        let item = Item { kind: Kind::Parameter, name: "w".into(), shape, dtype: DType::F32, pieces };
+        let item = Item { kind: TensorKind::Parameter, name: "w".into(), shape, dtype: DType::F32, pieces };
         save(&*world, &store, "a", &State::new(vec![item]), &SaveOptions::default()).unwrap_err().to_string()
     });
     assert!(ends[0].contains("'w'") && ends[0] == ends[1], "{ends:?}");
@@ -272,7 +277,7 @@ fn a_meter_knows_nothing_before_a_save_and_counts_every_byte_once() {
             let array = Array::from_slice(&values(1.0, 64), &[64]).unwrap();
             // Each rank has a tensor of its own, so that both write something where files are cut by holder.
             let name = format!("w{}", world.rank());
-            let state = State::new(vec![Item::whole(Kind::Parameter, &name, &array)]);
+            let state = State::new(vec![Item::whole(TensorKind::Parameter, &name, &array)]);
             save(&*world, &store, FOLDER, &state, &options).unwrap();
             meter.share()
         });

@@ -6,7 +6,7 @@ mod common {
 
 use common::states::{Dice, Holding, compare, contents, globals, holding, known, mesh, state};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Kind, LoadOptions, Replicas, SaveOptions, State, Tiles, load, save};
+use planaria_ckpt::{Item, LoadOptions, Replicas, SaveOptions, State, TensorKind, Tiles, load, save};
 use planaria_comm::threads;
 use planaria_layout::Layout;
 use planaria_store::{Local, Object, Store};
@@ -89,7 +89,7 @@ fn large_tensors_are_read_once_whatever_the_cut() {
             let region = layout.piece(rank).unwrap().boxes().remove(0);
             let part = whole.region(&region).unwrap().copy().unwrap();
             let part = if fill { part } else { Array::zeros(part.shape(), DType::F32).unwrap() };
-            Item::placed(Kind::Parameter, *name, &layout, rank, &part).unwrap()
+            Item::placed(TensorKind::Parameter, *name, &layout, rank, &part).unwrap()
         });
         State::new(items.collect())
     };

@@ -6,7 +6,7 @@ mod common {
 
 use common::states::{Dice, Global, Holding, compare, contents, state};
 use planaria_array::DType;
-use planaria_ckpt::{Kind, LoadOptions, SaveOptions, load, save, step_folder};
+use planaria_ckpt::{LoadOptions, SaveOptions, TensorKind, load, save, step_folder};
 use planaria_comm::threads;
 use planaria_layout::{FlatShards, Layout};
 use planaria_store::{Local, Object, Store};
@@ -16,11 +16,11 @@ fn model() -> Vec<Global> {
     let mut dice = Dice::new(42);
     let mut globals = Vec::new();
     let mut add = |name: &str, shape: &[usize]| {
-        globals.push(Global::new(&mut dice, Kind::Parameter, name, shape, DType::BF16));
+        globals.push(Global::new(&mut dice, TensorKind::Parameter, name, shape, DType::BF16));
         for (kind, dtype) in [
-            (Kind::Master, DType::F32),
-            (Kind::Slot("moment1_0".into()), DType::F32),
-            (Kind::Slot("moment2_0".into()), DType::F32),
+            (TensorKind::Master, DType::F32),
+            (TensorKind::Slot("moment1_0".into()), DType::F32),
+            (TensorKind::Slot("moment2_0".into()), DType::F32),
         ] {
             globals.push(Global::new(&mut dice, kind, name, shape, dtype));
         }
@@ -50,7 +50,7 @@ fn stage(name: &str, global: &Global) -> Holding {
             &format!("tp:{}", if global.shape.len() == 1 { "R" } else { rows }),
         )),
         "pp" => Holding::Some(vec![layer]),
-        "zero" if global.kind == Kind::Parameter => Holding::Placed(placed("dp=4", "dp:R")),
+        "zero" if global.kind == TensorKind::Parameter => Holding::Placed(placed("dp=4", "dp:R")),
         "zero" => Holding::Flat(FlatShards::even(&placed("dp=4", "dp:R"), "dp").unwrap()),
         "ep" => Holding::Some(expert.map_or(vec![0, 1], |expert| vec![expert])),
         "tp x dp x pp" => {
@@ -59,7 +59,7 @@ fn stage(name: &str, global: &Global) -> Holding {
                 &format!("pp:R dp:R tp:{}", if global.shape.len() == 1 { "R" } else { rows }),
             );
             match global.kind {
-                Kind::Parameter => Holding::Placed(base),
+                TensorKind::Parameter => Holding::Placed(base),
                 _ => Holding::Flat(FlatShards::even(&base, "dp").unwrap()),
             }
         }

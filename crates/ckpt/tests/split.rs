@@ -1,7 +1,7 @@
 //! Ranks that divide the blocks of a file among them: sums are joined when saving, and checked when loading.
 
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Kind, LoadOptions, SaveOptions, State, load, open, save};
+use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, open, save};
 use planaria_comm::threads;
 use planaria_layout::{Layout, Mesh, Shape, TensorSpec};
 use planaria_store::{Local, PutMode, Store, StoreExt};
@@ -28,7 +28,7 @@ fn state(ranks: usize, rank: usize, scale: f32) -> State {
             Some(region) => whole.region(&region).unwrap().copy().unwrap(),
             None => Array::zeros(&held.extents(), DType::F32).unwrap(),
         };
-        items.push(Item::placed(Kind::Parameter, name, &layout, rank, &array).unwrap());
+        items.push(Item::placed(TensorKind::Parameter, name, &layout, rank, &array).unwrap());
     }
     State::new(items)
 }

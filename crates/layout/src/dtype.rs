@@ -40,7 +40,7 @@ pub enum DType {
 
 /// What family an element type belongs to; decides promotion and which ops accept it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum DTypeKind {
     /// Truth values.
     Bool,
     /// Unsigned integers.
@@ -82,23 +82,23 @@ impl DType {
     }
 
     /// The family of this type.
-    pub const fn kind(self) -> Kind {
+    pub const fn kind(self) -> DTypeKind {
         match self {
-            DType::Bool => Kind::Bool,
-            DType::U8 | DType::U16 | DType::U32 | DType::U64 => Kind::Unsigned,
-            DType::I8 | DType::I16 | DType::I32 | DType::I64 => Kind::Signed,
-            _ => Kind::Float,
+            DType::Bool => DTypeKind::Bool,
+            DType::U8 | DType::U16 | DType::U32 | DType::U64 => DTypeKind::Unsigned,
+            DType::I8 | DType::I16 | DType::I32 | DType::I64 => DTypeKind::Signed,
+            _ => DTypeKind::Float,
         }
     }
 
     /// True for every floating point type, 8-bit ones included.
     pub const fn is_float(self) -> bool {
-        matches!(self.kind(), Kind::Float)
+        matches!(self.kind(), DTypeKind::Float)
     }
 
     /// True for signed and unsigned integers, not for bool.
     pub const fn is_int(self) -> bool {
-        matches!(self.kind(), Kind::Signed | Kind::Unsigned)
+        matches!(self.kind(), DTypeKind::Signed | DTypeKind::Unsigned)
     }
 
     /// The one text form, as in `bf16`.

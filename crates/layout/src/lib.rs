@@ -48,7 +48,7 @@ mod spec;
 mod text;
 mod tile;
 
-pub use dtype::{DType, Kind};
+pub use dtype::{DType, DTypeKind};
 pub use error::{Error, Result};
 pub use fit::{PerDim, Wish, fit};
 pub use flat::flat_boxes;

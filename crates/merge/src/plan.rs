@@ -5,7 +5,7 @@ use crate::architecture::{Architecture, Weight};
 use crate::error::{Error, Result};
 use crate::merged::{Merged, Prefix, Same};
 use crate::method::sparsify::Stream;
-use crate::method::{BaseUse, Count, Default, Given, Kind, Method, Parameter};
+use crate::method::{BaseUse, Count, Default, Given, Method, Parameter, SettingKind};
 use crate::model::Model;
 use crate::passes::Inputs;
 use crate::recipe::{Form, Input, Module, Recipe, Reference, Scalar, Settings, Slice, Spot};
@@ -482,12 +482,12 @@ fn names(present: &[Present<'_>]) -> String {
 
 fn converted(parameter: &Parameter, scalar: &Scalar, line: usize) -> Result<f64> {
     let value = match parameter.kind {
-        Kind::Number => scalar.number(),
-        Kind::Truth => scalar.truth().map(|truth| f64::from(u8::from(truth))),
+        SettingKind::Number => scalar.number(),
+        SettingKind::Truth => scalar.truth().map(|truth| f64::from(u8::from(truth))),
     };
     let expected = match parameter.kind {
-        Kind::Number => "a number",
-        Kind::Truth => "true or false",
+        SettingKind::Number => "a number",
+        SettingKind::Truth => "true or false",
     };
     value.ok_or_else(|| {
         Error::recipe(line, format!("{} is '{scalar}', which is not {expected}", parameter.name))

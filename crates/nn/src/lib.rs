@@ -43,6 +43,6 @@ mod table;
 
 pub use error::{Error, Result};
 pub use parallel::{Lanes, Parallel};
-pub use param::{Cut, Init, Kind, Module, Param, ParamSpec, Source, Start};
+pub use param::{Cut, Init, Module, Param, ParamKind, ParamSpec, Source, Start};
 pub use planaria_tensor::ops::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
 pub use table::{COLUMNS, ROWS, Table};

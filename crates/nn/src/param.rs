@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// What a parameter is for. Weight decay and the like are decided by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ParamKind {
     /// The weight of a product.
     Matrix,
     /// A table of rows by token.
@@ -61,7 +61,7 @@ pub struct ParamSpec {
     /// Global shape.
     pub shape: Shape,
     /// What it is for.
-    pub kind: Kind,
+    pub kind: ParamKind,
     /// Its first values.
     pub start: Start,
     /// How `tp` cuts it.
@@ -195,7 +195,7 @@ impl Param {
     }
 
     /// What it is for.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ParamKind {
         self.spec.kind
     }
 

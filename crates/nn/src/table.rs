@@ -1,7 +1,7 @@
 //! Writing a model's table of parameters: names, shapes, first values, and how the inner mesh cuts each of them.
 
 use crate::error::Result;
-use crate::param::{Cut, Kind, ParamSpec, Start};
+use crate::param::{Cut, ParamKind, ParamSpec, Start};
 use planaria_layout::Shape;
 
 /// The cut of the first product of a pair: its results are shared out. Of a table of rows: the rows.
@@ -30,11 +30,11 @@ impl Table {
     }
 
     /// A row of any shape; `name` is whole.
-    pub fn add(&mut self, name: &str, shape: &[usize], kind: Kind, tp: Cut) -> Result<&mut ParamSpec> {
+    pub fn add(&mut self, name: &str, shape: &[usize], kind: ParamKind, tp: Cut) -> Result<&mut ParamSpec> {
         let start = match kind {
-            Kind::Matrix | Kind::Embedding => Start::Normal { std: self.std },
-            Kind::Norm => Start::Ones,
-            Kind::Bias => Start::Zeros,
+            ParamKind::Matrix | ParamKind::Embedding => Start::Normal { std: self.std },
+            ParamKind::Norm => Start::Ones,
+            ParamKind::Bias => Start::Zeros,
         };
         let (at, block) = (self.specs.len(), self.block);
         let (name, shape) = (name.to_string(), Shape::new(shape)?);
@@ -44,33 +44,33 @@ impl Table {
 
     /// `name.weight` of a product, `[out, in]`.
     pub fn matrix(&mut self, name: &str, shape: [usize; 2], cut: Cut) -> Result<&mut ParamSpec> {
-        self.add(&format!("{name}.weight"), &shape, Kind::Matrix, cut)
+        self.add(&format!("{name}.weight"), &shape, ParamKind::Matrix, cut)
     }
 
     /// `name.bias` of a product with so many columns and this cut.
     pub fn bias(&mut self, name: &str, columns: usize, cut: Cut) -> Result<()> {
         // A bias lies along the columns; that of a product cut by rows is added once, by all.
         let cut = if cut == ROWS { Cut::Whole } else { cut };
-        self.add(&format!("{name}.bias"), &[columns], Kind::Bias, cut)?;
+        self.add(&format!("{name}.bias"), &[columns], ParamKind::Bias, cut)?;
         Ok(())
     }
 
     /// `name.weight` of a norm.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<()> {
-        self.add(&format!("{name}.weight"), &[width], Kind::Norm, Cut::Whole)?;
+        self.add(&format!("{name}.weight"), &[width], ParamKind::Norm, Cut::Whole)?;
         Ok(())
     }
 
     /// `name.weight`, a row for each token: `[vocabulary, width]`, cut by rows of the vocabulary.
     pub fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Result<()> {
-        self.add(&format!("{name}.weight"), &shape, Kind::Embedding, COLUMNS)?;
+        self.add(&format!("{name}.weight"), &shape, ParamKind::Embedding, COLUMNS)?;
         Ok(())
     }
 
     /// `name.weight` with the values of `twin.weight`, a row for each token, cut like it. Each has a gradient of its own,
     /// the values move by their sum.
     pub fn tied(&mut self, name: &str, twin: &str, shape: [usize; 2]) -> Result<()> {
-        let spec = self.add(&format!("{name}.weight"), &shape, Kind::Embedding, COLUMNS)?;
+        let spec = self.add(&format!("{name}.weight"), &shape, ParamKind::Embedding, COLUMNS)?;
         spec.tied = Some(format!("{twin}.weight"));
         Ok(())
     }

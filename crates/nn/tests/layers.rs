@@ -8,10 +8,10 @@ use planaria_comm::threads;
 use planaria_layout::{Mesh, Shape};
 use planaria_nn::layers::{Mlp, Parts, Positions};
 use planaria_nn::models::{Network, Run};
-use planaria_nn::{Cut, Init, Kind, Lanes, Module, Parallel, ParamSpec, Start};
+use planaria_nn::{Cut, Init, Lanes, Module, Parallel, ParamKind, ParamSpec, Start};
 use planaria_tensor::{Tensor, World, no_grad};
 
-fn spec(name: &str, shape: &[usize], kind: Kind, tp: Cut) -> ParamSpec {
+fn spec(name: &str, shape: &[usize], kind: ParamKind, tp: Cut) -> ParamSpec {
     let start = Start::Normal { std: 0.5 };
     let shape = Shape::new(shape).unwrap();
     ParamSpec { name: name.to_string(), shape, kind, start, tp, ep: None, tied: None, block: None }
@@ -20,12 +20,12 @@ fn spec(name: &str, shape: &[usize], kind: Kind, tp: Cut) -> ParamSpec {
 /// A layer norm and a plain MLP, as models with biases everywhere have them.
 fn table() -> Vec<ParamSpec> {
     vec![
-        spec("norm.weight", &[6], Kind::Norm, Cut::Whole),
-        spec("norm.bias", &[6], Kind::Bias, Cut::Whole),
-        spec("up.weight", &[7, 6], Kind::Matrix, Cut::Dim(0)),
-        spec("up.bias", &[7], Kind::Bias, Cut::Dim(0)),
-        spec("down.weight", &[6, 7], Kind::Matrix, Cut::Dim(1)),
-        spec("down.bias", &[6], Kind::Bias, Cut::Whole),
+        spec("norm.weight", &[6], ParamKind::Norm, Cut::Whole),
+        spec("norm.bias", &[6], ParamKind::Bias, Cut::Whole),
+        spec("up.weight", &[7, 6], ParamKind::Matrix, Cut::Dim(0)),
+        spec("up.bias", &[7], ParamKind::Bias, Cut::Dim(0)),
+        spec("down.weight", &[6, 7], ParamKind::Matrix, Cut::Dim(1)),
+        spec("down.bias", &[6], ParamKind::Bias, Cut::Whole),
     ]
 }
 
@@ -98,7 +98,7 @@ fn positions_may_be_given_one_by_one() {
 fn a_cut_table_gives_each_rank_the_gradient_of_its_own_rows() {
     for vocabulary in [2usize, 9] {
         let run = |parallel: Option<&Parallel>| {
-            let table = vec![spec("e.weight", &[vocabulary, 3], Kind::Embedding, Cut::Dim(0))];
+            let table = vec![spec("e.weight", &[vocabulary, 3], ParamKind::Embedding, Cut::Dim(0))];
             let parts =
                 Parts::new(table, &Init { seed: 2, dtype: DType::F64, ..Init::default() }, parallel).unwrap();
             let (embed, lanes) = (parts.embedding("e").unwrap(), Lanes::new(parallel));

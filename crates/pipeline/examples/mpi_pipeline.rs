@@ -3,7 +3,7 @@
 
 use planaria_comm::{Comm, CommExt, mpi};
 use planaria_pipeline::engine::{At, Engine, Options, StageWork};
-use planaria_pipeline::{Failure, Kind};
+use planaria_pipeline::{Failure, ScheduleKind};
 use planaria_tensor::ops::linear;
 use planaria_tensor::{Keep, Tensor};
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ fn main() -> Result<(), Failure> {
 }
 
 fn check(comm: &Arc<dyn Comm>, micros: usize) -> Result<(), Failure> {
-    for kind in Kind::ALL {
-        let chunks = if kind == Kind::Interleaved { 2 } else { kind.chunks().0 };
+    for kind in ScheduleKind::ALL {
+        let chunks = if kind == ScheduleKind::Interleaved { 2 } else { kind.chunks().0 };
         let schedule = Arc::new(kind.build(comm.size(), micros, chunks)?);
         let count = schedule.stages().len();
         let mut work = Stack::new(count, schedule.stages().of(comm.rank()))?;
@@ -41,7 +41,7 @@ fn check(comm: &Arc<dyn Comm>, micros: usize) -> Result<(), Failure> {
     if comm.rank() == 0 {
         println!(
             "{} kinds of pipelines, the same bits on {} MPI ranks and on one",
-            Kind::ALL.len(),
+            ScheduleKind::ALL.len(),
             comm.size()
         );
     }

@@ -2,13 +2,13 @@
 //!
 //! A model is cut into stages. A [`Schedule`] lists for each rank what it does, in order: forward and backward work of
 //! its stages on the micro-batches of a step, and the messages in between. Generators make the known schedules
-//! ([`Kind`]); [`Schedule::validate`] finds what cannot work; [`Schedule::simulate`] tells time and memory;
+//! ([`ScheduleKind`]); [`Schedule::validate`] finds what cannot work; [`Schedule::simulate`] tells time and memory;
 //! [`engine::Engine`] carries one rank's list out on any communicator.
 //!
 //! ```
-//! use planaria_pipeline::{Costs, Kind};
+//! use planaria_pipeline::{Costs, ScheduleKind};
 //!
-//! let schedule = Kind::OneForwardOneBackward.build(4, 8, 1)?;
+//! let schedule = ScheduleKind::OneForwardOneBackward.build(4, 8, 1)?;
 //! let told = schedule.simulate(&Costs::unit())?;
 //! assert_eq!(told.makespan, 33.0);
 //! assert_eq!(told.live, [4, 3, 2, 1]);
@@ -32,7 +32,7 @@ mod tests;
 
 pub use action::{Action, Step};
 pub use error::{Error, Failure, Result};
-pub use generate::{Kind, Limit};
+pub use generate::{Limit, ScheduleKind};
 pub use memory::{Release, StageBytes};
 pub use picture::picture;
 pub use schedule::Schedule;

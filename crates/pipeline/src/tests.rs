@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-fn told(kind: Kind, ranks: usize, micros: usize, chunks: usize) -> Simulation {
+fn told(kind: ScheduleKind, ranks: usize, micros: usize, chunks: usize) -> Simulation {
     let schedule = kind.build(ranks, micros, chunks).unwrap();
     assert!(schedule.keeps_order(), "{kind} {ranks} {micros} {chunks}");
     schedule
@@ -11,24 +11,24 @@ fn told(kind: Kind, ranks: usize, micros: usize, chunks: usize) -> Simulation {
         .unwrap_or_else(|e| panic!("{kind} p={ranks} m={micros} v={chunks}: {e}"))
 }
 
-fn chunk_choices(kind: Kind) -> &'static [usize] {
+fn chunk_choices(kind: ScheduleKind) -> &'static [usize] {
     match kind {
-        Kind::ForwardThenBackward | Kind::OneForwardOneBackward => &[1],
-        Kind::Interleaved | Kind::ZeroBubble => &[1, 2, 3],
-        Kind::ZeroBubbleV => &[2],
+        ScheduleKind::ForwardThenBackward | ScheduleKind::OneForwardOneBackward => &[1],
+        ScheduleKind::Interleaved | ScheduleKind::ZeroBubble => &[1, 2, 3],
+        ScheduleKind::ZeroBubbleV => &[2],
     }
 }
 
 #[test]
 fn one_forward_one_backward_has_its_closed_forms() {
     for (p, m) in (1..=8usize).flat_map(|p| (1..=20usize).map(move |m| (p, m))) {
-        for kind in [Kind::ForwardThenBackward, Kind::OneForwardOneBackward] {
+        for kind in [ScheduleKind::ForwardThenBackward, ScheduleKind::OneForwardOneBackward] {
             let told = told(kind, p, m, 1);
             assert_eq!(told.makespan, 3.0 * (m + p - 1) as f64, "{kind} p={p} m={m}");
             let bubble = (p - 1) as f64 / (m + p - 1) as f64;
             assert!(told.bubble.iter().all(|b| (b - bubble).abs() < 1e-12), "{kind} p={p} m={m}");
             let live: Vec<usize> = match kind {
-                Kind::ForwardThenBackward => vec![m; p],
+                ScheduleKind::ForwardThenBackward => vec![m; p],
                 _ => (0..p).map(|rank| m.min(p - rank)).collect(),
             };
             assert_eq!(told.live, live, "{kind} p={p} m={m}");
@@ -40,7 +40,7 @@ fn one_forward_one_backward_has_its_closed_forms() {
 fn interleaved_has_its_closed_forms() {
     for (p, v) in (2..=6usize).flat_map(|p| (2..=4usize).map(move |v| (p, v))) {
         for m in p..=4 * p {
-            let told = told(Kind::Interleaved, p, m, v);
+            let told = told(ScheduleKind::Interleaved, p, m, v);
             let bubble = (p - 1) as f64 / (v * m + p - 1) as f64;
             assert!(
                 told.bubble.iter().all(|b| (b - bubble).abs() < 1e-12),
@@ -62,8 +62,10 @@ fn kept_activations_have_their_closed_forms_for_every_number_of_micro_batches() 
         let ahead = if v == 1 { 1 } else { 2 };
         let interleaved = |r: usize| ((v - 1) * s + ahead * (p - 1 - r) + 1).min(v * m);
         let zero_bubble = |_: usize| ((v - 1) * s + p).min(v * m);
-        let forms =
-            [(Kind::Interleaved, &interleaved as &dyn Fn(usize) -> usize), (Kind::ZeroBubble, &zero_bubble)];
+        let forms = [
+            (ScheduleKind::Interleaved, &interleaved as &dyn Fn(usize) -> usize),
+            (ScheduleKind::ZeroBubble, &zero_bubble),
+        ];
         for (kind, form) in forms {
             let live = told(kind, p, m, v).live;
             assert_eq!(live, (0..p).map(form).collect::<Vec<_>>(), "{kind} p={p} m={m} v={v}");
@@ -74,7 +76,7 @@ fn kept_activations_have_their_closed_forms_for_every_number_of_micro_batches() 
 #[test]
 fn zero_bubble_has_its_closed_forms() {
     for (p, m) in (1..=8usize).flat_map(|p| (1..=20usize).map(move |m| (p, m))) {
-        let told = told(Kind::ZeroBubble, p, m, 1);
+        let told = told(ScheduleKind::ZeroBubble, p, m, 1);
         // With few micro-batches the way of the first one down and up is what counts.
         let makespan = (3 * m + p - 1).max(2 * m + 2 * p - 1);
         assert_eq!(told.makespan, makespan as f64, "p={p} m={m}");
@@ -82,7 +84,7 @@ fn zero_bubble_has_its_closed_forms() {
     }
     for (p, v) in (2..=5usize).flat_map(|p| (2..=3usize).map(move |v| (p, v))) {
         for m in p..=3 * p {
-            let told = told(Kind::ZeroBubble, p, m, v);
+            let told = told(ScheduleKind::ZeroBubble, p, m, v);
             assert_eq!(told.makespan, (3 * v * m + p - 1) as f64, "p={p} m={m} v={v}");
         }
     }
@@ -92,7 +94,7 @@ fn zero_bubble_has_its_closed_forms() {
 fn zero_bubble_v_loses_one_unit_per_rank() {
     for p in 1..=6usize {
         for m in p..=4 * p {
-            let told = told(Kind::ZeroBubbleV, p, m, 2);
+            let told = told(ScheduleKind::ZeroBubbleV, p, m, 2);
             assert_eq!(told.makespan, (6 * m + p - 1) as f64, "p={p} m={m}");
             assert!(told.live.iter().all(|&live| live <= 2 * p), "p={p} m={m}: {:?}", told.live);
         }
@@ -101,7 +103,7 @@ fn zero_bubble_v_loses_one_unit_per_rank() {
 
 #[test]
 fn a_limit_trades_time_for_memory_or_is_refused() {
-    let within = |most: usize| Kind::ZeroBubbleV.build_within(4, 8, 2, &Limit::Each(most));
+    let within = |most: usize| ScheduleKind::ZeroBubbleV.build_within(4, 8, 2, &Limit::Each(most));
     let mut last = f64::INFINITY;
     for most in [5, 6, 8] {
         let told = within(most).unwrap().simulate(&Costs::unit()).unwrap();
@@ -109,15 +111,15 @@ fn a_limit_trades_time_for_memory_or_is_refused() {
         last = told.makespan;
     }
     assert!(matches!(within(1), Err(Error::Limit { .. })));
-    let refused = Kind::OneForwardOneBackward.build_within(4, 8, 1, &Limit::Each(3)).unwrap_err();
+    let refused = ScheduleKind::OneForwardOneBackward.build_within(4, 8, 1, &Limit::Each(3)).unwrap_err();
     assert!(refused.to_string().contains("allow at least [4, 3, 2, 1]"), "{refused}");
-    let wrong = Kind::ZeroBubbleV.build_within(4, 8, 2, &Limit::Ranks(vec![8; 3])).unwrap_err();
+    let wrong = ScheduleKind::ZeroBubbleV.build_within(4, 8, 2, &Limit::Ranks(vec![8; 3])).unwrap_err();
     assert!(wrong.to_string().contains("3 limits"), "{wrong}");
 }
 
 #[test]
 fn few_or_no_micro_batches_are_fine() {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         for &v in chunk_choices(kind) {
             for (p, m) in (1..=5usize).flat_map(|p| (0..p).map(move |m| (p, m))) {
                 let told = told(kind, p, m, v);
@@ -132,7 +134,7 @@ fn few_or_no_micro_batches_are_fine() {
 
 #[test]
 fn forward_only_loses_no_time_where_nothing_comes_round() {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let v = chunk_choices(kind)[chunk_choices(kind).len() - 1];
         for (p, m) in [(2usize, 4usize), (4, 8), (3, 9)] {
             let told = kind.build_forward(p, m, v).unwrap().simulate(&Costs::unit()).unwrap();
@@ -146,21 +148,21 @@ fn sizes_out_of_range_are_refused_before_anything_is_made() {
     for (ranks, micros, chunks) in
         [(0, 1, 1), (1, 1, 0), (usize::MAX, 1, 2), (2, usize::MAX, 1), (1 << 30, 4, 1)]
     {
-        let refused = Kind::Interleaved.build(ranks, micros, chunks);
+        let refused = ScheduleKind::Interleaved.build(ranks, micros, chunks);
         assert!(matches!(refused, Err(Error::Size { .. })), "{ranks} {micros} {chunks}");
     }
-    let wrong = Kind::ZeroBubbleV.build(2, 2, 3).unwrap_err().to_string();
+    let wrong = ScheduleKind::ZeroBubbleV.build(2, 2, 3).unwrap_err().to_string();
     assert!(wrong.contains("2 per rank for `zbv`"), "{wrong}");
-    let unknown = "ZBV".parse::<Kind>().unwrap_err().to_string();
+    let unknown = "ZBV".parse::<ScheduleKind>().unwrap_err().to_string();
     assert!(unknown.contains("did you mean `zbv`"), "{unknown}");
-    assert!(Kind::ALL.iter().all(|kind| kind.name().parse::<Kind>().unwrap() == *kind));
+    assert!(ScheduleKind::ALL.iter().all(|kind| kind.name().parse::<ScheduleKind>().unwrap() == *kind));
     assert!(matches!(Stages::new(&[0, 2]), Err(Error::IdleRank { rank: 1 })));
     assert!(matches!(Stages::new(&[usize::MAX]), Err(Error::IdleRank { rank: 0 })));
 }
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
     (0..5usize, 1..5usize, 0..7usize, 0..3usize).prop_map(|(kind, ranks, micros, chunks)| {
-        let kind = Kind::ALL[kind];
+        let kind = ScheduleKind::ALL[kind];
         let choices = chunk_choices(kind);
         kind.build(ranks, micros, choices[chunks % choices.len()]).unwrap()
     })
@@ -267,7 +269,7 @@ fn a_text_that_is_no_schedule_is_refused() {
 
 #[test]
 fn transfers_and_uneven_stages_take_their_time() {
-    let schedule = Kind::OneForwardOneBackward.build(2, 1, 1).unwrap();
+    let schedule = ScheduleKind::OneForwardOneBackward.build(2, 1, 1).unwrap();
     let cost = |forward| StageCost { forward, input: 2.0, weight: 3.0, bytes: StageBytes::NONE };
     let costs = Costs { stages: vec![cost(1.0), cost(10.0)], transfer: 0.5, release: Release::Early };
     let told = schedule.simulate(&costs).unwrap();
@@ -279,7 +281,7 @@ fn transfers_and_uneven_stages_take_their_time() {
 
 #[test]
 fn a_replay_with_the_costs_of_a_simulation_has_its_times() {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let schedule = kind.build(3, 5, chunk_choices(kind)[0]).unwrap();
         let cost = StageCost { forward: 1.0, input: 2.0, weight: 1.5, bytes: StageBytes::NONE };
         let told = schedule.simulate(&Costs::same(cost)).unwrap();
@@ -307,23 +309,26 @@ fn memory_follows_the_release() {
         ..StageBytes::NONE
     };
     let stage = StageCost { bytes, ..StageCost::UNIT };
-    let peak = |kind: Kind, m: usize, release: Release| {
+    let peak = |kind: ScheduleKind, m: usize, release: Release| {
         let costs = Costs { release, ..Costs::same(stage) };
         kind.build(4, m, 1).unwrap().simulate(&costs).unwrap().bytes
     };
     let m = 8;
     // In the middle: the inputs of all micro-batches, and one more tensor on its way.
-    assert_eq!(peak(Kind::ForwardThenBackward, m, Release::Early)[1], 100 * (m as u64 + 1));
+    assert_eq!(peak(ScheduleKind::ForwardThenBackward, m, Release::Early)[1], 100 * (m as u64 + 1));
     // Held: inputs and outputs of all, and a gradient.
-    assert_eq!(peak(Kind::ForwardThenBackward, m, Release::AfterBackward)[1], 100 * (2 * m as u64 + 1));
-    let early = peak(Kind::OneForwardOneBackward, m, Release::Early);
-    let late = peak(Kind::OneForwardOneBackward, m, Release::AfterBackward);
+    assert_eq!(
+        peak(ScheduleKind::ForwardThenBackward, m, Release::AfterBackward)[1],
+        100 * (2 * m as u64 + 1)
+    );
+    let early = peak(ScheduleKind::OneForwardOneBackward, m, Release::Early);
+    let late = peak(ScheduleKind::OneForwardOneBackward, m, Release::AfterBackward);
     assert!(early.iter().zip(&late).all(|(early, late)| early <= late), "{early:?} {late:?}");
     assert_eq!(late[1] - early[1], 3 * 100, "one output for each of p - s activations");
 }
 
 #[test]
 fn the_picture_shows_work_in_its_column() {
-    let told = Kind::OneForwardOneBackward.build(2, 2, 1).unwrap().simulate(&Costs::unit()).unwrap();
+    let told = ScheduleKind::OneForwardOneBackward.build(2, 2, 1).unwrap().simulate(&Costs::unit()).unwrap();
     assert_eq!(picture(&told, 1.0), "0  F0 F1       B0 -     B1 -\n1     F0 B0 -  F1 B1 -\n");
 }

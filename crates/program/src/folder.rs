@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::paddle;
 use crate::program::Program;
-use crate::run::{Datum, State};
+use crate::run::{Datum, ProgramState};
 use crate::tensors::{read_tensors, write_tensors};
 use crate::types::{Element, tensor_type};
 use planaria_array::Array;
@@ -57,7 +57,7 @@ const SCHEMA: &str = "planaria/program";
 ///
 /// # Errors
 /// Parameters that are missing, a folder that is whole already, and what the store says.
-pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &State) -> Result<()> {
+pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &ProgramState) -> Result<()> {
     let at = |name: &str| join(folder, name);
     if store.exists(&at(COMMIT))? {
         return Err(Error::State {
@@ -93,7 +93,7 @@ pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &S
 ///
 /// # Errors
 /// A folder that is not whole, damaged, or of a newer form.
-pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, State)> {
+pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, ProgramState)> {
     let at = |name: &str| join(folder, name);
     let damaged = |what: String| Error::State { what: format!("'{folder}' is damaged: {what}") };
     let mark = store.read(&at(COMMIT), LARGEST_MARK).map_err(|error| match error {
@@ -131,8 +131,8 @@ pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, State)> 
 }
 
 /// Parameters by name as the program declares them; none may be missing or too many.
-fn state_of(program: &Program, mut arrays: BTreeMap<String, Array>) -> Result<State> {
-    let mut state = State::default();
+fn state_of(program: &Program, mut arrays: BTreeMap<String, Array>) -> Result<ProgramState> {
+    let mut state = ProgramState::default();
     for held in program.held() {
         let missing = || Error::State { what: format!("parameter {} is not in the file", held.name) };
         let array = arrays.remove(&*held.name).ok_or_else(missing)?;

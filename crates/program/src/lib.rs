@@ -25,7 +25,7 @@ pub use folder::{open_folder, save_folder};
 pub use node::{Data, Name, Node, Real, Type};
 pub use passes::{fold_constants, merge_equal, remove_dead};
 pub use program::{Attr, Block, Held, Input, NEWEST, OLDEST, Op, Parameter, Program, Region, Value, ValueId};
-pub use run::{Datum, State, run};
+pub use run::{Datum, ProgramState, run};
 pub use tensors::{read_tensors, write_tensors};
 pub use text::{attribute_text, parse, type_text};
 pub use types::{Element, TensorType, tensor_type, vector_types};

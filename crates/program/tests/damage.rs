@@ -1,6 +1,6 @@
 //! Damaged files: an error or a program, never a panic, and no more memory than the file is long.
 
-use planaria_program::{Error, State, check, paddle};
+use planaria_program::{Error, ProgramState, check, paddle};
 use std::path::Path;
 
 fn testdata(name: &str) -> Vec<u8> {
@@ -35,7 +35,7 @@ fn parameters_cut_anywhere_or_followed_by_more_are_refused_by_name() {
     let program = paddle::read(&testdata("mlp.json")).unwrap();
     let whole = testdata("mlp.pdiparams");
     for length in 0..whole.len() {
-        let error = State::read(&program, &whole[..length], length as u64).unwrap_err();
+        let error = ProgramState::read(&program, &whole[..length], length as u64).unwrap_err();
         assert!(
             matches!(&error, Error::Parameter { name, .. } if name.starts_with("linear_")),
             "{length}: {error}"
@@ -43,9 +43,9 @@ fn parameters_cut_anywhere_or_followed_by_more_are_refused_by_name() {
     }
     let mut padded = whole.clone();
     padded.push(0);
-    let error = State::read(&program, padded.as_slice(), padded.len() as u64).unwrap_err();
+    let error = ProgramState::read(&program, padded.as_slice(), padded.len() as u64).unwrap_err();
     assert!(error.to_string().contains("follow"), "{error}");
-    State::read(&program, whole.as_slice(), whole.len() as u64).unwrap();
+    ProgramState::read(&program, whole.as_slice(), whole.len() as u64).unwrap();
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn parameters_with_a_changed_header_ask_for_no_more_memory_than_the_file_has() {
         for bit in 0..8 {
             let mut damaged = whole.clone();
             damaged[at] ^= 1 << bit;
-            let result = State::read(&program, damaged.as_slice(), damaged.len() as u64);
+            let result = ProgramState::read(&program, damaged.as_slice(), damaged.len() as u64);
             assert!(result.is_err() || at >= 24, "byte {at} bit {bit}");
         }
     }

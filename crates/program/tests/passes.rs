@@ -1,7 +1,9 @@
 //! Passes keep what a program computes, bit for bit, and leave it well formed.
 
 use planaria_array::{Array, DType};
-use planaria_program::{Datum, Program, State, check, fold_constants, merge_equal, parse, remove_dead, run};
+use planaria_program::{
+    Datum, Program, ProgramState, check, fold_constants, merge_equal, parse, remove_dead, run,
+};
 use proptest::prelude::*;
 use std::fmt::Write;
 
@@ -44,7 +46,7 @@ fn outputs(program: &Program) -> Vec<Vec<u32>> {
     check(program).unwrap();
     let input = |values: [f32; 3]| Datum::Array(Array::from_slice(&values, &[3]).unwrap());
     let inputs = [input([0.25, -1.5, 3.0]), input([f32::MIN_POSITIVE, 0.1, -0.0])];
-    let answers = run(program, &mut State::default(), &inputs).unwrap();
+    let answers = run(program, &mut ProgramState::default(), &inputs).unwrap();
     let bits =
         |datum: &Datum| datum.array().unwrap().to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect();
     answers.iter().map(|(_, datum)| bits(datum)).collect()
@@ -103,6 +105,6 @@ fn what_is_overwritten_is_neither_merged_nor_folded() {
     fold_constants(&mut program).unwrap();
     assert_eq!(merge_equal(&mut program), 0);
     assert_eq!(remove_dead(&mut program), 0);
-    let answers = run(&program, &mut State::default(), &[]).unwrap();
+    let answers = run(&program, &mut ProgramState::default(), &[]).unwrap();
     assert_eq!(answers[0].1.array().unwrap().cast(DType::F32).unwrap().to_vec::<f32>().unwrap(), [4.0, 4.0]);
 }

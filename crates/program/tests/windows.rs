@@ -1,7 +1,7 @@
 //! Ops over windows against plain loops.
 
 use planaria_array::{Array, DType};
-use planaria_program::{Datum, State, check, parse, run};
+use planaria_program::{Datum, ProgramState, check, parse, run};
 
 /// The first result of one op on tensors of these shapes, filled with small numbers.
 fn answer(op: &str, shapes: &[&[usize]], result: &str) -> (Vec<Vec<f32>>, Vec<f32>) {
@@ -28,7 +28,7 @@ fn answer(op: &str, shapes: &[&[usize]], result: &str) -> (Vec<Vec<f32>>, Vec<f3
         .zip(shapes)
         .map(|(v, dims)| Datum::Array(Array::from_slice(v, dims).unwrap()))
         .collect();
-    let out = run(&program, &mut State::default(), &inputs).unwrap();
+    let out = run(&program, &mut ProgramState::default(), &inputs).unwrap();
     (values, out[0].1.array().unwrap().cast(DType::F32).unwrap().to_vec::<f32>().unwrap())
 }
 

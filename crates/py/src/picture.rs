@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use planaria::pipeline::{Costs, Error as PipelineError, Kind};
+use planaria::pipeline::{Costs, Error as PipelineError, ScheduleKind};
 use planaria::telemetry::{Chart, ChartOptions, Error as TelemetryError, History};
 use pyo3::prelude::*;
 
@@ -69,7 +69,7 @@ pub(crate) fn spans(
     micros: usize,
     chunks: Option<usize>,
 ) -> PyResult<(Vec<Vec<Span>>, f64, Vec<f64>)> {
-    let kind: Kind = kind.parse().map_err(|error: PipelineError| error.raise(py))?;
+    let kind: ScheduleKind = kind.parse().map_err(|error: PipelineError| error.raise(py))?;
     let chunks = chunks.unwrap_or(kind.chunks().0);
     let told = compute(py, move || kind.build(ranks, micros, chunks)?.simulate(&Costs::unit()))?;
     let rows = told.spans.iter().map(|spans| {

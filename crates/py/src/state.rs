@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use planaria::aoa::{Catalog, Mapping, Options, Program, Tensor};
 use planaria::array::{Array, DType};
-use planaria::ckpt::{Error, Item, Kind, Meter, Piece};
+use planaria::ckpt::{Error, Item, Meter, Piece, TensorKind};
 use planaria::layout::{Layout, Region, Shape};
 use pyo3::prelude::*;
 
@@ -57,7 +57,7 @@ impl Part {
     }
 
     fn item(&self) -> Result<Item, Error> {
-        let (kind, name, array) = (Kind::Parameter, self.name.as_str(), &self.array);
+        let (kind, name, array) = (TensorKind::Parameter, self.name.as_str(), &self.array);
         match &self.at {
             At::Whole => Ok(Item::whole(kind, name, array)),
             At::Layout(layout, rank) => Item::placed(kind, name, layout, *rank, array),

@@ -19,7 +19,7 @@ pub enum Fault {
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultState {
     fault: Option<Fault>,
     at: u64,
     count: AtomicU64,
@@ -32,7 +32,7 @@ enum Go {
     Half(Error),
 }
 
-impl State {
+impl FaultState {
     fn step(&self, what: &'static str) -> Result<Go> {
         let operation = self.count.fetch_add(1, SeqCst);
         let error = |transient| Error::Injected { operation, what, transient };
@@ -70,7 +70,7 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Faulty<S> {
     inner: S,
-    state: Arc<State>,
+    state: Arc<FaultState>,
 }
 
 impl<S: Store> Faulty<S> {
@@ -85,7 +85,7 @@ impl<S: Store> Faulty<S> {
     }
 
     fn with(inner: S, fault: Option<Fault>, at: u64) -> Faulty<S> {
-        let state = State { fault, at, count: AtomicU64::new(0), dead: AtomicBool::new(false) };
+        let state = FaultState { fault, at, count: AtomicU64::new(0), dead: AtomicBool::new(false) };
         Faulty { inner, state: Arc::new(state) }
     }
 
@@ -141,7 +141,7 @@ impl<S: Store> Store for Faulty<S> {
 #[derive(Debug)]
 struct FaultyReader {
     inner: Box<dyn Reader>,
-    state: Arc<State>,
+    state: Arc<FaultState>,
 }
 
 impl Reader for FaultyReader {
@@ -162,7 +162,7 @@ impl Reader for FaultyReader {
 #[derive(Debug)]
 struct FaultyWriter {
     inner: Box<dyn Writer>,
-    state: Arc<State>,
+    state: Arc<FaultState>,
 }
 
 impl Writer for FaultyWriter {

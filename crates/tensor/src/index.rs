@@ -81,7 +81,7 @@ pub(crate) fn resolve(shape: &Shape, expression: &[Index]) -> Result<Resolved> {
     let Some(spare) = shape.ndim().checked_sub(used) else {
         return Err(Error::TooManyIndices { given: used, shape: shape.clone() }.into());
     };
-    let mut state = State { shape, entries: Entries::new(), dim: 0, source: 0, placed: Vec::new() };
+    let mut state = EntryWalk { shape, entries: Entries::new(), dim: 0, source: 0, placed: Vec::new() };
     // Several ellipses: the first takes what is left.
     let mut spare = Some(spare);
     for (position, index) in expression.iter().enumerate() {
@@ -100,7 +100,7 @@ pub(crate) fn resolve(shape: &Shape, expression: &[Index]) -> Result<Resolved> {
     Ok(Resolved { entries: state.entries, placed: state.placed })
 }
 
-struct State<'a> {
+struct EntryWalk<'a> {
     shape: &'a Shape,
     entries: Entries,
     /// Next dim of the view.
@@ -110,7 +110,7 @@ struct State<'a> {
     placed: Vec<(usize, Tensor)>,
 }
 
-impl State<'_> {
+impl EntryWalk<'_> {
     fn skip(&mut self, dims: usize) {
         for _ in 0..dims {
             self.entries.push(Entry::whole(self.shape[self.source]));

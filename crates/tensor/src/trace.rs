@@ -50,7 +50,7 @@ pub struct Ran {
 
 /// What this thread does about implicit reshards.
 #[derive(Default)]
-struct State {
+struct TraceState {
     list: Option<Vec<Moved>>,
     ran: Option<Vec<Ran>>,
     /// True while an op has its inputs brought.
@@ -61,7 +61,7 @@ struct State {
 }
 
 thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
+    static STATE: RefCell<TraceState> = RefCell::default();
 }
 
 /// Runs `work` and lists the implicit reshards of this rank meanwhile.

@@ -47,11 +47,11 @@ pub(crate) struct Gatherer {
     stops: Vec<Stop>,
     /// Block, bundle and member of each weight.
     homes: Vec<[usize; 3]>,
-    state: Mutex<State>,
+    state: Mutex<GatherState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GatherState {
     pass: Pass,
     /// The stop that was asked for last.
     at: Option<usize>,
@@ -80,7 +80,7 @@ impl Gatherer {
         Gatherer { comm, blocks, stops, homes, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GatherState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,7 +114,7 @@ impl Gatherer {
     }
 
     /// The stop of a block: the one we are at, or the nearest one ahead.
-    fn find(&self, state: &State, block: usize) -> Result<usize> {
+    fn find(&self, state: &GatherState, block: usize) -> Result<usize> {
         let is = |&stop: &usize| self.stops[stop].block == block;
         let (count, at) = (self.stops.len(), state.at);
         if let Some(at) = at.filter(is) {
@@ -146,7 +146,7 @@ impl Gatherer {
     }
 
     /// Sends for a block and the next one and lets all others go.
-    fn move_to(&self, state: &mut State, block: usize, next: Option<usize>) -> Result<()> {
+    fn move_to(&self, state: &mut GatherState, block: usize, next: Option<usize>) -> Result<()> {
         let wanted = |b: usize| b == block || Some(b) == next;
         let (keep, leave) = std::mem::take(&mut state.near).into_iter().partition(|near| wanted(near.block));
         state.near = keep;

@@ -5,7 +5,7 @@ use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::trainer::read_model_config;
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part, Source};
-use planaria_ckpt::{Casts, Kind, LoadOptions, State, Unmatched};
+use planaria_ckpt::{Casts, LoadOptions, State, TensorKind, Unmatched};
 use planaria_comm::{Comm, CommExt, Value as Told, value};
 use planaria_nn::models::Models;
 use planaria_store::{Store, StoreExt, join, locate};
@@ -175,7 +175,7 @@ fn take_averages(source: &Source, state: &mut State) -> Result<()> {
         let what = "there is no running average of the weights; runs with `optim.ema` keep one";
         return Err(Error::Run { what: what.into() });
     }
-    state.items.iter_mut().filter(|item| has(&item.name)).for_each(|item| item.kind = Kind::Ema);
+    state.items.iter_mut().filter(|item| has(&item.name)).for_each(|item| item.kind = TensorKind::Ema);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use planaria_array::{Array, ops};
 use planaria_comm::Comm;
 use planaria_layout::Rank;
 use planaria_nn::models::{Architecture, Network, Stage};
-use planaria_nn::{Init, Kind as ParamKind, Parallel, Param, Source};
+use planaria_nn::{Init, Parallel, Param, ParamKind, Source};
 use planaria_tensor::{Fetch, Tensor, is_recording};
 use std::ops::Range;
 use std::sync::Arc;

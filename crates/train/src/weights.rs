@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::reduce::Lane;
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Kind};
+use planaria_ckpt::{Item, TensorKind};
 use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
-use planaria_nn::optim::{Ema, Rule, State};
+use planaria_nn::optim::{Ema, OptimState, Rule};
 use planaria_nn::{Param, ParamSpec};
 use std::ops::Range;
 
@@ -89,7 +89,7 @@ pub(crate) enum Elements {
 }
 
 /// Takes one array of a parameter: what it is, and the range of the local piece it covers.
-type Each<'a> = dyn FnMut(Kind, &Array, Range<usize>) -> Result<()> + 'a;
+type Each<'a> = dyn FnMut(TensorKind, &Array, Range<usize>) -> Result<()> + 'a;
 
 /// What the optimizer keeps for a range of a parameter.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ pub(crate) struct WeightState {
     /// The range, of the local piece.
     pub(crate) range: Range<usize>,
     /// Masters and moments.
-    pub(crate) optim: State,
+    pub(crate) optim: OptimState,
     /// Running average of the weights.
     pub(crate) ema: Option<Array>,
 }
@@ -205,24 +205,24 @@ impl Weight {
     /// What a checkpoint has of this parameter, as far as this rank holds it.
     pub(crate) fn items(&self, each: &mut Each<'_>) -> Result<()> {
         match &self.full {
-            Some(full) => each(Kind::Parameter, full, 0..self.share.numel())?,
-            None => each(Kind::Parameter, &self.part, self.own.clone())?,
+            Some(full) => each(TensorKind::Parameter, full, 0..self.share.numel())?,
+            None => each(TensorKind::Parameter, &self.part, self.own.clone())?,
         }
         let Some(state) = &self.state else { return Ok(()) };
         if let Some(master) = &state.optim.master {
-            each(Kind::Master, master, state.range.clone())?;
+            each(TensorKind::Master, master, state.range.clone())?;
         }
         for (slot, array) in &state.optim.slots {
-            each(Kind::Slot(slot.to_string()), array, state.range.clone())?;
+            each(TensorKind::Slot(slot.to_string()), array, state.range.clone())?;
         }
         match &state.ema {
-            Some(ema) => each(Kind::Ema, ema, state.range.clone()),
+            Some(ema) => each(TensorKind::Ema, ema, state.range.clone()),
             None => Ok(()),
         }
     }
 
     /// One array over a range of the local piece as checkpoint items: one, or one for each expert.
-    pub(crate) fn item(&self, kind: &Kind, array: &Array, range: Range<usize>) -> Result<Vec<Item>> {
+    pub(crate) fn item(&self, kind: &TensorKind, array: &Array, range: Range<usize>) -> Result<Vec<Item>> {
         let ParamSpec { name, shape, tied, .. } = &self.spec;
         let name = tied.as_ref().unwrap_or(name);
         if !self.spec.is_stacked() {

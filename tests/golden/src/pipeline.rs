@@ -6,7 +6,7 @@
 
 use crate::cases::{Outcome, Verdict, each_entry};
 use anyhow::{Context, Result, bail, ensure};
-use planaria_pipeline::{Action, Costs, Kind, Limit, Schedule, Simulation, Stages, Step};
+use planaria_pipeline::{Action, Costs, Limit, Schedule, ScheduleKind, Simulation, Stages, Step};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn check(case: &Value) -> Result<Verdict> {
     }
     let limit = match &case.sim {
         // Time can be traded for memory here, so the same memory is given.
-        Some(told) if kind == Kind::ZeroBubbleV => Limit::Ranks(told.peak_live.clone()),
+        Some(told) if kind == ScheduleKind::ZeroBubbleV => Limit::Ranks(told.peak_live.clone()),
         _ => Limit::Usual,
     };
     let ours = kind.build_within(case.p, case.m, chunks, &limit)?;
@@ -62,15 +62,15 @@ fn check(case: &Value) -> Result<Verdict> {
 }
 
 /// Our kind for one of theirs, and the chunks per rank.
-fn kind_of(case: &Case) -> Result<(Kind, usize)> {
+fn kind_of(case: &Case) -> Result<(ScheduleKind, usize)> {
     let (name, named) = case.schedule.split_once(" v=").unwrap_or((&case.schedule, ""));
     let chunks = named.trim().parse().ok().or(case.v);
     let kind = match name.trim().trim_start_matches("torch.").trim_start_matches("Schedule") {
-        "FThenB" | "GPipe" => Kind::ForwardThenBackward,
-        "1F1B" => Kind::OneForwardOneBackward,
-        "VPP" | "1F1B-int" | "Interleaved1F1B" | "LoopedBFS" => Kind::Interleaved,
-        "ZBH1" | "ZB1P" | "VPP_split" | "InterleavedZeroBubble" => Kind::ZeroBubble,
-        "ZBV" | "ZBVPP" | "DualPipeV" | "ZBVZeroBubble" => Kind::ZeroBubbleV,
+        "FThenB" | "GPipe" => ScheduleKind::ForwardThenBackward,
+        "1F1B" => ScheduleKind::OneForwardOneBackward,
+        "VPP" | "1F1B-int" | "Interleaved1F1B" | "LoopedBFS" => ScheduleKind::Interleaved,
+        "ZBH1" | "ZB1P" | "VPP_split" | "InterleavedZeroBubble" => ScheduleKind::ZeroBubble,
+        "ZBV" | "ZBVPP" | "DualPipeV" | "ZBVZeroBubble" => ScheduleKind::ZeroBubbleV,
         other => bail!("unknown schedule '{other}'"),
     };
     let (least, most) = kind.chunks();
@@ -79,7 +79,7 @@ fn kind_of(case: &Case) -> Result<(Kind, usize)> {
 
 /// Their jobs as our actions. Jobs name a chunk and a micro-batch; messages that have no job of their own are put next to
 /// the work they belong to.
-fn parse(case: &Case, kind: Kind, jobs: &[Vec<String>]) -> Result<Schedule> {
+fn parse(case: &Case, kind: ScheduleKind, jobs: &[Vec<String>]) -> Result<Schedule> {
     let stages = kind.stages(case.p, case.v.unwrap_or(1).clamp(kind.chunks().0, kind.chunks().1))?;
     ensure!(jobs.len() == case.p, "{} lists for {} ranks", jobs.len(), case.p);
     let mut lists = Vec::with_capacity(jobs.len());

@@ -11,7 +11,7 @@ use crate::cases::{Outcome, Verdict};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use flate2::read::MultiGzDecoder;
 use numbers::Expected;
-use planaria_program::{self as program, Datum, NEWEST, OLDEST, Program, State, paddle};
+use planaria_program::{self as program, Datum, NEWEST, OLDEST, Program, ProgramState, paddle};
 use std::fs;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -147,22 +147,22 @@ fn downgrades(program: &Program, version: u64) -> Result<()> {
 
 fn parameters(stem: &Path) -> Result<()> {
     let (program, before) = (read(stem)?, bytes(stem, ".pdiparams")?);
-    let state = State::read(&program, before.as_slice(), before.len() as u64)?;
+    let state = ProgramState::read(&program, before.as_slice(), before.len() as u64)?;
     let mut after = Vec::new();
     state.write(&program, &mut after)?;
     ensure!(after == before, "the parameter file does not come back byte for byte");
     Ok(())
 }
 
-fn load(stem: &Path) -> Result<(Program, State)> {
+fn load(stem: &Path) -> Result<(Program, ProgramState)> {
     let mut program = read(stem)?;
     program::check(&program)?;
     paddle::upgrade(&mut program)?;
     let state = match beside(stem, ".pdiparams") {
-        None => State::default(),
+        None => ProgramState::default(),
         Some(_) => {
             let bytes = bytes(stem, ".pdiparams")?;
-            State::read(&program, bytes.as_slice(), bytes.len() as u64)?
+            ProgramState::read(&program, bytes.as_slice(), bytes.len() as u64)?
         }
     };
     Ok((program, state))

@@ -9,7 +9,7 @@ use planaria_array::Array;
 use planaria_ckpt::convert::{self, ConvertOptions, To};
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part};
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Item, Kind, LoadOptions, SaveOptions, State, load, save};
+use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
 use planaria_comm::{Comm, threads};
 use planaria_layout::{DType, Region, Shape};
 use planaria_store::Local;
@@ -57,7 +57,7 @@ impl Place {
             let mut held = layout.piece(rank)?.boxes().into_iter();
             let region = held.next().context("a rank holds something of every tensor")?;
             let array: Array = whole.region(&region)?;
-            items.push(Item::placed(Kind::Parameter, &item.name, &layout, rank, &array)?);
+            items.push(Item::placed(TensorKind::Parameter, &item.name, &layout, rank, &array)?);
         }
         Ok(State { step: 1, ..State::new(items) })
     }

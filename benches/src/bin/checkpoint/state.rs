@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Kind, State};
+use planaria_ckpt::{Item, State, TensorKind};
 use planaria_layout::{Mesh, Rank, Region, Shape, TensorSpec};
 
 const HIDDEN: usize = 1280;
@@ -72,7 +72,7 @@ impl Model {
                 let Some(inner) = held.locate(&region) else { continue };
                 write(&array, &inner, number, (&region, shape), values)?;
             }
-            items.push(Item::placed(Kind::Parameter, name, &layout, rank as Rank, &array)?);
+            items.push(Item::placed(TensorKind::Parameter, name, &layout, rank as Rank, &array)?);
         }
         Ok(State { step: 1, ..State::new(items) })
     }

@@ -9,13 +9,13 @@ use std::marker::PhantomData;
 /// A running computation. `join` continues one state with another, so that long rows can be cut into blocks.
 pub(crate) trait Scan: Copy + Send + Sync {
     type In: Copy + Send + Sync;
-    type State: Copy + Send + Sync;
+    type Carry: Copy + Send + Sync;
     type Out: Copy + Send + Sync;
-    fn start(self) -> Self::State;
+    fn start(self) -> Self::Carry;
     /// The state after element number `at`.
-    fn step(self, state: Self::State, x: Self::In, at: usize) -> Self::State;
-    fn join(self, a: Self::State, b: Self::State) -> Self::State;
-    fn out(self, state: Self::State) -> Self::Out;
+    fn step(self, state: Self::Carry, x: Self::In, at: usize) -> Self::Carry;
+    fn join(self, a: Self::Carry, b: Self::Carry) -> Self::Carry;
+    fn out(self, state: Self::Carry) -> Self::Out;
 }
 
 /// Which end the running computation begins at.
@@ -73,7 +73,7 @@ pub(crate) fn scan<S: Scan>(s: S, x: &[S::In], lines: Lines, direction: Directio
 /// One row, or a block of one that begins at `first`, continued from `state`.
 fn row<S: Scan>(
     s: S,
-    mut state: S::State,
+    mut state: S::Carry,
     x: &[S::In],
     first: usize,
     direction: Direction,
@@ -138,7 +138,7 @@ impl<T: Number, S: Number, J: Fn(S, S) -> S + Copy + Send + Sync> Running<T, S, 
 
 impl<T: Number, S: Number, J: Fn(S, S) -> S + Copy + Send + Sync> Scan for Running<T, S, J> {
     type In = T;
-    type State = S;
+    type Carry = S;
     type Out = T;
     #[inline(always)]
     fn start(self) -> S {
@@ -187,7 +187,7 @@ impl<T: Ordered> Extreme<T> {
 impl<T: Ordered> Scan for Extreme<T> {
     type In = T;
     /// The value as read and its position; no position before the first element.
-    type State = (T, i64);
+    type Carry = (T, i64);
     type Out = i64;
     #[inline(always)]
     fn start(self) -> (T, i64) {

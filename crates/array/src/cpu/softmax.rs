@@ -8,7 +8,7 @@ use crate::pool;
 
 /// Which of the two functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SoftmaxKind {
     Softmax,
     LogSoftmax,
 }
@@ -147,7 +147,7 @@ simd! {
 }
 
 /// `y = softmax(x)` or `log_softmax(x)` along the middle dim.
-pub(crate) fn forward<T: Float>(kind: Kind, x: &[T], y: &mut [T], split: Split) {
+pub(crate) fn forward<T: Float>(kind: SoftmaxKind, x: &[T], y: &mut [T], split: Split) {
     if y.is_empty() {
         return;
     }
@@ -161,15 +161,15 @@ pub(crate) fn forward<T: Float>(kind: Kind, x: &[T], y: &mut [T], split: Split) 
             let first = at + i * unit;
             let x = T::widen(&x[first..first + block.len()], &mut wide);
             T::narrow(block, &mut out, |y| match kind {
-                Kind::Softmax => softmax_rows(x, y, cols),
-                Kind::LogSoftmax => log_softmax_rows(x, y, cols),
+                SoftmaxKind::Softmax => softmax_rows(x, y, cols),
+                SoftmaxKind::LogSoftmax => log_softmax_rows(x, y, cols),
             });
         }
     });
 }
 
 /// The gradient of the input, from the gradient of the output and the output.
-pub(crate) fn backward<T: Float>(kind: Kind, dy: &[T], y: &[T], dx: &mut [T], split: Split) {
+pub(crate) fn backward<T: Float>(kind: SoftmaxKind, dy: &[T], y: &[T], dx: &mut [T], split: Split) {
     if dx.is_empty() {
         return;
     }
@@ -184,8 +184,8 @@ pub(crate) fn backward<T: Float>(kind: Kind, dy: &[T], y: &[T], dx: &mut [T], sp
             let dy = T::widen(&dy[range.clone()], &mut wide_dy);
             let y = T::widen(&y[range], &mut wide_y);
             T::narrow(block, &mut out, |dx| match kind {
-                Kind::Softmax => softmax_grad_rows(dy, y, dx, cols),
-                Kind::LogSoftmax => log_softmax_grad_rows(dy, y, dx, cols),
+                SoftmaxKind::Softmax => softmax_grad_rows(dy, y, dx, cols),
+                SoftmaxKind::LogSoftmax => log_softmax_grad_rows(dy, y, dx, cols),
             });
         }
     });
@@ -221,7 +221,7 @@ fn column_lanes(len: usize) -> usize {
     len.next_power_of_two().min(lanes::STEP)
 }
 
-fn forward_columns<T: Float>(kind: Kind, x: &[T], y: &mut [T], split: Split) {
+fn forward_columns<T: Float>(kind: SoftmaxKind, x: &[T], y: &mut [T], split: Split) {
     pool::for_parts(tiles(y, split), 2 * size_of_val(x), |tile| {
         let width = tile.rows[0].len();
         let row = |r: usize| &x[tile.start + r * split.inner..][..width];
@@ -238,21 +238,21 @@ fn forward_columns<T: Float>(kind: Kind, x: &[T], y: &mut [T], split: Split) {
         column_join(&mut s, width, lanes);
         for s in &mut s[..width] {
             *s = match kind {
-                Kind::Softmax => T::Real::ONE / *s,
-                Kind::LogSoftmax => s.ln(),
+                SoftmaxKind::Softmax => T::Real::ONE / *s,
+                SoftmaxKind::LogSoftmax => s.ln(),
             };
         }
         for (r, y) in tile.rows.into_iter().enumerate() {
             let x = T::widen(row(r), &mut wide);
             T::narrow(y, &mut out, |y| match kind {
-                Kind::Softmax => column_softmax(x, &m, &s, y),
-                Kind::LogSoftmax => column_log_softmax(x, &m, &s, y),
+                SoftmaxKind::Softmax => column_softmax(x, &m, &s, y),
+                SoftmaxKind::LogSoftmax => column_log_softmax(x, &m, &s, y),
             });
         }
     });
 }
 
-fn backward_columns<T: Float>(kind: Kind, dy: &[T], y: &[T], dx: &mut [T], split: Split) {
+fn backward_columns<T: Float>(kind: SoftmaxKind, dy: &[T], y: &[T], dx: &mut [T], split: Split) {
     pool::for_parts(tiles(dx, split), 3 * size_of_val(y), |tile| {
         let width = tile.rows[0].len();
         let range = |r: usize| tile.start + r * split.inner..tile.start + r * split.inner + width;
@@ -263,8 +263,8 @@ fn backward_columns<T: Float>(kind: Kind, dy: &[T], y: &[T], dx: &mut [T], split
             let g = T::widen(&dy[range(r)], &mut wide_dy);
             let s = &mut s[r % lanes * width..];
             match kind {
-                Kind::Softmax => column_dot(g, T::widen(&y[range(r)], &mut wide_y), s),
-                Kind::LogSoftmax => column_sum(g, s),
+                SoftmaxKind::Softmax => column_dot(g, T::widen(&y[range(r)], &mut wide_y), s),
+                SoftmaxKind::LogSoftmax => column_sum(g, s),
             }
         }
         column_join(&mut s, width, lanes);
@@ -272,8 +272,8 @@ fn backward_columns<T: Float>(kind: Kind, dy: &[T], y: &[T], dx: &mut [T], split
             let g = T::widen(&dy[range(r)], &mut wide_dy);
             let y = T::widen(&y[range(r)], &mut wide_y);
             T::narrow(dx, &mut out, |dx| match kind {
-                Kind::Softmax => column_softmax_grad(g, y, &s, dx),
-                Kind::LogSoftmax => column_log_softmax_grad(g, y, &s, dx),
+                SoftmaxKind::Softmax => column_softmax_grad(g, y, &s, dx),
+                SoftmaxKind::LogSoftmax => column_log_softmax_grad(g, y, &s, dx),
             });
         }
     });

@@ -53,7 +53,7 @@ pub(crate) fn resolve(x: &Array, expression: &[Index]) -> Result<Resolved> {
         .ndim()
         .checked_sub(used)
         .ok_or_else(|| Error::TooManyIndices { given: used, shape: x.shape().clone() })?;
-    let mut state = State { view: x.clone(), dim: 0, source: 0, placed: Vec::new() };
+    let mut state = ViewWalk { view: x.clone(), dim: 0, source: 0, placed: Vec::new() };
     // Several ellipses: the first takes what is left.
     let mut spare = Some(spare);
     for (position, index) in expression.iter().enumerate() {
@@ -82,7 +82,7 @@ fn consumed(index: &Index) -> usize {
     }
 }
 
-struct State {
+struct ViewWalk {
     view: Array,
     /// Next dim of the view.
     dim: usize,
@@ -91,7 +91,7 @@ struct State {
     placed: Vec<Placed>,
 }
 
-impl State {
+impl ViewWalk {
     fn select(&mut self, index: i64, position: usize) -> Result<()> {
         let size = self.view.shape()[self.dim];
         let at = wrap_index(index, size).ok_or(Error::IndexOutOfRange {
@@ -163,7 +163,7 @@ impl State {
 
 /// The entries of `index_put`: an array or a full slice per dim.
 pub(crate) fn place_optional(x: &Array, indices: &[Option<Array>]) -> Result<Resolved> {
-    let mut state = State { view: x.clone(), dim: 0, source: 0, placed: Vec::new() };
+    let mut state = ViewWalk { view: x.clone(), dim: 0, source: 0, placed: Vec::new() };
     for (position, index) in indices.iter().enumerate() {
         match index {
             None => state.dim += 1,

@@ -8,14 +8,14 @@ use super::made::{Casts, Made, Origin};
 use crate::error::{Error, Result};
 use crate::formats::roles::{Roles, part_key};
 use crate::formats::{Entry, Key, Source};
-use crate::state::{Kind, TensorKey};
+use crate::state::{TensorKey, TensorKind};
 use planaria_aoa::{Catalog, Mapping, Options, Program, Tensor};
 use planaria_layout::{DType, Region, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The tensors of a source by what they are and by the weight they belong to.
-type Kinds = BTreeMap<Kind, BTreeMap<String, Key>>;
+type Kinds = BTreeMap<TensorKind, BTreeMap<String, Key>>;
 
 /// Which side of the statements the source is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub(super) fn mapped(source: &Source, roles: &Roles, remap: &Remap) -> Result<Ma
     let catalog = catalog(source, &kinds)?;
     let mapping = Arc::new(remap.compile(&catalog)?);
     let stand_ins = wide_parameters(source, &mut kinds);
-    let kinds: Vec<(Kind, Arc<BTreeMap<String, Key>>)> =
+    let kinds: Vec<(TensorKind, Arc<BTreeMap<String, Key>>)> =
         kinds.into_iter().map(|(kind, keys)| (kind, Arc::new(keys))).collect();
     let mut work = Work { source, catalog: &catalog, mapping, stand_ins, found: Mapped::default() };
     if !work.mapping.warnings().is_empty() {
@@ -102,7 +102,7 @@ fn catalog(source: &Source, kinds: &Kinds) -> Result<Catalog> {
     for (kind, keys) in kinds {
         for (name, key) in keys {
             let entry = source.get(key)?;
-            let single = matches!(kind, Kind::Slot(_)) && entry.shape.numel() == 1;
+            let single = matches!(kind, TensorKind::Slot(_)) && entry.shape.numel() == 1;
             if catalog.get(name).is_none() && !single {
                 let starts: Vec<&[usize]> = entry.tiles.boxes().map(|(region, _)| region.lo()).collect();
                 let tensor = Tensor::new(entry.shape.clone(), entry.dtype).with_offsets(starts);
@@ -116,8 +116,8 @@ fn catalog(source: &Source, kinds: &Kinds) -> Result<Catalog> {
 /// A parameter in full precision is its own master: it may become one tensor with others that have one. Those that are
 /// taken for masters.
 fn wide_parameters(source: &Source, kinds: &mut Kinds) -> BTreeSet<Key> {
-    let parameters = kinds.get(&Kind::Parameter).cloned().unwrap_or_default();
-    let Some(masters) = kinds.get_mut(&Kind::Master) else { return BTreeSet::new() };
+    let parameters = kinds.get(&TensorKind::Parameter).cloned().unwrap_or_default();
+    let Some(masters) = kinds.get_mut(&TensorKind::Master) else { return BTreeSet::new() };
     let is_wide = |key: &Key| source.tensors.get(key).is_some_and(|entry| entry.dtype == DType::F32);
     let mut taken = BTreeSet::new();
     for (name, key) in parameters.into_iter().filter(|(_, key)| is_wide(key)) {
@@ -159,7 +159,7 @@ impl Work<'_> {
     }
 
     /// One target, of one kind.
-    fn make(&mut self, target: &str, kind: &Kind, keys: &Arc<BTreeMap<String, Key>>) -> Result<()> {
+    fn make(&mut self, target: &str, kind: &TensorKind, keys: &Arc<BTreeMap<String, Key>>) -> Result<()> {
         let mapping = self.mapping.clone();
         let sources = mapping.sources_of(target)?;
         let held: Vec<(&str, &Key)> =
@@ -169,7 +169,7 @@ impl Work<'_> {
         }
         let role = TensorKey { kind: kind.clone(), name: target.to_string() };
         let mut alike = !kind.is_count();
-        let mut single = matches!(kind, Kind::Slot(_));
+        let mut single = matches!(kind, TensorKind::Slot(_));
         for (name, key) in &held {
             let shape = &self.entry(key)?.shape;
             alike &= self.catalog.get(name).is_some_and(|tensor| tensor.shape() == shape);
@@ -198,7 +198,7 @@ impl Work<'_> {
         }
         let from = match (alike && carried.is_none(), single) {
             (true, _) => {
-                let casts = if *kind == Kind::Parameter { Casts::Apply } else { Casts::Skip };
+                let casts = if *kind == TensorKind::Parameter { Casts::Apply } else { Casts::Skip };
                 let (mapping, target, keys) = (mapping.clone(), target.to_string(), keys.clone());
                 Origin::Mapped { mapping, target, keys, casts }
             }
@@ -210,15 +210,15 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn is_stand_in(&self, kind: &Kind, key: &Key) -> bool {
-        *kind == Kind::Master && self.stand_ins.contains(key)
+    fn is_stand_in(&self, kind: &TensorKind, key: &Key) -> bool {
+        *kind == TensorKind::Master && self.stand_ins.contains(key)
     }
 
     /// Element type and shape of what is made.
     fn form(
         &self,
         target: &str,
-        kind: &Kind,
+        kind: &TensorKind,
         held: &[(&str, &Key)],
         from: &Origin,
     ) -> Result<(DType, Shape)> {
@@ -232,7 +232,7 @@ impl Work<'_> {
             let dtype = self.entry(key)?.dtype;
             stored = if dtype.size() > stored.size() { dtype } else { stored };
         }
-        let dtype = if *kind == Kind::Parameter { made.dtype().unwrap_or(stored) } else { stored };
+        let dtype = if *kind == TensorKind::Parameter { made.dtype().unwrap_or(stored) } else { stored };
         Ok((dtype, made.shape().clone()))
     }
 
@@ -251,7 +251,7 @@ impl Work<'_> {
     }
 
     /// Tensors that no target was made of: of weights that the mapping leaves out, which is their wish, or of none.
-    fn rest(&mut self, kind: &Kind, keys: &BTreeMap<String, Key>) -> Result<()> {
+    fn rest(&mut self, kind: &TensorKind, keys: &BTreeMap<String, Key>) -> Result<()> {
         let unread: BTreeSet<String> = self.mapping.unread().into_iter().map(str::to_string).collect();
         for (name, key) in keys {
             let role = TensorKey { kind: kind.clone(), name: name.clone() };

@@ -21,7 +21,7 @@ use crate::formats::roles::{NAME_TABLE, Roles, part_key};
 use crate::formats::write::{self, Draft, Wanted};
 use crate::formats::{FOREIGN, Format, Key, Part, STATE, Source};
 use crate::manifest::Role;
-use crate::state::Kind;
+use crate::state::TensorKind;
 use crate::stream::Feed;
 use companions::Beside;
 use engine::{Crew, Spread, Work};
@@ -237,7 +237,7 @@ fn make(source: &Source, to: To, options: &ConvertOptions) -> Result<(Mapped, To
     }
     if let Some(dtype) = options.dtype {
         let is_model = |key: &Key| match keep {
-            true => roles.get(key).kind == Kind::Parameter,
+            true => roles.get(key).kind == TensorKind::Parameter,
             false => key.part == Part::Model,
         };
         let cast = all.made.iter_mut().filter(|made| made.dtype.is_float() && is_model(&made.key));

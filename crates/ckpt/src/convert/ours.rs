@@ -8,7 +8,7 @@ use crate::formats::{Key, Part, STATE, Source};
 use crate::manifest::{
     FileRecord, Manifest, OtherRecord, Role, SUM_BLOCK, TensorRecord, TileRecord, sums_text,
 };
-use crate::state::{Kind, State, TensorKey};
+use crate::state::{State, TensorKey, TensorKind};
 use planaria_layout::Region;
 use planaria_store::{Store, checksum};
 use serde_json::{Value, json};
@@ -52,13 +52,13 @@ pub(super) fn listed_files(source: &Source) -> Option<Vec<String>> {
 /// What a tensor is to the training, as far as the source says.
 fn tensor_key(key: &Key, buffers: &BTreeSet<&str>) -> TensorKey {
     let (kind, name) = match key.part {
-        Part::Model if buffers.contains(key.name.as_str()) => (Kind::Buffer, key.name.as_str()),
-        Part::Model => (Kind::Parameter, key.name.as_str()),
-        Part::MasterWeights => (Kind::Master, key.name.as_str()),
-        Part::Ema => (Kind::Ema, key.name.as_str()),
+        Part::Model if buffers.contains(key.name.as_str()) => (TensorKind::Buffer, key.name.as_str()),
+        Part::Model => (TensorKind::Parameter, key.name.as_str()),
+        Part::MasterWeights => (TensorKind::Master, key.name.as_str()),
+        Part::Ema => (TensorKind::Ema, key.name.as_str()),
         Part::Optimizer => match key.name.rsplit_once('/') {
-            Some((name, slot)) => (Kind::Slot(slot.to_string()), name),
-            None => (Kind::Slot("state".to_string()), key.name.as_str()),
+            Some((name, slot)) => (TensorKind::Slot(slot.to_string()), name),
+            None => (TensorKind::Slot("state".to_string()), key.name.as_str()),
         },
     };
     TensorKey { kind, name: name.to_string() }

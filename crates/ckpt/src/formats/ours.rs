@@ -5,7 +5,7 @@ use super::source::{Builder, Format, Source, Stored};
 use crate::error::{Error, Result};
 use crate::folder;
 use crate::manifest::{Checkpoint, Role};
-use crate::state::Kind;
+use crate::state::TensorKind;
 use planaria_store::container::Foreign;
 use planaria_store::{Store, join};
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, at: &str) -> Result<Source> {
 /// Everything of the state but its tensors, as JSON.
 fn about(checkpoint: &Checkpoint) -> Value {
     let state = &checkpoint.state;
-    let names = |kind: &Kind| -> Vec<&str> {
+    let names = |kind: &TensorKind| -> Vec<&str> {
         checkpoint.tensors.keys().filter(|key| key.kind == *kind).map(|key| key.name.as_str()).collect()
     };
     let files: Vec<&str> = checkpoint
@@ -98,6 +98,6 @@ fn about(checkpoint: &Checkpoint) -> Value {
         "tied": state.tied,
         "derive": checkpoint.derive,
         "files": files,
-        "buffers": names(&Kind::Buffer),
+        "buffers": names(&TensorKind::Buffer),
     })
 }

@@ -4,7 +4,7 @@
 use super::ours::STATE;
 use super::python;
 use super::source::{Format, Key, Part, Source};
-use crate::state::{Kind, TensorKey};
+use crate::state::{TensorKey, TensorKind};
 use planaria_aoa::split_slot;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,28 +101,28 @@ impl Roles {
 /// The key of a role in formats that have a part for each kind.
 pub(crate) fn part_key(role: &TensorKey) -> Key {
     let part = match role.kind {
-        Kind::Parameter | Kind::Buffer => Part::Model,
-        Kind::Master => Part::MasterWeights,
-        Kind::Slot(_) => Part::Optimizer,
-        Kind::Ema => Part::Ema,
+        TensorKind::Parameter | TensorKind::Buffer => Part::Model,
+        TensorKind::Master => Part::MasterWeights,
+        TensorKind::Slot(_) => Part::Optimizer,
+        TensorKind::Ema => Part::Ema,
     };
     Key { part, name: role.in_file() }
 }
 
-fn role(kind: Kind, name: &str) -> TensorKey {
+fn role(kind: TensorKind, name: &str) -> TensorKey {
     TensorKey { kind, name: name.to_string() }
 }
 
 fn slot(slot: &str, name: &str) -> TensorKey {
-    role(Kind::Slot(slot.to_string()), name)
+    role(TensorKind::Slot(slot.to_string()), name)
 }
 
 /// A tensor that says nothing but its name.
 fn plain(key: &Key) -> TensorKey {
     match key.part {
-        Part::Model => role(Kind::Parameter, &key.name),
-        Part::MasterWeights => role(Kind::Master, &key.name),
-        Part::Ema => role(Kind::Ema, &key.name),
+        Part::Model => role(TensorKind::Parameter, &key.name),
+        Part::MasterWeights => role(TensorKind::Master, &key.name),
+        Part::Ema => role(TensorKind::Ema, &key.name),
         Part::Optimizer => slot("state", &key.name),
     }
 }
@@ -139,15 +139,15 @@ fn by_part(key: &Key) -> TensorKey {
 /// counts only where something else speaks of a weight of that name.
 fn flex_role(source: &Source, key: &Key) -> TensorKey {
     match (split_slot(&key.name), key.part) {
-        ((name, Some(".w_0")), Part::Ema) => role(Kind::Ema, name),
-        ((name, Some(".w_0")), Part::MasterWeights) => role(Kind::Master, name),
+        ((name, Some(".w_0")), Part::Ema) => role(TensorKind::Ema, name),
+        ((name, Some(".w_0")), Part::MasterWeights) => role(TensorKind::Master, name),
         ((name, Some(".w_0")), _) => {
             let known = |part, ending: &str| {
                 source.tensors.contains_key(&Key { part, name: format!("{name}{ending}") })
             };
             let parts = [Part::Model, Part::Optimizer];
             if parts.iter().any(|&part| known(part, "") || known(part, ".moment1_0")) {
-                return role(Kind::Master, name);
+                return role(TensorKind::Master, name);
             }
             plain(key)
         }
@@ -163,7 +163,7 @@ fn static_role(key: &Key, statics: &BTreeMap<String, String>) -> TensorKey {
     }
     let named = |name: &str| statics.get(name).cloned().unwrap_or_else(|| name.to_string());
     if let Some(name) = key.name.strip_prefix("master_weights.") {
-        return role(Kind::Master, &named(name));
+        return role(TensorKind::Master, &named(name));
     }
     for ending in STATIC {
         if let Some(name) = key.name.strip_suffix(ending) {
@@ -220,7 +220,7 @@ fn torch_names(source: &Source) -> Option<TorchNames> {
 /// Torch has no place for master weights and moving averages, so we write them as `master_weights.weight`. They count as
 /// such where there is a weight of that name, or optimizer state of one.
 fn copy_role(source: &Source, key: &Key, names: Option<&TorchNames>) -> Option<TensorKey> {
-    let kinds = [(Kind::Master, MASTERS), (Kind::Ema, AVERAGES)];
+    let kinds = [(TensorKind::Master, MASTERS), (TensorKind::Ema, AVERAGES)];
     let (kind, name) =
         kinds.into_iter().find_map(|(kind, start)| Some((kind, key.name.strip_prefix(start)?)))?;
     let has_state = names.is_some_and(|names| {
@@ -282,7 +282,7 @@ impl Source {
         let buffers = self.extra.get(STATE).and_then(|about| about["buffers"].as_array());
         let is_buffer =
             |key: &Key| buffers.is_some_and(|all| all.iter().any(|name| name == key.name.as_str()));
-        let is_parameter = |key: &&Key| roles.get(key).kind == Kind::Parameter && !is_buffer(key);
+        let is_parameter = |key: &&Key| roles.get(key).kind == TensorKind::Parameter && !is_buffer(key);
         let elements = |key: &Key| self.extents(key).iter().product::<usize>() as u64;
         among.into_iter().filter(is_parameter).map(elements).fold(0, u64::saturating_add)
     }

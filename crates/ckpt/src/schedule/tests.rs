@@ -3,7 +3,7 @@
 use super::*;
 use crate::files::FileMap;
 use crate::naming;
-use crate::state::{Kind, TensorKey};
+use crate::state::{TensorKey, TensorKind};
 use crate::union::Together;
 use planaria_layout::{DType, FlatShards, Layout, Listed, Mesh, Placement, Shape, Slice, Tile, Tiling};
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ fn case(seed: u64) -> Case {
     let mesh = mesh(dice);
     let tilings: Vec<RankTiling> = (0..1 + dice.below(6)).map(|_| tiling(dice, &mesh)).collect();
     let together = |(number, tiling): (usize, &RankTiling)| Together {
-        key: TensorKey { kind: Kind::Parameter, name: format!("t{number}") },
+        key: TensorKey { kind: TensorKind::Parameter, name: format!("t{number}") },
         dtype: [DType::F32, DType::BF16][number % 2],
         shape: tiling.shape().clone(),
         held: vec![tiling.clone()],

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // Each test file uses its own part.
 
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Kind, Known, KnownTensor, State};
+use planaria_ckpt::{Item, Known, KnownTensor, State, TensorKind};
 use planaria_layout::{FlatShards, Layout, Listed, Mesh, Placement, RankTiling, Region, Shape, Tile};
 use planaria_store::{Store, StoreExt};
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ impl Dice {
 /// A tensor with its global value.
 #[derive(Clone, Debug)]
 pub(crate) struct Global {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TensorKind,
     pub(crate) name: String,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
@@ -45,7 +45,13 @@ pub(crate) struct Global {
 }
 
 impl Global {
-    pub(crate) fn new(dice: &mut Dice, kind: Kind, name: &str, shape: &[usize], dtype: DType) -> Global {
+    pub(crate) fn new(
+        dice: &mut Dice,
+        kind: TensorKind,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+    ) -> Global {
         let shape = Shape::new(shape).unwrap();
         let mut bytes: Vec<u8> = (0..shape.numel() * dtype.size()).map(|_| dice.next() as u8).collect();
         if dtype == DType::Bool {
@@ -68,11 +74,11 @@ pub(crate) fn globals(dice: &mut Dice, count: usize) -> Vec<Global> {
                 (0..ndim).map(|_| dice.below(9) + usize::from(dice.below(8) > 0)).collect();
             let dtype = *dice.pick(&DType::ALL);
             let kind = match dice.below(6) {
-                0 => Kind::Master,
-                1 => Kind::Slot("moment1_0".into()),
-                2 => Kind::Ema,
-                3 => Kind::Buffer,
-                _ => Kind::Parameter,
+                0 => TensorKind::Master,
+                1 => TensorKind::Slot("moment1_0".into()),
+                2 => TensorKind::Ema,
+                3 => TensorKind::Buffer,
+                _ => TensorKind::Parameter,
             };
             Global::new(dice, kind, &format!("layers.{i}.weight"), &shape, dtype)
         })

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     out: String,
     /// What the inputs are
     #[arg(long, value_enum, default_value_t, value_name = "KIND")]
-    inputs: Kind,
+    inputs: MergeKind,
     /// With `--inputs tensors`: what to do about tensors that not all files have
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     missing: Rest,
@@ -78,7 +78,7 @@ pub(crate) struct Output {
 
 /// What is merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum MergeKind {
     /// Models with a configuration
     #[default]
     Models,
@@ -125,9 +125,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let is_mixture = text.lines().any(|line| line.starts_with("experts:"));
     let merge = match args.inputs {
         _ if text.trim_start().starts_with('{') => plan_paddle(&text, &options),
-        Kind::Tensors => plan_raw(&text, args.missing.into(), &options),
-        Kind::Models if is_mixture => plan_moe(&text, &options),
-        Kind::Models => plan(&text, &options),
+        MergeKind::Tensors => plan_raw(&text, args.missing.into(), &options),
+        MergeKind::Models if is_mixture => plan_moe(&text, &options),
+        MergeKind::Models => plan(&text, &options),
     };
     carry_out(
         &merge.with_context(|| format!("'{}' cannot be carried out", args.recipe))?,

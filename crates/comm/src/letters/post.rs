@@ -3,7 +3,7 @@
 
 use super::carrier::{Carrier, ENVELOPE, Transfer, engine_error};
 use super::memory::{Room, Sent, Target};
-use super::wire::{Envelope, INLINE, Kind, Line};
+use super::wire::{Envelope, INLINE, Line, MessageKind};
 use crate::error::{Error, Result};
 use planaria_array::Lent;
 use planaria_layout::Rank;
@@ -107,7 +107,7 @@ impl Post {
             return Ok(());
         }
         let tag = 1 + self.sent[to] % TAGS;
-        let envelope = Envelope { kind: Kind::Data, line, text: text.into(), length, tag };
+        let envelope = Envelope { kind: MessageKind::Data, line, text: text.into(), length, tag };
         let envelope = Sent::text(&envelope.write(contents.bytes()));
         self.outgoing.push(self.carrier.send(envelope, to, ENVELOPE, self.largest)?);
         if length > INLINE {
@@ -128,7 +128,7 @@ impl Post {
         };
         self.failure = Some(error);
         let line = Line { group: 0, channel: 0 };
-        let envelope = Envelope { kind: Kind::Abort, line, text, length: 0, tag: 0 }.write(&[]);
+        let envelope = Envelope { kind: MessageKind::Abort, line, text, length: 0, tag: 0 }.write(&[]);
         for to in (0..self.size).filter(|&to| to != self.rank) {
             // Who cannot be told will find out by waiting.
             let sent = self.carrier.send(Sent::text(&envelope), to, ENVELOPE, self.largest);
@@ -180,7 +180,7 @@ impl Post {
 
     fn open(&mut self, from: Rank, bytes: &[u8]) -> Result<()> {
         let (envelope, contents) = Envelope::read(bytes)?;
-        if envelope.kind == Kind::Abort {
+        if envelope.kind == MessageKind::Abort {
             self.failure.get_or_insert(Error::Aborted { rank: from, reason: envelope.text });
             return Ok(());
         }

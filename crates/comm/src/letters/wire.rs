@@ -36,7 +36,7 @@ impl Line {
 
 /// What kind of message this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     Data,
     /// The sender gives up; the text says why.
     Abort,
@@ -45,7 +45,7 @@ pub(super) enum Kind {
 /// The beginning of every message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Envelope {
-    pub(super) kind: Kind,
+    pub(super) kind: MessageKind,
     pub(super) line: Line,
     /// The sender's call, so that a receiver who made another one can say so.
     pub(super) text: String,
@@ -60,7 +60,7 @@ impl Envelope {
     pub(super) fn write(&self, contents: &[u8]) -> Vec<u8> {
         let inline = self.length <= INLINE;
         let mut out = Vec::with_capacity(FIXED + self.text.len() + if inline { self.length } else { 0 });
-        out.extend([VERSION, u8::from(self.kind == Kind::Abort), 0, 0]);
+        out.extend([VERSION, u8::from(self.kind == MessageKind::Abort), 0, 0]);
         out.extend((self.text.len() as u32).to_le_bytes());
         out.extend(self.line.group.to_le_bytes());
         out.extend(self.line.channel.to_le_bytes());
@@ -86,7 +86,7 @@ impl Envelope {
         let (text, contents) = rest.split_at_checked(text).ok_or_else(refuse)?;
         let length = usize::try_from(number(24)?).ok().filter(|&n| isize::try_from(n).is_ok());
         let envelope = Envelope {
-            kind: if head[1] == 1 { Kind::Abort } else { Kind::Data },
+            kind: if head[1] == 1 { MessageKind::Abort } else { MessageKind::Data },
             line: Line { group: number(8)?, channel: number(16)? },
             text: String::from_utf8_lossy(text).into_owned(),
             length: length.ok_or_else(refuse)?,
@@ -108,7 +108,7 @@ mod tests {
     fn envelopes_round_trip_and_damage_is_refused() {
         for length in [0, 5, INLINE, INLINE + 1] {
             let line = Line::collective(u64::MAX, 77, 1);
-            let (text, kind) = ("all_reduce".to_string(), Kind::Data);
+            let (text, kind) = ("all_reduce".to_string(), MessageKind::Data);
             let envelope = Envelope { kind, line, text, length, tag: 70_000 };
             let contents = vec![3u8; length];
             let bytes = envelope.write(&contents);

@@ -34,12 +34,12 @@ pub(super) enum Progress {
 pub(super) struct Op {
     name: &'static str,
     sequence: u64,
-    state: Mutex<State>,
+    state: Mutex<OpState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OpState {
     posts: Vec<Option<Post>>,
     posted: usize,
     /// There from the last rank's coming to the last piece.
@@ -54,7 +54,7 @@ struct State {
 
 impl Op {
     pub(super) fn new(name: &'static str, sequence: u64, size: usize) -> Op {
-        let state = State { posts: (0..size).map(|_| None).collect(), ..State::default() };
+        let state = OpState { posts: (0..size).map(|_| None).collect(), ..OpState::default() };
         Op { name, sequence, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -95,7 +95,7 @@ impl Op {
     }
 
     /// All ranks must have made calls that go together.
-    fn check(&self, state: &State, position: usize, post: &Post, group: &Group) -> Result<()> {
+    fn check(&self, state: &OpState, position: usize, post: &Post, group: &Group) -> Result<()> {
         let other = |p: &usize| {
             state.posts[*p].as_ref().is_some_and(|o| !post.signature.fits(position, &o.signature, *p))
         };
@@ -166,7 +166,7 @@ impl Op {
     }
 
     /// Why the missing ranks will not come, if so.
-    fn hopeless(&self, state: &State, group: &Group, waited: Duration) -> Option<Error> {
+    fn hopeless(&self, state: &OpState, group: &Group, waited: Duration) -> Option<Error> {
         let (call, sequence) = (self.name, self.sequence);
         let missing = || group.ranks.iter().zip(&state.posts).filter(|(_, p)| p.is_none()).map(|(&r, _)| r);
         if let Some(rank) = missing().find(|&rank| group.world.has_left(rank)) {

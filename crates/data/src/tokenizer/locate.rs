@@ -1,6 +1,6 @@
 //! Tokens with the bytes of the text they stand for, and what a tokenizer says about chat templates.
 
-use super::{Kind, Tokenizer, files};
+use super::{Tokenizer, TokenizerKind, files};
 use crate::chat::{FILES, Found, Json, token_variables};
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Encodes texts, and says where in the text each token stands.
 #[derive(Clone)]
 pub(crate) struct Locator {
-    kind: Kind,
+    kind: TokenizerKind,
 }
 
 impl std::fmt::Debug for Locator {
@@ -23,7 +23,7 @@ impl Locator {
     /// every character it encodes, white space included.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, String> {
         match &self.kind {
-            Kind::Bytes(bytes) => {
+            TokenizerKind::Bytes(bytes) => {
                 let mut tokens = Vec::new();
                 bytes.encode(text, true, &mut tokens);
                 let mut at = 0;
@@ -34,7 +34,7 @@ impl Locator {
                 };
                 Ok(tokens.into_iter().map(place).collect())
             }
-            Kind::Trained(inner) => {
+            TokenizerKind::Trained(inner) => {
                 let found = inner.encode(text, false).map_err(|error| error.to_string())?;
                 let ranges = found.get_offsets().iter().map(|&(start, end)| start..end);
                 Ok(found.get_ids().iter().copied().zip(ranges).collect())
@@ -62,7 +62,7 @@ impl Tokenizer {
     /// One that says where tokens stand. Post-processors shorten what a token stands for, so it has none.
     pub(crate) fn locator(&self) -> Locator {
         let mut kind = self.kind.clone();
-        if let Kind::Trained(inner) = &mut kind {
+        if let TokenizerKind::Trained(inner) = &mut kind {
             inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
             inner.set_encode_special_tokens(false);
         }

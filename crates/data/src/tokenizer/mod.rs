@@ -52,16 +52,16 @@ pub struct Frame {
 }
 
 #[derive(Clone)]
-enum Kind {
+enum TokenizerKind {
     Bytes(Bytes),
     Trained(Box<tokenizers::Tokenizer>),
 }
 
-impl Kind {
+impl TokenizerKind {
     fn is_special(&self, id: u32) -> bool {
         match self {
-            Kind::Bytes(bytes) => bytes.is_special(id),
-            Kind::Trained(inner) => {
+            TokenizerKind::Bytes(bytes) => bytes.is_special(id),
+            TokenizerKind::Trained(inner) => {
                 inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
             }
         }
@@ -72,7 +72,7 @@ impl Kind {
 #[derive(Clone)]
 pub struct Tokenizer {
     name: String,
-    kind: Kind,
+    kind: TokenizerKind,
     frame: Frame,
     /// Whether documents begin with `bos`.
     begins: bool,
@@ -103,7 +103,7 @@ impl Tokenizer {
         Tokenizer {
             name: BYTE_TOKENIZER.to_string(),
             vocab: bytes.vocab(),
-            kind: Kind::Bytes(bytes),
+            kind: TokenizerKind::Bytes(bytes),
             frame: Frame { bos, eos, pad },
             begins: false,
             special_text: SpecialText::default(),
@@ -153,7 +153,7 @@ impl Tokenizer {
         let vocab = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let mut out = Tokenizer {
             name: name.to_string(),
-            kind: Kind::Trained(Box::new(inner)),
+            kind: TokenizerKind::Trained(Box::new(inner)),
             frame: Frame::default(),
             begins: false,
             vocab,
@@ -206,8 +206,10 @@ impl Tokenizer {
 
     fn tokenizer_json(&self) -> Result<Vec<u8>> {
         let text = match &self.kind {
-            Kind::Bytes(bytes) => serde_json::to_string_pretty(&bytes.to_json()).map_err(|e| e.to_string()),
-            Kind::Trained(inner) => inner.to_string(true).map_err(|e| e.to_string()),
+            TokenizerKind::Bytes(bytes) => {
+                serde_json::to_string_pretty(&bytes.to_json()).map_err(|e| e.to_string())
+            }
+            TokenizerKind::Trained(inner) => inner.to_string(true).map_err(|e| e.to_string()),
         };
         text.map(String::into_bytes).map_err(|problem| Error::tokenizer(&self.name, problem))
     }
@@ -225,7 +227,7 @@ impl Tokenizer {
     /// Chooses what special tokens inside a text become.
     pub fn set_special_text(&mut self, special_text: SpecialText) {
         self.special_text = special_text;
-        if let Kind::Trained(inner) = &mut self.kind {
+        if let TokenizerKind::Trained(inner) = &mut self.kind {
             inner.set_encode_special_tokens(special_text == SpecialText::Plain);
         }
     }
@@ -241,10 +243,10 @@ impl Tokenizer {
         }
         let special = kind == TokenKind::Special;
         match &mut self.kind {
-            Kind::Bytes(bytes) => {
+            TokenizerKind::Bytes(bytes) => {
                 bytes.add(content, special);
             }
-            Kind::Trained(inner) => {
+            TokenizerKind::Trained(inner) => {
                 let token = [AddedToken::from(content, special)];
                 let added = if special { inner.add_special_tokens(token) } else { inner.add_tokens(token) };
                 added.map_err(|e| Error::tokenizer(&self.name, e.to_string()))?;
@@ -260,19 +262,19 @@ impl Tokenizer {
     /// The id of a token of the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         match &self.kind {
-            Kind::Bytes(bytes) => bytes.id(token),
-            Kind::Trained(inner) => inner.token_to_id(token),
+            TokenizerKind::Bytes(bytes) => bytes.id(token),
+            TokenizerKind::Trained(inner) => inner.token_to_id(token),
         }
     }
 
     /// The text of one token.
     pub fn token(&self, id: u32) -> Option<String> {
         match &self.kind {
-            Kind::Bytes(bytes) if (id as usize) < bytes.vocab() => {
+            TokenizerKind::Bytes(bytes) if (id as usize) < bytes.vocab() => {
                 Some(String::from_utf8_lossy(&bytes.decode(&[id], true)).into_owned())
             }
-            Kind::Bytes(_) => None,
-            Kind::Trained(inner) => inner.id_to_token(id),
+            TokenizerKind::Bytes(_) => None,
+            TokenizerKind::Trained(inner) => inner.id_to_token(id),
         }
     }
 
@@ -280,8 +282,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut out = Vec::new();
         match &self.kind {
-            Kind::Bytes(bytes) => bytes.encode(text, self.special_text == SpecialText::Parse, &mut out),
-            Kind::Trained(_) => out = self.encode_trained(text, false)?,
+            TokenizerKind::Bytes(bytes) => {
+                bytes.encode(text, self.special_text == SpecialText::Parse, &mut out)
+            }
+            TokenizerKind::Trained(_) => out = self.encode_trained(text, false)?,
         }
         Ok(out)
     }
@@ -289,13 +293,13 @@ impl Tokenizer {
     /// The tokens a model is prompted with: with what the tokenizer's own template puts around a text.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
-            Kind::Bytes(_) => self.encode(text),
-            Kind::Trained(_) => self.encode_trained(text, true),
+            TokenizerKind::Bytes(_) => self.encode(text),
+            TokenizerKind::Trained(_) => self.encode_trained(text, true),
         }
     }
 
     fn encode_trained(&self, text: &str, template: bool) -> Result<Vec<u32>> {
-        let Kind::Trained(inner) = &self.kind else { return Ok(Vec::new()) };
+        let TokenizerKind::Trained(inner) = &self.kind else { return Ok(Vec::new()) };
         let encoding = inner.encode_fast(text, template);
         encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::tokenizer(&self.name, e.to_string()))
     }
@@ -311,8 +315,8 @@ impl Tokenizer {
             out
         };
         match &self.kind {
-            Kind::Bytes(_) => texts.iter().map(|text| Ok(framed(&self.encode(text)?))).collect(),
-            Kind::Trained(inner) => {
+            TokenizerKind::Bytes(_) => texts.iter().map(|text| Ok(framed(&self.encode(text)?))).collect(),
+            TokenizerKind::Trained(inner) => {
                 let inputs: Vec<&str> = texts.iter().map(String::as_str).collect();
                 let encodings = inner.encode_batch_fast(inputs, false);
                 let encodings = encodings.map_err(|e| Error::tokenizer(&self.name, e.to_string()))?;
@@ -333,8 +337,10 @@ impl Tokenizer {
 
     fn decode_as(&self, tokens: &[u32], keep: bool) -> Result<String> {
         match &self.kind {
-            Kind::Bytes(bytes) => Ok(String::from_utf8_lossy(&bytes.decode(tokens, keep)).into_owned()),
-            Kind::Trained(inner) => {
+            TokenizerKind::Bytes(bytes) => {
+                Ok(String::from_utf8_lossy(&bytes.decode(tokens, keep)).into_owned())
+            }
+            TokenizerKind::Trained(inner) => {
                 inner.decode(tokens, !keep).map_err(|e| Error::tokenizer(&self.name, e.to_string()))
             }
         }

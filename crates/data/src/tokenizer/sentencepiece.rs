@@ -12,7 +12,7 @@ const RENUMBERED: [&str; 9] =
     ["XLMRoberta", "Camembert", "MBart", "XGLM", "Bartpho", "Barthez", "PLBart", "Pegasus", "NllbTokenizer"];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Kind {
+enum PieceKind {
     #[default]
     Normal,
     Unknown,
@@ -26,7 +26,7 @@ enum Kind {
 struct Piece {
     text: String,
     score: f32,
-    kind: Kind,
+    kind: PieceKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +62,10 @@ pub(super) fn convert(bytes: &[u8], config: &Map<String, Value>) -> Result<Made,
     let ids: HashMap<&str, usize> =
         model.pieces.iter().enumerate().map(|(id, piece)| (piece.text.as_str(), id)).collect();
     let added = model.pieces.iter().enumerate().filter_map(|(id, piece)| {
-        let special = matches!(piece.kind, Kind::Unknown | Kind::Control);
+        let special = matches!(piece.kind, PieceKind::Unknown | PieceKind::Control);
         // Blanks are what they are looked for as only once the text is normalised.
         let normalized = piece.text.contains(BLANK);
-        (special || piece.kind == Kind::UserDefined).then(|| Added {
+        (special || piece.kind == PieceKind::UserDefined).then(|| Added {
             id,
             text: &piece.text,
             special,
@@ -92,7 +92,7 @@ pub(super) fn convert(bytes: &[u8], config: &Map<String, Value>) -> Result<Made,
 
 impl Model {
     fn has_user_pieces(&self) -> bool {
-        self.pieces.iter().any(|piece| piece.kind == Kind::UserDefined)
+        self.pieces.iter().any(|piece| piece.kind == PieceKind::UserDefined)
     }
 
     fn normalizers(&self) -> Result<Vec<Value>, String> {
@@ -164,7 +164,7 @@ impl Model {
     }
 
     fn unknown(&self) -> Option<usize> {
-        self.pieces.iter().position(|piece| piece.kind == Kind::Unknown)
+        self.pieces.iter().position(|piece| piece.kind == PieceKind::Unknown)
     }
 
     fn unigram(&self) -> Value {
@@ -178,9 +178,11 @@ impl Model {
     /// SentencePiece joins any two neighbours that make a piece, the best piece first: every way to divide a piece is a
     /// merge.
     fn bpe(&self, ids: &HashMap<&str, usize>) -> Value {
-        let is_normal = |text: &str| ids.get(text).is_some_and(|&id| self.pieces[id].kind == Kind::Normal);
+        let is_normal =
+            |text: &str| ids.get(text).is_some_and(|&id| self.pieces[id].kind == PieceKind::Normal);
         let mut merges: Vec<(f32, usize, &str, &str)> = Vec::new();
-        for (id, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| piece.kind == Kind::Normal) {
+        for (id, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| piece.kind == PieceKind::Normal)
+        {
             for (at, _) in piece.text.char_indices().skip(1) {
                 let (left, right) = piece.text.split_at(at);
                 if is_normal(left) && is_normal(right) {
@@ -229,11 +231,11 @@ impl Model {
         if let Some(twice) = model.pieces.iter().find(|piece| !seen.insert(piece.text.as_str())) {
             return Err(format!("the piece '{}' is there twice", twice.text));
         }
-        if let Some(piece) = model.pieces.iter().find(|piece| piece.kind == Kind::Unused) {
+        if let Some(piece) = model.pieces.iter().find(|piece| piece.kind == PieceKind::Unused) {
             return Err(format!("the piece '{}' is marked as unused, which is not supported", piece.text));
         }
         // Which of them a run of blanks becomes follows from scores that no other tokenizer has.
-        let of_blanks = |piece: &&Piece| piece.kind == Kind::UserDefined && piece.text.contains(BLANK);
+        let of_blanks = |piece: &&Piece| piece.kind == PieceKind::UserDefined && piece.text.contains(BLANK);
         if let (Algorithm::Unigram, Some(piece)) = (model.algorithm, model.pieces.iter().find(of_blanks)) {
             return Err(format!(
                 "the user-defined piece '{}' of a unigram model is not supported",
@@ -288,7 +290,7 @@ fn escaped(c: char) -> String {
 impl Piece {
     /// Whether a text can contain it.
     fn is_spellable(&self) -> bool {
-        matches!(self.kind, Kind::Normal | Kind::UserDefined)
+        matches!(self.kind, PieceKind::Normal | PieceKind::UserDefined)
     }
 
     fn read(bytes: &[u8]) -> Result<Piece, String> {
@@ -302,12 +304,12 @@ impl Piece {
                 (2, Field::Four(bits)) => piece.score = f32::from_bits(bits),
                 (3, Field::Number(kind)) => {
                     piece.kind = match kind {
-                        1 => Kind::Normal,
-                        2 => Kind::Unknown,
-                        3 => Kind::Control,
-                        4 => Kind::UserDefined,
-                        5 => Kind::Unused,
-                        6 => Kind::Byte,
+                        1 => PieceKind::Normal,
+                        2 => PieceKind::Unknown,
+                        3 => PieceKind::Control,
+                        4 => PieceKind::UserDefined,
+                        5 => PieceKind::Unused,
+                        6 => PieceKind::Byte,
                         other => return Err(format!("a piece is of the unknown kind {other}")),
                     }
                 }

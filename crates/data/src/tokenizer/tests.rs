@@ -46,7 +46,7 @@ fn saved_files_give_the_same_tokenizer_back() {
     let mut files = tokenizer.files().unwrap();
     files.insert("config.json".into(), b"{}".to_vec());
     let back = Tokenizer::from_files(&files).unwrap();
-    assert!(matches!(back.kind, Kind::Bytes(_)), "the fast path is taken");
+    assert!(matches!(back.kind, TokenizerKind::Bytes(_)), "the fast path is taken");
     assert_eq!(back.fingerprint().unwrap(), tokenizer.fingerprint().unwrap());
     assert_eq!(back.encode("x<|tool|>").unwrap(), [120, 259]);
     files.remove("config.json");

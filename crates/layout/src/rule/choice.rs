@@ -1,6 +1,6 @@
 //! What every mesh axis does in one op, and the layouts that follow from it.
 
-use super::{Cuts, FactorId, Kind, Rule};
+use super::{Cuts, FactorId, FactorKind, Rule};
 use crate::cut::{Split, Splits};
 use crate::layout::Layout;
 use crate::mesh::Mesh;
@@ -85,7 +85,7 @@ impl Choice {
                 rule.through[group].outputs.contains(&i).then_some(reduce)
             }
             (Role::Cut { factor, .. }, _) => {
-                let Kind::Reduce(reduce) = rule.factors[factor].kind else { return None };
+                let FactorKind::Reduce(reduce) = rule.factors[factor].kind else { return None };
                 let counted = match place {
                     Place::Input(i) => rule.once.iter().any(|o| o.factor == factor && o.input == i),
                     Place::Output(_) => !rule.has(place, factor),
@@ -121,8 +121,8 @@ impl Choice {
         };
         let suits_kind = match declared.kind {
             // Averages of unequal parts do not average; extremes of nothing do not exist.
-            Kind::Reduce(Reduce::Avg) => even,
-            Kind::Reduce(Reduce::Max | Reduce::Min) => nobody_empty || even && declared.size > 0,
+            FactorKind::Reduce(Reduce::Avg) => even,
+            FactorKind::Reduce(Reduce::Max | Reduce::Min) => nobody_empty || even && declared.size > 0,
             _ => true,
         };
         let suits_cuts = match declared.cuts {

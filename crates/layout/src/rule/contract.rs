@@ -1,6 +1,6 @@
 //! Rules of ops that reduce dims away: reductions, products, einsum.
 
-use super::{Cuts, DimFactors, FactorId, Kind, Prefer, Rule};
+use super::{Cuts, DimFactors, FactorId, FactorKind, Prefer, Rule};
 use crate::error::{Error, Result};
 use crate::placement::Reduce;
 use crate::shape::Shape;
@@ -9,7 +9,7 @@ use crate::shape::Shape;
 pub fn reduction(input: &Shape, dims: &[usize], output: &Shape, reduce: Reduce) -> Rule {
     let mut rule = Rule::default();
     let is_reduced = |dim: usize| dims.contains(&dim);
-    let kind = |dim| if is_reduced(dim) { Kind::Reduce(reduce) } else { Kind::Free };
+    let kind = |dim| if is_reduced(dim) { FactorKind::Reduce(reduce) } else { FactorKind::Free };
     let factors: Vec<_> =
         input.iter().enumerate().map(|(dim, &n)| Some(rule.factor(n, kind(dim), Cuts::Any))).collect();
     rule.input(&factors);
@@ -192,7 +192,7 @@ impl Table {
         let results: Vec<Vec<Label>> = outputs.iter().map(|term| term.labels(self.dots)).collect();
         for &(label, size) in &self.sizes {
             let everywhere = results.iter().all(|labels| labels.contains(&label));
-            let kind = if everywhere { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
+            let kind = if everywhere { FactorKind::Free } else { FactorKind::Reduce(Reduce::Sum) };
             rule.factor(size, kind, Cuts::Any);
         }
         let factor = |label: Label| self.sizes.iter().position(|(known, _)| *known == label);

@@ -3,7 +3,7 @@
 use super::choice::{Choice, Place, Role};
 use super::decide::{Vote, votes};
 use super::price::all_reduce;
-use super::{FactorId, Kind, Operand, Prefer, Rule};
+use super::{FactorId, FactorKind, Operand, Prefer, Rule};
 use crate::layout::Layout;
 use crate::mesh::{AxisSet, Coords, Mesh};
 use crate::placement::{Placement, Reduce};
@@ -86,7 +86,7 @@ fn rank_of(rule: &Rule, wish: &Wish) -> (bool, usize, usize) {
     match rule.prefer {
         Prefer::First | Prefer::Cheapest => (false, 0, 0),
         Prefer::Shared => {
-            let reduced = matches!(rule.factors[factor].kind, Kind::Reduce(_));
+            let reduced = matches!(rule.factors[factor].kind, FactorKind::Reduce(_));
             let lacking = rule.inputs.iter().filter(|dims| !dims.iter().any(|d| d.contains(&factor))).count();
             (reduced, lacking, usize::MAX - rule.factors[factor].size)
         }
@@ -112,7 +112,7 @@ fn may_cut(rule: &Rule, mesh: &Mesh, choice: &Choice, wishes: &[Wish], wish: &Wi
     };
     match rule.prefer {
         Prefer::Shared => {
-            let lone = others.is_empty() && rule.factors[factor].kind == Kind::Free;
+            let lone = others.is_empty() && rule.factors[factor].kind == FactorKind::Free;
             size.is_multiple_of(parts) || lone && size >= parts
         }
         _ => (size >= parts || parts == 1) && others.iter().all(|&axis| own(axis)),

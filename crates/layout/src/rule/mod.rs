@@ -33,7 +33,7 @@ pub type DimFactors = SmallVec<[FactorId; 1]>;
 
 /// What cutting a factor over a mesh axis means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FactorKind {
     /// Ranks work on slices. Outputs without the factor come out equal on all of them, either because they do
     /// not depend on it or because the kernel itself communicates.
     Free,
@@ -60,7 +60,7 @@ pub struct Factor {
     /// Its extent.
     pub size: usize,
     /// What cutting it means.
-    pub kind: Kind,
+    pub kind: FactorKind,
     /// How it may be cut.
     pub cuts: Cuts,
 }
@@ -150,24 +150,24 @@ impl Rule {
     }
 
     /// A new factor.
-    pub fn factor(&mut self, size: usize, kind: Kind, cuts: Cuts) -> FactorId {
+    pub fn factor(&mut self, size: usize, kind: FactorKind, cuts: Cuts) -> FactorId {
         self.factors.push(Factor { size, kind, cuts });
         self.factors.len() - 1
     }
 
     /// A new factor whose slices are independent, cut in any way.
     pub fn free(&mut self, size: usize) -> FactorId {
-        self.factor(size, Kind::Free, Cuts::Any)
+        self.factor(size, FactorKind::Free, Cuts::Any)
     }
 
     /// A new factor that is summed (or otherwise reduced) away in outputs without it, cut in any way.
     pub fn reduced(&mut self, size: usize, reduce: Reduce) -> FactorId {
-        self.factor(size, Kind::Reduce(reduce), Cuts::Any)
+        self.factor(size, FactorKind::Reduce(reduce), Cuts::Any)
     }
 
     /// A new factor that is never cut.
     pub fn fixed(&mut self, size: usize) -> FactorId {
-        self.factor(size, Kind::Free, Cuts::Whole)
+        self.factor(size, FactorKind::Free, Cuts::Whole)
     }
 
     /// Adds an input with one factor or none per dim.

@@ -4,7 +4,7 @@ use super::choice::{Choice, Place, Role};
 use super::decide::votes;
 use super::expect::expected;
 use super::price::{Key, Pricing};
-use super::{FactorId, Kind, Operand, Rule, Terms};
+use super::{FactorId, FactorKind, Operand, Rule, Terms};
 use crate::placement::Placement;
 use smallvec::SmallVec;
 
@@ -170,7 +170,7 @@ fn candidates(rule: &Rule, inputs: &[Operand<'_>], terms: &Terms<'_>, axis: usiz
         match wanted.placements()[axis] {
             Placement::Replicate => {}
             Placement::Partial(reduce) => {
-                let leaves = |f: &FactorId| rule.factors[*f].kind == Kind::Reduce(reduce);
+                let leaves = |f: &FactorId| rule.factors[*f].kind == FactorKind::Reduce(reduce);
                 let factors = (0..rule.factors.len()).filter(leaves);
                 factors.for_each(|factor| add(Role::Cut { factor, sections: 1 }));
             }

@@ -45,13 +45,13 @@ pub(crate) trait Combine: Debug + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameter {
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: SettingKind,
     pub(crate) default: Default,
 }
 
 /// What a parameter may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SettingKind {
     Number,
     Truth,
 }
@@ -159,16 +159,16 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 const fn number(name: &'static str, default: f64) -> Parameter {
-    Parameter { name, kind: Kind::Number, default: Default::Value(default) }
+    Parameter { name, kind: SettingKind::Number, default: Default::Value(default) }
 }
 
 const fn truth(name: &'static str, default: bool) -> Parameter {
-    Parameter { name, kind: Kind::Truth, default: Default::Value(if default { 1.0 } else { 0.0 }) }
+    Parameter { name, kind: SettingKind::Truth, default: Default::Value(if default { 1.0 } else { 0.0 }) }
 }
 
-const WEIGHT: Parameter = Parameter { name: "weight", kind: Kind::Number, default: Default::Required };
-const T: Parameter = Parameter { name: "t", kind: Kind::Number, default: Default::Required };
-const SCALE: Parameter = Parameter { name: "scale", kind: Kind::Number, default: Default::None };
+const WEIGHT: Parameter = Parameter { name: "weight", kind: SettingKind::Number, default: Default::Required };
+const T: Parameter = Parameter { name: "t", kind: SettingKind::Number, default: Default::Required };
+const SCALE: Parameter = Parameter { name: "scale", kind: SettingKind::Number, default: Default::None };
 const DENSITY: Parameter = number("density", 1.0);
 const LAMBDA: Parameter = number("lambda", 1.0);
 const INT8: Parameter = truth("int8_mask", false);

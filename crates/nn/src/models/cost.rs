@@ -1,7 +1,7 @@
 //! What parts of a model cost one rank: operations, bytes kept, bytes sent. Plans and the cut into stages go by it.
 
 use super::architecture::Stage;
-use crate::param::{Cut, Kind, ParamSpec};
+use crate::param::{Cut, ParamKind, ParamSpec};
 
 /// The smallest part that has a cost of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,13 +78,13 @@ pub(super) fn from_table(table: &[ParamSpec], width: usize, segment: Segment, si
         });
         match (segment, spec.kind) {
             (Segment::Embed, _) => operations += (sizes.tokens * width as u64) as f64,
-            (_, Kind::Matrix | Kind::Embedding) => {
+            (_, ParamKind::Matrix | ParamKind::Embedding) => {
                 operations += 2.0 * spec.shape.numel() as f64 * sizes.tokens as f64 / cut as f64;
                 let input = sizes.tokens * inner * sizes.size;
                 (kept, widest) = (kept + input, widest.max(input));
             }
-            (_, Kind::Norm) => kept += output,
-            (_, Kind::Bias) => {}
+            (_, ParamKind::Norm) => kept += output,
+            (_, ParamKind::Bias) => {}
         }
     }
     let crossings = match segment {

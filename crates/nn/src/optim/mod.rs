@@ -17,5 +17,5 @@ pub use optimizer::Optimizer;
 pub use planaria_array::ops::{
     AdamW, Momentum, Sgd, check_finite_and_unscale, clip_coefficient, scale_in_place,
 };
-pub use rule::{Rule, Shard, State};
+pub use rule::{OptimState, Rule, Shard};
 pub use schedule::{Decay, Schedule, Shape};

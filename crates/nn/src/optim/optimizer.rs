@@ -1,6 +1,6 @@
 //! An optimizer over the parameters of a module: what one rank, or ranks that share a model, need to train it.
 
-use super::rule::{Rule, Shard, State};
+use super::rule::{OptimState, Rule, Shard};
 use crate::error::Result;
 use crate::param::{Module, Param};
 use planaria_array::Array;
@@ -37,7 +37,7 @@ pub struct Optimizer {
 #[derive(Clone, Debug)]
 struct Row {
     param: Param,
-    state: State,
+    state: OptimState,
     twins: Vec<Param>,
 }
 

@@ -1,7 +1,7 @@
 //! Update rules over lists of shards, and the state they keep for each.
 
 use crate::error::{Error, Result};
-use crate::param::Kind;
+use crate::param::ParamKind;
 use planaria_array::ops::{AdamW, AdamWArrays, Sgd, SgdArrays};
 use planaria_array::{Array, DType};
 
@@ -16,7 +16,7 @@ pub enum Rule {
 
 /// What a rule keeps for one shard. All arrays have its shape.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct OptimState {
     /// f32 values of a bf16 or f16 parameter.
     pub master: Option<Array>,
     /// Moments or velocity, each with the name it has in checkpoints.
@@ -31,9 +31,9 @@ pub struct Shard<'a> {
     /// Its gradient.
     pub grad: &'a Array,
     /// What the rule keeps, updated in place.
-    pub state: &'a State,
+    pub state: &'a OptimState,
     /// What the parameter is for: only weights of products and token vectors decay.
-    pub kind: Kind,
+    pub kind: ParamKind,
 }
 
 impl Rule {
@@ -47,13 +47,13 @@ impl Rule {
     }
 
     /// The state before the first step. Narrow parameters get f32 values of their own.
-    pub fn state(&self, param: &Array) -> Result<State> {
+    pub fn state(&self, param: &Array) -> Result<OptimState> {
         let narrow = matches!(param.dtype(), DType::BF16 | DType::F16);
         let dtype = if narrow { DType::F32 } else { param.dtype() };
         let zeros = || Array::zeros_on(param.shape(), dtype, param.device());
         let master = narrow.then(|| param.cast(DType::F32)).transpose()?;
         let slots = self.slots().iter().map(|&name| Ok((name, zeros()?))).collect::<Result<_>>()?;
-        Ok(State { master, slots })
+        Ok(OptimState { master, slots })
     }
 
     /// Step number `step` (from 1) at learning rate `lr`, with gradients multiplied by `scale` as they are read:
@@ -84,10 +84,10 @@ impl Rule {
     }
 }
 
-impl Kind {
+impl ParamKind {
     /// True when weight decay applies.
     pub fn decays(self) -> bool {
-        matches!(self, Kind::Matrix | Kind::Embedding)
+        matches!(self, ParamKind::Matrix | ParamKind::Embedding)
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
         let (param, grad) = (filled(1.0, DType::BF16), filled(1.0, DType::F32));
         let state = rule.state(&param).unwrap();
         for step in 1..=20 {
-            let shard = Shard { param: &param, grad: &grad, state: &state, kind: Kind::Norm };
+            let shard = Shard { param: &param, grad: &grad, state: &state, kind: ParamKind::Norm };
             rule.step(step, 1e-4, 1.0, &[shard]).unwrap();
         }
         // bf16 has steps of 2^-8 below 1, far more than one update.
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn biases_and_norms_do_not_decay_and_gradients_are_scaled() {
         let rule = Rule::AdamW(AdamW { weight_decay: 0.5, ..AdamW::default() });
-        let params = [Kind::Matrix, Kind::Bias].map(|kind| (kind, filled(2.0, DType::F32)));
+        let params = [ParamKind::Matrix, ParamKind::Bias].map(|kind| (kind, filled(2.0, DType::F32)));
         let (grad, mut shards) = (filled(0.0, DType::F32), Vec::new());
         let states = params.clone().map(|(_, param)| rule.state(&param).unwrap());
         for ((kind, param), state) in params.iter().zip(&states) {

@@ -23,7 +23,7 @@ use link::{Direction, Links};
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
 use planaria_tensor::{Device, GradOptions, History, Tensor, World, backward_from, backward_inputs, no_grad};
-use state::{Record, State};
+use state::{InFlight, Record};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -172,7 +172,7 @@ impl Engine {
     fn follow(&mut self, work: &mut dyn StageWork) -> Result<Ran> {
         let (schedule, begin) = (self.schedule.clone(), Instant::now());
         let list = schedule.list(self.comm.rank());
-        let (mut state, mut spans) = (State::default(), Vec::with_capacity(list.len()));
+        let (mut state, mut spans) = (InFlight::default(), Vec::with_capacity(list.len()));
         for &action in list {
             let start = begin.elapsed().as_secs_f64();
             self.act(action, &mut state, work)?;
@@ -182,7 +182,7 @@ impl Engine {
         Ok(Ran { begin, spans })
     }
 
-    fn act(&mut self, action: Action, state: &mut State, work: &mut dyn StageWork) -> Result<()> {
+    fn act(&mut self, action: Action, state: &mut InFlight, work: &mut dyn StageWork) -> Result<()> {
         let at = At { stage: action.stage, micro: action.micro };
         match action.step {
             Step::ReceiveInput => {
@@ -225,7 +225,7 @@ impl Engine {
         left(stage.and_then(|stage| self.schedule.stages().rank_of(stage)), action, "neighbouring stage")
     }
 
-    fn forward(&mut self, at: At, state: &mut State, work: &mut dyn StageWork) -> Result<()> {
+    fn forward(&mut self, at: At, state: &mut InFlight, work: &mut dyn StageWork) -> Result<()> {
         let action = Action::new(Step::Forward, at.stage, at.micro);
         let stages = self.schedule.stages();
         let (is_last, evaluates) = (at.stage + 1 == stages.len(), self.schedule.is_forward_only());
@@ -263,7 +263,7 @@ impl Engine {
         &mut self,
         action: Action,
         at: At,
-        state: &mut State,
+        state: &mut InFlight,
         work: &mut dyn StageWork,
     ) -> Result<()> {
         work.begin_backward(at);
@@ -308,7 +308,7 @@ impl Engine {
         action: Action,
         at: At,
         record: &Record,
-        state: &mut State,
+        state: &mut InFlight,
         work: &mut dyn StageWork,
     ) -> Result<Vec<(History, Option<Tensor>)>> {
         if at.stage + 1 == self.schedule.stages().len() {

@@ -26,7 +26,7 @@ pub(super) type InputGrad = (Option<Tensor>, Option<History>);
 
 /// Everything a rank holds during a step.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct InFlight {
     /// Received, not yet used.
     pub(super) inputs: HashMap<At, Vec<Tensor>>,
     /// Made, not yet sent.

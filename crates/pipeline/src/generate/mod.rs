@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 /// The known schedules. Written `f_then_b`, `1f1b`, `interleaved`, `zb_h1`, `zbv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ScheduleKind {
     /// All forwards, then all backwards (GPipe): every activation of a step is alive at once.
     ForwardThenBackward,
     /// A backward as soon as there is one: rank `r` of `p` keeps `p - r` activations.
@@ -41,33 +41,33 @@ pub enum Limit {
 /// Most forwards, or backwards, of a step.
 const MOST: usize = 1 << 24;
 
-impl Kind {
+impl ScheduleKind {
     /// All kinds.
-    pub const ALL: [Kind; 5] = [
-        Kind::ForwardThenBackward,
-        Kind::OneForwardOneBackward,
-        Kind::Interleaved,
-        Kind::ZeroBubble,
-        Kind::ZeroBubbleV,
+    pub const ALL: [ScheduleKind; 5] = [
+        ScheduleKind::ForwardThenBackward,
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZeroBubble,
+        ScheduleKind::ZeroBubbleV,
     ];
 
     /// The name.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::ForwardThenBackward => "f_then_b",
-            Kind::OneForwardOneBackward => "1f1b",
-            Kind::Interleaved => "interleaved",
-            Kind::ZeroBubble => "zb_h1",
-            Kind::ZeroBubbleV => "zbv",
+            ScheduleKind::ForwardThenBackward => "f_then_b",
+            ScheduleKind::OneForwardOneBackward => "1f1b",
+            ScheduleKind::Interleaved => "interleaved",
+            ScheduleKind::ZeroBubble => "zb_h1",
+            ScheduleKind::ZeroBubbleV => "zbv",
         }
     }
 
     /// The smallest and the largest number of chunks per rank.
     pub fn chunks(self) -> (usize, usize) {
         match self {
-            Kind::ForwardThenBackward | Kind::OneForwardOneBackward => (1, 1),
-            Kind::Interleaved | Kind::ZeroBubble => (1, usize::MAX),
-            Kind::ZeroBubbleV => (2, 2),
+            ScheduleKind::ForwardThenBackward | ScheduleKind::OneForwardOneBackward => (1, 1),
+            ScheduleKind::Interleaved | ScheduleKind::ZeroBubble => (1, usize::MAX),
+            ScheduleKind::ZeroBubbleV => (2, 2),
         }
     }
 
@@ -82,7 +82,7 @@ impl Kind {
             return Err(Error::Size { what: "chunks", found: chunks, expected });
         }
         match self {
-            Kind::ZeroBubbleV => Stages::vee(ranks),
+            ScheduleKind::ZeroBubbleV => Stages::vee(ranks),
             _ => Stages::round_robin(ranks, chunks),
         }
     }
@@ -93,7 +93,7 @@ impl Kind {
         self.build_within(ranks, micros, chunks, &Limit::Usual)
     }
 
-    /// The same with a limit on kept activations, which [`Kind::ZeroBubbleV`] can trade time for. Other kinds need
+    /// The same with a limit on kept activations, which [`ScheduleKind::ZeroBubbleV`] can trade time for. Other kinds need
     /// what they need, and refuse a limit below.
     pub fn build_within(self, ranks: usize, micros: usize, chunks: usize, limit: &Limit) -> Result<Schedule> {
         let stages = self.stages(ranks, chunks)?;
@@ -108,11 +108,13 @@ impl Kind {
             }
         };
         let work = match self {
-            Kind::ForwardThenBackward => (0..ranks).map(|rank| forward_then_backward(rank, micros)).collect(),
-            Kind::OneForwardOneBackward => rounds::one_by_one(ranks, micros, 1),
-            Kind::Interleaved => rounds::one_by_one(ranks, micros, chunks),
-            Kind::ZeroBubble => rounds::zero_bubble(ranks, micros, chunks),
-            Kind::ZeroBubbleV => {
+            ScheduleKind::ForwardThenBackward => {
+                (0..ranks).map(|rank| forward_then_backward(rank, micros)).collect()
+            }
+            ScheduleKind::OneForwardOneBackward => rounds::one_by_one(ranks, micros, 1),
+            ScheduleKind::Interleaved => rounds::one_by_one(ranks, micros, chunks),
+            ScheduleKind::ZeroBubble => rounds::zero_bubble(ranks, micros, chunks),
+            ScheduleKind::ZeroBubbleV => {
                 let caps = caps.clone().unwrap_or_else(|| vec![2 * ranks; ranks]);
                 vee::zero_bubble(&stages, micros, &caps)?
             }
@@ -137,8 +139,10 @@ impl Kind {
         };
         let work: Vec<Vec<Action>> = match self {
             // A rank that waited for a micro-batch to come round would keep the others waiting.
-            Kind::Interleaved | Kind::ZeroBubble => rounds::forward_only(ranks, micros, chunks),
-            Kind::ZeroBubbleV => vee::forward_only(&stages, micros),
+            ScheduleKind::Interleaved | ScheduleKind::ZeroBubble => {
+                rounds::forward_only(ranks, micros, chunks)
+            }
+            ScheduleKind::ZeroBubbleV => vee::forward_only(&stages, micros),
             _ => (0..ranks).map(list).collect(),
         };
         Ok(Schedule::from_work(stages, micros, &work))
@@ -160,25 +164,25 @@ fn forward_then_backward(rank: usize, micros: usize) -> Vec<Action> {
     all(Step::Forward).chain(all(Step::Backward)).collect()
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for ScheduleKind {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Kind> {
+    fn from_str(text: &str) -> Result<ScheduleKind> {
         let plain = |name: &str| name.to_lowercase().replace(['-', ' '], "_");
-        let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+        let found = ScheduleKind::ALL.into_iter().find(|kind| kind.name() == text);
         found.ok_or_else(|| {
-            let close = |kind: &&Kind| {
+            let close = |kind: &&ScheduleKind| {
                 let (a, b) = (plain(text).replace('_', ""), kind.name().replace('_', ""));
                 !a.is_empty() && (a.contains(&b) || b.contains(&a))
             };
-            let nearest = Kind::ALL.iter().find(close).map(|kind| kind.name());
-            let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+            let nearest = ScheduleKind::ALL.iter().find(close).map(|kind| kind.name());
+            let known: Vec<&str> = ScheduleKind::ALL.iter().map(|kind| kind.name()).collect();
             Error::UnknownKind { found: text.to_owned(), known: known.join(", "), nearest }
         })
     }

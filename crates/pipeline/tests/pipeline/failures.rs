@@ -3,7 +3,7 @@
 use crate::stack::{Plan, Stack, ranks};
 use planaria_comm::{Comm, CommExt, Fault, Trip, faulty};
 use planaria_pipeline::engine::{self, At, Options, StageWork};
-use planaria_pipeline::{Error, Failure, Kind, Schedule};
+use planaria_pipeline::{Error, Failure, Schedule, ScheduleKind};
 use planaria_tensor::{History, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ fn errors(schedule: &Schedule, when: When, at: At) -> Vec<Option<Error>> {
 #[test]
 fn a_failing_stage_fails_every_rank_with_its_name() {
     let begin = Instant::now();
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let schedule = kind.build(3, 5, kind.chunks().0).unwrap();
         let last = schedule.stages().len() - 1;
         let cases = [
@@ -86,7 +86,7 @@ fn a_failing_stage_fails_every_rank_with_its_name() {
 
 #[test]
 fn a_panic_reaches_everyone() {
-    let schedule = Kind::OneForwardOneBackward.build(3, 4, 1).unwrap();
+    let schedule = ScheduleKind::OneForwardOneBackward.build(3, 4, 1).unwrap();
     let plan = Plan::new(3, 4);
     let options = planaria_comm::threads::Options::new(3).timeout(Duration::from_secs(60));
     let end = planaria_comm::threads::try_run(&options, |comm| {
@@ -99,7 +99,7 @@ fn a_panic_reaches_everyone() {
 
 #[test]
 fn a_failing_message_fails_every_rank() {
-    let schedule = Kind::ZeroBubbleV.build(2, 3, 2).unwrap();
+    let schedule = ScheduleKind::ZeroBubbleV.build(2, 3, 2).unwrap();
     let plan = Plan::new(4, 3);
     for call in [0, 3, 7, 11] {
         let trip = Trip { rank: 1, call, fault: Fault::Fail("the cable is out".into()) };
@@ -116,7 +116,7 @@ fn a_failing_message_fails_every_rank() {
 
 #[test]
 fn a_schedule_for_other_ranks_or_a_bad_one_is_refused() {
-    let two = Kind::OneForwardOneBackward.build(2, 2, 1).unwrap();
+    let two = ScheduleKind::OneForwardOneBackward.build(2, 2, 1).unwrap();
     let ends = ranks(3, |comm| {
         assert_eq!(comm.size(), 3);
         engine::Engine::new(Arc::new(two.clone()), comm, Options::default()).map(drop)

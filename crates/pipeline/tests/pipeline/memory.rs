@@ -9,7 +9,7 @@ use planaria_array::{Array, reset_thread_peak, thread_memory_stats};
 use planaria_comm::{Call, Comm, Pending, Send};
 use planaria_layout::Rank;
 use planaria_pipeline::engine::{At, Engine, Options, StageWork};
-use planaria_pipeline::{Costs, Failure, Kind, Release, Schedule, StageBytes, StageCost};
+use planaria_pipeline::{Costs, Failure, Release, Schedule, ScheduleKind, StageBytes, StageCost};
 use planaria_tensor::{GradOptions, History, Tensor, backward_from, backward_inputs};
 use std::sync::Arc;
 
@@ -290,7 +290,7 @@ const LAYERS: [Layer; 9] = [
 
 #[test]
 fn measured_peaks_equal_the_simulator() {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let (least, most) = kind.chunks();
         let sizes = [(1, 1), (2, 1), (4, 1), (2, 2), (3, 2)];
         for (p, chunks) in sizes.into_iter().filter(|(_, chunks)| (least..=most).contains(chunks)) {
@@ -301,7 +301,7 @@ fn measured_peaks_equal_the_simulator() {
                 let schedule = kind.build(p, m, chunks).unwrap();
                 // The peaks inside the work were measured with early release; holding on moves them where backward
                 // would have freed an output on its way, and neighbours on one rank hold some tensors twice.
-                let moved = kind == Kind::ZeroBubbleV || plan.layers.contains(&Layer::Tanh);
+                let moved = kind == ScheduleKind::ZeroBubbleV || plan.layers.contains(&Layer::Tanh);
                 let both = [Release::Early, Release::AfterBackward];
                 for &release in &both[..if moved { 1 } else { 2 }] {
                     let expected = simulated(&bytes, &schedule, release);
@@ -324,10 +324,10 @@ fn full_recompute_halves_the_boundary_memory_of_f_then_b() {
     let bytes = profile(&plan);
     let tensor = (16 * WIDTH * 4) as u64;
     assert_eq!((bytes[1].input, bytes[1].saved, bytes[1].saved_input), (tensor, tensor, tensor));
-    let schedule = Kind::ForwardThenBackward.build(p, m, 1).unwrap();
+    let schedule = ScheduleKind::ForwardThenBackward.build(p, m, 1).unwrap();
     // Above the work of one micro-batch: the boundary tensors of all.
     let boundary = |release| {
-        let one = Kind::ForwardThenBackward.build(p, 1, 1).unwrap();
+        let one = ScheduleKind::ForwardThenBackward.build(p, 1, 1).unwrap();
         let one_plan = Plan { rows: vec![16], ..plan.clone() };
         let (all, one) = (measured(&plan, &schedule, release), measured(&one_plan, &one, release));
         all[1] - one[1]
@@ -342,7 +342,7 @@ fn what_nobody_saved_is_gone_after_the_hand_over() {
     // gradient beside the one that came.
     for (layer, alive) in [(Layer::Identity, 1), (Layer::Window, 2)] {
         let plan = Plan { tuple: false, ..plan_of(vec![Layer::Plain, layer, Layer::Plain], 6) };
-        let schedule = Kind::ForwardThenBackward.build(3, 6, 1).unwrap();
+        let schedule = ScheduleKind::ForwardThenBackward.build(3, 6, 1).unwrap();
         let tensor = (16 * WIDTH * 4) as u64;
         assert_eq!(measured(&plan, &schedule, Release::Early)[1], alive * tensor, "{layer:?}");
     }

@@ -2,20 +2,20 @@
 
 use crate::stack::{Layer, Left, Plan, alone, piped};
 use planaria_pipeline::engine::Options;
-use planaria_pipeline::{Kind, Release};
+use planaria_pipeline::{Release, ScheduleKind};
 
-fn chunk_choices(kind: Kind) -> &'static [usize] {
+fn chunk_choices(kind: ScheduleKind) -> &'static [usize] {
     match kind {
-        Kind::ForwardThenBackward | Kind::OneForwardOneBackward => &[1],
-        Kind::Interleaved => &[2, 3],
-        Kind::ZeroBubble => &[1, 2],
-        Kind::ZeroBubbleV => &[2],
+        ScheduleKind::ForwardThenBackward | ScheduleKind::OneForwardOneBackward => &[1],
+        ScheduleKind::Interleaved => &[2, 3],
+        ScheduleKind::ZeroBubble => &[1, 2],
+        ScheduleKind::ZeroBubbleV => &[2],
     }
 }
 
 /// All kinds on up to `ranks` ranks, each with its model.
-fn each_schedule(ranks: usize, micros: &[usize], check: impl Fn(Kind, usize, usize, usize)) {
-    for kind in Kind::ALL {
+fn each_schedule(ranks: usize, micros: &[usize], check: impl Fn(ScheduleKind, usize, usize, usize)) {
+    for kind in ScheduleKind::ALL {
         for &chunks in chunk_choices(kind) {
             for ranks in 1..=ranks {
                 micros.iter().for_each(|&micros| check(kind, ranks, micros, chunks));
@@ -24,7 +24,7 @@ fn each_schedule(ranks: usize, micros: &[usize], check: impl Fn(Kind, usize, usi
     }
 }
 
-fn assert_same(plan: &Plan, kind: Kind, ranks: usize, chunks: usize, options: &Options) -> Left {
+fn assert_same(plan: &Plan, kind: ScheduleKind, ranks: usize, chunks: usize, options: &Options) -> Left {
     let schedule = kind.build(ranks, plan.rows.len(), chunks).unwrap();
     let (expected, found) = (alone(plan), piped(plan, &schedule, options).unwrap());
     let name = format!("{kind} p={ranks} m={} v={chunks}", plan.rows.len());

@@ -4,14 +4,14 @@ use crate::stack::{Layer, Plan, alone, piped, ranks, value};
 use planaria_comm::CommExt;
 use planaria_layout::Mesh;
 use planaria_pipeline::engine::{At, Engine, Inner, Options, Shapes, StageWork};
-use planaria_pipeline::{Error, Failure, Kind};
+use planaria_pipeline::{Error, Failure, ScheduleKind};
 use planaria_tensor::{Keep, Tensor, World};
 use std::sync::Arc;
 
 #[test]
 fn micro_batches_of_several_sizes_need_a_description_each() {
     let plan = Plan { rows: vec![3, 0, 5, 1], ..Plan::new(3, 4) };
-    let schedule = Kind::OneForwardOneBackward.build(3, 4, 1).unwrap();
+    let schedule = ScheduleKind::OneForwardOneBackward.build(3, 4, 1).unwrap();
     let each = Options { shapes: Shapes::Each, ..Options::default() };
     assert_eq!(piped(&plan, &schedule, &each).unwrap(), alone(&plan));
 
@@ -24,7 +24,7 @@ fn micro_batches_of_several_sizes_need_a_description_each() {
 
 #[test]
 fn empty_micro_batches_flow_like_others() {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let chunks = kind.chunks().0;
         let plan = Plan { rows: vec![0; 3], ..Plan::new(2 * chunks, 3) };
         let schedule = kind.build(2, 3, chunks).unwrap();
@@ -50,7 +50,7 @@ impl StageWork for Growing {
 
 #[test]
 fn what_was_agreed_on_holds_for_later_steps() {
-    let schedule = Arc::new(Kind::OneForwardOneBackward.build(2, 2, 1).unwrap());
+    let schedule = Arc::new(ScheduleKind::OneForwardOneBackward.build(2, 2, 1).unwrap());
     let ends = ranks(2, |comm| {
         let mut engine = Engine::new(schedule.clone(), comm.clone(), Options::default()).unwrap();
         engine.run(&mut Growing { step: 0 }).unwrap();
@@ -106,7 +106,7 @@ impl StageWork for Cut {
 
 #[test]
 fn pieces_of_tensors_go_to_their_counterparts() {
-    let schedule = Arc::new(Kind::ForwardThenBackward.build(2, 2, 1).unwrap());
+    let schedule = Arc::new(ScheduleKind::ForwardThenBackward.build(2, 2, 1).unwrap());
     let ends = ranks(4, |comm| {
         let world = World::new(comm.clone());
         let mesh = Mesh::new(&[("pp", 2), ("tp", 2)]).unwrap();
@@ -134,7 +134,7 @@ fn pieces_of_tensors_go_to_their_counterparts() {
 
 #[test]
 fn a_stage_without_a_mesh_refuses_pieces() {
-    let schedule = Arc::new(Kind::ForwardThenBackward.build(2, 1, 1).unwrap());
+    let schedule = Arc::new(ScheduleKind::ForwardThenBackward.build(2, 1, 1).unwrap());
     let ends = ranks(2, |comm| {
         let world = World::new(comm.clone());
         let mesh = Mesh::with_ranks(&[("tp", 1)], &[comm.rank()]).unwrap();
@@ -150,6 +150,6 @@ fn a_stage_without_a_mesh_refuses_pieces() {
 fn a_tensor_alone_and_a_tuple_give_the_same_gradients() {
     let layers = vec![Layer::Residual, Layer::View, Layer::Recomputed];
     let plan = Plan { layers, tuple: false, ..Plan::new(3, 4) };
-    let schedule = Kind::ZeroBubble.build(3, 4, 1).unwrap();
+    let schedule = ScheduleKind::ZeroBubble.build(3, 4, 1).unwrap();
     assert_eq!(piped(&plan, &schedule, &Options::default()).unwrap(), alone(&plan));
 }

@@ -23,12 +23,12 @@ pub struct Signature {
     /// Names of the results.
     pub results: Vec<&'static str>,
     /// Names and kinds of the attributes, in the order that Paddle writes them.
-    pub attrs: Vec<(&'static str, Kind)>,
+    pub attrs: Vec<(&'static str, AttrKind)>,
 }
 
 /// The kind of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct AttrKind {
     /// The kind itself, or that of an array's elements.
     pub name: &'static str,
     /// Whether it is an array.
@@ -51,7 +51,7 @@ fn row(line: &'static str) -> Option<(&'static str, Signature)> {
     let attrs = attrs.split_whitespace().filter_map(|word| {
         let (name, kind) = word.split_once('=')?;
         let inner = kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']'));
-        Some((name, Kind { name: inner.unwrap_or(kind), array: inner.is_some() }))
+        Some((name, AttrKind { name: inner.unwrap_or(kind), array: inner.is_some() }))
     });
     let results = results.split_whitespace().collect();
     Some((name, Signature { operands, results, attrs: attrs.collect() }))

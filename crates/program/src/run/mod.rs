@@ -19,7 +19,7 @@ mod shape;
 mod state;
 mod update;
 
-pub use state::State;
+pub use state::ProgramState;
 
 use crate::error::{Error, Result};
 use crate::node::{Name, Node};
@@ -96,14 +96,14 @@ impl Datum {
 ///
 /// # Errors
 /// Inputs or state of other types than declared, ops that are not known, and what arrays refuse.
-pub fn run(program: &Program, state: &mut State, inputs: &[Datum]) -> Result<Vec<(Name, Datum)>> {
+pub fn run(program: &Program, state: &mut ProgramState, inputs: &[Datum]) -> Result<Vec<(Name, Datum)>> {
     Machine::new(program, Mode::Compute)?.run(state, inputs)
 }
 
 /// Runs a program without elements, which finds wrong types; unknown extents are `size`.
 pub(crate) fn rehearse(program: &Program, size: i64) -> Result<()> {
     let mut machine = Machine::new(program, Mode::Rehearse { size })?;
-    machine.run(&mut State::default(), &[]).map(|_| ())
+    machine.run(&mut ProgramState::default(), &[]).map(|_| ())
 }
 
 /// The results of one op of known operands.
@@ -131,7 +131,7 @@ impl<'p> Machine<'p> {
         Ok(Machine { program, plan: Plan::new(program)?, mode, values: HashMap::new() })
     }
 
-    fn run(&mut self, state: &mut State, inputs: &[Datum]) -> Result<Vec<(Name, Datum)>> {
+    fn run(&mut self, state: &mut ProgramState, inputs: &[Datum]) -> Result<Vec<(Name, Datum)>> {
         let program = self.program;
         let Some(block) = program.block() else { return Ok(Vec::new()) };
         match self.mode {
@@ -149,7 +149,7 @@ impl<'p> Machine<'p> {
         Ok(outputs)
     }
 
-    fn feed(&mut self, state: &State, inputs: &[Datum]) -> Result<()> {
+    fn feed(&mut self, state: &ProgramState, inputs: &[Datum]) -> Result<()> {
         let wanted = self.program.inputs();
         if wanted.len() != inputs.len() {
             let names: Vec<&str> = wanted.iter().map(|input| &*input.name).collect();

@@ -12,11 +12,11 @@ use std::io::{Read, Write};
 
 /// Parameters and the state of optimizers, by name.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct ProgramState {
     values: BTreeMap<Name, Datum>,
 }
 
-impl State {
+impl ProgramState {
     /// The value of this name.
     pub fn get(&self, name: &str) -> Option<&Datum> {
         self.values.get(name)
@@ -36,8 +36,8 @@ impl State {
     ///
     /// # Errors
     /// A file that is damaged or belongs to another program.
-    pub fn read<R: Read>(program: &Program, from: R, size: u64) -> Result<State> {
-        let mut state = State::default();
+    pub fn read<R: Read>(program: &Program, from: R, size: u64) -> Result<ProgramState> {
+        let mut state = ProgramState::default();
         read_parameters(program, from, size, &mut |held, record| {
             state.insert(held.name.clone(), datum(&held.name, &record)?);
             Ok(())

@@ -1,7 +1,7 @@
 //! Attributes against an op's definition: each there, of its kind, and no other.
 
 use crate::node::{Data, Node};
-use crate::ops::{ANYWHERE, Kind, Signature};
+use crate::ops::{ANYWHERE, AttrKind, Signature};
 use crate::program::Op;
 use crate::types::Element;
 
@@ -31,13 +31,13 @@ pub(super) fn issues(op: &Op, signature: &Signature) -> Vec<String> {
     issues
 }
 
-fn shown(kind: Kind) -> String {
+fn shown(kind: AttrKind) -> String {
     if kind.array { format!("array of {}", kind.name) } else { kind.name.to_string() }
 }
 
-fn fits(node: &Node, kind: Kind) -> bool {
+fn fits(node: &Node, kind: AttrKind) -> bool {
     if kind.array {
-        let plain = Kind { array: false, ..kind };
+        let plain = AttrKind { array: false, ..kind };
         let items = node.own_kind() == "a_array" && node.special.is_none();
         return items && node.items().is_some_and(|items| items.iter().all(|item| fits(item, plain)));
     }

@@ -1,7 +1,7 @@
 //! Backward: gradients go from node to node, latest first, and what is not needed any more is dropped on the way.
 
 use super::mode::{no_grad, with_grad};
-use super::node::{Edge, Kept, Kind, Meta, Node, OpNode, Saved, next_number};
+use super::node::{Edge, Kept, Meta, Node, NodeKind, OpNode, Saved, next_number};
 use super::split::Aside;
 use crate::error::{Error, Result};
 use crate::op::{Places, Spec};
@@ -285,7 +285,7 @@ impl Run {
             }
         }
         match &node.kind {
-            Kind::Leaf(slot) if self.targets.is_none() => {
+            NodeKind::Leaf(slot) if self.targets.is_none() => {
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(grad) = grads.into_iter().next().flatten() {
                     let sum = match slot.take() {
@@ -296,8 +296,8 @@ impl Run {
                 }
                 Ok(())
             }
-            Kind::Leaf(_) => Ok(()),
-            Kind::Block(block) => {
+            NodeKind::Leaf(_) => Ok(()),
+            NodeKind::Block(block) => {
                 let outputs = block.run()?;
                 if let (Some(_), Some(targets)) = (&self.aside, &mut self.targets) {
                     targets.way.follow(outputs.iter().filter_map(|t| Some(t.edge()?.node)).collect());
@@ -309,7 +309,7 @@ impl Run {
                 }
                 Ok(())
             }
-            Kind::Op(op) => self.through(&node, op, grads),
+            NodeKind::Op(op) => self.through(&node, op, grads),
         }
     }
 
@@ -389,7 +389,7 @@ impl Way {
         nodes.sort_unstable_by_key(|node| node.number);
         for node in nodes {
             // What a block has captured shows only when it runs again.
-            let captured = matches!(node.kind, Kind::Block(_));
+            let captured = matches!(node.kind, NodeKind::Block(_));
             if captured || node.parents().any(|edge| self.on.contains(&edge.node.number)) {
                 self.on.insert(node.number);
             }

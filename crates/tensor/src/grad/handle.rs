@@ -2,7 +2,7 @@
 
 use super::backward::{GradOptions, Root, Run, check_kind};
 use super::mode::{no_grad, with_grad};
-use super::node::{Edge, Kind, Meta};
+use super::node::{Edge, Meta, NodeKind};
 use crate::error::{Error, Result};
 use crate::op::Spec;
 use crate::ops::settled_place;
@@ -34,13 +34,13 @@ impl History {
 
     /// True for a leaf, made by [`Tensor::requires_grad`].
     pub fn is_leaf(&self) -> bool {
-        matches!(self.0.node.kind, Kind::Leaf(_))
+        matches!(self.0.node.kind, NodeKind::Leaf(_))
     }
 
     /// Takes the gradient off a leaf.
     pub fn take_grad(&self) -> Option<Tensor> {
         match &self.0.node.kind {
-            Kind::Leaf(slot) => slot.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            NodeKind::Leaf(slot) => slot.lock().unwrap_or_else(PoisonError::into_inner).take(),
             _ => None,
         }
     }

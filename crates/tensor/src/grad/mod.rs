@@ -21,7 +21,7 @@ pub(crate) use write::rewrite;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-use node::{Kind, Node};
+use node::{Node, NodeKind};
 use std::sync::PoisonError;
 
 impl Tensor {
@@ -38,13 +38,13 @@ impl Tensor {
 
     /// True for a tensor made by [`Tensor::requires_grad`].
     pub fn is_leaf(&self) -> bool {
-        self.edge().is_some_and(|edge| matches!(edge.node.kind, Kind::Leaf(_)))
+        self.edge().is_some_and(|edge| matches!(edge.node.kind, NodeKind::Leaf(_)))
     }
 
     /// The gradient that backward has left on this leaf.
     pub fn grad(&self) -> Option<Tensor> {
         match &self.edge()?.node.kind {
-            Kind::Leaf(slot) => slot.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            NodeKind::Leaf(slot) => slot.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             _ => None,
         }
     }
@@ -52,7 +52,7 @@ impl Tensor {
     /// Takes the gradient off this leaf, so that the next backward starts from nothing.
     pub fn take_grad(&self) -> Option<Tensor> {
         match &self.edge()?.node.kind {
-            Kind::Leaf(slot) => slot.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            NodeKind::Leaf(slot) => slot.lock().unwrap_or_else(PoisonError::into_inner).take(),
             _ => None,
         }
     }

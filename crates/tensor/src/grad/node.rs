@@ -26,13 +26,13 @@ pub(crate) type Hook = Box<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sy
 pub(crate) struct Node {
     /// Later nodes have higher numbers, so descending order is a valid order for backward.
     pub(crate) number: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: NodeKind,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
     hooks: Mutex<Vec<(usize, Hook)>>,
 }
 
 #[allow(clippy::large_enum_variant)] // nearly all nodes are ops, and a box would cost one more allocation each
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     /// Gradients end here.
     Leaf(Mutex<Option<Tensor>>),
     /// Made by an op.
@@ -132,12 +132,12 @@ impl Meta {
 }
 
 impl Node {
-    pub(crate) fn new(kind: Kind, outputs: SmallVec<[Meta; 1]>) -> Arc<Node> {
+    pub(crate) fn new(kind: NodeKind, outputs: SmallVec<[Meta; 1]>) -> Arc<Node> {
         Arc::new(Node { number: next_number(), kind, outputs, hooks: Mutex::default() })
     }
 
     pub(crate) fn leaf(tensor: &Tensor) -> Arc<Node> {
-        Node::new(Kind::Leaf(Mutex::default()), SmallVec::from_iter([Meta::of(tensor)]))
+        Node::new(NodeKind::Leaf(Mutex::default()), SmallVec::from_iter([Meta::of(tensor)]))
     }
 
     pub(crate) fn add_hook(&self, output: usize, hook: Hook) {
@@ -158,8 +158,8 @@ impl Node {
 
     /// Edges to the nodes this one was made from.
     pub(crate) fn parents(&self) -> impl Iterator<Item = &Edge> {
-        let op = if let Kind::Op(op) = &self.kind { op.inputs.as_slice() } else { &[] };
-        let block = if let Kind::Block(block) = &self.kind { block.inputs.as_slice() } else { &[] };
+        let op = if let NodeKind::Op(op) = &self.kind { op.inputs.as_slice() } else { &[] };
+        let block = if let NodeKind::Block(block) = &self.kind { block.inputs.as_slice() } else { &[] };
         op.iter().flatten().chain(block.iter().filter_map(|kept| kept.edge.as_ref()))
     }
 }
@@ -168,14 +168,14 @@ impl Node {
     /// Moves the edges of this node, also those of what it saved, to a list.
     fn give_edges(&mut self, to: &mut Vec<Edge>) {
         match &mut self.kind {
-            Kind::Leaf(_) => {}
-            Kind::Op(op) => {
+            NodeKind::Leaf(_) => {}
+            NodeKind::Op(op) => {
                 to.extend(op.inputs.drain(..).flatten());
                 let saved =
                     op.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
                 to.extend(saved.inputs.into_iter().flatten().filter_map(|kept| kept.edge));
             }
-            Kind::Block(block) => to.extend(block.inputs.iter_mut().filter_map(|kept| kept.edge.take())),
+            NodeKind::Block(block) => to.extend(block.inputs.iter_mut().filter_map(|kept| kept.edge.take())),
         }
     }
 }
@@ -216,7 +216,7 @@ pub(crate) fn record(
     let views: SmallVec<[Option<View>; 1]> =
         results.iter().enumerate().map(|(output, (array, _))| view_of(&op, output, inputs, array)).collect();
     let node = OpNode { op, inputs: edges, metas, needs, saved: Mutex::new(Some(saved)) };
-    let node = Node::new(Kind::Op(node), outputs);
+    let node = Node::new(NodeKind::Op(node), outputs);
     let mut made = Outputs::new();
     for (output, ((array, place), view)) in results.into_iter().zip(views).enumerate() {
         let edge = array.dtype().is_float().then(|| Edge { node: node.clone(), output });

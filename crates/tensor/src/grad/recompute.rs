@@ -1,7 +1,7 @@
 //! Blocks whose inner values are not kept but computed again in backward.
 
 use super::mode::{is_recording, watch, with_grad};
-use super::node::{Edge, Kept, Kind, Meta, Node};
+use super::node::{Edge, Kept, Meta, Node, NodeKind};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Tensor;
@@ -16,7 +16,7 @@ pub(crate) struct Block {
     work: Arc<Work>,
     pub(crate) inputs: SmallVec<[Kept; 2]>,
     /// Where the random numbers of the block start.
-    random: random::State,
+    random: random::DrawState,
 }
 
 impl fmt::Debug for Block {
@@ -41,7 +41,7 @@ pub fn recompute(
         return Ok(results);
     }
     let block = Block { work: Arc::new(work), inputs: inputs.iter().map(|t| Kept::new(t)).collect(), random };
-    let node = Node::new(Kind::Block(block), results.iter().map(Meta::of).collect());
+    let node = Node::new(NodeKind::Block(block), results.iter().map(Meta::of).collect());
     let tensor = |(output, result): (usize, &Tensor)| {
         let edge = result.dtype().is_float().then(|| Edge { node: node.clone(), output });
         Tensor::raw(result.0.array.clone(), result.0.place.clone(), edge, None)

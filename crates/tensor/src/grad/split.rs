@@ -6,7 +6,7 @@
 use super::backward::{Arrived, GradOptions, Run, Saving};
 use super::handle::History;
 use super::mode::no_grad;
-use super::node::{Edge, Kind, Node};
+use super::node::{Edge, Node, NodeKind};
 use crate::error::Result;
 use crate::op::Places;
 use crate::tensor::Tensor;
@@ -110,7 +110,7 @@ impl Deferred {
                 match what {
                     What::Arrival(edge, grad) => run.arrive(&edge, grad)?,
                     What::Node(node, grads) => {
-                        let Kind::Op(op) = &node.kind else { continue };
+                        let NodeKind::Op(op) = &node.kind else { continue };
                         let waits = |edge: &Option<Edge>| {
                             edge.as_ref().is_some_and(|e| !done.contains(&e.node.number))
                         };

@@ -12,7 +12,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, CrossEntropyOptions as Fused, Keep, Reduction};
 use planaria_array::{Array, DType};
-use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// Options of [`cross_entropy`] and [`soft_cross_entropy`].
@@ -175,7 +175,7 @@ impl Op for CrossEntropy {
         let mut rule = Rule::default();
         let cuts = |d: usize| if d == self.dim { Cuts::Windows } else { Cuts::Any };
         let shape = inputs[0].shape.iter().enumerate();
-        let dims: Vec<_> = shape.map(|(d, &n)| Some(rule.factor(n, Kind::Free, cuts(d)))).collect();
+        let dims: Vec<_> = shape.map(|(d, &n)| Some(rule.factor(n, FactorKind::Free, cuts(d)))).collect();
         let mut rows = dims.clone();
         let class = rows.remove(self.dim);
         let weight = usize::from(inputs.len() > 2);
@@ -281,7 +281,7 @@ impl Op for CrossEntropyGrad {
         let mut rule = Rule::default();
         let cuts = |d: usize| if d == self.0.dim { Cuts::Windows } else { Cuts::Any };
         let shape = inputs[1].shape.iter().enumerate();
-        let dims: Vec<_> = shape.map(|(d, &n)| Some(rule.factor(n, Kind::Free, cuts(d)))).collect();
+        let dims: Vec<_> = shape.map(|(d, &n)| Some(rule.factor(n, FactorKind::Free, cuts(d)))).collect();
         let mut rows = dims.clone();
         let class = rows.remove(self.0.dim);
         exchange(&mut rule, &dims, &[self.0.dim], wide(inputs[1].dtype).size());

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_array::ops::{self, Keep};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, LINEAR, Rule};
 use smallvec::{SmallVec, smallvec};
 
 /// The letters of one tensor's dims.
@@ -52,7 +52,8 @@ impl Op for Einsum {
         let mut rule = Rule::default();
         let letters = self.letters();
         for letter in &letters {
-            let kind = if self.output.contains(letter) { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
+            let kind =
+                if self.output.contains(letter) { FactorKind::Free } else { FactorKind::Reduce(Reduce::Sum) };
             let sizes = self.inputs.iter().zip(inputs);
             let mut sizes =
                 sizes.filter_map(|(l, spec)| Some(spec.shape[l.iter().position(|c| c == letter)?]));

@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 use planaria_array::ops::{self, Keep};
 use planaria_array::{Array, DType};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// What an id outside the table means.
@@ -60,7 +60,7 @@ impl Op for Embedding {
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let (table, ids) = (&inputs[0].shape, &inputs[1].shape);
         let mut rule = Rule::default();
-        let row = rule.factor(table[0], Kind::Reduce(Reduce::Sum), Cuts::Windows);
+        let row = rule.factor(table[0], FactorKind::Reduce(Reduce::Sum), Cuts::Windows);
         let column = rule.free(table[1]);
         let mut positions: Vec<_> = ids.iter().map(|&n| Some(rule.free(n))).collect();
         rule.input(&[Some(row), Some(column)]);

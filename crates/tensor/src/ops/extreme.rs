@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 use planaria_array::ops::{self, Keep, Which};
 use planaria_array::{Array, DType};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, Kind, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, Rule};
 use smallvec::smallvec;
 
 /// Value and position of the extreme along a dim, or the position alone.
@@ -44,7 +44,7 @@ impl Op for Extreme {
         let shape = &inputs[0].shape;
         let cuts = |d: usize| if d == self.dim { Cuts::Windows } else { Cuts::Any };
         let factors: Vec<_> =
-            shape.iter().enumerate().map(|(d, &n)| Some(rule.factor(n, Kind::Free, cuts(d)))).collect();
+            shape.iter().enumerate().map(|(d, &n)| Some(rule.factor(n, FactorKind::Free, cuts(d)))).collect();
         rule.input(&factors);
         // The best values, then the first positions that have them.
         exchange(&mut rule, &factors, &[self.dim], inputs[0].dtype.size() + DType::I64.size());

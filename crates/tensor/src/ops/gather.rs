@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 use planaria_array::ops::{self, OwnValue, ScatterReduce};
 use planaria_array::{Array, DType, Error, Scalar, Shape};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorId, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// `out[i][j] = x[i][index[i][j]]` for dim 1, and likewise for other dims.
@@ -29,7 +29,7 @@ fn factors(
     rule: &mut Rule,
     (x, index): (&Shape, &Shape),
     dim: usize,
-    indexed: Kind,
+    indexed: FactorKind,
     picked: impl Fn(&mut Rule, usize) -> Option<FactorId>,
 ) -> (Vec<Option<FactorId>>, Vec<Option<FactorId>>) {
     let (mut of_x, mut of_index) = (Vec::new(), Vec::new());
@@ -67,7 +67,7 @@ impl Op for Gather {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let join = Kind::Reduce(joined(inputs[0].dtype));
+        let join = FactorKind::Reduce(joined(inputs[0].dtype));
         let shapes = (&inputs[0].shape, &inputs[1].shape);
         let (x, index) = factors(&mut rule, shapes, self.dim, join, |rule, size| Some(rule.free(size)));
         rule.input(&x);
@@ -177,7 +177,7 @@ impl Op for Scatter {
         let adds = self.kind == Meet::Add;
         let shapes = (&inputs[0].shape, &inputs[1].shape);
         let summed = |rule: &mut Rule, size| adds.then(|| rule.reduced(size, Reduce::Sum));
-        let (x, index) = factors(&mut rule, shapes, self.dim, Kind::Free, summed);
+        let (x, index) = factors(&mut rule, shapes, self.dim, FactorKind::Free, summed);
         rule.input(&x);
         rule.input(&index);
         rule.input(&index);

@@ -11,7 +11,7 @@ use crate::ops::window::{Located, Window, joined, outside_of};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Put};
 use planaria_array::{Array, DType, Device, Error, Index, Shape, broadcast_shapes};
-use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorId, FactorKind, LINEAR, Rule};
 use planaria_layout::{Dims, Reduce};
 use smallvec::{SmallVec, smallvec};
 
@@ -134,14 +134,15 @@ fn factors(
     starts: &[usize],
     x: &Spec,
     index: &[Spec],
-    indexed: Kind,
+    indexed: FactorKind,
     picked: impl Fn(&mut Rule, usize) -> Option<FactorId>,
 ) -> Result<Factors> {
     let all = picks(index.iter().map(|spec| &spec.shape))?;
     let around = Around::new(x.shape.ndim(), starts.iter().map(|&start| (start, 1)));
     let dims: Vec<Option<FactorId>> = (0..x.shape.ndim())
         .map(|d| {
-            let kind = if starts.contains(&d) { (indexed, Cuts::Windows) } else { (Kind::Free, Cuts::Any) };
+            let kind =
+                if starts.contains(&d) { (indexed, Cuts::Windows) } else { (FactorKind::Free, Cuts::Any) };
             Some(rule.factor(x.shape[d], kind.0, kind.1))
         })
         .collect();
@@ -168,7 +169,7 @@ impl Op for Take {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let join = Kind::Reduce(joined(inputs[0].dtype));
+        let join = FactorKind::Reduce(joined(inputs[0].dtype));
         let free = |rule: &mut Rule, size| Some(rule.free(size));
         let factors = factors(&mut rule, &self.starts, &inputs[0], &inputs[1..], join, free)?;
         rule.input(&factors.x);
@@ -276,7 +277,7 @@ impl Op for IndexPut {
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
         let summed = |rule: &mut Rule, size| self.accumulates().then(|| rule.reduced(size, Reduce::Sum));
-        let factors = factors(&mut rule, &self.starts, &inputs[0], &inputs[2..], Kind::Free, summed)?;
+        let factors = factors(&mut rule, &self.starts, &inputs[0], &inputs[2..], FactorKind::Free, summed)?;
         let value = &inputs[1].shape;
         let extra = factors.result.len().saturating_sub(value.ndim());
         let whole = picks(inputs[2..].iter().map(|spec| &spec.shape))?;

@@ -12,7 +12,7 @@ use crate::ops::window::{Window, joined, outside_of};
 use crate::tensor::Tensor;
 use planaria_array::{Array, Error, Index, Scalar};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorId, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// The slices of input 0 at the positions that input 1 names.
@@ -22,7 +22,7 @@ pub(crate) struct IndexSelect {
 }
 
 /// One factor per dim of x, the indexed one cut in windows of the given kind.
-fn factors(rule: &mut Rule, x: &Spec, dim: usize, indexed: Kind) -> Vec<Option<FactorId>> {
+fn factors(rule: &mut Rule, x: &Spec, dim: usize, indexed: FactorKind) -> Vec<Option<FactorId>> {
     let one = |(d, &size): (usize, &usize)| {
         Some(if d == dim { rule.factor(size, indexed, Cuts::Windows) } else { rule.free(size) })
     };
@@ -57,7 +57,7 @@ impl Op for IndexSelect {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let x = factors(&mut rule, &inputs[0], self.dim, Kind::Reduce(joined(inputs[0].dtype)));
+        let x = factors(&mut rule, &inputs[0], self.dim, FactorKind::Reduce(joined(inputs[0].dtype)));
         let count = inputs[1].shape.first().map(|&size| rule.free(size));
         rule.input(&x);
         rule.input(&inputs[1].shape.iter().map(|_| count).collect::<Vec<_>>());
@@ -128,7 +128,7 @@ impl Op for IndexWrite {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let x = factors(&mut rule, &inputs[0], self.dim, Kind::Free);
+        let x = factors(&mut rule, &inputs[0], self.dim, FactorKind::Free);
         let count = inputs[1].shape.first().filter(|_| self.kind == Write::Add);
         let count = count.map(|&size| rule.reduced(size, Reduce::Sum));
         rule.input(&x);

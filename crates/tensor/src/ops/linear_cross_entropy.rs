@@ -14,7 +14,7 @@ use planaria_array::ops::{
     self, Binary, CrossEntropyOptions, Keep, Reduction, Unary, cross_entropy, cross_entropy_into_grad,
 };
 use planaria_array::{Array, DType, Device};
-use planaria_layout::rule::{Cuts, Kind, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, Rule};
 use planaria_layout::{Placement, Reduce};
 use smallvec::smallvec;
 
@@ -219,7 +219,7 @@ impl Op for LinearCrossEntropy {
         let mut rule = Rule::default();
         let batch = Some(rule.reduced(hidden[0], Reduce::Sum));
         let position = Some(rule.reduced(hidden[1], Reduce::Sum));
-        let word = Some(rule.factor(weight[0], Kind::Reduce(Reduce::Sum), Cuts::Windows));
+        let word = Some(rule.factor(weight[0], FactorKind::Reduce(Reduce::Sum), Cuts::Windows));
         rule.input(&[batch, position, None]);
         rule.input(&[word, None]);
         rule.input(&[batch, position]);

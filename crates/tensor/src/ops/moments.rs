@@ -17,7 +17,7 @@ use smallvec::smallvec;
 
 /// What is made of the elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+enum MomentKind {
     LogSumExp,
     /// The p-norm.
     Norm(f64),
@@ -30,7 +30,7 @@ enum Kind {
 /// Elements along dims made into one, by steps that each know the result of the one before.
 #[derive(Debug, Clone)]
 pub(crate) struct Moment {
-    kind: Kind,
+    kind: MomentKind,
     dims: Dims,
     keep: Keep,
 }
@@ -38,10 +38,10 @@ pub(crate) struct Moment {
 impl Op for Moment {
     fn name(&self) -> &'static str {
         match self.kind {
-            Kind::LogSumExp => "logsumexp",
-            Kind::Norm(_) => "p_norm",
-            Kind::Var(_) => "var",
-            Kind::Std(_) => "std",
+            MomentKind::LogSumExp => "logsumexp",
+            MomentKind::Norm(_) => "p_norm",
+            MomentKind::Var(_) => "var",
+            MomentKind::Std(_) => "std",
         }
     }
 
@@ -49,16 +49,16 @@ impl Op for Moment {
         let dims =
             Attributes::new().with("axis", self.dims.as_slice()).with("keepdim", self.keep == Keep::Yes);
         match self.kind {
-            Kind::LogSumExp => dims,
-            Kind::Norm(p) => dims.with("porder", p),
-            Kind::Var(correction) | Kind::Std(correction) => dims.with("correction", correction),
+            MomentKind::LogSumExp => dims,
+            MomentKind::Norm(p) => dims.with("porder", p),
+            MomentKind::Var(correction) | MomentKind::Std(correction) => dims.with("correction", correction),
         }
     }
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
         let messages = match self.kind {
-            Kind::Norm(_) => 1,
-            Kind::LogSumExp | Kind::Var(_) | Kind::Std(_) => 2,
+            MomentKind::Norm(_) => 1,
+            MomentKind::LogSumExp | MomentKind::Var(_) | MomentKind::Std(_) => 2,
         };
         Ok(joint_reduction(&inputs[0], &self.dims, outputs, messages))
     }
@@ -67,25 +67,25 @@ impl Op for Moment {
         let (x, dims) = (inputs[0], signed(&self.dims));
         if !local.is_cut(0, &self.dims) {
             return Ok(smallvec![match self.kind {
-                Kind::LogSumExp => x.logsumexp(&dims, self.keep)?,
-                Kind::Norm(p) => x.norm(p, &dims, self.keep)?,
-                Kind::Var(correction) => x.var(&dims, correction, self.keep)?,
-                Kind::Std(correction) => x.std(&dims, correction, self.keep)?,
+                MomentKind::LogSumExp => x.logsumexp(&dims, self.keep)?,
+                MomentKind::Norm(p) => x.norm(p, &dims, self.keep)?,
+                MomentKind::Var(correction) => x.var(&dims, correction, self.keep)?,
+                MomentKind::Std(correction) => x.std(&dims, correction, self.keep)?,
             }]);
         }
         let wide = x.cast(wide(x.dtype()))?;
         let y = match self.kind {
-            Kind::LogSumExp => log_sum_exp(&wide, &self.dims, local, 0)?,
-            Kind::Norm(p) => norm(&wide, p, &self.dims, local)?,
-            Kind::Var(correction) => variance(&wide, &self.dims, correction, local, 0)?,
-            Kind::Std(correction) => variance(&wide, &self.dims, correction, local, 0)?.sqrt()?,
+            MomentKind::LogSumExp => log_sum_exp(&wide, &self.dims, local, 0)?,
+            MomentKind::Norm(p) => norm(&wide, p, &self.dims, local)?,
+            MomentKind::Var(correction) => variance(&wide, &self.dims, correction, local, 0)?,
+            MomentKind::Std(correction) => variance(&wide, &self.dims, correction, local, 0)?.sqrt()?,
         };
         Ok(smallvec![y.reshape(&reduced_shape(x, &self.dims, self.keep))?.cast(x.dtype())?])
     }
 
     fn saves(&self, _: &Places) -> Saves {
         match self.kind {
-            Kind::Var(_) => Saves::inputs(&[0]),
+            MomentKind::Var(_) => Saves::inputs(&[0]),
             _ => Saves::inputs(&[0]).and_outputs(&[0]),
         }
     }
@@ -96,13 +96,13 @@ impl Op for Moment {
         let kept = keep_shape(x.shape(), &self.dims);
         let (dy, y) = (dy.reshape(&kept)?, || at.output(0)?.reshape(&kept));
         let dx = match self.kind {
-            Kind::LogSumExp => dy.mul(&x.sub(&y()?)?.exp()?)?,
-            Kind::Norm(p) => norm_gradient(&x, &y()?, &dy, p, &self.dims)?,
-            Kind::Var(correction) => {
+            MomentKind::LogSumExp => dy.mul(&x.sub(&y()?)?.exp()?)?,
+            MomentKind::Norm(p) => norm_gradient(&x, &y()?, &dy, p, &self.dims)?,
+            MomentKind::Var(correction) => {
                 let freedom = count(x.shape(), &self.dims) as f64 - correction;
                 dy.mul_scalar(2.0 / freedom.max(0.0))?.mul(&centered(&x, &self.dims)?)?
             }
-            Kind::Std(correction) => {
+            MomentKind::Std(correction) => {
                 let freedom = count(x.shape(), &self.dims) as f64 - correction;
                 dy.div(&y()?)?.mul_scalar(1.0 / freedom.max(0.0))?.mul(&centered(&x, &self.dims)?)?
             }
@@ -256,29 +256,29 @@ fn norm_gradient(x: &Tensor, y: &Tensor, dy: &Tensor, p: f64, dims: &[usize]) ->
 }
 
 impl Tensor {
-    fn moment(&self, kind: Kind, dims: &[i64], keep: Keep) -> Result<Tensor> {
+    fn moment(&self, kind: MomentKind, dims: &[i64], keep: Keep) -> Result<Tensor> {
         let dims = normal_dims("reduction", self.ndim(), dims)?;
         apply1(Moment { kind, dims, keep }, &[self])
     }
 
     /// `ln Σ eˣ` over dims, without overflow.
     pub fn logsumexp(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.moment(Kind::LogSumExp, dims, keep)
+        self.moment(MomentKind::LogSumExp, dims, keep)
     }
 
     /// The p-norm over dims: p = 0 counts what is not zero, p = ±inf is the largest or smallest `|x|`.
     pub fn norm(&self, p: f64, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.moment(Kind::Norm(p), dims, keep)
+        self.moment(MomentKind::Norm(p), dims, keep)
     }
 
     /// Variance over dims, divided by the count less `correction`.
     pub fn var(&self, dims: &[i64], correction: f64, keep: Keep) -> Result<Tensor> {
-        self.moment(Kind::Var(correction), dims, keep)
+        self.moment(MomentKind::Var(correction), dims, keep)
     }
 
     /// Standard deviation over dims: the root of [`Tensor::var`].
     pub fn std(&self, dims: &[i64], correction: f64, keep: Keep) -> Result<Tensor> {
-        self.moment(Kind::Std(correction), dims, keep)
+        self.moment(MomentKind::Std(correction), dims, keep)
     }
 }
 
@@ -288,17 +288,17 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let dims = some_dims(draw, shape.len());
     let keep = draw.pick(&[Keep::Yes, Keep::No]);
     let kind = match draw.below(5) {
-        0 => Kind::LogSumExp,
-        1 | 2 => Kind::Norm(draw.pick(&[0.0, 1.0, 2.0, 3.0, 2.5, f64::INFINITY, f64::NEG_INFINITY])),
-        3 => Kind::Var(draw.pick(&[0.0, 1.0])),
-        _ => Kind::Std(draw.pick(&[0.0, 1.0])),
+        0 => MomentKind::LogSumExp,
+        1 | 2 => MomentKind::Norm(draw.pick(&[0.0, 1.0, 2.0, 3.0, 2.5, f64::INFINITY, f64::NEG_INFINITY])),
+        3 => MomentKind::Var(draw.pick(&[0.0, 1.0])),
+        _ => MomentKind::Std(draw.pick(&[0.0, 1.0])),
     };
-    if matches!(kind, Kind::Var(_) | Kind::Std(_)) {
+    if matches!(kind, MomentKind::Var(_) | MomentKind::Std(_)) {
         shape[dims[0]] = shape[dims[0]].max(3);
     }
     let x = match kind {
-        Kind::Norm(p) if p.is_infinite() => draw.distinct(&shape)?,
-        Kind::Norm(_) => draw.between(0.3, 1.5, &shape)?.mul(&draw.normal(&shape)?.sign()?)?,
+        MomentKind::Norm(p) if p.is_infinite() => draw.distinct(&shape)?,
+        MomentKind::Norm(_) => draw.between(0.3, 1.5, &shape)?.mul(&draw.normal(&shape)?.sign()?)?,
         _ => draw.normal(&shape)?,
     };
     Ok(Sample::new(Moment { kind, dims, keep }, [x]))

@@ -15,7 +15,7 @@ use smallvec::smallvec;
 
 /// What is selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum OrderKind {
     Sort(Order),
     TopK(usize, Which),
     Kth(usize, Keep),
@@ -25,27 +25,27 @@ enum Kind {
 /// Values of a dim chosen by their order, and their positions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Select {
-    kind: Kind,
+    kind: OrderKind,
     dim: usize,
 }
 
 impl Op for Select {
     fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Sort(_) => "sort",
-            Kind::TopK(..) => "topk",
-            Kind::Kth(..) => "kthvalue",
-            Kind::Median(_) => "median",
+            OrderKind::Sort(_) => "sort",
+            OrderKind::TopK(..) => "topk",
+            OrderKind::Kth(..) => "kthvalue",
+            OrderKind::Median(_) => "median",
         }
     }
 
     fn attributes(&self) -> Attributes {
         let at = Attributes::new().with("axis", self.dim);
         match self.kind {
-            Kind::Sort(order) => at.with("descending", order == Order::Descending),
-            Kind::TopK(k, which) => at.with("k", k).with("largest", which == Which::Largest),
-            Kind::Kth(k, keep) => at.with("k", k).with("keepdim", keep == Keep::Yes),
-            Kind::Median(keep) => at.with("keepdim", keep == Keep::Yes),
+            OrderKind::Sort(order) => at.with("descending", order == Order::Descending),
+            OrderKind::TopK(k, which) => at.with("k", k).with("largest", which == Which::Largest),
+            OrderKind::Kth(k, keep) => at.with("k", k).with("keepdim", keep == Keep::Yes),
+            OrderKind::Median(keep) => at.with("keepdim", keep == Keep::Yes),
         }
     }
 
@@ -65,10 +65,10 @@ impl Op for Select {
     fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
         let (x, dim) = (inputs[0], self.dim as i64);
         let (values, positions) = match self.kind {
-            Kind::Sort(order) => x.sort(dim, order)?,
-            Kind::TopK(k, which) => x.topk(k, dim, which)?,
-            Kind::Kth(k, keep) => x.kthvalue(k, dim, keep)?,
-            Kind::Median(keep) => x.median(dim, keep)?,
+            OrderKind::Sort(order) => x.sort(dim, order)?,
+            OrderKind::TopK(k, which) => x.topk(k, dim, which)?,
+            OrderKind::Kth(k, keep) => x.kthvalue(k, dim, keep)?,
+            OrderKind::Median(keep) => x.median(dim, keep)?,
         };
         Ok(smallvec![values, positions])
     }
@@ -83,9 +83,9 @@ impl Op for Select {
         let Some(&size) = shape.get(self.dim) else { return Ok(smallvec![Some(dy.reshape(shape)?)]) };
         let mut kept = shape.to_vec();
         kept[self.dim] = match self.kind {
-            Kind::Sort(_) => size,
-            Kind::TopK(k, _) => k,
-            Kind::Kth(..) | Kind::Median(_) => 1,
+            OrderKind::Sort(_) => size,
+            OrderKind::TopK(k, _) => k,
+            OrderKind::Kth(..) | OrderKind::Median(_) => 1,
         };
         let dx = dy.reshape(&kept)?.added_at(&positions.reshape(&kept)?, self.dim, size)?;
         Ok(smallvec![Some(dx)])
@@ -140,7 +140,7 @@ pub struct Unique {
 }
 
 impl Tensor {
-    fn selected(&self, kind: Kind, dim: i64) -> Result<(Tensor, Tensor)> {
+    fn selected(&self, kind: OrderKind, dim: i64) -> Result<(Tensor, Tensor)> {
         let dim = normal_dim("sort", self.ndim(), dim)?;
         let mut found = apply(Select { kind, dim }, &[self])?.into_iter();
         match (found.next(), found.next()) {
@@ -151,27 +151,27 @@ impl Tensor {
 
     /// Sorts along a dim; equal elements keep their order: (values, positions).
     pub fn sort(&self, dim: i64, order: Order) -> Result<(Tensor, Tensor)> {
-        self.selected(Kind::Sort(order), dim)
+        self.selected(OrderKind::Sort(order), dim)
     }
 
     /// The positions that sort a dim.
     pub fn argsort(&self, dim: i64, order: Order) -> Result<Tensor> {
-        Ok(self.detach().selected(Kind::Sort(order), dim)?.1)
+        Ok(self.detach().selected(OrderKind::Sort(order), dim)?.1)
     }
 
     /// The `k` largest or smallest elements of a dim, best first: (values, positions).
     pub fn topk(&self, k: usize, dim: i64, which: Which) -> Result<(Tensor, Tensor)> {
-        self.selected(Kind::TopK(k, which), dim)
+        self.selected(OrderKind::TopK(k, which), dim)
     }
 
     /// The `k`-th smallest element of a dim, counted from 1: (values, positions).
     pub fn kthvalue(&self, k: usize, dim: i64, keep: Keep) -> Result<(Tensor, Tensor)> {
-        self.selected(Kind::Kth(k, keep), dim)
+        self.selected(OrderKind::Kth(k, keep), dim)
     }
 
     /// The median of a dim, the lower one of two: (values, positions).
     pub fn median(&self, dim: i64, keep: Keep) -> Result<(Tensor, Tensor)> {
-        self.selected(Kind::Median(keep), dim)
+        self.selected(OrderKind::Median(keep), dim)
     }
 
     /// The different values of all elements in ascending order. Elements are gathered first, because the shape of
@@ -191,10 +191,10 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let dim = draw.below(shape.len());
     let keep = draw.pick(&[Keep::Yes, Keep::No]);
     let kind = match draw.below(5) {
-        0 => Kind::Sort(draw.pick(&[Order::Ascending, Order::Descending])),
-        1 => Kind::TopK(1 + draw.below(shape[dim]), draw.pick(&[Which::Largest, Which::Smallest])),
-        2 => Kind::Kth(1 + draw.below(shape[dim]), keep),
-        3 => Kind::Median(keep),
+        0 => OrderKind::Sort(draw.pick(&[Order::Ascending, Order::Descending])),
+        1 => OrderKind::TopK(1 + draw.below(shape[dim]), draw.pick(&[Which::Largest, Which::Smallest])),
+        2 => OrderKind::Kth(1 + draw.below(shape[dim]), keep),
+        3 => OrderKind::Median(keep),
         _ => return Ok(Sample::new(UniqueOp, [draw.distinct(&shape)?])),
     };
     Ok(Sample::new(Select { kind, dim }, [draw.distinct(&shape)?]))

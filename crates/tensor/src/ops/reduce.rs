@@ -18,7 +18,7 @@ use smallvec::smallvec;
 
 /// What is made of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ReductionKind {
     Prod,
     Max,
     Min,
@@ -31,7 +31,7 @@ enum Kind {
 /// Elements along dims made into one.
 #[derive(Debug, Clone)]
 pub(crate) struct Fold {
-    kind: Kind,
+    kind: ReductionKind,
     dims: Dims,
     keep: Keep,
 }
@@ -39,12 +39,12 @@ pub(crate) struct Fold {
 impl Fold {
     fn reduce(&self) -> Reduce {
         match self.kind {
-            Kind::Prod => Reduce::Prod,
-            Kind::Max => Reduce::Max,
-            Kind::Min => Reduce::Min,
-            Kind::Any => Reduce::Any,
-            Kind::All => Reduce::All,
-            Kind::CountNonzero | Kind::SumSquares => Reduce::Sum,
+            ReductionKind::Prod => Reduce::Prod,
+            ReductionKind::Max => Reduce::Max,
+            ReductionKind::Min => Reduce::Min,
+            ReductionKind::Any => Reduce::Any,
+            ReductionKind::All => Reduce::All,
+            ReductionKind::CountNonzero | ReductionKind::SumSquares => Reduce::Sum,
         }
     }
 }
@@ -52,13 +52,13 @@ impl Fold {
 impl Op for Fold {
     fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Prod => "prod",
-            Kind::Max => "amax",
-            Kind::Min => "amin",
-            Kind::Any => "any",
-            Kind::All => "all",
-            Kind::CountNonzero => "count_nonzero",
-            Kind::SumSquares => "sum_squares",
+            ReductionKind::Prod => "prod",
+            ReductionKind::Max => "amax",
+            ReductionKind::Min => "amin",
+            ReductionKind::Any => "any",
+            ReductionKind::All => "all",
+            ReductionKind::CountNonzero => "count_nonzero",
+            ReductionKind::SumSquares => "sum_squares",
         }
     }
 
@@ -69,41 +69,42 @@ impl Op for Fold {
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
         let mut rule = rule::reduction(&inputs[0].shape, &self.dims, &outputs[0].shape, self.reduce());
         match self.kind {
-            Kind::Prod => rule.pass(&[0], &[Reduce::Prod]),
-            Kind::Max => rule.pass(&[0], &[Reduce::Max]),
-            Kind::Min => rule.pass(&[0], &[Reduce::Min]),
-            Kind::Any => rule.pass(&[0], &[Reduce::Any]),
-            Kind::All => rule.pass(&[0], &[Reduce::All]),
-            Kind::CountNonzero | Kind::SumSquares => {}
+            ReductionKind::Prod => rule.pass(&[0], &[Reduce::Prod]),
+            ReductionKind::Max => rule.pass(&[0], &[Reduce::Max]),
+            ReductionKind::Min => rule.pass(&[0], &[Reduce::Min]),
+            ReductionKind::Any => rule.pass(&[0], &[Reduce::Any]),
+            ReductionKind::All => rule.pass(&[0], &[Reduce::All]),
+            ReductionKind::CountNonzero | ReductionKind::SumSquares => {}
         }
         Ok(rule)
     }
 
     fn forward(&self, inputs: &[&Array], local: &Local<'_>) -> Result<Arrays> {
         let (x, dims) = (inputs[0], signed(&self.dims));
-        if matches!(self.kind, Kind::Max | Kind::Min) {
+        if matches!(self.kind, ReductionKind::Max | ReductionKind::Min) {
             let nothing_here = x.numel() == 0 && local.is_cut(0, &self.dims);
             if nothing_here {
-                let edge = if self.kind == Kind::Max { lowest(x.dtype()) } else { highest(x.dtype()) };
+                let edge =
+                    if self.kind == ReductionKind::Max { lowest(x.dtype()) } else { highest(x.dtype()) };
                 return Ok(smallvec![filled(x, &reduced_shape(x, &self.dims, self.keep), edge, x.dtype())?]);
             }
         }
         Ok(smallvec![match self.kind {
-            Kind::Prod => x.prod(&dims, self.keep)?,
-            Kind::Max => x.amax(&dims, self.keep)?,
-            Kind::Min => x.amin(&dims, self.keep)?,
-            Kind::Any => x.any(&dims, self.keep)?,
-            Kind::All => x.all(&dims, self.keep)?,
-            Kind::CountNonzero => x.count_nonzero(&dims, self.keep)?,
-            Kind::SumSquares => x.sum_squares(&dims, self.keep)?,
+            ReductionKind::Prod => x.prod(&dims, self.keep)?,
+            ReductionKind::Max => x.amax(&dims, self.keep)?,
+            ReductionKind::Min => x.amin(&dims, self.keep)?,
+            ReductionKind::Any => x.any(&dims, self.keep)?,
+            ReductionKind::All => x.all(&dims, self.keep)?,
+            ReductionKind::CountNonzero => x.count_nonzero(&dims, self.keep)?,
+            ReductionKind::SumSquares => x.sum_squares(&dims, self.keep)?,
         }])
     }
 
     fn saves(&self, _: &Places) -> Saves {
         match self.kind {
-            Kind::Any | Kind::All | Kind::CountNonzero => Saves::nothing(),
-            Kind::Max | Kind::Min => Saves::inputs(&[0]).and_outputs(&[0]),
-            Kind::Prod | Kind::SumSquares => Saves::inputs(&[0]),
+            ReductionKind::Any | ReductionKind::All | ReductionKind::CountNonzero => Saves::nothing(),
+            ReductionKind::Max | ReductionKind::Min => Saves::inputs(&[0]).and_outputs(&[0]),
+            ReductionKind::Prod | ReductionKind::SumSquares => Saves::inputs(&[0]),
         }
     }
 
@@ -111,14 +112,16 @@ impl Op for Fold {
         let Some(dy) = &grads[0] else { return Ok(smallvec![None]) };
         let kept = keep_shape(&at.input_spec(0).shape, &self.dims);
         let dx = match self.kind {
-            Kind::Any | Kind::All | Kind::CountNonzero => return Ok(smallvec![None]),
-            Kind::Prod => {
+            ReductionKind::Any | ReductionKind::All | ReductionKind::CountNonzero => {
+                return Ok(smallvec![None]);
+            }
+            ReductionKind::Prod => {
                 let shape = &at.output_spec(0).shape;
                 let product = |x: &[Tensor]| Ok(vec![tree_product(&x[0], &self.dims)?.reshape(shape)?]);
                 return compose::gradient(at, grads, product);
             }
-            Kind::SumSquares => dy.reshape(&kept)?.mul(&at.input(0)?)?.mul_scalar(2.0)?,
-            Kind::Max | Kind::Min => share(&at.input(0)?, &at.output(0)?, dy, &self.dims)?,
+            ReductionKind::SumSquares => dy.reshape(&kept)?.mul(&at.input(0)?)?.mul_scalar(2.0)?,
+            ReductionKind::Max | ReductionKind::Min => share(&at.input(0)?, &at.output(0)?, dy, &self.dims)?,
         };
         Ok(smallvec![Some(dx)])
     }
@@ -202,44 +205,44 @@ pub(crate) fn highest(dtype: DType) -> Scalar {
 
 /// Over the given dims, or over all of them when none are given.
 impl Tensor {
-    fn fold(&self, kind: Kind, dims: &[i64], keep: Keep) -> Result<Tensor> {
+    fn fold(&self, kind: ReductionKind, dims: &[i64], keep: Keep) -> Result<Tensor> {
         let dims = normal_dims("reduction", self.ndim(), dims)?;
         apply1(Fold { kind, dims, keep }, &[self])
     }
 
     /// The product over dims.
     pub fn prod(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::Prod, dims, keep)
+        self.fold(ReductionKind::Prod, dims, keep)
     }
 
     /// The largest element over dims. Equal ones share the gradient.
     pub fn amax(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::Max, dims, keep)
+        self.fold(ReductionKind::Max, dims, keep)
     }
 
     /// The smallest element over dims. Equal ones share the gradient.
     pub fn amin(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::Min, dims, keep)
+        self.fold(ReductionKind::Min, dims, keep)
     }
 
     /// True where any element over dims is not zero.
     pub fn any(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::Any, dims, keep)
+        self.fold(ReductionKind::Any, dims, keep)
     }
 
     /// True where no element over dims is zero.
     pub fn all(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::All, dims, keep)
+        self.fold(ReductionKind::All, dims, keep)
     }
 
     /// How many elements over dims are not zero.
     pub fn count_nonzero(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::CountNonzero, dims, keep)
+        self.fold(ReductionKind::CountNonzero, dims, keep)
     }
 
     /// The sum of squares over dims.
     pub fn sum_squares(&self, dims: &[i64], keep: Keep) -> Result<Tensor> {
-        self.fold(Kind::SumSquares, dims, keep)
+        self.fold(ReductionKind::SumSquares, dims, keep)
     }
 
     /// The sum over dims of what is not NaN.
@@ -262,25 +265,25 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let dims = some_dims(draw, shape.len());
     let keep = draw.pick(&[Keep::Yes, Keep::No]);
     let kind = draw.pick(&[
-        Kind::Prod,
-        Kind::Max,
-        Kind::Min,
-        Kind::Any,
-        Kind::All,
-        Kind::CountNonzero,
-        Kind::SumSquares,
+        ReductionKind::Prod,
+        ReductionKind::Max,
+        ReductionKind::Min,
+        ReductionKind::Any,
+        ReductionKind::All,
+        ReductionKind::CountNonzero,
+        ReductionKind::SumSquares,
     ]);
     let x = match kind {
-        Kind::Prod if draw.coin() => {
+        ReductionKind::Prod if draw.coin() => {
             // Zeros, where a gradient by division would fail.
             let x = draw.between(0.5, 1.5, &shape)?;
             let zeros = draw.integers(6, &shape)?.cast(DType::Bool)?.cast(DType::F64)?;
             x.mul(&zeros)?
         }
-        Kind::Prod => draw.between(0.5, 1.5, &shape)?,
-        Kind::Max | Kind::Min => draw.distinct(&shape)?,
-        Kind::Any | Kind::All | Kind::CountNonzero => draw.mask(&shape)?,
-        Kind::SumSquares => draw.normal(&shape)?,
+        ReductionKind::Prod => draw.between(0.5, 1.5, &shape)?,
+        ReductionKind::Max | ReductionKind::Min => draw.distinct(&shape)?,
+        ReductionKind::Any | ReductionKind::All | ReductionKind::CountNonzero => draw.mask(&shape)?,
+        ReductionKind::SumSquares => draw.normal(&shape)?,
     };
     Ok(Sample::new(Fold { kind, dims, keep }, [x]))
 }

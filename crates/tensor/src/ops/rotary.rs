@@ -9,7 +9,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_array::ops::{self, RotaryLayout, RotaryPairing, RotaryTable};
-use planaria_layout::rule::{Cuts, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// Each pair rotated by its position's angle, or back. Inputs: `x`, cosines, sines, and ids when they are given.
@@ -48,7 +48,7 @@ impl Op for Rotary {
         let mut dims: Vec<_> = Vec::with_capacity(ndim);
         for (d, &n) in shape[..ndim - 1].iter().enumerate() {
             let cuts = if d == sequence { Cuts::Windows } else { Cuts::Any };
-            dims.push(Some(rule.factor(n, Kind::Free, cuts)));
+            dims.push(Some(rule.factor(n, FactorKind::Free, cuts)));
         }
         dims.push(None);
         rule.input(&dims);

@@ -16,7 +16,7 @@ use smallvec::smallvec;
 
 /// What runs along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ScanKind {
     Sum,
     /// The sum from the other end, which is the gradient of the first.
     ReverseSum,
@@ -29,19 +29,19 @@ enum Kind {
 /// At each place of a dim, what the elements up to it make.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scan {
-    kind: Kind,
+    kind: ScanKind,
     dim: usize,
 }
 
 impl Op for Scan {
     fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Sum => "cumsum",
-            Kind::ReverseSum => "cumsum_reverse",
-            Kind::Product => "cumprod",
-            Kind::LogSumExp => "logcumsumexp",
-            Kind::Max => "cummax",
-            Kind::Min => "cummin",
+            ScanKind::Sum => "cumsum",
+            ScanKind::ReverseSum => "cumsum_reverse",
+            ScanKind::Product => "cumprod",
+            ScanKind::LogSumExp => "logcumsumexp",
+            ScanKind::Max => "cummax",
+            ScanKind::Min => "cummin",
         }
     }
 
@@ -52,7 +52,7 @@ impl Op for Scan {
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
         let results: Vec<_> = outputs.iter().map(|spec| &spec.shape).collect();
         let mut rule = rule::along(&[&inputs[0].shape], &results, &[self.dim]);
-        if matches!(self.kind, Kind::Sum | Kind::ReverseSum) {
+        if matches!(self.kind, ScanKind::Sum | ScanKind::ReverseSum) {
             rule.pass(&[0], LINEAR);
         }
         Ok(rule)
@@ -62,43 +62,45 @@ impl Op for Scan {
         let (x, dim) = (inputs[0], self.dim as i64);
         let two = |(values, positions)| smallvec![values, positions];
         Ok(match self.kind {
-            Kind::Sum => smallvec![x.cumsum(dim)?],
-            Kind::ReverseSum => smallvec![ops::cumsum_grad(x, dim)?],
-            Kind::Product => smallvec![x.cumprod(dim)?],
-            Kind::LogSumExp => smallvec![x.logcumsumexp(dim)?],
-            Kind::Max => two(x.cummax(dim)?),
-            Kind::Min => two(x.cummin(dim)?),
+            ScanKind::Sum => smallvec![x.cumsum(dim)?],
+            ScanKind::ReverseSum => smallvec![ops::cumsum_grad(x, dim)?],
+            ScanKind::Product => smallvec![x.cumprod(dim)?],
+            ScanKind::LogSumExp => smallvec![x.logcumsumexp(dim)?],
+            ScanKind::Max => two(x.cummax(dim)?),
+            ScanKind::Min => two(x.cummin(dim)?),
         })
     }
 
     fn saves(&self, _: &Places) -> Saves {
         match self.kind {
-            Kind::Sum | Kind::ReverseSum => Saves::nothing(),
-            Kind::Product => Saves::inputs(&[0]),
-            Kind::LogSumExp => Saves::inputs(&[0]).and_outputs(&[0]),
-            Kind::Max | Kind::Min => Saves::outputs(&[1]),
+            ScanKind::Sum | ScanKind::ReverseSum => Saves::nothing(),
+            ScanKind::Product => Saves::inputs(&[0]),
+            ScanKind::LogSumExp => Saves::inputs(&[0]).and_outputs(&[0]),
+            ScanKind::Max | ScanKind::Min => Saves::outputs(&[1]),
         }
     }
 
     fn vjp(&self, at: &Backward<'_>, grads: &[Option<Tensor>]) -> Result<Grads> {
         let Some(dy) = &grads[0] else { return Ok(smallvec![None]) };
-        let scan = |kind: Kind, x: &Tensor| apply1(Scan { kind, dim: self.dim }, &[x]);
+        let scan = |kind: ScanKind, x: &Tensor| apply1(Scan { kind, dim: self.dim }, &[x]);
         let dx = match self.kind {
-            Kind::Sum => scan(Kind::ReverseSum, dy)?,
-            Kind::ReverseSum => scan(Kind::Sum, dy)?,
-            Kind::Product if at.is_differentiable() => {
+            ScanKind::Sum => scan(ScanKind::ReverseSum, dy)?,
+            ScanKind::ReverseSum => scan(ScanKind::Sum, dy)?,
+            ScanKind::Product if at.is_differentiable() => {
                 return compose::gradient(at, grads, |x| Ok(vec![doubling_product(&x[0], self.dim)?]));
             }
-            Kind::Product => apply1(ScanGrad { kind: Kind::Product, dim: self.dim }, &[dy, &at.input(0)?])?,
-            Kind::LogSumExp if at.is_differentiable() => {
-                let back = scan(Kind::ReverseSum, &dy.mul(&at.output(0)?.neg()?.exp()?)?)?;
+            ScanKind::Product => {
+                apply1(ScanGrad { kind: ScanKind::Product, dim: self.dim }, &[dy, &at.input(0)?])?
+            }
+            ScanKind::LogSumExp if at.is_differentiable() => {
+                let back = scan(ScanKind::ReverseSum, &dy.mul(&at.output(0)?.neg()?.exp()?)?)?;
                 at.input(0)?.exp()?.mul(&back)?
             }
-            Kind::LogSumExp => {
-                let op = ScanGrad { kind: Kind::LogSumExp, dim: self.dim };
+            ScanKind::LogSumExp => {
+                let op = ScanGrad { kind: ScanKind::LogSumExp, dim: self.dim };
                 apply1(op, &[dy, &at.input(0)?, &at.output(0)?])?
             }
-            Kind::Max | Kind::Min => match at.input_spec(0).shape.get(self.dim) {
+            ScanKind::Max | ScanKind::Min => match at.input_spec(0).shape.get(self.dim) {
                 Some(&size) => dy.added_at(&at.output(1)?, self.dim, size)?,
                 None => dy.clone(),
             },
@@ -127,13 +129,13 @@ fn doubling_product(x: &Tensor, dim: usize) -> Result<Tensor> {
 /// The fused gradients of running products and logsumexp.
 #[derive(Debug, Clone, Copy)]
 struct ScanGrad {
-    kind: Kind,
+    kind: ScanKind,
     dim: usize,
 }
 
 impl Op for ScanGrad {
     fn name(&self) -> &'static str {
-        if self.kind == Kind::Product { "cumprod_grad" } else { "logcumsumexp_grad" }
+        if self.kind == ScanKind::Product { "cumprod_grad" } else { "logcumsumexp_grad" }
     }
 
     fn attributes(&self) -> Attributes {
@@ -150,7 +152,7 @@ impl Op for ScanGrad {
     fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
         let dim = self.dim as i64;
         Ok(smallvec![match self.kind {
-            Kind::Product => ops::cumprod_grad(inputs[0], inputs[1], dim)?,
+            ScanKind::Product => ops::cumprod_grad(inputs[0], inputs[1], dim)?,
             _ => ops::logcumsumexp_grad(inputs[0], inputs[1], inputs[2], dim)?,
         }])
     }
@@ -165,12 +167,12 @@ impl Op for ScanGrad {
 }
 
 impl Tensor {
-    fn scan(&self, kind: Kind, dim: i64) -> Result<Tensor> {
+    fn scan(&self, kind: ScanKind, dim: i64) -> Result<Tensor> {
         let dim = normal_dim("scan", self.ndim(), dim)?;
         apply1(Scan { kind, dim }, &[self])
     }
 
-    fn scan_extreme(&self, kind: Kind, dim: i64) -> Result<(Tensor, Tensor)> {
+    fn scan_extreme(&self, kind: ScanKind, dim: i64) -> Result<(Tensor, Tensor)> {
         let dim = normal_dim("scan", self.ndim(), dim)?;
         let mut found = apply(Scan { kind, dim }, &[self])?.into_iter();
         match (found.next(), found.next()) {
@@ -181,27 +183,27 @@ impl Tensor {
 
     /// Running sum along a dim.
     pub fn cumsum(&self, dim: i64) -> Result<Tensor> {
-        self.scan(Kind::Sum, dim)
+        self.scan(ScanKind::Sum, dim)
     }
 
     /// Running product along a dim.
     pub fn cumprod(&self, dim: i64) -> Result<Tensor> {
-        self.scan(Kind::Product, dim)
+        self.scan(ScanKind::Product, dim)
     }
 
     /// Running `ln Σ eˣ` along a dim, without overflow.
     pub fn logcumsumexp(&self, dim: i64) -> Result<Tensor> {
-        self.scan(Kind::LogSumExp, dim)
+        self.scan(ScanKind::LogSumExp, dim)
     }
 
     /// Largest element so far along a dim and its position, the last one among equals.
     pub fn cummax(&self, dim: i64) -> Result<(Tensor, Tensor)> {
-        self.scan_extreme(Kind::Max, dim)
+        self.scan_extreme(ScanKind::Max, dim)
     }
 
     /// Smallest element so far along a dim and its position, the last one among equals.
     pub fn cummin(&self, dim: i64) -> Result<(Tensor, Tensor)> {
-        self.scan_extreme(Kind::Min, dim)
+        self.scan_extreme(ScanKind::Min, dim)
     }
 }
 
@@ -209,15 +211,21 @@ impl Tensor {
 pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let shape = draw.shape_of(1, 3);
     let dim = draw.below(shape.len());
-    let kind =
-        draw.pick(&[Kind::Sum, Kind::ReverseSum, Kind::Product, Kind::LogSumExp, Kind::Max, Kind::Min]);
+    let kind = draw.pick(&[
+        ScanKind::Sum,
+        ScanKind::ReverseSum,
+        ScanKind::Product,
+        ScanKind::LogSumExp,
+        ScanKind::Max,
+        ScanKind::Min,
+    ]);
     let x = match kind {
-        Kind::Product if draw.coin() => {
+        ScanKind::Product if draw.coin() => {
             let zeros = draw.integers(6, &shape)?.cast(DType::Bool)?.cast(DType::F64)?;
             draw.between(0.5, 1.5, &shape)?.mul(&zeros)?
         }
-        Kind::Product => draw.between(0.5, 1.5, &shape)?,
-        Kind::Max | Kind::Min => draw.distinct(&shape)?,
+        ScanKind::Product => draw.between(0.5, 1.5, &shape)?,
+        ScanKind::Max | ScanKind::Min => draw.distinct(&shape)?,
         _ => draw.normal(&shape)?,
     };
     Ok(Sample::new(Scan { kind, dim }, [x]))

@@ -12,7 +12,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::ops::window::Window;
 use crate::tensor::Tensor;
 use planaria_array::{Array, Error, Index};
-use planaria_layout::rule::{Cuts, DimFactors, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, DimFactors, FactorId, FactorKind, LINEAR, Rule};
 use planaria_layout::{Reduce, Shape};
 use smallvec::smallvec;
 use std::sync::Arc;
@@ -225,7 +225,7 @@ impl Op for SetSlice {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let windows = |rule: &mut Rule, size| Some(rule.factor(size, Kind::Free, Cuts::Windows));
+        let windows = |rule: &mut Rule, size| Some(rule.factor(size, FactorKind::Free, Cuts::Windows));
         let (source, view) = factors(&mut rule, &self.entries, &inputs[0].shape, windows);
         let value = &inputs[1].shape;
         let extra = view.len().saturating_sub(value.ndim());

@@ -9,7 +9,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, Kind, Rule};
+use planaria_layout::rule::{Cuts, FactorKind, Rule};
 use smallvec::smallvec;
 
 /// Zeros on one side of a diagonal.
@@ -34,7 +34,7 @@ impl Op for Triangle {
         let shape = &inputs[0].shape;
         let factor = |(d, &size): (usize, &usize)| {
             let cuts = if d + 2 >= shape.ndim() { Cuts::Windows } else { Cuts::Any };
-            Some(rule.factor(size, Kind::Free, cuts))
+            Some(rule.factor(size, FactorKind::Free, cuts))
         };
         let dims: Vec<_> = shape.iter().enumerate().map(factor).collect();
         rule.input(&dims);

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::pretrained::{Pretrained, Which};
 use planaria_array::ops::Keep;
 use planaria_array::{Array, DType, Device};
-use planaria_ckpt::{Item, Kind, State};
+use planaria_ckpt::{Item, State, TensorKind};
 use planaria_comm::{Comm, CommExt, alone, threads};
 use planaria_layout::Mesh;
 use planaria_nn::models::{Architecture, Cache, Models, Network, Run, Stage};
@@ -306,8 +306,8 @@ fn pieces(param: &Param, rank: usize) -> Result<Vec<Item>> {
     let (leaf, spec) = (param.leaf(), param.spec());
     let local = leaf.local();
     let item = |name: &str, layout: Option<&planaria_layout::Layout>, array: &Array| match layout {
-        Some(layout) => Ok(Item::placed(Kind::Parameter, name, layout, rank, array)?),
-        None => Ok(Item::whole(Kind::Parameter, name, array)),
+        Some(layout) => Ok(Item::placed(TensorKind::Parameter, name, layout, rank, array)?),
+        None => Ok(Item::whole(TensorKind::Parameter, name, array)),
     };
     if !spec.is_stacked() {
         return Ok(vec![item(&spec.name, leaf.layout(), local)?]);

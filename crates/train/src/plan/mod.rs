@@ -15,7 +15,7 @@ pub use traffic::Traffic;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::geometry::{Batching, Geometry};
-use crate::pipeline::{Costs as StageCosts, Kind, StageCost};
+use crate::pipeline::{Costs as StageCosts, ScheduleKind, StageCost};
 use crate::{partition, pretrained, update};
 use activations::Costs;
 use planaria_layout::{DType, Mesh};
@@ -153,9 +153,9 @@ impl Plan {
             micro_split: Some(ep as u64),
             ..Batching::default()
         })?;
-        let kind: Kind = config.train.schedule.parse().map_err(pipeline_error)?;
+        let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
         let chunks = if stages == 1 { 1 } else { config.train.chunks.max(kind.chunks().0) };
-        let kind = if stages == 1 { Kind::OneForwardOneBackward } else { kind };
+        let kind = if stages == 1 { ScheduleKind::OneForwardOneBackward } else { kind };
         let schedule = kind.build(stages, geometry.accumulation as usize, chunks).map_err(pipeline_error)?;
         let order = schedule.stages();
         let dtype = options.dtype.unwrap_or(config.train.precision.dtype());
@@ -210,7 +210,7 @@ fn computed_size(weights: DType) -> u64 {
     weights.size().max(2) as u64
 }
 
-fn schedule_name(kind: Kind, chunks: usize, stages: usize) -> String {
+fn schedule_name(kind: ScheduleKind, chunks: usize, stages: usize) -> String {
     match (stages, chunks) {
         (1, _) => "none".to_string(),
         (_, 1) => kind.to_string(),

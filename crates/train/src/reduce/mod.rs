@@ -63,11 +63,11 @@ pub struct Reducer {
     room: usize,
     mode: Reduction,
     device: Device,
-    state: Mutex<State>,
+    state: Mutex<ReduceState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReduceState {
     /// Gradients of rounds that are not yet sent in full.
     micros: BTreeMap<usize, Micro>,
     /// The round whose turn it is.
@@ -93,7 +93,7 @@ impl Reducer {
         for (bucket, members) in buckets.iter().enumerate() {
             members.iter().for_each(|&lane| home[lane] = bucket);
         }
-        let state = Mutex::new(State::default());
+        let state = Mutex::new(ReduceState::default());
         let own = |lane: &usize| lanes[*lane].share.range(comm.rank()).len() * comm.size();
         let received = buckets.iter().filter(|members| members.len() > 1).map(|m| m.iter().map(own).sum());
         let room = received.max().unwrap_or(0);
@@ -104,7 +104,7 @@ impl Reducer {
         reducer
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReduceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,7 +113,8 @@ impl Reducer {
         let folds = |count: usize| (0..count).map(|_| Fold::default()).collect();
         let (sums, parts) = (folds(self.lanes.len()), folds(self.buckets.len()));
         let state = &mut *self.lock();
-        *state = State { sums, parts, spare: std::mem::take(&mut state.spare), ..State::default() };
+        *state =
+            ReduceState { sums, parts, spare: std::mem::take(&mut state.spare), ..ReduceState::default() };
     }
 
     /// While it is set, gradients are not taken.
@@ -154,7 +155,7 @@ impl Reducer {
         self.add_arrived(state)
     }
 
-    fn is_complete(&self, state: &State, round: usize) -> bool {
+    fn is_complete(&self, state: &ReduceState, round: usize) -> bool {
         state
             .micros
             .get(&round)
@@ -206,7 +207,7 @@ impl Reducer {
     }
 
     /// This rank's range of each lane.
-    fn take_sums(&self, state: &mut State) -> Result<Vec<Array>> {
+    fn take_sums(&self, state: &mut ReduceState) -> Result<Vec<Array>> {
         if self.comm.size() == 1 {
             let take = |lane: usize| state.sums[lane].take(self.lanes[lane].share.numel(), self.device);
             return (0..self.lanes.len()).map(take).collect();
@@ -230,7 +231,7 @@ impl Reducer {
     }
 
     /// Sends the next bucket of the round whose turn it is, or adds it here where nothing is to be sent.
-    fn send(&self, state: &mut State) -> Result<()> {
+    fn send(&self, state: &mut ReduceState) -> Result<()> {
         let bucket = state.sent;
         state.sent += 1;
         let micro = state.micros.get_mut(&state.round);
@@ -258,7 +259,7 @@ impl Reducer {
     }
 
     /// Begins to bring every owner its part of a bucket.
-    fn launch(&self, state: &mut State, bucket: usize, grads: &[Array]) -> Result<Flight> {
+    fn launch(&self, state: &mut ReduceState, bucket: usize, grads: &[Array]) -> Result<Flight> {
         while state.flying.len() >= IN_FLIGHT
             && let Some(first) = state.flying.pop_front()
         {
@@ -284,7 +285,7 @@ impl Reducer {
     }
 
     /// A place for this many elements in a buffer, a used one if there is one.
-    fn receiver(&self, state: &mut State, numel: usize, dtype: DType) -> Result<(Array, Array)> {
+    fn receiver(&self, state: &mut ReduceState, numel: usize, dtype: DType) -> Result<(Array, Array)> {
         let room = self.room.max(numel);
         let fits = |array: &Array| array.numel() == room && array.dtype() == dtype;
         let buffer = match state.spare.iter().position(fits) {
@@ -296,7 +297,7 @@ impl Reducer {
     }
 
     /// Adds what has arrived in the meantime, in the order it was sent.
-    fn add_arrived(&self, state: &mut State) -> Result<()> {
+    fn add_arrived(&self, state: &mut ReduceState) -> Result<()> {
         while state.flying.front().is_some_and(|flight| flight.pending.is_done()) {
             if let Some(flight) = state.flying.pop_front() {
                 self.land(state, flight)?;
@@ -306,7 +307,7 @@ impl Reducer {
     }
 
     /// Adds the contributions of one bucket in rank order.
-    fn land(&self, state: &mut State, flight: Flight) -> Result<()> {
+    fn land(&self, state: &mut ReduceState, flight: Flight) -> Result<()> {
         flight.pending.wait()?;
         let own = flight.recv.numel() / self.comm.size();
         let parts = (0..self.comm.size()).map(|rank| flight.recv.narrow(0, rank * own, own));

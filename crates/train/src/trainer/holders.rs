@@ -7,7 +7,7 @@ use crate::config::TrainSection;
 use crate::error::{Error, Result};
 use crate::weights::{Keeping, Weight, Zero};
 use planaria_array::Array;
-use planaria_ckpt::{Kind, Known, KnownTensor, TensorKey};
+use planaria_ckpt::{Known, KnownTensor, TensorKey, TensorKind};
 use planaria_layout::{DType, FlatShards, Layout, Mesh, RankTiling, Shape, Slice};
 use planaria_nn::ParamSpec;
 use planaria_nn::models::Stage;
@@ -96,22 +96,23 @@ fn twin_of(tables: &[Vec<Vec<ParamSpec>>], position: usize, spec: &ParamSpec) ->
 /// What is kept of a parameter: its kind, its dtype, and whether the data ranks divide it.
 #[derive(Debug, Default)]
 struct Kept {
-    weight: Vec<(Kind, DType, bool)>,
+    weight: Vec<(TensorKind, DType, bool)>,
     /// Only of those that are trained.
-    state: Vec<(Kind, DType, bool)>,
+    state: Vec<(TensorKind, DType, bool)>,
 }
 
 fn kept(keeping: &Keeping, dtype: DType) -> Result<Kept> {
     let none = Array::zeros(&[0], dtype)?;
     let (optim, divided) = (keeping.rule.state(&none)?, keeping.zero != Zero::Off);
     let mut state = Vec::new();
-    state.extend(optim.master.iter().map(|master| (Kind::Master, master.dtype(), divided)));
-    let slot = |(name, array): &(_, Array)| (Kind::Slot(ToString::to_string(name)), array.dtype(), divided);
+    state.extend(optim.master.iter().map(|master| (TensorKind::Master, master.dtype(), divided)));
+    let slot =
+        |(name, array): &(_, Array)| (TensorKind::Slot(ToString::to_string(name)), array.dtype(), divided);
     state.extend(optim.slots.iter().map(slot));
     if let Some(ema) = keeping.ema {
-        state.push((Kind::Ema, ema.start(&none)?.dtype(), divided));
+        state.push((TensorKind::Ema, ema.start(&none)?.dtype(), divided));
     }
-    Ok(Kept { weight: vec![(Kind::Parameter, dtype, keeping.zero == Zero::Weights)], state })
+    Ok(Kept { weight: vec![(TensorKind::Parameter, dtype, keeping.zero == Zero::Weights)], state })
 }
 
 /// The tensors so far.

@@ -23,7 +23,7 @@ use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Keeping, Zero};
-use planaria_ckpt::{Item, Kind, Known, LoadOptions, State};
+use planaria_ckpt::{Item, Known, LoadOptions, State, TensorKind};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
@@ -233,7 +233,7 @@ impl RankRun<'_> {
 
     /// Weights of another folder to begin with: a checkpoint of ours, a run's newest, or what others wrote. Collective.
     fn start_from(&mut self, path: &Path) -> Result<()> {
-        let only_weights = |item: &Item| item.kind == Kind::Parameter;
+        let only_weights = |item: &Item| item.kind == TensorKind::Parameter;
         let items = resume::items(&self.replica, |array| Ok(array.clone()))?;
         let mut state = State::new(items.into_iter().filter(only_weights).collect());
         Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)

@@ -11,7 +11,7 @@ use crate::gather::Pass;
 use crate::geometry::Geometry;
 use crate::partition;
 use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
-use crate::pipeline::{Failure, Kind, Schedule, Stages};
+use crate::pipeline::{Failure, Schedule, ScheduleKind, Stages};
 use crate::replica::{Neighbours, Part, Replica};
 use planaria_array::{Array, Device};
 use planaria_comm::Comm;
@@ -43,7 +43,7 @@ impl Pipeline {
     /// The schedule that the configuration names, checked before anything is built.
     pub(super) fn new(job: &Job, place: &Position, geometry: &Geometry) -> Result<Pipeline> {
         let train = &job.config.train;
-        let kind: Kind = train.schedule.parse()?;
+        let kind: ScheduleKind = train.schedule.parse()?;
         let inner = (place.mesh.axis_size(2), place.mesh.axis_size(3));
         let size = train.precision.dtype().size() as u64;
         let sizes = partition::sizes(&job.config, inner, geometry.micro_batch, size);
@@ -52,7 +52,7 @@ impl Pipeline {
             let (stages, parts) = (Stages::round_robin(1, 1)?, parts(1)?);
             return Ok(Pipeline { schedule: None, stages, parts, device: job.config.device });
         }
-        let chunks = if kind == Kind::ZeroBubbleV { 2 } else { train.chunks };
+        let chunks = if kind == ScheduleKind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
         let schedule = kind.build(place.stages, rounds, chunks)?;
         let eval_rounds = Evaluation::of(job, geometry).map_or(1, |eval| eval.rounds);

@@ -5,7 +5,7 @@ use super::{bytes, load};
 use anyhow::{Context, Result, ensure};
 use planaria_array::Array;
 use planaria_ckpt::formats::{OpenOptions, open};
-use planaria_program::{self as program, Attr, Datum, Name, Node, Op, Program, State, Value, ValueId};
+use planaria_program::{self as program, Attr, Datum, Name, Node, Op, Program, ProgramState, Value, ValueId};
 use planaria_store::{Object, Store, StoreExt};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -67,8 +67,8 @@ fn fetch_loss(program: &mut Program) -> Result<Name> {
 }
 
 /// Parameters and optimizer state from the pickles beside the program.
-fn initial(stem: &Path, program: &Program) -> Result<State> {
-    let mut state = State::default();
+fn initial(stem: &Path, program: &Program) -> Result<ProgramState> {
+    let mut state = ProgramState::default();
     for ending in [".pdparams", ".pdopt"] {
         let store: Arc<dyn Store> = Arc::new(Object::memory());
         let name = format!("state{ending}");

@@ -50,7 +50,7 @@ pub(crate) struct Task<E> {
     pub(super) c: *mut E,
     pub(super) ldc: usize,
     pub(super) start: Start,
-    pub(super) kind: Kind,
+    pub(super) kind: ProductKind,
 }
 
 impl<E> Task<E> {
@@ -58,16 +58,18 @@ impl<E> Task<E> {
     pub(super) fn vector(&self) -> Option<VectorBlock<E>> {
         let &Task { rows, cols, depth, a, b, c, start, kind, .. } = self;
         match kind {
-            Kind::Matrix => None,
-            Kind::Row => Some(VectorBlock { outputs: cols, depth, m: b.transposed(), x: a, c, start }),
-            Kind::Column => Some(VectorBlock { outputs: rows, depth, m: a, x: b.transposed(), c, start }),
+            ProductKind::Matrix => None,
+            ProductKind::Row => Some(VectorBlock { outputs: cols, depth, m: b.transposed(), x: a, c, start }),
+            ProductKind::Column => {
+                Some(VectorBlock { outputs: rows, depth, m: a, x: b.transposed(), c, start })
+            }
         }
     }
 }
 
 /// What the whole product is, of which a task is a part. Decides the kernel, but not the order of additions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ProductKind {
     /// Both sides have several rows and columns.
     Matrix,
     /// One row of outputs.

@@ -3,7 +3,7 @@
 
 use super::arch::Start;
 use super::blocked::Strided;
-use super::path::{Kind, Path, Task, default_path};
+use super::path::{Path, ProductKind, Task, default_path};
 use super::{Accumulate, MatRef, MatmulElement, MatmulError, Operand};
 use crate::pool;
 
@@ -185,18 +185,18 @@ impl<'a, T: MatmulElement> Product<'a, T> {
         }
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ProductKind {
         match (self.rows, self.cols) {
-            (1, _) => Kind::Row,
-            (_, 1) => Kind::Column,
-            _ => Kind::Matrix,
+            (1, _) => ProductKind::Row,
+            (_, 1) => ProductKind::Column,
+            _ => ProductKind::Matrix,
         }
     }
 
     /// Runs all `count` products.
     fn run(&self, path: Path, count: usize) {
         let work = self.rows.saturating_mul(self.cols).saturating_mul(self.depth).saturating_mul(count);
-        let task_work = if self.kind() == Kind::Matrix { TASK_WORK } else { VECTOR_TASK_WORK };
+        let task_work = if self.kind() == ProductKind::Matrix { TASK_WORK } else { VECTOR_TASK_WORK };
         let threads = rayon::current_num_threads().min(work / task_work).max(1);
         let grid = Grid::new(self.rows, self.cols, threads.div_ceil(count));
         let tasks = grid.tasks() * count;

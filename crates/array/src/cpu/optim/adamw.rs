@@ -1,6 +1,6 @@
 //! The AdamW update.
 
-use super::{BLOCK, Cut, Param, State, Stored, constants, for_blocks};
+use super::{BLOCK, Cut, Param, Stored, Updating, constants, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 
@@ -8,9 +8,9 @@ use crate::cpu::simd::simd;
 pub(crate) struct Update<'a, T: Float, G, M> {
     pub(crate) param: Param<'a, T>,
     pub(crate) grad: &'a [G],
-    pub(crate) exp_avg: State<'a, M>,
-    pub(crate) exp_avg_sq: State<'a, M>,
-    pub(crate) max: Option<State<'a, M>>,
+    pub(crate) exp_avg: Updating<'a, M>,
+    pub(crate) exp_avg_sq: Updating<'a, M>,
+    pub(crate) max: Option<Updating<'a, M>>,
 }
 
 /// Constants of one step.

@@ -40,18 +40,18 @@ fn for_blocks<U: Cut, S: Default>(
 }
 
 /// An array being updated: in place, or from `old` to fresh memory.
-pub(crate) struct State<'a, T> {
+pub(crate) struct Updating<'a, T> {
     old: Option<&'a [T]>,
     new: &'a mut [T],
 }
 
-impl<'a, T> State<'a, T> {
-    pub(crate) fn new(old: Option<&'a [T]>, new: &'a mut [T]) -> State<'a, T> {
-        State { old, new }
+impl<'a, T> Updating<'a, T> {
+    pub(crate) fn new(old: Option<&'a [T]>, new: &'a mut [T]) -> Updating<'a, T> {
+        Updating { old, new }
     }
 }
 
-impl<T: Send + Sync> Cut for State<'_, T> {
+impl<T: Send + Sync> Cut for Updating<'_, T> {
     fn len(&self) -> usize {
         self.new.len()
     }
@@ -61,7 +61,7 @@ impl<T: Send + Sync> Cut for State<'_, T> {
         self.new = rest;
         let old = self.old.map(|old| old.split_at(len));
         self.old = old.map(|(_, rest)| rest);
-        State { old: old.map(|(front, _)| front), new }
+        Updating { old: old.map(|(front, _)| front), new }
     }
 }
 
@@ -69,7 +69,7 @@ impl<T: Send + Sync> Cut for State<'_, T> {
 pub(crate) trait Stored: Float {
     /// Lets `change` edit a block's values in the computing type; narrow types round once at the end.
     fn modify<R>(
-        state: State<'_, Self>,
+        state: Updating<'_, Self>,
         scratch: &mut Vec<Self::Real>,
         change: impl FnOnce(&mut [Self::Real]) -> R,
     ) -> R;
@@ -79,7 +79,7 @@ macro_rules! stored {
     (wide $($t:ty),*) => {$(
         impl Stored for $t {
             #[inline(always)]
-            fn modify<R>(state: State<'_, $t>, _: &mut Vec<$t>, change: impl FnOnce(&mut [$t]) -> R) -> R {
+            fn modify<R>(state: Updating<'_, $t>, _: &mut Vec<$t>, change: impl FnOnce(&mut [$t]) -> R) -> R {
                 if let Some(old) = state.old {
                     state.new.copy_from_slice(old);
                 }
@@ -89,7 +89,7 @@ macro_rules! stored {
     )*};
     (narrow $($t:ty),*) => {$(
         impl Stored for $t {
-            fn modify<R>(state: State<'_, $t>, scratch: &mut Vec<f32>, change: impl FnOnce(&mut [f32]) -> R) -> R {
+            fn modify<R>(state: Updating<'_, $t>, scratch: &mut Vec<f32>, change: impl FnOnce(&mut [f32]) -> R) -> R {
                 scratch.resize(state.new.len(), 0.0);
                 convert(state.old.unwrap_or(state.new), scratch);
                 let result = change(scratch);
@@ -104,8 +104,8 @@ stored!(narrow f16, bf16);
 
 /// A parameter and, for narrow types, the wide copy that holds its true value.
 pub(crate) struct Param<'a, T: Float> {
-    pub(crate) param: State<'a, T>,
-    pub(crate) master: Option<State<'a, T::Real>>,
+    pub(crate) param: Updating<'a, T>,
+    pub(crate) master: Option<Updating<'a, T::Real>>,
 }
 
 impl<T: Stored> Cut for Param<'_, T> {

@@ -1,6 +1,6 @@
 //! Squared norms and scaling of gradients.
 
-use super::{BLOCK, State, Stored, for_blocks};
+use super::{BLOCK, Stored, Updating, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 use crate::pool;
@@ -66,7 +66,7 @@ pub(crate) fn squares<T: Float>(x: &[T]) -> f64 {
 }
 
 /// Multiplies all values; false when any was not finite before.
-pub(crate) fn scale<T: Stored>(state: State<'_, T>, factor: f64) -> bool {
+pub(crate) fn scale<T: Stored>(state: Updating<'_, T>, factor: f64) -> bool {
     let finite = AtomicBool::new(true);
     for_blocks(state, 4 * BLOCK, 2 * size_of::<T>(), |block, scratch: &mut Vec<T::Real>| {
         let all = T::modify(block, scratch, |x| scale_block(x, T::Real::of(factor)));

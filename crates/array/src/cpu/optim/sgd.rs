@@ -1,6 +1,6 @@
 //! The SGD update with momentum.
 
-use super::{BLOCK, Cut, Param, State, Stored, constants, for_blocks};
+use super::{BLOCK, Cut, Param, Stored, Updating, constants, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 
@@ -8,7 +8,7 @@ use crate::cpu::simd::simd;
 pub(crate) struct Update<'a, T: Float, G, M> {
     pub(crate) param: Param<'a, T>,
     pub(crate) grad: &'a [G],
-    pub(crate) velocity: Option<State<'a, M>>,
+    pub(crate) velocity: Option<Updating<'a, M>>,
 }
 
 /// Constants of one step.

@@ -15,7 +15,7 @@ pub use sgd::{Momentum, Sgd, SgdArrays};
 
 use super::fused::{all_meta, check_shape, real_dtype};
 use crate::array::{Array, Update};
-use crate::cpu::optim::State;
+use crate::cpu::optim::Updating;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::pool;
@@ -84,9 +84,9 @@ fn all_apart<A: StepArrays>(list: &[&A]) -> bool {
 }
 
 /// The elements of an array being changed, for the kernels.
-fn state<'a, T: Element>(update: &'a mut Update<'_>) -> State<'a, T> {
+fn state<'a, T: Element>(update: &'a mut Update<'_>) -> Updating<'a, T> {
     let (old, new) = update.slices();
-    State::new(old, new)
+    Updating::new(old, new)
 }
 
 /// Checks one array of a step: the parameter's shape, and its dtype or the computing one.

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use anyhow::{Context, Result};
-use planaria::program::{Program, State, open_folder, paddle};
+use planaria::program::{Program, ProgramState, open_folder, paddle};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -10,10 +10,10 @@ use std::path::Path;
 /// A program with its parameters.
 pub(super) struct Loaded {
     pub(super) program: Program,
-    pub(super) state: State,
+    pub(super) state: ProgramState,
 }
 
-fn folder(path: &Path) -> Result<(Program, State)> {
+fn folder(path: &Path) -> Result<(Program, ProgramState)> {
     let (store, at) = planaria::store::locate(&path.display().to_string())?;
     Ok(open_folder(&*store, &at)?)
 }
@@ -36,7 +36,7 @@ pub(super) fn load(path: &Path) -> Result<Loaded> {
     let program = read_program(path)?;
     let parameters = path.with_extension("pdiparams");
     if program.held().is_empty() && !parameters.exists() {
-        return Ok(Loaded { program, state: State::default() });
+        return Ok(Loaded { program, state: ProgramState::default() });
     }
     let file = File::open(&parameters).map_err(|error| {
         let message =
@@ -44,7 +44,7 @@ pub(super) fn load(path: &Path) -> Result<Loaded> {
         Failure::usage(message).hint("put NAME.pdiparams beside NAME.json")
     })?;
     let size = file.metadata()?.len();
-    let state = State::read(&program, BufReader::new(file), size)?;
+    let state = ProgramState::read(&program, BufReader::new(file), size)?;
     Ok(Loaded { program, state })
 }
 

@@ -238,7 +238,8 @@ fn by_letters(inputs: &[&str], output: &str, shapes: &[&Shape]) -> Rule {
         for (c, &n) in text.chars().zip(shape.iter()) {
             if !letters.contains(&c) {
                 letters.push(c);
-                let kind = if output.contains(c) { Kind::Free } else { Kind::Reduce(Reduce::Sum) };
+                let kind =
+                    if output.contains(c) { FactorKind::Free } else { FactorKind::Reduce(Reduce::Sum) };
                 rule.factor(n, kind, Cuts::Any);
             }
         }

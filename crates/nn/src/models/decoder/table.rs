@@ -19,7 +19,7 @@ use super::config::DecoderConfig;
 use crate::error::{Error, Result};
 use crate::models::architecture::Stage;
 use crate::parallel::Parallel;
-use crate::param::{Cut, Kind, ParamSpec, Start};
+use crate::param::{Cut, ParamKind, ParamSpec, Start};
 use crate::table::{COLUMNS, ROWS, Table};
 
 /// Rows of a table, made from a configuration.
@@ -43,7 +43,7 @@ impl Rows<'_> {
     }
 
     fn norm_of(&mut self, name: &str, width: usize) -> Result<()> {
-        let spec = self.table.add(&format!("{name}.weight"), &[width], Kind::Norm, Cut::Whole)?;
+        let spec = self.table.add(&format!("{name}.weight"), &[width], ParamKind::Norm, Cut::Whole)?;
         if self.config.variations.norms_from_one {
             spec.start = Start::Zeros;
         }
@@ -97,7 +97,7 @@ impl Rows<'_> {
         ];
         for (projection, shape, cut) in projections {
             let name = format!("{name}.experts.*.{projection}.weight");
-            self.table.add(&name, &shape, Kind::Matrix, cut)?.ep = Some(0);
+            self.table.add(&name, &shape, ParamKind::Matrix, cut)?.ep = Some(0);
         }
         if shared == 0 {
             return Ok(());

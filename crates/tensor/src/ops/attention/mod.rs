@@ -20,7 +20,7 @@ use planaria_array::ops::{self, Attended, Span};
 use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, DimFactors, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, DimFactors, FactorId, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// `softmax(q · kᵀ * scale + mask) · v`. Inputs: q, k, v, and a mask when there is one. Outputs: the result and the
@@ -86,12 +86,12 @@ impl Attention {
     }
 
     /// `reduce` where the gradient's factors add up contributions to gradients of keys and values.
-    fn factors(&self, q: &Spec, k: &Spec, v: &Spec, added: Kind, rule: &mut Rule) -> Factors {
+    fn factors(&self, q: &Spec, k: &Spec, v: &Spec, added: FactorKind, rule: &mut Rule) -> Factors {
         let (heads, keys) = (q.shape[1], k.shape[1]);
         let group = heads.checked_div(keys).unwrap_or(1);
         let batch = rule.free(q.shape[0]);
         let of_keys = if keys > 1 || group == 1 {
-            smallvec![rule.factor(keys, Kind::Free, Cuts::Even)]
+            smallvec![rule.factor(keys, FactorKind::Free, Cuts::Even)]
         } else {
             smallvec![]
         };
@@ -199,7 +199,7 @@ impl Op for Attention {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let f = self.factors(&inputs[0], &inputs[1], &inputs[2], Kind::Free, &mut rule);
+        let f = self.factors(&inputs[0], &inputs[1], &inputs[2], FactorKind::Free, &mut rule);
         rule.inputs = vec![f.queries(None), f.keys(None), f.keys(Some(f.values))];
         rule.inputs.extend(inputs.get(3).map(|mask| Self::mask_dims(&f, &inputs[0], mask)));
         rule.outputs = vec![f.queries(Some(f.values)), f.rows()];
@@ -259,7 +259,7 @@ impl Op for AttentionGrad {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let sum = Kind::Reduce(Reduce::Sum);
+        let sum = FactorKind::Reduce(Reduce::Sum);
         let f = self.0.factors(&inputs[1], &inputs[2], &inputs[3], sum, &mut rule);
         let (result, rows) = (f.queries(Some(f.values)), f.rows());
         let values = f.keys(Some(f.values));

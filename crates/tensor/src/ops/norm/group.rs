@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_array::ops::{self, Keep};
 use planaria_layout::Reduce;
-use planaria_layout::rule::{Cuts, DimFactors, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, DimFactors, FactorKind, LINEAR, Rule};
 use smallvec::smallvec;
 
 /// How many groups the channels form.
@@ -35,7 +35,7 @@ struct GroupNorm {
 
 impl GroupNorm {
     /// The rule of the op (samples are independent) or of its gradient (they add to the parameters').
-    fn rule_with(&self, x: &Spec, stats: usize, params: usize, samples: Kind, layout: &mut Rule) {
+    fn rule_with(&self, x: &Spec, stats: usize, params: usize, samples: FactorKind, layout: &mut Rule) {
         let shape = &x.shape;
         let sample = DimFactors::from_slice(&[layout.factor(shape[0], samples, Cuts::Any)]);
         let groups = self.count(shape[1]);
@@ -100,7 +100,7 @@ impl Op for GroupNorm {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        self.rule_with(&inputs[0], 0, self.params.count(), Kind::Free, &mut rule);
+        self.rule_with(&inputs[0], 0, self.params.count(), FactorKind::Free, &mut rule);
         let group = rule.inputs[0][1][..1].iter().copied().collect();
         let stat = vec![rule.inputs[0][0].clone(), group];
         rule.outputs.extend([stat.clone(), stat]);
@@ -166,7 +166,7 @@ impl Op for GroupNormGrad {
 
     fn rule(&self, inputs: &[Spec], _: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let reduced = Kind::Reduce(Reduce::Sum);
+        let reduced = FactorKind::Reduce(Reduce::Sum);
         self.0.rule_with(&inputs[1], 2, usize::from(self.0.params.weight), reduced, &mut rule);
         let x = rule.inputs[0].clone();
         rule.outputs.extend([vec![x[1].clone()], vec![x[1].clone()]]);

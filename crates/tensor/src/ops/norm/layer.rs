@@ -14,7 +14,7 @@ use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_array::ops::{self, Keep};
-use planaria_layout::rule::{Cuts, FactorId, Kind, LINEAR, Rule};
+use planaria_layout::rule::{Cuts, FactorId, FactorKind, LINEAR, Rule};
 use planaria_layout::{Dims, Reduce};
 use smallvec::smallvec;
 
@@ -45,7 +45,12 @@ impl LayerNorm {
     }
 
     /// Factors of leading and trailing dims.
-    fn factors(&self, rule: &mut Rule, shape: &[usize], leading: Kind) -> (Vec<FactorId>, Vec<FactorId>) {
+    fn factors(
+        &self,
+        rule: &mut Rule,
+        shape: &[usize],
+        leading: FactorKind,
+    ) -> (Vec<FactorId>, Vec<FactorId>) {
         let (lead, trail) = shape.split_at(shape.len() - self.normalized.len());
         let lead = lead.iter().map(|&n| rule.factor(n, leading, Cuts::Any)).collect();
         (lead, trail.iter().map(|&n| rule.free(n)).collect())
@@ -114,7 +119,7 @@ impl Op for LayerNorm {
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let (lead, trail) = self.factors(&mut rule, &inputs[0].shape, Kind::Free);
+        let (lead, trail) = self.factors(&mut rule, &inputs[0].shape, FactorKind::Free);
         rule.input(&[some(&lead), some(&trail)].concat());
         (0..self.params.count()).for_each(|_| rule.input(&some(&trail)));
         rule.output(&[some(&lead), some(&trail)].concat());
@@ -229,7 +234,7 @@ impl Op for LayerNormGrad {
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
         let mut rule = Rule::default();
-        let (lead, trail) = self.0.factors(&mut rule, &inputs[1].shape, Kind::Reduce(Reduce::Sum));
+        let (lead, trail) = self.0.factors(&mut rule, &inputs[1].shape, FactorKind::Reduce(Reduce::Sum));
         let full = [some(&lead), some(&trail)].concat();
         rule.input(&full);
         rule.input(&full);
