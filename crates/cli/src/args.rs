@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, Parser, ValueEnum, builder::FalseyValueParser};
 #[command(name = "planaria", version, disable_help_subcommand = true, arg_required_else_help = true)]
 #[command(after_help = "Data goes to standard output, everything else to standard error.\n\
     Exit codes: 0 done, 1 no (verify, diff) or failed, 2 wrong use or configuration, 3 damaged data,\n\
-    4 a peer was lost, 75 stopped on request after saving, 130 and 143 interrupted.")]
+    4 a peer was lost, 5 a rank computes wrongly, 75 stopped on request after saving, 130 and 143 interrupted.")]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,

@@ -16,6 +16,8 @@ pub(crate) enum Exit {
     Damaged,
     /// A peer was lost or did not answer in time.
     PeerLost,
+    /// This rank computes wrongly, as others see it.
+    Suspect,
     /// Stopped on request after saving; may be started again.
     Stopped,
     /// Ended by this signal.
@@ -31,6 +33,7 @@ impl Exit {
             Exit::Usage => 2,
             Exit::Damaged => 3,
             Exit::PeerLost => 4,
+            Exit::Suspect => 5,
             Exit::Stopped => 75,
             Exit::Signal(number) => 128u8.saturating_add(number),
         }

@@ -4,6 +4,7 @@ mod begin;
 mod common;
 mod convert;
 mod eval;
+mod heal;
 mod look;
 mod merge;
 mod pages;

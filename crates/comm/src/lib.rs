@@ -29,9 +29,12 @@ mod held;
 pub mod letters;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(unix)]
+pub mod sockets;
 mod sync;
 pub mod threads;
 pub mod value;
+mod watched;
 
 pub use alone::alone;
 pub use call::{
@@ -42,3 +45,4 @@ pub use comm::{Comm, CommExt, Pending, Wait};
 pub use error::{Error, Result};
 pub use faulty::{Fault, Trip, faulty};
 pub use value::Value;
+pub use watched::{Visit, Watch, watched};

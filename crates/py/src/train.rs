@@ -241,7 +241,9 @@ fn describe<'py>(py: Python<'py>, event: &Event) -> PyResult<(String, Bound<'py,
             about.set_item("steps", steps)?;
             "start"
         }
-        Event::Resumed { folder, step, mesh, changed } => {
+        Event::Resumed { folder, step, mesh, changed, damaged } => {
+            let damaged: Vec<&str> = damaged.iter().map(|damaged| damaged.folder.as_str()).collect();
+            about.set_item("damaged", damaged)?;
             about.set_item("folder", folder)?;
             about.set_item("step", step)?;
             about.set_item("mesh", mesh)?;

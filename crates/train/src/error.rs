@@ -264,6 +264,11 @@ impl Error {
         }
     }
 
+    /// True for a checkpoint that cannot be gone on from because its files are not what they were.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Error::Resume { .. })
+    }
+
     /// True for what the user's configuration causes.
     pub fn is_usage(&self) -> bool {
         use crate::pipeline::Error as Pipeline;

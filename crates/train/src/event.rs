@@ -1,7 +1,7 @@
 //! What a run tells about itself while it goes on. Nothing here prints: whoever started the run listens.
 
 use crate::data::chat::Report;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ pub enum Event {
         mesh: Option<String>,
         /// Keys with other values than when it was saved, as in `optim.lr 0.001 -> 0.0003`.
         changed: Vec<String>,
+        /// Newer checkpoints that could not be read, which a run that heals goes past.
+        damaged: Vec<Damaged>,
     },
     /// A step is done.
     Step(StepReport),
@@ -95,6 +97,15 @@ pub enum Event {
         /// Why.
         error: String,
     },
+}
+
+/// A checkpoint that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damaged {
+    /// Its folder.
+    pub folder: String,
+    /// What is wrong with it.
+    pub why: String,
 }
 
 /// One step in figures.

@@ -1,7 +1,9 @@
 //! The main job: data, pipeline schedules, the training loop, exact resume on any mesh.
 
+pub mod beat;
 mod bundle;
 pub mod config;
+pub mod drill;
 mod error;
 pub mod event;
 pub mod explain;
@@ -31,5 +33,5 @@ pub use planaria_data::geometry;
 pub use planaria_layout::Share;
 pub use planaria_pipeline as pipeline;
 pub use signals::Requests;
-pub use trainer::{Outcome, Trainer, read_model_config};
+pub use trainer::{Healing, Outcome, Trainer, read_model_config};
 pub use weights::Zero;

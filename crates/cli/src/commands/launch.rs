@@ -1,5 +1,9 @@
-//! `planaria launch`: starts ranks, shows the first failing one's error, and starts again from the last checkpoint.
+//! `planaria launch`: starts ranks, says why the first one failed, and goes on from the last checkpoint with the ranks that are left.
 
+mod budget;
+mod hang;
+mod job;
+mod mesh;
 mod rank;
 mod record;
 mod stop;
@@ -9,26 +13,29 @@ use crate::failure::Failure;
 use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
-use record::Record;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
-use stop::{Stop, Told};
+use budget::{Budget, Then};
+pub(crate) use job::BEATS;
+use job::{Attempt, Ended};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use stop::Stop;
 
-/// Variable that tells a command to run its ranks as threads.
+/// Variable that tells a command what its ranks are.
 pub(crate) const ENGINE: &str = "PLANARIA_ENGINE";
 
-/// Time between two looks at a child.
-const PULSE: Duration = Duration::from_millis(50);
+/// Variable with the folder where processes find each other.
+pub(crate) const MEETING: &str = "PLANARIA_MEETING";
 
 /// Start ranks and keep them going
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Sets the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,\n\
     MASTER_PORT, TORCHELASTIC_RESTART_COUNT. A command that fails is started again and resumes from its last\n\
-    committed checkpoint; with --min-ranks it continues without the ranks that were lost.\n\
-    SIGINT and SIGTERM ask all ranks to finish the step and save, and exit with 75; a second one ends them at once."
+    committed checkpoint; with --min-ranks it continues without the ranks that were lost, on the first of `heal.meshes`\n\
+    that they can make, or the largest mesh that fits. Three failures in a row without a new checkpoint end it.\n\
+    SIGINT and SIGTERM ask all ranks to finish the step and save, and exit with 75; a second one ends them at once.\n\
+    SIGUSR2 says that lost ranks are back."
 )]
 pub(crate) struct Args {
     /// Ranks
@@ -43,6 +50,15 @@ pub(crate) struct Args {
     /// Go on with as few ranks as this when ranks are lost
     #[arg(long, value_name = "NUMBER")]
     min_ranks: Option<u32>,
+    /// End ranks that stand still for so long, with a report of who kept whom waiting; never if not given
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    hang_after: Option<Duration>,
+    /// Pause before the second start in a row without a new checkpoint; each further one waits twice as long
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    back_off: Duration,
+    /// When ranks were lost, save after so long and go on with all of them again; only on SIGUSR2 if not given
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    grow_after: Option<Duration>,
     /// The command
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -51,12 +67,19 @@ pub(crate) struct Args {
     as_rank: Option<PathBuf>,
 }
 
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
+    Duration::try_from_secs_f64(number).map_err(|_| format!("{text} seconds are not a time to wait"))
+}
+
 /// What ranks are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Engine {
     /// Threads of one process
     #[default]
     Threads,
+    /// Processes of this machine, connected by sockets
+    Processes,
     /// Processes that mpirun starts
     Mpi,
 }
@@ -70,49 +93,165 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let message = format!("--min-ranks {least} is not between 1 and the {} ranks of -n", args.ranks);
         return Err(Failure::usage(message).into());
     }
-    let stop = Stop::watch()?;
-    let (mut ranks, mut restarts) = (args.ranks, 0);
-    loop {
-        let folder = Folder::new()?;
-        let status = attempt(args, ranks, restarts, &folder.0, &stop)?;
-        let end = End::of(&status, &folder.0, restarts > 0);
-        match end {
-            End::Done => return Ok(Exit::Success),
-            End::Stopped => return Ok(Exit::Stopped),
-            _ if stop.times() > 0 => return Ok(unsaved(&stop, &status, &folder.0, terminal)),
-            End::Refused if restarts > 0 && ranks > least => {
-                ranks -= 1;
-                terminal.warn(format!(
-                    "the run cannot be divided over these ranks; trying {}",
-                    count(ranks as usize, "rank")
-                ));
-                continue;
+    Launch {
+        args,
+        least,
+        stop: Stop::watch()?,
+        budget: Budget::new(args.max_restarts, args.back_off),
+        ranks: args.ranks,
+        command: args.command.clone(),
+    }
+    .go(terminal)
+}
+
+/// A job from its first start to its last.
+struct Launch<'a> {
+    args: &'a Args,
+    least: u32,
+    stop: Stop,
+    budget: Budget,
+    /// Ranks of the next start, and the command that runs on them.
+    ranks: u32,
+    command: Vec<String>,
+}
+
+impl Launch<'_> {
+    fn go(&mut self, terminal: &mut Terminal) -> Result<Exit> {
+        loop {
+            let folder = Folder::new()?;
+            let ended = self.attempt(&folder)?;
+            let again = self.budget.used() > 0;
+            match End::of(&ended, &folder.0, again) {
+                End::Done => return Ok(Exit::Success),
+                End::Stopped if ended.grown && self.stop.times() == 0 => {
+                    self.stop.grown();
+                    self.fit(self.args.ranks, terminal)?;
+                    terminal.warn(format!("lost ranks are back; going on with {}", self.named()));
+                    continue;
+                }
+                End::Stopped => return Ok(Exit::Stopped),
+                _ if self.stop.times() > 0 => return Ok(unsaved(&self.stop, &ended, terminal)),
+                End::Refused if again && self.ranks > self.least => {
+                    self.ranks -= 1;
+                    let ranks = count(self.ranks as usize, "rank");
+                    terminal.warn(format!("the run cannot be divided over these ranks; trying {ranks}"));
+                    continue;
+                }
+                End::Refused => return Ok(Exit::Usage),
+                End::Failed => {}
             }
-            End::Refused => return Ok(Exit::Usage),
-            End::Failed => {}
+            if !self.heal(&ended, terminal)? {
+                return Ok(Exit::Negative);
+            }
         }
-        let records = Record::read_all(&folder.0);
-        if let Some(first) = records.first() {
-            terminal.say(&first.to_string());
+    }
+
+    fn attempt(&self, folder: &Folder) -> Result<Ended> {
+        let attempt = Attempt {
+            engine: self.args.engine,
+            command: &self.command,
+            ranks: self.ranks,
+            restarts: self.budget.used(),
+            max_restarts: self.args.max_restarts,
+            hang: self.args.hang_after,
+            grow: (self.ranks < self.args.ranks).then(|| self.args.grow_after.unwrap_or(Duration::MAX)),
+            folder: &folder.0,
+        };
+        attempt.run(&self.stop)
+    }
+
+    /// Gets ready for the next start after a failure; false when there is none.
+    fn heal(&mut self, ended: &Ended, terminal: &mut Terminal) -> Result<bool> {
+        let cause = cause(ended);
+        if let Some(cause) = &cause {
+            terminal.say(cause);
         }
-        if restarts == args.max_restarts {
-            return Ok(Exit::Negative);
+        let saved = ended.beats.iter().map(|beat| beat.saved).max();
+        let cause = cause.unwrap_or_else(|| how(&ended.status));
+        match self.budget.fail(&cause, saved) {
+            Then::GiveUp(why) => {
+                if self.args.max_restarts > 0 {
+                    terminal.warn(format!(
+                        "giving up after {}: {why}",
+                        count(self.budget.used() as usize, "restart")
+                    ));
+                }
+                Ok(false)
+            }
+            Then::Again(pause) => {
+                let lost = lost(ended) as u32;
+                let left = self.ranks.saturating_sub(lost).max(self.least).min(self.ranks);
+                if left < self.ranks {
+                    self.fit(left, terminal)?;
+                }
+                let (number, most) = (self.budget.used(), self.args.max_restarts);
+                let wait = if pause.is_zero() {
+                    String::new()
+                } else {
+                    format!(", in {:.1} s", pause.as_secs_f64())
+                };
+                terminal.warn(format!("restart {number} of {most} on {}{wait}", self.named()));
+                self.rest(pause);
+                Ok(true)
+            }
         }
-        restarts += 1;
-        let lost = records.iter().filter(|r| r.is_lost()).count() as u32;
-        ranks = ranks.saturating_sub(lost).max(least).min(ranks);
-        terminal.warn(format!(
-            "restart {restarts} of {} on {}",
-            args.max_restarts,
-            count(ranks as usize, "rank")
-        ));
+    }
+
+    /// Takes the mesh for this many ranks, where the job is a run of ours.
+    fn fit(&mut self, ranks: u32, terminal: &mut Terminal) -> Result<()> {
+        self.ranks = ranks;
+        match mesh::fit(&self.args.command, ranks, self.least) {
+            Ok(Some(fitted)) => (self.ranks, self.command) = (fitted.ranks, fitted.command),
+            Ok(None) => {}
+            // The run itself will say what is wrong, and be tried on fewer.
+            Err(error) => terminal.warn(format!("{error}")),
+        }
+        Ok(())
+    }
+
+    fn named(&self) -> String {
+        let mesh = self.command.last().and_then(|last| last.strip_prefix("mesh="));
+        let mesh = mesh.filter(|_| self.command.len() > self.args.command.len());
+        let ranks = count(self.ranks as usize, "rank");
+        mesh.map_or(ranks.clone(), |mesh| format!("{ranks} ({mesh})"))
+    }
+
+    /// Waits, unless told to stop.
+    fn rest(&self, pause: Duration) {
+        let until = Instant::now() + pause;
+        while Instant::now() < until && self.stop.times() == 0 {
+            std::thread::sleep(Duration::from_millis(20).min(pause));
+        }
+    }
+}
+
+/// Ranks that will not come back by themselves: killed, stuck, or found to compute wrongly.
+fn lost(ended: &Ended) -> usize {
+    match &ended.hang {
+        Some(hang) => hang.stuck.len(),
+        None => ended.records.iter().filter(|record| record.is_lost()).count(),
+    }
+}
+
+/// What went wrong first.
+fn cause(ended: &Ended) -> Option<String> {
+    let first = || ended.records.first().map(ToString::to_string);
+    ended.hang.as_ref().map(|hang| format!("hang: {}", hang.text)).or_else(first)
+}
+
+fn how(status: &std::process::ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("the command failed with exit code {code}"),
+        (None, Some(signal)) => format!("the command was killed by signal {signal}"),
+        _ => "the command failed for an unknown reason".into(),
     }
 }
 
 /// How it ends when ranks were asked to stop and have not said that they saved.
-fn unsaved(stop: &Stop, status: &ExitStatus, folder: &Path, terminal: &mut Terminal) -> Exit {
-    let failed = Record::read_all(folder).into_iter().find(|record| !record.is_ended());
-    let by_itself = failed.is_some() || status.code().is_some_and(|code| code < 128);
+fn unsaved(stop: &Stop, ended: &Ended, terminal: &mut Terminal) -> Exit {
+    let failed = ended.records.iter().find(|record| !record.is_ended());
+    let by_itself = failed.is_some() || ended.status.code().is_some_and(|code| code < 128);
     // Told twice, or before there was anything to save.
     if stop.times() > 1 || !by_itself {
         return Exit::Signal(stop.signal());
@@ -135,9 +274,10 @@ enum End {
 }
 
 impl End {
-    fn of(status: &ExitStatus, folder: &Path, again: bool) -> End {
-        let refused = || Record::read_all(folder).first().is_some_and(|first| first.code == Some(2));
-        match status.code() {
+    fn of(ended: &Ended, folder: &std::path::Path, again: bool) -> End {
+        let refused = || ended.records.first().is_some_and(|first| first.code == Some(2));
+        match ended.status.code() {
+            _ if ended.hang.is_some() => End::Failed,
             _ if record::is_stopped(folder) => End::Stopped,
             Some(0) => End::Done,
             Some(75) => End::Stopped,
@@ -148,15 +288,17 @@ impl End {
     }
 }
 
-/// A folder for notes between this process and its ranks.
+/// A folder for notes between this process and its ranks, which only its user can enter.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Result<Folder> {
+        use std::os::unix::fs::DirBuilderExt;
         let nanos =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
         let path = std::env::temp_dir().join(format!("planaria-launch-{}-{nanos}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("cannot create '{}'", path.display()))?;
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.with_context(|| format!("cannot create '{}'", path.display()))?;
         Ok(Folder(path))
     }
 }
@@ -165,36 +307,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// Runs the command once, to its end.
-fn attempt(args: &Args, ranks: u32, restarts: u32, folder: &Path, stop: &Stop) -> Result<ExitStatus> {
-    let mut command = match args.engine {
-        Engine::Threads => {
-            let mut command = own(&args.command)?;
-            let size = ranks.to_string();
-            command.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("GROUP_RANK", "0"), (ENGINE, "threads")]);
-            command.env("WORLD_SIZE", &size).env("LOCAL_WORLD_SIZE", &size);
-            command
-        }
-        Engine::Mpi => {
-            let mut command = Command::new("mpirun");
-            command.args(["--oversubscribe", "-n", &ranks.to_string()]);
-            command.arg(std::env::current_exe()?).args(["launch", "--as-rank"]).arg(folder);
-            command.arg("--").args(&args.command);
-            // In a container everything runs as root, which Open MPI must be told twice.
-            command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-            // A terminal sends Ctrl-C to all of this process's group; mpirun must not hear it, nor read from there.
-            command.process_group(0).stdin(Stdio::null());
-            command
-        }
-    };
-    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29500");
-    command.env("TORCHELASTIC_RESTART_COUNT", restarts.to_string());
-    command.env("TORCHELASTIC_MAX_RESTARTS", args.max_restarts.to_string());
-    let name = command.get_program().to_string_lossy().into_owned();
-    let child = command.spawn().with_context(|| format!("cannot start '{name}'"))?;
-    wait(child, args.engine, folder, stop)
 }
 
 /// The command; `planaria` is this very program.
@@ -206,16 +318,4 @@ fn own(command: &[String]) -> Result<Command> {
     };
     command.args(rest);
     Ok(command)
-}
-
-/// Waits for the child; signals to this process are passed on.
-fn wait(mut child: Child, engine: Engine, folder: &Path, stop: &Stop) -> Result<ExitStatus> {
-    let mut told = Told::default();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        told.pass_on(stop, &mut child, engine, folder);
-        std::thread::sleep(PULSE);
-    }
 }

@@ -1,19 +1,28 @@
-//! `planaria train`: runs a configuration on thread ranks, or as one of the processes that `mpirun` started.
+//! `planaria train`: runs a configuration on thread ranks, or as one of the processes that `planaria launch` or `mpirun` started.
 
 mod show;
 
+use super::launch::{BEATS, ENGINE, MEETING};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::array::Device;
+use planaria::comm::sockets::Place;
 use planaria::train::config::Sources;
-use planaria::train::{Config, Outcome, Requests, Trainer};
+use planaria::train::{Config, Healing, Outcome, Requests, Trainer};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use show::Show;
+
+/// Variable with what happens to a rank on purpose, as in `kill rank=1 call=57`.
+pub(crate) const FAULT: &str = "PLANARIA_FAULT";
+
+/// How long a rank may take to save and stop once whoever started it is gone.
+const ALONE: Duration = Duration::from_secs(60);
 
 /// Train a model, or resume a run
 #[derive(Debug, clap::Args)]
@@ -39,11 +48,17 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
+impl Args {
+    /// What it asks for.
+    pub(crate) fn config(&self) -> Result<Config> {
+        let device = self.device.map(|device| format!("device={device}"));
+        let set = self.set.iter().cloned().chain(device);
+        Ok(Sources::file(&self.config).variables(std::env::vars()).set(set).resolve()?.config)
+    }
+}
+
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let device = args.device.map(|device| format!("device={device}"));
-    let set = args.set.iter().cloned().chain(device);
-    let sources = Sources::file(&args.config).variables(std::env::vars()).set(set);
-    let mut config = sources.resolve()?.config;
+    let mut config = args.config()?;
     let place = Started::find()?;
     let ranks = args.ranks.map(|n| n as usize).or(place.threads());
     if place.restarts() > 0 && ranks.or(place.processes()).is_some_and(|n| n != config.mesh.ranks()) {
@@ -61,9 +76,15 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let show = show.clone();
         requests.announce(move || show.stopping())?;
     }
+    if matches!(place, Started::Processes { .. }) {
+        let requests = requests.clone();
+        std::thread::spawn(move || orphaned(&requests));
+    }
     let trainer = Trainer::new(config.clone()).observer(show.clone()).requests(requests);
-    let outcome = match place {
+    let trainer = trainer.healing(healing(&place)?);
+    let outcome = match &place {
         Started::Mpi { .. } => mpi(&trainer)?,
+        Started::Processes { place, .. } => trainer.run_sockets(place)?,
         _ => trainer.run(Some(ranks_now))?,
     };
     show.finish();
@@ -71,6 +92,23 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         return report(&config, &outcome, terminal);
     }
     Ok(end_of(&outcome))
+}
+
+/// Waits until whoever started this process is gone; then it saves and stops, and ends in any case.
+fn orphaned(requests: &Requests) {
+    let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    requests.stop();
+    std::thread::sleep(ALONE);
+    std::process::exit(i32::from(Exit::PeerLost.code()));
+}
+
+/// What whoever started this process has asked for.
+fn healing(place: &Started) -> Result<Healing> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let budget = variable("TORCHELASTIC_MAX_RESTARTS").and_then(|text| text.parse::<u64>().ok());
+    // A drill's fault happens once; what is started again is left alone.
+    let fault = variable(FAULT).filter(|_| place.restarts() == 0).map(|text| text.parse()).transpose()?;
+    Ok(Healing { beats: variable(BEATS).map(PathBuf::from), fall_back: budget.unwrap_or(0) > 0, fault })
 }
 
 /// Runs as one of several processes.
@@ -86,7 +124,7 @@ fn mpi(_: &Trainer) -> Result<Outcome> {
 }
 
 /// How this process was started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Started {
     /// By hand.
     Alone,
@@ -94,6 +132,8 @@ enum Started {
     Threads { ranks: usize, restarts: u64 },
     /// By `mpirun`, as one of this many processes.
     Mpi { rank: usize, ranks: usize, restarts: u64 },
+    /// By `planaria launch`, as one of several processes of this machine.
+    Processes { place: Place, restarts: u64 },
 }
 
 impl Started {
@@ -109,8 +149,12 @@ impl Started {
             let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().find_map(|name| number(name)).unwrap_or(0);
             return Ok(Started::Mpi { rank, ranks, restarts });
         }
-        match (number("WORLD_SIZE"), variable(super::launch::ENGINE).as_deref()) {
+        match (number("WORLD_SIZE"), variable(ENGINE).as_deref()) {
             (Some(ranks), Some("threads")) => Ok(Started::Threads { ranks, restarts }),
+            (Some(size), Some("processes")) => {
+                let (rank, folder) = (number("RANK").unwrap_or(0), variable(MEETING).unwrap_or_default());
+                Ok(Started::Processes { place: Place { rank, size, folder: folder.into() }, restarts })
+            }
             (Some(ranks), _) if ranks > 1 => {
                 let rank = number("RANK").unwrap_or(0);
                 let message =
@@ -121,23 +165,38 @@ impl Started {
         }
     }
 
-    fn threads(self) -> Option<usize> {
-        if let Started::Threads { ranks, .. } = self { Some(ranks) } else { None }
+    fn threads(&self) -> Option<usize> {
+        if let Started::Threads { ranks, .. } = self { Some(*ranks) } else { None }
     }
 
-    fn processes(self) -> Option<usize> {
-        if let Started::Mpi { ranks, .. } = self { Some(ranks) } else { None }
+    fn processes(&self) -> Option<usize> {
+        match self {
+            Started::Mpi { ranks, .. } => Some(*ranks),
+            Started::Processes { place, .. } => Some(place.size),
+            _ => None,
+        }
+    }
+
+    /// The rank that this process is, among others.
+    fn rank(&self) -> usize {
+        match self {
+            Started::Mpi { rank, .. } => *rank,
+            Started::Processes { place, .. } => place.rank,
+            _ => 0,
+        }
     }
 
     /// Only one process of a job prints what the job has to say.
-    fn is_first(self) -> bool {
-        !matches!(self, Started::Mpi { rank, .. } if rank > 0)
+    fn is_first(&self) -> bool {
+        self.rank() == 0
     }
 
-    fn restarts(self) -> u64 {
+    fn restarts(&self) -> u64 {
         match self {
             Started::Alone => 0,
-            Started::Threads { restarts, .. } | Started::Mpi { restarts, .. } => restarts,
+            Started::Threads { restarts, .. }
+            | Started::Mpi { restarts, .. }
+            | Started::Processes { restarts, .. } => *restarts,
         }
     }
 }
@@ -203,7 +262,15 @@ mod tests {
             told(&[("WORLD_SIZE", "4"), ("PLANARIA_ENGINE", "threads"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
         assert_eq!(threads.unwrap(), Started::Threads { ranks: 4, restarts: 2 });
         let mpi = told(&[("OMPI_COMM_WORLD_SIZE", "3"), ("WORLD_SIZE", "3"), ("RANK", "1")]).unwrap();
-        assert_eq!((mpi.processes(), mpi.threads()), (Some(3), None));
+        assert_eq!((mpi.processes(), mpi.threads(), mpi.rank()), (Some(3), None, 1));
+        let list = [
+            ("WORLD_SIZE", "4"),
+            ("RANK", "2"),
+            ("PLANARIA_ENGINE", "processes"),
+            ("PLANARIA_MEETING", "/x"),
+        ];
+        let one = told(&list).unwrap();
+        assert_eq!((one.processes(), one.rank(), one.is_first()), (Some(4), 2, false));
         assert!(
             told(&[("WORLD_SIZE", "8"), ("RANK", "3")]).unwrap_err().to_string().contains("process 3 of 8")
         );

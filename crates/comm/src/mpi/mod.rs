@@ -8,9 +8,8 @@ mod raw;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 pub use crate::letters::Options;
-use crate::letters::{Engine, LetterComm};
+use crate::letters::{Engine, LetterComm, words};
 use planaria_layout::Rank;
-use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -81,9 +80,4 @@ pub fn run<R, E: Display>(
             resume_unwind(panic)
         }
     }
-}
-
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "of unknown kind".into())
 }

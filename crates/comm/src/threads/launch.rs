@@ -154,7 +154,5 @@ fn listen_to_panics() {
 }
 
 fn panicked(rank: Rank, panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    Error::Aborted { rank, reason: format!("panic: {}", text.unwrap_or_else(|| "of unknown kind".into())) }
+    Error::Aborted { rank, reason: format!("panic: {}", crate::letters::words(panic)) }
 }

@@ -4,6 +4,7 @@
 //! A key that no section has is an error which names the nearest one and the line.
 
 mod device;
+mod heal;
 mod layers;
 mod mesh;
 mod model;
@@ -13,6 +14,7 @@ mod sections;
 #[cfg(test)]
 mod tests;
 
+pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
 pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection, TokenIds};
@@ -58,6 +60,8 @@ pub struct Config {
     pub train: TrainSection,
     /// When to save and what to keep.
     pub checkpoint: CheckpointSection,
+    /// How a run goes on when ranks are lost or can no longer be trusted.
+    pub heal: HealSection,
     /// What is written about the run.
     pub log: LogSection,
 }
@@ -133,6 +137,7 @@ impl Config {
             "0 without data to evaluate; set `data.held_out` above 0, or give `[[data.eval]]`",
         )?;
         self.checkpoint.check()?;
+        self.heal.check()?;
         require(
             "checkpoint.keep_best",
             !self.checkpoint.keep_best || self.train.eval_every > 0,

@@ -5,11 +5,13 @@
 //! evenly. What allocators and libraries keep for themselves is not counted.
 
 mod activations;
+mod choose;
 mod state;
 #[cfg(test)]
 mod tests;
 mod traffic;
 
+pub use choose::{Choice, choose};
 pub use traffic::Traffic;
 
 use crate::config::Config;

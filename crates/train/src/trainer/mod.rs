@@ -15,8 +15,10 @@ mod stages;
 mod start;
 mod step;
 
+use crate::beat;
 use crate::config::Config;
 use crate::data::{Data, Order, Sampler, Stream, Streamed, Tokenizer};
+use crate::drill::Fault;
 use crate::error::{Error, Result};
 use crate::event::{Observer, Silent};
 use crate::objective::{Objective, Objectives};
@@ -27,6 +29,7 @@ use planaria_comm::{Comm, CommExt, threads};
 use planaria_nn::models::{Architecture, Models};
 use planaria_store::Store;
 use serde_json::{Map, Value};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -61,6 +64,18 @@ pub struct Trainer {
     models: Models,
     objectives: Objectives,
     stream: Option<Arc<dyn Stream>>,
+    healing: Healing,
+}
+
+/// What a run does for whoever started it and starts it again when it fails.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Healing {
+    /// Where ranks tell what they do; see [`crate::beat`].
+    pub beats: Option<PathBuf>,
+    /// Go on from an older checkpoint where the newest is damaged, and say so, instead of refusing.
+    pub fall_back: bool,
+    /// What happens to a rank on purpose.
+    pub fault: Option<Fault>,
 }
 
 /// What all ranks of a process share.
@@ -83,6 +98,7 @@ pub(crate) struct Job {
     pub(crate) store: Option<Arc<dyn Store>>,
     /// The program's own samples, which `data` has then.
     pub(crate) stream: Option<Arc<Streamed>>,
+    pub(crate) healing: Healing,
 }
 
 impl Trainer {
@@ -97,7 +113,14 @@ impl Trainer {
             models: Models::default(),
             objectives: Objectives::default(),
             stream: None,
+            healing: Healing::default(),
         }
+    }
+
+    /// For whoever starts it again when it fails.
+    #[must_use]
+    pub fn healing(self, healing: Healing) -> Trainer {
+        Trainer { healing, ..self }
     }
 
     /// With samples that the program makes itself, in place of `[[data.source]]`. Ranks are threads of this process then.
@@ -197,6 +220,25 @@ impl Trainer {
         Ok(planaria_comm::mpi::run(&options, |comm| self.run_on(comm))?)
     }
 
+    /// Runs as one of several processes of this machine, which are connected by sockets.
+    #[cfg(unix)]
+    pub fn run_sockets(&self, place: &planaria_comm::sockets::Place) -> Result<Outcome> {
+        let options = planaria_comm::letters::Options {
+            timeout: Duration::from_secs(self.config.train.timeout),
+            ..planaria_comm::letters::Options::default()
+        };
+        let mut own = None;
+        let end = planaria_comm::sockets::run(place, &options, |comm| {
+            self.run_on(comm).map_err(|error| {
+                let text = error.to_string();
+                own = Some(error).filter(|error| !error.is_echo());
+                text
+            })
+        });
+        // What this rank found itself says more than what it told the others.
+        end.map_err(|error| own.unwrap_or_else(|| error.into()))
+    }
+
     /// Runs as one rank of a communicator. Collective.
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
         let ready = self.begin().and_then(|job| job.check(comm.size()).map(|()| job));
@@ -230,7 +272,7 @@ impl Trainer {
         let model = setup::model(&config, tokenizer.vocab_size(), &self.models)?;
         let generation = pretrained::generation_config(&config)?;
         let data = Data::none();
-        let Trainer { observer, requests, last, store, models, .. } = self.clone();
+        let Trainer { observer, requests, last, store, models, healing, .. } = self.clone();
         Ok(Job {
             config,
             model,
@@ -244,6 +286,7 @@ impl Trainer {
             last,
             store,
             stream: None,
+            healing,
         })
     }
 }
@@ -280,7 +323,9 @@ impl Job {
     fn run(&self, comm: Arc<dyn Comm>, local: usize) -> Result<Outcome> {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
-        Threads::new(own)?.run(|| rank::RankRun::begin(self, comm)?.go())
+        let Healing { beats, fault, .. } = &self.healing;
+        let (pulse, comm) = beat::feel(comm, beats.as_deref(), *fault)?;
+        Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse)?.go())
     }
 
     /// What can be refused before any rank starts.

@@ -8,8 +8,9 @@ use super::resume::{self, Progress};
 use super::saves::{Keep, Saves};
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
-use super::start::{self, Start};
+use super::start::{self, Damaged, Start};
 use super::{Job, Outcome};
+use crate::beat::Pulse;
 use crate::bundle::BundleOptions;
 use crate::config::{Reduction, TrainSection};
 use crate::data::{Loader, LoaderOptions, Sampler, Share, Window};
@@ -58,13 +59,15 @@ pub(super) struct RankRun<'a> {
     pub(super) flops: Option<f64>,
     /// Steps in a row that changed nothing, up to the last one.
     pub(super) skipped: u64,
+    /// Tells whoever started this rank how far it is.
+    pulse: Arc<Pulse>,
     /// Rank 0 keeps other processes out of the folder.
     _lock: Option<Lock>,
 }
 
 impl<'a> RankRun<'a> {
     /// Builds or loads everything. Collective.
-    pub(super) fn begin(job: &'a Job, world: Arc<dyn Comm>) -> Result<RankRun<'a>> {
+    pub(super) fn begin(job: &'a Job, world: Arc<dyn Comm>, pulse: Arc<Pulse>) -> Result<RankRun<'a>> {
         let config = &job.config;
         let lock = lock(job, &world)?;
         let mesh = config.mesh.on(world.size())?;
@@ -105,6 +108,7 @@ impl<'a> RankRun<'a> {
             losses: Vec::new(),
             flops,
             skipped: 0,
+            pulse,
             _lock: lock,
         };
         let mesh = run.place.mesh.to_string();
@@ -189,28 +193,53 @@ impl RankRun<'_> {
     /// Loads the checkpoint to go on from, or the weights to start from. Collective.
     fn restore(&mut self) -> Result<Option<Event>> {
         let job = self.job;
-        // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
-        let found = match self.world.rank() {
-            0 => start::find(job),
-            _ => Ok(None),
-        };
-        let Some(start) = from_first(&self.world, found)? else {
-            if let Some(path) = &job.config.model.init {
-                self.start_from(path)?;
-            }
-            self.replica.begin_states(&self.keeping)?;
-            return Ok(None);
-        };
-        self.replica.begin_states(&self.keeping)?;
-        self.load(&*start.store(job)?, &start.folder)?;
+        let Some(start) = self.take_state()? else { return Ok(None) };
         let (step, mesh) =
             (self.progress.step, Some(self.progress.mesh.clone()).filter(|mesh| !mesh.is_empty()));
         self.progress.from = job.config.checkpoint.from.clone();
         self.saves.resume_best(self.progress.best.filter(|_| job.config.checkpoint.keep_best));
         self.saves.newest = Some((step, start.folder.clone()));
         self.saves.newer = start.newer;
-        let Start { folder, changed, .. } = start;
-        Ok(Some(Event::Resumed { folder, step, mesh, changed }))
+        let Start { folder, changed, damaged, .. } = start;
+        Ok(Some(Event::Resumed { folder, step, mesh, changed, damaged }))
+    }
+
+    /// The state to begin with; where it came from, if not from new weights. Collective.
+    fn take_state(&mut self) -> Result<Option<Start>> {
+        let job = self.job;
+        let mut damaged: Vec<Damaged> = Vec::new();
+        loop {
+            // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
+            let found = match self.world.rank() {
+                0 => start::find(job, &damaged),
+                _ => Ok(None),
+            };
+            let Some(start) = from_first(&self.world, found)? else {
+                if let Some(path) = &job.config.model.init {
+                    self.start_from(path)?;
+                }
+                self.replica.begin_states(&self.keeping)?;
+                return Ok(None);
+            };
+            if damaged.is_empty() {
+                self.replica.begin_states(&self.keeping)?;
+            }
+            let loaded = self.load(&*start.store(job)?, &start.folder);
+            // One rank may have met the damage; all of them go back together.
+            let why = loaded.as_ref().err().filter(|e| e.is_damage()).map(ToString::to_string);
+            let all = planaria_comm::value::all_gather(&*self.world, &why.map_or(Value::None, Value::Text))?;
+            let first = all.into_iter().find_map(|told| match told {
+                Value::Text(why) => Some(why),
+                _ => None,
+            });
+            match first {
+                Some(why) if job.healing.fall_back && start.is_own() => {
+                    damaged = start.damaged.clone();
+                    damaged.push(Damaged { folder: start.folder, why });
+                }
+                _ => return loaded.map(|()| Some(start)),
+            }
+        }
     }
 
     /// Bytes of everything that this rank saves.
@@ -267,9 +296,11 @@ impl RankRun<'_> {
         let mut loader = self.loader(last)?;
         let (mut stopped, mut due) = (false, false);
         while self.progress.step < last && !stopped {
+            self.pulse.step(self.progress.step + 1);
             let wishes = self.step(loader.as_mut())?;
             let step = self.progress.step;
             self.saves.poll(self.job)?;
+            self.pulse.saved(self.saves.newest.as_ref().map_or(0, |(step, _)| *step));
             self.refuse_divergence()?;
             let mut best = false;
             if config.train.eval_every > 0 && step.is_multiple_of(config.train.eval_every) {

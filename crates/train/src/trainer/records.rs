@@ -54,10 +54,9 @@ impl Records {
                 (Level::Info, "started", [&values[..], &[("process", process)]].concat())
             }
             Event::Rows(report) => (Level::Info, "rows", vec![("told", json!(report.lines()))]),
-            Event::Resumed { folder, step, changed, .. } => {
-                let values =
-                    vec![("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
-                (Level::Info, "resumed", values)
+            Event::Resumed { folder, step, changed, damaged, .. } => {
+                let values = [("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
+                (Level::Info, "resumed", [&values[..], &[("damaged", json!(damaged))]].concat())
             }
             Event::Step(report) => return self.step(report),
             // Told by this very file, and written to its log there.

@@ -5,6 +5,7 @@ use super::lock::Lock;
 use super::resume::{self, Progress};
 use crate::data::{Continuation, Sampler};
 use crate::error::{Error, Result};
+pub(super) use crate::event::Damaged;
 use crate::pretrained::Pretrained;
 use planaria_ckpt::formats::OpenOptions;
 use planaria_ckpt::{Checkpoint, TensorKey, step_folder, step_of};
@@ -21,7 +22,7 @@ pub(super) const CHECKPOINTS: &str = "ckpt";
 /// Largest `config.json` that is read.
 const CONFIG_BYTES: u64 = 1 << 24;
 /// What may differ without a word: where a run lies, how it is divided, and what it writes.
-const SILENT: [&str; 6] = ["name", "mesh", "device", "checkpoint.", "log.", "train.threads"];
+const SILENT: [&str; 7] = ["name", "mesh", "device", "checkpoint.", "heal.", "log.", "train.threads"];
 /// What the saved tensors are made by; other values need other tensors.
 const FIXED: [&str; 4] = ["optim.kind", "optim.ema", "train.precision", "train.freeze"];
 
@@ -37,9 +38,16 @@ pub(super) struct Start {
     /// The run's own checkpoints that come after the one it goes back to. They go when the first new one is about to
     /// be saved.
     pub(super) newer: Vec<u64>,
+    /// Those that the run would rather have gone on from.
+    pub(super) damaged: Vec<Damaged>,
 }
 
 impl Start {
+    /// True for a checkpoint of this very run.
+    pub(super) fn is_own(&self) -> bool {
+        self.address.is_none()
+    }
+
     /// Where it is, as a user would name it.
     fn path(&self, job: &Job) -> String {
         match &self.address {
@@ -57,10 +65,31 @@ impl Start {
     }
 }
 
-/// Finds out where a run begins; nothing for new weights. Refuses what cannot go on. Reads manifests, no tensors.
-pub(super) fn find(job: &Job) -> Result<Option<Start>> {
+/// Finds out where a run begins; nothing for new weights. Refuses what cannot go on. Reads manifests, no tensors. A run that heals
+/// goes past `damaged` checkpoints and those that it finds damaged here.
+pub(super) fn find(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
+    let mut damaged = damaged.to_vec();
+    loop {
+        match find_but(job, &damaged) {
+            Err(Error::Resume { folder, source, older: Some(_) }) if job.healing.fall_back => {
+                damaged.push(Damaged { folder, why: source.to_string() });
+            }
+            Err(error) => return Err(error),
+            Ok(start) => return Ok(start.map(|start| Start { damaged, ..start })),
+        }
+    }
+}
+
+/// As if the damaged checkpoints were not there.
+fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let store = job.store()?;
-    let steps = planaria_ckpt::committed(&*store, CHECKPOINTS)?;
+    let mut steps = planaria_ckpt::committed(&*store, CHECKPOINTS)?;
+    let broken: Vec<u64> =
+        steps.extract_if(.., |step| damaged.iter().any(|d| d.folder == own(*step))).collect();
+    if let (true, Some(Damaged { folder, why })) = (steps.is_empty(), damaged.first()) {
+        let what = format!("no checkpoint of the run is whole; the newest is '{folder}': {why}");
+        return Err(Error::Run { what });
+    }
     let section = &job.config.checkpoint;
     let occupied = |key: &str| Error::Occupied {
         dir: job.config.run_dir().display().to_string(),
@@ -71,7 +100,7 @@ pub(super) fn find(job: &Job) -> Result<Option<Start>> {
     match (&section.from, newest) {
         (None, Some(_)) if !section.resume => Err(occupied("checkpoint.resume = false")),
         (None, None) => Ok(None),
-        (None, Some(folder)) => examine(job, &store, start(folder)).map(Some),
+        (None, Some(folder)) => examine(job, &store, Start { newer: broken, ..start(folder) }).map(Some),
         // Started again with the same key, a run goes on with what came of it.
         (Some(from), Some(newest)) if descends(&*store, &newest, from) => {
             examine(job, &store, start(newest)).map(Some)
@@ -96,7 +125,7 @@ pub(super) fn find(job: &Job) -> Result<Option<Start>> {
 }
 
 fn start(folder: String) -> Start {
-    Start { address: None, folder, changed: Vec::new(), newer: Vec::new() }
+    Start { address: None, folder, changed: Vec::new(), newer: Vec::new(), damaged: Vec::new() }
 }
 
 fn own(step: u64) -> String {
@@ -282,7 +311,7 @@ impl Job {
     /// Refuses a start that cannot be; the checkpoint that the run would go on from.
     pub(super) fn check_start(&self) -> Result<Option<String>> {
         Lock::check(&self.config.run_dir())?;
-        if let Some(start) = find(self)? {
+        if let Some(start) = find(self, &[])? {
             return Ok(Some(start.folder));
         }
         let Some(path) = &self.config.model.init else { return Ok(None) };

@@ -1,8 +1,8 @@
 //! One rank under `mpirun`: the command with the variables of torchrun, its output with the rank in front of each line.
 
+use super::own;
 use super::record::{self, Record};
 use super::stop::send;
-use super::{PULSE, own};
 use crate::exit::Exit;
 use crate::signals::Signals;
 use anyhow::{Context, Result};
@@ -13,10 +13,13 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Lines of standard error that are kept for the message.
 const LAST: usize = 8;
+
+/// Time between two looks at the command.
+const PULSE: Duration = Duration::from_millis(50);
 
 /// What `mpirun` calls what torchrun calls otherwise.
 const VARIABLES: [(&str, &[&str]); 4] = [
@@ -41,15 +44,39 @@ pub(super) fn run(folder: &Path, command: &[String]) -> Result<Exit> {
     let rank: usize = value_of(&command, "RANK").and_then(|text| text.parse().ok()).unwrap_or(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start the command of this rank")?;
-    let last: Arc<Mutex<VecDeque<String>>> = Arc::default();
-    let copies = [
-        child.stdout.take().map(|from| copy(from, rank, std::io::stdout(), None)),
-        child.stderr.take().map(|from| copy(from, rank, std::io::stderr(), Some(last.clone()))),
-    ];
+    let copies = Copies::start(&mut child, rank);
     let status = wait(&mut child, folder, &signals)?;
-    copies.into_iter().flatten().for_each(|thread| drop(thread.join()));
-    let last = last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
-    Ok(end(folder, rank, status, last))
+    Ok(end(folder, rank, status, copies.finish()))
+}
+
+/// The output of a rank's process, passed on with the rank in front of each line.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    threads: Vec<JoinHandle<()>>,
+    last: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Copies {
+    /// Of a process whose output was piped.
+    pub(super) fn start(child: &mut Child, rank: usize) -> Copies {
+        let last: Arc<Mutex<VecDeque<String>>> = Arc::default();
+        let out = child.stdout.take().map(|from| copy(from, rank, std::io::stdout(), None));
+        let err = child.stderr.take().map(|from| copy(from, rank, std::io::stderr(), Some(last.clone())));
+        Copies { threads: out.into_iter().chain(err).collect(), last }
+    }
+
+    /// The end of what it said on standard error.
+    pub(super) fn finish(self) -> Vec<String> {
+        self.threads.into_iter().for_each(|thread| drop(thread.join()));
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// How a rank failed, if it did. Stopping on request is no failure.
+pub(super) fn record_of(rank: usize, status: ExitStatus, last: Vec<String>) -> Option<Record> {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+    let (code, signal) = (status.code(), status.signal());
+    (!matches!(code, Some(0 | 75))).then(|| Record { time, rank, code, signal, last })
 }
 
 fn value_of(command: &Command, name: &str) -> Option<String> {
@@ -59,21 +86,15 @@ fn value_of(command: &Command, name: &str) -> Option<String> {
 
 /// Notes how the rank ended. Stopping on request is no failure, for which `mpirun` would end the others.
 fn end(folder: &Path, rank: usize, status: ExitStatus, last: Vec<String>) -> Exit {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
-    match (status.code(), status.signal()) {
-        (Some(0), _) => Exit::Success,
-        (Some(75), _) => {
-            record::note_stopped(folder);
-            Exit::Success
-        }
-        (code, signal) => {
-            Record { time, rank, code, signal, last }.write(folder);
-            match signal {
-                Some(signal) => Exit::Signal(signal as u8),
-                None if code == Some(2) => Exit::Usage,
-                None => Exit::Negative,
-            }
-        }
+    if status.code() == Some(75) {
+        record::note_stopped(folder);
+    }
+    let Some(record) = record_of(rank, status, last) else { return Exit::Success };
+    record.write(folder);
+    match record.signal {
+        Some(signal) => Exit::Signal(signal as u8),
+        None if record.code == Some(2) => Exit::Usage,
+        None => Exit::Negative,
     }
 }
 

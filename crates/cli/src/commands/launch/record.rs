@@ -1,5 +1,6 @@
 //! Notes of ranks for whoever launched them: who failed, when, how, and the last words.
 
+use crate::exit::Exit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
@@ -27,14 +28,27 @@ impl Record {
     pub(super) fn read_all(folder: &Path) -> Vec<Record> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let read = |path: &Path| serde_json::from_slice(&std::fs::read(path).ok()?).ok();
-        let mut all: Vec<Record> = entries.filter_map(|entry| read(&entry.path())).collect();
+        let notes =
+            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
+        let mut all: Vec<Record> = notes.filter_map(|path| read(&path)).collect();
         all.sort_by(|a, b| a.time.total_cmp(&b.time));
         all
     }
 
-    /// True for a rank that was killed rather than failed: its machine may be gone.
+    /// True for a rank that was killed rather than failed, so that its machine may be gone, and for one that computes wrongly.
     pub(super) fn is_lost(&self) -> bool {
-        self.signal == Some(9)
+        self.signal == Some(9) || self.code == Some(i32::from(Exit::Suspect.code()))
+    }
+
+    /// True for a rank that only says that it lost another.
+    pub(super) fn is_echo(&self) -> bool {
+        self.code == Some(i32::from(Exit::PeerLost.code()))
+    }
+
+    /// The rank that was lost or found itself wrong comes before those that failed, and these before those that only lost a peer.
+    pub(super) fn cause_first(a: &Record, b: &Record) -> std::cmp::Ordering {
+        let key = |record: &Record| (record.is_echo(), !record.is_lost());
+        key(a).cmp(&key(b)).then(a.time.total_cmp(&b.time))
     }
 
     /// True for a rank that was ended by the signal that asks for an end.

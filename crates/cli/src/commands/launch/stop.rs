@@ -1,16 +1,10 @@
 //! Signals to the launcher: the first one asks the ranks to save and stop, the second one ends them.
 
-use super::{Engine, record};
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
-
-/// How long a job that was told to end may take.
-const GRACE: Duration = Duration::from_secs(10);
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 /// The signals that came so far.
 #[derive(Clone, Debug)]
@@ -20,17 +14,22 @@ pub(super) struct Stop(Arc<Came>);
 struct Came {
     count: AtomicUsize,
     last: AtomicUsize,
+    grow: AtomicBool,
 }
 
 impl Stop {
     /// Watches for SIGINT and SIGTERM, which from now on do not end this process.
     pub(super) fn watch() -> Result<Stop> {
         let came = Arc::new(Came::default());
-        let mut signals =
-            signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context("cannot watch signals")?;
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR2])
+            .context("cannot watch signals")?;
         let noted = came.clone();
         std::thread::spawn(move || {
             for signal in signals.forever() {
+                if signal == SIGUSR2 {
+                    noted.grow.store(true, SeqCst);
+                    continue;
+                }
                 noted.last.store(signal as usize, SeqCst);
                 noted.count.fetch_add(1, SeqCst);
             }
@@ -43,38 +42,19 @@ impl Stop {
         self.0.count.load(SeqCst)
     }
 
+    /// True once lost ranks are said to be back.
+    pub(super) fn is_grow(&self) -> bool {
+        self.0.grow.load(SeqCst)
+    }
+
+    /// They are taken in.
+    pub(super) fn grown(&self) {
+        self.0.grow.store(false, SeqCst);
+    }
+
     /// The last signal.
     pub(super) fn signal(&self) -> u8 {
         self.0.last.load(SeqCst) as u8
-    }
-}
-
-/// What a job was told about its end.
-#[derive(Debug, Default)]
-pub(super) struct Told {
-    to_stop: bool,
-    to_end: Option<Instant>,
-}
-
-impl Told {
-    /// Passes on what came.
-    pub(super) fn pass_on(&mut self, stop: &Stop, child: &mut Child, engine: Engine, folder: &Path) {
-        if stop.times() > 0 && !self.to_stop {
-            self.to_stop = true;
-            match engine {
-                Engine::Threads => send(child.id(), "TERM"),
-                // mpirun would end its ranks at once, so they are told behind its back.
-                Engine::Mpi => record::ask_to_stop(folder),
-            }
-        }
-        match self.to_end {
-            None if stop.times() > 1 => {
-                self.to_end = Some(Instant::now());
-                send(child.id(), "TERM");
-            }
-            Some(since) if since.elapsed() > GRACE => drop(child.kill()),
-            _ => {}
-        }
     }
 }
 

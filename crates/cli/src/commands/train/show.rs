@@ -4,7 +4,7 @@ use crate::terminal::Terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use planaria::telemetry::{Saving, StepLine};
 use planaria::train::Config;
-use planaria::train::event::{Event, Observer, StepReport};
+use planaria::train::event::{Damaged, Event, Observer, StepReport};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -158,13 +158,19 @@ impl Observer for Show {
                 );
             }
             Event::Rows(report) => self.rows(&report.lines()),
-            Event::Resumed { folder, step, mesh, changed } => {
+            Event::Resumed { folder, step, mesh, changed, damaged } => {
+                for Damaged { folder, why } in damaged {
+                    self.say(&format!("warning: {folder} is damaged and not used: {why}"));
+                }
                 let from = mesh.as_ref().map(|mesh| format!(", saved on {mesh}")).unwrap_or_default();
                 self.say(&format!("resuming from {folder} (step {step}{from})"));
                 if !changed.is_empty() {
                     self.say(&format!("changed since: {}", changed.join(", ")));
                 }
-                self.json("resumed", json!({ "step": step, "folder": folder, "changed": changed }));
+                self.json(
+                    "resumed",
+                    json!({ "step": step, "folder": folder, "changed": changed, "damaged": damaged }),
+                );
             }
             Event::Step(report) => self.step(report),
             Event::Evaluated { step, loss } => {

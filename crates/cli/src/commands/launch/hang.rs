@@ -1,0 +1,182 @@
+//! Ranks that stand still: who keeps whom waiting in which call, and what the one that did not come is doing.
+
+use planaria::train::beat::{Beat, Waiting};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at the ranks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Watches whether any rank gets on.
+#[derive(Debug)]
+pub(super) struct Watch {
+    limit: Option<Duration>,
+    looked: Instant,
+    moved: Instant,
+    last: Vec<Beat>,
+    /// Whether ranks that have told nothing yet count.
+    tells: bool,
+}
+
+impl Watch {
+    /// A job that stands still for longer than `limit` hangs. One that tells nothing may be of any kind, unless it `tells`.
+    pub(super) fn new(limit: Option<Duration>, tells: bool) -> Watch {
+        let now = Instant::now();
+        Watch { limit, looked: now, moved: now, last: Vec::new(), tells }
+    }
+
+    /// What the ranks last told.
+    pub(super) fn beats(&self) -> &[Beat] {
+        &self.last
+    }
+
+    /// Looks at what ranks tell; a report once nothing has moved for too long.
+    pub(super) fn look(&mut self, folder: &Path) -> Option<Hang> {
+        if self.looked.elapsed() < LOOK {
+            return None;
+        }
+        self.looked = Instant::now();
+        let beats = Beat::read_all(folder);
+        // A file that was read while it was written is left out once.
+        if beats.len() >= self.last.len() && beats != self.last {
+            self.last = beats;
+            self.moved = Instant::now();
+        }
+        let stood = self.moved.elapsed();
+        let counts = self.tells || !self.last.is_empty();
+        (counts && self.limit.is_some_and(|limit| stood > limit)).then(|| Hang::of(&self.last, stood))
+    }
+
+    /// The last look, at the end of a job.
+    pub(super) fn end(&mut self, folder: &Path) {
+        let beats = Beat::read_all(folder);
+        if beats.len() >= self.last.len() {
+            self.last = beats;
+        }
+    }
+}
+
+/// Why a job stands still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hang {
+    pub(super) text: String,
+    /// Ranks that others wait for and that wait for nobody.
+    pub(super) stuck: Vec<usize>,
+}
+
+impl Hang {
+    fn of(beats: &[Beat], stood: Duration) -> Hang {
+        let mut came: BTreeMap<&Waiting, BTreeSet<usize>> = BTreeMap::new();
+        for beat in beats {
+            for waiting in &beat.waiting {
+                came.entry(waiting).or_default().insert(beat.rank);
+            }
+        }
+        let calm: BTreeSet<usize> = beats.iter().filter(|b| b.waiting.is_empty()).map(|b| b.rank).collect();
+        let mut stuck = BTreeSet::new();
+        let mut text = format!("no rank has moved for {:.1} s", stood.as_secs_f64());
+        if beats.is_empty() {
+            text.push_str("; none has told anything yet");
+        }
+        for (waiting, came) in &came {
+            let missing: Vec<usize> =
+                waiting.ranks.iter().copied().filter(|rank| !came.contains(rank)).collect();
+            let told: BTreeSet<usize> = beats.iter().map(|beat| beat.rank).collect();
+            stuck.extend(missing.iter().filter(|rank| calm.contains(rank) || !told.contains(rank)));
+            let came: Vec<usize> = came.iter().copied().collect();
+            let Waiting { call, number, lane, .. } = waiting;
+            let kind = if lane.starts_with("world/") { " of a save" } else { "" };
+            let numbered = if call == "recv" || call == "send" { "with tag" } else { "number" };
+            let _ = write!(text, "\n  {call} {numbered} {number}{kind}: {} came, ", ranks(&came));
+            let _ = match missing.is_empty() {
+                true => write!(text, "nobody is missing"),
+                false => write!(text, "{} did not", ranks(&missing)),
+            };
+        }
+        if came.is_empty() {
+            stuck.extend(calm);
+        }
+        for beat in beats.iter().filter(|beat| stuck.contains(&beat.rank)) {
+            let Beat { rank, process, step, .. } = beat;
+            let _ = write!(
+                text,
+                "\n  rank {rank} (process {process}) is in step {step}, in no call to other ranks"
+            );
+            text.push_str(&stack(*process));
+        }
+        Hang { text, stuck: stuck.into_iter().collect() }
+    }
+}
+
+fn ranks(list: &[usize]) -> String {
+    let shown: Vec<String> = list.iter().take(16).map(ToString::to_string).collect();
+    let more = if list.len() > 16 { format!(" and {} more", list.len() - 16) } else { String::new() };
+    format!("rank{} {}{more}", if list.len() == 1 { "" } else { "s" }, shown.join(", "))
+}
+
+/// Where the threads of a process are, as far as the system tells: their state, the call they sleep in, and their kernel stacks where
+/// one may read them.
+fn stack(process: u32) -> String {
+    let mut text = String::new();
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let mut tasks: Vec<_> = tasks.map(|task| task.path()).collect();
+    tasks.sort();
+    for task in tasks.iter().take(24) {
+        let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default();
+        let status = read("status");
+        let state =
+            status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or("").trim().to_string();
+        let place = Some(read("wchan"))
+            .filter(|place| !place.is_empty() && place != "0")
+            .unwrap_or("user code".into());
+        let id = task.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let _ = write!(text, "\n    thread {id} {}: {state}, in {place}", read("comm").trim());
+        for line in read("stack").lines().take(6) {
+            let _ = write!(text, "\n      {}", line.rsplit(' ').next().unwrap_or(line));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(call: &str, number: u64, ranks: &[usize]) -> Waiting {
+        Waiting { call: call.into(), number, ranks: ranks.to_vec(), lane: "world".into() }
+    }
+
+    #[test]
+    fn the_report_names_the_call_who_came_and_who_did_not() {
+        let all = [0, 1, 2];
+        let beat =
+            |rank, waiting| Beat { rank, process: std::process::id(), step: 7, waiting, ..Beat::default() };
+        let beats = [
+            beat(0, vec![waiting("all_reduce", 41, &all)]),
+            beat(1, vec![]),
+            beat(2, vec![waiting("all_reduce", 41, &all)]),
+        ];
+        let hang = Hang::of(&beats, Duration::from_secs(5));
+        assert_eq!(hang.stuck, [1]);
+        assert!(hang.text.contains("all_reduce number 41: ranks 0, 2 came, rank 1 did not"), "{}", hang.text);
+        assert!(hang.text.contains("rank 1 (process") && hang.text.contains("in step 7"), "{}", hang.text);
+        assert!(hang.text.contains("\n    thread "), "{}", hang.text);
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_another_is_not_the_stuck_one() {
+        let beat = |rank, waiting| Beat { rank, step: 1, waiting, ..Beat::default() };
+        let beats = [
+            beat(0, vec![waiting("all_reduce", 3, &[0, 1])]),
+            beat(1, vec![waiting("recv", 5, &[1, 2])]),
+            beat(2, vec![]),
+        ];
+        assert_eq!(Hang::of(&beats, Duration::ZERO).stuck, [2]);
+        // A rank that never told anything is missing too.
+        let gone = Hang::of(&[beat(0, vec![waiting("barrier", 0, &[0, 1])])], Duration::ZERO);
+        assert_eq!(gone.stuck, [1]);
+        assert!(Hang::of(&[], Duration::ZERO).text.contains("told anything"));
+    }
+}
