@@ -64,8 +64,8 @@ pub use known::{Known, KnownTensor};
 pub use load::{load, load_source};
 pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};
 pub use options::{
-    Cast, Casts, LoadOptions, Masters, Meter, Optimizer, Rebuild, Replicas, Report, Retain, SaveOptions,
-    Saved, Tiles, Unmatched, Weights,
+    Cast, Casts, FileNames, LoadOptions, Masters, Meter, Optimizer, Rebuild, Replicas, Report, Retain,
+    SaveOptions, Saved, Tiles, Unmatched, Weights,
 };
 pub use outline::Outline;
 pub use save::save;

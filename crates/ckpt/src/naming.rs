@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::files::Placed;
 use crate::manifest::Derive;
+use crate::options::{FileNames, SaveOptions};
 use crate::outgoing::group_of;
 use crate::state::Group;
 use crate::union::Together;
@@ -28,6 +29,9 @@ pub(crate) struct Files {
     pub(crate) tiles: Vec<Placed>,
 }
 
+/// The one file of an adapter's weights.
+const ADAPTER: &str = "adapter_model.safetensors";
+
 /// `model-00001-of-00003.safetensors`.
 fn numbered(group: Group, number: usize, total: usize) -> String {
     format!("{}-{number:05}-of-{total:05}.safetensors", group.stem())
@@ -35,15 +39,18 @@ fn numbered(group: Group, number: usize, total: usize) -> String {
 
 /// Every tensor whole. Files are cut where they would pass `limit`; the cut depends on names, shapes and dtypes
 /// alone, so that the same state makes the same files whatever its layout.
-pub(crate) fn whole(tensors: &[Together], limit: u64, derive: Option<Derive>) -> Result<Files> {
+pub(crate) fn whole(tensors: &[Together], options: &SaveOptions, derive: Option<Derive>) -> Result<Files> {
     let mut files = Files::default();
     for group in Group::ALL {
         let of_group = |(_, tensor): &(usize, &Together)| group_of(&tensor.key.kind, derive) == group;
         let mine = tensors.iter().enumerate().filter(of_group);
+        let one = options.names == FileNames::Adapter && group == Group::Model;
+        let limit = if one { u64::MAX } else { options.max_file_size };
         let parts = cut(mine.map(|(number, tensor)| (number, Region::whole(&tensor.shape))), tensors, limit);
         let total = parts.len();
         for (number, part) in parts.into_iter().enumerate() {
-            files.add(numbered(group, number + 1, total), group, None, tensors, part)?;
+            let name = if one { ADAPTER.to_string() } else { numbered(group, number + 1, total) };
+            files.add(name, group, None, tensors, part)?;
         }
     }
     Ok(files)
@@ -136,7 +143,7 @@ impl Files {
         let mut indexes = Vec::new();
         for group in Group::ALL {
             let of_group = || self.files.iter().filter(|file| file.group == group);
-            if of_group().next().is_none() {
+            if of_group().all(|file| file.name == ADAPTER) {
                 continue;
             }
             let total: u64 = of_group().map(|file| file.layout.data_len()).sum();

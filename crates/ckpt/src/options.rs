@@ -22,6 +22,16 @@ pub enum Tiles {
     AsHeld,
 }
 
+/// What the files of weights are called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileNames {
+    /// `model-00001-of-00002.safetensors` and an index: a model.
+    #[default]
+    Model,
+    /// `adapter_model.safetensors`, one file without an index: an adapter, as peft reads it. Only with whole tensors.
+    Adapter,
+}
+
 /// Whether model weights are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
@@ -68,6 +78,8 @@ pub enum Replicas {
 pub struct SaveOptions {
     /// How tensors are cut in files.
     pub tiles: Tiles,
+    /// What the files of weights are called.
+    pub names: FileNames,
     /// Whether model weights are written.
     pub weights: Weights,
     /// Whether master weights are written.
@@ -122,6 +134,7 @@ impl Default for SaveOptions {
     fn default() -> SaveOptions {
         SaveOptions {
             tiles: Tiles::default(),
+            names: FileNames::default(),
             weights: Weights::default(),
             masters: Masters::default(),
             optimizer: Optimizer::default(),

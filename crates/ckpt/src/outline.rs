@@ -80,7 +80,7 @@ impl Outline {
 fn saved(known: &Known, options: &SaveOptions) -> Result<(Vec<Together>, Files)> {
     let mut union = Union::new(known.together(), BTreeMap::new(), &BTreeMap::new())?;
     let derive = outgoing::select(&mut union.tensors, options)?;
-    let files = naming::whole(&union.tensors, options.max_file_size, derive)?;
+    let files = naming::whole(&union.tensors, options, derive)?;
     Ok((union.tensors, files))
 }
 

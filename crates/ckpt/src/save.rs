@@ -48,7 +48,7 @@ pub fn save(
     let failed = copied.as_ref().err().cloned();
     let outgoing = talk::agree(world, failed.map_or(outgoing, Err))?;
     let files = match options.tiles {
-        Tiles::Whole => naming::whole(&outgoing.tensors, options.max_file_size, derive)?,
+        Tiles::Whole => naming::whole(&outgoing.tensors, options, derive)?,
         Tiles::AsHeld => naming::as_held(&outgoing.tensors, options.max_file_size, derive, world.size())?,
     };
     let saving = Saving { world, place: (store, folder), state, options, union, outgoing, files, derive };

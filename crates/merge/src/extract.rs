@@ -5,9 +5,9 @@ use crate::merge::{Merge, Options};
 use crate::model::Model;
 use crate::recipe::Reference;
 use crate::result::{Outcome, bytes_of, pretty};
-use crate::svd::{Matrix, Whole, largest};
 use crate::values::{Held, Values};
 use planaria_layout::{DType, Shape};
+use planaria_nn::svd::{Matrix, largest, rows_of};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,17 +49,13 @@ struct Change<'a> {
     base: &'a dyn Values,
 }
 
-impl Matrix for Change<'_> {
-    fn rows(&self) -> usize {
-        self.base.shape()[0]
-    }
-
-    fn columns(&self) -> usize {
-        self.base.shape()[1]
+impl Change<'_> {
+    fn extents(&self) -> (usize, usize) {
+        (self.base.shape()[0], self.base.shape()[1])
     }
 
     fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
-        let at = first * self.columns();
+        let at = first * self.extents().1;
         let mut base = vec![0.0; out.len()];
         self.model.read(at, out)?;
         self.base.read(at, &mut base)?;
@@ -176,7 +172,7 @@ impl Found {
     fn factors(
         &mut self,
         module: &str,
-        change: &dyn Matrix,
+        change: &Matrix<'_, Error>,
         asked: &ExtractOptions,
     ) -> Result<Option<Factors>> {
         let svd = largest(change, asked.max_rank)?;
@@ -184,7 +180,7 @@ impl Found {
         if rank == 0 {
             return Ok(None);
         }
-        let (rows, columns, all) = (change.rows(), change.columns(), svd.values.len());
+        let (rows, columns, all) = (change.rows, change.columns, svd.values.len());
         let share =
             |value: f64| if asked.distribute_scale { (value.sqrt(), value.sqrt()) } else { (value, 1.0) };
         let mut down = vec![0.0; rank * columns];
@@ -206,8 +202,9 @@ impl Found {
         asked: &ExtractOptions,
     ) -> Result<()> {
         let change = Change { model: &**values, base: &**base };
-        let (rows, columns, dtype) = (change.rows(), change.columns(), values.dtype());
-        let Some(Factors { down, up, rank }) = self.factors(module, &change, asked)? else { return Ok(()) };
+        let ((rows, columns), dtype) = (change.extents(), values.dtype());
+        let matrix = Matrix { rows, columns, read: &|first, out| change.read(first, out) };
+        let Some(Factors { down, up, rank }) = self.factors(module, &matrix, asked)? else { return Ok(()) };
         self.put(format!("{module}.lora_A.weight"), held(down, &[rank, columns], dtype)?);
         self.put(format!("{module}.lora_B.weight"), held(up, &[rows, rank], dtype)?);
         Ok(())
@@ -222,17 +219,19 @@ impl Found {
         asked: &ExtractOptions,
     ) -> Result<()> {
         let change = Change { model: &**values, base: &**base };
-        let (rows, columns, dtype) = (change.rows(), change.columns(), values.dtype());
+        let ((rows, columns), dtype) = (change.extents(), values.dtype());
         let mut whole = vec![0.0; rows * columns];
         change.read(0, &mut whole)?;
-        let turned = (0..columns)
+        let turned: Vec<f64> = (0..columns)
             .flat_map(|j| (0..rows).map(move |i| (i, j)))
             .map(|(i, j)| whole[i * columns + j])
             .collect();
-        let Some(Factors { down, up, rank }) = self.factors(module, &Whole(turned, columns, rows), asked)?
-        else {
-            return Ok(());
+        let read = |first: usize, out: &mut [f64]| {
+            rows_of(&turned, rows, first, out);
+            Ok(())
         };
+        let matrix = Matrix { rows: columns, columns: rows, read: &read };
+        let Some(Factors { down, up, rank }) = self.factors(module, &matrix, asked)? else { return Ok(()) };
         self.put(format!("{module}.lora_embedding_A"), held(down, &[rank, rows], dtype)?);
         self.put(format!("{module}.lora_embedding_B"), held(up, &[columns, rank], dtype)?);
         Ok(())

@@ -20,6 +20,7 @@
 
 mod architecture;
 mod card;
+mod combine;
 mod error;
 mod extract;
 mod merge;
@@ -34,10 +35,10 @@ mod raw;
 mod recipe;
 mod result;
 mod select;
-mod svd;
 mod tokens;
 mod values;
 
+pub use combine::{Combination, CombineOptions, Majority, combine};
 pub use error::{Error, Result};
 pub use extract::{ExtractOptions, extract};
 pub use merge::{Merge, Options, plan};

@@ -71,6 +71,12 @@ pub enum Error {
         /// Shape and dtype given.
         found: String,
     },
+    /// An adapter that cannot be, or cannot stand on the model.
+    #[error("adapter: {what}")]
+    Adapter {
+        /// Why, with the value and one thing to do.
+        what: String,
+    },
     /// An argument outside what the function takes.
     #[error("{what}: {message}")]
     Argument {

@@ -35,14 +35,16 @@ pub mod batch;
 mod error;
 pub mod generate;
 pub mod layers;
+pub mod lora;
 pub mod models;
 pub mod optim;
 mod parallel;
 mod param;
+pub mod svd;
 mod table;
 
 pub use error::{Error, Result};
 pub use parallel::{Lanes, Parallel};
-pub use param::{Cut, Init, Module, Param, ParamKind, ParamSpec, Source, Start};
+pub use param::{Adaptable, Cut, Init, Module, Param, ParamKind, ParamSpec, Role, Source, Start};
 pub use planaria_tensor::ops::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
 pub use table::{COLUMNS, ROWS, Table};

@@ -123,6 +123,20 @@ impl Lanes {
         y.as_piece(&Layout::new(&parallel.mesh, x.shape(), &placements)?, &parallel.world)
     }
 
+    /// The same of a parameter that ranks of `tp` may have alike while each uses it on its own part: then their gradients
+    /// add up.
+    pub fn own_added(&self, weight: &Tensor) -> Result<Tensor> {
+        let Some(layout) = weight.layout() else { return Ok(weight.clone()) };
+        let axes = layout.mesh().axes().iter().zip(layout.placements());
+        let grads: Vec<Placement> = axes
+            .map(|(axis, place)| match place {
+                Placement::Replicate if axis.name == "tp" => Placement::Partial(Reduce::Sum),
+                other => *other,
+            })
+            .collect();
+        weight.to_piece(&grads)
+    }
+
     /// This rank's part of a parameter, as a value of its own.
     pub fn own(&self, weight: &Tensor) -> Result<Tensor> {
         match weight.layout() {

@@ -1,6 +1,7 @@
 //! Parameters: a name as in Hugging Face files, a layout, initial values, and the leaf that gradients arrive at.
 
 use crate::error::{Error, Result};
+use crate::layers::{Embedding, ExpertLinear, Linear};
 use crate::parallel::Parallel;
 use planaria_array::ops::Distribution;
 use planaria_array::random::{Key, Normal, Window};
@@ -31,10 +32,52 @@ pub enum Start {
         /// Standard deviation.
         std: f64,
     },
+    /// Uniform between minus this and this.
+    Uniform {
+        /// The bound.
+        bound: f64,
+    },
     /// All 0.
     Zeros,
     /// All 1.
     Ones,
+}
+
+/// What a parameter is to training and to files. Names are those in the files of an adapter, with `*` as in
+/// [`ParamSpec::name`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Of a model that stands alone: trained unless a run freezes it.
+    #[default]
+    Own,
+    /// Of the model under an adapter: never trained, and not in the adapter's files.
+    Base,
+    /// The same, but a copy is in the adapter's files for whoever reads them.
+    Copied(String),
+    /// Of the model under an adapter, trained and saved with the adapter.
+    Retrained(String),
+    /// The adapter's own.
+    Added(String),
+}
+
+impl Role {
+    /// Whether training may change it.
+    pub fn is_trained(&self) -> bool {
+        matches!(self, Role::Own | Role::Retrained(_) | Role::Added(_))
+    }
+
+    /// Whether the files of the model have it, as opposed to those of an adapter alone.
+    pub fn is_of_model(&self) -> bool {
+        !matches!(self, Role::Added(_))
+    }
+
+    /// Its name in the files of an adapter, where it is in them.
+    pub fn in_adapter(&self) -> Option<&str> {
+        match self {
+            Role::Own | Role::Base => None,
+            Role::Copied(name) | Role::Retrained(name) | Role::Added(name) => Some(name),
+        }
+    }
 }
 
 /// How the `tp` axis cuts a parameter.
@@ -72,6 +115,10 @@ pub struct ParamSpec {
     pub tied: Option<String>,
     /// The block it belongs to; none for what stands before or after the blocks.
     pub block: Option<usize>,
+    /// Its dtype, where that is not the model's.
+    pub dtype: Option<DType>,
+    /// What it is to training and to files.
+    pub role: Role,
 }
 
 impl ParamSpec {
@@ -98,8 +145,17 @@ impl ParamSpec {
 
     /// The names of its tensors in files. Several where experts are one parameter: tensor `i` is index `i` of dim 0.
     pub fn files(&self) -> Vec<String> {
-        match self.name.split_once('*') {
-            None => vec![self.name.clone()],
+        self.each(&self.name)
+    }
+
+    /// The names of its tensors in the files of an adapter; none where it is not in them.
+    pub fn adapter_files(&self) -> Option<Vec<String>> {
+        self.role.in_adapter().map(|name| self.each(name))
+    }
+
+    fn each(&self, name: &str) -> Vec<String> {
+        match name.split_once('*') {
+            None => vec![name.to_string()],
             Some((before, after)) => (0..self.shape[0]).map(|i| format!("{before}{i}{after}")).collect(),
         }
     }
@@ -120,12 +176,17 @@ impl ParamSpec {
 
     fn values(&self, init: &Init, parallel: Option<&Parallel>) -> Result<Tensor> {
         let normal = |std| Distribution::Normal(Normal { mean: 0.0, std });
-        let (dtype, device, key) = (init.dtype, init.device, self.key(init.seed));
+        let uniform = |bound: f64| Distribution::Uniform { low: -bound, high: bound };
+        let (device, key) = (init.device, self.key(init.seed));
+        let dtype = self.dtype.unwrap_or(init.dtype);
         let Some(Parallel { world, mesh, .. }) = parallel else {
             let shape = &self.shape[..];
             return Ok(Tensor::new(match self.start {
                 Start::Normal { std } => {
                     Array::random_on(&Window::whole(&self.shape), normal(std), dtype, key, device)?
+                }
+                Start::Uniform { bound } => {
+                    Array::random_on(&Window::whole(&self.shape), uniform(bound), dtype, key, device)?
                 }
                 Start::Zeros => Array::zeros_on(shape, dtype, device)?,
                 Start::Ones => Array::full_on(shape, 1.0, dtype, device)?,
@@ -134,6 +195,7 @@ impl ParamSpec {
         let layout = self.layout(mesh)?;
         let values = match self.start {
             Start::Normal { std } => Tensor::random_with(&layout, normal(std), dtype, key, world)?,
+            Start::Uniform { bound } => Tensor::random_with(&layout, uniform(bound), dtype, key, world)?,
             Start::Zeros => Tensor::full(&layout, 0.0, dtype, world)?,
             Start::Ones => Tensor::full(&layout, 1.0, dtype, world)?,
         };
@@ -222,6 +284,16 @@ impl Param {
         self.trainable
     }
 
+    /// Takes another line of a table for the same parameter: what it is to training, and whose values it has.
+    pub(crate) fn become_of(&mut self, spec: ParamSpec) -> Result<()> {
+        let (was_tied, trained) = (self.spec.tied.is_some(), spec.role.is_trained());
+        let apart = was_tied && spec.tied.is_none();
+        self.spec = Arc::new(spec);
+        self.set_trainable(trained);
+        // No longer the elements of another.
+        if apart { self.set_array(self.leaf.local().copy()?) } else { Ok(()) }
+    }
+
     /// Asks for a gradient, or does not.
     pub fn set_trainable(&mut self, trainable: bool) {
         self.trainable = trainable;
@@ -270,6 +342,17 @@ impl fmt::Debug for Param {
     }
 }
 
+/// A layer that an adapter can stand on.
+#[derive(Debug)]
+pub enum Adaptable<'a> {
+    /// A product.
+    Linear(&'a mut Linear),
+    /// A table of rows by token.
+    Embedding(&'a mut Embedding),
+    /// The same product of every expert.
+    Experts(&'a mut ExpertLinear),
+}
+
 /// Something that has parameters. They are visited in the order of the model's table.
 pub trait Module {
     /// Shows every parameter.
@@ -277,6 +360,9 @@ pub trait Module {
 
     /// Shows every parameter, to be changed.
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param));
+
+    /// Shows every layer that an adapter can stand on, to be changed.
+    fn visit_layers(&mut self, _f: &mut dyn FnMut(Adaptable<'_>)) {}
 
     /// Handles on all parameters.
     fn params(&self) -> Vec<Param> {
@@ -297,6 +383,10 @@ impl Module for Param {
 }
 
 impl<M: Module> Module for Option<M> {
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.iter_mut().for_each(|module| module.visit_layers(f));
+    }
+
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.iter().for_each(|module| module.visit(f));
     }
@@ -307,6 +397,10 @@ impl<M: Module> Module for Option<M> {
 }
 
 impl<M: Module> Module for Vec<M> {
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.iter_mut().for_each(|module| module.visit_layers(f));
+    }
+
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.iter().for_each(|module| module.visit(f));
     }

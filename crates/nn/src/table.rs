@@ -1,7 +1,7 @@
 //! Writing a model's table of parameters: names, shapes, first values, and how the inner mesh cuts each of them.
 
 use crate::error::Result;
-use crate::param::{Cut, ParamKind, ParamSpec, Start};
+use crate::param::{Cut, ParamKind, ParamSpec, Role, Start};
 use planaria_layout::Shape;
 
 /// The cut of the first product of a pair: its results are shared out. Of a table of rows: the rows.
@@ -38,7 +38,18 @@ impl Table {
         };
         let (at, block) = (self.specs.len(), self.block);
         let (name, shape) = (name.to_string(), Shape::new(shape)?);
-        self.specs.push(ParamSpec { name, shape, kind, start, tp, ep: None, tied: None, block });
+        self.specs.push(ParamSpec {
+            name,
+            shape,
+            kind,
+            start,
+            tp,
+            ep: None,
+            tied: None,
+            block,
+            dtype: None,
+            role: Role::Own,
+        });
         Ok(&mut self.specs[at])
     }
 

@@ -14,7 +14,9 @@ use planaria_tensor::{Tensor, World, no_grad};
 fn spec(name: &str, shape: &[usize], kind: ParamKind, tp: Cut) -> ParamSpec {
     let start = Start::Normal { std: 0.5 };
     let shape = Shape::new(shape).unwrap();
-    ParamSpec { name: name.to_string(), shape, kind, start, tp, ep: None, tied: None, block: None }
+    let name = name.to_string();
+    let role = planaria_nn::Role::Own;
+    ParamSpec { name, shape, kind, start, tp, ep: None, tied: None, block: None, dtype: None, role }
 }
 
 /// A layer norm and a plain MLP, as models with biases everywhere have them.

@@ -232,10 +232,11 @@ fn ended(py: Python<'_>, outcome: Result<Outcome, Error>) -> PyResult<(String, B
 fn describe<'py>(py: Python<'py>, event: &Event) -> PyResult<(String, Bound<'py, PyDict>)> {
     let about = PyDict::new(py);
     let kind = match event {
-        Event::Started { ranks, mesh, parameters, samples, step, steps } => {
+        Event::Started { ranks, mesh, parameters, trained, samples, step, steps } => {
             about.set_item("ranks", ranks)?;
             about.set_item("mesh", mesh)?;
             about.set_item("parameters", parameters)?;
+            about.set_item("trained", trained)?;
             about.set_item("samples", samples)?;
             about.set_item("step", step)?;
             about.set_item("steps", steps)?;

@@ -31,6 +31,8 @@ pub enum Event {
         mesh: String,
         /// Elements of the whole model.
         parameters: u64,
+        /// How many of them are trained.
+        trained: u64,
         /// Samples of the training set.
         samples: u64,
         /// First step to do, from 1.

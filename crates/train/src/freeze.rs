@@ -1,8 +1,8 @@
 //! Parameters that training leaves as they are.
 
 use crate::error::{Error, Result};
-use planaria_nn::Module;
 use planaria_nn::models::{Architecture, Stage};
+use planaria_nn::{Module, ParamSpec};
 use planaria_store::pattern::matches;
 use std::collections::BTreeSet;
 
@@ -13,14 +13,15 @@ pub(crate) struct Frozen {
 }
 
 impl Frozen {
-    /// Those that the patterns fit. Every pattern must fit one, some parameter must be left, and experts that are one
+    /// Those under an adapter, and those that the patterns fit. Every pattern must fit one, some parameter must be left, and experts that are one
     /// parameter are frozen together. A tied pair is frozen by either name.
     pub(crate) fn new(patterns: &[String], model: &dyn Architecture) -> Result<Frozen> {
         let table = model.parameters(&Stage::whole(model))?;
         let refuse = |found: &str, expected: String| {
             Err(Error::Value { key: "train.freeze".into(), found: found.into(), expected })
         };
-        let mut names = BTreeSet::new();
+        let under = table.iter().filter(|spec| !spec.role.is_trained());
+        let mut names: BTreeSet<String> = under.map(|spec| spec.name.clone()).collect();
         for pattern in patterns {
             let mut fitted = false;
             for spec in &table {
@@ -53,6 +54,13 @@ impl Frozen {
     /// Whether a parameter is one of them.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
+    }
+
+    /// Elements of a model that are left to train; tied ones count once.
+    pub(crate) fn trained(&self, model: &dyn Architecture) -> Result<u64> {
+        let table = model.parameters(&Stage::whole(model))?;
+        let counts = |spec: &&ParamSpec| spec.tied.is_none() && !self.contains(&spec.name);
+        Ok(table.iter().filter(counts).map(|spec| spec.shape.numel() as u64).sum())
     }
 
     /// Marks them in a part of the model.

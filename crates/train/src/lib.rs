@@ -12,6 +12,7 @@ mod freeze;
 mod gather;
 mod generate;
 pub mod objective;
+mod opened;
 mod partition;
 pub mod plan;
 mod pretrained;
@@ -28,6 +29,7 @@ pub use generate::{
     BatchTime, Continuation, Continued, Dialogue, Generator, Measure, MeasureOptions, Sampling, Weights,
 };
 pub use objective::{Objective, Objectives};
+pub use opened::Opened;
 pub use planaria_data as data;
 pub use planaria_data::geometry;
 pub use planaria_layout::Share;

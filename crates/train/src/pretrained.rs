@@ -72,16 +72,21 @@ impl Pretrained {
         &self.folder
     }
 
+    /// A small text beside the weights, if it is there.
+    pub(crate) fn text(&self, name: &str) -> Result<Option<String>> {
+        match self.store.read(&join(&self.folder, name), SMALL) {
+            Ok(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+            Err(planaria_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(Error::from(error).in_weights(&self.path)),
+        }
+    }
+
     /// A small JSON object beside the weights, if it is there.
     pub(crate) fn json(&self, name: &str) -> Result<Option<Map<String, Value>>> {
         let file = join(&self.folder, name);
-        let text = match self.store.read(&file, SMALL) {
-            Ok(text) => text,
-            Err(planaria_store::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(Error::from(error).in_weights(&self.path)),
-        };
+        let Some(text) = self.text(name)? else { return Ok(None) };
         let origin = format!("{}/{file}", self.path.trim_end_matches('/'));
-        match serde_json::from_slice(&text) {
+        match serde_json::from_str(&text) {
             Ok(Value::Object(map)) => Ok(Some(map)),
             Ok(_) => Err(Error::Syntax { origin, what: "not a JSON object".into() }),
             Err(e) => Err(Error::Syntax { origin: format!("{origin}:{}", e.line()), what: e.to_string() }),

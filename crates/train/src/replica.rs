@@ -122,11 +122,14 @@ impl Replica {
         self.lanes.iter().position(|&w| w == weight)
     }
 
+    /// Lets go of weights that were brought together. Collective over the data ranks.
+    pub(crate) fn forget_gathered(&self) -> Result<()> {
+        self.gatherer.as_ref().map_or(Ok(()), |gatherer| gatherer.clear())
+    }
+
     /// The sums of the step, in the order of the lanes. Collective over the data ranks.
     pub(crate) fn finish_step(&self, rounds: usize) -> Result<Vec<Array>> {
-        if let Some(gatherer) = &self.gatherer {
-            gatherer.clear()?;
-        }
+        self.forget_gathered()?;
         let mut sums = Vec::with_capacity(self.lanes.len());
         for part in &self.parts {
             sums.extend(part.reducer.finish_step(rounds)?);

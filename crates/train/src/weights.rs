@@ -12,7 +12,7 @@ use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, TensorKind};
 use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
 use planaria_nn::optim::{Ema, OptimState, Rule};
-use planaria_nn::{Param, ParamSpec};
+use planaria_nn::{Param, ParamSpec, Role};
 use std::ops::Range;
 
 /// What is divided over data ranks.
@@ -86,6 +86,30 @@ pub(crate) enum Elements {
     All(Array),
     /// The own range.
     Own(Array),
+}
+
+/// Which files a parameter is looked for in, and by which names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Files {
+    /// Those of the model: what an adapter adds is not in them.
+    Model,
+    /// Those of the run's checkpoints: the model, or an adapter alone.
+    Run,
+}
+
+impl Files {
+    /// The names of a parameter's tensors; none where it is not in the files.
+    pub(crate) fn names(self, spec: &ParamSpec) -> Option<Vec<String>> {
+        let own = || match &spec.tied {
+            Some(twin) => vec![twin.clone()],
+            None => spec.files(),
+        };
+        match (self, &spec.role) {
+            (_, Role::Own) => Some(own()),
+            (Files::Model, role) => role.is_of_model().then(own),
+            (Files::Run, _) => spec.adapter_files(),
+        }
+    }
 }
 
 /// Takes one array of a parameter: what it is, and the range of the local piece it covers.
@@ -198,6 +222,21 @@ impl Weight {
         }
     }
 
+    /// Takes other values for the local piece, or for as much of it as is kept here.
+    pub(crate) fn set_values(&self, piece: &Array) -> Result<()> {
+        let flat = piece.reshape(&[piece.numel()])?;
+        match &self.full {
+            Some(full) => full.copy_from(&flat)?,
+            None => self.part.copy_from(&flat.narrow(0, self.own.start, self.own.len())?)?,
+        }
+        Ok(())
+    }
+
+    /// Whether the files of an adapter have a copy of it.
+    pub(crate) fn is_copied(&self) -> bool {
+        matches!(self.spec.role, Role::Copied(_))
+    }
+
     pub(crate) fn lane(&self) -> Lane {
         Lane { share: self.share.clone(), dtype: self.dtype }
     }
@@ -221,14 +260,20 @@ impl Weight {
         }
     }
 
-    /// One array over a range of the local piece as checkpoint items: one, or one for each expert.
-    pub(crate) fn item(&self, kind: &TensorKind, array: &Array, range: Range<usize>) -> Result<Vec<Item>> {
-        let ParamSpec { name, shape, tied, .. } = &self.spec;
-        let name = tied.as_ref().unwrap_or(name);
+    /// One array over a range of the local piece as items of these files: one, or one for each expert; nothing where it is in
+    /// none of them.
+    pub(crate) fn item(
+        &self,
+        kind: &TensorKind,
+        array: &Array,
+        range: Range<usize>,
+        files: Files,
+    ) -> Result<Vec<Item>> {
+        let Some(files) = files.names(&self.spec) else { return Ok(Vec::new()) };
+        let shape = &self.spec.shape;
         if !self.spec.is_stacked() {
-            return Ok(vec![Item::flat(kind.clone(), name, shape, &self.within, range, array)?]);
+            return Ok(vec![Item::flat(kind.clone(), &files[0], shape, &self.within, range, array)?]);
         }
-        let files = self.spec.files();
         let inner = Region::new(&self.within.lo()[1..], &self.within.hi()[1..])?;
         let (shape, each) = (Shape::new(&shape[1..])?, inner.numel());
         let mut items = Vec::new();

@@ -4,6 +4,7 @@ mod aoa;
 mod cases;
 mod checkpoints;
 mod indexing;
+mod lora;
 mod mapped;
 mod merge;
 mod mixed;
@@ -29,6 +30,7 @@ const KINDS: &[(&str, Runner)] = &[
     ("aoa", aoa::run),
     ("indexing", indexing::run),
     ("indexing-tensor", indexing::run_tensor),
+    ("lora", lora::run),
     ("merge", merge::run),
     ("paddle-checkpoints", checkpoints::run),
     ("paddle-programs", programs::run),

@@ -5,11 +5,12 @@
 
 mod compare;
 mod tokens;
-mod unpack;
+pub(crate) mod unpack;
 
 use crate::cases::{Outcome, Verdict};
 use anyhow::{Context, Result, bail, ensure};
 use compare::Tokens;
+pub(crate) use compare::numbers;
 use planaria_ckpt::convert::{ConvertOptions, To};
 use planaria_merge::{
     ExtractOptions, Merge, Missing, Options, Root, extract, plan, plan_moe, plan_paddle, plan_raw,

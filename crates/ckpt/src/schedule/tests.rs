@@ -91,7 +91,9 @@ fn case(seed: u64) -> Case {
         held: vec![tiling.clone()],
     };
     let tensors: Vec<Together> = tilings.iter().enumerate().map(together).collect();
-    let files = naming::whole(&tensors, [1 << 30, 9 << 20, 1][dice.below(3)], None).unwrap();
+    let max_file_size = [1 << 30, 9 << 20, 1][dice.below(3)];
+    let options = crate::SaveOptions { max_file_size, ..crate::SaveOptions::default() };
+    let files = naming::whole(&tensors, &options, None).unwrap();
     let sizes = files.files.iter().map(|file| file.layout.file_len()).collect();
     let held = tilings.iter().map(|tiling| vec![tiling.clone()]).collect();
     let shapes = tilings.iter().map(|tiling| tiling.shape().clone()).collect();

@@ -5,6 +5,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
+use planaria::nn::models::Models;
 use planaria::train::{Dialogue, Generator, Sampling, Weights};
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write};
@@ -30,6 +31,9 @@ pub(crate) struct Args {
     /// A run's folder, whose newest checkpoint is taken, or any folder of weights
     #[arg(value_name = "RUN")]
     run: PathBuf,
+    /// Put this adapter on top of the model; may be given again, then they add up
+    #[arg(long, value_name = "ADAPTER")]
+    lora: Vec<PathBuf>,
     /// What the model is told before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -56,7 +60,7 @@ struct Talk<'a> {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
-    let generator = Generator::open(&args.run)?.weights(which);
+    let generator = Generator::open_adapted(&args.run, &args.lora, &Models::default())?.weights(which);
     let dialogue = Dialogue::open(generator, args.system.as_deref())?;
     let own = dialogue.sampling();
     let sampling = Sampling {

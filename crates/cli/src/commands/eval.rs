@@ -4,6 +4,7 @@ use crate::exit::Exit;
 use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::array::Device;
+use planaria::nn::models::Models;
 use planaria::train::data::{Borders, Config, Packing, Source, SourceKind};
 use planaria::train::{Generator, MeasureOptions, Weights};
 use serde_json::json;
@@ -20,6 +21,9 @@ pub(crate) struct Args {
     /// A run's folder, whose newest checkpoint is taken, or any folder of weights
     #[arg(value_name = "MODEL")]
     model: PathBuf,
+    /// Put this adapter on top of the model; may be given again, then they add up
+    #[arg(long, value_name = "ADAPTER")]
+    lora: Vec<PathBuf>,
     /// Files, folders, or patterns with `*`, `?` and `**`: text, .jsonl, .csv, .tokens, also compressed
     #[arg(required = true, value_name = "DATA")]
     data: Vec<String>,
@@ -63,7 +67,7 @@ enum PackingName {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
-    let generator = Generator::open(&args.model)?.weights(which);
+    let generator = Generator::open_adapted(&args.model, &args.lora, &Models::default())?.weights(which);
     let generator = generator.device(args.device).precision(args.precision.into());
     let source = |path: &String| {
         let mut source = Source::new(path);

@@ -6,6 +6,7 @@ use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria::array::Device;
+use planaria::nn::models::Models;
 use planaria::train::{BatchTime, Continuation, Generator, Sampling, Weights};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -22,6 +23,9 @@ pub(crate) struct Args {
     /// A run's folder, whose newest checkpoint is taken, or any folder of weights
     #[arg(value_name = "RUN")]
     run: PathBuf,
+    /// Put this adapter on top of the model; may be given again, then they add up
+    #[arg(long, value_name = "ADAPTER")]
+    lora: Vec<PathBuf>,
     /// The text to continue; `-` reads it from standard input
     #[arg(value_name = "TEXT", required_unless_present = "prompts")]
     text: Option<String>,
@@ -154,7 +158,7 @@ fn prompt_field(line: &str) -> Option<String> {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
-    let mut generator = Generator::open(&args.run)?.weights(which);
+    let mut generator = Generator::open_adapted(&args.run, &args.lora, &Models::default())?.weights(which);
     if args.chat {
         generator = generator.asked(args.system.as_deref())?;
     }

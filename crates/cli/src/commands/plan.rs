@@ -63,8 +63,11 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     let Plan { ranks, mesh, parameters, dtype, global_batch, micro_batch, accumulation, tokens, .. } = plan;
     let operations = plan.operations;
-    terminal
-        .line(format!("{ranks} ranks as {mesh}, {}, {dtype}", crate::quantity::parameters(*parameters)))?;
+    let mut size = crate::quantity::parameters(*parameters);
+    if plan.trained < *parameters {
+        size = format!("{} trained of {size}", crate::quantity::parameters(plan.trained));
+    }
+    terminal.line(format!("{ranks} ranks as {mesh}, {size}, {dtype}"))?;
     terminal.line(format!(
         "a step: {global_batch} samples ({micro_batch} at a time, {accumulation} times), {} tokens, {operations:.2e} FLOPs",
         count(*tokens as f64)

@@ -25,7 +25,7 @@ impl Stream {
     }
 
     /// The words of the elements from `first` on.
-    fn words(self, first: usize, len: usize) -> Result<Vec<u32>> {
+    pub(crate) fn words(self, first: usize, len: usize) -> Result<Vec<u32>> {
         let mut words = vec![0; len];
         bits(&mut words, Key::new(self.0, 0), &Window::flat(first as u64, len))?;
         Ok(words)

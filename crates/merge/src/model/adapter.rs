@@ -4,46 +4,29 @@ use super::adapted::{Adapted, Direction, Rows, Shifted};
 use super::{Model, Root};
 use crate::error::{Error, Result, nearest};
 use crate::values::Values;
-use regex::Regex;
-use serde_json::Value;
+use planaria_nn::lora::{Factors, LoraConfig, PREFIX, Tokens};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// What stands before the names of modules.
-const PREFIX: &str = "base_model.model.";
-
-/// Variants of LoRA that compute something else.
-const VARIANTS: [&str; 9] = [
-    "use_qalora",
-    "alora_invocation_tokens",
-    "kasa_config",
-    "velora_config",
-    "monteclora_config",
-    "use_bdlora",
-    "arrow_config",
-    "megatron_config",
-    "target_parameters",
-];
 
 /// An adapter that was opened.
 #[derive(Debug)]
 pub(crate) struct Adapter {
-    folder: Model,
-    config: Value,
+    pub(super) folder: Model,
+    pub(super) config: LoraConfig,
 }
 
 /// What an adapter holds for one module.
 #[derive(Clone, Debug, Default)]
-struct Parts {
-    down: Option<Arc<dyn Values>>,
-    up: Option<Arc<dyn Values>>,
+pub(crate) struct Parts {
+    pub(crate) down: Option<Arc<dyn Values>>,
+    pub(crate) up: Option<Arc<dyn Values>>,
     up_bias: Option<Arc<dyn Values>>,
-    embedding: bool,
+    pub(crate) embedding: bool,
     magnitude: Option<Arc<dyn Values>>,
-    base: Option<Arc<dyn Values>>,
-    rows: Option<Arc<dyn Values>>,
+    pub(crate) base: Option<Arc<dyn Values>>,
+    pub(crate) rows: Option<Arc<dyn Values>>,
     /// Whole tensors by the last part of their names.
-    whole: BTreeMap<String, Arc<dyn Values>>,
+    pub(crate) whole: BTreeMap<String, Arc<dyn Values>>,
 }
 
 /// Puts a tensor into its place.
@@ -52,12 +35,11 @@ type Put = fn(&mut Parts, Arc<dyn Values>);
 impl Adapter {
     pub(crate) fn open(path: &str, root: &Root) -> Result<Adapter> {
         let folder = Model::open_path(path, root)?;
-        let config = folder.json("adapter_config.json")?;
-        let config = config
-            .ok_or_else(|| Error::model(path, "there is no adapter_config.json, so it is no adapter"))?;
-        let adapter = Adapter { folder, config };
-        adapter.check()?;
-        Ok(adapter)
+        let Some(text) = folder.text("adapter_config.json")? else {
+            return Adapter::of_paddle(folder);
+        };
+        let config = LoraConfig::parse(&text).map_err(|error| Error::model(path, error.to_string()))?;
+        Ok(Adapter { folder, config })
     }
 
     /// Paths that are read.
@@ -69,52 +51,44 @@ impl Adapter {
         Error::model(&self.folder.name, what)
     }
 
-    fn check(&self) -> Result<()> {
-        if let Some(other) = self.config["peft_type"].as_str().filter(|kind| *kind != "LORA") {
-            return Err(self.wrong(format!("the adapter is of type {other}; only LORA can be applied")));
-        }
-        let set = |field: &&&str| {
-            let value = &self.config[**field];
-            !(value.is_null() || *value == Value::Bool(false) || value.as_array().is_some_and(Vec::is_empty))
+    /// What its configuration says.
+    pub(crate) fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// As it was named.
+    pub(crate) fn name(&self) -> &str {
+        &self.folder.name
+    }
+
+    /// Its folder, where the adapter itself is no longer needed.
+    pub(crate) fn into_folder(self) -> Model {
+        self.folder
+    }
+
+    /// Refuses what is more than factors: lengths and biases do not add up.
+    pub(crate) fn check_plain(&self) -> Result<()> {
+        let field = match &self.config {
+            config if config.use_dora => "use_dora",
+            config if config.lora_bias => "lora_bias",
+            config if config.factors().is_ok_and(Factors::changes_base) => "init_lora_weights",
+            _ => return Ok(()),
         };
-        if let Some(variant) = VARIANTS.iter().find(set) {
-            return Err(self.wrong(format!("the adapter uses `{variant}`, which is not implemented")));
-        }
-        Ok(())
-    }
-
-    fn number(&self, field: &str, default: f64) -> f64 {
-        self.config[field].as_f64().unwrap_or(default)
-    }
-
-    fn truth(&self, field: &str) -> bool {
-        self.config[field].as_bool().unwrap_or(false)
-    }
-
-    /// The value of a pattern table for a module, if one of its keys matches.
-    fn pattern(&self, table: &str, module: &str) -> Result<Option<f64>> {
-        for (key, value) in self.config[table].as_object().into_iter().flatten() {
-            let regex = Regex::new(&format!("^(.*\\.)?({key})$"))
-                .map_err(|error| self.wrong(format!("`{table}` has a bad pattern '{key}': {error}")))?;
-            if regex.is_match(module) {
-                return Ok(value.as_f64());
-            }
-        }
-        Ok(None)
+        Err(self.wrong(format!(
+            "the adapter uses `{field}`, and such adapters are not combined; merge it into the model"
+        )))
     }
 
     /// How much the product of the factors counts for a module.
-    fn scale(&self, module: &str, rank: usize) -> Result<f64> {
-        let alpha = self.pattern("alpha_pattern", module)?.unwrap_or_else(|| self.number("lora_alpha", 8.0));
+    pub(crate) fn scale(&self, module: &str, rank: usize) -> Result<f64> {
         if rank == 0 {
             return Err(self.wrong(format!("'{module}' has rank 0")));
         }
-        let rank = rank as f64;
-        Ok(if self.truth("use_rslora") { alpha / rank.sqrt() } else { alpha / rank })
+        self.config.scale(module, rank).map_err(|error| self.wrong(error.to_string()))
     }
 
     /// The tensors by module.
-    fn modules(&self) -> BTreeMap<String, Parts> {
+    pub(crate) fn modules(&self) -> BTreeMap<String, Parts> {
         let mut modules: BTreeMap<String, Parts> = BTreeMap::new();
         for (name, values) in &self.folder.tensors {
             let name = name.strip_prefix(PREFIX).unwrap_or(name);
@@ -145,6 +119,13 @@ impl Adapter {
 
     /// Puts the adapter on top of a model. Nothing is computed before it is read.
     pub(crate) fn apply(&self, model: &mut Model) -> Result<()> {
+        if self.config.factors().is_ok_and(Factors::changes_base) {
+            let start = &self.config.init_lora_weights;
+            let what = format!(
+                "its start {start} was taken out of the model's weights, so it fits only what was left of them"
+            );
+            return Err(self.wrong(what));
+        }
         for (module, parts) in self.modules() {
             for (last, values) in &parts.whole {
                 let name = format!("{module}.{last}");
@@ -206,7 +187,7 @@ impl Adapter {
         let (Some(down), Some(up)) = (&parts.down, &parts.up) else {
             return Err(self.wrong(format!("'{module}' has one factor without the other")));
         };
-        let turned = parts.embedding || self.truth("fan_in_fan_out");
+        let turned = parts.embedding || self.config.fan_in_fan_out;
         let (rank, [rows, columns]) = match (&down.shape()[..], &up.shape()[..], &base.shape()[..]) {
             ([rank, inner], [outer, other], [rows, columns]) if rank == other => {
                 let expected = if turned { [*inner, *outer] } else { [*outer, *inner] };
@@ -230,16 +211,13 @@ impl Adapter {
     }
 
     fn token_indices(&self, module: &str) -> Result<Vec<usize>> {
-        let given = &self.config["trainable_token_indices"];
-        let list = match given {
-            Value::Object(map) => {
-                let own = map.iter().find(|(name, _)| module.ends_with(name.as_str()));
-                own.map_or(&Value::Null, |(_, list)| list)
+        let found = match &self.config.trainable_token_indices {
+            None => None,
+            Some(Tokens::Ids(ids)) => Some(ids),
+            Some(Tokens::ByModule(map)) => {
+                map.iter().find(|(name, _)| module.ends_with(name.as_str())).map(|(_, ids)| ids)
             }
-            other => other,
         };
-        let list =
-            list.as_array().ok_or_else(|| self.wrong("`trainable_token_indices` does not say which rows"))?;
-        Ok(list.iter().filter_map(Value::as_u64).map(|index| index as usize).collect())
+        found.cloned().ok_or_else(|| self.wrong("`trainable_token_indices` does not say which rows"))
     }
 }

@@ -2,6 +2,7 @@
 
 mod adapted;
 pub(crate) mod adapter;
+mod paddle;
 
 use crate::error::{Error, Result, nearest};
 use crate::recipe::Reference;
@@ -159,6 +160,11 @@ impl Model {
     }
 
     /// A small file of JSON.
+    pub(crate) fn text(&self, name: &str) -> Result<Option<String>> {
+        Ok(self.file(name)?.map(|text| String::from_utf8_lossy(&text).into_owned()))
+    }
+
+    /// The same as JSON.
     pub(crate) fn json(&self, name: &str) -> Result<Option<Value>> {
         let Some(text) = self.file(name)? else { return Ok(None) };
         let bad = |error: serde_json::Error| Error::model(&self.name, format!("{name} is no JSON: {error}"));

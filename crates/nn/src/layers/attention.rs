@@ -4,7 +4,7 @@ use super::capped::{Capped, capped_attention};
 use super::{Dropout, Linear, Parts, Positions, RmsNorm, Rope};
 use crate::error::Result as BuildResult;
 use crate::parallel::Lanes;
-use crate::param::{Module, Param};
+use crate::param::{Adaptable, Module, Param};
 use planaria_array::ops::{
     KeyValues, Norm, RotaryTable, Span, attend_rows, linear_added, linears, rotate_into,
 };
@@ -265,6 +265,14 @@ impl Module for Attention {
         }
         self.o.visit_mut(f);
         self.norms.iter_mut().flatten().for_each(|norm| norm.visit_mut(f));
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        match &mut self.into {
+            Products::Apart(apart) => apart.iter_mut().for_each(|module| module.visit_layers(f)),
+            Products::Fused(all) => all.visit_layers(f),
+        }
+        self.o.visit_layers(f);
     }
 }
 

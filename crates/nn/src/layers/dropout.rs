@@ -2,6 +2,29 @@
 
 use planaria_array::random::Key;
 use planaria_tensor::{Result, Tensor, ops};
+use std::cell::Cell;
+
+thread_local! {
+    static KEY: Cell<Option<Key>> = const { Cell::new(None) };
+}
+
+/// Runs a block with the key of its dropout at hand for the adapters in it, also when it is computed again.
+pub(crate) fn with_dropout_key<T>(key: Option<Key>, block: impl FnOnce() -> T) -> T {
+    /// Puts the key before it back, also when the block panics.
+    struct Before(Option<Key>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            KEY.set(self.0);
+        }
+    }
+    let _before = Before(KEY.replace(key));
+    block()
+}
+
+/// The key of the block that runs, in training.
+pub(crate) fn dropout_key() -> Option<Key> {
+    KEY.get()
+}
 
 /// Sets elements to 0 with probability `p` and divides the others by `1 - p`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,7 @@
 //! The table of token vectors.
 
-use crate::param::{Module, Param};
+use crate::lora::{Adapter, TokenRows};
+use crate::param::{Adaptable, Module, Param};
 use planaria_array::{Array, DType, Device};
 use planaria_layout::{Layout, Placement, Reduce, Shape};
 use planaria_tensor::ops::embedding;
@@ -11,9 +12,18 @@ use planaria_tensor::{Keep, Result, Tensor};
 pub struct Embedding {
     /// `[vocabulary, width]`.
     pub weight: Param,
+    /// What is added to the vectors.
+    pub adapters: Vec<Adapter>,
+    /// New vectors of some tokens.
+    pub tokens: Option<TokenRows>,
 }
 
 impl Embedding {
+    /// A layer of this table, without adapters.
+    pub fn of(weight: Param) -> Embedding {
+        Embedding { weight, adapters: Vec::new(), tokens: None }
+    }
+
     /// `[..]` ids to `[.., width]`. A table cut by rows gives pending sums. Ids of the host are brought to the table's device.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let table = self.weight.value()?;
@@ -21,11 +31,42 @@ impl Embedding {
             device @ Device::Cuda(_) => &ids.to(device)?,
             _ => ids,
         };
-        match (table.layout(), ids.layout()) {
-            (Some(rows), Some(_)) if rows.mesh().span(rows.axes_on(0).collect()) > 1 => by_rows(&table, ids),
-            _ => embedding(&table, ids, None),
+        let vectors = look_up(&table, ids)?;
+        let mut sum = vectors.clone();
+        for adapter in self.adapters.iter().filter(|adapter| adapter.switch.is_on()) {
+            let found = look_up(&adapter.down.value()?.transpose(0, 1)?, ids)?;
+            let added = adapter.added_to_rows(&found, &vectors, &self.weight)?;
+            sum = sum.cast(added.dtype())?.add(&added)?;
         }
+        if let Some(tokens) = self.tokens.as_ref().filter(|tokens| tokens.switch.is_on()) {
+            sum = replaced(sum, ids, tokens)?;
+        }
+        sum.cast(vectors.dtype())
     }
+}
+
+/// Rows of a table that may be cut.
+fn look_up(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    match (table.layout(), ids.layout()) {
+        (Some(rows), Some(_)) if rows.mesh().span(rows.axes_on(0).collect()) > 1 => by_rows(table, ids),
+        _ => embedding(table, ids, None),
+    }
+}
+
+/// Vectors with the new ones of tokens that have them.
+fn replaced(vectors: Tensor, ids: &Tensor, tokens: &TokenRows) -> Result<Tensor> {
+    // A row for every token without a new one, and those of the others after it.
+    let scalar = |value: usize| Tensor::scalar(value as i64, DType::I64);
+    let mut place = ids.cast(DType::I64)?.mul_scalar(0)?;
+    for (row, &id) in tokens.ids.iter().enumerate() {
+        let here = ids.cast(DType::I64)?.eq(&scalar(id)?)?.cast(DType::I64)?;
+        place = place.add(&here.mul_scalar(row as i64 + 1)?)?;
+    }
+    let has = place.gt(&scalar(0)?)?.unsqueeze(-1)?;
+    let place = place.sub(&scalar(1)?)?.maximum(&scalar(0)?)?;
+    let new = embedding(&tokens.rows.value()?, &place, None)?.cast(vectors.dtype())?;
+    let kept = vectors.masked_fill(&has, 0.0)?;
+    kept.add(&new.masked_fill(&has.logical_not()?, 0.0)?)
 }
 
 /// Of a table cut by rows each rank looks up its own, and makes a gradient of its own rows only: the op on the mesh
@@ -75,9 +116,17 @@ fn window(table: &Tensor, ids: &Array, start: usize, vocabulary: usize) -> Resul
 impl Module for Embedding {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         f(&self.weight);
+        self.adapters.visit(f);
+        self.tokens.visit(f);
     }
 
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
         f(&mut self.weight);
+        self.adapters.visit_mut(f);
+        self.tokens.visit_mut(f);
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        f(Adaptable::Embedding(self));
     }
 }

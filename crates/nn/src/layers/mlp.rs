@@ -3,7 +3,7 @@
 use super::{Linear, Parts};
 use crate::error::Result as BuildResult;
 use crate::parallel::Lanes;
-use crate::param::{Module, Param};
+use crate::param::{Adaptable, Module, Param};
 use planaria_array::Array;
 use planaria_array::ops::{Gate, Norm, gated_linears, linear_added};
 use planaria_tensor::{Error, Result, Tensor, ops};
@@ -76,6 +76,14 @@ impl Module for GatedMlp {
         }
         self.down.visit_mut(f);
     }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        match &mut self.into {
+            Products::Apart(apart) => apart.iter_mut().for_each(|module| module.visit_layers(f)),
+            Products::Fused(both) => both.visit_layers(f),
+        }
+        self.down.visit_layers(f);
+    }
 }
 
 /// `down(gelu(up(x)))`.
@@ -104,5 +112,9 @@ impl Module for Mlp {
 
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
         [&mut self.up, &mut self.down].into_iter().for_each(|module| module.visit_mut(f));
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        [&mut self.up, &mut self.down].into_iter().for_each(|module| module.visit_layers(f));
     }
 }

@@ -4,6 +4,7 @@ mod attention;
 mod capped;
 mod dropout;
 mod embedding;
+mod experts;
 mod linear;
 mod mlp;
 mod norm;
@@ -12,7 +13,9 @@ mod rope;
 
 pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache, Scores};
 pub use dropout::Dropout;
+pub(crate) use dropout::{dropout_key, with_dropout_key};
 pub use embedding::Embedding;
+pub use experts::ExpertLinear;
 pub use linear::Linear;
 pub use mlp::{GatedMlp, Mlp};
 pub use norm::{LayerNorm, RmsNorm};

@@ -60,12 +60,12 @@ impl Parts {
     /// `name.weight` and, where there is one, `name.bias`.
     pub fn linear(&self, name: &str) -> Result<Linear> {
         let at = self.at(name);
-        Ok(Linear { weight: at.take("weight")?, bias: at.maybe("bias") })
+        Ok(Linear::of(at.take("weight")?, at.maybe("bias")))
     }
 
     /// `name.weight` as a table of rows.
     pub fn embedding(&self, name: &str) -> Result<Embedding> {
-        Ok(Embedding { weight: self.at(name).take("weight")? })
+        Ok(Embedding::of(self.at(name).take("weight")?))
     }
 
     /// `name.weight` of a norm by the root of the mean square.

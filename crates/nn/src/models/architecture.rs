@@ -90,6 +90,16 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         map.into_iter().filter(|(key, _)| counts(key)).map(setting).collect()
     }
 
+    /// Whether the weight of a product lies `[in, out]`, as some old models have it.
+    fn is_turned(&self, _weight: &ParamSpec) -> bool {
+        false
+    }
+
+    /// The adapters on it, where this is a model with some.
+    fn adapted(&self) -> Option<&crate::lora::Adapted> {
+        None
+    }
+
     /// The width of a hidden state between blocks: that of the token vectors.
     fn width(&self) -> Result<usize> {
         let table = self.parameters(&Stage { layers: 0..0, embed: true, head: false })?;

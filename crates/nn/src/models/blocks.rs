@@ -3,7 +3,7 @@
 use super::architecture::Stage;
 use super::network::{Activations, Run};
 use crate::error::{Error, Result};
-use crate::layers::{AttentionStep, LayerCache, Positions};
+use crate::layers::{AttentionStep, LayerCache, Positions, with_dropout_key};
 use crate::parallel::Lanes;
 use planaria_tensor::{Tensor, recompute};
 
@@ -36,7 +36,7 @@ pub fn through<B: Block>(
         let cache = run.cache.and_then(|cache| cache.layers.get(place));
         let (y, stats) = match cache.is_none() && run.recompute.has(layer) {
             true => again(block, &x, step)?,
-            false => block.forward(&x, &step, cache)?,
+            false => with_dropout_key(dropout, || block.forward(&x, &step, cache))?,
         };
         x = y;
         routed = match (routed, stats) {
@@ -69,7 +69,7 @@ fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionStep> {
 fn again<B: Block>(block: &B, x: &Tensor, step: AttentionStep) -> Result<(Tensor, Option<Tensor>)> {
     let block = block.clone();
     let mut list = recompute(&[x], move |inputs| {
-        let (y, stats) = block.forward(&inputs[0], &step, None)?;
+        let (y, stats) = with_dropout_key(step.dropout, || block.forward(&inputs[0], &step, None))?;
         Ok(std::iter::once(y).chain(stats).collect())
     })?;
     let stats = if list.len() > 1 { list.pop() } else { None };

@@ -209,7 +209,8 @@ fn given(key: &str, text: &str, origin: &Origin, entries: &mut Vec<Entry>) {
     let parsed = parsed.as_ref().and_then(|table| table.get_ref().get("value"));
     let meant = |value: &&Spanned<DeValue<'_>>| {
         let value = value.get_ref();
-        value.is_str() || value.is_table() || !schema::is_text(&names)
+        let listed = value.is_array() && schema::takes(&names, "array");
+        value.is_str() || value.is_table() || listed || !schema::takes(&names, "string")
     };
     let parsed = parsed.filter(meant).filter(|value| value_of(value).is_ok());
     let mut add = |path: &[String], value: Option<Value>, _: usize| {

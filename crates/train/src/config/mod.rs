@@ -6,6 +6,7 @@
 mod device;
 mod heal;
 mod layers;
+mod lora;
 mod mesh;
 mod model;
 mod rope;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
+pub use lora::{LoraInit, LoraSection, Modules};
 pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection, TokenIds};
 pub use rope::RopeSection;
@@ -56,6 +58,9 @@ pub struct Config {
     pub data: crate::data::Config,
     /// How it learns.
     pub optim: OptimSection,
+    /// Trains an adapter instead of the model's own weights, where it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSection>,
     /// How much, how long, and how the work is divided.
     pub train: TrainSection,
     /// When to save and what to keep.
@@ -128,6 +133,7 @@ impl Config {
         )?;
         require("data.prefetch", (1..=4096).contains(&data.prefetch), data.prefetch, "from 1 to 4096")?;
         self.optim.check()?;
+        self.lora.as_ref().map_or(Ok(()), LoraSection::check)?;
         self.train.check()?;
         let measured = self.train.eval_every == 0 || data.held_out > 0.0 || !data.eval.is_empty();
         require(

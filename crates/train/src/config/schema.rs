@@ -40,12 +40,12 @@ pub(super) fn find(path: &[&str]) -> Result<&'static Value, (usize, Vec<&'static
     Ok(at)
 }
 
-/// True when the value of this key is a text.
-pub(super) fn is_text(path: &[&str]) -> bool {
+/// True when the value of this key may be of a type of JSON schema.
+pub(super) fn takes(path: &[&str], name: &str) -> bool {
     find(path).is_ok_and(|schema| {
         let variants = ["oneOf", "anyOf"].iter().filter_map(|k| schema.get(k)?.as_array()).flatten();
-        let types = std::iter::once(schema).chain(variants).filter_map(|s| s.get("type"));
-        types.flat_map(|t| t.as_array().cloned().unwrap_or_else(|| vec![t.clone()])).any(|t| t == "string")
+        let types = std::iter::once(schema).chain(variants.map(target)).filter_map(|s| s.get("type"));
+        types.flat_map(|t| t.as_array().cloned().unwrap_or_else(|| vec![t.clone()])).any(|t| t == name)
     })
 }
 

@@ -9,16 +9,16 @@ mod sampling;
 use crate::config::Precision;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::pretrained::{Pretrained, Which};
+use crate::opened::Opened;
+use crate::pretrained::Which;
 use planaria_array::ops::Keep;
 use planaria_array::{Array, DType, Device};
-use planaria_ckpt::{Item, State, TensorKind};
-use planaria_comm::{Comm, CommExt, alone, threads};
+use planaria_comm::{Comm, alone, threads};
 use planaria_layout::Mesh;
-use planaria_nn::models::{Architecture, Cache, Models, Network, Run, Stage};
-use planaria_nn::{Init, Parallel, Param};
+use planaria_nn::models::{Architecture, Cache, Models, Network, Run};
+use planaria_nn::{Init, Parallel};
 use planaria_tensor::{Tensor, World, no_grad};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use crate::pretrained::Which as Weights;
@@ -30,10 +30,9 @@ pub use sampling::Sampling;
 /// A checkpoint that text can be made from.
 #[derive(Debug)]
 pub struct Generator {
-    from: Pretrained,
+    from: Opened,
     which: Which,
     model: Arc<dyn Architecture>,
-    models: Models,
     tokenizer: Tokenizer,
     sampling: Sampling,
     /// Tokens that end a text.
@@ -68,11 +67,20 @@ impl Generator {
 
     /// The same with models of one's own.
     pub fn open_with(path: &Path, models: &Models) -> Result<Generator> {
-        let from = Pretrained::find(path)?;
-        let raw = from.model_config()?;
-        let model = models.open(raw.clone().into())?;
-        let tokenizer = from.own_tokenizer()?;
-        let generation = from.json("generation_config.json")?.unwrap_or_default();
+        Generator::open_adapted(path, &[], models)
+    }
+
+    /// The same with adapters on top of the model, which add up.
+    pub fn open_adapted(path: &Path, adapters: &[PathBuf], models: &Models) -> Result<Generator> {
+        let from = Opened::open(path, adapters, models)?;
+        let raw = from.base().model_config()?;
+        let model = from.model().clone();
+        let mut tokenizer = None;
+        for folder in from.folders() {
+            tokenizer = tokenizer.map_or_else(|| folder.tokenizer(), |found| Ok(Some(found)))?;
+        }
+        let tokenizer = tokenizer.map_or_else(|| from.base().own_tokenizer(), Ok)?;
+        let generation = from.base().json("generation_config.json")?.unwrap_or_default();
         // As in transformers: the generation's own list, else that of the model.
         let lists = [sampling::ids(&generation, "eos_token_id"), sampling::ids(&raw, "eos_token_id")];
         let named = lists.into_iter().find(|list| !list.is_empty());
@@ -82,7 +90,6 @@ impl Generator {
             from,
             which: Which::Trained,
             model,
-            models: models.clone(),
             tokenizer,
             sampling,
             ends,
@@ -119,7 +126,7 @@ impl Generator {
 
     /// The checkpoint's folder inside the path it was opened with.
     pub fn folder(&self) -> &str {
-        self.from.folder()
+        self.from.base().folder()
     }
 
     /// How its `generation_config.json` would have tokens chosen.
@@ -287,52 +294,9 @@ impl Generator {
 
     /// The model with its weights, in this rank's pieces.
     fn network(&self, comm: &Arc<dyn Comm>) -> Result<Box<dyn Network>> {
-        let mesh = Mesh::new(&[("ep", 1), ("tp", comm.size())])?;
-        let parallel =
-            (comm.size() > 1).then(|| Parallel { world: World::new(comm.clone()), mesh, sequence: false });
         let init = Init { dtype: self.dtype, device: self.device, ..Init::default() };
-        let model = self.model.build(&Stage::whole(&*self.model), parallel.as_ref(), &init)?;
-        let mut items = Vec::new();
-        for param in model.params().iter().filter(|p| p.tied().is_none()) {
-            items.extend(pieces(param, comm.world_rank())?);
-        }
-        self.from.load(&**comm, &mut State::new(items), self.which, &self.models)?;
-        Ok(model)
+        self.from.load_which(comm, &init, self.which)
     }
-}
-
-/// What this rank has of a parameter, as a checkpoint names it.
-fn pieces(param: &Param, rank: usize) -> Result<Vec<Item>> {
-    let (leaf, spec) = (param.leaf(), param.spec());
-    let local = leaf.local();
-    let item = |name: &str, layout: Option<&planaria_layout::Layout>, array: &Array| match layout {
-        Some(layout) => Ok(Item::placed(TensorKind::Parameter, name, layout, rank, array)?),
-        None => Ok(Item::whole(TensorKind::Parameter, name, array)),
-    };
-    if !spec.is_stacked() {
-        return Ok(vec![item(&spec.name, leaf.layout(), local)?]);
-    }
-    let files = spec.files();
-    let first = match leaf.layout() {
-        Some(layout) => layout.piece(rank)?.boxes().first().map_or(0, |b| b.lo()[0]),
-        None => 0,
-    };
-    let inner = leaf.layout().map(without_first_dim).transpose()?;
-    (0..local.shape()[0])
-        .map(|i| item(&files[first + i], inner.as_ref(), &local.select(0, i as i64)?))
-        .collect()
-}
-
-/// The layout of one expert: the dims after the first, on the same mesh.
-fn without_first_dim(layout: &planaria_layout::Layout) -> Result<planaria_layout::Layout> {
-    use planaria_layout::{Layout, Placement, Shape};
-    let shape = Shape::new(&layout.shape()[1..])?;
-    let dim = |p: &Placement| match p {
-        Placement::Shard(shard) if shard.dim > 0 => Placement::shard(shard.dim - 1),
-        _ => Placement::Replicate,
-    };
-    let placements: Vec<Placement> = layout.placements().iter().map(dim).collect();
-    Ok(Layout::new(layout.mesh(), &shape, &placements)?)
 }
 
 /// Scores of the token after `fresh`, the same on every rank.

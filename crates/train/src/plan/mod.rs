@@ -16,6 +16,7 @@ pub use traffic::Traffic;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
 use crate::pipeline::{Costs as StageCosts, ScheduleKind, StageCost};
 use crate::{partition, pretrained, update};
@@ -88,6 +89,8 @@ pub struct Plan {
     pub mesh: String,
     /// Elements of the whole model; tied ones once.
     pub parameters: u64,
+    /// How many of them are trained.
+    pub trained: u64,
     /// Dtype of the weights.
     pub dtype: String,
     /// Samples per step.
@@ -132,6 +135,7 @@ struct Setting<'a> {
     rule: Rule,
     sizes: Sizes,
     costs: Costs,
+    frozen: Frozen,
     /// Some of its parameters have the values of others.
     is_tied: bool,
     /// The model's parts in order, and the pipeline rank of each.
@@ -166,6 +170,7 @@ impl Plan {
         let setting = Setting {
             sizes,
             costs: Costs::new(model, &sizes)?,
+            frozen: Frozen::new(&config.train.freeze, model)?,
             is_tied: !planaria_nn::models::ties(model)?.is_empty(),
             parts: parts.enumerate().map(|(i, part)| (part, order.rank_of(i).unwrap_or(0))).collect(),
             config,
@@ -189,6 +194,7 @@ impl Plan {
             ranks,
             mesh: mesh.to_string(),
             parameters: parameter_count(model)?,
+            trained: setting.frozen.trained(model)?,
             dtype: dtype.name().to_string(),
             global_batch: geometry.global_batch,
             micro_batch: geometry.micro_batch,

@@ -21,6 +21,10 @@ pub(super) struct Piece {
     pub(super) shared: bool,
     /// The other leaf of its value is on another stage.
     pub(super) across: bool,
+    /// A gradient is computed for it, and the optimizer keeps state.
+    pub(super) trained: bool,
+    /// Dtype of its elements.
+    pub(super) dtype: DType,
     /// Each rank of `ep` has experts of its own in it.
     pub(super) experts: bool,
     /// The layer it belongs to.
@@ -55,6 +59,8 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
     let piece = |(spec, numel): (&ParamSpec, usize)| Piece {
         numel,
         own: Share::even(numel, setting.data_ranks).range(0).len(),
+        trained: !setting.frozen.contains(&spec.name),
+        dtype: spec.dtype.unwrap_or(setting.dtype),
         shared: spec.tied.as_deref().is_some_and(here),
         experts: spec.ep.is_some(),
         layer: spec.block,
@@ -102,20 +108,22 @@ fn local(setting: &Setting<'_>, spec: &ParamSpec, rank: Rank) -> Result<usize> {
 /// Everything but activations.
 pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> {
     let zero = Zero::from(setting.config.train.zero);
-    let size = setting.dtype.size() as u64;
     let mut out = Memory::default();
     for piece in pieces {
         let (numel, own) = (piece.numel as u64, piece.own as u64);
         // Each use of a value has sums of its own, also where the value is shared.
         let whole = setting.config.train.reduce == Reduction::Step && zero < Zero::Gradients;
         let summed = if whole { numel } else { own };
-        out.gradients += 4 * summed;
+        out.gradients += if piece.trained { 4 * summed } else { 0 };
         if piece.shared {
             continue;
         }
-        out.weights += size * if zero == Zero::Weights { own } else { numel };
+        out.weights += piece.dtype.size() as u64 * if zero == Zero::Weights { own } else { numel };
+        if !piece.trained {
+            continue;
+        }
         let kept = if zero == Zero::Off { piece.numel } else { piece.own };
-        let state = setting.rule.state(&Array::meta(&[kept], stateful(setting.dtype))?)?;
+        let state = setting.rule.state(&Array::meta(&[kept], stateful(piece.dtype))?)?;
         out.masters += state.master.as_ref().map_or(0, bytes);
         out.moments += state.slots.iter().map(|(_, slot)| bytes(slot)).sum::<u64>();
         out.ema += if setting.config.optim.ema.is_some() { 4 * kept as u64 } else { 0 };
@@ -124,13 +132,14 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         }
     }
     if setting.data_ranks > 1 {
-        let sizes = || pieces.iter().map(|piece| piece.numel as u64 * setting.computed());
+        let trained = || pieces.iter().filter(|piece| piece.trained);
+        let sizes = || trained().map(|piece| piece.numel as u64 * setting.computed());
         let bucket = sizes().sum::<u64>().min(setting.config.train.bucket_bytes as u64);
         // Those under way, each packed to be sent and with room to receive, and the gradients of the next one.
         out.exchange = (2 * IN_FLIGHT as u64 + 1) * sizes().max().unwrap_or(0).max(bucket);
         if zero == Zero::Weights {
             // The layer that is computed with, and the next one.
-            out.exchange += 2 * size * largest_layer(pieces);
+            out.exchange += 2 * setting.dtype.size() as u64 * largest_layer(pieces);
         }
     }
     Ok(out)

@@ -191,6 +191,7 @@ fn setting<'a>(config: &'a Config, model: &'a dyn Architecture, sizes: Sizes) ->
         rule: update::rule(&config.optim),
         sizes,
         costs: Costs::new(model, &sizes).unwrap(),
+        frozen: crate::freeze::Frozen::default(),
         is_tied: false,
         parts: vec![(Stage::whole(model), 0)],
     }

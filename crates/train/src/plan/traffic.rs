@@ -39,7 +39,8 @@ pub(super) fn of_rank(
     out.extend(tensor(setting, parts));
     out.extend(experts(setting, parts));
     out.push(divided_batch(setting, pieces));
-    let tied: u64 = pieces.iter().filter(|piece| piece.across).map(|piece| 4 * piece.own as u64).sum();
+    let tied: u64 =
+        pieces.iter().filter(|piece| piece.across && piece.trained).map(|piece| 4 * piece.own as u64).sum();
     out.push(Traffic { what: "tied sums", axis: "pp", call: "send", times: 1, bytes: tied });
     out.retain(|traffic| traffic.bytes > 0);
     out
@@ -49,8 +50,9 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
     let ranks = setting.data_ranks as u64;
     let size = setting.dtype.size() as u64;
     let (rounds, train) = (setting.geometry.accumulation, &setting.config.train);
-    let all: u64 = pieces.iter().map(|piece| piece.numel as u64).sum();
-    let held: u64 = pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum();
+    let trained = || pieces.iter().filter(|piece| piece.trained);
+    let all: u64 = trained().map(|piece| piece.numel as u64).sum();
+    let held: u64 = trained().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum();
     let (times, each) = match train.reduce {
         Reduction::Step if Zero::from(train.zero) < Zero::Gradients => (1, all * 4),
         _ => (rounds, all * setting.computed()),
@@ -99,7 +101,8 @@ fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
 
 /// Ranks of `ep` see different samples: gradients of what they all have are summed over them after each micro-batch.
 fn divided_batch(setting: &Setting<'_>, pieces: &[Piece]) -> Traffic {
-    let common: u64 = pieces.iter().filter(|piece| !piece.experts).map(|piece| piece.numel as u64).sum();
+    let common: u64 =
+        pieces.iter().filter(|piece| !piece.experts && piece.trained).map(|piece| piece.numel as u64).sum();
     let times = setting.geometry.accumulation;
     let bytes = times * 2 * sent(common * setting.computed(), setting.inner.axis_size(0) as u64);
     Traffic { what: "gradients", axis: "ep", call: "all-reduce", times, bytes }

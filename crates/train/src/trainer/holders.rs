@@ -5,12 +5,12 @@ use super::Job;
 use crate::bundle::{self, BundleOptions, Row};
 use crate::config::TrainSection;
 use crate::error::{Error, Result};
-use crate::weights::{Keeping, Weight, Zero};
+use crate::weights::{Files, Keeping, Weight, Zero};
 use planaria_array::Array;
 use planaria_ckpt::{Known, KnownTensor, TensorKey, TensorKind};
 use planaria_layout::{DType, FlatShards, Layout, Mesh, RankTiling, Shape, Slice};
-use planaria_nn::ParamSpec;
 use planaria_nn::models::Stage;
+use planaria_nn::{ParamSpec, Role};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &
     let table = |stage: &Stage| Ok(job.model.parameters(stage)?);
     let tables = positions.iter().map(|parts| parts.iter().map(table).collect::<Result<_>>());
     let tables: Vec<Vec<Vec<ParamSpec>>> = tables.collect::<Result<_>>()?;
-    let mut listing = Listing { kept: kept(keeping, dtype)?, ..Listing::default() };
+    let mut listing = Listing::default();
     for (position, parts) in tables.iter().enumerate() {
         let stage = mesh.fix(&[("pp", position)])?;
         for part in parts {
@@ -33,7 +33,7 @@ pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &
                 (twin != Twin::Here).then(|| Row {
                     block: spec.block,
                     layout,
-                    dtype,
+                    dtype: spec.dtype.unwrap_or(dtype),
                     trainable,
                     alone: twin == Twin::Elsewhere,
                 })
@@ -42,8 +42,15 @@ pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &
             let bundles = bundle::groups(&rows, BundleOptions { sharding, bytes });
             for members in bundles.iter().flatten() {
                 for (&i, shards) in members.iter().zip(bundle::shards(&rows, members, sharding)?) {
-                    let trainable = rows[i].as_ref().is_some_and(|row| row.trainable);
-                    listing.add(&part[i], &layouts[i], &shards, trainable)?;
+                    let Some(row) = &rows[i] else { continue };
+                    let kept = kept(keeping, row.dtype)?.of(row.trainable);
+                    listing.add(&part[i], &layouts[i], &shards, &kept)?;
+                    // A twin has the same elements; the files of an adapter may have a copy of them by its name.
+                    let twins =
+                        parts.iter().flatten().filter(|other| other.tied.as_ref() == Some(&part[i].name));
+                    for copy in twins.filter(|twin| matches!(twin.role, Role::Copied(_))) {
+                        listing.add(copy, &layouts[i], &shards, &kept)?;
+                    }
                 }
             }
         }
@@ -115,33 +122,46 @@ fn kept(keeping: &Keeping, dtype: DType) -> Result<Kept> {
     Ok(Kept { weight: vec![(TensorKind::Parameter, dtype, keeping.zero == Zero::Weights)], state })
 }
 
+impl Kept {
+    fn of(self, trainable: bool) -> Vec<(TensorKind, DType, bool)> {
+        self.weight.into_iter().chain(self.state.into_iter().filter(|_| trainable)).collect()
+    }
+}
+
 /// The tensors so far.
 #[derive(Debug, Default)]
 struct Listing {
-    kept: Kept,
     tensors: Vec<KnownTensor>,
     by_key: HashMap<TensorKey, usize>,
 }
 
 impl Listing {
-    fn add(&mut self, spec: &ParamSpec, base: &Layout, shards: &FlatShards, trainable: bool) -> Result<()> {
-        let state = self.kept.state.iter().filter(|_| trainable);
-        let kinds: Vec<_> = self.kept.weight.iter().chain(state).cloned().collect();
-        if !spec.is_stacked() {
-            let name = spec.tied.as_ref().unwrap_or(&spec.name);
-            let (base, shards): (RankTiling, RankTiling) = (Arc::new(base.clone()), Arc::new(shards.clone()));
-            for (kind, dtype, divided) in kinds {
-                let held = if divided { &shards } else { &base };
-                self.push(TensorKey { kind, name: name.clone() }, &spec.shape, dtype, held.clone());
-            }
-            return Ok(());
-        }
-        for (index, name) in spec.files().into_iter().enumerate() {
-            let base: RankTiling = Arc::new(Slice::new(base.clone(), index)?);
-            let shards: RankTiling = Arc::new(Slice::new(shards.clone(), index)?);
-            for (kind, dtype, divided) in kinds.clone() {
-                let held = if divided { &shards } else { &base };
-                self.push(TensorKey { kind, name: name.clone() }, base.shape(), dtype, held.clone());
+    fn add(
+        &mut self,
+        spec: &ParamSpec,
+        base: &Layout,
+        shards: &FlatShards,
+        kept: &[(TensorKind, DType, bool)],
+    ) -> Result<()> {
+        let Some(files) = Files::Run.names(spec) else { return Ok(()) };
+        let stacked = spec.is_stacked();
+        for (index, name) in files.into_iter().enumerate() {
+            let (base, shards): (RankTiling, RankTiling) = match stacked {
+                false => (Arc::new(base.clone()), Arc::new(shards.clone())),
+                true => {
+                    let (base, shards) =
+                        (Slice::new(base.clone(), index)?, Slice::new(shards.clone(), index)?);
+                    (Arc::new(base), Arc::new(shards))
+                }
+            };
+            for (kind, dtype, divided) in kept {
+                let held = if *divided { &shards } else { &base };
+                self.push(
+                    TensorKey { kind: kind.clone(), name: name.clone() },
+                    base.shape(),
+                    *dtype,
+                    held.clone(),
+                );
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The trainer: a configuration in, a trained model out, on any mesh, resumed from wherever the run stopped.
 
+mod adapter;
 mod compute;
 mod evaluate;
 mod feed;

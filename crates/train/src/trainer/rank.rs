@@ -23,7 +23,7 @@ use crate::pretrained::{Pretrained, Which, together};
 use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
-use crate::weights::{Keeping, Zero};
+use crate::weights::{Files, Keeping, Zero};
 use planaria_ckpt::{Item, Known, LoadOptions, State, TensorKind};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
@@ -214,10 +214,16 @@ impl RankRun<'_> {
                 0 => start::find(job, &damaged),
                 _ => Ok(None),
             };
-            let Some(start) = from_first(&self.world, found)? else {
-                if let Some(path) = &job.config.model.init {
-                    self.start_from(path)?;
-                }
+            let start = from_first(&self.world, found)?;
+            // A checkpoint of an adapter has none of the model under it.
+            let init = job.config.model.init.as_ref().filter(|_| start.is_none() || job.config.lora.is_some());
+            if let Some(path) = init.filter(|_| start.is_none() || damaged.is_empty()) {
+                self.start_from(path)?;
+            }
+            if start.is_none() || damaged.is_empty() {
+                self.begin_adapter()?;
+            }
+            let Some(start) = start else {
                 self.replica.begin_states(&self.keeping)?;
                 return Ok(None);
             };
@@ -244,14 +250,14 @@ impl RankRun<'_> {
 
     /// Bytes of everything that this rank saves.
     fn state_bytes(&self) -> Result<usize> {
-        let items = resume::items(&self.replica, |array| Ok(array.clone()))?;
+        let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
         let pieces = items.iter().flat_map(|item| &item.pieces);
         Ok(pieces.map(|piece| piece.array.numel() * piece.array.dtype().size()).sum())
     }
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
-        let mut state = State::new(resume::items(&self.replica, |array| Ok(array.clone()))?);
+        let mut state = State::new(resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?);
         state.known = Some(self.known.clone());
         let loaded = planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default());
         loaded.map_err(|error| start::unreadable(self.job, folder, error))?;
@@ -263,7 +269,7 @@ impl RankRun<'_> {
     /// Weights of another folder to begin with: a checkpoint of ours, a run's newest, or what others wrote. Collective.
     fn start_from(&mut self, path: &Path) -> Result<()> {
         let only_weights = |item: &Item| item.kind == TensorKind::Parameter;
-        let items = resume::items(&self.replica, |array| Ok(array.clone()))?;
+        let items = resume::items(&self.replica, Files::Model, |array| Ok(array.clone()))?;
         let mut state = State::new(items.into_iter().filter(only_weights).collect());
         Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
     }
@@ -286,6 +292,7 @@ impl RankRun<'_> {
             ranks: self.world.size(),
             mesh: self.place.mesh.to_string(),
             parameters: parameter_count(&*self.job.model)?,
+            trained: self.keeping.frozen.trained(&*self.job.model)?,
             samples: self.job.data.train.len(),
             step: self.progress.step + 1,
             steps,

@@ -5,7 +5,7 @@ use crate::config::Precision;
 use crate::data::{Sampler, SamplerState};
 use crate::error::{Error, Result};
 use crate::replica::Replica;
-use crate::weights::Tie;
+use crate::weights::{Files, Tie};
 use planaria_array::Array;
 use planaria_ckpt::{Item, State};
 use planaria_layout::Mesh;
@@ -104,15 +104,17 @@ impl Progress {
 /// The arrays of this rank as checkpoint items, each passed through `hold`.
 pub(super) fn items(
     replica: &Replica,
+    files: Files,
     hold: impl Fn(&Array) -> planaria_array::Result<Array>,
 ) -> Result<Vec<Item>> {
     let mut all = Vec::new();
     for weight in &replica.weights {
-        if matches!(weight.tie, Tie::Into(_)) {
+        // A twin has the elements of the other; under an adapter's names a copy may be asked for all the same.
+        if matches!(weight.tie, Tie::Into(_)) && (files == Files::Model || !weight.is_copied()) {
             continue;
         }
         weight.items(&mut |kind, array, range| {
-            all.extend(weight.item(&kind, &hold(array)?, range)?);
+            all.extend(weight.item(&kind, &hold(array)?, range, files)?);
             Ok(())
         })?;
     }
@@ -124,8 +126,12 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
     files.insert("config.json".into(), model_config(job));
     files.insert("config.toml".into(), job.config.to_toml()?.into_bytes());
+    let adapter = job.model.adapted().map(|model| model.config(0).to_value());
+    if let Some(adapter) = &adapter {
+        files.insert("adapter_config.json".into(), format!("{adapter:#}\n").into_bytes());
+    }
     files.insert("generation_config.json".into(), generation_config(job));
-    let mut state = State::new(items(replica, Array::snapshot)?);
+    let mut state = State::new(items(replica, Files::Run, Array::snapshot)?);
     (state.step, state.samples, state.tokens) = (progress.step, progress.samples, progress.tokens);
     state.config = job.config_json();
     state.random = serde_json::json!({ "seed": job.config.train.seed });
@@ -134,7 +140,8 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     let progress = Progress { stream, ..progress.clone() };
     state.extra = serde_json::to_value(progress).map_err(|e| Error::Bug { what: e.to_string() })?;
     state.files = files;
-    state.tied = planaria_nn::models::ties(&*job.model)?;
+    // An adapter has none of the model's tied tensors.
+    state.tied = if adapter.is_some() { BTreeMap::new() } else { planaria_nn::models::ties(&*job.model)? };
     Ok(state)
 }
 

@@ -5,7 +5,7 @@ use super::records::Records;
 use super::resume::Best;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use planaria_ckpt::{Meter, Retain, SaveOptions, State};
+use planaria_ckpt::{FileNames, Meter, Retain, SaveOptions, State};
 use planaria_comm::Comm;
 use planaria_store::Store;
 use std::sync::Arc;
@@ -68,7 +68,8 @@ impl Saves {
         let section = &job.config.checkpoint;
         let every = (section.keep_every > 0).then_some(section.keep_every);
         let retain = Retain { last: Some(section.keep), every, ..Retain::default() };
-        let options = SaveOptions { retain, ..SaveOptions::default() };
+        let names = if job.config.lora.is_some() { FileNames::Adapter } else { FileNames::Model };
+        let options = SaveOptions { retain, names, ..SaveOptions::default() };
         Ok(Saves {
             tells: comm.rank() == 0,
             comm,

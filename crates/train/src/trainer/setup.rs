@@ -8,6 +8,7 @@ use crate::replica::Neighbours;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::Mesh;
 use planaria_nn::Parallel;
+use planaria_nn::lora::Adapted;
 use planaria_nn::models::{Architecture, Models, Stage};
 use planaria_nn::optim::{Decay, Schedule, Shape};
 use planaria_tensor::World;
@@ -45,7 +46,10 @@ pub(crate) fn model(config: &Config, vocab: usize, models: &Models) -> Result<Ar
             expected: format!("at least the {vocab} of the tokenizer"),
         });
     }
-    Ok(model)
+    Ok(match &config.lora {
+        None => model,
+        Some(lora) => Arc::new(Adapted::new(model, lora.config(section.init.as_deref())?)?),
+    })
 }
 
 /// The learning rate of every step. The first step has a rate above 0, so that it is not lost.

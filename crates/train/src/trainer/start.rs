@@ -7,6 +7,7 @@ use crate::data::{Continuation, Sampler};
 use crate::error::{Error, Result};
 pub(super) use crate::event::Damaged;
 use crate::pretrained::Pretrained;
+use crate::weights::Files;
 use planaria_ckpt::formats::OpenOptions;
 use planaria_ckpt::{Checkpoint, TensorKey, step_folder, step_of};
 use planaria_layout::Shape;
@@ -156,7 +157,11 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
     }
     let keys = changes(&checkpoint.state.config, &job.config_json());
     let key_of = |line: &&String| line.split(' ').next().unwrap_or_default().to_string();
-    differs.extend(keys.iter().filter(|l| FIXED.contains(&key_of(l).as_str())).cloned());
+    let fixed = |line: &&String| {
+        let key = key_of(line);
+        FIXED.contains(&key.as_str()) || key.starts_with("lora") && key != "lora.dropout"
+    };
+    differs.extend(keys.iter().filter(fixed).cloned());
     if differs.is_empty() {
         differs.extend(shape_changes(&*job.model, &checkpoint)?);
     }
@@ -278,18 +283,19 @@ fn shape_changes(model: &dyn Architecture, checkpoint: &Checkpoint) -> Result<Ve
     if checkpoint.derive.is_some() {
         return Ok(Vec::new());
     }
-    shapes(model, stored)
+    shapes(model, Files::Run, stored)
 }
 
 /// The parameters of a model that are not there, or have other shapes.
 pub(super) fn shapes(
     model: &dyn Architecture,
+    files: Files,
     stored: impl Fn(&str) -> Option<Shape>,
 ) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for spec in model.parameters(&Stage::whole(model))?.iter().filter(|spec| spec.tied.is_none()) {
         let shape = if spec.is_stacked() { Shape::new(&spec.shape[1..])? } else { spec.shape.clone() };
-        for name in spec.files() {
+        for name in files.names(spec).unwrap_or_default() {
             match stored(&name) {
                 Some(there) if there == shape => {}
                 Some(there) => found.push(format!("`{name}` {there} -> {shape}")),
@@ -317,8 +323,9 @@ impl Job {
         let Some(path) = &self.config.model.init else { return Ok(None) };
         let from = Pretrained::find(path)?;
         let source = planaria_ckpt::formats::open(from.store(), from.folder(), &OpenOptions::default())?;
-        let mut wrong =
-            shapes(&*self.model, |name| source.model(name).ok().map(|entry| entry.shape.clone()))?;
+        let mut wrong = shapes(&*self.model, Files::Model, |name| {
+            source.model(name).ok().map(|entry| entry.shape.clone())
+        })?;
         // Names may be longer or shorter in the files of others; loading finds out.
         wrong.retain(|line| !line.contains("` missing -> "));
         let path = path.display().to_string();

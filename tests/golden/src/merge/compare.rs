@@ -99,7 +99,7 @@ fn dtype_of(name: &str) -> Result<DType> {
     })
 }
 
-fn numbers(bytes: &[u8], dtype: &str) -> Result<Vec<f64>> {
+pub(crate) fn numbers(bytes: &[u8], dtype: &str) -> Result<Vec<f64>> {
     let dtype = dtype_of(dtype)?;
     let array = Array::from_bytes(bytes, &[bytes.len() / dtype.size()], dtype)?;
     Ok(array.cast(DType::F64)?.to_vec()?)

@@ -7,13 +7,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A folder without packed files: the one that was given, or a copy.
-pub(super) enum Unpacked {
+pub(crate) enum Unpacked {
     Given(PathBuf),
     Copy(tempfile::TempDir),
 }
 
 impl Unpacked {
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         match self {
             Unpacked::Given(path) => path,
             Unpacked::Copy(folder) => folder.path(),
@@ -22,7 +22,7 @@ impl Unpacked {
 }
 
 /// The folder itself where nothing in it is packed.
-pub(super) fn unpacked(path: &Path) -> Result<Unpacked> {
+pub(crate) fn unpacked(path: &Path) -> Result<Unpacked> {
     let files = files(path)?;
     if files.iter().all(|file| file.extension().is_none_or(|ending| ending != "gz")) {
         return Ok(Unpacked::Given(path.to_path_buf()));

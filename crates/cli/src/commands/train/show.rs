@@ -141,8 +141,11 @@ fn form(template: &str) -> ProgressStyle {
 impl Observer for Show {
     fn event(&self, event: &Event) {
         match event {
-            Event::Started { ranks, mesh, parameters, samples, step, steps } => {
-                let size = crate::quantity::parameters(*parameters);
+            Event::Started { ranks, mesh, parameters, trained, samples, step, steps } => {
+                let mut size = crate::quantity::parameters(*parameters);
+                if trained < parameters {
+                    size = format!("{} trained of {size}", crate::quantity::parameters(*trained));
+                }
                 let noun = if *ranks == 1 { "rank" } else { "ranks" };
                 let todo = match step <= steps {
                     true => format!("steps {step} to {steps}"),

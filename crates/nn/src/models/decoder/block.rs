@@ -8,7 +8,7 @@ use crate::layers::{
 };
 use crate::models::blocks::Block;
 use crate::parallel::Lanes;
-use crate::param::{Module, Param};
+use crate::param::{Adaptable, Module, Param};
 use planaria_array::Array;
 use planaria_array::ops::{Norm, rms_norm};
 use planaria_array::random::Key;
@@ -156,6 +156,14 @@ impl Module for DecoderBlock {
         match &mut self.mlp {
             FeedForward::Dense(mlp) => mlp.visit_mut(f),
             FeedForward::Sparse(moe) => moe.visit_mut(f),
+        }
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.attention.visit_layers(f);
+        match &mut self.mlp {
+            FeedForward::Dense(mlp) => mlp.visit_layers(f),
+            FeedForward::Sparse(moe) => moe.visit_layers(f),
         }
     }
 }

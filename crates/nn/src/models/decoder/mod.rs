@@ -25,7 +25,7 @@ use super::network::{Activations, Cache, Decode, Network, Run};
 use crate::error::{Error, Result};
 use crate::layers::{Dropout, Embedding, Linear, Parts, RmsNorm, Rope, RopeScaling};
 use crate::parallel::{Lanes, Parallel};
-use crate::param::{Init, Module, Param, ParamSpec};
+use crate::param::{Adaptable, Init, Module, Param, ParamSpec};
 use planaria_array::Array;
 use planaria_array::ops::{Keep, Norm, linears, look_up};
 use planaria_tensor::Tensor;
@@ -210,8 +210,9 @@ impl Network for Decoder {
             return Err(Error::Argument { what: "logits", message });
         };
         let states = self.lanes.into_columns(&norm.forward(hidden)?)?;
+        let (states, weight) = head.widened(&states)?;
         let cap = self.config.variations.logit_cap;
-        Ok(Head { states, weight: head.weight.value()?, lanes: self.lanes.clone(), cap })
+        Ok(Head { states, weight, lanes: self.lanes.clone(), cap })
     }
 
     fn cache(&self, capacity: usize) -> Cache {
@@ -223,7 +224,9 @@ impl Network for Decoder {
         let long = matches!(self.config.rope_scaling, RopeScaling::Long { .. });
         let plain = self.config.variations == Variations::default() && !long;
         let whole = self.lanes.parallel().is_none() && self.stage.embed && self.stage.head;
-        (whole && plain).then_some(self as &dyn Decode)
+        let mut adapted = false;
+        self.visit(&mut |param| adapted |= !param.spec().role.is_of_model());
+        (whole && plain && !adapted).then_some(self as &dyn Decode)
     }
 
     /// Experts times the sum of each one's share of choices times its mean probability, over all sparse layers.
@@ -267,5 +270,11 @@ impl Module for Decoder {
         self.blocks.visit_mut(f);
         self.norm.visit_mut(f);
         self.head.visit_mut(f);
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.embed.visit_layers(f);
+        self.blocks.visit_layers(f);
+        self.head.visit_layers(f);
     }
 }

@@ -2,9 +2,9 @@
 
 use super::config::Experts;
 use crate::error::Result as BuildResult;
-use crate::layers::{GatedMlp, Linear, Parts};
+use crate::layers::{ExpertLinear, GatedMlp, Linear, Parts};
 use crate::parallel::Lanes;
-use crate::param::{Module, Param};
+use crate::param::{Adaptable, Module, Param};
 use planaria_array::ops::{Gate, Keep, Which};
 use planaria_tensor::{Error, Result, Tensor, ops};
 
@@ -13,10 +13,10 @@ use planaria_tensor::{Error, Result, Tensor, ops};
 pub struct Moe {
     router: Linear,
     /// `[experts, inner, width]`, like the next; `ep` cuts the experts, `tp` the inner dim.
-    gate: Param,
-    up: Param,
+    gate: ExpertLinear,
+    up: ExpertLinear,
     /// `[experts, width, inner]`.
-    down: Param,
+    down: ExpertLinear,
     /// The expert that all tokens share, and its gate.
     shared: Option<(GatedMlp, Linear)>,
     act: Gate,
@@ -31,9 +31,9 @@ impl Moe {
         let each = parts.at("experts.*");
         Ok(Moe {
             router: parts.linear("gate")?,
-            gate: each.at("gate_proj").take("weight")?,
-            up: each.at("up_proj").take("weight")?,
-            down: each.at("down_proj").take("weight")?,
+            gate: ExpertLinear::new(each.at("gate_proj").take("weight")?),
+            up: ExpertLinear::new(each.at("up_proj").take("weight")?),
+            down: ExpertLinear::new(each.at("down_proj").take("weight")?),
             shared: match experts.shared_intermediate_size {
                 0 => None,
                 _ => Some((
@@ -63,7 +63,7 @@ impl Moe {
             None => routed,
         };
 
-        let experts = self.gate.spec().shape[0];
+        let experts = self.gate.weight.spec().shape[0];
         let counts = chosen.one_hot(experts, probabilities.dtype())?.sum(&[0, 1, 2], Keep::No)?;
         let stats = ops::stack(&[&counts, &probabilities.sum(&[0, 1], Keep::No)?], 0)?;
         Ok((result, stats.settled()?))
@@ -79,7 +79,7 @@ impl Moe {
         };
         let flat = |x: &Tensor, width: usize| x.reshape(&[batch * length, width]);
         let chosen = flat(&Tensor::new(chosen.local().clone()), self.choices)?;
-        let groups = ops::moe_group(&chosen, self.gate.leaf())?;
+        let groups = ops::moe_group(&chosen, self.gate.weight.leaf())?;
 
         let done = self.compute(&groups.dispatch(&flat(&tokens, width)?)?, groups.loads())?;
         let sums = groups.combine(&done, &flat(&weights, self.choices)?)?;
@@ -90,16 +90,12 @@ impl Moe {
     fn compute(&self, rows: &Tensor, loads: &[usize]) -> Result<Tensor> {
         // A rank without experts computes no row with the sum of none of them: all ranks record the same.
         let loads = if loads.is_empty() { &[0] } else { loads };
-        let each = |param: &Param| {
-            let own = self.lanes.own(&param.value()?)?;
-            if own.shape()[0] == 0 { Ok(vec![own.sum(&[0], Keep::No)?]) } else { own.unbind(0) }
-        };
-        let (gates, ups, downs) = (each(&self.gate)?, each(&self.up)?, each(&self.down)?);
+        let own = |layer: &ExpertLinear| layer.own(&self.lanes);
+        let (gate, up, down) = (own(&self.gate)?, own(&self.up)?, own(&self.down)?);
         let mut done = Vec::with_capacity(loads.len());
         for (expert, x) in rows.split_sizes(loads, 0)?.iter().enumerate() {
-            let into = |weights: &[Tensor]| ops::linear(x, &weights[expert], None);
-            let inner = ops::glu(&into(&gates)?, &into(&ups)?, self.act)?;
-            done.push(ops::linear(&inner, &downs[expert], None)?);
+            let inner = ops::glu(&gate.forward(expert, x)?, &up.forward(expert, x)?, self.act)?;
+            done.push(down.forward(expert, &inner)?);
         }
         ops::concat(&done.iter().collect::<Vec<_>>(), 0)
     }
@@ -108,7 +104,7 @@ impl Moe {
 impl Module for Moe {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.router.visit(f);
-        [&self.gate, &self.up, &self.down].into_iter().for_each(&mut *f);
+        [&self.gate, &self.up, &self.down].into_iter().for_each(|layer| layer.visit(f));
         if let Some((shared, gate)) = &self.shared {
             shared.visit(f);
             gate.visit(f);
@@ -117,10 +113,19 @@ impl Module for Moe {
 
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
         self.router.visit_mut(f);
-        [&mut self.gate, &mut self.up, &mut self.down].into_iter().for_each(&mut *f);
+        [&mut self.gate, &mut self.up, &mut self.down].into_iter().for_each(|layer| layer.visit_mut(f));
         if let Some((shared, gate)) = &mut self.shared {
             shared.visit_mut(f);
             gate.visit_mut(f);
+        }
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.router.visit_layers(f);
+        [&mut self.gate, &mut self.up, &mut self.down].into_iter().for_each(|layer| layer.visit_layers(f));
+        if let Some((shared, gate)) = &mut self.shared {
+            shared.visit_layers(f);
+            gate.visit_layers(f);
         }
     }
 }

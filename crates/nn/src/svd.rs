@@ -1,26 +1,38 @@
 //! Singular values and vectors: all of a matrix in memory by Jacobi rotations, the largest of one that is read row by row by
 //! subspace iteration.
 
-use crate::error::Result;
 use planaria_array::random::{Key, Normal, Window, normal_f64};
 
 /// The largest singular values with their vectors.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Svd {
+pub struct Svd {
     /// Left vectors, `[rows, count]`.
-    pub(crate) left: Vec<f64>,
+    pub left: Vec<f64>,
     /// Descending.
-    pub(crate) values: Vec<f64>,
+    pub values: Vec<f64>,
     /// Right vectors, `[count, columns]`.
-    pub(crate) right: Vec<f64>,
+    pub right: Vec<f64>,
 }
 
 /// A matrix whose rows can be read.
-pub(crate) trait Matrix {
-    fn rows(&self) -> usize;
-    fn columns(&self) -> usize;
-    /// Rows from `first` on.
-    fn read(&self, first: usize, out: &mut [f64]) -> Result<()>;
+pub struct Matrix<'a, E> {
+    /// How many rows there are.
+    pub rows: usize,
+    /// How many columns there are.
+    pub columns: usize,
+    /// Reads rows from the given one on, as many as there is room for.
+    pub read: &'a dyn Fn(usize, &mut [f64]) -> Result<(), E>,
+}
+
+impl<E> std::fmt::Debug for Matrix<'_, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Matrix[{}, {}]", self.rows, self.columns)
+    }
+}
+
+/// Rows from `first` on of a matrix that is in memory.
+pub fn rows_of(values: &[f64], columns: usize, first: usize, out: &mut [f64]) {
+    out.copy_from_slice(&values[first * columns..][..out.len()]);
 }
 
 /// Matrices up to this many elements are decomposed in memory.
@@ -32,12 +44,12 @@ const MORE: usize = 16;
 const STEPS: usize = 60;
 
 /// The `count` largest singular values and their vectors.
-pub(crate) fn largest(matrix: &dyn Matrix, count: usize) -> Result<Svd> {
-    let (rows, columns) = (matrix.rows(), matrix.columns());
+pub fn largest<E: From<planaria_array::Error>>(matrix: &Matrix<'_, E>, count: usize) -> Result<Svd, E> {
+    let Matrix { rows, columns, read } = *matrix;
     let count = count.min(rows).min(columns);
     if rows * columns <= SMALL || count + MORE >= rows.min(columns) {
         let mut whole = vec![0.0; rows * columns];
-        matrix.read(0, &mut whole)?;
+        read(0, &mut whole)?;
         return Ok(cut(jacobi(&whole, rows, columns), rows, columns, count));
     }
     let width = count + MORE;
@@ -79,8 +91,8 @@ fn cut(svd: Svd, rows: usize, columns: usize, count: usize) -> Svd {
 }
 
 /// The matrix times `[columns, width]`.
-fn times(matrix: &dyn Matrix, basis: &[f64], width: usize) -> Result<Vec<f64>> {
-    let mut image = vec![0.0; matrix.rows() * width];
+fn times<E>(matrix: &Matrix<'_, E>, basis: &[f64], width: usize) -> Result<Vec<f64>, E> {
+    let mut image = vec![0.0; matrix.rows * width];
     each_row(matrix, |row, values| {
         let out = &mut image[row * width..(row + 1) * width];
         for (value, line) in values.iter().zip(basis.chunks(width)) {
@@ -91,8 +103,8 @@ fn times(matrix: &dyn Matrix, basis: &[f64], width: usize) -> Result<Vec<f64>> {
 }
 
 /// The transposed matrix times `[rows, width]`.
-fn times_transposed(matrix: &dyn Matrix, image: &[f64], width: usize) -> Result<Vec<f64>> {
-    let mut back = vec![0.0; matrix.columns() * width];
+fn times_transposed<E>(matrix: &Matrix<'_, E>, image: &[f64], width: usize) -> Result<Vec<f64>, E> {
+    let mut back = vec![0.0; matrix.columns * width];
     each_row(matrix, |row, values| {
         let line = &image[row * width..(row + 1) * width];
         for (value, out) in values.iter().zip(back.chunks_mut(width)) {
@@ -102,13 +114,13 @@ fn times_transposed(matrix: &dyn Matrix, image: &[f64], width: usize) -> Result<
     Ok(back)
 }
 
-fn each_row(matrix: &dyn Matrix, mut work: impl FnMut(usize, &[f64])) -> Result<()> {
-    let (rows, columns) = (matrix.rows(), matrix.columns());
+fn each_row<E>(matrix: &Matrix<'_, E>, mut work: impl FnMut(usize, &[f64])) -> Result<(), E> {
+    let Matrix { rows, columns, read } = *matrix;
     let step = (BLOCK / columns.max(1)).max(1);
     let mut values = Vec::new();
     for first in (0..rows).step_by(step) {
         values.resize(step.min(rows - first) * columns, 0.0);
-        matrix.read(first, &mut values)?;
+        read(first, &mut values)?;
         values.chunks(columns).enumerate().for_each(|(at, line)| work(first + at, line));
     }
     Ok(())
@@ -138,7 +150,7 @@ fn orthonormalize(values: &mut [f64], rows: usize, width: usize) -> Vec<f64> {
 }
 
 /// All singular values of `[rows, columns]` by rotations of pairs of columns (of rows, where there are fewer).
-pub(crate) fn jacobi(values: &[f64], rows: usize, columns: usize) -> Svd {
+pub fn jacobi(values: &[f64], rows: usize, columns: usize) -> Svd {
     if rows < columns {
         let turned: Vec<f64> = (0..columns)
             .flat_map(|column| (0..rows).map(move |row| values[row * columns + column]))
@@ -204,24 +216,6 @@ fn rotate(work: &mut [Vec<f64>], turns: &mut [Vec<f64>], p: usize, q: usize) -> 
     true
 }
 
-/// Rows one after the other in memory, and the two extents.
-pub(crate) struct Whole(pub(crate) Vec<f64>, pub(crate) usize, pub(crate) usize);
-
-impl Matrix for Whole {
-    fn rows(&self) -> usize {
-        self.1
-    }
-
-    fn columns(&self) -> usize {
-        self.2
-    }
-
-    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
-        out.copy_from_slice(&self.0[first * self.2..][..out.len()]);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,7 +258,11 @@ mod tests {
         };
         let matrix: Vec<f64> =
             (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))).map(|(i, j)| entry(i, j)).collect();
-        let svd = largest(&Whole(matrix.clone(), rows, columns), rank).unwrap();
+        let read = |first: usize, out: &mut [f64]| -> planaria_array::Result<()> {
+            rows_of(&matrix, columns, first, out);
+            Ok(())
+        };
+        let svd = largest(&Matrix { rows, columns, read: &read }, rank).unwrap();
         assert!(error(&svd, &matrix, rows, columns) < 1e-5);
     }
 }
