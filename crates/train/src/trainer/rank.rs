@@ -216,7 +216,8 @@ impl RankRun<'_> {
             };
             let start = from_first(&self.world, found)?;
             // A checkpoint of an adapter has none of the model under it.
-            let init = job.config.model.init.as_ref().filter(|_| start.is_none() || job.config.lora.is_some());
+            let init =
+                job.config.model.init.as_ref().filter(|_| start.is_none() || job.config.lora.is_some());
             if let Some(path) = init.filter(|_| start.is_none() || damaged.is_empty()) {
                 self.start_from(path)?;
             }
