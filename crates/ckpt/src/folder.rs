@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::{Checkpoint, MANIFEST, MANIFEST_BYTES, Manifest};
-use planaria_store::{EntryKind, PutMode, Store, StoreExt, checksum, join};
+use planaria_store::{EntryKind, PutMode, Sharing, Store, StoreExt, checksum, join};
 use serde::{Deserialize, Serialize};
 
 /// The mark that makes a folder a checkpoint.
@@ -183,6 +183,37 @@ fn ignore_missing(result: planaria_store::Result<()>) -> Result<()> {
         Err(planaria_store::Error::NotFound { .. }) => Ok(()),
         other => Ok(other?),
     }
+}
+
+/// Bytes that a checkpoint is copied in at a time.
+const PIECE: u64 = 8 << 20;
+
+/// Copies a committed checkpoint to the same folder of another store, file by file. Its mark goes last, so that the copy is complete or
+/// not there. What the files hold is not looked at; see [`crate::verify`].
+pub fn copy(from: &dyn Store, to: &dyn Store, folder: &str) -> Result<()> {
+    begin(to, folder)?;
+    let mark = join(folder, COMMIT);
+    for entry in from.walk(folder)?.into_iter().filter(|entry| entry.name != mark && entry.short() != SAVING)
+    {
+        let reader = from.reader(&entry.name)?;
+        let size = reader.size();
+        let writer = to.writer(&entry.name, size, Sharing::Threads)?;
+        let mut at = 0;
+        while at < size {
+            let mut bytes = vec![0; PIECE.min(size - at) as usize];
+            if reader.read_at(at, &mut bytes)? < bytes.len() {
+                let what = format!("'{}' became shorter than {size} bytes while it was copied", entry.name);
+                return Err(Error::Torn { what });
+            }
+            writer.write_at(at, &bytes)?;
+            at += bytes.len() as u64;
+        }
+        writer.finish()?;
+    }
+    to.put(&mark, &from.read(&mark, MARK_BYTES)?, PutMode::Create)?;
+    // Only a hint from here on; a committed folder is one with or without it.
+    let _ = to.delete(&join(folder, SAVING));
+    Ok(())
 }
 
 /// Writes the manifest, then the mark. All data must be durable already.

@@ -59,7 +59,7 @@ mod wants;
 mod write;
 
 pub use error::{Error, Result, Trouble};
-pub use folder::{committed, latest, newest, open, remove, step_folder, step_of};
+pub use folder::{committed, copy, latest, newest, open, remove, step_folder, step_of};
 pub use known::{Known, KnownTensor};
 pub use load::{load, load_source};
 pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};

@@ -20,6 +20,16 @@ impl Failure {
         Failure { exit: Exit::Usage, message: message.into(), hint: None }
     }
 
+    /// A rank that computes wrongly.
+    pub(crate) fn suspect(message: impl Into<String>) -> Failure {
+        Failure { exit: Exit::Suspect, message: message.into(), hint: None }
+    }
+
+    /// Another rank is lost.
+    pub(crate) fn peer_lost(message: impl Into<String>) -> Failure {
+        Failure { exit: Exit::PeerLost, message: message.into(), hint: None }
+    }
+
     /// Ended by a signal.
     pub(crate) fn signal(number: u8) -> Failure {
         let name = if number == 15 { "terminated" } else { "interrupted" };
@@ -151,6 +161,7 @@ fn of_run(error: &planaria::train::Error) -> (Exit, Option<String>) {
         Error::Data(error) => of_data(error),
         Error::Telemetry(error) => (Exit::Negative, error.hint()),
         Error::Comm(_) => (Exit::PeerLost, None),
+        Error::Suspect { .. } => (Exit::Suspect, error.hint()),
         Error::Io { .. } => (Exit::Usage, None),
         error if error.is_usage() => (Exit::Usage, error.hint()),
         error => (Exit::Negative, error.hint()),

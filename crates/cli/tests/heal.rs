@@ -183,3 +183,132 @@ fn a_damaged_checkpoint_is_left_behind_and_said_so() {
     assert!(err.contains("resuming from ckpt/step-00000006"), "{err}");
     assert_same(here);
 }
+
+/// The folder in shared memory of the run, by the mark that both have.
+fn memory(here: &Path) -> Option<std::path::PathBuf> {
+    let id = fs::read_to_string(here.join("runs/tiny/ID")).unwrap();
+    let users = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.path());
+    let users = users.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("planaria-"));
+    let runs =
+        users.flat_map(|user| fs::read_dir(user).into_iter().flatten().flatten()).map(|entry| entry.path());
+    let mut own = runs.filter(|run| fs::read_to_string(run.join("ID")).is_ok_and(|found| found == id));
+    own.next()
+}
+
+#[test]
+fn memory_outlives_the_ranks_and_reaches_the_folder_when_the_job_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    undisturbed(here);
+    let config = fs::read_to_string(here.join("tiny.toml")).unwrap().replace("every = 2", "every = 0");
+    let tier = "[[checkpoint.tiers]]\nkind = \"memory\"\nevery = 1\nkeep = 2\n";
+    fs::write(here.join("tiny.toml"), format!("{config}\n{tier}")).unwrap();
+    let launch = ["launch", "-n", "3", "--engine", "processes"];
+    let (code, err) = run(here, &[&launch[..], &TRAIN].concat(), &[("PLANARIA_FAULT", "kill rank=1 step=9")]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("was only in memory; it is in 'runs/tiny' now"), "{err}");
+    let saved = super::common::names(&here.join("runs/tiny/ckpt"));
+    assert!(saved.iter().any(|name| name.ends_with("/COMMIT")), "{saved:?}");
+
+    // The copy in memory is damaged: the one in the folder is taken.
+    let memory = memory(here).unwrap();
+    for file in super::common::names(&memory).iter().filter(|name| name.ends_with(".safetensors")) {
+        let mut bytes = fs::read(memory.join(file)).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 4;
+        fs::write(memory.join(file), bytes).unwrap();
+    }
+    let more = [&launch[..], &["--max-restarts", "3"], &TRAIN].concat();
+    let (code, err) = run(here, &more, &[("PLANARIA_FAULT", "kill rank=2 step=11")]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains(" (memory) is damaged and not used"), "{err}");
+    assert!(err.contains("resuming from ckpt/step-0000000"), "{err}");
+    assert!(err.contains("restart 1 of 3"), "{err}");
+    assert_same(here);
+    assert!(!memory.exists(), "the memory of a run that is done is freed");
+}
+
+#[test]
+fn a_rank_whose_weights_have_changed_by_themselves_is_named_and_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    undisturbed(here);
+    let rest = [&TRAIN[..], &["--set", "heal.compare_every=1"]].concat();
+    let args = [&LAUNCH[..], &["--min-ranks", "1"], &rest].concat();
+    let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "flip rank=2 step=5")]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("after step 5 the weights of rank 2 are not those of its other replicas"), "{err}");
+    assert!(err.contains("rank 2 failed first: exit code 5"), "{err}");
+    assert!(err.contains("restart 1 of 6 on 2 ranks (dp=2)"), "{err}");
+    assert_same(here);
+}
+
+#[test]
+fn a_short_drill_loses_nothing_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    let kinds = "kill,corrupt,lost-file,disk-full,clock,oom";
+    let args = ["drill", "tiny.toml", "--set", "mesh=dp=2", "--faults", kinds, "--seed", "5"];
+    let (code, err) = run(here, &args, &[]);
+    let table = fs::read_to_string(here.join("out")).unwrap();
+    assert_eq!(code, 0, "{table}{err}");
+    assert!(table.contains("6 faults with seed 5, 0 lost"), "{table}");
+    for kind in kinds.split(',') {
+        assert!(
+            table.lines().any(|line| line.starts_with(kind) && line.ends_with("1 of 1")),
+            "{kind}: {table}"
+        );
+    }
+    assert!(!here.join("runs").exists(), "the run itself is left alone");
+}
+
+#[test]
+fn tiers_that_cannot_hold_are_refused_with_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    let config = fs::read_to_string(here.join("tiny.toml")).unwrap();
+    for (tier, words) in [
+        ("kind = \"memory\"\nkeep = 1000000000", &["room for", "/dev/shm has", "free"][..]),
+        ("kind = \"memory\"\nevery = 13", &["memory every 13 steps", "within the 12 steps"]),
+        ("kind = \"peer\"\npath = \"/dev/shm\"", &["peer '/dev/shm'", "losing this one would lose both"]),
+        ("kind = \"remote\"", &["`checkpoint.tiers.path` is missing", "the remote tier"]),
+    ] {
+        fs::write(here.join("tiny.toml"), format!("{config}\n[[checkpoint.tiers]]\n{tier}\n")).unwrap();
+        let (code, err) = run(here, &["train", "tiny.toml", "--dry-run"], &[]);
+        assert_eq!(code, 2, "{err}");
+        assert!(words.iter().all(|word| err.contains(word)), "{tier}: {err}");
+    }
+}
+
+#[test]
+fn a_save_of_every_step_tells_how_far_it_is_and_what_was_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    undisturbed(here);
+    // The first operations of the store take long, so that training is ahead of writing.
+    let args = ["train", "tiny.toml", "--json", "--set", "checkpoint.every=1"];
+    let (code, err) = run(here, &args, &[("PLANARIA_STORE_FAULT", "slow after=0 for=60")]);
+    assert_eq!(code, 0, "{err}");
+    let out = fs::read_to_string(here.join("out")).unwrap();
+    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+    let steps = |name: &str| of(name).iter().map(|event| event["step"].as_u64().unwrap()).collect::<Vec<_>>();
+    let mut all = [steps("saved"), steps("save_dropped")].concat();
+    all.sort_unstable();
+    assert_eq!(all, (1..=12).collect::<Vec<_>>(), "{out}");
+    assert_eq!(steps("saved").last(), Some(&12));
+    assert!(!steps("save_dropped").is_empty(), "{out}");
+    for event in of("saving") {
+        let (bytes, total) = (event["bytes"].as_u64().unwrap(), event["total"].as_u64().unwrap());
+        assert!(
+            bytes <= total && event["percent"].as_f64().is_some_and(|p| (0.0..=100.0).contains(&p)),
+            "{event}"
+        );
+    }
+    assert_same(here);
+}

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::store::{Entry, PutMode, Reader, Sharing, Store, Writer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 /// What happens at the chosen operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,14 @@ pub enum Fault {
     Tear,
     /// The process really ends, with an abort. For tests that run themselves as a child process.
     Abort,
+    /// From it on, this many operations find no room to write in; reading goes on.
+    Full(u64),
+    /// From it on, this many operations take this much longer.
+    Slow(u64, Duration),
 }
+
+/// Operations that need room.
+const WRITING: [&str; 4] = ["create", "write", "put", "finish"];
 
 #[derive(Debug)]
 struct FaultState {
@@ -39,8 +47,15 @@ impl FaultState {
         if self.dead.load(SeqCst) {
             return Err(error(false));
         }
+        let within = |times: u64| (self.at..self.at.saturating_add(times)).contains(&operation);
         match self.fault {
+            Some(Fault::Full(times)) if within(times) && WRITING.contains(&what) => Err(error(false)),
+            Some(Fault::Slow(times, pause)) if within(times) => {
+                std::thread::sleep(pause);
+                Ok(Go::Whole)
+            }
             Some(fault) if operation == self.at => match fault {
+                Fault::Full(_) | Fault::Slow(..) => Ok(Go::Whole),
                 Fault::Fail => Err(error(true)),
                 Fault::Kill => {
                     self.dead.store(true, SeqCst);

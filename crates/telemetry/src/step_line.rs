@@ -11,6 +11,8 @@ pub enum Saving {
         step: u64,
         /// How much is written, from 0 to 1, where that is known.
         done: Option<f64>,
+        /// Bytes per second, where they are known.
+        rate: Option<f64>,
     },
     /// Of this step, committed.
     Saved {
@@ -69,9 +71,10 @@ impl fmt::Display for StepLine {
             _ => {}
         }
         match self.saving {
-            Some(Saving::Running { step, done }) => {
+            Some(Saving::Running { step, done, rate }) => {
                 write!(f, "  ckpt {step} saving")?;
-                done.map_or(Ok(()), |done| write!(f, " {:.0}%", done.clamp(0.0, 1.0) * 100.0))
+                done.map_or(Ok(()), |done| write!(f, " {:.0}%", done.clamp(0.0, 1.0) * 100.0))?;
+                rate.map_or(Ok(()), |rate| write!(f, " at {}B/s", count(rate)))
             }
             Some(Saving::Saved { step }) => write!(f, "  ckpt {step}"),
             Some(Saving::Failed { step }) => write!(f, "  ckpt {step} failed"),
@@ -123,14 +126,15 @@ mod tests {
             mfu: Some(0.412),
             memory: Some(61_300_000_000),
             memory_limit: Some(80_000_000_000),
-            saving: Some(Saving::Running { step: 1000, done: Some(0.83) }),
+            saving: Some(Saving::Running { step: 1000, done: Some(0.83), rate: None }),
         };
         assert_eq!(
             line.to_string(),
             "step  120/1000  loss  2.3412  grad    0.87  lr  3.0e-4   1.24M tok/s  mfu 41.2%  mem  61.3/80 GB  \
              ckpt 1000 saving 83%"
         );
-        let unknown = StepLine { saving: Some(Saving::Running { step: 1000, done: None }), ..line };
+        let unknown =
+            StepLine { saving: Some(Saving::Running { step: 1000, done: None, rate: None }), ..line };
         assert!(unknown.to_string().ends_with("ckpt 1000 saving"));
     }
 

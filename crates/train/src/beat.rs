@@ -1,7 +1,7 @@
 //! What ranks tell whoever started them while they run: how far they are and which calls they wait in. One small file per
 //! rank, written over and over, which stays readable when its process is stuck or gone.
 
-use crate::drill::Fault;
+use crate::drill::{Fault, What};
 use crate::error::{Error, Result};
 use planaria_comm::{Comm, CommExt, Visit, Watch, watched};
 use serde::{Deserialize, Serialize};
@@ -108,6 +108,11 @@ impl Pulse {
             fault.happen();
         }
         self.change(|now| now.step = step);
+    }
+
+    /// True where a bit should flip after this step.
+    pub(crate) fn flips(&self, step: u64) -> bool {
+        self.fault.is_some_and(|fault| fault.what == What::Flip && fault.is_at_step(step))
     }
 
     /// A checkpoint is committed.

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Something that happens to one rank, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +25,14 @@ pub enum What {
     Hang,
     /// An allocation fails, which ends the process.
     OutOfMemory,
+    /// The rank is away for half a minute, longer than a drill's ranks wait for each other.
+    Away,
+    /// A bit of a weight flips; nothing else is to be seen of it.
+    Flip,
 }
+
+/// How long a rank is away.
+const AWAY: Duration = Duration::from_secs(30);
 
 /// When it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +52,11 @@ impl Fault {
         self.at == At::Step(step)
     }
 
-    /// Does not come back.
+    /// Does not come back, unless the rank was only away.
     pub(crate) fn happen(&self) {
         match self.what {
+            What::Away => return std::thread::sleep(AWAY),
+            What::Flip => return,
             What::Kill => drop(signal_hook::low_level::raise(signal_hook::consts::SIGKILL)),
             What::Hang => {}
             What::OutOfMemory => std::alloc::handle_alloc_error(std::alloc::Layout::new::<[u64; 1 << 20]>()),
@@ -63,6 +73,8 @@ impl fmt::Display for Fault {
             What::Kill => "kill",
             What::Hang => "hang",
             What::OutOfMemory => "oom",
+            What::Away => "away",
+            What::Flip => "flip",
         };
         match self.at {
             At::Call(call) => write!(f, "{what} rank={} call={call}", self.rank),
@@ -75,11 +87,13 @@ impl FromStr for Fault {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Fault> {
-        let wrong = || Error::Value {
+        let wrong = || {
+            Error::Value {
             key: "fault".into(),
             found: format!("'{text}'"),
-            expected: "kill, hang or oom with a place, as in 'kill rank=1 call=57' or 'hang rank=0 step=3'"
+            expected: "kill, hang, oom, away or flip with a place, as in 'kill rank=1 call=57' or 'hang rank=0 step=3'"
                 .into(),
+        }
         };
         let words: Vec<&str> = text.split_whitespace().collect();
         let [what, rank, at] = words[..] else { return Err(wrong()) };
@@ -87,6 +101,8 @@ impl FromStr for Fault {
             "kill" => What::Kill,
             "hang" => What::Hang,
             "oom" => What::OutOfMemory,
+            "away" => What::Away,
+            "flip" => What::Flip,
             _ => return Err(wrong()),
         };
         let number = |text: &str, key: &str| {
@@ -104,7 +120,13 @@ mod tests {
 
     #[test]
     fn a_fault_is_read_as_it_is_written() {
-        for text in ["kill rank=1 call=57", "hang rank=0 step=3", "oom rank=12 call=0"] {
+        for text in [
+            "kill rank=1 call=57",
+            "hang rank=0 step=3",
+            "oom rank=12 call=0",
+            "away rank=1 call=2",
+            "flip rank=1 step=9",
+        ] {
             assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
         }
         for text in

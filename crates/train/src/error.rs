@@ -121,6 +121,18 @@ pub enum Error {
         /// The newest checkpoint.
         newest: Option<String>,
     },
+    /// A rank whose values cannot be trusted.
+    #[error("after step {step} {what}{}", kept(newest))]
+    Suspect {
+        /// The step.
+        step: u64,
+        /// The ranks that differ from the others; all where nobody can say which are wrong.
+        ranks: Vec<usize>,
+        /// What is seen.
+        what: String,
+        /// The newest checkpoint.
+        newest: Option<String>,
+    },
     /// A run whose state does not fit what is there.
     #[error("{what}")]
     Run {
@@ -230,6 +242,9 @@ impl Error {
             Error::NotSaved { .. } => {
                 Some("free some space and start the run again; it resumes from its newest checkpoint".into())
             }
+            Error::Suspect { .. } => {
+                Some("take the machine of that rank out; `planaria launch --min-ranks` goes on without it".into())
+            }
             Error::Diverged { .. } => {
                 Some("lower `optim.lr`, go back with `checkpoint.from`, or raise `train.max_skipped`".into())
             }
@@ -242,7 +257,11 @@ impl Error {
         let of_all = self.is_usage()
             || matches!(
                 self,
-                Error::Data(_) | Error::Weights { .. } | Error::Resume { .. } | Error::Io { .. }
+                Error::Data(_)
+                    | Error::Weights { .. }
+                    | Error::Resume { .. }
+                    | Error::Io { .. }
+                    | Error::Suspect { .. }
             );
         if of_all { self } else { Error::Rank { rank, source: Box::new(self) } }
     }

@@ -87,6 +87,15 @@ pub enum Event {
         /// How long it took in all.
         took: Duration,
     },
+    /// How far the save under way is; told after every step while there is one.
+    SaveProgress(SaveProgress),
+    /// A snapshot was not written because a newer one was there before its turn came.
+    SaveDropped {
+        /// Of this step.
+        step: u64,
+        /// The step of the newer one.
+        by: u64,
+    },
     /// Metrics cannot be written; told once, training goes on.
     RecordsFailed {
         /// Why.
@@ -99,6 +108,30 @@ pub enum Event {
         /// Why.
         error: String,
     },
+}
+
+/// How far a save is on rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SaveProgress {
+    /// Of this step.
+    pub step: u64,
+    /// Bytes of this rank's part that are written.
+    pub bytes: u64,
+    /// Bytes of it in all.
+    pub total: u64,
+    /// Bytes per second since the last time, where it was told before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// The tier it goes to; absent for the run's folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<String>,
+}
+
+impl SaveProgress {
+    /// From 0 to 1.
+    pub fn share(&self) -> f64 {
+        self.bytes as f64 / self.total.max(1) as f64
+    }
 }
 
 /// A checkpoint that could not be read.

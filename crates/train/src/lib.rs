@@ -1,5 +1,6 @@
 //! The main job: data, pipeline schedules, the training loop, exact resume on any mesh.
 
+pub mod average;
 pub mod beat;
 mod bundle;
 pub mod config;
@@ -35,5 +36,5 @@ pub use planaria_data::geometry;
 pub use planaria_layout::Share;
 pub use planaria_pipeline as pipeline;
 pub use signals::Requests;
-pub use trainer::{Healing, Outcome, Trainer, read_model_config};
+pub use trainer::{Healing, Kept, Outcome, Trainer, clear_memory, persist_memory, read_model_config};
 pub use weights::Zero;

@@ -8,7 +8,7 @@ use crate::weights::{Tie, Weight, WeightState, Zero};
 use planaria_array::ops::Binary;
 use planaria_array::{Array, DType};
 use planaria_comm::{Call, Comm, CommExt, Recv, Send};
-use planaria_nn::optim::{AdamW, Ema, Rule, Sgd, Shard};
+use planaria_nn::optim::{AdamW, Rule, Sgd, Shard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -145,13 +145,7 @@ impl<'a> Step<'a> {
         let moves: Vec<Move<'_>> = moves.into_iter().flatten().collect();
         let shards: Vec<Shard<'_>> = moves.iter().map(Move::shard).collect();
         let Rates { number, lr, scale } = self.rates;
-        rule(self.optim).step(number, lr, scale, &shards)?;
-        let Some(decay) = self.optim.ema else { return Ok(()) };
-        let ema = Ema::new(decay)?;
-        moves.iter().try_for_each(|m| {
-            let now = m.state.optim.master.as_ref().unwrap_or(&m.values);
-            Ok(m.state.ema.as_ref().map_or(Ok(()), |mean| ema.update(mean, now))?)
-        })
+        Ok(rule(self.optim).step(number, lr, scale, &shards)?)
     }
 
     /// Moves the members of the bundle that was sent first, whose whole gradients have come.

@@ -5,13 +5,14 @@
 //! own range, stage 3 keeps also the weights themselves only there and brings the rest together when a block needs them.
 
 use crate::bundle::DATA;
+use crate::config::Average;
 use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::reduce::Lane;
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, TensorKind};
 use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
-use planaria_nn::optim::{Ema, OptimState, Rule};
+use planaria_nn::optim::{OptimState, Rule};
 use planaria_nn::{Param, ParamSpec, Role};
 use std::ops::Range;
 
@@ -122,8 +123,16 @@ pub(crate) struct WeightState {
     pub(crate) range: Range<usize>,
     /// Masters and moments.
     pub(crate) optim: OptimState,
-    /// Running average of the weights.
-    pub(crate) ema: Option<Array>,
+    /// Running averages of the weights.
+    pub(crate) averages: Vec<Array>,
+}
+
+/// What a checkpoint calls average `number`: the first is the one that others know too.
+pub(crate) fn average_kind(number: usize) -> TensorKind {
+    match number {
+        0 => TensorKind::Ema,
+        number => TensorKind::Slot(format!("ema_{number}")),
+    }
 }
 
 /// What a rank keeps for each parameter.
@@ -131,7 +140,7 @@ pub(crate) struct WeightState {
 pub(crate) struct Keeping {
     pub(crate) zero: Zero,
     pub(crate) rule: Rule,
-    pub(crate) ema: Option<Ema>,
+    pub(crate) averages: Vec<Average>,
     /// Parameters that stay as they are.
     pub(crate) frozen: Frozen,
     /// Position among the data ranks.
@@ -206,8 +215,9 @@ impl Weight {
         let range = if whole { 0..self.share.numel() } else { self.own.clone() };
         let values = self.values(&range)?;
         let optim = keeping.rule.state(&values)?;
-        let ema = keeping.ema.map(|ema| ema.start(&values)).transpose()?;
-        self.state = Some(WeightState { range, optim, ema });
+        let start = |average: &Average| Ok(average.profile.start(&values)?);
+        let averages = keeping.averages.iter().map(start).collect::<Result<_>>()?;
+        self.state = Some(WeightState { range, optim, averages });
         Ok(())
     }
 
@@ -254,10 +264,8 @@ impl Weight {
         for (slot, array) in &state.optim.slots {
             each(TensorKind::Slot(slot.to_string()), array, state.range.clone())?;
         }
-        match &state.ema {
-            Some(ema) => each(TensorKind::Ema, ema, state.range.clone()),
-            None => Ok(()),
-        }
+        let mut averages = state.averages.iter().enumerate();
+        averages.try_for_each(|(number, mean)| each(average_kind(number), mean, state.range.clone()))
     }
 
     /// One array over a range of the local piece as items of these files: one, or one for each expert; nothing where it is in

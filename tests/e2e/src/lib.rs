@@ -152,7 +152,7 @@ impl Run {
 }
 
 /// The elements of a tensor as [`tensors`] has it.
-fn floats(content: &[u8]) -> Result<Vec<f32>> {
+pub fn floats(content: &[u8]) -> Result<Vec<f32>> {
     let end = content.iter().position(|&byte| byte == b']').context("a tensor without a shape")?;
     ensure!(content.starts_with(b"F32"), "not f32");
     let words = content[end + 1..].chunks_exact(4);

@@ -59,7 +59,8 @@ impl Store for Small {
 #[test]
 fn a_disk_that_fills_up_does_not_stop_training() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let more = ["checkpoint.every=1", "checkpoint.keep=9", "checkpoint.final_save=false"];
+    let more =
+        ["checkpoint.every=1", "checkpoint.behind=wait", "checkpoint.keep=9", "checkpoint.final_save=false"];
     let recorder = Recorder::shared();
     let config = sandbox.config("run", "dp=2", &more)?;
     // One checkpoint is about 300 kB: the second stops half way.
@@ -82,7 +83,11 @@ fn a_disk_that_fills_up_does_not_stop_training() -> Result<()> {
 #[test]
 fn a_last_state_that_is_not_saved_is_a_failure() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let config = sandbox.config("run", "dp=2", &["checkpoint.every=1", "checkpoint.keep=9"])?;
+    let config = sandbox.config(
+        "run",
+        "dp=2",
+        &["checkpoint.every=1", "checkpoint.behind=wait", "checkpoint.keep=9"],
+    )?;
     let disk = Small { disk: Local::new(sandbox.run_dir("run")), room: AtomicU64::new(450_000) };
     let error = Trainer::new(config).store(Arc::new(disk)).run(None).unwrap_err();
     ensure!(!error.is_usage());
@@ -97,7 +102,13 @@ fn a_last_state_that_is_not_saved_is_a_failure() -> Result<()> {
 fn a_run_that_diverges_fails_and_keeps_what_was_good() -> Result<()> {
     let sandbox = Sandbox::new()?;
     // A few steps go well, then a rate that throws the weights out of range.
-    let more = ["checkpoint.every=1", "checkpoint.keep=2", "train.steps=30", "train.max_skipped=5"];
+    let more = [
+        "checkpoint.every=1",
+        "checkpoint.behind=wait",
+        "checkpoint.keep=2",
+        "train.steps=30",
+        "train.max_skipped=5",
+    ];
     sandbox.train_until(3, "run", "dp=2", &more)?;
     let bad = [&more[..], &["optim.lr=1e38", "optim.clip=0", "optim.schedule=constant"]].concat();
     let config = sandbox.config("run", "dp=2", &bad)?;

@@ -272,7 +272,13 @@ fn a_step_from_the_same_weights_differs_by_rounding_alone() -> Result<()> {
         ("optim.lr=0.01", [("tp=2", "train.sequence_parallel=true"), ("ep=2", "train.micro_batch=2")], &MOE),
     ] {
         let sandbox = Sandbox::new()?;
-        let keep = ["checkpoint.every=1", "checkpoint.keep=9", "train.micro_batch=2", rate];
+        let keep = [
+            "checkpoint.every=1",
+            "checkpoint.behind=wait",
+            "checkpoint.keep=9",
+            "train.micro_batch=2",
+            rate,
+        ];
         let alone = sandbox.train("alone", "", &[&keep[..], model].concat())?;
         for (number, (mesh, more)) in meshes.into_iter().enumerate() {
             for step in 1..4u64 {

@@ -35,12 +35,16 @@ fn cut_at_every_step_and_resumed_on_another_mesh_it_is_the_same_run() -> Result<
 /// Everything that a run keeps besides f32 weights and moments is in its checkpoints.
 #[test]
 fn whatever_is_trained_a_cut_changes_no_bit() -> Result<()> {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&MOE, "dp=2"),
         (&["train.precision=bf16", "optim.ema=0.9"], "dp=2"),
         // The scale comes down in the first steps and is part of the state.
         (&["train.precision=f16", "optim.loss_scale=1e9"], "pp=2"),
         (&["optim.kind=sgd", "optim.lr=0.3", "optim.ema=0.5"], "pp=2 dp=2"),
+        (
+            &["train.precision=bf16", "optim.averages=[{ sigma = 0.1 }, { decay = 0.9, every = 2 }]"],
+            "pp=2 dp=2",
+        ),
         (&["model.hidden_dropout=0.2", "train.recompute=full"], "dp=4"),
         (&["model.tie_word_embeddings=true", "optim.schedule=wsd"], "pp=2"),
     ];
@@ -126,7 +130,7 @@ fn other_data_under_a_run_is_refused() -> Result<()> {
 #[test]
 fn a_background_save_holds_the_state_of_its_own_step() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let more = ["checkpoint.every=1", "checkpoint.keep=9"];
+    let more = ["checkpoint.every=1", "checkpoint.behind=wait", "checkpoint.keep=9"];
     let whole = sandbox.train("run", "dp=2", &more)?;
     // Every intermediate checkpoint leads to the same end.
     for step in 1..4 {

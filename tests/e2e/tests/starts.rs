@@ -72,7 +72,7 @@ fn saved(sandbox: &Sandbox) -> Result<Vec<String>> {
 #[test]
 fn a_run_goes_back_to_an_earlier_checkpoint() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let keep = ["checkpoint.every=1", "checkpoint.keep=9"];
+    let keep = ["checkpoint.every=1", "checkpoint.behind=wait", "checkpoint.keep=9"];
     let whole = sandbox.train("run", "", &keep)?;
     let back = [&keep[..], &["checkpoint.from=step-00000002"]].concat();
     let half = sandbox.train_until(3, "run", "dp=2", &back)?;

@@ -3,6 +3,7 @@
 mod budget;
 mod hang;
 mod job;
+mod memory;
 mod mesh;
 mod rank;
 mod record;
@@ -16,7 +17,7 @@ use anyhow::{Context, Result};
 use budget::{Budget, Then};
 pub(crate) use job::BEATS;
 use job::{Attempt, Ended};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use stop::Stop;
@@ -65,6 +66,9 @@ pub(crate) struct Args {
     /// This process is one rank; what happens to it is noted in this folder
     #[arg(long, hide = true, value_name = "FOLDER")]
     as_rank: Option<PathBuf>,
+    /// What the ranks of the last start told stays in this folder
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    notes: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
@@ -117,9 +121,21 @@ struct Launch<'a> {
 
 impl Launch<'_> {
     fn go(&mut self, terminal: &mut Terminal) -> Result<Exit> {
+        let exit = self.start_until_done(terminal)?;
+        // Nobody else will bring what is only in memory to the run's folder.
+        if let Some(config) = mesh::config(&self.args.command) {
+            memory::settle(&config, exit, terminal)?;
+        }
+        Ok(exit)
+    }
+
+    fn start_until_done(&mut self, terminal: &mut Terminal) -> Result<Exit> {
         loop {
-            let folder = Folder::new()?;
+            let folder = Notes::new("launch")?;
             let ended = self.attempt(&folder)?;
+            if let Some(notes) = &self.args.notes {
+                keep_beats(&folder.0, notes);
+            }
             let again = self.budget.used() > 0;
             match End::of(&ended, &folder.0, again) {
                 End::Done => return Ok(Exit::Success),
@@ -146,7 +162,7 @@ impl Launch<'_> {
         }
     }
 
-    fn attempt(&self, folder: &Folder) -> Result<Ended> {
+    fn attempt(&self, folder: &Notes) -> Result<Ended> {
         let attempt = Attempt {
             engine: self.args.engine,
             command: &self.command,
@@ -274,7 +290,7 @@ enum End {
 }
 
 impl End {
-    fn of(ended: &Ended, folder: &std::path::Path, again: bool) -> End {
+    fn of(ended: &Ended, folder: &Path, again: bool) -> End {
         let refused = || ended.records.first().is_some_and(|first| first.code == Some(2));
         match ended.status.code() {
             _ if ended.hang.is_some() => End::Failed,
@@ -288,24 +304,46 @@ impl End {
     }
 }
 
-/// A folder for notes between this process and its ranks, which only its user can enter.
-struct Folder(PathBuf);
+/// A folder for notes between processes, which only its user can enter. It goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Notes(PathBuf);
 
-impl Folder {
-    fn new() -> Result<Folder> {
+impl Notes {
+    pub(crate) fn new(what: &str) -> Result<Notes> {
         use std::os::unix::fs::DirBuilderExt;
         let nanos =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
-        let path = std::env::temp_dir().join(format!("planaria-launch-{}-{nanos}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("planaria-{what}-{}-{nanos}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
         made.with_context(|| format!("cannot create '{}'", path.display()))?;
-        Ok(Folder(path))
+        Ok(Notes(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Leaves the folder to whoever asked.
+    pub(crate) fn keep(mut self) -> PathBuf {
+        std::mem::take(&mut self.0)
     }
 }
 
-impl Drop for Folder {
+impl Drop for Notes {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        if !self.0.as_os_str().is_empty() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// Copies what ranks told last to a folder that stays.
+fn keep_beats(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|ending| ending == "beat") {
+            // Only a help for whoever asked for it.
+            let _ = std::fs::copy(entry.path(), to.join(entry.file_name()));
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! The verbs, one file each: its arguments and what it does.
 
+mod average;
 mod chat;
 mod completions;
 mod config;
 mod convert;
 mod data;
 mod diff;
+mod drill;
 mod eval;
 mod explain;
 mod export;
@@ -33,12 +35,14 @@ use clap::Subcommand;
 /// A verb; its description stands at the arguments in its file.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Average(average::Args),
     Chat(chat::Args),
     Completions(completions::Args),
     Config(config::Args),
     Convert(convert::Args),
     Data(data::Args),
     Diff(diff::Args),
+    Drill(drill::Args),
     Eval(eval::Args),
     Explain(explain::Args),
     Export(export::Args),
@@ -63,12 +67,14 @@ impl Command {
     /// Runs the verb.
     pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
         match self {
+            Command::Average(args) => average::run(args, terminal),
             Command::Chat(args) => chat::run(args, terminal),
             Command::Completions(args) => completions::run(args, terminal),
             Command::Config(args) => config::run(args, terminal),
             Command::Convert(args) => convert::run(args, terminal),
             Command::Data(args) => data::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
+            Command::Drill(args) => drill::run(args, terminal),
             Command::Eval(args) => eval::run(args, terminal),
             Command::Explain(args) => explain::run(args, terminal),
             Command::Export(args) => export::run(args, terminal),

@@ -9,6 +9,7 @@ use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::array::Device;
 use planaria::comm::sockets::Place;
+use planaria::store::{Fault, Faulty, Store};
 use planaria::train::config::Sources;
 use planaria::train::{Config, Healing, Outcome, Requests, Trainer};
 use serde_json::json;
@@ -20,6 +21,9 @@ pub(crate) use show::Show;
 
 /// Variable with what happens to a rank on purpose, as in `kill rank=1 call=57`.
 pub(crate) const FAULT: &str = "PLANARIA_FAULT";
+
+/// Variable with what happens to the store on purpose.
+pub(crate) const STORE_FAULT: &str = "PLANARIA_STORE_FAULT";
 
 /// How long a rank may take to save and stop once whoever started it is gone.
 const ALONE: Duration = Duration::from_secs(60);
@@ -82,9 +86,16 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     }
     let trainer = Trainer::new(config.clone()).observer(show.clone()).requests(requests);
     let trainer = trainer.healing(healing(&place)?);
+    let trainer = match store_fault(&config, &place)? {
+        Some(store) => trainer.store(store),
+        None => trainer,
+    };
     let outcome = match &place {
         Started::Mpi { .. } => mpi(&trainer)?,
-        Started::Processes { place, .. } => trainer.run_sockets(place)?,
+        Started::Processes { place, .. } => {
+            let rank = place.rank;
+            trainer.run_sockets(place).map_err(|error| of_this_rank(error, rank))?
+        }
         _ => trainer.run(Some(ranks_now))?,
     };
     show.finish();
@@ -92,6 +103,40 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         return report(&config, &outcome, terminal);
     }
     Ok(end_of(&outcome))
+}
+
+/// A drill's store, which breaks where `PLANARIA_STORE_FAULT` says: `full after=12 for=3` or `slow after=0 for=40`.
+fn store_fault(config: &Config, place: &Started) -> Result<Option<Arc<dyn Store>>> {
+    let Some(text) = std::env::var(STORE_FAULT).ok().filter(|_| place.restarts() == 0) else {
+        return Ok(None);
+    };
+    let number = |key: &str| {
+        let found = text.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        found.and_then(|number| number.parse::<u64>().ok())
+    };
+    let fault = match (text.split(' ').next(), number("after"), number("for")) {
+        (Some("full"), Some(after), Some(times)) => (Fault::Full(times), after),
+        (Some("slow"), Some(after), Some(times)) => (Fault::Slow(times, Duration::from_millis(50)), after),
+        _ => {
+            return Err(
+                Failure::usage(format!("{STORE_FAULT} is '{text}'; write 'full after=12 for=3'")).into()
+            );
+        }
+    };
+    let store = planaria::store::open(&config.run_dir().display().to_string())?;
+    Ok(Some(Arc::new(Faulty::new(store, fault.0, fault.1))))
+}
+
+/// What all ranks find together, as this one says it: the one that cannot be trusted ends in a way of its own.
+fn of_this_rank(error: planaria::train::Error, rank: usize) -> anyhow::Error {
+    let message = error.to_string();
+    match &error {
+        planaria::train::Error::Suspect { ranks, .. } if ranks.contains(&rank) => {
+            Failure::suspect(message).hint(error.hint().unwrap_or_default()).into()
+        }
+        planaria::train::Error::Suspect { .. } => Failure::peer_lost(message).into(),
+        _ => error.into(),
+    }
 }
 
 /// Waits until whoever started this process is gone; then it saves and stops, and ends in any case.

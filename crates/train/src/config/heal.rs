@@ -17,6 +17,11 @@ pub struct HealSection {
     /// Bytes that a rank has; meshes that need more are not chosen. Absent for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
+    /// Steps between comparisons of the weights that data ranks hold alike, by a hash of their bits; a rank that differs is named and the
+    /// run stops. Saves compare too. 0 for none; with `train.zero = 3` there is nothing to compare.
+    pub compare_every: u64,
+    /// Stop, naming the rank, when the loss of one data rank is not finite while that of others is, instead of skipping the step.
+    pub odd_loss: bool,
 }
 
 impl HealSection {

@@ -3,6 +3,7 @@
 //! Layers, later ones win: defaults, the file that `extends` names, the file, `PLANARIA_*` variables, `--set`.
 //! A key that no section has is an error which names the nearest one and the line.
 
+mod average;
 mod device;
 mod heal;
 mod layers;
@@ -14,7 +15,10 @@ mod schema;
 mod sections;
 #[cfg(test)]
 mod tests;
+mod tiers;
 
+pub(crate) use average::Average;
+pub use average::AverageSection;
 pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
 pub use lora::{LoraInit, LoraSection, Modules};
@@ -23,9 +27,10 @@ pub use model::{ModelKind, ModelSection, TokenIds};
 pub use rope::RopeSection;
 pub use schema::schema;
 pub use sections::{
-    CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction, ScheduleKind,
-    Sharding, TrainSection,
+    Behind, CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction,
+    ScheduleKind, Sharding, TrainSection,
 };
+pub use tiers::{TierKind, TierSection};
 
 use crate::error::{Error, Result};
 use planaria_array::Device;
@@ -144,6 +149,9 @@ impl Config {
         )?;
         self.checkpoint.check()?;
         self.heal.check()?;
+        let comparable = self.heal.compare_every == 0 || self.train.zero < 3;
+        let expected = "0 with `train.zero = 3`, where no weight is held twice";
+        require("heal.compare_every", comparable, self.heal.compare_every, expected)?;
         require(
             "checkpoint.keep_best",
             !self.checkpoint.keep_best || self.train.eval_every > 0,

@@ -1,6 +1,8 @@
 //! The sections `[data] [optim] [train] [checkpoint] [log]`: their keys, defaults and ranges.
 
+use super::average::AverageSection;
 use super::require;
+use super::tiers::TierSection;
 use crate::error::Result;
 use planaria_layout::DType;
 use schemars::JsonSchema;
@@ -70,6 +72,9 @@ pub struct OptimSection {
     /// Decay of the running average of the weights; absent for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<f64>,
+    /// Further running averages of the weights.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub averages: Vec<AverageSection>,
 }
 
 impl Default for OptimSection {
@@ -90,6 +95,7 @@ impl Default for OptimSection {
             clip: 1.0,
             loss_scale: 65536.0,
             ema: None,
+            averages: Vec::new(),
         }
     }
 }
@@ -114,10 +120,10 @@ impl OptimSection {
         }
         let scale = self.loss_scale;
         require("optim.loss_scale", scale.is_finite() && scale > 0.0, scale, "a finite number above 0")?;
-        match self.ema {
-            Some(ema) => require("optim.ema", below_one(ema), ema, "at least 0 and below 1"),
-            None => Ok(()),
+        if let Some(ema) = self.ema {
+            require("optim.ema", below_one(ema), ema, "at least 0 and below 1")?;
         }
+        self.averages().map(drop)
     }
 }
 
@@ -309,6 +315,27 @@ pub struct CheckpointSection {
     pub from: Option<String>,
     /// Save at the end.
     pub final_save: bool,
+    /// What happens when a snapshot is due and the one before it is not written yet: `"wait"` holds training up, `"drop"` goes on and
+    /// writes the newest as soon as it can. Absent: `drop` with `every = 1`, else `wait`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub behind: Option<Behind>,
+    /// Bytes of a rank that snapshots may take beside the state itself. Absent for as much as three of them; where there is less,
+    /// training waits for what is being written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// Further places that checkpoints go to, each with its own interval and number.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierSection>,
+}
+
+/// What happens when writing is slower than training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Behind {
+    /// Training waits.
+    Wait,
+    /// Training goes on, and older snapshots that nobody has begun to write are dropped.
+    Drop,
 }
 
 impl Default for CheckpointSection {
@@ -321,13 +348,28 @@ impl Default for CheckpointSection {
             resume: true,
             from: None,
             final_save: true,
+            behind: None,
+            memory: None,
+            tiers: Vec::new(),
         }
     }
 }
 
 impl CheckpointSection {
+    /// What happens when writing is slower than training.
+    pub(crate) fn pace(&self) -> Behind {
+        let often = self.every == 1 || self.tiers.iter().any(|tier| tier.every == 1);
+        self.behind.unwrap_or(if often { Behind::Drop } else { Behind::Wait })
+    }
+
+    /// True where anything is saved before the end.
+    pub(crate) fn is_regular(&self) -> bool {
+        self.every > 0 || self.keep_best || !self.tiers.is_empty()
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         require("checkpoint.keep", self.keep > 0, self.keep, "at least 1")?;
+        self.tiers.iter().try_for_each(TierSection::check)?;
         let from = self.from.as_deref().unwrap_or("none");
         let fits = self.resume || self.from.is_none();
         require("checkpoint.from", fits, from, "`checkpoint.resume` not to be false beside it")

@@ -126,7 +126,7 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         let state = setting.rule.state(&Array::meta(&[kept], stateful(piece.dtype))?)?;
         out.masters += state.master.as_ref().map_or(0, bytes);
         out.moments += state.slots.iter().map(|(_, slot)| bytes(slot)).sum::<u64>();
-        out.ema += if setting.config.optim.ema.is_some() { 4 * kept as u64 } else { 0 };
+        out.ema += 4 * kept as u64 * setting.config.optim.averages()?.len() as u64;
         if zero == Zero::Off && setting.data_ranks > 1 {
             out.update += 4 * numel;
         }

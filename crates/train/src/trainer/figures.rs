@@ -55,4 +55,31 @@ impl Losses {
     pub(super) fn mean(&self) -> f64 {
         self.sums.iter().fold(0.0, |sum, loss| sum + loss) / self.count()
     }
+
+    /// The replica, of so many, whose losses are not finite while those of all others are.
+    pub(super) fn odd_one(&self, replicas: usize) -> Option<usize> {
+        let bad = self.sums.iter().enumerate().filter(|(_, sum)| !sum.is_finite());
+        let mut bad: Vec<usize> = bad.map(|(micro, _)| micro % replicas.max(1)).collect();
+        bad.dedup();
+        bad.sort_unstable();
+        bad.dedup();
+        (replicas > 1 && bad.len() == 1).then(|| bad[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_replica_whose_losses_alone_are_not_finite_is_found() {
+        let losses =
+            |sums: &[f64]| Losses { known: Vec::new(), sums: sums.to_vec(), counts: vec![1.0; sums.len()] };
+        let (good, bad) = (1.0, f64::NAN);
+        assert_eq!(losses(&[good, bad, good, bad]).odd_one(2), Some(1));
+        assert_eq!(losses(&[good, bad, good, good]).odd_one(2), Some(1));
+        assert_eq!(losses(&[bad, bad, good, good]).odd_one(2), None);
+        assert_eq!(losses(&[good, good]).odd_one(2), None);
+        assert_eq!(losses(&[bad, bad]).odd_one(1), None);
+    }
 }

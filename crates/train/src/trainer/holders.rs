@@ -5,7 +5,7 @@ use super::Job;
 use crate::bundle::{self, BundleOptions, Row};
 use crate::config::TrainSection;
 use crate::error::{Error, Result};
-use crate::weights::{Files, Keeping, Weight, Zero};
+use crate::weights::{Files, Keeping, Weight, Zero, average_kind};
 use planaria_array::Array;
 use planaria_ckpt::{Known, KnownTensor, TensorKey, TensorKind};
 use planaria_layout::{DType, FlatShards, Layout, Mesh, RankTiling, Shape, Slice};
@@ -116,8 +116,8 @@ fn kept(keeping: &Keeping, dtype: DType) -> Result<Kept> {
     let slot =
         |(name, array): &(_, Array)| (TensorKind::Slot(ToString::to_string(name)), array.dtype(), divided);
     state.extend(optim.slots.iter().map(slot));
-    if let Some(ema) = keeping.ema {
-        state.push((TensorKind::Ema, ema.start(&none)?.dtype(), divided));
+    for (number, average) in keeping.averages.iter().enumerate() {
+        state.push((average_kind(number), average.profile.start(&none)?.dtype(), divided));
     }
     Ok(Kept { weight: vec![(TensorKind::Parameter, dtype, keeping.zero == Zero::Weights)], state })
 }

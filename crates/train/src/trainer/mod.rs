@@ -1,6 +1,7 @@
 //! The trainer: a configuration in, a trained model out, on any mesh, resumed from wherever the run stopped.
 
 mod adapter;
+mod averager;
 mod compute;
 mod evaluate;
 mod feed;
@@ -15,6 +16,9 @@ mod setup;
 mod stages;
 mod start;
 mod step;
+mod tiers;
+mod trust;
+mod writer;
 
 use crate::beat;
 use crate::config::Config;
@@ -34,8 +38,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub(crate) use resume::updates_of;
 pub(crate) use setup::model;
 pub use setup::read_model_config;
+pub use tiers::{Kept, clear_memory, persist_memory};
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -322,6 +328,7 @@ impl Job {
     /// Runs one rank, of `local` on this machine, which share its processors unless the configuration says how many threads each
     /// has. Collective.
     fn run(&self, comm: Arc<dyn Comm>, local: usize) -> Result<Outcome> {
+        tiers::check_ranks(self, local, comm.size())?;
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
         let Healing { beats, fault, .. } = &self.healing;
@@ -335,7 +342,7 @@ impl Job {
         let place = setup::Position::of(self.config.mesh.on(ranks)?, 0)?;
         let geometry = rank::geometry(self, &place)?;
         stages::Pipeline::new(self, &place, &geometry)?;
-        Ok(())
+        tiers::check(self)
     }
 
     /// The run's configuration as JSON.

@@ -1,5 +1,6 @@
 //! One rank of a run, from its first collective to its last.
 
+use super::averager::Averager;
 use super::compute::Compute;
 use super::holders;
 use super::lock::Lock;
@@ -9,6 +10,7 @@ use super::saves::{Keep, Saves};
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
 use super::start::{self, Damaged, Start};
+use super::tiers::{self, OWN};
 use super::{Job, Outcome};
 use crate::beat::Pulse;
 use crate::bundle::BundleOptions;
@@ -29,11 +31,10 @@ use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
 use planaria_nn::models::{Stage, parameter_count};
-use planaria_nn::optim::{Ema, Schedule};
-use planaria_store::Store;
+use planaria_nn::optim::Schedule;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// One rank of a run.
 pub(super) struct RankRun<'a> {
@@ -47,6 +48,7 @@ pub(super) struct RankRun<'a> {
     pub(super) pipeline: Option<Running>,
     pub(super) replica: Replica,
     pub(super) compute: Compute,
+    pub(super) averager: Averager,
     pub(super) schedule: Schedule,
     pub(super) progress: Progress,
     pub(super) saves: Saves,
@@ -60,7 +62,7 @@ pub(super) struct RankRun<'a> {
     /// Steps in a row that changed nothing, up to the last one.
     pub(super) skipped: u64,
     /// Tells whoever started this rank how far it is.
-    pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<Pulse>,
     /// Rank 0 keeps other processes out of the folder.
     _lock: Option<Lock>,
 }
@@ -85,12 +87,14 @@ impl<'a> RankRun<'a> {
         let replica = replica(job, &own, &init, &near, &keeping)?;
         holders::check_order(job, &own, &replica.weights)?;
         let pipeline = lanes.start(&world, &place, &near)?;
-        let saves = Saves::new(&world, job.store()?, job)?;
+        let saves = Saves::new(&world, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
         let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
         let flops = partition::flops(&*job.model, geometry.global_batch, config.data.sequence as u64).ok();
+        let averager = Averager::new(keeping.averages.clone(), config.device);
         let mut run = RankRun {
             job,
+            averager,
             world,
             place,
             near,
@@ -111,20 +115,28 @@ impl<'a> RankRun<'a> {
             pulse,
             _lock: lock,
         };
-        let mesh = run.place.mesh.to_string();
-        let resumed = run.restore()?;
-        if config.checkpoint.every > 0 || config.checkpoint.keep_best {
-            planaria_array::prepare_snapshots(config.device, run.state_bytes()?)?;
-        }
-        let records = Records::open(job, run.world.rank(), run.progress.step, &mesh);
-        let records = Arc::new(together(&*run.world, records)?);
-        run.saves.records = Some(records.clone());
-        run.records = Some(records);
-        run.progress.mesh = mesh;
-        if let Some(event) = resumed {
-            run.tell(&event);
-        }
+        run.take_up()?;
         Ok(run)
+    }
+
+    /// Goes on from where the run was left, if it was, and opens its records. Collective.
+    fn take_up(&mut self) -> Result<()> {
+        let (job, mesh) = (self.job, self.place.mesh.to_string());
+        let resumed = self.restore()?;
+        if job.config.checkpoint.is_regular() {
+            let bytes = self.state_bytes()?;
+            planaria_array::prepare_snapshots(job.config.device, bytes)?;
+            self.saves.set_pace(job, bytes)?;
+        }
+        let records = Records::open(job, self.world.rank(), self.progress.step, &mesh);
+        let records = Arc::new(together(&*self.world, records)?);
+        self.saves.records = Some(records.clone());
+        self.records = Some(records);
+        self.progress.mesh = mesh;
+        if let Some(event) = resumed {
+            self.tell(&event);
+        }
+        Ok(())
     }
 }
 
@@ -135,7 +147,7 @@ fn keeping(job: &Job, place: &Position, world: Rank) -> Result<Keeping> {
         // One data rank owns everything.
         zero: if place.replicas > 1 { Zero::from(config.train.zero) } else { Zero::Off },
         rule: update::rule(&config.optim),
-        ema: config.optim.ema.map(Ema::new).transpose()?,
+        averages: config.optim.averages()?,
         frozen: Frozen::new(&config.train.freeze, &*job.model)?,
         rank: place.replica,
         world,
@@ -183,7 +195,8 @@ fn lock(job: &Job, world: &Arc<dyn Comm>) -> Result<Option<Lock>> {
     let taken = match world.rank() {
         0 => std::fs::create_dir_all(&dir)
             .map_err(|source| Error::Io { path: dir.display().to_string(), source })
-            .and_then(|()| Lock::take(&dir).map(Some)),
+            .and_then(|()| Lock::take(&dir))
+            .and_then(|lock| tiers::make_memory(&job.config).map(|()| Some(lock))),
         _ => Ok(None),
     };
     together(&**world, taken)
@@ -198,9 +211,15 @@ impl RankRun<'_> {
             (self.progress.step, Some(self.progress.mesh.clone()).filter(|mesh| !mesh.is_empty()));
         self.progress.from = job.config.checkpoint.from.clone();
         self.saves.resume_best(self.progress.best.filter(|_| job.config.checkpoint.keep_best));
-        self.saves.newest = Some((step, start.folder.clone()));
-        self.saves.newer = start.newer;
-        let Start { folder, changed, damaged, .. } = start;
+        if start.is_of_the_folder() {
+            self.saves.newest = Some((step, start.folder.clone()));
+        }
+        self.saves.safe = step;
+        let folder = start.label(job)?;
+        let Start { changed, damaged, newer, .. } = start;
+        if self.world.rank() == 0 {
+            self.saves.newer = tiers::after(&job.tiers()?, step, newer)?;
+        }
         Ok(Some(Event::Resumed { folder, step, mesh, changed, damaged }))
     }
 
@@ -231,7 +250,7 @@ impl RankRun<'_> {
             if damaged.is_empty() {
                 self.replica.begin_states(&self.keeping)?;
             }
-            let loaded = self.load(&*start.store(job)?, &start.folder);
+            let loaded = self.load(&start);
             // One rank may have met the damage; all of them go back together.
             let why = loaded.as_ref().err().filter(|e| e.is_damage()).map(ToString::to_string);
             let all = planaria_comm::value::all_gather(&*self.world, &why.map_or(Value::None, Value::Text))?;
@@ -242,7 +261,7 @@ impl RankRun<'_> {
             match first {
                 Some(why) if job.healing.fall_back && start.is_own() => {
                     damaged = start.damaged.clone();
-                    damaged.push(Damaged { folder: start.folder, why });
+                    damaged.push(Damaged { folder: start.label(job)?, why });
                 }
                 _ => return loaded.map(|()| Some(start)),
             }
@@ -257,11 +276,12 @@ impl RankRun<'_> {
     }
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
-    fn load(&mut self, store: &dyn Store, folder: &str) -> Result<()> {
+    fn load(&mut self, start: &Start) -> Result<()> {
+        let (store, folder) = (start.store(self.job)?, &start.folder);
         let mut state = State::new(resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?);
         state.known = Some(self.known.clone());
-        let loaded = planaria_ckpt::load(&*self.world, store, folder, &mut state, &LoadOptions::default());
-        loaded.map_err(|error| start::unreadable(self.job, folder, error))?;
+        let loaded = planaria_ckpt::load(&*self.world, &*store, folder, &mut state, &LoadOptions::default());
+        loaded.map_err(|error| start::unreadable(self.job, start, error))?;
         let first = std::mem::replace(&mut self.progress, resume::progress(&state)?);
         self.progress.go_on(first);
         Ok(())
@@ -302,24 +322,26 @@ impl RankRun<'_> {
             self.tell(&Event::Rows(report.clone()));
         }
         let mut loader = self.loader(last)?;
-        let (mut stopped, mut due) = (false, false);
+        let (mut stopped, mut due) = (false, BTreeSet::new());
         while self.progress.step < last && !stopped {
             self.pulse.step(self.progress.step + 1);
             let wishes = self.step(loader.as_mut())?;
             let step = self.progress.step;
-            self.saves.poll(self.job)?;
-            self.pulse.saved(self.saves.newest.as_ref().map_or(0, |(step, _)| *step));
+            self.saves.poll(self.job);
+            self.pulse.saved(self.saves.safe);
             self.refuse_divergence()?;
+            self.compare_replicas()?;
             let mut best = false;
             if config.train.eval_every > 0 && step.is_multiple_of(config.train.eval_every) {
                 best = self.evaluate()?;
             }
             stopped = wishes.stop && step < steps;
-            due |= config.checkpoint.every > 0 && step.is_multiple_of(config.checkpoint.every);
+            due.extend(self.saves.due(step));
             // A step that was skipped leaves nothing new to save: what is due waits for one that was not.
-            if best || (((due && self.skipped == 0) || wishes.save) && step < last && !stopped) {
-                due = false;
-                self.save()?;
+            let now = !due.is_empty() && self.skipped == 0;
+            if best || ((now || wishes.save) && step < last && !stopped) {
+                due.extend((best || wishes.save).then_some(OWN));
+                self.save(&std::mem::take(&mut due).into_iter().collect::<Vec<_>>())?;
             }
         }
         self.end(stopped || last < steps)
@@ -343,7 +365,7 @@ impl RankRun<'_> {
         let step = self.progress.step;
         let is_saved = self.saves.newest.as_ref().is_some_and(|(saved, _)| *saved == step);
         if !is_saved && step > 0 && (stopped || self.job.config.checkpoint.final_save) {
-            self.save()?;
+            self.save(&[OWN])?;
             if let Some(why) = self.saves.finish(self.job)? {
                 let newest = self.saves.newest.map(|(_, folder)| folder);
                 return Err(Error::NotSaved { step, why, newest });
@@ -355,14 +377,19 @@ impl RankRun<'_> {
         Ok(Outcome { step, loss, stopped, checkpoint, best, losses: self.losses })
     }
 
-    fn save(&mut self) -> Result<()> {
-        let began = Instant::now();
+    /// Begins to save to these tiers.
+    fn save(&mut self, to: &[usize]) -> Result<()> {
+        self.averager.finish()?;
         self.progress.best = self.saves.best();
-        let mut state = resume::snapshot(self.job, &self.replica, &self.progress)?;
-        state.known = Some(self.known.clone());
         // After a skipped step the checkpoints before it may be the good ones: they all stay.
         let keep = if self.skipped > 0 { Keep::All } else { Keep::Configured };
-        self.saves.begin(self.job, state, keep, began)
+        let RankRun { job, replica, progress, known, saves, .. } = self;
+        let take = || {
+            let mut state = resume::snapshot(job, replica, progress)?;
+            state.known = Some(known.clone());
+            Ok(state)
+        };
+        saves.begin(job, to, take, keep)
     }
 
     /// Reads this replica's micro-batches ahead, where they are needed.

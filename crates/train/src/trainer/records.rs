@@ -59,6 +59,12 @@ impl Records {
                 (Level::Info, "resumed", [&values[..], &[("damaged", json!(damaged))]].concat())
             }
             Event::Step(report) => return self.step(report),
+            Event::SaveProgress(_) => return,
+            Event::SaveDropped { step, by } => (
+                Level::Warn,
+                "snapshot dropped for a newer one",
+                vec![("step", json!(step)), ("by", json!(by))],
+            ),
             // Told by this very file, and written to its log there.
             Event::RecordsFailed { .. } => return,
             Event::Evaluated { step, loss } => {

@@ -193,6 +193,11 @@ pub(super) fn progress(state: &State) -> Result<Progress> {
     })
 }
 
+/// How many updates of the optimizer a saved state has seen.
+pub(crate) fn updates_of(state: &State) -> Result<u64> {
+    Ok(progress(state)?.updates)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,14 +3,18 @@
 use super::Job;
 use super::records::Records;
 use super::resume::Best;
+use super::tiers::Tier;
+use super::writer::{End, Snapshot, Work, Writer};
+use crate::config::Behind;
 use crate::error::{Error, Result};
-use crate::event::Event;
-use planaria_ckpt::{FileNames, Meter, Retain, SaveOptions, State};
-use planaria_comm::Comm;
-use planaria_store::Store;
+use crate::event::{Event, SaveProgress};
+use planaria_array::Array;
+use planaria_ckpt::{FileNames, Replicas, Retain, SaveOptions, State};
+use planaria_comm::{AllReduce, Comm, CommExt};
+use planaria_layout::Reduce;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The folder of a step's checkpoint, in the folder of checkpoints.
 pub(crate) fn folder(step: u64) -> String {
@@ -26,35 +30,40 @@ pub(super) enum Keep {
     All,
 }
 
-/// A save under way.
-#[derive(Debug)]
-struct Running {
-    step: u64,
-    blocked: Duration,
-    meter: Arc<Meter>,
-    thread: JoinHandle<(planaria_ckpt::Result<()>, Duration)>,
+/// What training does when a snapshot is due and the one before is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// It goes on; of the snapshots that wait, the newest stays.
+    Drop,
+    /// It waits until the one before is written.
+    Wait,
+    /// It waits until this one is written: there is no memory to go on with.
+    Stand,
 }
 
-/// Removes checkpoints of a future that the run has left.
-fn remove(store: &dyn Store, steps: &[u64]) -> planaria_ckpt::Result<()> {
-    steps.iter().try_for_each(|&step| planaria_ckpt::remove(store, &folder(step)))
-}
-
-/// The saves of one rank. They have a communicator of their own, so that they cannot get in the way of training.
+/// The saves of one rank.
 #[derive(Debug)]
 pub(super) struct Saves {
+    world: Arc<dyn Comm>,
+    /// Of saves alone, so that they cannot get in the way of training.
     comm: Arc<dyn Comm>,
-    store: Arc<dyn Store>,
+    tiers: Vec<Tier>,
     options: SaveOptions,
-    running: Option<Running>,
+    /// Started by the first save.
+    writer: Option<Writer>,
+    pace: Pace,
     /// The best evaluation so far whose checkpoint is committed.
     kept: Option<Best>,
     /// A better one whose checkpoint is being saved.
     better: Option<Best>,
-    /// Step and folder of the newest committed checkpoint.
+    /// Step and folder of the newest checkpoint that is committed in the run's folder.
     pub(super) newest: Option<(u64, String)>,
-    /// Checkpoints after the one that the run went back to; they go before the first save.
-    pub(super) newer: Vec<u64>,
+    /// The newest step that is committed anywhere.
+    pub(super) safe: u64,
+    /// Checkpoints of each place after the one that the run went back to; they go before the first save there.
+    pub(super) newer: Vec<Vec<u64>>,
+    /// Bytes written and when, at the last look at the save under way.
+    looked: Option<(u64, u64, Instant)>,
     /// Only rank 0 tells.
     tells: bool,
     pub(super) records: Option<Arc<Records>>,
@@ -62,26 +71,53 @@ pub(super) struct Saves {
 
 impl Saves {
     /// Collective.
-    pub(super) fn new(world: &Arc<dyn Comm>, store: Arc<dyn Store>, job: &Job) -> Result<Saves> {
+    pub(super) fn new(world: &Arc<dyn Comm>, job: &Job) -> Result<Saves> {
         let comm = world.split(&[world.ranks().to_vec()])?;
         let comm = comm.ok_or_else(|| Error::Bug { what: "a rank outside its own world".into() })?;
-        let section = &job.config.checkpoint;
-        let every = (section.keep_every > 0).then_some(section.keep_every);
-        let retain = Retain { last: Some(section.keep), every, ..Retain::default() };
+        let tiers = job.tiers()?;
         let names = if job.config.lora.is_some() { FileNames::Adapter } else { FileNames::Model };
-        let options = SaveOptions { retain, names, ..SaveOptions::default() };
+        let replicas = match job.config.heal.compare_every {
+            0 => Replicas::Trust,
+            _ => Replicas::Compare,
+        };
         Ok(Saves {
-            tells: comm.rank() == 0,
+            tells: world.rank() == 0,
+            world: world.clone(),
             comm,
-            store,
-            options,
-            running: None,
+            newer: vec![Vec::new(); tiers.len()],
+            tiers,
+            options: SaveOptions { names, replicas, ..SaveOptions::default() },
+            writer: None,
+            pace: Pace::Wait,
             kept: None,
             better: None,
             newest: None,
-            newer: Vec::new(),
+            safe: 0,
+            looked: None,
             records: None,
         })
+    }
+
+    /// Decides how saves are paced, for a rank that saves so many bytes. Collective.
+    pub(super) fn set_pace(&mut self, job: &Job, bytes: usize) -> Result<()> {
+        let most = Array::from_slice(&[bytes as i64], &[1])?;
+        self.world.all_reduce(AllReduce { send: most.clone(), recv: most.clone(), op: Reduce::Max })?;
+        let most = most.to_vec::<i64>()?[0] as u64;
+        let section = &job.config.checkpoint;
+        // One is written and two may wait.
+        let held = section.memory.map_or(3, |memory| memory / most.max(1));
+        self.pace = match (section.pace(), held) {
+            (_, 0) => Pace::Stand,
+            (Behind::Drop, 3..) => Pace::Drop,
+            _ => Pace::Wait,
+        };
+        Ok(())
+    }
+
+    /// Where the snapshot of a step is due.
+    pub(super) fn due(&self, step: u64) -> Vec<usize> {
+        let due = |tier: &Tier| tier.every > 0 && step.is_multiple_of(tier.every);
+        (0..self.tiers.len()).filter(|&tier| due(&self.tiers[tier])).collect()
     }
 
     /// The best evaluation, of a run that resumes.
@@ -106,67 +142,114 @@ impl Saves {
     }
 
     /// How much of the save under way this rank has written, if there is one.
-    pub(super) fn share(&self) -> Option<f64> {
-        self.running.as_ref()?.meter.share()
+    pub(super) fn progress(&mut self) -> Option<SaveProgress> {
+        let (step, tier, meter) = self.writer.as_ref()?.now()?;
+        let (bytes, total) = meter.bytes()?;
+        let now = Instant::now();
+        let rate = match self.looked.replace((step, bytes, now)) {
+            Some((same, before, then)) if same == step && bytes >= before => {
+                Some((bytes - before) as f64 / (now - then).as_secs_f64().max(1e-9))
+            }
+            _ => None,
+        };
+        let tier = self.tiers[tier].kind.map(|kind| kind.to_string());
+        Some(SaveProgress { step, bytes, total, rate, tier })
     }
 
-    /// Begins to save; waits for the save before it, if that is still under way. Collective.
-    pub(super) fn begin(&mut self, job: &Job, mut state: State, keep: Keep, began: Instant) -> Result<()> {
-        self.finish(job)?;
-        let step = state.step;
-        self.tell(job, &Event::Saving { step });
-        let (comm, store, mut options) = (self.comm.clone(), self.store.clone(), self.options.clone());
-        options.retain.best = [self.kept, self.better].iter().flatten().map(|best| best.step).collect();
-        let meter = Arc::new(Meter::default());
-        options.meter = Some(meter.clone());
-        if keep == Keep::All {
-            options.retain = Retain::default();
+    /// Begins to save to these places; how long training waits for what is still under way is the pace's. Collective.
+    pub(super) fn begin(
+        &mut self,
+        job: &Job,
+        to: &[usize],
+        take: impl FnOnce() -> Result<State>,
+        keep: Keep,
+    ) -> Result<()> {
+        let began = Instant::now();
+        // What must stay follows from what is committed.
+        if self.pace != Pace::Drop || self.better.is_some() {
+            self.finish(job)?;
         }
-        let newer = std::mem::take(&mut self.newer);
-        let thread = std::thread::Builder::new().name("planaria-save".into()).spawn(move || {
-            let removed = if comm.rank() == 0 { remove(&*store, &newer) } else { Ok(()) };
-            // Where an old one cannot be removed, the save says what stands in its way.
-            // What cannot be copied is tried once more by the save, which tells all ranks.
-            let _ = state.to_host();
-            let saved = planaria_ckpt::save(&*comm, &*store, &folder(step), &state, &options);
-            (removed.and(saved.map(|_| ())), began.elapsed())
-        });
-        let thread = thread.map_err(|source| Error::Io { path: "the thread of a save".into(), source })?;
-        self.running = Some(Running { step, blocked: began.elapsed(), meter, thread });
-        Ok(())
-    }
-
-    /// Tells of a save that has ended meanwhile.
-    pub(super) fn poll(&mut self, job: &Job) -> Result<()> {
-        if self.running.as_ref().is_some_and(|r| r.thread.is_finished()) {
+        let state = take()?;
+        let step = state.step;
+        let best: Vec<u64> = [self.kept, self.better].iter().flatten().map(|best| best.step).collect();
+        let retain = |tier: &usize| match (keep, &self.tiers[*tier]) {
+            (Keep::All, _) => (*tier, Retain::default()),
+            (_, place) => {
+                let every = job.config.checkpoint.keep_every;
+                let every = Some(every).filter(|every| *every > 0 && place.kind.is_none());
+                let best = if place.kind.is_none() { best.clone() } else { Vec::new() };
+                (*tier, Retain { last: Some(place.keep), every, best, ..Retain::default() })
+            }
+        };
+        let to: BTreeMap<usize, Retain> = to.iter().map(retain).collect();
+        self.tell(job, &Event::Saving { step });
+        let snapshot = Snapshot { step, state, to, began, blocked: began.elapsed() };
+        self.writer()?.post(snapshot);
+        if self.pace == Pace::Stand {
             self.finish(job)?;
         }
         Ok(())
     }
 
-    /// Waits for the save under way. A failed one is told, not returned: the checkpoints before it are still good.
-    /// Why it failed, if it did.
+    /// The thread that writes, started by the first save.
+    fn writer(&mut self) -> Result<&Writer> {
+        let writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => {
+                let (comm, tiers, options) = (self.comm.clone(), self.tiers.clone(), self.options.clone());
+                Writer::start(Work { comm, tiers, options, newer: std::mem::take(&mut self.newer) })?
+            }
+        };
+        Ok(self.writer.insert(writer))
+    }
+
+    /// Tells of saves that have ended meanwhile; why the last one to the run's folder failed, if it did.
+    pub(super) fn poll(&mut self, job: &Job) -> Option<String> {
+        let mut why = None;
+        for end in self.writer.as_ref().map(Writer::ends).unwrap_or_default() {
+            match end {
+                End::Dropped { step, by } => self.tell(job, &Event::SaveDropped { step, by }),
+                End::Written { step, tier, failed, blocked, took } => {
+                    let place = self.tiers[tier].clone();
+                    if let Some(better) =
+                        self.better.take_if(|better| better.step == step && place.kind.is_none())
+                        && failed.is_none()
+                    {
+                        self.kept = Some(better);
+                    }
+                    if place.kind.is_none() {
+                        why = failed.clone();
+                    }
+                    let label = place.label(&folder(step));
+                    match failed {
+                        None => {
+                            if place.kind.is_none() {
+                                self.newest = Some((step, folder(step)));
+                            }
+                            self.safe = self.safe.max(step);
+                            self.tell(job, &Event::Saved { step, folder: label, blocked, took });
+                        }
+                        Some(error) => {
+                            let error = match place.kind {
+                                None => error,
+                                Some(kind) => format!("to {kind}: {error}"),
+                            };
+                            self.tell(job, &Event::SaveFailed { step, error });
+                        }
+                    }
+                }
+            }
+        }
+        why
+    }
+
+    /// Waits for all saves. A failed one is told, not returned: the checkpoints before it are still good. Why the last one failed,
+    /// if it did.
     pub(super) fn finish(&mut self, job: &Job) -> Result<Option<String>> {
-        let Some(Running { step, blocked, thread, .. }) = self.running.take() else { return Ok(None) };
-        let (end, took) = thread.join().map_err(|_| Error::Bug { what: "a save panicked".into() })?;
-        let folder = folder(step);
-        if let Some(better) = self.better.take_if(|better| better.step == step)
-            && end.is_ok()
-        {
-            self.kept = Some(better);
+        if let Some(writer) = &self.writer {
+            writer.settle()?;
         }
-        match end {
-            Ok(()) => {
-                self.newest = Some((step, folder.clone()));
-                self.tell(job, &Event::Saved { step, folder, blocked, took });
-                Ok(None)
-            }
-            Err(error) => {
-                let error = error.to_string();
-                self.tell(job, &Event::SaveFailed { step, error: error.clone() });
-                Ok(Some(error))
-            }
-        }
+        Ok(self.poll(job))
     }
 
     fn tell(&self, job: &Job, event: &Event) {

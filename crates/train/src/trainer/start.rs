@@ -3,6 +3,7 @@
 use super::Job;
 use super::lock::Lock;
 use super::resume::{self, Progress};
+use super::tiers::{OWN, Tier};
 use crate::data::{Continuation, Sampler};
 use crate::error::{Error, Result};
 pub(super) use crate::event::Damaged;
@@ -25,13 +26,15 @@ const CONFIG_BYTES: u64 = 1 << 24;
 /// What may differ without a word: where a run lies, how it is divided, and what it writes.
 const SILENT: [&str; 7] = ["name", "mesh", "device", "checkpoint.", "heal.", "log.", "train.threads"];
 /// What the saved tensors are made by; other values need other tensors.
-const FIXED: [&str; 4] = ["optim.kind", "optim.ema", "train.precision", "train.freeze"];
+const FIXED: [&str; 5] = ["optim.kind", "optim.ema", "optim.averages", "train.precision", "train.freeze"];
 
 /// A checkpoint to go on from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Start {
     /// Address of a store that is not the run's own.
     address: Option<String>,
+    /// Which of the run's places has it; see [`Job::tiers`].
+    tier: usize,
     /// The checkpoint in its store.
     pub(super) folder: String,
     /// Keys that have other values than when it was saved, as in `optim.lr 0.001 -> 0.0003`.
@@ -49,6 +52,28 @@ impl Start {
         self.address.is_none()
     }
 
+    /// True for one in the run's folder.
+    pub(super) fn is_of_the_folder(&self) -> bool {
+        self.is_own() && self.tier == OWN
+    }
+
+    /// True where it has lost a file since it was committed.
+    fn is_incomplete(&self, job: &Job) -> bool {
+        let Ok(store) = self.store(job) else { return false };
+        let Ok(checkpoint) = planaria_ckpt::open(&*store, &self.folder) else { return false };
+        let files = checkpoint.files.iter().map(|file| &file.name);
+        let mut names = files.chain(checkpoint.others.iter().map(|file| &file.name));
+        names.any(|name| matches!(store.exists(&join(&self.folder, name)), Ok(false)))
+    }
+
+    /// How it is named to people.
+    pub(super) fn label(&self, job: &Job) -> Result<String> {
+        Ok(match self.is_own() {
+            true => job.tiers()?[self.tier].label(&self.folder),
+            false => self.folder.clone(),
+        })
+    }
+
     /// Where it is, as a user would name it.
     fn path(&self, job: &Job) -> String {
         match &self.address {
@@ -61,7 +86,7 @@ impl Start {
     pub(super) fn store(&self, job: &Job) -> Result<Arc<dyn Store>> {
         match &self.address {
             Some(address) => Ok(planaria_store::open(address)?),
-            None => job.store(),
+            None => Ok(job.tiers()?[self.tier].store.clone()),
         }
     }
 }
@@ -72,7 +97,7 @@ pub(super) fn find(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let mut damaged = damaged.to_vec();
     loop {
         match find_but(job, &damaged) {
-            Err(Error::Resume { folder, source, older: Some(_) }) if job.healing.fall_back => {
+            Err(Error::Resume { folder, source, .. }) if job.healing.fall_back => {
                 damaged.push(Damaged { folder, why: source.to_string() });
             }
             Err(error) => return Err(error),
@@ -81,13 +106,46 @@ pub(super) fn find(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     }
 }
 
+/// The steps that are committed in each of the run's places, those apart that are damaged.
+struct Places {
+    tiers: Vec<Tier>,
+    /// By place, ascending.
+    steps: Vec<Vec<u64>>,
+    /// Of the run's folder.
+    broken: Vec<u64>,
+}
+
+impl Places {
+    fn look(job: &Job, damaged: &[Damaged]) -> Result<Places> {
+        let tiers = job.tiers()?;
+        let (mut steps, mut broken) = (Vec::new(), Vec::new());
+        for (number, tier) in tiers.iter().enumerate() {
+            let found = planaria_ckpt::committed(&*tier.store, CHECKPOINTS);
+            // A tier that cannot be reached is no reason not to go on from another.
+            let mut found = if number == OWN { found? } else { found.unwrap_or_default() };
+            let known = |step: &mut u64| damaged.iter().any(|d| d.folder == tier.label(&own(*step)));
+            let bad: Vec<u64> = found.extract_if(.., known).collect();
+            if number == OWN {
+                broken = bad;
+            }
+            steps.push(found);
+        }
+        Ok(Places { tiers, steps, broken })
+    }
+
+    /// The newest step of all places, in the quickest that has it.
+    fn newest(&self) -> Option<(usize, u64)> {
+        let last = |tier: usize| Some((tier, *self.steps[tier].last()?));
+        let all = (0..self.tiers.len()).filter_map(last);
+        all.max_by_key(|&(tier, step)| (step, std::cmp::Reverse(self.tiers[tier].order())))
+    }
+}
+
 /// As if the damaged checkpoints were not there.
 fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
-    let store = job.store()?;
-    let mut steps = planaria_ckpt::committed(&*store, CHECKPOINTS)?;
-    let broken: Vec<u64> =
-        steps.extract_if(.., |step| damaged.iter().any(|d| d.folder == own(*step))).collect();
-    if let (true, Some(Damaged { folder, why })) = (steps.is_empty(), damaged.first()) {
+    let places = Places::look(job, damaged)?;
+    let (steps, store) = (&places.steps[OWN], &places.tiers[OWN].store);
+    if let (None, Some(Damaged { folder, why })) = (places.newest(), damaged.first()) {
         let what = format!("no checkpoint of the run is whole; the newest is '{folder}': {why}");
         return Err(Error::Run { what });
     }
@@ -100,11 +158,14 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let newest = steps.last().map(|&step| own(step));
     match (&section.from, newest) {
         (None, Some(_)) if !section.resume => Err(occupied("checkpoint.resume = false")),
-        (None, None) => Ok(None),
-        (None, Some(folder)) => examine(job, &store, Start { newer: broken, ..start(folder) }).map(Some),
+        (None, _) => {
+            let Some((tier, step)) = places.newest().filter(|_| section.resume) else { return Ok(None) };
+            let newer = places.broken;
+            examine(job, &places.tiers[tier].store, Start { tier, newer, ..start(own(step)) }).map(Some)
+        }
         // Started again with the same key, a run goes on with what came of it.
-        (Some(from), Some(newest)) if descends(&*store, &newest, from) => {
-            examine(job, &store, start(newest)).map(Some)
+        (Some(from), Some(newest)) if descends(&**store, &newest, from) => {
+            examine(job, store, start(newest)).map(Some)
         }
         (Some(from), _) if step_of(from).is_some() => {
             let step = step_of(from).unwrap_or(0);
@@ -114,7 +175,7 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
                 return Err(Error::Value { key: "checkpoint.from".into(), found: from.clone(), expected });
             }
             let newer = steps.iter().copied().filter(|&s| s > step).collect();
-            examine(job, &store, Start { newer, ..start(own(step)) }).map(Some)
+            examine(job, store, Start { newer, ..start(own(step)) }).map(Some)
         }
         (Some(_), Some(_)) => Err(occupied("checkpoint.from, which is a path")),
         (Some(from), None) => {
@@ -126,7 +187,7 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
 }
 
 fn start(folder: String) -> Start {
-    Start { address: None, folder, changed: Vec::new(), newer: Vec::new(), damaged: Vec::new() }
+    Start { address: None, tier: OWN, folder, changed: Vec::new(), newer: Vec::new(), damaged: Vec::new() }
 }
 
 fn own(step: u64) -> String {
@@ -146,7 +207,7 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
         Some(_) if matches!(e, planaria_ckpt::Error::NotCommitted { .. }) => {
             not_of_a_run(&start.path(job), store)
         }
-        _ => unreadable(job, folder, e),
+        _ => unreadable(job, &start, e),
     })?;
     let saved = saved_model(job, &**store, folder)?;
     let mut differs =
@@ -206,21 +267,22 @@ fn saved_model(job: &Job, store: &dyn Store, folder: &str) -> Result<Option<Arc<
 }
 
 /// A checkpoint that cannot be read, with the one to go on from instead.
-pub(super) fn unreadable(job: &Job, folder: &str, error: planaria_ckpt::Error) -> Error {
+pub(super) fn unreadable(job: &Job, start: &Start, error: planaria_ckpt::Error) -> Error {
     use planaria_ckpt::{Error as E, Trouble};
     // A file that a committed folder has lost is damage too.
-    let lost = matches!(error, E::Store(planaria_store::Error::NotFound { .. }));
+    let lost = matches!(error, E::Store(planaria_store::Error::NotFound { .. })) || start.is_incomplete(job);
     let damaged = error.trouble() == Trouble::Damage || lost;
     if !damaged {
         return error.into();
     }
-    let step = folder.rsplit('/').next().and_then(step_of);
+    let step = start.folder.rsplit('/').next().and_then(step_of);
     let older = job.store().ok().and_then(|store| {
         let steps = planaria_ckpt::committed(&*store, CHECKPOINTS).ok()?;
         let sound = |step: &u64| planaria_ckpt::open(&*store, &own(*step)).is_ok();
         steps.into_iter().rev().filter(|s| Some(*s) < step).find(sound).map(step_folder)
     });
-    Error::Resume { folder: folder.into(), source: Box::new(error), older }
+    let folder = start.label(job).unwrap_or_else(|_| start.folder.clone());
+    Error::Resume { folder, source: Box::new(error), older }
 }
 
 /// What this effect has changed since the checkpoint, as in `model.rope_theta 10000 -> 500`.
@@ -260,7 +322,7 @@ fn changes(saved: &Value, now: &Value) -> Vec<String> {
 }
 
 /// Keys whose absence says something.
-const OPTIONAL: [&str; 4] = ["optim.ema", "optim.horizon", "optim.decay", "data.seed"];
+const OPTIONAL: [&str; 5] = ["optim.ema", "optim.averages", "optim.horizon", "optim.decay", "data.seed"];
 
 fn leaves(value: &Value, key: &str, found: &mut BTreeMap<String, String>) {
     match value {

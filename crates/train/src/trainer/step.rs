@@ -47,6 +47,7 @@ impl RankRun<'_> {
         self.compute(step, &batches, &mut losses)?;
         let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;
+        self.refuse_odd_loss(&losses, step)?;
         update::join_tied(&self.replica, &self.world, &mut sums)?;
         let (moved, wishes) = self.update(&sums, &losses)?;
         self.progress.step = step;
@@ -54,7 +55,11 @@ impl RankRun<'_> {
         self.progress.tokens += self.tokens();
         self.losses.push(moved.loss);
         self.skipped = if moved.skipped { self.skipped + 1 } else { 0 };
-        self.report(&moved, began);
+        let saving = self.saves.progress();
+        if let Some(progress) = &saving {
+            self.tell(&Event::SaveProgress(progress.clone()));
+        }
+        self.report(&moved, began, saving.map(|progress| progress.share()));
         Ok(wishes)
     }
 
@@ -95,6 +100,7 @@ impl RankRun<'_> {
             let rates = Rates { number: self.progress.updates + 1, lr, scale: clip / over };
             update::apply(&self.replica, &self.near.data, sums, optim, rates)?;
             self.progress.updates += 1;
+            self.averager.start(&self.replica, self.progress.updates)?;
         }
         if let Some(scale) = &mut self.progress.scale {
             scale.update(!skipped);
@@ -115,7 +121,7 @@ impl RankRun<'_> {
         Ok((norm.norm(), Wishes { save: wishes[0] > 0, stop: wishes[1] > 0 }))
     }
 
-    fn report(&self, moved: &Moved, began: Instant) {
+    fn report(&self, moved: &Moved, began: Instant, saving: Option<f64>) {
         let seconds = began.elapsed().as_secs_f64();
         let peak = self.job.config.log.peak_flops.map(|peak| peak * self.world.size() as f64);
         let report = StepReport {
@@ -130,7 +136,7 @@ impl RankRun<'_> {
             seconds,
             flops: self.flops,
             mfu: self.flops.zip(peak).map(|(flops, peak)| flops / seconds.max(1e-9) / peak),
-            saving: self.saves.share(),
+            saving,
             loss_scale: self.progress.scale.map_or(1.0, |scale| scale.factor),
             skipped: moved.skipped,
             peak_bytes: self.peak(),

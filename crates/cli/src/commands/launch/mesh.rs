@@ -5,6 +5,7 @@ use crate::commands::{Command, train};
 use anyhow::Result;
 use clap::Parser;
 use planaria::nn::models::Models;
+use planaria::train::Config;
 use planaria::train::plan::{Choice, choose, model_of};
 
 /// True for a job that is a run of ours.
@@ -17,6 +18,11 @@ fn parse(command: &[String]) -> Option<train::Args> {
         Command::Train(args) => Some(args),
         _ => None,
     }
+}
+
+/// The configuration of a job that is a run of ours and says what it means.
+pub(super) fn config(command: &[String]) -> Option<Config> {
+    parse(command).filter(|_| trains(command))?.config().ok()
 }
 
 /// A mesh and the command that runs on it.

@@ -106,7 +106,9 @@ impl Show {
             return;
         }
         let saving = match *self.saving.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(Saving::Running { step, .. }) => Some(Saving::Running { step, done: report.saving }),
+            Some(Saving::Running { step, rate, .. }) => {
+                Some(Saving::Running { step, done: report.saving, rate })
+            }
             other => other,
         };
         let line = StepLine {
@@ -131,6 +133,44 @@ impl Show {
     fn rows(&self, lines: &[String]) {
         lines.iter().for_each(|line| self.say(line));
         self.json("rows", json!({ "told": lines }));
+    }
+}
+
+impl Show {
+    /// What becomes of saves.
+    fn save(&self, event: &Event) {
+        match event {
+            Event::Saving { step } => self.saves(Saving::Running { step: *step, done: None, rate: None }),
+            Event::Saved { step, folder, blocked, took } => {
+                self.saves(Saving::Saved { step: *step });
+                let (took, stood) = (took.as_secs_f64(), blocked.as_secs_f64() * 1e3);
+                self.say(&format!("saved {folder} in {took:.1} s; training paused for {stood:.1} ms"));
+                self.json(
+                    "saved",
+                    json!({ "step": step, "folder": folder, "seconds": took, "blocked_ms": stood }),
+                );
+            }
+            Event::SaveProgress(progress) => {
+                self.saves(Saving::Running {
+                    step: progress.step,
+                    done: Some(progress.share()),
+                    rate: progress.rate,
+                });
+                let mut told = serde_json::to_value(progress).unwrap_or_default();
+                told["percent"] = json!(progress.share() * 100.0);
+                self.json("saving", told);
+            }
+            Event::SaveDropped { step, by } => {
+                self.say(&format!("the snapshot of step {step} was not written: that of step {by} is newer"));
+                self.json("save_dropped", json!({ "step": step, "by": by }));
+            }
+            Event::SaveFailed { step, error } => {
+                self.saves(Saving::Failed { step: *step });
+                self.say(&format!("warning: the save of step {step} failed: {error}"));
+                self.json("save_failed", json!({ "step": step, "error": error }));
+            }
+            _ => {}
+        }
     }
 }
 
@@ -185,26 +225,11 @@ impl Observer for Show {
                 self.say(&format!("step {step} is the best so far; its checkpoint is kept"));
                 self.json("best", json!({ "step": step, "loss": loss }));
             }
-            Event::Saving { step } => self.saves(Saving::Running { step: *step, done: None }),
-            Event::Saved { step, folder, blocked, took } => {
-                self.saves(Saving::Saved { step: *step });
-                let (took, stood) = (took.as_secs_f64(), blocked.as_secs_f64() * 1e3);
-                self.say(&format!("saved {folder} in {took:.1} s; training paused for {stood:.1} ms"));
-                self.json(
-                    "saved",
-                    json!({ "step": step, "folder": folder, "seconds": took, "blocked_ms": stood }),
-                );
-            }
-            Event::SaveFailed { step, error } => {
-                self.saves(Saving::Failed { step: *step });
-                self.say(&format!("warning: the save of step {step} failed: {error}"));
-                self.json("save_failed", json!({ "step": step, "error": error }));
-            }
             Event::RecordsFailed { error } => {
                 self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
                 self.json("records_failed", json!({ "error": error }));
             }
-            _ => {}
+            other => self.save(other),
         }
     }
 }

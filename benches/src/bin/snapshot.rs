@@ -1,0 +1,264 @@
+//! `snapshot`: what saving costs a model that is really training: time of the call, step time lost in all, memory; the first save and
+//! later ones; beside torch's `async_save` by a thread and by a process with pinned staging. Prints a whole record in Markdown.
+//!
+//! Every measurement is a process of its own. A model whose weights and moments take `--gib` trains on one rank with all threads. Steps
+//! without a save come first and give the time of a step; then a save begins every `--apart` steps. Lost time is what the steps from one
+//! save to the next took beyond as many steps without. Bars: a call below 1 ms, and at most 1.05 times a copy of the state lost.
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use planaria_array::{Array, DType};
+use planaria_bench::machine::Machine;
+use planaria_bench::measure::status;
+use planaria_bench::record;
+use planaria_bench::stats::median;
+use planaria_train::Trainer;
+use planaria_train::config::Sources;
+use planaria_train::event::{Event, Observer};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// The same sizes stand in `peers/snapshot.py`: twelve bytes for each parameter.
+const CONFIG: &str = r#"
+name = "snapshot"
+[model]
+kind = "qwen2"
+hidden_size = 1024
+intermediate_size = 2816
+num_attention_heads = 16
+num_key_value_heads = 16
+tie_word_embeddings = true
+[data]
+sequence = 128
+tokenizer = "bytes"
+[[data.source]]
+path = "text.txt"
+[train]
+global_batch = 2
+micro_batch = 2
+[checkpoint]
+keep = 1
+final_save = false
+[log]
+tensorboard = false
+"#;
+
+/// Parameters of one block of the model.
+const BLOCK: f64 = 4.0 * 1024.0 * 1024.0 + 3.0 * 1024.0 * 2816.0;
+
+#[derive(Parser)]
+struct Args {
+    /// Folder on the disk that checkpoints go to
+    #[arg(long)]
+    folder: PathBuf,
+    /// Python with torch; peers are left out without it
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Size of weights and moments
+    #[arg(long, default_value_t = 2.0)]
+    gib: f64,
+    /// Steps without a save
+    #[arg(long, default_value_t = 8)]
+    calm: u64,
+    /// Saves
+    #[arg(long, default_value_t = 4)]
+    saves: u64,
+    /// Steps from one save to the next
+    #[arg(long, default_value_t = 6)]
+    apart: u64,
+    /// Only train and print the figures
+    #[arg(long, hide = true)]
+    ours: bool,
+}
+
+/// What one contestant measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Figures {
+    name: String,
+    /// Bytes that were saved.
+    bytes: u64,
+    /// Seconds of a step without a save.
+    step: f64,
+    /// Seconds of each call.
+    calls: Vec<f64>,
+    /// Seconds lost by each save.
+    lost: Vec<f64>,
+    /// Resident memory at the most, beyond that before the first save.
+    extra: u64,
+    /// Seconds of a copy of as many bytes to touched memory.
+    copy: f64,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    if args.ours {
+        println!("{}", serde_json::to_string(&train(&args)?)?);
+        return Ok(());
+    }
+    let mut all = vec![process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?];
+    for kind in ["thread", "process"].iter().filter(|_| args.python.is_some()) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/snapshot.py");
+        let mut command = Command::new(args.python.as_deref().unwrap_or(Path::new("python3")));
+        match process(command.arg(script).args(["--kind", kind]), &args) {
+            Ok(figures) => all.push(figures),
+            // What a peer cannot do here is said, and the others are measured.
+            Err(error) => eprintln!("torch DCP, {kind}: left out: {error}"),
+        }
+    }
+    let machine = Machine::here(args.python.as_ref().map(|p| p.display().to_string()).as_deref());
+    let words = [("--folder", "DISK"), ("--python", "PYTHON")];
+    let disk = [("disk", record::disk(&args.folder))];
+    print!(
+        "{}",
+        record::head("Saving while training", &record::command("snapshot", &words), &machine, &disk)
+    );
+    println!(
+        "\n| | state GiB | step s | call ms, first | later | lost s, first | later | copy s | extra GiB |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    all.iter().for_each(Figures::print);
+    let ours = &all[0];
+    let mut missed = Vec::new();
+    if ours.later(&ours.calls) > 1e-3 {
+        missed.push(format!("the call took {:.2} ms", ours.later(&ours.calls) * 1e3));
+    }
+    if ours.later(&ours.lost) > 1.05 * ours.copy {
+        missed.push(format!("{:.3} s were lost, a copy takes {:.3} s", ours.later(&ours.lost), ours.copy));
+    }
+    if missed.is_empty() { Ok(()) } else { bail!("missed: {}", missed.join("; ")) }
+}
+
+impl Figures {
+    /// The median of all but the first.
+    fn later(&self, values: &[f64]) -> f64 {
+        median(values.iter().skip(1).copied()).unwrap_or(f64::NAN)
+    }
+
+    fn print(&self) {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let first = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
+        println!(
+            "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.3} | {:.3} | {:.3} | {:.2} |",
+            self.name,
+            gib(self.bytes),
+            self.step,
+            first(&self.calls) * 1e3,
+            self.later(&self.calls) * 1e3,
+            first(&self.lost),
+            self.later(&self.lost),
+            self.copy,
+            gib(self.extra),
+        );
+    }
+}
+
+/// Runs a contestant in a process of its own and in a folder of its own.
+fn process(command: &mut Command, args: &Args) -> Result<Figures> {
+    let number = |value: u64| value.to_string();
+    command.arg("--folder").arg(&args.folder).args(["--gib", &args.gib.to_string()]);
+    command.args([
+        "--calm",
+        &number(args.calm),
+        "--saves",
+        &number(args.saves),
+        "--apart",
+        &number(args.apart),
+    ]);
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(text.lines().last().unwrap_or_default()).context("a contestant that says no figures")
+}
+
+/// What a run tells, with the resident memory at the time.
+#[derive(Debug, Default)]
+struct Told(Mutex<Log>);
+
+#[derive(Debug, Default)]
+struct Log {
+    steps: Vec<f64>,
+    calls: Vec<f64>,
+    parameters: u64,
+    before: u64,
+    most: u64,
+}
+
+impl Observer for Told {
+    fn event(&self, event: &Event) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.most = log.most.max(status("VmRSS").unwrap_or(0));
+        match event {
+            Event::Started { parameters, .. } => log.parameters = *parameters,
+            Event::Step(report) => log.steps.push(report.seconds),
+            Event::Saving { .. } if log.calls.is_empty() => log.before = log.most,
+            Event::Saved { blocked, .. } => log.calls.push(blocked.as_secs_f64()),
+            _ => {}
+        }
+    }
+}
+
+/// Our side: a run whose checkpoints begin after the calm steps.
+fn train(args: &Args) -> Result<Figures> {
+    let blocks = (args.gib * f64::from(1 << 30) / 12.0 / BLOCK).round().max(1.0);
+    let folder = args.folder.join("ours");
+    std::fs::create_dir_all(&folder)?;
+    let text: String =
+        (0..4000).map(|i| format!("line {i} of a text that is only there to be read\n")).collect();
+    std::fs::write(folder.join("text.txt"), text)?;
+    let steps = args.calm + args.saves * args.apart;
+    let set = |calm: bool| {
+        let last = if calm { args.calm } else { steps };
+        let every = if calm { 0 } else { args.apart };
+        [
+            format!("model.num_hidden_layers={blocks}"),
+            format!("data.source.path={}", folder.join("text.txt").display()),
+            format!("train.steps={last}"),
+            format!("checkpoint.every={every}"),
+            format!("log.dir={}", folder.join(if calm { "calm" } else { "saving" }).display()),
+        ]
+    };
+    let run = |calm: bool| -> Result<Log> {
+        let told = Arc::new(Told::default());
+        let config = Sources::text("snapshot", CONFIG).set(set(calm)).resolve()?.config;
+        Trainer::new(config).observer(told.clone()).run(None)?;
+        let mut log = told.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *log))
+    };
+    let calm = run(true)?;
+    let step = median(calm.steps.iter().skip(2).copied()).context("no steps")?;
+    let log = run(false)?;
+    std::fs::remove_dir_all(&folder)?;
+    // The steps after a save, up to the next one, beyond as many calm ones.
+    let apart = args.apart as usize;
+    let rounds = log.steps.chunks(apart).skip(1);
+    let lost = rounds.map(|steps| steps.iter().sum::<f64>() - step * steps.len() as f64);
+    let bytes = log.parameters * 12;
+    let lost: Vec<f64> = lost.zip(&log.calls).map(|(lost, call)| lost + call).collect();
+    Ok(Figures {
+        name: "planaria".into(),
+        bytes,
+        step,
+        calls: log.calls,
+        lost,
+        extra: log.most.saturating_sub(log.before),
+        copy: copy(bytes)?,
+    })
+}
+
+/// Seconds of a copy with all threads to memory that was touched before.
+fn copy(bytes: u64) -> Result<f64> {
+    let count = (bytes / 4) as usize;
+    let (from, to) = (Array::full(&[count], 1, DType::F32)?, Array::zeros(&[count], DType::F32)?);
+    let mut best = f64::INFINITY;
+    for _ in 0..3 {
+        let began = Instant::now();
+        to.copy_from(&from)?;
+        best = best.min(began.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}

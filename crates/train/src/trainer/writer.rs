@@ -1,0 +1,311 @@
+//! The one thread of a rank that writes checkpoints. Snapshots wait for it in a short line; where that is allowed, a newer one
+//! takes the place of those that nobody has begun to write.
+
+use super::saves::folder;
+use super::tiers::Tier;
+use crate::error::{Error, Result};
+use planaria_array::Array;
+use planaria_ckpt::{Meter, Retain, SaveOptions, State};
+use planaria_comm::{AllReduce, Comm, CommExt};
+use planaria_layout::Reduce;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Snapshots that wait at most. All ranks have taken a snapshot before one of them takes the next but one, so that the older of two
+/// is there on every rank as long as any rank lacks the newer.
+const WAITING: usize = 2;
+
+/// A state to be written.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) step: u64,
+    pub(super) state: State,
+    /// Where it goes, with what stays there beside it.
+    pub(super) to: BTreeMap<usize, Retain>,
+    /// When training stopped for it, and for how long.
+    pub(super) began: Instant,
+    pub(super) blocked: Duration,
+}
+
+/// What became of a snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum End {
+    /// It is committed, or failed for this reason.
+    Written { step: u64, tier: usize, failed: Option<String>, blocked: Duration, took: Duration },
+    /// A newer one took its place.
+    Dropped { step: u64, by: u64 },
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiting: VecDeque<Snapshot>,
+    /// Step and place that are written now.
+    writing: Option<(u64, usize)>,
+    ends: Vec<End>,
+    closed: bool,
+}
+
+/// The thread, seen from training.
+#[derive(Debug)]
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    line: Mutex<Line>,
+    changed: Condvar,
+    meter: Mutex<Arc<Meter>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
+        self.changed.wait(line).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the thread works with.
+#[derive(Debug)]
+pub(super) struct Work {
+    /// Of its own, so that saves cannot get in the way of training.
+    pub(super) comm: Arc<dyn Comm>,
+    pub(super) tiers: Vec<Tier>,
+    pub(super) options: SaveOptions,
+    /// Checkpoints of each place that come after the one that the run went back to; they go before the first save there.
+    pub(super) newer: Vec<Vec<u64>>,
+}
+
+impl Writer {
+    /// Starts the thread.
+    pub(super) fn start(work: Work) -> Result<Writer> {
+        let shared =
+            Arc::new(Shared { line: Mutex::default(), changed: Condvar::new(), meter: Mutex::default() });
+        let theirs = shared.clone();
+        let thread =
+            std::thread::Builder::new().name("planaria-save".into()).spawn(move || work.serve(&theirs));
+        let thread = thread.map_err(|source| Error::Io { path: "the thread of saves".into(), source })?;
+        Ok(Writer { shared, thread: Some(thread) })
+    }
+
+    /// True while anything is written or waits.
+    pub(super) fn is_busy(&self) -> bool {
+        let line = self.shared.lock();
+        line.writing.is_some() || !line.waiting.is_empty()
+    }
+
+    /// Adds a snapshot; of more than can wait, the oldest is dropped.
+    pub(super) fn post(&self, snapshot: Snapshot) {
+        let mut line = self.shared.lock();
+        line.waiting.push_back(snapshot);
+        if line.waiting.len() > WAITING {
+            drop_first(&mut line);
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until nothing is written and nothing waits.
+    pub(super) fn settle(&self) -> Result<()> {
+        let mut line = self.shared.lock();
+        while line.writing.is_some() || !line.waiting.is_empty() {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Err(Error::Bug { what: "a save panicked".into() });
+            }
+            let pause = Duration::from_millis(200);
+            let waited = self.shared.changed.wait_timeout(line, pause);
+            line = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// What has come to an end since the last time.
+    pub(super) fn ends(&self) -> Vec<End> {
+        std::mem::take(&mut self.shared.lock().ends)
+    }
+
+    /// The save under way: its step, its place, and how far it is.
+    pub(super) fn now(&self) -> Option<(u64, usize, Arc<Meter>)> {
+        let (step, tier) = self.shared.lock().writing?;
+        Some((step, tier, self.shared.meter.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        // A thread whose ranks are lost ends with its calls; one that waits for storage must not keep the rank.
+        if let Some(thread) = self.thread.take().filter(|_| !self.is_busy()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Drops the first snapshot that waits; the one after it goes where that one should have gone.
+fn drop_first(line: &mut Line) {
+    let Some(old) = line.waiting.pop_front() else { return };
+    let Some(next) = line.waiting.front_mut() else { return };
+    let by = next.step;
+    for (tier, retain) in old.to {
+        next.to.entry(tier).or_insert(retain);
+    }
+    line.ends.push(End::Dropped { step: old.step, by });
+}
+
+impl Work {
+    fn serve(mut self, shared: &Shared) {
+        loop {
+            let newest = {
+                let mut line = shared.lock();
+                while line.waiting.is_empty() && !line.closed {
+                    line = shared.wait(line);
+                }
+                match line.waiting.back() {
+                    Some(newest) => newest.step,
+                    None => return,
+                }
+            };
+            let agreed = self.agree(newest);
+            let snapshot = {
+                let mut line = shared.lock();
+                let step = *agreed.as_ref().unwrap_or(&newest);
+                while line.waiting.len() > 1 && line.waiting.front().is_some_and(|first| first.step < step) {
+                    drop_first(&mut line);
+                }
+                let snapshot = line.waiting.pop_front();
+                line.writing = snapshot.as_ref().and_then(|s| Some((s.step, *s.to.keys().next()?)));
+                snapshot
+            };
+            if let Some(snapshot) = snapshot {
+                self.write(shared, snapshot, agreed.err().map(|error| error.to_string()));
+            }
+            shared.lock().writing = None;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// The newest snapshot that every rank has. Collective.
+    fn agree(&self, newest: u64) -> Result<u64> {
+        let step = Array::from_slice(&[newest as i64], &[1])?;
+        self.comm.all_reduce(AllReduce { send: step.clone(), recv: step.clone(), op: Reduce::Min })?;
+        Ok(step.to_vec::<i64>()?[0] as u64)
+    }
+
+    fn write(&mut self, shared: &Shared, snapshot: Snapshot, lost: Option<String>) {
+        let Snapshot { step, mut state, to, began, blocked } = snapshot;
+        // What cannot be copied is tried once more by the save, which tells all ranks.
+        let _ = state.to_host();
+        let quick_first: BTreeSet<(u8, usize)> =
+            to.keys().map(|&tier| (self.tiers[tier].order(), tier)).collect();
+        for (_, tier) in quick_first {
+            let meter = Arc::new(Meter::default());
+            *shared.meter.lock().unwrap_or_else(PoisonError::into_inner) = meter.clone();
+            shared.lock().writing = Some((step, tier));
+            let options =
+                SaveOptions { meter: Some(meter), retain: to[&tier].clone(), ..self.options.clone() };
+            let saved = match &lost {
+                Some(why) => Err(why.clone()),
+                None => self.save(tier, step, &state, &options).map_err(|error| error.to_string()),
+            };
+            let end = End::Written { step, tier, failed: saved.err(), blocked, took: began.elapsed() };
+            shared.lock().ends.push(end);
+        }
+    }
+
+    fn save(
+        &mut self,
+        tier: usize,
+        step: u64,
+        state: &State,
+        options: &SaveOptions,
+    ) -> planaria_ckpt::Result<()> {
+        let store = self.tiers[tier].store.clone();
+        let newer = std::mem::take(&mut self.newer[tier]);
+        // Where an old one cannot be removed, the save says what stands in its way.
+        let removed = match self.comm.rank() {
+            0 => newer.iter().try_for_each(|&step| planaria_ckpt::remove(&*store, &folder(step))),
+            _ => Ok(()),
+        };
+        let saved = planaria_ckpt::save(&*self.comm, &*store, &folder(step), state, options);
+        removed.and(saved.map(|_| ()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(step: u64, to: &[usize]) -> Snapshot {
+        let to = to.iter().map(|&tier| (tier, Retain::default())).collect();
+        let state = State { step, ..State::new(Vec::new()) };
+        Snapshot { step, state, to, began: Instant::now(), blocked: Duration::ZERO }
+    }
+
+    #[test]
+    fn a_newer_snapshot_goes_where_the_dropped_one_should_have_gone() {
+        let mut line = Line::default();
+        line.waiting.extend([snapshot(4, &[0, 1]), snapshot(5, &[1]), snapshot(6, &[1])]);
+        drop_first(&mut line);
+        assert_eq!(line.ends, [End::Dropped { step: 4, by: 5 }]);
+        assert_eq!(line.waiting[0].to.keys().copied().collect::<Vec<_>>(), [0, 1]);
+        drop_first(&mut line);
+        assert_eq!(line.waiting[0].to.keys().copied().collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(line.waiting.len(), 1);
+        drop_first(&mut line);
+        assert!(line.waiting.is_empty());
+    }
+
+    #[test]
+    fn every_snapshot_is_written_or_told_as_dropped_and_the_last_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display().to_string();
+        // Two ranks that run at their own pace, but never more than one snapshot apart.
+        let told = planaria_comm::threads::run(2, |comm| {
+            let store = planaria_store::open(&path).unwrap();
+            let tier = Tier { kind: None, store, every: 1, keep: 3 };
+            let (tiers, options) = (vec![tier], SaveOptions::default());
+            let saves = comm.split(&[comm.ranks().to_vec()]).unwrap().unwrap();
+            let writer =
+                Writer::start(Work { comm: saves, tiers, options, newer: vec![Vec::new()] }).unwrap();
+            for step in 1..=30 {
+                comm.barrier().unwrap();
+                writer.post(snapshot(step, &[0]));
+            }
+            writer.settle().unwrap();
+            assert!(!writer.is_busy());
+            writer.ends()
+        });
+        let written = |ends: &[End]| -> Vec<u64> {
+            let step = |end: &End| match end {
+                End::Written { step, failed: None, .. } => Some(*step),
+                _ => None,
+            };
+            ends.iter().filter_map(step).collect()
+        };
+        assert_eq!(written(&told[0]), written(&told[1]));
+        assert_eq!(written(&told[0]).last(), Some(&30));
+        for ends in &told {
+            let mut all: Vec<u64> = ends
+                .iter()
+                .map(|end| match end {
+                    End::Written { step, failed, .. } => {
+                        assert_eq!(*failed, None);
+                        *step
+                    }
+                    End::Dropped { step, by } => {
+                        assert!(by > step);
+                        *step
+                    }
+                })
+                .collect();
+            all.sort_unstable();
+            assert_eq!(all, (1..=30).collect::<Vec<_>>());
+        }
+    }
+}

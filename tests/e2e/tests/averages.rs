@@ -1,0 +1,103 @@
+//! Running averages of the weights: against float64 over the weights of every step, cut and resumed on other meshes; as models; and of
+//! widths that the run did not keep.
+
+use anyhow::{Context, Result, ensure};
+use planaria_e2e::{Sandbox, floats, tensors};
+use planaria_nn::optim::Ema;
+use planaria_train::average::{self, Which};
+use std::collections::BTreeMap;
+
+const STEPS: u64 = 48;
+
+/// Every step is saved and stays.
+const MORE: [&str; 7] = [
+    "train.steps=48",
+    "checkpoint.every=1",
+    "checkpoint.behind=wait",
+    "checkpoint.keep_every=1",
+    "optim.lr=0.01",
+    "optim.ema=0.9",
+    "optim.averages=[{ sigma = 0.05 }, { sigma = 0.1 }, { decay = 0.5, every = 3 }]",
+];
+
+type Weights = BTreeMap<String, Vec<f32>>;
+
+/// The tensors of a checkpoint whose names begin and end so.
+fn named(sandbox: &Sandbox, step: u64, begin: &str, end: &str) -> Result<Weights> {
+    let folder = sandbox.run_dir("run").join(format!("ckpt/step-{step:08}"));
+    let mut found = BTreeMap::new();
+    for (name, content) in tensors(&folder)? {
+        if let Some(name) = name.strip_prefix(begin).and_then(|name| name.strip_suffix(end)) {
+            found.insert(name.to_string(), floats(&content)?);
+        }
+    }
+    ensure!(!found.is_empty(), "no {begin}*{end} in {}", folder.display());
+    Ok(found)
+}
+
+/// The mean by its definition, in float64: later values leave less of earlier ones.
+fn reference(all: &[Weights], name: &str, profile: Ema, every: u64) -> Result<Vec<f64>> {
+    let mut mean: Vec<f64> = Vec::new();
+    let chosen = all.iter().zip(1..).filter(|(_, step)| u64::is_multiple_of(*step, every));
+    for ((weights, _), number) in chosen.zip(1..) {
+        let now = weights.get(name).with_context(|| format!("no `{name}`"))?;
+        mean.resize(now.len(), 0.0);
+        let gain = profile.gain(number);
+        mean.iter_mut().zip(now).for_each(|(mean, now)| *mean += gain * (f64::from(*now) - *mean));
+    }
+    Ok(mean)
+}
+
+fn close(found: &[f32], expected: &[f64], bound: f64) -> bool {
+    let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    found.len() == expected.len()
+        && found.iter().zip(expected).all(|(a, b)| (f64::from(*a) - b).abs() <= bound * largest)
+}
+
+#[test]
+fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let meshes = [(10, "dp=2"), (17, "pp=2 dp=2"), (29, ""), (STEPS, "dp=4")];
+    for ((until, mesh), zero) in
+        meshes.into_iter().zip(["train.zero=1", "train.zero=3", "train.zero=0", "train.zero=2"])
+    {
+        let more = [&MORE[..], &[zero]].concat();
+        sandbox.train_until(until, "run", mesh, &more)?;
+    }
+    let all: Vec<Weights> =
+        (1..=STEPS).map(|step| named(&sandbox, step, "model:", "")).collect::<Result<_>>()?;
+    let kept = [
+        (Ema::new(0.9)?, 1, named(&sandbox, STEPS, "ema:", "")?),
+        (Ema::power(0.05)?, 1, named(&sandbox, STEPS, "optimizer:", "/ema_1")?),
+        (Ema::power(0.1)?, 1, named(&sandbox, STEPS, "optimizer:", "/ema_2")?),
+        (Ema::new(0.5)?, 3, named(&sandbox, STEPS, "optimizer:", "/ema_3")?),
+    ];
+    for (profile, every, found) in &kept {
+        for (name, values) in found {
+            let expected = reference(&all, name, *profile, *every)?;
+            ensure!(close(values, &expected, 2e-6), "{profile:?} of `{name}`");
+        }
+    }
+
+    // A kept one as a model, and one that was not kept made of two that were.
+    let (run, out) = (sandbox.run_dir("run"), sandbox.path().join("kept"));
+    average::write(&run, &out, Which::Kept(2), None)?;
+    let model: Weights = tensors(&out)?
+        .into_iter()
+        .map(|(name, content)| Ok((name, floats(&content)?)))
+        .collect::<Result<_>>()?;
+    for (name, values) in &kept[2].2 {
+        ensure!(model.get(&format!("model:{name}")) == Some(values), "`{name}` of the model");
+    }
+    let out = sandbox.path().join("made");
+    let made = average::write(&run, &out, Which::Sigma(0.07), None)?;
+    ensure!(made.error < 0.05 && made.step == STEPS, "{made:?}");
+    for (name, content) in tensors(&out)? {
+        let name = name.trim_start_matches("model:");
+        let expected = reference(&all, name, Ema::power(0.07)?, 1)?;
+        ensure!(close(&floats(&content)?, &expected, 1e-2), "`{name}` of the one that was made");
+    }
+    let refused = average::write(&run, &sandbox.path().join("none"), Which::Kept(4), None).err();
+    ensure!(refused.is_some_and(|error| error.to_string().contains("below 4")), "a fifth average");
+    Ok(())
+}
