@@ -8,6 +8,7 @@ use super::pack::{Borders, Packed, Packing};
 use super::permute::Permutation;
 use super::sampler::Order;
 use super::source::Source;
+use super::texts;
 use super::tokenizer::{BYTE_TOKENIZER, SpecialText, TokenKind, Tokenizer};
 use planaria_array::random::Key;
 use planaria_store::checksum;
@@ -64,6 +65,8 @@ pub struct Config {
     pub continuation: Continuation,
     /// How conversations become samples, where the run learns from those.
     pub chat: chat::Config,
+    /// How texts that belong together become samples, where the run learns embeddings.
+    pub texts: texts::Config,
     /// Where documents come from.
     pub source: Vec<Source>,
     /// Sources for evaluation only.
@@ -86,6 +89,7 @@ impl Default for Config {
             prefetch: 4,
             continuation: Continuation::default(),
             chat: chat::Config::default(),
+            texts: texts::Config::default(),
             source: Vec::new(),
             eval: Vec::new(),
         }
@@ -149,6 +153,12 @@ impl Config {
         self.divide(|sources| Corpus::open_conversations(sources, tokenizer, &chat, self))
     }
 
+    /// Opens the sources as texts that belong together, in the same two sides.
+    pub fn open_texts(&self, tokenizer: &Tokenizer) -> Result<Data> {
+        self.check()?;
+        self.divide(|sources| Corpus::open_texts(sources, tokenizer, self))
+    }
+
     fn divide(&self, open: impl Fn(&[Source]) -> Result<Corpus>) -> Result<Data> {
         let train = Arc::new(open(&self.source)?);
         let report = train.report();
@@ -209,6 +219,7 @@ struct Row {
 enum Cut {
     Text(Packed),
     Conversations(chat::Samples),
+    Texts(texts::Samples),
 }
 
 impl Cut {
@@ -216,6 +227,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => packed.len(),
             Cut::Conversations(samples) => samples.len(),
+            Cut::Texts(samples) => samples.len(),
         }
     }
 
@@ -223,6 +235,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => packed.tokens().origin(),
             Cut::Conversations(samples) => samples.origin(),
+            Cut::Texts(samples) => samples.origin(),
         }
     }
 
@@ -230,6 +243,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => packed.read(index, out),
             Cut::Conversations(samples) => samples.read(index, out),
+            Cut::Texts(samples) => samples.read(index, out),
         }
     }
 
@@ -238,6 +252,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => (packed.tokens().sum(), packed.tokens().len()),
             Cut::Conversations(samples) => (samples.sum(), samples.report().tokens),
+            Cut::Texts(samples) => samples.sum(),
         }
     }
 }
@@ -282,6 +297,15 @@ impl Corpus {
         let open = |source: &Source| {
             let samples = chat::Samples::open(source, chat, &config.chat, config.sequence, pad)?;
             Ok(Row { cut: Cut::Conversations(samples), weight: source.weight })
+        };
+        let rows = sources.iter().map(open).collect::<Result<_>>()?;
+        Ok(Corpus { rows, sequence: config.sequence, borders: Borders::Separate })
+    }
+
+    fn open_texts(sources: &[Source], tokenizer: &Tokenizer, config: &Config) -> Result<Corpus> {
+        let open = |source: &Source| {
+            let samples = texts::Samples::open(source, tokenizer, &config.texts, config.sequence)?;
+            Ok(Row { cut: Cut::Texts(samples), weight: source.weight })
         };
         let rows = sources.iter().map(open).collect::<Result<_>>()?;
         Ok(Corpus { rows, sequence: config.sequence, borders: Borders::Separate })

@@ -65,6 +65,8 @@ pub struct Batch {
     pub labels: Array,
     /// For each sample the starts of its documents, where they do not see each other.
     pub starts: Option<Vec<Vec<usize>>>,
+    /// What an objective made of these samples before the step, in an order of its own. Nothing when they are read.
+    pub attached: Vec<Array>,
 }
 
 impl Batch {
@@ -89,6 +91,7 @@ impl Batch {
             tokens: Array::from_slice(&tokens, &shape)?,
             labels: Array::from_slice(&labels, &shape)?,
             starts: (dataset.borders() == Borders::Separate).then_some(starts),
+            attached: Vec::new(),
         })
     }
 }

@@ -43,6 +43,7 @@ mod source;
 mod stream;
 #[cfg(test)]
 mod tests;
+pub mod texts;
 mod tokenizer;
 mod tokens;
 

@@ -57,6 +57,13 @@ pub enum Event {
     },
     /// A step is done.
     Step(StepReport),
+    /// What the objective tells of the step that was just done, by name.
+    Figures {
+        /// Of this step.
+        step: u64,
+        /// Names and values.
+        values: Vec<(String, f64)>,
+    },
     /// An evaluation is done.
     Evaluated {
         /// After this step.

@@ -11,6 +11,7 @@ use planaria_nn::lora::{Adapted, LoraConfig, starts};
 use planaria_nn::models::{Architecture, Models, Network, Stage};
 use planaria_nn::{Init, Parallel, Param};
 use planaria_tensor::World;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,6 +31,16 @@ impl Opened {
     /// Opens a folder of weights, or one of an adapter, which stands for the model that it names with the adapter on it, and
     /// puts further adapters on top.
     pub fn open(path: &Path, adapters: &[PathBuf], models: &Models) -> Result<Opened> {
+        Opened::open_as(path, adapters, models, &|_| {})
+    }
+
+    /// The same with another model than the folder's `config.json` says: `shape` changes that.
+    pub(crate) fn open_as(
+        path: &Path,
+        adapters: &[PathBuf],
+        models: &Models,
+        shape: &dyn Fn(&mut Map<String, Value>),
+    ) -> Result<Opened> {
         let first = Pretrained::find(path)?;
         let mut found = Vec::new();
         let base = match read_config(&first, path)? {
@@ -47,7 +58,9 @@ impl Opened {
             })?;
             found.push((folder, config));
         }
-        let mut model = models.open(base.model_config()?.into())?;
+        let mut config = base.model_config()?;
+        shape(&mut config);
+        let mut model = models.open(config.into())?;
         let (adapters, configs): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         if !configs.is_empty() {
             model = Arc::new(Adapted::several(model, configs)?);

@@ -4,6 +4,7 @@ use crate::config::{Config, ModelSection};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::trainer::read_model_config;
+use planaria_array::{Array, DType};
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part, Source};
 use planaria_ckpt::{Casts, LoadOptions, State, TensorKind, Unmatched};
 use planaria_comm::{Comm, CommExt, Value as Told, value};
@@ -83,12 +84,43 @@ impl Pretrained {
 
     /// A small JSON object beside the weights, if it is there.
     pub(crate) fn json(&self, name: &str) -> Result<Option<Map<String, Value>>> {
+        match self.value(name)? {
+            None => Ok(None),
+            Some((_, Value::Object(map))) => Ok(Some(map)),
+            Some((origin, _)) => Err(Error::Syntax { origin, what: "not a JSON object".into() }),
+        }
+    }
+
+    /// A small JSON list beside the weights, if it is there.
+    pub(crate) fn json_list(&self, name: &str) -> Result<Option<Vec<Value>>> {
+        match self.value(name)? {
+            None => Ok(None),
+            Some((_, Value::Array(list))) => Ok(Some(list)),
+            Some((origin, _)) => Err(Error::Syntax { origin, what: "not a JSON list".into() }),
+        }
+    }
+
+    /// The tensors of a folder in this one, by name.
+    pub(crate) fn tensors_in(&self, folder: &str) -> Result<BTreeMap<String, Array>> {
+        let read = || -> Result<BTreeMap<String, Array>> {
+            let source = formats::open(&self.store, &join(&self.folder, folder), &OpenOptions::default())?;
+            let mut out = BTreeMap::new();
+            for (key, entry) in &source.tensors {
+                let array = Array::from_bytes(&source.read(key)?, &entry.shape, entry.dtype)?;
+                out.insert(key.name.clone(), array.cast(DType::F32)?);
+            }
+            Ok(out)
+        };
+        read().map_err(|error| error.in_weights(&self.path))
+    }
+
+    /// A small JSON file beside the weights and its name for messages, if it is there.
+    fn value(&self, name: &str) -> Result<Option<(String, Value)>> {
         let file = join(&self.folder, name);
         let Some(text) = self.text(name)? else { return Ok(None) };
         let origin = format!("{}/{file}", self.path.trim_end_matches('/'));
         match serde_json::from_str(&text) {
-            Ok(Value::Object(map)) => Ok(Some(map)),
-            Ok(_) => Err(Error::Syntax { origin, what: "not a JSON object".into() }),
+            Ok(value) => Ok(Some((origin, value))),
             Err(e) => Err(Error::Syntax { origin: format!("{origin}:{}", e.line()), what: e.to_string() }),
         }
     }

@@ -3,6 +3,7 @@
 mod aoa;
 mod cases;
 mod checkpoints;
+mod embeddings;
 mod indexing;
 mod lora;
 mod mapped;
@@ -11,8 +12,10 @@ mod mixed;
 mod pipeline;
 mod programs;
 mod reshard;
+mod rl;
 mod sft;
 mod spmd;
+mod values;
 
 pub use cases::{Outcome, Verdict, each_case};
 pub use mixed::mixed_program;
@@ -28,6 +31,7 @@ type Runner = fn(&Path) -> Result<Outcome>;
 /// Every kind of golden; a new kind is one line here and one file beside this one.
 const KINDS: &[(&str, Runner)] = &[
     ("aoa", aoa::run),
+    ("embeddings", embeddings::run),
     ("indexing", indexing::run),
     ("indexing-tensor", indexing::run_tensor),
     ("lora", lora::run),
@@ -36,6 +40,7 @@ const KINDS: &[(&str, Runner)] = &[
     ("paddle-programs", programs::run),
     ("pipeline", pipeline::run),
     ("reshard", reshard::run),
+    ("rl", rl::run),
     ("sft", sft::run),
     ("spmd", spmd::run),
     ("torch-dcp", checkpoints::run),

@@ -2,10 +2,12 @@
 
 mod aoa;
 mod checkpoints;
+mod embeddings;
 mod indexing;
 mod merge;
 mod pipeline;
 mod programs;
 mod reshard;
+mod rl;
 mod sft;
 mod spmd;

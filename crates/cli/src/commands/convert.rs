@@ -179,7 +179,11 @@ pub(super) fn carry_out(
     if !output.dry_run {
         let signals = Signals::watch()?;
         let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };
-        let written = folder.fill(|store, name| Ok(conversion.run(store, name, &observer)?));
+        let written = folder.fill(|store, name| {
+            conversion.run(store, name, &observer)?;
+            planaria::train::embedding::unpack_folder(store, name)?;
+            Ok(())
+        });
         observer.progress.finish();
         if let Some(signal) = observer.signals.came() {
             return Err(Failure::signal(signal).into());

@@ -8,6 +8,7 @@ mod convert;
 mod data;
 mod diff;
 mod drill;
+mod embed;
 mod eval;
 mod explain;
 mod export;
@@ -43,6 +44,7 @@ pub(crate) enum Command {
     Data(data::Args),
     Diff(diff::Args),
     Drill(drill::Args),
+    Embed(embed::Args),
     Eval(eval::Args),
     Explain(explain::Args),
     Export(export::Args),
@@ -75,6 +77,7 @@ impl Command {
             Command::Data(args) => data::run(args, terminal),
             Command::Diff(args) => diff::run(args, terminal),
             Command::Drill(args) => drill::run(args, terminal),
+            Command::Embed(args) => embed::run(args, terminal),
             Command::Eval(args) => eval::run(args, terminal),
             Command::Explain(args) => explain::run(args, terminal),
             Command::Export(args) => export::run(args, terminal),

@@ -176,3 +176,22 @@ pub(super) fn new_config(roles: [Option<String>; 3]) -> Vec<u8> {
     });
     format!("{config:#}\n").into_bytes()
 }
+
+/// A `tokenizer.json` whose template ends every text with a token.
+pub(super) fn with_ending(json: &[u8], token: &str, id: u32) -> Result<Vec<u8>, serde_json::Error> {
+    let mut json: Value = serde_json::from_slice(json)?;
+    let part = |name: &str, id: &str, kind: u64| json!({ name: { "id": id, "type_id": kind } });
+    let end = |kind: u64| part("SpecialToken", token, kind);
+    let template = json!({
+        "type": "TemplateProcessing",
+        "single": [part("Sequence", "A", 0), end(0)],
+        "pair": [part("Sequence", "A", 0), end(0), part("Sequence", "B", 1), end(1)],
+        "special_tokens": { token: { "id": token, "ids": [id], "tokens": [token] } },
+    });
+    let before = json["post_processor"].take();
+    json["post_processor"] = match before.is_null() {
+        true => template,
+        false => json!({ "type": "Sequence", "processors": [before, template] }),
+    };
+    serde_json::to_vec_pretty(&json)
+}

@@ -190,6 +190,24 @@ impl Tokenizer {
         Ok(())
     }
 
+    /// One that ends every prompt with `eos`, by a template of its own where this one does not.
+    pub fn ending_with_eos(&self) -> Result<Tokenizer> {
+        let (id, token) = match self.frame.eos.and_then(|id| Some((id, self.token(id)?))) {
+            Some(found) => found,
+            None => return Err(Error::tokenizer(&self.name, "it has no `eos_token` to end texts with")),
+        };
+        if self.encode_prompt("a")?.last() == Some(&id) {
+            return Ok(self.clone());
+        }
+        let mut all = self.files()?;
+        let text = files::with_ending(&self.tokenizer_json()?, &token, id);
+        let text = text.map_err(|e| Error::tokenizer(&self.name, format!("tokenizer.json: {e}")))?;
+        all.insert(files::TOKENIZER.to_string(), text);
+        let mut out = Tokenizer::build(&self.name, all)?;
+        out.set_special_text(self.special_text);
+        Ok(out)
+    }
+
     /// The files to keep with a model, so that its folder serves for inference.
     pub fn files(&self) -> Result<BTreeMap<String, Vec<u8>>> {
         let mut out = self.files.clone();

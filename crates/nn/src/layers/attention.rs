@@ -28,6 +28,8 @@ pub struct AttentionSizes {
     pub window: Option<usize>,
     /// Probability that a weight of a value is set to 0, in training.
     pub dropout: Dropout,
+    /// A query sees all keys, those after it too; not with a window.
+    pub bidirectional: bool,
 }
 
 /// What attention must know besides its input.
@@ -41,7 +43,7 @@ pub struct AttentionStep {
     pub dropout: Option<Key>,
 }
 
-/// Causal self-attention.
+/// Self-attention, causal unless its sizes say otherwise.
 #[derive(Clone, Debug)]
 pub struct Attention {
     into: Products,
@@ -139,7 +141,8 @@ impl Attention {
         }
         let mask = self.mask(length, keys, device)?;
         // Queries stand at the end of the keys; the kernel's causal span counts both from their first.
-        let span = if keys == length { Span::Causal } else { Span::All };
+        let causal = keys == length && !self.sizes.bidirectional;
+        let span = if causal { Span::Causal } else { Span::All };
         let options = ops::AttentionOptions {
             scale: self.scores.scale,
             span,
@@ -222,7 +225,7 @@ impl Attention {
     /// Which keys a query sees, where "those before it" does not say it all.
     fn mask(&self, queries: usize, keys: usize, device: Device) -> Result<Option<Tensor>> {
         let window = self.sizes.window.filter(|&window| window < keys);
-        if window.is_none() && (keys == queries || queries == 1) {
+        if window.is_none() && (keys == queries || queries == 1 || self.sizes.bidirectional) {
             return Ok(None);
         }
         self.seen(queries, keys, device).map(Tensor::new).map(Some)
@@ -233,6 +236,9 @@ impl Attention {
         let window = self.sizes.window.filter(|&window| window < keys);
         let device = if device == Device::Meta { Device::Cpu } else { device };
         let seen = Array::full_on(&[queries, keys], true, DType::Bool, device)?;
+        if self.sizes.bidirectional {
+            return Ok(seen);
+        }
         // Query `i` stands at key `i + past`.
         let past = (keys - queries) as i64;
         let mut kept = seen.tril(past)?;

@@ -20,6 +20,15 @@ pub struct Head {
     pub cap: Option<f64>,
 }
 
+/// The last hidden states of a model without what comes after them.
+#[derive(Clone, Debug)]
+pub struct States {
+    /// After their norm, `[batch, sequence, width]`, whole in their sequence.
+    pub states: Tensor,
+    /// The crossings of the model.
+    pub lanes: Lanes,
+}
+
 impl Head {
     /// Scores `[batch, sequence, vocabulary]`.
     pub fn logits(&self) -> Result<Tensor> {
@@ -51,7 +60,7 @@ impl Head {
             None => linear_cross_entropy(&self.states, &self.weight, &labels)?,
         };
         let sum = sum.settled()?;
-        Ok(Loss { sum, count, own: None })
+        Ok(Loss { sum, count, own: None, shown: None, figures: Vec::new() })
     }
 }
 
@@ -64,6 +73,10 @@ pub struct Loss {
     pub count: u64,
     /// What the model adds of its own, times its coefficient; a mean, not a sum.
     pub own: Option<Tensor>,
+    /// The sum to tell, where backward starts from a stand-in that only has the same gradient.
+    pub shown: Option<Tensor>,
+    /// Sums of what else is told of it, each of one element.
+    pub figures: Vec<Tensor>,
 }
 
 impl Loss {

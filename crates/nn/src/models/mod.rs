@@ -28,7 +28,7 @@ pub use cost::{Cost, Segment, Sizes};
 pub use decoder::{Decoder, DecoderBlock, DecoderConfig, Experts, Family, Moe, Variations};
 pub use gemma2::GEMMA2;
 pub use gemma3::GEMMA3;
-pub use head::{Head, Loss};
+pub use head::{Head, Loss, States};
 pub use json::Reader;
 pub use llama::LLAMA;
 pub use mistral::MISTRAL;

@@ -1,7 +1,7 @@
 //! A stage of a model with weights: how it runs, what it is given and what it hands on.
 
 use super::architecture::Stage;
-use super::head::{Head, Loss};
+use super::head::{Head, Loss, States};
 use crate::error::{Error, Result};
 use crate::layers::{LayerCache, Positions};
 use crate::param::Module;
@@ -23,6 +23,12 @@ pub trait Network: Module + fmt::Debug + Send + Sync {
 
     /// Hidden states `[batch, sequence, width]` of the last stage, ready for scores and losses.
     fn head(&self, hidden: &Tensor) -> Result<Head>;
+
+    /// The same hidden states after their norm, also of a model that has no head.
+    fn states(&self, hidden: &Tensor) -> Result<States> {
+        let Head { states, lanes, .. } = self.head(hidden)?;
+        Ok(States { states, lanes })
+    }
 
     /// An empty cache with room for `capacity` positions.
     fn cache(&self, capacity: usize) -> Cache;

@@ -5,6 +5,7 @@
 
 mod average;
 mod device;
+mod embedding;
 mod heal;
 mod layers;
 mod lora;
@@ -19,6 +20,7 @@ mod tiers;
 
 pub(crate) use average::Average;
 pub use average::AverageSection;
+pub use embedding::{EmbeddingSection, Negatives, TextAttention};
 pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
 pub use lora::{LoraInit, LoraSection, Modules};
@@ -68,6 +70,8 @@ pub struct Config {
     pub lora: Option<LoraSection>,
     /// How much, how long, and how the work is divided.
     pub train: TrainSection,
+    /// What embeddings are made of and compared by, where the run learns those.
+    pub embedding: EmbeddingSection,
     /// When to save and what to keep.
     pub checkpoint: CheckpointSection,
     /// How a run goes on when ranks are lost or can no longer be trusted.

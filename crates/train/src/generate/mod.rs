@@ -300,7 +300,7 @@ impl Generator {
 }
 
 /// Scores of the token after `fresh`, the same on every rank.
-fn next_scores(model: &dyn Network, fresh: &[u32], cache: &Cache) -> Result<Array> {
+pub(crate) fn next_scores(model: &dyn Network, fresh: &[u32], cache: &Cache) -> Result<Array> {
     let ids: Vec<i64> = fresh.iter().map(|&t| i64::from(t)).collect();
     let input = Tensor::from_slice(&ids, &[1, ids.len()])?;
     let end = model.forward(input.into(), &Run { cache: Some(cache), ..Run::default() })?;

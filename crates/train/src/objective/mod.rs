@@ -3,17 +3,25 @@
 //! The trainer's loop does not know which objective it runs. It asks for data, for what goes into the model, and for the
 //! loss at its end; batches, meshes, schedules, sums and checkpoints are its own business.
 
+mod before;
+mod contrastive;
 mod next_token;
 mod sft;
 
+pub(crate) use before::Passes;
+pub use before::{AtEnd, Before, Draws, Purpose};
+pub use contrastive::Contrastive;
 pub use next_token::NextToken;
 pub use sft::Sft;
 
+use crate::config::Config;
 use crate::data::{Batch, Borders, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result, nearest};
-use planaria_nn::models::{Activations, Loss, Network};
+use planaria_nn::models::{Activations, Architecture, Loss, Network};
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,12 +30,48 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// Its name in `train.objective`.
     fn name(&self) -> &str;
 
+    /// The same with the settings of a run, where it has any.
+    fn configured(&self, _config: &Config) -> Result<Option<Arc<dyn Objective>>> {
+        Ok(None)
+    }
+
+    /// The tokenizer that it reads and saves with.
+    fn tokenizer(&self, tokenizer: Tokenizer) -> Result<Tokenizer> {
+        Ok(tokenizer)
+    }
+
+    /// Changes the model's `config.json` where it needs another model than the one that was asked for.
+    fn shape(&self, _model: &mut Map<String, Value>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a model that it cannot train.
+    fn check(&self, _model: &dyn Architecture) -> Result<()> {
+        Ok(())
+    }
+
+    /// Files to save beside the weights.
+    fn files(&self, _model: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
+        Ok(BTreeMap::new())
+    }
+
+    /// Names of the figures that it tells in every step: those that [`Objective::generate`] knows, and sums that come with the
+    /// loss and are told over its count.
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+
     /// Opens the samples.
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data>;
 
     /// Whether the documents of a sample are kept apart: every stage must then read where they begin.
     fn separates(&self, config: &DataConfig) -> bool {
         config.documents == Borders::Separate
+    }
+
+    /// Whether [`Objective::input`] is shorter than the samples: stages must then be told how long each is.
+    fn trims(&self) -> bool {
+        false
     }
 
     /// Makes the micro-batches of a step out of those that were read, before anything of it is computed. Only ranks that
@@ -44,13 +88,13 @@ pub trait Objective: fmt::Debug + Send + Sync {
     fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss>;
 }
 
-/// Where a run stands before a step.
-#[derive(Clone, Debug)]
-pub struct Before<'a> {
-    /// The step, from 1.
-    pub step: u64,
-    /// The parts of the model that this rank has.
-    pub parts: Vec<&'a dyn Network>,
+/// Names of figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Told before the step by [`Before::tell`].
+    pub told: &'static [&'static str],
+    /// Sums that come with the loss, in the order of [`Loss::figures`].
+    pub counted: &'static [&'static str],
 }
 
 /// What goes into a model.
@@ -71,7 +115,7 @@ pub struct Objectives {
 impl Default for Objectives {
     /// Those that come with this crate.
     fn default() -> Objectives {
-        Objectives { known: vec![Arc::new(NextToken), Arc::new(Sft)] }
+        Objectives { known: vec![Arc::new(NextToken), Arc::new(Sft), Arc::new(Contrastive::default())] }
     }
 }
 

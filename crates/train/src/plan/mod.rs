@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
+use crate::objective::{NextToken, Objectives};
 use crate::pipeline::{Costs as StageCosts, ScheduleKind, StageCost};
 use crate::{partition, pretrained, update};
 use activations::Costs;
@@ -120,7 +121,11 @@ pub struct PlanOptions {
 
 /// The model that a configuration asks for, of those that are known.
 pub fn model_of(config: &Config, models: &Models) -> Result<Arc<dyn Architecture>> {
-    crate::trainer::model(config, pretrained::open_tokenizer(config)?.vocab_size(), models)
+    // What a program of one's own learns is not known here; its model is as it was asked for.
+    let objective = Objectives::default().find(&config.train.objective).unwrap_or(Arc::new(NextToken));
+    let objective = objective.configured(config)?.unwrap_or(objective);
+    let tokenizer = objective.tokenizer(pretrained::open_tokenizer(config)?)?;
+    crate::trainer::model(config, &*objective, tokenizer.vocab_size(), models)
 }
 
 /// What the parts of a plan are computed from.

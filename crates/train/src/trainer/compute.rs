@@ -6,7 +6,7 @@ use crate::config::Recompute as Wish;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
-use crate::objective::{Input, Objective};
+use crate::objective::{AtEnd, Input, Objective};
 use crate::replica::{Part, Replica};
 use planaria_array::Array;
 use planaria_array::random::Key;
@@ -73,19 +73,36 @@ impl Compute {
         at.start(&loss)?.backward()?;
         part.reducer.finish_round(at.round)?;
         losses.set(at.number, value(&loss)?, loss.count);
+        losses.set_figures(at.number, figures(&loss)?);
         Ok(())
     }
 
-    /// Sum of losses and count of one micro-batch, without gradients.
-    pub(super) fn evaluate(&self, replica: &Replica, batch: &Batch) -> Result<(Array, u64)> {
+    /// How one micro-batch runs without history.
+    pub(super) fn run_ahead(&self, at: Option<Micro>, documents: Option<Documents>) -> Run<'static> {
+        match at {
+            Some(at) => Run { recompute: Recompute::None, ..self.run(at, documents) },
+            None => Run { documents, ..Run::default() },
+        }
+    }
+
+    /// Forward alone of some micro-batches through a model that is all here; `micro` says what is drawn.
+    pub(super) fn ahead(
+        &self,
+        replica: &Replica,
+        batches: &[Batch],
+        micro: &dyn Fn(usize) -> Option<Micro>,
+        at_end: AtEnd<'_>,
+    ) -> Result<()> {
         let model = &*only(replica)?.model;
-        replica.enter(0, Pass::Forward);
-        no_grad(|| {
-            let Input { tokens, documents } = self.objective.input(batch)?;
-            let end = model.forward(tokens.into(), &Run { documents, ..Run::default() })?;
-            let loss = self.loss(model, &end, batch)?;
-            Ok((value(&loss)?, loss.count))
-        })
+        for (round, batch) in batches.iter().enumerate() {
+            replica.enter(round, Pass::Forward);
+            no_grad(|| {
+                let Input { tokens, documents } = self.objective.input(batch)?;
+                let end = model.forward(tokens.into(), &self.run_ahead(micro(round), documents))?;
+                at_end(round, model, &end, batch)
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -111,7 +128,12 @@ impl Micro {
 
 /// The sum of losses, whole on every rank of the inner mesh.
 pub(super) fn value(loss: &Loss) -> Result<Array> {
-    Ok(loss.sum.whole()?)
+    Ok(loss.shown.as_ref().unwrap_or(&loss.sum).whole()?)
+}
+
+/// What else is told of a loss.
+pub(super) fn figures(loss: &Loss) -> Result<Vec<Array>> {
+    loss.figures.iter().map(|figure| Ok(figure.whole()?)).collect()
 }
 
 fn only(replica: &Replica) -> Result<&Part> {

@@ -6,6 +6,7 @@
 //! another order.
 
 use super::Job;
+use super::compute::value;
 use super::figures::Losses;
 use super::rank::RankRun;
 use super::resume::Best;
@@ -13,8 +14,10 @@ use crate::data::{Batch, Dataset, IGNORED, Permutation};
 use crate::error::Result;
 use crate::event::Event;
 use crate::geometry::Geometry;
+use crate::objective::Purpose;
 use planaria_array::Array;
 use planaria_array::random::Key;
+use planaria_nn::models::{Activations, Network};
 
 /// Chooses the samples. It is no setting: another seed must not be measured by other samples.
 const CHOICE: Key = Key::new(0x6576_616c, 0x7561_7465);
@@ -74,18 +77,24 @@ impl RankRun<'_> {
         let needed = if self.place.reads(self.job) { eval.rounds } else { 0 };
         let batches = (0..needed).map(|round| eval.read(&**data, round, replica));
         let batches = batches.collect::<Result<Vec<_>>>()?;
-        let found = match &mut self.pipeline {
-            Some(pipeline) => pipeline.evaluate(&self.compute, &self.replica, &batches, eval.rounds)?,
-            None => {
-                let found = batches.iter().map(|b| self.compute.evaluate(&self.replica, b).map(Some));
-                found.collect::<Result<_>>()?
-            }
-        };
+        let (batches, _) = self.generate((self.progress.step, Purpose::Evaluation), batches, 1.0)?;
         let mut losses = Losses::new(eval.rounds * eval.data_ranks);
-        for (round, known) in found.into_iter().enumerate().filter(|_| self.place.speaks) {
-            if let Some((sum, count)) = known {
-                losses.set(eval.number(round, replica), sum, count);
+        let (compute, replica, speaks) = (&self.compute, &self.replica, self.place.speaks);
+        let number = self.place.replica;
+        let mut at_end = |round: usize, model: &dyn Network, end: &Activations, batch: &Batch| {
+            let loss = compute.loss(model, end, batch)?;
+            let sum = value(&loss)?;
+            if speaks {
+                losses.set(eval.number(round, number), sum, loss.count);
             }
+            Ok(())
+        };
+        let still = |_: usize| None;
+        match &mut self.pipeline {
+            Some(pipeline) => {
+                pipeline.ahead(Purpose::Evaluation, (compute, replica), &batches, &still, &mut at_end)?;
+            }
+            None => compute.ahead(replica, &batches, &still, &mut at_end)?,
         }
         losses.share(&self.world)?;
         let now = Best { step: self.progress.step, loss: losses.mean() };

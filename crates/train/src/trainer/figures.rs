@@ -1,6 +1,7 @@
 //! Losses of micro-batches, brought together so that every rank knows the same figures.
 
 use crate::error::Result;
+use crate::objective::Figures;
 use planaria_array::Array;
 use planaria_comm::{AllReduce, Comm, CommExt};
 use planaria_layout::Reduce;
@@ -13,12 +14,33 @@ pub(super) struct Losses {
     known: Vec<(usize, Array)>,
     sums: Vec<f64>,
     counts: Vec<f64>,
+    /// Of each micro-batch, what its objective counts besides.
+    counted: Vec<(usize, Vec<Array>)>,
+    /// What the objective counts, summed over all micro-batches in their order, after [`Losses::share`].
+    pub(super) totals: Vec<f64>,
+    /// What it told before the step, on the one rank that tells it, and on all after [`Losses::share`].
+    pub(super) told: Vec<f64>,
 }
 
 impl Losses {
     /// Room for this many micro-batches.
     pub(super) fn new(micros: usize) -> Losses {
-        Losses { known: Vec::new(), sums: vec![0.0; micros], counts: vec![0.0; micros] }
+        let (sums, counts) = (vec![0.0; micros], vec![0.0; micros]);
+        let (known, counted) = (Vec::new(), Vec::new());
+        Losses { known, sums, counts, counted, totals: Vec::new(), told: Vec::new() }
+    }
+
+    /// With room for so many figures of the objective: those that it counts, and those that it tells.
+    pub(super) fn with_figures(self, figures: Figures) -> Losses {
+        let Figures { told, counted } = figures;
+        Losses { totals: vec![0.0; counted.len()], told: vec![0.0; told.len()], ..self }
+    }
+
+    /// What the objective counts in a micro-batch that this rank knows.
+    pub(super) fn set_figures(&mut self, micro: usize, figures: Vec<Array>) {
+        if !figures.is_empty() {
+            self.counted.push((micro, figures));
+        }
     }
 
     /// This rank knows micro-batch `micro`, whose sum is an array of one element.
@@ -37,12 +59,24 @@ impl Losses {
         for (micro, sum) in self.known.drain(..) {
             self.sums[micro] = sum.item()?.as_f64();
         }
-        let all: Vec<f64> = self.sums.iter().chain(&self.counts).copied().collect();
+        let (micros, each) = (self.sums.len(), self.totals.len());
+        let mut counted = vec![0.0; micros * each];
+        for (micro, figures) in self.counted.drain(..) {
+            for (place, figure) in figures.iter().take(each).enumerate() {
+                counted[place * micros + micro] = figure.item()?.as_f64();
+            }
+        }
+        let all = [&self.sums[..], &self.counts, &counted, &self.told].concat();
         let array = Array::from_slice(&all, &[all.len()])?;
         world.all_reduce(AllReduce { send: array.clone(), recv: array.clone(), op: Reduce::Sum })?;
         let all = array.to_vec::<f64>()?;
-        let (sums, counts) = all.split_at(self.sums.len());
-        (self.sums, self.counts) = (sums.to_vec(), counts.to_vec());
+        let (sums, rest) = all.split_at(micros);
+        let (counts, rest) = rest.split_at(micros);
+        let (counted, told) = rest.split_at(micros * each);
+        (self.sums, self.counts, self.told) = (sums.to_vec(), counts.to_vec(), told.to_vec());
+        let total =
+            |place: usize| counted[place * micros..][..micros].iter().fold(0.0, |sum, figure| sum + figure);
+        self.totals = (0..each).map(total).collect();
         Ok(())
     }
 

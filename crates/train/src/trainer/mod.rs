@@ -275,8 +275,9 @@ impl Trainer {
             }
         }
         let objective = self.objectives.find(&config.train.objective)?;
-        let tokenizer = pretrained::open_tokenizer(&config)?;
-        let model = setup::model(&config, tokenizer.vocab_size(), &self.models)?;
+        let objective = objective.configured(&config)?.unwrap_or(objective);
+        let tokenizer = objective.tokenizer(pretrained::open_tokenizer(&config)?)?;
+        let model = setup::model(&config, &*objective, tokenizer.vocab_size(), &self.models)?;
         let generation = pretrained::generation_config(&config)?;
         let data = Data::none();
         let Trainer { observer, requests, last, store, models, healing, .. } = self.clone();

@@ -65,6 +65,12 @@ impl Records {
                 "snapshot dropped for a newer one",
                 vec![("step", json!(step)), ("by", json!(by))],
             ),
+            Event::Figures { step, values } => {
+                let record = Record::new(*step);
+                let record = values.iter().fold(record, |record, (name, value)| record.with(name, *value));
+                self.curve(&record);
+                return;
+            }
             // Told by this very file, and written to its log there.
             Event::RecordsFailed { .. } => return,
             Event::Evaluated { step, loss } => {

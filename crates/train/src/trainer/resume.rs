@@ -125,6 +125,7 @@ pub(super) fn items(
 pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
     let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
     files.insert("config.json".into(), model_config(job));
+    files.extend(job.objective.files(&*job.model)?);
     files.insert("config.toml".into(), job.config.to_toml()?.into_bytes());
     let adapter = job.model.adapted().map(|model| model.config(0).to_value());
     if let Some(adapter) = &adapter {

@@ -3,6 +3,7 @@
 use super::Job;
 use crate::config::{Config, ScheduleKind};
 use crate::error::{Error, Result};
+use crate::objective::Objective;
 use crate::pretrained;
 use crate::replica::Neighbours;
 use planaria_comm::{Comm, CommExt};
@@ -29,7 +30,12 @@ pub fn read_model_config(path: &Path) -> Result<serde_json::Map<String, serde_js
 }
 
 /// The model that `[model]` asks for, with a tokenizer of this many tokens.
-pub(crate) fn model(config: &Config, vocab: usize, models: &Models) -> Result<Arc<dyn Architecture>> {
+pub(crate) fn model(
+    config: &Config,
+    objective: &dyn Objective,
+    vocab: usize,
+    models: &Models,
+) -> Result<Arc<dyn Architecture>> {
     let section = &config.model;
     let base = pretrained::base_config(config)?;
     let mut json = section.to_json(base, Some(vocab))?;
@@ -37,8 +43,10 @@ pub(crate) fn model(config: &Config, vocab: usize, models: &Models) -> Result<Ar
         // Nobody said how long sequences may be: as long as they are.
         let longest = config.data.sequence.max(2048);
         keys.entry("max_position_embeddings").or_insert(longest.into());
+        objective.shape(keys)?;
     }
     let model = models.open(json)?;
+    objective.check(&*model)?;
     if model.vocab_size() < vocab {
         return Err(Error::Value {
             key: "model.vocab_size".into(),

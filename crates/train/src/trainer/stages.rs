@@ -1,7 +1,7 @@
 //! Training through a pipeline: which stages this rank has, and what they do when the schedule says so.
 
 use super::Job;
-use super::compute::{Compute, Micro, value};
+use super::compute::{Compute, Micro, figures, value};
 use super::evaluate::Evaluation;
 use super::figures::Losses;
 use super::setup::Position;
@@ -9,14 +9,15 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
 use crate::geometry::Geometry;
+use crate::objective::{AtEnd, Purpose};
 use crate::partition;
-use crate::pipeline::engine::{At, Engine, Inner, Options, StageWork};
+use crate::pipeline::engine::{At, Engine, Inner, Options, Shapes, StageWork};
 use crate::pipeline::{Failure, Schedule, ScheduleKind, Stages};
 use crate::replica::{Neighbours, Part, Replica};
-use planaria_array::{Array, Device};
+use planaria_array::Device;
 use planaria_comm::Comm;
-use planaria_nn::models::{Activations, Run, Stage};
-use planaria_tensor::Tensor;
+use planaria_nn::models::{Activations, Stage};
+use planaria_tensor::{Tensor, no_grad};
 use std::sync::Arc;
 
 /// First tag of messages between stages; tied sums have a tag of their own.
@@ -31,11 +32,14 @@ pub(super) struct Pipeline {
     /// The model's parts in order.
     parts: Vec<Stage>,
     device: Device,
+    shapes: Shapes,
 }
 
 #[derive(Debug)]
 struct Schedules {
     train: Schedule,
+    /// Forward alone of a step's micro-batches.
+    ahead: Schedule,
     eval: Schedule,
 }
 
@@ -47,21 +51,23 @@ impl Pipeline {
         let inner = (place.mesh.axis_size(2), place.mesh.axis_size(3));
         let size = train.precision.dtype().size() as u64;
         let sizes = partition::sizes(&job.config, inner, geometry.micro_batch, size);
+        let shapes = if job.objective.trims() { Shapes::Each } else { Shapes::Once };
         let parts = |count| partition::stages(&*job.model, &job.config, &sizes, count);
         if place.stages == 1 {
             let (stages, parts) = (Stages::round_robin(1, 1)?, parts(1)?);
-            return Ok(Pipeline { schedule: None, stages, parts, device: job.config.device });
+            return Ok(Pipeline { schedule: None, stages, parts, device: job.config.device, shapes });
         }
         let chunks = if kind == ScheduleKind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
         let schedule = kind.build(place.stages, rounds, chunks)?;
         let eval_rounds = Evaluation::of(job, geometry).map_or(1, |eval| eval.rounds);
         let eval = kind.build_forward(place.stages, eval_rounds, chunks)?;
+        let ahead = kind.build_forward(place.stages, rounds, chunks)?;
         schedule.validate()?;
         let stages = schedule.stages().clone();
         let parts = parts(stages.len())?;
-        let schedule = Some(Schedules { train: schedule, eval });
-        Ok(Pipeline { schedule, stages, parts, device: job.config.device })
+        let schedule = Some(Schedules { train: schedule, ahead, eval });
+        Ok(Pipeline { schedule, stages, parts, device: job.config.device, shapes })
     }
 
     /// The model's parts in order, each with its position in the pipeline.
@@ -82,17 +88,19 @@ impl Pipeline {
         place: &Position,
         near: &Neighbours,
     ) -> Result<Option<Running>> {
-        let Some(Schedules { train, eval }) = self.schedule else { return Ok(None) };
+        let Some(Schedules { train, ahead, eval }) = self.schedule else { return Ok(None) };
         let comm = world.group(&place.pipeline)?;
         let inner = near.parallel.as_ref().map(|p| Inner { mesh: p.mesh.clone(), world: p.world.clone() });
-        let options = Options { inner, tag: TAG, device: self.device, ..Options::default() };
-        let eval_tag = TAG + 2 * self.stages.len() as u32;
-        let eval_options = Options { tag: eval_tag, ..options.clone() };
+        let options =
+            Options { shapes: self.shapes, inner, tag: TAG, device: self.device, ..Options::default() };
+        let tagged =
+            |place: u32| Options { tag: TAG + 2 * place * self.stages.len() as u32, ..options.clone() };
         Ok(Some(Running {
             own: self.stages.of(place.stage).collect(),
             last: self.stages.len() - 1,
-            train: Engine::new(Arc::new(train), comm.clone(), options)?,
-            eval: Engine::new(Arc::new(eval), comm, eval_options)?,
+            train: Engine::new(Arc::new(train), comm.clone(), tagged(0))?,
+            eval: Engine::new(Arc::new(eval), comm.clone(), tagged(1))?,
+            ahead: Engine::new(Arc::new(ahead), comm, tagged(2))?,
         }))
     }
 }
@@ -104,6 +112,7 @@ pub(super) struct Running {
     last: usize,
     train: Engine,
     eval: Engine,
+    ahead: Engine,
 }
 
 impl Running {
@@ -121,19 +130,23 @@ impl Running {
         Ok(())
     }
 
-    /// Sums and counts of the losses of so many micro-batches, on the stage that has the head; nothing elsewhere. A stage
-    /// that needs no data is given none. Collective over the pipeline.
-    pub(super) fn evaluate(
+    /// Forward alone of all micro-batches of a step, or of an evaluation; `at_end` is given what comes out on the stage that has
+    /// the head. A stage that needs no data is given none. Collective over the pipeline.
+    pub(super) fn ahead(
         &mut self,
-        compute: &Compute,
-        replica: &Replica,
+        of: Purpose,
+        (compute, replica): (&Compute, &Replica),
         batches: &[Batch],
-        rounds: usize,
-    ) -> Result<Vec<Option<(Array, u64)>>> {
-        let found = vec![None; rounds];
-        let mut work = Evaluating { own: &self.own, last: self.last, compute, replica, batches, found };
-        self.eval.run(&mut work)?;
-        Ok(work.found)
+        micro: &dyn Fn(usize) -> Option<Micro>,
+        at_end: AtEnd<'_>,
+    ) -> Result<()> {
+        let (own, last) = (&self.own, self.last);
+        let mut work = Ahead { own, last, compute, replica, batches, micro, at_end };
+        match of {
+            Purpose::Training => self.ahead.run(&mut work)?,
+            Purpose::Evaluation => self.eval.run(&mut work)?,
+        };
+        Ok(())
     }
 }
 
@@ -184,6 +197,7 @@ impl Training<'_> {
         }
         let loss = self.compute.loss(model, &end, batch(self.batches, at)?)?;
         self.losses.set(micro.number, value(&loss)?, loss.count);
+        self.losses.set_figures(micro.number, figures(&loss)?);
         Ok(vec![micro.start(&loss)?])
     }
 }
@@ -202,32 +216,34 @@ impl StageWork for Training<'_> {
     }
 }
 
-/// An evaluation.
-struct Evaluating<'a> {
+/// Forward alone.
+struct Ahead<'a, 'f> {
     own: &'a [usize],
     last: usize,
     compute: &'a Compute,
     replica: &'a Replica,
     batches: &'a [Batch],
-    found: Vec<Option<(Array, u64)>>,
+    micro: &'a dyn Fn(usize) -> Option<Micro>,
+    at_end: AtEnd<'f>,
 }
 
-impl Evaluating<'_> {
+impl Ahead<'_, '_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         self.replica.enter(at.micro, Pass::Forward);
         let model = &*part(self.replica, self.own, at)?.model;
         let (tokens, documents) = self.compute.input(self.batches.get(at.micro))?;
-        let end = model.forward(input(tokens, at, inputs)?, &Run { documents, ..Run::default() })?;
+        let run = self.compute.run_ahead((self.micro)(at.micro), documents);
+        let given = input(tokens, at, inputs)?;
+        let end = no_grad(|| model.forward(given, &run))?;
         if at.stage != self.last {
             return Ok(end.into_list());
         }
-        let loss = self.compute.loss(model, &end, batch(self.batches, at)?)?;
-        self.found[at.micro] = Some((value(&loss)?, loss.count));
+        no_grad(|| (self.at_end)(at.micro, model, &end, batch(self.batches, at)?))?;
         Ok(Vec::new())
     }
 }
 
-impl StageWork for Evaluating<'_> {
+impl StageWork for Ahead<'_, '_> {
     fn forward(&mut self, at: At, inputs: Vec<Tensor>) -> std::result::Result<Vec<Tensor>, Failure> {
         Ok(self.run(at, inputs)?)
     }

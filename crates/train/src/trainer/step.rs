@@ -1,12 +1,15 @@
 //! One step of a rank: every micro-batch forward and backward, the norm, the update, the figures.
 
-use super::compute::Micro;
+use super::compute::{Compute, Micro};
 use super::figures::Losses;
 use super::rank::RankRun;
+use super::setup::Position;
+use super::stages::Running;
 use crate::data::{Batch, Loader};
 use crate::error::{Error, Result};
 use crate::event::{Event, StepReport};
-use crate::objective::Before;
+use crate::objective::{AtEnd, Before, Draws, Figures, Passes, Purpose};
+use crate::replica::Replica;
 use crate::update::{self, Rates};
 use planaria_array::{Array, Device};
 use planaria_comm::{AllReduce, CommExt};
@@ -35,15 +38,12 @@ impl RankRun<'_> {
         let began = Instant::now();
         let (rounds, replicas) = (self.geometry.accumulation as usize, self.place.replicas);
         let step = self.progress.step + 1;
-        let mut losses = Losses::new(rounds * replicas);
-        let before = Before { step, parts: self.replica.parts.iter().map(|part| &*part.model).collect() };
+        let figures = self.job.objective.figures();
+        let mut losses = Losses::new(rounds * replicas).with_figures(figures);
         let read = batches(loader, rounds)?;
-        let wanted = read.len();
-        let batches = self.job.objective.generate(&before, read)?;
-        if batches.len() != wanted {
-            let (name, found) = (self.job.objective.name(), batches.len());
-            return Err(Error::Run { what: format!("{name} made {found} micro-batches of {wanted}") });
-        }
+        let scale = self.scale();
+        let (batches, told) = self.generate((step, Purpose::Training), read, scale)?;
+        self.set_told(&mut losses, figures, &told);
         self.compute(step, &batches, &mut losses)?;
         let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;
@@ -60,7 +60,53 @@ impl RankRun<'_> {
             self.tell(&Event::SaveProgress(progress.clone()));
         }
         self.report(&moved, began, saving.map(|progress| progress.share()));
+        self.report_figures(figures, &losses);
         Ok(wishes)
+    }
+
+    /// What the objective makes of the micro-batches that were read, and what it told meanwhile. Collective.
+    pub(super) fn generate(
+        &mut self,
+        (step, purpose): (u64, Purpose),
+        read: Vec<Batch>,
+        scale: f64,
+    ) -> Result<(Vec<Batch>, Vec<(&'static str, f64)>)> {
+        let Position { replicas, replica, .. } = self.place;
+        let micro = move |round: usize| Micro { step, number: round * replicas + replica, round, scale };
+        let parts = self.replica.parts.iter().map(|part| &*part.model).collect();
+        let (compute, replica) = (&self.compute, &self.replica);
+        let mut passes = Ahead { purpose, compute, replica, pipeline: self.pipeline.as_mut(), micro: &micro };
+        let before = Before::new((step, purpose), parts, &self.near.data, &mut passes);
+        let wanted = read.len();
+        let batches = self.job.objective.generate(&before, read)?;
+        if batches.len() != wanted {
+            let (name, found) = (self.job.objective.name(), batches.len());
+            return Err(Error::Run { what: format!("{name} made {found} micro-batches of {wanted}") });
+        }
+        let told = before.told();
+        Ok((batches, told))
+    }
+
+    /// The one rank of the first replica that has the model's end speaks for all.
+    fn set_told(&self, losses: &mut Losses, figures: Figures, told: &[(&'static str, f64)]) {
+        if self.place.replica == 0 && self.place.speaks {
+            for (name, value) in told {
+                if let Some(place) = figures.told.iter().position(|known| known == name) {
+                    losses.told[place] = *value;
+                }
+            }
+        }
+    }
+
+    fn report_figures(&self, figures: Figures, losses: &Losses) {
+        let mean = |total: &f64| total / losses.count().max(1.0);
+        let told = figures.told.iter().zip(losses.told.iter().copied());
+        let counted = figures.counted.iter().zip(losses.totals.iter().map(mean));
+        let values: Vec<(String, f64)> =
+            told.chain(counted).map(|(name, value)| (name.to_string(), value)).collect();
+        if !values.is_empty() {
+            self.tell(&Event::Figures { step: self.progress.step, values });
+        }
     }
 
     /// Forward and backward of this replica's micro-batches.
@@ -164,6 +210,27 @@ impl RankRun<'_> {
     fn scale(&self) -> f64 {
         let tokens = self.tokens().checked_next_power_of_two().unwrap_or(1 << 63);
         self.progress.scale.map_or(1.0, |scale| scale.factor / tokens as f64)
+    }
+}
+
+/// Forward alone, for an objective that asks for it.
+struct Ahead<'a> {
+    purpose: Purpose,
+    compute: &'a Compute,
+    replica: &'a Replica,
+    pipeline: Option<&'a mut Running>,
+    micro: &'a dyn Fn(usize) -> Micro,
+}
+
+impl Passes for Ahead<'_> {
+    fn forward(&mut self, batches: &[Batch], draws: Draws, at_end: AtEnd<'_>) -> Result<()> {
+        let micro = |round: usize| (draws == Draws::AsInTraining).then(|| (self.micro)(round));
+        match &mut self.pipeline {
+            Some(pipeline) => {
+                pipeline.ahead(self.purpose, (self.compute, self.replica), batches, &micro, at_end)
+            }
+            None => self.compute.ahead(self.replica, batches, &micro, at_end),
+        }
     }
 }
 

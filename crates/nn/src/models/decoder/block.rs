@@ -49,6 +49,7 @@ impl DecoderBlock {
             dim: config.head_dim,
             window: config.windows.get(layer).copied().flatten(),
             dropout: Dropout { p: config.attention_dropout },
+            bidirectional: config.variations.bidirectional,
         };
         let mlp = match config.experts.as_ref().filter(|_| config.has_experts(layer)) {
             Some(experts) => {

@@ -147,6 +147,8 @@ impl DecoderConfig {
             other: map.clone(),
         };
         (family.read)(&read, &mut config)?;
+        config.variations.headless = is_base(&read)? && !config.tie_word_embeddings;
+        config.variations.bidirectional = !read.flag("is_causal", true)?;
         config.check(&read)?;
         Ok(config)
     }
@@ -172,6 +174,9 @@ impl DecoderConfig {
                 return refuse(format!("{key} must be at least 0 and below 1, got {p}"));
             }
         }
+        if self.variations.bidirectional && self.windows.iter().any(Option::is_some) {
+            return refuse("is_causal is false, but some layers see only a window".to_string());
+        }
         if let Some(Experts { count, choices, .. }) = self.experts.as_ref()
             && (*choices == 0 || choices > count)
         {
@@ -184,12 +189,26 @@ impl DecoderConfig {
         [("hidden_dropout", self.hidden_dropout), ("attention_dropout", self.attention_dropout)]
     }
 
+    /// The entry of `architectures`: a model without a head keeps the name it was read with.
+    fn architecture(&self) -> String {
+        let read = self.other.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+        match read.filter(|_| self.variations.headless) {
+            Some(name) => name.to_string(),
+            None => self.family.architecture.to_string(),
+        }
+    }
+
+    /// What stands before the names of all parameters but the head's.
+    pub(super) fn prefix(&self) -> &'static str {
+        if self.variations.headless { "" } else { "model." }
+    }
+
     /// The object to write: what was read, with the values of today.
     pub fn to_value(&self) -> Value {
         let mut map = self.other.clone();
         let mut set = |key: &str, value: Value| map.insert(key.to_string(), value);
         set("model_type", json!(self.family.model_type));
-        set("architectures", json!([self.family.architecture]));
+        set("architectures", json!([self.architecture()]));
         set("vocab_size", json!(self.vocab_size));
         set("hidden_size", json!(self.hidden_size));
         set("intermediate_size", json!(self.intermediate_size));
@@ -231,6 +250,12 @@ impl DecoderConfig {
     pub fn has_experts(&self, layer: usize) -> bool {
         self.experts.as_ref().is_some_and(|e| e.layers.get(layer).copied().unwrap_or(false))
     }
+}
+
+/// Whether `architectures` names a model without a head, as `Qwen2Model` is.
+fn is_base(read: &Reader<'_>) -> Result<bool> {
+    let name = read.list("architectures")?.and_then(|list| list.first()).and_then(Value::as_str);
+    Ok(name.is_some_and(|name| name.ends_with("Model") && !name.contains("For")))
 }
 
 /// The function that a key names.

@@ -100,6 +100,10 @@ impl Layers<'_> {
     /// hidden states and of the weight are kept, scores are not.
     fn head(&self, common: Cost) -> Cost {
         let (config, Sizes { tokens, between, tp, size, .. }) = (self.config, *self.sizes);
+        if config.variations.headless {
+            let kept = 2 * self.hidden() + 4 * between;
+            return Cost { output: 0, kept, forward: kept, crossings: [0, 1], ..common };
+        }
         let (width, window) = (config.hidden_size as u64, (config.vocab_size as u64).div_ceil(tp));
         let states = tokens * width * size;
         let kept = self.hidden() + 4 * between + states + window * width * size;

@@ -20,7 +20,7 @@ pub use variations::Variations;
 use super::architecture::{Architecture, Effect, Setting, Stage};
 use super::blocks::through;
 use super::cost::{Cost, Segment, Sizes};
-use super::head::Head;
+use super::head::{Head, States};
 use super::network::{Activations, Cache, Decode, Network, Run};
 use crate::error::{Error, Result};
 use crate::layers::{Dropout, Embedding, Linear, Parts, RmsNorm, Rope, RopeScaling};
@@ -144,7 +144,9 @@ impl Decoder {
         let parallel = parallel.filter(|parallel| parallel.mesh.size() > 1).map(Parallel::on_purpose);
         let parallel = parallel.as_ref();
         let parts = Parts::new(config.parameters(&stage)?, init, parallel)?;
-        let (model, lanes) = (parts.at("model"), Lanes::new(parallel));
+        let headless = config.variations.headless;
+        let model = if headless { parts.clone() } else { parts.at("model") };
+        let lanes = Lanes::new(parallel);
         let rotated = config.variations.rotated.unwrap_or(config.head_dim);
         let rope = Rope::new(rotated, config.rope_theta, config.rope_scaling.clone())?;
         let windowed = match &config.variations.window_rope {
@@ -160,7 +162,7 @@ impl Decoder {
             embed: stage.embed.then(|| model.embedding("embed_tokens")).transpose()?,
             blocks: stage.layers.clone().map(block).collect::<Result<_>>()?,
             norm: stage.head.then(|| config.norm(&model, "norm")).transpose()?,
-            head: stage.head.then(|| parts.linear("lm_head")).transpose()?,
+            head: (stage.head && !headless).then(|| parts.linear("lm_head")).transpose()?,
             config: config.clone(),
             stage,
             lanes,
@@ -175,6 +177,11 @@ impl Decoder {
     /// The ranks that share this stage; absent where there is one.
     pub fn parallel(&self) -> Option<&Parallel> {
         self.lanes.parallel()
+    }
+
+    /// Something that this stage, or the model, does not have.
+    fn ends_before(&self, what: &'static str) -> Error {
+        Error::Argument { what, message: format!("the stage of layers {:?} has none", self.stage.layers) }
     }
 
     /// [`Network::forward`] of tokens or of what a stage handed on.
@@ -205,14 +212,16 @@ impl Network for Decoder {
     }
 
     fn head(&self, hidden: &Tensor) -> Result<Head> {
-        let (Some(norm), Some(head)) = (&self.norm, &self.head) else {
-            let message = format!("the stage of layers {:?} has no head", self.stage.layers);
-            return Err(Error::Argument { what: "logits", message });
-        };
-        let states = self.lanes.into_columns(&norm.forward(hidden)?)?;
+        let Some(head) = &self.head else { return Err(self.ends_before("head")) };
+        let (cap, States { states, lanes }) = (self.config.variations.logit_cap, self.states(hidden)?);
         let (states, weight) = head.widened(&states)?;
-        let cap = self.config.variations.logit_cap;
-        Ok(Head { states, weight, lanes: self.lanes.clone(), cap })
+        Ok(Head { states, weight, lanes, cap })
+    }
+
+    fn states(&self, hidden: &Tensor) -> Result<States> {
+        let Some(norm) = &self.norm else { return Err(self.ends_before("last norm")) };
+        let states = self.lanes.into_columns(&norm.forward(hidden)?)?;
+        Ok(States { states, lanes: self.lanes.clone() })
     }
 
     fn cache(&self, capacity: usize) -> Cache {

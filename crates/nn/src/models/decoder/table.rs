@@ -107,7 +107,7 @@ impl Rows<'_> {
     }
 
     fn block(&mut self, layer: usize) -> Result<()> {
-        let name = format!("model.layers.{layer}");
+        let name = format!("{}layers.{layer}", self.config.prefix());
         self.table.begin_block(Some(layer));
         self.norm(&format!("{name}.input_layernorm"))?;
         self.attention(&format!("{name}.self_attn"))?;
@@ -124,24 +124,23 @@ impl Rows<'_> {
     }
 }
 
-/// The name of the token vectors.
-const EMBED: &str = "model.embed_tokens";
-
 impl DecoderConfig {
     /// The parameters of one stage, in the order in which modules show them. Nothing is built.
     pub fn parameters(&self, stage: &Stage) -> Result<Vec<ParamSpec>> {
         stage.check(self)?;
         let mut rows = Rows { config: self, table: Table::new(self.initializer_range) };
         let tokens = [self.vocab_size, self.hidden_size];
+        let (embed, norm) = (format!("{}embed_tokens", self.prefix()), format!("{}norm", self.prefix()));
         if stage.embed {
-            rows.table.embedding(EMBED, tokens)?;
+            rows.table.embedding(&embed, tokens)?;
         }
         stage.layers.clone().try_for_each(|layer| rows.block(layer))?;
         if stage.head {
             rows.table.begin_block(None);
-            rows.norm("model.norm")?;
+            rows.norm(&norm)?;
             match self.tie_word_embeddings {
-                true => rows.table.tied("lm_head", EMBED, tokens)?,
+                _ if self.variations.headless => {}
+                true => rows.table.tied("lm_head", &embed, tokens)?,
                 false => drop(rows.table.matrix("lm_head", tokens, COLUMNS)?),
             }
         }

@@ -23,6 +23,10 @@ pub struct Variations {
     pub attention_cap: Option<f64>,
     /// The same for the scores of tokens.
     pub logit_cap: Option<f64>,
+    /// There is nothing after the last norm: a model of hidden states, whose parameters have no `model.` before their names.
+    pub headless: bool,
+    /// A token sees those after it too: `is_causal` is false.
+    pub bidirectional: bool,
     /// Base and scaling of rotary positions in layers that see only a window.
     pub window_rope: Option<(f64, RopeScaling)>,
 }

@@ -1,0 +1,81 @@
+//! Texts that belong together, as sentence embeddings are trained on: a query, a text that answers it, and texts that do not.
+
+mod row;
+mod samples;
+#[cfg(test)]
+mod tests;
+
+pub use row::{Text, TextRow};
+pub(crate) use samples::Samples;
+
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `[data.texts]` of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Config {
+    /// Most tokens of a text, with what the tokenizer adds; longer ones lose their end. The texts of a row must fit
+    /// `data.sequence` together: without it each has its even part of that.
+    pub max_length: Option<usize>,
+    /// Texts of a row that do not answer it, drawn where a row has more and repeated where it has fewer. Without it as many as
+    /// every row has.
+    pub negatives: Option<usize>,
+    /// Every text ends with the tokenizer's `eos`, which the saved tokenizer then adds too.
+    pub append_eos: bool,
+    /// Stands before every query: `"Instruct: find the answer\nQuery: "`.
+    pub query_prompt: String,
+    /// Stands before every other text.
+    pub document_prompt: String,
+    /// Whether what stands before a text counts in its embedding; it is always seen by the tokens after it.
+    pub include_prompt: bool,
+    /// Seed of what is drawn.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            max_length: None,
+            negatives: None,
+            append_eos: false,
+            query_prompt: String::new(),
+            document_prompt: String::new(),
+            include_prompt: true,
+            seed: 0,
+        }
+    }
+}
+
+/// The tokens of a text, and how many of the first are not its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// At least one.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt, and of what the tokenizer puts before it.
+    pub prompt: usize,
+}
+
+/// The tokens of `prompt` and `text` as one string. Where they are more than `most`, the text loses its end and what the
+/// tokenizer adds stays.
+pub fn encode(tokenizer: &Tokenizer, prompt: &str, text: &str, most: usize) -> Result<Encoded> {
+    let whole = format!("{prompt}{text}");
+    let (mut tokens, plain) = (tokenizer.encode_prompt(&whole)?, tokenizer.encode(&whole)?);
+    let added = tokens.len().saturating_sub(plain.len());
+    // What the tokenizer's template puts before and after the text itself.
+    let before = (0..=added).find(|&at| tokens[at..].starts_with(&plain)).unwrap_or(0);
+    let after = added - before;
+    if tokens.len() > most {
+        if most <= added {
+            let problem = format!("the tokenizer adds {added} tokens to every text");
+            return Err(Error::Setting { key: "texts.max_length", value: most.to_string(), problem });
+        }
+        let kept = most - after;
+        tokens.drain(kept..before + plain.len());
+    }
+    let prompt = if prompt.is_empty() { 0 } else { before + tokenizer.encode(prompt)?.len() };
+    Ok(Encoded { prompt: prompt.min(tokens.len()), tokens })
+}

@@ -1,0 +1,191 @@
+//! The rows of one source as samples: the texts of a row stand one after the other and do not see each other.
+
+use super::{Config, Encoded, Text, TextRow, encode};
+use crate::dataset::Sample;
+use crate::documents;
+use crate::error::{Error, Result};
+use crate::glob;
+use crate::pack::IGNORED;
+use crate::source::Source;
+use crate::tokenizer::Tokenizer;
+use planaria_array::random::{Key, Window, randint};
+use planaria_store::checksum;
+use std::path::PathBuf;
+
+/// Keeps these draws apart from others of the same seed.
+const DRAW: u64 = 0x7465_7874;
+
+/// The samples of one source.
+#[derive(Debug)]
+pub(crate) struct Samples {
+    origin: String,
+    rows: Vec<Vec<Encoded>>,
+    sequence: usize,
+    include_prompt: bool,
+    pad: u32,
+    sum: u32,
+}
+
+/// A row and where it stands.
+struct Read {
+    path: PathBuf,
+    line: u64,
+    row: TextRow,
+}
+
+impl Samples {
+    /// Reads a source.
+    pub(crate) fn open(
+        source: &Source,
+        tokenizer: &Tokenizer,
+        config: &Config,
+        sequence: usize,
+    ) -> Result<Samples> {
+        let mut read = Vec::new();
+        for path in glob::list(&source.path)? {
+            documents::each_row(&path, &mut |line, text| {
+                let bad = |problem| Error::Line { path: path.clone(), line, problem };
+                read.push(Read { path: path.clone(), line, row: TextRow::parse(text).map_err(bad)? });
+                Ok(())
+            })?;
+        }
+        let fewest = read.iter().map(|read| read.row.negatives.len()).min().unwrap_or(0);
+        let negatives = config.negatives.unwrap_or(fewest);
+        let most = room(config, sequence, 2 + negatives)?;
+        let encoder = Encoder { tokenizer, config, most, negatives };
+        let rows = read.iter().enumerate().map(|(number, read)| encoder.row(number as u64, read));
+        let rows: Vec<Vec<Encoded>> = rows.collect::<Result<_>>()?;
+        let mut sum = checksum::crc32c(&[u8::from(config.include_prompt)]);
+        for text in rows.iter().flatten() {
+            let words =
+                [text.tokens.len() as u32, text.prompt as u32].into_iter().chain(text.tokens.iter().copied());
+            sum = checksum::append(sum, &words.flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+        }
+        let frame = tokenizer.frame();
+        Ok(Samples {
+            origin: source.path.clone(),
+            rows,
+            sequence,
+            include_prompt: config.include_prompt,
+            pad: frame.pad.or(frame.eos).unwrap_or(0),
+            sum,
+        })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.rows.len() as u64
+    }
+
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// A number that changes with the content, and the tokens of all texts.
+    pub(crate) fn sum(&self) -> (u32, u64) {
+        (self.sum, self.rows.iter().flatten().map(|text| text.tokens.len() as u64).sum())
+    }
+
+    /// Reads one sample. A label is the number of the text that its token counts in: 0 for the query, 1 for what answers it,
+    /// then those that do not.
+    pub(crate) fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
+        let row = usize::try_from(index).ok().and_then(|index| self.rows.get(index));
+        let row = row.ok_or(Error::OutOfRange { what: "sample", index, len: self.len() })?;
+        out.tokens.clear();
+        out.labels.clear();
+        out.starts.clear();
+        for (number, text) in row.iter().enumerate() {
+            out.starts.push(out.tokens.len());
+            out.tokens.extend_from_slice(&text.tokens);
+            let skipped = if self.include_prompt { 0 } else { text.prompt };
+            let label = |place: usize| if place < skipped { IGNORED } else { number as i64 };
+            out.labels.extend((0..text.tokens.len()).map(label));
+        }
+        if out.tokens.len() < self.sequence {
+            out.starts.push(out.tokens.len());
+        }
+        out.starts.remove(0);
+        out.tokens.resize(self.sequence + 1, self.pad);
+        out.labels.resize(self.sequence, IGNORED);
+        Ok(())
+    }
+}
+
+/// Most tokens of a text.
+fn room(config: &Config, sequence: usize, texts: usize) -> Result<usize> {
+    let even = sequence / texts;
+    let most = config.max_length.unwrap_or(even);
+    if most == 0 || most > even {
+        let problem = format!(
+            "{texts} texts of a row have room for {even} tokens each in samples of {sequence}; set `data.sequence` to {}",
+            texts * most.max(1)
+        );
+        return Err(Error::Setting { key: "texts.max_length", value: most.to_string(), problem });
+    }
+    Ok(most)
+}
+
+/// Turns rows into tokens.
+struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    config: &'a Config,
+    most: usize,
+    negatives: usize,
+}
+
+impl Encoder<'_> {
+    fn row(&self, number: u64, read: &Read) -> Result<Vec<Encoded>> {
+        let bad = |problem: String| Error::Line { path: read.path.clone(), line: read.line, problem };
+        let TextRow { query, positives, negatives } = &read.row;
+        let key = Key::new(self.config.seed, DRAW).fold(number);
+        let positive = &positives[draw(key.fold(0), positives.len(), 1)?[0]];
+        if negatives.is_empty() && self.negatives > 0 {
+            return Err(bad(format!(
+                "there is no negative, and `data.texts.negatives` is {}",
+                self.negatives
+            )));
+        }
+        let chosen = draw(key.fold(1), negatives.len(), self.negatives)?;
+        let documents = std::iter::once(positive).chain(chosen.iter().map(|&at| &negatives[at]));
+        let documents = documents.map(|text| (text, &self.config.document_prompt));
+        let all = std::iter::once((query, &self.config.query_prompt)).chain(documents);
+        all.map(|(text, prompt)| self.text(text, prompt, &bad)).collect()
+    }
+
+    fn text(&self, text: &Text, prompt: &str, bad: &dyn Fn(String) -> Error) -> Result<Encoded> {
+        let encoded = match text {
+            Text::Plain(text) => encode(self.tokenizer, prompt, text, self.most)?,
+            Text::Ids(ids) if ids.len() > self.most => {
+                return Err(bad(format!("a text has {} token ids, and {} fit", ids.len(), self.most)));
+            }
+            Text::Ids(ids) => Encoded { tokens: ids.clone(), prompt: 0 },
+        };
+        let (vocab, own) =
+            (self.tokenizer.vocab_size() as u32, if self.config.include_prompt { 0 } else { encoded.prompt });
+        if let Some(id) = encoded.tokens.iter().find(|id| **id >= vocab) {
+            return Err(bad(format!("token {id} is outside the vocabulary of {vocab}")));
+        }
+        if encoded.tokens.len() <= own {
+            return Err(bad(
+                "a text has no token of its own; `data.texts.append_eos` gives every text one".into()
+            ));
+        }
+        Ok(encoded)
+    }
+}
+
+/// `wanted` of `count` numbers: in order where they are as many, others drawn without repeating one before all were there.
+fn draw(key: Key, count: usize, wanted: usize) -> Result<Vec<usize>> {
+    if count == wanted {
+        return Ok((0..count).collect());
+    }
+    let mut words = vec![0i64; wanted];
+    randint(&mut words, key, &Window::flat(0, wanted), 0, i64::MAX)?;
+    let (mut left, mut out): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::with_capacity(wanted));
+    for word in words {
+        if left.is_empty() {
+            left = (0..count).collect();
+        }
+        out.push(left.swap_remove(word as usize % left.len()));
+    }
+    Ok(out)
+}

@@ -1,0 +1,131 @@
+//! The section `[embedding]`: what a text's vector is made of, and what is compared.
+
+use super::require;
+use crate::embedding::{Contrast, Direction, Hardness, Partition, Pooling, Similarity};
+use crate::error::Result;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Who sees whom in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TextAttention {
+    /// A token sees those before it.
+    Causal,
+    /// Every token sees all others.
+    Bidirectional,
+}
+
+impl TextAttention {
+    pub(crate) fn is_causal(self) -> bool {
+        self == TextAttention::Causal
+    }
+}
+
+/// Whose texts a query is compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Negatives {
+    /// Those of all ranks: a step is the same on every mesh.
+    #[default]
+    Global,
+    /// Those of the query's own data rank: other meshes compare other texts.
+    Rank,
+}
+
+/// What a text's vector is made of, and what is compared; with `train.objective = "contrastive"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct EmbeddingSection {
+    /// What a vector is made of: `lasttoken`, `cls`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `max`. Several stand one after
+    /// the other.
+    pub pooling: Vec<Pooling>,
+    /// Who sees whom in a text; as the model's `config.json` has it when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<TextAttention>,
+    /// Whether the saved folder's vectors have length 1.
+    pub normalize: bool,
+    /// How alike vectors are: `cos` or `dot`.
+    pub similarity: Similarity,
+    /// Factor on scores: one over the temperature.
+    pub scale: f64,
+    /// Who is compared with whom: `query_to_doc`, `doc_to_query`, `query_to_query`, `doc_to_doc`. The first two with
+    /// `partition = "per_direction"` are the symmetric loss.
+    pub directions: Vec<Direction>,
+    /// How directions come together.
+    pub partition: Partition,
+    /// Which scores weigh more the higher they are.
+    pub hardness: Hardness,
+    /// How much more.
+    pub hardness_strength: f64,
+    /// Texts that are the same as what answers a query are no negatives of it.
+    pub exclude_duplicates: bool,
+    /// Nor are those that are more alike to it than its answer by more than this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub false_negative_margin: Option<f64>,
+    /// Also the first elements of vectors are trained to be embeddings: so many of them, in any order. Empty: all alone.
+    pub matryoshka_dims: Vec<usize>,
+    /// What the loss of each counts; 1 when empty.
+    pub matryoshka_weights: Vec<f64>,
+    /// How many of them are drawn for a step; all when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub matryoshka_per_step: Option<usize>,
+    /// Whose texts a query is compared with.
+    pub negatives_from: Negatives,
+}
+
+impl Default for EmbeddingSection {
+    fn default() -> EmbeddingSection {
+        let Contrast { similarity, scale, directions, partition, hardness, hardness_strength, .. } =
+            Contrast::default();
+        EmbeddingSection {
+            pooling: vec![Pooling::default()],
+            attention: None,
+            normalize: true,
+            similarity,
+            scale,
+            directions,
+            partition,
+            hardness,
+            hardness_strength,
+            exclude_duplicates: true,
+            false_negative_margin: None,
+            matryoshka_dims: Vec::new(),
+            matryoshka_weights: Vec::new(),
+            matryoshka_per_step: None,
+            negatives_from: Negatives::Global,
+        }
+    }
+}
+
+impl EmbeddingSection {
+    /// What is compared.
+    pub fn contrast(&self) -> Contrast {
+        Contrast {
+            similarity: self.similarity,
+            scale: self.scale,
+            directions: self.directions.clone(),
+            partition: self.partition,
+            hardness: self.hardness,
+            hardness_strength: self.hardness_strength,
+            false_negative_margin: self.false_negative_margin,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        require("embedding.pooling", !self.pooling.is_empty(), "[]", "at least one")?;
+        let (dims, weights) = (self.matryoshka_dims.len(), self.matryoshka_weights.len());
+        let expected = format!("none, or {dims} as `embedding.matryoshka_dims` has");
+        require("embedding.matryoshka_weights", weights == 0 || weights == dims, weights, &expected)?;
+        let count = self.matryoshka_per_step.unwrap_or(1);
+        require("embedding.matryoshka_per_step", count > 0, count, "at least 1")?;
+        self.contrast().check("embedding.")
+    }
+
+    /// Refuses sizes that vectors of this width do not have.
+    pub(crate) fn check_width(&self, width: usize) -> Result<()> {
+        let wrong = self.matryoshka_dims.iter().find(|&&dim| dim == 0 || dim > width);
+        let expected = format!("from 1 to {width}, the width of an embedding");
+        wrong.map_or(Ok(()), |dim| require("embedding.matryoshka_dims", false, dim, &expected))
+    }
+}

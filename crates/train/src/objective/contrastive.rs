@@ -1,0 +1,285 @@
+//! Contrastive learning of sentence embeddings: a sample is a query with what answers it and what does not, the loss is that of
+//! every query among the texts of all samples of the step, of all ranks.
+//!
+//! The loss joins all samples, but memory holds one micro-batch. So each step goes through the model twice: before it, without
+//! history, for all embeddings; their gradients are those of the loss over all of them. Then each micro-batch starts backward
+//! from its embeddings times these gradients. That is the gradient of the whole step, whatever the size of a micro-batch.
+
+use super::{Before, Draws, Input, Objective, Purpose};
+use crate::config::{Config, EmbeddingSection, Negatives};
+use crate::data::{Batch, Config as DataConfig, Data, IGNORED, Tokenizer};
+use crate::embedding::{Contrasted, TextSpan, contrast, folder, matryoshka, pool};
+use crate::error::{Error, Result};
+use planaria_array::ops::Keep;
+use planaria_array::random::{Key, Window, randint};
+use planaria_array::{Array, DType};
+use planaria_comm::{AllGather, Comm, CommExt};
+use planaria_nn::models::{Activations, Architecture, Loss, Network};
+use planaria_tensor::Tensor;
+use planaria_tensor::ops::Documents;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Inputs end at a multiple of this, so that tensor ranks can share their sequence out.
+const ALIGNED: usize = 16;
+/// Keeps the draw of sizes apart from others of the same seed.
+const SIZES: u64 = 0x6d61_7472;
+
+/// Learns embeddings. What is compared says `[embedding]`, what texts become `[data.texts]`.
+#[derive(Clone, Debug, Default)]
+pub struct Contrastive {
+    section: EmbeddingSection,
+    texts: crate::data::texts::Config,
+    seed: u64,
+}
+
+impl Objective for Contrastive {
+    fn name(&self) -> &str {
+        "contrastive"
+    }
+
+    fn configured(&self, config: &Config) -> Result<Option<Arc<dyn Objective>>> {
+        config.embedding.check()?;
+        let (section, texts) = (config.embedding.clone(), config.data.texts.clone());
+        Ok(Some(Arc::new(Contrastive { section, texts, seed: config.train.seed })))
+    }
+
+    fn tokenizer(&self, tokenizer: Tokenizer) -> Result<Tokenizer> {
+        Ok(if self.texts.append_eos { tokenizer.ending_with_eos()? } else { tokenizer })
+    }
+
+    fn shape(&self, model: &mut Map<String, Value>) -> Result<()> {
+        folder::without_head(model);
+        if let Some(attention) = self.section.attention {
+            model.insert("is_causal".into(), json!(attention.is_causal()));
+        }
+        Ok(())
+    }
+
+    fn check(&self, model: &dyn Architecture) -> Result<()> {
+        self.section.check_width(model.width()? * self.section.pooling.len())
+    }
+
+    fn files(&self, model: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
+        folder::files(&self.section, &self.texts, model.width()?, model.positions())
+    }
+
+    fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {
+        Ok(config.open_texts(tokenizer)?)
+    }
+
+    fn separates(&self, _: &DataConfig) -> bool {
+        true
+    }
+
+    fn trims(&self) -> bool {
+        true
+    }
+
+    fn generate(&self, before: &Before<'_>, mut batches: Vec<Batch>) -> Result<Vec<Batch>> {
+        let draws = match before.purpose {
+            Purpose::Training => Draws::AsInTraining,
+            Purpose::Evaluation => Draws::Off,
+        };
+        let mut own = Vec::new();
+        before.forward(&batches, draws, &mut |_, model, last, batch| {
+            own.push(self.embeddings(model, last, batch)?.whole()?);
+            Ok(())
+        })?;
+        if own.is_empty() {
+            return Ok(batches);
+        }
+        let update = Update::gather(before.data, &own, &batches, self.section.negatives_from)?;
+        let found = self.contrast(&update, before.step)?;
+        for (round, batch) in batches.iter_mut().enumerate() {
+            batch.attached = update.part(round, &found)?;
+        }
+        Ok(batches)
+    }
+
+    fn input(&self, batch: &Batch) -> Result<Input> {
+        let [rows, length] = batch.tokens.shape()[..] else { return Err(no_starts()) };
+        let starts = batch.starts.clone().ok_or_else(no_starts)?;
+        // What stands behind the texts of the longest row is left out.
+        let used =
+            starts.iter().map(|starts| starts.last().copied().unwrap_or(length)).max().unwrap_or(length);
+        let used = used.next_multiple_of(ALIGNED).min(length);
+        let inside = |starts: &Vec<usize>| starts.iter().copied().filter(|&start| start < used).collect();
+        let documents = Documents::new(starts.iter().map(inside).collect(), used)?;
+        let tokens = batch.tokens.narrow(1, 0, used)?.contiguous()?.reshape(&[rows, used])?;
+        Ok(Input { tokens: Tensor::new(tokens), documents: Some(documents) })
+    }
+
+    fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss> {
+        let [grads, losses] = &batch.attached[..] else {
+            return Err(Error::Bug { what: "a micro-batch of texts without its gradients".into() });
+        };
+        let texts = spans(batch)?;
+        let embeddings = self.embeddings(model, last, batch)?;
+        let lanes = model.states(&last.hidden)?.lanes;
+        let grads = lanes.batch(&Tensor::new(grads.clone()))?;
+        let sum = embeddings.mul(&grads)?.sum(&[], Keep::No)?.settled()?;
+        let count = texts.iter().filter(|row| !row.is_empty()).count() as u64;
+        let shown = Some(Tensor::new(losses.clone()).sum(&[], Keep::No)?);
+        Ok(Loss { sum, count, own: model.own_loss(last, batch.tokens.numel())?, shown, figures: Vec::new() })
+    }
+}
+
+fn no_starts() -> Error {
+    Error::Bug { what: "samples of texts that do not say where these begin".into() }
+}
+
+/// The texts of each row. Rows whose labels are all ignored have none: they only fill a micro-batch up.
+fn spans(batch: &Batch) -> Result<Vec<Vec<TextSpan>>> {
+    let length = batch.tokens.shape()[1];
+    let labels = batch.labels.to_vec::<i64>()?;
+    let starts = batch.starts.as_ref().ok_or_else(no_starts)?;
+    let row = |(labels, starts): (&[i64], &Vec<usize>)| {
+        let begins = std::iter::once(0).chain(starts.iter().copied());
+        let ends = starts.iter().copied().chain([length]);
+        let span = |(start, end): (usize, usize)| {
+            let counted = start + labels[start..end].iter().position(|&label| label != IGNORED)?;
+            Some(TextSpan { tokens: start..end, counted })
+        };
+        begins.zip(ends).map_while(span).collect()
+    };
+    Ok(labels.chunks(length.max(1)).zip(starts).map(row).collect())
+}
+
+impl Contrastive {
+    /// The embeddings of a micro-batch, `[rows, texts, width]`.
+    fn embeddings(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Tensor> {
+        pool(&model.states(&last.hidden)?, &spans(batch)?, &self.section.pooling)
+    }
+
+    /// Losses and gradients of an update.
+    fn contrast(&self, update: &Update, step: u64) -> Result<Contrasted> {
+        let options = self.section.contrast();
+        let ids = self.section.exclude_duplicates.then_some(&update.ids[1..]);
+        let (dims, weights) = self.sizes(step)?;
+        match dims.is_empty() {
+            true => contrast(&update.columns, &options, ids),
+            false => Ok(matryoshka(&update.columns, &dims, &weights, &options, ids)?.0),
+        }
+    }
+
+    /// The sizes of embeddings that count in a step, and their weights. All ranks draw the same.
+    fn sizes(&self, step: u64) -> Result<(Vec<usize>, Vec<f64>)> {
+        let EmbeddingSection { matryoshka_dims: dims, matryoshka_weights: weights, .. } = &self.section;
+        let all: Vec<usize> = (0..dims.len()).collect();
+        let chosen = match self.section.matryoshka_per_step {
+            Some(count) if count < dims.len() => {
+                let mut words = vec![0i64; count];
+                let key = Key::new(self.seed, SIZES).fold(step);
+                randint(&mut words, key, &Window::flat(0, count), 0, i64::MAX)?;
+                let mut left = all;
+                words.iter().map(|&word| left.remove(word as usize % left.len())).collect()
+            }
+            _ => all,
+        };
+        let weight = |&at: &usize| weights.get(at).copied().unwrap_or(1.0);
+        Ok((chosen.iter().map(|&at| dims[at]).collect(), chosen.iter().map(weight).collect()))
+    }
+}
+
+/// The texts of a step, of all ranks in the order of their micro-batches.
+struct Update {
+    /// Vectors of each column, `[rows, width]`.
+    columns: Vec<Array>,
+    /// Equal for equal texts, column by column.
+    ids: Vec<Vec<u64>>,
+    /// Where each row of a micro-batch of this rank stands; absent for one that only fills up.
+    places: Vec<Vec<Option<usize>>>,
+}
+
+impl Update {
+    /// Brings the embeddings of all ranks together, or takes those of this one alone. Collective.
+    fn gather(data: &Arc<dyn Comm>, own: &[Array], batches: &[Batch], from: Negatives) -> Result<Update> {
+        let (ranks, rank) = match from {
+            Negatives::Global => (data.size(), data.rank()),
+            Negatives::Rank => (1, 0),
+        };
+        let [rows, columns, width] = own[0].shape()[..] else {
+            return Err(Error::Bug { what: format!("embeddings of shape {}", own[0].shape()) });
+        };
+        let marks: Vec<i64> =
+            batches.iter().map(|batch| marks(batch, columns)).collect::<Result<Vec<_>>>()?.concat();
+        let vectors = planaria_array::ops::concat(&own.iter().collect::<Vec<_>>(), 0)?.cast(DType::F32)?;
+        let rounds = own.len();
+        // Ranks one after the other; micro-batch `k` of rank `r` is number `k * ranks + r`.
+        let in_order = |array: &Array, size: usize| -> Result<Array> {
+            let all = if ranks > 1 { all_gather(data, array, ranks)? } else { array.clone() };
+            let all = all.reshape(&[ranks, rounds, rows * size])?.transpose(0, 1)?.contiguous()?;
+            Ok(all.reshape(&[ranks * rounds * rows, size])?)
+        };
+        let vectors =
+            in_order(&vectors.contiguous()?.reshape(&[rounds * rows, columns * width])?, columns * width)?;
+        let marks =
+            in_order(&Array::from_slice(&marks, &[rounds * rows, columns])?, columns)?.to_vec::<i64>()?;
+        let there: Vec<usize> = marks
+            .chunks(columns)
+            .enumerate()
+            .filter(|(_, marks)| marks[0] != 0)
+            .map(|(row, _)| row)
+            .collect();
+        let index: Vec<i64> = there.iter().map(|&row| row as i64).collect();
+        let index = Array::from_slice(&index, &[index.len()])?.to(vectors.device())?;
+        let kept = Tensor::new(vectors).index_select(0, &Tensor::new(index))?.local().clone();
+        let kept = kept.contiguous()?.reshape(&[there.len(), columns, width])?;
+        let column = |at: usize| kept.select(1, at as i64)?.contiguous();
+        let place =
+            |round: usize, row: usize| there.binary_search(&((round * ranks + rank) * rows + row)).ok();
+        Ok(Update {
+            columns: (0..columns).map(column).collect::<planaria_array::Result<_>>()?,
+            ids: (0..columns)
+                .map(|at| there.iter().map(|row| marks[row * columns + at] as u64).collect())
+                .collect(),
+            places: (0..rounds).map(|round| (0..rows).map(|row| place(round, row)).collect()).collect(),
+        })
+    }
+
+    /// What a micro-batch of this rank needs: the gradients of its embeddings, `[rows, columns, width]`, and its losses.
+    fn part(&self, round: usize, found: &Contrasted) -> Result<Vec<Array>> {
+        let places = &self.places[round];
+        let row = |place: &Option<usize>, of: &Array| match place {
+            Some(at) => of.narrow(0, *at, 1),
+            None => of.narrow(0, 0, 1)?.zeros_like(),
+        };
+        let rows = |of: &Array| -> Result<Array> {
+            let rows =
+                places.iter().map(|place| row(place, of)).collect::<planaria_array::Result<Vec<_>>>()?;
+            Ok(planaria_array::ops::concat(&rows.iter().collect::<Vec<_>>(), 0)?)
+        };
+        let grads = found.grads.iter().map(rows).collect::<Result<Vec<_>>>()?;
+        let grads = grads.iter().map(|grad| grad.unsqueeze(1)).collect::<planaria_array::Result<Vec<_>>>()?;
+        let grads = planaria_array::ops::concat(&grads.iter().collect::<Vec<_>>(), 1)?;
+        Ok(vec![grads, rows(&found.losses)?])
+    }
+}
+
+/// A number for each text of a micro-batch, equal for equal texts; 0 where a row has none.
+fn marks(batch: &Batch, columns: usize) -> Result<Vec<i64>> {
+    let length = batch.tokens.shape()[1];
+    let tokens = batch.tokens.to_vec::<i64>()?;
+    let mut out = Vec::new();
+    for (row, spans) in spans(batch)?.iter().enumerate() {
+        for column in 0..columns {
+            let text = spans.get(column).map(|span| &tokens[row * length..][span.tokens.clone()]);
+            // FNV-1a of the ids; 0 is kept for what is not there.
+            let mark = |text: &[i64]| {
+                let mix = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+                text.iter().flat_map(|id| id.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, mix).max(1)
+            };
+            out.push(text.map_or(0, mark) as i64);
+        }
+    }
+    Ok(out)
+}
+
+fn all_gather(data: &Arc<dyn Comm>, own: &Array, ranks: usize) -> Result<Array> {
+    let recv = Array::zeros_on(&[own.numel() * ranks], own.dtype(), own.device())?;
+    let send = own.contiguous()?.reshape(&[own.numel()])?;
+    data.all_gather(AllGather { send, recv: recv.clone(), recv_counts: vec![own.numel(); ranks] })?;
+    Ok(recv)
+}
