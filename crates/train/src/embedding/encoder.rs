@@ -63,12 +63,7 @@ impl Encoder {
         let tokenizer = opened.base().own_tokenizer()?;
         let folder = Folder::read(opened.base())?;
         let longest = folder.longest.unwrap_or(usize::MAX).min(opened.model().reach());
-        Ok(Encoder { opened, tokenizer,
-            folder,
-            longest,
-            dtype: DType::F32,
-            device: Device::Cpu,
-        })
+        Ok(Encoder { opened, tokenizer, folder, longest, dtype: DType::F32, device: Device::Cpu })
     }
 
     /// Computes on a device instead of the host.
