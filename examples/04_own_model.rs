@@ -151,6 +151,7 @@ impl Side {
             dim: model.width / model.heads,
             window: None,
             dropout: Dropout { p: 0.0 },
+            bidirectional: false,
         };
         Ok(Side {
             norm: parts.layer_norm("norm", 1e-5)?,

@@ -30,7 +30,7 @@ fn every_form_gives_the_same_row() {
     let found = samples(&forms, &Config::default(), 12).unwrap();
     for index in 0..4 {
         let sample = read(&found, index);
-        assert_eq!(sample.tokens[..4], *b"qpab".map(u32::from), "{index}");
+        assert_eq!(sample.tokens[..4], b"qpab".map(u32::from), "{index}");
         assert_eq!(sample.labels[..5], [0, 1, 2, 3, IGNORED]);
         assert_eq!(sample.starts, [1, 2, 3, 4], "padding is a document of its own");
     }
@@ -42,7 +42,7 @@ fn texts_lose_their_end_and_prompts_do_not_count() {
         Config { max_length: Some(4), query_prompt: "Q:".into(), include_prompt: false, ..Config::default() };
     let found = samples(&[r#"{"query": "abc", "positive": "wxyz!"}"#], &config, 8).unwrap();
     let sample = read(&found, 0);
-    assert_eq!(sample.tokens[..8], *b"Q:abwxyz".map(u32::from));
+    assert_eq!(sample.tokens[..8], b"Q:abwxyz".map(u32::from));
     assert_eq!(sample.labels, [IGNORED, IGNORED, 0, 0, 1, 1, 1, 1]);
 }
 
@@ -54,7 +54,7 @@ fn rows_have_as_many_negatives_as_asked_for() {
     let many = read(&samples(&[line], &Config { negatives: Some(5), ..Config::default() }, 14).unwrap(), 0);
     let mut drawn = many.tokens[2..5].to_vec();
     drawn.sort_unstable();
-    assert_eq!(drawn, *b"abc".map(u32::from), "all before any is repeated");
+    assert_eq!(drawn, b"abc".map(u32::from), "all before any is repeated");
 }
 
 #[test]

@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn the_replica_whose_losses_alone_are_not_finite_is_found() {
         let losses =
-            |sums: &[f64]| Losses { known: Vec::new(), sums: sums.to_vec(), counts: vec![1.0; sums.len()] };
+            |sums: &[f64]| Losses { sums: sums.to_vec(), counts: vec![1.0; sums.len()], ..Losses::new(0) };
         let (good, bad) = (1.0, f64::NAN);
         assert_eq!(losses(&[good, bad, good, bad]).odd_one(2), Some(1));
         assert_eq!(losses(&[good, bad, good, good]).odd_one(2), Some(1));
