@@ -84,6 +84,21 @@ pub const TARGETS: &[Target] = &[
         ],
         runs: 10000,
     },
+    Target {
+        name: "adapter",
+        run: parsers::adapter,
+        seeds: &[
+            "../testdata/lora/adapters/patterns/adapter_config.json",
+            "../testdata/lora/adapters/tied/adapter_config.json",
+        ],
+        runs: 2000,
+    },
+    Target {
+        name: "recipe",
+        run: parsers::recipe,
+        seeds: &["../testdata/merge/cases/breadcrumbs_ties-f32/recipe.yml"],
+        runs: 1500,
+    },
     Target { name: "settings", run: parsers::settings, seeds: &["../examples/quickstart.toml"], runs: 1500 },
     Target { name: "text", run: parsers::text, seeds: &[], runs: 20000 },
 ];

@@ -177,6 +177,32 @@ pub(crate) fn settings(bytes: &[u8]) {
     planaria_train::Config::parse(&text).expect("settings that were written can be read");
 }
 
+/// What an adapter says of itself: read, written, read again, and put onto a model.
+pub(crate) fn adapter(bytes: &[u8]) {
+    use planaria_nn::lora::{Adapted, LoraConfig};
+    static MODEL: OnceLock<Arc<dyn planaria_nn::models::Architecture>> = OnceLock::new();
+    let model = MODEL.get_or_init(|| {
+        let text = r#"{"model_type": "qwen2", "vocab_size": 9, "hidden_size": 4, "intermediate_size": 4,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": true}"#;
+        planaria_nn::models::Models::default().open_json(text).expect("a model")
+    });
+    let Ok(config) = LoraConfig::parse(&String::from_utf8_lossy(bytes)) else { return };
+    LoraConfig::parse(&config.to_value().to_string()).expect("what is written can be read");
+    let small = config.r < 1 << 20 && config.rank_pattern.iter().all(|(_, rank)| *rank < 1 << 20);
+    let Ok(adapted) = Adapted::new(model.clone(), config) else { return };
+    if small {
+        use planaria_nn::models::{Architecture, Stage};
+        let _ = adapted.parameters(&Stage::whole(&adapted));
+    }
+}
+
+/// A recipe for merging, over models of the test data; nothing is written.
+pub(crate) fn recipe(bytes: &[u8]) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/merge");
+    let options = planaria_merge::Options { root: planaria_merge::Root::new(folder), ..Default::default() };
+    let _ = planaria_merge::plan(&String::from_utf8_lossy(bytes), &options);
+}
+
 /// Meshes, layouts and regions as text: what is printed can be parsed.
 pub(crate) fn text(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);

@@ -12,7 +12,12 @@ use crate::reduce::Lane;
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, TensorKind};
 use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
+<<<<<<< HEAD
 use planaria_nn::optim::{OptimState, Rule};
+=======
+use planaria_nn::lora::narrow::{Narrow, Width};
+use planaria_nn::optim::{Ema, OptimState, Rule};
+>>>>>>> 35dc4fe (lora: weights of few bits, GPT-2, guide, goldens in the repository, peft round trip, fuzz targets)
 use planaria_nn::{Param, ParamSpec, Role};
 use std::ops::Range;
 
@@ -238,6 +243,27 @@ impl Weight {
         match &self.full {
             Some(full) => full.copy_from(&flat)?,
             None => self.part.copy_from(&flat.narrow(0, self.own.start, self.own.len())?)?,
+        }
+        Ok(())
+    }
+
+    /// Its piece in few bits; the piece itself is let go of.
+    pub(crate) fn narrow(&mut self, width: Width) -> Result<Narrow> {
+        let missing = || Error::Bug { what: format!("`{}` has no elements here", self.spec.name) };
+        let full = self.full.take().ok_or_else(missing)?;
+        let columns = self.within.lo().len() - 1;
+        let piece = full.reshape(&self.within.extents())?;
+        let narrow = Narrow::new(&piece, self.within.lo()[columns], width)?;
+        self.part = Array::zeros_on(&[0], self.dtype, full.device())?;
+        Ok(narrow)
+    }
+
+    /// Takes a copy of its piece, apart from those it shared memory with.
+    pub(crate) fn keep_alone(&mut self) -> Result<()> {
+        if let Some(full) = &self.full {
+            let own = full.copy()?;
+            self.part = own.narrow(0, self.own.start, self.own.len())?;
+            self.full = Some(own);
         }
         Ok(())
     }

@@ -110,6 +110,36 @@ fn a_run_that_is_cut_goes_on_with_the_same_bits_on_another_mesh() -> Result<()> 
 }
 
 #[test]
+fn frozen_weights_of_few_bits_are_close_and_the_same_on_every_split_of_a_batch() -> Result<()> {
+    let full = train("", &[])?;
+    for (base, bound) in [("lora.base=int8", 2e-3), ("lora.base=nf4", 2e-2)] {
+        let alone = train("", &[base])?;
+        ensure!(alone.same_tensors(&full).is_err(), "{base}: something is rounded");
+        alone.close_losses(&full, bound).with_context(|| base.to_string())?;
+        same(&alone, "dp=2", &[base, "train.zero=2"])?;
+        same(&alone, "pp=2", &[base, "train.recompute=full"])?;
+        // Cuts inside blocks of 64 give each part a scale of its own.
+        train("tp=2", &[base])?.close_losses(&alone, bound)?;
+    }
+    let moe = [&MOE[..], &["lora.base=nf4", "train.micro_batch=2"]].concat();
+    same(&train("", &moe)?, "dp=2", &moe)?;
+    let sandbox = Sandbox::new()?;
+    let weights = |more: &[&str]| -> Result<u64> {
+        let config = sandbox.config("run", "", &[&ALL[..], more].concat())?;
+        let model = planaria_train::plan::model_of(&config, &planaria_nn::models::Models::default())?;
+        let plan = planaria_train::plan::Plan::new(&config, &*model, 1, &Default::default())?;
+        ensure!(plan.trained < plan.parameters / 3, "{} of {}", plan.trained, plan.parameters);
+        let memory = plan.largest().context("a rank")?.memory;
+        ensure!(memory.moments == 8 * plan.trained, "{} bytes for {}", memory.moments, plan.trained);
+        Ok(memory.weights)
+    };
+    ensure!(weights(&["lora.base=nf4"])? < weights(&["lora.base=int8"])?);
+    ensure!(weights(&["lora.base=int8"])? < weights(&[])?);
+    ensure!(sandbox.config("run", "", &[ALL[0], "lora.base=nf4", "train.zero=3"]).is_err());
+    Ok(())
+}
+
+#[test]
 fn a_checkpoint_is_an_adapter_alone() -> Result<()> {
     let sandbox = Sandbox::new()?;
     sandbox.train("base", "", &["train.steps=1"])?;

@@ -4,6 +4,7 @@ mod aoa;
 mod checkpoints;
 mod embeddings;
 mod indexing;
+mod lora;
 mod merge;
 mod pipeline;
 mod programs;

@@ -336,7 +336,7 @@ impl LayerCache {
     }
 
     /// Adds keys and values `[batch, heads, new, dim]` and gives all so far.
-    fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub(crate) fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
             let (keys, values) = (buffer(k, self.capacity)?, buffer(v, self.capacity)?);

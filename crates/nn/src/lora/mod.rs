@@ -7,6 +7,7 @@
 mod adapted;
 mod adapter;
 mod config;
+pub mod narrow;
 mod rows;
 pub mod starts;
 mod targets;

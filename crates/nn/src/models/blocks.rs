@@ -48,7 +48,7 @@ pub fn through<B: Block>(
 }
 
 /// What attention is told in every layer.
-fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionStep> {
+pub(super) fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionStep> {
     let documents = run.documents.clone();
     let positions = match (run.cache, &documents, &run.positions) {
         (Some(_), Some(_), _) => {

@@ -2,6 +2,7 @@
 
 use super::architecture::Architecture;
 use super::decoder::{DecoderConfig, Family};
+use super::gpt2::Gpt2;
 use super::{GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
@@ -31,7 +32,7 @@ struct Row {
 impl Default for Models {
     /// Those that come with this crate.
     fn default() -> Models {
-        FAMILIES.into_iter().fold(Models { rows: Vec::new() }, Models::family)
+        FAMILIES.into_iter().fold(Models { rows: Vec::new() }, Models::family).with("gpt2", Gpt2::open)
     }
 }
 

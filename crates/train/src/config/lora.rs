@@ -2,6 +2,7 @@
 
 use super::require;
 use crate::error::{Error, Result};
+use planaria_nn::lora::narrow::Width;
 use planaria_nn::lora::{Layers, LoraConfig, Names, Tokens};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,29 @@ impl LoraInit {
     }
 }
 
+/// How the weights under an adapter are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraBase {
+    /// In the precision of the run.
+    #[default]
+    Full,
+    /// Products inside blocks in 8 bits, with a scale for every 64 elements of a row.
+    Int8,
+    /// The same in the 4 bits of NF4.
+    Nf4,
+}
+
+impl LoraBase {
+    pub(crate) fn width(self) -> Option<Width> {
+        match self {
+            LoraBase::Full => None,
+            LoraBase::Int8 => Some(Width::Int8),
+            LoraBase::Nf4 => Some(Width::Nf4),
+        }
+    }
+}
+
 /// Trains small factors beside the weights of a model, which stay as they are. Checkpoints hold the adapter alone, as peft
 /// reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -100,7 +124,10 @@ pub struct LoraSection {
     pub trainable_token_indices: Vec<usize>,
     /// How the factors start.
     pub init: LoraInit,
-    /// Go on from this adapter; its `adapter_config.json` says everything but `dropout`.
+    /// How the weights of the model are kept: `full`, `int8` or `nf4`. They are widened to the run's precision, block by block,
+    /// whenever they are computed with. Not with `train.zero = 3` or on a device.
+    pub base: LoraBase,
+    /// Go on from this adapter; its `adapter_config.json` says everything but `dropout` and `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
 }
@@ -125,6 +152,7 @@ impl Default for LoraSection {
             ensure_weight_tying: false,
             trainable_token_indices: Vec::new(),
             init: LoraInit::Default,
+            base: LoraBase::Full,
             adapter: None,
         }
     }
@@ -136,9 +164,9 @@ impl LoraSection {
         require("lora.alpha", self.alpha.is_finite(), self.alpha, "a finite number")?;
         require("lora.dropout", (0.0..1.0).contains(&self.dropout), self.dropout, "from 0 to below 1")?;
         if let Some(adapter) = &self.adapter {
-            let LoraSection { adapter: own, dropout, .. } = self.clone();
-            let alone = LoraSection { adapter: own, dropout, ..LoraSection::default() };
-            let expected = "nothing but `lora.dropout` beside it: its adapter_config.json says the rest";
+            let LoraSection { adapter: own, dropout, base, .. } = self.clone();
+            let alone = LoraSection { adapter: own, dropout, base, ..LoraSection::default() };
+            let expected = "nothing but `lora.dropout` and `lora.base` beside it: its adapter_config.json says the rest";
             require("lora.adapter", *self == alone, adapter.display(), expected)?;
             return Ok(());
         }

@@ -4,6 +4,7 @@ use super::{Memory, Setting};
 use crate::config::Reduction;
 use crate::error::{Error, Result};
 use crate::reduce::IN_FLIGHT;
+use crate::trainer::narrow::is_narrow;
 use crate::weights::Zero;
 use planaria_array::Array;
 use planaria_layout::{DType, Layout, Rank, Share};
@@ -25,6 +26,8 @@ pub(super) struct Piece {
     pub(super) trained: bool,
     /// Dtype of its elements.
     pub(super) dtype: DType,
+    /// Bytes of its elements, where it is kept in few bits.
+    narrow: Option<u64>,
     /// Each rank of `ep` has experts of its own in it.
     pub(super) experts: bool,
     /// The layer it belongs to.
@@ -56,11 +59,16 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
         let back = ties.iter().filter(|(_, twin)| twin.as_str() == name).map(|(own, _)| own.clone());
         ties.get(name).cloned().into_iter().chain(back).collect::<Vec<_>>()
     };
+    let width = setting.config.lora.as_ref().and_then(|lora| lora.base.width());
     let piece = |(spec, numel): (&ParamSpec, usize)| Piece {
         numel,
         own: Share::even(numel, setting.data_ranks).range(0).len(),
         trained: !setting.frozen.contains(&spec.name),
         dtype: spec.dtype.unwrap_or(setting.dtype),
+        narrow: width.filter(|_| is_narrow(spec)).map(|width| {
+            // Rows may be cut; the scales of whole ones are as many or a few less.
+            width.bytes(numel, spec.shape.last().copied().unwrap_or(1).min(numel.max(1))) as u64
+        }),
         shared: spec.tied.as_deref().is_some_and(here),
         experts: spec.ep.is_some(),
         layer: spec.block,
@@ -118,7 +126,8 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         if piece.shared {
             continue;
         }
-        out.weights += piece.dtype.size() as u64 * if zero == Zero::Weights { own } else { numel };
+        let held = piece.dtype.size() as u64 * if zero == Zero::Weights { own } else { numel };
+        out.weights += piece.narrow.unwrap_or(held);
         if !piece.trained {
             continue;
         }
@@ -131,12 +140,15 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
             out.update += 4 * numel;
         }
     }
+    // Weights of few bits are widened one by one.
+    let widened = pieces.iter().filter(|piece| piece.narrow.is_some());
+    out.exchange += widened.map(|piece| (piece.numel * piece.dtype.size()) as u64).max().unwrap_or(0);
     if setting.data_ranks > 1 {
         let trained = || pieces.iter().filter(|piece| piece.trained);
         let sizes = || trained().map(|piece| piece.numel as u64 * setting.computed());
         let bucket = sizes().sum::<u64>().min(setting.config.train.bucket_bytes as u64);
         // Those under way, each packed to be sent and with room to receive, and the gradients of the next one.
-        out.exchange = (2 * IN_FLIGHT as u64 + 1) * sizes().max().unwrap_or(0).max(bucket);
+        out.exchange += (2 * IN_FLIGHT as u64 + 1) * sizes().max().unwrap_or(0).max(bucket);
         if zero == Zero::Weights {
             // The layer that is computed with, and the next one.
             out.exchange += 2 * setting.dtype.size() as u64 * largest_layer(pieces);

@@ -8,6 +8,7 @@ mod feed;
 mod figures;
 mod holders;
 mod lock;
+pub(crate) mod narrow;
 mod rank;
 mod records;
 mod resume;

@@ -123,6 +123,7 @@ impl<'a> RankRun<'a> {
     fn take_up(&mut self) -> Result<()> {
         let (job, mesh) = (self.job, self.place.mesh.to_string());
         let resumed = self.restore()?;
+        self.narrow_base()?;
         if job.config.checkpoint.is_regular() {
             let bytes = self.state_bytes()?;
             planaria_array::prepare_snapshots(job.config.device, bytes)?;

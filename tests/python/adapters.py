@@ -1,0 +1,162 @@
+"""Trains adapters and opens them with peft, and the other way round: the same keys, the same merged weights, the same texts.
+
+usage: adapters.py PLANARIA TESTDATA FOLDER
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+try:
+    import peft
+except ImportError:
+    peft = None
+
+# Absolute: the command runs in other folders.
+PLANARIA, OUT = str(Path(sys.argv[1]).resolve()), Path(sys.argv[3]).resolve()
+BASE = """
+name = "base"
+[model]
+kind = "qwen2"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+tie_word_embeddings = {tied}
+[data]
+sequence = 32
+[[data.source]]
+path = "text.txt"
+[train]
+steps = 20
+global_batch = 4
+[optim]
+lr = 1e-2
+"""
+TUNED = """
+name = "tuned"
+model.init = "runs/base"
+[data]
+sequence = 32
+[[data.source]]
+path = "other.txt"
+[train]
+steps = 10
+global_batch = 4
+[optim]
+lr = 1e-2
+[lora]
+"""
+# What the section says, and what peft is told for an adapter of its own; whether the head is tied.
+CASES = [
+    (False, 'target_modules = "all-linear"\nr = 4\nalpha = 8', {"target_modules": "all-linear", "r": 4}),
+    (False, 'target_modules = ["q_proj", "down_proj"]\ndora = true\nrslora = true', {"target_modules": ["q_proj"], "use_dora": True}),
+    (False, 'target_modules = ["embed_tokens", "lm_head"]', {"target_modules": ["embed_tokens", "lm_head"]}),
+    (
+        True,
+        'modules_to_save = ["norm"]\nbias = "lora_only"\nrank_pattern = { "layers.0.self_attn.q_proj" = 2 }',
+        {"target_modules": ["v_proj", "o_proj"], "rank_pattern": {"v_proj": 3}, "bias": "all"},
+    ),
+    (True, "trainable_token_indices = [40, 41]", {"target_modules": ["k_proj"], "trainable_token_indices": [9, 50]}),
+]
+PROMPTS = ["12: cut it", "7: the sun", "a"]
+
+
+def planaria(folder, *args):
+    done = subprocess.run([PLANARIA, *args], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, f"planaria {' '.join(args)}: {done.stderr}"
+    return done.stdout
+
+
+def trained(number, tied, section):
+    """A model and an adapter that was trained on two ranks."""
+    folder = OUT / str(number)
+    folder.mkdir(parents=True)
+    (folder / "text.txt").write_text("".join(f"{i}: cut it anywhere, every piece grows back.\n" for i in range(200)))
+    (folder / "other.txt").write_text("".join(f"{i}: the sun is {i % 7} times brighter.\n" for i in range(200)))
+    (folder / "base.toml").write_text(BASE.format(tied=str(tied).lower()))
+    (folder / "tuned.toml").write_text(TUNED + section + "\n")
+    base = folder / planaria(folder, "train", "base.toml", "-q").strip()
+    tuned = folder / planaria(folder, "train", "tuned.toml", "-q", "-n", "2", "--set", "mesh=tp=2").strip()
+    return folder, base, tuned
+
+
+def close(ours, theirs, what):
+    assert ours.keys() == theirs.keys(), f"{what}: {sorted(ours.keys() ^ theirs.keys())}"
+    for name, tensor in theirs.items():
+        apart = (ours[name].float() - tensor.float()).abs().max().item()
+        assert apart <= 1e-5 * tensor.abs().max().item() + 1e-7, f"{what}: {name} is {apart} apart"
+
+
+def weights(folder):
+    return {k: v for file in sorted(folder.glob("model*.safetensors")) for k, v in load_file(file).items()}
+
+
+def says(model, tokenizer, prompt):
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=12, do_sample=False)
+    return tokenizer.decode(made[0][ids.shape[1] :], skip_special_tokens=True)
+
+
+def agree(folder, base, adapter, what):
+    """peft and we make the same weights and the same texts of a model and an adapter."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    state = peft.get_peft_model_state_dict(model)
+    stored = load_file(adapter / "adapter_model.safetensors")
+    assert state.keys() == stored.keys(), f"{what}: {sorted(state.keys() ^ stored.keys())}"
+    for prompt in PROMPTS:
+        theirs = says(model, tokenizer, prompt)
+        ours = planaria(folder, "generate", str(base), prompt, "--lora", str(adapter), "--tokens", "12", "--temperature", "0")
+        assert theirs.strip() in ours or ours.strip() in theirs, f"{what}: {theirs!r} is not {ours!r}"
+    merged = folder / f"merged-{what}"
+    planaria(folder, "lora", "merge", str(base), str(adapter), str(merged))
+    whole = model.merge_and_unload()
+    theirs = {k: v for k, v in whole.state_dict().items() if k in weights(merged)}
+    ours = weights(merged)
+    assert set(ours) >= set(whole.state_dict()) - {"lm_head.weight"}, what
+    close(ours, theirs, what)
+
+
+def both_ways(number, tied, section, arguments):
+    folder, base, tuned = trained(number, tied, section)
+    config = json.loads((tuned / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA" and (tuned / "adapter_model.safetensors").is_file()
+    if peft is None:
+        return
+    agree(folder, base, tuned, "ours")
+    # An adapter that peft made, with values of its own everywhere.
+    model = AutoModelForCausalLM.from_pretrained(base)
+    made = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **arguments))
+    torch.manual_seed(number)
+    for name, parameter in made.named_parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.02 * torch.randn_like(parameter)
+    theirs = folder / "theirs"
+    made.save_pretrained(theirs)
+    agree(folder, base, theirs, "theirs")
+
+
+def main():
+    passed = failed = 0
+    if peft is None:
+        print("skipped: peft is not installed, so only the form of our folders is looked at")
+    for number, (tied, section, arguments) in enumerate(CASES):
+        try:
+            both_ways(number, tied, section, arguments)
+            passed += 1
+        except Exception as error:
+            failed += 1
+            print(f"FAILED {section!r}: {type(error).__name__}: {error}")
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
