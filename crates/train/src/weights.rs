@@ -12,12 +12,8 @@ use crate::reduce::Lane;
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, TensorKind};
 use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
-<<<<<<< HEAD
-use planaria_nn::optim::{OptimState, Rule};
-=======
 use planaria_nn::lora::narrow::{Narrow, Width};
-use planaria_nn::optim::{Ema, OptimState, Rule};
->>>>>>> 35dc4fe (lora: weights of few bits, GPT-2, guide, goldens in the repository, peft round trip, fuzz targets)
+use planaria_nn::optim::{OptimState, Rule};
 use planaria_nn::{Param, ParamSpec, Role};
 use std::ops::Range;
 
