@@ -75,7 +75,8 @@ fn nf4_code(value: f32) -> u8 {
 /// Ranges of the blocks of a row.
 fn blocks(columns: usize, first: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let start = std::iter::once(0).chain((first.min(columns)..columns).step_by(BLOCK));
-    start.map(move |at| if at == 0 { 0..first.min(columns) } else { at..(at + BLOCK).min(columns) })
+    start
+        .map(move |at| if at == 0 { 0..first.min(columns) } else { at..(at + BLOCK).min(columns) })
         .filter(|range| !range.is_empty())
 }
 
@@ -86,7 +87,9 @@ impl Narrow {
         let columns = weight.shape().last().copied().unwrap_or(1).max(1);
         let values = weight.contiguous()?.cast(DType::F32)?.to_vec::<f32>()?;
         if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
-            return Err(Error::Adapter { what: format!("a weight has the value {bad}, which few bits cannot hold") });
+            return Err(Error::Adapter {
+                what: format!("a weight has the value {bad}, which few bits cannot hold"),
+            });
         }
         let first = BLOCK - origin % BLOCK;
         let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::new());
@@ -179,7 +182,8 @@ mod tests {
     fn a_piece_that_is_cut_anywhere_has_blocks_of_the_whole() {
         let weight = random(&[4, 192]);
         let whole = Narrow::new(&weight, 0, Width::Nf4).unwrap().values().unwrap();
-        let right = Narrow::new(&weight.narrow(1, 64, 128).unwrap(), 64, Width::Nf4).unwrap().values().unwrap();
+        let right =
+            Narrow::new(&weight.narrow(1, 64, 128).unwrap(), 64, Width::Nf4).unwrap().values().unwrap();
         let expected = whole.narrow(1, 64, 128).unwrap().contiguous().unwrap();
         assert_eq!(right.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
         // Inside a block only the largest element may be another; sizes fit all the same.

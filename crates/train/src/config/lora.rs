@@ -166,7 +166,8 @@ impl LoraSection {
         if let Some(adapter) = &self.adapter {
             let LoraSection { adapter: own, dropout, base, .. } = self.clone();
             let alone = LoraSection { adapter: own, dropout, base, ..LoraSection::default() };
-            let expected = "nothing but `lora.dropout` and `lora.base` beside it: its adapter_config.json says the rest";
+            let expected =
+                "nothing but `lora.dropout` and `lora.base` beside it: its adapter_config.json says the rest";
             require("lora.adapter", *self == alone, adapter.display(), expected)?;
             return Ok(());
         }

@@ -18,10 +18,13 @@ pub(crate) fn is_narrow(spec: &ParamSpec) -> bool {
 impl RankRun<'_> {
     /// Lets go of the frozen weights but for a few bits of each, where the configuration says so.
     pub(super) fn narrow_base(&mut self) -> Result<()> {
-        let Some(width) = self.job.config.lora.as_ref().and_then(|lora| lora.base.width()) else { return Ok(()) };
+        let Some(width) = self.job.config.lora.as_ref().and_then(|lora| lora.base.width()) else {
+            return Ok(());
+        };
         let replica = &mut self.replica;
         // What travels together shares memory: whoever stays takes a copy, or all of it would stay.
-        let frozen = replica.bundles.iter_mut().filter(|bundle| !replica.weights[bundle.members[0]].trainable);
+        let frozen =
+            replica.bundles.iter_mut().filter(|bundle| !replica.weights[bundle.members[0]].trainable);
         for bundle in frozen {
             bundle.whole = None;
         }
