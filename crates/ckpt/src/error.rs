@@ -212,6 +212,14 @@ pub enum Error {
         /// The folder.
         folder: String,
     },
+    /// A place where a result cannot be put.
+    #[error("'{target}' {why}")]
+    Occupied {
+        /// The place.
+        target: String,
+        /// What stands against it.
+        why: Obstacle,
+    },
     /// A folder without a commit mark.
     #[error("'{folder}' holds no committed checkpoint: {why}")]
     NotCommitted {
@@ -320,6 +328,51 @@ pub enum Error {
         /// Tensors of the checkpoint that nobody asked for.
         unexpected: Vec<String>,
     },
+}
+
+/// What stands against writing to a place.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// Something is there, and nobody said that it may go.
+    #[error("exists already")]
+    Exists,
+    /// What is there is more than a checkpoint.
+    #[error("holds more than a checkpoint: {}", some(.others))]
+    More {
+        /// Files and empty folders that belong to no checkpoint.
+        others: Vec<String>,
+    },
+    /// A folder of an object store that is not empty: such stores cannot exchange folders.
+    #[error("is not empty")]
+    NotEmpty,
+    /// A file, not a folder.
+    #[error("is a file")]
+    File,
+    /// A link to nothing.
+    #[error("is a link to nothing")]
+    Link,
+    /// No name that a folder can have.
+    #[error("is no name of a folder")]
+    Name,
+    /// The result would take the place of what it is made of.
+    #[error("and '{input}' share files")]
+    Read {
+        /// What is read.
+        input: String,
+    },
+    /// Somebody wrote there meanwhile; what they wrote is kept.
+    #[error("changed while its successor was written")]
+    Changed,
+}
+
+/// The first few of some names.
+fn some(names: &[String]) -> String {
+    let shown = names.iter().take(3).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(3) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 /// Kinds of failure that a caller may act on.

@@ -31,6 +31,7 @@
 mod buffers;
 mod catalog;
 pub mod convert;
+mod destination;
 mod device;
 mod error;
 pub mod examine;
@@ -44,6 +45,7 @@ mod naming;
 mod options;
 mod outgoing;
 mod outline;
+mod output;
 mod read;
 mod retain;
 mod save;
@@ -58,7 +60,8 @@ mod verify;
 mod wants;
 mod write;
 
-pub use error::{Error, Result, Trouble};
+pub use destination::{Destination, save_at};
+pub use error::{Error, Obstacle, Result, Trouble};
 pub use folder::{committed, copy, latest, newest, open, remove, step_folder, step_of};
 pub use known::{Known, KnownTensor};
 pub use load::{load, load_source};
@@ -68,6 +71,7 @@ pub use options::{
     SaveOptions, Saved, Tiles, Unmatched, Weights,
 };
 pub use outline::Outline;
+pub use output::{Existing, OutputFolder, Prepared};
 pub use save::save;
 pub use state::{Item, Piece, State, TensorKey, TensorKind};
 pub use verify::{Verified, verify, verify_with};

@@ -179,6 +179,7 @@ fn of_checkpoint(error: &planaria::ckpt::Error) -> (Exit, Option<String>) {
         Error::Ambiguous { .. } => {
             (Exit::Usage, Some("name one of them, or choose a flex save with `--uid`".to_string()))
         }
+        Error::Occupied { why, .. } => (Exit::Usage, of_obstacle(why)),
         Error::NoTensor { .. } => (Exit::Usage, Some("`planaria inspect` lists the names".to_string())),
         Error::Mapping(_) => {
             (Exit::Usage, Some("docs/concepts/mapping.md explains the language".to_string()))
@@ -211,6 +212,22 @@ fn of_checkpoint(error: &planaria::ckpt::Error) -> (Exit, Option<String>) {
         // What is left is about what was asked for, and says itself what would be right.
         _ => (Exit::Usage, None),
     }
+}
+
+/// What to do about a place that cannot be written.
+fn of_obstacle(why: &planaria::ckpt::Obstacle) -> Option<String> {
+    use planaria::ckpt::Obstacle;
+    let hint = match why {
+        Obstacle::Exists => "choose another place, or add `--yes` to replace it",
+        Obstacle::More { .. } => {
+            "choose another place, or move these away: `--yes` replaces checkpoints only"
+        }
+        Obstacle::NotEmpty => "choose another place, or empty it first: an object store cannot swap folders",
+        Obstacle::Read { .. } => "write to a folder beside the source",
+        Obstacle::File | Obstacle::Link | Obstacle::Name => "name a folder to write",
+        _ => return None,
+    };
+    Some(hint.to_string())
 }
 
 fn of_data(error: &planaria::train::data::Error) -> (Exit, Option<String>) {

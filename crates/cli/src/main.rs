@@ -7,7 +7,6 @@ mod exit;
 mod failure;
 mod filter;
 mod mapping;
-mod output_folder;
 mod printable;
 mod progress;
 mod quantity;

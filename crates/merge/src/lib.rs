@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod any;
 mod architecture;
 mod card;
 mod combine;
@@ -38,6 +39,7 @@ mod select;
 mod tokens;
 mod values;
 
+pub use any::{Inputs, plan_any};
 pub use combine::{Combination, CombineOptions, Majority, combine};
 pub use error::{Error, Result};
 pub use extract::{ExtractOptions, extract};

@@ -12,6 +12,12 @@ use crate::object::{Share, array_of, scalars};
 use crate::{display, dlpack};
 
 /// An n-dimensional array in one memory. Basic indexing gives views, which see each other's writes.
+///
+/// >>> import planaria
+/// >>> x = planaria.array([[1.0, 2.0], [3.0, 4.0]])
+/// >>> x[:, 1] *= 10
+/// >>> (x @ x.T)[0, 0].item(), x.T.strides
+/// (401.0, (1, 2))
 #[pyclass(frozen, name = "Array", module = "planaria", from_py_object)]
 #[derive(Clone, Debug)]
 pub(crate) struct PyArray(pub(crate) Array);
@@ -350,6 +356,14 @@ pub(crate) fn rebuild(
 }
 
 /// An array of nested lists, numbers, or anything with `__dlpack__`, a buffer or `__array__`.
+///
+/// `copy=None` shares memory where it can, `True` never does, `False` raises `ValueError` where it cannot.
+///
+/// >>> import planaria
+/// >>> planaria.array([[1, 2], [3, 4]], dtype="bf16")
+/// Array bf16[2, 2]
+/// [[1.0, 2.0],
+///  [3.0, 4.0]]
 #[pyfunction]
 #[pyo3(signature = (obj, dtype=None, *, copy=None))]
 pub(crate) fn array(
@@ -361,6 +375,12 @@ pub(crate) fn array(
 }
 
 /// An array over the memory of anything with `__dlpack__`.
+///
+/// >>> import planaria
+/// >>> x = planaria.array([1, 2, 3])
+/// >>> planaria.from_dlpack(x)[0] = 9
+/// >>> x.tolist()
+/// [9, 2, 3]
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None))]
 pub(crate) fn from_dlpack(py: Python<'_>, x: &Bound<'_, PyAny>, copy: Option<bool>) -> PyResult<PyArray> {

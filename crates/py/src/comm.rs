@@ -1,6 +1,8 @@
 //! Communicators: ranks as threads of this process, and collectives over whatever arrays Python has.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use planaria::array::{Array, DType};
 use planaria::comm::{
@@ -14,10 +16,14 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::array::PyArray;
 use crate::error::{Refusal, exception};
-use crate::gil::{Cancel, blocking};
+use crate::gil::{Cancel, blocking, wait};
 use crate::object::{Share as Memory, array_of};
 
-/// One rank's handle on a group of ranks.
+/// One rank's handle on a group of ranks. Inputs are arrays of any kind; a new array comes back.
+///
+/// >>> import planaria
+/// >>> planaria.threads(2, lambda comm: comm.all_gather([comm.rank]).tolist())
+/// [[0, 1], [0, 1]]
 #[pyclass(frozen, name = "Comm", module = "planaria")]
 #[derive(Debug)]
 pub(crate) struct PyComm {
@@ -205,8 +211,7 @@ impl PyComm {
             std::thread::spawn(move || {
                 let _ = send.send(waiting.barrier());
             });
-            let limit = std::time::Duration::from_secs_f64(seconds.clamp(0.0, 1e9));
-            match done.recv_timeout(limit) {
+            match done.recv_timeout(crate::gil::seconds(seconds)) {
                 Ok(outcome) => outcome.map_err(|error| Refusal("CommError", error.to_string())),
                 Err(_) => {
                     Err(Refusal("CommError", format!("barrier: not all ranks came within {seconds} s")))
@@ -235,6 +240,10 @@ fn told(comm: &dyn Comm, to: &[usize]) -> Result<Vec<usize>, Error> {
 }
 
 /// This process alone.
+///
+/// >>> import planaria
+/// >>> planaria.alone().all_reduce([1.0, 2.0]).tolist()
+/// [1.0, 2.0]
 #[pyfunction]
 pub(crate) fn alone() -> PyComm {
     PyComm::new(one_rank())
@@ -283,7 +292,44 @@ pub(crate) fn end_mpi(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn end_mpi() {}
 
-/// Runs `f(comm, *args)` on as many threads as ranks and gives the results in rank order.
+/// Ranks that run functions of Python's.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a rank until it ends.
+struct Running;
+
+impl Running {
+    fn begin() -> Running {
+        RUNNING.fetch_add(1, Ordering::AcqRel);
+        Running
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Waits for ranks that an interrupt has left running, as Python waits for its threads before it ends.
+#[pyfunction]
+pub(crate) fn end_ranks(py: Python<'_>) -> PyResult<()> {
+    let ended = |step: Duration| {
+        std::thread::sleep(step.min(Duration::from_millis(5)));
+        (RUNNING.load(Ordering::Acquire) == 0).then_some(())
+    };
+    match RUNNING.load(Ordering::Acquire) {
+        0 => Ok(()),
+        _ => wait(py, None, &ended).map(drop),
+    }
+}
+
+/// Runs `f(comm, *args)` on as many threads as ranks and gives the results in rank order. The first real exception is raised
+/// again, with the note `rank k`.
+///
+/// >>> import planaria
+/// >>> planaria.threads(4, lambda comm: comm.all_reduce(planaria.array([1.0 * comm.rank])).item())
+/// [6.0, 6.0, 6.0, 6.0]
 #[pyfunction]
 #[pyo3(signature = (n, f, *args))]
 pub(crate) fn run_threads<'py>(
@@ -297,12 +343,22 @@ pub(crate) fn run_threads<'py>(
     }
     let args: Vec<Py<PyAny>> = args.iter().map(Bound::unbind).collect();
     let cancel = Cancel::default();
-    let stop = cancel.flag();
+    let ending = cancel.clone();
     let ends = blocking(py, &cancel, move || {
         Ok::<_, Refusal>(threads::run(n, |comm| {
-            let watched = Watched { comm: comm.clone(), stop: stop.clone() };
-            let end = Python::attach(|py| one(py, &comm, &f, &args));
-            watched.end(&end);
+            if comm.rank() == 0 {
+                // Ranks that wait for each other learn of an interrupt at once.
+                let first = comm.clone();
+                ending.then(move || first.abort("interrupted"));
+            }
+            let _running = Running::begin();
+            let ending = || Err(PyRuntimeError::new_err("the interpreter is ending"));
+            let end = Python::try_attach(|py| one(py, &comm, &f, &args)).unwrap_or_else(ending);
+            if let Err(error) = &end {
+                // No peer waits for a rank that ended badly.
+                let text = Python::try_attach(|py| error.value(py).to_string());
+                comm.abort(text.as_deref().unwrap_or("the interpreter is ending"));
+            }
             end
         }))
     })?;
@@ -320,23 +376,6 @@ pub(crate) fn run_threads<'py>(
         }
     }
     Ok(results)
-}
-
-/// Tells the peers when a rank ends badly, so that none of them waits for it.
-struct Watched {
-    comm: Arc<dyn Comm>,
-    stop: Arc<std::sync::atomic::AtomicBool>,
-}
-
-impl Watched {
-    fn end(&self, end: &PyResult<Py<PyAny>>) {
-        let interrupted = self.stop.load(std::sync::atomic::Ordering::Acquire);
-        if let Err(error) = end {
-            self.comm.abort(&Python::attach(|py| error.value(py).to_string()));
-        } else if interrupted {
-            self.comm.abort("interrupted");
-        }
-    }
 }
 
 fn one(py: Python<'_>, comm: &Arc<dyn Comm>, f: &Py<PyAny>, args: &[Py<PyAny>]) -> PyResult<Py<PyAny>> {

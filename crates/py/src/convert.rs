@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use planaria::ckpt::Error;
-use planaria::ckpt::convert::{ConvertOptions, Observer, To, plan};
-use planaria::ckpt::formats::{OpenOptions, open_url};
+use planaria::ckpt::convert::{Conversion, ConvertOptions, Observer, To, plan};
+use planaria::ckpt::{Error, Existing, OutputFolder};
 use pyo3::prelude::*;
 
 use crate::dtype::optional;
-use crate::error::exception;
+use crate::error::{Raise, exception};
 use crate::gil::{Cancel, watched};
+use crate::open::opened;
 use crate::state::{bytes, program, tell};
-use crate::target::{Beside, is_taken};
 
 /// A format by its name.
 pub(crate) fn format(py: Python<'_>, name: &str) -> PyResult<To> {
@@ -31,14 +30,15 @@ pub(crate) fn format(py: Python<'_>, name: &str) -> PyResult<To> {
 }
 
 /// Stops the work when it is told to, and counts.
-pub(crate) struct Stop {
+#[derive(Debug)]
+struct Stop {
     stop: Arc<AtomicBool>,
     moved: AtomicU64,
     total: AtomicU64,
 }
 
 impl Stop {
-    pub(crate) fn new(stop: &Arc<AtomicBool>) -> Stop {
+    fn new(stop: &Arc<AtomicBool>) -> Stop {
         Stop { stop: stop.clone(), moved: AtomicU64::new(0), total: AtomicU64::new(0) }
     }
 }
@@ -51,69 +51,107 @@ impl Observer for Stop {
 }
 
 /// What a conversion answers: bytes, tensors, names of tensors left out, warnings.
-type Answer = (u64, usize, Vec<String>, Vec<String>);
+pub(crate) type Answer = (u64, usize, Vec<String>, Vec<String>);
+
+/// How a conversion is asked for beside what it reads.
+#[derive(FromPyObject)]
+pub(crate) struct Asked<'py> {
+    #[pyo3(item)]
+    target: String,
+    #[pyo3(item)]
+    to: String,
+    #[pyo3(item)]
+    max_memory: Option<Bound<'py, PyAny>>,
+    #[pyo3(item)]
+    max_file_size: Option<Bound<'py, PyAny>>,
+    #[pyo3(item)]
+    overwrite: bool,
+    #[pyo3(item)]
+    progress: Option<Py<PyAny>>,
+}
+
+/// A conversion to be carried out on a thread of its own, and what watches it.
+pub(crate) struct Carrier {
+    pub(crate) to: To,
+    pub(crate) options: ConvertOptions,
+    target: String,
+    existing: Existing,
+    observer: Arc<Stop>,
+    cancel: Cancel,
+    progress: Option<Py<PyAny>>,
+}
+
+impl Asked<'_> {
+    pub(crate) fn carrier(self, py: Python<'_>) -> PyResult<Carrier> {
+        let (to, mut options) = (format(py, &self.to)?, ConvertOptions::default());
+        if let Some(limit) = &self.max_memory {
+            options.max_memory = bytes(limit, "max_memory")?;
+        }
+        if let Some(limit) = &self.max_file_size {
+            options.max_shard_size = bytes(limit, "max_file_size")?;
+        }
+        let cancel = Cancel::default();
+        let observer = Arc::new(Stop::new(&cancel.flag()));
+        let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
+        Ok(Carrier { to, options, target: self.target, existing, observer, cancel, progress: self.progress })
+    }
+}
+
+impl Carrier {
+    /// Runs `work`, which is handed what writes a conversion.
+    pub(crate) fn run<E: Raise + From<Error> + Send + 'static>(
+        self,
+        py: Python<'_>,
+        work: impl FnOnce(&Writer, To, ConvertOptions) -> Result<Answer, E> + Send + 'static,
+    ) -> PyResult<Answer> {
+        let seen = self.observer.clone();
+        let moved = move || {
+            let total = seen.total.load(Ordering::Relaxed);
+            (total > 0).then(|| (seen.moved.load(Ordering::Relaxed).min(total), total))
+        };
+        let writer = Writer { target: self.target, existing: self.existing, observer: self.observer };
+        let (to, options) = (self.to, self.options);
+        watched(py, &self.cancel, move || work(&writer, to, options), &mut tell(self.progress, moved))
+    }
+}
+
+/// Writes a conversion to its place, which gets it whole or not at all.
+pub(crate) struct Writer {
+    target: String,
+    existing: Existing,
+    observer: Arc<Stop>,
+}
+
+impl Writer {
+    pub(crate) fn write<'a>(
+        &self,
+        sources: impl IntoIterator<Item = &'a str>,
+        conversion: &'a Conversion<'_>,
+    ) -> Result<Answer, Error> {
+        self.observer.total.store(conversion.bytes(), Ordering::Relaxed);
+        let carried = conversion.carried().iter().map(String::as_str);
+        let names = conversion.files().map(|(name, _)| name).chain(carried);
+        let folder = OutputFolder::check(sources, &self.target, self.existing, names)?;
+        folder.fill(|store, name| conversion.run(store, name, &*self.observer))?;
+        let left_out = conversion.left_out().iter().map(|(key, why)| format!("{key}: {why}")).collect();
+        Ok((conversion.bytes(), conversion.tensors().len(), left_out, conversion.warnings().to_vec()))
+    }
+}
 
 /// Converts a checkpoint; the target appears whole or not at all.
 #[pyfunction]
 pub(crate) fn convert_checkpoint(
     py: Python<'_>,
     source: String,
-    target: String,
-    to: &str,
     dtype: Option<&Bound<'_, PyAny>>,
     mapping: Option<String>,
-    max_memory: Option<&Bound<'_, PyAny>>,
-    progress: Option<Py<PyAny>>,
+    asked: Asked<'_>,
 ) -> PyResult<Answer> {
-    let (to, mut options) = (format(py, to)?, ConvertOptions::default());
-    options.dtype = optional(dtype)?;
-    options.mapping = program(py, mapping)?.map(Into::into);
-    if let Some(limit) = max_memory.filter(|limit| !limit.is_none()) {
-        options.max_memory = bytes(limit, "max_memory")?;
-    }
-    let cancel = Cancel::default();
-    let observer = Arc::new(Stop::new(&cancel.flag()));
-    let seen = observer.clone();
-    let moved = move || {
-        let total = seen.total.load(Ordering::Relaxed);
-        (total > 0).then(|| (seen.moved.load(Ordering::Relaxed).min(total), total))
-    };
-    let work = move || carry_out(&source, &target, to, &options, &observer);
-    watched(py, &cancel, work, &mut tell(progress, moved))
-}
-
-fn carry_out(
-    source: &str,
-    target: &str,
-    to: To,
-    options: &ConvertOptions,
-    observer: &Stop,
-) -> Result<Answer, Error> {
-    let opened = open_url(source, &OpenOptions::default())?;
-    let conversion = plan(&opened, to, options)?;
-    observer.total.store(conversion.bytes(), Ordering::Relaxed);
-    if is_taken(target) {
-        return Err(Error::Committed { folder: target.to_string() });
-    }
-    match planaria::store::local_path(target) {
-        Some(_) => {
-            let beside = Beside::of(target, "a conversion")?;
-            let store = planaria::store::open(&beside.path.display().to_string())?;
-            conversion.run(&*store, "made", observer)?;
-            beside.publish("made")?;
-        }
-        None => {
-            use planaria::store::StoreExt;
-            let store = planaria::store::open(target)?;
-            if !store.list("")?.is_empty() {
-                return Err(Error::Committed { folder: target.to_string() });
-            }
-            conversion.run(&*store, "", observer).inspect_err(|_| {
-                // The place was empty before.
-                let _ = store.delete_all("");
-            })?;
-        }
-    }
-    let left_out = conversion.left_out().iter().map(|(key, why)| format!("{key}: {why}")).collect();
-    Ok((conversion.bytes(), conversion.tensors().len(), left_out, conversion.warnings().to_vec()))
+    let mut carrier = asked.carrier(py)?;
+    carrier.options.dtype = optional(dtype)?;
+    carrier.options.mapping = program(py, mapping)?.map(Into::into);
+    carrier.run(py, move |writer, to, options| {
+        let from = opened(&source)?;
+        writer.write([&*source], &plan(&from, to, &options)?)
+    })
 }

@@ -7,6 +7,10 @@ use pyo3::types::{PyString, PyType};
 use crate::error::no_dtype;
 
 /// The type of one element: `str(dtype)` is its name, as in `f32`.
+///
+/// >>> import planaria
+/// >>> planaria.DType("float32") == "f32", planaria.DType("bf16").itemsize
+/// (True, 2)
 #[pyclass(frozen, name = "DType", module = "planaria", from_py_object)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PyDType(pub(crate) DType);

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use planaria::ckpt::examine::{Bound as Tolerance, Verdict, compare};
-use planaria::ckpt::formats::{Key, OpenOptions, Source, open_url};
+use planaria::ckpt::formats::{Key, Source};
 use planaria::ckpt::stream::Feed;
 use planaria::ckpt::{Error, verify};
-use planaria::store::locate;
 use pyo3::prelude::*;
 
 use crate::error::exception;
 use crate::gil::{Cancel, blocking};
+use crate::open::{located, opened};
 
 /// Damage: tensor, file, first byte, one past the last, what was said.
 type Damage = (String, String, u64, u64, String);
@@ -22,7 +22,7 @@ type Checked = (u64, usize, usize, bool, Vec<Damage>, Vec<String>);
 #[pyfunction]
 pub(crate) fn verify_checkpoint(py: Python<'_>, url: String) -> PyResult<Checked> {
     let found = blocking(py, &Cancel::default(), move || {
-        let (store, name) = locate(&url)?;
+        let (store, name) = located(&url)?;
         verify(&store, &name)
     })?;
     let damaged = found.problems.iter().map(damage).collect();
@@ -55,8 +55,7 @@ pub(crate) fn diff_checkpoints(
         return Err(exception(py, "ArgumentError", format!("tolerance is {tolerance}; use 0 or more")));
     }
     blocking(py, &Cancel::default(), move || {
-        let mut first = open_url(&a, &OpenOptions::default())?;
-        let mut second = open_url(&b, &OpenOptions::default())?;
+        let (mut first, mut second) = (opened(&a)?, opened(&b)?);
         // Formats have names of their own for optimizer state.
         let states = (first.as_state(), second.as_state());
         if in_common(&states.0, &states.1) > in_common(&first, &second) {

@@ -1,6 +1,6 @@
 //! What checkpoints and communicators refuse, as exceptions with their attributes.
 
-use planaria::ckpt::{Error as CkptError, Trouble};
+use planaria::ckpt::{Error as CkptError, Obstacle, Trouble};
 use planaria::comm::Error as CommError;
 use planaria::store::Error as StoreError;
 use pyo3::prelude::*;
@@ -45,7 +45,12 @@ impl Raise for CkptError {
                 exception(py, "NotFoundError", text)
             }
             CkptError::NoTensor { .. } => exception(py, "NotFoundError", text),
-            CkptError::Committed { .. } => exception(py, "ExistsError", text),
+            CkptError::Committed { .. }
+            | CkptError::Occupied {
+                why: Obstacle::Exists | Obstacle::More { .. } | Obstacle::NotEmpty | Obstacle::Changed,
+                ..
+            } => exception(py, "ExistsError", text),
+            CkptError::Occupied { .. } => exception(py, "ArgumentError", text),
             CkptError::NotCommitted { ref why, .. } if why == "there is nothing" => {
                 exception(py, "NotFoundError", text)
             }

@@ -1,12 +1,12 @@
 //! The two doors out of the interpreter: everything that takes time goes through one of them, detached.
 
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use planaria::array::Threads;
@@ -18,60 +18,153 @@ use crate::error::{Raise, exception};
 const TICK: Duration = Duration::from_millis(50);
 
 /// How long an interrupted call may take to clean up before the interrupt is raised all the same.
-const GRACE: Duration = Duration::from_millis(800);
+const GRACE: Duration = Duration::from_millis(600);
 
 /// Runs `work` on this thread without the interpreter.
 pub(crate) fn compute<T: Send, E: Raise + Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, E> + Send,
 ) -> PyResult<T> {
+    let brief = Brief::begin();
+    let ended = detached(py, work);
+    drop(brief);
+    ended
+}
+
+fn detached<T: Send, E: Raise + Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, E> + Send,
+) -> PyResult<T> {
     settle(py, py.detach(|| catch_unwind(AssertUnwindSafe(|| in_this_process(work)))))
 }
 
-/// Says that a blocking call should end early.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Cancel(Arc<AtomicBool>);
+/// Short work under way, which may have arrays locked.
+static BRIEF: AtomicUsize = AtomicUsize::new(0);
 
-impl Cancel {
-    pub(crate) fn ask(&self) {
-        self.0.store(true, Ordering::Release);
-    }
+/// How long a fork waits for short work: what is locked then stays locked in the child.
+const BEFORE_FORK: Duration = Duration::from_secs(2);
 
-    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
+/// Short work that a fork should not cut; it ends where this is dropped.
+#[derive(Debug)]
+pub(crate) struct Brief(());
+
+impl Brief {
+    pub(crate) fn begin() -> Brief {
+        BRIEF.fetch_add(1, Ordering::AcqRel);
+        Brief(())
     }
 }
 
-static MAIN: OnceLock<ThreadId> = OnceLock::new();
-static HOME: OnceLock<u32> = OnceLock::new();
-/// The threads of a forked child, which has none of its parent's.
-static CHILD: Mutex<Option<(u32, Arc<Threads>)>> = Mutex::new(None);
+impl Drop for Brief {
+    fn drop(&mut self) {
+        BRIEF.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
-/// Called once, where the module is imported.
-pub(crate) fn remember_main_thread() {
-    MAIN.get_or_init(|| thread::current().id());
-    HOME.get_or_init(process::id);
+/// Called before a fork: waits until no other thread is in the middle of an array, for a moment.
+pub(crate) fn before_fork(py: Python<'_>) {
+    let end = Instant::now() + BEFORE_FORK;
+    // While this thread has the interpreter no other begins such work.
+    while BRIEF.load(Ordering::Acquire) > 0 && Instant::now() < end {
+        py.detach(|| thread::sleep(Duration::from_millis(1)));
+    }
+}
+
+/// What is done at once when a call should end early.
+type Ending = Box<dyn FnOnce() + Send>;
+
+/// Says that a blocking call should end early.
+#[derive(Clone, Default)]
+pub(crate) struct Cancel {
+    asked: Arc<AtomicBool>,
+    endings: Arc<Mutex<Vec<Ending>>>,
+}
+
+impl Cancel {
+    pub(crate) fn ask(&self) {
+        self.asked.store(true, Ordering::Release);
+        let endings = std::mem::take(&mut *self.endings.lock().unwrap_or_else(PoisonError::into_inner));
+        endings.into_iter().for_each(|ending| ending());
+    }
+
+    /// Has something done when the call is asked to end; never, when it was asked before.
+    pub(crate) fn then(&self, ending: impl FnOnce() + Send + 'static) {
+        self.endings.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(ending));
+    }
+
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        self.asked.clone()
+    }
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancel({})", self.asked.load(Ordering::Acquire))
+    }
+}
+
+/// How many forks lie between the process that imported this module and this one.
+static FORKS: AtomicUsize = AtomicUsize::new(0);
+
+/// Pools of forked children that no call uses now; a child has none of its parent's threads. Each generation has a place of
+/// its own: one that a fork found locked stays so.
+static IDLE: [Mutex<Vec<Threads>>; 32] = [const { Mutex::new(Vec::new()) }; 32];
+
+/// Called in a forked child.
+pub(crate) fn enter_child() {
+    BRIEF.store(0, Ordering::Release);
+    FORKS.fetch_add(1, Ordering::AcqRel);
+}
+
+/// Whether Python handles signals on this thread.
+fn is_main_thread(py: Python<'_>) -> bool {
+    let asked = || -> PyResult<bool> {
+        let threading = py.import("threading")?;
+        let main = threading.call_method0("main_thread")?.getattr("ident")?;
+        main.eq(threading.call_method0("get_ident")?)
+    };
+    asked().unwrap_or(true)
 }
 
 /// Runs `work` with threads that this process has: those that kernels find by themselves, or in a forked child a pool of
 /// its own.
 fn in_this_process<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let here = process::id();
-    if HOME.get().is_none_or(|home| *home == here) {
+    let forks = FORKS.load(Ordering::Acquire);
+    if forks == 0 {
         return work();
     }
-    let mut child = CHILD.lock().unwrap_or_else(PoisonError::into_inner);
-    let pool = match &*child {
-        Some((process, pool)) if *process == here => Some(pool.clone()),
-        _ => Threads::new(thread::available_parallelism().map_or(1, |n| n.get())).ok().map(Arc::new),
-    };
-    if let Some(pool) = &pool {
-        *child = Some((here, pool.clone()));
+    // Calls wait for each other where ranks are threads, so none shares its threads with another.
+    let idle = IDLE.get(forks - 1);
+    let kept = idle.and_then(|idle| idle.lock().unwrap_or_else(PoisonError::into_inner).pop());
+    let new = || Threads::new(thread::available_parallelism().map_or(1, |n| n.get())).ok();
+    let Some(pool) = kept.or_else(new) else { return work() };
+    let answer = pool.run(work);
+    if let Some(idle) = idle {
+        idle.lock().unwrap_or_else(PoisonError::into_inner).push(pool);
     }
-    drop(child);
-    match pool {
-        Some(pool) => pool.run(work),
-        None => work(),
+    answer
+}
+
+/// A number of Python's as a time; what is no time is none at all.
+pub(crate) fn seconds(count: f64) -> Duration {
+    Duration::from_secs_f64(if count.is_nan() { 0.0 } else { count.clamp(0.0, 1e9) })
+}
+
+/// Waits in short steps until `ready` answers, or `timeout` is over; looks for signals in between. `ready` waits for as long
+/// as it is told, without the interpreter.
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    ready: &(dyn Fn(Duration) -> Option<T> + Sync),
+) -> PyResult<Option<T>> {
+    let end = timeout.map(|timeout| Instant::now() + seconds(timeout));
+    loop {
+        let left = end.map_or(TICK, |end| end.saturating_duration_since(Instant::now()));
+        let answer = py.detach(|| ready(left.min(TICK)));
+        if answer.is_some() || left.is_zero() {
+            return Ok(answer);
+        }
+        py.check_signals()?;
     }
 }
 
@@ -82,9 +175,9 @@ pub(crate) fn blocking<T: Send + 'static, E: Raise + Send + 'static>(
     cancel: &Cancel,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> PyResult<T> {
-    if MAIN.get().is_some_and(|main| *main != thread::current().id()) {
-        // Python handles signals on its main thread only, so here there is nothing to look for.
-        return compute(py, work);
+    if !is_main_thread(py) {
+        // There is nothing to look for.
+        return detached(py, work);
     }
     watched(py, cancel, work, &mut |_| Ok(()))
 }
@@ -114,7 +207,7 @@ pub(crate) fn watched<T: Send + 'static, E: Raise + Send + 'static>(
             }
             (Err(RecvTimeoutError::Timeout), None) => {
                 if let Err(error) = py.check_signals().and_then(|()| watch(py)) {
-                    cancel.ask();
+                    py.detach(|| cancel.ask());
                     interrupt = Some((error, Instant::now()));
                 }
             }

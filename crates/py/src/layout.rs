@@ -11,11 +11,20 @@ use crate::error::{Raise, exception};
 use crate::gil::compute;
 
 /// Ranks along named axes: `str(mesh) == "dp=2 tp=4"`.
+///
+/// >>> import planaria
+/// >>> mesh = planaria.mesh(dp=2, tp=4)
+/// >>> str(mesh), mesh.size, mesh.axes
+/// ('dp=2 tp=4', 8, {'dp': 2, 'tp': 4})
 #[pyclass(frozen, name = "Mesh", module = "planaria", from_py_object)]
 #[derive(Clone, Debug)]
 pub(crate) struct PyMesh(pub(crate) Mesh);
 
 /// A mesh of text, or of axes by name.
+///
+/// >>> import planaria
+/// >>> planaria.mesh(dp=2, tp=4) == planaria.mesh("dp=2 tp=4")
+/// True
 #[pyfunction]
 #[pyo3(signature = (text=None, **axes))]
 pub(crate) fn mesh(py: Python<'_>, text: Option<&str>, axes: Option<&Bound<'_, PyDict>>) -> PyResult<PyMesh> {
@@ -123,6 +132,11 @@ fn hash(text: &str) -> u64 {
 }
 
 /// Which box of a tensor each rank of a mesh holds.
+///
+/// >>> import planaria
+/// >>> layout = planaria.mesh(dp=2, tp=4).layout((4096, 1024), "dp:R tp:S1")
+/// >>> layout.boxes(rank=3), layout.local_shape(3)
+/// ([(slice(0, 4096, None), slice(768, 1024, None))], (4096, 256))
 #[pyclass(frozen, name = "Layout", module = "planaria", from_py_object)]
 #[derive(Clone, Debug)]
 pub(crate) struct PyLayout(pub(crate) Layout);
@@ -234,7 +248,13 @@ pub(crate) fn placed(
     parse_layout(&mesh, &shape, placements).map(PyLayout).map_err(|error| error.raise(py))
 }
 
-/// How a tensor goes from one layout to another.
+/// How a tensor goes from one layout to another: `bytes` that move, and what each rank receives, from itself included.
+///
+/// >>> import planaria
+/// >>> mesh = planaria.mesh(tp=2)
+/// >>> plan = planaria.plan(mesh.layout((4, 4), "tp:S0"), mesh.layout((4, 4), "tp:S1"), dtype="f32")
+/// >>> plan.moves(0)[1]
+/// (1, (slice(2, 4, None), slice(0, 2, None)))
 #[pyclass(frozen, name = "Plan", module = "planaria")]
 #[derive(Debug)]
 pub(crate) struct PyPlan {
@@ -244,6 +264,11 @@ pub(crate) struct PyPlan {
 }
 
 /// The plan from one layout to another.
+///
+/// >>> import planaria
+/// >>> mesh = planaria.mesh(tp=2)
+/// >>> planaria.plan(mesh.layout((4, 4), "tp:S0"), mesh.layout((4, 4), "tp:R"), dtype="f32").bytes
+/// 64
 #[pyfunction]
 #[pyo3(signature = (source, target, *, dtype=None))]
 pub(crate) fn plan(

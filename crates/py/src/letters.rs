@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::array::PyArray;
 use crate::comm::{PyComm, check_process};
 use crate::error::Raise;
-use crate::gil::compute;
+use crate::gil::{Cancel, blocking, compute, seconds};
 
 /// Letters of one rank on their way out and in.
 #[pyclass(frozen, name = "Depot", module = "planaria._planaria")]
@@ -30,8 +30,7 @@ impl PyDepot {
     /// The depot of one rank of `size`; calls wait `timeout` seconds for the others.
     #[new]
     fn new(py: Python<'_>, rank: usize, size: usize, timeout: f64) -> PyResult<PyDepot> {
-        let timeout = Duration::from_secs_f64(if timeout.is_nan() { 0.0 } else { timeout.clamp(0.0, 1e9) });
-        let options = Options { timeout, ..Options::default() };
+        let options = Options { timeout: seconds(timeout), ..Options::default() };
         let depot = Depot::new(rank, size).map_err(|error| error.raise(py))?;
         let connection = depot.connect(&options).map_err(|error| error.raise(py))?;
         let comm = Py::new(py, PyComm::new(connection.comm()))?;
@@ -48,8 +47,9 @@ impl PyDepot {
     /// The next parcel to carry: who gets it, its tag, and its bytes. `None` when none came for a while.
     fn take(&self, py: Python<'_>) -> PyResult<Option<(usize, u32, PyArray)>> {
         check_process(py, "Comm", self.process)?;
-        compute(py, || {
-            let Some(parcel) = self.depot.take(WAIT) else { return Ok(None) };
+        let depot = self.depot.clone();
+        blocking(py, &Cancel::default(), move || {
+            let Some(parcel) = depot.take(WAIT) else { return Ok(None) };
             let bytes = Array::from_slice(parcel.bytes(), &[parcel.bytes().len()])?;
             Ok::<_, planaria::array::Error>(Some((parcel.to, parcel.tag, PyArray(bytes))))
         })
@@ -62,14 +62,17 @@ impl PyDepot {
     }
 
     /// Says that nothing can be carried any more.
-    fn fail(&self, reason: &str) {
-        self.depot.fail(reason);
+    fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        compute(py, || {
+            self.depot.fail(reason);
+            Ok::<_, planaria::comm::Error>(())
+        })
     }
 
     /// Whether the communicator is gone and nothing is left to carry.
     #[getter]
-    fn closed(&self) -> bool {
-        self.depot.is_closed()
+    fn closed(&self, py: Python<'_>) -> PyResult<bool> {
+        compute(py, || Ok::<_, planaria::comm::Error>(self.depot.is_closed()))
     }
 
     /// Gives letters on their way out a second, then ends.

@@ -16,6 +16,8 @@ mod index;
 mod layout;
 mod letters;
 mod load;
+mod mapped;
+mod merge;
 mod object;
 mod open;
 mod operators;
@@ -26,12 +28,11 @@ mod save;
 mod shapes;
 mod state;
 mod stream;
-mod target;
 mod tensor;
 mod train;
 
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
+use pyo3::types::{IntoPyDict, PyCFunction};
 
 /// Adds functions, one after the other.
 fn add(module: &Bound<'_, PyModule>, functions: &[Bound<'_, PyCFunction>]) -> PyResult<()> {
@@ -40,10 +41,18 @@ fn add(module: &Bound<'_, PyModule>, functions: &[Bound<'_, PyCFunction>]) -> Py
 
 #[pymodule(gil_used = false)]
 fn _planaria(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    gil::remember_main_thread();
+    watch_forks(module.py())?;
     classes(module)?;
     verbs(module)?;
     array_api(module)
+}
+
+/// Has Python say when it forks.
+fn watch_forks(py: Python<'_>) -> PyResult<()> {
+    let before = PyCFunction::new_closure(py, None, None, |args, _| gil::before_fork(args.py()))?;
+    let child = PyCFunction::new_closure(py, None, None, |_, _| gil::enter_child())?;
+    let hooks = [("before", before), ("after_in_child", child)].into_py_dict(py)?;
+    py.import("os")?.call_method("register_at_fork", (), Some(&hooks)).map(drop)
 }
 
 fn classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -73,6 +82,7 @@ fn verbs(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(comm::alone, module)?,
         wrap_pyfunction!(comm::mpi, module)?,
         wrap_pyfunction!(comm::end_mpi, module)?,
+        wrap_pyfunction!(comm::end_ranks, module)?,
         wrap_pyfunction!(comm::run_threads, module)?,
         wrap_pyfunction!(convert::convert_checkpoint, module)?,
         wrap_pyfunction!(examine::diff_checkpoints, module)?,
@@ -83,6 +93,8 @@ fn verbs(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(layout::placed, module)?,
         wrap_pyfunction!(layout::plan, module)?,
         wrap_pyfunction!(load::load_tensors, module)?,
+        wrap_pyfunction!(load::mapped_tensors, module)?,
+        wrap_pyfunction!(merge::merge_models, module)?,
         wrap_pyfunction!(open::open_source, module)?,
         wrap_pyfunction!(picture::chart, module)?,
         wrap_pyfunction!(picture::spans, module)?,

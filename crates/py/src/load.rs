@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use planaria::aoa::{Mapping, Program, Target};
 use planaria::array::Array;
 use planaria::ckpt::formats::Source;
 use planaria::ckpt::{Casts, Error, LoadOptions, Meter, Report, State, Unmatched, load_source};
@@ -9,8 +10,9 @@ use planaria::comm::alone;
 use pyo3::prelude::*;
 
 use crate::comm::PyComm;
+use crate::dtype::PyDType;
 use crate::error::exception;
-use crate::gil::{Cancel, watched};
+use crate::gil::{Cancel, compute, watched};
 use crate::open::PySource;
 use crate::state::{Named, Part, counted, items, mapping, parts, program, tell};
 
@@ -24,6 +26,33 @@ fn casts(py: Python<'_>, name: &str) -> PyResult<Casts> {
         "any" => Ok(Casts::Any),
         _ => Err(exception(py, "ArgumentError", format!("casts is {name:?}; use 'none', 'floats' or 'any'"))),
     }
+}
+
+/// Name, extents and dtype of a tensor.
+type Spec = (String, Vec<usize>, PyDType);
+
+/// The tensors that a mapping makes of a checkpoint's.
+#[pyfunction]
+pub(crate) fn mapped_tensors(
+    py: Python<'_>,
+    source: &Bound<'_, PySource>,
+    mapping_text: String,
+) -> PyResult<Vec<Spec>> {
+    let (program, source) = (program(py, Some(mapping_text))?, source.get().source(py)?);
+    let made = compute(py, move || match &program {
+        Some(program) => compiled(program, &source).map(Some),
+        None => Ok(None),
+    })?;
+    let targets = made.iter().flat_map(|mapping| mapping.targets()).filter(|target| target.is_loaded());
+    let spec = |target: &Target| {
+        let tensor = target.tensor();
+        Some((target.name().to_string(), tensor.shape().to_vec(), PyDType(tensor.dtype()?)))
+    };
+    Ok(targets.filter_map(spec).collect())
+}
+
+fn compiled(program: &Program, source: &Source) -> Result<Arc<Mapping>, Error> {
+    mapping(program, source.tensors.iter().map(|(key, e)| (key.name.clone(), e.shape.clone(), e.dtype)))
 }
 
 /// Fills arrays from an open checkpoint. What the two sides lack is reported, not refused: who calls has looked.
@@ -62,8 +91,7 @@ pub(crate) fn load_tensors(
     let work = move || {
         let mut options = options;
         if let Some(program) = &program {
-            let named = source.tensors.iter().map(|(key, e)| (key.name.clone(), e.shape.clone(), e.dtype));
-            options.mapping = Some(mapping(program, named)?);
+            options.mapping = Some(compiled(program, &source)?);
         }
         fill(&source, room, |state| load_source(&*world, &source, state, &options))
     };

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use planaria::array::Index;
-use planaria::ckpt::Error;
-use planaria::ckpt::formats::{Entry, Key, OpenOptions, Part, Source, open_url};
+use planaria::ckpt::formats::{Entry, Key, OpenOptions, Part, Source, open};
 use planaria::ckpt::stream::Feed;
+use planaria::ckpt::{Error, newest};
+use planaria::store::{Store, locate};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -29,8 +30,21 @@ pub(crate) struct PySource {
 /// Opens a checkpoint; reads no tensor data.
 #[pyfunction]
 pub(crate) fn open_source(py: Python<'_>, url: String) -> PyResult<PySource> {
-    let source = blocking(py, &Cancel::default(), move || open_url(&url, &OpenOptions::default()))?;
+    let source = blocking(py, &Cancel::default(), move || opened(&url))?;
     Ok(PySource { source: Arc::new(source), closed: Arc::default() })
+}
+
+/// The store and the folder or file in it; the folder of a run stands for its newest checkpoint.
+pub(crate) fn located(url: &str) -> Result<(Arc<dyn Store>, String), Error> {
+    let (store, given) = locate(url)?;
+    let at = newest(&*store, &given)?;
+    Ok((store, at))
+}
+
+/// Opens what a path or URL stands for.
+pub(crate) fn opened(url: &str) -> Result<Source, Error> {
+    let (store, at) = located(url)?;
+    open(&store, &at, &OpenOptions::default())
 }
 
 /// A name as Python sees it: parts other than the model stand before a colon.
@@ -109,7 +123,15 @@ fn check_open(closed: &AtomicBool) -> PyResult<()> {
     }
 }
 
-/// A tensor in files: indexing it reads what is asked for and no more.
+/// A tensor in files: indexing it reads what is asked for and no more. A whole tensor of a local file that is cached is mapped, not
+/// copied; its checksums are compared all the same, and what is written to it stays in this process.
+///
+/// >>> import planaria, tempfile
+/// >>> place = tempfile.mkdtemp() + "/c"
+/// >>> _ = planaria.save({"w": planaria.array([[1, 2], [3, 4]])}, place)
+/// >>> with planaria.open(place) as ckpt:
+/// ...     ckpt["w"].shape, ckpt["w"][..., 0].tolist()
+/// ((2, 2), [1, 3])
 #[pyclass(frozen, name = "Stored", module = "planaria")]
 #[derive(Debug)]
 pub(crate) struct PyStored {

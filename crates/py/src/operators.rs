@@ -1,6 +1,6 @@
 //! `+ - * / // % ** @ & | ^ << >>`, comparisons, and the forms of them that write in place.
 
-use planaria::array::ops::{self, Binary, Compare};
+use planaria::array::ops::{self, Binary, Compare, Keep};
 use planaria::array::{Array, DType, Error, Scalar, promote};
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
@@ -103,6 +103,22 @@ pub(crate) fn divide(x: &Array, y: &Array) -> Result<Array, Error> {
     ops::binary(Binary::Div, &x.cast_if(dtype)?, &y.cast_if(dtype)?)
 }
 
+/// The quotient, rounded down. A finite number over an infinity of the other sign is -0, as the array API standard has it;
+/// the kernel has Python's -1.
+pub(crate) fn floor_divide(x: &Array, y: &Array) -> Result<Array, Error> {
+    let made = ops::binary(Binary::FloorDiv, x, y)?;
+    if !y.dtype().is_float() {
+        return Ok(made);
+    }
+    let infinite = y.is_inf()?;
+    if infinite.numel() == 0 || infinite.any(&[], Keep::No)?.item()?.as_int() == 0 {
+        return Ok(made);
+    }
+    let below = ops::compare(Compare::Lt, &made, &Array::scalar(0, made.dtype())?)?;
+    let cut = below.logical_and(&infinite)?.logical_and(&x.is_finite()?)?;
+    ops::where_(&cut, &Array::scalar(-0.0, made.dtype())?, &made)
+}
+
 /// `x op= y`: the array keeps its dtype, so what would change it is refused.
 fn assign(slf: &Bound<'_, PyArray>, other: &Bound<'_, PyAny>, op: Binary) -> PyResult<()> {
     let (py, array) = (slf.py(), &slf.get().0);
@@ -117,7 +133,10 @@ fn assign(slf: &Bound<'_, PyArray>, other: &Bound<'_, PyAny>, op: Binary) -> PyR
             format!("the result would be {}, but the array keeps {} in place", value.dtype(), array.dtype());
         return Err(exception(py, "DTypeError", what));
     }
-    compute(py, || array.binary_in_place(op, &value))
+    compute(py, || match op {
+        Binary::FloorDiv => array.copy_from(&floor_divide(array, &value)?),
+        _ => array.binary_in_place(op, &value),
+    })
 }
 
 #[pymethods]
@@ -147,10 +166,10 @@ impl PyArray {
         apply(slf, other, Side::Right, |x, y| divide(&x, &y))
     }
     fn __floordiv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        binary(slf, other, Binary::FloorDiv, Side::Left)
+        apply(slf, other, Side::Left, |x, y| floor_divide(&x, &y))
     }
     fn __rfloordiv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        binary(slf, other, Binary::FloorDiv, Side::Right)
+        apply(slf, other, Side::Right, |x, y| floor_divide(&x, &y))
     }
     fn __mod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         binary(slf, other, Binary::Rem, Side::Left)

@@ -8,7 +8,7 @@ use crate::array::PyArray;
 use crate::dtype::optional;
 use crate::error::exception;
 use crate::gil::compute;
-use crate::operators::{CastIf, divide, operand};
+use crate::operators::{CastIf, divide, floor_divide, operand};
 use crate::tensor::{Dims, dims};
 
 type Made = Result<Array, Error>;
@@ -52,6 +52,10 @@ pub(crate) fn unary(py: Python<'_>, name: &str, x: &PyArray) -> PyResult<PyArray
     let whole = !array.dtype().is_float() && matches!(name, "ceil" | "floor" | "round" | "trunc");
     let made = compute(py, || match (known, name) {
         _ if whole => array.copy(),
+        // Both zeros have the sign 0.
+        (Some(Unary::Sign), _) if array.dtype().is_float() => {
+            ops::unary(Unary::Sign, &array)?.add(&Array::scalar(0, array.dtype())?)
+        }
         (Some(op), _) => ops::unary(op, &array),
         (None, "positive") => array.copy(),
         (None, "logical_not") => array.cast_if(DType::Bool)?.logical_not(),
@@ -126,6 +130,7 @@ pub(crate) fn binary(
     let known = BINARY.iter().find(|(other, _)| *other == name).map(|(_, op)| *op);
     let compared = COMPARE.iter().find(|(other, _)| *other == name).map(|(_, op)| *op);
     let made = compute(py, || match (known, compared, name) {
+        (Some(Binary::FloorDiv), ..) => floor_divide(&x, &y),
         (Some(op), ..) => ops::binary(op, &x, &y),
         (_, Some(op), _) => ops::compare(op, &x, &y),
         (.., "divide") => divide(&x, &y),

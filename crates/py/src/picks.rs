@@ -10,6 +10,7 @@ use planaria::comm::alone;
 use planaria::layout::{Dims, Region};
 
 use crate::load::fill;
+use crate::mapped::array_over;
 use crate::state::Part as Room;
 
 /// A large tensor is read by several threads.
@@ -17,6 +18,9 @@ const LARGE: usize = 8 << 20;
 
 /// The whole tensor.
 pub(crate) fn whole(source: &Arc<Source>, key: &Key) -> Result<Array, Error> {
+    if let Some(mapped) = source.map(key)? {
+        return array_over(mapped);
+    }
     let entry = source.get(key)?;
     let array = Array::empty(&entry.shape, entry.dtype)?;
     if key.part == Part::Model && entry.shape.numel() * entry.dtype.size() >= LARGE {

@@ -6,18 +6,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use planaria::aoa::Program;
-use planaria::ckpt::convert::{ConvertOptions, To, plan};
-use planaria::ckpt::formats::{OpenOptions, open_url};
-use planaria::ckpt::{Error, Meter, SaveOptions, Saved, State, save};
+use planaria::ckpt::convert::To;
+use planaria::ckpt::{Destination, Error, Existing, Meter, SaveOptions, State, save_at};
 use planaria::comm::{Comm, CommExt, alone};
 use pyo3::prelude::*;
 
 use crate::comm::PyComm;
-use crate::convert::{Stop, format};
+use crate::convert::format;
 use crate::error::{Raise, exception};
-use crate::gil::{Cancel, blocking, compute, watched};
+use crate::gil::{Brief, Cancel, blocking, compute, wait, watched};
 use crate::state::{Named, Part, bytes, counted, items, json, mapping, parts, program, tell};
-use crate::target::{Beside, is_taken, target};
 
 /// What a save answers: bytes, tensors, seconds.
 type Answer = (u64, usize, f64);
@@ -53,51 +51,13 @@ impl Job {
         let meter = Some(self.meter.clone());
         let options =
             SaveOptions { max_file_size: self.max_file_size, mapping, meter, ..SaveOptions::default() };
-        let saved = match (self.to, self.overwrite && is_taken(&self.url)) {
-            (To::Planaria, false) => self.write(&self.url, &options, stop)?,
-            (To::Planaria, true) => self.replace(&options, stop)?,
-            (to, _) => self.write_as(to, &options, stop)?,
-        };
+        let saved = save_at(&*self.world, &self.place(stop), &self.state, &options)?;
         Ok((saved.bytes, saved.tensors, begun.elapsed().as_secs_f64()))
     }
 
-    fn write(&self, url: &str, options: &SaveOptions, stop: &Arc<AtomicBool>) -> Result<Saved, Error> {
-        let place = target(url, stop)?;
-        save(&*self.world, &place.store, &place.folder, &self.state, options)
-    }
-
-    /// Writes beside the old one, which goes once the new one is whole.
-    fn replace(&self, options: &SaveOptions, stop: &Arc<AtomicBool>) -> Result<Saved, Error> {
-        self.refuse_ranks("overwrite")?;
-        let beside = Beside::of(&self.url, "overwriting")?;
-        let ready = beside.path.join("new").display().to_string();
-        let saved = self.write(&ready, options, stop)?;
-        beside.publish("new")?;
-        Ok(saved)
-    }
-
-    /// Writes ours beside the target and converts it.
-    fn write_as(&self, to: To, options: &SaveOptions, stop: &Arc<AtomicBool>) -> Result<Saved, Error> {
-        self.refuse_ranks("another format")?;
-        if is_taken(&self.url) && !self.overwrite {
-            return Err(Error::Committed { folder: self.url.clone() });
-        }
-        let beside = Beside::of(&self.url, "another format")?;
-        let ours = beside.path.join("ours").display().to_string();
-        let saved = self.write(&ours, options, stop)?;
-        let source = open_url(&ours, &OpenOptions::default())?;
-        let convert = ConvertOptions { max_shard_size: self.max_file_size, ..ConvertOptions::default() };
-        let store = planaria::store::open(&beside.path.display().to_string())?;
-        plan(&source, to, &convert)?.run(&*store, "made", &Stop::new(stop))?;
-        beside.publish("made")?;
-        Ok(saved)
-    }
-
-    fn refuse_ranks(&self, what: &str) -> Result<(), Error> {
-        match self.world.size() {
-            1 => Ok(()),
-            ranks => Err(Error::Request { what: format!("{what} works on one rank, not on {ranks}") }),
-        }
+    fn place(&self, stop: &Arc<AtomicBool>) -> Destination {
+        let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
+        Destination { url: self.url.clone(), to: self.to, existing, stop: stop.clone() }
     }
 }
 
@@ -209,21 +169,22 @@ pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'
         let world = job.world.clone();
         job.world = blocking(py, &Cancel::default(), move || apart(&world))?;
     }
-    if !job.overwrite && job.to == To::Planaria {
-        // What a save refuses it refuses at the call.
-        let url = job.url.clone();
-        compute(py, move || refuse_committed(&url))?;
-    }
+    // What a save refuses it refuses at the call.
+    let place = job.place(&Arc::default());
+    blocking(py, &Cancel::default(), move || place.check())?;
     let shared: Arc<(Mutex<Progress>, Condvar)> = Arc::default();
     let (cancel, theirs) = (Cancel::default(), shared.clone());
     let stop = cancel.flag();
+    let brief = Brief::begin();
     let work = move || {
         let tell = |change: &dyn Fn(&mut Progress)| {
             change(&mut theirs.0.lock().unwrap_or_else(PoisonError::into_inner));
             theirs.1.notify_all();
         };
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            job.snapshot()?;
+            let taken = job.snapshot();
+            drop(brief);
+            taken?;
             tell(&|progress| progress.snapshot = true);
             job.run(&stop)
         }));
@@ -239,14 +200,6 @@ pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'
     let spawned = std::thread::Builder::new().name("planaria-save".into()).spawn(work);
     spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
     Ok(PySaveJob { shared, cancel, meter, process: std::process::id() })
-}
-
-fn refuse_committed(url: &str) -> Result<(), Error> {
-    let place = target(url, &Arc::default())?;
-    match planaria::ckpt::open(&place.store, &place.folder) {
-        Ok(_) => Err(Error::Committed { folder: url.to_string() }),
-        Err(_) => Ok(()),
-    }
 }
 
 #[pymethods]
@@ -296,22 +249,12 @@ impl PySaveJob {
         crate::comm::check_process(py, "SaveHandle", self.process)
     }
 
-    /// Waits in short steps, so that signals are seen.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, ready: fn(&Progress) -> bool) -> PyResult<bool> {
         self.check_process(py)?;
-        let end = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
-        loop {
-            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-            let step = left.min(Duration::from_millis(50));
-            let there = py.detach(|| {
-                let guard = self.lock();
-                let waited = self.shared.1.wait_timeout_while(guard, step, |progress| !ready(progress));
-                ready(&waited.unwrap_or_else(PoisonError::into_inner).0)
-            });
-            if there || left.is_zero() {
-                return Ok(there);
-            }
-            py.check_signals()?;
-        }
+        let there = |step: Duration| {
+            let waited = self.shared.1.wait_timeout_while(self.lock(), step, |progress| !ready(progress));
+            ready(&waited.unwrap_or_else(PoisonError::into_inner).0).then_some(())
+        };
+        Ok(wait(py, timeout, &there)?.is_some())
     }
 }

@@ -37,6 +37,12 @@ impl Raise for Error {
 }
 
 /// One global value. Its layout says which piece this rank holds; the same code runs on one rank and on many.
+///
+/// >>> import planaria
+/// >>> x = planaria.tensor([1.0, 2.0, 3.0], requires_grad=True)
+/// >>> (x * x).sum().backward()
+/// >>> x.grad.full().tolist()
+/// [2.0, 4.0, 6.0]
 #[pyclass(frozen, name = "Tensor", module = "planaria", from_py_object)]
 #[derive(Clone, Debug)]
 pub(crate) struct PyTensor(pub(crate) Tensor);
@@ -139,6 +145,12 @@ pub(crate) fn dims(dim: Option<Dims>) -> Vec<i64> {
 }
 
 /// A tensor of any object that is an array; with a layout, of the whole value or of this rank's piece.
+///
+/// >>> import planaria
+/// >>> rows = planaria.mesh(tp=2).layout((4, 2), "tp:S0")
+/// >>> ones = planaria.array([[1.0, 1.0]] * 4)
+/// >>> planaria.threads(2, lambda comm: planaria.tensor(ones, rows, comm=comm).local().shape)
+/// [(2, 2), (2, 2)]
 #[pyfunction]
 #[pyo3(signature = (obj, layout=None, *, requires_grad=false, comm=None, dtype=None))]
 pub(crate) fn tensor(
@@ -189,6 +201,12 @@ fn place(array: Array, layout: &Layout, world: &World) -> Result<Tensor, Error> 
 }
 
 /// Gradients of `y` with respect to each of `xs`; `None` where one does not take part.
+///
+/// >>> import planaria
+/// >>> x = planaria.tensor([3.0], requires_grad=True)
+/// >>> first = planaria.grad((x * x * x).sum(), [x], create_graph=True)[0]
+/// >>> planaria.grad(first.sum(), [x])[0].full().tolist()
+/// [18.0]
 #[pyfunction]
 #[pyo3(signature = (y, xs, create_graph=false))]
 pub(crate) fn grad(
@@ -206,6 +224,12 @@ pub(crate) fn grad(
 }
 
 /// Within this block ops record no history.
+///
+/// >>> import planaria
+/// >>> x = planaria.tensor([1.0], requires_grad=True)
+/// >>> with planaria.no_grad():
+/// ...     (x * 2.0).requires_grad
+/// False
 #[pyclass(frozen, name = "no_grad", module = "planaria")]
 #[derive(Debug)]
 pub(crate) struct PyNoGrad;
@@ -392,6 +416,12 @@ impl PyTensor {
         let py = slf.py();
         let Some((x, y)) = slf.get().pair(other)? else { return Ok(py.NotImplemented().into_bound(py)) };
         let made = run(py, x.layout().is_some() || y.layout().is_some(), move || x.matmul(&y))?;
+        Ok(Bound::new(py, PyTensor(made))?.into_any())
+    }
+    fn __rmatmul__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let Some((x, y)) = slf.get().pair(other)? else { return Ok(py.NotImplemented().into_bound(py)) };
+        let made = run(py, x.layout().is_some() || y.layout().is_some(), move || y.matmul(&x))?;
         Ok(Bound::new(py, PyTensor(made))?.into_any())
     }
     fn __neg__(&self, py: Python<'_>) -> PyResult<PyTensor> {

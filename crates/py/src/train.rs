@@ -15,14 +15,11 @@ use pyo3::types::PyDict;
 
 use crate::comm::check_process;
 use crate::error::{Raise, exception, exception_with};
-use crate::gil::{Cancel, blocking, compute};
+use crate::gil::{Cancel, blocking, compute, wait};
 use crate::stream::{PyStream, Raised};
 
-/// How many events may wait to be heard; training waits then.
-const WAITING: usize = 1;
-
-/// How long a wait lasts before signals are looked at.
-const TICK: Duration = Duration::from_millis(50);
+/// How many events may wait to be heard: none, so that what is asked after a step holds from the next but one on.
+const WAITING: usize = 0;
 
 impl Raise for Error {
     fn raise(self, py: Python<'_>) -> PyErr {
@@ -193,27 +190,29 @@ impl PyRun {
         self.requests.save();
     }
 
-    /// Waits for what happens next: a kind and its figures. `None` comes when nothing happened for a while, so that
-    /// signals are seen.
-    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(String, Bound<'py, PyDict>)>> {
+    /// Waits for what happens next: a kind and its figures.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<(String, Bound<'py, PyDict>)> {
         check_process(py, "Trainer", self.process)?;
-        let told = py.detach(|| self.told.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(TICK));
-        match told {
-            Ok(Told::Event(event)) => describe(py, &event).map(Some),
-            Ok(Told::End(outcome)) => {
+        let next = |step: Duration| match self
+            .told
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .recv_timeout(step)
+        {
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(None),
+            Ok(told) => Some(Some(told)),
+        };
+        match wait(py, None, &next)?.flatten() {
+            Some(Told::Event(event)) => describe(py, &event),
+            Some(Told::End(outcome)) => {
                 let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
                 match (raised, *outcome) {
                     (Some(raised), Err(_)) => Err(raised),
-                    (_, outcome) => ended(py, outcome).map(Some),
+                    (_, outcome) => ended(py, outcome),
                 }
             }
-            Err(RecvTimeoutError::Timeout) => {
-                py.check_signals()?;
-                Ok(None)
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(exception(py, "InternalError", "the run ended without an answer"))
-            }
+            None => Err(exception(py, "InternalError", "the run ended without an answer")),
         }
     }
 }

@@ -42,7 +42,7 @@ mod url;
 
 pub use error::{Error, HeaderProblem, Result};
 pub use faulty::{Fault, Faulty};
-pub use local::{DirectIo, Local, open_file};
+pub use local::{DirectIo, Local, Mapped, open_file};
 pub use name::{check_name, join};
 pub use object::Object;
 pub use ranges::coalesce;

@@ -1,8 +1,10 @@
 //! The trait every store implements, and what it promises.
 
 use crate::error::{Error, Result};
+use crate::local::Mapped;
 use crate::name::join;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Named files. Names are relative and use `/`; see [`crate::check_name`].
@@ -40,6 +42,13 @@ pub trait Reader: Debug + Send + Sync {
 
     /// Reads from `offset` until `into` is full or the file ends; how many bytes were read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize>;
+
+    /// The range as memory, where that is quicker than reading it: most of it is in the page cache of this machine. Readers
+    /// that see to every byte, and those of other places, have nothing to map.
+    fn map(&self, range: Range<u64>) -> Result<Option<Mapped>> {
+        let _ = range;
+        Ok(None)
+    }
 }
 
 /// A file being written. Every byte is written once; different threads may write different ranges.

@@ -48,12 +48,14 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/cuda/src/driver.rs",
     "crates/cuda/src/nvrtc.rs",
     "crates/cuda/src/pinned.rs",
+    "crates/store/src/local/map.rs",
     "crates/store/src/local/sys.rs",
     "crates/comm/src/letters/memory.rs",
     "crates/comm/src/mpi/raw.rs",
     "crates/data/src/map.rs",
     "crates/py/src/buffer.rs",
     "crates/py/src/dlpack.rs",
+    "crates/py/src/mapped.rs",
 ];
 
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.

@@ -9,6 +9,7 @@ mod dcp;
 mod flex;
 mod folder;
 mod index;
+mod mapped;
 mod numpy;
 mod ours;
 mod paddle;
@@ -24,6 +25,7 @@ pub(crate) mod write;
 mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
+pub use mapped::MappedTensor;
 pub(crate) use ours::{FOREIGN, FileSums, STATE};
 pub(crate) use read::Target;
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};

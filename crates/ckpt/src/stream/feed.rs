@@ -138,7 +138,7 @@ impl<'s> Feed<'s> {
 }
 
 /// Damage with the name of the tensor that was being read.
-fn named(error: Error, key: &Key, sums: &BTreeMap<String, Arc<FileSums>>) -> Error {
+pub(crate) fn named(error: Error, key: &Key, sums: &BTreeMap<String, Arc<FileSums>>) -> Error {
     match error {
         Error::Store(planaria_store::Error::Checksum { name, start, end, found, expected }) => {
             let block = start / sums.get(&name).map_or(1, |sums| sums.block);

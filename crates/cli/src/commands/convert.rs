@@ -4,7 +4,6 @@ use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::mapping::{self, Parts};
-use crate::output_folder::{Existing, OutputFolder};
 use crate::progress::Progress;
 use crate::quantity::{Bytes, count};
 use crate::signals::Signals;
@@ -14,6 +13,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use planaria::ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
 use planaria::ckpt::formats::{Key, OpenOptions, Part, Source};
+use planaria::ckpt::{Existing, OutputFolder};
 use planaria::layout::DType;
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -175,11 +175,11 @@ pub(super) fn carry_out(
     let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
     let carried = conversion.carried().iter().map(String::as_str);
     let names = conversion.files().map(|(name, _)| name).chain(carried);
-    let folder = OutputFolder::check(source, target, existing, names)?;
+    let folder = OutputFolder::check([source], target, existing, names)?;
     if !output.dry_run {
         let signals = Signals::watch()?;
         let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };
-        let written = folder.fill(|store, name| {
+        let written = folder.fill(|store, name| -> Result<()> {
             conversion.run(store, name, &observer)?;
             planaria::train::embedding::unpack_folder(store, name)?;
             Ok(())

@@ -3,7 +3,6 @@
 use super::convert::{Form, Watcher};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output_folder::{Existing, OutputFolder};
 use crate::quantity::{Bytes, count};
 use crate::signals::Signals;
 use crate::table::Table;
@@ -11,7 +10,8 @@ use crate::terminal::{Style, Terminal};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use planaria::ckpt::convert::{Conversion, ConvertOptions};
-use planaria::merge::{Merge, Missing, Options, plan, plan_moe, plan_paddle, plan_raw};
+use planaria::ckpt::{Existing, OutputFolder};
+use planaria::merge::{Inputs, Merge, Missing, Options, plan_any};
 use serde_json::json;
 
 /// Merge models by a recipe: mergekit's YAML, stages, mixtures of experts, Paddle's JSON
@@ -121,14 +121,11 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         keep: args.keep.clone(),
         ..Options::default()
     };
-    // A mixture has experts at the beginning of a line, and a configuration of Paddle is an object of JSON.
-    let is_mixture = text.lines().any(|line| line.starts_with("experts:"));
-    let merge = match args.inputs {
-        _ if text.trim_start().starts_with('{') => plan_paddle(&text, &options),
-        MergeKind::Tensors => plan_raw(&text, args.missing.into(), &options),
-        MergeKind::Models if is_mixture => plan_moe(&text, &options),
-        MergeKind::Models => plan(&text, &options),
+    let inputs = match args.inputs {
+        MergeKind::Models => Inputs::Models,
+        MergeKind::Tensors => Inputs::Tensors(args.missing.into()),
     };
+    let merge = plan_any(&text, inputs, &options);
     carry_out(
         &merge.with_context(|| format!("'{}' cannot be carried out", args.recipe))?,
         "merging",
@@ -157,16 +154,12 @@ pub(super) fn carry_out(
     };
     let conversion = merge.conversion(output.to.into(), &options)?;
     let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
-    let mut folder = None;
-    for place in merge.places() {
-        folder =
-            Some(OutputFolder::check(place, target, existing, conversion.files().map(|(name, _)| name))?);
-    }
-    let folder = folder.context("nothing is read")?;
+    let files = conversion.files().map(|(name, _)| name);
+    let folder = OutputFolder::check(merge.places(), target, existing, files)?;
     if !output.dry_run {
         let signals = Signals::watch()?;
         let observer = Watcher { progress: terminal.progress(doing, conversion.bytes()), signals };
-        let written = folder.fill(|store, name| Ok(conversion.run(store, name, &observer)?));
+        let written = folder.fill(|store, name| conversion.run(store, name, &observer));
         observer.progress.finish();
         if let Some(signal) = observer.signals.came() {
             return Err(Failure::signal(signal).into());

@@ -1,9 +1,11 @@
 //! Folders of the local file system: positional reads and writes, aligned direct I/O, durable commits.
 
+mod map;
 mod reader;
 mod sys;
 mod writer;
 
+pub use map::Mapped;
 pub use reader::open_file;
 
 use crate::error::{Error, Result};

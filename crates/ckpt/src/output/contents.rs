@@ -1,8 +1,9 @@
 //! What stands in a folder that is to be replaced, and whether all of it belongs to a checkpoint.
 
-use anyhow::{Context, Result};
-use planaria::ckpt::convert::belongs;
-use planaria::ckpt::formats::{OpenOptions, Source, open_url};
+use super::failed;
+use crate::convert::belongs;
+use crate::error::Result;
+use crate::formats::{OpenOptions, Source, open_url};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -20,15 +21,11 @@ impl Contents {
         let mut open = vec![String::new()];
         while let Some(inner) = open.pop() {
             let at = folder.join(&inner);
-            let entries = fs::read_dir(&at).with_context(|| format!("cannot list '{}'", at.display()))?;
-            for entry in entries {
-                let entry = entry.with_context(|| format!("cannot list '{}'", at.display()))?;
+            for entry in fs::read_dir(&at).map_err(failed("list", &at))? {
+                let entry = entry.map_err(failed("list", &at))?;
                 let short = entry.file_name().to_string_lossy().into_owned();
                 let name = if inner.is_empty() { short } else { format!("{inner}/{short}") };
-                match entry
-                    .file_type()
-                    .with_context(|| format!("cannot look at '{}'", entry.path().display()))?
-                {
+                match entry.file_type().map_err(failed("look at", &entry.path()))? {
                     kind if kind.is_dir() => open.push(name),
                     _ => found.files.push(name),
                 }

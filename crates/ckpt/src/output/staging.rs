@@ -1,7 +1,8 @@
 //! A folder of our own beside the target, in which a result is prepared. It has a name nobody else has, and a lock that
 //! tells the living from the dead: only what a dead process of ours left is ever taken away.
 
-use anyhow::{Context, Result, bail};
+use super::failed;
+use crate::error::{Error, Result};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ const ENDING: &str = ".planaria";
 const TRIES: u32 = 100;
 
 /// A result in preparation. Dropped, it is removed.
+#[derive(Debug)]
 pub(super) struct Staging {
     path: PathBuf,
     /// Locked. The lock ends with the process, however it ends.
@@ -42,12 +44,12 @@ impl Staging {
             match fs::create_dir(&path) {
                 Ok(()) => return Staging::own(path),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    return Err(error).with_context(|| format!("cannot create '{}'", path.display()));
-                }
+                Err(error) => return Err(failed("create", &path)(error)),
             }
         }
-        bail!("'{}' holds {TRIES} unfinished results for '{name}'; remove them", parent.display())
+        let what =
+            format!("'{}' holds {TRIES} unfinished results for '{name}'; remove them", parent.display());
+        Err(Error::Request { what })
     }
 
     fn own(path: PathBuf) -> Result<Staging> {
@@ -61,7 +63,7 @@ impl Staging {
             Ok(owner) => Ok(Staging { path, _owner: owner, keep: false }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&path);
-                Err(error).with_context(|| format!("cannot lock '{}'", path.join(OWNER).display()))
+                Err(failed("lock", &path.join(OWNER))(error))
             }
         }
     }
@@ -78,7 +80,7 @@ impl Staging {
     /// From now on this folder may hold what stood at the target: if the process dies, nobody removes it.
     pub(super) fn begin_replacing(&mut self) -> Result<()> {
         let mark = self.path.join(REPLACING);
-        File::create(&mark).with_context(|| format!("cannot write '{}'", mark.display()))?;
+        File::create(&mark).map_err(failed("write", &mark))?;
         self.keep = true;
         Ok(())
     }

@@ -3,30 +3,31 @@
 mod contents;
 mod staging;
 
-use crate::failure::Failure;
-use anyhow::{Context, Result};
+use crate::error::{Error, Obstacle, Result};
 use contents::Contents;
-use planaria::store::{Local, Store, StoreExt, local_path};
+use planaria_store::{Local, Store, StoreExt, local_path};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use staging::{RESULT, Staging};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What to do about a target that exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Existing {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
     /// Leave it, and refuse.
+    #[default]
     Refuse,
     /// Put the new one in its place, if all of it is a checkpoint.
     Replace,
 }
 
-/// Where a command writes.
-#[derive(Debug)]
-pub(crate) enum OutputFolder {
+/// A place that may be written.
+#[derive(Clone, Debug)]
+pub enum OutputFolder {
     /// A folder of the local file system.
     Local {
         /// Its place.
@@ -37,64 +38,127 @@ pub(crate) enum OutputFolder {
         written: BTreeSet<String>,
     },
     /// An empty folder of an object store. Nothing is moved there: the files that make it a checkpoint come last.
-    Remote { store: Arc<dyn Store> },
+    Remote {
+        /// The folder.
+        store: Arc<dyn Store>,
+    },
 }
 
 impl OutputFolder {
-    /// Checks that what is read from `source` may be written to `target` as files of the given names; touches nothing.
-    pub(crate) fn check<'a>(
-        source: &str,
+    /// Checks that what is read from `sources` may be written to `target` as files of the given names; touches nothing.
+    pub fn check<'a>(
+        sources: impl IntoIterator<Item = &'a str>,
         target: &str,
         existing: Existing,
         files: impl IntoIterator<Item = &'a str>,
     ) -> Result<OutputFolder> {
         let Some(path) = local_path(target) else {
-            let store = planaria::store::open(target)?;
-            if !store.list("")?.is_empty() {
-                let hint = "choose another place, or empty it first: an object store cannot swap folders";
-                return Err(Failure::usage(format!("'{target}' is not empty")).hint(hint).into());
-            }
-            return Ok(OutputFolder::Remote { store });
+            let store = planaria_store::open(target)?;
+            return match store.list("")?.is_empty() {
+                true => Ok(OutputFolder::Remote { store }),
+                false => Err(refused(target, Obstacle::NotEmpty)),
+            };
         };
         let path = match fs::symlink_metadata(&path) {
             Ok(about) if about.is_symlink() => {
-                fs::canonicalize(&path).with_context(|| format!("'{target}' is a link to nothing"))?
+                fs::canonicalize(&path).map_err(|_| refused(target, Obstacle::Link))?
             }
             _ => path,
         };
-        if local_path(source).is_some_and(|source| overlap(&source, &path)) {
-            let message = format!("'{target}' and '{source}' share files");
-            return Err(Failure::usage(message).hint("write to a folder beside the source").into());
+        for source in sources {
+            if local_path(source).is_some_and(|source| overlap(&source, &path)) {
+                return Err(refused(target, Obstacle::Read { input: source.to_string() }));
+            }
         }
         let written = files.into_iter().map(str::to_string).collect();
         replaceable(&path, existing, &written)?;
         Ok(OutputFolder::Local { path, existing, written })
     }
 
+    /// Begins a result; nobody sees it before it is published.
+    pub fn prepare(&self) -> Result<Prepared> {
+        let OutputFolder::Local { path, .. } = self else { return Ok(Prepared(Some((self.clone(), None)))) };
+        let name = path.file_name().and_then(|name| name.to_str());
+        let shown = path.display().to_string();
+        let name = name.ok_or_else(|| refused(&shown, Obstacle::Name))?;
+        let parent = parent_of(path);
+        fs::create_dir_all(&parent).map_err(failed("create", &parent))?;
+        Ok(Prepared(Some((self.clone(), Some(Staging::beside(&parent, name)?)))))
+    }
+
     /// Writes through `write`, which gets a store and a folder in it, and makes the result visible.
-    pub(crate) fn fill(&self, write: impl FnOnce(&dyn Store, &str) -> Result<()>) -> Result<()> {
-        match self {
-            OutputFolder::Remote { store } => write(&**store, "").inspect_err(|_| {
-                // The place was empty before.
-                let _ = store.delete_all("");
-            }),
-            OutputFolder::Local { path, existing, written } => {
-                let name = path.file_name().and_then(|name| name.to_str());
-                let name = name.with_context(|| format!("'{}' is no name of a folder", path.display()))?;
-                let parent = match path.parent() {
-                    Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-                    _ => PathBuf::from("."),
-                };
-                fs::create_dir_all(&parent)
-                    .with_context(|| format!("cannot create '{}'", parent.display()))?;
-                let mut staging = Staging::beside(&parent, name)?;
-                write(&Local::new(staging.path()), RESULT)?;
-                publish(&mut staging, path, *existing, written)?;
-                fs::File::open(&parent)
-                    .and_then(|folder| folder.sync_all())
-                    .context("cannot make the new folder durable")
-            }
+    pub fn fill<E: From<Error>>(
+        &self,
+        write: impl FnOnce(&dyn Store, &str) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let prepared = self.prepare()?;
+        write(&*prepared.store(), prepared.folder())?;
+        Ok(prepared.publish()?)
+    }
+}
+
+/// A result on its way. Dropped before it is published, it is removed.
+#[derive(Debug)]
+pub struct Prepared(Option<(OutputFolder, Option<Staging>)>);
+
+impl Prepared {
+    /// Where it is written.
+    pub fn store(&self) -> Arc<dyn Store> {
+        match &self.0 {
+            Some((_, Some(staging))) => Arc::new(Local::new(staging.path())),
+            Some((OutputFolder::Remote { store }, None)) => store.clone(),
+            // A local result has a folder beside its place, and what is published is gone.
+            _ => Arc::new(Local::new("")),
         }
+    }
+
+    /// The path of the store for other processes of this machine or of its file systems; none for object stores.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.0.as_ref()?.1.as_ref().map(Staging::path)
+    }
+
+    /// The folder of the store that becomes the result.
+    pub fn folder(&self) -> &'static str {
+        if self.path().is_some() { RESULT } else { "" }
+    }
+
+    /// Puts the result in its place.
+    pub fn publish(mut self) -> Result<()> {
+        let Some((OutputFolder::Local { path, existing, written }, Some(mut staging))) = self.0.take() else {
+            return Ok(());
+        };
+        publish(&mut staging, &path, existing, &written)?;
+        let parent = parent_of(&path);
+        fs::File::open(&parent).and_then(|folder| folder.sync_all()).map_err(failed("sync", &parent))
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if let Some((OutputFolder::Remote { store }, _)) = &self.0 {
+            // The place was empty before.
+            let _ = store.delete_all("");
+        }
+    }
+}
+
+fn parent_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn refused(target: &str, why: Obstacle) -> Error {
+    Error::Occupied { target: target.to_string(), why }
+}
+
+/// What an operation on a path says when it fails.
+fn failed(op: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    let name = path.display().to_string();
+    move |error| {
+        let (name, kind, message) = (name.clone(), error.kind(), error.to_string());
+        Error::Store(planaria_store::Error::Io { name, op, kind, message })
     }
 }
 
@@ -108,12 +172,10 @@ fn overlap(source: &Path, target: &Path) -> bool {
 
 /// What stands at `path`, if it may make room; `None` where nothing does.
 fn replaceable(path: &Path, existing: Existing, written: &BTreeSet<String>) -> Result<Option<Contents>> {
-    let refused = |what: &str, hint: &str| {
-        Err(Failure::usage(format!("'{}' {what}", path.display())).hint(hint.to_string()).into())
-    };
+    let refuse = |why| Err(refused(&path.display().to_string(), why));
     match fs::metadata(path) {
         Err(_) => return Ok(None),
-        Ok(about) if !about.is_dir() => return refused("is a file", "name a folder to write"),
+        Ok(about) if !about.is_dir() => return refuse(Obstacle::File),
         Ok(_) => {}
     }
     let contents = Contents::of(path)?;
@@ -121,17 +183,11 @@ fn replaceable(path: &Path, existing: Existing, written: &BTreeSet<String>) -> R
         return Ok(None);
     }
     if existing == Existing::Refuse {
-        return refused("exists already", "choose another place, or add `--yes` to replace it");
+        return refuse(Obstacle::Exists);
     }
-    match contents.unrelated(path, written).as_slice() {
-        [] => Ok(Some(contents)),
-        others => {
-            let named: Vec<String> = others.iter().take(3).map(|name| format!("'{name}'")).collect();
-            let more = others.len() - named.len();
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let what = format!("holds more than a checkpoint: {}{more}", named.join(", "));
-            refused(&what, "choose another place, or move these away: `--yes` replaces checkpoints only")
-        }
+    match contents.unrelated(path, written) {
+        others if others.is_empty() => Ok(Some(contents)),
+        others => refuse(Obstacle::More { others }),
     }
 }
 
@@ -139,16 +195,14 @@ fn replaceable(path: &Path, existing: Existing, written: &BTreeSet<String>) -> R
 fn publish(staging: &mut Staging, path: &Path, existing: Existing, written: &BTreeSet<String>) -> Result<()> {
     if replaceable(path, existing, written)?.is_none() {
         // A folder takes the place of an empty one, and of nothing else.
-        return fs::rename(staging.result(), path)
-            .with_context(|| format!("cannot move the result to '{}'", path.display()));
+        return fs::rename(staging.result(), path).map_err(failed("move the result to", path));
     }
     staging.begin_replacing()?;
     swap(&staging.result(), path)?;
     // What was there is in our hands now: look again, since it may have changed until the swap.
     match replaceable(&staging.result(), existing, written) {
         Ok(Some(contents)) => {
-            let removed = contents.remove(&staging.result());
-            removed.with_context(|| format!("cannot remove what '{}' held", path.display()))?;
+            contents.remove(&staging.result()).map_err(failed("remove what stood at", path))?;
             staging.end_replacing();
             Ok(())
         }
@@ -156,28 +210,27 @@ fn publish(staging: &mut Staging, path: &Path, existing: Existing, written: &BTr
             staging.end_replacing();
             Ok(())
         }
-        Err(error) => {
+        Err(_) => {
             swap(&staging.result(), path)?;
             staging.end_replacing();
-            Err(error.context(format!("'{}' changed while its successor was written", path.display())))
+            Err(refused(&path.display().to_string(), Obstacle::Changed))
         }
     }
 }
 
 /// Two folders change places, at once where the file system can.
 fn swap(a: &Path, b: &Path) -> Result<()> {
-    let failed = || format!("cannot exchange '{}' and '{}'", a.display(), b.display());
     match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
             let aside = a.with_file_name("aside");
-            fs::rename(b, &aside).with_context(failed)?;
+            fs::rename(b, &aside).map_err(failed("move", b))?;
             if let Err(error) = fs::rename(a, b) {
                 let _ = fs::rename(&aside, b);
-                return Err(error).with_context(failed);
+                return Err(failed("move", a)(error));
             }
-            fs::rename(&aside, a).with_context(failed)
+            fs::rename(&aside, a).map_err(failed("move", &aside))
         }
-        done => done.map_err(std::io::Error::from).with_context(failed),
+        done => done.map_err(|error| failed("exchange", b)(error.into())),
     }
 }
 
@@ -199,7 +252,7 @@ mod tests {
     }
 
     fn check(target: &Path, existing: Existing) -> Result<OutputFolder> {
-        OutputFolder::check("source", target.to_str().unwrap(), existing, [FILE])
+        OutputFolder::check(["source"], target.to_str().unwrap(), existing, [FILE])
     }
 
     fn refusal(target: &Path, existing: Existing) -> String {
@@ -207,7 +260,7 @@ mod tests {
     }
 
     fn write(store: &dyn Store, name: &str, text: &[u8]) -> Result<()> {
-        Ok(store.write(&planaria::store::join(name, FILE), text)?)
+        Ok(store.write(&planaria_store::join(name, FILE), text)?)
     }
 
     #[test]
@@ -217,7 +270,7 @@ mod tests {
         let fill = |text: &'static str, fail: bool| {
             check(&target, Existing::Replace).unwrap().fill(|store, name| {
                 write(store, name, text.as_bytes())?;
-                if fail { Err(anyhow::anyhow!("no")) } else { Ok(()) }
+                if fail { Err(Error::Stopped) } else { Ok(()) }
             })
         };
         fill("a", true).unwrap_err();
@@ -267,7 +320,7 @@ mod tests {
                 write(store, name, b"new")?;
                 fs::create_dir_all(&target).unwrap();
                 fs::write(target.join("thesis.txt"), "x").unwrap();
-                Ok(())
+                Ok::<_, Error>(())
             });
             assert!(filled.is_err(), "{existing:?}");
             assert_eq!(
@@ -308,7 +361,7 @@ mod tests {
                 output.fill(|store, name| {
                     write(store, name, text.as_bytes())?;
                     barrier.wait();
-                    Ok(())
+                    Ok::<_, Error>(())
                 })
             };
             let (a, b) = std::thread::scope(|scope| {
@@ -335,7 +388,7 @@ mod tests {
         std::os::unix::fs::symlink(&source, models.join("link")).unwrap();
         let source = source.to_str().unwrap();
         let check = |from: &str, to: &str| {
-            OutputFolder::check(from, to, Existing::Replace, [FILE]).map(drop).unwrap_err().to_string()
+            OutputFolder::check([from], to, Existing::Replace, [FILE]).map(drop).unwrap_err().to_string()
         };
         for target in [source.to_string(), format!("file://{source}"), format!("{source}/../link")] {
             let refused = check(source, &target);

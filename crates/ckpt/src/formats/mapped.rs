@@ -1,0 +1,173 @@
+//! Whole tensors of local files as the files have them, without a copy. Blocks with a checksum are compared first.
+
+use super::source::{Key, Source};
+use crate::error::{Error, Result};
+use crate::stream::named;
+use planaria_layout::{DType, Region, Shape};
+use planaria_store::{Mapped, checksum};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// Below this many bytes a copy costs less than a mapping.
+const LEAST: u64 = 256 << 10;
+
+/// Blocks that are worth a thread of their own.
+const SHARE: usize = 4;
+
+/// By file, the blocks that were found to be what was written.
+pub(super) type Sound = Arc<Mutex<BTreeMap<usize, Arc<[AtomicBool]>>>>;
+
+/// A whole tensor in memory that a file backs. Writes to it stay in this process.
+#[derive(Debug)]
+pub struct MappedTensor {
+    /// Element type.
+    pub dtype: DType,
+    /// Extents; elements are in row-major order.
+    pub shape: Shape,
+    /// The bytes of the file around it.
+    pub memory: Mapped,
+    /// Which of them are the tensor's, the first aligned for its elements.
+    pub range: Range<usize>,
+}
+
+impl Source {
+    /// A tensor as its file has it; none where it must be read: it is small, cut, strided, or not in the page cache of this
+    /// machine.
+    pub fn map(&self, key: &Key) -> Result<Option<MappedTensor>> {
+        let entry = self.get(key)?;
+        let whole = Region::whole(&entry.shape);
+        let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
+        let pieces = entry.pieces(&whole, 0).map_err(wrong)?;
+        let [piece] = &pieces[..] else { return Ok(None) };
+        let extent = piece.tile.holder;
+        let cut = piece.tile.region != whole || piece.strides.is_some();
+        if cut || extent.len < LEAST || !extent.offset.is_multiple_of(entry.dtype.size() as u64) {
+            return Ok(None);
+        }
+        let reader = self.reader(extent.file)?;
+        let name = &self.files[extent.file];
+        let end = extent.offset.saturating_add(extent.len);
+        let around = match self.sums.get(name) {
+            // Blocks are compared whole.
+            Some(sums) => extent.offset / sums.block * sums.block..end.next_multiple_of(sums.block),
+            None => extent.offset..end,
+        };
+        let around = around.start..around.end.min(reader.size().max(end));
+        let Some(memory) = reader.map(around.clone())? else { return Ok(None) };
+        let compared = self.compare_blocks(extent.file, &around, memory.bytes());
+        compared.map_err(|error| named(error.into(), key, &self.sums))?;
+        let first = (extent.offset - around.start) as usize;
+        let (dtype, shape) = (entry.dtype, entry.shape.clone());
+        Ok(Some(MappedTensor { dtype, shape, memory, range: first..first + extent.len as usize }))
+    }
+
+    /// Compares the blocks of a range that nobody has compared yet, by several threads where there are many.
+    fn compare_blocks(&self, file: usize, range: &Range<u64>, bytes: &[u8]) -> planaria_store::Result<()> {
+        let name = &self.files[file];
+        let Some(sums) = self.sums.get(name) else { return Ok(()) };
+        let none = || sums.sums.iter().map(|_| AtomicBool::new(false)).collect();
+        let mut files = self.sound.lock().unwrap_or_else(PoisonError::into_inner);
+        let sound = files.entry(file).or_insert_with(none).clone();
+        drop(files);
+        let first = (range.start / sums.block) as usize;
+        let blocks: Vec<(usize, &[u8])> = bytes.chunks(sums.block as usize).enumerate().collect();
+        let next = AtomicUsize::new(0);
+        let work = || -> planaria_store::Result<()> {
+            while let Some((number, bytes)) = blocks.get(next.fetch_add(1, Relaxed)) {
+                let block = first + number;
+                // What has grown behind the last sum is nobody's.
+                let (Some(expected), Some(sound)) = (sums.sums.get(block), sound.get(block)) else {
+                    continue;
+                };
+                if !sound.load(Relaxed) {
+                    checksum::check(name, block as u64 * sums.block, bytes, *expected)?;
+                    sound.store(true, Relaxed);
+                }
+            }
+            Ok(())
+        };
+        let threads = thread::available_parallelism().map_or(1, |n| n.get()).min(blocks.len() / SHARE);
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mine = work();
+            let done =
+                others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            done.fold(mine, |before, next| before.and(next))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::{OpenOptions, open_url};
+    use crate::{Item, SaveOptions, State, TensorKind, save};
+    use planaria_array::Array;
+    use planaria_comm::alone;
+    use planaria_store::Local;
+    use std::os::unix::fs::FileExt;
+
+    /// Three tensors that share blocks with their neighbours, one of them too small to be mapped.
+    fn saved(place: &std::path::Path) -> Source {
+        let array = |name: &str, n: usize, dtype| {
+            let values = Array::arange(0i64, n as i64, 1i64, DType::I64).unwrap().cast(dtype).unwrap();
+            Item::whole(TensorKind::Parameter, name, &values)
+        };
+        let items = vec![
+            array("a", 700_001, DType::F32),
+            array("b", 300_000, DType::I16),
+            array("c", 100, DType::F64),
+            array("d", 900_000, DType::F64),
+        ];
+        let options = SaveOptions::default();
+        save(&*alone(), &Local::new(place), "c", &State::new(items), &options).unwrap();
+        open_url(place.join("c").to_str().unwrap(), &OpenOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn a_mapped_tensor_has_the_bytes_that_are_read_and_is_private() {
+        let place = tempfile::tempdir().unwrap();
+        let source = saved(place.path());
+        for name in ["a", "b", "d"] {
+            let key = Key::model(name);
+            let Some(mut mapped) = source.map(&key).unwrap() else {
+                eprintln!("skipped: this machine cannot say what is cached");
+                return;
+            };
+            let read = source.read(&key).unwrap();
+            assert!(mapped.memory.bytes()[mapped.range.clone()] == read, "{name}");
+            assert!(mapped.memory.bytes()[mapped.range.clone()].as_ptr().addr() % mapped.dtype.size() == 0);
+            mapped.memory.bytes_mut().fill(7);
+            assert!(source.read(&key).unwrap() == read, "{name}: the file is as it was");
+        }
+        assert!(source.map(&Key::model("c")).unwrap().is_none(), "small ones are read");
+        assert!(source.map(&Key::model("e")).is_err());
+    }
+
+    #[test]
+    fn a_changed_bit_is_found_by_whoever_maps_its_block_and_a_cut_file_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let source = saved(place.path());
+        let file = place.path().join("c").join(source.files[0].rsplit('/').next().unwrap());
+        let entry = source.get(&Key::model("d")).unwrap();
+        let (_, extents) = entry.tiles.boxes().next().unwrap();
+        let out = std::fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
+        let at = extents[0].offset + extents[0].len / 2;
+        let mut byte = [0];
+        out.read_exact_at(&mut byte, at).unwrap();
+        out.write_all_at(&[byte[0] ^ 32], at).unwrap();
+        match source.map(&Key::model("d")) {
+            Ok(None) => eprintln!("skipped: this machine cannot say what is cached"),
+            Err(Error::Damaged { tensor, start, end, .. }) => {
+                assert!(tensor == "d" && (start..end).contains(&at), "{tensor} {start} {end}");
+            }
+            other => panic!("{other:?}"),
+        }
+        out.set_len(at).unwrap();
+        assert!(source.map(&Key::model("d")).is_err());
+    }
+}
