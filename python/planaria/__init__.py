@@ -6,7 +6,7 @@
 import atexit as _atexit
 
 from . import _planaria
-from ._checkpoint import Checkpoint, convert, diff, inspect, open, verify
+from ._checkpoint import Checkpoint, convert, diff, inspect, merge, open, verify
 from ._errors import (
     ArgumentError,
     ArrayIndexError,
@@ -55,6 +55,7 @@ from ._reports import ConvertReport, DiffReport, InspectReport, LoadReport, Save
 __version__ = "0.1.0"
 
 _atexit.register(_planaria.end_mpi)
+_atexit.register(_planaria.end_ranks)
 
 __all__ = [
     "ArgumentError",
@@ -105,6 +106,7 @@ __all__ = [
     "grad",
     "inspect",
     "load",
+    "merge",
     "mesh",
     "mpi",
     "no_grad",

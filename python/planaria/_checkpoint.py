@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import html
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from . import _planaria, _progress
 from ._place import Format, Progress, Url, address, statements
@@ -113,12 +115,27 @@ class Checkpoint(Mapping[str, Stored]):
 
 
 def open(url: Url) -> Checkpoint:
-    """Open a checkpoint of any format that is read; no tensor data is read yet."""
+    """Open a checkpoint of any format that is read; no tensor data is read yet.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp() + "/c"
+    >>> _ = planaria.save({"a": planaria.array([1.0]), "step": 7}, place)
+    >>> with planaria.open(place) as ckpt:
+    ...     list(ckpt), ckpt.format, ckpt.step, ckpt.values
+    (['a'], 'planaria', 7, {'step': 7})
+    """
     return Checkpoint(url)
 
 
 def inspect(url: Url) -> InspectReport:
-    """What a checkpoint holds, without reading tensors."""
+    """What a checkpoint holds, without reading tensors.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp() + "/c"
+    >>> _ = planaria.save({"a": planaria.array([[1.0, 2.0]])}, place)
+    >>> planaria.inspect(place).shapes
+    {'a': (1, 2)}
+    """
     with open(url) as ckpt:
         shapes = {name: stored.shape for name, stored in ckpt.items()}
         dtypes = {name: str(stored.dtype) for name, stored in ckpt.items()}
@@ -126,14 +143,30 @@ def inspect(url: Url) -> InspectReport:
 
 
 def verify(url: Url) -> VerifyReport:
-    """Compare every byte with its checksum, and check that the checkpoint is whole."""
+    """Compare every byte with its checksum, and check that the checkpoint is whole.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp() + "/c"
+    >>> _ = planaria.save({"a": planaria.array([1.0])}, place)
+    >>> report = planaria.verify(place)
+    >>> report.ok, report.damaged
+    (True, [])
+    """
     checked, files, tensors, summed, damaged, warnings = _planaria.verify_checkpoint(address(url))
     found = [Damage(*one) for one in damaged]
     return VerifyReport(not found, checked, found, files, tensors, summed, warnings)
 
 
 def diff(a: Url, b: Url, *, tolerance: float = 0.0) -> DiffReport:
-    """Compare two checkpoints tensor by tensor, whatever their formats."""
+    """Compare two checkpoints tensor by tensor, whatever their formats.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> for name, value in (("a", 1.0), ("b", 1.5)):
+    ...     _ = planaria.save({"w": planaria.array([value])}, f"{place}/{name}")
+    >>> planaria.diff(f"{place}/a", f"{place}/b").equal, planaria.diff(f"{place}/a", f"{place}/b", tolerance=0.5).equal
+    (False, True)
+    """
     left, right, changed = _planaria.diff_checkpoints(address(a), address(b), tolerance)
     return DiffReport(not (left or right or changed), left, right, changed)
 
@@ -146,18 +179,108 @@ def convert(
     dtype: Any = None,
     mapping: str | Iterable[str] | None = None,
     max_memory: str | int | None = None,
+    max_file_size: str | int = "5GB",
+    overwrite: bool = False,
     progress: Progress = None,
 ) -> ConvertReport:
-    """Write a checkpoint in another format, in bounded memory; the target appears whole or not at all."""
+    """Write a checkpoint in another format, in bounded memory; the target appears whole or not at all.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> _ = planaria.save({"w": planaria.array([1.0, 2.0])}, place + "/ours")
+    >>> planaria.convert(place + "/ours", place + "/theirs", to="dcp").tensors
+    1
+    >>> planaria.inspect(place + "/theirs").format
+    'torch-dcp'
+    """
     with _progress.bar(progress, "convert") as shown:
-        answer = _planaria.convert_checkpoint(
-            address(src), address(dst), to, dtype, statements(mapping), max_memory, shown.step
-        )
+        asked = _asked(dst, to, max_memory, max_file_size, overwrite, shown)
+        answer = _planaria.convert_checkpoint(address(src), dtype, statements(mapping), asked)
         shown.end(answer[0])
     LOG.info("converted %d tensors, %d bytes from %s to %s", answer[1], answer[0], address(src), address(dst))
+    return _written(dst, answer)
+
+
+def merge(
+    recipe: str | os.PathLike[str] | Mapping[str, Any],
+    dst: Url,
+    *,
+    to: Format = "hf",
+    inputs: Literal["models", "tensors"] = "models",
+    missing: Literal["refuse", "skip", "take"] = "refuse",
+    seed: int = 0,
+    keep: str | Iterable[str] = (),
+    drop: str | Iterable[str] = (),
+    keep_extra: bool = False,
+    allow_crimes: bool = False,
+    truncate_embeddings: bool = False,
+    strict: bool = False,
+    max_memory: str | int | None = None,
+    max_file_size: str | int = "5GB",
+    overwrite: bool = False,
+    progress: Progress = None,
+) -> ConvertReport:
+    """Merge models by a recipe, in bounded memory; the target appears whole or not at all.
+
+    The recipe is a dict, the path of a file, or the text itself when it has more than one line: mergekit's YAML, a mixture of
+    experts, or Paddle's JSON. ``inputs="tensors"`` merges files without a model, name by name. Paths in it are relative to
+    the current folder.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> for name, value in (("a", 1.0), ("b", 3.0)):
+    ...     _ = planaria.save({"w": planaria.array([value])}, f"{place}/{name}", format="hf")
+    >>> files = [{"model": f"{place}/{name}/model.safetensors", "parameters": {"weight": 0.5}} for name in "ab"]
+    >>> _ = planaria.merge({"merge_method": "linear", "models": files}, place + "/out", inputs="tensors")
+    >>> planaria.load(place + "/out")["w"].tolist()
+    [2.0]
+    """
+    given = {
+        "recipe": _recipe(recipe),
+        "inputs": inputs,
+        "missing": missing,
+        "seed": seed,
+        "keep": [keep] if isinstance(keep, str) else list(keep),
+        "drop": [drop] if isinstance(drop, str) else list(drop),
+        "keep_extra": keep_extra,
+        "allow_crimes": allow_crimes,
+        "truncate_embeddings": truncate_embeddings,
+        "strict": strict,
+    }
+    with _progress.bar(progress, "merge") as shown:
+        answer = _planaria.merge_models(given, _asked(dst, to, max_memory, max_file_size, overwrite, shown))
+        shown.end(answer[0])
+    LOG.info("merged %d tensors, %d bytes to %s", answer[1], answer[0], address(dst))
+    return _written(dst, answer)
+
+
+def _recipe(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> str:
+    """The text of a recipe; JSON is YAML as well, in one line per key."""
+    if isinstance(recipe, Mapping):
+        return "".join(f"{key}: {json.dumps(value)}\n" for key, value in recipe.items())
+    if isinstance(recipe, str) and "\n" in recipe.strip():
+        return recipe
+    with builtins.open(address(recipe), encoding="utf-8") as file:
+        return file.read()
+
+
+def _asked(
+    dst: Url, to: str, max_memory: str | int | None, max_file_size: str | int, overwrite: bool, shown: _progress.Shown
+) -> dict[str, Any]:
+    return {
+        "target": address(dst),
+        "to": to,
+        "max_memory": max_memory,
+        "max_file_size": max_file_size,
+        "overwrite": overwrite,
+        "progress": shown.step,
+    }
+
+
+def _written(dst: Url, answer: tuple[int, int, list[str], list[str]]) -> ConvertReport:
     for warning in answer[3]:
-        LOG.warning("%s: %s", address(src), warning)
+        LOG.warning("%s: %s", address(dst), warning)
     return ConvertReport(address(dst), *answer)
 
 
-__all__ = ["Checkpoint", "convert", "diff", "inspect", "open", "verify"]
+__all__ = ["Checkpoint", "convert", "diff", "inspect", "merge", "open", "verify"]

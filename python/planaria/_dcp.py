@@ -61,8 +61,10 @@ class Writer(StorageWriter):
     """Writes what ``torch.distributed.checkpoint.save`` is given as a committed folder of ours. Collective to make."""
 
     def __init__(self, url: Url, *, overwrite: bool = False, max_file_size: str | int = "5GB") -> None:
-        self.url, self.overwrite, self.max_file_size = address(url), overwrite, max_file_size
-        self.comm = ranks()
+        self.url: str = address(url)
+        self.overwrite: bool = overwrite
+        self.max_file_size: str | int = max_file_size
+        self.comm: Comm | None = ranks()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -129,7 +131,7 @@ class Reader(StorageReader):
     """Reads a checkpoint of any format for ``torch.distributed.checkpoint.load``: only the slices that are asked for."""
 
     def __init__(self, url: Url) -> None:
-        self.url = address(url)
+        self.url: str = address(url)
         self._ckpt: Checkpoint | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -43,6 +43,16 @@ def load(
 
     With ``into`` its tensors keep their addresses, other leaves are replaced, and a ``LoadReport`` comes back. Names,
     shapes and dtypes are compared before anything is written: a ``MismatchError`` leaves the state as it was.
+
+    >>> import planaria, tempfile
+    >>> place = tempfile.mkdtemp() + "/c"
+    >>> _ = planaria.save({"model": {"w": planaria.array([1.0, 2.0])}, "lr": 0.1}, place)
+    >>> state = {"model": {"w": planaria.array([0.0, 0.0])}, "lr": None}
+    >>> planaria.load(place, into=state).loaded
+    ['lr', 'model.w']
+    >>> state["model"]["w"].tolist(), planaria.load(place, keys="model.*")
+    ([1.0, 2.0], {'model': {'w': Array f32[2]
+    [1.0, 2.0]}})
     """
     if framework not in ("planaria", "numpy", "torch"):
         raise ValueError(f"framework is {framework!r}; use 'planaria', 'numpy' or 'torch'")
@@ -78,7 +88,7 @@ def _load_new(
     shown: _progress.Shown,
 ) -> tuple[Any, int]:
     if mapping is not None:
-        raise ValueError("a mapping needs to know what it makes; give the state to fill as into=")
+        return _load_mapped(ckpt, patterns, skipped, statements(mapping) or "", comm, framework, shown)
     wanted = {name: ckpt[name] for name in ckpt if _chosen(name, patterns, skipped)}
     tied = {name: to for name, to in ckpt._tied.items() if _chosen(name, patterns, skipped)}
     for to in tied.values():
@@ -108,6 +118,23 @@ def _load_new(
     values = {name for name in ckpt.values if _chosen(name, patterns, skipped)}
     tree = _pruned(ckpt._tree, {n for n in made if _chosen(n, patterns, skipped)} | values)
     return ({} if tree is None else build(tree, made.__getitem__)), read
+
+
+def _load_mapped(
+    ckpt: Checkpoint,
+    patterns: list[str] | None,
+    skipped: list[str],
+    mapping: str,
+    comm: Comm | None,
+    framework: str,
+    shown: _progress.Shown,
+) -> tuple[Any, int]:
+    """What a mapping makes of the tensors; other values have no place in it."""
+    made = _planaria.mapped_tensors(ckpt._source, mapping)
+    arrays = {name: _planaria.empty(shape, dtype) for name, shape, dtype in made if _chosen(name, patterns, skipped)}
+    room = [(name, array, None) for name, array in arrays.items()]
+    read = _planaria.load_tensors(ckpt._source, room, "none", [], mapping, comm, shown.step)[4]
+    return nest({name: _as(framework, array) for name, array in arrays.items()}), read
 
 
 def _not_found(name: str, ckpt: Checkpoint) -> Exception:

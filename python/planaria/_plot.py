@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _planaria
+from ._place import address
 from ._planaria import Layout
 from ._train import Outcome, Trainer
 
@@ -22,13 +23,17 @@ _OTHER = "#54a24b"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Picture:
-    """A picture as SVG; notebooks show it."""
+    """A picture as SVG; notebooks show it.
+
+    >>> import planaria, tempfile
+    >>> planaria.plot(planaria.schedule("1f1b", 2, 2)).save(tempfile.mkdtemp() + "/timeline.svg")
+    """
 
     svg: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file."""
-        with open(path, "w", encoding="utf-8") as file:
+        with open(address(path), "w", encoding="utf-8") as file:
             file.write(self.svg)
 
     def _repr_svg_(self) -> str:
@@ -53,12 +58,20 @@ class Span:
 
 
 class Schedule:
-    """A pipeline schedule: what every rank does when. ``bubble`` is the part of the time in which each one waits."""
+    """A pipeline schedule: what every rank does when. ``bubble`` is the part of the time in which each one waits.
+
+    >>> import planaria
+    >>> planaria.schedule("f_then_b", 2, 2).spans[0][0]
+    Span(what='forward', stage=0, micro_batch=0, start=0.0, end=1.0)
+    """
 
     def __init__(self, kind: str, ranks: int, micro_batches: int, chunks: int | None = None) -> None:
-        rows, self.makespan, self.bubble = _planaria.spans(kind, ranks, micro_batches, chunks)
-        self.kind, self.micro_batches = kind, micro_batches
-        self.spans = [[Span(*span) for span in row] for row in rows]
+        rows, makespan, bubble = _planaria.spans(kind, ranks, micro_batches, chunks)
+        self.kind: str = kind
+        self.micro_batches: int = micro_batches
+        self.makespan: float = makespan
+        self.bubble: list[float] = bubble
+        self.spans: list[list[Span]] = [[Span(*span) for span in row] for row in rows]
 
     @property
     def ranks(self) -> int:
@@ -95,6 +108,10 @@ def plot(
 
     A run gives a figure of matplotlib where that is installed, else a ``Picture``; the others always give a ``Picture``.
     With ``path`` the picture is also written there, as SVG.
+
+    >>> import planaria
+    >>> planaria.plot(planaria.mesh(tp=2).layout((4, 4), "tp:S0")).svg[:4]
+    '<svg'
     """
     if isinstance(thing, Layout):
         drawn = _boxes(thing)

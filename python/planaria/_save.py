@@ -82,7 +82,14 @@ def save(
 
 
 class SaveHandle:
-    """A save in the background. It can be waited for, awaited, or asked to stop."""
+    """A save in the background. It can be waited for, awaited, or asked to stop.
+
+    >>> import asyncio, planaria, tempfile
+    >>> async def work():
+    ...     return await planaria.async_save({"w": planaria.array([1.0])}, tempfile.mkdtemp() + "/c")
+    >>> asyncio.run(work()).tensors
+    1
+    """
 
     def __init__(self, job: _planaria.SaveJob, url: str) -> None:
         self._job = job
@@ -185,12 +192,21 @@ def async_save(
 
     The state may change as soon as ``handle.wait_snapshot()`` has returned. Takes what ``save`` takes, and refuses what
     it refuses, at the call.
+
+    >>> import planaria, tempfile
+    >>> place, weight = tempfile.mkdtemp() + "/c", planaria.array([1.0])
+    >>> handle = planaria.async_save({"w": weight}, place)
+    >>> handle.wait_snapshot()
+    >>> weight[0] = 5
+    >>> handle.result().tensors, planaria.load(place)["w"].tolist()
+    (1, [1.0])
     """
     flat = Flat(state)
     given = _given(flat, state, url, comm, format, step, mapping, max_file_size, overwrite)
     shown = _progress.bar(progress, "save")
     handle = SaveHandle(_planaria.start_save(named(rooms(flat.tensors)), given), address(url))
-    for ended in [other for other in _ALIVE if other._process == os.getpid() and other.done()]:
+    # A list first: other threads begin saves too.
+    for ended in [other for other in list(_ALIVE) if other._process == os.getpid() and other.done()]:
         _ALIVE.discard(ended)
     _ALIVE.add(handle)
     handle.add_done_callback(_log)

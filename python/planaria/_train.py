@@ -90,7 +90,16 @@ def _plain(node: Any, key: str = "") -> Any:
 
 
 def plan_run(config: Config, *, ranks: int | None = None) -> RunPlan:
-    """What a run will need: memory of each rank, bytes sent, time lost in the pipeline. Nothing is started."""
+    """What a run will need: memory of each rank, bytes sent, time lost in the pipeline. Nothing is started.
+
+    >>> import planaria
+    >>> model = {"kind": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> data = {"sequence": 32, "source": [{"path": "text.txt"}]}
+    >>> train = {"steps": 10, "global_batch": 64, "micro_batch": 1}
+    >>> plan = planaria.plan_run({"mesh": "tp=2", "model": model, "data": data, "train": train}, ranks=64)
+    >>> plan.ranks
+    64
+    """
     text, path = _source(config)
     return RunPlan(json.loads(_planaria.plan_config(text, path, ranks)))
 
@@ -165,6 +174,17 @@ class Trainer:
     ``data.sequence + 1`` tokens; ``"labels"`` of as many integers may say what to learn, -100 for nothing. With
     ``state_dict`` and ``load_state_dict`` it goes on where a run stopped; without, what was read before is skipped. One that
     ends begins again.
+
+    >>> import planaria, tempfile
+    >>> config = {
+    ...     "model": {"kind": "qwen2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    ...     "data": {"sequence": 8},
+    ...     "train": {"steps": 3, "global_batch": 2, "micro_batch": 2},
+    ... }
+    >>> rows = [{"input_ids": list(range(k, k + 9))} for k in range(20)]
+    >>> trainer = planaria.Trainer(config, run=tempfile.mkdtemp() + "/run", data=rows)
+    >>> [step.step for step in trainer.steps()]
+    [1, 2, 3]
     """
 
     def __init__(
@@ -245,10 +265,7 @@ class Trainer:
 
     def _events(self, run: _planaria.Run) -> Iterator[tuple[str, dict[str, Any]]]:
         while self._outcome is None:
-            said = run.next()
-            if said is None:
-                continue
-            kind, about = said
+            kind, about = run.next()
             _log(kind, about)
             if kind == "outcome":
                 self._outcome = Outcome(**about, folder=self._folder)

@@ -118,7 +118,14 @@ _TORCH = {
 def save_file(
     tensors: dict[str, torch.Tensor], filename: Url, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors to one safetensors file, which appears whole or not at all. Mirrors ``safetensors.torch.save_file``."""
+    """Write tensors to one safetensors file, which appears whole or not at all. Mirrors ``safetensors.torch.save_file``.
+
+    >>> import planaria.torch, tempfile, torch
+    >>> place = tempfile.mkdtemp() + "/w.safetensors"
+    >>> planaria.torch.save_file({"w": torch.ones(2)}, place, metadata={"format": "pt"})
+    >>> planaria.torch.load_file(place)
+    {'w': tensor([1., 1.])}
+    """
     given = []
     for name, tensor in tensors.items():
         if not isinstance(name, str):
@@ -131,7 +138,14 @@ def save_file(
 
 
 def load_file(filename: Url, device: str | int = "cpu") -> dict[str, torch.Tensor]:
-    """Read all tensors of a file, or of a checkpoint of any format. Mirrors ``safetensors.torch.load_file``."""
+    """Read all tensors of a file, or of a checkpoint of any format. Mirrors ``safetensors.torch.load_file``.
+
+    >>> import planaria.torch, tempfile, torch
+    >>> place = tempfile.mkdtemp() + "/c"
+    >>> _ = planaria.save({"w": torch.arange(3)}, place)
+    >>> planaria.torch.load_file(place)["w"]
+    tensor([0, 1, 2])
+    """
     with _open(os.fspath(filename)) as ckpt:
         made = {name: stored.torch() for name, stored in ckpt.items()}
     return made if device == "cpu" else {name: tensor.to(device) for name, tensor in made.items()}

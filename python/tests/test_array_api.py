@@ -49,6 +49,17 @@ def test_functions_of_two_arrays(name):
     same(getattr(xp, name)(2.0, planaria.array(x)), getattr(np, name)(np.float32(2.0), x))
 
 
+def test_signs_of_zeros_and_infinities_are_those_of_the_standard():
+    x = planaria.array([1.0, -1.0, 0.0, -0.0, 5.0, float("inf"), -7.0])
+    y = planaria.array([-math.inf, math.inf, -math.inf, 2.0, math.inf, 2.0, 2.0])
+    want = ["-0.0", "-0.0", "-0.0", "-0.0", "0.0", "inf", "-4.0"]
+    assert [str(v) for v in xp.floor_divide(x, y).tolist()] == [str(v) for v in (x // y).tolist()] == want
+    z = x.copy()
+    z //= y
+    assert [str(v) for v in z.tolist()] == want
+    assert [str(v) for v in xp.sign(planaria.array([-0.0, 0.0, -3.0])).tolist()] == ["0.0", "0.0", "-1.0"]
+
+
 @pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or", "bitwise_xor"])
 def test_bits(name):
     same(getattr(xp, name)(planaria.array(INTS), planaria.array(INTS[0])), getattr(np, name)(INTS, INTS[0]))

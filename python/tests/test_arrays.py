@@ -259,28 +259,6 @@ def test_threads_may_share_an_array():
     assert np.isfinite(x.numpy()).all()
 
 
-def test_the_interpreter_runs_while_arrays_are_computed():
-    import threading
-
-    x = planaria.array(np.random.default_rng(0).normal(size=(1200, 1200)).astype(np.float32))
-    ticks, stop = [], threading.Event()
-    def tick():
-        while not stop.is_set():
-            ticks.append(time.perf_counter())
-            time.sleep(0.001)
-    ticker = threading.Thread(target=tick)
-    ticker.start()
-    begun = time.perf_counter()
-    for _ in range(3):
-        y = x @ x
-    ended = time.perf_counter()
-    stop.set()
-    ticker.join()
-    assert isinstance(y, Array)
-    during = [t for t in ticks if begun < t < ended]
-    assert len(during) > 5 * (ended - begun), (len(during), ended - begun)
-
-
 def test_scalars_of_numpy_are_numbers_with_a_dtype():
     np = pytest.importorskip("numpy")
     for scalar, dtype in ((np.float64(1.5), "f64"), (np.float32(2), "f32"), (np.int16(3), "i16"), (np.bool_(True), "bool")):

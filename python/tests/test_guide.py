@@ -1,13 +1,14 @@
 """The code in the guide and in docstrings runs."""
 
 import doctest
+import inspect
 import pathlib
 import re
 
 import pytest
 
 import planaria
-from planaria import _checkpoint, _plot, _save
+import planaria.torch
 
 pytest.importorskip("numpy")
 GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guide" / "python.md"
@@ -22,10 +23,28 @@ def test_every_block_of_the_guide_runs(tmp_path, monkeypatch):
         exec(compile(block, str(GUIDE), "exec"), names)
 
 
-def test_docstrings_run():
-    for module in (_checkpoint, _plot, _save):
-        ran = doctest.testmod(module)
-        assert ran.failed == 0 and ran.attempted > 0, module
+REPORTS = {name for name in planaria.__all__ if name.endswith("Report")} | {"Outcome", "RunPlan", "Step"}
+
+
+def examples():
+    """Every public name that does something, with its text."""
+    for name in planaria.__all__:
+        thing = getattr(planaria, name)
+        if not (inspect.isclass(thing) and issubclass(thing, Exception)) and name not in REPORTS | {"mpi"}:
+            yield name, thing
+    for name in ("save_file", "load_file"):
+        yield f"torch.{name}", getattr(planaria.torch, name)
+
+
+@pytest.mark.parametrize("name, thing", list(examples()), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_docstring_has_an_example_that_runs(name, thing):
+    if name.startswith("torch."):
+        pytest.importorskip("torch")
+    text = inspect.getdoc(thing)
+    assert text and ">>>" in text
+    test = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    ran = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test)
+    assert ran.failed == 0 and ran.attempted > 0
 
 
 def test_every_public_name_is_documented():

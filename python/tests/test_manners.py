@@ -1,14 +1,19 @@
 """Every public function with arguments of every wrong type: a typed error, never a crash or a panic."""
 
+import json
+import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
 CODE = r"""
-import inspect, itertools, os, random, sys, tempfile, threading
+import inspect, os, random, sys, tempfile
+sys.path.insert(0, sys.argv[2])
 import numpy as np
-import planaria, planaria.array_api as xp
+import planaria, planaria.array_api as xp, planaria.torch
+import entries
 
 os.chdir(tempfile.mkdtemp())
 x = planaria.array(np.arange(6.0, dtype=np.float32).reshape(2, 3))
@@ -18,28 +23,41 @@ VALUES = [
     planaria.mesh(dp=2).layout((2, 3), "dp:S0"), planaria.tensor([1.0]), planaria.alone(), int, len, lambda *a: a, "f32", "dp=2", -7,
 ]
 random.seed(int(sys.argv[1]))
-SKIP = {"threads"}
+# Ranks that never come are waited for, and runs take their time.
+SKIP = {"threads", "mpi", "torch.comm", "Trainer.run", "Trainer.steps"}
+held = entries.instances()
 def calls():
+    for name in entries.public():
+        if name in SKIP:
+            continue
+        first, _, rest = name.partition(".")
+        if first == "xp":
+            yield name, getattr(xp, rest)
+        elif first == "torch":
+            yield name, getattr(planaria.torch, rest)
+        elif rest:
+            yield name, getattr(held[first], rest)
+        else:
+            yield name, getattr(planaria, name)
     for name in planaria.__all__:
         thing = getattr(planaria, name)
-        if callable(thing) and name not in SKIP and not (inspect.isclass(thing) and issubclass(thing, Exception)):
+        if inspect.isclass(thing) and not issubclass(thing, Exception):
             yield name, thing
-    for name in dir(xp):
-        if not name.startswith("_") and callable(getattr(xp, name)):
-            yield "xp." + name, getattr(xp, name)
-    for holder in (x, planaria.tensor([[1.0, 2.0]], requires_grad=True), planaria.alone(), planaria.mesh(dp=2),
-                   planaria.mesh(dp=2).layout((2, 3), "dp:S0"), planaria.DType("f32"), x.at):
-        for name in dir(type(holder)):
-            if name not in ("__class__", "__init_subclass__", "__subclasshook__", "__new__", "__init__", "__getattribute__", "__setattr__", "__delattr__", "__dir__", "__sizeof__"):
-                attribute = getattr(holder, name, None)
-                if callable(attribute):
-                    yield f"{type(holder).__name__}.{name}", attribute
+    yield "Array.at", lambda *a: x.at[a[0] if a else 0].add(*a[1:])
+def named(function):
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in found if p.kind == p.KEYWORD_ONLY]
 count = 0
 for name, function in calls():
-    for _ in range(25):
+    parameters = named(function)
+    for _ in range(20):
         arguments = [random.choice(VALUES) for _ in range(random.randrange(0, 4))]
+        keywords = {key: random.choice(VALUES) for key in parameters if random.random() < 0.2}
         try:
-            function(*arguments)
+            function(*arguments, **keywords)
         except planaria.InternalError as error:
             print("INTERNAL", name, arguments, error)
             sys.exit(1)
@@ -50,43 +68,15 @@ print(count)
 """
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_wrong_arguments_never_break_anything(seed):
     pytest.importorskip("numpy")
-    ran = subprocess.run([sys.executable, "-c", CODE, str(seed)], capture_output=True, text=True, timeout=300)
+    pytest.importorskip("torch")
+    here = str(pathlib.Path(__file__).parent)
+    ran = subprocess.run([sys.executable, "-c", CODE, str(seed), here], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, (ran.returncode, ran.stdout[-2000:], ran.stderr[-3000:])
     assert "panicked" not in ran.stderr, ran.stderr[-3000:]
     assert int(ran.stdout.split()[-1]) > 5000
-
-
-def test_nothing_leaks_over_many_calls():
-    code = r"""
-import numpy as np, planaria
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-x, theirs = planaria.array(np.zeros(2000)), np.zeros(2000)
-calls = [
-    lambda: planaria.array(theirs), lambda: x.numpy(), lambda: memoryview(x), lambda: x[1:], lambda: x[[1, 2]], lambda: x + 1.0,
-    lambda: x.snapshot(), lambda: x.__dlpack__(), lambda: planaria.array([1, 2, 3]), lambda: x.tolist() and None,
-    lambda: planaria.mesh(dp=2).layout((4,), "dp:S0").boxes(0), lambda: repr(x), lambda: x.at[[1]].add(1.0),
-    lambda: (planaria.tensor(x, requires_grad=True) * 2.0).sum().backward(),
-]
-def failing():
-    try:
-        x[9999]
-    except IndexError:
-        pass
-calls.append(failing)
-for call in calls:
-    for _ in range(200):
-        call()
-    before = resident()
-    for _ in range(10000 if call is not calls[9] and call is not calls[11] else 500):
-        call()
-    grown = resident() - before
-    assert grown < 8 << 20, (calls.index(call), grown)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("check", [["stubtest", "planaria._planaria"], ["--strict", "-p", "planaria"]])
@@ -96,3 +86,17 @@ def test_types_are_whole_and_those_of_the_module(check, tmp_path):
     arguments = check[1:] if check[0] == "stubtest" else check
     ran = subprocess.run([sys.executable, "-m", tool, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_public_type_is_known(tmp_path):
+    pyright = pytest.importorskip("pyright")
+    command = [sys.executable, "-m", pyright.__name__, "--verifytypes", "planaria", "--ignoreexternal", "--outputjson"]
+    # It asks the first python on the path where packages are.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
+    if not ran.stdout.strip().startswith("{"):
+        pytest.skip(f"pyright does not run here: {(ran.stdout + ran.stderr).strip()[-200:]}")
+    found = json.loads(ran.stdout)["typeCompleteness"]
+    unknown = [one["name"] for one in found["symbols"] if one["isExported"] and not one["isTypeKnown"]]
+    assert unknown == [] and found["completenessScore"] == 1

@@ -1,12 +1,15 @@
-//! The project's own commands: `cargo xtask test | tidy | golden | kernels | asan | fuzz | python | bench`.
+//! The project's own commands: `cargo xtask test | tidy | golden | kernels | asan | fuzz | python | wheel | array-api | bench | bench-python`.
 
+mod array_api;
 mod asan;
 mod bench;
 mod compilers;
+mod free_threaded;
 mod golden;
 mod kernels;
 mod licences;
 mod mpi;
+mod package_bench;
 mod peers;
 mod process;
 mod python;
@@ -56,6 +59,12 @@ enum Command {
     },
     /// Test the Python package, and open what we write with torch, safetensors and transformers
     Python,
+    /// Build the wheel for others: optimised, for every Linux since 2014
+    Wheel,
+    /// Run the suite of the array API standard on the package; `PLANARIA_ARRAY_API_TESTS` names a checkout of it
+    ArrayApi,
+    /// Time saves, loads and imports of the Python package beside torch and safetensors, and record them under benches/runs
+    BenchPython(package_bench::Options),
     /// Time our kernels against torch, in turn, and record the ratios under benches/runs
     Bench(bench::Options),
 }
@@ -79,6 +88,9 @@ fn main() -> ExitCode {
             Ok(process::run(process::cargo(&root, fuzz).args(args)).success)
         }
         Command::Python => Ok(python::run_alone(&root)),
+        Command::Wheel => Ok(wheel::release(&root)),
+        Command::ArrayApi => Ok(array_api::run_alone(&root)),
+        Command::BenchPython(options) => package_bench::run(&root, &options),
         Command::Bench(options) => bench::run(&root, &options),
     };
     match outcome {

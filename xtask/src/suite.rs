@@ -7,7 +7,9 @@ use std::thread;
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
-use crate::{compilers, golden, kernels, licences, mpi, peers, python, s3, tidy, wheel};
+use crate::{
+    array_api, compilers, free_threaded, golden, kernels, licences, mpi, peers, python, s3, tidy, wheel,
+};
 
 /// What the steps need from the machine.
 struct Needs {
@@ -34,6 +36,7 @@ pub(crate) fn run(root: &Path) -> bool {
         programs(root, &needs, &mut summary);
         let torch = torch.join().unwrap_or_else(gone);
         summary.step("python package", || wheel::step(root, &torch));
+        summary.step("array api", || array_api::step(root, array_api::Examples::Few));
         summary.step("python", || python::step(root, features, &torch));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
         summary.step("kernels", || kernels::compile_step(root, features));
@@ -43,6 +46,7 @@ pub(crate) fn run(root: &Path) -> bool {
     summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
     summary.step("memory", || asan::step(root, &needs.checker, &needs.mpi));
     summary.step("features", || compilers::features(root, needs.mpi.is_ok()));
+    summary.step("free-threaded", || free_threaded::step(root));
     print!("{}\n{}", summary.failures(), summary.table());
     summary.total().failed == 0
 }

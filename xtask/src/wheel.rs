@@ -6,9 +6,19 @@ use std::process::Command;
 use crate::process::{ask, run};
 use crate::summary::{Counts, Outcome};
 
-/// What builds, types and tests the package; torch and transformers come from the interpreter of the peers.
+/// What builds and tests the package; torch and transformers come from the interpreter of the peers.
 const PACKAGES: &[&str] =
     &["maturin==1.16.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "mypy==2.4.1"];
+
+/// What some tests need and skip without: types, notebooks, pictures, the array API suite.
+const EXTRAS: &[&str] = &[
+    "pyright==1.1.414",
+    "nbclient==0.11.0",
+    "ipykernel==7.4.0",
+    "matplotlib==3.11.2",
+    "hypothesis==6.170.15",
+    "ndindex==1.10.1",
+];
 
 /// Builds the wheel and runs the tests; skipped with the reason where there is no Python.
 pub(crate) fn step(root: &Path, torch: &Result<PathBuf, String>) -> (Outcome, Counts) {
@@ -16,7 +26,7 @@ pub(crate) fn step(root: &Path, torch: &Result<PathBuf, String>) -> (Outcome, Co
         Ok(python) => python,
         Err(reason) => return (Outcome::Skipped(reason), Counts::default()),
     };
-    if !build(root, &python) {
+    if !build(root, &python, Build::Test) {
         return (Outcome::Failed, Counts { passed: 0, failed: 1 });
     }
     let mut tests = Command::new(&python);
@@ -29,9 +39,11 @@ pub(crate) fn step(root: &Path, torch: &Result<PathBuf, String>) -> (Outcome, Co
 }
 
 /// The interpreter of a venv with everything but the package itself.
-fn venv(root: &Path, torch: &Result<PathBuf, String>) -> Result<PathBuf, String> {
+pub(crate) fn venv(root: &Path, torch: &Result<PathBuf, String>) -> Result<PathBuf, String> {
     let venv = root.join("target").join("venv-python");
     let python = venv.join("bin").join("python");
+    let extras = venv.join("extras");
+    let listed = EXTRAS.join(" ");
     let tools = "import maturin, pytest, numpy, ml_dtypes, mypy, sys; assert sys.version_info >= (3, 11)";
     let complete = || ask(Command::new(&python).args(["-c", tools])).is_some();
     if !complete() {
@@ -43,11 +55,39 @@ fn venv(root: &Path, torch: &Result<PathBuf, String>) -> Result<PathBuf, String>
             return Err(format!("pip install {} failed, or Python is older than 3.11", PACKAGES.join(" ")));
         }
     }
+    // Tried once for each list: what the registry lacks, tests skip by name.
+    if std::fs::read_to_string(&extras).ok().as_deref() != Some(&listed) {
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(EXTRAS));
+        let _ = std::fs::write(&extras, listed);
+    }
     if let Ok(torch) = torch {
         borrow(&python, torch);
     }
     Ok(python)
 }
+
+/// Builds a wheel for others into `target/wheels`, against the C library of 2014 by way of zig; answers whether that worked.
+pub(crate) fn release(root: &Path) -> bool {
+    let python = match venv(root, &Err("not needed".into())) {
+        Ok(python) => python,
+        Err(reason) => {
+            eprintln!("error: {reason}");
+            return false;
+        }
+    };
+    let zig = Command::new(&python).args(["-m", "pip", "install", "--quiet", ZIG]).status();
+    if !zig.is_ok_and(|status| status.success()) {
+        eprintln!("error: pip install {ZIG} failed");
+        return false;
+    }
+    let mut maturin = Command::new(&python);
+    maturin.current_dir(root).args(["-m", "maturin", "build", "--release", "--zig"]);
+    run(maturin.args(["--compatibility", "manylinux2014", "--out"]).arg(root.join("target").join("wheels")))
+        .success
+}
+
+/// The linker of wheels for others.
+const ZIG: &str = "ziglang==0.17.0";
 
 /// Lets the venv see the packages of the interpreter with torch, behind its own: torch is too large to have twice.
 fn borrow(python: &Path, torch: &Path) {
@@ -60,12 +100,24 @@ fn borrow(python: &Path, torch: &Path) {
     }
 }
 
-/// Builds the wheel, unoptimised beyond what tests of the crates are, and installs it.
-fn build(root: &Path, python: &Path) -> bool {
+/// How a wheel is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Build {
+    /// Unoptimised beyond what tests of the crates are.
+    Test,
+    /// As users of this machine have it.
+    Release,
+}
+
+/// Builds the wheel and installs it.
+pub(crate) fn build(root: &Path, python: &Path, how: Build) -> bool {
     let wheels = root.join("target").join("wheels");
     let _ = std::fs::remove_dir_all(&wheels);
     let mut maturin = Command::new(python);
     maturin.current_dir(root).args(["-m", "maturin", "build", "--quiet", "--out"]).arg(&wheels);
+    if how == Build::Release {
+        maturin.arg("--release");
+    }
     if !run(&mut maturin).success {
         return false;
     }
@@ -80,7 +132,7 @@ fn build(root: &Path, python: &Path) -> bool {
 }
 
 /// The numbers of pytest's last line: `2 failed, 30 passed, 1 skipped in 3.21s`.
-fn pytest_counts(output: &str) -> Counts {
+pub(crate) fn pytest_counts(output: &str) -> Counts {
     let Some(line) = output.lines().rev().find(|line| line.contains(" in ") && line.contains("passed"))
     else {
         return Counts { passed: 0, failed: 1 };

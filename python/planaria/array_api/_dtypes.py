@@ -9,10 +9,17 @@ from typing import Any, NamedTuple
 from .. import _planaria
 from .._planaria import Array, DType
 
-bool = DType("bool")
-int8, int16, int32, int64 = DType("i8"), DType("i16"), DType("i32"), DType("i64")
-uint8, uint16, uint32, uint64 = DType("u8"), DType("u16"), DType("u32"), DType("u64")
-float32, float64 = DType("f32"), DType("f64")
+bool: DType = DType("bool")
+int8: DType = DType("i8")
+int16: DType = DType("i16")
+int32: DType = DType("i32")
+int64: DType = DType("i64")
+uint8: DType = DType("u8")
+uint16: DType = DType("u16")
+uint32: DType = DType("u32")
+uint64: DType = DType("u64")
+float32: DType = DType("f32")
+float64: DType = DType("f64")
 
 SIGNED = {"int8": int8, "int16": int16, "int32": int32, "int64": int64}
 UNSIGNED = {"uint8": uint8, "uint16": uint16, "uint32": uint32, "uint64": uint64}
@@ -122,5 +129,8 @@ def can_cast(from_: Any, to: DType, /) -> builtins.bool:
         return False
 
 
-pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
-newaxis = None
+pi: float = math.pi
+e: float = math.e
+inf: float = math.inf
+nan: float = math.nan
+newaxis: None = None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 from .. import _planaria
 from .._planaria import Array
 from ._dtypes import FLOATS, result_type
 
-Number = bool | int | float
+Number: TypeAlias = bool | int | float
+Unary: TypeAlias = Callable[[Array], Array]
+Binary: TypeAlias = Callable[[Array | Number, Array | Number], Array]
 
 
-def _unary(name: str, what: str) -> Any:
+def _unary(name: str, what: str) -> Unary:
     def function(x: Array, /) -> Array:
         return _planaria.unary(name, x)
 
@@ -20,7 +23,7 @@ def _unary(name: str, what: str) -> Any:
     return function
 
 
-def _binary(name: str, what: str) -> Any:
+def _binary(name: str, what: str) -> Binary:
     def function(x1: Array | Number, x2: Array | Number, /) -> Array:
         return _planaria.binary(name, x1, x2)
 
@@ -29,70 +32,75 @@ def _binary(name: str, what: str) -> Any:
     return function
 
 
-abs = _unary("abs", "Absolute value.")
-acos = _unary("acos", "Inverse cosine.")
-acosh = _unary("acosh", "Inverse hyperbolic cosine.")
-asin = _unary("asin", "Inverse sine.")
-asinh = _unary("asinh", "Inverse hyperbolic sine.")
-atan = _unary("atan", "Inverse tangent.")
-atanh = _unary("atanh", "Inverse hyperbolic tangent.")
-bitwise_invert = _unary("bitwise_invert", "Every bit flipped.")
-ceil = _unary("ceil", "The least whole number not below.")
-cos = _unary("cos", "Cosine.")
-cosh = _unary("cosh", "Hyperbolic cosine.")
-exp = _unary("exp", "e to the element.")
-expm1 = _unary("expm1", "e to the element, less 1, accurate near 0.")
-floor = _unary("floor", "The greatest whole number not above.")
-isfinite = _unary("isfinite", "Neither infinite nor NaN.")
-isinf = _unary("isinf", "Infinite.")
-isnan = _unary("isnan", "Not a number.")
-log = _unary("log", "Natural logarithm.")
-log10 = _unary("log10", "Logarithm to base 10.")
-log1p = _unary("log1p", "Logarithm of 1 plus the element, accurate near 0.")
-log2 = _unary("log2", "Logarithm to base 2.")
-logical_not = _unary("logical_not", "True where the element is false.")
-negative = _unary("negative", "Minus the element.")
-positive = _unary("positive", "The element.")
-reciprocal = _unary("reciprocal", "1 over the element.")
-round = _unary("round", "The nearest whole number; of two the even one.")
-sign = _unary("sign", "-1, 0 or 1.")
-signbit = _unary("signbit", "Whether the sign bit is set.")
-sin = _unary("sin", "Sine.")
-sinh = _unary("sinh", "Hyperbolic sine.")
-sqrt = _unary("sqrt", "Square root.")
-square = _unary("square", "The element times itself.")
-tan = _unary("tan", "Tangent.")
-tanh = _unary("tanh", "Hyperbolic tangent.")
-trunc = _unary("trunc", "The whole part.")
+abs: Unary = _unary("abs", "Absolute value.")
+acos: Unary = _unary("acos", "Inverse cosine.")
+acosh: Unary = _unary("acosh", "Inverse hyperbolic cosine.")
+asin: Unary = _unary("asin", "Inverse sine.")
+asinh: Unary = _unary("asinh", "Inverse hyperbolic sine.")
+atan: Unary = _unary("atan", "Inverse tangent.")
+atanh: Unary = _unary("atanh", "Inverse hyperbolic tangent.")
+bitwise_invert: Unary = _unary("bitwise_invert", "Every bit flipped.")
+ceil: Unary = _unary("ceil", "The least whole number not below.")
+cos: Unary = _unary("cos", "Cosine.")
+cosh: Unary = _unary("cosh", "Hyperbolic cosine.")
+exp: Unary = _unary("exp", "e to the element.")
+expm1: Unary = _unary("expm1", "e to the element, less 1, accurate near 0.")
+floor: Unary = _unary("floor", "The greatest whole number not above.")
+isfinite: Unary = _unary("isfinite", "Neither infinite nor NaN.")
+isinf: Unary = _unary("isinf", "Infinite.")
+isnan: Unary = _unary("isnan", "Not a number.")
+log: Unary = _unary("log", "Natural logarithm.")
+log10: Unary = _unary("log10", "Logarithm to base 10.")
+log1p: Unary = _unary("log1p", "Logarithm of 1 plus the element, accurate near 0.")
+log2: Unary = _unary("log2", "Logarithm to base 2.")
+logical_not: Unary = _unary("logical_not", "True where the element is false.")
+negative: Unary = _unary("negative", "Minus the element.")
+positive: Unary = _unary("positive", "The element.")
+reciprocal: Unary = _unary("reciprocal", "1 over the element.")
+round: Unary = _unary("round", "The nearest whole number; of two the even one.")
+sign: Unary = _unary("sign", "-1, 0 or 1.")
+signbit: Unary = _unary("signbit", "Whether the sign bit is set.")
+sin: Unary = _unary("sin", "Sine.")
+sinh: Unary = _unary("sinh", "Hyperbolic sine.")
+sqrt: Unary = _unary("sqrt", "Square root.")
+square: Unary = _unary("square", "The element times itself.")
+tan: Unary = _unary("tan", "Tangent.")
+tanh: Unary = _unary("tanh", "Hyperbolic tangent.")
+trunc: Unary = _unary("trunc", "The whole part.")
 
-add = _binary("add", "Sum.")
-atan2 = _binary("atan2", "Angle of the point (x2, x1).")
-bitwise_and = _binary("bitwise_and", "Bits of both.")
-bitwise_left_shift = _binary("bitwise_left_shift", "Bits moved to the left.")
-bitwise_or = _binary("bitwise_or", "Bits of either.")
-bitwise_right_shift = _binary("bitwise_right_shift", "Bits moved to the right.")
-bitwise_xor = _binary("bitwise_xor", "Bits of one of the two.")
-copysign = _binary("copysign", "The size of x1 with the sign of x2.")
-divide = _binary("divide", "Quotient.")
-equal = _binary("equal", "x1 == x2.")
-floor_divide = _binary("floor_divide", "Quotient, rounded down.")
-greater = _binary("greater", "x1 > x2.")
-greater_equal = _binary("greater_equal", "x1 >= x2.")
-hypot = _binary("hypot", "Length of the vector (x1, x2).")
-less = _binary("less", "x1 < x2.")
-less_equal = _binary("less_equal", "x1 <= x2.")
-logaddexp = _binary("logaddexp", "Logarithm of the sum of exponentials.")
-logical_and = _binary("logical_and", "True where both are.")
-logical_or = _binary("logical_or", "True where either is.")
-logical_xor = _binary("logical_xor", "True where one of the two is.")
-maximum = _binary("maximum", "The larger.")
-minimum = _binary("minimum", "The smaller.")
-multiply = _binary("multiply", "Product.")
-nextafter = _binary("nextafter", "The next value of the dtype from x1 toward x2.")
-not_equal = _binary("not_equal", "x1 != x2.")
-pow = _binary("pow", "x1 to the power x2.")
-remainder = _binary("remainder", "What is left after floor_divide; it has the sign of x2.")
-subtract = _binary("subtract", "Difference.")
+add: Binary = _binary("add", "Sum.")
+atan2: Binary = _binary("atan2", "Angle of the point (x2, x1).")
+bitwise_and: Binary = _binary("bitwise_and", "Bits of both.")
+bitwise_left_shift: Binary = _binary("bitwise_left_shift", "Bits moved to the left.")
+bitwise_or: Binary = _binary("bitwise_or", "Bits of either.")
+bitwise_right_shift: Binary = _binary("bitwise_right_shift", "Bits moved to the right.")
+bitwise_xor: Binary = _binary("bitwise_xor", "Bits of one of the two.")
+copysign: Binary = _binary("copysign", "The size of x1 with the sign of x2.")
+divide: Binary = _binary("divide", "Quotient.")
+equal: Binary = _binary("equal", "x1 == x2.")
+floor_divide: Binary = _binary("floor_divide", "Quotient, rounded down.")
+greater: Binary = _binary("greater", "x1 > x2.")
+greater_equal: Binary = _binary("greater_equal", "x1 >= x2.")
+hypot: Binary = _binary("hypot", "Length of the vector (x1, x2).")
+less: Binary = _binary("less", "x1 < x2.")
+less_equal: Binary = _binary("less_equal", "x1 <= x2.")
+logaddexp: Binary = _binary("logaddexp", "Logarithm of the sum of exponentials.")
+logical_and: Binary = _binary("logical_and", "True where both are.")
+logical_or: Binary = _binary("logical_or", "True where either is.")
+logical_xor: Binary = _binary("logical_xor", "True where one of the two is.")
+maximum: Binary = _binary("maximum", "The larger.")
+minimum: Binary = _binary("minimum", "The smaller.")
+multiply: Binary = _binary("multiply", "Product.")
+nextafter: Binary = _binary("nextafter", "The next value of the dtype from x1 toward x2.")
+not_equal: Binary = _binary("not_equal", "x1 != x2.")
+pow: Binary = _binary("pow", "x1 to the power x2.")
+remainder: Binary = _binary("remainder", "What is left after floor_divide; it has the sign of x2.")
+subtract: Binary = _binary("subtract", "Difference.")
+
+
+def conj(x: Array, /) -> Array:
+    """The complex conjugate; real numbers are their own."""
+    return positive(x)
 
 
 def clip(x: Array, /, min: Array | Number | None = None, max: Array | Number | None = None) -> Array:
@@ -113,72 +121,3 @@ def where(condition: Array, x1: Array | Number, x2: Array | Number, /) -> Array:
     """Elements of ``x1`` where the condition is true, of ``x2`` where it is not."""
     result_type(*[x for x in (x1, x2)])
     return _planaria.choose(condition, x1, x2)
-
-
-__all__ = [
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "bitwise_and",
-    "bitwise_invert",
-    "bitwise_left_shift",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "ceil",
-    "clip",
-    "copysign",
-    "cos",
-    "cosh",
-    "divide",
-    "equal",
-    "exp",
-    "expm1",
-    "floor",
-    "floor_divide",
-    "greater",
-    "greater_equal",
-    "hypot",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "less",
-    "less_equal",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negative",
-    "nextafter",
-    "not_equal",
-    "positive",
-    "pow",
-    "reciprocal",
-    "remainder",
-    "round",
-    "sign",
-    "signbit",
-    "sin",
-    "sinh",
-    "sqrt",
-    "square",
-    "subtract",
-    "tan",
-    "tanh",
-    "trunc",
-    "where",
-]
