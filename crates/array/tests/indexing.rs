@@ -271,3 +271,32 @@ fn sources_that_do_not_fit_raise_what_torch_raises() {
         assert_eq!(classes, [*add, *copy], "{shape:?}, {positions} positions, source {source:?}");
     }
 }
+
+#[test]
+fn positions_are_checked_where_a_mask_keeps_nothing() {
+    let x = Array::zeros(&[4, 5, 3, 4], DType::F64).unwrap();
+    let (one, positions) =
+        (Array::zeros(&[], DType::F64).unwrap(), |at: i64| Array::from_slice(&[at], &[1]).unwrap());
+    let mask = |len: usize, keeps: bool| Array::full(&[len], keeps, DType::Bool).unwrap();
+    for at in [-6i64, -5, 4, 5, 8] {
+        let fits = (-5..5).contains(&at);
+        let read = x.get(&[Index::Mask(mask(4, false)), Index::Take(positions(at))]);
+        let far = x.get(&[Index::all(), Index::Take(positions(at)), Index::Mask(mask(3, false))]);
+        let put = x.index_put(&[Some(mask(4, false)), Some(positions(at))], &one, Put::Replace);
+        for (way, result) in [("get", read), ("get behind", far), ("index_put", put)] {
+            match result {
+                Ok(_) => assert!(fits, "{way}, position {at}"),
+                Err(error) => {
+                    assert!(!fits && error.class() == ErrorClass::Index, "{way}, position {at}: {error}");
+                    assert!(
+                        error.to_string().contains("dim 1") && error.to_string().contains("size 5"),
+                        "{error}"
+                    );
+                }
+            }
+        }
+        // The answer does not depend on what the mask holds.
+        let kept = x.get(&[Index::Mask(mask(4, true)), Index::Take(positions(at))]);
+        assert_eq!(kept.is_ok(), fits, "position {at}");
+    }
+}

@@ -35,6 +35,8 @@ pub(crate) struct Lookup {
     shape: Shape,
     /// False when a 0-d mask leaves nothing to write.
     any: bool,
+    /// A mask that has elements keeps none.
+    masked_out: bool,
 }
 
 impl Lookup {
@@ -42,14 +44,18 @@ impl Lookup {
     pub(crate) fn new(resolved: &Resolved) -> Result<Lookup> {
         let Resolved { view, placed } = resolved;
         let mut picks = Shape::default();
-        let (mut columns, mut any) = (SmallVec::new(), true);
+        let (mut columns, mut any, mut masked_out) = (SmallVec::new(), true, false);
         for p in placed {
             let values = match &p.entry {
                 Entry::Mask(mask) if mask.ndim() == 0 => {
                     any &= mask.item()?.as_bool();
                     continue;
                 }
-                Entry::Mask(mask) => positions_kept(view, mask, p.dim)?,
+                Entry::Mask(mask) => {
+                    let kept = positions_kept(view, mask, p.dim)?;
+                    masked_out |= kept.numel() == 0 && mask.numel() > 0;
+                    kept
+                }
                 Entry::Take(array) => taken(view, array)?,
                 Entry::Flag(keep) => Array::zeros_on(&[usize::from(*keep)], DType::I64, view.device())?,
             };
@@ -64,8 +70,9 @@ impl Lookup {
         let dims: Dims =
             outer.iter().map(size).chain(picks.iter().copied()).chain(inner.iter().map(size)).collect();
         let shape = Shape::from_dims(dims)?;
-        let lookup = Lookup { view: view.clone(), columns, picks, outer, inner, shape, any };
+        let lookup = Lookup { view: view.clone(), columns, picks, outer, inner, shape, any, masked_out };
         lookup.check_empty()?;
+        lookup.check_masked_out()?;
         Ok(lookup)
     }
 
@@ -100,6 +107,15 @@ impl Lookup {
         Ok(())
     }
 
+    /// Whether positions exist must not depend on what a mask happens to hold: they are checked also where it leaves nothing.
+    fn check_masked_out(&self) -> Result<()> {
+        let unseen = self.masked_out || !self.any;
+        match if unseen && !self.view.is_meta() { self.first_outside()? } else { None } {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
     /// Distance from the view's first element to each picked row, every position checked.
     pub(crate) fn offsets(&self, op: &'static str) -> Result<Array> {
         let mut broadcast: SmallVec<[Array; 4]> = SmallVec::new();
@@ -119,7 +135,8 @@ impl Lookup {
             .collect();
         let mut fits = true;
         let out = Array::build(self.picks.clone(), |out: &mut [i64]| fits = offsets(&parts, out))?;
-        if fits { Ok(out) } else { Err(self.first_outside()?) }
+        let changed = || Error::argument("index", "positions changed while they were read");
+        if fits { Ok(out) } else { Err(self.first_outside()?.unwrap_or_else(changed)) }
     }
 
     /// For devices: the view with its indexed dims in front.
@@ -185,18 +202,18 @@ impl Lookup {
     }
 
     /// The error for the first position outside its dim.
-    fn first_outside(&self) -> Result<Error> {
+    fn first_outside(&self) -> Result<Option<Error>> {
         for column in &self.columns {
             let Some(dim) = column.dim else { continue };
             let size = self.view.shape()[dim];
-            for &index in column.values.values::<i64>("index")?.iter() {
+            for &index in column.values.to(Device::Cpu)?.values::<i64>("index")?.iter() {
                 if wrap_index(index, size).is_none() {
                     let (position, dim) = (column.position, column.source);
-                    return Ok(Error::IndexOutOfRange { index, position, dim, size });
+                    return Ok(Some(Error::IndexOutOfRange { index, position, dim, size }));
                 }
             }
         }
-        Ok(Error::argument("index", "positions changed while they were read"))
+        Ok(None)
     }
 
     /// What kernels need; `offsets` are those of [`Lookup::offsets`].

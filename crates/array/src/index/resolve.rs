@@ -166,14 +166,19 @@ pub(crate) fn place_optional(x: &Array, indices: &[Option<Array>]) -> Result<Res
     let mut state = ViewWalk { view: x.clone(), dim: 0, source: 0, placed: Vec::new() };
     for (position, index) in indices.iter().enumerate() {
         match index {
-            None => state.dim += 1,
+            None => {
+                state.dim += 1;
+                state.source += 1;
+            }
             Some(mask) if mask.dtype() == DType::Bool => {
                 check_mask(mask, position, &state.view, state.dim)?;
                 state.place(Entry::Mask(mask.clone()), position);
+                state.source += mask.ndim();
             }
             Some(array) => {
                 check_index_dtype(array, position)?;
                 state.place(Entry::Take(array.clone()), position);
+                state.source += 1;
             }
         }
     }

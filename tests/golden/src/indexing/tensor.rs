@@ -1,8 +1,8 @@
 //! Kind `indexing-tensor`: the same cases through `Tensor`, gradients of first and second order from its history.
 
 use super::{
-    BACKWARDS, Case, DROPPED, Dense, ErrorClass, ValueSpec, Verdict, extents, int, iota, parse_array,
-    parse_index, refuses_loss, same, walks_backwards,
+    BACKWARDS, Case, DROPPED, Dense, ErrorClass, MASKED_OUT, ValueSpec, Verdict, extents, int, iota,
+    parse_array, parse_index, refuses_loss, same, sees_behind_masks, walks_backwards,
 };
 use anyhow::{Context, Result, bail, ensure};
 use planaria_array::{Array, DType};
@@ -43,6 +43,9 @@ pub(super) fn check_case(case: &Case) -> Result<Verdict> {
         (Some(class), Ok(out)) => bail!("expected {class} ({}), got {out:?}", case.msg),
         (None, Err(Error::Array(error))) if refuses_loss(case, &error) => {
             return Ok(Verdict::PassedAlone(DROPPED));
+        }
+        (None, Err(Error::Array(error))) if sees_behind_masks(case, &error) => {
+            return Ok(Verdict::PassedAlone(MASKED_OUT));
         }
         (None, out) => out?,
     };
