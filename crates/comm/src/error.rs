@@ -39,7 +39,7 @@ pub enum Error {
         message: String,
     },
     /// A collective waited longer than allowed.
-    #[error("{call} number {sequence}: {} did not come within {waited:?}", list(missing))]
+    #[error("{call} number {sequence}: {} did not arrive within {waited:?}", list(missing))]
     Timeout {
         /// The call.
         call: &'static str,
@@ -51,7 +51,7 @@ pub enum Error {
         waited: Duration,
     },
     /// A rank returned from its work while others still need it.
-    #[error("{call} number {sequence}: rank {rank} has already returned and will not take part")]
+    #[error("{call} number {sequence}: rank {rank} has already finished and will not take part")]
     Left {
         /// The call.
         call: &'static str,

@@ -126,7 +126,10 @@ fn the_watchdog_names_the_call_its_number_and_the_missing_ranks() {
     for error in errors.into_inner().unwrap() {
         let Error::Timeout { call, sequence, missing, .. } = &error else { panic!("{error}") };
         assert_eq!((*call, *sequence, missing.as_slice()), ("all_reduce", 1, [1].as_slice()));
-        assert!(error.to_string().starts_with("all_reduce number 1: rank 1 did not come within"), "{error}");
+        assert!(
+            error.to_string().starts_with("all_reduce number 1: rank 1 did not arrive within"),
+            "{error}"
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use super::action::{Action, Step};
 use super::simulate::Costs;
 use super::stages::Stages;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// When the inputs and outputs of stages are let go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,10 @@ pub struct StageBytes {
     pub input_peak: u64,
     /// The same for the gradients of the parameters.
     pub weight_peak: u64,
+    /// Sums of the parameters' gradients, which are there from the first of them on.
+    pub sums: u64,
+    /// The same for the full backward of the first micro-batch, in which they grow.
+    pub first_peak: u64,
     /// The same for sending the output: a copy, where it is not contiguous.
     pub send_output_peak: u64,
     /// The same for sending the gradient of the input.
@@ -72,9 +76,18 @@ impl StageBytes {
         backward_peak: 0,
         input_peak: 0,
         weight_peak: 0,
+        sums: 0,
+        first_peak: 0,
         send_output_peak: 0,
         send_gradient_peak: 0,
     };
+}
+
+impl StageBytes {
+    /// The same without sums of gradients.
+    pub fn without_sums(self) -> StageBytes {
+        StageBytes { sums: 0, first_peak: self.backward_peak, ..self }
+    }
 }
 
 /// Most activations alive at once.
@@ -93,7 +106,7 @@ pub(super) fn live(list: &[Action]) -> usize {
 
 /// Most bytes alive at once.
 pub(super) fn bytes(stages: &Stages, list: &[Action], costs: &Costs) -> u64 {
-    let mut level = Level { stages, costs, now: 0, peak: 0, shared: HashMap::new() };
+    let mut level = Level { stages, costs, now: 0, peak: 0, shared: HashMap::new(), summed: HashSet::new() };
     list.iter().for_each(|action| level.act(*action));
     u64::try_from(level.peak.max(0)).unwrap_or(u64::MAX)
 }
@@ -117,6 +130,8 @@ struct Level<'a> {
     peak: i128,
     /// By using stage and micro-batch: how much of the tensor each holder keeps.
     shared: HashMap<(usize, usize), [u64; 3]>,
+    /// Stages whose sums are there.
+    summed: HashSet<usize>,
 }
 
 impl Level<'_> {
@@ -134,8 +149,10 @@ impl Level<'_> {
 
     fn act(&mut self, action: Action) {
         let own = self.costs.of(action.stage).bytes;
+        let sums = matches!(action.step, Step::Backward | Step::Weight) && self.summed.insert(action.stage);
         let during = match action.step {
             Step::Forward => own.forward_peak,
+            Step::Backward if sums => own.backward_peak.max(own.first_peak),
             Step::Backward => own.backward_peak,
             Step::Input => own.input_peak,
             Step::Weight => own.weight_peak,
@@ -145,6 +162,7 @@ impl Level<'_> {
         };
         self.peak = self.peak.max(self.now + i128::from(during));
         let part = Part::new(self.stages, action.stage, &own, self.costs.release);
+        self.now += if sums { i128::from(own.sums) } else { 0 };
         match action.step {
             Step::ReceiveInput => self.now += part.input,
             Step::Forward => self.forward(action, &own, &part),

@@ -74,10 +74,12 @@ impl Replica {
             keeping.frozen.mark(&mut *model);
             Ok(model)
         };
-        let models = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
+        let mut models = stages.iter().map(model).collect::<planaria_nn::Result<Vec<_>>>()?;
         let params: Vec<Param> = models.iter().flat_map(|model| model.params()).collect();
         let mut weights = params.iter().map(|p| Weight::new(p, keeping)).collect::<Result<Vec<_>>>()?;
         drop(params);
+        // The weights alone have the elements now, so that those of a bundle go when it is shared out, not after the last one.
+        models.iter_mut().try_for_each(|model| hollow(&mut **model))?;
         tie(&mut weights, near, making.model)?;
         let mut first = 0;
         let parts: Vec<Range<usize>> = models
@@ -150,6 +152,17 @@ impl Replica {
             gatherer.enter(pass);
         }
     }
+}
+
+/// Leaves a model the shapes of its parameters.
+fn hollow(model: &mut dyn Network) -> Result<()> {
+    let mut failed = None;
+    model.visit_mut(&mut |param| {
+        let elements = Array::meta(param.leaf().local().shape(), param.leaf().dtype());
+        let set = elements.map_err(Error::from).and_then(|elements| Ok(param.set_array(elements)?));
+        failed = failed.take().or_else(|| set.err());
+    });
+    failed.map_or(Ok(()), Err)
 }
 
 /// What decides with whom a weight travels; a twin travels with its twin.

@@ -76,8 +76,8 @@ pub(crate) struct Rates {
     pub(crate) scale: f64,
 }
 
-/// Bundles of gradients that are on their way while others are used.
-const AHEAD: usize = 2;
+/// Bundles that are in flight while another is moved. A rank that is ahead waits, or its messages would pile up.
+pub(crate) const AHEAD: usize = 2;
 
 /// Moves the weights. Collective over the data ranks.
 pub(crate) fn apply(
@@ -108,8 +108,14 @@ pub(crate) fn apply(
     for bundle in bundles() {
         step.move_all(vec![step.moves(bundle, None)?])?;
         open.push_back((bundle, step.spread(bundle)?));
+        if open.len() > AHEAD {
+            step.settle_first(&mut open)?;
+        }
     }
-    open.into_iter().try_for_each(|(bundle, gathering)| step.settle(bundle, gathering.finish()?))
+    while !open.is_empty() {
+        step.settle_first(&mut open)?;
+    }
+    Ok(())
 }
 
 /// The update of one step.
@@ -168,8 +174,10 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Puts what has come packed in its places.
-    fn settle(&self, bundle: &Bundle, recv: Array) -> Result<()> {
+    /// Waits for the bundle that was sent first and puts what has come packed in its places.
+    fn settle_first(&self, open: &mut VecDeque<(&Bundle, Gathering)>) -> Result<()> {
+        let Some((bundle, gathering)) = open.pop_front() else { return Ok(()) };
+        let recv = gathering.finish()?;
         if bundle.whole.is_some() {
             return Ok(());
         }

@@ -4,7 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use planaria_comm::{Comm, CommExt, mpi};
 use planaria_e2e::{Sandbox, tensors};
+use planaria_nn::models::Models;
 use planaria_train::Trainer;
+use planaria_train::plan::{Plan, PlanOptions, model_of};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,6 +17,19 @@ const MESHES: [(&str, &[&str]); 5] = [
     ("pp=2 dp=2", &["train.zero=3", "checkpoint.every=1"]),
     ("dp=2 tp=2", &["train.sequence_parallel=true"]),
     ("pp=2 tp=2", &["train.schedule=zb_h1"]),
+];
+
+/// A model large enough that what a rank keeps counts more than what libraries do.
+const LARGER: [&str; 9] = [
+    "model.hidden_size=128",
+    "model.intermediate_size=384",
+    "model.num_hidden_layers=6",
+    "model.vocab_size=1024",
+    "data.sequence=64",
+    "train.global_batch=16",
+    "train.micro_batch=4",
+    "train.steps=2",
+    "checkpoint.final_save=false",
 ];
 
 fn main() -> Result<()> {
@@ -41,6 +56,23 @@ fn check(folder: &std::path::Path, comm: &Arc<dyn Comm>) -> Result<()> {
             println!("{mesh}: {} steps, the same bits on MPI ranks and threads", outcome.step);
         }
         comm.barrier()?;
+    }
+    (0..4).try_for_each(|zero| memory(&sandbox, comm, zero))
+}
+
+/// A process takes the memory that the plan tells for its rank.
+fn memory(sandbox: &Sandbox, comm: &Arc<dyn Comm>, zero: u8) -> Result<()> {
+    let (name, zero) = (format!("memory-{zero}"), format!("train.zero={zero}"));
+    let config = sandbox.config(&name, "dp=4", &[&LARGER[..], &[&zero]].concat())?;
+    let model = model_of(&config, &Models::default())?;
+    let plan = Plan::new(&config, &*model, comm.size(), &PlanOptions::default())?;
+    let told = plan.largest().context("a plan without ranks")?.memory.total as f64;
+    let took = Trainer::new(config).run_on(comm.clone())?.peak_bytes as f64;
+    let near = (told / took - 1.0).abs() <= 0.05;
+    let problem = || format!("{zero} on rank {}: {told} bytes are planned, {took} were taken", comm.rank());
+    comm.agree(if near { Ok(()) } else { Err(problem()) })?;
+    if comm.rank() == 0 {
+        println!("{zero} of dp=4: {told} bytes planned for a process, {took} taken by rank 0");
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use planaria::train::config::Sources;
 use planaria::train::plan::{Memory, Plan, PlanOptions, RankPlan, model_of};
 use std::path::PathBuf;
 
-/// Say what a run will need: memory per rank, bytes sent, time lost in the pipeline
+/// Show what a run will need: memory per rank, bytes sent, time lost in the pipeline
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Nothing is started and no data is read. Weights, gradients and optimizer state are exact; activations are what\n\
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Ranks; what the mesh asks for if not given
     #[arg(short = 'n', long, value_name = "NUMBER")]
     ranks: Option<usize>,
-    /// Change a value of the configuration; may be given again
+    /// Change a value of the configuration; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Bytes a rank has; exits 1 if a rank needs more
@@ -84,7 +84,7 @@ fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     row("micro-batches in flight", &|rank| rank.in_flight.to_string());
     row("waiting", &|rank| format!("{:.1}%", rank.bubble * 100.0));
     type Part = (&'static str, fn(&Memory) -> u64);
-    let parts: [Part; 9] = [
+    let parts: [Part; 10] = [
         ("weights", |m| m.weights),
         ("gradients", |m| m.gradients),
         ("masters", |m| m.masters),
@@ -92,6 +92,7 @@ fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
         ("average of weights", |m| m.ema),
         ("activations", |m| m.activations),
         ("exchange", |m| m.exchange),
+        ("rounding", |m| m.rounding),
         ("update", |m| m.update),
         ("memory at most", |m| m.total),
     ];

@@ -149,6 +149,11 @@ fn post(call: Call, position: usize) -> Result<Post> {
         Call::Recv(c) => (None, Some(c.data)),
     };
     let send = send.map(|send| taken(&send, recv.as_ref())).transpose()?;
+    if let Some(recv) = &recv {
+        // Where someone holds the old bytes of a receiving array, as an in-place call itself does, it gets fresh ones now: later,
+        // each write would have to keep what it does not overwrite. Its own thread asks for them, so they are counted as its own.
+        recv.renew()?;
+    }
     Ok(Post { signature, send, recv })
 }
 

@@ -51,13 +51,6 @@ impl Work {
             _ => Combine::of(Reduce::Sum, 1),
         };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
-        if lanes.iter().any(|lane| !lane.is_empty()) {
-            // Where someone holds the old bytes of a receiving array, as an in-place call itself does, it gets
-            // fresh ones now: later, each write would have to keep what it does not overwrite.
-            for recv in recvs.iter().flatten() {
-                recv.renew()?;
-            }
-        }
         Ok(Work { sends, recvs, lanes, taken: AtomicUsize::new(0), how, dtype })
     }
 

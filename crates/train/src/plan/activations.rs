@@ -1,6 +1,7 @@
 //! Bytes and operations of a model part for one micro-batch, from what its segments cost.
 
 use super::Setting;
+use super::backward::{Gradients, Kept, Peaks};
 use crate::error::Result;
 use crate::partition::is_again;
 use crate::pipeline::StageBytes;
@@ -52,41 +53,53 @@ impl Setting<'_> {
         self.costs.of(part).map(|cost| cost.shared).max().unwrap_or(0)
     }
 
-    /// Bytes of one part.
-    pub(super) fn bytes(&self, part: &Stage) -> StageBytes {
+    /// What the segments of a part keep for one micro-batch, the last one first, and need besides in backward.
+    fn kept(&self, part: &Stage) -> Vec<Kept> {
         // What lies between blocks is alike everywhere.
         let hidden = self.costs.embed.output;
-        let (mut saved, mut again) = (0, 0);
-        for block in part.layers.clone() {
-            let kept = self.costs.blocks[block].kept;
-            if is_again(self.config, block) {
-                saved += hidden;
-                again = again.max(kept.saturating_sub(hidden));
-            } else {
-                saved += kept;
+        let head = Kept { saved: if part.head { self.costs.head.kept } else { 0 }, besides: 0 };
+        let block = |block: usize| {
+            let Cost { kept, backward, .. } = self.costs.blocks[block];
+            match is_again(self.config, block) {
+                true => Kept { saved: hidden, besides: kept.saturating_sub(hidden) + backward },
+                false => Kept { saved: kept, besides: backward },
             }
-        }
-        let (kept, besides) =
-            if part.head { (self.costs.head.kept, self.costs.head.forward) } else { (0, 0) };
+        };
+        let blocks = part.layers.clone().rev().map(block);
+        std::iter::once(head).chain(blocks).chain([Kept::default()]).collect()
+    }
+
+    /// Bytes of one part.
+    pub(super) fn bytes(&self, part: &Stage) -> Result<StageBytes> {
+        let hidden = self.costs.embed.output;
+        let gradients = Gradients::of(self, part)?;
+        let kept = self.kept(part);
+        let Peaks { first, later } = gradients.peaks(self, &kept);
+        let saved = kept.iter().map(|kept| kept.saved).sum::<u64>();
+        // The blocks have run when the head begins.
+        let head = if part.head { self.costs.head.forward.saturating_sub(self.costs.head.kept) } else { 0 };
+        let again = part.layers.clone().filter(|&block| is_again(self.config, block));
+        let again =
+            again.map(|block| self.costs.blocks[block].kept.saturating_sub(hidden)).max().unwrap_or(0);
         let inside = part.layers.clone().last().map_or(0, |block| self.costs.blocks[block].backward);
         let input = if part.embed { 0 } else { hidden };
         let output = if part.head { 0 } else { hidden };
-        // What the head keeps is gone when backward reaches the blocks.
-        let peak = (again + inside).saturating_sub(kept).max(kept);
-        StageBytes {
+        Ok(StageBytes {
             input,
             output,
             input_grad: input,
             output_grad: output,
-            saved: saved + kept,
+            saved,
             saved_input: if part.layers.is_empty() { 0 } else { input },
             saved_output: 0,
-            held: (saved + kept) / 2,
-            forward_peak: (saved + besides).max(again),
-            backward_peak: peak,
-            input_peak: peak,
+            held: saved / 2,
+            forward_peak: saved + head.max(again),
+            backward_peak: later,
+            input_peak: later,
             weight_peak: inside,
+            sums: gradients.sums,
+            first_peak: first,
             ..StageBytes::NONE
-        }
+        })
     }
 }

@@ -5,6 +5,7 @@
 //! evenly. What allocators and libraries keep for themselves is not counted.
 
 mod activations;
+mod backward;
 mod choose;
 mod state;
 #[cfg(test)]
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
 use crate::objective::{NextToken, Objectives};
-use crate::pipeline::{Costs as StageCosts, ScheduleKind, StageCost};
+use crate::pipeline::{Costs as StageCosts, Schedule, ScheduleKind, Simulation, StageCost};
 use crate::{partition, pretrained, update};
 use activations::Costs;
 use planaria_layout::{DType, Mesh};
@@ -48,14 +49,19 @@ pub struct Memory {
     pub exchange: u64,
     /// What the update needs besides, when no activations are there.
     pub update: u64,
-    /// The largest sum at one time.
+    /// What the allocator adds to weights that are joined to be sent.
+    pub rounding: u64,
+    /// The largest sum at one time; not all of it is there at once.
     pub total: u64,
 }
 
 impl Memory {
-    fn summed(mut self) -> Memory {
-        let kept = self.weights + self.gradients + self.masters + self.moments + self.ema;
-        self.total = kept + (self.activations + self.exchange).max(self.update);
+    /// The largest sum, where so much is there at the worst moment of forward and backward, sums of gradients included, and so much at the
+    /// start.
+    fn summed(mut self, computing: u64, start: u64) -> Memory {
+        let kept = self.weights + self.masters + self.moments + self.ema + self.rounding;
+        let updating = self.gradients + self.update;
+        self.total = (kept + (computing + self.exchange).max(updating)).max(start);
         self
     }
 }
@@ -186,14 +192,7 @@ impl Plan {
             geometry,
             rule: update::rule(&config.optim),
         };
-        let cost = |(part, _): &(Stage, usize)| setting.cost(part);
-        let costs = StageCosts { stages: setting.parts.iter().map(cost).collect(), ..StageCosts::unit() };
-        let told = schedule.simulate(&costs).map_err(pipeline_error)?;
-        let mut plans = Vec::with_capacity(stages);
-        for stage in 0..stages {
-            let rank = setting.rank(stage, told.bytes[stage])?;
-            plans.push(RankPlan { in_flight: told.live[stage], bubble: told.bubble[stage], ..rank });
-        }
+        let (told, plans) = setting.ranks(&schedule, stages)?;
         let tokens = geometry.global_batch * config.data.sequence as u64;
         Ok(Plan {
             ranks,
@@ -246,9 +245,9 @@ impl Setting<'_> {
     }
 
     /// Time in operations, and bytes, of one part for one micro-batch.
-    fn cost(&self, part: &Stage) -> StageCost {
+    fn cost(&self, part: &Stage) -> Result<StageCost> {
         let (work, again) = (self.work(part), self.work_again(part));
-        StageCost { forward: work, input: work + again, weight: work, bytes: self.bytes(part) }
+        Ok(StageCost { forward: work, input: work + again, weight: work, bytes: self.bytes(part)? })
     }
 
     /// Operations per token of forward, backward and recomputing.
@@ -258,19 +257,42 @@ impl Setting<'_> {
         all * self.sizes.tp as f64 / self.sizes.tokens as f64
     }
 
-    /// The ranks of one pipeline stage.
-    fn rank(&self, stage: usize, activations: u64) -> Result<RankPlan> {
+    /// What the schedule makes of the costs, and the ranks of every stage.
+    fn ranks(&self, schedule: &Schedule, stages: usize) -> Result<(Simulation, Vec<RankPlan>)> {
+        let costs = self.parts.iter().map(|(part, _)| self.cost(part)).collect::<Result<Vec<_>>>()?;
+        let simulated = |stages: Vec<StageCost>| {
+            schedule.simulate(&StageCosts { stages, ..StageCosts::unit() }).map_err(pipeline_error)
+        };
+        let bare = costs.iter().map(|cost| StageCost { bytes: cost.bytes.without_sums(), ..*cost }).collect();
+        let (told, bare) = (simulated(costs)?, simulated(bare)?);
+        let mut plans = Vec::with_capacity(stages);
+        for stage in 0..stages {
+            let rank = self.rank(stage, (told.bytes[stage], bare.bytes[stage]))?;
+            plans.push(RankPlan { in_flight: told.live[stage], bubble: told.bubble[stage], ..rank });
+        }
+        Ok((told, plans))
+    }
+
+    /// The ranks of one pipeline stage, where so much is there while they compute, with sums of gradients and without.
+    fn rank(&self, stage: usize, (computing, activations): (u64, u64)) -> Result<RankPlan> {
         let parts: Vec<&Stage> =
             self.parts.iter().filter(|(_, rank)| *rank == stage).map(|(part, _)| part).collect();
         let pieces = state::largest_pieces(self, &parts)?;
         let mut memory = state::memory(self, &pieces)?;
-        memory.activations = activations + parts.iter().map(|part| self.shared(part)).max().unwrap_or(0);
+        let shared = parts.iter().map(|part| self.shared(part)).max().unwrap_or(0);
+        memory.activations = activations + shared;
+        for part in &parts {
+            memory.exchange += backward::Gradients::of(self, part)?.spare;
+        }
+        // All weights are made before they are shared out.
+        let start = self.dtype.size() as u64
+            * pieces.iter().filter(|p| !p.shared).map(|p| p.numel as u64).sum::<u64>();
         Ok(RankPlan {
             stage,
             layers: parts.iter().map(|part| part.layers.len()).sum(),
             parameters: pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum(),
             in_flight: 0,
-            memory: memory.summed(),
+            memory: memory.summed(computing + shared, start),
             traffic: traffic::of_rank(self, stage, &parts, &pieces),
             bubble: 0.0,
         })

@@ -1,15 +1,15 @@
 //! What a rank keeps from step to step: weights, sums of gradients, optimizer state. The same rules as the trainer's.
 
-use super::{Memory, Setting};
-use crate::config::Reduction;
+use super::{Memory, Setting, backward};
+use crate::config::Sharding;
 use crate::error::{Error, Result};
-use crate::reduce::IN_FLIGHT;
 use crate::trainer::narrow::is_narrow;
+use crate::update::AHEAD;
 use crate::weights::Zero;
 use planaria_array::Array;
 use planaria_layout::{DType, Layout, Rank, Share};
-use planaria_nn::ParamSpec;
 use planaria_nn::models::Stage;
+use planaria_nn::{ParamKind, ParamSpec};
 use std::collections::BTreeMap;
 
 /// One parameter on one rank.
@@ -31,7 +31,9 @@ pub(super) struct Piece {
     /// Each rank of `ep` has experts of its own in it.
     pub(super) experts: bool,
     /// The layer it belongs to.
-    layer: Option<usize>,
+    pub(super) layer: Option<usize>,
+    /// Rows of it are looked up.
+    pub(super) looked_up: bool,
     /// How often in a step its elements are brought together, where weights are divided.
     pub(super) gathers: u64,
 }
@@ -72,6 +74,7 @@ pub(super) fn largest_pieces(setting: &Setting<'_>, parts: &[&Stage]) -> Result<
         shared: spec.tied.as_deref().is_some_and(here),
         experts: spec.ep.is_some(),
         layer: spec.block,
+        looked_up: spec.kind == ParamKind::Embedding,
         gathers: gathers(setting, parts, spec.block),
         across: twins(&spec.name).iter().any(|twin| !here(twin)),
     };
@@ -119,10 +122,7 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
     let mut out = Memory::default();
     for piece in pieces {
         let (numel, own) = (piece.numel as u64, piece.own as u64);
-        // Each use of a value has sums of its own, also where the value is shared.
-        let whole = setting.config.train.reduce == Reduction::Step && zero < Zero::Gradients;
-        let summed = if whole { numel } else { own };
-        out.gradients += if piece.trained { 4 * summed } else { 0 };
+        out.gradients += backward::summed(setting, piece);
         if piece.shared {
             continue;
         }
@@ -136,25 +136,54 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         out.masters += state.master.as_ref().map_or(0, bytes);
         out.moments += state.slots.iter().map(|(_, slot)| bytes(slot)).sum::<u64>();
         out.ema += 4 * kept as u64 * setting.config.optim.averages()?.len() as u64;
-        if zero == Zero::Off && setting.data_ranks > 1 {
-            out.update += 4 * numel;
-        }
     }
     // Weights of few bits are widened one by one.
     let widened = pieces.iter().filter(|piece| piece.narrow.is_some());
     out.exchange += widened.map(|piece| (piece.numel * piece.dtype.size()) as u64).max().unwrap_or(0);
-    if setting.data_ranks > 1 {
-        let trained = || pieces.iter().filter(|piece| piece.trained);
-        let sizes = || trained().map(|piece| piece.numel as u64 * setting.computed());
-        let bucket = sizes().sum::<u64>().min(setting.config.train.bucket_bytes as u64);
-        // Those under way, each packed to be sent and with room to receive, and the gradients of the next one.
-        out.exchange += (2 * IN_FLIGHT as u64 + 1) * sizes().max().unwrap_or(0).max(bucket);
-        if zero == Zero::Weights {
-            // The layer that is computed with, and the next one.
+    if setting.data_ranks == 1 {
+        return Ok(out);
+    }
+    let bundles = bundles(setting, pieces);
+    let largest = bundles.iter().copied().max().unwrap_or(0);
+    // Members of a bundle that is sharded as one lie end to end in memory of their own.
+    let joined =
+        |share: u64| bundles.iter().map(|&bytes| rounded(bytes / share) - bytes / share).sum::<u64>();
+    let flat = setting.config.train.shard == Sharding::Flat;
+    match zero {
+        // Bundles in flight in f32, whole.
+        Zero::Off => out.update = (AHEAD as u64 + 1) * largest / setting.dtype.size().max(1) as u64 * 4,
+        // Weights are gathered in fresh memory.
+        Zero::States | Zero::Gradients => {
+            out.update = (AHEAD as u64 + 1) * largest;
+            out.rounding = if flat { joined(1) } else { 0 };
+        }
+        // The layer that is computed with, and the next one.
+        Zero::Weights => {
             out.exchange += 2 * setting.dtype.size() as u64 * largest_layer(pieces);
+            out.rounding = if flat { joined(setting.data_ranks as u64) } else { 0 };
         }
     }
     Ok(out)
+}
+
+/// Bytes of each bundle of weights: those of a block, up to the size of a bucket, or one parameter that is larger.
+fn bundles(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<u64> {
+    let limit = setting.config.train.bucket_bytes as u64;
+    let (mut all, mut last): (Vec<u64>, _) = (Vec::new(), None);
+    for piece in pieces.iter().filter(|piece| !piece.shared) {
+        let bytes = piece.numel as u64 * piece.dtype.size() as u64;
+        match all.last_mut().filter(|bundle| last == Some(piece.layer) && **bundle + bytes <= limit) {
+            Some(bundle) => *bundle += bytes,
+            None => all.push(bytes),
+        }
+        last = Some(piece.layer);
+    }
+    all
+}
+
+/// What the allocator of arrays takes for so many bytes: the next eighth of a power of two.
+fn rounded(bytes: u64) -> u64 {
+    bytes.next_multiple_of((bytes.max(1).next_power_of_two() / 8).max(64))
 }
 
 /// Weights of one byte have the optimizer state of other narrow ones.

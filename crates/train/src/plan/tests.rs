@@ -207,7 +207,7 @@ fn kept_activations_are_those_of_real_layers() {
         let sizes = partition::sizes(&config, (1, 1), 2, dtype.size() as u64);
         let setting = setting(&config, &model, sizes);
         let whole = Stage::whole(&model);
-        let told = setting.bytes(&whole).saved + setting.shared(&whole);
+        let told = setting.bytes(&whole).unwrap().saved + setting.shared(&whole);
         // Tables of positions and masks of labels do not grow with the layers.
         let slack = kept / 100 + (8 << 10);
         // The allocator rounds up by at most a quarter, which shows where experts have buffers of any size.

@@ -319,8 +319,17 @@ impl Reducer {
     }
 }
 
-/// Lanes in buckets of about this many bytes and one dtype, the last lane first: backward reaches it first.
-fn buckets(lanes: &[Lane], limit: usize) -> Vec<Vec<usize>> {
+/// Of all gradients, what a bucket has at most: what is in flight stays small beside the rest, also where the model is small.
+const SHARE: usize = 32;
+/// A bucket may always have as many bytes: smaller messages would cost more than they carry.
+const LEAST: usize = 1 << 16;
+
+/// Lanes in buckets of at most this many bytes and one dtype, the last lane first: backward reaches it first. A longer lane has one to
+/// itself.
+pub(crate) fn buckets(lanes: &[Lane], limit: usize) -> Vec<Vec<usize>> {
+    let bytes = |lane: &Lane| lane.share.numel().saturating_mul(lane.dtype.size());
+    let total = lanes.iter().map(bytes).fold(0, usize::saturating_add);
+    let limit = limit.min((total / SHARE).max(LEAST));
     let mut all: Vec<Vec<usize>> = Vec::new();
     let (mut bytes, mut dtype) = (0, None);
     for (lane, Lane { share, dtype: own }) in lanes.iter().enumerate().rev() {

@@ -191,7 +191,7 @@ impl RankRun<'_> {
     }
 
     /// The most that arrays have taken: of this rank on the host, of all ranks that share a device.
-    fn peak(&self) -> u64 {
+    pub(super) fn peak(&self) -> u64 {
         let here = || planaria_array::thread_memory_stats().peak;
         let peak = match self.job.config.device {
             Device::Cpu => here(),
