@@ -132,11 +132,89 @@ def is_a_start(folder, theirs, ours):
     assert losses[0] == losses[1] and losses[0] < 5, losses
 
 
+STATE = """
+name = "resumed"
+[model]
+kind = "llama"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+vocab_size = 300
+tie_word_embeddings = {tied}
+[data]
+sequence = 32
+[[data.source]]
+path = "text.txt"
+[optim]
+lr = 1e-2
+schedule = "constant"
+warmup = 0
+beta1 = 0.9
+beta2 = 0.95
+weight_decay = 0.0
+clip = 0.0
+[train]
+steps = 8
+global_batch = 4
+[checkpoint]
+from = "ours"
+"""
+
+
+def torch_state_is_a_start(tied):
+    """Model and AdamW of torch, saved by DCP in the middle of training, converted and gone on with: the same losses as in torch."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = OUT / f"torch-state-{tied}"
+    folder.mkdir(parents=True)
+    # Every sample of 32 bytes is the same one, so the order of the data does not matter.
+    period = "cut it, and every piece grows ba"
+    assert len(period) == 32
+    (folder / "text.txt").write_text(period * 400)
+    torch.manual_seed(4)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied, initializer_range=0.1,
+    ))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def step(row):
+        ids = torch.tensor([row])
+        optimizer.zero_grad()
+        scores = model(input_ids=ids[:, :32]).logits
+        loss = torch.nn.functional.cross_entropy(scores[0], ids[0, 1:33])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    row = [ord(c) for c in (period * 2)[:33]]
+    for _ in range(5):
+        step(row)
+    states = get_state_dict(model, optimizer)
+    dcp.save({"model": states[0], "optim": states[1]}, checkpoint_id=folder / "theirs")
+    theirs = [step(row) for _ in range(3)]
+    planaria(folder, "convert", "theirs", "ours", "--to", "planaria")
+    (folder / "state.toml").write_text(STATE.format(tied=str(tied).lower()))
+    for name, mesh in [("resumed", "dp=2"), ("other", "tp=2")]:
+        told = planaria(folder, "train", "state.toml", "--json", "--set", f"name={name}", "--set", f"mesh={mesh}")
+        steps = [json.loads(line) for line in told.splitlines()]
+        steps = [line for line in steps if line["event"] == "step"]
+        assert [line["step"] for line in steps] == [6, 7, 8], steps
+        for line, loss in zip(steps, theirs):
+            assert abs(line["loss"] - loss) <= 1e-4 * loss, (tied, mesh, [s["loss"] for s in steps], theirs)
+
+
 def main():
     passed = failed = 0
-    for kind, tied, more in CASES:
+    cases = [(serves_as_it_is, case) for case in CASES] + [(torch_state_is_a_start, (tied,)) for tied in (False, True)]
+    for check, case in cases:
+        kind = f"{check.__name__}{case}"
         try:
-            serves_as_it_is(kind, tied, more)
+            check(*case)
             passed += 1
         except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
             failed += 1

@@ -67,7 +67,7 @@ pub enum Fault {
         mark: &'static str,
     },
     /// A placeholder that no name on the reading side holds.
-    #[error("placeholder '${placeholder}' is not bound by any name it could be read from")]
+    #[error("placeholder '${placeholder}' is not bound by any source name")]
     Unbound {
         /// The placeholder, without `$`.
         placeholder: String,
@@ -270,19 +270,19 @@ pub enum Fault {
         name: String,
     },
     /// Part of a tensor that the other side does not keep.
-    #[error("'{name}' cannot be made again: the model does not keep it")]
+    #[error("'{name}' cannot be restored: the model does not keep it")]
     NotKept {
         /// The tensor.
         name: String,
     },
     /// A tensor that several kept tensors could give back (a warning).
-    #[error("'{name}' is kept more than once; the first statement that reads it gives it back")]
+    #[error("'{name}' is kept more than once; the inverse takes it from the first statement that reads it")]
     KeptTwice {
         /// The tensor.
         name: String,
     },
     /// A chain of names that leads back to itself.
-    #[error("the names around '{name}' form a circle, so its layout cannot be guessed")]
+    #[error("the names around '{name}' form a cycle, so its layout cannot be inferred")]
     Circle {
         /// A name in the circle.
         name: String,

@@ -26,7 +26,7 @@ pub enum Error {
     #[error(transparent)]
     Layout(#[from] planaria_layout::Error),
     /// A folder or file of no known format.
-    #[error("'{at}' is no checkpoint of a known format: {found}")]
+    #[error("'{at}' is not a checkpoint of a known format: {found}")]
     UnknownFormat {
         /// Where was looked.
         at: String,

@@ -3,7 +3,7 @@
 use crate::commands::Command;
 use clap::{ArgAction, Args, Parser, ValueEnum, builder::FalseyValueParser};
 
-/// Train, save, cut and regrow models
+/// Train, save, reshard and convert models
 #[derive(Debug, Parser)]
 #[command(name = "planaria", version, disable_help_subcommand = true, arg_required_else_help = true)]
 #[command(after_help = "Data goes to standard output, everything else to standard error.\n\

@@ -57,6 +57,36 @@ fn a_new_configuration_trains_as_it_is_and_every_setting_in_it_exists() {
 }
 
 #[test]
+fn a_configuration_means_the_same_from_every_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    fs::create_dir_all(here.join("elsewhere")).unwrap();
+    fs::write(here.join("text.txt"), "every piece grows back ".repeat(200)).unwrap();
+    assert_eq!(succeed(here, &["new", "stages/first.toml", "--data", "text.txt"]), "stages/first.toml\n");
+    let steps = ["--set", "train.steps=2", "--set", "train.eval_every=0"];
+    let train = |from: &Path, file: &str, more: &[&str]| {
+        succeed(from, &[&["train", file, "-q"], &steps[..], more].concat())
+    };
+    assert_eq!(train(here, "stages/first.toml", &[]), "runs/first/ckpt/step-00000002\n");
+    train(&here.join("elsewhere"), "../stages/first.toml", &[]);
+    train(&here.join("stages"), "first.toml", &["--set", "name=second", "--set", "log.dir=../runs"]);
+    let bytes = |run: &str| {
+        fs::read(here.join(run).join("ckpt/step-00000002/model-00001-of-00001.safetensors")).unwrap()
+    };
+    assert_eq!(bytes("runs/first"), bytes("elsewhere/runs/first"));
+    assert_eq!(bytes("runs/first"), bytes("runs/second"));
+    // What a run has recorded trains again, and a start is known again from anywhere.
+    train(&here.join("elsewhere"), "../runs/first/config.toml", &["--set", "name=third"]);
+    assert_eq!(bytes("runs/first"), bytes("runs/third"));
+    let from = "extends = \"first.toml\"\ncheckpoint.from = \"../runs/first/ckpt/step-00000002\"\nlog.dir = \"../runs\"\n";
+    fs::write(here.join("stages/next.toml"), from).unwrap();
+    let more = ["--set", "train.steps=4"];
+    assert!(train(here, "stages/next.toml", &more).ends_with("runs/next/ckpt/step-00000004\n"));
+    let more = ["--set", "train.steps=5"];
+    assert!(train(&here.join("stages"), "next.toml", &more).ends_with("runs/next/ckpt/step-00000005\n"));
+}
+
+#[test]
 fn the_best_checkpoint_stays_while_others_rotate() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();

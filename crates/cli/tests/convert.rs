@@ -1,11 +1,10 @@
 //! Converting: every format there and back, cut and whole, and nothing half done.
 
 use crate::common;
-use common::{command, names, planaria, root, succeed, text};
+use common::{command, names, planaria, root, sparse, succeed, text, top};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 fn same(first: &Path, second: &Path) {
@@ -218,33 +217,6 @@ fn damage_in_our_own_folders_is_found_before_anything_is_kept() {
     assert_eq!(names(folder.path()).iter().filter(|name| !name.starts_with("ours/")).count(), 0);
 }
 
-/// A safetensors file of this many bytes, without data blocks on disk.
-fn sparse(path: &Path, tensors: usize, rows: usize, columns: usize) {
-    let each = rows * columns * 4;
-    let entries: Vec<String> = (0..tensors)
-        .map(|i| {
-            let (start, end) = (i * each, (i + 1) * each);
-            format!(r#""t{i}":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[{start},{end}]}}"#)
-        })
-        .collect();
-    let header = format!("{{{}}}", entries.join(","));
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    fs::write(path, &bytes).unwrap();
-    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-    file.set_len((bytes.len() + tensors * each) as u64).unwrap();
-}
-
-/// Names directly in a folder, sorted.
-fn top(folder: &std::path::Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
 #[test]
 fn a_killed_conversion_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -431,28 +403,6 @@ fn damage_in_a_torch_archive_is_named_and_exits_3() {
     assert!(ran.out.contains(" damaged: member ") && ran.out.contains("CRC-32"), "{}", ran.out);
     let ran = planaria(&["convert", text(&file), text(&folder.path().join("out")), "--to", "hf"]);
     assert_eq!((ran.code, top(folder.path())), (Some(3), vec!["nested.pt".to_string()]), "{}", ran.err);
-}
-
-#[test]
-fn conversions_that_race_for_a_target_leave_one_whole_result() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("big.safetensors");
-    sparse(&source, 8, 512, 512);
-    for round in 0..6 {
-        let target = folder.path().join(format!("out{round}"));
-        let run = |to| {
-            let args = ["convert", text(&source), text(&target), "--to", to];
-            command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-        };
-        let mut both = [run("hf"), run("planaria")];
-        let codes = both.each_mut().map(|child| child.wait().unwrap().code());
-        assert!(codes == [Some(0), Some(2)] || codes == [Some(2), Some(0)], "{codes:?}");
-        assert_eq!(top(&target).contains(&"COMMIT".to_string()), codes[1] == Some(0), "the winner's files");
-        succeed(&["verify", text(&target)]);
-        succeed(&["diff", text(&source), text(&target)]);
-        fs::remove_dir_all(&target).unwrap();
-    }
-    assert_eq!(top(folder.path()), ["big.safetensors"]);
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn mistakes_have_a_hint_and_exit_code_2() {
         ),
         (
             &["inspect", "indexing.jsonl.gz"],
-            "error: 'indexing.jsonl.gz' is no checkpoint of a known format: known files end in .safetensors, .pdparams, \
+            "error: 'indexing.jsonl.gz' is not a checkpoint of a known format: known files end in .safetensors, .pdparams, \
              .pdopt, .pt, .pth, .bin or .ckpt\n\nhint: name a checkpoint folder, or a file that holds tensors\n",
         ),
         (

@@ -13,3 +13,4 @@ mod plot;
 mod quickstart;
 mod serve;
 mod train;
+mod trials;

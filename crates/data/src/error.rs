@@ -213,7 +213,7 @@ pub enum Error {
         problem: String,
     },
     /// The data changed between two runs, so the position would mean other samples.
-    #[error("the data is not what the run was started with: {what} was {saved}, now {found}")]
+    #[error("the data differs from what the run was started with: {what} was {saved}, now {found}")]
     Changed {
         /// Which property differs.
         what: &'static str,
@@ -223,7 +223,7 @@ pub enum Error {
         found: String,
     },
     /// A sample asked of a rank that has none.
-    #[error("sample {index} is asked of a rank that does not read data")]
+    #[error("sample {index} was requested from a rank that does not read data")]
     Elsewhere {
         /// The sample.
         index: u64,
@@ -268,7 +268,7 @@ impl Error {
     /// One next action, where there is a clear one.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
-            Error::NoFiles { .. } => "paths are relative to the current folder; '**' matches folders".into(),
+            Error::NoFiles { .. } => "a path in a configuration is relative to that file, any other to the current folder; '**' matches folders".into(),
             Error::Utf8 { .. } => {
                 "convert the file, or choose the files with a pattern such as 'text/**/*.md'".into()
             }
@@ -293,7 +293,7 @@ impl Error {
             Error::Conversation { refusal, .. } | Error::Chat { refusal, .. } => refusal.hint()?.into(),
             Error::TooShort { .. } => "give more text, or make `data.sequence` shorter".into(),
             Error::Changed { .. } => {
-                "restore the data and its settings, or go on with the new data by `data.continue = \"new\"`"
+                "restore the data and its settings, or continue with the new data by `data.continue = \"new\"`"
                     .into()
             }
             _ => return None,

@@ -25,6 +25,16 @@ pub enum Order {
     Sequential,
 }
 
+impl Order {
+    /// As configurations write it.
+    fn name(self) -> &'static str {
+        match self {
+            Order::Shuffled => "shuffled",
+            Order::Sequential => "sequential",
+        }
+    }
+}
+
 /// Where a position leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -133,7 +143,7 @@ impl Sampler {
         let rows = [
             ("data.sequence", saved.sequence.to_string(), now.sequence.to_string()),
             ("the seed of the order", saved.seed.to_string(), now.seed.to_string()),
-            ("data.order", format!("{:?}", saved.order), format!("{:?}", now.order)),
+            ("data.order", saved.order.name().into(), now.order.name().into()),
             ("the number of samples", saved.samples.to_string(), now.samples.to_string()),
             ("the fingerprint", format!("{:08x}", saved.fingerprint), format!("{:08x}", now.fingerprint)),
         ];

@@ -23,7 +23,7 @@ pub enum Error {
         name: String,
     },
     /// A name that could leave the store or that some store cannot hold.
-    #[error("'{name}' is no file name of a store: {reason}")]
+    #[error("'{name}' is not a valid file name in a store: {reason}")]
     BadName {
         /// The name as given.
         name: String,
@@ -63,7 +63,7 @@ pub enum Error {
         transient: bool,
     },
     /// The caller said that nothing more should be written.
-    #[error("told to stop before '{name}' was written")]
+    #[error("stopped before '{name}' was written")]
     Stopped {
         /// The file that would have been next.
         name: String,
@@ -204,7 +204,7 @@ pub enum HeaderProblem {
         dtype: String,
     },
     /// A shape with too many dims or elements.
-    #[error("tensor '{tensor}' has the shape {shape:?}, which no memory holds")]
+    #[error("tensor '{tensor}' has shape {shape:?}, which is too large for any memory")]
     BadShape {
         /// The tensor.
         tensor: String,

@@ -54,7 +54,7 @@ pub enum Error {
         metric: String,
     },
     /// A picture that could not be made.
-    #[error("the plot could not be drawn: {what}")]
+    #[error("cannot draw the plot: {what}")]
     Draw {
         /// Why.
         what: String,

@@ -15,7 +15,7 @@ const HELP: &str = "/system TEXT       what the model is told before the convers
                     /reset             forget the conversation\n\
                     /undo              take back the last question and its answer\n\
                     /retry             answer the last question again, with other choices\n\
-                    /temperature N     0 takes the likeliest token\n\
+                    /temperature N     0 takes the most likely token\n\
                     /tokens N          most tokens of an answer\n\
                     /save FILE         append the conversation to a JSONL file, in the form that training reads\n\
                     /help              these lines\n\
@@ -25,10 +25,10 @@ const HELP: &str = "/system TEXT       what the model is told before the convers
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Every line is a question; a line that begins with `/` is a command, `/help` lists them. Without a temperature the\n\
-    likeliest token is taken, unless the checkpoint's generation_config.json says `do_sample`."
+    most likely token is taken, unless the checkpoint's generation_config.json says `do_sample`."
 )]
 pub(crate) struct Args {
-    /// A run's folder, whose newest checkpoint is taken, or any folder of weights
+    /// A run's folder, whose newest checkpoint is used, or any folder of weights
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Put this adapter on top of the model; may be given again, then they add up
@@ -37,16 +37,16 @@ pub(crate) struct Args {
     /// What the model is told before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of an answer [default: as generation_config.json says, or 200]
+    /// At most this many tokens in an answer [default: as generation_config.json says, or 200]
     #[arg(long, value_name = "NUMBER")]
     tokens: Option<usize>,
-    /// 0 takes the likeliest token; higher is more random [default: as generation_config.json says, or 0]
+    /// 0 takes the most likely token; higher is more random [default: as generation_config.json says, or 0]
     #[arg(long, value_name = "NUMBER", value_parser = super::generate::not_negative)]
     temperature: Option<f64>,
-    /// Seed of the choices
+    /// Random seed for sampling
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
-    /// Take the running average of the weights, which runs with `optim.ema` keep
+    /// Use the running average of the weights, which runs with `optim.ema` keep
     #[arg(long)]
     ema: bool,
 }

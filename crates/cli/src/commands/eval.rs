@@ -18,7 +18,7 @@ use std::path::PathBuf;
     not fill the last sample is left out. Documents end with the tokenizer's end token, which is predicted too."
 )]
 pub(crate) struct Args {
-    /// A run's folder, whose newest checkpoint is taken, or any folder of weights
+    /// A run's folder, whose newest checkpoint is used, or any folder of weights
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Put this adapter on top of the model; may be given again, then they add up
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Files, folders, or patterns with `*`, `?` and `**`: text, .jsonl, .csv, .tokens, also compressed
     #[arg(required = true, value_name = "DATA")]
     data: Vec<String>,
-    /// What the files hold; told by their names if not given
+    /// What the files hold; inferred from their names if not given
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Option<super::tokenize::KindName>,
     /// The field of a JSON line, or the column of a table, that holds the text
@@ -42,13 +42,13 @@ pub(crate) struct Args {
     /// Samples computed at a time
     #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
-    /// Take the running average of the weights, which runs with `optim.ema` keep
+    /// Use the running average of the weights, which runs with `optim.ema` keep
     #[arg(long)]
     ema: bool,
     /// Where to compute: cpu, or an NVIDIA device such as cuda:0
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
-    /// What to compute in
+    /// Precision to compute in
     #[arg(long, value_enum, value_name = "PRECISION", default_value = "f32")]
     precision: super::PrecisionName,
     /// Thread ranks that share each matrix

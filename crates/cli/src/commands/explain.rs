@@ -11,11 +11,11 @@ use planaria::train::explain::{Explanation, OpLine, StageExplained};
 use planaria::train::plan::model_of;
 use std::path::PathBuf;
 
-/// Say what every op of a model does on a mesh: layouts, what moves, and why
+/// Show what every op of a model does on a mesh: layouts, what moves, and why
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Nothing is started and no data is read: one micro-batch goes forward and back without elements. What data ranks\n\
-    and pipeline stages send each other is told by `planaria plan`."
+    after_help = "Nothing is started and no data is read: one micro-batch runs forward and backward without data. What data ranks\n\
+    and pipeline stages send each other is shown by `planaria plan`."
 )]
 pub(crate) struct Args {
     /// The run's configuration
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Ranks; what the mesh asks for if not given
     #[arg(short = 'n', long, value_name = "NUMBER")]
     ranks: Option<usize>,
-    /// Change a value of the configuration; may be given again
+    /// Change a value of the configuration; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Also ops that send nothing

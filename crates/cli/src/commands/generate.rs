@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Continue a text, or several, with a trained model
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Without a temperature the likeliest token is taken, unless the checkpoint's generation_config.json says `do_sample`.\n\
+    after_help = "Without a temperature the most likely token is taken, unless the checkpoint's generation_config.json says `do_sample`.\n\
     `--top-k` and `--top-p` sample at temperature 1 where none is given. With `--json` every text is one line."
 )]
 pub(crate) struct Args {
-    /// A run's folder, whose newest checkpoint is taken, or any folder of weights
+    /// A run's folder, whose newest checkpoint is used, or any folder of weights
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Put this adapter on top of the model; may be given again, then they add up
@@ -32,16 +32,16 @@ pub(crate) struct Args {
     /// Continue every line of this file; of a .jsonl file the field `prompt`; `-` for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "text")]
     prompts: Option<PathBuf>,
-    /// Most tokens to make [default: as generation_config.json says, or 200]
+    /// At most this many new tokens [default: as generation_config.json says, or 200]
     #[arg(long, value_name = "NUMBER")]
     tokens: Option<usize>,
-    /// 0 takes the likeliest token; higher is more random [default: as generation_config.json says, or 0]
+    /// 0 takes the most likely token; higher is more random [default: as generation_config.json says, or 0]
     #[arg(long, value_name = "NUMBER", value_parser = not_negative)]
     temperature: Option<f64>,
-    /// Choose among this many of the likeliest tokens; 0 for all [default: as generation_config.json says, or 0]
+    /// Choose among this many of the most likely tokens; 0 for all [default: as generation_config.json says, or 0]
     #[arg(long, value_name = "NUMBER")]
     top_k: Option<usize>,
-    /// Choose among the likeliest tokens whose probabilities reach this sum [default: as generation_config.json says, or 1]
+    /// Choose among the most likely tokens whose probabilities add up to this [default: as generation_config.json says, or 1]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     top_p: Option<f64>,
     /// Above 1, tokens that are there already become less likely [default: as generation_config.json says, or 1]
@@ -53,19 +53,19 @@ pub(crate) struct Args {
     /// What the model is told before the conversation
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// Seed of the choices
+    /// Random seed for sampling
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
-    /// Take the running average of the weights, which runs with `optim.ema` keep
+    /// Use the running average of the weights, which runs with `optim.ema` keep
     #[arg(long)]
     ema: bool,
     /// Where to compute: cpu, or an NVIDIA device such as cuda:0
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
-    /// What to compute in
+    /// Precision to compute in
     #[arg(long, value_enum, value_name = "PRECISION", default_value = "f32")]
     precision: super::PrecisionName,
-    /// Most texts that are continued side by side
+    /// At most this many texts are continued at once
     #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
     /// Thread ranks that share each matrix; they take one text after the other

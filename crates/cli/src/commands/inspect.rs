@@ -19,7 +19,7 @@ use planaria::ckpt::stream::Feed;
 use std::collections::{BTreeMap, BTreeSet};
 use tree::{Leaf, Tree};
 
-/// Show what a checkpoint holds: tensors, shapes, sizes, and how they are cut
+/// Show what a checkpoint holds: tensors, shapes, sizes, and how they are sharded
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Reads headers only. Formats: Hugging Face, Paddle unified and flex checkpoints, .pdparams,\n\
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// List equal blocks one by one instead of `layers.0..23`
     #[arg(long)]
     all: bool,
-    /// Read all values: least, largest, mean, spread, and what is not a number
+    /// Read all values: minimum, maximum, mean, standard deviation, and NaNs
     #[arg(long)]
     stats: bool,
     /// Which save of a Paddle flex folder that holds several

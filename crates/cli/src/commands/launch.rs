@@ -42,13 +42,13 @@ pub(crate) struct Args {
     /// Ranks
     #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: u32,
-    /// What ranks are
+    /// What a rank is
     #[arg(long, value_enum, value_name = "ENGINE", default_value_t)]
     engine: Engine,
-    /// How often the command is started again
+    /// How many times the command may be restarted
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     max_restarts: u32,
-    /// Go on with as few ranks as this when ranks are lost
+    /// Continue with no fewer ranks than this when ranks are lost
     #[arg(long, value_name = "NUMBER")]
     min_ranks: Option<u32>,
     /// End ranks that stand still for so long, with a report of who kept whom waiting; never if not given

@@ -5,9 +5,9 @@ use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-/// Write a configuration to begin with
+/// Write a starter configuration
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The file trains as it is, on its own text where `--data` names none; change it from there."
@@ -38,11 +38,13 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
     }
     let own = file.display().to_string();
+    let name = file.file_name().map_or_else(|| own.clone(), |name| name.to_string_lossy().into_owned());
+    let seen = |path: &String| seen_from(file.parent().unwrap_or(Path::new("")), path);
     let sources = match args.data.is_empty() {
-        true => source(&own, "   # this file itself, so that the run works as it is: name your text here"),
-        false => args.data.iter().map(|path| source(path, "")).collect::<Vec<_>>().join("\n"),
+        true => source(&name, "   # this file itself, so that the run works as it is: name your text here"),
+        false => args.data.iter().map(|path| source(&seen(path), "")).collect::<Vec<_>>().join("\n"),
     };
-    let model = args.init.as_deref().map_or_else(|| MODEL.to_string(), pretrained);
+    let model = args.init.as_ref().map_or_else(|| MODEL.to_string(), |init| pretrained(&seen(init)));
     let text = TEMPLATE.replace("{{MODEL}}", &model).replace("{{SOURCES}}", &sources);
     if let Some(folder) = file.parent().filter(|folder| *folder != Path::new("")) {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create '{}'", folder.display()))?;
@@ -55,6 +57,17 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         terminal.note(format!("train it with `planaria train {own}`"));
     }
     Ok(Exit::Success)
+}
+
+/// A path of the current folder as a file in `folder` names it.
+fn seen_from(folder: &Path, path: &str) -> String {
+    let parts = || folder.components().filter(|part| *part != Component::CurDir);
+    if Path::new(path).is_absolute() || parts().next().is_none() {
+        return path.to_string();
+    }
+    let below = parts().all(|part| matches!(part, Component::Normal(_)));
+    let back = if below { Ok(parts().map(|_| "..").collect()) } else { std::path::absolute("") };
+    back.map_or_else(|_| path.to_string(), |back: PathBuf| back.join(path).display().to_string())
 }
 
 /// A value in the quotes of TOML.
@@ -83,7 +96,7 @@ tie_word_embeddings = true
 # init = "Qwen2-0.5B"         # start from these weights instead; the keys above then come from its folder"#;
 
 const TEMPLATE: &str = r#"# Train it with `planaria train`; `planaria plan` says what it would need, `planaria config schema` lists every key.
-# Lines that begin with `# ` and a key are settings that are often wanted.
+# Lines that begin with `# ` and a key are settings that are often wanted. Paths are relative to this file.
 
 mesh = "dp=1"                 # thread ranks: data, tensor, pipeline and expert parallel, as in "dp=2 tp=2"
 
@@ -122,5 +135,5 @@ keep = 2                      # how many of the newest stay
 
 [log]
 every = 5                     # steps between lines
-# dir = "runs"                # the run's folder is DIR/NAME
+# dir = "runs"                # the run's folder is DIR/NAME; without this line `runs` in the current folder
 "#;

@@ -9,7 +9,7 @@ use planaria::telemetry::{Canvas, Chart, ChartOptions, History, Scale};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Show how a metric of one or more runs went
+/// Plot a metric of one or more runs
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Values as recorded are faint, their moving average is bold; evaluations are drawn as recorded. Steps that a resumed run repeated are \

@@ -13,7 +13,7 @@ use planaria::layout::{Layout, Mesh, TensorSpec};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// Cut a checkpoint as the ranks of a mesh hold it, one file per rank
+/// Shard a checkpoint as the ranks of a mesh hold it, one file per rank
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: planaria reshard run/step-00001000 out --mesh 'dp=2 tp=4' \\\n    \
     --layout '*.q_proj.weight=tp:S0' --layout '*.o_proj.weight=tp:S1'\n\

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// `bytes`, a folder with a tokenizer.json, or such a file
     #[arg(long, value_name = "TOKENIZER", default_value = "bytes")]
     tokenizer: String,
-    /// What the files hold; told by their names if not given
+    /// What the files hold; inferred from their names if not given
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Option<KindName>,
     /// The field of a JSON line, or the column of a table, that holds the text

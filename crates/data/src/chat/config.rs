@@ -83,7 +83,11 @@ impl Config {
         }
         if self.packing == PackRows::Wrapped && self.overlong != Overlong::KeepStart {
             let problem = "wrapped rows are cut wherever a sample is full; leave it out";
-            return refuse("chat.overlong", format!("{:?}", self.overlong), problem);
+            return refuse(
+                "chat.overlong",
+                serde_json::to_string(&self.overlong).unwrap_or_default(),
+                problem,
+            );
         }
         Ok(())
     }

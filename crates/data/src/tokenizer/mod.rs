@@ -115,11 +115,16 @@ impl Tokenizer {
 
     /// `bytes`, a folder with a tokenizer, or a `tokenizer.json` or `tokenizer.model`.
     pub fn open(name: &str) -> Result<Tokenizer> {
-        if name == BYTE_TOKENIZER || name == "byte" {
+        if Tokenizer::is_bytes(name) {
             return Ok(Tokenizer::bytes());
         }
         let read = files::read(Path::new(name))?;
         Tokenizer::build(name, read)
+    }
+
+    /// True for the name of the byte tokenizer, which no file holds.
+    pub fn is_bytes(name: &str) -> bool {
+        name == BYTE_TOKENIZER || name == "byte"
     }
 
     /// Names of the files that it can be read from.

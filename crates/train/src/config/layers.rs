@@ -1,6 +1,6 @@
 //! Where values come from, and which of them wins.
 
-use super::{Config, schema};
+use super::{Config, paths, schema};
 use crate::error::{Error, Result};
 use planaria_nn::models::Models;
 use serde::Deserialize;
@@ -233,6 +233,10 @@ fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> 
     let text = std::fs::read_to_string(file).map_err(io)?;
     let mut own = Vec::new();
     read_text(&name, &text, &mut own)?;
+    let folder = file.parent().unwrap_or(Path::new(""));
+    for entry in &mut own {
+        entry.value.iter_mut().for_each(|value| paths::written_in(folder, &entry.path.join("."), value));
+    }
     let base = own
         .iter()
         .find(|e| e.path == ["extends"])
@@ -240,7 +244,7 @@ fn read_file(file: &Path, open: &mut Vec<PathBuf>, entries: &mut Vec<Entry>) -> 
         .map(PathBuf::from);
     if let Some(base) = base {
         open.push(real);
-        read_file(&file.parent().unwrap_or(Path::new("")).join(base), open, entries)?;
+        read_file(&folder.join(base), open, entries)?;
         open.pop();
     }
     entries.extend(own);

@@ -1,6 +1,7 @@
 //! The configuration of a run: one TOML text, typed, with an origin for every value.
 //!
-//! Layers, later ones win: defaults, the file that `extends` names, the file, `PLANARIA_*` variables, `--set`.
+//! Layers, later ones win: defaults, the file that `extends` names, the file, `PLANARIA_*` variables, `--set`. A relative path begins
+//! where it is written: in the folder of its file, else in the current one.
 //! A key that no section has is an error which names the nearest one and the line.
 
 mod average;
@@ -11,6 +12,7 @@ mod layers;
 mod lora;
 mod mesh;
 mod model;
+mod paths;
 mod rope;
 mod schema;
 mod sections;
@@ -68,7 +70,7 @@ pub struct Config {
     /// Trains an adapter instead of the model's own weights, where it is there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSection>,
-    /// How much, how long, and how the work is divided.
+    /// Batch sizes, number of steps, and how the work is divided.
     pub train: TrainSection,
     /// What embeddings are made of and compared by, where the run learns those.
     pub embedding: EmbeddingSection,
@@ -90,6 +92,11 @@ impl Config {
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string_pretty(self)
             .map_err(|e| Error::Bug { what: format!("the configuration has no text: {e}") })
+    }
+
+    /// The same with absolute paths: what is recorded of a run means the same wherever it is read.
+    pub fn recorded(&self) -> Result<Config> {
+        paths::absolute(self)
     }
 
     /// The run's folder.

@@ -151,7 +151,7 @@ impl Precision {
     }
 }
 
-/// Which activations are computed again in backward.
+/// Which activations are recomputed in backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
@@ -175,7 +175,7 @@ pub enum Reduction {
     Step,
 }
 
-/// How parameters are shared out over data ranks.
+/// How parameters are sharded over data ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
@@ -186,13 +186,13 @@ pub enum Sharding {
     Parameter,
 }
 
-/// How much, how long, and how the work is divided.
+/// Batch sizes, number of steps, and how the work is divided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TrainSection {
     /// Steps in all.
     pub steps: u64,
-    /// What is learnt: `next_token`, `sft` (conversations, see `[data.chat]`), `contrastive` (sentence embeddings, see `[data.texts]` and `[embedding]`), or one that a program of your own brings along.
+    /// What is learned: `next_token`, `sft` (conversations, see `[data.chat]`), `contrastive` (sentence embeddings, see `[data.texts]` and `[embedding]`), or one that a program of your own brings along.
     pub objective: String,
     /// Samples of a step.
     pub global_batch: usize,
@@ -202,20 +202,20 @@ pub struct TrainSection {
     pub seed: u64,
     /// Dtype of weights and activations.
     pub precision: Precision,
-    /// What is divided over data ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights. Sums of
+    /// What is sharded over data ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights. Sums of
     /// gradients are divided in every stage; 1 and 2 differ only with `reduce = "step"`, where 2 keeps no whole sum.
     pub zero: u8,
-    /// How parameters are shared out over data ranks; the results are the same, and checkpoints serve both.
+    /// How parameters are sharded over data ranks; the results are the same, and checkpoints fit both.
     pub shard: Sharding,
     /// When gradients are summed over data ranks. With `zero` 2 and 3 always after each micro-batch.
     pub reduce: Reduction,
-    /// Bytes of gradients or weights sent at a time.
+    /// Bytes of gradients or weights sent at a time, at most; of gradients no more than a 32nd of them all, where that is above 64 KiB.
     pub bucket_bytes: usize,
-    /// Which activations are computed again in backward.
+    /// Which activations are recomputed in backward.
     pub recompute: Recompute,
-    /// Blocks to compute again, with `recompute = "blocks"`.
+    /// Blocks to recompute, with `recompute = "blocks"`.
     pub recompute_blocks: Vec<usize>,
-    /// Parameters that stay as they are, by name with `*` for any text: `["model.embed_tokens.*"]`.
+    /// Parameters that are frozen, by name with `*` for any text: `["model.embed_tokens.*"]`.
     pub freeze: Vec<String>,
     /// Pipeline schedule: `f_then_b`, `1f1b`, `interleaved`, `zb_h1`, `zbv`.
     pub schedule: String,
@@ -229,7 +229,7 @@ pub struct TrainSection {
     pub eval_every: u64,
     /// Batches of `global_batch` samples in an evaluation; fewer where there are not as many samples.
     pub eval_batches: usize,
-    /// Steps in a row whose gradient is not finite after which the run fails; 0 for no limit. With f16 they count once
+    /// The run fails after this many steps in a row whose gradient is not finite; 0 for no limit. With f16 they count once
     /// the loss scale is down to 1.
     pub max_skipped: u64,
     /// Seconds a rank waits for the others.
@@ -299,9 +299,9 @@ impl TrainSection {
 pub struct CheckpointSection {
     /// Steps between saves; 0 saves only at the end and on request.
     pub every: u64,
-    /// How many of the newest checkpoints stay.
+    /// How many of the newest checkpoints are kept.
     pub keep: usize,
-    /// Checkpoints of steps that this divides stay for ever; 0 for none.
+    /// Checkpoints of every step that is a multiple of this are kept for good; 0 for none.
     pub keep_every: u64,
     /// After an evaluation with the lowest loss so far, save, and keep that checkpoint until a better one is saved. Needs
     /// `train.eval_every`.
@@ -309,8 +309,8 @@ pub struct CheckpointSection {
     /// Continue from the newest checkpoint of the run's folder; false refuses a folder that has any.
     pub resume: bool,
     /// The checkpoint to continue from instead of the newest: `step-00000004` of the run's folder, or the path of
-    /// another run's. Checkpoints after it go when the first new one is saved. Started again with the same value, the
-    /// run goes on with what came of it.
+    /// another run's. Checkpoints after it are removed when the first new one is saved. Started again with the same value, the
+    /// run resumes from its own newest checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Save at the end.

@@ -84,6 +84,64 @@ fn later_layers_win_and_each_value_knows_its_origin() {
     assert_eq!(whole.config.name, "small");
 }
 
+/// The paths of a configuration, one after the other.
+fn paths_of(config: &Config) -> Vec<String> {
+    let own = |path: &Option<std::path::PathBuf>| path.as_ref().map(|p| p.display().to_string());
+    let data = &config.data;
+    let lone = [own(&config.model.init), data.tokenizer.clone(), own(&data.cache), own(&data.chat.template)];
+    let ends = [config.checkpoint.from.clone(), Some(config.log.dir.display().to_string())];
+    let sources = data.source.iter().chain(&data.eval).map(|source| Some(source.path.clone()));
+    lone.into_iter().chain(sources).chain(ends).flatten().collect()
+}
+
+#[test]
+fn a_path_begins_where_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, below) = (folder.path().display(), folder.path().join("stages"));
+    std::fs::create_dir(&below).unwrap();
+    let base = "model.init = \"w\"\ndata.tokenizer = \"t\"\ndata.cache = \"c\"\ndata.chat.template = \"j\"\n\
+                checkpoint.from = \"old/ckpt/step-00000004\"\nlog.dir = \"runs\"\n\
+                [[data.source]]\npath = \"*.txt\"\n[[data.source]]\npath = \"/abs/x\"\n[[data.eval]]\npath = \"e\"\n";
+    std::fs::write(folder.path().join("base.toml"), base).unwrap();
+    let next = "extends = \"../base.toml\"\ndata.cache = \"../c2\"\nlog.dir = \"s3://bucket/runs\"\n";
+    std::fs::write(below.join("next.toml"), next).unwrap();
+    let file = |path: &str| Sources::file(folder.path().join(path));
+    let read = |sources: Sources| paths_of(&sources.resolve().unwrap().config);
+    let expected = ["w", "t", "c", "j", "*.txt", "", "e", "old/ckpt/step-00000004", "runs"];
+    let expected =
+        expected.map(|path| if path.is_empty() { "/abs/x".into() } else { format!("{here}/{path}") });
+    assert_eq!(read(file("base.toml")), expected);
+    // Through another folder, and back.
+    let mut later = expected.clone();
+    (later[2], later[8]) = (format!("{here}/c2"), "s3://bucket/runs".into());
+    assert_eq!(read(file("stages/next.toml")), later);
+    // What is given beside the file is meant from here, and names are no paths.
+    let given =
+        ["data.tokenizer=bytes", "data.source.0.path=b.txt", "model.init=m", "checkpoint.from=step-00000004"];
+    let shown = read(file("base.toml").set(given.map(String::from)));
+    assert_eq!(
+        (&shown[0][..], &shown[1][..], &shown[4][..], &shown[7][..]),
+        ("m", "bytes", "b.txt", "step-00000004")
+    );
+    let variable = [("PLANARIA_MODEL__INIT".to_string(), "m".to_string())];
+    assert_eq!(read(file("base.toml").variables(variable))[0], "m");
+    let names =
+        "data.tokenizer = \"bytes\"\ncheckpoint.from = \"step-00000004\"\n[[data.source]]\npath = \"a\"\n";
+    std::fs::write(folder.path().join("names.toml"), names).unwrap();
+    let named = read(file("names.toml"));
+    assert_eq!(named, ["bytes", &format!("{here}/a"), "step-00000004", "runs"]);
+}
+
+#[test]
+fn what_is_recorded_means_the_same_elsewhere() {
+    let config = Config::parse("[[data.source]]\npath = \"a.txt\"\n").unwrap();
+    let recorded = config.recorded().unwrap();
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(Path::new(&recorded.data.source[0].path), here.join("a.txt"));
+    assert_eq!(recorded.log.dir, here.join("runs"));
+    assert_eq!(recorded.recorded().unwrap(), recorded);
+}
+
 #[test]
 fn unknown_keys_come_with_the_nearest_name_and_the_line() {
     assert_eq!(

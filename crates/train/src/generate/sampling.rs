@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 pub struct Sampling {
     /// Most tokens to make.
     pub tokens: usize,
-    /// 0 takes the likeliest token; higher is more random.
+    /// 0 takes the most likely token; higher is more random.
     pub temperature: f64,
     /// Only this many of the likeliest tokens; 0 for all.
     pub top_k: usize,
@@ -31,7 +31,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// What a `generation_config.json` says. As in transformers the likeliest token is taken unless it says `do_sample`,
+    /// What a `generation_config.json` says. As in transformers the most likely token is taken unless it says `do_sample`,
     /// and where it does and says no more, the temperature is 1 and `top_k` 50.
     pub fn from_config(config: &Map<String, Value>) -> Sampling {
         let own = Sampling::default();
@@ -53,7 +53,7 @@ impl Sampling {
         }
     }
 
-    /// Whether the likeliest token is taken as it is: nothing but the largest score need be known.
+    /// Whether the most likely token is taken as it is: nothing but the largest score need be known.
     pub(super) fn takes_the_best(&self) -> bool {
         self.temperature <= 0.0 && self.repetition_penalty == 1.0
     }

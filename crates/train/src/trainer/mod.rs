@@ -59,6 +59,8 @@ pub struct Outcome {
     pub best: Option<(u64, f64)>,
     /// Loss of every step that this process did.
     pub losses: Vec<f64>,
+    /// Most bytes of arrays that this rank had at once; on a device, that all ranks which share it had.
+    pub peak_bytes: u64,
 }
 
 /// A run about to begin.
@@ -347,8 +349,9 @@ impl Job {
         tiers::check(self)
     }
 
-    /// The run's configuration as JSON.
+    /// The run's configuration as JSON, with paths that do not depend on where it was started.
     pub(crate) fn config_json(&self) -> Value {
-        serde_json::to_value(&self.config).unwrap_or(Value::Null)
+        let config = self.config.recorded();
+        serde_json::to_value(config.as_ref().unwrap_or(&self.config)).unwrap_or(Value::Null)
     }
 }

@@ -26,7 +26,7 @@ use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Files, Keeping, Zero};
-use planaria_ckpt::{Item, Known, LoadOptions, State, TensorKind};
+use planaria_ckpt::{Item, Known, LoadOptions, State, TensorKind, Unmatched};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
@@ -210,7 +210,7 @@ impl RankRun<'_> {
         let Some(start) = self.take_state()? else { return Ok(None) };
         let (step, mesh) =
             (self.progress.step, Some(self.progress.mesh.clone()).filter(|mesh| !mesh.is_empty()));
-        self.progress.from = job.config.checkpoint.from.clone();
+        self.progress.from = job.config.recorded()?.checkpoint.from;
         self.saves.resume_best(self.progress.best.filter(|_| job.config.checkpoint.keep_best));
         if start.is_of_the_folder() {
             self.saves.newest = Some((step, start.folder.clone()));
@@ -278,10 +278,17 @@ impl RankRun<'_> {
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, start: &Start) -> Result<()> {
-        let (store, folder) = (start.store(self.job)?, &start.folder);
+        let (store, Start { folder, prefix, .. }) = (start.store(self.job)?, start);
         let mut state = State::new(resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?);
-        state.known = Some(self.known.clone());
-        let loaded = planaria_ckpt::load(&*self.world, &*store, folder, &mut state, &LoadOptions::default());
+        let mut options = LoadOptions::default();
+        if prefix.is_empty() {
+            state.known = Some(self.known.clone());
+        } else {
+            // What else a program of others saved beside its model is not ours to take.
+            state.items.iter_mut().for_each(|item| item.name = format!("{prefix}{}", item.name));
+            options.unexpected = Unmatched::Allow;
+        }
+        let loaded = planaria_ckpt::load(&*self.world, &*store, folder, &mut state, &options);
         loaded.map_err(|error| start::unreadable(self.job, start, error))?;
         let first = std::mem::replace(&mut self.progress, resume::progress(&state)?);
         self.progress.go_on(first);
@@ -373,9 +380,10 @@ impl RankRun<'_> {
             }
         }
         let best = self.saves.best().map(|best| (best.step, best.loss));
+        let peak_bytes = self.peak();
         let checkpoint = self.saves.newest.map(|(_, folder)| folder);
         let loss = self.losses.last().copied();
-        Ok(Outcome { step, loss, stopped, checkpoint, best, losses: self.losses })
+        Ok(Outcome { step, loss, stopped, checkpoint, best, losses: self.losses, peak_bytes })
     }
 
     /// Begins to save to these tiers.

@@ -155,6 +155,6 @@ impl Records {
 /// The configuration as it was resolved.
 fn write_config(job: &Job, dir: &Path) -> Result<()> {
     let file = dir.join("config.toml");
-    let text = job.config.to_toml()?;
+    let text = job.config.recorded()?.to_toml()?;
     std::fs::write(&file, text).map_err(|source| Error::Io { path: file.display().to_string(), source })
 }

@@ -126,7 +126,7 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
     files.insert("config.json".into(), model_config(job));
     files.extend(job.objective.files(&*job.model)?);
-    files.insert("config.toml".into(), job.config.to_toml()?.into_bytes());
+    files.insert("config.toml".into(), job.config.recorded()?.to_toml()?.into_bytes());
     let adapter = job.model.adapted().map(|model| model.config(0).to_value());
     if let Some(adapter) = &adapter {
         files.insert("adapter_config.json".into(), format!("{adapter:#}\n").into_bytes());
@@ -172,9 +172,14 @@ fn generation_config(job: &Job) -> Vec<u8> {
     format!("{:#}\n", Value::Object(map)).into_bytes()
 }
 
+/// True for a state that a run saved; what `convert` makes of a state of others says nothing of a run.
+pub(super) fn is_of_a_run(state: &State) -> bool {
+    state.extra.get("step").is_some()
+}
+
 /// How far the loaded state had come. What no run wrote, as a converted state of torch, has the steps of its optimizer.
 pub(super) fn progress(state: &State) -> Result<Progress> {
-    if state.extra.get("step").is_none() {
+    if !is_of_a_run(state) {
         return Ok(Progress {
             step: state.step,
             samples: state.samples,

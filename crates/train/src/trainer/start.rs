@@ -10,7 +10,7 @@ pub(super) use crate::event::Damaged;
 use crate::pretrained::Pretrained;
 use crate::weights::Files;
 use planaria_ckpt::formats::OpenOptions;
-use planaria_ckpt::{Checkpoint, TensorKey, step_folder, step_of};
+use planaria_ckpt::{Checkpoint, TensorKey, TensorKind, step_folder, step_of};
 use planaria_layout::Shape;
 use planaria_nn::models::{Architecture, Effect, Setting, Stage};
 use planaria_store::{Store, StoreExt, join};
@@ -37,6 +37,8 @@ pub(super) struct Start {
     tier: usize,
     /// The checkpoint in its store.
     pub(super) folder: String,
+    /// What stands before the names of the model's parameters there, where a program of others saved its model inside something else.
+    pub(super) prefix: String,
     /// Keys that have other values than when it was saved, as in `optim.lr 0.001 -> 0.0003`.
     pub(super) changed: Vec<String>,
     /// The run's own checkpoints that come after the one it goes back to. They go when the first new one is about to
@@ -164,7 +166,7 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
             examine(job, &places.tiers[tier].store, Start { tier, newer, ..start(own(step)) }).map(Some)
         }
         // Started again with the same key, a run goes on with what came of it.
-        (Some(from), Some(newest)) if descends(&**store, &newest, from) => {
+        (Some(from), Some(newest)) if descends(job, &**store, &newest, from) => {
             examine(job, store, start(newest)).map(Some)
         }
         (Some(from), _) if step_of(from).is_some() => {
@@ -187,17 +189,26 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
 }
 
 fn start(folder: String) -> Start {
-    Start { address: None, tier: OWN, folder, changed: Vec::new(), newer: Vec::new(), damaged: Vec::new() }
+    Start {
+        address: None,
+        tier: OWN,
+        folder,
+        prefix: String::new(),
+        changed: Vec::new(),
+        newer: Vec::new(),
+        damaged: Vec::new(),
+    }
 }
 
 fn own(step: u64) -> String {
     join(CHECKPOINTS, &step_folder(step))
 }
 
-/// True where the run that saved this checkpoint had begun from `from`.
-fn descends(store: &dyn Store, folder: &str, from: &str) -> bool {
+/// True where the run that saved this checkpoint had begun from `from`, wherever it was started.
+fn descends(job: &Job, store: &dyn Store, folder: &str, from: &str) -> bool {
     let progress = planaria_ckpt::open(store, folder).ok().and_then(|c| resume::progress(&c.state).ok());
-    progress.and_then(|p| p.from).as_deref() == Some(from)
+    let recorded = job.config.recorded().ok().and_then(|config| config.checkpoint.from);
+    progress.and_then(|p| p.from).is_some_and(|began| began == from || Some(began) == recorded)
 }
 
 /// Refuses a checkpoint of another model, other data or another optimizer; finds what else is changed.
@@ -223,8 +234,9 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
         FIXED.contains(&key.as_str()) || key.starts_with("lora") && key != "lora.dropout"
     };
     differs.extend(keys.iter().filter(fixed).cloned());
+    start.prefix = prefix(&*job.model, &checkpoint)?;
     if differs.is_empty() {
-        differs.extend(shape_changes(&*job.model, &checkpoint)?);
+        differs.extend(shape_changes(&*job.model, &checkpoint, &start.prefix)?);
     }
     if !differs.is_empty() {
         return Err(Error::Differs { folder: start.path(job), what: few(&differs) });
@@ -338,9 +350,28 @@ fn leaves(value: &Value, key: &str, found: &mut BTreeMap<String, String>) {
     }
 }
 
+/// What stands before the names of the model's parameters in a checkpoint that no run wrote.
+fn prefix(model: &dyn Architecture, checkpoint: &Checkpoint) -> Result<String> {
+    if resume::is_of_a_run(&checkpoint.state) {
+        return Ok(String::new());
+    }
+    let specs = model.parameters(&Stage::whole(model))?;
+    let Some(first) =
+        specs.iter().find(|spec| spec.tied.is_none()).and_then(|spec| spec.files().into_iter().next())
+    else {
+        return Ok(String::new());
+    };
+    let stored = || checkpoint.tensors.keys().filter(|key| key.kind == TensorKind::Parameter);
+    let before = |key: &TensorKey| key.name.strip_suffix(&first).map(String::from);
+    let found = stored().filter_map(before).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
+    // The usual names, where they are there too.
+    Ok(found.min_by_key(String::len).unwrap_or_default())
+}
+
 /// Parameters whose shapes are not those of the checkpoint.
-fn shape_changes(model: &dyn Architecture, checkpoint: &Checkpoint) -> Result<Vec<String>> {
-    let stored = |name: &str| checkpoint.tensors.get(&TensorKey::parameter(name)).map(|t| t.shape.clone());
+fn shape_changes(model: &dyn Architecture, checkpoint: &Checkpoint, prefix: &str) -> Result<Vec<String>> {
+    let key = |name: &str| TensorKey::parameter(format!("{prefix}{name}"));
+    let stored = |name: &str| checkpoint.tensors.get(&key(name)).map(|t| t.shape.clone());
     // Parameters that were left out are made from masters of the same shapes.
     if checkpoint.derive.is_some() {
         return Ok(Vec::new());

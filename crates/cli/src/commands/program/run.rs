@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let answers = program::run(&program, &mut state, &inputs)?;
     let mut outputs = Vec::new();
     for (at, (name, answer)) in answers.iter().enumerate() {
-        let array = answer.array().with_context(|| format!("output {name} is no tensor of numbers"))?;
+        let array = answer.array().with_context(|| format!("output {name} is not a numeric tensor"))?;
         outputs.push((format!("out.{at}"), array.contiguous()?));
     }
     if let Some(path) = &args.output {
