@@ -99,9 +99,10 @@ def weights(folder):
 
 
 def says(model, tokenizer, prompt):
+    """Ids of the next tokens: with random factors they are no text."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids
-    made = model.generate(ids, max_new_tokens=12, do_sample=False)
-    return tokenizer.decode(made[0][ids.shape[1] :], skip_special_tokens=True)
+    made = model.generate(ids, max_new_tokens=12, do_sample=False)[0][ids.shape[1] :].tolist()
+    return [i for i in made if i != tokenizer.eos_token_id]
 
 
 def agree(folder, base, adapter, what):
@@ -113,8 +114,9 @@ def agree(folder, base, adapter, what):
     assert state.keys() == stored.keys(), f"{what}: {sorted(state.keys() ^ stored.keys())}"
     for prompt in PROMPTS:
         theirs = says(model, tokenizer, prompt)
-        ours = planaria(folder, "generate", str(base), prompt, "--lora", str(adapter), "--tokens", "12", "--temperature", "0")
-        assert theirs.strip() in ours or ours.strip() in theirs, f"{what}: {theirs!r} is not {ours!r}"
+        said = ["--tokens", "12", "--temperature", "0", "--json"]
+        ours = json.loads(planaria(folder, "generate", str(base), prompt, "--lora", str(adapter), *said))
+        assert theirs == ours["ids"], f"{what}: {theirs} is not {ours}"
     merged = folder / f"merged-{what}"
     planaria(folder, "lora", "merge", str(base), str(adapter), str(merged))
     whole = model.merge_and_unload()
