@@ -172,7 +172,7 @@ mod tests {
             ] {
                 let ends = saved(&at(&folder, to, existing), value);
                 assert!(ends.iter().all(|end| end.is_ok() == fits), "{to:?} {existing:?} {ends:?}");
-                assert_eq!(at(&folder, to, Existing::Refuse).check().is_err(), true);
+                assert!(at(&folder, to, Existing::Refuse).check().is_err());
             }
             assert_eq!(read(&folder), (format, expected(9.0)));
             at(&folder, to, Existing::Replace).check().unwrap();

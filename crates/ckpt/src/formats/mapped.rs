@@ -140,7 +140,8 @@ mod tests {
             };
             let read = source.read(&key).unwrap();
             assert!(mapped.memory.bytes()[mapped.range.clone()] == read, "{name}");
-            assert!(mapped.memory.bytes()[mapped.range.clone()].as_ptr().addr() % mapped.dtype.size() == 0);
+            let first = mapped.memory.bytes()[mapped.range.clone()].as_ptr().addr();
+            assert!(first.is_multiple_of(mapped.dtype.size()), "{name}");
             mapped.memory.bytes_mut().fill(7);
             assert!(source.read(&key).unwrap() == read, "{name}: the file is as it was");
         }
