@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::grad;
 use crate::op::{Arrays, Here, Local, Op, Places, Spec, only};
 use crate::reshard;
+use crate::steps;
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved, Ran};
 use crate::world::World;
@@ -28,6 +29,9 @@ pub fn apply1<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
 
 /// Runs an op.
 pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Outputs> {
+    if steps::is_listing() {
+        return apply_shared(Arc::new(op), inputs);
+    }
     match compute(&op, inputs)? {
         (inputs, results, None) if op.is_view() => {
             Ok(grad::unrecorded(Arc::new(op), &by_ref(&inputs), results))
@@ -39,11 +43,15 @@ pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Outputs> {
 
 /// Runs an op that others have a handle on too.
 pub fn apply_shared(op: Arc<dyn Op>, inputs: &[&Tensor]) -> Result<Outputs> {
-    match compute(op.as_ref(), inputs)? {
-        (inputs, results, None) if op.is_view() => Ok(grad::unrecorded(op, &by_ref(&inputs), results)),
-        (_, results, None) => Ok(without_history(results)),
-        (inputs, results, Some(needs)) => grad::record(op, &by_ref(&inputs), results, needs),
-    }
+    let (inputs, results, needs) = compute(op.as_ref(), inputs)?;
+    let inputs = by_ref(&inputs);
+    let outputs = match needs {
+        None if op.is_view() => grad::unrecorded(op.clone(), &inputs, results),
+        None => without_history(results),
+        Some(needs) => grad::record(op.clone(), &inputs, results, needs)?,
+    };
+    steps::ran(&op, &inputs, &outputs);
+    Ok(outputs)
 }
 
 type Inputs<'a> = SmallVec<[Cow<'a, Tensor>; 4]>;

@@ -1,10 +1,9 @@
 //! Between a global value and what one rank has of it, for code in which ranks do different things.
 
 use crate::attributes::Attributes;
-use crate::dispatch::Results;
 use crate::error::{Error, Result};
 use crate::grad::{self, Backward};
-use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
+use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::tensor::{Place, Tensor};
 use crate::world::World;
 use planaria_array::Array;
@@ -44,13 +43,7 @@ impl Tensor {
 }
 
 fn recorded(input: &Tensor, op: impl Op, array: Array, place: Option<Place>) -> Result<Tensor> {
-    match grad::wanted(&[input]) {
-        None => Ok(Tensor::raw(array, place, None, None)),
-        Some(needs) => {
-            let results: Results = smallvec![(array, place)];
-            only(grad::record(Arc::new(op), &[input], results, needs)?)
-        }
-    }
+    grad::made(Arc::new(op), input, (array, place))
 }
 
 /// The piece; gradients of pieces are a gradient of the whole.

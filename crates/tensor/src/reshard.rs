@@ -1,11 +1,10 @@
 //! Reshard: the same global value under another layout, moved by the cheapest route.
 
 use crate::attributes::Attributes;
-use crate::dispatch::Results;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::grad::{self, Backward};
-use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
+use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
 use planaria_array::Array;
@@ -98,13 +97,7 @@ impl Tensor {
     }
 
     fn recorded(&self, op: Reshard, array: Array, place: Option<Place>) -> Result<Tensor> {
-        match grad::wanted(&[self]) {
-            None => Ok(Tensor::raw(array, place, None, None)),
-            Some(needs) => {
-                let results: Results = smallvec![(array, place)];
-                only(grad::record(Arc::new(op), &[self], results, needs)?)
-            }
-        }
+        grad::made(Arc::new(op), self, (array, place))
     }
 }
 

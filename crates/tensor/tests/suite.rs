@@ -8,6 +8,7 @@ mod groups;
 mod history;
 mod in_place;
 mod meshes;
+mod named;
 mod pieces;
 mod soundness;
 mod split;

@@ -5,6 +5,7 @@ use super::node::{Edge, Kept, Meta, Node, NodeKind, OpNode, Saved, next_number};
 use super::split::Aside;
 use crate::error::{Error, Result};
 use crate::op::{Places, Spec};
+use crate::steps;
 use crate::tensor::{Place, Tensor};
 use planaria_array::Array;
 use planaria_array::ops::Binary;
@@ -345,7 +346,7 @@ impl Run {
         drop(slot);
         let saved = saved.ok_or(Error::Freed { op: op.op.name() })?;
         let at = Backward { node, op, needs, saved, options: self.options };
-        let inputs = op.op.vjp(&at, &grads)?;
+        let inputs = steps::gradient_of(node.number, op.op.name(), || op.op.vjp(&at, &grads))?;
         let needs = at.needs;
         drop((at.saved, grads));
         for (input, (edge, grad)) in op.inputs.iter().zip(inputs).enumerate() {

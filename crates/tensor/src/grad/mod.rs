@@ -14,7 +14,7 @@ pub use backward::{Backward, GradOptions, backward, grad};
 pub use handle::{History, backward_from};
 pub(crate) use mode::wanted;
 pub use mode::{is_recording, no_grad, with_grad};
-pub(crate) use node::{Edge, View, record, unrecorded};
+pub(crate) use node::{Edge, View, made, record, unrecorded};
 pub use recompute::recompute;
 pub use split::{Deferred, backward_inputs};
 pub(crate) use write::rewrite;

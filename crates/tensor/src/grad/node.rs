@@ -6,6 +6,7 @@ use super::recompute::Block;
 use crate::dispatch::{Outputs, Results, apply_shared};
 use crate::error::{Error, Result};
 use crate::op::{Op, Places, Spec, only};
+use crate::steps;
 use crate::tensor::{Place, Tensor};
 use planaria_array::{Array, Device};
 use smallvec::SmallVec;
@@ -223,6 +224,20 @@ pub(crate) fn record(
         made.push(Tensor::raw(array, place, edge, view));
     }
     Ok(made)
+}
+
+/// The tensor for the one result of an op that is no kernel of its own, with history where that is recorded.
+pub(crate) fn made(
+    op: Arc<dyn Op>,
+    input: &Tensor,
+    (array, place): (Array, Option<Place>),
+) -> Result<Tensor> {
+    let output = match mode::wanted(&[input]) {
+        None => Tensor::raw(array, place, None, None),
+        Some(needs) => only(record(op.clone(), &[input], SmallVec::from_iter([(array, place)]), needs)?)?,
+    };
+    steps::ran(&op, &[input], std::slice::from_ref(&output));
+    Ok(output)
 }
 
 /// Tensors for the results of a view op that records nothing. They still know their base: a later write through

@@ -75,11 +75,14 @@ impl Op for PutView {
 
     fn attributes(&self) -> Attributes {
         let names = self.chain.iter().map(|op| op.name().into()).collect::<Vec<_>>();
-        self.chain
-            .iter()
-            .fold(Attributes::new().with("chain", crate::attributes::Attr::List(names)), |all, op| {
-                op.attributes().iter().fold(all, |all, (name, value)| all.with(name, value.clone()))
-            })
+        self.chain.iter().fold(
+            Attributes::new().with("chain", crate::attributes::Attr::List(names)),
+            |all, op| {
+                op.attributes()
+                    .iter()
+                    .fold(all, |all, (name, value)| all.with_read(name.to_string().into(), value.clone()))
+            },
+        )
     }
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {

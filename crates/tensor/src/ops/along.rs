@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::PadMode;
@@ -67,6 +68,14 @@ impl Tensor {
     /// Zeros of `size` along a dim with these elements added at the positions that `index` gives.
     pub(crate) fn added_at(&self, index: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
         apply1(AddAt { dim, size }, &[self, index])
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "add_at" => found(AddAt { dim: at.size("dim")?, size: at.size("size")? }),
+        _ => None,
     }
 }
 

@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Binary};
@@ -229,6 +230,11 @@ impl Tensor {
     pub(crate) fn zero(&self) -> Result<Tensor> {
         Ok(Tensor::new(Array::scalar(0.0, self.dtype())?))
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, _: &Attributes) -> Found {
+    Binary::ALL.into_iter().find(|&op| self::name(op) == name).and_then(|op| found(BinaryOp(op)))
 }
 
 /// Random calls for tests.

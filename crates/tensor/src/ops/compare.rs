@@ -1,9 +1,11 @@
 //! Comparisons and truth values: results are bool and have no gradient.
 
+use crate::attributes::Attributes;
 use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -151,6 +153,22 @@ impl Tensor {
     pub fn is_inf(&self) -> Result<Tensor> {
         apply1(Question::IsInf, &[self])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, _: &Attributes) -> Found {
+    let others = [
+        Question::And,
+        Question::Or,
+        Question::Xor,
+        Question::Not,
+        Question::BitNot,
+        Question::IsNan,
+        Question::IsFinite,
+        Question::IsInf,
+    ];
+    let mut all = Compare::ALL.into_iter().map(Question::Compare).chain(others);
+    all.find(|op| op.name() == name).and_then(found)
 }
 
 /// Random calls for tests.

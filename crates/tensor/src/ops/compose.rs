@@ -1,9 +1,11 @@
 //! Gradients of fused ops by way of the simple ops they stand for.
 
+use crate::attributes::Attributes;
 use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::{Backward, GradOptions, grad, with_grad};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_layout::Reduce;
@@ -77,4 +79,9 @@ pub(crate) fn gradient(
 /// All inputs, for ops whose gradient is [`gradient`].
 pub(crate) fn saves_inputs(count: usize) -> Saves {
     Saves::inputs(&(0..count).collect::<Vec<_>>())
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, _: &Attributes) -> Found {
+    if name == "alias" { found(Alias) } else { None }
 }

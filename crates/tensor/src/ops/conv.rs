@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Binary, Keep, PadMode};
@@ -403,6 +404,21 @@ pub fn avg_pool(x: &Tensor, kernel: &[usize], windows: &Windows, count: PoolCoun
         PoolCount::Input => there.sum(&[2], Keep::No)?.cast(x.dtype())?,
     };
     sum.div(&Tensor::new(counts))?.reshape(&shape)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if !["conv1d", "conv2d", "conv3d", "unfold", "fold"].contains(&name) {
+        return None;
+    }
+    let sizes = |name| at.sizes(name);
+    let windows =
+        Windows { stride: sizes("strides")?, padding: sizes("paddings")?, dilation: sizes("dilations")? };
+    let geometry = Geometry::new("conv", &sizes("input")?, &sizes("kernel")?, &windows).ok()?;
+    match name {
+        "unfold" | "fold" => found(Unfold { geometry, back: name == "fold" }),
+        _ => found(Conv { geometry, groups: at.size("groups")? }),
+    }
 }
 
 /// Random calls for tests.

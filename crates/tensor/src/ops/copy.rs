@@ -1,9 +1,11 @@
 //! The same value in bytes of its own.
 
+use crate::attributes::Attributes;
 use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -44,6 +46,11 @@ impl Tensor {
     pub fn copy(&self) -> Result<Tensor> {
         apply1(Assign, &[self])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, _: &Attributes) -> Found {
+    if name == "assign" { found(Assign) } else { None }
 }
 
 /// Random calls for tests.

@@ -8,6 +8,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::dims::normal_dim;
 use crate::ops::moments::{constant, exchange, filled, log_sum_exp, total, wide};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, CrossEntropyOptions as Fused, Keep, Reduction};
@@ -385,6 +386,20 @@ fn check(name: &'static str, logits: &Tensor, options: &CrossEntropyOptions<'_>)
     }
     let dim = normal_dim(name, logits.ndim(), options.dim)?;
     Ok(CrossEntropy { dim, ignore: options.ignore_index, smoothing })
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let of = |grad: bool| {
+        let ignore = at.maybe("ignore_index", Attr::int)?;
+        let of = CrossEntropy { dim: at.size("axis")?, ignore, smoothing: at.real("label_smoothing")? };
+        if grad { found(CrossEntropyGrad(of)) } else { found(of) }
+    };
+    match name {
+        "cross_entropy_with_softmax" => of(false),
+        "cross_entropy_with_softmax_grad" => of(true),
+        _ => None,
+    }
 }
 
 /// Random calls for tests.

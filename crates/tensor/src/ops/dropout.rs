@@ -6,6 +6,7 @@ use crate::dispatch::apply1;
 use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::random;
 use crate::tensor::Tensor;
@@ -112,6 +113,17 @@ pub fn dropout_add_with(x: &Tensor, residual: &Tensor, p: f64, key: Key) -> Resu
         return Err(Error::Argument { op: "dropout_add", message });
     }
     apply1(Dropout { p, key, adds: true }, &[x, residual])
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let adds = match name {
+        "dropout" => false,
+        "fused_dropout_add" => true,
+        _ => return None,
+    };
+    let key = Key::new(at.int("seed")? as u64, at.int("stream")? as u64);
+    found(Dropout { p: at.real("p")?, key, adds })
 }
 
 /// Random calls for tests.

@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -288,6 +289,17 @@ pub fn einsum(text: &str, tensors: &[&Tensor]) -> Result<Tensor> {
     let inputs = parsed.inputs.iter().map(|l| l.iter().copied().collect()).collect();
     let op = Einsum { inputs, output: parsed.output.into_iter().collect() };
     apply1(op, &tensors.iter().collect::<Vec<_>>())
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if name != "einsum" {
+        return None;
+    }
+    let letter = |code: i64| char::from_u32(u32::try_from(code).ok()?);
+    let letters = |attr: &Attr| attr.ints()?.into_iter().map(letter).collect::<Option<Letters>>();
+    let inputs = at.list("inputs")?.iter().map(letters).collect::<Option<_>>()?;
+    found(Einsum { inputs, output: letters(at.get("output")?)? })
 }
 
 /// Random calls for tests.

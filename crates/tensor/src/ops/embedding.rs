@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::moments::{constant, filled};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Keep};
@@ -215,6 +216,21 @@ impl Tensor {
     /// A new last dim of size `classes`, 1 at the position this integer tensor names and 0 elsewhere.
     pub fn one_hot(&self, classes: usize, dtype: DType) -> Result<Tensor> {
         apply1(OneHot { classes, dtype }, &[self])
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let of = || {
+        let padding = at.maybe("padding_idx", |row| usize::try_from(row.int()?).ok())?;
+        let outside = if at.truth("outside")? { Outside::Zeros } else { Outside::Refused };
+        Some(Embedding { padding, outside })
+    };
+    match name {
+        "embedding" => found(of()?),
+        "embedding_grad" => found(EmbeddingGrad { of: of()?, rows: at.size("rows")? }),
+        "one_hot" => found(OneHot { classes: at.size("num_classes")?, dtype: at.dtype("dtype")? }),
+        _ => None,
     }
 }
 

@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
 use crate::ops::moments::{constant, exchange, filled};
+use crate::ops::named::{Found, found, keep};
 use crate::ops::reduce::{highest, lowest, reduced_shape};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -154,6 +155,18 @@ impl Tensor {
     pub fn argmin(&self, dim: Option<i64>, keep: Keep) -> Result<Tensor> {
         self.arg_extreme(Which::Smallest, dim, keep)
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let (which, position_only) = match name {
+        "max" => (Which::Largest, false),
+        "min" => (Which::Smallest, false),
+        "argmax" => (Which::Largest, true),
+        "argmin" => (Which::Smallest, true),
+        _ => return None,
+    };
+    found(Extreme { dim: at.size("axis")?, keep: keep(at)?, which, position_only })
 }
 
 /// Random calls for tests.

@@ -8,6 +8,7 @@ use crate::index::Entry;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
 use crate::ops::in_place::{Onto, write_into, zeros_for};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::slice::real_dim;
 use crate::ops::window::{Window, joined, outside_of};
@@ -406,6 +407,22 @@ fn aligned(op: &'static str, x: &Tensor, index: &Tensor, dim: i64) -> Result<(Te
     let size = Scalar::Int(x.shape()[d] as i128);
     let from_end = index.lt(&index.zero()?)?;
     Ok((wide, from_end.where_(&index.add_scalar(size)?, &index)?, d))
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let own =
+        |at: &Attributes| Some(if at.truth("include_self")? { OwnValue::Include } else { OwnValue::Exclude });
+    let kind = match name {
+        "gather" => return found(Gather { dim: at.size("axis")? }),
+        "scatter" => Meet::Replace,
+        "scatter_add" => Meet::Add,
+        "scatter_prod" => Meet::Reduce(ScatterReduce::Prod, own(at)?),
+        "scatter_max" => Meet::Reduce(ScatterReduce::Max, own(at)?),
+        "scatter_min" => Meet::Reduce(ScatterReduce::Min, own(at)?),
+        _ => return None,
+    };
+    found(Scatter { dim: at.size("axis")?, kind, onto: Onto::of_name(at.text("onto")?)? })
 }
 
 /// Random calls for tests.

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -151,6 +152,21 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 /// `silu(x[.., ..n]) * x[.., n..]` with `n` half the last dim, which is made whole.
 pub fn swiglu_packed(x: &Tensor) -> Result<Tensor> {
     glu_packed(x, Gate::Silu)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let (gate, grad) = match name {
+        "swiglu" => (Gate::Silu, false),
+        "geglu" => (Gate::Gelu, false),
+        "geglu_tanh" => (Gate::GeluTanh, false),
+        "swiglu_grad" => (Gate::Silu, true),
+        "geglu_grad" => (Gate::Gelu, true),
+        "geglu_tanh_grad" => (Gate::GeluTanh, true),
+        _ => return None,
+    };
+    let of = Glu { gate, packed: at.truth("packed")? };
+    if grad { found(GluGrad(of)) } else { found(of) }
 }
 
 /// Random calls for tests.

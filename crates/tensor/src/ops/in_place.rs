@@ -4,6 +4,7 @@ use crate::dispatch::{apply1, toward};
 use crate::error::Result;
 use crate::grad::{Backward, no_grad, rewrite};
 use crate::op::Op;
+use crate::steps;
 use crate::tensor::Tensor;
 use planaria_array::Array;
 use planaria_layout::Placement;
@@ -34,19 +35,27 @@ impl Onto {
             Onto::Zeros => "zeros",
         }
     }
+
+    pub(crate) fn of_name(name: &str) -> Option<Onto> {
+        [Onto::Copy, Onto::Here, Onto::Zeros].into_iter().find(|onto| onto.name() == name)
+    }
 }
 
 /// Runs `here`, which writes into its input `target` where no layout is in the way, and gives the target a history in
 /// which `made` was applied to `inputs`.
 pub(crate) fn write_into(target: &Tensor, here: impl Op, made: impl Op, inputs: &[&Tensor]) -> Result<()> {
     target.check_writable(made.name())?;
+    let made: Arc<dyn Op> = Arc::new(made);
     let run = || no_grad(|| apply1(here, inputs));
-    let out = match target.layout() {
-        Some(home) => toward(std::slice::from_ref(home), run)?,
-        None => run()?,
+    let place = || match target.layout() {
+        Some(home) => toward(std::slice::from_ref(home), run),
+        None => run(),
     };
+    // Programs have no writes: there the value is made anew.
+    let out = steps::instead(&made, inputs, place)?;
     bring_home(target, &out)?;
-    rewrite(target, Arc::new(made), inputs)
+    steps::wrote(target, &out);
+    rewrite(target, made, inputs)
 }
 
 /// Puts a value that was computed elsewhere, or under another layout, into the target's bytes.

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::in_place::{Onto, zeros_for};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::window::{Located, Window, joined, outside_of};
 use crate::tensor::Tensor;
@@ -344,6 +345,20 @@ impl Op for IndexPut {
             all[1] = Some(read.sum_to(&at.input_spec(1).shape)?);
         }
         Ok(all)
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "index" => found(Take { starts: at.sizes("dims")? }),
+        "index_put" => found(IndexPut {
+            starts: at.sizes("dims")?,
+            put: if at.truth("accumulate")? { Put::Accumulate } else { Put::Replace },
+            onto: Onto::of_name(at.text("onto")?)?,
+            is_void: at.truth("void")?,
+        }),
+        _ => None,
     }
 }
 

@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
 use crate::ops::in_place::{Onto, write_into, zeros_for};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::window::{Window, joined, outside_of};
 use crate::tensor::Tensor;
@@ -272,6 +273,18 @@ fn check_fill(op: &IndexWrite, value: &Tensor) -> Result<()> {
     }
     let (lhs, rhs) = (value.shape().clone(), planaria_array::Shape::default());
     Err(Error::ShapeMismatch { op: op.name(), lhs, rhs, reason: "the value must be 0-d" }.into())
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let kind = match name {
+        "index_select" => return found(IndexSelect { dim: at.size("axis")? }),
+        "index_add" => Write::Add,
+        "index_copy" => Write::Copy,
+        "index_fill" => Write::Fill,
+        _ => return None,
+    };
+    found(IndexWrite { dim: at.size("axis")?, kind, onto: Onto::of_name(at.text("onto")?)? })
 }
 
 /// Random calls for tests.

@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::index::{Entries, Entry};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::slice::{Slice, real_dim};
 use crate::tensor::Tensor;
@@ -84,7 +85,8 @@ impl Op for Split {
     }
 
     fn attributes(&self) -> Attributes {
-        Attributes::new().with("sections", self.sizes.as_slice()).with("axis", self.dim)
+        let cut = Attributes::new().with("sections", self.sizes.as_slice()).with("axis", self.dim);
+        cut.with("shape", self.shape.as_slice())
     }
 
     fn rule(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Rule> {
@@ -246,6 +248,18 @@ impl Tensor {
     /// Repeats dims of one element, and adds dims in front, to reach the shape of another tensor.
     pub fn expand_as(&self, other: &Tensor) -> Result<Tensor> {
         self.broadcast_to(other.shape())
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "concat" => found(Concat { dim: at.size("axis")? }),
+        "split" => {
+            found(Split { sizes: at.sizes("sections")?, dim: at.size("axis")?, shape: at.sizes("shape")? })
+        }
+        "add_n" => found(AddN),
+        _ => None,
     }
 }
 

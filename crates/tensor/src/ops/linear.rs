@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -80,6 +81,11 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     let b = bias.map(meta).transpose()?;
     ops::linear(&meta(x)?, &meta(weight)?, b.as_ref())?;
     apply1(Linear { bias: bias.is_some() }, &inputs)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if name == "linear" { found(Linear { bias: at.truth("bias")? }) } else { None }
 }
 
 /// Random calls for tests.

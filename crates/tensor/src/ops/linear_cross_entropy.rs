@@ -8,6 +8,7 @@ use crate::dispatch::apply;
 use crate::error::{Error, Result};
 use crate::grad::{Backward, is_recording};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{
@@ -210,7 +211,8 @@ impl Op for LinearCrossEntropy {
     }
 
     fn attributes(&self) -> Attributes {
-        Attributes::new().with("hidden", self.hidden).with("weight", self.weight)
+        let given = Attributes::new().with("hidden", self.hidden).with("weight", self.weight);
+        given.with("rows", self.rows)
     }
 
     /// Positions and words of the vocabulary are independent; what lacks them is a sum of contributions.
@@ -292,4 +294,13 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let mut sample = Sample::of_call(name, call, [hidden, weight, labels]);
     sample.differentiable_once = true;
     Ok(sample)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if name != "linear_cross_entropy" {
+        return None;
+    }
+    let (hidden, weight) = (at.truth("hidden")?, at.truth("weight")?);
+    found(LinearCrossEntropy { rows: at.size("rows")?.max(1), hidden, weight })
 }

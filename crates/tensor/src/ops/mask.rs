@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::index::Index;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::in_place::{Onto, write_into};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::select::Where;
 use crate::tensor::Tensor;
@@ -245,6 +246,17 @@ impl Op for FillHere {
 
     fn vjp(&self, _: &Backward<'_>, _: &[Option<Tensor>]) -> Result<Grads> {
         Err(crate::Error::Bug("a write in place is recorded as `where`"))
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "nonzero" => found(Nonzero),
+        "masked_scatter" => found(MaskedScatter { onto: Onto::of_name(at.text("onto")?)? }),
+        "masked_source" => found(MaskedSource { shape: Shape::new(&at.sizes("shape")?).ok()? }),
+        "masked_fill_here" => found(FillHere),
+        _ => None,
     }
 }
 

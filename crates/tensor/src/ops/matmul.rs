@@ -1,9 +1,11 @@
 //! Matrix products with NumPy's rules for vectors and batches.
 
+use crate::attributes::Attributes;
 use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -70,6 +72,11 @@ impl Tensor {
     pub fn matmul(&self, y: &Tensor) -> Result<Tensor> {
         apply1(Matmul, &[self, y])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, _: &Attributes) -> Found {
+    if name == "matmul" { found(Matmul) } else { None }
 }
 
 /// Random calls for tests.

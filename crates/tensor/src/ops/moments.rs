@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::{keep_shape, normal_dims};
+use crate::ops::named::{Found, found, keep};
 use crate::ops::reduce::{highest, lowest, reduced_shape, share, signed, some_dims};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -280,6 +281,18 @@ impl Tensor {
     pub fn std(&self, dims: &[i64], correction: f64, keep: Keep) -> Result<Tensor> {
         self.moment(MomentKind::Std(correction), dims, keep)
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let kind = match name {
+        "logsumexp" => MomentKind::LogSumExp,
+        "p_norm" => MomentKind::Norm(at.real("porder")?),
+        "var" => MomentKind::Var(at.real("correction")?),
+        "std" => MomentKind::Std(at.real("correction")?),
+        _ => return None,
+    };
+    found(Moment { kind, dims: at.sizes("axis")?, keep: keep(at)? })
 }
 
 /// Random calls for tests.

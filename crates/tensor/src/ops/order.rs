@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
+use crate::ops::named::{Found, found, keep};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -183,6 +184,22 @@ impl Tensor {
             _ => Err(Error::Bug("unique has values, an inverse and counts")),
         }
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let largest = |at: &Attributes| Some(if at.truth("largest")? { Which::Largest } else { Which::Smallest });
+    let order =
+        |at: &Attributes| Some(if at.truth("descending")? { Order::Descending } else { Order::Ascending });
+    let kind = match name {
+        "sort" => OrderKind::Sort(order(at)?),
+        "topk" => OrderKind::TopK(at.size("k")?, largest(at)?),
+        "kthvalue" => OrderKind::Kth(at.size("k")?, keep(at)?),
+        "median" => OrderKind::Median(keep(at)?),
+        "unique" => return found(UniqueOp),
+        _ => return None,
+    };
+    found(Select { kind, dim: at.size("axis")? })
 }
 
 /// Random calls for tests.

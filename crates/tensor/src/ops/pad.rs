@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{PadMode, pad_grad};
@@ -130,6 +131,27 @@ impl Tensor {
         all.extend_from_slice(margins);
         apply1(Pad { margins: all, mode }, &[self])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if name != "pad" && name != "pad_grad" {
+        return None;
+    }
+    let ends = at.ints("paddings")?;
+    let margins = ends.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    let mode = match at.text("mode")? {
+        "constant" => PadMode::Constant(Scalar::Float(at.real("value")?)),
+        "reflect" => PadMode::Reflect,
+        "replicate" => PadMode::Replicate,
+        "circular" => PadMode::Circular,
+        _ => return None,
+    };
+    let pad = Pad { margins, mode };
+    if name == "pad" {
+        return found(pad);
+    }
+    found(Unpad { pad, shape: Shape::new(&at.sizes("shape")?).ok()? })
 }
 
 /// Random calls for tests.

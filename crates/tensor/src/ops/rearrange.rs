@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dims;
 use crate::ops::in_place::zeros_for;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::slice::real_dim;
 use crate::tensor::Tensor;
@@ -217,6 +218,19 @@ impl Tensor {
         self.to_meta()?.repeat_interleave(repeats, dim)?;
         let dim = real_dim("repeat_interleave", self.ndim(), dim)?;
         apply1(RepeatInterleave { repeats: repeats.into(), dim }, &[self])
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "roll" => found(Roll { shifts: at.ints("shifts")?.into(), dims: at.sizes("axis")? }),
+        "flip" => found(Flip { dims: at.sizes("axis")? }),
+        "tile" => found(Repeat { times: at.sizes("repeat_times")? }),
+        "repeat_interleave" => {
+            found(RepeatInterleave { repeats: at.sizes("repeats")?, dim: at.size("axis")? })
+        }
+        _ => None,
     }
 }
 

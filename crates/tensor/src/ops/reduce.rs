@@ -8,6 +8,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::dims::{keep_shape, normal_dims};
 use crate::ops::moments::filled;
+use crate::ops::named::{Found, found, keep};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::Keep;
@@ -257,6 +258,21 @@ impl Tensor {
 pub(crate) fn some_dims(draw: &mut Draw, ndim: usize) -> Dims {
     let dims: Dims = (0..ndim).filter(|_| draw.coin()).collect();
     if dims.is_empty() { (0..ndim).collect() } else { dims }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let kind = match name {
+        "prod" => ReductionKind::Prod,
+        "amax" => ReductionKind::Max,
+        "amin" => ReductionKind::Min,
+        "any" => ReductionKind::Any,
+        "all" => ReductionKind::All,
+        "count_nonzero" => ReductionKind::CountNonzero,
+        "sum_squares" => ReductionKind::SumSquares,
+        _ => return None,
+    };
+    found(Fold { kind, dims: at.sizes("axis")?, keep: keep(at)? })
 }
 
 /// Random calls for tests.

@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -134,6 +135,16 @@ pub fn rotary(x: &Tensor, table: &RotaryTable, options: &RotaryOptions<'_>) -> R
     let mut inputs = vec![x, &cos, &sin];
     inputs.extend(ids);
     apply1(op, &inputs)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if name != "rotary" {
+        return None;
+    }
+    let pairing = if at.truth("interleaved")? { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
+    let layout = if at.truth("heads_first")? { RotaryLayout::HeadsSeq } else { RotaryLayout::SeqHeads };
+    found(Rotary { pairing, layout, first: at.size("first")?, inverse: at.truth("inverse")? })
 }
 
 /// Random calls for tests.

@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::dims::normal_dim;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops;
@@ -205,6 +206,21 @@ impl Tensor {
     pub fn cummin(&self, dim: i64) -> Result<(Tensor, Tensor)> {
         self.scan_extreme(ScanKind::Min, dim)
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let kind = match name {
+        "cumsum" => ScanKind::Sum,
+        "cumsum_reverse" => ScanKind::ReverseSum,
+        "cumprod" | "cumprod_grad" => ScanKind::Product,
+        "logcumsumexp" | "logcumsumexp_grad" => ScanKind::LogSumExp,
+        "cummax" => ScanKind::Max,
+        "cummin" => ScanKind::Min,
+        _ => return None,
+    };
+    let dim = at.size("axis")?;
+    if name.ends_with("_grad") { found(ScanGrad { kind, dim }) } else { found(Scan { kind, dim }) }
 }
 
 /// Random calls for tests.

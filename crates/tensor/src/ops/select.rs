@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops;
@@ -153,6 +154,16 @@ impl Tensor {
     /// The same values in another dtype.
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() { Ok(self.clone()) } else { apply1(Cast { dtype }, &[self]) }
+    }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "where" => found(Where),
+        "clip" => found(Clip { low: at.maybe("min", Attr::real)?, high: at.maybe("max", Attr::real)? }),
+        "cast" => found(Cast { dtype: at.dtype("dtype")? }),
+        _ => None,
     }
 }
 

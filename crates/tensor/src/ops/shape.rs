@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -202,6 +203,16 @@ fn another_shape(draw: &mut Draw, shape: &[usize]) -> Vec<usize> {
         }
     }
     out
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    match name {
+        "reshape" => found(Reshape { shape: at.sizes("shape")? }),
+        "transpose" => found(Permute { order: at.sizes("perm")? }),
+        "expand" => found(Expand { shape: at.sizes("shape")? }),
+        _ => None,
+    }
 }
 
 /// Random calls for tests.

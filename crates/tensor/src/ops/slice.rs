@@ -8,6 +8,7 @@ use crate::index::{Entries, Entry, range};
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
 use crate::ops::in_place::{Onto, zeros_for};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::ops::window::Window;
 use crate::tensor::Tensor;
@@ -341,6 +342,30 @@ pub(crate) fn any_entries(draw: &mut Draw, shape: &[usize]) -> Entries {
         });
     }
     entries
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let entries = || {
+        let entry = |attr: &Attr| match attr {
+            Attr::Int(position) => Some(Entry::At(usize::try_from(*position).ok()?)),
+            other => match other.ints()?[..] {
+                [] => Some(Entry::New),
+                [start, len, step] => Some(Entry::Range {
+                    start: usize::try_from(start).ok()?,
+                    len: usize::try_from(len).ok()?,
+                    step: isize::try_from(step).ok()?,
+                }),
+                _ => None,
+            },
+        };
+        at.list("index")?.iter().map(entry).collect::<Option<Entries>>()
+    };
+    match name {
+        "slice" => found(Slice { entries: entries()? }),
+        "set_value" => found(SetSlice { entries: entries()?, onto: Onto::of_name(at.text("onto")?)? }),
+        _ => None,
+    }
 }
 
 /// Random calls for tests.

@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::normal_dim;
 use crate::ops::moments::{exchange, log_sum_exp, total, wide};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -142,6 +143,17 @@ impl Tensor {
         let dim = normal_dim("log_softmax", self.ndim(), dim)?;
         apply1(Softmax { dim, form: Form::Log }, &[self])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let form = match name {
+        "softmax" | "softmax_grad" => Form::Plain,
+        "log_softmax" | "log_softmax_grad" => Form::Log,
+        _ => return None,
+    };
+    let of = Softmax { dim: at.size("axis")?, form };
+    if name.ends_with("_grad") { found(SoftmaxGrad(of)) } else { found(of) }
 }
 
 /// Random calls for tests.

@@ -7,6 +7,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::dims::{keep_shape, normal_dims};
 use crate::ops::moments::constant;
+use crate::ops::named::{Found, found, keep};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::Keep;
@@ -91,6 +92,16 @@ impl Tensor {
         let summed = if dims.is_empty() { self.clone() } else { self.sum(&dims, Keep::Yes)? };
         if summed.ndim() == shape.ndim() { Ok(summed) } else { summed.reshape(shape) }
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let is_mean = match name {
+        "sum" => false,
+        "mean" => true,
+        _ => return None,
+    };
+    found(Sum { dims: at.sizes("axis")?, keep: keep(at)?, is_mean })
 }
 
 /// Random calls for tests.

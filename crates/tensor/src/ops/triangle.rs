@@ -5,6 +5,7 @@ use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -73,6 +74,16 @@ impl Tensor {
     pub fn tril(&self, k: i64) -> Result<Tensor> {
         apply1(Triangle { is_upper: false, diagonal: k }, &[self])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let is_upper = match name {
+        "triu" => true,
+        "tril" => false,
+        _ => return None,
+    };
+    found(Triangle { is_upper, diagonal: at.int("diagonal")? })
 }
 
 /// Random calls for tests.

@@ -1,9 +1,11 @@
 //! Elementwise ops of one input that keep the dtype: functions, activations, rounding.
 
+use crate::attributes::Attributes;
 use crate::dispatch::apply1;
 use crate::error::Result;
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -261,6 +263,23 @@ impl Tensor {
     pub fn unary(&self, op: Unary) -> Result<Tensor> {
         apply1(UnaryOp(op), &[self])
     }
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, _: &Attributes) -> Found {
+    let grads = [
+        Activation::Relu,
+        Activation::Sigmoid,
+        Activation::Tanh,
+        Activation::Silu,
+        Activation::Softplus,
+        Activation::Gelu,
+        Activation::GeluTanh,
+    ];
+    if let Some(of) = grads.into_iter().find(|&of| ActivationGrad(of).name() == name) {
+        return found(ActivationGrad(of));
+    }
+    Unary::ALL.into_iter().find(|&op| self::name(op) == name).and_then(|op| found(UnaryOp(op)))
 }
 
 /// Random calls for tests.

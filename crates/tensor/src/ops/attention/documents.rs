@@ -77,6 +77,11 @@ impl Documents {
     pub(super) fn attribute(&self) -> Attr {
         Attr::List(self.borders.iter().map(|starts| Attr::from(&starts[..])).collect())
     }
+
+    pub(super) fn read(rows: &[Attr], length: usize) -> Option<Documents> {
+        let row = |row: &Attr| row.ints()?.into_iter().map(|at| usize::try_from(at).ok()).collect();
+        Documents::new(rows.iter().map(row).collect::<Option<_>>()?, length).ok()
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::moments::wide;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::ops::{self, Attended, Span};
@@ -186,7 +187,9 @@ impl Op for Attention {
             all = all.with("p", p).with("seed", key.seed as i64).with("stream", key.stream as i64);
         }
         match &self.documents {
-            Some(documents) => all.with("documents", documents.attribute()),
+            Some(documents) => {
+                all.with("documents", documents.attribute()).with("length", documents.length())
+            }
             None => all,
         }
     }
@@ -330,6 +333,24 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions<
     let mut inputs = vec![q, k, v];
     inputs.extend(options.mask);
     apply(op, &inputs)?.into_iter().next().ok_or(Error::Bug("attention gave no output"))
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    if name != "flash_attention" && name != "flash_attention_grad" {
+        return None;
+    }
+    let span = if at.truth("causal")? { Span::Causal } else { Span::All };
+    let drop = match at.real("p") {
+        None => None,
+        Some(p) => Some(Drop { p, key: Key::new(at.int("seed")? as u64, at.int("stream")? as u64) }),
+    };
+    let documents = match at.list("documents") {
+        None => None,
+        Some(rows) => Some(Documents::read(&rows, at.size("length")?)?),
+    };
+    let of = Attention { scale: at.maybe("scale", Attr::real)?, span, drop, documents };
+    if name == "flash_attention" { found(of) } else { found(AttentionGrad(of)) }
 }
 
 /// Random calls for tests.

@@ -9,6 +9,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::ops::compose;
 use crate::ops::fused_only;
 use crate::ops::moments::{constant, exchange, total, wide};
+use crate::ops::named::{Found, found};
 use crate::ops::reduce::signed;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -308,6 +309,18 @@ pub fn sync_batch_norm(
     eps: f64,
 ) -> Result<Tensor> {
     batch_norm(x, weight, bias, mode, eps)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let grad = match name {
+        "batch_norm" => false,
+        "batch_norm_grad" => true,
+        _ => return None,
+    };
+    let mode = if at.truth("training")? { BatchMode::Training } else { BatchMode::Evaluation };
+    let of = BatchNormOp { mode, params: Params::read(at)?, eps: at.real("epsilon")? };
+    if grad { found(BatchNormGrad(of)) } else { found(of) }
 }
 
 /// Random calls for tests.

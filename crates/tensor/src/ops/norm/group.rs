@@ -9,6 +9,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
 use crate::ops::compose;
 use crate::ops::fused_only;
 use crate::ops::moments::wide;
+use crate::ops::named::{Found, found};
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
@@ -219,6 +220,20 @@ pub fn group_norm(
 /// Normalises each channel of each sample over its positions.
 pub fn instance_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     run(GroupNorm { groups: Groups::Each, params: Params::of(weight, bias), eps }, x, weight, bias)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let (each, grad) = match name {
+        "instance_norm" => (true, false),
+        "group_norm" => (false, false),
+        "instance_norm_grad" => (true, true),
+        "group_norm_grad" => (false, true),
+        _ => return None,
+    };
+    let groups = if each { Groups::Each } else { Groups::Count(at.size("groups")?) };
+    let of = GroupNorm { groups, params: Params::read(at)?, eps: at.real("epsilon")? };
+    if grad { found(GroupNormGrad(of)) } else { found(of) }
 }
 
 /// Random calls for tests.

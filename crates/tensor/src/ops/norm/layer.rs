@@ -9,6 +9,7 @@ use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
 use crate::ops::compose;
 use crate::ops::fused_only;
 use crate::ops::moments::{constant, total, wide};
+use crate::ops::named::{Found, found};
 use crate::ops::reduce::signed;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
@@ -312,6 +313,20 @@ pub fn layer_norm(
 pub fn rms_norm(x: &Tensor, normalized: &[usize], weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     let params = Params::of(weight, None);
     run(LayerNorm { normalized: normalized.into(), params, center: Center::Zero, eps }, x, weight, None)
+}
+
+/// The ops of this file by what they are written down with.
+pub(crate) fn build(name: &str, at: &Attributes) -> Found {
+    let (center, grad) = match name {
+        "layer_norm" => (Center::Mean, false),
+        "rms_norm" => (Center::Zero, false),
+        "layer_norm_grad" => (Center::Mean, true),
+        "rms_norm_grad" => (Center::Zero, true),
+        _ => return None,
+    };
+    let (normalized, params) = (at.sizes("normalized_shape")?, Params::read(at)?);
+    let of = LayerNorm { normalized, params, center, eps: at.real("epsilon")? };
+    if grad { found(LayerNormGrad(of)) } else { found(of) }
 }
 
 /// Random calls for tests.

@@ -8,6 +8,7 @@ pub use batch::{BatchNorm, RunningStats, batch_norm, sync_batch_norm};
 pub use group::{group_norm, instance_norm};
 pub use layer::{layer_norm, rms_norm};
 
+use crate::attributes::Attributes;
 use crate::error::Result;
 use crate::ops::sample::Draw;
 use crate::tensor::Tensor;
@@ -24,6 +25,10 @@ pub(super) struct Params {
 impl Params {
     pub(super) fn of(weight: Option<&Tensor>, bias: Option<&Tensor>) -> Params {
         Params { weight: weight.is_some(), bias: bias.is_some() }
+    }
+
+    pub(super) fn read(at: &Attributes) -> Option<Params> {
+        Some(Params { weight: at.truth("weight")?, bias: at.truth("bias")? })
     }
 
     /// Weight and bias among inputs that start with `before` others.
