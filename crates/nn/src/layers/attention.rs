@@ -295,12 +295,32 @@ struct Held {
     values: Tensor,
     len: usize,
     rotations: Option<RotaryTable>,
+    /// Whether what comes is put behind in new tensors, instead of being written into the room that is left.
+    grows: bool,
 }
 
 impl LayerCache {
     /// Room for `capacity` positions.
     pub fn new(capacity: usize) -> LayerCache {
         LayerCache { capacity, held: Mutex::new(None) }
+    }
+
+    /// Keys and values `[batch, heads, positions, dim]` of what came before, without room for more: what comes is put
+    /// behind them in new tensors. For programs, whose values do not change.
+    pub fn growing(keys: Tensor, values: Tensor) -> LayerCache {
+        let len = keys.shape().get(2).copied().unwrap_or(0);
+        let held = Held { keys, values, len, rotations: None, grows: true };
+        LayerCache { capacity: usize::MAX, held: Mutex::new(Some(held)) }
+    }
+
+    /// The keys and values held, one position after the other.
+    pub fn tensors(&self) -> Result<Option<(Tensor, Tensor)>> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match held.as_ref() {
+            None => Ok(None),
+            Some(held) if held.grows => Ok(Some((held.keys.clone(), held.values.clone()))),
+            Some(held) => Ok(Some((held.keys.narrow(2, 0, held.len)?, held.values.narrow(2, 0, held.len)?))),
+        }
     }
 
     /// Positions held.
@@ -340,10 +360,16 @@ impl LayerCache {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
             let (keys, values) = (buffer(k, self.capacity)?, buffer(v, self.capacity)?);
-            *held = Some(Held { keys, values, len: 0, rotations: None });
+            *held = Some(Held { keys, values, len: 0, rotations: None, grows: false });
         }
         let Some(held) = held.as_mut() else { return Err(Error::Bug("the buffers were just made")) };
         let (start, new) = (held.len, k.shape()[2]);
+        if held.grows {
+            held.keys = ops::concat(&[&held.keys, k], 2)?;
+            held.values = ops::concat(&[&held.values, v], 2)?;
+            held.len += new;
+            return Ok((held.keys.clone(), held.values.clone()));
+        }
         if start + new > self.capacity {
             let message = format!(
                 "{start} positions are held and {new} come, but there is room for {}; make a larger cache",

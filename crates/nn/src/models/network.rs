@@ -156,6 +156,18 @@ impl Cache {
         Cache { layers: (0..layers).map(|_| LayerCache::new(capacity)).collect() }
     }
 
+    /// Keys and values of each layer, behind which new ones are put: see [`LayerCache::growing`].
+    pub fn growing(layers: Vec<(Tensor, Tensor)>) -> Cache {
+        let layer = |(keys, values)| LayerCache::growing(keys, values);
+        Cache { layers: layers.into_iter().map(layer).collect() }
+    }
+
+    /// The keys and values of each layer, `[batch, heads, positions, dim]`; none before the first forward.
+    pub fn tensors(&self) -> Result<Vec<(Tensor, Tensor)>> {
+        let layers = self.layers.iter().map(LayerCache::tensors);
+        Ok(layers.collect::<planaria_tensor::Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }
+
     /// Positions held.
     pub fn len(&self) -> usize {
         self.layers.first().map_or(0, LayerCache::len)

@@ -6,7 +6,7 @@ use crate::layers::{ExpertLinear, GatedMlp, Linear, Parts};
 use crate::parallel::Lanes;
 use crate::param::{Adaptable, Module, Param};
 use planaria_array::ops::{Gate, Keep, Which};
-use planaria_tensor::{Error, Result, Tensor, ops};
+use planaria_tensor::{Error, Result, Tensor, ops, steps};
 
 /// Experts, their router, and in some families an expert that all tokens share.
 #[derive(Clone, Debug)]
@@ -78,12 +78,29 @@ impl Moe {
             return Err(Error::Argument { op: "moe", message });
         };
         let flat = |x: &Tensor, width: usize| x.reshape(&[batch * length, width]);
+        if steps::is_listing() && x.layout().is_none() {
+            let done = self.by_everyone(&flat(&tokens, width)?, &flat(chosen, self.choices)?)?;
+            let weights = flat(&weights, self.choices)?.unsqueeze(-1)?;
+            return done.mul(&weights)?.sum(&[1], Keep::No)?.reshape(&[batch, length, width]);
+        }
         let chosen = flat(&Tensor::new(chosen.local().clone()), self.choices)?;
         let groups = ops::moe_group(&chosen, self.gate.weight.leaf())?;
 
         let done = self.compute(&groups.dispatch(&flat(&tokens, width)?)?, groups.loads())?;
         let sums = groups.combine(&done, &flat(&weights, self.choices)?)?;
         self.lanes.together(&sums.reshape(&[batch, length, width])?, x)
+    }
+
+    /// What the chosen experts make of rows: `[rows, choices, width]`. Every expert computes every row, so that no value
+    /// decides what is computed, and the chosen ones are picked: the same bits as from [`Moe::compute`].
+    fn by_everyone(&self, rows: &Tensor, chosen: &Tensor) -> Result<Tensor> {
+        let experts = self.gate.weight.spec().shape[0];
+        let all = ops::concat(&vec![rows; experts], 0)?;
+        let done = self.compute(&all, &vec![rows.shape()[0]; experts])?;
+        let (count, width) = (rows.shape()[0], rows.shape()[1]);
+        let by_row = done.reshape(&[experts, count, width])?.transpose(0, 1)?;
+        let index = chosen.unsqueeze(-1)?.broadcast_to(&[count, self.choices, width])?;
+        by_row.gather(1, &index)
     }
 
     /// Every expert of this rank on its rows, which stand one expert after the other.
