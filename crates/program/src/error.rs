@@ -99,6 +99,33 @@ pub enum Error {
         /// What the array library said.
         source: planaria_array::Error,
     },
+    /// An ONNX model that cannot be read, or a program that cannot be written as one.
+    #[error("{place}: {what}")]
+    Onnx {
+        /// The op or node.
+        place: String,
+        /// Why.
+        what: String,
+    },
+    /// An op on tensors failed.
+    #[error("{place}: {source}")]
+    Tensor {
+        /// The op.
+        place: String,
+        /// What the tensor library said.
+        source: planaria_tensor::Error,
+    },
+    /// A function cannot be captured as a program.
+    #[error("{place}: {what}")]
+    Capture {
+        /// The op, and its place among those that ran.
+        place: String,
+        /// Why, and what to do.
+        what: String,
+    },
+    /// The function that was captured failed.
+    #[error("the captured function failed: {0}")]
+    Captured(Box<dyn std::error::Error + Send + Sync>),
     /// A store of files failed.
     #[error(transparent)]
     Store(#[from] planaria_store::Error),

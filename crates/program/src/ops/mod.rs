@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 /// Attributes that any op may have.
-pub(crate) const ANYWHERE: [&str; 8] = [
+pub(crate) const ANYWHERE: [&str; 10] = [
     "struct_name",
     "op_role",
     "op_dist_attr",
@@ -13,6 +13,8 @@ pub(crate) const ANYWHERE: [&str; 8] = [
     "chunk_id",
     "stop_gradient",
     "persistable",
+    "layouts",
+    "composite",
 ];
 
 /// The signature of an op.

@@ -3,14 +3,25 @@
 mod constants;
 mod dead;
 mod equal;
+mod fuse;
+mod memory;
+mod propagate;
 
 pub use constants::fold_constants;
 pub use dead::remove_dead;
 pub use equal::merge_equal;
+pub use fuse::fuse;
+pub(crate) use fuse::mark;
+pub use memory::{MemoryPlan, Slot, plan_memory};
+pub use propagate::{Spread, pieces, propagate};
 
+use crate::native::DIALECT;
 use crate::ops::{aliases, signature};
 use crate::program::{Op, Program, Region, ValueId};
 use std::collections::{HashMap, HashSet};
+
+/// Ops of ours that ranks run together.
+pub(crate) const MOVES: [&str; 3] = ["reshard", "to_piece", "as_piece"];
 
 /// Whether an op does nothing but compute its results from its operands.
 fn is_pure(op: &Op) -> bool {
@@ -22,6 +33,7 @@ fn is_pure(op: &Op) -> bool {
             ops.into_iter().all(|op| op.is("cf", "yield") || is_pure(op))
         }
         ("pd_op", name) => signature(name).is_some() && !name.ends_with('_'),
+        (DIALECT, name) => !MOVES.contains(&name),
         _ => false,
     }
 }

@@ -1,10 +1,11 @@
 //! One op about to run: its operands and attributes by place and name, and the families that know what to do.
 
 use super::{
-    Datum, conv, create, describe, elementwise, grad, indexing, loss, nn, optim, order, pool, reduce, resize,
-    shape, update,
+    Datum, conv, create, describe, elementwise, grad, indexing, loss, native, nn, optim, order, pool, reduce,
+    resize, shape, update,
 };
 use crate::error::Error;
+use crate::native::DIALECT;
 use crate::node::Node;
 use crate::program::Op;
 use crate::types::Element;
@@ -15,6 +16,8 @@ use planaria_array::{Array, DType, Scalar};
 pub(super) enum Fault {
     /// Arrays refuse it.
     Array(planaria_array::Error),
+    /// Tensors refuse it.
+    Tensor(planaria_tensor::Error),
     /// The op itself refuses it.
     What(String),
     /// It needs elements, and the run has none.
@@ -33,6 +36,7 @@ impl Fault {
         let place = op.place();
         match self {
             Fault::Array(source) => Error::Array { place, source },
+            Fault::Tensor(source) => Error::Tensor { place, source },
             Fault::What(what) => Error::Run { place, what },
             Fault::Unknown => Error::Run { place, what: "it needs values that are not known".to_string() },
         }
@@ -78,8 +82,11 @@ const FAMILIES: [fn(&Call<'_>) -> Found; 15] = [
     nn::products,
 ];
 
-/// The results of an op of Paddle's dialects.
+/// The results of an op of ours, or of Paddle's dialects.
 pub(super) fn dispatch(call: &Call<'_>) -> Answer<Vec<Datum>> {
+    if call.op.parts().0 == DIALECT {
+        return native::call(call);
+    }
     if matches!(call.op.parts().0, "builtin" | "pd_op") {
         for family in FAMILIES {
             if let Some(results) = family(call)? {

@@ -85,7 +85,7 @@ fn filled(c: &Call<'_>, shape: &[usize], value: Scalar, dtype: DType) -> Answer<
 }
 
 /// A whole number as one where integers are made, so that none is rounded.
-fn whole(value: Scalar, dtype: DType) -> Scalar {
+pub(crate) fn whole(value: Scalar, dtype: DType) -> Scalar {
     match value {
         Scalar::Float(x) if dtype.is_int() && x.is_finite() => Scalar::Int(x.trunc() as i128),
         other => other,

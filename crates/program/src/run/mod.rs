@@ -8,6 +8,7 @@ mod elementwise;
 mod grad;
 mod indexing;
 mod loss;
+mod native;
 mod nn;
 mod optim;
 mod order;
@@ -17,9 +18,12 @@ mod reduce;
 mod resize;
 mod shape;
 mod state;
+mod tensors;
 mod update;
 
+pub(crate) use create::whole;
 pub use state::ProgramState;
+pub use tensors::{Ranks, run_tensors};
 
 use crate::error::{Error, Result};
 use crate::node::{Name, Node};
@@ -110,6 +114,13 @@ pub(crate) fn rehearse(program: &Program, size: i64) -> Result<()> {
 pub(crate) fn evaluate(op: &Op, args: Vec<Datum>) -> Result<Vec<Datum>> {
     let call = Call { op, exact: args.clone(), args, rehearsed: false };
     call::dispatch(&call).map_err(|fault| fault.at(op))
+}
+
+/// The kinds of an op's results, and elements of small constants; operands are those of a run without elements.
+pub(crate) fn infer(op: &Op, exact: Vec<Datum>) -> Result<Vec<Datum>> {
+    let dry = exact.iter().any(Datum::is_meta);
+    let args = if dry { exact.iter().map(Datum::to_meta).collect() } else { exact.clone() };
+    call::dispatch(&Call { op, args, exact, rehearsed: true }).map_err(|fault| fault.at(op))
 }
 
 /// What a run is for.

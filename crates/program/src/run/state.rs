@@ -27,6 +27,26 @@ impl ProgramState {
         self.values.insert(name, value);
     }
 
+    /// Sets a tensor that the program holds, by name.
+    ///
+    /// # Errors
+    /// A name that the program does not have, and a value of another type than it declares.
+    pub fn set(&mut self, program: &Program, name: &str, value: Array) -> Result<()> {
+        let all = program.held();
+        let Some(held) = all.iter().find(|held| &*held.name == name) else {
+            let near = |held: &&Held| (strsim::jaro_winkler(&held.name, name) * 1e6) as u64;
+            let nearest = all.iter().max_by_key(near).filter(|held| near(held) > 800_000);
+            let hint = nearest.map_or(String::new(), |held| format!("; did you mean {}?", held.name));
+            return Err(Error::State { what: format!("the program holds no parameter {name}{hint}") });
+        };
+        let datum = Datum::Array(value);
+        if let Some(what) = super::mismatch(&held.value.ty, &datum) {
+            return Err(Error::State { what: format!("parameter {name}: {what}") });
+        }
+        self.insert(held.name.clone(), datum);
+        Ok(())
+    }
+
     /// All values in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (&Name, &Datum)> {
         self.values.iter()

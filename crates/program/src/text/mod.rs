@@ -2,6 +2,8 @@
 
 mod parse;
 mod print;
+mod svg;
 
 pub use parse::parse;
 pub use print::{attribute_text, type_text};
+pub use svg::svg;

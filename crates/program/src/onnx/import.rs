@@ -1,0 +1,201 @@
+//! An ONNX model as a program of Paddle's ops.
+
+use super::OPSET;
+use super::proto::{Graph, Model, ValueInfo};
+use super::read::Read;
+use super::tensor::{array, dtype};
+use crate::builder::attribute;
+use crate::error::{Error, Result};
+use crate::lower::Emitter;
+use crate::node::Node;
+use crate::program::{Program, ValueId};
+use crate::run::{Datum, ProgramState};
+use crate::types::{Element, TensorType};
+use planaria_array::{Array, DType};
+use prost::Message;
+use std::collections::{HashMap, HashSet};
+
+/// Elements of an initializer that stands in the program itself instead of beside it.
+const SMALL: usize = 64;
+
+/// The oldest set of operators that is read: from there on axes are inputs.
+const OLDEST: i64 = 13;
+
+/// Reads an ONNX model. Elements that are not in it are asked for from `beside` by file, offset and length. Extents that it
+/// leaves open are those that `extents` gives for an input.
+///
+/// # Errors
+/// Bytes that are no model, a node that has no form here, by operator and name, and elements that are not there.
+pub fn import(
+    bytes: &[u8],
+    extents: &dyn Fn(&str) -> Option<Vec<usize>>,
+    beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
+) -> Result<(Program, ProgramState)> {
+    let model = Model::decode(bytes);
+    let refuse = |what: String| Error::Onnx { place: "model".to_string(), what };
+    let model = model.map_err(|error| refuse(format!("this is no ONNX model: {error}")))?;
+    let Some(graph) = &model.graph else { return Err(refuse("it has no graph".to_string())) };
+    let main = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
+    let opset = model.opset_import.iter().find(|set| main(&set.domain)).and_then(|set| set.version);
+    match opset {
+        Some(version) if (OLDEST..=OPSET + 3).contains(&version) => {}
+        found => {
+            let found = found.map_or("no operators".to_string(), |version| format!("operator set {version}"));
+            return Err(refuse(format!("it names {found}, known are {OLDEST} to {}", OPSET + 3)));
+        }
+    }
+    if !graph.sparse_initializer.is_empty() || !model.functions.is_empty() {
+        return Err(refuse("it has sparse tensors or functions of its own, which are not read".to_string()));
+    }
+    let mut reader =
+        Reader { emitter: Emitter::default(), values: HashMap::new(), constants: HashMap::new() };
+    reader.graph(graph, extents, beside)?;
+    Ok((reader.emitter.builder.finish(), reader.emitter.state))
+}
+
+pub(super) struct Reader {
+    pub(super) emitter: Emitter,
+    values: HashMap<String, ValueId>,
+    /// Elements of constants.
+    constants: HashMap<String, Array>,
+}
+
+impl Reader {
+    fn graph(
+        &mut self,
+        graph: &Graph,
+        extents: &dyn Fn(&str) -> Option<Vec<usize>>,
+        beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
+    ) -> Result<()> {
+        let mut held = HashSet::new();
+        for tensor in &graph.initializer {
+            let name = tensor.name.clone().unwrap_or_default();
+            self.constants.insert(name.clone(), array(tensor, beside)?);
+            held.insert(name);
+        }
+        let taken = |input: &&ValueInfo| !held.contains(input.name.as_deref().unwrap_or_default());
+        graph.input.iter().filter(taken).try_for_each(|input| self.input(input, extents))?;
+        for node in &graph.node {
+            let read = Read::new(node);
+            if node.domain.as_deref().is_some_and(|domain| !domain.is_empty() && domain != "ai.onnx") {
+                return read.refuse(format!(
+                    "operators of {} are not known here",
+                    node.domain.as_deref().unwrap_or("")
+                ));
+            }
+            self.node(&read, beside)?;
+        }
+        for output in &graph.output {
+            let name = output.name.as_deref().unwrap_or_default();
+            let id = self.value(name)?;
+            let ty = self.emitter.type_of(id)?;
+            self.emitter.builder.output(name, id, ty);
+        }
+        Ok(())
+    }
+
+    fn input(&mut self, input: &ValueInfo, extents: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<()> {
+        let name = input.name.as_deref().unwrap_or_default();
+        let place = format!("input {name}");
+        let refuse = |what: &str| Error::Onnx { place: place.clone(), what: what.to_string() };
+        let ty = input.ty.as_ref().and_then(|ty| ty.tensor.as_ref());
+        let ty = ty.ok_or_else(|| refuse("it is no tensor"))?;
+        let shape = ty.shape.as_ref().ok_or_else(|| refuse("its number of dims is not known"))?;
+        let element = Element::Plain(dtype(&place, ty.elem_type.unwrap_or(0))?);
+        let given = extents(name).unwrap_or_default();
+        let dim = |(at, dim): (usize, &super::proto::Dim)| match (dim.value, given.get(at)) {
+            (Some(value), _) => Ok(value),
+            (None, Some(&size)) => Ok(size as i64),
+            (None, None) => {
+                let open = dim.param.as_deref().unwrap_or("an extent");
+                Err(refuse(&format!("it leaves {open} open; say how large it is")))
+            }
+        };
+        let dims = shape.dim.iter().enumerate().map(dim).collect::<Result<Vec<i64>>>()?;
+        let ty = TensorType { element, dims };
+        let id =
+            self.emitter.builder.input(name, &ty).ok_or_else(|| refuse("its elements have no type here"))?;
+        let node = ty.node().map(std::sync::Arc::new).ok_or_else(|| refuse("it has no type here"))?;
+        self.emitter.know(id, &node);
+        self.values.insert(name.to_string(), id);
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        read: &Read<'_>,
+        beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
+    ) -> Result<()> {
+        let output = read.node.output.first().cloned().unwrap_or_default();
+        if read.op == "Constant" {
+            let Some(tensor) = read.tensor("value") else {
+                return read.refuse("only constants that are tensors are read");
+            };
+            self.constants.insert(output, array(tensor, beside)?);
+            return Ok(());
+        }
+        let made = self.made(read)?;
+        for (name, id) in read.node.output.iter().zip(made) {
+            // Shapes and what is computed from them are known here.
+            if let Some(Datum::Array(array)) = self.emitter.data.get(&id)
+                && !array.is_meta()
+            {
+                self.constants.insert(name.clone(), array.clone());
+            }
+            self.values.insert(name.clone(), id);
+        }
+        Ok(())
+    }
+
+    /// The value of a name; an initializer becomes a constant of the program when it is first asked for.
+    pub(super) fn value(&mut self, name: &str) -> Result<ValueId> {
+        if let Some(id) = self.values.get(name) {
+            return Ok(*id);
+        }
+        let Some(array) = self.constants.get(name).cloned() else {
+            return Err(Error::Onnx {
+                place: format!("value {name}"),
+                what: "nothing makes it before it is used".to_string(),
+            });
+        };
+        let id = match small(&array) {
+            Some(values) if array.ndim() == 1 => self.emitter.ints(&values)?,
+            _ => self.emitter.named_constant(name, array)?,
+        };
+        self.values.insert(name.to_string(), id);
+        Ok(id)
+    }
+
+    pub(super) fn operand(&mut self, read: &Read<'_>, at: usize) -> Result<ValueId> {
+        match read.input(at) {
+            Some(name) => self.value(name),
+            None => read.refuse(format!("input {at} is missing")),
+        }
+    }
+
+    pub(super) fn operands(&mut self, read: &Read<'_>) -> Result<Vec<ValueId>> {
+        (0..read.node.input.len()).map(|at| self.operand(read, at)).collect()
+    }
+
+    /// Whole numbers that a node must know: an input that is a constant.
+    pub(super) fn known(&self, read: &Read<'_>, at: usize) -> Result<Option<Vec<i64>>> {
+        let Some(name) = read.input(at) else { return Ok(None) };
+        match self
+            .constants
+            .get(name)
+            .map(|array| array.cast(DType::I64).and_then(|array| array.to_vec::<i64>()))
+        {
+            Some(Ok(values)) => Ok(Some(values)),
+            _ => read.refuse(format!("input {at} ({name}) must be a constant here")),
+        }
+    }
+
+    pub(super) fn axis(&self, read: &Read<'_>, default: i64) -> crate::program::Attr {
+        attribute("axis", Node::i32(read.int("axis").unwrap_or(default) as i32))
+    }
+}
+
+/// Few integers of 64 bits.
+fn small(array: &Array) -> Option<Vec<i64>> {
+    (array.dtype() == DType::I64 && array.numel() <= SMALL).then(|| array.to_vec::<i64>().ok()).flatten()
+}

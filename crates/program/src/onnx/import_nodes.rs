@@ -1,0 +1,262 @@
+//! Each node of ONNX as ops of Paddle.
+
+use super::import::Reader;
+use super::read::Read;
+use super::tensor::dtype;
+use crate::builder::attribute;
+use crate::error::Result;
+use crate::node::Node;
+use crate::ops::signature;
+use crate::program::ValueId;
+use planaria_array::DType;
+
+/// Nodes that are one op of the same operands.
+const SAME: [(&str, &str); 43] = [
+    ("Add", "add"),
+    ("Sub", "subtract"),
+    ("Mul", "multiply"),
+    ("Div", "divide"),
+    ("Pow", "elementwise_pow"),
+    ("Max", "maximum"),
+    ("Min", "minimum"),
+    ("Equal", "equal"),
+    ("Less", "less_than"),
+    ("LessOrEqual", "less_equal"),
+    ("Greater", "greater_than"),
+    ("GreaterOrEqual", "greater_equal"),
+    ("And", "logical_and"),
+    ("Or", "logical_or"),
+    ("Xor", "logical_xor"),
+    ("Not", "logical_not"),
+    ("Abs", "abs"),
+    ("Exp", "exp"),
+    ("Log", "log"),
+    ("Sqrt", "sqrt"),
+    ("Reciprocal", "reciprocal"),
+    ("Sin", "sin"),
+    ("Cos", "cos"),
+    ("Tan", "tan"),
+    ("Asin", "asin"),
+    ("Acos", "acos"),
+    ("Atan", "atan"),
+    ("Sinh", "sinh"),
+    ("Cosh", "cosh"),
+    ("Tanh", "tanh"),
+    ("Asinh", "asinh"),
+    ("Acosh", "acosh"),
+    ("Atanh", "atanh"),
+    ("Erf", "erf"),
+    ("Sigmoid", "sigmoid"),
+    ("Relu", "relu"),
+    ("Floor", "floor"),
+    ("Ceil", "ceil"),
+    ("Sign", "sign"),
+    ("IsNaN", "isnan"),
+    ("Identity", "assign"),
+    ("Shape", "shape64"),
+    ("Reshape", "reshape"),
+];
+
+impl Reader {
+    /// The results of a node.
+    pub(super) fn made(&mut self, read: &Read<'_>) -> Result<Vec<ValueId>> {
+        if let Some((_, name)) = SAME.iter().find(|row| row.0 == read.op) {
+            let operands = self.operands(read)?;
+            let wanted = signature(name).map_or(operands.len(), |known| known.operands.len());
+            if operands.len() != wanted {
+                return read.refuse(format!("{} inputs, expected {wanted} here", operands.len()));
+            }
+            return Ok(vec![self.emitter.emit(&format!("1.{name}"), &operands, Vec::new())?]);
+        }
+        if let Some(made) = self.moved(read)? {
+            return Ok(made);
+        }
+        match self.computed(read)? {
+            Some(one) => Ok(vec![one]),
+            None => read.refuse("this operator has no form here"),
+        }
+    }
+
+    /// Nodes that move elements.
+    fn moved(&mut self, read: &Read<'_>) -> Result<Option<Vec<ValueId>>> {
+        let one = match read.op {
+            "Transpose" => {
+                let x = self.operand(read, 0)?;
+                let ndim = self.emitter.shape(x)?.len() as i64;
+                let perm = read.ints("perm").unwrap_or((0..ndim).rev().collect());
+                let perm = Node::array(perm.into_iter().map(|dim| Node::i32(dim as i32)));
+                self.emitter.emit("1.transpose", &[x], vec![attribute("perm", perm)])?
+            }
+            "Expand" => {
+                let x = self.operand(read, 0)?;
+                let Some(wanted) = self.known(read, 1)? else { return read.refuse("a shape is missing") };
+                let wanted: Vec<usize> = wanted.into_iter().map(|n| n.max(0) as usize).collect();
+                let shape = both_ways(&self.emitter.shape(x)?, &wanted);
+                self.emitter.expand(x, &shape)?
+            }
+            "Unsqueeze" | "Squeeze" => {
+                let (x, axes) = (self.operand(read, 0)?, self.operand(read, 1)?);
+                let name = if read.op == "Squeeze" { "1.squeeze" } else { "1.unsqueeze" };
+                self.emitter.emit(name, &[x, axes], Vec::new())?
+            }
+            "Cast" => {
+                let x = self.operand(read, 0)?;
+                self.emitter.cast(x, dtype(&read.place(), read.int("to").unwrap_or(0) as i32)?)?
+            }
+            "Gather" => self.gathered(read)?,
+            "GatherElements" => {
+                let operands = self.operands(read)?;
+                let axis = self.axis(read, 0);
+                self.emitter.emit("1.take_along_axis", &operands, vec![axis])?
+            }
+            "Concat" => {
+                let parts = self.operands(read)?;
+                let Some(&first) = parts.first() else { return read.refuse("it joins nothing") };
+                let ndim = self.emitter.shape(first)?.len() as i64;
+                let axis = read.int("axis").unwrap_or(0);
+                self.emitter.concat(&parts, if axis < 0 { axis + ndim } else { axis }.max(0) as usize)?
+            }
+            "Slice" => self.cut(read)?,
+            "Where" => {
+                let operands = self.operands(read)?;
+                let shapes = operands.iter().map(|id| self.emitter.shape(*id)).collect::<Result<Vec<_>>>()?;
+                let shape = shapes.iter().fold(Vec::new(), |all, one| both_ways(&all, one));
+                let parts = operands.iter().map(|id| self.emitter.expand(*id, &shape));
+                let parts = parts.collect::<Result<Vec<_>>>()?;
+                self.emitter.emit("1.where", &parts, Vec::new())?
+            }
+            "TopK" => return self.largest(read).map(Some),
+            "ConstantOfShape" => self.filled(read)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(vec![one]))
+    }
+
+    fn largest(&mut self, read: &Read<'_>) -> Result<Vec<ValueId>> {
+        let x = self.operand(read, 0)?;
+        let k = self.known(read, 1)?.and_then(|k| k.first().copied()).unwrap_or(0);
+        let k = self.emitter.number(k as f64, DType::I32)?;
+        let flag = |name: &str| Node::bool(read.int(name).unwrap_or(1) != 0);
+        let axis = self.axis(read, -1);
+        let attrs = vec![axis, attribute("largest", flag("largest")), attribute("sorted", flag("sorted"))];
+        self.emitter.emit_all("1.topk", &[x, k], attrs, 2)
+    }
+
+    fn filled(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let shape = self.known(read, 0)?.unwrap_or_default();
+        let value = read.tensor("value");
+        let none = |_: &str, _: u64, _: u64| Err(std::io::ErrorKind::NotFound.into());
+        let array = value.map(|tensor| super::tensor::array(tensor, &none)).transpose()?;
+        let dtype = array.as_ref().map_or(DType::F32, |array| array.dtype());
+        let value = array.and_then(|array| array.reshape(&[]).ok()?.item().ok());
+        let shape: Vec<usize> = shape.into_iter().map(|n| n.max(0) as usize).collect();
+        self.emitter.filled(&shape, value.map_or(0.0, |value| value.as_f64()), dtype)
+    }
+
+    /// Nodes that compute.
+    fn computed(&mut self, read: &Read<'_>) -> Result<Option<ValueId>> {
+        let one = match read.op {
+            "MatMul" => {
+                let (x, y) = (self.operand(read, 0)?, self.operand(read, 1)?);
+                self.emitter.matmul(x, y, false)?
+            }
+            "Gelu" => {
+                let x = self.operand(read, 0)?;
+                let tanh = read.text("approximate") == Some("tanh");
+                self.emitter.emit("1.gelu", &[x], vec![attribute("approximate", Node::bool(tanh))])?
+            }
+            "Neg" => {
+                let x = self.operand(read, 0)?;
+                self.emitter.scaled(x, -1.0)?
+            }
+            "Softmax" | "LogSoftmax" => {
+                let (x, axis) = (self.operand(read, 0)?, self.axis(read, -1));
+                let name = if read.op == "Softmax" { "1.softmax" } else { "1.log_softmax" };
+                self.emitter.emit(name, &[x], vec![axis])?
+            }
+            "ReduceSum" | "ReduceMean" => self.reduced(read)?,
+            "OneHot" => self.one_hot(read)?,
+            "LayerNormalization" => {
+                let x = self.operand(read, 0)?;
+                let scale = self.operand(read, 1)?;
+                let bias = if read.input(2).is_some() { self.operand(read, 2)? } else { ValueId::ABSENT };
+                let ndim = self.emitter.shape(x)?.len() as i64;
+                let axis = read.int("axis").unwrap_or(-1);
+                let first = if axis < 0 { axis + ndim } else { axis };
+                let attrs = vec![
+                    attribute("epsilon", Node::f32(read.float("epsilon").unwrap_or(1e-5))),
+                    attribute("begin_norm_axis", Node::i32(first as i32)),
+                ];
+                self.emitter.emit_all("1.layer_norm", &[x, scale, bias], attrs, 3)?[0]
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(one))
+    }
+
+    fn gathered(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let (x, index) = (self.operand(read, 0)?, self.operand(read, 1)?);
+        let axis = read.int("axis").unwrap_or(0);
+        let (ndim, at) = (self.emitter.shape(x)?.len(), self.emitter.shape(index)?.len());
+        if axis == 0 && ndim == 2 {
+            let attrs = vec![attribute("padding_idx", Node::i64(-1)), attribute("sparse", Node::bool(false))];
+            return self.emitter.emit("1.embedding", &[index, x], attrs);
+        }
+        if at != 1 {
+            return read.refuse("only rows of a matrix, or positions in one dim, are gathered here");
+        }
+        let axis = self.axis(read, 0);
+        self.emitter.emit("1.index_select", &[x, index], vec![axis])
+    }
+
+    fn cut(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let x = self.operand(read, 0)?;
+        if let Some(steps) = self.known(read, 4)?
+            && steps.iter().any(|step| *step != 1)
+        {
+            return read.refuse("only steps of 1 are read");
+        }
+        let ndim = self.emitter.shape(x)?.len() as i64;
+        let axes = self.known(read, 3)?.unwrap_or((0..ndim).collect());
+        let axes: Vec<i64> = axes.into_iter().map(|axis| if axis < 0 { axis + ndim } else { axis }).collect();
+        let array = |values: Vec<i64>| Node::array(values.into_iter().map(Node::i64));
+        let (starts, ends) = (self.operand(read, 1)?, self.operand(read, 2)?);
+        let attrs = vec![
+            attribute("axes", array(axes.clone())),
+            attribute("infer_flags", array(vec![1; axes.len()])),
+            attribute("decrease_axis", array(Vec::new())),
+        ];
+        self.emitter.emit("1.slice", &[x, starts, ends], attrs)
+    }
+
+    fn reduced(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let x = self.operand(read, 0)?;
+        let ndim = self.emitter.shape(x)?.len() as i64;
+        let axes = self.known(read, 1)?.filter(|axes| !axes.is_empty()).unwrap_or((0..ndim).collect());
+        let axes = self.emitter.ints(&axes)?;
+        let keep = attribute("keepdim", Node::bool(read.int("keepdims").unwrap_or(1) != 0));
+        if read.op == "ReduceMean" {
+            return self.emitter.emit("1.mean", &[x, axes], vec![keep]);
+        }
+        let same = Node::with("1.a_dtype", crate::node::Data::Text("Undefined(ALL_DTYPE)".into()));
+        self.emitter.emit("1.sum", &[x, axes], vec![attribute("dtype", same), keep])
+    }
+
+    fn one_hot(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let x = self.operand(read, 0)?;
+        let classes = self.known(read, 1)?.and_then(|depth| depth.first().copied()).unwrap_or(0);
+        let values = self.known(read, 2)?;
+        if read.int("axis").unwrap_or(-1) != -1 || values != Some(vec![0, 1]) {
+            return read.refuse("only ones in a new last dim are read");
+        }
+        let classes = self.emitter.number(classes as f64, DType::I32)?;
+        self.emitter.emit("1.one_hot", &[x, classes], Vec::new())
+    }
+}
+
+/// The shape that two shapes are broadcast to.
+fn both_ways(a: &[usize], b: &[usize]) -> Vec<usize> {
+    let ndim = a.len().max(b.len());
+    let at = |shape: &[usize], dim: usize| (dim + shape.len()).checked_sub(ndim).map_or(1, |dim| shape[dim]);
+    (0..ndim).map(|dim| if at(a, dim) == 1 { at(b, dim) } else { at(a, dim) }).collect()
+}
