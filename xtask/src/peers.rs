@@ -15,34 +15,57 @@ const PEFT: &str = "peft==0.21.2";
 /// Names an interpreter that already has them.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
 
-/// An interpreter that can import all of them, or the reason why there is none.
+/// Releases that programs are validated with.
+const PROGRAM_PACKAGES: &[&str] =
+    &["paddlepaddle==3.3.1", "onnx==1.20.0", "onnxruntime==1.31.1", "numpy==2.4.6", "safetensors==0.8.0"];
+
+/// Names an interpreter that already has these.
+const PROGRAM_OVERRIDE: &str = "PLANARIA_PROGRAM_PYTHON";
+
+/// An interpreter that can import torch and what goes with it, or the reason why there is none.
 pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
-    if let Some(python) = std::env::var_os(OVERRIDE).map(PathBuf::from) {
-        return if has_packages(&python) {
-            Ok(python)
-        } else {
-            Err(format!("{OVERRIDE} names an interpreter without torch, numpy, safetensors or transformers"))
+    let imports = "import torch, numpy, safetensors, transformers";
+    let python = interpreter(root, "venv-torch", OVERRIDE, imports, PACKAGES)?;
+    if std::env::var_os(OVERRIDE).is_none() {
+        add_peft(&python);
+    }
+    Ok(python)
+}
+
+/// An interpreter that runs programs of Paddle and ONNX models, or the reason why there is none.
+pub(crate) fn program_python(root: &Path) -> Result<PathBuf, String> {
+    let imports = "import paddle, onnx, onnxruntime, numpy, safetensors";
+    interpreter(root, "venv-programs", PROGRAM_OVERRIDE, imports, PROGRAM_PACKAGES)
+}
+
+fn interpreter(
+    root: &Path,
+    venv: &str,
+    given: &str,
+    imports: &str,
+    packages: &[&str],
+) -> Result<PathBuf, String> {
+    if let Some(python) = std::env::var_os(given).map(PathBuf::from) {
+        return match can(&python, imports) {
+            true => Ok(python),
+            false => Err(format!("{given} names an interpreter that cannot `{imports}`")),
         };
     }
-    let venv = root.join("target").join("venv-torch");
+    let venv = root.join("target").join(venv);
     let python = venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
-    if has_packages(&python) {
-        add_peft(&python);
+    if can(&python, imports) {
         return Ok(python);
     }
     if !process::run(Command::new("python3").args(["-m", "venv"]).arg(&venv)).success {
         return Err("python3 -m venv failed; install python3 with its venv module".into());
     }
     let installed =
-        process::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES));
-    match installed.success && has_packages(&python) {
-        true => {
-            add_peft(&python);
-            Ok(python)
-        }
+        process::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages));
+    match installed.success && can(&python, imports) {
+        true => Ok(python),
         false => Err(format!(
-            "pip install {} failed; set {OVERRIDE} to an interpreter that has torch",
-            PACKAGES.join(" ")
+            "pip install {} failed; set {given} to an interpreter that has them",
+            packages.join(" ")
         )),
     }
 }
@@ -54,7 +77,6 @@ fn add_peft(python: &Path) {
     }
 }
 
-fn has_packages(python: &Path) -> bool {
-    process::ask(Command::new(python).args(["-c", "import torch, numpy, safetensors, transformers"]))
-        .is_some()
+fn can(python: &Path, imports: &str) -> bool {
+    process::ask(Command::new(python).args(["-c", imports])).is_some()
 }

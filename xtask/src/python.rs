@@ -1,4 +1,5 @@
-//! What other programs make of our files: the scripts in `tests/python`, each run with our command as its argument.
+//! What other programs make of our files: the scripts in `tests/python` and `tests/programs`, each run with our command as
+//! its argument.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +8,20 @@ use crate::process::{cargo, run};
 use crate::summary::{Counts, Outcome, counts};
 use crate::wheel;
 
+/// Where the scripts are that open files.
+pub(crate) const SCRIPTS: &str = "python";
+
+/// Where the scripts are that run programs.
+pub(crate) const PROGRAM_SCRIPTS: &str = "programs";
+
 /// Runs the tests of the package and the scripts by themselves; answers whether nothing failed.
 pub(crate) fn run_alone(root: &Path) -> bool {
     let torch = peers::torch_python(root);
-    let steps = [wheel::step(root, &torch), step(root, &[], &torch)];
+    let steps = [
+        wheel::step(root, &torch),
+        step(root, &[], &torch, SCRIPTS),
+        step(root, &[], &peers::program_python(root), PROGRAM_SCRIPTS),
+    ];
     for (outcome, counts) in &steps {
         match outcome {
             Outcome::Skipped(reason) => eprintln!("skipped: {reason}"),
@@ -21,14 +32,19 @@ pub(crate) fn run_alone(root: &Path) -> bool {
 }
 
 /// Runs every script; skipped with the reason where there is no interpreter with what they import.
-pub(crate) fn step(root: &Path, features: &[&str], python: &Result<PathBuf, String>) -> (Outcome, Counts) {
+pub(crate) fn step(
+    root: &Path,
+    features: &[&str],
+    python: &Result<PathBuf, String>,
+    folder: &str,
+) -> (Outcome, Counts) {
     let python = match python {
         Ok(python) => python,
         Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),
     };
     let mut total = Counts::default();
     let mut passed = true;
-    for script in scripts(root) {
+    for script in scripts(root, folder) {
         let out = root.join("target").join("python-out");
         let _ = std::fs::remove_dir_all(&out);
         if let Err(error) = std::fs::create_dir_all(&out) {
@@ -51,8 +67,8 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn scripts(root: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(root.join("tests").join("python")).into_iter().flatten().flatten();
+fn scripts(root: &Path, folder: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root.join("tests").join(folder)).into_iter().flatten().flatten();
     let mut scripts: Vec<PathBuf> = entries
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|e| e == "py"))
@@ -67,7 +83,9 @@ mod tests {
 
     #[test]
     fn the_scripts_are_found() {
-        let found = scripts(&crate::repository_root());
-        assert!(found.iter().any(|path| path.ends_with("formats.py")), "{found:?}");
+        for (folder, script) in [(SCRIPTS, "formats.py"), (PROGRAM_SCRIPTS, "validate.py")] {
+            let found = scripts(&crate::repository_root(), folder);
+            assert!(found.iter().any(|path| path.ends_with(script)), "{found:?}");
+        }
     }
 }

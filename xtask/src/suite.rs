@@ -27,6 +27,7 @@ pub(crate) fn run(root: &Path) -> bool {
     thread::scope(|scope| {
         // What Python programs need is installed while the compiler works.
         let torch = scope.spawn(|| peers::torch_python(root));
+        let peers = scope.spawn(|| peers::program_python(root));
         let server = scope.spawn(|| s3::server(root));
         let features = mpi::features(&needs.mpi);
         let gone = |_| Err("the installation broke off".into());
@@ -37,7 +38,9 @@ pub(crate) fn run(root: &Path) -> bool {
         let torch = torch.join().unwrap_or_else(gone);
         summary.step("python package", || wheel::step(root, &torch));
         summary.step("array api", || array_api::step(root, array_api::Examples::Few));
-        summary.step("python", || python::step(root, features, &torch));
+        summary.step("python", || python::step(root, features, &torch, python::SCRIPTS));
+        let peers = peers.join().unwrap_or_else(gone);
+        summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
         summary.step("kernels", || kernels::compile_step(root, features));
         summary.step("emulated device", || kernels::emulate_step(root, features));
@@ -81,6 +84,7 @@ fn preflight(root: &Path) -> Needs {
     let reason = needs.mpi.as_ref().err();
     eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
     eprintln!("torch, transformers    in a venv under target, made when missing (formats of others)");
+    eprintln!("paddle, onnxruntime    in a venv under target, made when missing (programs that others run)");
     eprintln!("maturin, pytest        in a venv under target, made when missing (the Python package)");
     eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
     eprintln!("moto                   in a venv under target, made when missing (an S3 server)");

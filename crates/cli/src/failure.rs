@@ -30,6 +30,11 @@ impl Failure {
         Failure { exit: Exit::PeerLost, message: message.into(), hint: None }
     }
 
+    /// The answer is no.
+    pub(crate) fn negative(message: impl Into<String>) -> Failure {
+        Failure { exit: Exit::Negative, message: message.into(), hint: None }
+    }
+
     /// Ended by a signal.
     pub(crate) fn signal(number: u8) -> Failure {
         let name = if number == 15 { "terminated" } else { "interrupted" };

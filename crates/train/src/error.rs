@@ -196,6 +196,9 @@ pub enum Error {
     /// A schedule that does not fit, or a stage that failed.
     #[error(transparent)]
     Pipeline(#[from] crate::pipeline::Error),
+    /// A model could not be captured as a program, or the program not be run.
+    #[error(transparent)]
+    Program(#[from] planaria_program::Error),
     /// Metrics or logs could not be written.
     #[error(transparent)]
     Telemetry(#[from] planaria_telemetry::Error),

@@ -18,6 +18,7 @@ mod opened;
 mod partition;
 pub mod plan;
 mod pretrained;
+pub mod programs;
 pub mod reduce;
 mod replica;
 pub mod rl;

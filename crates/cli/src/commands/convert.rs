@@ -1,5 +1,7 @@
 //! `planaria convert`: from any format to one we write, streaming, never half done.
 
+mod program;
+
 use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -55,6 +57,8 @@ pub(crate) struct Args {
     uid: Option<u64>,
     #[command(flatten)]
     pub(super) output: Output,
+    #[command(flatten)]
+    programs: program::ProgramArgs,
 }
 
 /// A floating point type: weights are not rounded to whole numbers.
@@ -94,15 +98,21 @@ pub(crate) enum Form {
     PaddleUnified,
     /// Our own folder: safetensors files with a manifest
     Planaria,
+    /// ONNX models that compute what the model computes: forward, and one step of decoding
+    Onnx,
+    /// Programs of Paddle 3.3 that compute what the model computes: forward, and one step of decoding
+    PaddleProgram,
 }
 
-impl From<Form> for To {
-    fn from(form: Form) -> To {
-        match form {
-            Form::Hf => To::HuggingFace,
-            Form::Dcp => To::TorchDcp,
-            Form::PaddleUnified => To::PaddleUnified,
-            Form::Planaria => To::Planaria,
+impl Form {
+    /// The form of a checkpoint; programs are none.
+    pub(super) fn of_checkpoint(self) -> Option<To> {
+        match self {
+            Form::Hf => Some(To::HuggingFace),
+            Form::Dcp => Some(To::TorchDcp),
+            Form::PaddleUnified => Some(To::PaddleUnified),
+            Form::Planaria => Some(To::Planaria),
+            Form::Onnx | Form::PaddleProgram => None,
         }
     }
 }
@@ -118,6 +128,7 @@ enum Held {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let Some(to) = args.to.of_checkpoint() else { return program::run(args, terminal) };
     let mapping = args.mapping.as_deref().map(|path| mapping::read(path, args.parts)).transpose()?;
     let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid }, terminal)?;
     let averaged = if args.ema { take_averages(&mut source, &args.source)? } else { None };
@@ -132,8 +143,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         betas: args.betas,
         max_memory: args.output.max_memory.0,
     };
-    let conversion = plan(&source, args.to.into(), &options)
-        .map_err(|error| mapping::blame(error, args.mapping.as_deref()))?;
+    let conversion =
+        plan(&source, to, &options).map_err(|error| mapping::blame(error, args.mapping.as_deref()))?;
     carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
 }
 

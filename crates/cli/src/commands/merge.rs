@@ -152,7 +152,11 @@ pub(super) fn carry_out(
         max_memory: output.memory.0 / 2,
         ..ConvertOptions::default()
     };
-    let conversion = merge.conversion(output.to.into(), &options)?;
+    let Some(to) = output.to.of_checkpoint() else {
+        let message = "a merge is written as a checkpoint, not as a program";
+        return Err(Failure::usage(message).hint("merge first, then `planaria convert` the result").into());
+    };
+    let conversion = merge.conversion(to, &options)?;
     let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
     let files = conversion.files().map(|(name, _)| name);
     let folder = OutputFolder::check(merge.places(), target, existing, files)?;

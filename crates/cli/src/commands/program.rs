@@ -9,16 +9,18 @@ use crate::quantity::count;
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::{Context, Result};
+pub(super) use files::beside;
 use files::{Loaded, load, read_program};
 use planaria::program::{self, Program, paddle};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Programs saved by Paddle: show, verify, run, diff, patch, import, export
+/// Programs of Paddle and ONNX models: show, verify, run, diff, patch, import, export
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A program is Paddle's NAME.json (Paddle 3.0 to 3.3) with NAME.pdiparams beside it, or a folder that `import` made."
+    after_help = "A program is Paddle's NAME.json (Paddle 3.0 to 3.3) with NAME.pdiparams beside it, NAME.onnx, or a folder that `import` made.\n\
+    `planaria convert MODEL OUT --to onnx` or `--to paddle-program` makes programs of a model."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -39,7 +41,7 @@ enum Verb {
     Patch(Patch),
     /// Write a program and its parameters as a folder of ours
     Import(Move),
-    /// Write a program and its parameters as files of Paddle, NAME.json and NAME.pdiparams
+    /// Write a program and its parameters as files of Paddle, NAME.json and NAME.pdiparams, or as NAME.onnx
     Export(Move),
 }
 
@@ -56,6 +58,9 @@ struct Show {
     /// Print what it takes and gives and how often each op occurs, no ops
     #[arg(long)]
     summary: bool,
+    /// Draw it into a file instead
+    #[arg(long, value_name = "OUT.svg", conflicts_with = "summary")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -106,7 +111,10 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 
 fn show(args: &Show, terminal: &mut Terminal) -> Result<Exit> {
     let program = read_program(&args.program)?;
-    if terminal.json {
+    if let Some(path) = &args.svg {
+        files::write(path, program::svg(&program).as_bytes())?;
+        terminal.line(path.display())?;
+    } else if terminal.json {
         terminal.object("planaria/program-show/1", &summary(&program))?;
     } else if args.summary {
         print_summary(&program, terminal)?;
@@ -146,6 +154,14 @@ fn print_summary(program: &Program, terminal: &mut Terminal) -> Result<()> {
     for held in program.held() {
         let kind = if held.parameter { "parameter" } else { "state" };
         table.row([kind.to_string(), held.name.to_string(), program::type_text(&held.value.ty)]);
+    }
+    if let Some(plan) = program::plan_memory(program) {
+        table.row(["memory".to_string(), "values of a run".to_string(), format!("{} bytes", plan.peak)]);
+        table.row([
+            "memory".to_string(),
+            "inputs and parameters".to_string(),
+            format!("{} bytes", plan.held),
+        ]);
     }
     for (name, value) in program.outputs() {
         table.row(["output".to_string(), name.to_string(), value.to_string()]);
@@ -251,8 +267,12 @@ fn import(args: &Move, terminal: &mut Terminal) -> Result<Exit> {
 fn export(args: &Move, terminal: &mut Terminal) -> Result<Exit> {
     let Loaded { program, state } = load(&args.program)?;
     program::check(&program)?;
+    if args.out.extension().is_some_and(|ending| ending == "onnx") {
+        return export_onnx(args, &program, &state, terminal);
+    }
+    let (program, state) = files::of_paddle(program, state)?;
     let Some(stem) = args.out.to_str().and_then(|path| path.strip_suffix(".json")) else {
-        let message = format!("'{}' must end in .json", args.out.display());
+        let message = format!("'{}' must end in .json or .onnx", args.out.display());
         return Err(Failure::usage(message)
             .hint("the parameters are written beside it, as .pdiparams")
             .into());
@@ -272,5 +292,20 @@ fn export(args: &Move, terminal: &mut Terminal) -> Result<Exit> {
     for path in written {
         terminal.line(path.display())?;
     }
+    Ok(Exit::Success)
+}
+
+/// As an ONNX model with its parameters in it.
+fn export_onnx(
+    args: &Move,
+    program: &Program,
+    state: &program::ProgramState,
+    terminal: &mut Terminal,
+) -> Result<Exit> {
+    files::free(&args.out, false)?;
+    let (program, state) = files::of_paddle(program.clone(), state.clone())?;
+    let exported = program::onnx::export(&program, &state, None, &|_, _| None)?;
+    files::write(&args.out, &exported.model)?;
+    terminal.line(args.out.display())?;
     Ok(Exit::Success)
 }

@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use anyhow::{Context, Result};
-use planaria::program::{Program, ProgramState, open_folder, paddle};
+use planaria::program::onnx::import;
+use planaria::program::{DIALECT, Extents, Program, ProgramState, lower, open_folder, paddle};
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// A program with its parameters.
@@ -23,8 +24,40 @@ pub(super) fn read_program(path: &Path) -> Result<Program> {
     if path.is_dir() {
         return Ok(folder(path)?.0);
     }
+    if is_onnx(path) {
+        return Ok(onnx(path)?.program);
+    }
     let bytes = std::fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
     Ok(paddle::read(&bytes)?)
+}
+
+fn is_onnx(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "onnx")
+}
+
+/// An ONNX model, with the elements that lie in files beside it.
+fn onnx(path: &Path) -> Result<Loaded> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    let (program, state) = import(&bytes, &|_| None, &|name, offset, length| {
+        beside(&path.with_file_name(name), offset, length)
+    })?;
+    Ok(Loaded { program, state })
+}
+
+/// Part of a file.
+pub(in crate::commands) fn beside(path: &Path, offset: u64, length: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.take(length).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The same in the ops of Paddle, where it has ops of ours.
+pub(super) fn of_paddle(program: Program, state: ProgramState) -> Result<(Program, ProgramState)> {
+    let mut ours = false;
+    program.visit(&mut |op| ours |= op.parts().0 == DIALECT);
+    if ours { Ok(lower(&program, &state, Extents::Fixed)?) } else { Ok((program, state)) }
 }
 
 /// The program and the parameters beside it.
@@ -32,6 +65,9 @@ pub(super) fn load(path: &Path) -> Result<Loaded> {
     if path.is_dir() {
         let (program, state) = folder(path)?;
         return Ok(Loaded { program, state });
+    }
+    if is_onnx(path) {
+        return onnx(path);
     }
     let program = read_program(path)?;
     let parameters = path.with_extension("pdiparams");

@@ -1,0 +1,165 @@
+//! Models as programs: every family captured, run, saved and loaded, with the bits of the model itself.
+
+use flate2::read::GzDecoder;
+use planaria_array::{Array, DType};
+use planaria_nn::Init;
+use planaria_nn::models::{Models, Network, Stage};
+use planaria_program::{
+    Captured, Datum, Origin, Program, ProgramState, open_folder, run, save_folder, verify,
+};
+use planaria_tensor::{Tensor, random};
+use planaria_train::programs::{Part, Sizes, capture_model, eager, inputs, parameters};
+use std::io::Read;
+
+/// Every family, and what some of them vary.
+const MODELS: [&str; 14] = [
+    "llama",
+    "llama-bias",
+    "mistral",
+    "qwen2",
+    "qwen2-tied",
+    "qwen2-window",
+    "qwen2-moe",
+    "qwen2-moe-mixed",
+    "qwen3",
+    "qwen3-moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3-long",
+];
+
+/// The model of a golden file, with weights of its own.
+fn network(name: &str) -> Box<dyn Network> {
+    let path = format!("{}/../../testdata/models/{name}.safetensors.gz", env!("CARGO_MANIFEST_DIR"));
+    let mut bytes = Vec::new();
+    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+    let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + size]).unwrap();
+    let config = header["__metadata__"]["config"].as_str().unwrap();
+    let model = Models::default().open_json(config).unwrap();
+    model.build(&Stage::whole(&*model), None, &Init { seed: 7, ..Init::default() }).unwrap()
+}
+
+/// Inputs with elements of their own: ids below a bound, anything elsewhere.
+fn drawn(network: &dyn Network, part: Part, sizes: &Sizes) -> Vec<(String, Tensor)> {
+    let mut state = 11u64;
+    let mut next = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as f64 / f64::from(1u32 << 31)
+    };
+    let draw = |(name, tensor): (String, Tensor)| {
+        let shape = tensor.shape().to_vec();
+        let array = match (name.as_str(), tensor.dtype()) {
+            ("position_ids", _) => tensor.local().clone(),
+            (_, DType::I64) => {
+                let ids: Vec<i64> = (0..tensor.numel()).map(|_| (next() * 16.0) as i64).collect();
+                Array::from_slice(&ids, &shape).unwrap()
+            }
+            _ => {
+                let values: Vec<f32> = (0..tensor.numel()).map(|_| next() as f32 - 0.5).collect();
+                Array::from_slice(&values, &shape).unwrap()
+            }
+        };
+        (name, Tensor::new(array))
+    };
+    inputs(network, part, sizes).unwrap().into_iter().map(draw).collect()
+}
+
+fn data(given: &[(String, Tensor)]) -> Vec<Datum> {
+    given.iter().map(|(_, tensor)| Datum::Array(tensor.local().clone())).collect()
+}
+
+fn bits(array: &Array) -> Vec<u32> {
+    array.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+fn largest_difference(a: &Array, b: &Array) -> f64 {
+    let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
+    let scale = a.iter().fold(1e-30f64, |most, x| most.max(f64::from(x.abs())));
+    a.iter().zip(&b).fold(0.0f64, |most, (x, y)| most.max(f64::from((x - y).abs()))) / scale
+}
+
+/// Runs a captured part of a model on other inputs than it was captured with, and compares with the model.
+fn compare(name: &str, part: Part, sizes: &Sizes, most: f64) -> (Box<dyn Network>, Captured) {
+    let network = network(name);
+    let captured =
+        capture_model(&*network, part, sizes).unwrap_or_else(|error| panic!("{name} {part:?}: {error}"));
+    assert_eq!(verify(&captured.program), [], "{name} {part:?}");
+    let given = drawn(&*network, part, sizes);
+    let tensors: Vec<Tensor> = given.iter().map(|(_, tensor)| tensor.clone()).collect();
+    let expected = eager(&*network, part, &tensors).unwrap();
+    let found = run(&captured.program, &mut captured.state.clone(), &data(&given)).unwrap();
+    assert_eq!(found.len(), expected.len(), "{name} {part:?}");
+    for ((found_name, found), (expected_name, expected)) in found.iter().zip(&expected) {
+        assert_eq!(**found_name, **expected_name);
+        let found = found.array().unwrap();
+        if most == 0.0 {
+            assert_eq!(bits(found), bits(expected.local()), "{name} {part:?} {found_name}");
+        } else {
+            let worst = largest_difference(expected.local(), found);
+            assert!(worst <= most, "{name} {part:?} {found_name}: {worst}");
+        }
+    }
+    (network, captured)
+}
+
+const FORWARD: Sizes = Sizes { batch: 2, length: 5, past: 0 };
+const DECODE: Sizes = Sizes { batch: 2, length: 1, past: 4 };
+
+#[test]
+fn every_family_captured_has_the_bits_of_the_model() {
+    for name in MODELS {
+        compare(name, Part::Forward, &FORWARD, 0.0);
+        compare(name, Part::Decode, &DECODE, 0.0);
+    }
+}
+
+#[test]
+fn forward_and_backward_are_one_program_with_the_bits_of_the_model() {
+    for name in MODELS {
+        // Experts are added up in another order where every one of them computes every row.
+        let most = if name.contains("moe") { 1e-5 } else { 0.0 };
+        let (network, captured) = compare(name, Part::Gradients, &FORWARD, most);
+        let wanted = parameters(&*network).len();
+        assert_eq!(captured.program.outputs().len(), wanted + 1, "{name}: a gradient for each parameter");
+        let mut backward = 0;
+        captured.program.visit(&mut |op| {
+            if let Some((composite, instance)) = Origin::of(op).0.first() {
+                assert!(composite.ends_with("_grad") && *instance > 0, "{composite}#{instance}");
+                backward += 1;
+            }
+        });
+        assert!(backward > 10, "{name}: {backward} ops say whose gradient they compute");
+    }
+}
+
+#[test]
+fn a_saved_program_has_structured_names_and_the_same_bits() {
+    let (network, captured) = compare("qwen3", Part::Forward, &FORWARD, 0.0);
+    let folder = tempfile::tempdir().unwrap();
+    let (store, at) = planaria_store::locate(&folder.path().join("p").display().to_string()).unwrap();
+    save_folder(&*store, &at, &captured.program, &captured.state).unwrap();
+    let (program, mut state): (Program, ProgramState) = open_folder(&*store, &at).unwrap();
+    for (name, tensor) in parameters(&*network) {
+        let held = state.get(&name).and_then(Datum::array).unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!(bits(held), bits(tensor.local()), "{name}");
+    }
+    let given = drawn(&*network, Part::Forward, &FORWARD);
+    let first = run(&program, &mut state, &data(&given)).unwrap();
+    let again = run(&captured.program, &mut captured.state.clone(), &data(&given)).unwrap();
+    assert_eq!(bits(first[0].1.array().unwrap()), bits(again[0].1.array().unwrap()));
+    // Other values by structured name change what it computes.
+    let name = "model.norm.weight";
+    let twice =
+        state.get(name).unwrap().array().unwrap().mul(&Array::scalar(2.0, DType::F32).unwrap()).unwrap();
+    state.set(&program, name, twice).unwrap();
+    let changed = run(&program, &mut state, &data(&given)).unwrap();
+    assert_ne!(bits(changed[0].1.array().unwrap()), bits(again[0].1.array().unwrap()));
+    let wrong = Array::zeros(&[3], DType::F32).unwrap();
+    let error = state.set(&program, name, wrong.clone()).unwrap_err().to_string();
+    assert!(error.contains("model.norm.weight") && error.contains("f32[3]"), "{error}");
+    let error = state.set(&program, "model.norm.wieght", wrong).unwrap_err().to_string();
+    assert!(error.contains("did you mean model.norm.weight"), "{error}");
+    random::seed(0);
+}
