@@ -110,8 +110,8 @@ mod tests {
         let (config, any) = (config(""), Choice::default());
         let of = |ranks| chosen(&config, ranks, &any).unwrap();
         assert_eq!(of(4), "pp=2 dp=2");
-        // Three replicas do not share four samples, and there are no three stages of two blocks.
-        assert_eq!(of(3), "pp=2 dp=1");
+        // Three replicas do not share four samples; of three stages one has no block, but the embedding or the head.
+        assert_eq!(of(3), "pp=3 dp=1");
         assert_eq!(of(2), "pp=2 dp=1");
         assert_eq!(of(1), "dp=1");
         assert_eq!(of(8), "pp=2 dp=4");
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(chosen(&listed, 1, &Choice::default()).unwrap(), "dp=1");
         let error = chosen(&listed, 1, &Choice { least: 1, memory: Some(1000) }).unwrap_err().to_string();
         assert!(error.contains("more than 1000"), "{error}");
-        let least = Choice { least: 3, memory: None };
+        let least = Choice { least: 3, memory: Some(1000) };
         let error = chosen(&config(""), 3, &least).unwrap_err().to_string();
         assert!(error.contains("3 to 3 ranks"), "{error}");
     }
