@@ -38,6 +38,7 @@ mod map;
 mod mixture;
 mod pack;
 mod permute;
+pub mod pictures;
 mod sampler;
 mod source;
 mod stream;

@@ -73,6 +73,16 @@ impl Lanes {
         }
     }
 
+    /// What every rank has whole and uses whole.
+    pub fn whole(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(parallel) = &self.0 else { return Ok(x.clone()) };
+        let placements = parallel.placements(Placement::Replicate, Placement::Replicate);
+        match x.layout() {
+            Some(_) => x.placed(&placements),
+            None => Tensor::place(x.local(), &parallel.mesh, &placements, &parallel.world),
+        }
+    }
+
     /// A hidden state as it lies between blocks: `ep` cuts the batch, `tp` the sequence when it is asked to.
     pub fn residual(&self, x: &Tensor) -> Result<Tensor> {
         let Some(parallel) = &self.0 else { return Ok(x.clone()) };

@@ -6,7 +6,7 @@ use crate::parallel::Parallel;
 use planaria_array::ops::Distribution;
 use planaria_array::random::{Key, Normal, Window};
 use planaria_array::{Array, DType, Device};
-use planaria_layout::{Layout, Mesh, Placement, Shape};
+use planaria_layout::{Layout, Mesh, Placement, Shape, Shard};
 use planaria_tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
@@ -94,6 +94,16 @@ pub enum Cut {
         /// How many heads it holds.
         heads: usize,
     },
+    /// One dim that holds several parts of the same heads one after the other, such as queries, keys and values: each part
+    /// between heads. Whole where the heads cannot be shared out evenly.
+    Fused {
+        /// The dim.
+        dim: usize,
+        /// How many heads each part holds.
+        heads: usize,
+        /// How many parts there are.
+        parts: usize,
+    },
 }
 
 /// One line of a model's table of parameters.
@@ -128,7 +138,10 @@ impl ParamSpec {
             Cut::Whole => Placement::Replicate,
             Cut::Dim(dim) => Placement::shard(dim),
             Cut::Heads { dim, heads } if heads.is_multiple_of(size) => Placement::shard(dim),
-            Cut::Heads { .. } => Placement::Replicate,
+            Cut::Fused { dim, heads, parts } if heads.is_multiple_of(size) => {
+                Placement::Shard(Shard { dim, sections: parts, order: 0 })
+            }
+            Cut::Heads { .. } | Cut::Fused { .. } => Placement::Replicate,
         };
         let axis = |axis: &planaria_layout::Axis| match axis.name.as_str() {
             "tp" => tp(axis.size),

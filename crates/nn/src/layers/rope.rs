@@ -1,7 +1,7 @@
 //! Rotary positions: the frequencies of a configuration, and a table that grows with the longest sequence seen.
 
 use crate::error::{Error, Result};
-use planaria_array::Device;
+use planaria_array::{Array, Device};
 use planaria_array::ops::{RotaryLayout, RotaryPairing, RotaryTable};
 use planaria_tensor::{Tensor, ops};
 use std::f64::consts::PI;
@@ -100,6 +100,15 @@ pub enum Positions {
         /// One more than the largest of them.
         end: usize,
     },
+    /// On three axes, integers `[3, batch, sequence]`, in models that see; they make rows of them.
+    Axes(Array),
+    /// Rotations that no single position tells: every token has a row of its own.
+    Rows {
+        /// Cosines and sines of the rows.
+        table: RotaryTable,
+        /// Row of each token, `[batch, sequence]`.
+        rows: Tensor,
+    },
 }
 
 impl Default for Positions {
@@ -164,6 +173,14 @@ impl Rope {
     /// Heads `[batch, sequence, heads, dim]`, each rotated by its position.
     pub fn rotate(&self, x: &Tensor, positions: &Positions) -> planaria_tensor::Result<Tensor> {
         let device = x.local().device();
+        if let Positions::Rows { table, rows } = positions {
+            let (pairing, layout) = (RotaryPairing::Halves, RotaryLayout::SeqHeads);
+            let on = if device == Device::Meta { Device::Cpu } else { device };
+            let table = RotaryTable { cos: table.cos.to(on)?, sin: table.sin.to(on)? };
+            let rows = if on == Device::Cpu { rows.clone() } else { rows.to(on)? };
+            let positions = ops::RotaryPositions::Ids(&rows);
+            return ops::rotary(x, &table, &ops::RotaryOptions { pairing, layout, positions });
+        }
         let moved = match (positions, device) {
             (Positions::Ids { ids, end }, Device::Cuda(_)) => {
                 Some(Positions::Ids { ids: ids.to(device)?, end: *end })
@@ -173,6 +190,10 @@ impl Rope {
         let (end, positions) = match moved.as_ref().unwrap_or(positions) {
             Positions::From(first) => (first + x.shape()[1], ops::RotaryPositions::From(*first)),
             Positions::Ids { ids, end } => (*end, ops::RotaryPositions::Ids(ids)),
+            Positions::Axes(_) | Positions::Rows { .. } => {
+                let message = "this model has one position for each token, not three".to_string();
+                return Err(planaria_tensor::Error::Argument { op: "rotary", message });
+            }
         };
         let rope = match &self.longer {
             Some((length, longer)) if end > *length => &**longer,
@@ -200,7 +221,7 @@ impl Rope {
         let size = end.max(64).checked_next_power_of_two().unwrap_or(end);
         let mut table = RotaryTable::from_frequencies(size, &self.frequencies)?;
         if self.attention != 1.0 {
-            let factor = planaria_array::Array::scalar(self.attention, table.cos.dtype())?;
+            let factor = Array::scalar(self.attention, table.cos.dtype())?;
             table = RotaryTable { cos: table.cos.mul(&factor)?, sin: table.sin.mul(&factor)? };
         }
         table = RotaryTable { cos: table.cos.to(device)?, sin: table.sin.to(device)? };

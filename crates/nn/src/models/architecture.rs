@@ -2,6 +2,7 @@
 
 use super::cost::{self, Cost, Segment, Sizes};
 use super::network::Network;
+use super::qwen2_vl::Marks;
 use crate::error::{Error, Result};
 use crate::parallel::Parallel;
 use crate::param::{Init, ParamSpec};
@@ -98,6 +99,16 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// The adapters on it, where this is a model with some.
     fn adapted(&self) -> Option<&crate::lora::Adapted> {
         None
+    }
+
+    /// Which tokens stand for pictures and videos, in a model that sees.
+    fn sight(&self) -> Option<Marks> {
+        None
+    }
+
+    /// How names in files may begin instead, of whoever wrote them: what ours begin with, and what theirs do.
+    fn other_names(&self) -> &[(&str, &str)] {
+        &[]
     }
 
     /// The width of a hidden state between blocks: that of the token vectors.

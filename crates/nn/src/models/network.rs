@@ -3,6 +3,7 @@
 use super::architecture::Stage;
 use super::head::{Head, Loss, States};
 use crate::error::{Error, Result};
+use super::qwen2_vl::Scenes;
 use crate::layers::{LayerCache, Positions};
 use crate::param::Module;
 use planaria_array::Array;
@@ -102,6 +103,17 @@ pub struct Run<'a> {
     pub train: Option<Key>,
     /// Keys and values of what came before.
     pub cache: Option<&'a Cache>,
+    /// Pictures and videos whose vectors take the places of marked tokens, in models that see.
+    pub shown: Option<Shown>,
+}
+
+/// What a model that sees is shown beside its tokens.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// `[patches, numbers]`: of all pictures, then of all videos.
+    pub patches: Array,
+    /// How the patches lie.
+    pub scenes: Scenes,
 }
 
 /// What one stage hands to the next.

@@ -3,6 +3,7 @@
 use super::architecture::Architecture;
 use super::decoder::{DecoderConfig, Family};
 use super::gpt2::Gpt2;
+use super::qwen2_vl::{QWEN2_5_VL, QWEN2_VL, Qwen2VlConfig};
 use super::{GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
@@ -32,7 +33,9 @@ struct Row {
 impl Default for Models {
     /// Those that come with this crate.
     fn default() -> Models {
-        FAMILIES.into_iter().fold(Models { rows: Vec::new() }, Models::family).with("gpt2", Gpt2::open)
+        let decoders = FAMILIES.into_iter().fold(Models { rows: Vec::new() }, Models::family);
+        let seeing = [&QWEN2_VL, &QWEN2_5_VL].into_iter().fold(decoders, Models::seeing);
+        seeing.with("gpt2", Gpt2::open)
     }
 }
 
@@ -51,6 +54,13 @@ impl Models {
     #[must_use]
     pub fn family(self, family: &'static Family) -> Models {
         let open = move |map| Ok(Arc::new(DecoderConfig::read(map, family)?) as Arc<dyn Architecture>);
+        let model_type = family.model_type.to_string();
+        self.row(Row { model_type, keys: family.keys, open: Arc::new(open) })
+    }
+
+    /// With a family that sees pictures.
+    fn seeing(self, family: &'static Family) -> Models {
+        let open = move |map| Ok(Arc::new(Qwen2VlConfig::read(map, family)?) as Arc<dyn Architecture>);
         let model_type = family.model_type.to_string();
         self.row(Row { model_type, keys: family.keys, open: Arc::new(open) })
     }

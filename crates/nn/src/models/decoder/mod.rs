@@ -187,18 +187,24 @@ impl Decoder {
     /// [`Network::forward`] of tokens or of what a stage handed on.
     pub fn forward(&self, input: impl Into<Activations>, run: &Run<'_>) -> Result<Activations> {
         let Activations { hidden, routed } = input.into();
-        let hidden = match &self.embed {
-            Some(embed) => {
-                let mut x = self.lanes.out_of_rows(&embed.forward(&self.lanes.batch(&hidden)?)?)?;
-                if let Some(scale) = self.config.variations.embedding_scale {
-                    x = x.mul_scalar(scale)?;
-                }
-                let dropout = Dropout { p: self.config.hidden_dropout };
-                dropout.forward(&x, run.train.map(|key| key.fold(u64::MAX)))?
-            }
-            None => self.lanes.residual(&hidden)?,
-        };
-        through(&self.blocks, &self.stage, Activations { hidden, routed }, &self.lanes, run)
+        let hidden = self.embedded(&hidden, run)?;
+        self.onward(Activations { hidden, routed }, run)
+    }
+
+    /// What goes into the blocks: vectors of tokens on the first stage, what was handed on otherwise.
+    pub(in crate::models) fn embedded(&self, hidden: &Tensor, run: &Run<'_>) -> Result<Tensor> {
+        let Some(embed) = &self.embed else { return Ok(self.lanes.residual(hidden)?) };
+        let mut x = self.lanes.out_of_rows(&embed.forward(&self.lanes.batch(hidden)?)?)?;
+        if let Some(scale) = self.config.variations.embedding_scale {
+            x = x.mul_scalar(scale)?;
+        }
+        let dropout = Dropout { p: self.config.hidden_dropout };
+        Ok(dropout.forward(&x, run.train.map(|key| key.fold(u64::MAX)))?)
+    }
+
+    /// The blocks of this stage.
+    pub(in crate::models) fn onward(&self, input: Activations, run: &Run<'_>) -> Result<Activations> {
+        through(&self.blocks, &self.stage, input, &self.lanes, run)
     }
 }
 

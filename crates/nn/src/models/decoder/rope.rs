@@ -41,7 +41,8 @@ pub(in crate::models) fn read_scaling(
         None => read.positive("max_position_embeddings"),
     };
     let scaling = match kind {
-        "default" => RopeScaling::Default,
+        // Sections of axes do not change frequencies.
+        "default" | "mrope" => RopeScaling::Default,
         "linear" => RopeScaling::Linear { factor: inner.positive("factor")? },
         "llama3" => RopeScaling::Llama3 {
             factor: inner.positive("factor")?,
