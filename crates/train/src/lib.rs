@@ -30,7 +30,8 @@ mod weights;
 pub use config::Config;
 pub use error::{Error, Result};
 pub use generate::{
-    BatchTime, Continuation, Continued, Dialogue, Generator, Measure, MeasureOptions, Sampling, Weights,
+    BatchTime, Continuation, Continued, Dialogue, Generator, Measure, MeasureOptions, Prepared, Sampling,
+    Weights,
 };
 pub use objective::{Objective, Objectives};
 pub use opened::Opened;

@@ -195,8 +195,10 @@ impl Pretrained {
         // What a folder of a model that is not known here ties is not known either.
         let config = self.json("config.json")?.map(Value::Object);
         let model = config.and_then(|config| models.open(config).ok());
-        let ties = model.map(|model| planaria_nn::models::ties(&*model)).transpose()?.unwrap_or_default();
-        let prefix = prefix(&source, state, &ties);
+        let ties = model.as_ref().map(|model| planaria_nn::models::ties(&**model)).transpose()?;
+        let ties = ties.unwrap_or_default();
+        let others = model.as_ref().map_or(&[][..], |model| model.other_names());
+        let prefix = prefix(&source, state, &ties, others);
         state.tied.extend(ties);
         state.items.iter_mut().for_each(|item| item.name = prefix.of(&item.name));
         state.tied = state.tied.iter().map(|(k, v)| (prefix.of(k), prefix.of(v))).collect();
@@ -232,6 +234,8 @@ enum Prefix {
     Longer(String),
     /// What has this prefix was saved by itself, without it and without the head.
     Bare(String),
+    /// They begin with other words: ours, and theirs.
+    Other(Vec<(String, String)>),
 }
 
 impl Prefix {
@@ -239,13 +243,22 @@ impl Prefix {
         match self {
             Prefix::Longer(prefix) => format!("{prefix}{name}"),
             Prefix::Bare(prefix) => name.strip_prefix(prefix.as_str()).unwrap_or(name).to_string(),
+            Prefix::Other(pairs) => {
+                let theirs = pairs.iter().find_map(|(ours, theirs)| Some((theirs, name.strip_prefix(ours)?)));
+                theirs.map_or_else(|| name.to_string(), |(theirs, rest)| format!("{theirs}{rest}"))
+            }
         }
     }
 }
 
 /// The one under which most of the parameters that this rank wants, or those they are tied to, are there; the usual names
 /// where none is better.
-fn prefix(source: &Source, state: &State, ties: &BTreeMap<String, String>) -> Prefix {
+fn prefix(
+    source: &Source,
+    state: &State,
+    ties: &BTreeMap<String, String>,
+    others: &[(&str, &str)],
+) -> Prefix {
     let wanted: Vec<&String> =
         state.items.iter().map(|item| ties.get(&item.name).unwrap_or(&item.name)).collect();
     let mut tried: BTreeSet<String> = BTreeSet::new();
@@ -254,6 +267,10 @@ fn prefix(source: &Source, state: &State, ties: &BTreeMap<String, String>) -> Pr
         if tried.insert(first.clone()) {
             candidates.push(Prefix::Bare(first));
         }
+    }
+    if !others.is_empty() {
+        let pair = |(ours, theirs): &(&str, &str)| (ours.to_string(), theirs.to_string());
+        candidates.push(Prefix::Other(others.iter().map(pair).collect()));
     }
     let names = || source.tensors.keys().filter(|key| key.part == Part::Model).map(|key| &key.name);
     let longer = |wanted: &&String| names().find_map(|name| name.strip_suffix(wanted.as_str()));

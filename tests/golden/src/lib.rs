@@ -11,6 +11,7 @@ mod merge;
 mod mixed;
 mod pipeline;
 mod programs;
+mod qwen2_vl;
 mod reshard;
 mod rl;
 mod sft;
@@ -39,6 +40,7 @@ const KINDS: &[(&str, Runner)] = &[
     ("paddle-checkpoints", checkpoints::run),
     ("paddle-programs", programs::run),
     ("pipeline", pipeline::run),
+    ("qwen2-vl", qwen2_vl::run),
     ("reshard", reshard::run),
     ("rl", rl::run),
     ("sft", sft::run),

@@ -8,6 +8,7 @@ mod lora;
 mod merge;
 mod pipeline;
 mod programs;
+mod qwen2_vl;
 mod reshard;
 mod rl;
 mod sft;

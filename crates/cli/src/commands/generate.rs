@@ -6,6 +6,7 @@ use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria::array::Device;
+use planaria::data::chat::Json;
 use planaria::nn::models::Models;
 use planaria::train::{BatchTime, Continuation, Generator, Sampling, Weights};
 use serde_json::{Value, json};
@@ -50,8 +51,11 @@ pub(crate) struct Args {
     /// Take every text as what a user says, written with the folder's chat template, and answer it
     #[arg(long)]
     chat: bool,
+    /// A picture to show before the text, in a model that sees; may be given several times
+    #[arg(long, value_name = "FILE", requires = "text", conflicts_with = "prompts")]
+    image: Vec<PathBuf>,
     /// What the model is told before the conversation
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// Random seed for sampling
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
@@ -159,13 +163,19 @@ fn prompt_field(line: &str) -> Option<String> {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
     let mut generator = Generator::open_adapted(&args.run, &args.lora, &Models::default())?.weights(which);
-    if args.chat {
+    if args.system.is_some() && !args.chat && args.image.is_empty() {
+        return Err(Failure::usage("`--system` is told to a conversation").hint("add `--chat`").into());
+    }
+    if args.chat && args.image.is_empty() {
         generator = generator.asked(args.system.as_deref())?;
     }
     let generator = generator.device(args.device).precision(args.precision.into()).batch(args.batch as usize);
     let sampling = args.sampling(generator.sampling());
     let texts = args.texts()?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    if !args.image.is_empty() {
+        return answer(args, &generator, &sampling, texts[0], terminal);
+    }
     for (number, text) in texts.iter().enumerate() {
         let fit = generator.check(text, &sampling, args.ranks as usize)?;
         if fit < sampling.tokens {
@@ -193,6 +203,34 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     } else {
         writer.begin(texts.len());
         write("\n");
+    }
+    Ok(Exit::Success)
+}
+
+/// Answers a question about pictures.
+fn answer(
+    args: &Args,
+    generator: &Generator,
+    sampling: &Sampling,
+    text: &str,
+    terminal: &mut Terminal,
+) -> Result<Exit> {
+    let image = |file: &PathBuf| json!({ "type": "image", "image": file.display().to_string() });
+    let mut parts: Vec<Value> = args.image.iter().map(image).collect();
+    parts.push(json!({ "type": "text", "text": text }));
+    let system = args.system.iter().map(|text| json!({ "role": "system", "content": text }));
+    let messages = system.chain([json!({ "role": "user", "content": parts })]);
+    let messages = messages.map(|message| Json::parse(&message.to_string()).map_err(Failure::usage));
+    let prepared = generator.prepare(messages.collect::<Result<_, _>>()?, Path::new("."))?;
+    let each = |piece: &str| {
+        if !terminal.json {
+            write(piece);
+        }
+    };
+    let made = generator.answer(&prepared, sampling, args.ranks as usize, &each)?;
+    match terminal.json {
+        true => terminal.object("planaria/generate/1", &told(generator, text, &made))?,
+        false => write("\n"),
     }
     Ok(Exit::Success)
 }

@@ -55,7 +55,8 @@ pub fn sample_frames(total: usize, video_fps: f64, wanted: Wanted) -> Result<Sam
     let n = count as usize;
     let step = (total - 1) as f64 / (n - 1) as f64;
     // As torch has it: the second half is counted from the end.
-    let at = |i: usize| if i < n / 2 { step * i as f64 } else { (total - 1) as f64 - step * (n - 1 - i) as f64 };
+    let at =
+        |i: usize| if i < n / 2 { step * i as f64 } else { (total - 1) as f64 - step * (n - 1 - i) as f64 };
     let frames = (0..n).map(|i| at(i).round_ties_even() as usize).collect();
     Ok(Sampled { frames, fps: count / total as f64 * video_fps })
 }

@@ -1,8 +1,8 @@
 //! Rotary positions: the frequencies of a configuration, and a table that grows with the longest sequence seen.
 
 use crate::error::{Error, Result};
-use planaria_array::{Array, Device};
 use planaria_array::ops::{RotaryLayout, RotaryPairing, RotaryTable};
+use planaria_array::{Array, Device};
 use planaria_tensor::{Tensor, ops};
 use std::f64::consts::PI;
 use std::sync::{Arc, Mutex, PoisonError};

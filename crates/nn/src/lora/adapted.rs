@@ -253,6 +253,14 @@ impl Architecture for Adapted {
         self.base.is_turned(weight)
     }
 
+    fn sight(&self) -> Option<crate::models::qwen2_vl::Marks> {
+        self.base.sight()
+    }
+
+    fn other_names(&self) -> &[(&str, &str)] {
+        self.base.other_names()
+    }
+
     fn adapted(&self) -> Option<&Adapted> {
         Some(self)
     }

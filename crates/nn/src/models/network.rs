@@ -2,8 +2,8 @@
 
 use super::architecture::Stage;
 use super::head::{Head, Loss, States};
-use crate::error::{Error, Result};
 use super::qwen2_vl::Scenes;
+use crate::error::{Error, Result};
 use crate::layers::{LayerCache, Positions};
 use crate::param::Module;
 use planaria_array::Array;

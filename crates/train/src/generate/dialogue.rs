@@ -14,7 +14,12 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    fn open(generator: &Generator, system: Option<&str>) -> Result<Asked> {
+    /// The template.
+    pub(super) fn chat(&self) -> &Chat {
+        &self.chat
+    }
+
+    pub(super) fn open(generator: &Generator, system: Option<&str>) -> Result<Asked> {
         let chat = Chat::new(&generator.tokenizer, None, Clock::Now)?;
         if !chat.has_template() {
             let hint =
@@ -33,7 +38,7 @@ impl Asked {
     }
 }
 
-fn refused(refusal: Refusal) -> Error {
+pub(super) fn refused(refusal: Refusal) -> Error {
     crate::data::Error::Chat { origin: "the conversation".into(), refusal }.into()
 }
 

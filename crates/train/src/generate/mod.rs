@@ -4,6 +4,7 @@
 mod batches;
 mod dialogue;
 mod measure;
+mod pictures;
 mod sampling;
 
 use crate::config::Precision;
@@ -15,7 +16,7 @@ use planaria_array::ops::Keep;
 use planaria_array::{Array, DType, Device};
 use planaria_comm::{Comm, alone, threads};
 use planaria_layout::Mesh;
-use planaria_nn::models::{Architecture, Cache, Models, Network, Run};
+use planaria_nn::models::{Architecture, Models, Network, Run};
 use planaria_nn::{Init, Parallel};
 use planaria_tensor::{Tensor, World, no_grad};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ pub use crate::pretrained::Which as Weights;
 pub use batches::{BatchTime, Continued};
 pub use dialogue::Dialogue;
 pub use measure::{Measure, MeasureOptions};
+pub use pictures::Prepared;
 pub use sampling::Sampling;
 
 /// A checkpoint that text can be made from.
@@ -258,12 +260,24 @@ impl Generator {
         sampling: &Sampling,
         each: &dyn Fn(&str),
     ) -> Result<Continuation> {
+        self.continue_prepared(model, &Prepared::text(prompt_ids), sampling, each)
+    }
+
+    fn continue_prepared(
+        &self,
+        model: &dyn Network,
+        given: &Prepared,
+        sampling: &Sampling,
+        each: &dyn Fn(&str),
+    ) -> Result<Continuation> {
+        let prompt_ids = given.tokens.clone();
         let mut tokens = prompt_ids.clone();
-        let (given, mut said, mut ended) = (tokens.len(), 0, false);
-        let cache = model.cache(given + sampling.tokens);
+        let (begun, mut said, mut ended) = (tokens.len(), 0, false);
+        let cache = model.cache(begun + sampling.tokens);
         let mut fresh = tokens.clone();
         for number in 0..sampling.tokens {
-            let scores = no_grad(|| next_scores(model, &fresh, &cache))?;
+            let run = Run { cache: Some(&cache), ..given.run(number)? };
+            let scores = no_grad(|| next_scores(model, &fresh, &run))?;
             let token = match sampling.takes_the_best() {
                 true => scores.argmax(None, Keep::No)?.item()?.as_f64() as u32,
                 false => sampling.choose(&scores.to_vec()?, &tokens, number)?,
@@ -274,9 +288,9 @@ impl Generator {
             }
             tokens.push(token);
             fresh = vec![token];
-            self.tell(&tokens[given..], &mut said, each)?;
+            self.tell(&tokens[begun..], &mut said, each)?;
         }
-        let ids = tokens.split_off(given);
+        let ids = tokens.split_off(begun);
         Ok(Continuation { text: self.tokenizer.decode(&ids)?, prompt_ids, ids, ended })
     }
 
@@ -300,10 +314,10 @@ impl Generator {
 }
 
 /// Scores of the token after `fresh`, the same on every rank.
-pub(crate) fn next_scores(model: &dyn Network, fresh: &[u32], cache: &Cache) -> Result<Array> {
+pub(crate) fn next_scores(model: &dyn Network, fresh: &[u32], run: &Run<'_>) -> Result<Array> {
     let ids: Vec<i64> = fresh.iter().map(|&t| i64::from(t)).collect();
     let input = Tensor::from_slice(&ids, &[1, ids.len()])?;
-    let end = model.forward(input.into(), &Run { cache: Some(cache), ..Run::default() })?;
+    let end = model.forward(input.into(), run)?;
     let last = end.hidden.narrow(1, ids.len() - 1, 1)?;
     Ok(model.logits(&last)?.whole()?.cast(DType::F32)?)
 }

@@ -7,7 +7,7 @@ use crate::opened::Opened;
 use planaria_comm::alone;
 use planaria_nn::Init;
 use planaria_nn::batch::{Batch, Prompt, Room};
-use planaria_nn::models::{Models, Network};
+use planaria_nn::models::{Models, Network, Run};
 use planaria_tensor::no_grad;
 use std::path::Path;
 
@@ -127,7 +127,8 @@ fn alone_in(model: &dyn Network, mut row: Row<'_>, draw: &dyn Fn(usize, usize) -
     let cache = model.cache(row.given + row.roll.most);
     let mut fresh: Vec<u32> = row.tokens.iter().map(|&id| id as u32).collect();
     while !row.is_done() {
-        let scores = no_grad(|| next_scores(model, &fresh, &cache))?;
+        let run = Run { cache: Some(&cache), ..Run::default() };
+        let scores = no_grad(|| next_scores(model, &fresh, &run))?;
         fresh = vec![row.take(&scores.to_vec::<f32>()?, draw) as u32];
     }
     Ok(row.end())

@@ -126,7 +126,9 @@ impl VisionConfig {
             ));
         }
         if !width.is_multiple_of(heads) || !(width / heads).is_multiple_of(4) {
-            return refuse(format!("a width of {width} does not divide into {heads} heads of a multiple of 4 elements"));
+            return refuse(format!(
+                "a width of {width} does not divide into {heads} heads of a multiple of 4 elements"
+            ));
         }
         if self.newer.as_ref().is_some_and(|newer| newer.window == 0) {
             return refuse(format!("window_size is smaller than one token of {} pixels", patch * merge));
@@ -183,11 +185,15 @@ impl Qwen2VlConfig {
         };
         let text = DecoderConfig::read(map.clone(), family)?;
         if sections.iter().sum::<usize>() * 2 != text.head_dim {
-            let what = format!("mrope_section {sections:?} does not add up to half of head_dim {}", text.head_dim);
+            let what =
+                format!("mrope_section {sections:?} does not add up to half of head_dim {}", text.head_dim);
             return Err(Error::Sizes { what });
         }
         if vision.out != text.hidden_size {
-            let what = format!("the tower gives {} elements and the text model takes {}", vision.out, text.hidden_size);
+            let what = format!(
+                "the tower gives {} elements and the text model takes {}",
+                vision.out, text.hidden_size
+            );
             return Err(Error::Sizes { what });
         }
         Ok(Qwen2VlConfig { text, vision, sections, marks })
@@ -195,9 +201,15 @@ impl Qwen2VlConfig {
 }
 
 fn sections(read: &Reader<'_>) -> Result<[usize; 3]> {
-    let wrong = |found: String| Error::Key { key: "rope_scaling.mrope_section".into(), found, expected: "three sizes" };
+    let wrong = |found: String| Error::Key {
+        key: "rope_scaling.mrope_section".into(),
+        found,
+        expected: "three sizes",
+    };
     let scaling = read.object("rope_scaling")?;
-    let Some(list) = scaling.and_then(|map| map.get("mrope_section")) else { return Err(wrong("missing".into())) };
+    let Some(list) = scaling.and_then(|map| map.get("mrope_section")) else {
+        return Err(wrong("missing".into()));
+    };
     let sizes: Option<Vec<usize>> =
         list.as_array().and_then(|list| list.iter().map(|v| usize::try_from(v.as_u64()?).ok()).collect());
     match sizes.as_deref() {
@@ -210,7 +222,11 @@ fn sections(read: &Reader<'_>) -> Result<[usize; 3]> {
 fn flat(mut map: Map<String, Value>) -> Result<Map<String, Value>> {
     if let Some(text) = map.remove("text_config") {
         let Value::Object(text) = text else {
-            return Err(Error::Key { key: "text_config".into(), found: text.to_string(), expected: "an object" });
+            return Err(Error::Key {
+                key: "text_config".into(),
+                found: text.to_string(),
+                expected: "an object",
+            });
         };
         for (key, value) in text {
             if key != "model_type" && key != "architectures" {

@@ -20,7 +20,7 @@ use super::network::{Activations, Cache, Network, Run, Shown};
 use crate::error::{Error, Result};
 use crate::layers::{Positions, Rope};
 use crate::parallel::{Lanes, Parallel};
-use crate::param::{Init, Module, Param, ParamSpec};
+use crate::param::{Adaptable, Init, Module, Param, ParamSpec};
 use planaria_array::{Array, DType, Device};
 use planaria_tensor::Tensor;
 use serde_json::Value;
@@ -132,7 +132,8 @@ impl Qwen2Vl {
     fn with_features(&self, tokens: &Array, hidden: &Tensor, shown: &Shown) -> Result<Tensor> {
         let features = self.features(shown)?;
         let Marks { image, video, merge, .. } = self.config.marks;
-        let pictures: usize = shown.scenes.images.iter().map(|g| g.iter().product::<usize>() / (merge * merge)).sum();
+        let pictures: usize =
+            shown.scenes.images.iter().map(|g| g.iter().product::<usize>() / (merge * merge)).sum();
         let (mut next, ends) = ([0, pictures], [pictures, features.shape()[0]]);
         let device = tokens.device();
         let tokens = tokens.to(Device::Cpu)?;
@@ -214,5 +215,10 @@ impl Module for Qwen2Vl {
     fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Param)) {
         self.tower.visit_mut(f);
         self.text.visit_mut(f);
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.tower.visit_layers(f);
+        self.text.visit_layers(f);
     }
 }

@@ -25,13 +25,14 @@ pub fn patch_places(grids: &[Grid], merge: usize) -> Vec<[usize; 2]> {
 }
 
 /// Patches of all grids.
-pub fn patches(grids: &[Grid]) -> usize {
+pub(super) fn patches(grids: &[Grid]) -> usize {
     grids.iter().map(|grid| grid.iter().product::<usize>()).sum()
 }
 
 /// Borders between patches that do not see each other: every frame is alone. The first is 0, the last the number of patches.
 pub fn frame_borders(grids: &[Grid]) -> Vec<usize> {
-    let frames = grids.iter().flat_map(|&[frames, rows, columns]| std::iter::repeat_n(rows * columns, frames));
+    let frames =
+        grids.iter().flat_map(|&[frames, rows, columns]| std::iter::repeat_n(rows * columns, frames));
     let ends = frames.scan(0, |end, len| {
         *end += len;
         Some(*end)
@@ -99,6 +100,8 @@ pub fn fused_rows(heads: usize, head: usize, ranks: usize) -> Result<Vec<Vec<usi
         return Err(Error::Argument { what: "vision heads", message });
     }
     let own = heads / ranks * head;
-    let of = |rank: usize| (0..3).flat_map(move |part| (0..own).map(move |i| part * heads * head + rank * own + i));
+    let of = |rank: usize| {
+        (0..3).flat_map(move |part| (0..own).map(move |i| part * heads * head + rank * own + i))
+    };
     Ok((0..ranks).map(|rank| of(rank).collect()).collect())
 }

@@ -54,7 +54,10 @@ pub fn axes(rows: &[Vec<i64>], real: Option<&[Vec<bool>]>, scenes: &Scenes, mark
         let tokens: Vec<i64> = real.iter().map(|&at| row[at]).collect();
         let (places, end) = seen.row(number, &tokens)?;
         for (&at, place) in real.iter().zip(places) {
-            place.iter().enumerate().for_each(|(axis, &p)| ids[(axis * rows.len() + number) * length + at] = p);
+            place
+                .iter()
+                .enumerate()
+                .for_each(|(axis, &p)| ids[(axis * rows.len() + number) * length + at] = p);
         }
         next.push(end);
     }
@@ -121,7 +124,8 @@ impl Seen<'_> {
             false => (&self.scenes.videos, &mut self.videos, "videos"),
         };
         let Some(&grid) = grids.get(*at) else {
-            let message = format!("row {row} has a place for one more of the {} {what} that are given", grids.len());
+            let message =
+                format!("row {row} has a place for one more of the {} {what} that are given", grids.len());
             return Err(Error::Argument { what: "positions", message });
         };
         *at += 1;
@@ -146,7 +150,9 @@ pub fn rotation_rows(ids: &Array, frequencies: &[f64], sections: [usize; 3]) -> 
     let ends = [sections[0], sections[0] + sections[1]];
     let axis = |pair: usize| ends.iter().filter(|&&end| pair >= end).count();
     let angle = |token: usize, pair: usize| values[axis(pair) * count + token] as f64 * frequencies[pair];
-    let angles: Vec<f64> =
-        (0..count).flat_map(|token| (0..frequencies.len()).map(move |pair| (token, pair))).map(|(t, p)| angle(t, p)).collect();
+    let angles: Vec<f64> = (0..count)
+        .flat_map(|token| (0..frequencies.len()).map(move |pair| (token, pair)))
+        .map(|(t, p)| angle(t, p))
+        .collect();
     rotations(&angles, frequencies.len())
 }

@@ -6,7 +6,7 @@ use super::table::TOWER;
 use crate::error::{Error, Result};
 use crate::layers::{GatedMlp, LayerNorm, Linear, Parts, RmsNorm};
 use crate::parallel::{Lanes, Parallel};
-use crate::param::{Init, Module, Param};
+use crate::param::{Adaptable, Init, Module, Param};
 use planaria_array::Array;
 use planaria_array::ops::{Gate, RotaryLayout, RotaryPairing, RotaryTable, Span};
 use planaria_tensor::ops::Documents;
@@ -90,7 +90,11 @@ impl Tower {
         let tokens = count / merged;
         let weight = self.patch.value()?;
         let weight = weight.reshape(&[width, self.config.patch_width()])?;
-        let values = self.lanes.batch(&values.cast(weight.dtype())?.reshape(&[1, count, self.config.patch_width()])?)?;
+        let values = self.lanes.batch(&values.cast(weight.dtype())?.reshape(&[
+            1,
+            count,
+            self.config.patch_width(),
+        ])?)?;
         let mut x = ops::linear(&values, &weight, None)?;
         let newer = self.config.newer.as_ref();
         let windows = newer.map(|newer| windows(grids, merge, newer.window)).transpose()?;
@@ -127,14 +131,23 @@ impl Tower {
         let refuse = |message: String| Err(Error::Argument { what: "vision tower", message });
         let merge = self.config.merge;
         let fits = |&[frames, rows, columns]: &Grid| {
-            frames > 0 && rows > 0 && columns > 0 && rows.is_multiple_of(merge) && columns.is_multiple_of(merge)
+            frames > 0
+                && rows > 0
+                && columns > 0
+                && rows.is_multiple_of(merge)
+                && columns.is_multiple_of(merge)
         };
         if let Some(grid) = grids.iter().find(|grid| !fits(grid)) {
-            return refuse(format!("a grid of {grid:?} frames, rows and columns does not divide into blocks of {merge}"));
+            return refuse(format!(
+                "a grid of {grid:?} frames, rows and columns does not divide into blocks of {merge}"
+            ));
         }
         if values.shape()[..] != [count, self.config.patch_width()] {
             let width = self.config.patch_width();
-            return refuse(format!("patches {} for grids of {count} patches of {width} numbers", values.shape()));
+            return refuse(format!(
+                "patches {} for grids of {count} patches of {width} numbers",
+                values.shape()
+            ));
         }
         Ok(())
     }
@@ -144,15 +157,18 @@ impl Tower {
         let (head, merged) = (width / heads, merge * merge);
         let mut places = patch_places(grids, merge);
         if let Some((order, _)) = windows {
-            places = order.iter().flat_map(|&token| places[token * merged..(token + 1) * merged].to_vec()).collect();
+            places = order
+                .iter()
+                .flat_map(|&token| places[token * merged..(token + 1) * merged].to_vec())
+                .collect();
         }
         let device = x.local().device();
-        let device = if device == planaria_array::Device::Meta { planaria_array::Device::Cpu } else { device };
+        let device =
+            if device == planaria_array::Device::Meta { planaria_array::Device::Cpu } else { device };
         let table = rotations(&patch_angles(&places, head, THETA), head / 2)?;
         let table = RotaryTable { cos: table.cos.to(device)?, sin: table.sin.to(device)? };
-        let inside = |borders: &[usize]| {
-            Documents::new(vec![borders[..borders.len() - 1].to_vec()], places.len())
-        };
+        let inside =
+            |borders: &[usize]| Documents::new(vec![borders[..borders.len() - 1].to_vec()], places.len());
         Ok(View {
             table,
             frames: inside(&frame_borders(grids))?,
@@ -175,7 +191,14 @@ impl TowerBlock {
         })
     }
 
-    fn forward(&self, x: &Tensor, view: &View, whole: bool, config: &VisionConfig, lanes: &Lanes) -> Result<Tensor> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        view: &View,
+        whole: bool,
+        config: &VisionConfig,
+        lanes: &Lanes,
+    ) -> Result<Tensor> {
         let y = lanes.into_columns(&self.norms[0].forward(x)?)?;
         let y = self.attention(&self.qkv.forward(&y)?, view, whole, config)?;
         let x = x.add(&lanes.out_of_rows(&self.proj.forward(&y)?)?)?;
@@ -196,11 +219,13 @@ impl TowerBlock {
         let parts = qkv.reshape(&[1, count, 3, heads, width / heads])?;
         let part = |number: i64| parts.select(2, number);
         let positions = ops::RotaryPositions::From(0);
-        let options = ops::RotaryOptions { pairing: RotaryPairing::Halves, layout: RotaryLayout::SeqHeads, positions };
+        let options =
+            ops::RotaryOptions { pairing: RotaryPairing::Halves, layout: RotaryLayout::SeqHeads, positions };
         let turned = |number: i64| ops::rotary(&part(number)?, &view.table, &options)?.transpose(1, 2);
         let (q, k, v) = (turned(0)?, turned(1)?, part(2)?.transpose(1, 2)?);
         let documents = if whole { Some(&view.frames) } else { view.windows.as_ref() };
-        let options = ops::AttentionOptions { span: Span::All, documents, ..ops::AttentionOptions::default() };
+        let options =
+            ops::AttentionOptions { span: Span::All, documents, ..ops::AttentionOptions::default() };
         let y = ops::attention(&q, &k, &v, &options)?;
         Ok(y.transpose(1, 2)?.reshape(&[1, count, width])?)
     }
@@ -260,6 +285,15 @@ impl Module for TowerBlock {
             TowerMlp::Gated(mlp) => mlp.visit_mut(f),
         }
     }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.qkv.visit_layers(f);
+        self.proj.visit_layers(f);
+        match &mut self.mlp {
+            TowerMlp::Quick(layers) => layers.iter_mut().for_each(|layer| layer.visit_layers(f)),
+            TowerMlp::Gated(mlp) => mlp.visit_layers(f),
+        }
+    }
 }
 
 impl Module for Tower {
@@ -277,5 +311,11 @@ impl Module for Tower {
         self.norm.visit_mut(f);
         self.into.visit_mut(f);
         self.out.visit_mut(f);
+    }
+
+    fn visit_layers(&mut self, f: &mut dyn FnMut(Adaptable<'_>)) {
+        self.blocks.visit_layers(f);
+        self.into.visit_layers(f);
+        self.out.visit_layers(f);
     }
 }
