@@ -17,7 +17,7 @@ pub const PREFIX: &str = "base_model.model.";
 
 /// What the factors of one module stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Base {
+pub(super) enum Ground {
     /// A product, `[out, in]`.
     Product,
     /// A product that lies `[in, out]`.
@@ -53,16 +53,16 @@ fn along(cut: Cut, from: usize, to: usize) -> Cut {
 /// The adapter's rows for a weight.
 pub(super) fn of(
     weight: &ParamSpec,
-    base: Base,
+    base: Ground,
     target: &Target,
     config: &LoraConfig,
 ) -> Result<AdapterRows> {
     let first = usize::from(weight.is_stacked());
     let (out, inner) = match base {
-        Base::Product => (first, first + 1),
-        Base::Turned => (first + 1, first),
+        Ground::Product => (first, first + 1),
+        Ground::Turned => (first + 1, first),
         // Tokens are what goes in.
-        Base::Table => (first + 1, first),
+        Ground::Table => (first + 1, first),
     };
     let (rank, start) = (target.rank, config.factors()?);
     let (width, inputs) = (weight.shape[out], weight.shape[inner]);
@@ -81,14 +81,9 @@ pub(super) fn of(
         // As peft holds factors, also of narrow models.
         dtype: Some(DType::F32),
     };
-    let (down_start, up_start) = match (start, base) {
-        (_, Base::Table) => (Start::Zeros, Start::Normal { std: 1.0 }),
-        (Factors::Gaussian, _) => (Start::Normal { std: 1.0 / rank as f64 }, Start::Zeros),
-        (Factors::Random, _) => (uniform(inputs), uniform(rank)),
-        _ => (uniform(inputs), Start::Zeros),
-    };
+    let (down_start, up_start) = first_values(start, base, inputs, rank);
     let (down, up) = match base {
-        Base::Table => ("lora_embedding_A", "lora_embedding_B"),
+        Ground::Table => ("lora_embedding_A", "lora_embedding_B"),
         _ => ("lora_A.weight", "lora_B.weight"),
     };
     let columns = along(weight.tp, out, first);
@@ -102,7 +97,7 @@ pub(super) fn of(
             down_start,
         ),
         up: row(up, experts(&[width, rank])?, ParamKind::Matrix, columns, up_start),
-        up_bias: match config.lora_bias && base != Base::Table {
+        up_bias: match config.lora_bias && base != Ground::Table {
             true => Some(row("lora_B.bias", experts(&[width])?, ParamKind::Bias, columns, bias_start)),
             false => None,
         },
@@ -113,6 +108,16 @@ pub(super) fn of(
             false => None,
         },
     })
+}
+
+/// How both factors start.
+fn first_values(start: Factors, base: Ground, inputs: usize, rank: usize) -> (Start, Start) {
+    match (start, base) {
+        (_, Ground::Table) => (Start::Zeros, Start::Normal { std: 1.0 }),
+        (Factors::Gaussian, _) => (Start::Normal { std: 1.0 / rank as f64 }, Start::Zeros),
+        (Factors::Random, _) => (uniform(inputs), uniform(rank)),
+        _ => (uniform(inputs), Start::Zeros),
+    }
 }
 
 /// As `torch.nn.Linear` draws: between plus and minus one over the root of the inputs.
@@ -144,11 +149,11 @@ pub(super) fn twin_tokens(weight: &ParamSpec, twin: &str, count: usize) -> Resul
 }
 
 /// What the weight of a module is to its adapter.
-pub(super) fn base_of(weight: &ParamSpec, is_turned: bool) -> Base {
+pub(super) fn base_of(weight: &ParamSpec, is_turned: bool) -> Ground {
     match weight.kind == ParamKind::Embedding && weight.tied.is_none() {
-        true => Base::Table,
-        false if is_turned => Base::Turned,
-        false => Base::Product,
+        true => Ground::Table,
+        false if is_turned => Ground::Turned,
+        false => Ground::Product,
     }
 }
 

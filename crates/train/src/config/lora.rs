@@ -61,7 +61,7 @@ impl LoraInit {
 /// How the weights under an adapter are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum LoraBase {
+pub enum BaseWidth {
     /// In the precision of the run.
     #[default]
     Full,
@@ -71,12 +71,12 @@ pub enum LoraBase {
     Nf4,
 }
 
-impl LoraBase {
+impl BaseWidth {
     pub(crate) fn width(self) -> Option<Width> {
         match self {
-            LoraBase::Full => None,
-            LoraBase::Int8 => Some(Width::Int8),
-            LoraBase::Nf4 => Some(Width::Nf4),
+            BaseWidth::Full => None,
+            BaseWidth::Int8 => Some(Width::Int8),
+            BaseWidth::Nf4 => Some(Width::Nf4),
         }
     }
 }
@@ -126,7 +126,7 @@ pub struct LoraSection {
     pub init: LoraInit,
     /// How the weights of the model are kept: `full`, `int8` or `nf4`. They are widened to the run's precision, block by block,
     /// whenever they are computed with. Not with `train.zero = 3` or on a device.
-    pub base: LoraBase,
+    pub base: BaseWidth,
     /// Go on from this adapter; its `adapter_config.json` says everything but `dropout` and `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
@@ -152,7 +152,7 @@ impl Default for LoraSection {
             ensure_weight_tying: false,
             trainable_token_indices: Vec::new(),
             init: LoraInit::Default,
-            base: LoraBase::Full,
+            base: BaseWidth::Full,
             adapter: None,
         }
     }

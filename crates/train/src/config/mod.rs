@@ -25,7 +25,7 @@ pub use average::AverageSection;
 pub use embedding::{EmbeddingSection, Negatives, TextAttention};
 pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
-pub use lora::{LoraBase, LoraInit, LoraSection, Modules};
+pub use lora::{BaseWidth, LoraInit, LoraSection, Modules};
 pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection, TokenIds};
 pub use rope::RopeSection;
