@@ -137,7 +137,7 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
     if inputs.len() == 1 {
         asked = CombineOptions { combination: "linear".parse()?, ..asked };
     }
-    if asked.combination.prune != Prune::Nothing && !(asked.density > 0.0) {
+    if asked.combination.prune != Prune::Nothing && (asked.density.is_nan() || asked.density <= 0.0) {
         return Err(Error::request(format!(
             "a density of {} leaves nothing; choose one above 0",
             asked.density

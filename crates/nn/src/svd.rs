@@ -14,6 +14,9 @@ pub struct Svd {
     pub right: Vec<f64>,
 }
 
+/// Fills the room it is given with rows from a number on.
+pub type ReadRows<'a, E> = dyn Fn(usize, &mut [f64]) -> Result<(), E> + 'a;
+
 /// A matrix whose rows can be read.
 pub struct Matrix<'a, E> {
     /// How many rows there are.
@@ -21,7 +24,7 @@ pub struct Matrix<'a, E> {
     /// How many columns there are.
     pub columns: usize,
     /// Reads rows from the given one on, as many as there is room for.
-    pub read: &'a dyn Fn(usize, &mut [f64]) -> Result<(), E>,
+    pub read: &'a ReadRows<'a, E>,
 }
 
 impl<E> std::fmt::Debug for Matrix<'_, E> {

@@ -173,7 +173,7 @@ proptest! {
             let held = pieces(&program, &state, &spread, &world).unwrap();
             let given = Tensor::place(x.local(), &mesh, layouts["x"].placements(), &world).unwrap();
             let ranks = Ranks { mesh: mesh.clone(), world: world.clone() };
-            let direct = run_tensors(&program, &held, &[given.clone()], Some(&ranks)).unwrap();
+            let direct = run_tensors(&program, &held, std::slice::from_ref(&given), Some(&ranks)).unwrap();
             // What moves is said by the program: nothing else does.
             let strict = trace::strict(|| run_tensors(&own, &held, &[given], Some(&ranks))).unwrap();
             let same = direct[0].1.layout() == strict[0].1.layout() && bits(direct[0].1.local()) == bits(strict[0].1.local());
@@ -238,7 +238,7 @@ fn writes_become_new_values_and_writes_behind_the_back_are_refused() {
     };
     let Captured { program, state, .. } = capture(&function, work).unwrap();
     let other = Dice(2).tensor(&[2, 3]);
-    let expected = work(&[other.clone()]).unwrap();
+    let expected = work(std::slice::from_ref(&other)).unwrap();
     assert_eq!(bits(&result(&program, &state, &other)), bits(expected[0].1.local()));
 
     let behind = |given: &[Tensor]| {

@@ -163,7 +163,7 @@ fn a_checkpoint_is_an_adapter_alone() -> Result<()> {
         Ok(generator.generate("12: cut", &sampling, 1, &|_| {})?)
     };
     let own = say(&sandbox.run_dir("tuned"), &[])?;
-    ensure!(own == say(&sandbox.run_dir("base"), &[folder.clone()])?, "{own}");
+    ensure!(own == say(&sandbox.run_dir("base"), std::slice::from_ref(&folder))?, "{own}");
     // Another run goes on from it as peft would: the same weights, a new optimizer.
     let adapter = format!("lora.adapter={}", folder.display());
     let next = Trainer::new(sandbox.config("next", "", &[&init, &adapter, "train.steps=1"])?).run(None)?;

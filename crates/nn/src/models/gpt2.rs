@@ -289,6 +289,10 @@ impl Gpt2Network {
                 Tensor::from_slice(&at, &[1, length])?
             }
             Positions::Ids { ids, .. } => ids,
+            Positions::Axes(_) | Positions::Rows { .. } => {
+                let message = "this model has one position for each token, not three".to_string();
+                return Err(Error::Argument { what: "positions", message });
+            }
         };
         // All ranks have the vectors of places whole: they join what is whole in its sequence, and are cut with it.
         let x = words.forward(&ids)?.settled()?.add(&places.forward(&at)?)?;

@@ -3,7 +3,7 @@
 use super::OPSET;
 use super::proto::{Graph, Model, ValueInfo};
 use super::read::Read;
-use super::tensor::{array, dtype};
+use super::tensor::{Beside, array, dtype};
 use crate::builder::attribute;
 use crate::error::{Error, Result};
 use crate::lower::Emitter;
@@ -29,7 +29,7 @@ const OLDEST: i64 = 13;
 pub fn import(
     bytes: &[u8],
     extents: &dyn Fn(&str) -> Option<Vec<usize>>,
-    beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
+    beside: &Beside<'_>,
 ) -> Result<(Program, ProgramState)> {
     let model = Model::decode(bytes);
     let refuse = |what: String| Error::Onnx { place: "model".to_string(), what };
@@ -65,7 +65,7 @@ impl Reader {
         &mut self,
         graph: &Graph,
         extents: &dyn Fn(&str) -> Option<Vec<usize>>,
-        beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
+        beside: &Beside<'_>,
     ) -> Result<()> {
         let mut held = HashSet::new();
         for tensor in &graph.initializer {
@@ -121,11 +121,7 @@ impl Reader {
         Ok(())
     }
 
-    fn node(
-        &mut self,
-        read: &Read<'_>,
-        beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
-    ) -> Result<()> {
+    fn node(&mut self, read: &Read<'_>, beside: &Beside<'_>) -> Result<()> {
         let output = read.node.output.first().cloned().unwrap_or_default();
         if read.op == "Constant" {
             let Some(tensor) = read.tensor("value") else {

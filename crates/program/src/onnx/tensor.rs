@@ -63,11 +63,11 @@ fn described(name: &str, array: &Array) -> proto::Tensor {
     proto::Tensor { dims, data_type, name, ..proto::Tensor::default() }
 }
 
+/// Reads bytes of a file beside the model: its name, the offset, and how many.
+pub(super) type Beside<'a> = dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>> + 'a;
+
 /// The elements of a tensor; those beside the model are asked for by file, offset and length.
-pub(super) fn array(
-    tensor: &proto::Tensor,
-    beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
-) -> Result<Array> {
+pub(super) fn array(tensor: &proto::Tensor, beside: &Beside<'_>) -> Result<Array> {
     let place = format!("tensor {}", tensor.name.as_deref().unwrap_or_default());
     let refuse = |what: String| Error::Onnx { place: place.clone(), what };
     let dtype = dtype(&place, tensor.data_type.unwrap_or(0))?;
@@ -88,11 +88,7 @@ pub(super) fn array(
     Array::from_bytes(&bytes, &dims, dtype).map_err(|source| Error::Array { place, source })
 }
 
-fn outside(
-    tensor: &proto::Tensor,
-    size: usize,
-    beside: &dyn Fn(&str, u64, u64) -> std::io::Result<Vec<u8>>,
-) -> Result<Vec<u8>, String> {
+fn outside(tensor: &proto::Tensor, size: usize, beside: &Beside<'_>) -> Result<Vec<u8>, String> {
     let find = |key: &str| {
         let entry = tensor.external_data.iter().find(|entry| entry.key.as_deref() == Some(key));
         entry.and_then(|entry| entry.value.clone())

@@ -32,7 +32,7 @@ impl Mark {
             instance: instance.as_int()?,
             result: usize::try_from(result.as_int()?).ok()?,
             operands: operands.as_ints()?.into_iter().map(ValueId).collect(),
-            attrs: attrs.items()?.into_iter().map(|pair| attr(pair)).collect::<Option<_>>()?,
+            attrs: attrs.items()?.into_iter().map(attr).collect::<Option<_>>()?,
         })
     }
 }

@@ -184,7 +184,7 @@ pub fn excluded(columns: &[Array], options: &Contrast, ids: Option<&[Vec<u64>]>)
     let rows = 0..columns.first().map_or(0, |queries| queries.shape()[0]);
     let block = Block { columns: &prepared, rows, options, ids: ids.as_ref() };
     let (similar, own) = (block.with_documents(0)?, block.own()?);
-    let none = || Array::full(&similar.shape().to_vec(), false, DType::Bool);
+    let none = || Array::full(similar.shape(), false, DType::Bool);
     Ok(match block.left_out(&similar, &own)? {
         Some(mask) => mask.local().clone(),
         None => none()?,

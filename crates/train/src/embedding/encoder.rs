@@ -205,8 +205,8 @@ impl Layer {
         match self {
             Layer::Normalize => normalized(x),
             Layer::Dense { weight, bias, activation } => {
-                let (weight, bias) = (weight.clone(), bias.clone());
-                let y = ops::linear(x, &Tensor::new(weight), bias.map(Tensor::new).as_ref())?;
+                let bias = bias.as_ref().map(|bias| Tensor::new((**bias).clone()));
+                let y = ops::linear(x, &Tensor::new((**weight).clone()), bias.as_ref())?;
                 activation.apply(&y)
             }
         }

@@ -151,7 +151,7 @@ impl LayerSpec {
 #[derive(Clone, Debug)]
 pub(crate) enum Layer {
     Normalize,
-    Dense { weight: Array, bias: Option<Array>, activation: Activation },
+    Dense { weight: Box<Array>, bias: Option<Box<Array>>, activation: Activation },
 }
 
 /// What a dense layer ends with.
@@ -310,6 +310,6 @@ impl LayerSpec {
         let tensor = |name: &str| tensors.get(name).map(|array| array.to(device)).transpose();
         let missing = || Error::Run { what: format!("'{path}' has no `linear.weight`") };
         let (weight, bias) = (tensor("linear.weight")?.ok_or_else(missing)?, tensor("linear.bias")?);
-        Ok(Layer::Dense { weight, bias, activation })
+        Ok(Layer::Dense { weight: Box::new(weight), bias: bias.map(Box::new), activation })
     }
 }

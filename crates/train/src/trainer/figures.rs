@@ -49,11 +49,6 @@ impl Losses {
         self.known.push((micro, sum));
     }
 
-    /// Number of micro-batches.
-    pub(super) fn len(&self) -> usize {
-        self.sums.len()
-    }
-
     /// Every rank gets all of them. One rank has set each, so adding up changes no bits. Collective.
     pub(super) fn share(&mut self, world: &Arc<dyn Comm>) -> Result<()> {
         for (micro, sum) in self.known.drain(..) {

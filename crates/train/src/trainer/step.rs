@@ -32,6 +32,9 @@ struct Moved {
     skipped: bool,
 }
 
+/// Figures by name.
+type Told = Vec<(&'static str, f64)>;
+
 impl RankRun<'_> {
     /// One step. Collective.
     pub(super) fn step(&mut self, loader: Option<&mut Loader>) -> Result<Wishes> {
@@ -70,7 +73,7 @@ impl RankRun<'_> {
         (step, purpose): (u64, Purpose),
         read: Vec<Batch>,
         scale: f64,
-    ) -> Result<(Vec<Batch>, Vec<(&'static str, f64)>)> {
+    ) -> Result<(Vec<Batch>, Told)> {
         let Position { replicas, replica, .. } = self.place;
         let micro = move |round: usize| Micro { step, number: round * replicas + replica, round, scale };
         let parts = self.replica.parts.iter().map(|part| &*part.model).collect();
@@ -114,7 +117,7 @@ impl RankRun<'_> {
         let scale = self.scale();
         let (replicas, replica) = (self.place.replicas, self.place.replica);
         let micro = |round: usize| Micro { step, number: round * replicas + replica, round, scale };
-        let mut own = Losses::new(losses.len());
+        let mut own = losses.clone();
         match &mut self.pipeline {
             Some(pipeline) => pipeline.train(&self.compute, &self.replica, batches, &micro, &mut own)?,
             None => {

@@ -4,6 +4,9 @@ use crate::values::{Case, elements, field, list, maybe, number, numbers, size, s
 use anyhow::{Context, Result, ensure};
 use planaria_train::embedding::{Mining, Retrieval, mine, ranking, retrieval as figures, similarities};
 
+/// One figure of many.
+type Figure = fn(&Retrieval) -> f64;
+
 /// Scores of every query with every document.
 fn scores(case: &Case) -> Result<Vec<Vec<f64>>> {
     let kind = serde_json::from_value(field(&case.given, "similarity")?.clone())?;
@@ -37,7 +40,7 @@ pub(super) fn retrieval(case: &Case) -> Result<()> {
         let want = sizes(want)?;
         ensure!(found[..want.len()] == want[..], "ranked {found:?}, expected {want:?}");
     }
-    let of: [(&str, fn(&Retrieval) -> f64); 6] = [
+    let of: [(&str, Figure); 6] = [
         ("accuracy", |found| found.accuracy),
         ("precision", |found| found.precision),
         ("recall", |found| found.recall),

@@ -76,7 +76,7 @@ impl Copies {
 pub(super) fn record_of(rank: usize, status: ExitStatus, last: Vec<String>) -> Option<Record> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
     let (code, signal) = (status.code(), status.signal());
-    (!matches!(code, Some(0 | 75))).then(|| Record { time, rank, code, signal, last })
+    (!matches!(code, Some(0 | 75))).then_some(Record { time, rank, code, signal, last })
 }
 
 fn value_of(command: &Command, name: &str) -> Option<String> {
