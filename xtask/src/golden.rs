@@ -39,8 +39,18 @@ pub(crate) fn step(root: &Path, features: &[&str], kind: &str, path: &Path) -> (
 }
 
 /// Kinds whose cases are a folder each: `testdata/KIND/`.
-const FOLDERS: &[&str] =
-    &["lora", "merge", "paddle-checkpoints", "paddle-programs", "pipeline", "qwen2-vl", "sft", "torch-dcp"];
+const FOLDERS: &[&str] = &[
+    "embeddings",
+    "lora",
+    "merge",
+    "paddle-checkpoints",
+    "paddle-programs",
+    "pipeline",
+    "qwen2-vl",
+    "rl",
+    "sft",
+    "torch-dcp",
+];
 
 /// The public cases: `testdata/KIND.jsonl.gz`, or one of [`FOLDERS`].
 pub(crate) fn public_cases(root: &Path) -> Vec<(String, PathBuf)> {

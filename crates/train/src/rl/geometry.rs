@@ -123,21 +123,7 @@ impl RolloutGeometry {
             ..
         } = *asked;
         let (per_update, epochs) = (asked.prompts_per_update.unwrap_or(prompts), asked.epochs.unwrap_or(1));
-        let numbers = [
-            ("prompts_per_rollout", Some(prompts)),
-            ("samples_per_prompt", Some(group)),
-            ("prompts_per_update", Some(per_update)),
-            ("data_ranks", Some(ranks)),
-            ("per_device", Some(micro)),
-            ("epochs", Some(epochs)),
-            ("accumulation", asked.accumulation),
-            ("dataset_prompts", asked.dataset_prompts),
-        ];
-        for (field, number) in numbers {
-            if let Some(number) = number.filter(|number| *number <= 0) {
-                return refuse("not-positive", field, format!("`{field}` is {number}; expected at least 1"));
-            }
-        }
+        check_positive(asked)?;
         if per_update > prompts {
             let message = format!(
                 "`prompts_per_update` is {per_update}, more than the {prompts} of `prompts_per_rollout`"
@@ -185,6 +171,25 @@ impl RolloutGeometry {
             updates,
         })
     }
+}
+
+fn check_positive(asked: &RolloutBatching) -> Result<(), RolloutError> {
+    let numbers = [
+        ("prompts_per_rollout", Some(asked.prompts_per_rollout)),
+        ("samples_per_prompt", Some(asked.samples_per_prompt)),
+        ("prompts_per_update", asked.prompts_per_update),
+        ("data_ranks", Some(asked.data_ranks)),
+        ("per_device", Some(asked.per_device)),
+        ("epochs", asked.epochs),
+        ("accumulation", asked.accumulation),
+        ("dataset_prompts", asked.dataset_prompts),
+    ];
+    for (field, number) in numbers {
+        if let Some(number) = number.filter(|number| *number <= 0) {
+            return refuse("not-positive", field, format!("`{field}` is {number}; expected at least 1"));
+        }
+    }
+    Ok(())
 }
 
 fn check_even(prompts: i64, per_update: i64, group: i64, ranks: i64, micro: i64) -> Result<(), RolloutError> {

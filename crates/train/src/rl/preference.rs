@@ -101,17 +101,10 @@ pub fn preference_terms(
     let against = |x: &Tensor, which: usize| reference.map_or(Ok(x.clone()), |both| x.sub(both[which]));
     let (a, b) = (against(chosen, 0)?, against(rejected, 1)?);
     let sum = a.sub(&b)?;
-    let sure = |x: &Tensor, factor: f64| x.mul_scalar(factor)?.log_sigmoid();
-    // Both log-sigmoids with the share of wrong labels.
-    let smoothed = |x: &Tensor, factor: f64| {
-        let right = sure(x, factor)?.mul_scalar(-(1.0 - smooth))?;
-        if smooth == 0.0 { Ok(right) } else { right.sub(&sure(x, -factor)?.mul_scalar(smooth)?) }
-    };
     let (mean_chosen, mean_rejected) = (chosen.div(chosen_tokens)?, rejected.div(rejected_tokens)?);
     let per_token = || a.div(chosen_tokens)?.sub(&b.div(rejected_tokens)?);
-    let square_from = |x: &Tensor, to: f64| x.add_scalar(-to)?.square();
     let losses = match config.loss {
-        PreferenceLoss::Sigmoid => smoothed(&sum, beta)?,
+        PreferenceLoss::Sigmoid => smoothed(&sum, beta, smooth)?,
         PreferenceLoss::Robust => {
             let wrong = sure(&sum, -beta)?.mul_scalar(smooth)?;
             let right = sure(&sum, beta)?.mul_scalar(-(1.0 - smooth))?;
@@ -119,10 +112,10 @@ pub fn preference_terms(
         }
         PreferenceLoss::Hinge => sum.mul_scalar(-beta)?.add_scalar(1.0)?.relu()?,
         PreferenceLoss::Ipo => square_from(&per_token()?, 1.0 / (2.0 * beta))?,
-        PreferenceLoss::SigmoidNorm => smoothed(&per_token()?, beta)?,
+        PreferenceLoss::SigmoidNorm => smoothed(&per_token()?, beta, smooth)?,
         PreferenceLoss::Simpo => {
             let margin = mean_chosen.sub(&mean_rejected)?.mul_scalar(beta)?.add_scalar(-config.gamma)?;
-            smoothed(&margin, 1.0)?
+            smoothed(&margin, 1.0, smooth)?
         }
         PreferenceLoss::Orpo => {
             let rest = |x: &Tensor| x.exp()?.neg()?.ln_1p();
@@ -156,6 +149,20 @@ pub fn preference_terms(
     };
     let worth = |x: &Tensor| x.detach().mul_scalar(beta);
     Ok(PreferenceTerms { losses, chosen: worth(worth_chosen)?, rejected: worth(worth_rejected)? })
+}
+
+fn sure(x: &Tensor, factor: f64) -> planaria_tensor::Result<Tensor> {
+    x.mul_scalar(factor)?.log_sigmoid()
+}
+
+/// Both log-sigmoids with the share of wrong labels.
+fn smoothed(x: &Tensor, factor: f64, wrong: f64) -> planaria_tensor::Result<Tensor> {
+    let right = sure(x, factor)?.mul_scalar(-(1.0 - wrong))?;
+    if wrong == 0.0 { Ok(right) } else { right.sub(&sure(x, -factor)?.mul_scalar(wrong)?) }
+}
+
+fn square_from(x: &Tensor, to: f64) -> planaria_tensor::Result<Tensor> {
+    x.add_scalar(-to)?.square()
 }
 
 /// Log-probabilities of the completions of rows: scores `[rows, tokens, vocabulary]`, ids and a mask of the completion's tokens

@@ -181,10 +181,10 @@ pub(super) fn layout(case: &Case) -> Result<()> {
     case.is_number("prompt_width", found.prompt_width as f64)
 }
 
-pub(super) fn geometry(case: &Case) -> Result<()> {
+fn batching(case: &Case) -> Result<RolloutBatching> {
     let whole = |name: &str| Ok::<_, anyhow::Error>(maybe(&case.given, name)?.map(|value| value as i64));
     let needed = |name: &str| whole(name)?.with_context(|| format!("there is no `{name}`"));
-    let asked = RolloutBatching {
+    Ok(RolloutBatching {
         prompts_per_rollout: needed("prompts_per_rollout")?,
         samples_per_prompt: needed("samples_per_prompt")?,
         prompts_per_update: whole("prompts_per_update")?,
@@ -198,8 +198,11 @@ pub(super) fn geometry(case: &Case) -> Result<()> {
         },
         dataset_prompts: whole("dataset_prompts")?,
         drop_last: case.given.get("drop_last").and_then(Value::as_bool).unwrap_or(false),
-    };
-    let found = RolloutGeometry::derive(&asked);
+    })
+}
+
+pub(super) fn geometry(case: &Case) -> Result<()> {
+    let found = RolloutGeometry::derive(&batching(case)?);
     let found = match (case.out.get("error"), found) {
         (None, Ok(found)) => found,
         (None, Err(error)) => bail!("refused: {error}"),
