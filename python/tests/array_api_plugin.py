@@ -22,7 +22,7 @@ finally:
     builtins.max = _max
 dtype_helpers.widest_complex_dtype = dtype_helpers.widest_real_dtype
 
-_COMPLEX = ("real(", "imag(", "[real", "[imag", "[conj", "test_real", "test_imag", "test_conj")
+_COMPLEX = ("real(", "imag(", "[real", "[imag", "[conj", "-real]", "-imag]", "-conj]", "test_real", "test_imag", "test_conj")
 
 _EXTENSIONS = ("test_has_names[linalg-", "test_has_names[fft-")
 """Names of extensions, which the suite asks for even where they are disabled."""

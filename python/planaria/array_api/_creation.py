@@ -120,17 +120,24 @@ def eye(
 ) -> Array:
     """Ones on a diagonal."""
     _check(device)
-    return _planaria.eye(n_rows, n_rows if n_cols is None else n_cols, k, dtype or float32)
+    columns = n_rows if n_cols is None else n_cols
+    # A diagonal outside is nowhere, however far.
+    return _planaria.eye(n_rows, columns, min(max(k, -n_rows), columns), dtype or float32)
+
+
+def _within(x: Array, k: int) -> int:
+    """A diagonal no further outside than it can matter."""
+    return min(max(k, -max(x.shape, default=0) - 1), max(x.shape, default=0) + 1)
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:
     """The elements on and below a diagonal."""
-    return _planaria.triangle(x, k, False)
+    return _planaria.triangle(x, _within(x, k), False)
 
 
 def triu(x: Array, /, *, k: int = 0) -> Array:
     """The elements on and above a diagonal."""
-    return _planaria.triangle(x, k, True)
+    return _planaria.triangle(x, _within(x, k), True)
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
