@@ -129,6 +129,7 @@ def test_searching_sorting_sets_products():
     same(xp.matmul(x, x.T), INTS @ INTS.T)
     same(xp.tensordot(planaria.array(FLOATS), planaria.array(FLOATS), axes=((0,), (0,))), np.tensordot(FLOATS, FLOATS, ((0,), (0,))))
     same(xp.vecdot(planaria.array(FLOATS), planaria.array(FLOATS)), np.vecdot(FLOATS, FLOATS))
+    same(xp.take(x, planaria.array([0, -1]), axis=-1), np.take(INTS, [0, -1], -1))
     same(xp.take_along_axis(x, planaria.array([[0], [1], [2]])), np.take_along_axis(INTS, np.array([[0], [1], [2]]), -1))
 
 

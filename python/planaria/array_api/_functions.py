@@ -154,7 +154,10 @@ def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
         if x.ndim != 1:
             raise ValueError("take needs an axis for more than one dim")
         axis = 0
-    return _planaria.take(x, indices, axis)
+    if not -x.ndim <= axis < x.ndim:
+        raise _index_error(f"axis {axis} is out of range for {x.ndim} dims")
+    # The index language, in which positions may count from the end.
+    return x[(slice(None),) * (axis % x.ndim) + (indices,)]
 
 
 def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
