@@ -16,6 +16,11 @@ fn aoa_survives() {
 }
 
 #[test]
+fn adapter_survives() {
+    survives("adapter");
+}
+
+#[test]
 fn archive_survives() {
     survives("archive");
 }
@@ -53,6 +58,11 @@ fn pickle_survives() {
 #[test]
 fn program_survives() {
     survives("program");
+}
+
+#[test]
+fn recipe_survives() {
+    survives("recipe");
 }
 
 #[test]

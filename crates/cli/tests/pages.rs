@@ -111,3 +111,8 @@ fn the_guide_to_fine_tuning_ends_with_a_model_that_answers() {
 fn the_guide_to_merging_shows_what_the_commands_print() {
     run_page(&root().join("docs/guide/merge.md"));
 }
+
+#[test]
+fn the_guide_to_models_that_see_shows_what_the_commands_print() {
+    run_page(&root().join("docs/guide/vision.md"));
+}

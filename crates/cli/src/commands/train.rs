@@ -193,7 +193,10 @@ impl Started {
         let restarts = number("TORCHELASTIC_RESTART_COUNT").unwrap_or(0) as u64;
         let mpi = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| number(name));
         if let Some(ranks) = mpi {
-            let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().find_map(|name| number(name)).unwrap_or(0);
+            let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"]
+                .iter()
+                .find_map(|name| number(name))
+                .unwrap_or(0);
             return Ok(Started::Mpi { rank, ranks, restarts });
         }
         match (number("WORLD_SIZE"), variable(ENGINE).as_deref()) {

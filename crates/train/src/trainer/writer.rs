@@ -13,8 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Snapshots that wait at most. All ranks have taken a snapshot before one of them takes the next but one, so that the older of two
-/// is there on every rank as long as any rank lacks the newer.
+/// Snapshots that wait at most. All ranks have taken a snapshot before one of them takes the next but one, so that of two that wait
+/// on each rank one is the same.
 const WAITING: usize = 2;
 
 /// A state to be written.
@@ -44,6 +44,8 @@ struct Line {
     /// Step and place that are written now.
     writing: Option<(u64, usize)>,
     ends: Vec<End>,
+    /// True while ranks find out which snapshot all have: none that waits may be dropped meanwhile.
+    agreeing: bool,
     closed: bool,
 }
 
@@ -103,6 +105,9 @@ impl Writer {
     /// Adds a snapshot; of more than can wait, the oldest is dropped.
     pub(super) fn post(&self, snapshot: Snapshot) {
         let mut line = self.shared.lock();
+        while line.agreeing && line.waiting.len() >= WAITING {
+            line = self.shared.wait(line);
+        }
         line.waiting.push_back(snapshot);
         if line.waiting.len() > WAITING {
             drop_first(&mut line);
@@ -161,22 +166,28 @@ fn drop_first(line: &mut Line) {
 impl Work {
     fn serve(mut self, shared: &Shared) {
         loop {
-            let newest = {
+            let held = {
                 let mut line = shared.lock();
                 while line.waiting.is_empty() && !line.closed {
                     line = shared.wait(line);
                 }
-                match line.waiting.back() {
-                    Some(newest) => newest.step,
-                    None => return,
-                }
+                let held = line.waiting.front().zip(line.waiting.back());
+                let Some(held) = held.map(|(first, last)| [first.step, last.step]) else { return };
+                line.agreeing = true;
+                held
             };
-            let agreed = self.agree(newest);
+            let agreed = self.agree(held);
             let snapshot = {
                 let mut line = shared.lock();
-                let step = *agreed.as_ref().unwrap_or(&newest);
-                while line.waiting.len() > 1 && line.waiting.front().is_some_and(|first| first.step < step) {
-                    drop_first(&mut line);
+                line.agreeing = false;
+                shared.changed.notify_all();
+                let step = *agreed.as_ref().unwrap_or(&held[0]);
+                while line.waiting.front().is_some_and(|first| first.step < step) && !line.closed {
+                    match line.waiting.len() {
+                        // The one that all have comes with training's next step.
+                        1 => line = shared.wait(line),
+                        _ => drop_first(&mut line),
+                    }
                 }
                 let snapshot = line.waiting.pop_front();
                 line.writing = snapshot.as_ref().and_then(|s| Some((s.step, *s.to.keys().next()?)));
@@ -190,11 +201,12 @@ impl Work {
         }
     }
 
-    /// The newest snapshot that every rank has. Collective.
-    fn agree(&self, newest: u64) -> Result<u64> {
-        let step = Array::from_slice(&[newest as i64], &[1])?;
-        self.comm.all_reduce(AllReduce { send: step.clone(), recv: step.clone(), op: Reduce::Min })?;
-        Ok(step.to_vec::<i64>()?[0] as u64)
+    /// The newest snapshot that every rank has, given the oldest and the newest of this one. Collective.
+    fn agree(&self, [oldest, newest]: [u64; 2]) -> Result<u64> {
+        let steps = Array::from_slice(&[oldest as i64, -(newest as i64)], &[2])?;
+        self.comm.all_reduce(AllReduce { send: steps.clone(), recv: steps.clone(), op: Reduce::Max })?;
+        let steps = steps.to_vec::<i64>()?;
+        Ok(steps[0].max(-steps[1]) as u64)
     }
 
     fn write(&mut self, shared: &Shared, snapshot: Snapshot, lost: Option<String>) {
