@@ -58,7 +58,10 @@ class Shown:
 
 
 def _interactive() -> bool:
-    return "ipykernel" in sys.modules or bool(getattr(sys.stderr, "isatty", lambda: False)())
+    # A library may have imported IPython without a notebook that shows anything.
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    in_notebook = hasattr(ask(), "kernel")
+    return in_notebook or bool(getattr(sys.stderr, "isatty", lambda: False)())
 
 
 def bar(progress: None | bool | Report, what: str) -> Shown:
