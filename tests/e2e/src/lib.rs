@@ -40,7 +40,8 @@ impl Sandbox {
     /// The same in a folder that stays; several processes may share it.
     pub fn at(path: &Path) -> Result<Sandbox> {
         std::fs::create_dir_all(path)?;
-        let sandbox = Sandbox { path: path.to_path_buf(), _folder: None };
+        // A configuration written into it would take its relative paths from there.
+        let sandbox = Sandbox { path: std::path::absolute(path)?, _folder: None };
         sandbox.write_text()?;
         Ok(sandbox)
     }
