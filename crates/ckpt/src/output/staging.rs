@@ -4,7 +4,8 @@
 use super::failed;
 use crate::error::{Error, Result};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -42,7 +43,10 @@ impl Staging {
         for number in 0..TRIES {
             let path = parent.join(format!(".{name}.{}-{number}{ENDING}", process::id()));
             match fs::create_dir(&path) {
-                Ok(()) => return Staging::own(path),
+                Ok(()) => match Staging::own(path)? {
+                    Some(staging) => return Ok(staging),
+                    None => {}
+                },
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(failed("create", &path)(error)),
             }
@@ -52,18 +56,25 @@ impl Staging {
         Err(Error::Request { what })
     }
 
-    fn own(path: PathBuf) -> Result<Staging> {
+    /// Marks and locks a folder just made; `None` if another process took it for an abandoned one meanwhile.
+    fn own(path: PathBuf) -> Result<Option<Staging>> {
+        let mark = path.join(OWNER);
         let make = || -> io::Result<File> {
-            let mut owner = File::create_new(path.join(OWNER))?;
+            let mut owner = File::create_new(&mark)?;
             owner.lock()?;
             writeln!(owner, "{MARK}\nprocess {}", process::id())?;
-            Ok(owner)
+            let (ours, there) = (owner.metadata()?, fs::metadata(&mark)?);
+            match (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
+                true => Ok(owner),
+                false => Err(ErrorKind::NotFound.into()),
+            }
         };
         match make() {
-            Ok(owner) => Ok(Staging { path, _owner: owner, keep: false }),
+            Ok(owner) => Ok(Some(Staging { path, _owner: owner, keep: false })),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => {
                 let _ = fs::remove_dir_all(&path);
-                Err(failed("lock", &path.join(OWNER))(error))
+                Err(failed("lock", &mark)(error))
             }
         }
     }
@@ -121,13 +132,20 @@ fn remove_stale(parent: &Path, name: &str) {
 
 fn remove_if_dead(folder: &Path) {
     let owner = folder.join(OWNER);
-    let ours = fs::read_to_string(&owner).is_ok_and(|text| text.lines().next() == Some(MARK));
-    if !ours || folder.join(REPLACING).exists() {
+    // Held while removing, so that two runs that come at once do not both try.
+    let Ok(mut lock) = File::open(&owner) else {
+        // Killed before the mark was made; whatever is not empty stays.
+        let _ = fs::remove_dir(folder);
+        return;
+    };
+    let mut text = String::new();
+    if lock.try_lock().is_err() || lock.read_to_string(&mut text).is_err() {
         return;
     }
-    // Held while removing, so that two runs that come at once do not both try.
-    let Ok(lock) = File::open(&owner) else { return };
-    if lock.try_lock().is_ok() {
+    if text.is_empty() && fs::read_dir(folder).is_ok_and(|entries| entries.count() == 1) {
+        // Killed before the mark was written; nothing is prepared in an unmarked folder.
+        let _ = fs::remove_file(&owner).and_then(|()| fs::remove_dir(folder));
+    } else if text.lines().next() == Some(MARK) && !folder.join(REPLACING).exists() {
         let _ = fs::remove_dir_all(folder);
     }
 }
@@ -154,8 +172,14 @@ mod tests {
         dead(".other.8-0.planaria");
         dead(".out.9-0.planaria");
         fs::write(at.join(".out.9-0.planaria").join(REPLACING), "").unwrap();
+        // Killed before the mark was made, and before it was written.
+        fs::create_dir(at.join(".out.10-0.planaria")).unwrap();
+        fs::create_dir(at.join(".out.11-0.planaria")).unwrap();
+        fs::write(at.join(".out.11-0.planaria").join(OWNER), "").unwrap();
         let next = Staging::beside(at, "out").unwrap();
-        assert!(!at.join(".out.8-0.planaria").exists(), "left by a dead process");
+        for name in [".out.8-0.planaria", ".out.10-0.planaria", ".out.11-0.planaria"] {
+            assert!(!at.join(name).exists(), "left by a dead process: {name}");
+        }
         for name in [
             ".out.part",
             ".out.old",
