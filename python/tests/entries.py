@@ -57,7 +57,8 @@ class World:
 
     def __init__(self, n):
         self.n = n
-        self.folder = tempfile.mkdtemp()
+        self._temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.folder = self._temporary.name
         self._next = 0
 
     def new(self):
