@@ -1,4 +1,4 @@
-"""Models of every dense family as ONNX models and as Paddle programs, run by onnxruntime and by Paddle: COMMAND TESTDATA OUT.
+"""Models of every family as ONNX models and as Paddle programs, run by onnxruntime and by Paddle: COMMAND TESTDATA OUT.
 
 Each golden model of testdata/models becomes a folder of weights; `planaria convert --validate` writes its programs, runs
 the model, the programs in our interpreter and the programs here, and compares all outputs.
@@ -14,11 +14,11 @@ from safetensors.numpy import load, save_file
 
 COMMAND, TESTDATA, OUT = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 
-# One of each family without experts, which have no form in either yet.
-MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+# One of each family.
+MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2-moe", "qwen3-moe"]
 
-# Masks of a sliding window, and rotations that change with the length, are of one size.
-FIXED = {"gemma2", "gemma3", "mistral", "phi3"}
+# Masks of a sliding window, rotations that change with the length, and tokens grouped by expert are of one size.
+FIXED = {"gemma2", "gemma3", "mistral", "phi3", "qwen2-moe", "qwen3-moe"}
 
 
 def weights(source):

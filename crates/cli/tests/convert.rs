@@ -1,7 +1,7 @@
 //! Converting: every format there and back, cut and whole, and nothing half done.
 
 use crate::common;
-use common::{command, names, planaria, root, sparse, succeed, text, top};
+use common::{command, names, peak_of, planaria, root, sparse, succeed, text, top};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -271,18 +271,7 @@ fn memory_stays_below_the_bound() {
         "64MB",
     ];
     // Beside the bound: the program itself, and what the allocator keeps.
-    let mut child = command(&args).spawn().unwrap();
-    let mut peak = 0;
-    while child.try_wait().unwrap().is_none() {
-        if let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) {
-            let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kilobytes =
-                kilobytes.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-            peak = peak.max(kilobytes.unwrap_or(0));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let peak = peak_of(&args);
     assert!(peak < 64_000 + 48_000, "{peak} kB at the peak, of 256 MB read");
 }
 

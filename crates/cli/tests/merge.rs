@@ -1,7 +1,7 @@
 //! Merging: whole or not at all, the same bytes whoever reads and however many work, bounded memory.
 
 use crate::common;
-use common::{command, names, planaria, succeed, text};
+use common::{command, names, peak_of, planaria, succeed, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -104,18 +104,7 @@ fn memory_stays_below_the_bound() {
     three(folder.path(), 1, 2048);
     let (recipe, target) = (recipe(folder.path(), "ties", ""), folder.path().join("out"));
     let args = ["merge", text(&recipe), text(&target), "--inputs", "tensors", "--memory", "64MB"];
-    let mut child = command(&args).spawn().unwrap();
-    let mut peak = 0;
-    while child.try_wait().unwrap().is_none() {
-        if let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) {
-            let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kilobytes =
-                kilobytes.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-            peak = peak.max(kilobytes.unwrap_or(0));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let peak = peak_of(&args);
     assert!(peak < 64_000 + 48_000, "{peak} kB at the peak, of 50 MB read, 200 MB as numbers");
 }
 

@@ -110,6 +110,12 @@ impl Builder {
     }
 
     /// Adds an attribute to the op that gives a value.
+    /// All results of the op that gives this one.
+    pub(crate) fn given_with(&self, id: ValueId) -> Vec<ValueId> {
+        let ids = |op: &Op| op.results.iter().map(|value| value.id).collect::<Vec<_>>();
+        self.ops.iter().rev().map(ids).find(|ids| ids.contains(&id)).unwrap_or_default()
+    }
+
     pub(crate) fn annotate(&mut self, id: ValueId, attr: Attr) {
         let gives = |op: &&mut Op| op.results.iter().any(|value| value.id == id);
         if let Some(op) = self.ops.iter_mut().rev().find(gives) {

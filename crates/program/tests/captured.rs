@@ -1,5 +1,6 @@
 //! Programs captured from functions of tensors: random ones through text, files and passes, and on random meshes.
 
+use planaria_array::ops::Which;
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::{Layout, Mesh, Placement};
@@ -46,7 +47,7 @@ fn function(mut dice: Dice, x: &Tensor, parameters: &[(String, Tensor)]) -> Resu
     for _ in 0..3 + dice.below(8) {
         let a = all[dice.below(all.len())].clone();
         let b = all[dice.below(all.len())].clone();
-        all.push(match dice.below(12) {
+        all.push(match dice.below(13) {
             0 => a.add(&b)?,
             1 => a.mul(&b)?,
             2 => a.tanh()?,
@@ -58,6 +59,8 @@ fn function(mut dice: Dice, x: &Tensor, parameters: &[(String, Tensor)]) -> Resu
             8 => a.transpose(0, 1)?,
             9 => a.sub(&a.sum(&[-1], Keep::Yes)?.mul_scalar(0.125)?)?,
             10 => ops::concat(&[&a.narrow(2, 4, 4)?, &b.narrow(2, 0, 4)?], 2)?,
+            // Two results of one op.
+            11 => a.topk(WIDTH, 2, Which::Largest)?.0,
             _ => a.gelu()?.add_scalar(0.5)?,
         });
     }

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// What a run of the command left behind.
 #[derive(Debug)]
@@ -43,6 +44,22 @@ pub(crate) fn succeed(args: &[&str]) -> String {
     let ran = planaria(args);
     assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
     ran.out
+}
+
+/// Runs the command, which must succeed; the most kilobytes that were resident at once.
+pub(crate) fn peak_of(args: &[&str]) -> u64 {
+    let mut child = command(args).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let told = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = told.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok());
+        peak = peak.max(kilobytes.unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{args:?}");
+    peak
 }
 
 /// A path as text.

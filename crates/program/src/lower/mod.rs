@@ -83,9 +83,16 @@ impl Emitter {
     /// Writes down what was taken apart on the ops that give its results.
     fn remember(&mut self, op: &Op, operands: &[ValueId], ids: &[ValueId]) {
         let instance = op.results.first().map_or(0, |value| value.id.0);
-        for (result, id) in ids.iter().enumerate().filter(|(_, id)| !operands.contains(id)) {
-            let mark = mark(op, instance, result, operands);
+        let mut marked: Vec<ValueId> = Vec::new();
+        for id in ids.iter().filter(|id| !operands.contains(id)) {
+            if marked.contains(id) {
+                continue;
+            }
+            let given = self.builder.given_with(*id);
+            let results = given.iter().map(|given| ids.iter().position(|id| id == given));
+            let mark = mark(op, instance, results, operands);
             self.builder.annotate(*id, attribute(COMPOSITE, mark));
+            marked.extend(given);
         }
     }
 

@@ -196,10 +196,15 @@ impl Writer {
                 self.node("Gather", &[&x, &index], out, vec![int("axis", whole(op, "axis"))]);
             }
             "topk" => {
-                let k = self.name(op.operands[1])?;
-                let one = self.ints(&[1])?;
-                let wide = self.between("Cast", &[&k], vec![int("to", 7)]);
-                let k = self.between("Reshape", &[&wide, &one], Vec::new());
+                let known = self.constant(op.operands[1]).and_then(|k| k.reshape(&[]).ok()?.item().ok());
+                let k = match known {
+                    Some(k) => self.ints(&[k.as_f64() as i64])?,
+                    None => {
+                        let (k, one) = (self.name(op.operands[1])?, self.ints(&[1])?);
+                        let wide = self.between("Cast", &[&k], vec![int("to", 7)]);
+                        self.between("Reshape", &[&wide, &one], Vec::new())
+                    }
+                };
                 let attrs = vec![
                     int("axis", whole(op, "axis")),
                     int("largest", truth(op, "largest").into()),

@@ -10,11 +10,12 @@ use planaria_array::Array;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What is remembered of an op of ours on the op that gives one of its results.
+/// What is remembered of an op of ours on an op that gives results of it.
 struct Mark {
     name: String,
     instance: i64,
-    result: usize,
+    /// For each result of the op that is marked, which one of ours it is.
+    results: Vec<Option<usize>>,
     operands: Vec<ValueId>,
     attrs: Vec<Attr>,
 }
@@ -22,7 +23,8 @@ struct Mark {
 impl Mark {
     fn of(op: &Op) -> Option<Mark> {
         let parts = op.attr(COMPOSITE)?.items()?;
-        let [name, instance, result, operands, attrs] = parts.as_slice() else { return None };
+        let [name, instance, results, operands, attrs] = parts.as_slice() else { return None };
+        let results = results.as_int().map(|one| vec![one]).or_else(|| results.as_ints())?;
         let attr = |pair: &Arc<Node>| match pair.items()?.as_slice() {
             [name, value] => Some(Attr { name: name.as_text()?.into(), value: (*value).clone() }),
             _ => None,
@@ -30,21 +32,29 @@ impl Mark {
         Some(Mark {
             name: name.as_text()?.to_string(),
             instance: instance.as_int()?,
-            result: usize::try_from(result.as_int()?).ok()?,
+            results: results.into_iter().map(|result| usize::try_from(result).ok()).collect(),
             operands: operands.as_ints()?.into_iter().map(ValueId).collect(),
             attrs: attrs.items()?.into_iter().map(attr).collect::<Option<_>>()?,
         })
     }
 }
 
-/// What an op says of the composite that it gives a result of.
-pub(crate) fn mark(op: &Op, instance: i64, result: usize, operands: &[ValueId]) -> Node {
+/// What an op says of the composite that its results are `results` of: one number, or a list with -1 for what only the
+/// op itself has.
+pub(crate) fn mark(
+    op: &Op,
+    instance: i64,
+    results: impl Iterator<Item = Option<usize>>,
+    operands: &[ValueId],
+) -> Node {
+    let mut results: Vec<Node> = results.map(|at| Node::i64(at.map_or(-1, |at| at as i64))).collect();
+    let results = if results.len() == 1 { results.remove(0) } else { Node::array(results) };
     let own = op.attrs.iter().filter(|attr| !crate::ops::ANYWHERE.contains(&&*attr.name));
     let attrs = own.map(|attr| Node::array([Node::text(&attr.name), (*attr.value).clone()]));
     Node::array([
         Node::text(&op.full_name()),
         Node::i64(instance),
-        Node::i64(result as i64),
+        results,
         Node::array(operands.iter().map(|id| Node::i64(id.0))),
         Node::array(attrs),
     ])
@@ -110,13 +120,16 @@ fn whole(
         Array::meta(&dims, dtype).ok().map(Datum::Array)
     });
     let results = infer(&op, kinds.collect::<Option<Vec<_>>>()?).ok()?;
+    let mut known: HashMap<usize, Value> = HashMap::new();
+    for (at, mark) in parts {
+        // A result that only this op has would be lost.
+        let places = mark.results.iter().copied().collect::<Option<Vec<_>>>()?;
+        if places.len() != ops[*at].results.len() {
+            return None;
+        }
+        known.extend(places.into_iter().zip(ops[*at].results.iter().cloned()));
+    }
     for (at, datum) in results.iter().enumerate() {
-        let known = parts.iter().find(|(_, mark)| mark.result == at).and_then(|(at, _)| {
-            let op = &ops[*at];
-            // Other results of the same op would be lost.
-            let alone = op.results.len() == 1;
-            alone.then(|| op.results[0].clone())
-        });
         let fresh = |last: &mut i64| {
             *last += 1;
             let array = datum.array()?;
@@ -124,8 +137,10 @@ fn whole(
             let ty = TensorType { element: Element::Plain(array.dtype()), dims }.node()?;
             Some(Value { id: ValueId(*last), ty: Arc::new(ty) })
         };
-        let marked = parts.iter().any(|(_, mark)| mark.result == at);
-        op.results.push(if marked { known? } else { fresh(last)? });
+        op.results.push(match known.remove(&at) {
+            Some(value) => value,
+            None => fresh(last)?,
+        });
     }
     Some((first, op))
 }
