@@ -170,3 +170,74 @@ fn a_dry_run_says_what_it_would_do_and_inputs_are_never_replaced() {
     assert_eq!(over.code, Some(2));
     assert!(names(folder.path()).len() == 4, "{:?}", names(folder.path()));
 }
+
+/// A file of f32 tensors, each counted up from a number of its own.
+fn counted(path: &Path, tensors: &[(&str, &[usize], f32)]) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape, first) in tensors {
+        let begin = data.len();
+        let values = (0..shape.iter().product::<usize>()).map(|i| first + i as f32 / 8.0);
+        data.extend(values.flat_map(f32::to_le_bytes));
+        let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
+        header.insert((*name).to_string(), entry);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&length[..], &header, &data].concat()).unwrap();
+}
+
+/// The values of a tensor in the one file of a folder.
+fn values(folder: &Path, name: &str) -> Vec<f32> {
+    let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let at = |i: usize| 8 + length + header[name]["data_offsets"][i].as_u64().unwrap() as usize;
+    let numbers = bytes[at(0)..at(1)].chunks_exact(4);
+    numbers.map(|number| f32::from_le_bytes(number.try_into().unwrap())).collect()
+}
+
+#[test]
+fn an_adapter_of_a_tied_head_leaves_the_embedding_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, adapter, out) =
+        (folder.path().join("base"), folder.path().join("adapter"), folder.path().join("out"));
+    [&base, &adapter].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+    let config = serde_json::json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4, "intermediate_size": 2,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 6, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8, "tie_word_embeddings": true, "dtype": "float32"
+    });
+    fs::write(base.join("config.json"), config.to_string()).unwrap();
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let attention = ["q", "k", "v", "o"].map(|name| layer(&format!("self_attn.{name}_proj")));
+    let norms =
+        [layer("input_layernorm"), layer("post_attention_layernorm"), "model.norm.weight".to_string()];
+    let inner = [layer("mlp.gate_proj"), layer("mlp.up_proj")];
+    let down = layer("mlp.down_proj");
+    let mut tensors: Vec<(&str, &[usize], f32)> =
+        vec![("model.embed_tokens.weight", &[6, 4], 3.0), (&down, &[4, 2], 1.0)];
+    tensors.extend(attention.iter().map(|name| (name.as_str(), &[4usize, 4][..], 0.5)));
+    tensors.extend(norms.iter().map(|name| (name.as_str(), &[4usize][..], 1.0)));
+    tensors.extend(inner.iter().map(|name| (name.as_str(), &[2usize, 4][..], 0.25)));
+    counted(&base.join("model.safetensors"), &tensors);
+    let about =
+        serde_json::json!({"peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": ["lm_head"]});
+    fs::write(adapter.join("adapter_config.json"), about.to_string()).unwrap();
+    let factors: [(&str, &[usize], f32); 2] = [
+        ("base_model.model.lm_head.lora_A.weight", &[1, 4], 1.0),
+        ("base_model.model.lm_head.lora_B.weight", &[6, 1], 2.0),
+    ];
+    counted(&adapter.join("adapter_model.safetensors"), &factors);
+
+    succeed(&["lora", "merge", text(&base), text(&adapter), text(&out)]);
+    let embedding = values(&base, "model.embed_tokens.weight");
+    assert_eq!(values(&out, "model.embed_tokens.weight"), embedding);
+    let expected = embedding.iter().enumerate().map(|(i, base)| {
+        let (row, column) = ((i / 4) as f32, (i % 4) as f32);
+        base + 2.0 * (2.0 + row / 8.0) * (1.0 + column / 8.0)
+    });
+    assert_eq!(values(&out, "lm_head.weight"), expected.collect::<Vec<f32>>());
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["tie_word_embeddings"], false);
+}
