@@ -3,9 +3,11 @@
 use super::chat;
 use super::dataset::{Dataset, Part, Sample};
 use super::error::{Error, Result};
+use super::listed::ListedSamples;
 use super::loader::MOST_PREFETCH;
 use super::pack::{Borders, Packed, Packing};
 use super::permute::Permutation;
+use super::prompts;
 use super::sampler::Order;
 use super::source::Source;
 use super::texts;
@@ -14,6 +16,8 @@ use planaria_array::random::Key;
 use planaria_store::checksum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -156,7 +160,26 @@ impl Config {
     /// Opens the sources as texts that belong together, in the same two sides.
     pub fn open_texts(&self, tokenizer: &Tokenizer) -> Result<Data> {
         self.check()?;
-        self.divide(|sources| Corpus::open_texts(sources, tokenizer, self))
+        let sequence = self.sequence;
+        let open = |source: &Source| texts::open(source, tokenizer, &self.texts, sequence);
+        self.divide(|sources| Corpus::open_listed(sources, sequence, open))
+    }
+
+    /// Opens the sources as prompts with two responses of which one is better, in the same two sides.
+    pub fn open_preferences(&self, tokenizer: &Tokenizer) -> Result<Data> {
+        self.check()?;
+        let sequence = self.sequence;
+        let open = |source: &Source| prompts::preferences(source, tokenizer, sequence);
+        self.divide(|sources| Corpus::open_listed(sources, sequence, open))
+    }
+
+    /// Opens the sources as prompts, and gives what else their rows have: the first label of a sample is the number of its row.
+    pub fn open_prompts(&self, tokenizer: &Tokenizer) -> Result<(Data, Vec<Value>)> {
+        self.check()?;
+        let (sequence, rows) = (self.sequence, RefCell::new(Vec::new()));
+        let open = |source: &Source| prompts::prompts(source, tokenizer, sequence, &mut rows.borrow_mut());
+        let data = self.divide(|sources| Corpus::open_listed(sources, sequence, open))?;
+        Ok((data, rows.into_inner()))
     }
 
     fn divide(&self, open: impl Fn(&[Source]) -> Result<Corpus>) -> Result<Data> {
@@ -219,7 +242,7 @@ struct Row {
 enum Cut {
     Text(Packed),
     Conversations(chat::Samples),
-    Texts(texts::Samples),
+    Listed(ListedSamples),
 }
 
 impl Cut {
@@ -227,7 +250,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => packed.len(),
             Cut::Conversations(samples) => samples.len(),
-            Cut::Texts(samples) => samples.len(),
+            Cut::Listed(samples) => samples.len(),
         }
     }
 
@@ -235,7 +258,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => packed.tokens().origin(),
             Cut::Conversations(samples) => samples.origin(),
-            Cut::Texts(samples) => samples.origin(),
+            Cut::Listed(samples) => samples.origin(),
         }
     }
 
@@ -243,7 +266,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => packed.read(index, out),
             Cut::Conversations(samples) => samples.read(index, out),
-            Cut::Texts(samples) => samples.read(index, out),
+            Cut::Listed(samples) => samples.read(index, out),
         }
     }
 
@@ -252,7 +275,7 @@ impl Cut {
         match self {
             Cut::Text(packed) => (packed.tokens().sum(), packed.tokens().len()),
             Cut::Conversations(samples) => (samples.sum(), samples.report().tokens),
-            Cut::Texts(samples) => samples.sum(),
+            Cut::Listed(samples) => samples.sum(),
         }
     }
 }
@@ -302,13 +325,15 @@ impl Corpus {
         Ok(Corpus { rows, sequence: config.sequence, borders: Borders::Separate })
     }
 
-    fn open_texts(sources: &[Source], tokenizer: &Tokenizer, config: &Config) -> Result<Corpus> {
-        let open = |source: &Source| {
-            let samples = texts::Samples::open(source, tokenizer, &config.texts, config.sequence)?;
-            Ok(Row { cut: Cut::Texts(samples), weight: source.weight })
-        };
-        let rows = sources.iter().map(open).collect::<Result<_>>()?;
-        Ok(Corpus { rows, sequence: config.sequence, borders: Borders::Separate })
+    /// Sources whose samples are made when they are opened; documents of a sample do not see each other.
+    fn open_listed(
+        sources: &[Source],
+        sequence: usize,
+        mut open: impl FnMut(&Source) -> Result<ListedSamples>,
+    ) -> Result<Corpus> {
+        let mut open = |source: &Source| Ok(Row { cut: Cut::Listed(open(source)?), weight: source.weight });
+        let rows = sources.iter().map(&mut open).collect::<Result<_>>()?;
+        Ok(Corpus { rows, sequence, borders: Borders::Separate })
     }
 
     /// What became of the rows of all sources; nothing where they are text.

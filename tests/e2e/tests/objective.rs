@@ -75,7 +75,9 @@ fn an_unknown_objective_is_refused_with_those_that_are_known() -> Result<()> {
     let config = Sandbox::new()?.config("run", "", &["train.objective=next_tokens"])?;
     let error = Trainer::new(config).run(None).unwrap_err().to_string();
     ensure!(
-        error.contains("`train.objective` is \"next_tokens\"; expected one of next_token, sft, contrastive;"),
+        error.contains(
+            "`train.objective` is \"next_tokens\"; expected one of next_token, sft, contrastive, dpo, grpo;"
+        ),
         "{error}"
     );
     Ok(())

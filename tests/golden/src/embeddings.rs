@@ -3,7 +3,7 @@
 mod functions;
 mod metrics;
 mod models;
-mod training;
+pub(crate) mod training;
 
 use crate::cases::{Outcome, Verdict, each_line};
 use crate::values::Case;

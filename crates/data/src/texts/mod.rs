@@ -6,7 +6,7 @@ mod samples;
 mod tests;
 
 pub use row::{Text, TextRow};
-pub(crate) use samples::Samples;
+pub(crate) use samples::open;
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;

@@ -5,26 +5,15 @@ use crate::dataset::Sample;
 use crate::documents;
 use crate::error::{Error, Result};
 use crate::glob;
+use crate::listed::ListedSamples;
 use crate::pack::IGNORED;
 use crate::source::Source;
 use crate::tokenizer::Tokenizer;
 use planaria_array::random::{Key, Window, randint};
-use planaria_store::checksum;
 use std::path::PathBuf;
 
 /// Keeps these draws apart from others of the same seed.
 const DRAW: u64 = 0x7465_7874;
-
-/// The samples of one source.
-#[derive(Debug)]
-pub(crate) struct Samples {
-    origin: String,
-    rows: Vec<Vec<Encoded>>,
-    sequence: usize,
-    include_prompt: bool,
-    pad: u32,
-    sum: u32,
-}
 
 /// A row and where it stands.
 struct Read {
@@ -33,81 +22,43 @@ struct Read {
     row: TextRow,
 }
 
-impl Samples {
-    /// Reads a source.
-    pub(crate) fn open(
-        source: &Source,
-        tokenizer: &Tokenizer,
-        config: &Config,
-        sequence: usize,
-    ) -> Result<Samples> {
-        let mut read = Vec::new();
-        for path in glob::list(&source.path)? {
-            documents::each_row(&path, &mut |line, text| {
-                let bad = |problem| Error::Line { path: path.clone(), line, problem };
-                read.push(Read { path: path.clone(), line, row: TextRow::parse(text).map_err(bad)? });
-                Ok(())
-            })?;
-        }
-        let fewest = read.iter().map(|read| read.row.negatives.len()).min().unwrap_or(0);
-        let negatives = config.negatives.unwrap_or(fewest);
-        let most = room(config, sequence, 2 + negatives)?;
-        let encoder = Encoder { tokenizer, config, most, negatives };
-        let rows = read.iter().enumerate().map(|(number, read)| encoder.row(number as u64, read));
-        let rows: Vec<Vec<Encoded>> = rows.collect::<Result<_>>()?;
-        let mut sum = checksum::crc32c(&[u8::from(config.include_prompt)]);
-        for text in rows.iter().flatten() {
-            let words =
-                [text.tokens.len() as u32, text.prompt as u32].into_iter().chain(text.tokens.iter().copied());
-            sum = checksum::append(sum, &words.flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
-        }
-        let frame = tokenizer.frame();
-        Ok(Samples {
-            origin: source.path.clone(),
-            rows,
-            sequence,
-            include_prompt: config.include_prompt,
-            pad: frame.pad.or(frame.eos).unwrap_or(0),
-            sum,
-        })
+/// Reads a source. The texts of a row stand one after the other. A label is the number of the text that its token counts in: 0
+/// for the query, 1 for what answers it, then those that do not.
+pub(crate) fn open(
+    source: &Source,
+    tokenizer: &Tokenizer,
+    config: &Config,
+    sequence: usize,
+) -> Result<ListedSamples> {
+    let mut read = Vec::new();
+    for path in glob::list(&source.path)? {
+        documents::each_row(&path, &mut |line, text| {
+            let bad = |problem| Error::Line { path: path.clone(), line, problem };
+            read.push(Read { path: path.clone(), line, row: TextRow::parse(text).map_err(bad)? });
+            Ok(())
+        })?;
     }
+    let fewest = read.iter().map(|read| read.row.negatives.len()).min().unwrap_or(0);
+    let negatives = config.negatives.unwrap_or(fewest);
+    let most = room(config, sequence, 2 + negatives)?;
+    let encoder = Encoder { tokenizer, config, most, negatives };
+    let rows =
+        read.iter().enumerate().map(|(number, read)| Ok(sample(&encoder.row(number as u64, read)?, config)));
+    ListedSamples::new(&source.path, rows.collect::<Result<_>>()?, sequence, tokenizer)
+}
 
-    pub(crate) fn len(&self) -> u64 {
-        self.rows.len() as u64
-    }
-
-    pub(crate) fn origin(&self) -> &str {
-        &self.origin
-    }
-
-    /// A number that changes with the content, and the tokens of all texts.
-    pub(crate) fn sum(&self) -> (u32, u64) {
-        (self.sum, self.rows.iter().flatten().map(|text| text.tokens.len() as u64).sum())
-    }
-
-    /// Reads one sample. A label is the number of the text that its token counts in: 0 for the query, 1 for what answers it,
-    /// then those that do not.
-    pub(crate) fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
-        let row = usize::try_from(index).ok().and_then(|index| self.rows.get(index));
-        let row = row.ok_or(Error::OutOfRange { what: "sample", index, len: self.len() })?;
-        out.tokens.clear();
-        out.labels.clear();
-        out.starts.clear();
-        for (number, text) in row.iter().enumerate() {
-            out.starts.push(out.tokens.len());
-            out.tokens.extend_from_slice(&text.tokens);
-            let skipped = if self.include_prompt { 0 } else { text.prompt };
-            let label = |place: usize| if place < skipped { IGNORED } else { number as i64 };
-            out.labels.extend((0..text.tokens.len()).map(label));
-        }
-        if out.tokens.len() < self.sequence {
+fn sample(texts: &[Encoded], config: &Config) -> Sample {
+    let mut out = Sample::default();
+    for (number, text) in texts.iter().enumerate() {
+        if number > 0 {
             out.starts.push(out.tokens.len());
         }
-        out.starts.remove(0);
-        out.tokens.resize(self.sequence + 1, self.pad);
-        out.labels.resize(self.sequence, IGNORED);
-        Ok(())
+        out.tokens.extend_from_slice(&text.tokens);
+        let skipped = if config.include_prompt { 0 } else { text.prompt };
+        let label = |place: usize| if place < skipped { IGNORED } else { number as i64 };
+        out.labels.extend((0..text.tokens.len()).map(label));
     }
+    out
 }
 
 /// Most tokens of a text.

@@ -1,19 +1,19 @@
 //! Rows in every form, texts cut to their room, and prompts that do not count.
 
-use super::samples::Samples;
 use super::*;
 use crate::dataset::Sample;
+use crate::listed::ListedSamples;
 use crate::pack::IGNORED;
 use crate::source::Source;
 
-fn samples(lines: &[&str], config: &Config, sequence: usize) -> Result<Samples> {
+fn samples(lines: &[&str], config: &Config, sequence: usize) -> Result<ListedSamples> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
     std::fs::write(&path, lines.join("\n")).unwrap();
-    Samples::open(&Source::new(path.display().to_string()), &Tokenizer::bytes(), config, sequence)
+    open(&Source::new(path.display().to_string()), &Tokenizer::bytes(), config, sequence)
 }
 
-fn read(samples: &Samples, index: u64) -> Sample {
+fn read(samples: &ListedSamples, index: u64) -> Sample {
     let mut out = Sample::default();
     samples.read(index, &mut out).unwrap();
     out

@@ -6,6 +6,7 @@
 
 mod average;
 mod device;
+mod dpo;
 mod embedding;
 mod heal;
 mod layers;
@@ -13,6 +14,7 @@ mod lora;
 mod mesh;
 mod model;
 mod paths;
+mod rl;
 mod rope;
 mod schema;
 mod sections;
@@ -22,12 +24,14 @@ mod tiers;
 
 pub(crate) use average::Average;
 pub use average::AverageSection;
+pub use dpo::DpoSection;
 pub use embedding::{EmbeddingSection, Negatives, TextAttention};
 pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
 pub use lora::{BaseWidth, LoraInit, LoraSection, Modules};
 pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection, TokenIds};
+pub use rl::RlSection;
 pub use rope::RopeSection;
 pub use schema::schema;
 pub use sections::{
@@ -74,6 +78,10 @@ pub struct Config {
     pub train: TrainSection,
     /// What embeddings are made of and compared by, where the run learns those.
     pub embedding: EmbeddingSection,
+    /// How two responses are compared, where the run learns from preferences.
+    pub dpo: DpoSection,
+    /// How responses are made and judged, where the run learns from those.
+    pub rl: RlSection,
     /// When to save and what to keep.
     pub checkpoint: CheckpointSection,
     /// How a run goes on when ranks are lost or can no longer be trusted.

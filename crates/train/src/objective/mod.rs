@@ -5,12 +5,16 @@
 
 mod before;
 mod contrastive;
+mod dpo;
+mod grpo;
 mod next_token;
 mod sft;
 
 pub(crate) use before::Passes;
 pub use before::{AtEnd, Before, Draws, Purpose};
 pub use contrastive::Contrastive;
+pub use dpo::Dpo;
+pub use grpo::Grpo;
 pub use next_token::NextToken;
 pub use sft::Sft;
 
@@ -115,7 +119,15 @@ pub struct Objectives {
 impl Default for Objectives {
     /// Those that come with this crate.
     fn default() -> Objectives {
-        Objectives { known: vec![Arc::new(NextToken), Arc::new(Sft), Arc::new(Contrastive::default())] }
+        Objectives {
+            known: vec![
+                Arc::new(NextToken),
+                Arc::new(Sft),
+                Arc::new(Contrastive::default()),
+                Arc::new(Dpo::default()),
+                Arc::new(Grpo::default()),
+            ],
+        }
     }
 }
 

@@ -39,6 +39,27 @@ pub struct RolloutBatching {
     pub drop_last: bool,
 }
 
+impl RolloutBatching {
+    fn check_positive(&self) -> Result<(), RolloutError> {
+        let numbers = [
+            ("prompts_per_rollout", Some(self.prompts_per_rollout)),
+            ("samples_per_prompt", Some(self.samples_per_prompt)),
+            ("prompts_per_update", self.prompts_per_update),
+            ("data_ranks", Some(self.data_ranks)),
+            ("per_device", Some(self.per_device)),
+            ("epochs", self.epochs),
+            ("accumulation", self.accumulation),
+            ("dataset_prompts", self.dataset_prompts),
+        ];
+        for (field, number) in numbers {
+            if let Some(number) = number.filter(|number| *number <= 0) {
+                return refuse("not-positive", field, format!("`{field}` is {number}; expected at least 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Why samples cannot be divided so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutError {
@@ -123,7 +144,7 @@ impl RolloutGeometry {
             ..
         } = *asked;
         let (per_update, epochs) = (asked.prompts_per_update.unwrap_or(prompts), asked.epochs.unwrap_or(1));
-        check_positive(asked)?;
+        asked.check_positive()?;
         if per_update > prompts {
             let message = format!(
                 "`prompts_per_update` is {per_update}, more than the {prompts} of `prompts_per_rollout`"
@@ -171,25 +192,6 @@ impl RolloutGeometry {
             updates,
         })
     }
-}
-
-fn check_positive(asked: &RolloutBatching) -> Result<(), RolloutError> {
-    let numbers = [
-        ("prompts_per_rollout", Some(asked.prompts_per_rollout)),
-        ("samples_per_prompt", Some(asked.samples_per_prompt)),
-        ("prompts_per_update", asked.prompts_per_update),
-        ("data_ranks", Some(asked.data_ranks)),
-        ("per_device", Some(asked.per_device)),
-        ("epochs", asked.epochs),
-        ("accumulation", asked.accumulation),
-        ("dataset_prompts", asked.dataset_prompts),
-    ];
-    for (field, number) in numbers {
-        if let Some(number) = number.filter(|number| *number <= 0) {
-            return refuse("not-positive", field, format!("`{field}` is {number}; expected at least 1"));
-        }
-    }
-    Ok(())
 }
 
 fn check_even(prompts: i64, per_update: i64, group: i64, ranks: i64, micro: i64) -> Result<(), RolloutError> {

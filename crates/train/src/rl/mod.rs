@@ -5,8 +5,10 @@
 
 mod advantage;
 mod geometry;
+mod judge;
 mod policy;
 mod preference;
+mod reference;
 mod reward;
 mod roll;
 mod rollout;
@@ -17,6 +19,7 @@ pub use advantage::{
     whiten,
 };
 pub use geometry::{DatasetSteps, Remainder, RolloutBatching, RolloutError, RolloutGeometry, RolloutUpdate};
+pub use judge::{Judged, Reward, RewardKind};
 pub use policy::{
     Aggregation, KlKind, PolicyConfig, PolicyInputs, PolicyTerms, Ratio, Surrogate, ValueTerms, kl, kl_full,
     policy_terms, token_logprobs, value_terms,
@@ -24,6 +27,7 @@ pub use policy::{
 pub use preference::{
     Preference, PreferenceLoss, PreferenceTerms, preference_terms, reward_pair_loss, sequence_logprobs,
 };
+pub(crate) use reference::{Reference, label_logprobs};
 pub use reward::{
     AdaptiveKl, RunningMoments, ShapeOptions, Shaped, combine_rewards, overlong_penalty, shape_rewards,
 };

@@ -118,15 +118,10 @@ pub fn preference_terms(
             smoothed(&margin, 1.0, smooth)?
         }
         PreferenceLoss::Orpo => {
-            let rest = |x: &Tensor| x.exp()?.neg()?.ln_1p();
-            let odds =
-                mean_chosen.sub(&mean_rejected)?.sub(&rest(&mean_chosen)?.sub(&rest(&mean_rejected)?)?)?;
+            let odds = odds_ratio(&mean_chosen, &mean_rejected)?;
             mean_chosen.neg()?.sub(&sure(&odds, 1.0)?.mul_scalar(lambda)?)?
         }
-        PreferenceLoss::Dpop => {
-            let lost = a.neg()?.relu()?;
-            sure(&sum, beta)?.neg()?.add(&lost.mul_scalar(lambda)?)?
-        }
+        PreferenceLoss::Dpop => sure(&sum, beta)?.neg()?.add(&a.neg()?.relu()?.mul_scalar(lambda)?)?,
         PreferenceLoss::ApoZero => {
             let worth = |x: &Tensor| x.mul_scalar(beta)?.sigmoid();
             worth(&a)?.neg()?.add_scalar(1.0)?.add(&worth(&b)?)?
@@ -143,12 +138,16 @@ pub fn preference_terms(
         0.0 => losses,
         coef => losses.sub(&mean_chosen.mul_scalar(coef)?)?,
     };
-    let (worth_chosen, worth_rejected) = match config.loss {
-        PreferenceLoss::Simpo | PreferenceLoss::Orpo => (&mean_chosen, &mean_rejected),
-        _ => (&a, &b),
-    };
     let worth = |x: &Tensor| x.detach().mul_scalar(beta);
-    Ok(PreferenceTerms { losses, chosen: worth(worth_chosen)?, rejected: worth(worth_rejected)? })
+    let per_token = matches!(config.loss, PreferenceLoss::Simpo | PreferenceLoss::Orpo);
+    let (of_chosen, of_rejected) = if per_token { (&mean_chosen, &mean_rejected) } else { (&a, &b) };
+    Ok(PreferenceTerms { losses, chosen: worth(of_chosen)?, rejected: worth(of_rejected)? })
+}
+
+/// The logarithm of the ratio of two odds, from mean log-probabilities.
+fn odds_ratio(chosen: &Tensor, rejected: &Tensor) -> Result<Tensor> {
+    let rest = |x: &Tensor| x.exp()?.neg()?.ln_1p();
+    Ok(chosen.sub(rejected)?.sub(&rest(chosen)?.sub(&rest(rejected)?)?)?)
 }
 
 fn sure(x: &Tensor, factor: f64) -> planaria_tensor::Result<Tensor> {

@@ -110,7 +110,7 @@ fn config(
     let clip =
         optim.get("max_grad_norm").filter(|clip| !clip.is_null()).map(number).transpose()?.unwrap_or(0.0);
     let tokenizer = work.join("tokenizer.json");
-    std::fs::write(&tokenizer, no_tokenizer(folder, case)?)?;
+    std::fs::write(&tokenizer, no_tokenizer(&folder.join(text(case, "model")?))?)?;
     let mut toml = format!(
         "name = 'run'\nmesh = '{}'\nlog = {{ dir = '{}', tensorboard = false }}\nmodel.init = '{}'\n\
          [data]\ntokenizer = '{}'\nsequence = {sequence}\norder = 'sequential'\nsource = [{{ path = '{}' }}]\n\
@@ -139,9 +139,9 @@ fn config(
     Ok(toml)
 }
 
-/// A tokenizer that nothing is tokenised with: the rows are ids.
-fn no_tokenizer(folder: &Path, case: &Value) -> Result<String> {
-    let config = std::fs::read_to_string(folder.join(text(case, "model")?).join("config.json"))?;
+/// A tokenizer for a model's folder that nothing is tokenised with: rows are ids.
+pub(crate) fn no_tokenizer(model: &Path) -> Result<String> {
+    let config = std::fs::read_to_string(model.join("config.json"))?;
     let config: Value = serde_json::from_str(&config)?;
     let vocab = number(field(&config, "vocab_size")?)? as usize;
     let words: serde_json::Map<String, Value> = (0..vocab).map(|id| (format!("w{id}"), json!(id))).collect();

@@ -1,0 +1,274 @@
+//! What responses are worth: functions by name, and a command that others wrote.
+
+use crate::error::{Error, Result};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A source of rewards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Reward {
+    /// `exact`: 1 where the response, without space around it, is the row's field. `contains`: 1 where the field is in it.
+    /// `arithmetic`: 1 where it begins with the value of the sum or difference that ends the prompt, as `12+7=`. `finished`: 1 where it
+    /// ended by itself. `short`: 1 less its share of `rl.max_new_tokens`. `command`: as a program says.
+    pub kind: RewardKind,
+    /// What its number counts.
+    pub weight: f64,
+    /// The field of the row that holds the answer.
+    pub field: String,
+    /// The program and its arguments. It reads one JSON object a line, `prompt`, `response`, `row`, and writes as many, each with a
+    /// number or null as `score`, in the same order.
+    pub command: Vec<String>,
+    /// Seconds that it has for the responses of a rank.
+    pub timeout: f64,
+    /// How often it is tried again after a failure.
+    pub retries: usize,
+}
+
+impl Default for Reward {
+    fn default() -> Reward {
+        Reward {
+            kind: RewardKind::Exact,
+            weight: 1.0,
+            field: "answer".into(),
+            command: Vec::new(),
+            timeout: 60.0,
+            retries: 2,
+        }
+    }
+}
+
+/// What a reward is made by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardKind {
+    /// The response is the answer.
+    #[default]
+    Exact,
+    /// It has the answer in it.
+    Contains,
+    /// It begins with the value of what the prompt ends with.
+    Arithmetic,
+    /// It ended by itself.
+    Finished,
+    /// It is short.
+    Short,
+    /// As a program says.
+    Command,
+}
+
+/// A response to be judged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged<'a> {
+    /// The prompt.
+    pub prompt: String,
+    /// The response, without the token that ended it.
+    pub response: String,
+    /// The row of the data.
+    pub row: &'a Value,
+    /// Tokens of the response, over the most it could have.
+    pub share: f64,
+    /// Whether it ended by itself.
+    pub finished: bool,
+}
+
+impl Reward {
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |key: &str, found: String, expected: &str| {
+            Err(Error::Value { key: format!("rl.reward.{key}"), found, expected: expected.into() })
+        };
+        if self.kind == RewardKind::Command && self.command.is_empty() {
+            return wrong("command", "[]".into(), "a program and its arguments");
+        }
+        if !self.weight.is_finite() {
+            return wrong("weight", self.weight.to_string(), "a finite number");
+        }
+        if !(self.timeout.is_finite() && self.timeout > 0.0) {
+            return wrong("timeout", self.timeout.to_string(), "a finite number of seconds above 0");
+        }
+        Ok(())
+    }
+
+    /// A number for each response; none where it cannot be judged.
+    pub fn score(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
+        if self.kind == RewardKind::Command {
+            return self.ask(all);
+        }
+        let found = all.iter().map(|one| {
+            let answer = || match one.row.get(&self.field)? {
+                Value::String(text) => Some(text.trim().to_string()),
+                Value::Number(number) => Some(number.to_string()),
+                _ => None,
+            };
+            let flag = |holds: bool| f64::from(u8::from(holds));
+            match self.kind {
+                RewardKind::Exact => answer().map(|answer| flag(one.response.trim() == answer)),
+                RewardKind::Contains => answer().map(|answer| flag(one.response.contains(&answer))),
+                RewardKind::Arithmetic => {
+                    value_of(&one.prompt).map(|value| flag(leading(&one.response) == Some(value)))
+                }
+                RewardKind::Finished => Some(flag(one.finished)),
+                RewardKind::Short => Some(1.0 - one.share),
+                RewardKind::Command => None,
+            }
+        });
+        Ok(found.collect())
+    }
+
+    /// Asks the program, again where it fails.
+    fn ask(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
+        let line = |one: &Judged<'_>| {
+            format!("{}\n", json!({ "prompt": one.prompt, "response": one.response, "row": one.row }))
+        };
+        let given: String = all.iter().map(line).collect();
+        let mut why = String::new();
+        for _ in 0..=self.retries {
+            match self.ask_once(&given, all.len()) {
+                Ok(scores) => return Ok(scores),
+                Err(problem) => why = problem,
+            }
+        }
+        let tries = self.retries + 1;
+        let what = format!("the reward command '{}' failed {tries} times: {why}", self.command.join(" "));
+        Err(Error::Run { what })
+    }
+
+    fn ask_once(&self, given: &str, count: usize) -> Result<Vec<Option<f64>>, String> {
+        let told = |e: std::io::Error| e.to_string();
+        let mut command = Command::new(&self.command[0]);
+        command
+            .args(&self.command[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        let mut child = command.spawn().map_err(told)?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let given = given.to_string();
+        // Both ends at once: a program may answer before it has read everything.
+        let writer = std::thread::spawn(move || stdin.map(|mut pipe| pipe.write_all(given.as_bytes())));
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            stdout.map(|mut pipe| pipe.read_to_string(&mut text).map(|_| text))
+        });
+        let status = wait(&mut child, Duration::from_secs_f64(self.timeout))?;
+        let text = reader.join().map_err(|_| "its output was lost".to_string())?;
+        // A program that knows enough may stop reading.
+        let _ = writer.join();
+        let text = text.ok_or("it has no output")?.map_err(told)?;
+        if !status.success() {
+            return Err(format!("it ended with {status}"));
+        }
+        let scores: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        if scores.len() != count {
+            return Err(format!("it gave {} scores for {count} responses", scores.len()));
+        }
+        scores.iter().enumerate().map(|(number, line)| score_of(number + 1, line)).collect()
+    }
+}
+
+/// Waits for a program, and ends it when its time is over.
+fn wait(child: &mut Child, most: Duration) -> Result<std::process::ExitStatus, String> {
+    let end = Instant::now() + most;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("it took longer than {} s", most.as_secs_f64()));
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn score_of(number: usize, line: &str) -> Result<Option<f64>, String> {
+    let wrong = || format!("line {number}, '{line}', has no number or null as `score`");
+    let value: Value = serde_json::from_str(line).map_err(|_| wrong())?;
+    match value.get("score") {
+        Some(Value::Null) => Ok(None),
+        Some(Value::Number(score)) => score.as_f64().filter(|x| x.is_finite()).map(Some).ok_or_else(wrong),
+        _ => Err(wrong()),
+    }
+}
+
+/// The value of a sum or difference of whole numbers that ends a text, with or without `=` behind it.
+fn value_of(text: &str) -> Option<i64> {
+    let text = text.trim_end().trim_end_matches('=').trim_end();
+    let digits = |text: &str| text.chars().rev().take_while(char::is_ascii_digit).count();
+    let second = digits(text);
+    let (rest, last) = text.split_at(text.len() - second);
+    let rest = rest.trim_end();
+    let sign = rest.chars().last().filter(|sign| ['+', '-'].contains(sign))?;
+    let rest = rest[..rest.len() - 1].trim_end();
+    let first = &rest[rest.len() - digits(rest)..];
+    let (a, b): (i64, i64) = (first.parse().ok()?, last.parse().ok()?);
+    if sign == '+' { a.checked_add(b) } else { a.checked_sub(b) }
+}
+
+/// The whole number that a text begins with.
+fn leading(text: &str) -> Option<i64> {
+    let text = text.trim_start();
+    let sign = usize::from(text.starts_with('-'));
+    let digits = text[sign..].chars().take_while(char::is_ascii_digit).count();
+    text[..sign + digits].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged<'a>(prompt: &str, response: &str, row: &'a Value) -> Judged<'a> {
+        Judged { prompt: prompt.into(), response: response.into(), row, share: 0.25, finished: true }
+    }
+
+    #[test]
+    fn named_rewards_judge_what_they_say() {
+        let row = json!({ "answer": "42" });
+        let score = |kind, prompt: &str, response: &str| {
+            Reward { kind, ..Reward::default() }.score(&[judged(prompt, response, &row)]).unwrap()[0]
+        };
+        assert_eq!(score(RewardKind::Exact, "", " 42\n"), Some(1.0));
+        assert_eq!(score(RewardKind::Exact, "", "42!"), Some(0.0));
+        assert_eq!(score(RewardKind::Contains, "", "it is 42."), Some(1.0));
+        assert_eq!(score(RewardKind::Arithmetic, "what is 12 + 7=", "19 of course"), Some(1.0));
+        assert_eq!(score(RewardKind::Arithmetic, "3-8=", "-5"), Some(1.0));
+        assert_eq!(score(RewardKind::Arithmetic, "3-8=", "5"), Some(0.0));
+        assert_eq!(score(RewardKind::Arithmetic, "no sum", "5"), None);
+        assert_eq!(score(RewardKind::Short, "", "x"), Some(0.75));
+        let none = Reward { field: "missing".into(), ..Reward::default() };
+        assert_eq!(none.score(&[judged("", "42", &row)]).unwrap(), [None]);
+    }
+
+    #[test]
+    fn a_command_is_asked_again_and_a_broken_one_is_told() {
+        let row = json!({});
+        let all = [judged("", "a", &row), judged("", "b", &row)];
+        let shell = |script: &str| Reward {
+            kind: RewardKind::Command,
+            command: vec!["sh".into(), "-c".into(), script.into()],
+            timeout: 5.0,
+            retries: 1,
+            ..Reward::default()
+        };
+        let fine = shell(
+            r#"while read line; do case "$line" in *'"a"'*) echo '{"score": 1.5}';; *) echo '{"score": null}';; esac; done"#,
+        );
+        assert_eq!(fine.score(&all).unwrap(), [Some(1.5), None]);
+        for (script, told) in [
+            ("cat > /dev/null; echo '{\"score\": 1}'", "1 scores for 2"),
+            ("cat > /dev/null; exit 3", "exit status: 3"),
+            ("cat > /dev/null; echo x; echo y", "line 1, 'x'"),
+        ] {
+            let error = shell(script).score(&all).unwrap_err().to_string();
+            assert!(error.contains("failed 2 times") && error.contains(told), "{error}");
+        }
+        let slow = Reward { timeout: 0.05, retries: 0, ..shell("sleep 5") };
+        assert!(slow.score(&all).unwrap_err().to_string().contains("longer than 0.05 s"));
+    }
+}
