@@ -210,11 +210,8 @@ fn a_value_may_be_a_view_of_what_is_written() {
 #[test]
 fn random_calls_never_panic() {
     let mut rng = Rng::new(5);
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(3);
-    while std::time::Instant::now() < end {
-        for _ in 0..200 {
-            index_reference::fuzz_once(&mut rng);
-        }
+    for _ in 0..100_000 {
+        index_reference::fuzz_once(&mut rng);
     }
 }
 
