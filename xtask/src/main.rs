@@ -3,6 +3,7 @@
 mod array_api;
 mod asan;
 mod bench;
+mod browser;
 mod compilers;
 mod free_threaded;
 mod golden;

@@ -8,7 +8,8 @@ use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
 use crate::{
-    array_api, compilers, free_threaded, golden, kernels, licences, mpi, peers, python, s3, tidy, wheel,
+    array_api, browser, compilers, free_threaded, golden, kernels, licences, mpi, peers, python, s3, tidy,
+    wheel,
 };
 
 /// What the steps need from the machine.
@@ -29,6 +30,7 @@ pub(crate) fn run(root: &Path) -> bool {
         let torch = scope.spawn(|| peers::torch_python(root));
         let peers = scope.spawn(|| peers::program_python(root));
         let server = scope.spawn(|| s3::server(root));
+        let page = scope.spawn(browser::find);
         let features = mpi::features(&needs.mpi);
         let gone = |_| Err("the installation broke off".into());
         checks(root, &needs, &mut summary);
@@ -42,6 +44,8 @@ pub(crate) fn run(root: &Path) -> bool {
         let peers = peers.join().unwrap_or_else(gone);
         summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
         summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
+        let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
+        summary.step("page", || browser::step(root, features, &page));
         summary.step("kernels", || kernels::compile_step(root, features));
         summary.step("emulated device", || kernels::emulate_step(root, features));
     });
@@ -87,6 +91,7 @@ fn preflight(root: &Path) -> Needs {
     eprintln!("paddle, onnxruntime    in a venv under target, made when missing (programs that others run)");
     eprintln!("maturin, pytest        in a venv under target, made when missing (the Python package)");
     eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
+    eprintln!("chromium               installed by apt-get when missing and allowed (the page of runs)");
     eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
     needs
 }

@@ -1,6 +1,7 @@
 //! All integration tests of the package, in one program: it links once.
 
 mod begin;
+mod board;
 mod common;
 mod convert;
 mod eval;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// Longest line that is read; longer ones are damage.
@@ -40,10 +40,10 @@ pub struct Mark {
 pub struct History {
     /// Name of the run: its folder.
     pub name: String,
-    /// Scalars by step: the newest of each.
-    records: BTreeMap<u64, BTreeMap<String, f64>>,
-    /// When each step was recorded, in seconds since 1970.
-    times: BTreeMap<u64, f64>,
+    /// Scalars by name, the newest of each step.
+    metrics: BTreeMap<String, Series>,
+    /// Steps with a record, and when it was made, in seconds since 1970; NaN where that is not known.
+    times: Series,
     /// Checkpoints and restarts, in order.
     pub marks: Vec<Mark>,
     /// Records that a resumed run overtook.
@@ -57,31 +57,15 @@ pub struct History {
 impl History {
     /// Reads the metrics of a run's folder, or a metrics file.
     pub fn read(path: &Path) -> Result<History> {
-        let file_path: PathBuf = if path.is_dir() { path.join(METRICS) } else { path.to_path_buf() };
-        if !file_path.is_file() {
-            return Err(Error::NoRun { path: path.to_path_buf() });
-        }
-        let file = File::open(&file_path).map_err(Error::io("open", &file_path))?;
-        let folder = file_path.parent().and_then(|p| p.canonicalize().ok());
-        let name = folder.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
-        let mut out =
-            History { name: name.unwrap_or_else(|| path.display().to_string()), ..History::default() };
-        let mut reader = BufReader::with_capacity(1 << 18, file);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let mut limited = reader.by_ref().take(LINE_LIMIT);
-            let got = limited.read_until(b'\n', &mut line).map_err(Error::io("read", &file_path))?;
-            if got == 0 {
-                return Ok(out);
-            }
-            if line.iter().any(|b| !b.is_ascii_whitespace()) {
-                out.take(&line);
-            }
-        }
+        let mut follower = Follower::open(path)?;
+        follower.poll()?;
+        Ok(follower.finish())
     }
 
     fn take(&mut self, line: &[u8]) {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return;
+        }
         let parsed = serde_json::from_slice::<Map<String, Value>>(line).ok();
         let step = parsed.as_ref().and_then(|object| object.get("step")?.as_u64());
         let (Some(object), Some(step)) = (parsed, step) else {
@@ -93,13 +77,13 @@ impl History {
             Some("checkpoint") => self.marks.push(Mark { step, kind: MarkKind::Checkpoint }),
             Some(_) => {}
             None => {
-                if let Some(time) = object.get("time").and_then(as_number) {
-                    self.times.insert(step, time);
-                }
-                let record = self.records.entry(step).or_default();
+                let time = object.get("time").and_then(as_number);
+                put(&mut self.times, step, time.unwrap_or(f64::NAN));
                 for (name, value) in object.iter().filter(|(name, _)| *name != "step" && *name != "time") {
-                    if let Some(value) = as_number(value) {
-                        record.insert(name.clone(), value);
+                    let Some(value) = as_number(value) else { continue };
+                    match self.metrics.get_mut(name) {
+                        Some(series) => put(series, step, value),
+                        None => drop(self.metrics.insert(name.clone(), vec![(step, value)])),
                     }
                 }
             }
@@ -107,10 +91,11 @@ impl History {
     }
 
     fn start(&mut self, step: u64, object: &Map<String, Value>) {
-        let kept = self.records.len();
-        self.records.retain(|&s, _| s <= step);
-        self.times.retain(|&s, _| s <= step);
-        self.overtaken += (kept - self.records.len()) as u64;
+        let kept = self.times.len();
+        let upto = |series: &mut Series| series.truncate(series.partition_point(|&(s, _)| s <= step));
+        upto(&mut self.times);
+        self.metrics.values_mut().for_each(upto);
+        self.overtaken += (kept - self.times.len()) as u64;
         self.marks.retain(|mark| mark.step <= step);
         if step > 0 {
             self.marks.push(Mark { step, kind: MarkKind::Restart });
@@ -121,42 +106,127 @@ impl History {
 
     /// Names of all metrics.
     pub fn metrics(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.records.values().flat_map(BTreeMap::keys).cloned().collect();
-        names.sort();
-        names.dedup();
-        names
+        self.metrics.iter().filter(|(_, series)| !series.is_empty()).map(|(name, _)| name.clone()).collect()
     }
 
     /// The values of one metric, by step.
-    pub fn series(&self, name: &str) -> Result<Series> {
-        let values = self.records.iter().filter_map(|(step, record)| Some((*step, *record.get(name)?)));
-        let out: Series = values.collect();
-        if out.is_empty() {
-            let (run, name) = (self.name.clone(), name.to_string());
-            return Err(Error::NoMetric { run, name, known: self.metrics() });
+    pub fn series(&self, name: &str) -> Result<&[(u64, f64)]> {
+        match self.metrics.get(name) {
+            Some(series) if !series.is_empty() => Ok(series),
+            _ => {
+                let (run, name) = (self.name.clone(), name.to_string());
+                Err(Error::NoMetric { run, name, known: self.metrics() })
+            }
         }
-        Ok(out)
+    }
+
+    /// When each step was recorded, in seconds since 1970; NaN where that is not known.
+    pub fn times(&self) -> &[(u64, f64)] {
+        &self.times
     }
 
     /// The history as Weights & Biases has it: one JSON object per step with `_step`, `_timestamp` and `_runtime` (seconds
     /// since the first record) beside the metrics.
     pub fn wandb_rows(&self) -> impl Iterator<Item = Value> {
-        let first = self.times.values().copied().fold(f64::INFINITY, f64::min);
-        self.records.iter().map(move |(step, record)| {
+        let first = self.times.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
+        self.times.iter().map(move |&(step, time)| {
             let mut row = Map::new();
-            row.insert("_step".into(), (*step).into());
-            if let Some(time) = self.times.get(step) {
-                row.insert("_timestamp".into(), (*time).into());
+            row.insert("_step".into(), step.into());
+            if !time.is_nan() {
+                row.insert("_timestamp".into(), time.into());
                 row.insert("_runtime".into(), (time - first).into());
             }
-            row.extend(record.iter().map(|(name, value)| (name.clone(), wandb_number(*value))));
+            let values = self.metrics.iter().filter_map(|(name, series)| {
+                let at = series.binary_search_by_key(&step, |&(s, _)| s).ok()?;
+                Some((name.clone(), wandb_number(series[at].1)))
+            });
+            row.extend(values);
             Value::Object(row)
         })
     }
 
     /// The last step with a record.
     pub fn last_step(&self) -> Option<u64> {
-        self.records.keys().next_back().copied()
+        self.times.last().map(|(step, _)| *step)
+    }
+}
+
+/// Sets the value of a step; steps nearly always come in order.
+fn put(series: &mut Series, step: u64, value: f64) {
+    match series.last() {
+        Some(&(last, _)) if last >= step => match series.binary_search_by_key(&step, |&(s, _)| s) {
+            Ok(at) => series[at].1 = value,
+            Err(at) => series.insert(at, (step, value)),
+        },
+        _ => series.push((step, value)),
+    }
+}
+
+/// The history of a run that may still be written: [`Follower::poll`] reads what came since the last time.
+#[derive(Debug)]
+pub struct Follower {
+    path: PathBuf,
+    history: History,
+    /// Bytes of the file that were read.
+    offset: u64,
+    /// A line whose end has not been written yet.
+    unfinished: Vec<u8>,
+}
+
+impl Follower {
+    /// Finds the metrics of a run's folder, or takes a metrics file; nothing is read yet.
+    pub fn open(path: &Path) -> Result<Follower> {
+        let file: PathBuf = if path.is_dir() { path.join(METRICS) } else { path.to_path_buf() };
+        if !file.is_file() {
+            return Err(Error::NoRun { path: path.to_path_buf() });
+        }
+        let folder = file.parent().and_then(|p| p.canonicalize().ok());
+        let name = folder.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
+        let name = name.unwrap_or_else(|| path.display().to_string());
+        let history = History { name, ..History::default() };
+        Ok(Follower { path: file, history, offset: 0, unfinished: Vec::new() })
+    }
+
+    /// What was read so far.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Reads what was written meanwhile and answers whether there was anything. A file that became shorter is another
+    /// one, and read from its beginning.
+    pub fn poll(&mut self) -> Result<bool> {
+        let mut file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let length = file.metadata().map_err(Error::io("read", &self.path))?.len();
+        if length < self.offset {
+            let name = std::mem::take(&mut self.history.name);
+            (self.history, self.offset) = (History { name, ..History::default() }, 0);
+            self.unfinished.clear();
+        }
+        if length == self.offset {
+            return Ok(false);
+        }
+        file.seek(SeekFrom::Start(self.offset)).map_err(Error::io("read", &self.path))?;
+        let mut reader = BufReader::with_capacity(1 << 18, file);
+        loop {
+            let room = LINE_LIMIT.saturating_sub(self.unfinished.len() as u64);
+            let mut limited = reader.by_ref().take(room);
+            let got =
+                limited.read_until(b'\n', &mut self.unfinished).map_err(Error::io("read", &self.path))?;
+            self.offset += got as u64;
+            if self.unfinished.ends_with(b"\n") || self.unfinished.len() as u64 >= LINE_LIMIT {
+                self.history.take(&self.unfinished);
+                self.unfinished.clear();
+            } else if got == 0 {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// The history with what stands behind the last end of a line, when nobody writes it on.
+    fn finish(mut self) -> History {
+        let last = std::mem::take(&mut self.unfinished);
+        self.history.take(&last);
+        self.history
     }
 }
 
@@ -208,6 +278,30 @@ mod tests {
     }
 
     #[test]
+    fn a_follower_reads_what_came_and_no_half_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let line = |step: u64| format!("{{\"step\":{step},\"time\":7.0,\"loss\":{step}.5}}\n");
+        fs::write(&path, line(1)).unwrap();
+        let mut follower = Follower::open(folder.path()).unwrap();
+        assert!(follower.poll().unwrap() && !follower.poll().unwrap());
+        let mut file = fs::File::options().append(true).open(&path).unwrap();
+        let text = line(2) + &line(3);
+        let (begin, rest) = text.split_at(text.len() - 7);
+        file.write_all(begin.as_bytes()).unwrap();
+        assert!(follower.poll().unwrap());
+        assert_eq!(follower.history().last_step(), Some(2));
+        file.write_all(rest.as_bytes()).unwrap();
+        assert!(follower.poll().unwrap());
+        assert_eq!(follower.history().series("loss").unwrap(), [(1, 1.5), (2, 2.5), (3, 3.5)]);
+        assert_eq!(follower.history().damaged, 0);
+        assert_eq!(follower.history(), &History::read(&path).unwrap());
+        fs::write(&path, line(9)).unwrap();
+        assert!(follower.poll().unwrap());
+        assert_eq!(follower.history().series("loss").unwrap(), [(9, 9.5)], "another file");
+    }
+
+    #[test]
     fn rows_for_weights_and_biases_have_its_keys_and_only_what_counts() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
@@ -251,7 +345,7 @@ mod tests {
         for (step, value) in odd.into_iter().enumerate() {
             writer.write(&Record::new(step as u64).with("x", value)).unwrap();
         }
-        let back = History::read(&path).unwrap().series("x").unwrap();
+        let back = History::read(&path).unwrap().series("x").unwrap().to_vec();
         assert!(
             back.into_iter()
                 .zip(odd)

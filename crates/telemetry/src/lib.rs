@@ -29,8 +29,8 @@ mod step_line;
 
 pub use error::{Error, Result};
 pub use events::EventWriter;
-pub use history::{History, Mark, MarkKind, Series};
+pub use history::{Follower, History, Mark, MarkKind, Series};
 pub use log::{Level, RankLog};
 pub use metrics::{METRICS, MetricsWriter, Record, SCHEMA, Session};
-pub use plot::{Canvas, Chart, ChartOptions, Curve, Scale};
+pub use plot::{Canvas, Chart, ChartOptions, Curve, Scale, smoothed};
 pub use step_line::{Saving, StepLine, count};

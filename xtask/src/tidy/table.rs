@@ -7,6 +7,7 @@ pub(super) const FLOORS: &[(&str, u8)] = &[
     ("planaria-array", 1),
     ("planaria-aoa", 1),
     ("planaria-telemetry", 1),
+    ("planaria-board", 2),
     ("planaria-comm", 2),
     ("planaria-store", 2),
     ("planaria-tensor", 3),

@@ -1,6 +1,7 @@
 //! The verbs, one file each: its arguments and what it does.
 
 mod average;
+mod board;
 mod chat;
 mod completions;
 mod config;
@@ -37,6 +38,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Average(average::Args),
+    Board(board::Args),
     Chat(chat::Args),
     Completions(completions::Args),
     Config(config::Args),
@@ -70,6 +72,7 @@ impl Command {
     pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
         match self {
             Command::Average(args) => average::run(args, terminal),
+            Command::Board(args) => board::run(args, terminal),
             Command::Chat(args) => chat::run(args, terminal),
             Command::Completions(args) => completions::run(args, terminal),
             Command::Config(args) => config::run(args, terminal),

@@ -83,7 +83,7 @@ impl Chart {
             options.smooth.filter(|weight| weight.is_finite()).unwrap_or(otherwise).clamp(0.0, 0.9999);
         let mut curves = Vec::new();
         for run in runs {
-            let points = run.series(metric)?;
+            let points = run.series(metric)?.to_vec();
             let smooth = smoothed(&points, weight);
             curves.push(Curve { name: run.name.clone(), points, smooth, marks: run.marks.clone() });
         }
@@ -129,7 +129,7 @@ fn opened((low, high): (f64, f64)) -> (f64, f64) {
 }
 
 /// Moving average that starts at the first value instead of at zero. Values that are not finite are passed over.
-fn smoothed(points: &[(u64, f64)], weight: f64) -> Vec<(u64, f64)> {
+pub fn smoothed(points: &[(u64, f64)], weight: f64) -> Vec<(u64, f64)> {
     let (mut sum, mut total) = (0.0, 0.0);
     let finite = points.iter().filter(|p| p.1.is_finite());
     let step = |&(step, value): &(u64, f64)| {
