@@ -30,7 +30,8 @@ def test_a_run_cut_and_gone_on_has_the_losses_of_one_that_was_not(config, tmp_pa
         if m.step == 3:
             break
     done = trainer.outcome
-    assert done.stopped and done.step in (3, 4) and done.losses[: len(seen)] == seen
+    # A step was under way, and perhaps the next one, before the request was seen.
+    assert done.stopped and done.step in (3, 4, 5) and done.losses[: len(seen)] == seen
     rest = trainer.run(ranks=1)
     assert done.losses + rest.losses == whole.losses
     again = planaria.Trainer(config, run=tmp_path / "until").run(until=5)

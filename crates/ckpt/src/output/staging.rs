@@ -43,10 +43,11 @@ impl Staging {
         for number in 0..TRIES {
             let path = parent.join(format!(".{name}.{}-{number}{ENDING}", process::id()));
             match fs::create_dir(&path) {
-                Ok(()) => match Staging::own(path)? {
-                    Some(staging) => return Ok(staging),
-                    None => {}
-                },
+                Ok(()) => {
+                    if let Some(staging) = Staging::own(path)? {
+                        return Ok(staging);
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(failed("create", &path)(error)),
             }
