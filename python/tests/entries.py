@@ -152,6 +152,12 @@ class World:
         one = lambda name: {"model": f"{self.folder}/{name}/model.safetensors", "parameters": {"weight": 0.5}}
         return {"merge_method": "linear", "models": [one("a"), one("b")]}
 
+    def snapshot(self):
+        """Waits for a snapshot, and then for the save: nothing of it is under way when the next one begins."""
+        handle = self.handle(self.tensors_of_torch)
+        handle.wait_snapshot()
+        handle.result()
+
     def handle(self, state=None):
         return planaria.async_save(state or {"w": self.f}, self.new())
 
@@ -229,7 +235,7 @@ CALLS = {
     "Stored.torch": lambda w: lambda: w.ckpt["w"].torch(),
     "SaveHandle.result": lambda w: lambda: w.handle().result(),
     "SaveHandle.exception": lambda w: lambda: w.handle().exception(),
-    "SaveHandle.wait_snapshot": lambda w: lambda: w.handle(w.tensors_of_torch).wait_snapshot(),
+    "SaveHandle.wait_snapshot": lambda w: w.snapshot,
     "Trainer.run": lambda w: lambda: planaria.Trainer(w.config, run=w.new()).run(),
     "Trainer.steps": lambda w: lambda: list(planaria.Trainer(w.config, run=w.new()).steps()),
     "Array.astype": lambda w: lambda: w.f.astype("f64"),

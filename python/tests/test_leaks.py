@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import time
 import warnings
 
 import pytest
@@ -29,12 +28,7 @@ def grown(call, times):
     blocks, before = sys.getallocatedblocks(), entries.resident()
     for _ in range(times):
         call()
-    # What a call leaves in flight, such as a save that goes on behind its snapshot, ends by itself.
-    for _ in range(20):
-        gc.collect()
-        if sys.getallocatedblocks() - blocks < times:
-            break
-        time.sleep(0.1)
+    gc.collect()
     return (sys.getallocatedblocks() - blocks) / times, (entries.resident() - before) / times
 
 
