@@ -266,7 +266,7 @@ mod tests {
         let mut second = MetricsWriter::open(&path, &session(4)).unwrap();
         second.write(&Record::new(5).with("loss", 50.0)).unwrap();
         let history = History::read(folder.path()).unwrap();
-        let loss: Vec<f64> = history.series("loss").unwrap().into_iter().map(|p| p.1).collect();
+        let loss: Vec<f64> = history.series("loss").unwrap().iter().map(|p| p.1).collect();
         assert_eq!(loss, [1.0, 2.0, 3.0, 4.0, 50.0]);
         assert_eq!(history.series("lr").unwrap().len(), 4, "nothing of the old step 5 is left");
         let marks: Vec<_> = history.marks.iter().map(|m| (m.step, m.kind)).collect();
