@@ -11,14 +11,14 @@ use crate::state::{Group, TensorKey, TensorKind};
 use crate::union::Together;
 use planaria_layout::{DType, Dims, Extent, Region, Shape, Tile};
 use planaria_store::join;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Tensors in files.
 #[derive(Clone, Debug)]
 pub(crate) struct Catalog {
     pub(crate) data: Data,
     pub(crate) tensors: Vec<Entry>,
-    by_name: BTreeMap<(Group, String), usize>,
+    by_name: HashMap<(Group, String), usize>,
     tied: BTreeMap<String, String>,
     derive: Option<Derive>,
 }
@@ -57,7 +57,7 @@ impl Catalog {
         };
         let tensors = checkpoint.tensors.iter().map(entry).collect();
         let (tied, derive) = (checkpoint.state.tied.clone(), checkpoint.derive);
-        Catalog { data, by_name: BTreeMap::new(), tensors, tied, derive }.indexed()
+        Catalog { data, by_name: HashMap::new(), tensors, tied, derive }.indexed()
     }
 
     /// What a save of these tensors would make.
@@ -79,7 +79,7 @@ impl Catalog {
         for Placed { tensor, tile, .. } in &files.tiles {
             entries[*tensor].tiles.push((tile.region.clone(), tile.holder, None));
         }
-        let (by_name, tied) = (BTreeMap::new(), BTreeMap::new());
+        let (by_name, tied) = (HashMap::new(), BTreeMap::new());
         Catalog { data, by_name, tensors: entries, tied, derive: None }.indexed()
     }
 
@@ -111,7 +111,7 @@ impl Catalog {
                 tiles,
             });
         }
-        let catalog = Catalog { data, by_name: BTreeMap::new(), tensors, tied: tied.clone(), derive: None };
+        let catalog = Catalog { data, by_name: HashMap::new(), tensors, tied: tied.clone(), derive: None };
         let mut catalog = catalog.indexed();
         // Whoever asks for a tensor by the name in the files gets it, whatever it is to a training.
         for (number, (key, _)) in known().enumerate().filter(|(_, (key, _))| key.part == Part::Model) {
@@ -157,11 +157,9 @@ impl Catalog {
     /// Where the boxes of a tensor lie.
     pub(crate) fn placed(&self, tensor: usize) -> impl Iterator<Item = Placed> + '_ {
         let entry = &self.tensors[tensor];
-        entry.tiles.iter().map(move |(region, extent, order)| Placed {
-            tensor,
-            tile: Tile { region: region.clone(), holder: *extent },
-            size: entry.dtype.size(),
-            order: order.clone(),
+        entry.tiles.iter().map(move |(region, extent, order)| {
+            let tile = Tile { region: region.clone(), holder: *extent };
+            Placed::ordered(tensor, tile, entry.dtype.size(), order.clone())
         })
     }
 }

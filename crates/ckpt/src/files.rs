@@ -1,5 +1,6 @@
 //! Where the bytes of tensors lie in files.
 
+use crate::strided::{Steps, dense_steps};
 use planaria_layout::{Dims, Extent, Region, Tile, flat_boxes};
 use std::ops::Range;
 
@@ -12,13 +13,30 @@ pub(crate) struct Placed {
     pub(crate) size: usize,
     /// The dims from the slowest to the fastest in the file; `None` for row-major.
     pub(crate) order: Option<Dims>,
+    /// Byte steps along the dims of the tensor.
+    pub(crate) steps: Steps,
 }
 
 impl Placed {
     /// A row-major box at a place of a file.
     pub(crate) fn new(tensor: usize, region: Region, (file, offset): (usize, u64), size: usize) -> Placed {
         let len = (region.numel() * size) as u64;
-        Placed { tensor, tile: Tile { region, holder: Extent { file, offset, len } }, size, order: None }
+        Placed::ordered(tensor, Tile { region, holder: Extent { file, offset, len } }, size, None)
+    }
+
+    /// A box whose dims have some order in the file.
+    pub(crate) fn ordered(tensor: usize, tile: Tile<Extent>, size: usize, order: Option<Dims>) -> Placed {
+        let extents = tile.region.extents();
+        let steps = match &order {
+            None => dense_steps(&extents, size),
+            Some(order) => {
+                let stored: Dims = order.iter().map(|&d| extents[d]).collect();
+                let mut steps = vec![0; extents.len()];
+                order.iter().zip(dense_steps(&stored, size)).for_each(|(&d, step)| steps[d] = step);
+                steps
+            }
+        };
+        Placed { tensor, tile, size, order, steps }
     }
 
     fn region(&self) -> &Region {
@@ -39,26 +57,17 @@ impl Placed {
         self.order.as_ref().map_or(extents.clone(), |order| order.iter().map(|&d| extents[d]).collect())
     }
 
-    /// Byte steps along the dims of the tensor.
-    pub(crate) fn steps(&self) -> Vec<isize> {
-        let dense = crate::strided::dense_steps(&self.stored_extents(), self.size);
-        let Some(order) = &self.order else { return dense };
-        let mut steps = vec![0; dense.len()];
-        order.iter().zip(dense).for_each(|(&d, step)| steps[d] = step);
-        steps
-    }
-
     /// Place in the file of the first element of a part.
     pub(crate) fn byte_of(&self, part: &Region) -> u64 {
-        let offsets = part.lo().iter().zip(self.region().lo()).zip(self.steps());
-        self.offset() + offsets.map(|((lo, origin), step)| (lo - origin) as u64 * step as u64).sum::<u64>()
+        let offsets = part.lo().iter().zip(self.region().lo()).zip(&self.steps);
+        self.offset() + offsets.map(|((lo, origin), step)| (lo - origin) as u64 * *step as u64).sum::<u64>()
     }
 
     /// From the first to the last byte of a part that is not empty.
     pub(crate) fn span(&self, part: &Region) -> Range<u64> {
         let start = self.byte_of(part);
         let reach: u64 =
-            part.extents().iter().zip(self.steps()).map(|(len, s)| (len - 1) as u64 * s as u64).sum();
+            part.extents().iter().zip(&self.steps).map(|(len, s)| (len - 1) as u64 * *s as u64).sum();
         start..start + reach + self.size as u64
     }
 

@@ -28,7 +28,7 @@ pub struct KnownTensor {
 }
 
 impl KnownTensor {
-    fn key(&self) -> TensorKey {
+    pub(crate) fn key(&self) -> TensorKey {
         TensorKey { kind: self.kind.clone(), name: self.name.clone() }
     }
 
@@ -130,7 +130,7 @@ impl Known {
             (name, text.len(), checksum::crc32c(text)).hash(&mut hasher);
         }
         let mine = hasher.finish() as i64;
-        let all = Array::zeros(&[world.size()], DType::I64)?;
+        let all = Array::empty(&[world.size()], DType::I64)?;
         let send = Array::from_slice(&[mine], &[1])?;
         world.all_gather(AllGather { send, recv: all.clone(), recv_counts: vec![1; world.size()] })?;
         let all = all.to_vec::<i64>()?;

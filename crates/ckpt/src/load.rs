@@ -159,9 +159,10 @@ pub(crate) type Readers = Vec<Vec<RankTiling>>;
 /// As every rank knows.
 pub(crate) fn known_readers(catalog: &Catalog, known: &Known, options: &LoadOptions) -> Result<Readers> {
     let mut readers: Readers = vec![Vec::new(); catalog.tensors.len()];
-    for (tensor, item) in known.tensors().iter().zip(known.items()) {
-        let ignored = options.ignores(&item.key().to_string());
-        let Some(found) = catalog.find(&item.key(), options.rebuild()).filter(|_| !ignored) else { continue };
+    for tensor in known.tensors() {
+        let key = tensor.key();
+        let ignored = !options.ignore.is_empty() && options.ignores(&key.to_string());
+        let Some(found) = catalog.find(&key, options.rebuild()).filter(|_| !ignored) else { continue };
         let shape = &catalog.tensors[found.number].shape;
         for tiling in &tensor.held {
             // A scalar and a vector of one element stand for each other.

@@ -10,7 +10,7 @@ use crate::union::Together;
 use planaria_layout::Region;
 use planaria_store::container::{Align, FileLayout, NewTensor};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// A file to be written.
 #[derive(Clone, Debug)]
@@ -117,8 +117,8 @@ impl Files {
         tensors: &[Together],
         boxes: Vec<(usize, Region)>,
     ) -> Result<()> {
-        let mut by_key = BTreeMap::new();
-        let mut listed = Vec::new();
+        let mut by_key = HashMap::with_capacity(boxes.len());
+        let mut listed = Vec::with_capacity(boxes.len());
         for (tensor, region) in boxes {
             let Together { key, dtype, shape, .. } = &tensors[tensor];
             let in_file =

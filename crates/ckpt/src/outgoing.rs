@@ -32,8 +32,9 @@ pub(crate) struct Outgoing {
 /// What is left of the tensors when the options have been followed.
 pub(crate) fn select(tensors: &mut Vec<Together>, options: &SaveOptions) -> Result<Option<Derive>> {
     let derive = options.check()?;
-    let shapes: HashMap<TensorKey, Shape> =
-        tensors.iter().map(|t| (t.key.clone(), t.shape.clone())).collect();
+    let all = options.weights == Weights::Write && options.masters == Masters::Write;
+    let asked = tensors.iter().filter(|_| !all);
+    let shapes: HashMap<TensorKey, Shape> = asked.map(|t| (t.key.clone(), t.shape.clone())).collect();
     let has = |kind: TensorKind, tensor: &Together| {
         shapes.get(&TensorKey { kind, name: tensor.key.name.clone() }) == Some(&tensor.shape)
     };

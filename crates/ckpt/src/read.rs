@@ -376,9 +376,9 @@ impl Loader<'_> {
     }
 
     /// Where a box lies in the bytes `run` of its file.
-    fn at(&self, leg: &Leg, run: &Range<u64>) -> At<'static> {
+    fn at(&self, leg: &Leg, run: &Range<u64>) -> At<'_> {
         let tile = &self.schedule.files.tiles[leg.tile];
-        At { start: (tile.byte_of(&leg.region) - run.start) as usize, steps: Cow::Owned(tile.steps()) }
+        At { start: (tile.byte_of(&leg.region) - run.start) as usize, steps: Cow::Borrowed(&tile.steps) }
     }
 
     fn fill(&self, leg: &Leg, run: &Range<u64>, bytes: &[u8]) -> Result<()> {

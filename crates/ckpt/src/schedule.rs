@@ -5,7 +5,7 @@
 //! So every rank decides alone about the cells it has bytes in, all that take part in one decide alike, and the cost is
 //! that of one rank's answer.
 
-use crate::files::FileMap;
+use crate::files::{FileMap, Placed};
 use planaria_layout::{Fixed, Rank, RankTiling, Region, Replicas};
 use std::ops::Range;
 
@@ -54,7 +54,12 @@ pub(crate) struct Unit {
     turn: usize,
     /// Bytes that this rank sends and receives for it.
     traffic: [u64; 2],
+    /// This rank's boxes in the only run of a unit of another; `None` where they have to be looked for.
+    own: Option<Vec<Held>>,
 }
+
+/// A box of a tensor in a file, with the number of its tile.
+type Held = (usize, Region);
 
 /// A block with a checksum that several ranks read parts of, and who reads which.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,7 +211,7 @@ impl Schedule {
     /// Decides about one cell.
     fn add_cell(&mut self, file: usize, number: u64, given: Option<usize>) {
         let range = number * UNIT..self.files.sizes[file].min((number + 1) * UNIT);
-        let cell = self.survey(file, &range);
+        let mut cell = self.survey(file, &range);
         let runs = match self.way {
             Way::Save => vec![range.clone()],
             Way::Load => cell.runs(self.grain, self.files.sizes[file]),
@@ -221,56 +226,60 @@ impl Schedule {
         let turn = turn(file, number);
         if !apart {
             let owner = given.unwrap_or_else(|| self.choose(&cell, turn));
-            return self.add_unit((file, range, owner), runs, self.copy_turn(&cell, turn));
+            return self.add_unit((file, range, owner), runs, &mut cell, turn);
         }
         let parts = cell.cut(&runs);
         let whole = parts.len() == 1 && parts[0] == range;
         let mut owned = Vec::with_capacity(parts.len());
         for part in parts {
-            let survey = if whole { None } else { Some(self.survey(file, &part)) };
-            let survey = survey.as_ref().unwrap_or(&cell);
+            let mut smaller = if whole { None } else { Some(self.survey(file, &part)) };
+            let survey = smaller.as_mut().unwrap_or(&mut cell);
             let owner = self.choose(survey, turn);
-            let copy = self.copy_turn(survey, turn);
             owned.push((part.clone(), owner));
-            self.add_unit((file, part.clone(), owner), vec![part], copy);
+            self.add_unit((file, part.clone(), owner), vec![part], survey, turn);
         }
         if let Some(grain) = self.grain.filter(|_| self.way == Way::Load) {
             self.add_splits(file, grain, &owned);
         }
     }
 
-    /// Keeps a unit if this rank takes part in it.
+    /// Keeps a unit if this rank takes part in it. The survey is that of its range.
     fn add_unit(
         &mut self,
         (file, range, owner): (usize, Range<u64>, usize),
         runs: Vec<Range<u64>>,
+        survey: &mut Survey,
         turn: usize,
     ) {
-        let me = self.here.rank;
-        let mut unit = Unit { file, range, owner, shared: false, runs, turn, traffic: [0; 2] };
-        let (mut shared, mut sent, mut received) = (false, 0, 0);
-        for run in &unit.runs {
-            let run = run.start..run.end.min(unit.range.end);
-            self.visit(file, &run, &mut |tile, region, copies| {
-                let bytes = (region.numel() * self.files.tiles[tile].size) as u64;
-                match self.way {
-                    Way::Save => {
-                        let from = source(copies, owner, turn);
-                        shared |= from != owner;
-                        sent += if from == me && owner != me { bytes } else { 0 };
-                        received += if from != me && owner == me { bytes } else { 0 };
-                    }
-                    Way::Load => {
-                        let alone = copies.count() == 1 && copies.get(0) == owner;
-                        shared |= !alone;
-                        sent += if owner == me && !alone { bytes } else { 0 };
-                        received += if owner != me && copies.find_rank(me).is_some() { bytes } else { 0 };
-                    }
-                }
-            });
+        let mine = owner == self.here.rank;
+        if !mine && survey.own.is_empty() {
+            return;
         }
-        (unit.shared, unit.traffic) = (shared, [sent, received]);
-        if owner == me || sent + received > 0 {
+        // Which copy of other boxes goes to the rank of `choose`: on a mesh, that of its own coordinates.
+        let turn = turn / survey.heavy.len().max(1);
+        let mut unit = Unit { file, range, owner, shared: false, runs, turn, traffic: [0; 2], own: None };
+        let all: u64 = survey.sets.iter().map(|set| set.bytes).sum();
+        unit.traffic = match (self.way, mine) {
+            (Way::Save, true) => [0, all - survey.own_bytes],
+            (Way::Load, true) => {
+                let alone = survey.sets.iter().filter(|set| (set.first, set.count) == (owner, 1));
+                [all - alone.map(|set| set.bytes).sum::<u64>(), 0]
+            }
+            (way, false) => {
+                if let [run] = &unit.runs[..]
+                    && (run.start, run.end.min(unit.range.end)) == (unit.range.start, unit.range.end)
+                {
+                    unit.own = Some(std::mem::take(&mut survey.own));
+                }
+                let mut bytes = 0;
+                for run in &unit.runs {
+                    self.legs_in(&unit, run, &mut |leg| bytes += leg.len as u64);
+                }
+                if way == Way::Save { [bytes, 0] } else { [0, bytes] }
+            }
+        };
+        unit.shared = unit.traffic != [0; 2];
+        if mine || unit.shared {
             self.units.push(unit);
         }
     }
@@ -303,6 +312,10 @@ impl Schedule {
             let bytes = (region.numel() * placed.size) as u64;
             let set = survey.set_of(copies, (tile, &region));
             survey.sets[set].bytes += bytes;
+            if copies.find_rank(self.here.rank).is_some() {
+                survey.own_bytes += bytes;
+                survey.own.push((tile, region.clone()));
+            }
             if keep_spans {
                 let span = placed.span(&region);
                 let solid = placed.order.is_none() && span.end - span.start == bytes;
@@ -313,12 +326,13 @@ impl Schedule {
                 }
             }
         });
+        survey.weigh();
         survey
     }
 
     /// A rank that has about as many of the bytes as any other: from cell to cell another one.
     fn choose(&self, survey: &Survey, turn: usize) -> usize {
-        let heavy = survey.heavy();
+        let heavy = &survey.heavy;
         if heavy.is_empty() {
             return turn % self.here.ranks;
         }
@@ -337,11 +351,6 @@ impl Schedule {
             });
         }
         chosen
-    }
-
-    /// Which copy of other boxes goes to the rank of [`Schedule::choose`]: on a mesh, that of its own coordinates.
-    fn copy_turn(&self, survey: &Survey, turn: usize) -> usize {
-        turn / survey.heavy().len().max(1)
     }
 
     /// A rank that holds a part of the largest tensor of a file: from file to file another one.
@@ -383,27 +392,52 @@ impl Schedule {
     pub(crate) fn legs_in(&self, unit: &Unit, part: &Range<u64>, found: &mut dyn FnMut(Leg)) {
         // A run may end with the last bytes of an element that begins in this unit and ends in the next.
         let range = &(part.start..part.end.min(unit.range.end));
-        let (owner, me) = (unit.owner, self.here.rank);
-        self.visit(unit.file, range, &mut |tile, region, copies| {
-            let len = region.numel() * self.files.tiles[tile].size;
-            match self.way {
-                Way::Save => {
-                    let from = source(copies, owner, unit.turn);
-                    if from == me || owner == me {
-                        found(Leg { tile, region, from, to: owner, len });
-                    }
+        let Some(own) = unit.own.as_ref().filter(|_| *part == unit.runs[0]) else {
+            return self.visit(unit.file, range, &mut |tile, region, copies| {
+                self.add_legs(unit, (tile, region), copies, found);
+            });
+        };
+        for (tile, region) in own {
+            let Placed { tensor, size, .. } = self.files.tiles[*tile];
+            match (self.way, self.of_tensor(tensor)) {
+                (Way::Save, [tiling, ..]) => tiling.lookup(region, &Fixed::default(), &mut |part, copies| {
+                    self.add_legs(unit, (*tile, part), copies, found);
+                }),
+                _ => {
+                    let (from, to, len) = (unit.owner, self.here.rank, region.numel() * size);
+                    found(Leg { tile: *tile, region: region.clone(), from, to, len });
                 }
-                Way::Load if owner == me => {
-                    for copy in 0..copies.count() {
-                        found(Leg { tile, region: region.clone(), from: me, to: copies.get(copy), len });
-                    }
-                }
-                Way::Load if copies.find_rank(me).is_some() => {
-                    found(Leg { tile, region, from: owner, to: me, len });
-                }
-                Way::Load => {}
             }
-        });
+        }
+    }
+
+    /// What this rank does with one box of a unit.
+    fn add_legs(
+        &self,
+        unit: &Unit,
+        (tile, region): Held,
+        copies: &dyn Replicas<Rank>,
+        found: &mut dyn FnMut(Leg),
+    ) {
+        let (owner, me) = (unit.owner, self.here.rank);
+        let len = region.numel() * self.files.tiles[tile].size;
+        match self.way {
+            Way::Save => {
+                let from = source(copies, owner, unit.turn);
+                if from == me || owner == me {
+                    found(Leg { tile, region, from, to: owner, len });
+                }
+            }
+            Way::Load if owner == me => {
+                for copy in 0..copies.count() {
+                    found(Leg { tile, region: region.clone(), from: me, to: copies.get(copy), len });
+                }
+            }
+            Way::Load if copies.find_rank(me).is_some() => {
+                found(Leg { tile, region, from: owner, to: me, len });
+            }
+            Way::Load => {}
+        }
     }
 
     /// The units of this rank that concern no other, in file order.
@@ -426,6 +460,11 @@ struct Survey {
     spans: Vec<(Range<u64>, usize, bool)>,
     /// What is to be read of parts with gaps.
     wanted: Vec<Range<u64>>,
+    /// The sets with at least half as many bytes as any other.
+    heavy: Vec<usize>,
+    /// The boxes that this rank has, and their bytes.
+    own: Vec<Held>,
+    own_bytes: u64,
 }
 
 /// Ranks that have the same copies, as far as the first of them and their number say.
@@ -448,14 +487,14 @@ impl Survey {
         })
     }
 
-    /// Those with at least half as many bytes as any other.
-    fn heavy(&self) -> Vec<usize> {
+    /// Finds the heavy sets, once all are known.
+    fn weigh(&mut self) {
         let most = self.sets.iter().map(|set| set.bytes).max().unwrap_or(0);
         let heavy = |&set: &usize| self.sets[set].bytes >= most.div_ceil(2);
-        let mut sets: Vec<usize> = (0..self.sets.len()).filter(heavy).collect();
+        self.heavy = (0..self.sets.len()).filter(heavy).collect();
         // Not in the order in which a tiling happens to name its boxes.
-        sets.sort_by_key(|&set| (self.sets[set].first, self.sets[set].count));
-        sets
+        let sets = &self.sets;
+        self.heavy.sort_by_key(|&set| (sets[set].first, sets[set].count));
     }
 
     /// What to read: ascending, apart, and together all that is wanted.

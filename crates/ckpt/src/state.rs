@@ -85,6 +85,15 @@ impl TensorKey {
             _ => self.name.clone(),
         }
     }
+
+    /// Whether files hold both in the same place.
+    pub(crate) fn same_place(&self, other: &TensorKey) -> bool {
+        match (&self.kind, &other.kind) {
+            (TensorKind::Slot(a), TensorKind::Slot(b)) if self.name == other.name => a == b,
+            (TensorKind::Slot(_), TensorKind::Slot(_)) => self.in_file() == other.in_file(),
+            (a, b) => a.group() == b.group() && self.name == other.name,
+        }
+    }
 }
 
 /// As in messages and patterns: `name`, `master_weights:name`, `optimizer:name/moment1_0`, `ema:name`.

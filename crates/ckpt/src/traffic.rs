@@ -187,7 +187,7 @@ impl Post {
         for Letter { peer, place } in &traffic.sends {
             let call = Send { data: part(&send, place)?, to: *peer, tag: BOXES };
             sending.push(world.start(Call::Send(call))?);
-            let answer = Recv { data: Array::zeros(&[1], DType::U8)?, from: *peer, tag: CAME };
+            let answer = Recv { data: Array::empty(&[1], DType::U8)?, from: *peer, tag: CAME };
             answers.push(world.start(Call::Recv(answer))?);
         }
         Ok(Flight { traffic, send, recv, sending, receiving, answers })

@@ -9,7 +9,7 @@ use planaria_layout::{DType, Fixed, Listed, Rank, RankTiling, Region, Shape, Til
 use planaria_store::checksum;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// What a rank says about one of its tensors.
@@ -176,15 +176,17 @@ impl Union {
         files: BTreeMap<String, usize>,
         tied: &BTreeMap<String, String>,
     ) -> Result<Union> {
-        let place = |key: &TensorKey| (key.kind.group(), key.in_file());
-        let places: HashSet<(Group, String)> = tensors.iter().map(|tensor| place(&tensor.key)).collect();
-        tensors.retain(|tensor| {
-            let Some(target) = tied.get(&tensor.key.name) else { return true };
-            let target = place(&TensorKey { kind: tensor.key.kind.clone(), name: target.clone() });
-            place(&tensor.key) == target || !places.contains(&target)
-        });
-        tensors.sort_by(|a, b| order(&a.key, &b.key));
-        let twice = tensors.windows(2).find(|pair| place(&pair[0].key) == place(&pair[1].key));
+        if !tied.is_empty() {
+            let place = |key: &TensorKey| (key.kind.group(), key.in_file());
+            let places: HashSet<(Group, String)> = tensors.iter().map(|tensor| place(&tensor.key)).collect();
+            tensors.retain(|tensor| {
+                let Some(target) = tied.get(&tensor.key.name) else { return true };
+                let target = TensorKey { kind: tensor.key.kind.clone(), name: target.clone() };
+                tensor.key.same_place(&target) || !places.contains(&place(&target))
+            });
+        }
+        let tensors = in_order(tensors);
+        let twice = tensors.windows(2).find(|pair| pair[0].key.same_place(&pair[1].key));
         match twice {
             None => Ok(Union { tensors, files }),
             Some(pair) => Err(Error::NamedTwice { tensor: pair[0].key.to_string(), rank: 0 }),
@@ -275,15 +277,30 @@ fn join_files(ranks: &[Hello]) -> Result<BTreeMap<String, usize>> {
     Ok(files)
 }
 
-/// The order of tensors in files: by group, then by name with numbers as numbers, then by slot.
-fn order(a: &TensorKey, b: &TensorKey) -> Ordering {
-    let by_name = a.kind.group().cmp(&b.kind.group()).then_with(|| natural(&a.name, &b.name));
-    by_name.then_with(|| a.kind.cmp(&b.kind))
+/// The order of tensors in files: by group, then by name with numbers as numbers, then by slot. A parameter has the name
+/// of all that belongs to it, so names are put in order first.
+fn in_order(tensors: Vec<Together>) -> Vec<Together> {
+    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.key.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.sort_by(|a, b| natural(a, b));
+    let places: HashMap<&str, usize> = names.into_iter().enumerate().map(|(n, name)| (name, n)).collect();
+    let place = |key: &TensorKey| (key.kind.group(), places[key.name.as_str()]);
+    let mut order: Vec<((Group, usize), usize)> =
+        tensors.iter().enumerate().map(|(number, tensor)| (place(&tensor.key), number)).collect();
+    order.sort_by(|(a, x), (b, y)| {
+        a.cmp(b).then_with(|| tensors[*x].key.kind.cmp(&tensors[*y].key.kind)).then(x.cmp(y))
+    });
+    let mut tensors: Vec<Option<Together>> = tensors.into_iter().map(Some).collect();
+    order.into_iter().filter_map(|(_, number)| tensors[number].take()).collect()
 }
 
 /// Compares names so that `layers.2` comes before `layers.10`.
 pub(crate) fn natural(a: &str, b: &str) -> Ordering {
-    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
+    // All before the first difference is alike, but for a number that it may stand in.
+    let same = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
+    let number = a.as_bytes()[..same].iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let (mut left, mut right) = (&a.as_bytes()[same - number..], &b.as_bytes()[same - number..]);
     loop {
         let (Some(x), Some(y)) = (left.first(), right.first()) else {
             return left.len().cmp(&right.len()).then_with(|| a.cmp(b));
@@ -309,11 +326,23 @@ pub(crate) fn natural(a: &str, b: &str) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn names_are_ordered_as_people_count() {
         let mut names = ["layers.10.w", "layers.2.w", "a", "layers.2.b", "layers.02.w", "layers"];
         names.sort_by(|a, b| natural(a, b));
         assert_eq!(names, ["a", "layers", "layers.2.b", "layers.02.w", "layers.2.w", "layers.10.w"]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_names_is_one_order(a in "[a01.]{0,6}", b in "[a01.]{0,6}", c in "[a01.]{0,6}") {
+            prop_assert_eq!(natural(&a, &b), natural(&b, &a).reverse());
+            prop_assert_eq!(natural(&a, &b).is_eq(), a == b);
+            if natural(&a, &b).is_le() && natural(&b, &c).is_le() {
+                prop_assert!(natural(&a, &c).is_le(), "{} {} {}", a, b, c);
+            }
+        }
     }
 }

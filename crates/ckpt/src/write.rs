@@ -226,9 +226,9 @@ impl Saver<'_> {
     }
 
     /// Where a box lies in the bytes `range` of its file.
-    fn at(&self, leg: &Leg, range: &Range<u64>) -> At<'static> {
+    fn at(&self, leg: &Leg, range: &Range<u64>) -> At<'_> {
         let tile = &self.schedule.files.tiles[leg.tile];
-        At { start: (tile.byte_of(&leg.region) - range.start) as usize, steps: Cow::Owned(tile.steps()) }
+        At { start: (tile.byte_of(&leg.region) - range.start) as usize, steps: Cow::Borrowed(&tile.steps) }
     }
 
     fn put_header(&self, file: usize, range: &Range<u64>, out: &mut [u8]) {
