@@ -116,3 +116,8 @@ fn the_guide_to_merging_shows_what_the_commands_print() {
 fn the_guide_to_models_that_see_shows_what_the_commands_print() {
     run_page(&root().join("docs/guide/vision.md"));
 }
+
+#[test]
+fn the_guide_to_rewards_shows_what_the_commands_print() {
+    run_page(&root().join("docs/guide/rl.md"));
+}

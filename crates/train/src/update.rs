@@ -71,6 +71,14 @@ pub(crate) fn counted(replica: &Replica) -> impl Iterator<Item = usize> + '_ {
 pub(crate) struct Rates {
     /// Number of the update, from 1.
     pub(crate) number: u64,
+    pub(crate) first: Rate,
+    /// That of a second model beside the first.
+    pub(crate) second: Option<Rate>,
+}
+
+/// How one model moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
     pub(crate) lr: f64,
     /// Factor on the sums: the clip coefficient over count and loss scale.
     pub(crate) scale: f64,
@@ -149,9 +157,14 @@ impl<'a> Step<'a> {
 
     fn move_all(&self, moves: Vec<Vec<Move<'_>>>) -> Result<()> {
         let moves: Vec<Move<'_>> = moves.into_iter().flatten().collect();
-        let shards: Vec<Shard<'_>> = moves.iter().map(Move::shard).collect();
-        let Rates { number, lr, scale } = self.rates;
-        Ok(rule(self.optim).step(number, lr, scale, &shards)?)
+        let Rates { number, first, second } = self.rates;
+        let (beside, own): (Vec<&Move<'_>>, Vec<&Move<'_>>) =
+            moves.iter().partition(|one| second.is_some() && one.weight.is_second());
+        for (Rate { lr, scale }, moves) in [(first, own), (second.unwrap_or(first), beside)] {
+            let shards: Vec<Shard<'_>> = moves.into_iter().map(Move::shard).collect();
+            rule(self.optim).step(number, lr, scale, &shards)?;
+        }
+        Ok(())
     }
 
     /// Moves the members of the bundle that was sent first, whose whole gradients have come.

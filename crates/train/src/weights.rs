@@ -13,6 +13,7 @@ use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, TensorKind};
 use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
 use planaria_nn::lora::narrow::{Narrow, Width};
+use planaria_nn::models::BESIDE;
 use planaria_nn::optim::{OptimState, Rule};
 use planaria_nn::{Param, ParamSpec, Role};
 use std::ops::Range;
@@ -262,6 +263,11 @@ impl Weight {
             self.full = Some(own);
         }
         Ok(())
+    }
+
+    /// Whether it is of a second model beside the one that is trained.
+    pub(crate) fn is_second(&self) -> bool {
+        self.spec.name.starts_with(BESIDE)
     }
 
     /// Whether the files of an adapter have a copy of it.

@@ -109,6 +109,141 @@ fn preferences_widen_their_margin_on_every_mesh_alike() -> Result<()> {
     halves.close_losses(&alone, 1e-3)
 }
 
+/// A sandbox with a model that has read some sums, and prompts of sums.
+fn sums() -> Result<Sandbox> {
+    let sandbox = Sandbox::new()?;
+    let all: Vec<(usize, usize)> = (0..16).map(|i| (i / 4, i % 4)).collect();
+    let mut text = String::new();
+    for i in 0..600 {
+        let (a, b) = all[i * 7 % all.len()];
+        write!(text, "{a}+{b}={};", a + b)?;
+    }
+    std::fs::write(sandbox.path().join("sums.txt"), text)?;
+    let source = format!("data.source.path={}", sandbox.path().join("sums.txt").display());
+    sandbox.train("start", "", &["train.steps=120", "optim.lr=1e-2", "data.sequence=24", &source])?;
+    let mut rows = String::new();
+    for (a, b) in all {
+        writeln!(rows, r#"{{"prompt": "{a}+{b}="}}"#)?;
+    }
+    std::fs::write(sandbox.path().join("prompts.jsonl"), rows)?;
+    Ok(sandbox)
+}
+
+fn ppo(sandbox: &Sandbox) -> Vec<String> {
+    let mut set = settings(sandbox, "ppo", "prompts.jsonl");
+    set.retain(|key| !key.starts_with("rl.reward") && !key.starts_with("rl.samples"));
+    set.extend(
+        [
+            "rl.reward=[{kind = \"arithmetic\"}]",
+            "rl.samples_per_prompt=2",
+            "rl.max_new_tokens=2",
+            "rl.prompts_per_rollout=16",
+            "rl.epochs=2",
+            "ppo.critic_lr=5e-3",
+            "ppo.kl_coef=0.01",
+            "train.global_batch=8",
+            "train.micro_batch=2",
+        ]
+        .map(String::from),
+    );
+    set
+}
+
+#[test]
+fn a_critic_learns_beside_the_policy_and_a_rollout_goes_on_where_it_was_cut() -> Result<()> {
+    let sandbox = sums()?;
+    let short = [ppo(&sandbox), vec!["train.steps=7".into()]].concat();
+    let (alone, rewards) = train(&sandbox, 7, "alone", "", &short, "reward")?;
+    // Four steps learn from each rollout: two updates of eight prompts, twice.
+    ensure!(rewards[0] == rewards[3] && rewards[4] == rewards[6], "{rewards:?}");
+    let (_, far) = train(&sandbox, 7, "again", "", &short, "reference_kl")?;
+    // A second rollout is of a policy that has moved.
+    ensure!(far[..4] == [0.0; 4] && far[4] != 0.0 && far[4] == far[6], "{far:?}");
+    for (number, mesh) in ["dp=2", "dp=4"].into_iter().enumerate() {
+        let (split, told) = train(&sandbox, 7, &format!("split{number}"), mesh, &short, "reward")?;
+        split.same_bits(&alone).with_context(|| mesh.to_string())?;
+        ensure!(told == rewards, "{mesh}: {told:?} and {rewards:?}");
+    }
+    // Cut inside the first pass over a rollout, inside the second, and inside the next rollout; on other meshes each time.
+    let mut losses = Vec::new();
+    for (until, mesh) in [(1, "dp=2"), (3, ""), (6, "dp=4"), (7, "dp=2")] {
+        let (part, _) = train(&sandbox, until, "cut", mesh, &short, "reward")?;
+        losses.extend(part.outcome.losses.clone());
+        if until == 7 {
+            part.same_tensors(&alone)?;
+        }
+    }
+    ensure!(losses == alone.outcome.losses, "{losses:?} and {:?}", alone.outcome.losses);
+    let changed = [&short[..], &["rl.epochs=3".into(), "train.steps=9".into()]].concat();
+    let error = train(&sandbox, 9, "alone", "", &changed, "").map(|_| ()).unwrap_err();
+    let error = format!("{error:#}");
+    ensure!(error.contains("keep `[rl]` as it was"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn sums_become_right_by_their_rewards() -> Result<()> {
+    let sandbox = sums()?;
+    let long = [ppo(&sandbox), vec!["train.steps=120".into(), "optim.schedule=\"constant\"".into()]].concat();
+    let (_, rewards) = train(&sandbox, 120, "long", "", &long, "reward")?;
+    let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
+    let (first, last) = (mean(&rewards[..8]), mean(&rewards[rewards.len() - 8..]));
+    ensure!(last > first + 0.2, "rewards went from {first} to {last}: {rewards:?}");
+    Ok(())
+}
+
+#[test]
+fn responses_of_rows_and_their_failed_rewards_are_handled() -> Result<()> {
+    let sandbox = sums()?;
+    let mut set = ppo(&sandbox);
+    let broken = "rl.reward=[{kind = \"command\", command = [\"sh\", \"-c\", \"cat > /dev/null; exit 3\"], retries = 0}]";
+    set.extend(["train.steps=1".to_string(), broken.to_string()]);
+    let told = |set: &[String], name: &str| -> Result<String> {
+        let error = train(&sandbox, 1, name, "", set, "").map(|_| ());
+        Ok(format!("{:#}", error.err().context("it was not refused")?))
+    };
+    let error = told(&set, "broken")?;
+    ensure!(
+        error.contains("none of the 32 responses of step 1 got a reward") && error.contains("status: 3"),
+        "{error}"
+    );
+    // One call of two fails: its groups count nothing, the others do, and it is told.
+    let script = "while read l; do case \"$l\" in *0+0*) exit 3;; *) echo '{\"score\": 1}';; esac; done";
+    std::fs::write(sandbox.path().join("judge.sh"), script)?;
+    let judge = sandbox.path().join("judge.sh");
+    let half = format!(
+        "rl.reward=[{{kind = \"command\", command = [\"sh\", \"{}\"], retries = 0}}]",
+        judge.display()
+    );
+    set.push(half.to_string());
+    let (_, unscored) = train(&sandbox, 1, "half", "", &set, "unscored")?;
+    ensure!(unscored == [4.0 / 32.0], "{unscored:?}");
+    set.extend(["rl.responses=rows".into(), "rl.reward=[{kind = \"given\", field = \"scores\"}]".into()]);
+    let error = told(&set, "rows")?;
+    ensure!(error.contains("there is no list `responses`"), "{error}");
+    let rows = |response: &str| {
+        let row = format!(r#"{{"prompt": "1+1=", "responses": {response}, "scores": [1, 0]}}"#);
+        std::fs::write(sandbox.path().join("prompts.jsonl"), format!("{row}\n").repeat(16))
+    };
+    rows("[[50, 0], []]")?;
+    // An empty response counts nothing.
+    let (_, tokens) = train(&sandbox, 1, "empty", "", &set, "response_tokens")?;
+    ensure!(tokens == [1.0], "{tokens:?}");
+    for (number, (wrong, expected)) in [
+        ("[[50]]", "it has 1 responses"),
+        ("[[50], [99999]]", "token ids below"),
+        ("[[50], [50, \"x\"]]", "token ids below"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        rows(wrong)?;
+        let error = told(&set, &format!("wrong{number}"))?;
+        ensure!(error.contains(expected), "{error}");
+    }
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_learnt_so_is_refused() -> Result<()> {
     let sandbox = sandbox()?;
@@ -117,6 +252,11 @@ fn what_cannot_be_learnt_so_is_refused() -> Result<()> {
         ("grpo", "rl.reward=[]", "", "at least one `[[rl.reward]]`"),
         ("grpo", "rl.temperature=0", "", "above 0"),
         ("grpo", "rl.eps=0", "pp=2", "`pp=1` with `grpo`"),
+        ("ppo", "rl.eps=0", "pp=2", "`pp=1` with `ppo`"),
+        ("ppo", "rl.prompts_per_rollout=3", "", "a multiple of `train.global_batch`"),
+        ("ppo", "ppo.lambda=2", "", "`ppo.lambda` is 2"),
+        ("ppo", "train.zero=3", "dp=2", "at most 2 with `ppo`"),
+        ("grpo", "rl.reward=[{kind = \"http\", url = \"https://a\"}]", "", "does not begin with http://"),
         ("grpo", "data.sequence=1", "", "leaves no room"),
         ("dpo", "dpo.beta=0", "", "`dpo.beta` is 0"),
         ("dpo", "data.sequence=4", "", "`data.sequence` is 4"),

@@ -1,6 +1,7 @@
 //! Kind `rl`: log-probabilities, distances, rewards, advantages, losses, batch geometry and sampling of reinforcement learning.
 
 mod numbers;
+mod rewarded;
 mod sampling;
 mod updates;
 mod whole;

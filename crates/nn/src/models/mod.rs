@@ -5,6 +5,7 @@
 //! `model_type`. [`DecoderConfig`] and [`Decoder`] serve families that differ in a few keys; each is a small file.
 
 mod architecture;
+mod beside;
 mod blocks;
 mod cost;
 mod decoder;
@@ -25,6 +26,7 @@ mod qwen3_moe;
 mod registry;
 
 pub use architecture::{Architecture, Effect, Setting, Stage, parameter_count, ties};
+pub use beside::{BESIDE, Beside};
 pub use blocks::{Block, through};
 pub use cost::{Cost, Segment, Sizes};
 pub use decoder::{Decoder, DecoderBlock, DecoderConfig, Experts, Family, Moe, Variations};

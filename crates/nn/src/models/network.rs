@@ -31,6 +31,11 @@ pub trait Network: Module + fmt::Debug + Send + Sync {
         Ok(States { states, lanes })
     }
 
+    /// A second model that is trained beside this one on the same tokens, such as the critic of a policy.
+    fn beside(&self) -> Option<&dyn Network> {
+        None
+    }
+
     /// An empty cache with room for `capacity` positions.
     fn cache(&self, capacity: usize) -> Cache;
 

@@ -14,6 +14,7 @@ mod lora;
 mod mesh;
 mod model;
 mod paths;
+mod ppo;
 mod rl;
 mod rope;
 mod schema;
@@ -31,7 +32,8 @@ pub use layers::{Origin, Resolved, Sources};
 pub use lora::{BaseWidth, LoraInit, LoraSection, Modules};
 pub use mesh::MeshSection;
 pub use model::{ModelKind, ModelSection, TokenIds};
-pub use rl::RlSection;
+pub use ppo::PpoSection;
+pub use rl::{ResponsesFrom, RlSection};
 pub use rope::RopeSection;
 pub use schema::schema;
 pub use sections::{
@@ -82,6 +84,8 @@ pub struct Config {
     pub dpo: DpoSection,
     /// How responses are made and judged, where the run learns from those.
     pub rl: RlSection,
+    /// How the critic learns, where the run has one.
+    pub ppo: PpoSection,
     /// When to save and what to keep.
     pub checkpoint: CheckpointSection,
     /// How a run goes on when ranks are lost or can no longer be trusted.

@@ -2,18 +2,27 @@
 
 use super::require;
 use crate::error::Result;
-use crate::rl::{Aggregation, KlKind, PolicyConfig, Reward, Scale, TokenSampling};
+use crate::rl::{Aggregation, KlKind, PolicyConfig, Ratio, Reward, Scale, Surrogate, TokenSampling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// How responses are made, what they are worth, and how the policy learns from that; with `train.objective = "grpo"`. A step takes
-/// `train.global_batch` prompts, and a micro-batch has `train.micro_batch` of them with all their responses.
+/// How responses are made, what they are worth, and how the policy learns from that; with `train.objective = "grpo"` or `"ppo"`. A
+/// step is one update from `train.global_batch` prompts, and a micro-batch has `train.micro_batch` of them with all their responses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct RlSection {
-    /// Responses to each prompt, at least 2: they are compared with each other.
-    pub samples_per_prompt: usize,
+    /// Responses to each prompt: 8 when absent, 1 with `ppo`. `grpo` compares them with each other and needs at least 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples_per_prompt: Option<usize>,
+    /// Prompts of a rollout, a multiple of `train.global_batch`, which is what it has when absent: so many updates share its prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompts_per_rollout: Option<usize>,
+    /// How often a rollout is gone through: 1 when absent, 4 with `ppo`. Every update of every pass is a step of the optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<usize>,
+    /// Where responses come from.
+    pub responses: ResponsesFrom,
     /// Most tokens of a response.
     pub max_new_tokens: usize,
     /// A response does not end before it has so many.
@@ -38,8 +47,30 @@ pub struct RlSection {
     pub eps: f64,
     /// How far a ratio may fall below 1.
     pub clip_low: f64,
-    /// How far it may rise above 1.
-    pub clip_high: f64,
+    /// How far it may rise above 1: 0.28 when absent, 0.2 with `ppo`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_high: Option<f64>,
+    /// A token with a negative advantage costs at most this many times it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dual_clip: Option<f64>,
+    /// A ratio counts at most this before it is clipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delta: Option<f64>,
+    /// What ratios are of: `token`, `sequence` (GSPO), `sequence-token`.
+    pub ratio: Ratio,
+    /// What is made smaller: `clip`, `cispo`.
+    pub surrogate: Surrogate,
+    /// What the mean entropy of tokens earns.
+    pub entropy_coef: f64,
+    /// What a response without an end loses.
+    pub missing_eos_penalty: f64,
+    /// Tokens before `max_new_tokens` over which a response loses evenly more; 0 for nothing.
+    pub overlong_buffer: usize,
+    /// What it has lost at the end of that.
+    pub overlong_factor: f64,
+    /// Rewards stay within plus and minus this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score_clip: Option<f64>,
     /// What the sum over tokens is divided by.
     pub aggregation: Aggregation,
     /// What leaving the reference costs; 0 needs no reference.
@@ -54,7 +85,10 @@ pub struct RlSection {
 impl Default for RlSection {
     fn default() -> RlSection {
         RlSection {
-            samples_per_prompt: 8,
+            samples_per_prompt: None,
+            prompts_per_rollout: None,
+            epochs: None,
+            responses: ResponsesFrom::Policy,
             max_new_tokens: 256,
             min_new_tokens: 0,
             temperature: 1.0,
@@ -67,7 +101,16 @@ impl Default for RlSection {
             scale: Scale::Group,
             eps: 1e-4,
             clip_low: 0.2,
-            clip_high: 0.28,
+            clip_high: None,
+            dual_clip: None,
+            delta: None,
+            ratio: Ratio::Token,
+            surrogate: Surrogate::Clip,
+            entropy_coef: 0.0,
+            missing_eos_penalty: 0.0,
+            overlong_buffer: 0,
+            overlong_factor: 1.0,
+            score_clip: None,
             aggregation: Aggregation::TokenMean,
             kl_coef: 0.0,
             kl: KlKind::K3,
@@ -90,33 +133,55 @@ impl RlSection {
         }
     }
 
-    /// The loss of the policy.
+    /// The loss of the policy, but for what depends on the objective.
     pub fn policy(&self) -> PolicyConfig {
-        let RlSection { clip_low, clip_high, kl, kl_coef, .. } = *self;
-        PolicyConfig { clip_low, clip_high, kl, kl_coef, ..PolicyConfig::default() }
+        let RlSection { clip_low, kl, kl_coef, dual_clip, delta, ratio, surrogate, .. } = *self;
+        PolicyConfig { clip_low, kl, kl_coef, dual_clip, delta, ratio, surrogate, ..PolicyConfig::default() }
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
-        let group = self.samples_per_prompt;
-        require(
-            "rl.samples_per_prompt",
-            group >= 2,
-            group,
-            "at least 2, which are compared with each other",
-        )?;
+    /// Refuses values out of their range; `group` is the number of responses to a prompt, of which there must be `least`.
+    pub(crate) fn check(&self, group: usize, least: usize) -> Result<()> {
+        let compared = if least > 1 { ", which are compared with each other" } else { "" };
+        let expected = format!("at least {least}{compared}");
+        require("rl.samples_per_prompt", group >= least, group, &expected)?;
         require("rl.max_new_tokens", self.max_new_tokens > 0, self.max_new_tokens, "at least 1")?;
         require("rl.rows", self.rows > 0, self.rows, "at least 1")?;
         require("rl.reward", !self.reward.is_empty(), "[]", "at least one `[[rl.reward]]`")?;
-        let share = |x: f64| x.is_finite() && x >= 0.0;
+        for (key, value) in [("rl.epochs", self.epochs), ("rl.prompts_per_rollout", self.prompts_per_rollout)]
+        {
+            require(key, value != Some(0), 0, "at least 1")?;
+        }
+        let finite = |x: f64| x.is_finite() && x >= 0.0;
         for (key, value) in [
             ("rl.eps", self.eps),
             ("rl.clip_low", self.clip_low),
-            ("rl.clip_high", self.clip_high),
+            ("rl.clip_high", self.clip_high.unwrap_or(0.0)),
             ("rl.kl_coef", self.kl_coef),
+            ("rl.entropy_coef", self.entropy_coef),
+            ("rl.missing_eos_penalty", self.missing_eos_penalty),
+            ("rl.overlong_factor", self.overlong_factor),
+            ("rl.score_clip", self.score_clip.unwrap_or(0.0)),
         ] {
-            require(key, share(value), value, "a finite number, at least 0")?;
+            require(key, finite(value), value, "a finite number, at least 0")?;
         }
+        for (key, value) in [("rl.dual_clip", self.dual_clip), ("rl.delta", self.delta)] {
+            let value = value.unwrap_or(2.0);
+            require(key, value.is_finite() && value > 1.0, value, "a finite number above 1")?;
+        }
+        let (buffer, most) = (self.overlong_buffer, self.max_new_tokens);
+        require("rl.overlong_buffer", buffer <= most, buffer, "at most `rl.max_new_tokens`")?;
         self.reward.iter().try_for_each(Reward::check)?;
         self.sampling().check("rl.")
     }
+}
+
+/// Where responses come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ResponsesFrom {
+    /// The policy makes them before they are learned from.
+    #[default]
+    Policy,
+    /// The rows have them, as `responses`: one list of token ids for each. They were stored, or made elsewhere.
+    Rows,
 }

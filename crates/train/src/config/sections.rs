@@ -192,7 +192,7 @@ pub enum Sharding {
 pub struct TrainSection {
     /// Steps in all.
     pub steps: u64,
-    /// What is learned: `next_token`, `sft` (conversations, see `[data.chat]`), `contrastive` (sentence embeddings, see `[data.texts]` and `[embedding]`), `dpo` (preferences, see `[dpo]`), `grpo` (rewards, see `[rl]`), or one that a program of your own brings along.
+    /// What is learned: `next_token`, `sft` (conversations, see `[data.chat]`), `contrastive` (sentence embeddings, see `[data.texts]` and `[embedding]`), `dpo` (preferences, see `[dpo]`), `grpo` and `ppo` (rewards, see `[rl]` and `[ppo]`), or one that a program of your own brings along.
     pub objective: String,
     /// Samples of a step.
     pub global_batch: usize,

@@ -6,27 +6,28 @@
 mod before;
 mod contrastive;
 mod dpo;
-mod grpo;
 mod next_token;
+mod rewarded;
 mod sft;
 
 pub(crate) use before::Passes;
 pub use before::{AtEnd, Before, Draws, Purpose};
 pub use contrastive::Contrastive;
 pub use dpo::Dpo;
-pub use grpo::Grpo;
 pub use next_token::NextToken;
+pub use rewarded::Rewarded;
 pub use sft::Sft;
 
 use crate::config::Config;
 use crate::data::{Batch, Borders, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result, nearest};
-use planaria_nn::models::{Activations, Architecture, Loss, Network};
+use planaria_nn::models::{Activations, Architecture, Loss, Models, Network};
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a run learns. All methods are called with the same on every rank of a stage.
@@ -54,9 +55,24 @@ pub trait Objective: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Files to save beside the weights.
+    /// The model that is trained, where that is more than the one that was asked for.
+    fn model(&self, model: Arc<dyn Architecture>, _models: &Models) -> Result<Arc<dyn Architecture>> {
+        Ok(model)
+    }
+
+    /// What it says of a second model that [`Objective::model`] has put beside the first.
+    fn second(&self) -> Option<&Second> {
+        None
+    }
+
+    /// Files to save beside the weights. What it must know again when a run goes on is among them.
     fn files(&self, _model: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
         Ok(BTreeMap::new())
+    }
+
+    /// Takes up what it needs of the checkpoint that a run goes on from, after `step`; `read` gives its files.
+    fn restore(&self, _step: u64, _read: &dyn Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<()> {
+        Ok(())
     }
 
     /// Names of the figures that it tells in every step: those that [`Objective::generate`] knows, and sums that come with the
@@ -78,6 +94,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
         false
     }
 
+    /// How many batches of `train.global_batch` samples are read for a step: one, as a rule.
+    fn reads(&self, _step: u64) -> u64 {
+        1
+    }
+
     /// Makes the micro-batches of a step out of those that were read, before anything of it is computed. Only ranks that
     /// read data have any. Random numbers must follow from the step and the positions of the samples, so that a run
     /// that goes on draws the same. As a rule nothing is generated.
@@ -90,6 +111,17 @@ pub trait Objective: fmt::Debug + Send + Sync {
 
     /// The loss at the end of the model's last stage. Collective over its inner mesh.
     fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss>;
+}
+
+/// A second model beside the one that is trained: how it begins and learns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Second {
+    /// The folder of its first weights.
+    pub folder: PathBuf,
+    /// Parameters that the folder does not have.
+    pub fresh: Vec<String>,
+    /// Its learning rate; the schedule is that of the first.
+    pub lr: f64,
 }
 
 /// Names of figures.
@@ -125,7 +157,8 @@ impl Default for Objectives {
                 Arc::new(Sft),
                 Arc::new(Contrastive::default()),
                 Arc::new(Dpo::default()),
-                Arc::new(Grpo::default()),
+                Arc::new(Rewarded::grpo()),
+                Arc::new(Rewarded::ppo()),
             ],
         }
     }

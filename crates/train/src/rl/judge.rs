@@ -1,5 +1,6 @@
-//! What responses are worth: functions by name, and a command that others wrote.
+//! What responses are worth: functions by name, a regular expression, and programs or servers that others wrote.
 
+use super::http;
 use crate::error::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 pub struct Reward {
     /// `exact`: 1 where the response, without space around it, is the row's field. `contains`: 1 where the field is in it.
     /// `arithmetic`: 1 where it begins with the value of the sum or difference that ends the prompt, as `12+7=`. `finished`: 1 where it
-    /// ended by itself. `short`: 1 less its share of `rl.max_new_tokens`. `command`: as a program says.
+    /// ended by itself. `short`: 1 less its share of `rl.max_new_tokens`. `given`: the number that the row's field, a list, has for it.
+    /// `command` and `http`: as a program or a server says.
     pub kind: RewardKind,
     /// What its number counts.
     pub weight: f64,
@@ -23,7 +25,9 @@ pub struct Reward {
     /// The program and its arguments. It reads one JSON object a line, `prompt`, `response`, `row`, and writes as many, each with a
     /// number or null as `score`, in the same order.
     pub command: Vec<String>,
-    /// Seconds that it has for the responses of a rank.
+    /// The server, as in `http://judge:8000/score`: it is sent the same lines and answers with as many.
+    pub url: String,
+    /// Seconds that it has for the responses to the prompts of a micro-batch.
     pub timeout: f64,
     /// How often it is tried again after a failure.
     pub retries: usize,
@@ -36,6 +40,7 @@ impl Default for Reward {
             weight: 1.0,
             field: "answer".into(),
             command: Vec::new(),
+            url: String::new(),
             timeout: 60.0,
             retries: 2,
         }
@@ -57,8 +62,12 @@ pub enum RewardKind {
     Finished,
     /// It is short.
     Short,
+    /// As the row says.
+    Given,
     /// As a program says.
     Command,
+    /// As a server says.
+    Http,
 }
 
 /// A response to be judged.
@@ -70,6 +79,8 @@ pub struct Judged<'a> {
     pub response: String,
     /// The row of the data.
     pub row: &'a Value,
+    /// Its number among the responses to the prompt.
+    pub number: usize,
     /// Tokens of the response, over the most it could have.
     pub share: f64,
     /// Whether it ended by itself.
@@ -84,6 +95,15 @@ impl Reward {
         if self.kind == RewardKind::Command && self.command.is_empty() {
             return wrong("command", "[]".into(), "a program and its arguments");
         }
+        if self.kind == RewardKind::Http
+            && let Err(problem) = http::check(&self.url)
+        {
+            return wrong(
+                "url",
+                format!("'{}'", self.url),
+                &format!("as http://judge:8000/score; {problem}"),
+            );
+        }
         if !self.weight.is_finite() {
             return wrong("weight", self.weight.to_string(), "a finite number");
         }
@@ -95,7 +115,7 @@ impl Reward {
 
     /// A number for each response; none where it cannot be judged.
     pub fn score(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
-        if self.kind == RewardKind::Command {
+        if matches!(self.kind, RewardKind::Command | RewardKind::Http) {
             return self.ask(all);
         }
         let found = all.iter().map(|one| {
@@ -113,13 +133,16 @@ impl Reward {
                 }
                 RewardKind::Finished => Some(flag(one.finished)),
                 RewardKind::Short => Some(1.0 - one.share),
-                RewardKind::Command => None,
+                RewardKind::Given => {
+                    one.row.get(&self.field)?.get(one.number)?.as_f64().filter(|score| score.is_finite())
+                }
+                RewardKind::Command | RewardKind::Http => None,
             }
         });
         Ok(found.collect())
     }
 
-    /// Asks the program, again where it fails.
+    /// Asks the program or the server, again where it fails.
     fn ask(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
         let line = |one: &Judged<'_>| {
             format!("{}\n", json!({ "prompt": one.prompt, "response": one.response, "row": one.row }))
@@ -127,17 +150,26 @@ impl Reward {
         let given: String = all.iter().map(line).collect();
         let mut why = String::new();
         for _ in 0..=self.retries {
-            match self.ask_once(&given, all.len()) {
+            let answer = match self.kind {
+                RewardKind::Http => http::post(&self.url, &given, Duration::from_secs_f64(self.timeout)),
+                _ => self.run(&given),
+            };
+            match answer.and_then(|text| scores_of(&text, all.len())) {
                 Ok(scores) => return Ok(scores),
                 Err(problem) => why = problem,
             }
         }
-        let tries = self.retries + 1;
-        let what = format!("the reward command '{}' failed {tries} times: {why}", self.command.join(" "));
-        Err(Error::Run { what })
+        let (tries, is_server) = (self.retries + 1, self.kind == RewardKind::Http);
+        let who = if is_server {
+            format!("server '{}'", self.url)
+        } else {
+            format!("command '{}'", self.command.join(" "))
+        };
+        Err(Error::Run { what: format!("the reward {who} failed {tries} times: {why}") })
     }
 
-    fn ask_once(&self, given: &str, count: usize) -> Result<Vec<Option<f64>>, String> {
+    /// What the program writes.
+    fn run(&self, given: &str) -> Result<String, String> {
         let told = |e: std::io::Error| e.to_string();
         let mut command = Command::new(&self.command[0]);
         command
@@ -162,12 +194,17 @@ impl Reward {
         if !status.success() {
             return Err(format!("it ended with {status}"));
         }
-        let scores: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        if scores.len() != count {
-            return Err(format!("it gave {} scores for {count} responses", scores.len()));
-        }
-        scores.iter().enumerate().map(|(number, line)| score_of(number + 1, line)).collect()
+        Ok(text)
     }
+}
+
+/// The scores of so many responses.
+fn scores_of(text: &str, count: usize) -> Result<Vec<Option<f64>>, String> {
+    let scores: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    if scores.len() != count {
+        return Err(format!("it gave {} scores for {count} responses", scores.len()));
+    }
+    scores.iter().enumerate().map(|(number, line)| score_of(number + 1, line)).collect()
 }
 
 /// Waits for a program, and ends it when its time is over.
@@ -224,7 +261,8 @@ mod tests {
     use super::*;
 
     fn judged<'a>(prompt: &str, response: &str, row: &'a Value) -> Judged<'a> {
-        Judged { prompt: prompt.into(), response: response.into(), row, share: 0.25, finished: true }
+        let (prompt, response) = (prompt.into(), response.into());
+        Judged { prompt, response, row, number: 0, share: 0.25, finished: true }
     }
 
     #[test]
@@ -270,5 +308,60 @@ mod tests {
         }
         let slow = Reward { timeout: 0.05, retries: 0, ..shell("sleep 5") };
         assert!(slow.score(&all).unwrap_err().to_string().contains("longer than 0.05 s"));
+    }
+
+    /// A server that gives these answers, one for each time it is asked, and then is gone; what it was asked.
+    fn server(answers: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/score", listener.local_addr().unwrap());
+        let asked = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut text = String::new();
+                let mut piece = [0u8; 4096];
+                while text.matches("\"response\"").count() < 2 || !text.ends_with('\n') {
+                    let read = stream.read(&mut piece).unwrap();
+                    text.push_str(&String::from_utf8_lossy(&piece[..read]));
+                }
+                stream.write_all(answer.as_bytes()).unwrap();
+                all.push(text);
+            }
+            all
+        });
+        (url, asked)
+    }
+
+    #[test]
+    fn a_server_is_asked_in_order_again_after_a_failure_and_not_longer_than_its_time() {
+        let row = json!({ "answer": 1 });
+        let all = [judged("p", "a", &row), judged("p", "b", &row)];
+        let body = "{\"score\": 2}\n{\"score\": null}\n";
+        let fine = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        let (url, asked) = server(vec!["HTTP/1.1 500 Oh\r\n\r\n".into(), fine]);
+        let reward = Reward { kind: RewardKind::Http, url, timeout: 5.0, retries: 1, ..Reward::default() };
+        assert_eq!(reward.score(&all).unwrap(), [Some(2.0), None]);
+        let asked = asked.join().unwrap();
+        let place = |name: &str| asked[1].find(&format!("\"response\":\"{name}\"")).unwrap();
+        assert!(asked[0].starts_with("POST /score HTTP/1.1\r\n") && place("a") < place("b"), "{asked:?}");
+        // Nobody is there any more.
+        let error = Reward { retries: 0, ..reward }.score(&all).unwrap_err().to_string();
+        assert!(
+            error.contains("reward server 'http://127.0.0.1:") && error.contains("failed 1 times"),
+            "{error}"
+        );
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let slow = Reward { kind: RewardKind::Http, url, timeout: 0.1, retries: 0, ..Reward::default() };
+        let error = slow.score(&all).unwrap_err().to_string();
+        assert!(error.contains("longer than 0.1 s"), "{error}");
+    }
+
+    #[test]
+    fn given_scores_are_those_of_the_row_and_anything_else_is_none() {
+        let row = json!({ "scores": [0.5, "x"] });
+        let reward = Reward { kind: RewardKind::Given, field: "scores".into(), ..Reward::default() };
+        let at = |number| Judged { number, ..judged("", "", &row) };
+        assert_eq!(reward.score(&[at(0), at(1), at(2)]).unwrap(), [Some(0.5), None, None]);
     }
 }

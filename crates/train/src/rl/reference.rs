@@ -4,7 +4,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::objective::Input;
 use crate::opened::Opened;
-use planaria_array::ops::Reduction;
+use planaria_array::ops::{Keep, Reduction};
 use planaria_array::{Array, DType, Device};
 use planaria_comm::alone;
 use planaria_nn::Init;
@@ -77,4 +77,20 @@ pub(crate) fn label_logprobs(
     let options = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
     let losses = cross_entropy(&scores, &labels, &options)?;
     Ok(losses.neg()?.reshape(&[rows, length])?)
+}
+
+/// The entropy of the scores of hidden states over a temperature, `[rows, tokens]`. Collective over the inner mesh.
+pub(crate) fn label_entropy(model: &dyn Network, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
+    let scores = model.logits(hidden)?;
+    let all = scores.cast(wide(scores.dtype()))?.mul_scalar(1.0 / temperature)?.log_softmax(-1)?;
+    Ok(all.exp()?.mul(&all)?.sum(&[-1], Keep::No)?.neg()?)
+}
+
+/// What a model with a head of values gives every token, `[rows, tokens]`, in f32 or wider: that of the place that predicts a
+/// token. Collective over the inner mesh.
+pub(crate) fn label_values(model: &dyn Network, input: Input) -> Result<Tensor> {
+    let Input { tokens, documents } = input;
+    let last = model.forward(tokens.into(), &Run { documents, ..Run::default() })?;
+    let values = model.logits(&last.hidden)?.squeeze(&[-1])?;
+    Ok(values.cast(wide(values.dtype()))?)
 }

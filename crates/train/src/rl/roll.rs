@@ -20,8 +20,17 @@ pub struct Roll {
     pub ends: Vec<i64>,
     /// Most tokens of a response.
     pub most: usize,
+    /// Most tokens of a prompt with its response.
+    pub context: usize,
     /// Prompts side by side.
     pub rows: usize,
+}
+
+impl Roll {
+    /// Most tokens of a response to a prompt of so many.
+    fn limit(&self, prompt: usize) -> usize {
+        self.most.min(self.context.saturating_sub(prompt))
+    }
 }
 
 /// A response and what the policy thought of its tokens.
@@ -61,7 +70,7 @@ impl Row<'_> {
     }
 
     fn is_done(&self) -> bool {
-        self.finished || self.made() >= self.roll.most
+        self.finished || self.made() >= self.roll.limit(self.given)
     }
 
     /// Takes the next token from its scores.
@@ -92,7 +101,7 @@ pub fn roll(
 ) -> Result<Vec<Rolled>> {
     let mut out = Vec::with_capacity(prompts.len());
     let limits: Vec<Prompt<'_>> =
-        prompts.iter().map(|tokens| Prompt { tokens, limit: options.most }).collect();
+        prompts.iter().map(|tokens| Prompt { tokens, limit: options.limit(tokens.len()) }).collect();
     let room = Room { rows: options.rows.clamp(1, prompts.len().max(1)), ..Room::of(&limits) };
     let Some(mut batch) = Batch::new(model, room, &options.ends)? else {
         let rows = prompts

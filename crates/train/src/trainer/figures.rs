@@ -80,9 +80,10 @@ impl Losses {
         self.counts.iter().sum()
     }
 
-    /// Mean loss: a left fold over the micro-batches.
+    /// Mean loss: a left fold over the micro-batches; 0 of nothing.
     pub(super) fn mean(&self) -> f64 {
-        self.sums.iter().fold(0.0, |sum, loss| sum + loss) / self.count()
+        let sum = self.sums.iter().fold(0.0, |sum, loss| sum + loss);
+        if self.count() == 0.0 && sum == 0.0 { 0.0 } else { sum / self.count() }
     }
 
     /// The replica, of so many, whose losses are not finite while those of all others are.

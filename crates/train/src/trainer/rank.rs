@@ -30,11 +30,15 @@ use planaria_ckpt::{Item, Known, LoadOptions, State, TensorKind, Unmatched};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
-use planaria_nn::models::{Stage, parameter_count};
+use planaria_nn::models::{BESIDE, Stage, parameter_count};
 use planaria_nn::optim::Schedule;
+use planaria_store::{StoreExt as _, join};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Largest file of an objective in a checkpoint.
+const MOST_BYTES: u64 = 1 << 36;
 
 /// One rank of a run.
 pub(super) struct RankRun<'a> {
@@ -50,6 +54,8 @@ pub(super) struct RankRun<'a> {
     pub(super) compute: Compute,
     pub(super) averager: Averager,
     pub(super) schedule: Schedule,
+    /// That of a second model, where there is one.
+    pub(super) second: Option<Schedule>,
     pub(super) progress: Progress,
     pub(super) saves: Saves,
     /// Who holds what of the state, on all ranks.
@@ -89,7 +95,8 @@ impl<'a> RankRun<'a> {
         let pipeline = lanes.start(&world, &place, &near)?;
         let saves = Saves::new(&world, job)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
-        let (compute, schedule) = (Compute::new(job), setup::schedule(config)?);
+        let (compute, schedule) = (Compute::new(job), setup::schedule(config, config.optim.lr)?);
+        let second = job.objective.second().map(|second| setup::schedule(config, second.lr)).transpose()?;
         let flops = partition::flops(&*job.model, geometry.global_batch, config.data.sequence as u64).ok();
         let averager = Averager::new(keeping.averages.clone(), config.device);
         let mut run = RankRun {
@@ -105,6 +112,7 @@ impl<'a> RankRun<'a> {
             replica,
             compute,
             schedule,
+            second,
             progress,
             saves,
             known,
@@ -292,15 +300,31 @@ impl RankRun<'_> {
         loaded.map_err(|error| start::unreadable(self.job, start, error))?;
         let first = std::mem::replace(&mut self.progress, resume::progress(&state)?);
         self.progress.go_on(first);
-        Ok(())
+        let read = |name: &str| {
+            let name = join(folder, name);
+            let there = store.exists(&name)?.then(|| store.read(&name, MOST_BYTES)).transpose()?;
+            Ok(there.map(|bytes| bytes.to_vec()))
+        };
+        self.job.objective.restore(self.progress.step, &read)
     }
 
     /// Weights of another folder to begin with: a checkpoint of ours, a run's newest, or what others wrote. Collective.
     fn start_from(&mut self, path: &Path) -> Result<()> {
         let only_weights = |item: &Item| item.kind == TensorKind::Parameter;
         let items = resume::items(&self.replica, Files::Model, |array| Ok(array.clone()))?;
-        let mut state = State::new(items.into_iter().filter(only_weights).collect());
-        Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
+        let weights = items.into_iter().filter(only_weights);
+        let (beside, own): (Vec<Item>, Vec<Item>) = weights.partition(|item| item.name.starts_with(BESIDE));
+        let load = |path: &Path, items: Vec<Item>| {
+            let mut state = State::new(items);
+            Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
+        };
+        load(path, own)?;
+        let Some(second) = self.job.objective.second() else { return Ok(()) };
+        let renamed = beside.into_iter().map(|item| {
+            let name = item.name.trim_start_matches(BESIDE).to_string();
+            Item { name, ..item }
+        });
+        load(&second.folder, renamed.filter(|item| !second.fresh.contains(&item.name)).collect())
     }
 
     pub(super) fn tell(&self, event: &Event) {
@@ -414,7 +438,7 @@ impl RankRun<'_> {
             let behind = 2 * (step + ahead * share.micro_batch * share.ranks);
             stream.begin(position, self.progress.stream.as_ref(), Window { step, behind })?;
         }
-        let steps = Some(last.saturating_sub(self.progress.step));
+        let steps = Some((self.progress.step + 1..=last).map(|step| self.job.objective.reads(step)).sum());
         let options = LoaderOptions { prefetch: self.job.config.data.prefetch, steps };
         Ok(Some(Loader::start(self.job.data.train.clone(), self.sampler.clone(), share, options)?))
     }

@@ -54,14 +54,15 @@ pub(crate) fn model(
             expected: format!("at least the {vocab} of the tokenizer"),
         });
     }
-    Ok(match &config.lora {
+    let model = match &config.lora {
         None => model,
         Some(lora) => Arc::new(Adapted::new(model, lora.config(section.init.as_deref())?)?),
-    })
+    };
+    objective.model(model, models)
 }
 
-/// The learning rate of every step. The first step has a rate above 0, so that it is not lost.
-pub(super) fn schedule(config: &Config) -> Result<Schedule> {
+/// The learning rate of every step, where the highest is `lr`. The first step has a rate above 0, so that it is not lost.
+pub(super) fn schedule(config: &Config, lr: f64) -> Result<Schedule> {
     let optim = &config.optim;
     let steps = optim.horizon.unwrap_or(config.train.steps);
     let decay = optim.decay.unwrap_or(steps / 10).min(steps);
@@ -73,7 +74,7 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule> {
         ScheduleKind::Wsd => Shape::Wsd { stable, decay, kind: Decay::Linear },
     };
     let min_ratio = if optim.lr > 0.0 { optim.min_lr / optim.lr } else { 0.0 };
-    let schedule = Schedule { lr: optim.lr, min_ratio, warmup: optim.warmup, shape };
+    let schedule = Schedule { lr, min_ratio, warmup: optim.warmup, shape };
     schedule.check()?;
     Ok(schedule)
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, StepReport};
 use crate::objective::{AtEnd, Before, Draws, Figures, Passes, Purpose};
 use crate::replica::Replica;
-use crate::update::{self, Rates};
+use crate::update::{self, Rate, Rates};
 use planaria_array::{Array, Device};
 use planaria_comm::{AllReduce, CommExt};
 use planaria_layout::Reduce;
@@ -30,6 +30,8 @@ struct Moved {
     grad_norm: f64,
     lr: f64,
     skipped: bool,
+    /// The norm of a second model's gradient.
+    second: Option<f64>,
 }
 
 /// Figures by name.
@@ -43,7 +45,8 @@ impl RankRun<'_> {
         let step = self.progress.step + 1;
         let figures = self.job.objective.figures();
         let mut losses = Losses::new(rounds * replicas).with_figures(figures);
-        let read = batches(loader, rounds)?;
+        let reads = self.job.objective.reads(step);
+        let read = batches(loader, rounds * reads as usize)?;
         let scale = self.scale();
         let (batches, told) = self.generate((step, Purpose::Training), read, scale)?;
         self.set_told(&mut losses, figures, &told);
@@ -54,7 +57,7 @@ impl RankRun<'_> {
         update::join_tied(&self.replica, &self.world, &mut sums)?;
         let (moved, wishes) = self.update(&sums, &losses)?;
         self.progress.step = step;
-        self.progress.samples += self.geometry.global_batch;
+        self.progress.samples += self.geometry.global_batch * reads;
         self.progress.tokens += self.tokens();
         self.losses.push(moved.loss);
         self.skipped = if moved.skipped { self.skipped + 1 } else { 0 };
@@ -63,7 +66,7 @@ impl RankRun<'_> {
             self.tell(&Event::SaveProgress(progress.clone()));
         }
         self.report(&moved, began, saving.map(|progress| progress.share()));
-        self.report_figures(figures, &losses);
+        self.report_figures(figures, &losses, &moved);
         Ok(wishes)
     }
 
@@ -80,7 +83,11 @@ impl RankRun<'_> {
         let (compute, replica) = (&self.compute, &self.replica);
         let mut passes = Ahead { purpose, compute, replica, pipeline: self.pipeline.as_mut(), micro: &micro };
         let before = Before::new((step, purpose), parts, &self.near.data, &mut passes);
-        let wanted = read.len();
+        let wanted = match purpose {
+            Purpose::Training if self.place.reads(self.job) => self.geometry.accumulation as usize,
+            Purpose::Training => 0,
+            Purpose::Evaluation => read.len(),
+        };
         let batches = self.job.objective.generate(&before, read)?;
         if batches.len() != wanted {
             let (name, found) = (self.job.objective.name(), batches.len());
@@ -101,12 +108,14 @@ impl RankRun<'_> {
         }
     }
 
-    fn report_figures(&self, figures: Figures, losses: &Losses) {
+    fn report_figures(&self, figures: Figures, losses: &Losses, moved: &Moved) {
         let mean = |total: &f64| total / losses.count().max(1.0);
         let told = figures.told.iter().zip(losses.told.iter().copied());
         let counted = figures.counted.iter().zip(losses.totals.iter().map(mean));
-        let values: Vec<(String, f64)> =
-            told.chain(counted).map(|(name, value)| (name.to_string(), value)).collect();
+        let second = moved.second.map(|norm| ("critic_grad_norm", norm));
+        let named = told.map(|(name, value)| (*name, value));
+        let named = named.chain(counted.map(|(name, value)| (*name, value))).chain(second);
+        let values: Vec<(String, f64)> = named.map(|(name, value)| (name.to_string(), value)).collect();
         if !values.is_empty() {
             self.tell(&Event::Figures { step: self.progress.step, values });
         }
@@ -132,21 +141,32 @@ impl RankRun<'_> {
         Ok(())
     }
 
-    /// The optimizer's part of a step, skipped where the gradient is not finite.
+    /// The optimizer's part of a step, skipped where the gradient is not finite. A second model has a norm and a rate of its own.
     fn update(&mut self, sums: &[Array], losses: &Losses) -> Result<(Moved, Wishes)> {
-        let mut norm = ExactNorm::new();
-        let counted: Vec<Array> = update::counted(&self.replica).map(|lane| sums[lane].clone()).collect();
-        norm.add_all(&counted)?;
-        drop(counted);
-        let (norm, wishes) = self.agree_on(norm)?;
+        let mut norms = vec![ExactNorm::new(); 1 + usize::from(self.second.is_some())];
+        for (place, norm) in norms.iter_mut().enumerate() {
+            let of = |lane: &usize| {
+                self.second.is_none()
+                    || self.replica.weights[self.replica.lanes[*lane]].is_second() == (place == 1)
+            };
+            let counted: Vec<Array> =
+                update::counted(&self.replica).filter(of).map(|lane| sums[lane].clone()).collect();
+            norm.add_all(&counted)?;
+        }
+        let (norms, wishes) = self.agree_on(norms)?;
         let over = losses.count() * self.scale();
         // As in transformers, schedules count updates: a skipped step does not move them.
-        let (grad_norm, lr) = (norm / over, self.schedule.rate(self.progress.updates));
-        let skipped = !grad_norm.is_finite();
+        let updates = self.progress.updates;
+        let norms: Vec<f64> = norms.into_iter().map(|norm| norm / over).collect();
+        let (grad_norm, lr) = (norms[0], self.schedule.rate(updates));
+        let skipped = !norms.iter().all(|norm| norm.is_finite());
         if !skipped {
             let optim = &self.job.config.optim;
-            let clip = if optim.clip > 0.0 { (optim.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
-            let rates = Rates { number: self.progress.updates + 1, lr, scale: clip / over };
+            let clip = |norm: f64| if optim.clip > 0.0 { (optim.clip / (norm + 1e-6)).min(1.0) } else { 1.0 };
+            let rate = |lr: f64, norm: f64| Rate { lr, scale: clip(norm) / over };
+            let second = self.second.as_ref().zip(norms.get(1));
+            let second = second.map(|(schedule, &norm)| rate(schedule.rate(updates), norm));
+            let rates = Rates { number: updates + 1, first: rate(lr, grad_norm), second };
             update::apply(&self.replica, &self.near.data, sums, optim, rates)?;
             self.progress.updates += 1;
             self.averager.start(&self.replica, self.progress.updates)?;
@@ -154,20 +174,27 @@ impl RankRun<'_> {
         if let Some(scale) = &mut self.progress.scale {
             scale.update(!skipped);
         }
-        Ok((Moved { loss: losses.mean(), grad_norm, lr, skipped }, wishes))
+        let second = norms.get(1).copied();
+        Ok((Moved { loss: losses.mean(), grad_norm, lr, skipped, second }, wishes))
     }
 
-    /// The norm over all ranks, and what any of them was asked for, in one message. Collective.
-    fn agree_on(&self, norm: ExactNorm) -> Result<(f64, Wishes)> {
+    /// The norms over all ranks, and what any of them was asked for, in one message. Collective.
+    fn agree_on(&self, norms: Vec<ExactNorm>) -> Result<(Vec<f64>, Wishes)> {
         let requests = &self.job.requests;
-        let mut row = norm.to_array()?.to_vec::<i64>()?;
+        let mut row = Vec::new();
+        for norm in &norms {
+            row.extend(norm.to_array()?.to_vec::<i64>()?);
+        }
         row.extend([i64::from(requests.take_save()), i64::from(requests.is_stop())]);
         let array = Array::from_slice(&row, &[row.len()])?;
         self.world.all_reduce(AllReduce { send: array.clone(), recv: array.clone(), op: Reduce::Sum })?;
         let row = array.to_vec::<i64>()?;
         let (limbs, wishes) = row.split_at(row.len() - 2);
-        let norm = ExactNorm::from_array(&Array::from_slice(limbs, &[limbs.len()])?)?;
-        Ok((norm.norm(), Wishes { save: wishes[0] > 0, stop: wishes[1] > 0 }))
+        let each = limbs.len() / norms.len().max(1);
+        let norm =
+            |limbs: &[i64]| Ok(ExactNorm::from_array(&Array::from_slice(limbs, &[limbs.len()])?)?.norm());
+        let norms = limbs.chunks(each.max(1)).map(norm).collect::<Result<Vec<f64>>>()?;
+        Ok((norms, Wishes { save: wishes[0] > 0, stop: wishes[1] > 0 }))
     }
 
     fn report(&self, moved: &Moved, began: Instant, saving: Option<f64>) {

@@ -155,9 +155,14 @@ pub(crate) fn no_tokenizer(model: &Path) -> Result<String> {
 
 /// Every expected tensor of a file is in a checkpoint, within a bound.
 pub(crate) fn same_weights(saved: &Path, expected: &Path, bound: f64) -> Result<()> {
+    same_weights_under("", saved, expected, bound)
+}
+
+/// The same where names in the checkpoint begin with a prefix.
+pub(crate) fn same_weights_under(prefix: &str, saved: &Path, expected: &Path, bound: f64) -> Result<()> {
     let (source, tensors) = read_all(saved)?;
     for (name, (_, shape, bytes)) in read_expected(expected)? {
-        let key = Key::model(name.as_str());
+        let key = Key::model(format!("{prefix}{name}").as_str());
         let found = tensors.get(&key).with_context(|| format!("{name} was not saved"))?;
         ensure!(source.get(&key)?.shape[..] == shape[..], "{name} has another shape");
         for (found, expected) in found.chunks_exact(4).zip(bytes.chunks_exact(4)) {

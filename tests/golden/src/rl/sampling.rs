@@ -50,6 +50,7 @@ pub(super) fn rollouts(folder: &Path) -> Result<()> {
                 sampling: params(field(case, "params")?)?,
                 ends: ids(field(case, "eos_ids")?)?,
                 most: size(case, "max_new_tokens")?,
+                context: usize::MAX,
                 rows: side_by_side,
             };
             let draw = |row: usize, place: usize| uniforms[row].get(place).copied().unwrap_or(0.0);

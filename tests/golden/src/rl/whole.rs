@@ -21,8 +21,7 @@ pub(super) fn check(folder: &Path) -> Verdict {
     match both() {
         Err(error) => verdict(Err(error)),
         Ok((case, expected)) if case["algorithm"] == "dpo" => verdict(preferences(folder, &case, &expected)),
-        // The trainer makes its own rollouts and takes one step from each.
-        Ok(_) => Verdict::Skipped("several updates from given rollouts"),
+        Ok((case, expected)) => verdict(super::rewarded::updates(folder, &case, &expected)),
     }
 }
 

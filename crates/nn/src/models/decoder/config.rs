@@ -148,6 +148,7 @@ impl DecoderConfig {
         };
         (family.read)(&read, &mut config)?;
         config.variations.headless = is_base(&read)? && !config.tie_word_embeddings;
+        config.variations.valued = is_valued(&read)?;
         config.variations.bidirectional = !read.flag("is_causal", true)?;
         config.check(&read)?;
         Ok(config)
@@ -189,13 +190,23 @@ impl DecoderConfig {
         [("hidden_dropout", self.hidden_dropout), ("attention_dropout", self.attention_dropout)]
     }
 
-    /// The entry of `architectures`: a model without a head keeps the name it was read with.
+    /// The entry of `architectures`: a model without a head, or with one of values, keeps the name it was read with.
     fn architecture(&self) -> String {
         let read = self.other.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-        match read.filter(|_| self.variations.headless) {
+        match read.filter(|_| self.variations.headless || self.variations.valued) {
             Some(name) => name.to_string(),
             None => self.family.architecture.to_string(),
         }
+    }
+
+    /// The name of what comes after the last norm.
+    pub(super) fn head_name(&self) -> &'static str {
+        if self.variations.valued { "score" } else { "lm_head" }
+    }
+
+    /// How many numbers it gives.
+    pub(super) fn head_size(&self) -> usize {
+        if self.variations.valued { 1 } else { self.vocab_size }
     }
 
     /// What stands before the names of all parameters but the head's.
@@ -256,6 +267,20 @@ impl DecoderConfig {
 fn is_base(read: &Reader<'_>) -> Result<bool> {
     let name = read.list("architectures")?.and_then(|list| list.first()).and_then(Value::as_str);
     Ok(name.is_some_and(|name| name.ends_with("Model") && !name.contains("For")))
+}
+
+/// Whether `architectures` names a model that gives every token a value; one of several classes is refused.
+fn is_valued(read: &Reader<'_>) -> Result<bool> {
+    let name = read.list("architectures")?.and_then(|list| list.first()).and_then(Value::as_str);
+    if !name.is_some_and(|name| name.ends_with("ForSequenceClassification")) {
+        return Ok(false);
+    }
+    let named = read.get("id2label").and_then(Value::as_object).map(|labels| labels.len() as u64);
+    let labels = read.get("num_labels").and_then(Value::as_u64).or(named).unwrap_or(1);
+    if labels != 1 {
+        return Err(Error::Sizes { what: format!("a model of {labels} labels; one label is a value") });
+    }
+    Ok(true)
 }
 
 /// The function that a key names.

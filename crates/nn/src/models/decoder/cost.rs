@@ -104,14 +104,15 @@ impl Layers<'_> {
             let kept = 2 * self.hidden() + 4 * between;
             return Cost { output: 0, kept, forward: kept, crossings: [0, 1], ..common };
         }
-        let (width, window) = (config.hidden_size as u64, (config.vocab_size as u64).div_ceil(tp));
+        let (width, scores) = (config.hidden_size as u64, config.head_size() as u64);
+        let window = scores.div_ceil(tp);
         let states = tokens * width * size;
         let kept = self.hidden() + 4 * between + states + window * width * size;
         let rows = (rows_at_once(window as usize, 4) as u64).min(tokens);
         let narrow = if size < 4 { rows * window * size } else { 0 };
         // Normed states, scores and their gradient, the weight's gradient in f32 and what is added to it.
         let besides = self.hidden() + 2 * states + 2 * rows * window * 4 + narrow + 2 * window * width * 4;
-        let operations = 2.0 * (width * config.vocab_size as u64) as f64 * tokens as f64 / tp as f64;
+        let operations = 2.0 * (width * scores) as f64 * tokens as f64 / tp as f64;
         Cost { operations, output: 0, kept, forward: besides.max(kept), crossings: [0, 1], ..common }
     }
 }

@@ -162,7 +162,7 @@ impl Decoder {
             embed: stage.embed.then(|| model.embedding("embed_tokens")).transpose()?,
             blocks: stage.layers.clone().map(block).collect::<Result<_>>()?,
             norm: stage.head.then(|| config.norm(&model, "norm")).transpose()?,
-            head: (stage.head && !headless).then(|| parts.linear("lm_head")).transpose()?,
+            head: (stage.head && !headless).then(|| parts.linear(config.head_name())).transpose()?,
             config: config.clone(),
             stage,
             lanes,
@@ -219,7 +219,9 @@ impl Network for Decoder {
 
     fn head(&self, hidden: &Tensor) -> Result<Head> {
         let Some(head) = &self.head else { return Err(self.ends_before("head")) };
-        let (cap, States { states, lanes }) = (self.config.variations.logit_cap, self.states(hidden)?);
+        let Variations { logit_cap, valued, .. } = self.config.variations;
+        // Values are not scores of tokens.
+        let (cap, States { states, lanes }) = (logit_cap.filter(|_| !valued), self.states(hidden)?);
         let (states, weight) = head.widened(&states)?;
         Ok(Head { states, weight, lanes, cap })
     }

@@ -140,6 +140,9 @@ impl DecoderConfig {
             rows.norm(&norm)?;
             match self.tie_word_embeddings {
                 _ if self.variations.headless => {}
+                _ if self.variations.valued => {
+                    rows.table.matrix("score", [1, self.hidden_size], Cut::Whole)?;
+                }
                 true => rows.table.tied("lm_head", &embed, tokens)?,
                 false => drop(rows.table.matrix("lm_head", tokens, COLUMNS)?),
             }

@@ -25,6 +25,8 @@ pub struct Variations {
     pub logit_cap: Option<f64>,
     /// There is nothing after the last norm: a model of hidden states, whose parameters have no `model.` before their names.
     pub headless: bool,
+    /// One number for each token in place of scores: `score` is the head, as in `*ForSequenceClassification` with one label.
+    pub valued: bool,
     /// A token sees those after it too: `is_causal` is false.
     pub bidirectional: bool,
     /// Base and scaling of rotary positions in layers that see only a window.

@@ -1,0 +1,72 @@
+//! The section `[ppo]`: the critic, and how advantages are made of what it expects.
+
+use super::require;
+use crate::error::Result;
+use crate::rl::KlKind;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The critic, and how advantages are made of what it expects; with `train.objective = "ppo"`, beside `[rl]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct PpoSection {
+    /// A folder with the first weights of the critic: a `*ForSequenceClassification` of one label, or a model without such a head,
+    /// which gets a new one. The weights that the policy starts from when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critic: Option<PathBuf>,
+    /// The learning rate of the critic; the schedule is that of `[optim]`.
+    pub critic_lr: f64,
+    /// What a reward is worth one token earlier.
+    pub gamma: f64,
+    /// How much of the advantage of the next token counts.
+    pub lambda: f64,
+    /// How far a value may go from what it was when the rollout was made; 0 for as far as it likes.
+    pub value_clip: f64,
+    /// What leaving the reference costs a token, taken from its reward; 0 needs no reference.
+    pub kl_coef: f64,
+    /// How that is estimated.
+    pub kl: KlKind,
+    /// Whether the advantages of a rollout are made to have mean 0 and variance 1.
+    pub whiten_advantages: bool,
+    /// Whether its rewards are made to have variance 1.
+    pub whiten_rewards: bool,
+}
+
+impl Default for PpoSection {
+    fn default() -> PpoSection {
+        PpoSection {
+            critic: None,
+            critic_lr: 1e-5,
+            gamma: 1.0,
+            lambda: 0.95,
+            value_clip: 0.2,
+            kl_coef: 0.05,
+            kl: KlKind::K1,
+            whiten_advantages: true,
+            whiten_rewards: false,
+        }
+    }
+}
+
+impl PpoSection {
+    /// How far a value may go, where that is bounded.
+    pub fn clip(&self) -> Option<f64> {
+        Some(self.value_clip).filter(|&clip| clip > 0.0)
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let finite = |x: f64| x.is_finite() && x >= 0.0;
+        for (key, value) in [
+            ("ppo.critic_lr", self.critic_lr),
+            ("ppo.value_clip", self.value_clip),
+            ("ppo.kl_coef", self.kl_coef),
+        ] {
+            require(key, finite(value), value, "a finite number, at least 0")?;
+        }
+        for (key, value) in [("ppo.gamma", self.gamma), ("ppo.lambda", self.lambda)] {
+            require(key, (0.0..=1.0).contains(&value), value, "from 0 to 1")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! The loss of an update from a rollout's records: of the policy, and of its critic where it has one.
+
+use super::record::{self, Record};
+use super::{Kind, Rewarded};
+use crate::data::{Batch, IGNORED};
+use crate::error::{Error, Result};
+use crate::objective::Objective;
+use crate::rl::{
+    PolicyInputs, ValueTerms, label_entropy, label_logprobs, label_values, policy_terms, value_terms,
+};
+use planaria_array::Array;
+use planaria_array::ops::Keep;
+use planaria_nn::models::{Activations, Loss, Network};
+use planaria_tensor::Tensor;
+
+/// What stands in a micro-batch of responses beside its tokens.
+struct Attached<'a> {
+    /// `[rows, 2]`: what a token counts in the policy's loss, and what it counts in a mean over tokens.
+    weights: &'a Array,
+    advantages: &'a Array,
+    old: Option<&'a Array>,
+    reference: Option<&'a Array>,
+    /// What the critic expected, and should have expected.
+    critic: Option<[&'a Array; 2]>,
+}
+
+impl Rewarded {
+    /// The micro-batch of some records of an update, of which `all` are.
+    pub(super) fn learnable(&self, records: &[Record], all: &[Record]) -> Result<Batch> {
+        let (aggregation, most) = (self.section.aggregation, self.section.max_new_tokens);
+        // The trainer divides by what the policy's loss counts; means over tokens make up for it.
+        let tokens = |record: &Record| if self.counts(record) { record.response.len() } else { 0 };
+        let counted: u64 = all.iter().map(|record| aggregation.count(tokens(record))).sum();
+        let every = all.iter().map(tokens).sum::<usize>().max(1) as f64;
+        let weights = records
+            .iter()
+            .flat_map(|r| [aggregation.weight(tokens(r), most) as f32, (counted as f64 / every) as f32]);
+        let weights: Vec<f32> = weights.collect();
+        let mut made = record::batch(records, |record| self.counts(record))?;
+        let mut attached = vec![
+            Array::from_slice(&weights, &[records.len(), 2])?,
+            record::spread(records, |r| &r.advantages)?,
+        ];
+        if self.looks_back() {
+            attached.push(record::spread(records, |r| &r.old)?);
+        }
+        if self.loss_has_reference() {
+            attached.push(record::spread(records, |r| &r.reference)?);
+        }
+        if self.kind == Kind::Ppo {
+            attached.push(record::spread(records, |r| &r.values)?);
+            attached.push(record::spread(records, |r| &r.returns)?);
+        }
+        made.attached = attached;
+        Ok(made)
+    }
+
+    /// Whether the tokens of a response are learned from: the critic has nothing to learn from one without a reward.
+    fn counts(&self, record: &Record) -> bool {
+        self.kind == Kind::Grpo || record.is_scored()
+    }
+
+    fn attached<'a>(&self, batch: &'a Batch) -> Result<Attached<'a>> {
+        let mut list = batch.attached.iter();
+        let mut next = || {
+            list.next().ok_or_else(|| Error::Bug { what: "a micro-batch of responses lacks numbers".into() })
+        };
+        Ok(Attached {
+            weights: next()?,
+            advantages: next()?,
+            old: if self.looks_back() { Some(next()?) } else { None },
+            reference: if self.loss_has_reference() { Some(next()?) } else { None },
+            critic: if self.kind == Kind::Ppo { Some([next()?, next()?]) } else { None },
+        })
+    }
+
+    pub(super) fn learn(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss> {
+        let attached = self.attached(batch)?;
+        let policy = label_logprobs(model, &last.hidden, batch, self.section.temperature)?;
+        let lanes = model.states(&last.hidden)?.lanes;
+        let placed = |array: &Array| -> Result<Tensor> {
+            Ok(lanes.batch(&Tensor::new(array.to(policy.local().device())?))?)
+        };
+        let labels = batch.labels.to_vec::<i64>()?;
+        let mask: Vec<f32> = labels.iter().map(|&label| f32::from(u8::from(label != IGNORED))).collect();
+        let mask = placed(&Array::from_slice(&mask, batch.labels.shape())?)?;
+        let old = match attached.old {
+            Some(old) => placed(old)?,
+            // The policy has not moved since it made them.
+            None => policy.detach(),
+        };
+        let inputs = PolicyInputs {
+            old,
+            advantages: placed(attached.advantages)?,
+            mask: mask.clone(),
+            reference: attached.reference.map(placed).transpose()?,
+            sampled: None,
+        };
+        let terms = policy_terms(&policy, &inputs, &self.policy())?;
+        let weights = placed(attached.weights)?;
+        let [own, even] = [weights.narrow(1, 0, 1)?, weights.narrow(1, 1, 1)?];
+        let total = |of: &Tensor, weights: &Tensor| -> Result<Tensor> {
+            Ok(of.mul(weights)?.sum(&[], Keep::No)?.settled()?)
+        };
+        let mut sum = total(&terms.loss, &own)?;
+        if self.section.entropy_coef != 0.0 {
+            let entropy = label_entropy(model, &last.hidden, self.section.temperature)?.mul(&mask)?;
+            sum = sum.sub(&total(&entropy, &even)?.mul_scalar(self.section.entropy_coef)?)?;
+        }
+        let told = [&terms.clipped_low, &terms.clipped_high, &terms.moved_k1, &terms.moved_k3];
+        let mut figures = told.into_iter().map(|of| total(of, &even)).collect::<Result<Vec<_>>>()?;
+        let mut shown = None;
+        if let Some([before, returns]) = attached.critic {
+            let critic = model.beside().ok_or_else(|| Error::Bug { what: "ppo without a critic".into() })?;
+            let values = label_values(critic, self.input(batch)?)?;
+            let given = [&placed(before)?, &placed(returns)?, &mask];
+            let ValueTerms { loss, clipped } = value_terms(&values, given, self.ppo.clip())?;
+            let loss = total(&loss, &even)?;
+            figures.extend([loss.detach(), total(&clipped, &even)?]);
+            shown = Some(sum.detach());
+            sum = sum.add(&loss)?;
+        }
+        let width = batch.labels.shape()[1].max(1);
+        let tokens = labels.chunks(width).map(|row| row.iter().filter(|&&label| label != IGNORED).count());
+        let count = tokens.map(|tokens| self.section.aggregation.count(tokens)).sum();
+        let own = model.own_loss(last, batch.tokens.numel())?;
+        Ok(Loss { sum, count, own, shown, figures })
+    }
+}

@@ -1,0 +1,212 @@
+//! Rollouts as plain records: what was asked and answered, what it is worth, and what the update phase began with. All data ranks
+//! have all of them, so that any number of ranks learns the same and a checkpoint inside a rollout has them too.
+
+use crate::data::{Batch, IGNORED};
+use crate::error::{Error, Result};
+use planaria_array::Array;
+use planaria_comm::{Comm, CommExt as _, Value, value};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// A response with all that updates need of it. Lists have one number for each of its tokens, or none where nobody asks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) prompt: Vec<i64>,
+    pub(super) response: Vec<i64>,
+    /// Whether it ended by itself.
+    pub(super) finished: bool,
+    /// What it is worth; not a number where nobody could say.
+    #[serde(with = "word")]
+    pub(super) worth: f64,
+    /// Log-probabilities under the policy that the update phase began with.
+    #[serde(with = "words")]
+    pub(super) old: Vec<f32>,
+    /// The same under the reference.
+    #[serde(with = "words")]
+    pub(super) reference: Vec<f32>,
+    /// What the critic expected.
+    #[serde(with = "words")]
+    pub(super) values: Vec<f32>,
+    #[serde(with = "words")]
+    pub(super) advantages: Vec<f32>,
+    /// What the critic should have expected.
+    #[serde(with = "words")]
+    pub(super) returns: Vec<f32>,
+}
+
+impl Record {
+    pub(super) fn is_scored(&self) -> bool {
+        !self.worth.is_nan()
+    }
+}
+
+/// All responses of some steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Rollout {
+    /// The first step that learns from it.
+    pub(super) first: u64,
+    /// How many do.
+    pub(super) steps: u64,
+    /// Prompt after prompt, the responses to each together.
+    pub(super) records: Vec<Record>,
+    /// Its figures, in the order of their names.
+    #[serde(with = "long_words")]
+    pub(super) told: Vec<f64>,
+}
+
+impl Rollout {
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|e| Error::Bug { what: format!("a rollout has no text: {e}") })
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Rollout> {
+        serde_json::from_slice(bytes)
+            .map_err(|e| Error::Run { what: format!("the checkpoint's rollout is not readable: {e}") })
+    }
+}
+
+/// The records of all ranks in the order of their micro-batches; `own` has those of each micro-batch of this rank. Collective.
+pub(super) fn gather(data: &Arc<dyn Comm>, own: &[Vec<Record>]) -> Result<Vec<Record>> {
+    let lost = |e: &dyn std::fmt::Display| Error::Bug { what: format!("records of another rank: {e}") };
+    let text = serde_json::to_string(own).map_err(|e| lost(&e))?;
+    let all = value::all_gather(&**data, &Value::Text(text))?;
+    let mut ranks = Vec::with_capacity(data.size());
+    for told in all {
+        let Value::Text(text) = told else { return Err(lost(&"no text")) };
+        ranks.push(serde_json::from_str::<Vec<Vec<Record>>>(&text).map_err(|e| lost(&e))?.into_iter());
+    }
+    let mut out = Vec::new();
+    for _ in 0..own.len() {
+        for rank in &mut ranks {
+            out.extend(rank.next().ok_or_else(|| lost(&"fewer micro-batches than here"))?);
+        }
+    }
+    Ok(out)
+}
+
+/// Prompts with their responses, filled up behind; labels are the tokens of responses that count.
+pub(super) fn batch(records: &[Record], counts: impl Fn(&Record) -> bool) -> Result<Batch> {
+    let length = |record: &Record| record.prompt.len() + record.response.len();
+    let longest = records.iter().map(length).max().unwrap_or(0);
+    let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+    for record in records {
+        let (given, after) = (record.prompt.len(), longest - length(record));
+        tokens.extend(record.prompt.iter().chain(&record.response));
+        tokens.extend(std::iter::repeat_n(0, after));
+        labels.extend(std::iter::repeat_n(IGNORED, given - 1));
+        let counts = counts(record);
+        labels.extend(record.response.iter().map(|&token| if counts { token } else { IGNORED }));
+        labels.extend(std::iter::repeat_n(IGNORED, after + 1));
+    }
+    let shape = [records.len(), longest];
+    Ok(Batch {
+        positions: 0..records.len() as u64,
+        tokens: Array::from_slice(&tokens, &shape)?,
+        labels: Array::from_slice(&labels, &shape)?,
+        starts: None,
+        attached: Vec::new(),
+    })
+}
+
+/// Numbers of tokens in the places of their labels, `[rows, tokens]`; 0 elsewhere.
+pub(super) fn spread(records: &[Record], of: impl Fn(&Record) -> &[f32]) -> Result<Array> {
+    let longest = records.iter().map(|r| r.prompt.len() + r.response.len()).max().unwrap_or(0);
+    let mut out = vec![0f32; records.len() * longest];
+    for (row, record) in out.chunks_mut(longest.max(1)).zip(records) {
+        let (first, numbers) = (record.prompt.len() - 1, of(record));
+        row[first..first + numbers.len()].copy_from_slice(numbers);
+    }
+    Ok(Array::from_slice(&out, &[records.len(), longest])?)
+}
+
+/// The numbers of each record's tokens out of `[rows, tokens]`.
+pub(super) fn collect(records: &[Record], grid: &[f32]) -> Vec<Vec<f32>> {
+    let longest = grid.len() / records.len().max(1);
+    let row = |(row, record): (usize, &Record)| {
+        grid[row * longest + record.prompt.len() - 1..][..record.response.len()].to_vec()
+    };
+    records.iter().enumerate().map(row).collect()
+}
+
+/// Bits instead of decimals: what is read again is the same.
+mod words {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(list: &[f32], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(list.iter().map(|x| x.to_bits()))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f32>, D::Error> {
+        Ok(Vec::<u32>::deserialize(from)?.into_iter().map(f32::from_bits).collect())
+    }
+}
+
+mod long_words {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(list: &[f64], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(list.iter().map(|x| x.to_bits()))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
+        Ok(Vec::<u64>::deserialize(from)?.into_iter().map(f64::from_bits).collect())
+    }
+}
+
+mod word {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(x.to_bits())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Ok(f64::from_bits(u64::deserialize(from)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            prompt: vec![3, 4],
+            response: vec![5, 6, 2],
+            finished: true,
+            worth: 0.1 + 0.2,
+            old: vec![-0.1, f32::MIN_POSITIVE, -3.3],
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn a_rollout_is_read_back_bit_for_bit() {
+        let unscored = Record { worth: f64::NAN, ..record() };
+        let made = Rollout {
+            first: 3,
+            steps: 4,
+            records: vec![record(), unscored],
+            told: vec![1.0 / 3.0, f64::NAN],
+        };
+        let read = Rollout::from_bytes(&made.to_bytes().unwrap()).unwrap();
+        assert_eq!((&read.records[0], read.records[1].is_scored()), (&made.records[0], false));
+        assert_eq!((read.told[0], read.told[1].is_nan()), (made.told[0], true));
+        assert!(Rollout::from_bytes(b"{").unwrap_err().to_string().contains("not readable"));
+    }
+
+    #[test]
+    fn labels_and_numbers_stand_before_the_tokens_they_are_of() {
+        let short = Record { prompt: vec![7], response: vec![2], old: vec![0.5], ..record() };
+        let rows = [record(), short];
+        let made = batch(&rows, |r| r.prompt.len() > 1).unwrap();
+        assert_eq!(made.tokens.to_vec::<i64>().unwrap(), [3, 4, 5, 6, 2, 7, 2, 0, 0, 0]);
+        let none = IGNORED;
+        let labels = [none, 5, 6, 2, none, none, none, none, none, none];
+        assert_eq!(made.labels.to_vec::<i64>().unwrap(), labels);
+        let grid = spread(&rows, |r| &r.old).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(grid[1..4], [-0.1, f32::MIN_POSITIVE, -3.3]);
+        assert_eq!((grid[5], grid[6]), (0.5, 0.0));
+        assert_eq!(collect(&rows, &grid), [rows[0].old.clone(), vec![0.5]]);
+    }
+}
