@@ -130,7 +130,7 @@ impl Architecture for SideBySide {
         let (heads, tp) = (self.heads, parallel.size("tp"));
         match heads.is_multiple_of(tp) {
             true => parallel.check_axes(),
-            false => Err(Error::Sizes { what: format!("{heads} heads cannot be shared out on tp={tp}") }),
+            false => Err(Error::Sizes { what: format!("{heads} heads cannot be divided over tp={tp}") }),
         }
     }
 }

@@ -90,7 +90,9 @@ fn run(args: &Args) -> Result<bool> {
 fn path(name: Option<&str>) -> Result<CpuPath> {
     let Some(name) = name else { return Ok(CpuPath::highest()) };
     let found = CpuPath::ALL.into_iter().find(|path| path.name() == name && *path <= CpuPath::highest());
-    found.with_context(|| format!("`{name}` is no path of this CPU, whose highest is {}", CpuPath::highest()))
+    found.with_context(|| {
+        format!("`{name}` is not a path of this CPU, whose highest is {}", CpuPath::highest())
+    })
 }
 
 /// What holds torch and the libraries it calls to the instructions of a path.

@@ -222,9 +222,9 @@ class _Into:
             return
         parts = []
         if self.strict and self.missing:
-            parts.append(f"the checkpoint lacks {_few(self.missing)}")
+            parts.append(f"the checkpoint is missing {_few(self.missing)}")
         if self.strict and self.unexpected:
-            parts.append(f"nobody asked for {_few(self.unexpected)}")
+            parts.append(f"it has unexpected {_few(self.unexpected)}")
         parts += [f"'{n}' has shape {a} in the checkpoint, {b} in the state" for n, (a, b) in list(shapes.items())[:4]]
         parts += [f"'{n}' has dtype {a} in the checkpoint, {b} in the state" for n, (a, b) in list(dtypes.items())[:4]]
         hint = "pass casts='floats' or 'any'" if dtypes and not shapes and not names else "pass strict=False or ignore="

@@ -64,7 +64,7 @@ def test_storage_works_in_one_process(tmp_path):
     room = {"a": torch.zeros(3, dtype=torch.int64), "n": 0}
     dcp.load(room, storage_reader=planaria.torch.Reader(tmp_path / "x"), no_dist=True)
     assert room["a"].tolist() == [0, 1, 2] and room["n"] == 4
-    # What torch raises for a failed rank is no Exception.
+    # What torch raises for a failed rank is not an Exception.
     with pytest.raises(BaseException, match="committed"):
         dcp.save({"a": torch.arange(3)}, storage_writer=planaria.torch.Writer(tmp_path / "x"), no_dist=True)
 

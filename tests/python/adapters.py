@@ -99,7 +99,7 @@ def weights(folder):
 
 
 def says(model, tokenizer, prompt):
-    """Ids of the next tokens: with random factors they are no text."""
+    """Ids of the next tokens: with random factors they are not text."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     made = model.generate(ids, max_new_tokens=12, do_sample=False)[0][ids.shape[1] :].tolist()
     return [i for i in made if i != tokenizer.eos_token_id]

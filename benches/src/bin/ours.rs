@@ -13,7 +13,7 @@ use planaria_bench::worker::Answer;
 fn main() -> Result<()> {
     let threads = std::env::args().nth(1).context("usage: ours THREADS")?;
     let threads =
-        Threads::new(threads.parse().with_context(|| format!("`{threads}` is no number of threads"))?)?;
+        Threads::new(threads.parse().with_context(|| format!("`{threads}` is not a number of threads"))?)?;
     say("ready")?;
     for line in io::stdin().lock().lines() {
         let line = line?;

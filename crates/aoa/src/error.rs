@@ -256,7 +256,7 @@ mod tests {
     fn problems_are_underlined_in_text_order_with_hints() {
         let text: Arc<str> = "a -> b\n\tx -> y, axis=é".into();
         let later = Problem::at(
-            Fault::BadAttr { key: "axis".into(), reason: "it is no number".into() },
+            Fault::BadAttr { key: "axis".into(), reason: "it is not a number".into() },
             Span::new(16, 23),
         );
         let first = Problem::at(

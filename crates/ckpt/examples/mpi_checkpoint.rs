@@ -64,6 +64,6 @@ fn common_folder(comm: &dyn Comm) -> Result<PathBuf, Box<dyn Error>> {
     let name = format!("planaria-mpi-checkpoint-{}", std::process::id());
     match value::broadcast(comm, &Value::Text(name), 0)? {
         Value::Text(name) => Ok(std::env::temp_dir().join(name)),
-        other => Err(format!("{other:?} is no folder").into()),
+        other => Err(format!("{other:?} is not a folder").into()),
     }
 }

@@ -207,7 +207,7 @@ pub enum Error {
         rank: usize,
     },
     /// A folder that holds a checkpoint already; those are never changed.
-    #[error("'{folder}' holds a committed checkpoint, which is never changed; save to another folder")]
+    #[error("'{folder}' already has a committed checkpoint; save to another folder")]
     Committed {
         /// The folder.
         folder: String,
@@ -221,7 +221,7 @@ pub enum Error {
         why: Obstacle,
     },
     /// A folder without a commit mark.
-    #[error("'{folder}' holds no committed checkpoint: {why}")]
+    #[error("'{folder}' has no committed checkpoint: {why}")]
     NotCommitted {
         /// The folder.
         folder: String,
@@ -335,7 +335,7 @@ pub enum Error {
 #[non_exhaustive]
 pub enum Obstacle {
     /// Something is there, and nobody said that it may go.
-    #[error("exists already")]
+    #[error("already exists")]
     Exists,
     /// What is there is more than a checkpoint.
     #[error("holds more than a checkpoint: {}", some(.others))]
@@ -350,10 +350,10 @@ pub enum Obstacle {
     #[error("is a file")]
     File,
     /// A link to nothing.
-    #[error("is a link to nothing")]
+    #[error("is a dangling link")]
     Link,
     /// No name that a folder can have.
-    #[error("is no name of a folder")]
+    #[error("does not name a folder")]
     Name,
     /// The result would take the place of what it is made of.
     #[error("and '{input}' share files")]
@@ -362,7 +362,7 @@ pub enum Obstacle {
         input: String,
     },
     /// Somebody wrote there meanwhile; what they wrote is kept.
-    #[error("changed while its successor was written")]
+    #[error("was changed while its replacement was being written")]
     Changed,
 }
 
@@ -440,10 +440,11 @@ fn unmatched(missing: &[String], unexpected: &[String]) -> String {
     };
     let mut words = Vec::new();
     if !missing.is_empty() {
-        words.push(format!("the checkpoint lacks {}", list(missing)));
+        words.push(format!("the checkpoint is missing {}", list(missing)));
     }
     if !unexpected.is_empty() {
-        words.push(format!("nobody asked for {}", list(unexpected)));
+        let whose = if missing.is_empty() { "the checkpoint has" } else { "has" };
+        words.push(format!("{whose} unexpected {}", list(unexpected)));
     }
-    format!("{}; name what may differ in the options", words.join(", and "))
+    format!("{}; name what may differ in the options", words.join(" and "))
 }

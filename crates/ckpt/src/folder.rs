@@ -127,7 +127,7 @@ pub(crate) fn begin(store: &dyn Store, folder: &str) -> Result<()> {
     let entries = store.list(folder)?;
     let ours = entries.iter().any(|entry| entry.short() == SAVING);
     if !entries.is_empty() && !ours {
-        let why = "it holds files that no save of ours left there; choose an empty folder".to_string();
+        let why = "it has files that an unfinished save did not leave; choose an empty folder".to_string();
         return Err(Error::NotCommitted { folder: folder.to_string(), why });
     }
     discard(store, folder)?;

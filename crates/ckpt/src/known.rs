@@ -70,7 +70,7 @@ impl Known {
                 }
             }
             if tensor.held.is_empty() {
-                return Err(Error::NoTensor { tensor: format!("{}, which nobody holds", tensor.key()) });
+                return Err(Error::NoTensor { tensor: format!("{}, which no rank holds", tensor.key()) });
             }
         }
         Ok(Known { tensors: tensors.into(), digest: hasher.finish() })

@@ -270,7 +270,10 @@ impl Manifest {
             plain_name(&record.name, &mut names)?;
             let sum = parse_sums(&record.sum).and_then(|sums| <[u32; 1]>::try_from(sums).ok());
             let Some([sum]) = sum else {
-                return Err(Refusal::Text(format!("'{}' is no checksum of '{}'", record.sum, record.name)));
+                return Err(Refusal::Text(format!(
+                    "'{}' is not a checksum of '{}'",
+                    record.sum, record.name
+                )));
             };
             others.push(SmallFile { name: record.name, size: record.size, sum, role: record.role });
         }

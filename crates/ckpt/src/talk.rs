@@ -5,7 +5,7 @@ use planaria_comm::{Comm, CommExt, Value, value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// All ranks go on, or all fail with the error of the first that failed: its rank, its kind and what it said. A rank alone
+/// All ranks continue, or all fail with the error of the first that failed: its rank, its kind and what it said. A rank alone
 /// keeps its own error.
 pub(crate) fn agree<T>(world: &dyn Comm, mine: Result<T>) -> Result<T> {
     if world.size() == 1 {
@@ -49,7 +49,7 @@ pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(world: &dyn Comm, mine
     if world.size() == 1 {
         return Ok(vec![mine]);
     }
-    // Nothing is no JSON: all ranks refuse it together.
+    // Nothing is not JSON: all ranks refuse it together.
     let text = serde_json::to_vec(&mine).unwrap_or_default();
     let all = value::all_gather(world, &Value::Bytes(text))?;
     all.iter().map(parse).collect()

@@ -153,7 +153,7 @@ fn what_nothing_can_be_made_of_is_refused() {
     let source = opened(&store, "ours");
     let none = ConvertOptions { max_shard_size: 0, ..ConvertOptions::default() };
     let whole = ConvertOptions { dtype: Some(DType::I64), ..ConvertOptions::default() };
-    for (options, said) in [(none, "0 bytes"), (whole, "i64 is no floating point type")] {
+    for (options, said) in [(none, "0 bytes"), (whole, "i64 is not a floating point type")] {
         let refused = plan(&source, To::TorchDcp, &options).unwrap_err().to_string();
         assert!(refused.contains(said), "{refused}");
     }

@@ -170,7 +170,7 @@ fn bare_key_error() {
         state.items.push(Item::whole(TensorKind::Parameter, name, &Array::zeros(&[1], DType::F32).unwrap()));
     }
     let refused = get(&store, FOLDER, &mut state).unwrap_err().to_string();
-    assert_eq!(refused, "the checkpoint lacks 'x', 'y'; name what may differ in the options");
+    assert_eq!(refused, "the checkpoint is missing 'x', 'y'; name what may differ in the options");
 }
 
 /// The highest-numbered folder is resumed from, complete or not.

@@ -35,6 +35,11 @@ impl Failure {
         Failure { exit: Exit::Negative, message: message.into(), hint: None }
     }
 
+    /// What another rank reports: nothing is printed here.
+    pub(crate) fn reported(exit: Exit) -> Failure {
+        Failure { exit, message: String::new(), hint: None }
+    }
+
     /// Ended by a signal.
     pub(crate) fn signal(number: u8) -> Failure {
         let name = if number == 15 { "terminated" } else { "interrupted" };
@@ -57,12 +62,15 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Prints an error to standard error; the exit code. A reader that went away (`| head`) is no error.
+/// Prints an error to standard error; the exit code. A reader that went away (`| head`) is not an error.
 pub(crate) fn report(terminal: &Terminal, error: &Error) -> Exit {
     if is_broken_pipe(error) {
         return Exit::Success;
     }
     let (exit, hint) = classify(error);
+    if error.downcast_ref::<Failure>().is_some_and(|failure| failure.message.is_empty()) {
+        return exit;
+    }
     let mut causes: Vec<String> = Vec::new();
     for cause in error.chain() {
         let text = cause.to_string();
@@ -135,6 +143,15 @@ fn classify(error: &Error) -> (Exit, Option<String>) {
         if cause.is::<planaria::comm::Error>() {
             return (Exit::PeerLost, None);
         }
+        // A file that was named and is not there, or is something else.
+        if let Some(error) = cause.downcast_ref::<io::Error>()
+            && matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory
+            )
+        {
+            return (Exit::Usage, None);
+        }
     }
     (Exit::Negative, None)
 }
@@ -166,6 +183,7 @@ fn of_run(error: &planaria::train::Error) -> (Exit, Option<String>) {
         Error::Data(error) => of_data(error),
         Error::Telemetry(error) => (Exit::Negative, error.hint()),
         Error::Comm(_) => (Exit::PeerLost, None),
+        Error::Told { .. } => (Exit::PeerLost, None),
         Error::Suspect { .. } => (Exit::Suspect, error.hint()),
         Error::Io { .. } => (Exit::Usage, None),
         error if error.is_usage() => (Exit::Usage, error.hint()),
@@ -191,9 +209,7 @@ fn of_checkpoint(error: &planaria::ckpt::Error) -> (Exit, Option<String>) {
         }
         Error::Comm(_) => (Exit::PeerLost, None),
         Error::Rank { kind, .. } => match kind {
-            Trouble::Damage => {
-                damaged("the checkpoint was changed or not written to its end; use the one before it")
-            }
+            Trouble::Damage => damaged("the checkpoint was changed or is incomplete; use the one before it"),
             Trouble::Ranks => (Exit::PeerLost, None),
             Trouble::Storage => (Exit::Negative, None),
             _ => (Exit::Usage, None),
@@ -212,7 +228,7 @@ fn of_checkpoint(error: &planaria::ckpt::Error) -> (Exit, Option<String>) {
         | Error::Duplicate { .. }
         | Error::Member { .. }
         | Error::Damaged { .. } => {
-            damaged("the file was changed or not written to its end; copy it again from where it came from")
+            damaged("the file was changed or is incomplete; copy it again from its source")
         }
         // What is left is about what was asked for, and says itself what would be right.
         _ => (Exit::Usage, None),
@@ -236,17 +252,10 @@ fn of_obstacle(why: &planaria::ckpt::Obstacle) -> Option<String> {
 }
 
 fn of_data(error: &planaria::train::data::Error) -> (Exit, Option<String>) {
-    use planaria::train::data::Error;
-    let exit = match error {
-        Error::Utf8 { .. }
-        | Error::Line { .. }
-        | Error::Row { .. }
-        | Error::Parquet { .. }
-        | Error::Compressed { .. }
-        | Error::TokenFile { .. }
-        | Error::OutOfVocabulary { .. } => Exit::Damaged,
-        Error::Stopped { .. } | Error::Array(_) => Exit::Negative,
-        _ => Exit::Usage,
+    let exit = match (error.is_damage(), error.is_usage()) {
+        (true, _) => Exit::Damaged,
+        (_, true) => Exit::Usage,
+        _ => Exit::Negative,
     };
     (exit, error.hint())
 }
@@ -265,10 +274,7 @@ fn of_store(error: &planaria::store::Error) -> (Exit, Option<String>) {
         }
         Error::Header { .. } | Error::OutOfFile { .. } | Error::Checksum { .. } => (
             Exit::Damaged,
-            Some(
-                "the file was changed or not written to its end; copy it again from where it came from"
-                    .to_string(),
-            ),
+            Some("the file was changed or is incomplete; copy it again from its source".to_string()),
         ),
         _ => (Exit::Negative, None),
     }

@@ -14,6 +14,7 @@ mod quantity;
 mod reference;
 mod signals;
 mod table;
+mod target;
 mod terminal;
 
 use clap::Parser;

@@ -165,7 +165,7 @@ fn mark() -> &'static str {
     static MARK: OnceLock<String> = OnceLock::new();
     MARK.get_or_init(|| {
         let drawn = RandomState::new().hash_one(0);
-        // Code points that are no characters and mean nothing to anybody.
+        // Code points that are not characters and mean nothing to anybody.
         let digit = |place: u32| char::from_u32(0xfdd0 + (drawn >> (5 * place)) as u32 % 32);
         (0..8).filter_map(digit).collect()
     })

@@ -47,7 +47,7 @@ fn a_new_configuration_trains_as_it_is_and_every_setting_in_it_exists() {
     assert!(shown.contains("train.precision") && shown.contains("\"bf16\""), "{shown}");
 
     let (code, _, err) = run(here, &["new", "first.toml"]);
-    assert!(code == 2 && err.contains("exists already"), "{err}");
+    assert!(code == 2 && err.contains("already exists"), "{err}");
     let tuned = ["new", "tuned.toml", "--data", "a \"b\".md", "--data", "c.md", "--init", "runs/first"];
     succeed(here, &tuned);
     for (name, text) in [("a \"b\".md", "every piece "), ("c.md", "grows back ")] {

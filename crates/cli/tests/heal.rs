@@ -121,7 +121,7 @@ fn a_run_goes_on_without_a_rank_that_died_and_takes_it_in_again() {
     let args = [&LAUNCH[..], &["--min-ranks", "1", "--grow-after", "0"], &TRAIN].concat();
     let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "kill rank=2 step=4")]);
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains("lost ranks are back; going on with 3 ranks (dp=3)"), "{err}");
+    assert!(err.contains("lost ranks are back; continuing with 3 ranks (dp=3)"), "{err}");
     assert_eq!(starts(&here.join("runs/tiny")), [3, 2, 3]);
     assert_same(here);
 }
@@ -135,11 +135,33 @@ fn a_hang_is_reported_by_name_and_healed() {
     let args = [&LAUNCH[..], &["--hang-after", "6"], &TRAIN].concat();
     let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "hang rank=2 step=5")]);
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains("hang: no rank has moved for 6."), "{err}");
+    assert!(err.contains("hang: no rank has made progress for 6."), "{err}");
     assert!(err.contains("ranks 0, 1 came, rank 2 did not"), "{err}");
     assert!(err.contains("rank 2 (process") && err.contains("is in step 4, in no call"), "{err}");
     assert!(err.contains("    thread "), "{err}");
     assert_same(here);
+}
+
+#[test]
+fn a_wrong_configuration_is_reported_once_and_never_restarted() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    let engines: &[&str] = if cfg!(feature = "mpi") { &["processes", "mpi"] } else { &["processes"] };
+    for engine in engines {
+        // Found while data is opened, by one rank; in the file, before any rank starts; and by all ranks at once.
+        for (set, words) in [
+            ("data.source.path=none.txt", "no file matches"),
+            ("optim.rate=1", "unknown key `optim.rate`"),
+            ("model.vocab_size=10", "`model.vocab_size` is 10"),
+        ] {
+            let launch = ["launch", "-n", "3", "--engine", engine, "--max-restarts", "6"];
+            let (code, err) = run(here, &[&launch[..], &TRAIN, &["--set", set]].concat(), &[]);
+            assert_eq!(code, 2, "{engine} {set}: {err}");
+            assert_eq!(err.matches(words).count(), 1, "{engine} {set}: {err}");
+            assert!(!["restart", "rank 0", "stopped:"].iter().any(|word| err.contains(word)), "{err}");
+        }
+    }
 }
 
 #[test]
@@ -239,7 +261,10 @@ fn a_rank_whose_weights_have_changed_by_themselves_is_named_and_left() {
     let args = [&LAUNCH[..], &["--min-ranks", "1"], &rest].concat();
     let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "flip rank=2 step=5")]);
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains("after step 5 the weights of rank 2 are not those of its other replicas"), "{err}");
+    assert!(
+        err.contains("after step 5 the weights of rank 2 differ from those of its other replicas"),
+        "{err}"
+    );
     assert!(err.contains("rank 2 failed first: exit code 5"), "{err}");
     assert!(err.contains("restart 1 of 6 on 2 ranks (dp=2)"), "{err}");
     assert_same(here);

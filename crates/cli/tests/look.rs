@@ -106,6 +106,19 @@ fn mistakes_have_a_hint_and_exit_code_2() {
 }
 
 #[test]
+fn a_path_that_does_not_exist_is_a_mistake_to_every_verb() {
+    let all = "inspect none|verify none|convert none out --to hf|reshard none out --mesh dp=2 --layout *=dp:S0|diff none none|\
+               merge none out|program show none|lora merge none none out|generate none x|chat none|eval none none|\
+               embed none none|plot none|export none|average none out|tokenize none -o out.tokens|train none|plan none|\
+               explain none|drill none|data show none|config show none|launch -- planaria train none";
+    for line in all.split('|') {
+        let ran = planaria(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert!(ran.err.starts_with("error: ") && ran.err.contains("none"), "{line}: {}", ran.err);
+    }
+}
+
+#[test]
 fn a_run_stands_for_its_newest_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
@@ -122,6 +135,25 @@ fn a_run_stands_for_its_newest_checkpoint() {
     let ran = planaria(&["convert", text(&run), text(&target), "--to", "hf"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.contains("its newest checkpoint, ckpt/step-00000020"), "{}", ran.err);
+}
+
+#[test]
+fn a_run_agrees_with_its_torch_checkpoint_whose_optimizer_counts_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    super::heal::prepare(here);
+    let args = ["train", "tiny.toml", "-q", "--set", "mesh=", "--set", "train.steps=4"];
+    let (code, err) = super::heal::run(here, &args, &[]);
+    assert_eq!(code, 0, "{err}");
+    let (run, older) = (here.join("runs/tiny"), here.join("runs/tiny/ckpt/step-00000002"));
+    let dcp = here.join("dcp");
+    succeed(&["convert", text(&run), text(&dcp), "--to", "dcp"]);
+    let tensors = succeed(&["inspect", text(&dcp), "--all"]);
+    assert!(tensors.contains("step"), "{tensors}");
+    let agree = succeed(&["diff", text(&run), text(&dcp)]);
+    assert!(agree.ends_with(" tensors agree\n"), "{agree}");
+    succeed(&["diff", text(&dcp), text(&run)]);
+    assert_eq!(planaria(&["diff", text(&older), text(&dcp)]).code, Some(1));
 }
 
 #[test]
@@ -320,7 +352,7 @@ fn verify_tells_what_it_left_out_and_a_wrong_total() {
     std::fs::write(&index, right.replace("\"total_size\": 32", "\"total_size\": 64")).unwrap();
     let ran = planaria(&["verify", text(folder.path()), "--json"]);
     assert_eq!(ran.code, Some(0), "the tensors are sound: {}", ran.err);
-    assert!(ran.err.contains("tells a total_size of 64, its tensors have 32 bytes"), "{}", ran.err);
+    assert!(ran.err.contains("gives a total_size of 64, but its tensors have 32 bytes"), "{}", ran.err);
     let object: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(
         (&object["sound"], object["warnings"].as_array().unwrap().len()),

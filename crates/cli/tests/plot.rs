@@ -16,7 +16,7 @@ fn out(output: &Output) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A run that was killed after step 40 and went on from its checkpoint of step 30.
+/// A run that was killed after step 40 and resumed from its checkpoint of step 30.
 fn run(folder: &Path, name: &str) {
     let path = folder.join(name).join("metrics.jsonl");
     let mut writer = MetricsWriter::open(&path, &Session::default()).unwrap();
@@ -61,8 +61,8 @@ fn mistakes_name_the_next_action() {
     fs::write(here.join("there.svg"), "").unwrap();
     for (args, parts) in [
         (&["plot", "one", "-m", "los"][..], ["did you mean 'loss'?", "hint: it has loss, lr"]),
-        (&["plot", "none"], ["'none' holds no run", "hint: name the folder of a run"]),
-        (&["plot", "one", "-o", "there.svg"], ["'there.svg' exists already", "--yes"]),
+        (&["plot", "none"], ["'none' is not the folder of a run", "hint: name the folder of a run"]),
+        (&["plot", "one", "-o", "there.svg"], ["'there.svg' already exists", "--yes"]),
         (&["plot", "one", "-o", "loss.png"], ["does not end in .svg", "loss.svg"]),
     ] {
         let (code, _, said) = out(&planaria(here, args));

@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Chooses held-out samples. It is no setting: another seed must not move them into training.
+/// Chooses held-out samples. It is not a setting: another seed must not move them into training.
 const HELD_OUT: Key = Key::new(0x68656c64, 0x6f7574);
 
 /// What becomes of a run whose data changes.
@@ -31,7 +31,7 @@ pub enum Continuation {
     /// It is refused: its position would mean other samples.
     #[default]
     Same,
-    /// The new data begins at its first sample; weights, optimizer, steps and schedule go on.
+    /// The new data begins at its first sample; weights, optimizer, steps and schedule continue.
     New,
 }
 
@@ -64,7 +64,7 @@ pub struct Config {
     pub cache: Option<PathBuf>,
     /// Micro-batches read ahead.
     pub prefetch: usize,
-    /// What a run that goes on from a checkpoint does where its data is not that of the checkpoint.
+    /// What a run that continues from a checkpoint does where its data is not that of the checkpoint.
     #[serde(rename = "continue")]
     pub continuation: Continuation,
     /// How conversations become samples, where the run learns from those.

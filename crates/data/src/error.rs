@@ -111,7 +111,7 @@ pub enum Error {
         samples: u64,
     },
     /// A token id that the vocabulary does not have.
-    #[error("token {index} of '{origin}' is {token}, past the vocabulary of {vocab}")]
+    #[error("token {index} of '{origin}' is {token}, outside the vocabulary of {vocab}")]
     OutOfVocabulary {
         /// Where the tokens come from.
         origin: String,
@@ -263,6 +263,33 @@ impl Error {
     /// A tokenizer that cannot be used.
     pub(super) fn tokenizer(name: impl Into<String>, problem: impl Into<String>) -> Error {
         Error::Tokenizer { name: name.into(), problem: problem.into() }
+    }
+
+    /// True for what was asked for and cannot be, rather than for damaged files and failures while reading.
+    pub fn is_usage(&self) -> bool {
+        let failed = matches!(
+            self,
+            Error::StreamSample { .. }
+                | Error::StreamFailed { .. }
+                | Error::StreamEnded { .. }
+                | Error::Stopped { .. }
+                | Error::Array(_)
+        );
+        !failed && !self.is_damage()
+    }
+
+    /// True for files whose content is not what it should be.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Error::Utf8 { .. }
+                | Error::Line { .. }
+                | Error::Row { .. }
+                | Error::Parquet { .. }
+                | Error::Compressed { .. }
+                | Error::TokenFile { .. }
+                | Error::OutOfVocabulary { .. }
+        )
     }
 
     /// One next action, where there is a clear one.

@@ -14,7 +14,7 @@ pub enum Packing {
     /// Documents follow each other and are cut wherever a sample ends.
     #[default]
     Stream,
-    /// The same, but the first token of a document is no label: nothing is learnt across the border.
+    /// The same, but the first token of a document is not a label: nothing is learnt across the border.
     Masked,
     /// A document is only cut if it is longer than a sample; the rest of a sample is filled with padding.
     Documents,
@@ -27,7 +27,7 @@ pub enum Borders {
     /// Everything before them.
     #[default]
     Joined,
-    /// Nothing: attention stays inside a document, positions begin again with it, and its first token is no label.
+    /// Nothing: attention stays inside a document, positions begin again with it, and its first token is not a label.
     Separate,
 }
 

@@ -1,7 +1,7 @@
 //! The order of training: which sample stands at which position, on any number of ranks.
 //!
 //! A position counts samples since the start of the run. What stands there depends on the seed and the dataset, not on ranks, batch
-//! sizes or where a run was interrupted: a run that goes on from position p on another mesh sees what it would have seen anyway.
+//! sizes or where a run was interrupted: a run that resumes from position p on another mesh sees what it would have seen anyway.
 
 use super::dataset::Dataset;
 use super::error::{Error, Result};
@@ -137,7 +137,7 @@ impl Sampler {
         &self.state
     }
 
-    /// Refuses to go on if positions of a saved run meant other samples.
+    /// Refuses to continue if positions of a saved run meant other samples.
     pub fn check(&self, saved: &SamplerState) -> Result<()> {
         let now = &self.state;
         let rows = [

@@ -25,7 +25,7 @@ pub trait Stream: Send + Sync + Debug {
     /// The next sample; nothing after the last.
     fn next(&self) -> Result<Option<Ids>>;
 
-    /// What `restore` needs to go on after the samples given so far; nothing where it cannot.
+    /// What `restore` needs to continue after the samples given so far; nothing where it cannot.
     fn state(&self) -> Result<Option<Value>>;
 
     /// Goes on where `state` was asked.
@@ -171,7 +171,7 @@ impl Dataset for Streamed {
             }
             None => Err(Error::StreamSample {
                 index,
-                problem: "it was let go before all ranks had read it".into(),
+                problem: "it was dropped before all ranks had read it".into(),
             }),
         }
     }

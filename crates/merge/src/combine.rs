@@ -62,12 +62,15 @@ impl FromStr for Combination {
         let found = NAMES.iter().find(|(name, _)| *name == text);
         found.map(|(_, combination)| *combination).ok_or_else(|| {
             let known: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
-            Error::request(format!("'{text}' is no way to combine adapters; known are {}", known.join(", ")))
+            Error::request(format!(
+                "'{text}' is not a way to combine adapters; use one of {}",
+                known.join(", ")
+            ))
         })
     }
 }
 
-/// How the sign of most is found.
+/// How the majority sign is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Majority {
     /// By the sum of the values.
@@ -82,15 +85,15 @@ pub enum Majority {
 pub struct CombineOptions {
     /// How.
     pub combination: Combination,
-    /// Part of the elements that pruning leaves.
+    /// Share of the elements that pruning keeps.
     pub density: f64,
-    /// How the sign of most is found.
+    /// How the majority sign is found.
     pub majority: Majority,
     /// Rank of factors that are taken from products; the largest of the sources when absent.
     pub rank: Option<usize>,
     /// Factors that are taken from products stay within this quantile of their values.
     pub clamp: Option<f64>,
-    /// Of what is pruned at random.
+    /// Seed of random pruning.
     pub seed: u64,
 }
 

@@ -146,7 +146,7 @@ impl Chosen {
     fn new(asked: &ExtractOptions) -> Result<Chosen> {
         let compiled = |list: &[String]| -> Result<Vec<Regex>> {
             let bad = |text: &String, error: regex::Error| {
-                Error::request(format!("'{text}' is no regular expression: {error}"))
+                Error::request(format!("'{text}' is not a regular expression: {error}"))
             };
             list.iter().map(|text| Regex::new(text).map_err(|error| bad(text, error))).collect()
         };

@@ -80,7 +80,7 @@ impl Values for Merged {
     }
 }
 
-/// A tensor that is no number to compute with: all inputs must hold the same.
+/// A tensor that is not a number to compute with: all inputs must hold the same.
 #[derive(Debug)]
 pub(crate) struct Same {
     pub(crate) name: String,
@@ -106,7 +106,7 @@ impl Values for Same {
         for values in &self.values[1..] {
             values.copy(first, &mut other)?;
             if other != out {
-                let what = format!("{} is no floating point type, and the inputs differ", self.dtype());
+                let what = format!("{} is not a floating point type, and the inputs differ", self.dtype());
                 return Err(Error::tensor(&self.name, what));
             }
         }

@@ -60,7 +60,7 @@ impl Config {
             Value::Null => Ok(default),
             value => value
                 .as_f64()
-                .ok_or_else(|| Error::request(format!("`{field}` is {value}, which is no number"))),
+                .ok_or_else(|| Error::request(format!("`{field}` is {value}, which is not a number"))),
         }
     }
 
@@ -97,7 +97,7 @@ impl Config {
                 "`weight_list` has {} numbers for {models} models",
                 weights.len()
             ))),
-            None => Err(Error::request("`weight_list` holds something that is no number")),
+            None => Err(Error::request("`weight_list` holds something that is not a number")),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::models::{Cache, Decode, Network, Run};
 use planaria_array::ops::{Rows, look_up, take_best};
 use planaria_array::{Array, DType, Device, Replay};
 use planaria_tensor::{Tensor, no_grad};
+use std::fmt;
 
 /// What a row is given and how far it may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +93,13 @@ pub struct Room {
     pub tokens: usize,
 }
 
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Room { rows, prompt, tokens } = self;
+        write!(f, "{rows} rows with prompts of {prompt} and {tokens} new tokens")
+    }
+}
+
 impl Room {
     /// What these prompts need.
     pub fn of(prompts: &[Prompt<'_>]) -> Room {
@@ -126,7 +134,8 @@ impl<'a> Batch<'a> {
         }
         let asked = Room::of(prompts);
         let Some(first) = prompts.first().filter(|_| self.room.holds(&asked)) else {
-            let message = format!("{asked:?} asked for, but there is {:?}; make a larger batch", self.room);
+            let message =
+                format!("there is room for {}, but {asked} are needed; make a larger batch", self.room);
             return Err(refuse(message));
         };
         let none = Prompt { tokens: &first.tokens[..1], limit: 0 };

@@ -54,7 +54,7 @@ pub enum Error {
         what: String,
     },
     /// A parameter that a module needs and the table does not list.
-    #[error("there is no parameter `{name}`; known are {known}")]
+    #[error("there is no parameter `{name}`; there are {known}")]
     NoParameter {
         /// The name.
         name: String,

@@ -45,10 +45,11 @@ impl Options {
                     "temperature must be above 0, got {temperature}; choose greedily instead"
                 ));
             }
-            if top_k == Some(0) || top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
-                return refuse(format!(
-                    "top_k must be at least 1 and top_p in (0, 1], got {top_k:?} and {top_p:?}"
-                ));
+            if top_k == Some(0) {
+                return refuse("top_k must be at least 1, got 0".into());
+            }
+            if let Some(p) = top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+                return refuse(format!("top_p must be above 0 and at most 1, got {p}"));
             }
         }
         Ok(())

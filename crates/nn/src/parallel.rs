@@ -104,7 +104,7 @@ impl Lanes {
         Ok(x.clone())
     }
 
-    /// What all of `tp` computed alike and each goes on with in its own way: gradients from all are added up here,
+    /// What all of `tp` computed alike and each continues with in its own way: gradients from all are added up here,
     /// once.
     pub fn alike(&self, x: &Tensor) -> Result<()> {
         let Some(parallel) = &self.0 else { return Ok(()) };
@@ -120,7 +120,7 @@ impl Lanes {
     }
 
     /// What this rank of `ep` has of hidden states or weights of choices, as a value of its own. Ranks of `tp` have
-    /// the same and go on with it in different ways, so their gradients add up.
+    /// the same and continue with it in different ways, so their gradients add up.
     pub fn apart(&self, x: &Tensor) -> Result<Tensor> {
         let Some(parallel) = &self.0 else { return Ok(x.clone()) };
         x.to_piece(&parallel.placements(Placement::shard(0), Placement::Partial(Reduce::Sum)))

@@ -94,7 +94,7 @@ fn messages_name_the_key_and_the_value() {
         (with("vocab_size", json!("many")), "`vocab_size` is \"many\""),
         (
             with("num_key_value_heads", json!(3)),
-            "num_attention_heads 4 is no multiple of num_key_value_heads 3",
+            "num_attention_heads 4 is not a multiple of num_key_value_heads 3",
         ),
         (with("num_key_value_heads", json!(0)), "num_key_value_heads 0"),
         (with("hidden_act", json!("relu2")), "`hidden_act` is \"relu2\""),
@@ -148,7 +148,7 @@ fn an_unknown_type_is_refused_with_the_list_and_the_nearest() {
         planaria_nn::models::Models::default().open_json(&text).unwrap_err().to_string()
     };
     let near = refused("qwen3_next");
-    assert!(near.contains("known are llama, ") && near.contains("set it to `qwen3"), "{near}");
+    assert!(near.contains("supported are llama, ") && near.contains("set it to `qwen3"), "{near}");
     let far = refused("bert");
     assert!(far.contains("gemma3_text") && !far.contains("set it to"), "{far}");
 }

@@ -139,5 +139,5 @@ fn documents_do_not_go_on_from_a_cache() {
     let cache = model.cache(64);
     let run = Run { cache: Some(&cache), ..packed.run() };
     let message = model.forward(&packed.tokens, &run).unwrap_err().to_string();
-    assert!(message.contains("cannot go on from a cache"), "{message}");
+    assert!(message.contains("cannot continue from a cache"), "{message}");
 }

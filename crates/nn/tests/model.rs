@@ -222,7 +222,7 @@ fn wrong_elements_and_meshes_are_refused() {
     };
     let message = build("tp=3").unwrap_err().to_string();
     assert!(
-        message.contains("4 heads cannot be shared out on tp=3; sizes that fit are [1, 2, 4]"),
+        message.contains("4 heads cannot be divided over tp=3; sizes that fit are [1, 2, 4]"),
         "{message}"
     );
     assert!(build("dp=2").unwrap_err().to_string().contains("not `dp`"));

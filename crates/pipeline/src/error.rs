@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Whatever the work of a stage fails with.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A schedule that cannot work, or a run that could not go on.
+/// A schedule that cannot work, or a run that could not continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,13 +24,13 @@ pub enum Error {
         expected: String,
     },
     /// A rank without a stage.
-    #[error("rank {rank} holds no stage; number the ranks from 0 without gaps")]
+    #[error("rank {rank} has no stage; number the ranks from 0 without gaps")]
     IdleRank {
         /// The rank.
         rank: usize,
     },
     /// An unknown kind of schedule.
-    #[error("unknown schedule `{found}`; known are {known}{}", nearest.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    #[error("unknown schedule `{found}`; use one of {known}{}", nearest.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
     UnknownKind {
         /// The name.
         found: String,

@@ -122,7 +122,7 @@ enum Holder {
     User,
 }
 
-/// The bytes of one rank as its list goes on.
+/// The bytes of one rank as its list continues.
 struct Level<'a> {
     stages: &'a Stages,
     costs: &'a Costs,

@@ -53,7 +53,7 @@ fn blocks(a: &Block, b: &Block, found: &mut Vec<Difference>) {
                 (left, right) = (left + 1, right + 1);
             }
             (Some(x), Some(y)) => {
-                // The nearer place where both go on alike decides which side has more.
+                // The nearer place where both continue alike decides which side has more.
                 let ahead = |list: &[Op], from: usize, to: &Op| {
                     list[from..].iter().take(64).position(|op| alike(op, to))
                 };

@@ -17,7 +17,7 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The text is no JSON, or no JSON of a program.
+    /// The text is not JSON, or not that of a program.
     #[error("{what}, at byte {offset} of the program file; save the program again")]
     Syntax {
         /// Bytes before the place.
@@ -34,7 +34,7 @@ pub enum Error {
         what: String,
     },
     /// The file is of a version that is not known.
-    #[error("the program file is of version {found}, known are {oldest} to {newest}; {}", if found > newest {
+    #[error("the program file has version {found}, and versions {oldest} to {newest} are supported; {}", if found > newest {
         "write it again with an older Paddle, or read it with a newer planaria"
     } else {
         "write it again with Paddle 3.0 or newer"

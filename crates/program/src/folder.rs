@@ -72,7 +72,7 @@ pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &P
         match state.get(&held.name).ok_or_else(missing)? {
             // Files have no complex numbers; the program says which pairs are some.
             Datum::Array(array) | Datum::Complex(array) => arrays.push((held.name.clone(), array.clone())),
-            _ => return Err(Error::State { what: format!("parameter {} is no tensor", held.name) }),
+            _ => return Err(Error::State { what: format!("parameter {} is not a tensor", held.name) }),
         }
     }
     write_tensors(store, &at(PARAMETERS), arrays.iter().map(|(name, array)| (&**name, array)))?;
@@ -98,7 +98,7 @@ pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, ProgramS
     let damaged = |what: String| Error::State { what: format!("'{folder}' is damaged: {what}") };
     let mark = store.read(&at(COMMIT), LARGEST_MARK).map_err(|error| match error {
         planaria_store::Error::NotFound { .. } => {
-            Error::State { what: format!("'{folder}' holds no whole program: it has no {COMMIT} mark") }
+            Error::State { what: format!("'{folder}' is not a complete program: it has no {COMMIT} mark") }
         }
         other => other.into(),
     })?;
@@ -113,7 +113,7 @@ pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, ProgramS
     if manifest.schema != SCHEMA || manifest.form > FORM {
         let Manifest { schema, form, .. } = manifest;
         let what = format!(
-            "'{folder}' is of form {schema}/{form}, known is {SCHEMA}/{FORM}; read it with a newer planaria"
+            "'{folder}' has the format {schema}/{form}, and {SCHEMA}/{FORM} is supported; read it with a newer planaria"
         );
         return Err(Error::State { what });
     }

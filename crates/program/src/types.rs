@@ -183,7 +183,7 @@ pub(crate) fn malformed(node: &Node) -> Option<String> {
         ("t_vec", Some(parts)) => {
             return parts.iter().find_map(|part| match part.node() {
                 Some(node) => malformed(node),
-                None => Some("a t_vec holds something that is no type".to_string()),
+                None => Some("a t_vec holds something that is not a type".to_string()),
             });
         }
         ("t_dtensor" | "t_selected_rows" | "t_dense_tensor_array" | "t_vec", None) => false,

@@ -230,7 +230,7 @@ impl PyArray {
         let known: Vec<String> = namespace.getattr("_VERSIONS")?.extract()?;
         match api_version {
             Some(version) if !known.iter().any(|k| k == version) => Err(PyValueError::new_err(format!(
-                "the array API {version} is not here; {} is",
+                "array API {version} is not supported; {} is",
                 known.join(", ")
             ))),
             _ => Ok(namespace.into_any()),

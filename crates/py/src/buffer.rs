@@ -45,7 +45,7 @@ impl PyArray {
         let array = &slf.get().0;
         let refused = |what: String| Err(PyBufferError::new_err(what));
         let Some(format) = format(array.dtype()) else {
-            return refused(format!("buffers cannot say {}; use numpy() or torch()", array.dtype()));
+            return refused(format!("buffers cannot express {}; use numpy() or torch()", array.dtype()));
         };
         let asks = |flag: c_int| flags & flag == flag;
         if asks(ffi::PyBUF_WRITABLE) && array.is_readonly() {

@@ -240,7 +240,7 @@ fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Taken> {
             return Ok(Taken::Legacy(managed));
         }
     }
-    Err(PyTypeError::new_err("__dlpack__ did not give a DLPack capsule that is still full"))
+    Err(PyTypeError::new_err("__dlpack__ did not return an unused DLPack capsule"))
 }
 
 fn dtype(py: Python<'_>, tensor: &Tensor) -> PyResult<DType> {

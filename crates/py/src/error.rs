@@ -80,5 +80,5 @@ impl Raise for Refusal {
 /// A dtype that arrays do not have.
 pub(crate) fn no_dtype(py: Python<'_>, found: &str) -> PyErr {
     let names = planaria::array::DType::ALL.map(|d| d.name()).join(" ");
-    exception(py, "DTypeError", format!("dtype {found} is not one arrays have; use one of {names}"))
+    exception(py, "DTypeError", format!("arrays do not have the dtype {found}; use one of {names}"))
 }

@@ -24,7 +24,7 @@ pub(crate) fn write_file(
 }
 
 fn write(path: &Path, parts: &[Part], metadata: &BTreeMap<String, String>) -> Result<(), Error> {
-    let refused = || Error::Request { what: format!("'{}' is no name of a file", path.display()) };
+    let refused = || Error::Request { what: format!("'{}' does not name a file", path.display()) };
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(refused)?;
     let new = |part: &Part| NewTensor {
         name: part.name.clone(),

@@ -145,7 +145,7 @@ fn in_this_process<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     answer
 }
 
-/// A number of Python's as a time; what is no time is none at all.
+/// A number of Python's as a time; what is not a time is none at all.
 pub(crate) fn seconds(count: f64) -> Duration {
     Duration::from_secs_f64(if count.is_nan() { 0.0 } else { count.clamp(0.0, 1e9) })
 }

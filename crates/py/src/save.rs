@@ -1,4 +1,4 @@
-//! Saving: what Python holds, written by native threads while the interpreter goes on.
+//! Saving: what Python holds, written by native threads while the interpreter continues.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -190,7 +190,7 @@ pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'
         }));
         let outcome = match ran {
             Ok(done) => done.map_err(|error| Failed::Error(Box::new(error))),
-            Err(_) => Err(Failed::Panic("a save broke off; please report this as a bug".into())),
+            Err(_) => Err(Failed::Panic("a save was interrupted; please report this as a bug".into())),
         };
         tell(&|progress| {
             progress.snapshot = true;

@@ -164,7 +164,7 @@ pub(crate) fn start_run(
     }
     let work = move || {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trainer.run(ranks)));
-        let outcome = ran.unwrap_or_else(|_| Err(Error::Bug { what: "a rank broke off".into() }));
+        let outcome = ran.unwrap_or_else(|_| Err(Error::Bug { what: "a rank was interrupted".into() }));
         let _ = send.send(Told::End(Box::new(outcome)));
     };
     let spawned = std::thread::Builder::new().name("planaria-run".into()).spawn(work);

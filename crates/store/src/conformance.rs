@@ -118,7 +118,7 @@ pub fn listings_show_what_is_there(store: &dyn Store, folder: &str) -> Result<()
     let files: Vec<String> = store.walk(folder)?.into_iter().map(|e| e.name).collect();
     assert_eq!(files, [at("a-file"), at("a/x/deep"), at("a/y"), at("b")]);
     assert_eq!(store.file_names(folder)?, ["a-file", "b"]);
-    assert!(matches!(store.reader(&at("a")), Err(Error::NotFound { .. })), "a folder is no file");
+    assert!(matches!(store.reader(&at("a")), Err(Error::NotFound { .. })), "a folder is not a file");
     store.delete_all(folder)?;
     assert_eq!(store.walk(folder)?, []);
     Ok(())

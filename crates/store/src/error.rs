@@ -17,7 +17,7 @@ pub enum Error {
         name: String,
     },
     /// The file exists and must not be replaced.
-    #[error("'{name}' exists already")]
+    #[error("'{name}' already exists")]
     AlreadyExists {
         /// The file.
         name: String,

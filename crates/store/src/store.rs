@@ -151,7 +151,7 @@ pub trait StoreExt: Store {
     }
 
     /// Removes everything below `folder`, and the folder; never what a link inside points to. What vanishes
-    /// meanwhile is no error.
+    /// meanwhile is not an error.
     fn delete_all(&self, folder: &str) -> Result<()> {
         let gone = |result: Result<()>| match result {
             Err(Error::NotFound { .. }) => Ok(()),

@@ -22,7 +22,7 @@ pub enum Error {
         error: io::Error,
     },
     /// A folder without metrics.
-    #[error("'{}' holds no run: there is no metrics.jsonl in it", path.display())]
+    #[error("'{}' is not the folder of a run: it has no metrics.jsonl", path.display())]
     NoRun {
         /// The folder or file.
         path: PathBuf,
@@ -37,7 +37,7 @@ pub enum Error {
         /// The metrics there are.
         known: Vec<String>,
     },
-    /// A line that is no record.
+    /// A line that is not a record.
     #[error("{}:{line}: {problem}", path.display())]
     Line {
         /// The file.

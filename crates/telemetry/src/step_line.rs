@@ -19,7 +19,7 @@ pub enum Saving {
         /// The step.
         step: u64,
     },
-    /// Of this step, failed; the run goes on.
+    /// Of this step, failed; the run continues.
     Failed {
         /// The step.
         step: u64,

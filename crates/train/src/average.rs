@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::weights::average_kind;
 use planaria_array::ops::Binary;
 use planaria_array::{Array, DType};
+pub use planaria_ckpt::Existing;
 use planaria_ckpt::{Checkpoint, Item, LoadOptions, SaveOptions, State, TensorKey, TensorKind, Unmatched};
-use planaria_ckpt::{step_folder, step_of};
+use planaria_ckpt::{OutputFolder, step_folder};
 use planaria_nn::optim::Ema;
 use planaria_store::{Store, join};
 use std::path::Path;
@@ -44,10 +45,24 @@ struct Known {
     power: f64,
 }
 
+/// Where an average is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// The folder.
+    pub folder: &'a Path,
+    /// What may be done with a checkpoint that is there.
+    pub existing: Existing,
+}
+
 /// Writes an average of a run's weights as a model's folder: that of `step`, or the newest.
-pub fn write(run: &Path, out: &Path, which: Which, step: Option<u64>) -> Result<Made> {
+pub fn write(run: &Path, out: &Output<'_>, which: Which, step: Option<u64>) -> Result<Made> {
     let store = planaria_store::open(&run.display().to_string())?;
     let steps = planaria_ckpt::committed(&*store, "ckpt")?;
+    if steps.is_empty() {
+        let (found, expected) =
+            (format!("'{}'", run.display()), "the folder of a run that has a checkpoint".into());
+        return Err(Error::Value { key: "run".into(), found, expected });
+    }
     let at = step.or(steps.last().copied()).filter(|step| steps.contains(step));
     let Some(at) = at else {
         let known: Vec<String> = steps.iter().map(|&step| step_folder(step)).collect();
@@ -67,6 +82,7 @@ pub fn write(run: &Path, out: &Path, which: Which, step: Option<u64>) -> Result<
         }
         Which::Sigma(sigma) => synthesis(&*store, &steps, at, sigma)?,
     };
+    let folder = OutputFolder::check([], &out.folder.display().to_string(), out.existing, [])?;
     let mut sum: Option<State> = None;
     for (step, number, weight) in &made.from {
         let part = load(&*store, &newest, *step, *number)?;
@@ -76,7 +92,7 @@ pub fn write(run: &Path, out: &Path, which: Which, step: Option<u64>) -> Result<
         });
     }
     let sum = sum.ok_or_else(|| Error::Bug { what: "an average of nothing".into() })?;
-    save(out, sum, &newest)?;
+    save(&folder, sum, &newest)?;
     Ok(made)
 }
 
@@ -116,8 +132,9 @@ fn synthesis(store: &dyn Store, steps: &[u64], at: u64, sigma: f64) -> Result<Ma
         return Err(Error::Value {
             key: "sigma".into(),
             found: sigma.to_string(),
-            expected: "a run with two `[[optim.averages]]` that have a `sigma`, and checkpoints that stayed"
-                .into(),
+            expected:
+                "a run with two `[[optim.averages]]` that have a `sigma`, and checkpoints that were kept"
+                    .into(),
         });
     }
     let target = Known { step: at, number: 0, time, power };
@@ -156,7 +173,7 @@ fn nearest(known: &[Known], target: Known) -> Result<Vec<f64>> {
         let pivot = (column..size).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()));
         rows.swap(column, pivot.unwrap_or(column));
         if rows[column][column].abs() < 1e-300 {
-            return Err(Error::Run { what: "the averages of the run are too much alike".into() });
+            return Err(Error::Run { what: "the averages of the run are too similar".into() });
         }
         let (above, below) = rows.split_at_mut(column + 1);
         let lead = &above[column];
@@ -226,15 +243,7 @@ fn added(sum: State, part: &State, weight: f64) -> Result<State> {
 }
 
 /// Writes the folder of a model with the element types that it was trained with.
-fn save(out: &Path, sum: State, newest: &Checkpoint) -> Result<()> {
-    let (folder, name) = (out.parent().unwrap_or(Path::new("")), out.file_name());
-    let name = name.and_then(|name| name.to_str()).filter(|name| step_of(name).is_none());
-    let Some(name) = name else {
-        let expected = "the name of a new folder".to_string();
-        return Err(Error::Value { key: "the output".into(), found: out.display().to_string(), expected });
-    };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let store = planaria_store::open(&folder.display().to_string())?;
+fn save(folder: &OutputFolder, sum: State, newest: &Checkpoint) -> Result<()> {
     let mut items = Vec::new();
     for item in &sum.items {
         let stored = newest.tensors.get(&TensorKey::parameter(&item.name));
@@ -244,8 +253,10 @@ fn save(out: &Path, sum: State, newest: &Checkpoint) -> Result<()> {
         }
     }
     let state = State { items, ..sum };
-    planaria_ckpt::save(&*planaria_comm::alone(), &*store, name, &state, &SaveOptions::default())?;
-    Ok(())
+    folder.fill(|store, at| {
+        planaria_ckpt::save(&*planaria_comm::alone(), store, at, &state, &SaveOptions::default())?;
+        Ok(())
+    })
 }
 
 #[cfg(test)]

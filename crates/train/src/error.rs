@@ -112,7 +112,7 @@ pub enum Error {
         newest: Option<String>,
     },
     /// A run whose gradients are not numbers any more.
-    #[error("the gradients of the last {skipped} steps up to step {step} are not finite{}", kept(newest))]
+    #[error("the gradients {} up to step {step} are not finite{}", of_steps(*skipped), kept(newest))]
     Diverged {
         /// The step.
         step: u64,
@@ -146,6 +146,16 @@ pub enum Error {
         rank: usize,
         /// Why.
         source: Box<Error>,
+    },
+    /// What every rank would have found, as another rank found it first.
+    #[error("{what}")]
+    Told {
+        /// That rank, which reports it.
+        rank: usize,
+        /// What it says.
+        what: String,
+        /// True for what the user's configuration causes.
+        usage: bool,
     },
     /// A folder whose weights cannot be taken.
     #[error("the weights of '{path}': {source}")]
@@ -226,6 +236,7 @@ impl Error {
                 Some(format!("start {} with `-n {needs}`, or change `mesh`", count(*needs)))
             }
             Error::Rank { source, .. } | Error::Weights { source, .. } => source.hint(),
+            Error::Data(error) => error.hint(),
             Error::Occupied { dir, .. } => Some(format!(
                 "choose another `name`, remove '{dir}', or leave the key out to resume from its newest checkpoint"
             )),
@@ -246,7 +257,7 @@ impl Error {
                 Some("free some space and start the run again; it resumes from its newest checkpoint".into())
             }
             Error::Suspect { .. } => {
-                Some("take the machine of that rank out; `planaria launch --min-ranks` goes on without it".into())
+                Some("take the machine of that rank out; `planaria launch --min-ranks` continues without it".into())
             }
             Error::Diverged { .. } => {
                 Some("lower `optim.lr`, go back with `checkpoint.from`, or raise `train.max_skipped`".into())
@@ -257,7 +268,12 @@ impl Error {
 
     /// With the rank it happened on, unless every rank would have said the same.
     pub(crate) fn of_rank(self, rank: usize) -> Error {
-        let of_all = self.is_usage()
+        if self.is_of_all() { self } else { Error::Rank { rank, source: Box::new(self) } }
+    }
+
+    /// True for what every rank would find: what was asked for, and what was read.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.is_usage()
             || matches!(
                 self,
                 Error::Data(_)
@@ -265,8 +281,7 @@ impl Error {
                     | Error::Resume { .. }
                     | Error::Io { .. }
                     | Error::Suspect { .. }
-            );
-        if of_all { self } else { Error::Rank { rank, source: Box::new(self) } }
+            )
     }
 
     /// True for what only says that another rank failed.
@@ -282,11 +297,12 @@ impl Error {
             Error::Checkpoint(planaria_ckpt::Error::Comm(e)) => echo(e),
             Error::Pipeline(crate::pipeline::Error::Comm(e)) => echo(e),
             Error::Weights { source, .. } => source.is_echo(),
+            Error::Told { .. } => true,
             _ => false,
         }
     }
 
-    /// True for a checkpoint that cannot be gone on from because its files are not what they were.
+    /// True for a checkpoint that cannot be resumed from because its files are not what they were.
     pub(crate) fn is_damage(&self) -> bool {
         matches!(self, Error::Resume { .. })
     }
@@ -312,17 +328,21 @@ impl Error {
                 | Error::Model(Model::Json { .. } | Model::Key { .. })
                 | Error::Model(Model::Unsupported { .. } | Model::Sizes { .. })
         ) || matches!(self, Error::Rank { source, .. } if source.is_usage())
+            || matches!(self, Error::Told { usage: true, .. })
+            || matches!(self, Error::Data(error) if error.is_usage())
             || matches!(self, Error::Weights { source, .. } if source.is_usage() || matches!(**source, Error::Run { .. }))
     }
 
     /// About the weights of a folder. That a rank refused them is said as that rank says it: the reason is theirs.
     pub(crate) fn in_weights(self, path: &str) -> Error {
+        use planaria_ckpt::Trouble;
         use planaria_comm::Error::Remote;
         let source = match self {
-            Error::Weights { .. } => return self,
-            Error::Checkpoint(planaria_ckpt::Error::Comm(Remote { message, .. })) => {
-                Error::Run { what: message }
-            }
+            Error::Weights { .. } | Error::Told { .. } => return self,
+            Error::Checkpoint(
+                planaria_ckpt::Error::Comm(Remote { message, .. })
+                | planaria_ckpt::Error::Rank { kind: Trouble::Request, message, .. },
+            ) => Error::Run { what: message },
             other => other,
         };
         Error::Weights { path: path.to_string(), source: Box::new(source) }
@@ -332,6 +352,11 @@ impl Error {
 /// `1 rank`, `2 ranks`.
 fn count(ranks: usize) -> String {
     format!("{ranks} {}", if ranks == 1 { "rank" } else { "ranks" })
+}
+
+/// `of the last step`, `of the last 2 steps`.
+fn of_steps(number: u64) -> String {
+    if number == 1 { "of the last step".into() } else { format!("of the last {number} steps") }
 }
 
 /// What is left after a failure.

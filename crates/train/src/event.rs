@@ -1,4 +1,4 @@
-//! What a run tells about itself while it goes on. Nothing here prints: whoever started the run listens.
+//! What a run reports while it runs. Nothing here prints: whoever started the run listens.
 
 use crate::data::chat::Report;
 use serde::{Deserialize, Serialize};
@@ -78,7 +78,7 @@ pub enum Event {
         /// Mean loss.
         loss: f64,
     },
-    /// A save has begun; training goes on.
+    /// A save has begun; training continues.
     Saving {
         /// Of this step.
         step: u64,
@@ -103,12 +103,12 @@ pub enum Event {
         /// The step of the newer one.
         by: u64,
     },
-    /// Metrics cannot be written; told once, training goes on.
+    /// Metrics cannot be written; told once, training continues.
     RecordsFailed {
         /// Why.
         error: String,
     },
-    /// A save failed; training goes on, and the last good checkpoint stays.
+    /// A save failed; training continues, and the last good checkpoint stays.
     SaveFailed {
         /// Of this step.
         step: u64,

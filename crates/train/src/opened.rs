@@ -54,7 +54,7 @@ impl Opened {
         for path in adapters {
             let folder = Pretrained::find(path)?;
             let config = read_config(&folder, path)?.ok_or_else(|| Error::Run {
-                what: format!("{} has no {ADAPTER}, so it is no adapter", path.display()),
+                what: format!("{} has no {ADAPTER}, so it is not an adapter", path.display()),
             })?;
             found.push((folder, config));
         }

@@ -12,7 +12,6 @@ use planaria_nn::models::Models;
 use planaria_store::{Store, StoreExt, join, locate};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -163,7 +162,18 @@ impl Pretrained {
         which: Which,
         models: &Models,
     ) -> Result<()> {
-        self.load_from(world, state, which, models).map_err(|error| error.in_weights(&self.path))
+        self.load_from(world, state, which, models).map_err(|error| {
+            let first = match &error {
+                Error::Checkpoint(planaria_ckpt::Error::Rank { rank, .. }) => Some(*rank),
+                _ => None,
+            };
+            let error = error.in_weights(&self.path);
+            // All ranks have the error of the first that failed, which reports it.
+            match first.filter(|&rank| rank != world.world_rank()) {
+                Some(rank) => Error::Told { rank, what: error.to_string(), usage: error.is_usage() },
+                None => error,
+            }
+        })
     }
 
     fn load_from(&self, world: &dyn Comm, state: &mut State, which: Which, models: &Models) -> Result<()> {
@@ -174,17 +184,18 @@ impl Pretrained {
         let mine = Told::List(vec![Told::Text(self.at.clone()), Told::Bool(matches!(committed, Ok(true)))]);
         let told = value::broadcast(world, &mine, 0)?;
         let Told::List(list) = &told else {
-            return Err(Error::Bug { what: format!("{told:?} is no folder") });
+            return Err(Error::Bug { what: format!("{told:?} is not a folder") });
         };
         let [Told::Text(at), Told::Bool(committed)] = &list[..] else {
-            return Err(Error::Bug { what: format!("{told:?} is no folder") });
+            return Err(Error::Bug { what: format!("{told:?} is not a folder") });
         };
         let committed = *committed;
         if committed && which == Which::Trained {
             planaria_ckpt::load(world, &*self.store, at, state, &options)?;
             return Ok(());
         }
-        let source = together(world, formats::open(&self.store, at, &OpenOptions::default()))?;
+        let source = formats::open(&self.store, at, &OpenOptions::default());
+        let source = together(world, source.map_err(|error| Error::from(error).in_weights(&self.path)))?;
         if which == Which::Averaged {
             take_averages(&source, state)?;
         }
@@ -218,14 +229,36 @@ fn take_averages(source: &Source, state: &mut State) -> Result<()> {
     Ok(())
 }
 
-/// All ranks go on, or all fail: those that failed with their own error.
-pub(crate) fn together<T, E: Into<Error> + Display>(world: &dyn Comm, mine: Result<T, E>) -> Result<T> {
-    let text = mine.as_ref().map(|_| ()).map_err(ToString::to_string);
+/// Before what every rank would have found, on its way between ranks: by a wrong configuration, or else.
+const MARKS: [(char, bool); 2] = [('\u{1}', true), ('\u{2}', false)];
+
+/// All ranks continue, or all fail. Those that failed return their own error, except that what every rank would have found is
+/// reported by the first of them only. Collective.
+pub(crate) fn together<T, E: Into<Error>>(world: &dyn Comm, mine: Result<T, E>) -> Result<T> {
+    let mine = mine.map_err(Into::into);
+    let text = mine.as_ref().map(|_| ()).map_err(|error| {
+        let mark = MARKS.iter().find(|(_, usage)| error.is_of_all() && *usage == error.is_usage());
+        mark.map_or_else(|| error.to_string(), |(mark, _)| format!("{mark}{error}"))
+    });
     match (mine, world.agree(text)) {
-        (Err(error), _) => Err(error.into()),
+        (mine, Err(planaria_comm::Error::Remote { rank, message })) => match (mine, heard(rank, &message)) {
+            (Err(own), None) => Err(own),
+            (Err(own), Some(_)) if rank == world.world_rank() => Err(own),
+            (Err(own), Some(_)) if !own.is_of_all() => Err(own),
+            (_, Some(told)) => Err(told),
+            (Ok(_), None) => Err(planaria_comm::Error::Remote { rank, message }.into()),
+        },
+        (Err(error), _) => Err(error),
         (Ok(_), Err(error)) => Err(error.into()),
         (Ok(value), Ok(())) => Ok(value),
     }
+}
+
+fn heard(rank: usize, message: &str) -> Option<Error> {
+    MARKS.iter().find_map(|(mark, usage)| {
+        let what = message.strip_prefix(*mark)?.to_string();
+        Some(Error::Told { rank, what, usage: *usage })
+    })
 }
 
 /// How names in the files differ from those of the model.

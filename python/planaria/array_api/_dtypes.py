@@ -75,7 +75,7 @@ def finfo(type: Any, /) -> FInfo:
     """Limits of a float dtype, or of an array's."""
     dtype = _dtype(type)
     if str(dtype) not in _FLOAT_LIMITS:
-        raise TypeError(f"{dtype} is no float dtype")
+        raise TypeError(f"{dtype} is not a float dtype")
     eps, largest, normal = _FLOAT_LIMITS[str(dtype)]
     return FInfo(8 * dtype.itemsize, eps, largest, -largest, normal, dtype)
 
@@ -84,7 +84,7 @@ def iinfo(type: Any, /) -> IInfo:
     """Limits of an integer dtype, or of an array's."""
     dtype = _dtype(type)
     if dtype not in INTEGERS.values():
-        raise TypeError(f"{dtype} is no integer dtype")
+        raise TypeError(f"{dtype} is not an integer dtype")
     bits = 8 * dtype.itemsize
     if dtype in UNSIGNED.values():
         return IInfo(bits, 2**bits - 1, 0, dtype)
@@ -98,7 +98,7 @@ def isdtype(dtype: DType, kind: DType | str | tuple[DType | str, ...]) -> builti
     if isinstance(kind, str) and kind in KINDS:
         return dtype in KINDS[kind].values()
     if isinstance(kind, str):
-        raise ValueError(f"{kind!r} is no kind of dtypes; use one of {', '.join(KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of dtypes; use one of {', '.join(KINDS)}")
     return dtype == kind
 
 

@@ -1,4 +1,4 @@
-//! A rank of three MPI processes is killed in the middle of a step; the launcher goes on with two from the last
+//! A rank of three MPI processes is killed in the middle of a step; the launcher continues with two from the last
 //! committed checkpoint, and the curve is that of a run nobody touched.
 //! `cargo xtask test` runs it, after building the command beside it: `target/debug/examples/mpi_restart FOLDER`.
 

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use planaria_e2e::{Sandbox, floats, tensors};
 use planaria_nn::optim::Ema;
-use planaria_train::average::{self, Which};
+use planaria_train::average::{self, Existing, Output, Which};
 use std::collections::BTreeMap;
 
 const STEPS: u64 = 48;
@@ -81,7 +81,10 @@ fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> 
 
     // A kept one as a model, and one that was not kept made of two that were.
     let (run, out) = (sandbox.run_dir("run"), sandbox.path().join("kept"));
-    average::write(&run, &out, Which::Kept(2), None)?;
+    let new = |folder| Output { folder, existing: Existing::Refuse };
+    average::write(&run, &new(&out), Which::Kept(2), None)?;
+    let again = average::write(&run, &new(&out), Which::Kept(1), None).err();
+    ensure!(again.is_some_and(|error| error.to_string().contains("already exists")), "what is there stays");
     let model: Weights = tensors(&out)?
         .into_iter()
         .map(|(name, content)| Ok((name, floats(&content)?)))
@@ -90,14 +93,14 @@ fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> 
         ensure!(model.get(&format!("model:{name}")) == Some(values), "`{name}` of the model");
     }
     let out = sandbox.path().join("made");
-    let made = average::write(&run, &out, Which::Sigma(0.07), None)?;
+    let made = average::write(&run, &new(&out), Which::Sigma(0.07), None)?;
     ensure!(made.error < 0.05 && made.step == STEPS, "{made:?}");
     for (name, content) in tensors(&out)? {
         let name = name.trim_start_matches("model:");
         let expected = reference(&all, name, Ema::power(0.07)?, 1)?;
         ensure!(close(&floats(&content)?, &expected, 1e-2), "`{name}` of the one that was made");
     }
-    let refused = average::write(&run, &sandbox.path().join("none"), Which::Kept(4), None).err();
+    let refused = average::write(&run, &new(&sandbox.path().join("none")), Which::Kept(4), None).err();
     ensure!(refused.is_some_and(|error| error.to_string().contains("below 4")), "a fifth average");
     Ok(())
 }

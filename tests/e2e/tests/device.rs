@@ -25,7 +25,7 @@ fn a_run_learns_what_it_learns_on_the_host_and_goes_on_there() -> Result<()> {
         let run = sandbox.train("device", "", &there)?;
         run.close_losses(&host, bound).context(precision)?;
         sandbox.train("again", "", &there)?.same_bits(&run).context(precision)?;
-        // Each goes on with what the other left.
+        // Each continues with what the other left.
         for (first, second) in [(&there, &here), (&here, &there)] {
             let name = if first.len() > second.len() { "to-host" } else { "to-device" };
             let begun = sandbox.train_until(2, name, "", first)?;
@@ -33,7 +33,7 @@ fn a_run_learns_what_it_learns_on_the_host_and_goes_on_there() -> Result<()> {
             rest.outcome.losses = [begun.outcome.losses, rest.outcome.losses].concat();
             rest.close_losses(&host, bound).with_context(|| format!("{precision} {name}"))?;
         }
-        // What stops and goes on there has the bits of what did not.
+        // What stops and continues there has the bits of what did not.
         let begun = sandbox.train_until(1, "cut", "", &there)?;
         let mut rest = sandbox.train("cut", "", &there)?;
         rest.outcome.losses = [begun.outcome.losses, rest.outcome.losses].concat();

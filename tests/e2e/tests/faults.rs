@@ -1,4 +1,4 @@
-//! What goes wrong while a run goes on: a disk that fills up, a rank that dies, gradients that are not numbers.
+//! What goes wrong during a run: a disk that fills up, a rank that dies, gradients that are not numbers.
 
 use anyhow::{Result, ensure};
 use planaria_e2e::{Recorder, Sandbox, tensors};
@@ -74,7 +74,7 @@ fn a_disk_that_fills_up_does_not_stop_training() -> Result<()> {
     });
     let failed: Vec<String> = failed.collect();
     ensure!(failed.len() == 2 && failed.iter().all(|e| e.contains("no space left")), "{failed:?}");
-    // Where there is room again, the run goes on from the last good checkpoint.
+    // Where there is room again, the run resumes from the last good checkpoint.
     let resumed = sandbox.train("run", "dp=2", &[])?;
     assert_eq!(resumed.outcome.losses, outcome.losses[1..]);
     resumed.same_tensors(&Sandbox::new()?.train("run", "", &[])?)

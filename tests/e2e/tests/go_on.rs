@@ -1,4 +1,4 @@
-//! Runs that go on with other data: the weights, the optimizer and the steps of a checkpoint, and a corpus from its beginning.
+//! Runs that continue with other data: the weights, the optimizer and the steps of a checkpoint, and a corpus from its beginning.
 
 use anyhow::{Context, Result, ensure};
 use planaria_e2e::{Run, Sandbox};
@@ -10,8 +10,7 @@ fn checkpoint(sandbox: &Sandbox, name: &str, run: &Run) -> Result<PathBuf> {
 }
 
 fn text(error: &Error) -> String {
-    let hint = if let Error::Data(error) = error { error.hint() } else { error.hint() };
-    format!("{error}; {}", hint.unwrap_or_default())
+    format!("{error}; {}", error.hint().unwrap_or_default())
 }
 
 #[test]
@@ -34,7 +33,7 @@ fn other_data_begins_at_its_first_sample_and_the_optimizer_goes_on() -> Result<(
     let tuned = sandbox.train("tuned", "", &["data.sequence=32", "model.rope_theta=50000", &init])?;
     let (kept, fresh) = (&whole.outcome.losses, &tuned.outcome.losses);
     ensure!(kept[0].to_bits() == fresh[0].to_bits() && kept[1] != fresh[1], "{kept:?} and {fresh:?}");
-    // Stopped and started again with the same keys it goes on where it was, on another mesh too.
+    // Stopped and started again with the same keys it continues where it was, on another mesh too.
     sandbox.train_until(6, "cut", "dp=2", &stage)?;
     let cut = sandbox.train("cut", "pp=2", &stage)?;
     ensure!(cut.outcome.losses == kept[2..], "{:?} and {kept:?}", cut.outcome.losses);

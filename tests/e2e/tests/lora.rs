@@ -164,7 +164,7 @@ fn a_checkpoint_is_an_adapter_alone() -> Result<()> {
     };
     let own = say(&sandbox.run_dir("tuned"), &[])?;
     ensure!(own == say(&sandbox.run_dir("base"), std::slice::from_ref(&folder))?, "{own}");
-    // Another run goes on from it as peft would: the same weights, a new optimizer.
+    // Another run resumes from it as peft would: the same weights, a new optimizer.
     let adapter = format!("lora.adapter={}", folder.display());
     let next = Trainer::new(sandbox.config("next", "", &[&init, &adapter, "train.steps=1"])?).run(None)?;
     let last = run.outcome.losses[run.outcome.losses.len() - 1];
@@ -189,7 +189,7 @@ fn what_cannot_be_is_refused_by_name() -> Result<()> {
     ensure!(text.contains("lora_only"), "{text}");
     let text = refused(&["lora.rank=4"])?;
     ensure!(text.contains("lora.rank"), "{text}");
-    // A checkpoint of an adapter is not gone on from with another one.
+    // A checkpoint of an adapter is not resumed from with another one.
     let sandbox = Sandbox::new()?;
     sandbox.train_until(1, "run", "", &ALL)?;
     let other = sandbox.config("run", "", &["lora.r=4", ALL[1], ALL[2]])?;

@@ -6,7 +6,7 @@ use planaria_e2e::{MOE, Recorder, Sandbox};
 use planaria_train::event::Event;
 use planaria_train::{Requests, Trainer};
 
-/// Stops before every step, going on each time on another mesh.
+/// Stops before every step, continuing each time on another mesh.
 #[test]
 fn cut_at_every_step_and_resumed_on_another_mesh_it_is_the_same_run() -> Result<()> {
     let whole = Sandbox::new()?.train("run", "", &["train.steps=6"])?;

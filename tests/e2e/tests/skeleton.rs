@@ -1,4 +1,4 @@
-//! The walking skeleton: train on two data ranks, save, stop, and go on with the same losses on two tensor ranks.
+//! The walking skeleton: train on two data ranks, save, stop, and continue with the same losses on two tensor ranks.
 
 use anyhow::Result;
 use planaria_e2e::Sandbox;

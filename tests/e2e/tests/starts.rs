@@ -1,4 +1,4 @@
-//! How a run begins in a folder that is not empty: what it goes on from, what it refuses, and what it says.
+//! How a run begins in a folder that is not empty: what it resumes from, what it refuses, and what it says.
 
 use anyhow::{Result, ensure};
 use planaria_e2e::{Recorder, Sandbox};
@@ -82,7 +82,7 @@ fn a_run_goes_back_to_an_earlier_checkpoint() -> Result<()> {
         ["step-00000001", "step-00000002", "step-00000003"],
         "4 was of another future"
     );
-    // The same command goes on with what came of it, and does not begin again.
+    // The same command continues with what came of it, and does not begin again.
     let rest = sandbox.train("run", "", &back)?;
     assert_eq!(rest.outcome.losses, whole.outcome.losses[3..]);
     rest.same_tensors(&whole)?;

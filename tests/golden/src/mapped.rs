@@ -53,7 +53,7 @@ impl Case {
             for piece in mapping.pieces(name, &whole)? {
                 let key = Key::model(piece.source);
                 let entry = source.get(&key)?;
-                ensure!(dtype_name(entry.dtype) == dtype, "{name}: made from {key}, which is no {dtype}");
+                ensure!(dtype_name(entry.dtype) == dtype, "{name}: made from {key}, which is not a {dtype}");
                 let (size, bytes) = (entry.dtype.size(), &tensors[&key]);
                 let from = piece.from.runs(&Region::whole(&entry.shape));
                 let from: Vec<usize> = from.flat_map(|(at, len)| at..at + len).collect();

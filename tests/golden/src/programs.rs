@@ -59,7 +59,7 @@ pub(crate) fn run(path: &Path) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Program files below a folder, without their endings; answers and descriptions are no programs.
+/// Program files below a folder, without their endings; answers and descriptions are not programs.
 fn collect(folder: &Path, stems: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
         let path = entry?.path();
@@ -184,7 +184,7 @@ fn runs(stem: &Path) -> Result<()> {
         let answers = program::run(&program, &mut state.clone(), &inputs)?;
         ensure!(answers.len() == outputs.len(), "{} outputs, expected {}", answers.len(), outputs.len());
         for ((name, answer), expected) in answers.iter().zip(outputs) {
-            let answer = answer.array().with_context(|| format!("{prefix}{name} is no tensor"))?;
+            let answer = answer.array().with_context(|| format!("{prefix}{name} is not a tensor"))?;
             numbers::compare(answer, expected).map_err(|what| anyhow!("{prefix}{name}: {what}"))?;
         }
     }

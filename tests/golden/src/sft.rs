@@ -125,22 +125,22 @@ fn field<'a>(object: &'a Json, name: &str) -> Result<&'a Json> {
 }
 
 fn text<'a>(object: &'a Json, name: &str) -> Result<&'a str> {
-    field(object, name)?.as_text().with_context(|| format!("`{name}` is no text"))
+    field(object, name)?.as_text().with_context(|| format!("`{name}` is not text"))
 }
 
 fn number(value: &Json) -> Result<f64> {
     match value {
         Json::Integer(value) => Ok(*value as f64),
         Json::Float(value) => Ok(*value),
-        Json::Text(text) => text.parse().with_context(|| format!("'{text}' is no number")),
-        other => bail!("{other} is no number"),
+        Json::Text(text) => text.parse().with_context(|| format!("'{text}' is not a number")),
+        other => bail!("{other} is not a number"),
     }
 }
 
 fn integer(value: &Json) -> Result<i64> {
     match value {
         Json::Integer(value) => Ok(i64::try_from(*value)?),
-        other => bail!("{other} is no integer"),
+        other => bail!("{other} is not an integer"),
     }
 }
 
@@ -153,7 +153,7 @@ fn tensor(value: &Json) -> Result<(Vec<usize>, Vec<f64>)> {
     let shape = integers(field(value, "shape")?)?.into_iter().map(|size| size as usize).collect();
     let data = field(value, "data")?
         .as_list()
-        .context("`data` is no list")?
+        .context("`data` is not a list")?
         .iter()
         .map(number)
         .collect::<Result<_>>()?;

@@ -131,20 +131,20 @@ pub(crate) fn field<'a>(object: &'a Value, name: &str) -> Result<&'a Value> {
 }
 
 pub(crate) fn text<'a>(object: &'a Value, name: &str) -> Result<&'a str> {
-    field(object, name)?.as_str().with_context(|| format!("`{name}` is no text"))
+    field(object, name)?.as_str().with_context(|| format!("`{name}` is not text"))
 }
 
 pub(crate) fn list<'a>(object: &'a Value, name: &str) -> Result<&'a [Value]> {
-    Ok(field(object, name)?.as_array().with_context(|| format!("`{name}` is no list"))?)
+    Ok(field(object, name)?.as_array().with_context(|| format!("`{name}` is not a list"))?)
 }
 
 /// A number; those that JSON has not are texts.
 pub(crate) fn number(value: &Value) -> Result<f64> {
     match value {
         Value::Number(number) => number.as_f64().context("a number without a value"),
-        Value::String(text) => text.parse().with_context(|| format!("'{text}' is no number")),
+        Value::String(text) => text.parse().with_context(|| format!("'{text}' is not a number")),
         Value::Bool(flag) => Ok(f64::from(u8::from(*flag))),
-        other => bail!("{other} is no number"),
+        other => bail!("{other} is not a number"),
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn numbers(value: &Value) -> Result<Numbers> {
     let (shape, data) = match value {
         Value::Array(list) => (vec![list.len()], list),
         Value::Object(_) => {
-            let data = field(value, "data")?.as_array().context("`data` is no list")?;
+            let data = field(value, "data")?.as_array().context("`data` is not a list")?;
             (sizes(field(value, "shape")?)?, data)
         }
         other => return Ok(Numbers { shape: Vec::new(), data: vec![number(other)?] }),

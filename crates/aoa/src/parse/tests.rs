@@ -1,4 +1,4 @@
-//! Tests of the parser: forms it takes, forms it refuses, and that it goes on after a mistake.
+//! Tests of the parser: forms it takes, forms it refuses, and that it continues after a mistake.
 
 use super::*;
 

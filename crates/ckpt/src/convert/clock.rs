@@ -66,7 +66,7 @@ enum Told {
     Steps(u64),
     /// At least so many: the chain stands still from here on, and a correction by it is none.
     AtLeast(u64),
-    /// It is no power of this beta.
+    /// It is not a power of this beta.
     Nothing,
 }
 
@@ -144,7 +144,7 @@ fn agreed(values: &[(&Key, f64, f64)], known: Option<u64>) -> Result<u64, String
     let mut least = 0;
     for (key, value, beta) in values {
         match (told(*beta, *value as f32), found) {
-            (Told::Nothing, _) => return Err(format!("'{key}' is {value}, which is no power of {beta}")),
+            (Told::Nothing, _) => return Err(format!("'{key}' is {value}, which is not a power of {beta}")),
             (Told::AtLeast(steps), _) => least = steps.max(least),
             (Told::Steps(steps), Some((first, other))) if steps != other => {
                 return Err(format!("'{first}' stands for {other} steps, '{key}' with {beta} for {steps}"));
@@ -166,7 +166,7 @@ impl Steps {
                 if value >= 0.0 && value <= 2f64.powi(53) && value.fract() == 0.0 {
                     return Ok(value as u64);
                 }
-                let what = format!("'{key}' is {value}, which is no number of steps");
+                let what = format!("'{key}' is {value}, which is not a number of steps");
                 Err(Error::Request { what })
             }
         }

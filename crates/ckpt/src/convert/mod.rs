@@ -115,7 +115,7 @@ impl ConvertOptions {
         }
         match self.dtype {
             Some(dtype) if !dtype.is_float() => refuse(format!(
-                "{dtype} is no floating point type, and the values are; choose one such as bf16"
+                "{dtype} is not a floating point type, and the values are; choose one such as bf16"
             )),
             _ => Ok(()),
         }

@@ -37,7 +37,7 @@ impl Target<'_> {
             To::TorchDcp => "the numbers of steps are found by trying usual ones".to_string(),
             _ => format!("{first} and {second} are assumed"),
         };
-        Ok(guessed.then(|| format!("nothing tells the betas of the optimizer: {what}")))
+        Ok(guessed.then(|| format!("the betas of the optimizer are unknown: {what}")))
     }
 
     /// Steps where torch reads them, powers where Paddle does; whether betas had to be guessed.

@@ -79,7 +79,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
         builder.paths.insert(name.clone(), Value::Array(metadata.path(name)));
     }
     for (name, dtype) in &metadata.unknown {
-        let (what, why) = (format!("tensor '{name}'"), format!("its element type {dtype} is not known here"));
+        let (what, why) = (format!("tensor '{name}'"), format!("its element type {dtype} is not supported"));
         builder.skipped.push(Skipped { what, why });
     }
     for name in &metadata.objects {
@@ -166,7 +166,7 @@ fn add_tensor(
             let full = join(&builder.folder, &item.file);
             let stored = archives.tensor(builder, item, name)?.ok_or_else(|| Error::Malformed {
                 file: full.clone(),
-                what: format!("the item of tensor '{name}' at byte {} is no tensor", item.offset),
+                what: format!("the item of tensor '{name}' at byte {} is not a tensor", item.offset),
             })?;
             builder.tile(key.clone(), &full, &shape, region.clone(), &stored)?;
         }
@@ -195,12 +195,12 @@ impl Metadata {
     fn read(&mut self, tree: &Tree, file: &str) -> Result<()> {
         let malformed = |what: String| Error::Malformed { file: file.to_string(), what };
         let root = record(tree, tree.root(), "Metadata");
-        let root = root.ok_or_else(|| malformed("it is no metadata of a torch checkpoint".to_string()))?;
+        let root = root.ok_or_else(|| malformed("it is not metadata of a torch checkpoint".to_string()))?;
         let missing = |name: &str| malformed(format!("it has no '{name}'"));
         let tensors = root.get("state_dict_metadata").and_then(|id| tree.pairs(*id));
         for &(name, about) in tensors.ok_or_else(|| missing("state_dict_metadata"))? {
             let name =
-                tree.text(name).ok_or_else(|| malformed("an entry whose name is no text".to_string()))?;
+                tree.text(name).ok_or_else(|| malformed("an entry whose name is not text".to_string()))?;
             self.read_entry(tree, name, about).map_err(|what| malformed(format!("'{name}': {what}")))?;
         }
         let items = root.get("storage_data").and_then(|id| tree.pairs(*id));
@@ -328,11 +328,11 @@ fn is_transformed(tree: &Tree, info: Id) -> bool {
 }
 
 fn read_item(tree: &Tree, index: Id, info: Id) -> Result<(Place, Item), String> {
-    let index = record(tree, index, "MetadataIndex").ok_or("an item that is no MetadataIndex")?;
+    let index = record(tree, index, "MetadataIndex").ok_or("an item that is not a MetadataIndex")?;
     let name = index.get("fqn").and_then(|id| tree.text(*id)).ok_or("an item without a name")?;
     let offset = match index.get("offset") {
         Some(&offset) if !tree.is_none(offset) => {
-            Some(tree.sizes(offset).ok_or_else(|| format!("'{name}' is stored at no list of sizes"))?)
+            Some(tree.sizes(offset).ok_or_else(|| format!("the place of '{name}' is not a list of sizes"))?)
         }
         _ => None,
     };

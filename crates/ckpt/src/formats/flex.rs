@@ -184,12 +184,12 @@ impl Metadata {
     fn read(tree: &Tree, file: &str) -> Result<Metadata> {
         let malformed = |what: &str| Error::Malformed { file: file.to_string(), what: what.to_string() };
         let root =
-            record(tree, tree.root(), "Metadata").ok_or_else(|| malformed("it is no flex metadata"))?;
+            record(tree, tree.root(), "Metadata").ok_or_else(|| malformed("it is not flex metadata"))?;
         let missing = |name: &str| malformed(&format!("it has no '{name}'"));
         let tensors = root.get("state_dict_metadata").and_then(|id| tree.pairs(*id));
         let mut shards = HashMap::new();
         for (key, list) in tensors.ok_or_else(|| missing("state_dict_metadata"))? {
-            let key = tree.text(*key).ok_or_else(|| malformed("a tensor whose name is no text"))?;
+            let key = tree.text(*key).ok_or_else(|| malformed("a tensor whose name is not text"))?;
             let list = tree.items(*list).ok_or_else(|| malformed("a tensor without a list of shards"))?;
             if let Some(dtype) = list.iter().find_map(|&item| unknown_dtype(tree, item)) {
                 let what = format!(
@@ -298,7 +298,7 @@ fn unknown_dtype(tree: &Tree, id: Id) -> Option<String> {
 }
 
 fn read_shard(tree: &Tree, id: Id) -> Result<(Place, Shard), String> {
-    let about = record(tree, id, "LocalTensorMetadata").ok_or("a shard that is no LocalTensorMetadata")?;
+    let about = record(tree, id, "LocalTensorMetadata").ok_or("a shard that is not a LocalTensorMetadata")?;
     let place = read_place(tree, &about).ok_or("a shard without offset and range")?;
     let sizes = |name: &str| about.get(name).and_then(|id| tree.sizes(*id));
     let local_shape = sizes("local_shape").ok_or("a shard without a shape")?;
@@ -311,7 +311,7 @@ fn read_shard(tree: &Tree, id: Id) -> Result<(Place, Shard), String> {
 }
 
 fn read_stock(tree: &Tree, index: Id, name: Id) -> Result<Stock, String> {
-    let about = record(tree, index, "LocalTensorIndex").ok_or("a place that is no LocalTensorIndex")?;
+    let about = record(tree, index, "LocalTensorIndex").ok_or("a place that is not a LocalTensorIndex")?;
     let key = about.get("tensor_key").and_then(|id| tree.text(*id)).ok_or("a place without a tensor")?;
     let place =
         read_place(tree, &about).ok_or_else(|| format!("a place of '{key}' without offset and range"))?;

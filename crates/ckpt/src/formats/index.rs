@@ -66,7 +66,7 @@ impl Index {
         for (tensor, name) in weights.iter().flatten() {
             if check_name(name).is_err() || name.contains('/') {
                 let what =
-                    format!("it places tensor '{tensor}' in '{name}', which is no file of this folder");
+                    format!("it places tensor '{tensor}' in '{name}', which is not a file of this folder");
                 return Err(malformed(what));
             }
         }

@@ -52,7 +52,7 @@ pub(super) fn find(tree: &Tree, id: Id) -> Found<NdArray> {
 }
 
 fn array(tree: &Tree, shape: Id, dtype: Id, fortran: bool, data: Id) -> Result<NdArray, String> {
-    let dims = tree.sizes(shape).ok_or("an array whose shape is no list of sizes")?;
+    let dims = tree.sizes(shape).ok_or("an array whose shape is not a list of sizes")?;
     let shape = Shape::new(&dims).map_err(|error| error.to_string())?;
     placed(tree, element(tree, dtype)?, shape, fortran, data)
 }
@@ -70,7 +70,7 @@ fn placed(tree: &Tree, dtype: DType, shape: Shape, fortran: bool, data: Id) -> R
         }
         Node::Text(text) if text.is_empty() => Span { offset: 0, len: 0 },
         Node::List(_) => return Err("an array of Python objects".to_string()),
-        _ => return Err("an array whose data is no byte string".to_string()),
+        _ => return Err("an array whose data is not a byte string".to_string()),
     };
     let expected = byte_len(&shape, dtype);
     if span.len != expected {
@@ -82,7 +82,7 @@ fn placed(tree: &Tree, dtype: DType, shape: Shape, fortran: bool, data: Id) -> R
 /// The element type of a pickled `numpy.dtype`.
 fn element(tree: &Tree, id: Id) -> Result<DType, String> {
     let Some((object, ("numpy", "dtype" | "dtype[...]"))) = tree.object(id) else {
-        return Err("an array whose dtype is none of numpy's".to_string());
+        return Err("an array whose dtype is not one of numpy's".to_string());
     };
     let code = tree.items(object.args).and_then(|args| args.first().copied());
     let code = match code.map(|code| tree.node(code)) {

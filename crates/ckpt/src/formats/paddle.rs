@@ -133,7 +133,7 @@ impl Walk<'_> {
             let key = match tree.node(key) {
                 Node::Text(text) => text.to_string(),
                 Node::Int(number) => number.to_string(),
-                _ => return Err(self.malformed("a key that is no text".to_string())),
+                _ => return Err(self.malformed("a key that is not text".to_string())),
             };
             let name = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
             if key == CUT_TABLE || taken.contains(&key) {

@@ -21,7 +21,7 @@ pub(crate) fn field<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
     fields(value)?.into_iter().rev().find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// The pairs of a dict that is no JSON object, also of an `OrderedDict` or the like.
+/// The pairs of a dict that is not a JSON object, also of an `OrderedDict` or the like.
 fn pairs(value: &Value) -> Option<&Vec<Value>> {
     const CLASSES: [&str; 2] = ["OrderedDict", "defaultdict"];
     let of = value.get("$call").map(|callable| &callable["$global"]);

@@ -184,7 +184,8 @@ fn add_indexed(builder: &mut Builder, set: &Set, index: &str) -> Result<()> {
     // No reader needs the total, and known writers get it wrong, so a wrong one is told and refuses nothing.
     let total = &index.rest.get("metadata").unwrap_or(&Value::Null)["total_size"];
     if !total.is_null() && total.as_f64() != Some(bytes as f64) {
-        let what = format!("'{}' tells a total_size of {total}, its tensors have {bytes} bytes", index.file);
+        let what =
+            format!("'{}' gives a total_size of {total}, but its tensors have {bytes} bytes", index.file);
         builder.doubts.push(what);
     }
     Ok(())

@@ -251,10 +251,10 @@ fn view(
     if storage.contains(['/', '\\']) {
         return Err(format!("the storage name '{storage}'"));
     }
-    let shape = tree.sizes(shape).ok_or("a tensor whose shape is no list of sizes")?;
+    let shape = tree.sizes(shape).ok_or("a tensor whose shape is not a list of sizes")?;
     let strides = tree.sizes(strides).filter(|strides| strides.len() == shape.len());
     let (mut shape, mut strides) = (shape, strides.ok_or("a tensor whose strides do not fit its shape")?);
-    let mut offset = tree.size(offset).ok_or("a tensor whose offset is no size")?;
+    let mut offset = tree.size(offset).ok_or("a tensor whose offset is not a size")?;
     let per = foreign.map_or(1, Foreign::per_element);
     if per > 1 {
         let wide = |count: usize| count.checked_mul(per).ok_or("a view that leads out of memory");
@@ -288,7 +288,7 @@ pub(super) fn open_file(store: &Arc<dyn Store>, folder: &str, names: &[String]) 
         let full = join(folder, name);
         let file = builder.open(name, name)?;
         if !looks_like_zip(&*file)? {
-            let what = "it is no zip archive; files of torch before 1.6 must be saved again".to_string();
+            let what = "it is not a zip archive; files of torch before 1.6 must be saved again".to_string();
             return Err(Error::Unsupported { file: full, what });
         }
         let pickled = Pickled::open(&*file, 0..file.size())?;

@@ -290,7 +290,7 @@ mod tests {
         fs::create_dir(&target).unwrap();
         check(&target, Existing::Refuse).unwrap();
         fs::write(target.join(FILE), SOUND).unwrap();
-        assert!(refusal(&target, Existing::Refuse).contains("exists already"));
+        assert!(refusal(&target, Existing::Refuse).contains("already exists"));
         check(&target, Existing::Replace).unwrap();
         fs::create_dir_all(target.join("src/empty")).unwrap();
         assert!(refusal(&target, Existing::Replace).contains("more than a checkpoint: 'src/empty/'"));

@@ -44,7 +44,7 @@ impl Nest {
         levels.sort_by_key(|level| std::cmp::Reverse(level.from));
         let mut merged: Vec<Level> = Vec::with_capacity(levels.len());
         for level in levels.into_iter().rev() {
-            // A dim that goes on where the inner one ends, on both sides, is the same loop.
+            // A dim that continues where the inner one ends, on both sides, is the same loop.
             match merged.last_mut() {
                 Some(inner)
                     if level.from == inner.from * inner.len as u64 && level.to == inner.to * inner.len =>

@@ -1,10 +1,9 @@
 //! `planaria average`: an average of a run's weights as a model of its own.
 
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria::train::average::{self, Which};
+use planaria::train::average::{self, Existing, Output, Which};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -13,7 +12,7 @@ use std::path::PathBuf;
 #[command(
     after_help = "Runs keep averages with `optim.ema` and `[[optim.averages]]`. With --sigma the average of a power function of any width is\n\
     made after training, from the checkpoints of a run that kept two of them: the more checkpoints stayed\n\
-    (`checkpoint.keep_every`), the nearer it is. What comes is an ordinary Hugging Face folder."
+    (`checkpoint.keep_every`), the nearer it is. The result is an ordinary Hugging Face folder."
 )]
 pub(crate) struct Args {
     /// The run's folder
@@ -31,15 +30,16 @@ pub(crate) struct Args {
     /// The step whose average is meant; the newest if not given
     #[arg(long, value_name = "STEP")]
     step: Option<u64>,
+    /// Replace the checkpoint at the target
+    #[arg(long)]
+    yes: bool,
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    if args.out.exists() {
-        let message = format!("'{}' exists already", args.out.display());
-        return Err(Failure::usage(message).hint("choose another name").into());
-    }
     let which = args.sigma.map_or(Which::Kept(args.number.unwrap_or(0)), Which::Sigma);
-    let made = average::write(&args.run, &args.out, which, args.step)?;
+    let existing = if args.yes { Existing::Replace } else { Existing::Refuse };
+    let out = Output { folder: &args.out, existing };
+    let made = average::write(&args.run, &out, which, args.step)?;
     if terminal.json {
         let from: Vec<_> = made
             .from
@@ -51,8 +51,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     } else {
         if args.sigma.is_some() {
             let (parts, error) = (made.from.len(), made.error * 100.0);
-            terminal
-                .note(format!("made of {parts} averages of the run; its profile is met within {error:.2}%"));
+            terminal.note(format!(
+                "made of {parts} averages of the run; its profile is matched within {error:.2}%"
+            ));
         }
         terminal.line(args.out.display())?;
     }

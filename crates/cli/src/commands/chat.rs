@@ -11,7 +11,7 @@ use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
-const HELP: &str = "/system TEXT       what the model is told before the conversation; without a text, nothing\n\
+const HELP: &str = "/system TEXT       system prompt of the conversation; without a text, none\n\
                     /reset             forget the conversation\n\
                     /undo              take back the last question and its answer\n\
                     /retry             answer the last question again, with other choices\n\
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Put this adapter on top of the model; may be given again, then they add up
     #[arg(long, value_name = "ADAPTER")]
     lora: Vec<PathBuf>,
-    /// What the model is told before the conversation
+    /// System prompt of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// At most this many tokens in an answer [default: as generation_config.json says, or 200]
@@ -104,7 +104,7 @@ impl Talk<'_> {
                 write(piece)
             }
         };
-        // A conversation that has become too long is told, and goes on when something is forgotten.
+        // A conversation that has become too long is told, and continues when something is forgotten.
         match self.dialogue.say(question, &self.sampling, &each) {
             Ok(answer) if json => {
                 let finish = if answer.ended { "stop" } else { "length" };
@@ -132,7 +132,7 @@ impl Talk<'_> {
             "system" => self.dialogue.set_system(Some(rest).filter(|text| !text.is_empty())),
             "undo" => {
                 if self.dialogue.undo().is_none() {
-                    self.terminal.warn("nothing was said yet");
+                    self.terminal.warn("nothing has been said yet");
                 }
             }
             "retry" => match self.dialogue.undo() {
@@ -140,7 +140,7 @@ impl Talk<'_> {
                     self.sampling.seed = self.sampling.seed.wrapping_add(1);
                     self.answer(&question)?;
                 }
-                None => self.terminal.warn("nothing was said yet"),
+                None => self.terminal.warn("nothing has been said yet"),
             },
             "temperature" => match super::generate::not_negative(rest) {
                 Ok(value) => self.sampling.temperature = value,

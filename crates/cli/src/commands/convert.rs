@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Tensor-parallel parts of the fused weights of the mapping, such as 2, or left:right, such as 2:4
     #[arg(long, value_name = "PARTS", requires = "mapping")]
     parts: Option<Parts>,
-    /// Betas of the optimizer, where the checkpoint does not tell them, such as 0.9,0.95
+    /// Betas of the optimizer, where the checkpoint does not have them, such as 0.9,0.95
     #[arg(long, value_name = "BETAS", value_parser = betas)]
     betas: Option<(f64, f64)>,
     /// Write the running average of the weights as the model, without what only training needs
@@ -82,7 +82,7 @@ pub(crate) struct Output {
     /// Say what would be written, and write nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Replace the checkpoint that stands at the target
+    /// Replace the checkpoint at the target
     #[arg(long)]
     pub(super) yes: bool,
 }

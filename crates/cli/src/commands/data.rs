@@ -1,6 +1,7 @@
 //! `planaria data`: what a run would read, before it runs.
 
 use crate::exit::Exit;
+use crate::quantity::count;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use planaria::train::Trainer;
@@ -68,7 +69,7 @@ fn show(terminal: &mut Terminal, tokenizer: &Tokenizer, index: u64, sample: &Sam
     for (number, ends) in borders.windows(2).enumerate() {
         let trained = (ends[0]..ends[1]).filter(|&place| counts(place)).count();
         let of = if borders.len() > 2 { format!(", document {}", number + 1) } else { String::new() };
-        let head = format!("sample {index}{of}: {} tokens, {trained} trained", ends[1] - ends[0]);
+        let head = format!("sample {index}{of}: {}, {trained} trained", count(ends[1] - ends[0], "token"));
         terminal.line(terminal.paint(Style::Name, &head))?;
         let mut text = String::new();
         let mut start = ends[0];
@@ -85,7 +86,7 @@ fn show(terminal: &mut Terminal, tokenizer: &Tokenizer, index: u64, sample: &Sam
         terminal.line(text)?;
     }
     if padding < length {
-        terminal.line(format!("({} tokens of padding)", length - padding))?;
+        terminal.line(format!("({} of padding)", count(length - padding, "token")))?;
     }
     Ok(())
 }

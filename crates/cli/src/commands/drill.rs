@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Do faults to a shortened copy of a run and prove that nothing is lost
+/// Inject faults into a shortened copy of a run and check that nothing is lost
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The copy runs on processes in a scratch folder, which is removed. Each fault happens to a run of its own at a place that\n\
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Faults in all; each kind once if neither this nor --minutes is given
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<usize>,
-    /// Go on for so long
+    /// Keep going for this long
     #[arg(long, value_name = "NUMBER")]
     minutes: Option<f64>,
     /// Decides where faults happen
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// Steps of the shortened run
     #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u64).range(8..=10_000))]
     steps: u64,
-    /// Seconds that ranks may stand still before that is a hang
+    /// Seconds without progress after which ranks count as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     patience: f64,
 }

@@ -2,6 +2,8 @@
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::quantity::count;
+use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria::array::Device;
@@ -35,6 +37,9 @@ pub(crate) struct Args {
     /// The file to write: .npy for an array of f32, .jsonl for one list a line; without it lists go to standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Replace the file if it exists
+    #[arg(long, requires = "output")]
+    yes: bool,
     /// Measure instead: FILE has queries with what answers them, or pairs with a score
     #[arg(long, conflicts_with = "output")]
     evaluate: bool,
@@ -44,10 +49,10 @@ pub(crate) struct Args {
     /// Texts computed at a time
     #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
-    /// The folder's prompt of this name stands before every text
+    /// Put the folder's prompt of this name before every text
     #[arg(long, value_name = "NAME")]
     prompt: Option<String>,
-    /// This stands before every text
+    /// Put this before every text
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt")]
     prompt_text: Option<String>,
     /// Only the first elements of every vector
@@ -73,6 +78,14 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    let existing = Existing::from_yes(args.yes);
+    if let Some(path) = &args.output {
+        if !path.extension().is_some_and(|end| end == "npy" || end == "jsonl") {
+            let message = format!("'{}' ends neither in .npy nor in .jsonl", path.display());
+            return Err(Failure::usage(message).into());
+        }
+        target::check(path, existing)?;
+    }
     let encoder = Encoder::open(&args.model)?.device(args.device).precision(args.precision.into());
     let content = std::fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read '{}'", args.file.display()))?;
@@ -96,17 +109,12 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         }
         return Ok(Exit::Success);
     };
-    let bytes = match path.extension().and_then(|end| end.to_str()) {
-        Some("npy") => npy(&vectors, width),
-        Some("jsonl") => json_lines(&vectors)?.into_bytes(),
-        _ => {
-            return Err(
-                Failure::usage(format!("'{}' ends neither in .npy nor in .jsonl", path.display())).into()
-            );
-        }
+    let bytes = match path.extension().is_some_and(|end| end == "npy") {
+        true => npy(&vectors, width),
+        false => json_lines(&vectors)?.into_bytes(),
     };
-    std::fs::write(path, bytes).with_context(|| format!("cannot write '{}'", path.display()))?;
-    terminal.line(format!("wrote {} vectors of {width} to {}", vectors.len(), path.display()))?;
+    target::write(path, existing, &bytes)?;
+    terminal.line(format!("wrote {} of {width} to {}", count(vectors.len(), "vector"), path.display()))?;
     Ok(Exit::Success)
 }
 
@@ -198,7 +206,7 @@ fn searches(args: &Args, encoder: &Encoder, lines: &[&str]) -> Result<Value> {
         };
         answers.push(row.positives.iter().map(&mut place).collect::<Result<Vec<_>>>()?);
         row.negatives.iter().map(&mut place).collect::<Result<Vec<_>>>()?;
-        queries.push(plain(&row.query).ok_or_else(|| wrong("token ids are no query".into()))?.to_string());
+        queries.push(plain(&row.query).ok_or_else(|| wrong("token ids are not a query".into()))?.to_string());
     }
     let named = |name: &str| match encoder.prompt(&TextPrompt::Named(name.into())) {
         Ok(_) => TextPrompt::Named(name.into()),

@@ -1,6 +1,7 @@
 //! `planaria eval`: loss and perplexity of a model on any text.
 
 use crate::exit::Exit;
+use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::array::Device;
@@ -95,9 +96,10 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         terminal.object("planaria/eval/1", &told)?;
     } else {
         let (loss, perplexity) = (found.loss, found.perplexity);
-        let (tokens, samples, sequence) = (found.tokens, found.samples, found.sequence);
+        let (tokens, samples) =
+            (count(found.tokens as usize, "token"), count(found.samples as usize, "sample"));
         terminal.line(format!("loss {loss:.6}, perplexity {perplexity:.4}"))?;
-        terminal.note(format!("{tokens} tokens in {samples} samples of up to {sequence}"));
+        terminal.note(format!("{tokens} in {samples} of up to {}", found.sequence));
     }
     Ok(Exit::Success)
 }

@@ -1,7 +1,7 @@
 //! `planaria explain`: what every op of a model does on a mesh, and why.
 
 use crate::exit::Exit;
-use crate::quantity::Bytes;
+use crate::quantity::{Bytes, count};
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         return Ok(Exit::Success);
     }
     let Explanation { mesh, dtype, accumulation, .. } = &told;
-    terminal.line(format!("{mesh}, {dtype}, {accumulation} micro-batches a step"))?;
+    terminal.line(format!("{mesh}, {dtype}, {} a step", count(*accumulation as usize, "micro-batch")))?;
     for stage in &told.stages {
         print(terminal, stage, args.all)?;
     }
@@ -53,7 +53,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 fn print(terminal: &mut Terminal, stage: &StageExplained, all: bool) -> Result<()> {
     let StageExplained { stage: place, layers, ops, bytes_per_step, .. } = stage;
     let sent = Bytes(*bytes_per_step);
-    let head = format!("\nstage {place}: {layers} blocks, each rank sends {sent} a step for its ops");
+    let head =
+        format!("\nstage {place}: {}, each rank sends {sent} a step for its ops", count(*layers, "block"));
     let head = terminal.paint(Style::Name, &head);
     terminal.line(head)?;
     if ops.is_empty() {

@@ -1,9 +1,9 @@
 //! `planaria export`: the metrics of a run for other programs.
 
 use crate::exit::Exit;
-use crate::failure::Failure;
+use crate::target::{self, Existing};
 use crate::terminal::Terminal;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use planaria::telemetry::History;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -36,11 +36,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         terminal.line(text.trim_end())?;
         return Ok(Exit::Success);
     };
-    if path.exists() && !args.yes {
-        let message = format!("'{}' exists already", path.display());
-        return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
-    }
-    std::fs::write(path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
+    target::write(path, Existing::from_yes(args.yes), text.as_bytes())?;
     terminal.line(path.display())?;
     Ok(Exit::Success)
 }

@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// A picture to show before the text, in a model that sees; may be given several times
     #[arg(long, value_name = "FILE", requires = "text", conflicts_with = "prompts")]
     image: Vec<PathBuf>,
-    /// What the model is told before the conversation
+    /// System prompt of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// Random seed for sampling
@@ -148,9 +148,7 @@ fn read_prompts(file: &Path) -> Result<Vec<String>> {
         });
     }
     match out.is_empty() {
-        true => {
-            Err(Failure::usage(format!("'{name}' holds no prompt")).hint("write one on each line").into())
-        }
+        true => Err(Failure::usage(format!("'{name}' has no prompt")).hint("write one on each line").into()),
         false => Ok(out),
     }
 }
@@ -270,7 +268,7 @@ impl Writer<'_> {
     }
 }
 
-/// A reader that went away is no error; the rest is computed for nobody, and soon over.
+/// A reader that went away is not an error; the rest is computed for nobody, and soon over.
 pub(super) fn write(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = write!(out, "{text}").and_then(|()| out.flush());

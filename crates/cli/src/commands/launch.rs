@@ -1,4 +1,4 @@
-//! `planaria launch`: starts ranks, says why the first one failed, and goes on from the last checkpoint with the ranks that are left.
+//! `planaria launch`: starts ranks, says why the first one failed, and resumes from the last checkpoint with the ranks that are left.
 
 mod budget;
 mod hang;
@@ -51,13 +51,13 @@ pub(crate) struct Args {
     /// Continue with no fewer ranks than this when ranks are lost
     #[arg(long, value_name = "NUMBER")]
     min_ranks: Option<u32>,
-    /// End ranks that stand still for so long, with a report of who kept whom waiting; never if not given
+    /// End ranks that hang for this long, with a report of who kept whom waiting; never if not given
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     hang_after: Option<Duration>,
     /// Pause before the second start in a row without a new checkpoint; each further one waits twice as long
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     back_off: Duration,
-    /// When ranks were lost, save after so long and go on with all of them again; only on SIGUSR2 if not given
+    /// When ranks were lost, save after this long and continue with all of them; only on SIGUSR2 if not given
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     grow_after: Option<Duration>,
     /// The command
@@ -72,8 +72,8 @@ pub(crate) struct Args {
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
-    Duration::try_from_secs_f64(number).map_err(|_| format!("{text} seconds are not a time to wait"))
+    let number: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
+    Duration::try_from_secs_f64(number).map_err(|_| format!("{text} seconds is not a valid time"))
 }
 
 /// What ranks are.
@@ -96,6 +96,10 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     if least > args.ranks || least == 0 {
         let message = format!("--min-ranks {least} is not between 1 and the {} ranks of -n", args.ranks);
         return Err(Failure::usage(message).into());
+    }
+    // A configuration that does not hold is refused here, once, before there are ranks that would each say so.
+    if let Some(config) = mesh::config(&args.command) {
+        config?;
     }
     Launch {
         args,
@@ -123,7 +127,7 @@ impl Launch<'_> {
     fn go(&mut self, terminal: &mut Terminal) -> Result<Exit> {
         let exit = self.start_until_done(terminal)?;
         // Nobody else will bring what is only in memory to the run's folder.
-        if let Some(config) = mesh::config(&self.args.command) {
+        if let Some(Ok(config)) = mesh::config(&self.args.command) {
             memory::settle(&config, exit, terminal)?;
         }
         Ok(exit)
@@ -137,12 +141,12 @@ impl Launch<'_> {
                 keep_beats(&folder.0, notes);
             }
             let again = self.budget.used() > 0;
-            match End::of(&ended, &folder.0, again) {
+            match End::of(&ended, &folder.0) {
                 End::Done => return Ok(Exit::Success),
                 End::Stopped if ended.grown && self.stop.times() == 0 => {
                     self.stop.grown();
                     self.fit(self.args.ranks, terminal)?;
-                    terminal.warn(format!("lost ranks are back; going on with {}", self.named()));
+                    terminal.warn(format!("lost ranks are back; continuing with {}", self.named()));
                     continue;
                 }
                 End::Stopped => return Ok(Exit::Stopped),
@@ -290,7 +294,8 @@ enum End {
 }
 
 impl End {
-    fn of(ended: &Ended, folder: &Path, again: bool) -> End {
+    fn of(ended: &Ended, folder: &Path) -> End {
+        // Behind mpirun the ranks know better: its own status is that of whichever rank ended first.
         let refused = || ended.records.first().is_some_and(|first| first.code == Some(2));
         match ended.status.code() {
             _ if ended.hang.is_some() => End::Failed,
@@ -298,7 +303,7 @@ impl End {
             Some(0) => End::Done,
             Some(75) => End::Stopped,
             Some(2) => End::Refused,
-            _ if again && refused() => End::Refused,
+            _ if refused() => End::Refused,
             _ => End::Failed,
         }
     }

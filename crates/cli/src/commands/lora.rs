@@ -42,7 +42,7 @@ struct Merge {
     output: Output,
 }
 
-/// How the sign of most is found.
+/// How the majority sign is found.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum MajorityName {
     Total,
@@ -65,10 +65,10 @@ struct Combine {
     /// linear, cat, svd, ties, dare_linear, dare_ties, magnitude_prune; all but the first two also as NAME_svd
     #[arg(long, value_name = "METHOD", default_value = "cat")]
     method: String,
-    /// Part of the elements that pruning leaves
+    /// Share of the elements that pruning keeps
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     density: f64,
-    /// How the sign of most is found
+    /// How the majority sign is found
     #[arg(long, value_enum, default_value = "total")]
     majority: MajorityName,
     /// Rank of factors that are taken from products [default: the largest of the adapters]
@@ -77,7 +77,7 @@ struct Combine {
     /// Keep factors that are taken from products within this quantile of their values
     #[arg(long, value_name = "QUANTILE")]
     svd_clamp: Option<f64>,
-    /// Of what is pruned at random
+    /// Seed of random pruning
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -96,7 +96,7 @@ struct Extract {
     /// Largest rank of a module
     #[arg(long, default_value_t = 32)]
     max_rank: usize,
-    /// Singular values up to this count as none
+    /// Singular values up to this count as zero
     #[arg(long, default_value_t = 0.0)]
     sv_epsilon: f64,
     /// Put the singular values into the first factor alone
@@ -108,7 +108,7 @@ struct Extract {
     /// Only modules whose names this regular expression finds; may be given again
     #[arg(long, value_name = "REGEX")]
     include: Vec<String>,
-    /// No modules whose names this regular expression finds; may be given again
+    /// Leave out modules whose names this regular expression finds; may be given again
     #[arg(long, value_name = "REGEX")]
     exclude: Vec<String>,
     #[command(flatten)]
@@ -139,7 +139,7 @@ fn combine_all(args: &Combine, terminal: &mut Terminal) -> Result<Exit> {
         let (path, weight) = match text.rsplit_once('=') {
             None => (text.as_str(), 1.0),
             Some((path, weight)) => {
-                let wrong = || format!("'{weight}' behind '{path}' is no weight; write PATH=0.5");
+                let wrong = || format!("'{weight}' after '{path}' is not a weight; write PATH=0.5");
                 (path, weight.parse().ok().filter(|w: &f64| w.is_finite()).with_context(wrong)?)
             }
         };

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// With `--inputs tensors`: what to do about tensors that not all files have
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     missing: Rest,
-    /// Seed of the methods that draw
+    /// Seed of the methods that draw random numbers
     #[arg(long, visible_alias = "random-seed", default_value_t = 0)]
     seed: u64,
     /// Leave out tensors whose names match this pattern (`*`, `?`); may be given again
@@ -71,7 +71,7 @@ pub(crate) struct Output {
     /// Say what would be read and written, and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Replace the checkpoint that stands at the target
+    /// Replace the checkpoint at the target
     #[arg(long)]
     yes: bool,
 }

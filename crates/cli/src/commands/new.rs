@@ -2,6 +2,7 @@
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -33,10 +34,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let message = format!("'{}' does not end in .toml", file.display());
         return Err(Failure::usage(message).hint("give a name such as first.toml").into());
     }
-    if file.exists() && !args.yes {
-        let message = format!("'{}' exists already", file.display());
-        return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
-    }
+    let existing = Existing::from_yes(args.yes);
+    target::check(file, existing)?;
     let own = file.display().to_string();
     let name = file.file_name().map_or_else(|| own.clone(), |name| name.to_string_lossy().into_owned());
     let seen = |path: &String| seen_from(file.parent().unwrap_or(Path::new("")), path);
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     if let Some(folder) = file.parent().filter(|folder| *folder != Path::new("")) {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create '{}'", folder.display()))?;
     }
-    std::fs::write(file, text).with_context(|| format!("cannot write '{own}'"))?;
+    target::write(file, existing, text.as_bytes())?;
     if terminal.json {
         terminal.object("planaria/new/1", &json!({ "path": own }))?;
     } else {

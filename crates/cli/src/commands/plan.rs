@@ -1,7 +1,7 @@
 //! `planaria plan`: what a run will need, without starting it.
 
 use crate::exit::Exit;
-use crate::quantity::Bytes;
+use crate::quantity::{self, Bytes};
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     if let Some(limit) = args.memory.filter(|_| !fits) {
         let stage = plan.largest().map_or(0, |rank| rank.stage);
         terminal.note(format!(
-            "{} ranks of stage {stage} need {}, more than {limit}",
+            "{} each rank of stage {stage} needs {}, more than {limit}",
             terminal.paint_err(Style::Bad, "no:"),
             Bytes(most)
         ));
@@ -63,13 +63,15 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     let Plan { ranks, mesh, parameters, dtype, global_batch, micro_batch, accumulation, tokens, .. } = plan;
     let operations = plan.operations;
-    let mut size = crate::quantity::parameters(*parameters);
+    let mut size = quantity::parameters(*parameters);
     if plan.trained < *parameters {
-        size = format!("{} trained of {size}", crate::quantity::parameters(plan.trained));
+        size = format!("{} trained of {size}", quantity::parameters(plan.trained));
     }
-    terminal.line(format!("{ranks} ranks as {mesh}, {size}, {dtype}"))?;
+    terminal.line(format!("{} as {mesh}, {size}, {dtype}", quantity::count(*ranks, "rank")))?;
     terminal.line(format!(
-        "a step: {global_batch} samples ({micro_batch} at a time, {accumulation} times), {} tokens, {operations:.2e} FLOPs",
+        "a step: {} ({micro_batch} at a time, {}), {} tokens, {operations:.2e} FLOPs",
+        quantity::count(*global_batch as usize, "sample"),
+        quantity::count(*accumulation as usize, "time"),
         count(*tokens as f64)
     ))?;
     terminal.line(format!("pipeline: {}, {:.1}% of the step idle\n", plan.schedule, plan.bubble * 100.0))?;

@@ -3,8 +3,9 @@
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::quantity::count;
+use crate::target::{self, Existing};
 use crate::terminal::{Style, Terminal};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use planaria::telemetry::{Canvas, Chart, ChartOptions, History, Scale};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -111,12 +112,10 @@ fn write_svg(args: &Args, chart: &Chart, path: &Path) -> Result<()> {
         let message = format!("'{}' does not end in .svg, the only picture format", path.display());
         return Err(Failure::usage(message).hint("give a name such as loss.svg").into());
     }
-    if path.exists() && !args.yes {
-        let message = format!("'{}' exists already", path.display());
-        return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
-    }
+    let existing = Existing::from_yes(args.yes);
+    target::check(path, existing)?;
     let svg = chart.to_svg((args.width.unwrap_or(900), args.height.unwrap_or(450)))?;
-    std::fs::write(path, svg).with_context(|| format!("cannot write '{}'", path.display()))
+    target::write(path, existing, svg.as_bytes())
 }
 
 /// Columns of the terminal, where the shell says so.

@@ -7,6 +7,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::quantity::count;
 use crate::table::Table;
+use crate::target::{self, Existing};
 use crate::terminal::{Style, Terminal};
 use anyhow::{Context, Result};
 pub(super) use files::beside;
@@ -61,6 +62,9 @@ struct Show {
     /// Draw it into a file instead
     #[arg(long, value_name = "OUT.svg", conflicts_with = "summary")]
     svg: Option<PathBuf>,
+    /// Replace the file if it exists
+    #[arg(long, requires = "svg")]
+    yes: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -112,7 +116,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 fn show(args: &Show, terminal: &mut Terminal) -> Result<Exit> {
     let program = read_program(&args.program)?;
     if let Some(path) = &args.svg {
-        files::write(path, program::svg(&program).as_bytes())?;
+        target::write(path, Existing::from_yes(args.yes), program::svg(&program).as_bytes())?;
         terminal.line(path.display())?;
     } else if terminal.json {
         terminal.object("planaria/program-show/1", &summary(&program))?;
@@ -227,7 +231,8 @@ fn diff(args: &Diff, terminal: &mut Terminal) -> Result<Exit> {
 
 fn patch(args: &Patch, terminal: &mut Terminal) -> Result<Exit> {
     let mut program = read_program(&args.program)?;
-    files::free(&args.out, args.yes)?;
+    let existing = Existing::from_yes(args.yes);
+    target::check(&args.out, existing)?;
     let mut changes = Vec::new();
     if let Some(path) = &args.with {
         let text =
@@ -242,7 +247,7 @@ fn patch(args: &Patch, terminal: &mut Terminal) -> Result<Exit> {
         }
         _ => {}
     }
-    files::write(&args.out, paddle::write(&program).as_bytes())?;
+    target::write(&args.out, existing, paddle::write(&program).as_bytes())?;
     for change in &changes {
         terminal.line(change)?;
     }
@@ -278,17 +283,17 @@ fn export(args: &Move, terminal: &mut Terminal) -> Result<Exit> {
             .into());
     };
     let parameters = PathBuf::from(format!("{stem}.pdiparams"));
-    files::free(&args.out, false)?;
+    target::check(&args.out, Existing::Keep)?;
     let mut written = vec![&args.out];
     if state.iter().next().is_some() {
-        files::free(&parameters, false)?;
+        target::check(&parameters, Existing::Keep)?;
         let mut bytes = Vec::new();
         state.write(&program, &mut bytes)?;
-        files::write(&parameters, &bytes)?;
+        target::write(&parameters, Existing::Keep, &bytes)?;
         written.push(&parameters);
     }
     // The program comes last: without it the parameters stand for nothing.
-    files::write(&args.out, paddle::write(&program).as_bytes())?;
+    target::write(&args.out, Existing::Keep, paddle::write(&program).as_bytes())?;
     for path in written {
         terminal.line(path.display())?;
     }
@@ -302,10 +307,10 @@ fn export_onnx(
     state: &program::ProgramState,
     terminal: &mut Terminal,
 ) -> Result<Exit> {
-    files::free(&args.out, false)?;
+    target::check(&args.out, Existing::Keep)?;
     let (program, state) = files::of_paddle(program.clone(), state.clone())?;
     let exported = program::onnx::export(&program, &state, None, &|_, _| None)?;
-    files::write(&args.out, &exported.model)?;
+    target::write(&args.out, Existing::Keep, &exported.model)?;
     terminal.line(args.out.display())?;
     Ok(Exit::Success)
 }

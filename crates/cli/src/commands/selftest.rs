@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// Only families whose name starts with this
     #[arg(long, value_name = "NAME")]
     family: Option<String>,
-    /// Begin no case after so many minutes
+    /// Start no case after this many minutes
     #[arg(long, value_name = "NUMBER")]
     minutes: Option<f64>,
     /// File to write the outcome to, as JSON

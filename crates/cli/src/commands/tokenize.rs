@@ -1,8 +1,8 @@
 //! `planaria tokenize`: text into a token file that training maps into memory.
 
 use crate::exit::Exit;
-use crate::failure::Failure;
 use crate::quantity::{Bytes, count};
+use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
@@ -65,10 +65,8 @@ impl From<KindName> for SourceKind {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    if args.output.exists() && !args.yes {
-        let message = format!("'{}' exists already", args.output.display());
-        return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
-    }
+    let existing = Existing::from_yes(args.yes);
+    target::check(&args.output, existing)?;
     let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
     let special = if args.parse_special { SpecialText::Parse } else { SpecialText::Plain };
     tokenizer.set_special_text(special);
@@ -79,8 +77,16 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         source
     };
     let sources: Vec<Source> = args.text.iter().map(source).collect();
-    let header = pretokenize(&sources, &tokenizer, &args.output)?;
-    TokenFile::open(&args.output)?.verify()?;
+    let name = args.output.file_name().unwrap_or_default().to_string_lossy();
+    let beside = args.output.with_file_name(format!(".{name}.{}", std::process::id()));
+    let header = pretokenize(&sources, &tokenizer, &beside)?;
+    let sound = TokenFile::open(&beside).and_then(|file| file.verify());
+    if let Err(error) = sound {
+        // What cannot be removed is hidden and harmless.
+        let _ = std::fs::remove_file(&beside);
+        return Err(error.into());
+    }
+    target::publish(&beside, &args.output, existing)?;
     let bytes = std::fs::metadata(&args.output)?.len();
     if terminal.json {
         let value = json!({

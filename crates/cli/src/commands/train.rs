@@ -62,8 +62,8 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let mut config = args.config()?;
     let place = Started::find()?;
+    let mut config = args.config().map_err(|error| of_every_rank(error, &place))?;
     let ranks = args.ranks.map(|n| n as usize).or(place.threads());
     if place.restarts() > 0 && ranks.or(place.processes()).is_some_and(|n| n != config.mesh.ranks()) {
         // After a restart on fewer ranks the replicas that are left take over the batch.
@@ -91,10 +91,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         None => trainer,
     };
     let outcome = match &place {
-        Started::Mpi { .. } => mpi(&trainer)?,
+        Started::Mpi { rank, .. } => mpi(&trainer, *rank)?,
         Started::Processes { place, .. } => {
-            let rank = place.rank;
-            trainer.run_sockets(place).map_err(|error| of_this_rank(error, rank))?
+            trainer.run_sockets(place).map_err(|error| of_this_rank(error, place.rank))?
         }
         _ => trainer.run(Some(ranks_now))?,
     };
@@ -127,16 +126,27 @@ fn store_fault(config: &Config, place: &Started) -> Result<Option<Arc<dyn Store>
     Ok(Some(Arc::new(Faulty::new(store, fault.0, fault.1))))
 }
 
-/// What all ranks find together, as this one says it: the one that cannot be trusted ends in a way of its own.
+/// What all ranks find together, as this one says it: the one that cannot be trusted ends in a way of its own, and what another
+/// rank reports is not said twice.
 fn of_this_rank(error: planaria::train::Error, rank: usize) -> anyhow::Error {
+    use planaria::train::Error;
     let message = error.to_string();
     match &error {
-        planaria::train::Error::Suspect { ranks, .. } if ranks.contains(&rank) => {
+        Error::Told { usage, .. } => {
+            Failure::reported(if *usage { Exit::Usage } else { Exit::PeerLost }).into()
+        }
+        Error::Suspect { ranks, .. } if ranks.contains(&rank) => {
             Failure::suspect(message).hint(error.hint().unwrap_or_default()).into()
         }
-        planaria::train::Error::Suspect { .. } => Failure::peer_lost(message).into(),
+        Error::Suspect { .. } => Failure::peer_lost(message).into(),
         _ => error.into(),
     }
+}
+
+/// A configuration that every process reads and refuses: the first one says why. A file may be missing for one of them only.
+fn of_every_rank(error: anyhow::Error, place: &Started) -> anyhow::Error {
+    let missing = matches!(error.downcast_ref(), Some(planaria::train::Error::Io { .. }));
+    if place.is_first() || missing { error } else { Failure::reported(Exit::Usage).into() }
 }
 
 /// Waits until whoever started this process is gone; then it saves and stops, and ends in any case.
@@ -160,12 +170,12 @@ fn healing(place: &Started) -> Result<Healing> {
 
 /// Runs as one of several processes.
 #[cfg(feature = "mpi")]
-fn mpi(trainer: &Trainer) -> Result<Outcome> {
-    Ok(trainer.run_mpi()?)
+fn mpi(trainer: &Trainer, rank: usize) -> Result<Outcome> {
+    trainer.run_mpi().map_err(|error| of_this_rank(error, rank))
 }
 
 #[cfg(not(feature = "mpi"))]
-fn mpi(_: &Trainer) -> Result<Outcome> {
+fn mpi(_: &Trainer, _: usize) -> Result<Outcome> {
     let message = "started by mpirun, but this command was built without MPI";
     Err(Failure::usage(message).hint("build it with `--features mpi`, or use thread ranks with `-n`").into())
 }

@@ -125,7 +125,7 @@ impl Conversation {
         if !found {
             return Ok(());
         }
-        let problem = "it has the character U+FDD0 or U+FDD1, which is reserved and no text".to_string();
+        let problem = "it has the character U+FDD0 or U+FDD1, which are reserved".to_string();
         Err(Refusal::Field { field: "messages".into(), problem })
     }
 }
@@ -220,7 +220,7 @@ fn content(value: &Json, at: &str) -> Result<(), Refusal> {
                     }
                     Some("image" | "image_url" | "video") => {}
                     Some(other) => {
-                        let problem = format!("'{other}' is none of text, image, video");
+                        let problem = format!("'{other}' is not one of text, image, video");
                         return Err(Refusal::Field { field: format!("{at}.type"), problem });
                     }
                     None => {
@@ -288,7 +288,8 @@ fn share_gpt(value: Json, name: &str) -> Result<Vec<Json>, Refusal> {
             "observation" | "tool" | "function_response" => Json::message("tool", value),
             "function_call" => call(&value, &at("value"))?,
             other => {
-                let problem = format!("'{other}' is none of human, gpt, system, function_call, observation");
+                let problem =
+                    format!("'{other}' is not one of human, gpt, system, function_call, observation");
                 return Err(Refusal::Field { field: at("from"), problem });
             }
         });

@@ -66,9 +66,9 @@ impl Report {
         let mut out = vec![
             format!("rows: {}", if forms.is_empty() { "none".into() } else { forms.join(", ") }),
             format!(
-                "{} rows in {} samples, {:.1} % padding",
-                self.kept,
-                self.samples,
+                "{} in {}, {:.1} % padding",
+                counted(self.kept, "row"),
+                counted(self.samples, "sample"),
                 share(self.room - self.tokens, self.room)
             ),
             format!(
@@ -79,16 +79,22 @@ impl Report {
             ),
         ];
         if self.cut > 0 {
-            out.push(format!("{} rows were cut, {} tokens lost", self.cut, self.cut_tokens));
+            out.push(format!("cut {}, {} lost", counted(self.cut, "row"), counted(self.cut_tokens, "token")));
         }
         if self.too_long > 0 {
-            out.push(format!("{} rows were left out: too long", self.too_long));
+            out.push(format!("left out {}: too long", counted(self.too_long, "row")));
         }
         if self.untrained > 0 {
-            out.push(format!("{} rows were left out: no token of them is trained", self.untrained));
+            out.push(format!("left out {}: no trained token", counted(self.untrained, "row")));
         }
         out
     }
+}
+
+/// `1 row`, `2 rows`.
+fn counted(number: impl Into<u64>, noun: &str) -> String {
+    let number = number.into();
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// The samples of one source.

@@ -28,7 +28,7 @@ pub(super) fn each_value(path: &Path, column: &str, take: Take<'_>) -> Result<()
     };
     let found = &all[place];
     if found.physical_type() != Type::BYTE_ARRAY || found.max_rep_level() > 0 {
-        return Err(Error::parquet(path, format!("the column '{column}' holds no text")));
+        return Err(Error::parquet(path, format!("the column '{column}' is not text")));
     }
     let mut row = 0;
     for group in 0..reader.num_row_groups() {

@@ -92,7 +92,7 @@ fn parquet_columns_are_read_from_every_codec() {
     }
     let path = given("snappy.parquet");
     assert!(refused(&path, "text").ends_with("there is no column 'text'; it has 'body', 'id'"));
-    assert!(refused(&path, "id").ends_with("the column 'id' holds no text"));
+    assert!(refused(&path, "id").ends_with("the column 'id' is not text"));
     assert!(refused(&given("null.parquet"), "body").ends_with("'body' of row 1 is null"));
 }
 

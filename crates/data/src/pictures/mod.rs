@@ -16,8 +16,8 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A file that is no picture, or a damaged one, or one that is too large.
-    #[error("this is no sound PNG, JPEG or WebP picture: {reason}")]
+    /// A file that is not a picture, or a damaged one, or one that is too large.
+    #[error("this is not a valid PNG, JPEG or WebP picture: {reason}")]
     Broken {
         /// What the decoder said.
         reason: String,

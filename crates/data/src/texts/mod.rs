@@ -26,9 +26,9 @@ pub struct Config {
     pub negatives: Option<usize>,
     /// Every text ends with the tokenizer's `eos`, which the saved tokenizer then adds too.
     pub append_eos: bool,
-    /// Stands before every query: `"Instruct: find the answer\nQuery: "`.
+    /// Put before every query: `"Instruct: find the answer\nQuery: "`.
     pub query_prompt: String,
-    /// Stands before every other text.
+    /// Put before every other text.
     pub document_prompt: String,
     /// Whether what stands before a text counts in its embedding; it is always seen by the tokens after it.
     pub include_prompt: bool,

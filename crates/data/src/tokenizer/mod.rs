@@ -348,7 +348,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of some tokens, special ones left out. Bytes that are no text become U+FFFD.
+    /// The text of some tokens, special ones left out. Bytes that are not text become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.decode_as(tokens, false)
     }

@@ -65,7 +65,7 @@ impl Root {
             let near = nearest(&name, near.iter().map(String::as_str));
             return Err(Error::model(path, format!("there is nothing at this path{near}")));
         }
-        found.to_str().map(str::to_string).ok_or_else(|| Error::model(path, "the path is no text"))
+        found.to_str().map(str::to_string).ok_or_else(|| Error::model(path, "the path is not text"))
     }
 }
 
@@ -120,7 +120,7 @@ impl Model {
         let mut model = Model { name, config, tensors, foreign, files, source, places };
         if let Some(text) = model.file("config.json")? {
             let bad =
-                |error: serde_json::Error| Error::model(path, format!("config.json is no JSON: {error}"));
+                |error: serde_json::Error| Error::model(path, format!("config.json is not JSON: {error}"));
             model.config = serde_json::from_slice(&text).map_err(bad)?;
         }
         Ok(model)
@@ -167,7 +167,7 @@ impl Model {
     /// The same as JSON.
     pub(crate) fn json(&self, name: &str) -> Result<Option<Value>> {
         let Some(text) = self.file(name)? else { return Ok(None) };
-        let bad = |error: serde_json::Error| Error::model(&self.name, format!("{name} is no JSON: {error}"));
+        let bad = |error: serde_json::Error| Error::model(&self.name, format!("{name} is not JSON: {error}"));
         serde_json::from_slice(&text).map(Some).map_err(bad)
     }
 

@@ -18,7 +18,8 @@ impl Adapter {
     pub(super) fn of_paddle(mut folder: Model) -> Result<Adapter> {
         let name = folder.name.clone();
         let Some(given) = folder.json("lora_config.json")? else {
-            let what = "there is neither an adapter_config.json nor a lora_config.json, so it is no adapter";
+            let what =
+                "there is neither an adapter_config.json nor a lora_config.json, so it is not an adapter";
             return Err(Error::model(&name, what));
         };
         let set = |field: &&&str| {

@@ -106,8 +106,9 @@ pub(super) fn parse(text: &str, alike: Alike) -> Result<Recipe> {
             "dtype" => {
                 let name = value.text("an element type")?;
                 let known = dtype_of(&name);
-                dtype =
-                    Some(known.ok_or_else(|| Error::recipe(line, format!("'{name}' is no element type")))?);
+                dtype = Some(
+                    known.ok_or_else(|| Error::recipe(line, format!("'{name}' is not an element type")))?,
+                );
             }
             "architecture" => architecture = Some((line, value.text("an architecture")?)),
             other => warnings.push(format!("line {line}: '{other}' has no effect{}", nearest(other, KEYS))),
@@ -133,7 +134,7 @@ fn mode(node: &Node) -> Result<GateMode> {
                 other,
                 ["hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "uniform_random"],
             );
-            return Err(Error::recipe(node.line, format!("'{other}' is no gate_mode{near}")));
+            return Err(Error::recipe(node.line, format!("'{other}' is not a gate_mode{near}")));
         }
     })
 }
@@ -196,7 +197,7 @@ impl Recipe {
             return wrong(format!("there are {count} experts, and experts_per_token is {}", self.active));
         }
         if self.active == 0 {
-            return wrong("experts_per_token is 0; nobody would work on a token".to_string());
+            return wrong("experts_per_token is 0; no expert would process a token".to_string());
         }
         let same = self.experts.iter().all(|expert| expert.model == self.experts[0].model);
         if same && count > 1 && alike == Alike::Refused {
@@ -236,7 +237,7 @@ impl Recipe {
                 let (_, family) = found.ok_or_else(|| {
                     Error::recipe(
                         *line,
-                        format!("'{name}' is no architecture{near} (known: {})", names.join(", ")),
+                        format!("'{name}' is not an architecture{near} (known: {})", names.join(", ")),
                     )
                 })?;
                 (*line, *family)

@@ -260,7 +260,10 @@ fn dtype(node: &Node) -> Result<DType> {
     dtype_of(&name).ok_or_else(|| {
         let known = ["float32", "float16", "bfloat16", "float64"];
         let near = nearest(&name, known);
-        Error::recipe(node.line, format!("'{name}' is no element type{near} (known: {})", known.join(", ")))
+        Error::recipe(
+            node.line,
+            format!("'{name}' is not an element type{near} (known: {})", known.join(", ")),
+        )
     })
 }
 
@@ -357,7 +360,7 @@ fn row_source(node: &Node) -> Result<RowSource> {
         }
         other => {
             let near = nearest(other, ["zero", "model_token"]);
-            Err(Error::recipe(kind.line, format!("'{other}' is no kind of row{near}")))
+            Err(Error::recipe(kind.line, format!("'{other}' is not a kind of row{near}")))
         }
     }
 }

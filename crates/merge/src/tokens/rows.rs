@@ -156,10 +156,10 @@ impl Relaid {
             Row::Mean(rows) => rows.iter().all(there),
             Row::Zero | Row::Padding => true,
         };
-        match self.rows.iter().find(|row| !fits(row)) {
-            None => Ok(()),
-            Some(row) => {
-                let what = format!("a row that {owner} needs ({row:?}) is not there or of another width");
+        match self.rows.iter().all(fits) {
+            true => Ok(()),
+            false => {
+                let what = format!("a row that {owner} needs is missing or has another width");
                 Err(Error::tensor(&self.name, what))
             }
         }

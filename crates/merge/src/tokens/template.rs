@@ -38,7 +38,7 @@ pub(crate) fn chat_template(recipe: &Recipe, models: &[&Model]) -> Result<Option
     let near = nearest(asked, NAMED.iter().map(|(name, _)| *name));
     let known: Vec<&str> = NAMED.iter().map(|(name, _)| *name).collect();
     let what = format!(
-        "'{asked}' is no chat_template{near} (known: auto, {}, or the text of one)",
+        "'{asked}' is not a chat_template{near} (known: auto, {}, or the text of one)",
         known.join(", ")
     );
     Err(Error::recipe(recipe.line, what))

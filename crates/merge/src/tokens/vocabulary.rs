@@ -114,7 +114,7 @@ fn converted(model: &Model) -> Result<Value> {
     let made = made.map_err(|error| Error::model(&model.name, error.to_string()))?;
     let text = made.get(TOKENIZER).ok_or_else(missing)?;
     serde_json::from_slice(text)
-        .map_err(|error| Error::model(&model.name, format!("{TOKENIZER} is no JSON: {error}")))
+        .map_err(|error| Error::model(&model.name, format!("{TOKENIZER} is not JSON: {error}")))
 }
 
 /// Settings of a token that says nothing about itself.

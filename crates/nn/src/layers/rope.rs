@@ -157,7 +157,7 @@ impl Rope {
         }
         let frequencies: Vec<f64> = (0..dim / 2).map(|i| scaling.scaled(i, dim, theta)).collect();
         if let Some(bad) = frequencies.iter().find(|f| !f.is_finite()) {
-            let what = format!("rope scaling {scaling:?} gives the frequency {bad}");
+            let what = format!("rope_scaling gives the frequency {bad}");
             return Err(Error::Sizes { what });
         }
         let attention = scaling.attention();

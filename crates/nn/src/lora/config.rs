@@ -226,7 +226,7 @@ impl LoraConfig {
     /// Refuses values outside their ranges, and variants that compute something else.
     pub fn check(&self) -> Result<()> {
         if self.peft_type != "LORA" {
-            return Err(refuse("peft_type", &self.peft_type, "only LORA is known"));
+            return Err(refuse("peft_type", &self.peft_type, "only LORA is supported"));
         }
         let set = |field: &&&str| {
             let value = self.rest.get(**field).unwrap_or(&Value::Null);
@@ -280,7 +280,7 @@ impl LoraConfig {
             "none" => Ok(Biases::None),
             "all" => Ok(Biases::All),
             "lora_only" => Ok(Biases::Adapted),
-            other => Err(refuse("bias", format!("\"{other}\""), "known are none, all and lora_only")),
+            other => Err(refuse("bias", format!("\"{other}\""), "use none, all or lora_only")),
         }
     }
 
@@ -298,13 +298,11 @@ impl LoraConfig {
                     Ok(Factors::Pissa)
                 }
                 other => {
-                    let hint = "known are true, false, gaussian, pissa and olora";
+                    let hint = "use true, false, gaussian, pissa or olora";
                     Err(refuse("init_lora_weights", format!("\"{other}\""), hint))
                 }
             },
-            other => {
-                Err(refuse("init_lora_weights", other, "known are true, false, gaussian, pissa and olora"))
-            }
+            other => Err(refuse("init_lora_weights", other, "use true, false, gaussian, pissa or olora")),
         }
     }
 
@@ -394,6 +392,6 @@ fn fitting<V: Copy>(patterns: &[(String, V)], module: &str) -> Result<Option<V>>
 pub(super) fn regex(pattern: &str, text: &str) -> Result<Regex> {
     Regex::new(pattern).map_err(|error| {
         let why = error.to_string().lines().last().unwrap_or_default().to_string();
-        Error::Adapter { what: format!("'{text}' is no regular expression that is known here: {why}") }
+        Error::Adapter { what: format!("'{text}' is not a regular expression that is known here: {why}") }
     })
 }

@@ -313,7 +313,7 @@ fn tokens(
         let module = found.iter().find(|module| module.table && names(&name, &module.key));
         let Some(module) = module else {
             let what = format!(
-                "'{name}' (`trainable_token_indices`) is no table of token vectors{}",
+                "'{name}' (`trainable_token_indices`) is not a table of token vectors{}",
                 nearest(&name, found)
             );
             return Err(Error::Adapter { what });

@@ -78,7 +78,7 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         Ok(cost::from_table(&self.parameters(&segment.stage())?, self.width()?, segment, sizes))
     }
 
-    /// Values that a run compares with those of the checkpoint it goes on from. As a rule all of `config.json`.
+    /// Values that a run compares with those of the checkpoint it resumes from. As a rule all of `config.json`.
     fn settings(&self) -> Vec<Setting> {
         let Value::Object(map) = self.to_value() else { return Vec::new() };
         let counts =

@@ -52,7 +52,8 @@ pub(super) fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionSt
     let documents = run.documents.clone();
     let positions = match (run.cache, &documents, &run.positions) {
         (Some(_), Some(_), _) => {
-            let message = "documents in one row cannot go on from a cache; give each a row".to_string();
+            let message = "documents packed into one row cannot continue from a cache; give each its own row"
+                .to_string();
             return Err(Error::Argument { what: "documents", message });
         }
         (None, Some(documents), _) => {

@@ -42,23 +42,23 @@ impl Gpt2 {
         let read = Reader::new(&map);
         let (width, heads) = (read.size("n_embd")?, read.size("n_head")?);
         if !width.is_multiple_of(heads) {
-            return Err(Error::Sizes { what: format!("{heads} heads do not share out n_embd {width}") });
+            return Err(Error::Sizes { what: format!("{heads} heads do not divide n_embd {width}") });
         }
         let act = read.text("activation_function", "gelu_new")?;
         let refuse = |key: &str, found: String, hint: &str| {
             Err(Error::Unsupported { key: key.into(), found, hint: hint.into() })
         };
         if !["gelu_new", "gelu_pytorch_tanh"].contains(&act) {
-            return refuse("activation_function", format!("\"{act}\""), "known is gelu_new");
+            return refuse("activation_function", format!("\"{act}\""), "only gelu_new is supported");
         }
         for key in ["scale_attn_by_inverse_layer_idx", "add_cross_attention"] {
             if read.flag(key, false)? {
-                return refuse(key, "true".into(), "only false is known");
+                return refuse(key, "true".into(), "only false is supported");
             }
         }
         for key in ["tie_word_embeddings", "scale_attn_weights"] {
             if !read.flag(key, true)? {
-                return refuse(key, "false".into(), "only true is known");
+                return refuse(key, "false".into(), "only true is supported");
             }
         }
         Ok(Arc::new(Gpt2 {

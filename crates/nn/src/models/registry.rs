@@ -88,7 +88,7 @@ impl Models {
     /// The model of a parsed `config.json`.
     pub fn open(&self, config: Value) -> Result<Arc<dyn Architecture>> {
         let Value::Object(map) = config else {
-            return Err(Error::Json { reason: "it is another kind of value".to_string() });
+            return Err(Error::Json { reason: "it has the wrong type".to_string() });
         };
         let found = map.get("model_type").and_then(Value::as_str).unwrap_or_default();
         match self.rows.iter().find(|row| row.model_type == found) {
@@ -107,7 +107,7 @@ impl Models {
         let nearest =
             self.known().max_by(|a, b| near(a).total_cmp(&near(b))).filter(|known| near(known) > 0.8);
         let advice = nearest.map(|near| format!("; where only the name differs, set it to `{near}`"));
-        format!("known are {}{}", self.known().collect::<Vec<_>>().join(", "), advice.unwrap_or_default())
+        format!("supported are {}{}", self.known().collect::<Vec<_>>().join(", "), advice.unwrap_or_default())
     }
 
     /// The model of the text of a `config.json`.

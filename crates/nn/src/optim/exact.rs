@@ -257,7 +257,7 @@ fn scaled(head: u128, bit: usize) -> f64 {
 }
 
 fn not_a_sum(array: &Array) -> Error {
-    let message = format!("{} is no sum of squares: {} words of at least 0", array.shape(), LIMBS + 2);
+    let message = format!("{} is not a sum of squares: {} words of at least 0", array.shape(), LIMBS + 2);
     Error::Argument { what: "exact norm", message }
 }
 

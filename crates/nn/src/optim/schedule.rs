@@ -93,7 +93,7 @@ impl Schedule {
         }
     }
 
-    /// Refuses rates that are no rates.
+    /// Refuses rates that are not rates.
     pub fn check(&self) -> Result<()> {
         let Schedule { lr, min_ratio, .. } = *self;
         if !(lr >= 0.0 && lr.is_finite() && (0.0..=1.0).contains(&min_ratio)) {

@@ -41,7 +41,7 @@ impl fmt::Display for Why {
             Why::Known => f.write_str("the program is known"),
             Why::First => f.write_str("captured for the first time"),
             Why::Changed(changes) => write!(f, "captured again: {}", changes.join("; ")),
-            Why::Draws => f.write_str("captured again: it draws random numbers, which have gone on"),
+            Why::Draws => f.write_str("captured again: it draws random numbers, which have advanced"),
         }
     }
 }

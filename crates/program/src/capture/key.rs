@@ -5,7 +5,7 @@ use planaria_tensor::{Tensor, is_recording};
 use std::fmt;
 
 /// Everything that can change the program of a function, as names and texts. Two equal keys stand for one program;
-/// values of inputs and parameters are no part of it.
+/// values of inputs and parameters are not part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProgramKey {
     parts: Vec<(String, String)>,

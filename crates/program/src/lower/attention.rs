@@ -17,7 +17,7 @@ impl Emitter {
             return Ok(None);
         }
         if taken.op.attr("p").is_some() || taken.op.attr("documents").is_some() {
-            return self.refuse(taken.op, "attention with dropout or documents has no form of Paddle here");
+            return self.refuse(taken.op, "attention with dropout or documents cannot be written for Paddle");
         }
         let (q, shape) = (taken.operands[0], self.shape(taken.operands[0])?);
         let [_, heads, queries, dim] = shape[..] else {

@@ -79,7 +79,7 @@ impl Emitter {
     fn rotary(&mut self, taken: &Taken<'_>) -> Result<ValueId> {
         if taken.truth("interleaved") || taken.truth("heads_first") {
             return self
-                .refuse(taken.op, "only halves of heads after the sequence have a form of Paddle here");
+                .refuse(taken.op, "only halves of heads after the sequence can be written for Paddle");
         }
         let x = taken.operands[0];
         let shape = self.shape(x)?;

@@ -124,7 +124,7 @@ impl Emitter {
                 return Ok(made);
             }
         }
-        self.refuse(taken.op, "Paddle and ONNX have no form of this op here")
+        self.refuse(taken.op, "this op cannot be written for Paddle or ONNX")
     }
 }
 

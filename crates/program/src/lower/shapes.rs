@@ -96,7 +96,7 @@ impl Emitter {
                     dim += 1;
                 }
                 (None, Some([])) => shown.push(1),
-                _ => return self.refuse(taken.op, "only slices of steps of 1 have a form of Paddle here"),
+                _ => return self.refuse(taken.op, "only slices of steps of 1 can be written for Paddle"),
             }
         }
         let cut = if windows.is_empty() { x } else { self.slice(x, &windows, &gone)? };

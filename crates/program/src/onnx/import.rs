@@ -25,7 +25,7 @@ const OLDEST: i64 = 13;
 /// leaves open are those that `extents` gives for an input.
 ///
 /// # Errors
-/// Bytes that are no model, a node that has no form here, by operator and name, and elements that are not there.
+/// Bytes that are not a model, a node that has no form here, by operator and name, and elements that are not there.
 pub fn import(
     bytes: &[u8],
     extents: &dyn Fn(&str) -> Option<Vec<usize>>,
@@ -33,7 +33,7 @@ pub fn import(
 ) -> Result<(Program, ProgramState)> {
     let model = Model::decode(bytes);
     let refuse = |what: String| Error::Onnx { place: "model".to_string(), what };
-    let model = model.map_err(|error| refuse(format!("this is no ONNX model: {error}")))?;
+    let model = model.map_err(|error| refuse(format!("this is not an ONNX model: {error}")))?;
     let Some(graph) = &model.graph else { return Err(refuse("it has no graph".to_string())) };
     let main = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
     let opset = model.opset_import.iter().find(|set| main(&set.domain)).and_then(|set| set.version);
@@ -41,7 +41,7 @@ pub fn import(
         Some(version) if (OLDEST..=OPSET + 3).contains(&version) => {}
         found => {
             let found = found.map_or("no operators".to_string(), |version| format!("operator set {version}"));
-            return Err(refuse(format!("it names {found}, known are {OLDEST} to {}", OPSET + 3)));
+            return Err(refuse(format!("it names {found}, and {OLDEST} to {} are supported", OPSET + 3)));
         }
     }
     if !graph.sparse_initializer.is_empty() || !model.functions.is_empty() {
@@ -79,7 +79,7 @@ impl Reader {
             let read = Read::new(node);
             if node.domain.as_deref().is_some_and(|domain| !domain.is_empty() && domain != "ai.onnx") {
                 return read.refuse(format!(
-                    "operators of {} are not known here",
+                    "operators of {} are not supported",
                     node.domain.as_deref().unwrap_or("")
                 ));
             }
@@ -99,7 +99,7 @@ impl Reader {
         let place = format!("input {name}");
         let refuse = |what: &str| Error::Onnx { place: place.clone(), what: what.to_string() };
         let ty = input.ty.as_ref().and_then(|ty| ty.tensor.as_ref());
-        let ty = ty.ok_or_else(|| refuse("it is no tensor"))?;
+        let ty = ty.ok_or_else(|| refuse("it is not a tensor"))?;
         let shape = ty.shape.as_ref().ok_or_else(|| refuse("its number of dims is not known"))?;
         let element = Element::Plain(dtype(&place, ty.elem_type.unwrap_or(0))?);
         let given = extents(name).unwrap_or_default();
@@ -113,9 +113,12 @@ impl Reader {
         };
         let dims = shape.dim.iter().enumerate().map(dim).collect::<Result<Vec<i64>>>()?;
         let ty = TensorType { element, dims };
-        let id =
-            self.emitter.builder.input(name, &ty).ok_or_else(|| refuse("its elements have no type here"))?;
-        let node = ty.node().map(std::sync::Arc::new).ok_or_else(|| refuse("it has no type here"))?;
+        let id = self
+            .emitter
+            .builder
+            .input(name, &ty)
+            .ok_or_else(|| refuse("its element type is not supported"))?;
+        let node = ty.node().map(std::sync::Arc::new).ok_or_else(|| refuse("its type is not supported"))?;
         self.emitter.know(id, &node);
         self.values.insert(name.to_string(), id);
         Ok(())

@@ -73,7 +73,7 @@ impl Reader {
         }
         match self.computed(read)? {
             Some(one) => Ok(vec![one]),
-            None => read.refuse("this operator has no form here"),
+            None => read.refuse("this operator is not supported"),
         }
     }
 

@@ -105,7 +105,7 @@ impl Writer {
     pub(super) fn nodes(&mut self, op: &Op) -> Result<()> {
         let (dialect, name) = op.parts();
         if dialect != "pd_op" || op.results.is_empty() {
-            return self.refuse(op, "it has no form in ONNX here");
+            return self.refuse(op, "it cannot be written as ONNX");
         }
         let outputs: Vec<String> =
             op.results.iter().map(|value| self.name(value.id)).collect::<Result<_>>()?;
@@ -121,7 +121,7 @@ impl Writer {
         {
             return Ok(());
         }
-        self.refuse(op, "it has no form in ONNX here")
+        self.refuse(op, "it cannot be written as ONNX")
     }
 
     /// Ops that move elements.
@@ -152,7 +152,7 @@ impl Writer {
             }
             "cast" => match named_type(op, "dtype") {
                 Some(dtype) => self.node("Cast", &[&x], out, vec![int("to", number(dtype).into())]),
-                None => return self.refuse(op, "its element type has no form in ONNX"),
+                None => return self.refuse(op, "its element type cannot be written as ONNX"),
             },
             "concat" => {
                 let Some(parts) = self.lists.get(&op.operands[0]).cloned() else {
@@ -343,7 +343,7 @@ impl Writer {
     fn filled(&mut self, op: &Op, out: &[String]) -> Result<()> {
         let value = op.attr("value").and_then(Node::as_real).unwrap_or(0.0);
         let Some(dtype) = named_type(op, "dtype") else {
-            return self.refuse(op, "its element type has no form in ONNX");
+            return self.refuse(op, "its element type cannot be written as ONNX");
         };
         let shape = self.ints(&list(op, "shape"))?;
         let one = scalar(value, dtype)?.reshape(&[1]);

@@ -33,7 +33,7 @@ pub(super) fn dtype(place: &str, number: i32) -> Result<DType> {
     let found = TYPES.iter().find(|row| row.1 == number).map(|row| row.0);
     found.ok_or_else(|| Error::Onnx {
         place: place.to_string(),
-        what: format!("element type {number} is not known here"),
+        what: format!("element type {number} is not supported"),
     })
 }
 
@@ -93,7 +93,7 @@ fn outside(tensor: &proto::Tensor, size: usize, beside: &Beside<'_>) -> Result<V
         let entry = tensor.external_data.iter().find(|entry| entry.key.as_deref() == Some(key));
         entry.and_then(|entry| entry.value.clone())
     };
-    let file = find("location").ok_or("it says not where its elements are")?;
+    let file = find("location").ok_or("it does not say where its elements are")?;
     let plain = !file.is_empty() && !file.contains(['/', '\\']) && file != "..";
     if !plain {
         return Err(format!("its elements are in '{file}', which is not beside the model"));

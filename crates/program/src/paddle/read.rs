@@ -13,7 +13,7 @@ const DEEPEST: usize = 64;
 /// The program that the bytes of a file hold, in the version it is written in.
 ///
 /// # Errors
-/// Bytes that are no program, and versions that are not known.
+/// Bytes that are not a program, and versions that are not known.
 pub fn read(bytes: &[u8]) -> Result<Program> {
     let text = std::str::from_utf8(bytes).map_err(|error| Error::Syntax {
         offset: error.valid_up_to(),

@@ -48,7 +48,7 @@ pub fn propagate(program: &Program, spread: &Spread) -> Result<Program> {
 /// A tensor without elements that lies as it is said.
 fn planned(name: &str, ty: &crate::node::Node, spread: &Spread, world: &World) -> Result<Tensor> {
     let refuse = |what: String| Error::State { what: format!("{name}: {what}") };
-    let ty = tensor_type(ty).ok_or_else(|| refuse("it is no tensor".to_string()))?;
+    let ty = tensor_type(ty).ok_or_else(|| refuse("it is not a tensor".to_string()))?;
     let (Element::Plain(dtype), dims) = (ty.element, &ty.dims) else {
         return Err(refuse("complex numbers lie on no mesh".to_string()));
     };
@@ -69,7 +69,7 @@ fn planned(name: &str, ty: &crate::node::Node, spread: &Spread, world: &World) -
 /// This rank's pieces of what a program holds, from the whole values.
 ///
 /// # Errors
-/// Values that are missing or are no tensors.
+/// Values that are missing or are not tensors.
 pub fn pieces(
     program: &Program,
     state: &ProgramState,

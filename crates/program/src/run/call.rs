@@ -134,7 +134,8 @@ impl Call<'_> {
         match self.args.get(at) {
             Some(Datum::List(items)) => {
                 let arrays: Option<Vec<&Array>> = items.iter().map(Datum::array).collect();
-                arrays.map_or_else(|| refuse(format!("operand {at} holds something that is no tensor")), Ok)
+                arrays
+                    .map_or_else(|| refuse(format!("operand {at} holds something that is not a tensor")), Ok)
             }
             _ => Ok(vec![self.array(at)?]),
         }

@@ -57,7 +57,7 @@ pub(super) fn call(c: &Call<'_>) -> Found {
             one(ids.one_hot(classes, DType::F32)?)
         }
         "shape64" | "shape" => {
-            let Some(Datum::Array(x)) = c.exact.first() else { return refuse("operand 0 is no tensor") };
+            let Some(Datum::Array(x)) = c.exact.first() else { return refuse("operand 0 is not a tensor") };
             let dims: Vec<i64> = x.shape().iter().map(|d| *d as i64).collect();
             let dtype = if c.name() == "shape" { DType::I32 } else { DType::I64 };
             one(Array::from_slice(&dims, &[dims.len()])?.cast(dtype)?)

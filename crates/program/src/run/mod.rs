@@ -267,7 +267,7 @@ impl<'p> Machine<'p> {
         match call::dispatch(&Call { op, args, exact, rehearsed }) {
             Ok(results) => Ok(results),
             Err(Fault::Unknown) if rehearsed => Ok(vec![Datum::Unknown; op.results.len()]),
-            // An op that arrays cannot rehearse is no fault of the program.
+            // An op that arrays cannot rehearse is not a fault of the program.
             Err(Fault::Array(error)) if dry && needs_elements(&error) => {
                 Ok(vec![Datum::Unknown; op.results.len()])
             }

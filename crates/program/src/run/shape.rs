@@ -23,7 +23,7 @@ fn lists(c: &Call<'_>) -> Found {
         ("builtin", "combine") => return Ok(Some(vec![Datum::List(c.args.clone())])),
         ("builtin", "split") => match c.args.first() {
             Some(Datum::List(items)) => return Ok(Some(items.clone())),
-            _ => return refuse("operand 0 is no list"),
+            _ => return refuse("operand 0 is not a list"),
         },
         ("builtin", "slice") => match (c.args.first(), c.int_attr("index")?) {
             (Some(Datum::List(items)), at) if usize::try_from(at).is_ok_and(|at| at < items.len()) => {
@@ -236,7 +236,7 @@ fn moves(c: &Call<'_>) -> Found {
             let (first, [b, ch, h, w]) = channels_first(c)?;
             let r = extents(&[c.int_attr("upscale_factor")?])?[0];
             if r == 0 || ch % (r * r) != 0 {
-                return refuse(format!("{ch} channels are no multiple of {r}x{r}"));
+                return refuse(format!("{ch} channels are not a multiple of {r}x{r}"));
             }
             let out = first.reshape(&[b, ch / (r * r), r, r, h, w])?.permute(&[0, 1, 4, 2, 5, 3])?;
             restored(c, out.reshape(&[b, ch / (r * r), h * r, w * r])?)

@@ -37,7 +37,7 @@ impl ProgramState {
             let near = |held: &&Held| (strsim::jaro_winkler(&held.name, name) * 1e6) as u64;
             let nearest = all.iter().max_by_key(near).filter(|held| near(held) > 800_000);
             let hint = nearest.map_or(String::new(), |held| format!("; did you mean {}?", held.name));
-            return Err(Error::State { what: format!("the program holds no parameter {name}{hint}") });
+            return Err(Error::State { what: format!("the program has no parameter {name}{hint}") });
         };
         let datum = Datum::Array(value);
         if let Some(what) = super::mismatch(&held.value.ty, &datum) {

@@ -23,7 +23,7 @@ pub struct Ranks {
 /// it. What it moves between ranks itself, it moves on `ranks`. Memory is freed at the last use. Collective.
 ///
 /// # Errors
-/// Tensors that are not given, ops of other dialects that are no constants, and what tensors refuse.
+/// Tensors that are not given, ops of other dialects that are not constants, and what tensors refuse.
 pub fn run_tensors(
     program: &Program,
     held: &BTreeMap<String, Tensor>,
@@ -95,7 +95,7 @@ fn one(op: &Op, values: &HashMap<ValueId, Tensor>, ranks: Option<&Ranks>) -> Res
         ("pd_op", "full" | "full_int_array" | "assign_value") => {
             let made: Option<Vec<Array>> =
                 infer_constant(op)?.into_iter().map(|datum| datum.array().cloned()).collect();
-            Ok(made.ok_or_else(|| refuse("it is no constant"))?.into_iter().map(Tensor::new).collect())
+            Ok(made.ok_or_else(|| refuse("it is not a constant"))?.into_iter().map(Tensor::new).collect())
         }
         _ => Err(refuse("only our own ops run on tensors; run the program on arrays")),
     }

@@ -236,7 +236,7 @@ impl<'a> Parser<'a> {
             (_, true, Data::Real(_)) => "0.a_f32",
             (false, false, Data::Int(_)) => "0.a_i64",
             (false, false, Data::Real(_)) => "0.a_f64",
-            _ => return Err(self.scan.fail(format!("{text} is no number of this kind"))),
+            _ => return Err(self.scan.fail(format!("{text} is not a number of this kind"))),
         };
         Ok(Node::with(kind, data))
     }
@@ -264,6 +264,7 @@ impl<'a> Parser<'a> {
         let dims =
             self.separated("]", |parser| if parser.scan.word("?") { Ok(-1) } else { parser.scan.integer() })?;
         let node = element.and_then(|element| TensorType { element, dims }.node());
-        node.map(Arc::new).ok_or_else(|| self.scan.fail(format!("`{word}` is no element that types have")))
+        node.map(Arc::new)
+            .ok_or_else(|| self.scan.fail(format!("`{word}` is not an element that types have")))
     }
 }

@@ -38,7 +38,7 @@ enum Unopened {
     Io(io::Error),
 }
 
-/// Opens a file for reading. What is no regular file is refused and never waited for: a pipe that nobody writes into would block
+/// Opens a file for reading. What is not a regular file is refused and never waited for: a pipe that nobody writes into would block
 /// for ever.
 ///
 /// ```

@@ -95,7 +95,7 @@ fn the_picture_is_whole_and_names_are_escaped() {
     odd.marks = vec![Mark { step: 3, kind: MarkKind::Restart }];
     let svg = chart(&[odd]).to_svg((640, 360)).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    assert!(svg.contains("&lt;a &amp; b&gt;"), "a name is no markup");
+    assert!(svg.contains("&lt;a &amp; b&gt;"), "a name is not markup");
     assert!(svg.contains("loss (log)"));
     assert!(svg.len() < 150_000, "{} bytes", svg.len());
 }

@@ -38,7 +38,7 @@ pub(crate) struct Average {
 impl AverageSection {
     fn average(&self) -> Result<Average> {
         let key = "optim.averages";
-        let text = format!("{:?} and {:?}", self.decay, self.sigma);
+        let text = if self.decay.is_some() { "given both" } else { "given neither" };
         require(key, self.decay.is_some() != self.sigma.is_some(), text, "either `decay` or `sigma`")?;
         require("optim.averages.every", self.every > 0, self.every, "at least 1")?;
         let made = match (self.decay, self.sigma) {

@@ -45,7 +45,7 @@ pub struct EmbeddingSection {
     pub attention: Option<TextAttention>,
     /// Whether the saved folder's vectors have length 1.
     pub normalize: bool,
-    /// How alike vectors are: `cos` or `dot`.
+    /// Similarity of vectors: `cos` or `dot`.
     pub similarity: Similarity,
     /// Factor on scores: one over the temperature.
     pub scale: f64,
@@ -58,12 +58,12 @@ pub struct EmbeddingSection {
     pub hardness: Hardness,
     /// How much more.
     pub hardness_strength: f64,
-    /// Texts that are the same as what answers a query are no negatives of it.
+    /// Texts that are the same as what answers a query are not negatives of it.
     pub exclude_duplicates: bool,
-    /// Nor are those that are more alike to it than its answer by more than this.
+    /// Nor are those that are more similar to it than its answer by more than this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub false_negative_margin: Option<f64>,
-    /// Also the first elements of vectors are trained to be embeddings: so many of them, in any order. Empty: all alone.
+    /// Numbers of first elements that are trained to be embeddings by themselves, in any order. Empty: whole vectors only.
     pub matryoshka_dims: Vec<usize>,
     /// What the loss of each counts; 1 when empty.
     pub matryoshka_weights: Vec<f64>,

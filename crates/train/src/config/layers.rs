@@ -335,13 +335,13 @@ fn merge(entries: Vec<Entry>) -> Result<Resolved> {
         let stem = key.split('[').next().unwrap_or_default();
         let near = origins.iter().find(|(k, _)| **k == stem || k.starts_with(&format!("{stem}.")));
         let origin = near.map_or_else(|| "config".into(), |(_, o)| o.to_string());
-        Error::Syntax { origin, what: format!("`{key}`: {}", plain(e.inner().to_string().trim_end())) }
+        Error::Syntax { origin, what: plain(&key, &e.inner().to_string()) }
     })?;
     Ok(Resolved { config, origins })
 }
 
-/// What a value is expected to be, in the words of a user instead of those of the code.
-fn plain(message: &str) -> String {
+/// What is wrong with the value of a key, in the words of a user instead of those of the code.
+fn plain(key: &str, message: &str) -> String {
     const WORDS: [(&str, &str); 14] = [
         ("expected usize", "expected a whole number of at least 0"),
         ("expected u64", "expected a whole number of at least 0"),
@@ -354,21 +354,33 @@ fn plain(message: &str) -> String {
         ("expected a borrowed string", "expected a text"),
         ("expected a string", "expected a text"),
         ("expected path string", "expected a path"),
-        ("invalid type: sequence", "invalid type: a list"),
-        ("invalid type: map", "invalid type: a table"),
+        (": sequence,", ": a list,"),
+        (": map,", ": a table,"),
         (
             "data did not match any variant of untagged enum MeshText",
             "expected axes like \"dp=2 tp=2\", or a table of them",
         ),
     ];
-    let mut out = message.to_string();
+    // The key stands in front already.
+    let mut out = message.split("\nin `").next().unwrap_or_default().trim_end().to_string();
     for (code, words) in WORDS {
         out = out.replace(code, words);
     }
     // `struct Source` and `enum Kind` say nothing to who wrote a table.
-    match out.split_once("expected struct ").or_else(|| out.split_once("expected enum ")) {
-        Some((before, _)) => format!("{before}expected a table with its keys"),
-        None => out,
+    if let Some((before, _)) = out.split_once("expected struct ").or_else(|| out.split_once("expected enum "))
+    {
+        out = format!("{before}expected a table with its keys");
+    }
+    let named = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let found = named.iter().find_map(|head| out.strip_prefix(head)?.split_once(", expected "));
+    match found {
+        Some((found, expected)) => {
+            let kinds = ["string ", "integer ", "floating point ", "boolean "];
+            let found = kinds.iter().find_map(|kind| found.strip_prefix(kind)).unwrap_or(found);
+            format!("`{key}` is {found}; expected {expected}")
+        }
+        None if out.starts_with(&format!("`{key}` ")) => out,
+        None => format!("`{key}`: {out}"),
     }
 }
 

@@ -127,7 +127,7 @@ pub struct LoraSection {
     /// How the weights of the model are kept: `full`, `int8` or `nf4`. They are widened to the run's precision, block by block,
     /// whenever they are computed with. Not with `train.zero = 3` or on a device.
     pub base: BaseWidth,
-    /// Go on from this adapter; its `adapter_config.json` says everything but `dropout` and `base`.
+    /// Continue training this adapter; its `adapter_config.json` says everything but `dropout` and `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
 }
@@ -218,7 +218,7 @@ impl LoraSection {
 pub(crate) fn read_adapter_config(path: &Path) -> Result<LoraConfig> {
     let found = crate::pretrained::Pretrained::find(path)?;
     let text = found.text("adapter_config.json")?.ok_or_else(|| Error::Run {
-        what: format!("{} has no adapter_config.json, so it is no adapter", path.display()),
+        what: format!("{} has no adapter_config.json, so it is not an adapter", path.display()),
     })?;
     let wrong = |error: planaria_nn::Error| Error::from(error).in_weights(&path.display().to_string());
     LoraConfig::parse(&text).map_err(wrong)

@@ -88,7 +88,7 @@ pub struct Config {
     pub ppo: PpoSection,
     /// When to save and what to keep.
     pub checkpoint: CheckpointSection,
-    /// How a run goes on when ranks are lost or can no longer be trusted.
+    /// How a run continues when ranks are lost or can no longer be trusted.
     pub heal: HealSection,
     /// What is written about the run.
     pub log: LogSection,

@@ -38,7 +38,7 @@ pub struct RopeSection {
     /// `yarn`: factor on cosines and sines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
-    /// Part of each head that is rotated; only 1 is known.
+    /// Part of each head that is rotated; only 1 is supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partial_rotary_factor: Option<f64>,
 }

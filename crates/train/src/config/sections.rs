@@ -67,7 +67,7 @@ pub struct OptimSection {
     pub momentum: f64,
     /// Largest gradient norm; 0 does not clip.
     pub clip: f64,
-    /// Factor on the loss of an f16 model at the start; it moves by itself.
+    /// Factor on the loss of an f16 model at the start; it adapts during training.
     pub loss_scale: f64,
     /// Decay of the running average of the weights; absent for none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -315,7 +315,7 @@ pub struct CheckpointSection {
     pub from: Option<String>,
     /// Save at the end.
     pub final_save: bool,
-    /// What happens when a snapshot is due and the one before it is not written yet: `"wait"` holds training up, `"drop"` goes on and
+    /// What happens when a snapshot is due and the one before it is not written yet: `"wait"` holds training up, `"drop"` continues and
     /// writes the newest as soon as it can. Absent: `drop` with `every = 1`, else `wait`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<Behind>,
@@ -334,7 +334,7 @@ pub struct CheckpointSection {
 pub enum Behind {
     /// Training waits.
     Wait,
-    /// Training goes on, and older snapshots that nobody has begun to write are dropped.
+    /// Training continues, and older snapshots that are not being written yet are dropped.
     Drop,
 }
 

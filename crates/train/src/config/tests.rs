@@ -115,7 +115,7 @@ fn a_path_begins_where_it_is_written() {
     let mut later = expected.clone();
     (later[2], later[8]) = (format!("{here}/c2"), "s3://bucket/runs".into());
     assert_eq!(read(file("stages/next.toml")), later);
-    // What is given beside the file is meant from here, and names are no paths.
+    // What is given beside the file is meant from here, and names are not paths.
     let given =
         ["data.tokenizer=bytes", "data.source.0.path=b.txt", "model.init=m", "checkpoint.from=step-00000004"];
     let shown = read(file("base.toml").set(given.map(String::from)));
@@ -251,7 +251,12 @@ fn wrong_types_and_values_are_named_with_their_place() {
     for (text, words) in [
         ("[optim]\nlr = \"fast\"\n", ["run.toml:2", "`optim.lr`", "expected a number"]),
         ("[optim\n", ["run.toml:1", "", ""]),
-        ("[train]\nsteps = -4\n", ["run.toml:2", "`train.steps`", "-4"]),
+        ("[train]\nsteps = -4\n", ["run.toml:2", "`train.steps` is `-4`; expected a whole number", "0"]),
+        ("[optim]\nlr = \"1e-3\"\n", ["run.toml:2", "`optim.lr` is \"1e-3\"; expected a number", ""]),
+        (
+            "[train]\nprecision = \"f8\"\n",
+            ["run.toml:2", "`train.precision` is `f8`; expected one of", "bf16"],
+        ),
         ("[train]\nsteps = 1.5\n", ["run.toml:2", "`train.steps`", "expected a whole number of at least 0"]),
         ("[data]\nsource = [1]\n", ["run.toml:2", "`data.source[0]`", "expected a table with its keys"]),
         ("[train]\nfreeze = \"all\"\n", ["run.toml:2", "`train.freeze`", "expected a list"]),
@@ -271,6 +276,11 @@ fn wrong_types_and_values_are_named_with_their_place() {
     ] {
         let message = refused(text);
         assert!(words.iter().all(|w| message.contains(w)), "{text}: {message}");
+        let code = ["invalid", "variant", "struct", "enum", "u64", "f64", "\nin `"];
+        assert!(
+            text.starts_with("[optim\n") || !code.iter().any(|w| message.contains(w)),
+            "{text}: {message}"
+        );
     }
 }
 

@@ -95,24 +95,29 @@ impl Contrast {
             Err(Error::Value { key: format!("{key}{name}"), found, expected: expected.into() })
         };
         if !matches!(self.similarity, Similarity::Cos | Similarity::Dot) {
-            return refuse("similarity", format!("{:?}", self.similarity), "cos or dot");
+            return refuse("similarity", named(&self.similarity), "cos or dot");
         }
         if !(self.scale > 0.0 && self.scale.is_finite()) {
             return refuse("scale", self.scale.to_string(), "a finite number above 0");
         }
         let twice = |(at, of): (usize, &Direction)| self.directions[..at].contains(of);
         if self.directions.is_empty() || self.directions.iter().enumerate().any(twice) {
-            return refuse("directions", format!("{:?}", self.directions), "at least one, none twice");
+            return refuse("directions", named(&self.directions), "at least one, none twice");
         }
         let other = |of: &&Direction| matches!(of, Direction::QueryToQuery | Direction::DocToDoc);
         if self.partition == Partition::PerDirection
             && let Some(found) = self.directions.iter().find(other)
         {
             let expected = "`joint` with directions that do not have what answers the query";
-            return refuse("partition", format!("per_direction with {found:?}"), expected);
+            return refuse("partition", format!("per_direction with {}", named(found)), expected);
         }
         Ok(())
     }
+}
+
+/// A setting as a configuration writes it.
+pub(crate) fn named(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 /// The losses of an update and their gradients.
@@ -173,7 +178,7 @@ fn through(column: &Array, prepared: &Tensor, options: &Contrast) -> Result<Arra
     }
 }
 
-/// Which documents, `[queries, documents]`, are no candidates of each query: all columns but the first one after the other.
+/// Which documents, `[queries, documents]`, are not candidates of each query: all columns but the first one after the other.
 pub fn excluded(columns: &[Array], options: &Contrast, ids: Option<&[Vec<u64>]>) -> Result<Array> {
     let plain = |column: &Array| -> Result<Tensor> {
         let column = Tensor::new(column.clone());
@@ -269,7 +274,7 @@ impl Block<'_> {
         })
     }
 
-    /// Scaled scores of one direction; minus infinity for what is no candidate.
+    /// Scaled scores of one direction; minus infinity for what is not a candidate.
     fn scores(&self, direction: Direction, own: &Tensor) -> Result<Tensor> {
         let (count, scale) = (self.count(), self.options.scale);
         let scaled = |similar: Tensor| similar.mul_scalar(scale);
@@ -287,7 +292,7 @@ impl Block<'_> {
             }
             Direction::DocToQuery => {
                 let scores = scaled(self.with_queries(1)?)?;
-                // Queries that the same text answers are no strangers to it.
+                // Queries that the same text answers are not strangers to it.
                 let Some(Ids { own, .. }) = self.ids else { return Ok(scores) };
                 Ok(hide(scores, &self.mask(count, |row, at| row != at && own[row] == own[at])?)?)
             }

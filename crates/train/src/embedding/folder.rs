@@ -1,5 +1,6 @@
 //! Folders of sentence-transformers: what stands in them beside the weights.
 
+use super::contrast::named;
 use super::{Pooling, Similarity};
 use crate::config::EmbeddingSection;
 use crate::data::texts;
@@ -55,7 +56,7 @@ pub(crate) fn files(
     let order = |way: &Pooling| FLAGS.iter().position(|(_, known)| known == way);
     if !section.pooling.is_sorted_by_key(order) {
         let expected = "ways in the order that sentence-transformers keeps: cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken";
-        let found = format!("{:?}", section.pooling);
+        let found = named(&section.pooling);
         return Err(Error::Value { key: "embedding.pooling".into(), found, expected: expected.into() });
     }
     let module = |(number, name): (usize, &str)| {

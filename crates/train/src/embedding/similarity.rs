@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The square of the least length that a vector is divided by.
 const LEAST: f64 = 1e-24;
 
-/// How alike two vectors are; larger is more.
+/// Similarity of two vectors; larger is more similar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Similarity {

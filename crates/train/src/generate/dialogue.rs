@@ -57,7 +57,7 @@ impl Generator {
     }
 }
 
-/// A conversation that goes on.
+/// A conversation that continues.
 #[derive(Debug)]
 pub struct Dialogue {
     generator: Generator,

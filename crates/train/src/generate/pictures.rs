@@ -158,7 +158,7 @@ fn read(folder: &Path, name: &str) -> Result<Picture> {
     let failed = |source: std::io::Error| Error::Io { path: path.display().to_string(), source };
     let about = std::fs::metadata(&path).map_err(failed)?;
     if !about.is_file() || about.len() > LARGEST {
-        let what = format!("'{}' is no regular file of at most {} MB", path.display(), LARGEST >> 20);
+        let what = format!("'{}' is not a regular file of at most {} MB", path.display(), LARGEST >> 20);
         return Err(Error::Run { what });
     }
     let bytes = std::fs::read(&path).map_err(failed)?;

@@ -101,7 +101,7 @@ pub trait Objective: fmt::Debug + Send + Sync {
 
     /// Makes the micro-batches of a step out of those that were read, before anything of it is computed. Only ranks that
     /// read data have any. Random numbers must follow from the step and the positions of the samples, so that a run
-    /// that goes on draws the same. As a rule nothing is generated.
+    /// that continues draws the same. As a rule nothing is generated.
     fn generate(&self, _before: &Before<'_>, batches: Vec<Batch>) -> Result<Vec<Batch>> {
         Ok(batches)
     }

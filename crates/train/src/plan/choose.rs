@@ -1,4 +1,4 @@
-//! The mesh to go on with when there are fewer ranks than the run began with, or more again.
+//! The mesh to continue with when there are fewer ranks than the run began with, or more again.
 
 use super::{Plan, PlanOptions};
 use crate::config::{Config, MeshSection};

@@ -6,7 +6,7 @@
 //! whatever `D` is, so the bits are the same.
 //!
 //! Gradients arrive one by one while backward still runs. They are packed in buckets in a fixed order (last parameter
-//! first), and a full bucket is sent at once; what has arrived is added while backward goes on. No more than two
+//! first), and a full bucket is sent at once; what has arrived is added while backward continues. No more than two
 //! buckets are under way: the next one waits until the first has come.
 
 mod fold;

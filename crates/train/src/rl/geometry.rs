@@ -198,7 +198,7 @@ fn check_even(prompts: i64, per_update: i64, group: i64, ranks: i64, micro: i64)
     if prompts % per_update != 0 {
         let fits = nearest(prompts, per_update);
         let message = format!(
-            "{prompts} prompts of a rollout are no multiple of `prompts_per_update` {per_update}; {fits} would do"
+            "{prompts} prompts of a rollout are not a multiple of `prompts_per_update` {per_update}; {fits} would do"
         );
         return refuse("rollout-not-multiple-of-update", "prompts_per_update", message);
     }
@@ -206,7 +206,7 @@ fn check_even(prompts: i64, per_update: i64, group: i64, ranks: i64, micro: i64)
     if samples % ranks != 0 {
         let fits = nearest(samples, ranks);
         let message = format!(
-            "{samples} samples of an update cannot be shared out over {ranks} data ranks; {fits} would do"
+            "{samples} samples of an update cannot be divided over {ranks} data ranks; {fits} would do"
         );
         return refuse("update-not-multiple-of-ranks", "data_ranks", message);
     }
@@ -214,7 +214,7 @@ fn check_even(prompts: i64, per_update: i64, group: i64, ranks: i64, micro: i64)
     if share % micro != 0 {
         let fits = nearest(share, micro);
         let message =
-            format!("{share} samples of a rank are no multiple of `per_device` {micro}; {fits} would do");
+            format!("{share} samples of a rank are not a multiple of `per_device` {micro}; {fits} would do");
         return refuse("rank-share-not-multiple-of-micro-batch", "per_device", message);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! How an adapter begins: values that follow from the model's weights, or those of an adapter to go on from.
+//! How an adapter begins: values that follow from the model's weights, or those of an adapter to resume from.
 
 use super::rank::RankRun;
 use super::resume;

@@ -28,7 +28,7 @@ impl Averager {
         Averager { rules, device, thread: None }
     }
 
-    /// Begins to move the averages after update number `updates`. Skipped steps are no updates, so they count for nothing.
+    /// Begins to move the averages after update number `updates`. Skipped steps are not updates, so they count for nothing.
     pub(super) fn start(&mut self, replica: &Replica, updates: u64) -> Result<()> {
         let due = |rule: &Average| updates.is_multiple_of(rule.every);
         if !self.rules.iter().any(due) {

@@ -19,7 +19,7 @@ use planaria_array::Array;
 use planaria_array::random::Key;
 use planaria_nn::models::{Activations, Network};
 
-/// Chooses the samples. It is no setting: another seed must not be measured by other samples.
+/// Chooses the samples. It is not a setting: another seed must not be measured by other samples.
 const CHOICE: Key = Key::new(0x6576_616c, 0x7561_7465);
 
 /// How an evaluation is divided.

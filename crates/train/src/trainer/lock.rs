@@ -8,7 +8,7 @@ use std::path::Path;
 /// Name of the file in a run's folder.
 const LOCK: &str = "LOCK";
 
-/// Held while a run goes on. The system lets go of it when the process ends, however it ends.
+/// Held while a run is active. The system lets go of it when the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Lock {
     /// None where the file system has no locks.
@@ -43,7 +43,7 @@ impl Lock {
             // Some network file systems have none; a run is worth more than its lock.
             Err(TryLockError::Error(_)) => return Ok(Lock { _file: None }),
         }
-        // A full disk must not keep a run from going on, so what is written is written if it can be.
+        // A full disk must not keep a run from continuing, so what is written is written if it can be.
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", who()));
         Ok(Lock { _file: Some(file) })
     }

@@ -205,8 +205,8 @@ impl Trainer {
     }
 
     /// What a run on this many ranks would be refused for, before anything is built: also a checkpoint in its folder
-    /// that it could not go on from, and weights to start from that are not those of the model. Returns the checkpoint
-    /// it would go on from.
+    /// that it could not resume from, and weights to start from that are not those of the model. Returns the checkpoint
+    /// it would resume from.
     pub fn check(&self, ranks: usize) -> Result<Option<String>> {
         let job = self.job()?;
         job.check(ranks)?;
@@ -227,7 +227,9 @@ impl Trainer {
             timeout: Duration::from_secs(self.config.train.timeout),
             ..planaria_comm::mpi::Options::default()
         };
-        Ok(planaria_comm::mpi::run(&options, |comm| self.run_on(comm))?)
+        let mut own = None;
+        let end = planaria_comm::mpi::run(&options, |comm| self.run_process(comm, &mut own));
+        end.map_err(|error| own.unwrap_or_else(|| error.into()))
     }
 
     /// Runs as one of several processes of this machine, which are connected by sockets.
@@ -238,15 +240,17 @@ impl Trainer {
             ..planaria_comm::letters::Options::default()
         };
         let mut own = None;
-        let end = planaria_comm::sockets::run(place, &options, |comm| {
-            self.run_on(comm).map_err(|error| {
-                let text = error.to_string();
-                own = Some(error).filter(|error| !error.is_echo());
-                text
-            })
-        });
-        // What this rank found itself says more than what it told the others.
+        let end = planaria_comm::sockets::run(place, &options, |comm| self.run_process(comm, &mut own));
         end.map_err(|error| own.unwrap_or_else(|| error.into()))
+    }
+
+    /// Runs as a rank in a process of its own. What it tells the others is text; `own` is what it found itself, which says more.
+    fn run_process(&self, comm: Arc<dyn Comm>, own: &mut Option<Error>) -> Result<Outcome, String> {
+        self.run_on(comm).map_err(|error| {
+            let text = error.to_string();
+            *own = Some(error).filter(|error| !error.is_echo() || matches!(error, Error::Told { .. }));
+            text
+        })
     }
 
     /// Runs as one rank of a communicator. Collective.

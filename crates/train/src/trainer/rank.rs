@@ -212,7 +212,7 @@ fn lock(job: &Job, world: &Arc<dyn Comm>) -> Result<Option<Lock>> {
 }
 
 impl RankRun<'_> {
-    /// Loads the checkpoint to go on from, or the weights to start from. Collective.
+    /// Loads the checkpoint to resume from, or the weights to start from. Collective.
     fn restore(&mut self) -> Result<Option<Event>> {
         let job = self.job;
         let Some(start) = self.take_state()? else { return Ok(None) };

@@ -26,7 +26,7 @@ struct Curves {
 }
 
 impl Records {
-    /// Opens the files of a rank; `step` is the one the run goes on from.
+    /// Opens the files of a rank; `step` is the one the run resumes from.
     pub(super) fn open(job: &Job, rank: usize, step: u64, mesh: &str) -> Result<Records> {
         let dir = job.config.run_dir();
         let log = RankLog::open(&dir, rank, Level::Info)?;

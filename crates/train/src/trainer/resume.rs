@@ -37,10 +37,10 @@ pub(crate) struct Progress {
     pub(crate) before: u64,
     /// The mesh it was written on.
     pub(crate) mesh: String,
-    /// What `checkpoint.from` said when the run went on.
+    /// What `checkpoint.from` said when the run continued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
-    /// Where the program's own data goes on.
+    /// Where the program's own data continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stream: Option<Value>,
 }
@@ -121,7 +121,7 @@ pub(super) fn items(
     Ok(all)
 }
 
-/// The whole state of now. Arrays are held by copy-on-write: training goes on, the state stays.
+/// The whole state of now. Arrays are held by copy-on-write: training continues, the state stays.
 pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
     let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
     files.insert("config.json".into(), model_config(job));

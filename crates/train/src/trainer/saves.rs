@@ -1,4 +1,4 @@
-//! Saves that go on while training goes on.
+//! Saves that are written while training continues.
 
 use super::Job;
 use super::records::Records;
@@ -33,11 +33,11 @@ pub(super) enum Keep {
 /// What training does when a snapshot is due and the one before is not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// It goes on; of the snapshots that wait, the newest stays.
+    /// It continues; of the snapshots that wait, the newest stays.
     Drop,
     /// It waits until the one before is written.
     Wait,
-    /// It waits until this one is written: there is no memory to go on with.
+    /// It waits until this one is written: there is no memory to continue with.
     Stand,
 }
 

@@ -1,4 +1,4 @@
-//! Where a run begins: the checkpoint it goes on from, whether that fits what is asked for, and what is changed.
+//! Where a run begins: the checkpoint it resumes from, whether that fits what is asked for, and what is changed.
 
 use super::Job;
 use super::lock::Lock;
@@ -28,7 +28,7 @@ const SILENT: [&str; 7] = ["name", "mesh", "device", "checkpoint.", "heal.", "lo
 /// What the saved tensors are made by; other values need other tensors.
 const FIXED: [&str; 5] = ["optim.kind", "optim.ema", "optim.averages", "train.precision", "train.freeze"];
 
-/// A checkpoint to go on from.
+/// A checkpoint to resume from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Start {
     /// Address of a store that is not the run's own.
@@ -44,7 +44,7 @@ pub(super) struct Start {
     /// The run's own checkpoints that come after the one it goes back to. They go when the first new one is about to
     /// be saved.
     pub(super) newer: Vec<u64>,
-    /// Those that the run would rather have gone on from.
+    /// Those that the run would rather have resumed from.
     pub(super) damaged: Vec<Damaged>,
 }
 
@@ -93,7 +93,7 @@ impl Start {
     }
 }
 
-/// Finds out where a run begins; nothing for new weights. Refuses what cannot go on. Reads manifests, no tensors. A run that heals
+/// Finds out where a run begins; nothing for new weights. Refuses what cannot continue. Reads manifests, no tensors. A run that heals
 /// goes past `damaged` checkpoints and those that it finds damaged here.
 pub(super) fn find(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let mut damaged = damaged.to_vec();
@@ -123,7 +123,7 @@ impl Places {
         let (mut steps, mut broken) = (Vec::new(), Vec::new());
         for (number, tier) in tiers.iter().enumerate() {
             let found = planaria_ckpt::committed(&*tier.store, CHECKPOINTS);
-            // A tier that cannot be reached is no reason not to go on from another.
+            // A tier that cannot be reached is no reason not to resume from another.
             let mut found = if number == OWN { found? } else { found.unwrap_or_default() };
             let known = |step: &mut u64| damaged.iter().any(|d| d.folder == tier.label(&own(*step)));
             let bad: Vec<u64> = found.extract_if(.., known).collect();
@@ -165,7 +165,7 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
             let newer = places.broken;
             examine(job, &places.tiers[tier].store, Start { tier, newer, ..start(own(step)) }).map(Some)
         }
-        // Started again with the same key, a run goes on with what came of it.
+        // Started again with the same key, a run continues with what came of it.
         (Some(from), Some(newest)) if descends(job, &**store, &newest, from) => {
             examine(job, store, start(newest)).map(Some)
         }
@@ -255,7 +255,7 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
     Ok(start)
 }
 
-/// A folder to go on from that no run of ours wrote.
+/// A folder to resume from that no run of ours wrote.
 fn not_of_a_run(path: &str, store: &Arc<dyn Store>) -> Error {
     let found = planaria_ckpt::formats::open(store, "", &OpenOptions::default());
     let what = match found {
@@ -278,7 +278,7 @@ fn saved_model(job: &Job, store: &dyn Store, folder: &str) -> Result<Option<Arc<
     Ok(Some(job.models.open_json(&String::from_utf8_lossy(&text))?))
 }
 
-/// A checkpoint that cannot be read, with the one to go on from instead.
+/// A checkpoint that cannot be read, with the one to resume from instead.
 pub(super) fn unreadable(job: &Job, start: &Start, error: planaria_ckpt::Error) -> Error {
     use planaria_ckpt::{Error as E, Trouble};
     // A file that a committed folder has lost is damage too.
@@ -407,7 +407,7 @@ fn few(lines: &[String]) -> String {
 }
 
 impl Job {
-    /// Refuses a start that cannot be; the checkpoint that the run would go on from.
+    /// Refuses a start that cannot be; the checkpoint that the run would resume from.
     pub(super) fn check_start(&self) -> Result<Option<String>> {
         Lock::check(&self.config.run_dir())?;
         if let Some(start) = find(self, &[])? {

@@ -118,7 +118,7 @@ pub(super) fn make_memory(config: &Config) -> Result<()> {
     std::fs::write(dir.join(ID), own).map_err(io(&dir.join(ID)))
 }
 
-/// The checkpoints of each place that come after `step`, where the run goes on from; `own` are those of its folder.
+/// The checkpoints of each place that come after `step`, where the run resumes from; `own` are those of its folder.
 pub(super) fn after(tiers: &[Tier], step: u64, own: Vec<u64>) -> Result<Vec<Vec<u64>>> {
     let rest = tiers.iter().skip(1).map(|tier| {
         let mut later = planaria_ckpt::committed(&*tier.store, CHECKPOINTS)?;

@@ -9,7 +9,7 @@ use planaria_store::checksum;
 use std::collections::BTreeMap;
 
 impl RankRun<'_> {
-    /// Compares the weights that data ranks hold alike, where it is time. Collective over the world.
+    /// Compares the weights that data ranks replicate, where it is time. Collective over the world.
     pub(super) fn compare_replicas(&mut self) -> Result<()> {
         let (step, every) = (self.progress.step, self.job.config.heal.compare_every);
         if self.pulse.flips(step) {
@@ -40,7 +40,9 @@ impl RankRun<'_> {
             let ranks: Vec<usize> = odd.iter().map(|&at| group[at]).collect();
             let what = match ranks.len() == group.len() {
                 true => format!("ranks {} hold different weights that should be equal", list(&ranks)),
-                false => format!("the weights of rank {} are not those of its other replicas", list(&ranks)),
+                false => {
+                    format!("the weights of rank {} differ from those of its other replicas", list(&ranks))
+                }
             };
             return Err(self.suspect(ranks, what));
         }

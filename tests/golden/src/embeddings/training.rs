@@ -130,7 +130,7 @@ fn config(
         split.micro,
         text(case, "pooling")?,
     );
-    for (key, value) in loss.as_object().context("`loss` is no object")? {
+    for (key, value) in loss.as_object().context("`loss` is not an object")? {
         let key = if key == "hardness_mode" { "hardness" } else { key };
         if !value.is_null() && key != "neg" {
             toml += &format!("{key} = {value}\n");

@@ -21,7 +21,7 @@ pub(super) fn trains(stem: &Path) -> Result<()> {
     while let Some(inputs) = batch(&program, &trace, losses.len())? {
         let answers = program::run(&program, &mut state, &inputs)?;
         let answer = answers.into_iter().find(|(name, _)| *name == loss).context("no loss")?.1;
-        losses.push(answer.array().context("the loss is no tensor")?.item()?.as_f32());
+        losses.push(answer.array().context("the loss is not a tensor")?.item()?.as_f32());
     }
     let recorded = trace.get("losses").context("no losses are recorded")?;
     let found = Array::from_slice(&losses, &[losses.len()])?;

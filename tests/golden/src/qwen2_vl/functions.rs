@@ -56,7 +56,7 @@ pub(super) fn frames(case: &Case) -> Result<()> {
 
 fn grids(object: &Value, name: &str) -> Result<Vec<Grid>> {
     let grid = |value: &Value| -> Result<Grid> {
-        sizes(value)?.try_into().map_err(|found| anyhow::anyhow!("{found:?} is no grid"))
+        sizes(value)?.try_into().map_err(|found| anyhow::anyhow!("{found:?} is not a grid"))
     };
     list(object, name)?.iter().map(grid).collect()
 }
@@ -101,7 +101,7 @@ pub(super) fn rotations(case: &Case) -> Result<()> {
     let theta = case.number("rope_theta")?;
     let sections: [usize; 3] = sizes(field(&case.given, "mrope_section")?)?
         .try_into()
-        .map_err(|found| anyhow::anyhow!("{found:?} are no three sections"))?;
+        .map_err(|found| anyhow::anyhow!("{found:?} are not three sections"))?;
     let frequencies: Vec<f64> = (0..head / 2).map(|i| theta.powf(-2.0 * i as f64 / head as f64)).collect();
     let ids = case.tensor("position_ids")?;
     let table = rotation_rows(&Array::from_slice(&ids.integers(), &ids.shape)?, &frequencies, sections)?;

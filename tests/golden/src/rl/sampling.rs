@@ -63,7 +63,7 @@ pub(super) fn rollouts(folder: &Path) -> Result<()> {
                     found.response.tokens
                 );
                 tolerance.same_all("logprobs", &found.logprobs, &numbers(field(want, "logprobs")?)?.data)?;
-                let finished = field(want, "finished")?.as_bool().context("`finished` is no flag")?;
+                let finished = field(want, "finished")?.as_bool().context("`finished` is not a flag")?;
                 ensure!(
                     found.response.finished == finished,
                     "row {number_of} finished: {}",

@@ -28,7 +28,7 @@ pub(super) fn learn(mode: &str) -> Result<Learn> {
 }
 
 fn conversation(case: &Case) -> Result<Conversation> {
-    let messages = field(&case.given, "messages")?.as_list().context("`messages` is no list")?.to_vec();
+    let messages = field(&case.given, "messages")?.as_list().context("`messages` is not a list")?.to_vec();
     let mut out = Conversation::new(messages)?;
     out.tools = case.given.get("tools").filter(|tools| **tools != Json::Null).cloned();
     if let Some(Json::Object(variables)) = case.given.get("kwargs") {
@@ -57,7 +57,7 @@ pub(super) fn labels(case: &Case, assets: &Assets) -> Result<()> {
     let chat = open(case.text("tokenizer")?, template, assets)?.with_eos(ends);
     let row = match (case.given.get("messages"), case.given.get("text")) {
         (Some(_), _) => Row::Conversation(conversation(case)?),
-        (None, Some(text)) => Row::Text(text.as_text().context("`text` is no text")?.into()),
+        (None, Some(text)) => Row::Text(text.as_text().context("`text` is not text")?.into()),
         (None, None) => {
             let part = |name| case.text(name).map(str::to_string);
             Row::Texts { prompt: part("prompt")?, completion: part("completion")? }
@@ -75,6 +75,6 @@ pub(super) fn labels(case: &Case, assets: &Assets) -> Result<()> {
     let ours: Vec<Vec<i64>> =
         found.spans.iter().map(|span| vec![places[&span.start], places[&span.end]]).collect();
     let expected =
-        spans.as_list().context("`spans` is no list")?.iter().map(integers).collect::<Result<Vec<_>>>()?;
+        spans.as_list().context("`spans` is not a list")?.iter().map(integers).collect::<Result<Vec<_>>>()?;
     same("spans", &ours, &expected)
 }

@@ -57,7 +57,7 @@ fn same_tensor(case: &Case, name: &str, found: Vec<i64>, shape: &[usize]) -> Res
 }
 
 pub(super) fn collate(case: &Case) -> Result<()> {
-    let rows = field(&case.given, "rows")?.as_list().context("`rows` is no list")?;
+    let rows = field(&case.given, "rows")?.as_list().context("`rows` is not a list")?;
     let rows = rows.iter().map(row).collect::<Result<Vec<_>>>()?;
     if field(&case.given, "padding_free")? == &Json::Bool(true) {
         let mut joined = Joined::default();

@@ -48,7 +48,7 @@ pub(super) fn check(folder: &Path, assets: &Assets) -> Result<()> {
     let data = std::fs::read_to_string(folder.join(text(&case, "data")?))?;
     let lines: Vec<&str> = data.lines().filter(|line| !line.trim().is_empty()).collect();
     let longest = check_rows(&case, &expected, &lines, assets)?;
-    for layout in field(&case, "layouts")?.as_list().context("`layouts` is no list")? {
+    for layout in field(&case, "layouts")?.as_list().context("`layouts` is not a list")? {
         let name = layout.as_text().context("a layout is a text")?;
         let total = longest.1;
         let layouts = match name {
@@ -76,7 +76,7 @@ pub(super) fn check(folder: &Path, assets: &Assets) -> Result<()> {
 fn check_rows(case: &Json, expected: &Json, lines: &[&str], assets: &Assets) -> Result<(usize, usize)> {
     let opened = chat::open(text(case, "tokenizer")?, Some(text(case, "template")?), assets)?;
     let learn = chat::learn(text(case, "mode")?)?;
-    let rows = field(expected, "rows")?.as_list().context("`rows` is no list")?;
+    let rows = field(expected, "rows")?.as_list().context("`rows` is not a list")?;
     ensure!(rows.len() == lines.len(), "{} rows are expected of {} lines", rows.len(), lines.len());
     let (mut longest, mut total) = (0, 0);
     for (line, expected) in lines.iter().zip(rows) {
@@ -91,7 +91,7 @@ fn check_rows(case: &Json, expected: &Json, lines: &[&str], assets: &Assets) -> 
     Ok((longest.next_multiple_of(2), total))
 }
 
-/// All updates in one layout. Each has its own file and goes on from the checkpoint of the one before.
+/// All updates in one layout. Each has its own file and resumes from the checkpoint of the one before.
 fn updates(
     folder: &Path,
     case: &Json,
@@ -101,8 +101,8 @@ fn updates(
     assets: &Assets,
 ) -> Result<()> {
     let work = tempfile::tempdir()?;
-    let schedule = field(case, "schedule")?.as_list().context("`schedule` is no list")?;
-    let told = field(expected, "updates")?.as_list().context("`updates` is no list")?;
+    let schedule = field(case, "schedule")?.as_list().context("`schedule` is not a list")?;
+    let told = field(expected, "updates")?.as_list().context("`updates` is not a list")?;
     ensure!(told.len() == schedule.len(), "{} updates are expected of {}", told.len(), schedule.len());
     let tolerance = field(field(expected, "tol")?, "scalars")?;
     let tolerance =
@@ -142,7 +142,7 @@ fn config(
     assets: &Assets,
 ) -> Result<Config> {
     let optim = field(case, "optimizer")?;
-    let betas = field(optim, "betas")?.as_list().context("`betas` is no list")?;
+    let betas = field(optim, "betas")?.as_list().context("`betas` is not a list")?;
     let value = |name: &str| number(field(optim, name)?);
     let clip = match field(optim, "max_grad_norm")? {
         Json::Null => 0.0,

@@ -100,7 +100,7 @@ pub(super) fn backward(mesh: &Mesh, call: &Call<'_, Layout>, dy: &Layout) -> Res
     Ok(Back::Paid(Paid::of(&grads?, ran)))
 }
 
-/// The price of the reference's answer; nothing when it is no answer: an output waits for a reduction that the op cannot
+/// The price of the reference's answer; nothing when it is not an answer: an output waits for a reduction that the op cannot
 /// leave behind, such as the maximum of sums.
 pub(super) fn reference(
     mesh: &Mesh,

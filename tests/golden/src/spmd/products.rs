@@ -107,7 +107,7 @@ fn attention(call: &Call<'_, Tensor>) -> Result<Option<Outputs>> {
 
 /// Every tensor given is turned on its own.
 fn rotary(call: &Call<'_, Tensor>) -> Result<Option<Outputs>> {
-    // Angles that are given as tensors are no table of ours.
+    // Angles that are given as tensors are not a table of ours.
     if call.flag("time_major") || (3..6).any(|place| call.maybe(place).is_some()) {
         return Ok(None);
     }

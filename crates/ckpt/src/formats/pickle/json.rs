@@ -5,7 +5,7 @@
 //!
 //! | JSON | Python |
 //! |---|---|
-//! | `{"$float": "inf"}` | what is no number in JSON, or not the same one when it is read |
+//! | `{"$float": "inf"}` | what is not a number in JSON, or not the same one when it is read |
 //! | `{"$int": "..."}` | longer integers: two's complement, little-endian, in hexadecimal |
 //! | `{"$bytes": "..."}`, `{"$bytearray": "..."}` | in hexadecimal |
 //! | `{"$tuple": []}`, `{"$set": []}`, `{"$frozenset": []}` | |

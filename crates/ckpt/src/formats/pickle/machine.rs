@@ -97,7 +97,7 @@ impl Machine<'_> {
             0x98 => Ok(()),
             0x97 => Err(self.input.error("its buffers were stored apart from the pickle")),
             0x82..=0x84 => Err(self.input.error("it uses the extension registry of another program")),
-            other => Err(self.input.error(format!("unknown opcode {other:#04x}; this is no pickle"))),
+            other => Err(self.input.error(format!("unknown opcode {other:#04x}; this is not a pickle"))),
         }
     }
 
@@ -161,7 +161,7 @@ impl Machine<'_> {
                     b'I' if text == "00" => Some(Node::Bool(false)),
                     _ => text.trim_end_matches('L').parse().ok().map(Node::Int),
                 };
-                parsed.ok_or_else(|| self.input.error(format!("'{text}' is no number")))?
+                parsed.ok_or_else(|| self.input.error(format!("'{text}' is not a number")))?
             }
         };
         self.push(node)
@@ -251,7 +251,7 @@ impl Machine<'_> {
         Ok(items.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    /// Puts values into a container that exists already.
+    /// Puts values into a container that already exists.
     fn fill(&mut self, opcode: u8) -> Result<()> {
         let items = match opcode {
             b'e' | b'u' | 0x90 => self.pop_mark()?,
@@ -272,7 +272,7 @@ impl Machine<'_> {
             (Node::Dict(dict), b's' | b'u') => dict.extend(pairs),
             (Node::Object(object), b's' | b'u') => object.pairs.extend(pairs),
             (Node::Object(object), _) => object.items.extend(items),
-            _ => return Err(self.input.error("values are put into something that holds none")),
+            _ => return Err(self.input.error("values are added to something that is not a container")),
         }
         Ok(())
     }
@@ -302,7 +302,7 @@ impl Machine<'_> {
                 let target = self.top()?;
                 match &mut self.nodes[target.0 as usize] {
                     Node::Object(object) => object.state = Some(state),
-                    _ => return Err(self.input.error("state is given to something that is no object")),
+                    _ => return Err(self.input.error("state is given to something that is not an object")),
                 }
                 Ok(())
             }
@@ -356,7 +356,7 @@ impl Machine<'_> {
             b'p' | b'g' => {
                 let line = self.input.line()?;
                 let parsed = std::str::from_utf8(&line).ok().and_then(|text| text.parse().ok());
-                parsed.ok_or_else(|| self.input.error("a memo key that is no number"))?
+                parsed.ok_or_else(|| self.input.error("a memo key that is not a number"))?
             }
             b'q' | b'h' => self.input.number::<1>()?,
             b'r' | b'j' => self.input.number::<4>()?,

@@ -81,7 +81,7 @@ pub(crate) struct NewFile {
     pub(crate) tails: Vec<Tail>,
 }
 
-/// All files of a folder. The small ones are written last: without them it is no checkpoint.
+/// All files of a folder. The small ones are written last: without them it is not a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) files: Vec<NewFile>,

@@ -22,8 +22,8 @@ pub(super) fn harm(run: &Path, kind: Kind, pick: u64) -> Result<String> {
     }
     let mut saved: Vec<PathBuf> = folders(&run.join("ckpt"));
     saved.retain(|folder| folder.join("COMMIT").is_file());
-    let Some(newest) = saved.pop() else { return Ok("nothing, for there is no checkpoint".into()) };
-    // The mark itself is not harmed: a folder without it is no checkpoint at all.
+    let Some(newest) = saved.pop() else { return Ok("nothing: there is no checkpoint".into()) };
+    // The mark itself is not harmed: a folder without it is not a checkpoint at all.
     let mut all = files(&newest);
     all.retain(|file| file.file_name().is_some_and(|name| name != "COMMIT"));
     let file = all.get(pick as usize % all.len().max(1)).context("the checkpoint has no files")?;

@@ -5,6 +5,7 @@ use super::{Args, harm};
 use crate::commands::launch::Notes;
 use crate::commands::train::{FAULT, STORE_FAULT};
 use crate::failure::Failure;
+use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria::train::config::{Sources, TierSection};
@@ -47,7 +48,7 @@ pub(super) struct Left {
 #[derive(Clone, Debug)]
 pub(super) struct Told {
     pub(super) kind: Kind,
-    /// Where the run went on from, each time.
+    /// Where the run resumed from, each time.
     pub(super) from: Vec<String>,
     pub(super) seconds: f64,
     pub(super) steps: u64,
@@ -62,12 +63,12 @@ impl Told {
 
     pub(super) fn words(&self) -> String {
         let from = if self.from.is_empty() {
-            "from no checkpoint".into()
+            "from the beginning".into()
         } else {
             format!("from {}", self.from.join(", "))
         };
         let lost = self.lost.as_ref().map(|lost| format!("; {lost}")).unwrap_or_default();
-        format!("{from}, {} steps and {:.1} s lost{lost}", self.steps, self.seconds)
+        format!("{from}, {} and {:.1} s lost{lost}", count(self.steps as usize, "step"), self.seconds)
     }
 }
 
@@ -241,7 +242,7 @@ impl Scratch {
         Ok(Left { losses, tensors })
     }
 
-    /// Where a run went on from each time, and the most steps that were done again.
+    /// Where a run resumed from each time, and the most steps that were done again.
     fn resumed(&self, name: &str) -> Result<(Vec<String>, u64)> {
         let (mut from, mut again) = (Vec::new(), 0);
         let run = self.folder.join(name);

@@ -76,9 +76,9 @@ impl Hang {
         }
         let calm: BTreeSet<usize> = beats.iter().filter(|b| b.waiting.is_empty()).map(|b| b.rank).collect();
         let mut stuck = BTreeSet::new();
-        let mut text = format!("no rank has moved for {:.1} s", stood.as_secs_f64());
+        let mut text = format!("no rank has made progress for {:.1} s", stood.as_secs_f64());
         if beats.is_empty() {
-            text.push_str("; none has told anything yet");
+            text.push_str("; none has reported yet");
         }
         for (waiting, came) in &came {
             let missing: Vec<usize> =
@@ -91,7 +91,7 @@ impl Hang {
             let numbered = if call == "recv" || call == "send" { "with tag" } else { "number" };
             let _ = write!(text, "\n  {call} {numbered} {number}{kind}: {} came, ", ranks(&came));
             let _ = match missing.is_empty() {
-                true => write!(text, "nobody is missing"),
+                true => write!(text, "none is missing"),
                 false => write!(text, "{} did not", ranks(&missing)),
             };
         }

@@ -155,7 +155,7 @@ impl Attempt<'_> {
         Ok(Ended { status, records, hang: ending.hang, grown: ending.grown, beats })
     }
 
-    /// What we killed because something else was wrong is no cause.
+    /// What we killed because something else was wrong is not a cause.
     fn was_ended_by_us(&self, record: &Record, ending: &Ending) -> bool {
         let killed = record.signal == Some(9);
         match &ending.hang {

@@ -1,4 +1,4 @@
-//! The mesh that a run goes on with, where the job is `planaria train`.
+//! The mesh that a run continues with, where the job is `planaria train`.
 
 use crate::args::Cli;
 use crate::commands::{Command, train};
@@ -20,9 +20,13 @@ fn parse(command: &[String]) -> Option<train::Args> {
     }
 }
 
-/// The configuration of a job that is a run of ours and says what it means.
-pub(super) fn config(command: &[String]) -> Option<Config> {
-    parse(command).filter(|_| trains(command))?.config().ok()
+/// The configuration of a job that is a run of ours.
+pub(super) fn config(command: &[String]) -> Option<Result<Config>> {
+    let args = parse(command).filter(|_| trains(command))?;
+    Some(args.config().and_then(|config| {
+        config.check(&Models::default())?;
+        Ok(config)
+    }))
 }
 
 /// A mesh and the command that runs on it.

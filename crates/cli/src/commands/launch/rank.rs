@@ -72,7 +72,7 @@ impl Copies {
     }
 }
 
-/// How a rank failed, if it did. Stopping on request is no failure.
+/// How a rank failed, if it did. Stopping on request is not a failure.
 pub(super) fn record_of(rank: usize, status: ExitStatus, last: Vec<String>) -> Option<Record> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
     let (code, signal) = (status.code(), status.signal());
@@ -84,7 +84,7 @@ fn value_of(command: &Command, name: &str) -> Option<String> {
     Some(value?.to_string_lossy().into_owned())
 }
 
-/// Notes how the rank ended. Stopping on request is no failure, for which `mpirun` would end the others.
+/// Notes how the rank ended. Stopping on request is not a failure, for which `mpirun` would end the others.
 fn end(folder: &Path, rank: usize, status: ExitStatus, last: Vec<String>) -> Exit {
     if status.code() == Some(75) {
         record::note_stopped(folder);

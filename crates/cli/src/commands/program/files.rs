@@ -83,17 +83,3 @@ pub(super) fn load(path: &Path) -> Result<Loaded> {
     let state = ProgramState::read(&program, BufReader::new(file), size)?;
     Ok(Loaded { program, state })
 }
-
-/// Refuses a file that exists.
-pub(super) fn free(path: &Path, replace: bool) -> Result<()> {
-    if path.exists() && !replace {
-        let message = format!("'{}' exists already", path.display());
-        return Err(Failure::usage(message).hint("choose another name").into());
-    }
-    Ok(())
-}
-
-/// Writes a file whole.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes).with_context(|| format!("cannot write '{}'", path.display()))
-}

@@ -1,9 +1,10 @@
 //! `planaria program run`: inputs from a file, outputs to the screen or to a file, compared on request.
 
-use super::files::{Loaded, free, load};
+use super::files::{Loaded, load};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::table::Table;
+use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria::array::{Array, DType};
@@ -57,7 +58,7 @@ pub(super) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     program::check(&program)?;
     paddle::upgrade(&mut program)?;
     if let Some(path) = &args.output {
-        free(path, false)?;
+        target::check(path, Existing::Keep)?;
     }
     let inputs = inputs(&program, &tensors(&args.inputs)?)?;
     let answers = program::run(&program, &mut state, &inputs)?;

@@ -96,7 +96,7 @@ impl DecoderConfig {
     /// Reads a parsed `config.json`.
     pub fn from_value(value: Value) -> Result<DecoderConfig> {
         let Value::Object(map) = value else {
-            return Err(Error::Json { reason: "it is another kind of value".to_string() });
+            return Err(Error::Json { reason: "it has the wrong type".to_string() });
         };
         let found = map.get("model_type").and_then(Value::as_str).unwrap_or_default();
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == found) else {
@@ -159,7 +159,7 @@ impl DecoderConfig {
         let DecoderConfig { heads, kv_heads, head_dim, hidden_size, .. } = *self;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return refuse(format!(
-                "num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+                "num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
             ));
         }
         if head_dim == 0 || (read.get("head_dim").is_none() && !hidden_size.is_multiple_of(heads)) {
@@ -292,7 +292,7 @@ pub(in crate::models) fn act(read: &Reader<'_>, key: &str, otherwise: &'static s
         other => Err(Error::Unsupported {
             key: key.to_string(),
             found: format!("\"{other}\""),
-            hint: "known are silu, gelu and gelu_pytorch_tanh".to_string(),
+            hint: "supported are silu, gelu and gelu_pytorch_tanh".to_string(),
         }),
     }
 }

@@ -140,7 +140,7 @@ impl Decoder {
         init: &Init,
     ) -> Result<Decoder> {
         parallel.map_or(Ok(()), |parallel| config.check_parallel(parallel))?;
-        // A mesh of one rank is no mesh.
+        // A mesh of one rank is not a mesh.
         let parallel = parallel.filter(|parallel| parallel.mesh.size() > 1).map(Parallel::on_purpose);
         let parallel = parallel.as_ref();
         let parts = Parts::new(config.parameters(&stage)?, init, parallel)?;

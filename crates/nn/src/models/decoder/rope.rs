@@ -67,7 +67,7 @@ pub(in crate::models) fn read_scaling(
             return Err(Error::Unsupported {
                 key,
                 found,
-                hint: "known are default, linear, llama3, yarn and longrope".to_string(),
+                hint: "supported are default, linear, llama3, yarn and longrope".to_string(),
             });
         }
     };

@@ -156,7 +156,7 @@ impl DecoderConfig {
         if !self.heads.is_multiple_of(tp) {
             let fits: Vec<usize> = (1..=self.heads).filter(|&n| self.heads.is_multiple_of(n)).collect();
             let what =
-                format!("{} heads cannot be shared out on tp={tp}; sizes that fit are {fits:?}", self.heads);
+                format!("{} heads cannot be divided over tp={tp}; sizes that fit are {fits:?}", self.heads);
             return Err(Error::Sizes { what });
         }
         parallel.check_axes()

@@ -143,7 +143,7 @@ fn expect(read: &Reader<'_>, key: &str, only: &'static str) -> Result<()> {
         found => Err(Error::Unsupported {
             key: format!("vision_config.{key}"),
             found: format!("\"{found}\""),
-            hint: format!("known is {only}"),
+            hint: format!("only {only} is supported"),
         }),
     }
 }

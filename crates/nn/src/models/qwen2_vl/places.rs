@@ -96,7 +96,7 @@ pub fn windows(grids: &[Grid], merge: usize, side: usize) -> Result<Windows> {
 /// The rows of a fused query-key-value weight that each rank has: its heads out of each of the three.
 pub fn fused_rows(heads: usize, head: usize, ranks: usize) -> Result<Vec<Vec<usize>>> {
     if ranks == 0 || !heads.is_multiple_of(ranks) {
-        let message = format!("{heads} heads cannot be shared out on {ranks} ranks");
+        let message = format!("{heads} heads cannot be divided over {ranks} ranks");
         return Err(Error::Argument { what: "vision heads", message });
     }
     let own = heads / ranks * head;
