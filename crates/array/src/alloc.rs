@@ -138,6 +138,11 @@ fn size_class(bytes: usize) -> Option<usize> {
     if class < MAPPED { Some(class) } else { class.checked_next_multiple_of(HUGE.min(step).max(4096)) }
 }
 
+/// Bytes that an array of so many bytes takes on the host, as [`memory_stats`] counts them.
+pub fn allocated(bytes: usize) -> usize {
+    size_class(bytes).unwrap_or(bytes)
+}
+
 fn shared() -> MutexGuard<'static, Shelf> {
     // A panic while holding the lock leaves a consistent shelf: every update is one push or pop.
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)

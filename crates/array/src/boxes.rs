@@ -76,7 +76,7 @@ fn check(extents: &[usize], size: usize, len: usize, Place { start, steps }: Pla
         if reach < 0 { low += reach } else { high += reach }
     }
     if low < 0 || high > len as i128 {
-        return wrong(format!("a box from byte {low} to {high} leaves a memory of {len}"));
+        return wrong(format!("a box from byte {low} to {high} is outside a memory of {len}"));
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ impl Array {
     pub fn write_bytes<R>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         let own = self.byte_range("write_bytes")?;
         if range.start > range.end || range.end > own.len() {
-            let what = format!("bytes {range:?} leave an array of {} bytes", own.len());
+            let what = format!("bytes {range:?} are outside an array of {} bytes", own.len());
             return Err(Error::argument("write_bytes", what));
         }
         let at = own.start + range.start..own.start + range.end;

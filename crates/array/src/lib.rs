@@ -32,7 +32,7 @@ mod transfer;
 mod view;
 
 pub use alloc::{
-    MemoryStats, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit,
+    MemoryStats, allocated, memory_stats, release_cached, reset_peak, reset_thread_peak, set_cache_limit,
     thread_memory_stats,
 };
 pub use array::{Array, Strides};

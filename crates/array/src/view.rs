@@ -116,7 +116,8 @@ impl Array {
         match start.checked_add(len) {
             Some(end) if end <= self.shape()[d] => Ok(self.sliced(d, start, len, 1)),
             _ => {
-                let what = format!("{len} elements from {start} leave dim {d} of size {}", self.shape()[d]);
+                let what =
+                    format!("{len} elements from {start} reach past dim {d} of size {}", self.shape()[d]);
                 Err(Error::argument("narrow", what))
             }
         }

@@ -115,7 +115,10 @@ fn a_committed_folder_is_never_changed() {
     case.save(&store, 1, &case.old, &Retain::default()).unwrap();
     let before = contents(&store, "run");
     let refused = case.save(&store, 1, &case.new, &Retain::default()).unwrap_err();
-    assert!(refused.to_string().contains("'run/step-00000001' already has a committed checkpoint"), "{refused}");
+    assert!(
+        refused.to_string().contains("'run/step-00000001' already has a committed checkpoint"),
+        "{refused}"
+    );
     assert!(contents(&store, "run") == before);
 }
 

@@ -17,7 +17,7 @@ pub enum Error {
         reason: String,
     },
     /// A device number that does not exist here.
-    #[error("cuda:{ordinal} does not exist: this machine has {count} CUDA device(s)")]
+    #[error("cuda:{ordinal} does not exist: CUDA devices of this machine: {count}")]
     NoDevice {
         /// The number asked for.
         ordinal: u32,

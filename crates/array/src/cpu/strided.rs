@@ -63,7 +63,7 @@ impl Walk {
         }
         assert!(
             numel == 0 || (low >= 0 && high < len as i128),
-            "view {shape:?}/{strides:?} leaves its storage"
+            "view {shape:?}/{strides:?} reaches outside its storage"
         );
         Walk { dims, offset, numel }
     }

@@ -304,9 +304,9 @@ pub(crate) fn check_divisor(op: Binary, y: &Array) -> Result<()> {
     let kernel = kernel(&lane, &CHECK, &computed(y.dtype()), "no_zero")?;
     let held = read("binary", &lane, y)?;
     let name = match op {
-        Binary::FloorDiv => "FloorDiv",
-        Binary::Rem => "Rem",
-        _ => "Fmod",
+        Binary::FloorDiv => "floor_div",
+        Binary::Rem => "rem",
+        _ => "fmod",
     };
     let note = LateNote { op: name, kind: late::ZERO_DIVISOR, size: 0, dim: 0, entry: 0 };
     let view = View::of(y, &held);

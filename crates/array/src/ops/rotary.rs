@@ -157,7 +157,7 @@ impl Plan {
                 Some(end) if end <= self.size || self.sequence == 0 => Ok(None),
                 _ => {
                     let (from, len, size) = (first, self.sequence, self.size);
-                    let what = format!("{len} positions from {from} leave a table of {size} positions");
+                    let what = format!("{len} positions from {from} reach past a table of {size} positions");
                     Err(Error::argument(op, what))
                 }
             },

@@ -142,7 +142,7 @@ fn inputs(dtype: DType) -> Vec<Input> {
     ]
 }
 
-/// Views that are no rows, several index arrays, masks over some dims, writes of one value.
+/// Views that are not rows, several index arrays, masks over some dims, writes of one value.
 fn views(dtype: DType, all: &mut Vec<Case>) {
     let table: [(&str, Work); 7] = [
         ("x[:, i] = one", |x| {

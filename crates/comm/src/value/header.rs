@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
             b'n' => Value::None,
             b'b' => match self.array()? {
                 [flag @ 0..=1] => Value::Bool(flag == 1),
-                [other] => return Err(self.refuse(format!("{other} is no truth value"))),
+                [other] => return Err(self.refuse(format!("{other} is not a truth value"))),
             },
             b'i' => Value::Int(i64::from_le_bytes(self.array()?)),
             b'f' => Value::Float(f64::from_bits(u64::from_le_bytes(self.array()?))),

@@ -106,7 +106,7 @@ pub struct Rule {
 
 /// Where the inputs of an op disagree, the cuts that its outputs are expected to have.
 ///
-/// This is no command: a choice that moves less wins, if that pays for bringing the outputs to where they are
+/// This is not a command: a choice that moves less wins, if that pays for bringing the outputs to where they are
 /// expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Prefer {

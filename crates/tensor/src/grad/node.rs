@@ -226,7 +226,7 @@ pub(crate) fn record(
     Ok(made)
 }
 
-/// The tensor for the one result of an op that is no kernel of its own, with history where that is recorded.
+/// The tensor for the one result of an op that is not a kernel of its own, with history where that is recorded.
 pub(crate) fn made(
     op: Arc<dyn Op>,
     input: &Tensor,

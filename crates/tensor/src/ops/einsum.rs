@@ -222,7 +222,7 @@ fn letters_of(text: &str, part: &str, hidden: usize) -> Result<Vec<char>> {
     let dots: String = (0..hidden).rev().map(hidden_letter).collect();
     let letters: Vec<char> = part.replacen("...", &dots, 1).chars().collect();
     match letters.iter().find(|c| !c.is_ascii_alphabetic() && !('\u{E000}'..='\u{F8FF}').contains(c)) {
-        Some(c) => refuse(format!("`{c}` in `{text}` is no letter")),
+        Some(c) => refuse(format!("`{c}` in `{text}` is not a letter")),
         None => Ok(letters),
     }
 }

@@ -239,7 +239,7 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
     let (rows, width) = (draw.size() + 1, draw.size());
     let shape = draw.shape_of(0, 2);
     let outside = draw.pick(&[Outside::Refused, Outside::Zeros]);
-    // The row of padding is no id: its gradient is not the derivative.
+    // The row of padding is not an id: its gradient is not the derivative.
     let padding = draw.coin().then_some(rows - 1);
     let mut ids = draw.integers(rows - 1, &shape)?;
     if outside == Outside::Zeros {

@@ -301,7 +301,7 @@ impl Tensor {
         self.along("narrow", dim, |d, size| match start.checked_add(len) {
             Some(end) if end <= size => Ok(Entry::part(if len == 0 { 0 } else { start }, len)),
             _ => {
-                let what = format!("{len} elements from {start} leave dim {d} of size {size}");
+                let what = format!("{len} elements from {start} reach past dim {d} of size {size}");
                 Err(Error::Argument { op: "narrow", what }.into())
             }
         })

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::trainer::narrow::is_narrow;
 use crate::update::AHEAD;
 use crate::weights::Zero;
-use planaria_array::Array;
+use planaria_array::{Array, allocated};
 use planaria_layout::{DType, Layout, Rank, Share};
 use planaria_nn::models::Stage;
 use planaria_nn::{ParamKind, ParamSpec};
@@ -146,8 +146,9 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
     let bundles = bundles(setting, pieces);
     let largest = bundles.iter().copied().max().unwrap_or(0);
     // Members of a bundle that is sharded as one lie end to end in memory of their own.
-    let joined =
-        |share: u64| bundles.iter().map(|&bytes| rounded(bytes / share) - bytes / share).sum::<u64>();
+    let joined = |share: u64| {
+        bundles.iter().map(|&bytes| allocated((bytes / share) as usize) as u64 - bytes / share).sum::<u64>()
+    };
     let flat = setting.config.train.shard == Sharding::Flat;
     match zero {
         // Bundles in flight in f32, whole.
@@ -179,11 +180,6 @@ fn bundles(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<u64> {
         last = Some(piece.layer);
     }
     all
-}
-
-/// What the allocator of arrays takes for so many bytes: the next eighth of a power of two.
-fn rounded(bytes: u64) -> u64 {
-    bytes.next_multiple_of((bytes.max(1).next_power_of_two() / 8).max(64))
 }
 
 /// Weights of one byte have the optimizer state of other narrow ones.

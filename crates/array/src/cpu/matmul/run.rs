@@ -85,7 +85,7 @@ fn check<T>(out: usize, a: &MatRef<T>, b: &MatRef<T>, batch: &Batch) -> Result<u
         let (a, b) = (batch.a_strides.len(), batch.b_strides.len());
         return Err(MatmulError::BatchStrides { ndim: batch.shape.len(), a, b });
     }
-    // Zero factors first, so that an empty product of absurd sizes is no overflow.
+    // Zero factors first, so that an empty product of absurd sizes is not an overflow.
     let sizes = || batch.shape.iter().copied().chain([a.rows, b.cols]);
     let needed = if sizes().any(|n| n == 0) { Some(0) } else { sizes().try_fold(1usize, usize::checked_mul) };
     if needed != Some(out) {

@@ -214,8 +214,20 @@ fn pair_shape(op: &'static str, x: &Array, y: &Array) -> Result<Shape> {
     broadcast_shapes(op, x.shape(), y.shape())
 }
 
+/// `floor_div` for `FloorDiv`.
+fn named(op: &impl std::fmt::Debug) -> String {
+    let mut name = String::new();
+    for c in format!("{op:?}").chars() {
+        if c.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(c.to_ascii_lowercase());
+    }
+    name
+}
+
 fn undefined(op: impl std::fmt::Debug, dtype: DType) -> Error {
-    Error::argument("elementwise", format!("{op:?} is not defined for dtype {dtype}; cast first"))
+    Error::argument("elementwise", format!("{} is not defined for dtype {dtype}; cast first", named(&op)))
 }
 
 /// Integers have no value for a division by zero, so it is refused before anything is computed.
@@ -227,7 +239,11 @@ fn check_divisor(op: Binary, y: &Array) -> Result<()> {
         return cuda::check_divisor(op, y);
     }
     let zero = with_dtype!(y.dtype(), T => y.values::<T>("binary")?.iter().any(|v| v.is_zero_divisor()));
-    if zero { Err(Error::argument("elementwise", format!("{op:?} of integers by zero"))) } else { Ok(()) }
+    if zero {
+        Err(Error::argument("elementwise", format!("{} of integers by zero", named(&op))))
+    } else {
+        Ok(())
+    }
 }
 
 fn run1<T: Element, O: Element>(x: &Array, bound: Bound, kernel: Kernel1<'_, T, O>) -> Result<Array> {

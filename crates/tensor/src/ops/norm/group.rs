@@ -41,7 +41,7 @@ impl GroupNorm {
         let sample = DimFactors::from_slice(&[layout.factor(shape[0], samples, Cuts::Any)]);
         let groups = self.count(shape[1]);
         let group = DimFactors::from_slice(&[layout.free(groups)]);
-        // The channels of one group stay together; with as many groups as channels that is no bond.
+        // The channels of one group stay together; with as many groups as channels that binds nothing.
         let mut channels = group.clone();
         if groups < shape[1] {
             channels.push(layout.fixed(shape[1] / groups));
