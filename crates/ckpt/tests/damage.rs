@@ -160,7 +160,7 @@ fn crafted_manifests_are_refused() {
         ("a wrong size", "/files/0/size".into(), json!(u64::MAX), "checksums"),
         ("missing sums", "/files/0/sums".into(), json!(""), "checksums"),
         ("sums of letters", "/files/0/sums".into(), json!("zzzzzzzz"), "checksums"),
-        ("a sum too long", "/others/0/sum".into(), json!("0123456789abcdef"), "no checksum"),
+        ("a sum too long", "/others/0/sum".into(), json!("0123456789abcdef"), "not a checksum"),
         ("an unknown kind", at("/kind"), json!("thing"), "unknown kind"),
         ("an unknown dtype", at("/dtype"), json!("f128"), "dtype"),
         ("an absurd shape", at("/shape"), json!([1u64 << 40, 1u64 << 40]), "shape"),

@@ -62,7 +62,7 @@ fn the_page_is_served_until_interrupted_and_written_once() {
     let args = ["board", text(&runs), "--export", text(&page)];
     assert_eq!(planaria(&args).code, Some(0));
     assert!(fs::read_to_string(&page).unwrap().contains("window.BOARD"));
-    assert!(planaria(&args).err.contains("exists already"));
+    assert!(planaria(&args).err.contains("already exists"));
     let nowhere = planaria(&["board", "no-such-folder"]);
     assert_eq!(nowhere.code, Some(2));
     assert!(nowhere.err.contains("there is no folder 'no-such-folder'"), "{}", nowhere.err);

@@ -99,7 +99,7 @@ fn wide_vocabularies_take_four_bytes() {
     writer.push(&[99_999, 5, 70_000]).unwrap();
     let refused = writer.push(&[1, 100_000]).unwrap_err().to_string();
     assert!(
-        refused.contains("token 4 of") && refused.contains("is 100000, past the vocabulary"),
+        refused.contains("token 4 of") && refused.contains("is 100000, outside the vocabulary"),
         "{refused}"
     );
     assert_eq!(writer.finish().unwrap().width, 4);

@@ -188,7 +188,7 @@ fn a_stop_ends_its_row_only_and_what_does_not_fit_is_refused() {
     }
     let long = [1i64; 10];
     let message = batch.begin(&[Prompt { tokens: &long, limit: 1 }]).unwrap_err().to_string();
-    assert!(message.contains("prompt: 10") && message.contains("make a larger batch"), "{message}");
+    assert!(message.contains("prompts of 10") && message.contains("make a larger batch"), "{message}");
     let message = batch.begin(&[Prompt { tokens: &[], limit: 1 }]).unwrap_err().to_string();
     assert!(message.contains("prompt 0 has no token"), "{message}");
 }

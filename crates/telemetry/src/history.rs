@@ -366,7 +366,7 @@ mod tests {
     fn places_without_a_run_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let missing = History::read(folder.path()).unwrap_err();
-        assert!(missing.to_string().contains("holds no run") && missing.hint().is_some());
+        assert!(missing.to_string().contains("is not the folder of a run") && missing.hint().is_some());
         assert!(History::read(Path::new("no/such")).is_err());
     }
 }

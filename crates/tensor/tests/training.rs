@@ -260,9 +260,12 @@ fn expressions_mean_what_they_say() {
         ops::einsum("...ij,...ij->...", &[&one, &a]).unwrap(),
         one.mul(&a).unwrap().sum(&[1, 2], Keep::No).unwrap(),
     );
-    for (text, why) in
-        [("ij->ij", "3 dims"), ("ijk->l", "no operand"), ("i?k->i", "no letter"), ("ijk,ij->i", "operands")]
-    {
+    for (text, why) in [
+        ("ij->ij", "3 dims"),
+        ("ijk->l", "no operand"),
+        ("i?k->i", "not a letter"),
+        ("ijk,ij->i", "operands"),
+    ] {
         let message = ops::einsum(text, &[&a]).unwrap_err().to_string();
         assert!(message.contains(why), "{message}");
     }

@@ -285,7 +285,7 @@ impl Error {
     }
 
     /// True for what only says that another rank failed.
-    pub(crate) fn is_echo(&self) -> bool {
+    pub fn is_echo(&self) -> bool {
         use planaria_comm::Error as Comm;
         use planaria_tensor::Error as Tensor;
         let echo = |e: &Comm| matches!(e, Comm::Aborted { .. } | Comm::Left { .. } | Comm::Remote { .. });

@@ -103,7 +103,7 @@ fn what_cannot_be_learnt_so_is_refused() -> Result<()> {
         ("embedding.matryoshka_dims=[17]", "from 1 to 16"),
         ("embedding.matryoshka_weights=[1.0]", "none, or 2"),
         ("embedding.similarity=manhattan", "cos or dot"),
-        ("embedding.directions=[\"query_to_query\"]", "per_direction with QueryToQuery"),
+        ("embedding.directions=[\"query_to_query\"]", "per_direction with \"query_to_query\""),
         ("data.texts.max_length=40", "`data.sequence` to 160"),
     ] {
         let error = format!("{:#}", train(&sandbox()?, 1, "", &[set]).unwrap_err());

@@ -76,7 +76,7 @@ fn an_unknown_objective_is_refused_with_those_that_are_known() -> Result<()> {
     let error = Trainer::new(config).run(None).unwrap_err().to_string();
     ensure!(
         error.contains(
-            "`train.objective` is \"next_tokens\"; expected one of next_token, sft, contrastive, dpo, grpo;"
+            "`train.objective` is \"next_tokens\"; expected one of next_token, sft, contrastive, dpo, grpo, ppo;"
         ),
         "{error}"
     );

@@ -3,6 +3,7 @@
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::signals::Signals;
+use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria_board::{Access, Board, Server, export};
@@ -46,11 +47,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     }
     let board = Board::new(&args.runs);
     if let Some(path) = &args.export {
-        if path.exists() && !args.yes {
-            let message = format!("'{}' exists already", path.display());
-            return Err(Failure::usage(message).hint("choose another name, or add `--yes`").into());
-        }
-        std::fs::write(path, export(&board)).with_context(|| format!("cannot write '{}'", path.display()))?;
+        let existing = Existing::from_yes(args.yes);
+        target::check(path, existing)?;
+        target::write(path, existing, export(&board).as_bytes())?;
         terminal.line(path.display())?;
         return Ok(Exit::Success);
     }

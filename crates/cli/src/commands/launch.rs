@@ -296,7 +296,7 @@ enum End {
 impl End {
     fn of(ended: &Ended, folder: &Path) -> End {
         // Behind mpirun the ranks know better: its own status is that of whichever rank ended first.
-        let refused = || ended.records.first().is_some_and(|first| first.code == Some(2));
+        let refused = || ended.records.iter().any(|record| record.code == Some(2));
         match ended.status.code() {
             _ if ended.hang.is_some() => End::Failed,
             _ if record::is_stopped(folder) => End::Stopped,

@@ -139,8 +139,16 @@ fn of_this_rank(error: planaria::train::Error, rank: usize) -> anyhow::Error {
             Failure::suspect(message).hint(error.hint().unwrap_or_default()).into()
         }
         Error::Suspect { .. } => Failure::peer_lost(message).into(),
+        // Of a job that was launched, the first rank reports what all of them find or hear.
+        _ if rank > 0 && launched() && error.is_usage() => Failure::reported(Exit::Usage).into(),
+        _ if rank > 0 && launched() && error.is_echo() => Failure::reported(Exit::PeerLost).into(),
         _ => error.into(),
     }
+}
+
+/// Whether `planaria launch` started this process.
+fn launched() -> bool {
+    std::env::var_os(BEATS).is_some()
 }
 
 /// A configuration that every process reads and refuses: the first one says why. A file may be missing for one of them only.
