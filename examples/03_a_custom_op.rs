@@ -44,10 +44,6 @@ impl Op for Distance {
     }
 }
 
-fn distance(x: &Tensor, y: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    apply1(Distance, &[x, y, weight])
-}
-
 /// The distances' sum and the gradient of the weights, with `x` and `y` placed as given.
 fn run(world: &World, layouts: [&str; 3]) -> Result<(f64, Vec<f64>)> {
     let value = |stream: u64, text: &str| {
@@ -56,7 +52,7 @@ fn run(world: &World, layouts: [&str; 3]) -> Result<(f64, Vec<f64>)> {
     };
     let (x, y) = (value(0, layouts[0])?, value(1, layouts[1])?);
     let weight = value(2, layouts[2])?.requires_grad();
-    let (z, moves) = trace::implicit_reshards(|| distance(&x, &y, &weight));
+    let (z, moves) = trace::implicit_reshards(|| apply1(Distance, &[&x, &y, &weight]));
     let z = z?;
     if world.rank() == 0 {
         println!("{:?} x {:?} gives {z:?}, {} inputs moved", x, y, moves.len());

@@ -3,7 +3,7 @@
 #
 #   OUT=folder benches/gpu/train.sh FOLDER
 #
-# FOLDER holds the command `planaria` and `kernels.bin` (or `kernels.bin.gz`), the archive that `cargo xtask kernels` writes. With
+# FOLDER holds the command `planaria` (or `planaria.gz`) and `kernels.bin` (or `kernels.bin.gz`), the archive that `cargo xtask kernels` writes. With
 # `h200_base.py` in it, torch's step is timed too. The text record is $OUT/train.txt; PARTS chooses parts by their names, where a name ends in `*` all that
 # begin so. Without PARTS everything runs, in about nine minutes.
 folder=$(cd "${1:-target/gpu}" && pwd)
@@ -13,11 +13,13 @@ out=$(cd "$out" && pwd)
 work=$(mktemp -d)
 record=$out/train.txt
 planaria=$folder/planaria
+[ -e "$planaria" ] || gunzip -k "$planaria.gz"
 chmod +x "$planaria" 2>/dev/null
 [ -e "$folder/kernels.bin" ] || gunzip -k "$folder/kernels.bin.gz"
 export PLANARIA_KERNELS=$folder/kernels.bin RUST_BACKTRACE=1
 libraries=$(ls -d /usr/local/cuda*/lib64 2>/dev/null | tail -1)
 export PLANARIA_CUBLASLT=$libraries PLANARIA_NVRTC=$libraries
+PLANARIA_NCCL=$(python3 -c "import nvidia.nccl as n; print(list(n.__path__)[0] + '/lib')" 2>/dev/null) && export PLANARIA_NCCL
 begun=$SECONDS
 cd "$work" || exit 1
 
@@ -115,12 +117,17 @@ tensorboard = false
 """
 larger = {"hidden_size = 896": "hidden_size = 1536", "intermediate_size = 4864": "intermediate_size = 8960", "num_hidden_layers = 24": "num_hidden_layers = 28",
           "num_attention_heads = 14": "num_attention_heads = 12", "sequence = 2048": "sequence = 4096"}
-runs = [("qwen", 24, 8), ("times", 3, 8), ("saving", 100, 8), ("final", 2, 8), ("larger", 14, 4), ("times-larger", 3, 4), ("memory", 2, 96)]
+with open("words.jsonl", "w") as f:
+    for _ in range(4000):
+        print(json.dumps({"text": " ".join(f"w{random.randrange(words)}" for _ in range(random.randrange(100, 800)))}), file=f)
+runs = [("qwen", 24, 8), ("packed", 24, 8), ("times", 3, 8), ("saving", 100, 8), ("final", 2, 8), ("larger", 14, 4), ("times-larger", 3, 4), ("memory", 2, 96)]
 for name, steps, batch in runs:
     text = qwen.replace("NAME", name).replace("STEPS", str(steps)).replace("BATCH", str(batch))
     if "larger" in name:
         for before, after in larger.items():
             text = text.replace(before, after)
+    if name == "packed":
+        text = text.replace("words.txt", "words.jsonl").replace("sequence = 2048", 'sequence = 2048\ndocuments = "separate"')
     if name == "saving":
         text = text.replace("every = 0", "every = 40", 1).replace("keep = 2", "keep = 1")
     if name == "final":
@@ -183,8 +190,8 @@ PYTHON
     "$planaria" --version
 } > "$record" 2>&1
 
-for family in ${FAMILIES:-copy cast unary binary compare select late random reduce scan index order training matmul attention optimizer stress}; do
-    part "selftest-$family" 40 "$planaria" selftest --device cuda:0 --family "$family" --minutes 0.5
+for family in ${FAMILIES:-copy cast unary binary compare select late random reduce scan index order training matmul attention optimizer norm generation comm nccl large stress}; do
+    part "selftest-$family" 70 "$planaria" selftest --device cuda:0 --family "$family" --minutes 1 --record "$out/selftest-$family.json"
 done
 for family in index training attention matmul stress; do
     part "memcheck-$family" 40 compute-sanitizer --tool memcheck --print-limit 5 "$planaria" selftest --family "$family" --minutes 0.3
@@ -216,6 +223,21 @@ part qwen 90 bash -c "(for i in \$(seq 60); do nvidia-smi --query-gpu=memory.use
 part times 90 bash -c "PLANARIA_CUDA_TIMES=$out/times.txt $planaria train times.toml --json --device cuda > times.jsonl; python3 speed.py times.jsonl; head -70 $out/times.txt"
 # Far too large a micro-batch says what held the memory, and a smaller one goes on in the same folder.
 part memory 60 bash -c "$planaria train memory.toml --device cuda; echo exit \$?; $planaria train memory.toml --device cuda --set train.micro_batch=4 --set train.global_batch=8; echo exit \$?"
+# Documents that share rows and do not see each other, as fast as rows that are one document.
+part packed 90 bash -c "$planaria train packed.toml --json --device cuda > packed.jsonl; python3 speed.py packed.jsonl"
+# Algorithms of products; with TUNED the runs after it use what was found.
+part tune 120 "$planaria" tune qwen.toml --device cuda -o "$out/products.txt" --yes
+part tune-larger 150 "$planaria" tune larger.toml --device cuda -o "$out/products-larger.txt" --yes
+if [ -n "$TUNED" ]; then
+    cat "$out"/products*.txt > products.txt 2>/dev/null
+    export PLANARIA_CUDA_PRODUCTS=$PWD/products.txt
+fi
+for way in "4 none" "4 selective" "2 none" "2 selective"; do
+    set -- $way
+    part "larger-$1-$2" 60 bash -c "$planaria train larger.toml --json --device cuda --set name=larger$1$2 --set train.micro_batch=$1 --set train.recompute=$2 > larger$1$2.jsonl; python3 speed.py larger$1$2.jsonl"
+done
+part qwen-tuned 60 bash -c "$planaria train qwen.toml --json --device cuda --set name=tuned > tuned.jsonl; python3 speed.py tuned.jsonl; python3 compare.py qwen.jsonl tuned.jsonl"
+part qwen-selective 60 bash -c "$planaria train qwen.toml --json --device cuda --set name=selective --set train.recompute=selective > selective.jsonl; python3 speed.py selective.jsonl; python3 compare.py qwen.jsonl selective.jsonl"
 part larger 90 bash -c "$planaria train larger.toml --json --device cuda > larger.jsonl; python3 speed.py larger.jsonl"
 part times-larger 60 bash -c "PLANARIA_CUDA_TIMES=$out/times-larger.txt $planaria train times-larger.toml --json --device cuda > times-larger.jsonl; head -40 $out/times-larger.txt"
 part saving 120 bash -c "$planaria train saving.toml --json --device cuda > saving.jsonl; python3 speed.py saving.jsonl; du -sh runs/saving/ckpt/*"

@@ -53,7 +53,7 @@ pub fn status(name: &str) -> Option<u64> {
 
 /// Seconds that all threads of this process ran, and that they waited for a CPU; zeros where the system does
 /// not tell.
-fn thread_times() -> [f64; 2] {
+pub fn thread_times() -> [f64; 2] {
     let mut total = [0.0; 2];
     for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
         let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | golden | kernels | asan | fuzz | python | wheel | array-api | bench | bench-python`.
+//! The project's own commands: `cargo xtask test | tidy | golden | install | kernels | asan | fuzz | python | wheel | array-api | bench | bench-python`.
 
 mod array_api;
 mod asan;
@@ -7,6 +7,7 @@ mod browser;
 mod compilers;
 mod free_threaded;
 mod golden;
+mod install;
 mod kernels;
 mod licences;
 mod mpi;
@@ -48,6 +49,8 @@ enum Command {
         #[arg(long)]
         assets: Option<PathBuf>,
     },
+    /// Run every `cargo install` line of the docs, into target/installed
+    Install,
     /// Compile every CUDA kernel for sm_90a into target/kernels, and run them on an emulated device
     Kernels,
     /// Run the tests of the crates with unsafe code under the address sanitizer
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
             report.is_clean()
         }),
         Command::Golden { kind, path, assets } => return golden::run(&root, &kind, &path, assets.as_deref()),
+        Command::Install => Ok(install::run_alone(&root)),
         Command::Kernels => Ok(kernels::run_alone(&root)),
         Command::Asan => Ok(asan::run(&root)),
         Command::Fuzz { args } => {

@@ -8,8 +8,8 @@ use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
 use crate::{
-    array_api, browser, compilers, free_threaded, golden, kernels, licences, mpi, peers, python, s3, tidy,
-    wheel,
+    array_api, browser, compilers, free_threaded, golden, install, kernels, licences, mpi, peers, python, s3,
+    tidy, wheel,
 };
 
 /// What the steps need from the machine.
@@ -120,6 +120,7 @@ fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
             verdict(false, Counts::default())
         }
     });
+    summary.step("install lines (checked, not run)", || install::step(root));
     summary.step("licences", || licences::step(root));
     summary.step("advisories", || licences::advisories(root));
     summary.step("oldest compiler", || compilers::oldest(root));

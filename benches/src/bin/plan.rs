@@ -1,11 +1,12 @@
 //! `plan`: one rank's whole plan to reshard, save or load a 405B-class model on 16,384 or 12,288 ranks.
 //!
-//! Bars: under 100 ms and under 100 MB. Every layout is built anew for every tensor, nothing is cached. A save or a load
-//! has parameters, masters and two moments of each, cut by tensor and pipeline parallelism and divided by ZeRO, and every
-//! box that the rank copies, sends or receives is found.
+//! Bars: under 100 ms of processor time, which other work on the machine does not change, and under 100 MB. Every layout
+//! is built anew for every tensor, nothing is cached. A save or a load has parameters, masters and two moments of each,
+//! cut by tensor and pipeline parallelism and divided by ZeRO, and every box that the rank copies, sends or receives is
+//! found.
 
 use anyhow::{Context, Result, ensure};
-use planaria_bench::measure::status;
+use planaria_bench::measure::{status, thread_times};
 use planaria_ckpt::{Known, KnownTensor, LoadOptions, Outline, SaveOptions, TensorKind};
 use planaria_layout::{
     DType, FlatShards, Layout, Mesh, Neutral, Placement, Plan, Rank, RankTiling, Shape, TensorSpec, Tile,
@@ -200,19 +201,20 @@ fn checkpoints(model: &[Tensor]) -> Result<f64> {
     Ok(worst)
 }
 
-/// Times `work` for some ranks and prints the slowest.
+/// Times `work` for some ranks and prints the one that took most of a processor.
 fn report<T>(name: &str, work: impl Fn(Rank) -> Result<T>, boxes: impl Fn(&T) -> usize) -> Result<f64> {
-    let mut slowest = (0.0f64, 0, 0);
+    let mut slowest = (0.0f64, 0.0f64, 0, 0);
     for rank in [0, 1, 777, 5000, 12287] {
-        let start = Instant::now();
+        let (start, [before, _]) = (Instant::now(), thread_times());
         let kept = work(rank).with_context(|| format!("{name}, rank {rank}"))?;
-        let ms = start.elapsed().as_secs_f64() * 1e3;
+        let ([after, _], wall) = (thread_times(), start.elapsed().as_secs_f64() * 1e3);
+        let ms = (after - before) * 1e3;
         if ms > slowest.0 {
-            slowest = (ms, rank, boxes(&kept));
+            slowest = (ms, wall, rank, boxes(&kept));
         }
     }
-    let (ms, rank, boxes) = slowest;
-    println!("{name}: {ms:.2} ms (rank {rank}, {boxes} boxes)");
+    let (ms, wall, rank, boxes) = slowest;
+    println!("{name}: {ms:.2} ms, {wall:.2} by the clock (rank {rank}, {boxes} boxes)");
     Ok(ms)
 }
 
@@ -237,7 +239,9 @@ fn main() -> Result<()> {
         worst.max(report(&format!("flat, {from} -> {to}"), |rank| plan_flat(&model, from, to, rank), count)?);
     worst = worst.max(checkpoints(&model)?);
     let peak = status("VmHWM:").unwrap_or(0) as f64 / 1e6;
-    println!("slowest {worst:.2} ms (bar 100), peak memory of the process {peak:.1} MB (bar 100)");
+    println!(
+        "slowest {worst:.2} ms of processor time (bar 100), peak memory of the process {peak:.1} MB (bar 100)"
+    );
     ensure!(worst < 100.0 && peak < 100.0, "a bar is missed");
     Ok(())
 }

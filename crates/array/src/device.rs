@@ -4,7 +4,8 @@ use crate::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// A memory that can hold arrays. An enum from the first day: every operation matches on it.
+/// A memory that can hold arrays. Operations match on it where they choose a kernel; what has none for a device is refused
+/// by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Device {

@@ -29,6 +29,7 @@ mod replay;
 pub mod selftest;
 mod storage;
 mod transfer;
+mod tune;
 mod view;
 
 pub use alloc::{
@@ -39,7 +40,7 @@ pub use array::{Array, Strides};
 pub use boxes::{Place, copy_box};
 pub use bytes::Bytes;
 pub use cpu::machine::CpuPath;
-pub use cuda::{Build as KernelBuild, builds as kernel_builds};
+pub use cuda::{Build as KernelBuild, builds as kernel_builds, queue_outside};
 pub use device::Device;
 pub use element::{Bool, Element, Scalar};
 pub use error::{Error, ErrorClass, Result};
@@ -52,5 +53,6 @@ pub use planaria_layout::{DType, DTypeKind, Shape};
 pub use pool::Threads;
 pub use promote::promote;
 pub use replay::Replay;
-pub use transfer::{device_memory_stats, prepare_snapshots, synchronize};
+pub use transfer::{cuda_devices, device_memory_stats, prepare_snapshots, synchronize};
+pub use tune::{Tuned, tune};
 pub use view::{broadcast_shapes, slice_bounds};

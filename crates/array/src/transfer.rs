@@ -96,6 +96,11 @@ pub fn prepare_snapshots(device: Device, bytes: usize) -> Result<()> {
     }
 }
 
+/// How many CUDA devices this process sees; an error without a driver.
+pub fn cuda_devices() -> Result<u32> {
+    Ok(planaria_cuda::device_count()?)
+}
+
 /// Bytes of arrays on a device, at most, and kept for reuse, of this process.
 pub fn device_memory_stats(device: Device) -> Result<MemoryStats> {
     match device {

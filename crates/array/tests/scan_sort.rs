@@ -159,6 +159,14 @@ fn medians_run_along_any_dim() {
     let (values, indices) = x.median(1, Keep::Yes).unwrap();
     assert_eq!((text(&values), text(&indices)), ("[5.0, NaN, 3.0]".into(), "[0.0, 1.0, 2.0]".into()));
     assert_eq!(values.shape()[..], [3, 1]);
+    // An odd number of elements: the median is the one in the middle.
+    let numbers: Vec<f32> = (0..105).map(|i| (i * 37 % 105) as f32).collect();
+    let x = Array::from_slice(&numbers, &[3, 5, 7]).unwrap();
+    for (dim, n) in [(0, 3), (1, 5), (2, 7)] {
+        let (values, indices) = x.median(dim, Keep::No).unwrap();
+        let (expected, places) = x.kthvalue(n / 2 + 1, dim, Keep::No).unwrap();
+        assert_eq!((text(&values), text(&indices)), (text(&expected), text(&places)), "dim {dim}");
+    }
 }
 
 #[test]

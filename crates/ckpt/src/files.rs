@@ -66,23 +66,29 @@ impl Placed {
     /// From the first to the last byte of a part that is not empty.
     pub(crate) fn span(&self, part: &Region) -> Range<u64> {
         let start = self.byte_of(part);
-        let reach: u64 =
-            part.extents().iter().zip(&self.steps).map(|(len, s)| (len - 1) as u64 * *s as u64).sum();
+        let lens = part.lo().iter().zip(part.hi()).map(|(lo, hi)| hi - lo);
+        let reach: u64 = lens.zip(&self.steps).map(|(len, step)| (len - 1) as u64 * *step as u64).sum();
         start..start + reach + self.size as u64
     }
 
-    /// The byte ranges of the file that hold a part: its runs where they are far apart, else all from the first to
+    /// Adds the byte ranges of the file that hold a part: its runs where they are far apart, else all from the first to
     /// the last.
-    pub(crate) fn byte_ranges(&self, part: &Region, gap: u64) -> Vec<Range<u64>> {
-        let whole = self.span(part);
-        let runs = self.tile.byte_runs(part, self.size);
-        let bytes = (part.numel() * self.size) as u64;
-        let count = part.runs(self.region()).len() as u64;
-        let sparse = whole.end - whole.start > bytes + gap.saturating_mul(count.saturating_sub(1));
-        if self.order.is_some() || !sparse {
-            return vec![whole];
+    pub(crate) fn add_ranges(&self, part: &Region, gap: u64, ranges: &mut Vec<Range<u64>>) {
+        let (whole, bytes) = (self.span(part), (part.numel() * self.size) as u64);
+        let sparse = || {
+            let gaps = self.runs_of(part).saturating_sub(1) as u64;
+            whole.end - whole.start > bytes + gap.saturating_mul(gaps)
+        };
+        if self.order.is_some() || !sparse() {
+            return ranges.push(whole);
         }
-        runs.map(|(at, len)| at..at + len).collect()
+        ranges.extend(self.tile.byte_runs(part, self.size).map(|(at, len)| at..at + len));
+    }
+
+    /// How many runs a part has in a row-major file: dims behind the last that is cut are whole.
+    fn runs_of(&self, part: &Region) -> usize {
+        let cut = (0..part.ndim()).rfind(|&dim| part.len(dim) != self.region().len(dim));
+        (0..cut.unwrap_or(0)).map(|dim| part.len(dim)).product()
     }
 
     /// The elements that begin inside a byte range of the file.

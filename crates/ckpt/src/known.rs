@@ -81,6 +81,17 @@ impl Known {
         &self.tensors
     }
 
+    /// Some of the tensors.
+    pub fn only(&self, wanted: impl Fn(&KnownTensor) -> bool) -> Result<Known> {
+        Known::new(self.tensors.iter().filter(|tensor| wanted(tensor)).cloned().collect())
+    }
+
+    /// The same under other names.
+    pub fn renamed(&self, name: impl Fn(&str) -> String) -> Result<Known> {
+        let renamed = |tensor: &KnownTensor| KnownTensor { name: name(&tensor.name), ..tensor.clone() };
+        Known::new(self.tensors.iter().map(renamed).collect())
+    }
+
     /// The tensors as items of which nobody holds anything: what is asked for, whoever asks.
     pub(crate) fn items(&self) -> Vec<Item> {
         let item = |t: &KnownTensor| Item {

@@ -10,7 +10,7 @@ use crate::union::Together;
 use planaria_layout::Region;
 use planaria_store::container::{Align, FileLayout, NewTensor};
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// A file to be written.
 #[derive(Clone, Debug)]
@@ -117,22 +117,21 @@ impl Files {
         tensors: &[Together],
         boxes: Vec<(usize, Region)>,
     ) -> Result<()> {
-        let mut by_key = HashMap::with_capacity(boxes.len());
         let mut listed = Vec::with_capacity(boxes.len());
-        for (tensor, region) in boxes {
-            let Together { key, dtype, shape, .. } = &tensors[tensor];
-            let in_file =
-                if region == Region::whole(shape) { key.in_file() } else { boxed(&key.in_file(), &region) };
-            let extents = planaria_layout::Shape::from_dims(region.extents())?;
-            listed.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape: extents, foreign: None });
-            by_key.insert(in_file, (tensor, region));
+        for (tensor, region) in &boxes {
+            let Together { key, dtype, shape, .. } = &tensors[*tensor];
+            let whole = *region == Region::whole(shape);
+            let name = if whole { key.in_file() } else { boxed(&key.in_file(), region) };
+            let shape = planaria_layout::Shape::from_dims(region.extents())?;
+            listed.push(NewTensor { name, dtype: *dtype, shape, foreign: None });
         }
         let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
         let layout = FileLayout::new(&name, listed, &metadata, Align::Block)?;
         let file = self.files.len();
-        for (placed, offset, _) in layout.tensors() {
-            let Some((tensor, region)) = by_key.remove(&placed.name) else { continue };
-            self.tiles.push(Placed::new(tensor, region, (file, offset), placed.dtype.size()));
+        for (given, offset) in layout.placed() {
+            let (tensor, region) = &boxes[given];
+            let size = tensors[*tensor].dtype.size();
+            self.tiles.push(Placed::new(*tensor, region.clone(), (file, offset), size));
         }
         self.files.push(NewFile { name, group, layout, owner });
         Ok(())

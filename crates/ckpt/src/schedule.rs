@@ -61,6 +61,13 @@ pub(crate) struct Unit {
 /// A box of a tensor in a file, with the number of its tile.
 type Held = (usize, Region);
 
+/// Whose boxes are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    All,
+    Own,
+}
+
 /// A block with a checksum that several ranks read parts of, and who reads which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
@@ -140,8 +147,9 @@ impl Schedule {
                 Some((0..schedule.files.sizes.len()).map(|f| schedule.file_owner(f)).collect())
             }
         };
+        let mut surveys = [Survey::default(), Survey::default()];
         for (file, number) in schedule.cells(given.as_deref()) {
-            schedule.add_cell(file, number, given.as_ref().map(|owners| owners[file]));
+            schedule.add_cell(file, number, given.as_ref().map(|owners| owners[file]), &mut surveys);
         }
         schedule.make_rounds();
         schedule
@@ -191,27 +199,39 @@ impl Schedule {
     }
 
     /// Calls `found` for every part of a box that somebody holds or wants whose elements begin in a range of a file, in
-    /// an order that all ranks share.
+    /// an order that all ranks share. Boxes that this rank has no copy of may be left out where they are not asked for.
     fn visit(
         &self,
         file: usize,
         range: &Range<u64>,
+        whose: Whose,
         found: &mut dyn FnMut(usize, Region, &dyn Replicas<Rank>),
     ) {
         for tile in self.files.tiles_in(file, range) {
             for part in self.files.tiles[tile].boxes(range) {
                 for tiling in self.of_tensor(self.files.tiles[tile].tensor) {
-                    tiling
-                        .lookup(&part, &Fixed::default(), &mut |region, copies| found(tile, region, copies));
+                    let fixed = match whose {
+                        Whose::All => Some(Fixed::default()),
+                        Whose::Own => Fixed::at(&**tiling, self.here.rank),
+                    };
+                    // A rank that is not on the mesh of a tiling has nothing of it.
+                    let Some(fixed) = fixed else { continue };
+                    tiling.lookup(&part, &fixed, &mut |region, copies| found(tile, region, copies));
                 }
             }
         }
     }
 
-    /// Decides about one cell.
-    fn add_cell(&mut self, file: usize, number: u64, given: Option<usize>) {
+    /// Decides about one cell. The surveys are room for that of the cell and that of a part of it.
+    fn add_cell(
+        &mut self,
+        file: usize,
+        number: u64,
+        given: Option<usize>,
+        [cell, smaller]: &mut [Survey; 2],
+    ) {
         let range = number * UNIT..self.files.sizes[file].min((number + 1) * UNIT);
-        let mut cell = self.survey(file, &range);
+        self.survey(file, &range, cell);
         let runs = match self.way {
             Way::Save => vec![range.clone()],
             Way::Load => cell.runs(self.grain, self.files.sizes[file]),
@@ -225,15 +245,17 @@ impl Schedule {
             && (self.way == Way::Save || self.grain.is_some());
         let turn = turn(file, number);
         if !apart {
-            let owner = given.unwrap_or_else(|| self.choose(&cell, turn));
-            return self.add_unit((file, range, owner), runs, &mut cell, turn);
+            let owner = given.unwrap_or_else(|| self.choose(cell, turn));
+            return self.add_unit((file, range, owner), runs, cell, turn);
         }
         let parts = cell.cut(&runs);
         let whole = parts.len() == 1 && parts[0] == range;
         let mut owned = Vec::with_capacity(parts.len());
         for part in parts {
-            let mut smaller = if whole { None } else { Some(self.survey(file, &part)) };
-            let survey = smaller.as_mut().unwrap_or(&mut cell);
+            let survey = if whole { &mut *cell } else { &mut *smaller };
+            if !whole {
+                self.survey(file, &part, survey);
+            }
             let owner = self.choose(survey, turn);
             owned.push((part.clone(), owner));
             self.add_unit((file, part.clone(), owner), vec![part], survey, turn);
@@ -272,8 +294,11 @@ impl Schedule {
                     unit.own = Some(std::mem::take(&mut survey.own));
                 }
                 let mut bytes = 0;
-                for run in &unit.runs {
-                    self.legs_in(&unit, run, &mut |leg| bytes += leg.len as u64);
+                match (way, &unit.own) {
+                    (Way::Load, Some(_)) => bytes = survey.own_bytes,
+                    _ => unit.runs.iter().for_each(|run| {
+                        self.legs_in(&unit, run, &mut |leg| bytes += leg.len as u64);
+                    }),
                 }
                 if way == Way::Save { [bytes, 0] } else { [0, bytes] }
             }
@@ -303,11 +328,11 @@ impl Schedule {
         self.splits.extend(splits);
     }
 
-    /// What there is in a range of a file, and whose.
-    fn survey(&self, file: usize, range: &Range<u64>) -> Survey {
-        let mut survey = Survey::default();
+    /// What there is in a range of a file, and whose; what the survey said before is forgotten.
+    fn survey(&self, file: usize, range: &Range<u64>, survey: &mut Survey) {
+        survey.clear();
         let keep_spans = self.here.ranks > 1 || self.way == Way::Load;
-        self.visit(file, range, &mut |tile, region, copies| {
+        self.visit(file, range, Whose::All, &mut |tile, region, copies| {
             let placed = &self.files.tiles[tile];
             let bytes = (region.numel() * placed.size) as u64;
             let set = survey.set_of(copies, (tile, &region));
@@ -322,12 +347,11 @@ impl Schedule {
                 survey.spans.push((span, set, solid));
                 if self.way == Way::Load && !solid {
                     let gap = self.grain.unwrap_or(GAP);
-                    survey.wanted.extend(placed.byte_ranges(&region, gap));
+                    placed.add_ranges(&region, gap, &mut survey.wanted);
                 }
             }
         });
         survey.weigh();
-        survey
     }
 
     /// A rank that has about as many of the bytes as any other: from cell to cell another one.
@@ -393,7 +417,8 @@ impl Schedule {
         // A run may end with the last bytes of an element that begins in this unit and ends in the next.
         let range = &(part.start..part.end.min(unit.range.end));
         let Some(own) = unit.own.as_ref().filter(|_| *part == unit.runs[0]) else {
-            return self.visit(unit.file, range, &mut |tile, region, copies| {
+            let whose = if unit.owner == self.here.rank { Whose::All } else { Whose::Own };
+            return self.visit(unit.file, range, whose, &mut |tile, region, copies| {
                 self.add_legs(unit, (tile, region), copies, found);
             });
         };
@@ -478,6 +503,15 @@ struct Set {
 }
 
 impl Survey {
+    fn clear(&mut self) {
+        self.sets.clear();
+        self.spans.clear();
+        self.wanted.clear();
+        self.heavy.clear();
+        self.own.clear();
+        self.own_bytes = 0;
+    }
+
     fn set_of(&mut self, copies: &dyn Replicas<Rank>, (tile, region): (usize, &Region)) -> usize {
         let (first, count) = (copies.get(0), copies.count());
         let known = self.sets.iter().position(|set| (set.first, set.count) == (first, count));
@@ -489,11 +523,11 @@ impl Survey {
 
     /// Finds the heavy sets, once all are known.
     fn weigh(&mut self) {
-        let most = self.sets.iter().map(|set| set.bytes).max().unwrap_or(0);
-        let heavy = |&set: &usize| self.sets[set].bytes >= most.div_ceil(2);
-        self.heavy = (0..self.sets.len()).filter(heavy).collect();
-        // Not in the order in which a tiling happens to name its boxes.
         let sets = &self.sets;
+        let most = sets.iter().map(|set| set.bytes).max().unwrap_or(0);
+        let heavy = |set: &usize| sets[*set].bytes >= most.div_ceil(2);
+        self.heavy.extend((0..sets.len()).filter(heavy));
+        // Not in the order in which a tiling happens to name its boxes.
         self.heavy.sort_by_key(|&set| (sets[set].first, sets[set].count));
     }
 

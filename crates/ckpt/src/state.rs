@@ -251,4 +251,11 @@ impl State {
     pub fn new(items: Vec<Item>) -> State {
         State { items, ..State::default() }
     }
+
+    /// Gives every tensor another name, in what all ranks know too.
+    pub fn rename(&mut self, name: impl Fn(&str) -> String) -> Result<()> {
+        self.items.iter_mut().for_each(|item| item.name = name(&item.name));
+        self.known = self.known.as_ref().map(|known| known.renamed(&name)).transpose()?;
+        Ok(())
+    }
 }

@@ -108,7 +108,7 @@ fn mistakes_have_a_hint_and_exit_code_2() {
 #[test]
 fn a_path_that_does_not_exist_is_a_mistake_to_every_verb() {
     let all = "inspect none|verify none|convert none out --to hf|reshard none out --mesh dp=2 --layout *=dp:S0|diff none none|\
-               merge none out|program show none|lora merge none none out|generate none x|chat none|eval none none|\
+               merge none out|program show none|lora merge none none out|lora unmerge none none out|lora convert none out --layout peft|generate none x|chat none|eval none none|\
                embed none none|plot none|export none|average none out|tokenize none -o out.tokens|train none|plan none|\
                explain none|drill none|data show none|config show none|launch -- planaria train none";
     for line in all.split('|') {

@@ -70,32 +70,144 @@ fn random_methods_give_the_same_bytes_on_any_threads_and_memory() {
     }
 }
 
+/// Folders in which results are prepared beside their places.
+fn prepared(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".planaria")).collect()
+}
+
+/// Starts a merge and sends a signal once `ready` says so; its exit code.
+fn cut_off(args: &[&str], signal: &str, ready: impl Fn() -> bool) -> Option<i32> {
+    let mut child = command(args).spawn().unwrap();
+    let start = Instant::now();
+    while !ready() && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let id = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+    child.wait().unwrap().code()
+}
+
 #[test]
-fn a_killed_merge_leaves_no_checkpoint_and_an_interrupted_one_nothing() {
+fn an_interrupted_merge_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     three(folder.path(), 8, 256);
     let (recipe, target) = (recipe(folder.path(), "ties", ""), folder.path().join("out"));
     let args = ["merge", text(&recipe), text(&target), "--inputs", "tensors", "--max-shard-size", "4MB"];
-    let parts = || {
-        let entries = fs::read_dir(folder.path()).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.ends_with(".planaria")).collect::<Vec<_>>()
-    };
-    for (signal, code) in [("KILL", None), ("INT", Some(130)), ("TERM", Some(143))] {
-        let before = parts();
-        let mut child = command(&args).spawn().unwrap();
-        let start = Instant::now();
-        while parts().iter().all(|part| before.contains(part)) && start.elapsed() < Duration::from_secs(20) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let id = child.id().to_string();
-        assert!(std::process::Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
-        assert_eq!(child.wait().unwrap().code(), code, "{signal}");
-        assert!(!target.exists(), "{signal}: the target must not appear");
-        assert_eq!(parts().len(), usize::from(signal == "KILL"), "{signal}");
+    for (signal, code) in [("INT", Some(130)), ("TERM", Some(143))] {
+        assert_eq!(cut_off(&args, signal, || !prepared(folder.path()).is_empty()), code, "{signal}");
+        assert!(!target.exists() && prepared(folder.path()).is_empty(), "{signal}");
     }
-    succeed(&args);
-    assert!(parts().is_empty() && target.join("model.safetensors.index.json").is_file());
+}
+
+#[test]
+fn a_killed_merge_is_continued_and_gives_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    three(at, 6, 64);
+    let recipe = recipe(at, "ties", "");
+    let args = |target: &Path, to: &str| {
+        // So little memory that one thread works: parts are finished one after the other.
+        let fixed = ["--inputs", "tensors", "--max-shard-size", "530kB", "--memory", "36MB", "--to", to];
+        let all = [&["merge", text(&recipe), text(target)][..], &fixed].concat();
+        all.into_iter().map(str::to_string).collect::<Vec<String>>()
+    };
+    let finished = || {
+        let journal =
+            |folder: &String| fs::read_to_string(at.join(folder).join("parts-0")).unwrap_or_default();
+        prepared(at).iter().map(journal).map(|text| text.lines().count()).max().unwrap_or(0)
+    };
+    for to in ["hf", "planaria", "dcp"] {
+        let (target, whole) = (at.join(to), at.join(format!("{to}-whole")));
+        let list = args(&target, to);
+        let list: Vec<&str> = list.iter().map(String::as_str).collect();
+        assert_eq!(cut_off(&list, "KILL", || finished() >= 2), None);
+        assert!(!target.exists() && prepared(at).len() == 1, "{to}");
+        // What was finished and is not what it was is made again.
+        let left = at.join(&prepared(at)[0]).join("result");
+        let files = names(&left).into_iter().filter(|name| name.contains("00001"));
+        for name in files.filter(|_| to == "hf") {
+            let mut bytes = fs::read(left.join(&name)).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(left.join(&name), bytes).unwrap();
+        }
+        let ran = planaria(&list);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        assert!(ran.err.contains("continued: "), "{to}: {}", ran.err);
+        assert!(prepared(at).is_empty());
+        let list = args(&whole, to);
+        let ran = planaria(&list.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(ran.code == Some(0) && !ran.err.contains("continued"), "{}", ran.err);
+        assert_eq!(names(&target), names(&whole), "{to}");
+        // They may say when they were made.
+        let told_apart = ["manifest.json", "COMMIT", ".metadata"];
+        for name in names(&target).iter().filter(|name| !told_apart.contains(&name.as_str())) {
+            assert!(
+                fs::read(target.join(name)).unwrap() == fs::read(whole.join(name)).unwrap(),
+                "{to}: {name}"
+            );
+        }
+        succeed(&["diff", text(&target), text(&whole)]);
+        succeed(&["verify", text(&target)]);
+    }
+}
+
+#[test]
+fn a_merge_of_other_inputs_does_not_continue_a_killed_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    three(at, 6, 256);
+    let (recipe, target) = (recipe(at, "ties", ""), at.join("out"));
+    let fixed = ["--inputs", "tensors", "--max-shard-size", "2100kB", "--memory", "36MB"];
+    let args = [&["merge", text(&recipe), text(&target)][..], &fixed].concat();
+    let begun = || {
+        prepared(at)
+            .iter()
+            .any(|name| fs::metadata(at.join(name).join("parts-0")).is_ok_and(|about| about.len() > 0))
+    };
+    assert_eq!(cut_off(&args, "KILL", begun), None);
+    model(&at.join("a.safetensors"), 6, 256, 77);
+    let ran = planaria(&args);
+    assert!(ran.code == Some(0) && !ran.err.contains("continued"), "{}", ran.err);
+    let fresh = at.join("fresh");
+    succeed(&["merge", text(&recipe), text(&fresh), "--inputs", "tensors"]);
+    succeed(&["diff", text(&target), text(&fresh)]);
+    assert!(prepared(at).is_empty());
+}
+
+#[test]
+fn ranks_divide_a_merge_and_write_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    // Two files of two parts: boxes of one tensor go to several ranks.
+    three(at, 2, 2304);
+    let recipe = recipe(at, "task_arithmetic", "");
+    for to in ["hf", "planaria", "dcp"] {
+        let (one, many) = (at.join(format!("{to}-1")), at.join(format!("{to}-3")));
+        let fixed = ["--inputs", "tensors", "--max-shard-size", "20MB", "--to", to];
+        succeed(&[&["merge", text(&recipe), text(&one)][..], &fixed].concat());
+        let launch = ["launch", "-n", "3", "--engine", "processes", "--", "planaria", "merge", text(&recipe)];
+        let ran = planaria(&[&launch[..], &[text(&many)], &fixed].concat());
+        assert_eq!(ran.code, Some(0), "{to}: {}", ran.err);
+        assert_eq!(ran.out.matches("wrote 2 tensors").count(), 1, "one rank reports: {}", ran.out);
+        assert_eq!(names(&one), names(&many), "{to}");
+        for name in
+            names(&one).iter().filter(|name| name.contains("safetensors") || name.ends_with(".distcp"))
+        {
+            assert!(fs::read(one.join(name)).unwrap() == fs::read(many.join(name)).unwrap(), "{to}: {name}");
+        }
+        succeed(&["verify", text(&many)]);
+        for folder in [one, many] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+    let wrong = at.join("wrong.yml");
+    fs::write(&wrong, "merge_method: tie\nmodels: []\n").unwrap();
+    let launch =
+        ["launch", "-n", "2", "--engine", "processes", "--", "planaria", "merge", text(&wrong), "out"];
+    let ran = planaria(&launch);
+    assert_eq!((ran.code, ran.err.matches("no such method").count()), (Some(2), 1), "{}", ran.err);
 }
 
 #[test]

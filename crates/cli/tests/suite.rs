@@ -1,5 +1,6 @@
 //! All integration tests of the package, in one program: it links once.
 
+mod adapters;
 mod begin;
 mod board;
 mod common;

@@ -1,7 +1,7 @@
 //! The calls: what each collective takes, under names that cannot be mixed up, and what makes one valid.
 
 use crate::error::{Error, Result};
-use planaria_array::Array;
+use planaria_array::{Array, Device};
 use planaria_layout::{DType, Rank, Reduce};
 use std::fmt;
 
@@ -100,7 +100,7 @@ pub struct Recv {
     pub tag: u32,
 }
 
-/// Any of the calls. All arrays are contiguous and of one dtype.
+/// Any of the calls. All arrays are contiguous, of one dtype and on one device.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum Call {
@@ -176,6 +176,20 @@ impl Call {
             }
             Call::Send(c) => peer("receiver", c.to).and_then(|()| message(name, c.tag, &c.data)),
             Call::Recv(c) => peer("sender", c.from).and_then(|()| message(name, c.tag, &c.data)),
+        }
+    }
+
+    /// Where the arrays are.
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Call::AllReduce(AllReduce { send, .. })
+            | Call::Reduce(ReduceTo { send, .. })
+            | Call::AllGather(AllGather { send, .. })
+            | Call::ReduceScatter(ReduceScatter { send, .. })
+            | Call::AllToAll(AllToAll { send, .. }) => send.device(),
+            Call::Broadcast(Broadcast { data, .. })
+            | Call::Send(Send { data, .. })
+            | Call::Recv(Recv { data, .. }) => data.device(),
         }
     }
 
@@ -298,7 +312,7 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Contiguous arrays of one dtype with bytes on the host.
+/// Contiguous arrays of one dtype with bytes on one device.
 fn arrays(name: &'static str, arrays: &[&Array]) -> Result<()> {
     for array in arrays {
         if !array.is_contiguous() {
@@ -311,6 +325,10 @@ fn arrays(name: &'static str, arrays: &[&Array]) -> Result<()> {
         }
         if array.is_meta() {
             return Err(Error::argument(name, "a meta array has no bytes to move"));
+        }
+        if array.device() != arrays[0].device() {
+            let what = format!("send is on {} but recv is on {}", arrays[0].device(), array.device());
+            return Err(Error::argument(name, what));
         }
     }
     Ok(())

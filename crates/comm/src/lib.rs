@@ -19,6 +19,7 @@
 //! ```
 
 mod alone;
+mod bounce;
 mod call;
 mod checked;
 mod comm;
@@ -29,6 +30,8 @@ mod held;
 pub mod letters;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
+pub mod selftest;
 #[cfg(unix)]
 pub mod sockets;
 mod sync;

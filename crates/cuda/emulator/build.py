@@ -1,9 +1,9 @@
-"""Builds the emulated driver and kernels for it.
+"""Builds the emulated driver, the emulated NCCL and kernels for them.
 
     build.py FOLDER SOURCES LIST
 
 Each line of the file LIST: key, source file in the folder SOURCES, defines (tab-separated), as the example `kernels`
-prints them. FOLDER gets libcuda.so.1 and one shared library per build, named by its key.
+prints them. FOLDER gets libcuda.so.1, libnccl.so.2 and one shared library per build, named by its key.
 """
 
 import concurrent.futures
@@ -55,11 +55,12 @@ def build(folder, key, source, defines):
 def main():
     folder, sources, builds = map(pathlib.Path, sys.argv[1:])
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", HERE / "driver.cpp", "-ldl", "-o",
-         folder / "libcuda.so.1"],
-        check=True,
-    )
+    for source, name in [("driver.cpp", "libcuda.so.1"), ("nccl.cpp", "libnccl.so.2")]:
+        subprocess.run(
+            ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", f"-Wl,-soname,{name}", HERE / source, "-ldl", "-o",
+             folder / name],
+            check=True,
+        )
     jobs = [line.split("\t") for line in builds.read_text().splitlines()]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda job: build(folder, job[0], sources / job[1], job[2]), jobs))

@@ -32,6 +32,7 @@ API cuInit(unsigned) { return SUCCESS; }
 API cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
 API cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
 API cuDeviceGetName(char* name, int len, int) { snprintf(name, len, "emulated device"); return SUCCESS; }
+API cuDeviceGetUuid_v2(char* uuid, int) { memset(uuid, 7, 16); return SUCCESS; }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = MEMORY; return SUCCESS; }
 API cuDeviceGetAttribute(int* value, int which, int) {
     // Two multiprocessors, compute capability 7.0: no tensor cores that kernels here use.

@@ -1,6 +1,11 @@
 //! Matrix products by cublasLt, opened at run time: without split sums, so that a piece of a product has the bits of the
-//! whole, and by the library's first choice, never by timing.
+//! whole, and by the algorithm of a table of timed ones or the library's first choice, never by timing during a run.
 #![allow(unsafe_code)]
+
+mod table;
+mod tune;
+
+pub use tune::{Tuned, tune};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -94,13 +99,21 @@ unsafe impl<T> Send for Raw<T> {}
 struct Plan {
     desc: Raw<sys::cublasLtMatmulDescOpaque_t>,
     layouts: [Raw<sys::cublasLtMatrixLayoutOpaque_t>; 3],
-    algorithm: sys::cublasLtMatmulAlgo_t,
+    algorithm: Algorithm,
 }
 
 /// The library on one device: its handle and the plans made so far; `None` for products it refuses.
 pub(crate) struct Blas {
     handle: Raw<sys::cublasLtContext>,
+    machine: Machine,
     plans: HashMap<Product, Option<Plan>>,
+}
+
+/// What an algorithm was timed on: the library's version and the number of multiprocessors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Machine {
+    library: u64,
+    multiprocessors: u32,
 }
 
 fn failed(reason: impl std::fmt::Display) -> Error {
@@ -138,11 +151,14 @@ fn set<T>(call: &str, value: &T, to: impl FnOnce(*const c_void, usize) -> Status
 }
 
 impl Blas {
-    fn open() -> Result<Blas> {
+    fn open(multiprocessors: u32) -> Result<Blas> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle; the calling thread is bound to the device.
         check("cublasLtCreate", unsafe { sys::cublasLtCreate(&raw mut handle) })?;
-        Ok(Blas { handle: Raw(handle), plans: HashMap::new() })
+        // SAFETY: asks for a number.
+        let library = unsafe { sys::cublasLtGetVersion() } as u64;
+        let machine = Machine { library, multiprocessors };
+        Ok(Blas { handle: Raw(handle), machine, plans: HashMap::new() })
     }
 
     /// Column by column, as the library sees it: the transpose of the result is that of b times that of a.
@@ -180,17 +196,47 @@ impl Blas {
         let dense = Matrix { by_rows: true, step: p.n, batch_step: p.m * p.n };
         let result = layout(p, p.out, (p.n, p.m), dense)?;
         let layouts = [right, left, result];
-        let algorithm = self.choose(p, desc, &layouts)?;
+        let timed = table::of(self.machine, p).filter(|timed| self.takes(desc, &layouts, timed));
+        let algorithm = match timed {
+            Some(timed) => Some(timed),
+            None => self.choices(p, desc, &layouts, 1)?.pop(),
+        };
         Ok(algorithm.map(|algorithm| Plan { desc: Raw(desc), layouts, algorithm }))
     }
 
-    /// The library's first choice that does not split sums.
-    fn choose(
+    /// Whether the library can run an algorithm with the workspace there is.
+    fn takes(
+        &self,
+        desc: sys::cublasLtMatmulDesc_t,
+        [right, left, result]: &[Raw<sys::cublasLtMatrixLayoutOpaque_t>; 3],
+        algorithm: &Algorithm,
+    ) -> bool {
+        // SAFETY: plain numbers, for which zeros are values.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: live descriptors; reads an algorithm and writes one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle.0,
+                desc,
+                right.0,
+                left.0,
+                result.0,
+                result.0,
+                std::ptr::from_ref(algorithm),
+                &raw mut found,
+            )
+        };
+        status == Status::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
+    }
+
+    /// The library's first choices that do not split sums.
+    fn choices(
         &self,
         p: &Product,
         desc: sys::cublasLtMatmulDesc_t,
         layouts: &[Raw<sys::cublasLtMatrixLayoutOpaque_t>; 3],
-    ) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+        most: usize,
+    ) -> Result<Vec<Algorithm>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as P;
         let mut preference = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -218,9 +264,9 @@ impl Blas {
         }
         let [right, left, result] = layouts;
         // SAFETY: plain numbers, for which zeros are values.
-        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
         let mut count = 0;
-        // SAFETY: live descriptors; writes at most one result and a count.
+        // SAFETY: live descriptors; writes at most so many results and a count.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle.0,
@@ -230,15 +276,29 @@ impl Blas {
                 result.0,
                 result.0,
                 preference,
-                1,
-                &raw mut found,
+                most as i32,
+                found.as_mut_ptr(),
                 &raw mut count,
             )
         };
-        let fits = status == Status::CUBLAS_STATUS_SUCCESS && count > 0;
-        Ok(fits.then_some(found.algo))
+        // SAFETY: made above, and used by nobody any more.
+        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(preference) };
+        let count = if status == Status::CUBLAS_STATUS_SUCCESS { count.max(0) as usize } else { 0 };
+        Ok(found[..count.min(most)].iter().map(|found| found.algo).collect())
+    }
+
+    /// The plan of a product, made at its first call; `None` where the library refuses it.
+    fn planned(&mut self, product: &Product) -> Result<Option<&Plan>> {
+        if !self.plans.contains_key(product) {
+            let plan = self.plan(product)?;
+            self.plans.insert(*product, plan);
+        }
+        Ok(self.plans.get(product).and_then(Option::as_ref))
     }
 }
+
+/// An algorithm as the library writes it down.
+type Algorithm = sys::cublasLtMatmulAlgo_t;
 
 /// A product in the table of times: types, how its operands lie, extents.
 fn name_of(op: &'static str, p: &Product) -> String {
@@ -315,16 +375,26 @@ impl Lane {
         let mut blas = context.blas.0.lock().unwrap_or_else(PoisonError::into_inner);
         let blas = match &mut *blas {
             Some(blas) => blas,
-            empty => empty.insert(Blas::open()?),
+            empty => empty.insert(Blas::open(context.info().multiprocessors)?),
         };
-        if !blas.plans.contains_key(product) {
-            let plan = blas.plan(product)?;
-            blas.plans.insert(*product, plan);
-        }
-        let Some(Some(plan)) = blas.plans.get(product) else { return Ok(false) };
+        let handle = Raw(blas.handle.0);
+        let Some(plan) = blas.planned(product)? else { return Ok(false) };
         if product.bias {
             set_bias(plan, bias)?;
         }
+        self.multiply(op, product, &handle, (plan, &plan.algorithm), [a, b, out])?;
+        Ok(true)
+    }
+
+    /// Queues a product by an algorithm.
+    fn multiply(
+        self: &Arc<Lane>,
+        op: &'static str,
+        product: &Product,
+        handle: &Raw<sys::cublasLtContext>,
+        (plan, algorithm): (&Plan, &Algorithm),
+        [a, b, out]: [u64; 3],
+    ) -> Result<()> {
         let workspace = self.block(op, WORKSPACE)?;
         let (one, keep) = (factor(product.kind, 1.0), factor(product.kind, f32::from(product.add)));
         let [right, left, result] = &plan.layouts;
@@ -333,7 +403,7 @@ impl Lane {
             // SAFETY: live descriptors that fit the memory, which is the device's; factors are read before it returns.
             unsafe {
                 sys::cublasLtMatmul(
-                    blas.handle.0,
+                    handle.0,
                     plan.desc.0,
                     std::ptr::from_ref(&one).cast(),
                     b as *const c_void,
@@ -345,15 +415,14 @@ impl Lane {
                     result.0,
                     out as *mut c_void,
                     result.0,
-                    &raw const plan.algorithm,
+                    std::ptr::from_ref(algorithm),
                     workspace.address() as *mut c_void,
                     WORKSPACE,
                     self.compute().raw.pointer().cast(),
                 )
             }
         })
-        .and_then(|status| check("cublasLtMatmul", status))?;
-        Ok(true)
+        .and_then(|status| check("cublasLtMatmul", status))
     }
 }
 

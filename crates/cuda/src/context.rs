@@ -25,6 +25,8 @@ pub struct DeviceInfo {
     pub multiprocessors: u32,
     /// Compute capability: major and minor.
     pub capability: (u32, u32),
+    /// What no other device of any machine has.
+    pub uuid: [u8; 16],
 }
 
 impl DeviceInfo {
@@ -153,6 +155,7 @@ impl Context {
                 number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
                 number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
+            uuid: driver::uuid(ordinal)?,
         };
         Ok(Context {
             ordinal,

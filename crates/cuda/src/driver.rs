@@ -144,6 +144,14 @@ pub(crate) fn describe(ordinal: u32) -> Raw<(String, usize)> {
     Ok((name, bytes))
 }
 
+/// What no other device of any machine is called.
+pub(crate) fn uuid(ordinal: u32) -> Raw<[u8; 16]> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: writes sixteen bytes.
+    check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, ordinal as i32) })?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
 /// One number about a device.
 pub(crate) fn attribute(ordinal: u32, which: sys::CUdevice_attribute) -> Raw<i32> {
     let mut value = 0;

@@ -113,7 +113,7 @@ impl Lane {
     }
 
     /// Runs `work` with this as the calling thread's lane.
-    pub(crate) fn within<T>(self: &Arc<Lane>, work: impl FnOnce() -> T) -> T {
+    pub fn within<T>(self: &Arc<Lane>, work: impl FnOnce() -> T) -> T {
         struct Back(u32, Option<Arc<Lane>>);
         impl Drop for Back {
             fn drop(&mut self) {

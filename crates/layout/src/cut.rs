@@ -26,6 +26,9 @@ pub(crate) struct Hit {
     pub(crate) coords: SmallVec<[usize; 2]>,
 }
 
+/// Room for what most lookups find.
+pub(crate) type Hits = SmallVec<[Hit; 12]>;
+
 /// Length of cut `coord` when `len` indices are cut into `size` ceil chunks.
 fn chunk_len(len: usize, size: usize, coord: usize) -> usize {
     let chunk = len.div_ceil(size);
@@ -71,6 +74,11 @@ pub(crate) fn spans(len: usize, splits: &[Split], coords: &[usize]) -> Spans {
     held
 }
 
+/// How many indices the given coordinates hold.
+pub(crate) fn held(len: usize, splits: &[Split], coords: &[usize]) -> usize {
+    splits.iter().fold(len, |left, split| split.kept(left, coords[split.axis]))
+}
+
 /// Appends the part of `held` that lies at these positions of its concatenation.
 fn extract(held: &[(usize, usize)], positions: Range<usize>, out: &mut Spans) {
     let mut before = 0;
@@ -88,27 +96,29 @@ fn extract(held: &[(usize, usize)], positions: Range<usize>, out: &mut Spans) {
     }
 }
 
-/// Which coordinates hold the indices `want`, in ascending order of index. `pinned` gives the only
+/// Adds to `found` which coordinates hold the indices `want`, in ascending order of index. `pinned` gives the only
 /// coordinate of interest for some axes. The work grows with the number of hits.
 pub(crate) fn hits(
     len: usize,
     splits: &[Split],
     want: Range<usize>,
     pinned: &dyn Fn(usize) -> Option<usize>,
-) -> Vec<Hit> {
-    let mut found = Vec::new();
+    found: &mut Hits,
+) {
     if want.start < want.end {
-        let mut search = Search { splits, pinned, coords: SmallVec::new(), found: &mut found };
+        let before = found.len();
+        let mut search = Search { splits, pinned, coords: SmallVec::new(), found, before };
         search.walk(len, want.clone(), want.start);
     }
-    found
 }
 
 struct Search<'a> {
     splits: &'a [Split],
     pinned: &'a dyn Fn(usize) -> Option<usize>,
     coords: SmallVec<[usize; 2]>,
-    found: &'a mut Vec<Hit>,
+    found: &'a mut Hits,
+    /// How many were found before this search.
+    before: usize,
 }
 
 impl Search<'_> {
@@ -154,9 +164,9 @@ impl Search<'_> {
     }
 
     fn push(&mut self, lo: usize, hi: usize) {
-        match self.found.last_mut() {
+        match self.found[self.before..].last_mut() {
             Some(last) if last.hi == lo && last.coords == self.coords => last.hi = hi,
-            _ => self.found.push(Hit { lo, hi, coords: self.coords.clone() }),
+            _ => self.found.push(Hit { lo, hi, coords: SmallVec::from_slice(&self.coords) }),
         }
     }
 }
@@ -194,7 +204,8 @@ mod tests {
         ];
         for splits in &cases {
             for len in 0..25 {
-                let found = hits(len, splits, 0..len, &|_| None);
+                let mut found = Hits::new();
+                hits(len, splits, 0..len, &|_| None, &mut found);
                 let mut owner = vec![None; len];
                 for hit in &found {
                     for index in hit.lo..hit.hi {
@@ -204,6 +215,8 @@ mod tests {
                 for (a, b) in (0..3).flat_map(|a| (0..2).map(move |b| (a, b))) {
                     let mine: SmallVec<[usize; 2]> = splits.iter().map(|s| [a, b][s.axis]).collect();
                     let held = spans(len, splits, &[a, b]);
+                    let count: usize = held.iter().map(|(lo, hi)| hi - lo).sum();
+                    assert_eq!(super::held(len, splits, &[a, b]), count, "{splits:?} {len}");
                     for index in 0..len {
                         let inside = held.iter().any(|(lo, hi)| (*lo..*hi).contains(&index));
                         assert_eq!(inside, owner[index].as_ref() == Some(&mine), "{splits:?} {len} {index}");

@@ -160,12 +160,29 @@ impl Layout {
         Piece { spans: spans.map(|(&len, splits)| cut::spans(len, splits, coords)).collect() }
     }
 
+    /// How many elements the rank at these coordinates has.
+    pub(crate) fn numel_at(&self, coords: &[usize]) -> usize {
+        self.shape.iter().zip(&self.cuts).map(|(&len, splits)| cut::held(len, splits, coords)).product()
+    }
+
+    /// What the rank at these coordinates has, where no dim is cut in sections; `None` when that is nothing.
+    pub(crate) fn box_at(&self, coords: &[usize]) -> Option<Region> {
+        let (mut lo, mut hi) = (Dims::new(), Dims::new());
+        for (&len, splits) in self.shape.iter().zip(&self.cuts) {
+            let span = cut::spans(len, splits, coords).pop()?;
+            lo.push(span.0);
+            hi.push(span.1);
+        }
+        Some(Region::from_bounds(lo, hi))
+    }
+
     /// How many different coordinates along the axes of one dim hold indices of a piece.
     pub(crate) fn sources(&self, dim: usize, piece: &Piece) -> usize {
-        let spans = &piece.spans[dim];
-        let hits =
-            spans.iter().flat_map(|&(lo, hi)| cut::hits(self.shape[dim], &self.cuts[dim], lo..hi, &|_| None));
-        let mut coords: Vec<_> = hits.map(|hit| hit.coords).collect();
+        let mut hits = cut::Hits::new();
+        for &(lo, hi) in &piece.spans[dim] {
+            cut::hits(self.shape[dim], &self.cuts[dim], lo..hi, &|_| None, &mut hits);
+        }
+        let mut coords: Vec<_> = hits.into_iter().map(|hit| hit.coords).collect();
         coords.sort_unstable();
         coords.dedup();
         coords.len()
@@ -178,21 +195,24 @@ impl Layout {
             return;
         }
         let pinned = |axis| pins.get(axis);
-        let mut hits: SmallVec<[Vec<cut::Hit>; 4]> = SmallVec::new();
+        // The hits of all dims one after the other, and where those of each begin.
+        let (mut hits, mut starts, mut counts) = (cut::Hits::new(), Dims::new(), Dims::new());
         for (dim, splits) in self.cuts.iter().enumerate() {
-            let len = self.shape[dim];
-            hits.push(cut::hits(len, splits, want.lo()[dim]..want.hi()[dim].min(len), &pinned));
+            let (len, start) = (self.shape[dim], hits.len());
+            cut::hits(len, splits, want.lo()[dim]..want.hi()[dim].min(len), &pinned, &mut hits);
+            starts.push(start);
+            counts.push(hits.len() - start);
         }
         let mut coords = Coords::from_elem(0, self.mesh.naxes());
         pins.set.iter().for_each(|axis| coords[axis] = pins.at[axis]);
-        let counts: Dims = hits.iter().map(Vec::len).collect();
+        let (mut lo, mut hi) = (Dims::from_slice(want.lo()), Dims::from_slice(want.hi()));
         each_index(&counts, |index| {
-            let chosen = || index.iter().zip(&hits).map(|(&i, hits)| &hits[i]);
-            for (hit, splits) in chosen().zip(&self.cuts) {
+            for (dim, splits) in self.cuts.iter().enumerate() {
+                let hit = &hits[starts[dim] + index[dim]];
+                (lo[dim], hi[dim]) = (hit.lo, hit.hi);
                 hit.coords.iter().zip(splits).for_each(|(&coord, split)| coords[split.axis] = coord);
             }
-            let region =
-                Region::from_bounds(chosen().map(|h| h.lo).collect(), chosen().map(|h| h.hi).collect());
+            let region = Region::from_bounds(Dims::from_slice(&lo), Dims::from_slice(&hi));
             found(region, &mut coords);
         });
     }

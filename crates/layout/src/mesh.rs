@@ -47,7 +47,12 @@ impl AxisSet {
 
     /// The axes in mesh order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MAX_AXES).filter(move |&axis| self.contains(axis))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let axis = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(axis)
+        })
     }
 }
 
@@ -190,11 +195,15 @@ impl Mesh {
             Numbering::Strided { start, strides } => {
                 let mut rest = rank.checked_sub(*start)?;
                 let mut coords = Coords::from_elem(0, self.naxes());
-                let mut by_stride: Coords = (0..self.naxes()).filter(|&a| strides[a] > 0).collect();
-                by_stride.sort_unstable_by_key(|&a| std::cmp::Reverse(strides[a]));
-                for a in by_stride {
-                    coords[a] = rest / strides[a];
-                    rest %= strides[a];
+                // The longest stride that is left, until there is none.
+                let mut below = usize::MAX;
+                while let Some(a) = (0..self.naxes())
+                    .filter(|&a| strides[a] > 0 && strides[a] < below)
+                    .max_by_key(|&a| strides[a])
+                {
+                    below = strides[a];
+                    coords[a] = rest / below;
+                    rest %= below;
                     if coords[a] >= self.axis_size(a) {
                         return None;
                     }

@@ -8,10 +8,17 @@ use std::{fmt, str::FromStr};
 
 /// A half-open box `lo..hi`, one range per dim. Extents form a valid [`Shape`],
 /// so element counts and offsets inside a region never overflow.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Region {
     lo: Dims,
     hi: Dims,
+}
+
+// A derived clone goes through the dims one by one, and plans copy many boxes.
+impl Clone for Region {
+    fn clone(&self) -> Region {
+        Region { lo: Dims::from_slice(&self.lo), hi: Dims::from_slice(&self.hi) }
+    }
 }
 
 impl Region {
@@ -83,7 +90,8 @@ impl Region {
 
     /// True when every element of `other` is inside; an empty box is inside anything.
     pub fn contains(&self, other: &Region) -> bool {
-        other.is_empty() || self.intersect(other).as_ref() == Some(other)
+        let inside = || (0..self.ndim()).all(|d| self.lo[d] <= other.lo[d] && other.hi[d] <= self.hi[d]);
+        other.is_empty() || self.ndim() == other.ndim() && inside()
     }
 
     /// What is left of this box without `other`, as disjoint boxes.

@@ -61,7 +61,7 @@ impl FlatShards {
     }
 
     fn share_at(&self, coords: &[usize]) -> Share {
-        let numel = |layout: &Layout| layout.piece_at(coords).numel();
+        let numel = |layout: &Layout| layout.numel_at(coords);
         let start: usize = self.members[..self.place].iter().map(numel).sum();
         let end = start + numel(self.base());
         let total = end + self.members[self.place + 1..].iter().map(numel).sum::<usize>();
@@ -111,7 +111,7 @@ impl Tiling for FlatShards {
         let coords = mesh.require(*holder)?;
         let (free, cut) = (self.free_axes(fixed), self.cut_axes());
         let turn = GridReplicas { mesh, coords: &coords, free, cut }.turn();
-        let Some(piece) = self.base().piece_at(&coords).boxes().pop() else { return Ok(Vec::new()) };
+        let Some(piece) = self.base().box_at(&coords) else { return Ok(Vec::new()) };
         let boxes = flat_boxes(&piece.extents(), self.share_at(&coords).range(coords[self.axis]));
         Ok(boxes.into_iter().map(|b| Owned { region: b.shifted(piece.lo()), turn }).collect())
     }
@@ -119,7 +119,7 @@ impl Tiling for FlatShards {
     fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut Found<'_, Rank>) {
         let (free, cut, mesh) = (self.free_axes(fixed), self.cut_axes(), self.base().mesh());
         self.base().visit(want, &fixed.0, &mut |region, coords| {
-            let Some(piece) = self.base().piece_at(coords).boxes().pop() else { return };
+            let Some(piece) = self.base().box_at(coords) else { return };
             let Some(inner) = region.relative_to(&piece) else { return };
             let (chunk, offset) = self.share_at(coords).chunks();
             flat_owners(&piece.extents(), &inner, chunk, offset, &mut |part, owner| {

@@ -78,6 +78,16 @@ pub type Found<'a, H> = dyn FnMut(Region, &dyn Replicas<H>) + 'a;
 #[derive(Clone, Debug, Default)]
 pub struct Fixed(pub(crate) Pins);
 
+impl Fixed {
+    /// The axes that cut a tiling, at the coordinates of a rank: a lookup finds the boxes that the rank has, with all
+    /// their copies. `None` for a rank that has nothing; nothing is fixed where the holders are not a mesh.
+    pub fn at<T: Tiling + ?Sized>(tiling: &T, rank: Rank) -> Option<Fixed> {
+        let Some((mesh, copies)) = tiling.copies() else { return Some(Fixed::default()) };
+        let cut = (0..mesh.naxes()).filter(|&axis| !copies.contains(axis)).collect();
+        Some(Fixed(Pins::new(cut, &mesh.coords(rank)?)))
+    }
+}
+
 /// A box a holder has, and its place in the order in which holders choose among copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
@@ -134,7 +144,7 @@ impl Replicas<Rank> for GridReplicas<'_> {
     }
 
     fn get(&self, copy: usize) -> Rank {
-        let mut coords = self.coords.clone();
+        let mut coords = Coords::from_slice(self.coords);
         self.mesh.spread(copy, self.free, &mut coords);
         self.mesh.rank_at(&coords)
     }

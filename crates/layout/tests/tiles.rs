@@ -62,6 +62,25 @@ where
     }
 }
 
+/// Looking only for what a rank has finds its boxes as they are among all, with the same copies, in the same order.
+fn check_own(tiling: &dyn Tiling<Holder = Rank>, want: &Region, rank: Rank) {
+    let found = |fixed: &Fixed| {
+        let mut boxes = Vec::new();
+        tiling.lookup(want, fixed, &mut |region, copies| {
+            if copies.find_rank(rank).is_some() {
+                let holders: Vec<Rank> = (0..copies.count()).map(|copy| copies.get(copy)).collect();
+                boxes.push((region, holders, copies.number()));
+            }
+        });
+        boxes
+    };
+    let all = found(&Fixed::default());
+    match Fixed::at(tiling, rank) {
+        Some(own) => assert_eq!(found(&own), all),
+        None => assert_eq!(all, []),
+    }
+}
+
 /// A layout without sections and the name of an axis it leaves free.
 fn flat_base() -> impl Strategy<Value = (Layout, &'static str)> {
     let free = (mesh(3).prop_filter("needs an axis", |m| m.naxes() > 0), shape(), 0usize..3);
@@ -151,6 +170,47 @@ proptest! {
             let whole = Layout::replicated(&other, slice.shape());
             check_mirror(&slice, &whole, &ranks, &others);
             check_mirror(&whole, &slice, &others, &ranks);
+        }
+    }
+
+    #[test]
+    fn a_rank_may_look_for_its_own_boxes_alone(
+        (base, axis) in flat_base(), (a, b) in pair(false), index in any::<prop::sample::Index>(),
+    ) {
+        let flat = FlatShards::even(&base, axis).unwrap();
+        let last = base.mesh().size();
+        for rank in (0..=last).chain(base.mesh().ranks()) {
+            check_own(&base, &Region::whole(base.shape()), rank);
+            check_own(&flat, &Region::whole(base.shape()), rank);
+            if let Some(&len) = base.shape().first().filter(|len| **len > 0) {
+                let slice = Slice::new(flat.clone(), index.index(len)).unwrap();
+                check_own(&slice, &Region::whole(slice.shape()), rank);
+            }
+        }
+        for rank in a.mesh().ranks() {
+            for want in b.mesh().ranks().flat_map(|other| b.piece(other).unwrap().boxes()) {
+                check_own(&a, &want, rank);
+            }
+            let tiles = a.mesh().ranks().flat_map(|rank| {
+                let boxes = a.piece(rank).unwrap().boxes();
+                boxes.into_iter().map(move |region| Tile { region, holder: rank })
+            });
+            check_own(&Listed::new(a.shape(), tiles.collect::<Vec<_>>()).unwrap(), &Region::whole(a.shape()), rank);
+        }
+    }
+
+    /// An edge between stages of a pipeline: one layout on two meshes alike.
+    #[test]
+    fn an_edge_between_stages_is_one_message_between_equal_coordinates((from, _) in pair(false)) {
+        let axes: Vec<(&str, usize)> = from.mesh().axes().iter().map(|a| (a.name.as_str(), a.size)).collect();
+        let next = Mesh::starting_at(&axes, 1000).unwrap();
+        let to = Layout::new(&next, from.shape(), from.placements()).unwrap();
+        for (here, there) in from.mesh().ranks().zip(next.ranks()) {
+            let mut boxes = from.piece(here).unwrap().boxes();
+            boxes.sort();
+            let edge = |holder: Rank| boxes.iter().cloned().map(|region| Tile { region, holder }).collect::<Vec<_>>();
+            prop_assert_eq!(deliver(&from, &to, &here).unwrap(), edge(there));
+            prop_assert_eq!(receive(&from, &to, &there).unwrap(), edge(here));
         }
     }
 

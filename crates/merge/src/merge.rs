@@ -12,8 +12,9 @@ use crate::values::Values;
 use planaria_ckpt::convert::{Computed, Conversion, ConvertOptions, Surroundings, To, plan_computed};
 use planaria_ckpt::formats::Source;
 use planaria_layout::{DType, Shape};
-use planaria_store::pattern;
+use planaria_store::{local_path, pattern};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// What to change about a merge.
@@ -227,6 +228,27 @@ impl Merge {
         stages.chain(self.places.iter().map(String::as_str)).collect()
     }
 
+    /// Everything that the bytes of the result depend on, in few: what was asked, and name, size and time of every file that is
+    /// read. None where something is read whose changes cannot be seen.
+    pub fn identity(&self, asked: &str) -> Option<String> {
+        let mut hasher = DefaultHasher::new();
+        (env!("CARGO_PKG_VERSION"), asked).hash(&mut hasher);
+        for place in self.places() {
+            let mut open = vec![local_path(place)?];
+            while let Some(at) = open.pop() {
+                let about = std::fs::metadata(&at).ok()?;
+                if about.is_dir() {
+                    let entries: Result<Vec<_>, std::io::Error> = std::fs::read_dir(&at).ok()?.collect();
+                    open.extend(entries.ok()?.iter().map(std::fs::DirEntry::path));
+                    open.sort();
+                    continue;
+                }
+                (&at, about.len(), about.modified().ok()?).hash(&mut hasher);
+            }
+        }
+        Some(format!("{:016x}", hasher.finish()))
+    }
+
     /// A result that was put together elsewhere.
     pub(crate) fn new(outcome: Outcome, stem: &'static str, read: u64) -> Merge {
         Merge {
@@ -334,6 +356,11 @@ impl Merge {
     /// Tensors of the result with their element types and shapes.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
         self.outcome.tensors.iter().map(|(name, values)| (name.as_str(), values.dtype(), values.shape()))
+    }
+
+    /// The same with what makes their values.
+    pub(crate) fn computed(&self) -> impl Iterator<Item = &(String, Arc<dyn Values>)> {
+        self.outcome.tensors.iter()
     }
 
     /// How it is written. Nothing is computed yet.

@@ -48,7 +48,7 @@ fn recomputed_blocks_give_the_same_bits() {
         let run =
             |recompute| step(&golden.model(None, DType::F32), &golden, &Run { recompute, ..Run::default() });
         let kept = run(Recompute::None);
-        for recompute in [Recompute::Full, Recompute::Blocks([1].into())] {
+        for recompute in [Recompute::Full, Recompute::Blocks([1].into()), Recompute::Selective] {
             let again = run(recompute);
             assert_eq!(kept.loss.to_bits(), again.loss.to_bits());
             let bits = |a: &Array| a.to_vec::<f32>().unwrap();

@@ -6,7 +6,7 @@ use common::{Golden, difference};
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::{Mesh, Shape};
-use planaria_nn::layers::{Mlp, Parts, Positions};
+use planaria_nn::layers::{Embedding, LayerNorm, Mlp, Parts, Positions, RmsNorm};
 use planaria_nn::models::{Network, Run};
 use planaria_nn::{Cut, Init, Lanes, Module, Parallel, ParamKind, ParamSpec, Start};
 use planaria_tensor::{Tensor, World, no_grad};
@@ -122,4 +122,28 @@ fn a_cut_table_gives_each_rank_the_gradient_of_its_own_rows() {
             });
         }
     }
+}
+
+#[test]
+fn layers_of_their_own_are_what_their_formulas_say() {
+    let init = Init { seed: 3, dtype: DType::F64, ..Init::default() };
+    let row = [1.0, -2.0, 4.0, 0.5];
+    let x = Tensor::new(Array::from_slice(&row, &[1, 4]).unwrap());
+    let values = |y: Tensor| y.whole().unwrap().to_vec::<f64>().unwrap();
+    let near = |found: Vec<f64>, expected: [f64; 4]| {
+        let far = found.iter().zip(expected).any(|(a, b)| (a - b).abs() > 1e-12);
+        assert!(!far, "{found:?} is not {expected:?}");
+    };
+    let mean = row.iter().sum::<f64>() / 4.0;
+    let variance = row.map(|v| (v - mean).powi(2)).iter().sum::<f64>() / 4.0;
+    let norm = LayerNorm::new("norm", 4, &init).unwrap();
+    near(values(norm.forward(&x).unwrap()), row.map(|v| (v - mean) / (variance + 1e-5).sqrt()));
+    let square = row.map(|v| v * v).iter().sum::<f64>() / 4.0;
+    let norm = RmsNorm::new("norm", 4, &init).unwrap();
+    near(values(norm.forward(&x).unwrap()), row.map(|v| v / (square + 1e-6).sqrt()));
+    let table = Embedding::new("tokens", 3, 4, &init).unwrap();
+    let ids = Tensor::new(Array::from_slice(&[2i64, 0], &[2]).unwrap());
+    let (rows, all) = (values(table.forward(&ids).unwrap()), values(table.weight.value().unwrap()));
+    assert_eq!(rows, [&all[8..], &all[..4]].concat());
+    assert!(all.iter().any(|value| value.abs() > 0.1), "{all:?}");
 }

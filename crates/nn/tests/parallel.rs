@@ -35,7 +35,7 @@ fn check(name: &str, mesh: &str, sequence: Sequence, dtype: DType) {
     let golden = Golden::read(name);
     let bound = if dtype == DType::F64 { F64 } else { F32 };
     let alone = step(&golden.model(None, dtype), &golden, &Run::default());
-    for recompute in [Recompute::None, Recompute::Full] {
+    for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
         for found in on_mesh(&golden, mesh, sequence, dtype, recompute) {
             let logits = difference(&found.logits, &alone.logits);
             assert!(logits < bound, "{name} on {mesh}: logits differ by {logits}");

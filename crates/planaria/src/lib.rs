@@ -1,4 +1,6 @@
-//! One import for everything: re-exports of the planaria crates, and a [`prelude`] of the names most programs need.
+//! One import for tensors, models, checkpoints, programs and training: re-exports of the crates, and a [`prelude`] of the
+//! names most programs need. The page of runs (`planaria-board`) and the devices below arrays (`planaria-cuda`) are not in
+//! it.
 //!
 //! The feature `train` (on by default) brings the trainer, `telemetry` metrics and curves; `mpi` turns MPI ranks on, and
 //! `s3`, `gcs` and `azure` the object stores. Without default features there are tensors, models and checkpoints.

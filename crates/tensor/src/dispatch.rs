@@ -106,6 +106,27 @@ fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
     Ok(placed(results, &decision.outputs, &first))
 }
 
+/// Runs the kernel on inputs as the op took them before, for results that lie as they did.
+pub(crate) fn run_placed(op: &dyn Op, inputs: &[Tensor], outputs: &[Option<Place>]) -> Result<Arrays> {
+    let arrays: SmallVec<[&Array; 4]> = inputs.iter().map(|t| &t.0.array).collect();
+    let Some(first) = outputs.iter().find_map(Option::as_ref) else {
+        return op.forward(&arrays, &Local::Whole);
+    };
+    let mesh = first.layout.mesh();
+    let layout = |input: &Tensor| match &input.0.place {
+        Some(place) => place.layout.clone(),
+        None => Arc::new(Layout::replicated(mesh, input.0.array.shape())),
+    };
+    let taken: Vec<Arc<Layout>> = inputs.iter().map(layout).collect();
+    let given: Vec<Arc<Layout>> = outputs.iter().flatten().map(|place| place.layout.clone()).collect();
+    let here = Here { inputs: &taken, outputs: &given, world: &first.world };
+    if first.world.is_supposed() {
+        let planned: SmallVec<[Array; 4]> = arrays.iter().map(|array| array.to_meta()).collect();
+        return op.forward(&planned.iter().collect::<SmallVec<[&Array; 4]>>(), &Local::Piece(here));
+    }
+    op.forward(&arrays, &Local::Piece(here))
+}
+
 /// What a kernel said about its pieces. Where positions differ between ranks the others do not know, and must not wait.
 fn refused(op: &dyn Op, arrays: &[&Array], inputs: &[Arc<Layout>], error: Error, world: &World) -> Error {
     let cut = |at: &Layout| at.mesh().span(at.sharded_axes()) > 1;

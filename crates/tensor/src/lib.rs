@@ -27,7 +27,7 @@ pub use dispatch::{Outputs, apply, apply_shared, apply1, infer, toward};
 pub use error::{Error, Result};
 pub use grad::{
     Backward, Deferred, Fetch, GradOptions, History, backward, backward_from, backward_inputs, grad,
-    is_recording, no_grad, recompute, with_grad,
+    is_recording, no_grad, recompute, selective, with_grad,
 };
 pub use index::Index;
 pub use op::{Arrays, Grads, Here, Local, Op, Places, Saves, Spec};

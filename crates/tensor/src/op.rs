@@ -138,6 +138,12 @@ pub trait Op: Debug + Send + Sync + 'static {
         None
     }
 
+    /// True when the results take little time beside the ops around it, so that backward may rather compute them again than
+    /// keep them.
+    fn is_cheap(&self) -> bool {
+        false
+    }
+
     /// What the gradient needs, given the inputs whose gradient is wanted.
     fn saves(&self, needs: &Places) -> Saves;
 

@@ -1,7 +1,7 @@
 //! History: accumulation, hooks, recomputed blocks, empty tensors, and values freed in time.
 
 use planaria_array::DType;
-use planaria_tensor::{Error, GradOptions, Keep, Result, Tensor, grad, random, recompute};
+use planaria_tensor::{Error, GradOptions, Keep, Result, Tensor, grad, ops, random, recompute, selective};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -154,6 +154,49 @@ fn a_recomputed_block_of_any_order() {
     let second = grad(&[&total(&first).unwrap()], &[None], &[&x], GradOptions::default()).unwrap();
     let second = second[0].as_ref().unwrap().to_vec::<f64>().unwrap();
     assert!((second[0] - 1.8).abs() < 1e-12 && (second[1] - 5.4).abs() < 1e-12, "{second:?}");
+}
+
+#[test]
+fn cheap_results_are_computed_again_to_the_same_bits_and_not_kept() {
+    const ROWS: usize = 64;
+    let run = |again: bool| {
+        let numbers: Vec<f32> = (0..ROWS * 256).map(|i| (i as f32 * 0.37).sin()).collect();
+        let of =
+            |len: usize, shape: &[usize]| Tensor::from_slice(&numbers[..len], shape).unwrap().requires_grad();
+        let (x, scale) = (of(ROWS * 256, &[ROWS, 256]), of(128, &[128]));
+        let (inner, outer) = (of(128 * 64, &[64, 128]), of(64 * 32, &[64, 32]));
+        let before = planaria_array::thread_memory_stats().live;
+        let forward = || -> Result<Tensor> {
+            let normed = ops::rms_norm(&ops::swiglu_packed(&x)?, &[128], Some(&scale), 1e-6)?;
+            ops::linear(&ops::linear(&normed, &inner, None)?, &outer.transpose(0, 1)?, None)
+        };
+        let y = if again { selective(forward) } else { forward() }.unwrap();
+        let kept = planaria_array::thread_memory_stats().live - before;
+        total(&y.square().unwrap()).unwrap().backward().unwrap();
+        let bits = |t: &Tensor| t.grad().unwrap().to_vec::<f32>().unwrap();
+        (kept, [&x, &scale, &inner, &outer].map(bits))
+    };
+    let ((kept, plain), (less, again)) = (run(false), run(true));
+    assert_eq!(plain, again);
+    // The norm's result and its input, which is a cheap result too: 64 x 128 numbers each.
+    assert_eq!(kept - less, 2 * ROWS * 128 * 4, "{kept} {less}");
+}
+
+#[test]
+fn what_was_written_to_is_not_computed_again() {
+    let run = |scope: fn(&dyn Fn() -> Result<Tensor>) -> Result<Tensor>| {
+        let (x, w) = (leaf(&[0.5, -1.0, 2.0, 0.25]), leaf(&[3.0, 4.0]));
+        let work = || {
+            let y = ops::swiglu_packed(&x)?;
+            planaria_tensor::no_grad(|| y.local().fill(2.0))?;
+            y.mul(&w)
+        };
+        let z = scope(&work).unwrap();
+        total(&z).unwrap().backward().unwrap();
+        grad_of(&w)
+    };
+    assert_eq!(run(|work| work()), [2.0, 2.0]);
+    assert_eq!(run(|work| selective(work)), [2.0, 2.0]);
 }
 
 #[test]

@@ -40,6 +40,11 @@ pub enum Event {
         /// Steps in all.
         steps: u64,
     },
+    /// Arrays of GPUs go between ranks through the host, which is slow.
+    ThroughHost {
+        /// Why NCCL does not carry them.
+        why: String,
+    },
     /// What became of the rows of conversations that are trained on.
     Rows(Report),
     /// The state of an earlier run was loaded.

@@ -3,13 +3,13 @@
 //! One micro-batch goes forward and back on arrays without elements, on a world that only plans. What data ranks and
 //! pipeline stages send each other is no op of the model: [`crate::plan`] tells it.
 
-use crate::config::{Config, Recompute as Again};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::geometry::{Batching, Geometry};
 use crate::partition;
 use planaria_layout::rule::Decision;
 use planaria_layout::{DType, Mesh};
-use planaria_nn::models::{Activations, Architecture, Recompute, Run, Stage};
+use planaria_nn::models::{Activations, Architecture, Run, Stage};
 use planaria_nn::{Init, Parallel};
 use planaria_tensor::trace::{Ran, decisions};
 use planaria_tensor::{Array, GradOptions, Tensor, World, grad};
@@ -142,12 +142,7 @@ impl Micro<'_> {
             Parallel { world: World::supposed(0), mesh: self.inner.clone(), sequence }.on_purpose();
         let init = Init { dtype: self.dtype, ..Init::default() };
         let built = self.model.build(part, Some(&parallel), &init)?;
-        let recompute = match train.recompute {
-            Again::None => Recompute::None,
-            Again::Full => Recompute::Full,
-            Again::Blocks => Recompute::Blocks(train.recompute_blocks.iter().copied().collect()),
-        };
-        let run = Run { recompute, ..Run::default() };
+        let run = Run { recompute: train.recomputed(), ..Run::default() };
         let leaf = |t: &Tensor| if part.embed { t.clone() } else { t.detach().requires_grad() };
         let input =
             Activations { hidden: leaf(&self.handed.hidden), routed: self.handed.routed.as_ref().map(leaf) };

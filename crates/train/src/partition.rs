@@ -27,7 +27,7 @@ pub(crate) fn flops(model: &dyn Architecture, sequences: u64, sequence: u64) -> 
 /// Whether a block is computed again in backward.
 pub(crate) fn is_again(config: &Config, block: usize) -> bool {
     match config.train.recompute {
-        Recompute::None => false,
+        Recompute::None | Recompute::Selective => false,
         Recompute::Full => true,
         Recompute::Blocks => config.train.recompute_blocks.contains(&block),
     }

@@ -198,6 +198,7 @@ impl Pretrained {
         let source = together(world, source.map_err(|error| Error::from(error).in_weights(&self.path)))?;
         if which == Which::Averaged {
             take_averages(&source, state)?;
+            state.known = None;
         }
         if committed {
             planaria_ckpt::load(world, &*self.store, at, state, &options)?;
@@ -211,7 +212,7 @@ impl Pretrained {
         let others = model.as_ref().map_or(&[][..], |model| model.other_names());
         let prefix = prefix(&source, state, &ties, others);
         state.tied.extend(ties);
-        state.items.iter_mut().for_each(|item| item.name = prefix.of(&item.name));
+        state.rename(|name| prefix.of(name))?;
         state.tied = state.tied.iter().map(|(k, v)| (prefix.of(k), prefix.of(v))).collect();
         planaria_ckpt::load_source(world, &source, state, &options)?;
         Ok(())
@@ -284,16 +285,17 @@ impl Prefix {
     }
 }
 
-/// The one under which most of the parameters that this rank wants, or those they are tied to, are there; the usual names
-/// where none is better.
+/// The one under which most of the parameters that are wanted, or those they are tied to, are there; the usual names where
+/// none is better. Wanted by all ranks, where that is known, or by this one.
 fn prefix(
     source: &Source,
     state: &State,
     ties: &BTreeMap<String, String>,
     others: &[(&str, &str)],
 ) -> Prefix {
-    let wanted: Vec<&String> =
-        state.items.iter().map(|item| ties.get(&item.name).unwrap_or(&item.name)).collect();
+    let known = state.known.iter().flat_map(|known| known.tensors()).map(|tensor| &tensor.name);
+    let own = state.items.iter().filter(|_| state.known.is_none()).map(|item| &item.name);
+    let wanted: Vec<&String> = known.chain(own).map(|name| ties.get(name).unwrap_or(name)).collect();
     let mut tried: BTreeSet<String> = BTreeSet::new();
     let mut candidates = vec![Prefix::Longer(String::new())];
     for first in wanted.iter().filter_map(|name| name.split_once('.')).map(|(first, _)| format!("{first}.")) {

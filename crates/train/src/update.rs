@@ -40,7 +40,7 @@ pub(crate) fn join_tied(replica: &Replica, world: &Arc<dyn Comm>, sums: &mut [Ar
                 sums[lane] = wide(&sums[lane])?;
                 let place = |rank| world.ranks().iter().position(|&r| r == rank);
                 let to = place(peer).ok_or_else(|| Error::Bug { what: format!("no rank {peer}") })?;
-                let theirs = sums[lane].zeros_like()?;
+                let theirs = Array::empty_on(sums[lane].shape(), sums[lane].dtype(), sums[lane].device())?;
                 let recv = world.start(Call::Recv(Recv { data: theirs.clone(), from: to, tag: TIE_TAG }))?;
                 world.send(Send { data: sums[lane].copy()?, to, tag: TIE_TAG })?;
                 recv.wait()?;

@@ -172,6 +172,33 @@ fn a_step_sends_what_its_plan_says() {
     }
 }
 
+/// All ranks know the layouts of a model, so none tells the others which boxes of its weights it wants.
+#[test]
+fn a_start_from_weights_gathers_no_lists() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep = "model.num_hidden_layers=8";
+    let mut first = config(folder.path(), &[deep, "checkpoint.final_save=true", "name=first"]);
+    first.train.steps = 1;
+    let begun = Trainer::new(first).run(None).unwrap();
+    let init = folder.path().join("runs/first").join(begun.checkpoint.unwrap());
+    let init = format!("model.init={}", init.display());
+    for changes in [&["mesh=dp=2", "train.zero=3"][..], &["mesh=tp=2"], &["mesh=pp=2"]] {
+        let gathered = |more: &[&str]| {
+            let mut config = config(folder.path(), &[&[deep, "name=second"], changes, more].concat());
+            config.train.steps = 1;
+            let trainer = Trainer::new(config);
+            let ranks = threads::run(2, |comm| {
+                let counts: Arc<Mutex<Counts>> = Arc::default();
+                trainer.run_on(Arc::new(Counted { comm, counts: counts.clone() })).unwrap();
+                counts.lock().unwrap().get("all-gather").copied().unwrap_or(0)
+            });
+            ranks[0]
+        };
+        let (new, started) = (gathered(&[]), gathered(&[&init]));
+        assert!(started < new + 1000, "{changes:?}: {new} bytes without weights, {started} with them");
+    }
+}
+
 #[test]
 fn a_plan_refuses_what_a_run_refuses() {
     for (changes, ranks) in [(&["mesh=tp=3"][..], 3), (&["train.chunks=2"], 1), (&["data.sequence=4096"], 1)]

@@ -64,7 +64,9 @@ fn a_program_without_the_model_refuses_its_checkpoints_by_name() -> Result<()> {
 #[test]
 fn the_guide_shows_what_the_example_runs() -> Result<()> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let example = std::fs::read_to_string(root.join("examples/04_own_model.rs"))?;
+    let files = ["examples/own_model/side_by_side.rs", "examples/04_own_model.rs"];
+    let example = files.iter().map(|file| std::fs::read_to_string(root.join(file)));
+    let example = example.collect::<std::io::Result<String>>()?;
     let guide = std::fs::read_to_string(root.join("docs/guide/own-model.md"))?;
     let shown: Vec<&str> =
         guide.split("```rust,ignore\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();

@@ -1,5 +1,6 @@
 //! A test of the source tree: prints `path:line: what is wrong; what to do` for every broken rule.
 
+mod kernels;
 mod manifest;
 mod rules;
 mod source;
@@ -72,6 +73,8 @@ fn check(root: &Path, path: &str, text: &str) -> Vec<Finding> {
     let mut findings = rules::machine_paths(path, text);
     if path.ends_with(".rs") {
         findings.extend(rules::check(path, text, printing(root, path)));
+    } else if path.ends_with(".cu") || path.ends_with(".cuh") {
+        findings.extend(kernels::check(root, path, text));
     } else if path.ends_with("/Cargo.toml") {
         findings.extend(manifest::check(path, text));
         findings.extend(suite::check(root, path, text));
@@ -111,7 +114,7 @@ fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 fn is_text(name: &str) -> bool {
-    let endings = [".rs", ".toml", ".md", ".py", ".sh", ".txt"];
+    let endings = [".rs", ".toml", ".md", ".py", ".sh", ".txt", ".cu", ".cuh"];
     name == "run" || endings.iter().any(|ending| name.ends_with(ending))
 }
 

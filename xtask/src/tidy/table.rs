@@ -47,6 +47,7 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/cpu/matmul/amx/*.rs",
     "crates/cuda/src/blas.rs",
     "crates/cuda/src/driver.rs",
+    "crates/cuda/src/nccl.rs",
     "crates/cuda/src/nvrtc.rs",
     "crates/cuda/src/pinned.rs",
     "crates/store/src/local/map.rs",

@@ -13,8 +13,9 @@ pub(super) fn check(root: &Path, path: &str, text: &str) -> Vec<Finding> {
     let (mut library, mut tests) = (HashSet::new(), HashSet::new());
     gather(&folder.join("src"), &mut library, code_only);
     gather(&folder.join("build.rs"), &mut library, code_only);
-    // Doctests and examples elsewhere use dependencies too.
-    let elsewhere = manifest::example_paths(text).into_iter().map(str::to_owned);
+    // Doctests use dependencies too, and examples elsewhere with the modules beside them.
+    let beside = |path: &str| path.rsplit_once('/').map_or(path, |(folder, _)| folder).to_owned();
+    let elsewhere = manifest::example_paths(text).into_iter().map(beside);
     for place in ["src", "tests", "examples", "benches"].map(str::to_owned).into_iter().chain(elsewhere) {
         gather(&folder.join(place), &mut tests, str::to_owned);
     }

@@ -8,6 +8,7 @@ use super::program::{
 use super::{Held, blocks, fresh, lane_of, read};
 use crate::array::Array;
 use crate::error::{Error, Result};
+use crate::ops::Bounds;
 use planaria_cuda::{Arg, Lane, Launch, Program, TensorMap};
 use planaria_layout::{DType, Shape};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub(crate) struct Rule<'a> {
     pub(crate) causal: bool,
     pub(crate) scale: f64,
     pub(crate) mask: Option<&'a Array>,
+    pub(crate) bounds: Option<Bounds<'a>>,
 }
 
 /// How the tensor cores are used.
@@ -118,8 +120,9 @@ impl<'a> Operands<'a> {
             // Parts of the gradients of keys, of which there is one.
             words.extend([0, 0]);
         }
-        // No documents.
-        words.extend([0, 0, address(self.rule.mask)?]);
+        let bounds = self.rule.bounds;
+        let [first, end] = [bounds.map(|bounds| bounds.first), bounds.map(|bounds| bounds.end)];
+        words.extend([address(first)?, address(end)?, address(self.rule.mask)?]);
         let strides = |x: Option<&Array>| -> [u64; 3] {
             x.map_or([0; 3], |x| std::array::from_fn(|d| x.strides()[d] as i64 as u64))
         };
@@ -127,7 +130,7 @@ impl<'a> Operands<'a> {
             words.extend(strides(x));
         }
         words.extend((0..4).map(|d| self.rule.mask.map_or(0, |mask| mask.strides()[d] as i64 as u64)));
-        words.extend([0, 0]);
+        words.extend([first, end].map(|x| x.map_or(0, |x| x.strides()[0] as i64 as u64)));
         let [batch, q_heads, q_len, dim] = [0, 1, 2, 3].map(|d| q.shape()[d] as u32);
         let (kv_heads, k_len, v_dim) = (k.shape()[1] as u32, k.shape()[2] as u32, v.shape()[3] as u32);
         let causal = self.rule.causal as u32;

@@ -8,6 +8,7 @@ use crate::cuda;
 use crate::device::Device;
 use crate::element::Bool;
 use crate::error::{Error, Result};
+use crate::view::broadcast_shapes;
 use planaria_layout::{DType, Dims, Shape};
 
 pub use crate::cpu::attention::Span;
@@ -22,11 +23,53 @@ pub struct AttentionOptions<'a> {
     /// Broadcast to `[batch, query heads, queries, keys]`. Booleans say which keys to keep; floats (of the
     /// operands' dtype, or f32) are added to the scaled scores. It gets no gradient.
     pub mask: Option<&'a Array>,
+    /// Which keys belong together, with [`Span::Causal`].
+    pub bounds: Option<Bounds<'a>>,
 }
 
 impl Default for AttentionOptions<'_> {
     fn default() -> Self {
-        Self { scale: None, span: Span::All, mask: None }
+        Self { scale: None, span: Span::All, mask: None, bounds: None }
+    }
+}
+
+/// Where documents that share a row begin and end, or windows over it. Neither falls along a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds<'a> {
+    /// Of each query the first key it may see: i32 `[batch, queries]`.
+    pub first: &'a Array,
+    /// Of each key one past the last query that may see it: i32 `[batch, keys]`.
+    pub end: &'a Array,
+}
+
+impl Bounds<'_> {
+    fn check(&self, op: &'static str, span: Span, sizes: &Sizes) -> Result<()> {
+        if span != Span::Causal {
+            return Err(Error::argument(op, "bounds of keys go with causal attention only"));
+        }
+        for (x, count) in [(self.first, sizes.q_len), (self.end, sizes.k_len)] {
+            x.check_dtype(op, DType::I32)?;
+            super::fused::check_shape(op, x, &Shape::new(&[sizes.batch, count])?, "one bound for each row")?;
+            if !x.is_contiguous() {
+                return Err(Error::argument(op, "bounds of keys must be contiguous; copy them first"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same as a mask of bools, together with another mask.
+    fn mask(&self, sizes: &Sizes, other: Option<&Array>) -> Result<Array> {
+        let keys = Array::arange(0, sizes.k_len as i64, 1, DType::I32)?.to(self.first.device())?;
+        let keep = keys.ge(&self.first.unsqueeze(-1)?)?.unsqueeze(1)?;
+        match other {
+            None => Ok(keep),
+            Some(mask) if mask.dtype() == DType::Bool => keep.logical_and(mask),
+            Some(mask) => {
+                let shape = broadcast_shapes("attention", mask.shape(), keep.shape())?;
+                let hidden = keep.logical_not()?.broadcast_to(&shape)?;
+                mask.broadcast_to(&shape)?.masked_fill(&hidden, f64::NEG_INFINITY)
+            }
+        }
     }
 }
 
@@ -58,7 +101,10 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions) ->
     let sizes = check(op, q, k, v)?;
     let (out, lse) = result_shapes(&sizes)?;
     let real = real_dtype(op, q.dtype())?;
-    let mask = options.mask.map(|mask| prepare_mask(op, mask, &sizes, q.dtype(), real)).transpose()?;
+    options.bounds.map_or(Ok(()), |bounds| bounds.check(op, options.span, &sizes))?;
+    let given = bounded(q, options, &sizes)?;
+    let mask = given.as_ref().or(options.mask);
+    let mask = mask.map(|mask| prepare_mask(op, mask, &sizes, q.dtype(), real)).transpose()?;
     if all_meta(op, q, &[Some(k), Some(v), options.mask])? {
         return Ok(Attended { out: Array::meta_of(out, q.dtype()), lse: Array::meta_of(lse, real) });
     }
@@ -94,7 +140,10 @@ pub fn attention_grad(
     result.out.check_dtype(op, q.dtype())?;
     check_like(op, dout, &result.out)?;
     check_stat(op, q, &result.lse, &lse)?;
-    let mask = options.mask.map(|mask| prepare_mask(op, mask, &sizes, q.dtype(), real)).transpose()?;
+    options.bounds.map_or(Ok(()), |bounds| bounds.check(op, options.span, &sizes))?;
+    let given = bounded(q, options, &sizes)?;
+    let mask = given.as_ref().or(options.mask);
+    let mask = mask.map(|mask| prepare_mask(op, mask, &sizes, q.dtype(), real)).transpose()?;
     let others = [Some(k), Some(v), Some(dout), Some(&result.out), Some(&result.lse), options.mask];
     if all_meta(op, q, &others)? {
         return Ok(AttentionGrad { q: q.to_meta(), k: k.to_meta(), v: v.to_meta() });
@@ -120,10 +169,17 @@ pub fn attention_grad(
 fn rule_on_cuda<'a>(
     op: &'static str,
     mask: Option<&'a Array>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'a>,
     sizes: &Sizes,
 ) -> cuda::AttentionRule<'a> {
-    cuda::AttentionRule { op, causal: options.span == Span::Causal, scale: scale_of(options, sizes), mask }
+    let (causal, scale) = (options.span == Span::Causal, scale_of(options, sizes));
+    cuda::AttentionRule { op, causal, scale, mask, bounds: options.bounds }
+}
+
+/// Bounds as a mask, where the kernel takes no others: on the host.
+fn bounded(q: &Array, options: &AttentionOptions<'_>, sizes: &Sizes) -> Result<Option<Array>> {
+    let bounds = options.bounds.filter(|_| q.device() == Device::Cpu);
+    bounds.map(|bounds| bounds.mask(sizes, options.mask)).transpose()
 }
 
 /// The factor of the scores.

@@ -1,5 +1,9 @@
 //! Softmax cross-entropy from logits, with integer labels or class probabilities, and its gradients.
 
+mod on_cuda;
+mod soft_on_device;
+
+use self::soft_on_device::Targets;
 use super::fused::{Fresh, all_meta, check_ids, check_like, check_param, check_shape, check_stat};
 use super::fused::{ids, leading, param, real_dtype};
 use crate::array::{Array, Values};
@@ -179,91 +183,6 @@ fn labels(
     Ok(values.iter().map(|&id| (!ignored(id)).then_some(id as usize)).collect())
 }
 
-/// The same on a device: labels are checked there and reported late, counts and sums stay there.
-mod on_cuda {
-    use super::*;
-    use crate::cuda::Scores;
-    use crate::ops::fused::check_ids_late;
-    use crate::ops::{Keep, where_};
-
-    struct Inputs {
-        x: Array,
-        /// I64, those to be ignored as -1.
-        labels: Array,
-    }
-
-    impl Inputs {
-        fn new(problem: &Problem, labels: &Array, options: &CrossEntropyOptions<'_>) -> Result<Inputs> {
-            let device = problem.logits.device();
-            if options.weight.is_some() {
-                return Err(Error::NotOnDevice { op: "cross_entropy with class weights", device });
-            }
-            check_ids_late(problem.op, labels, problem.classes, options.ignore_index)?;
-            let mut labels = labels.cast(DType::I64)?.contiguous()?;
-            if let Some(ignored) = options.ignore_index.filter(|&ignored| ignored >= 0) {
-                let none = labels.eq(&Array::scalar(ignored, DType::I64)?)?;
-                labels = where_(&none, &Array::scalar(-1, DType::I64)?, &labels)?;
-            }
-            Ok(Inputs { x: problem.logits.contiguous()?, labels })
-        }
-
-        fn scores<'a>(&'a self, problem: &Problem, options: &CrossEntropyOptions<'_>) -> Scores<'a> {
-            let (op, cols, smoothing) = (problem.op, problem.classes, options.label_smoothing);
-            Scores { op, x: &self.x, labels: &self.labels, cols, smoothing }
-        }
-
-        /// How many rows count, as a 0-d f64.
-        fn count(&self) -> Result<Array> {
-            let counts = self.labels.ge(&Array::scalar(0, DType::I64)?)?;
-            counts.count_nonzero(&[], Keep::No)?.cast(DType::F64)
-        }
-    }
-
-    pub(super) fn losses(
-        problem: &Problem,
-        labels: &Array,
-        options: &CrossEntropyOptions<'_>,
-    ) -> Result<CrossEntropy> {
-        let inputs = Inputs::new(problem, labels, options)?;
-        let (losses, lse) = inputs.scores(problem, options).losses(&problem.rows)?;
-        let dtype = problem.logits.dtype();
-        let sum = || losses.cast(DType::F64)?.sum(&[], Keep::No);
-        let loss = match options.reduction {
-            Reduction::None => losses.cast(dtype)?,
-            Reduction::Sum => sum()?.cast(problem.real)?.cast(dtype)?,
-            Reduction::Mean => sum()?.div(&inputs.count()?)?.cast(problem.real)?.cast(dtype)?,
-        };
-        Ok(CrossEntropy { loss, lse })
-    }
-
-    /// Losses of rows; the scores of the problem become their gradient.
-    pub(super) fn losses_into_grad(
-        problem: &Problem,
-        labels: &Array,
-        options: &CrossEntropyOptions<'_>,
-    ) -> Result<(Array, Array)> {
-        let inputs = Inputs::new(problem, labels, options)?;
-        let losses = inputs.scores(problem, options).losses_into_grad(&problem.rows)?;
-        Ok((losses, inputs.x))
-    }
-
-    pub(super) fn grad(
-        problem: &Problem,
-        dloss: &Array,
-        lse: &Array,
-        labels: &Array,
-        options: &CrossEntropyOptions<'_>,
-    ) -> Result<Array> {
-        let inputs = Inputs::new(problem, labels, options)?;
-        let dloss = dloss.to(inputs.x.device())?;
-        let scale = match options.reduction {
-            Reduction::None | Reduction::Sum => dloss.cast(problem.real)?,
-            Reduction::Mean => dloss.cast(DType::F64)?.div(&inputs.count()?)?.cast(problem.real)?,
-        };
-        inputs.scores(problem, options).grad(lse, &scale)
-    }
-}
-
 /// The loss `lse - logits[label]` of each row, computed without storing a softmax. With smoothing `s` and class
 /// weights `w` it is `(1 - s) * w[label] * (lse - logits[label]) + s / classes * sum(w * (lse - logits))`.
 /// `labels` (integers) has the shape of the logits without the class dim.
@@ -364,6 +283,9 @@ pub fn soft_cross_entropy(
     if all_meta(op, logits, &[Some(targets), options.weight])? {
         return problem.meta(options.reduction);
     }
+    if let Device::Cuda(_) = logits.device() {
+        return Targets::soft(&problem, &last(op, targets, options.dim)?, options)?.losses(&problem, options);
+    }
     with_float!(op, logits.dtype(), T => {
         type R = <T as Float>::Real;
         let weights = Weights::<R>::new(&problem, options.weight)?;
@@ -393,6 +315,10 @@ pub fn soft_cross_entropy_grad(
     problem.check_grad(dloss, lse, options.reduction)?;
     if all_meta(op, logits, &[Some(dloss), Some(lse), Some(targets), options.weight])? {
         return Ok(Array::meta_of(logits.shape().clone(), logits.dtype()));
+    }
+    if let Device::Cuda(_) = logits.device() {
+        let targets = Targets::soft(&problem, &last(op, targets, options.dim)?, options)?;
+        return unlast(op, &targets.grad(&problem, dloss, lse, options)?, options.dim);
     }
     with_float!(op, logits.dtype(), T => {
         type R = <T as Float>::Real;

@@ -78,6 +78,9 @@ impl Array {
         over.check_not_empty(self.shape())?;
         let wanted = Wanted::Only((over.count - 1) / 2);
         let (indices, rows) = find("median", self, dim, Order::Ascending, wanted)?;
+        if let Device::Cuda(_) = self.device() {
+            return median_on_cuda(self, dim, &indices, &over.shape);
+        }
         if !self.is_meta() {
             let n = over.count;
             let flat = indices.transpose(dim, -1)?.contiguous()?;
@@ -85,7 +88,7 @@ impl Array {
                 let rows = rows.values::<T>("median")?;
                 flat.write::<i64, _>("median", |out| prefer_nan(&rows, n, out))?;
             });
-            let indices = flat.reshape(&over.shape)?;
+            let indices = flat.transpose(dim, -1)?.reshape(&over.shape)?;
             return Ok((self.at_positions("median", dim, &indices)?, indices));
         }
         let meta = |dtype| Array::meta_of(over.shape.clone(), dtype);
@@ -216,6 +219,18 @@ fn sorted_on_cuda(op: &'static str, rows: &Array, n: usize, order: Order, wanted
 }
 
 /// [`Array::unique`] of a flat device's array: runs of equal values in order.
+/// The median at the positions found, or the first NaN of a row where there is one.
+fn median_on_cuda(x: &Array, dim: i64, found: &Array, shape: &Shape) -> Result<(Array, Array)> {
+    let mut indices = found.reshape(shape)?;
+    if x.dtype().is_float() && x.ndim() > 0 {
+        let nan = x.is_nan()?;
+        let first = nan.cast(DType::I32)?.argmax(Some(dim), Keep::Yes)?.reshape(shape)?;
+        let any = nan.any(&[dim], Keep::Yes)?.reshape(shape)?;
+        indices = crate::ops::where_(&any, &first, &indices)?;
+    }
+    Ok((x.at_positions("median", dim, &indices)?, indices))
+}
+
 fn unique_on_cuda(flat: &Array, shape: &Shape) -> Result<Unique> {
     let n = flat.numel();
     let order = flat.argsort(0, Order::Ascending)?;

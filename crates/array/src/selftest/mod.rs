@@ -5,14 +5,17 @@
 
 mod case;
 mod compare;
+mod composed;
 mod elementwise;
 mod figures;
 mod generation;
 mod indexing;
+mod large;
 mod moves;
 mod others;
 mod random;
 mod report;
+mod squares;
 mod stress;
 mod training;
 
@@ -34,6 +37,13 @@ pub struct Plan {
     pub limit: Option<Duration>,
 }
 
+impl Plan {
+    /// True when a family is to be run.
+    pub fn wants(&self, family: &str) -> bool {
+        self.family.as_ref().is_none_or(|name| family.starts_with(name.as_str()))
+    }
+}
+
 /// False for an emulated device, which is small, and too slow for more than a few rows.
 fn is_large(device: Device) -> bool {
     let Device::Cuda(ordinal) = device else { return true };
@@ -43,14 +53,15 @@ fn is_large(device: Device) -> bool {
 /// Every case, family by family.
 fn cases(large: bool) -> Vec<Case> {
     let own = [moves::cases(), elementwise::cases(), random::cases(), others::cases()].concat();
-    [own, indexing::cases(), training::cases(large), generation::cases(large)].concat()
+    let trained = [training::cases(large), squares::cases(), composed::cases()].concat();
+    [own, indexing::cases(), trained, generation::cases(large)].concat()
 }
 
-/// Runs the cases, then the stress of memory and streams.
+/// Runs the cases, then the stress of memory and streams, then arrays of many elements.
 pub fn run(plan: &Plan) -> Report {
     let begun = Instant::now();
     let mut report = Report::new(plan.device);
-    let wanted = |family: &str| plan.family.as_ref().is_none_or(|name| family.starts_with(name.as_str()));
+    let wanted = |family: &str| plan.wants(family);
     let in_time = || plan.limit.is_none_or(|limit| begun.elapsed() < limit);
     for case in cases(is_large(plan.device)).iter().filter(|case| wanted(case.family)) {
         if in_time() {
@@ -61,6 +72,10 @@ pub fn run(plan: &Plan) -> Report {
     }
     if wanted("stress") && in_time() {
         stress::run(plan.device, &mut report);
+    }
+    if wanted("large") && in_time() {
+        let large = matches!(plan.device, Device::Cuda(_)) && is_large(plan.device);
+        large::run(plan.device, large, &mut report);
     }
     report.seconds = begun.elapsed().as_secs_f64();
     report

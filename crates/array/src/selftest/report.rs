@@ -48,28 +48,33 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(device: Device) -> Report {
+    /// Nothing found yet.
+    pub fn new(device: Device) -> Report {
         let (families, failed, missing) = Default::default();
         Report { device, families, failed, missing, seconds: 0.0, figures: BTreeMap::new() }
     }
 
-    pub(super) fn pass(&mut self, family: &'static str, error: f64) {
+    /// A case agreed, with this error.
+    pub fn pass(&mut self, family: &'static str, error: f64) {
         let family = self.families.entry(family).or_default();
         family.passed += 1;
         family.worst = family.worst.max(error);
     }
 
-    pub(super) fn fail(&mut self, family: &'static str, name: &str, text: String) {
+    /// A case did not agree.
+    pub fn fail(&mut self, family: &'static str, name: &str, text: String) {
         self.families.entry(family).or_default().failed += 1;
         self.failed.push(Failed { family, name: name.to_string(), text });
     }
 
-    pub(super) fn missing(&mut self, family: &'static str, op: &'static str, name: &str) {
+    /// A case whose operation the device does not have.
+    pub fn missing(&mut self, family: &'static str, op: &'static str, name: &str) {
         self.families.entry(family).or_default().missing += 1;
         self.missing.entry(op).or_insert_with(|| name.to_string());
     }
 
-    pub(super) fn skip(&mut self, family: &'static str) {
+    /// A case for which no time was left.
+    pub fn skip(&mut self, family: &'static str) {
         self.families.entry(family).or_default().skipped += 1;
     }
 

@@ -7,7 +7,7 @@ use super::moves::some;
 use super::others::{Work, add};
 use crate::array::Array;
 use crate::error::Result;
-use crate::ops::{self, AttentionOptions, CrossEntropyOptions, Gate, Keep, Reduction, Span};
+use crate::ops::{self, AttentionOptions, Bounds, CrossEntropyOptions, Gate, Keep, Reduction, Span};
 use planaria_layout::DType;
 
 pub(super) fn cases(large: bool) -> Vec<Case> {
@@ -246,15 +246,40 @@ fn attentions(dtype: DType, large: bool, all: &mut Vec<Case>) {
                     Input::plain(some(&[2, 1, long, long], dtype, 96)),
                 ];
                 let name = format!("{dim} {span:?} mask {masked} {dtype}");
-                all.push(Case::new("attention", name, inputs, close, move |x, _| attend(x, span, masked)));
+                all.push(Case::new("attention", name, inputs.clone(), close, move |x, _| {
+                    attend(x, span, masked, None)
+                }));
+                if span == Span::Causal {
+                    // Documents in the first row, a window over the second.
+                    let starts = [0, long / 9, long / 3, long - 2, long];
+                    let within = |at: usize| {
+                        starts.windows(2).find(|pair| at < pair[1]).map(|pair| (pair[0], pair[1]))
+                    };
+                    let wide = long / 4;
+                    let document = (0..long).map(|at| within(at).unwrap_or((0, long)));
+                    let window = (0..long).map(|at| (at.saturating_sub(wide - 1), (at + wide).min(long)));
+                    let bounds: Vec<(usize, usize)> = document.chain(window).collect();
+                    let name = format!("{dim} documents and window mask {masked} {dtype}");
+                    all.push(Case::new("attention", name, inputs, close, move |x, _| {
+                        attend(x, span, masked, Some(&bounds))
+                    }));
+                }
             }
         }
     }
 }
 
-fn attend(x: &[Array], span: Span, masked: u8) -> Result<Vec<Array>> {
+fn attend(x: &[Array], span: Span, masked: u8, bounds: Option<&[(usize, usize)]>) -> Result<Vec<Array>> {
     let mask = [None, Some(&x[4]), Some(&x[5])][usize::from(masked)];
-    let options = AttentionOptions { span, mask, ..Default::default() };
+    let (rows, long) = (x[0].shape()[0], x[0].shape()[1]);
+    let of = |bound: fn(&(usize, usize)) -> usize| {
+        let all: Option<Vec<i32>> =
+            bounds.map(|bounds| bounds.iter().map(|pair| bound(pair) as i32).collect());
+        all.map(|all| Array::from_slice(&all, &[rows, long])?.to(x[0].device())).transpose()
+    };
+    let (first, end) = (of(|pair| pair.0)?, of(|pair| pair.1)?);
+    let bounds = first.as_ref().zip(end.as_ref()).map(|(first, end)| Bounds { first, end });
+    let options = AttentionOptions { span, mask, bounds, ..Default::default() };
     // As a projection leaves them: heads after rows.
     let (q, k, v) = (x[0].transpose(1, 2)?, x[1].transpose(1, 2)?, x[2].transpose(1, 2)?);
     let found = ops::attention(&q, &k, &v, &options)?;

@@ -1,6 +1,7 @@
 //! Filling files: parts are made in staging memory by a few threads, summed and written, in bounded memory.
 
 use super::Observer;
+use super::division::{Division, Todo};
 use super::late::Late;
 use super::made::{Made, Scratch};
 use super::sums::Sums;
@@ -61,41 +62,46 @@ pub(super) struct Work<'a> {
     pub(super) feed: &'a Feed<'a>,
     pub(super) made: &'a [Made],
     pub(super) observer: &'a dyn Observer,
-    /// Block size of the sums, where they are needed.
-    pub(super) block: Option<u64>,
 }
 
 impl Work<'_> {
-    /// Writes files durably; the checksums of their blocks. Files are filled one after the other without a pause
-    /// between them: while one is made durable, the next is on its way already.
+    /// Writes what is to be done of files durably, and adds to the sums of their blocks. Files are filled one after the other
+    /// without a pause between them: while one is made durable, the next is on its way already.
     pub(super) fn write(
         &self,
         crew: &Crew,
-        store: &dyn Store,
-        folder: &str,
+        (store, folder): (&dyn Store, &str),
         files: &[NewFile],
-    ) -> Result<Vec<Vec<u32>>> {
-        let open = |file: &NewFile| Late::new(store, join(folder, &file.name), file.len);
-        let targets: Vec<Late<'_>> = files.iter().map(open).collect();
-        let sums: Vec<Sums> = files.iter().map(|_| Sums::new(self.block)).collect();
+        (todo, division): (&Todo, &Division<'_>),
+        sums: &[Sums],
+    ) -> Result<()> {
+        let open = |(number, file): (usize, &NewFile)| {
+            let left = todo[number].iter().map(|range| range.end - range.start).sum();
+            let file = Late::new(store, join(folder, &file.name), file.len).partly(left);
+            file.noted(division.journal, number)
+        };
+        let targets: Vec<Late<'_>> = files.iter().enumerate().map(open).collect();
+        let whole = |numbers: Range<usize>| -> Vec<(usize, Range<u64>)> {
+            numbers.flat_map(|number| of(number, todo[number].clone())).collect()
+        };
         let mut first = 0;
         for (number, file) in files.iter().enumerate() {
             let (small, large) = self.ranges(file);
+            let (small, large) = (common(&small, &todo[number]), common(&large, &todo[number]));
             if large.is_empty() {
                 continue;
             }
             // Large parts come first: small ones may hold what depends on their sums.
-            self.fill_all(&crew.small, (files, &targets, &sums), whole(files, first..number))?;
+            self.fill_all(&crew.small, (files, &targets, sums), whole(first..number))?;
             self.fill_all(
                 crew.large.as_ref().unwrap_or(&crew.small),
-                (files, &targets, &sums),
+                (files, &targets, sums),
                 of(number, large),
             )?;
-            self.fill_all(&crew.small, (files, &targets, &sums), of(number, small))?;
+            self.fill_all(&crew.small, (files, &targets, sums), of(number, small))?;
             first = number + 1;
         }
-        self.fill_all(&crew.small, (files, &targets, &sums), whole(files, first..files.len()))?;
-        Ok(sums.into_iter().map(Sums::blocks).collect())
+        self.fill_all(&crew.small, (files, &targets, sums), whole(first..files.len()))
     }
 
     /// Fills ranges of files, in order.
@@ -193,9 +199,10 @@ impl Work<'_> {
     }
 }
 
-/// Every byte of some files.
-fn whole(files: &[NewFile], numbers: Range<usize>) -> Vec<(usize, Range<u64>)> {
-    numbers.map(|number| (number, 0..files[number].len)).collect()
+/// What is in ranges of both lists, in order.
+fn common(one: &[Range<u64>], other: &[Range<u64>]) -> Vec<Range<u64>> {
+    let pairs = one.iter().flat_map(|a| other.iter().map(move |b| a.start.max(b.start)..a.end.min(b.end)));
+    pairs.filter(|range| range.start < range.end).collect()
 }
 
 /// Ranges of one file.

@@ -1,6 +1,7 @@
 //! A file that is opened when its first bytes come and made durable when its last bytes are written.
 
-use planaria_store::{Result, Sharing, Store, Writer};
+use super::journal::Journal;
+use planaria_store::{Error, Result, Sharing, Store, Writer};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -13,18 +14,36 @@ pub(super) struct Late<'a> {
     /// Bytes that are not written yet.
     left: AtomicU64,
     open: RwLock<Option<Box<dyn Writer>>>,
+    sharing: Sharing,
+    /// Where what was written is noted, and under which number.
+    journal: Option<(&'a Journal, usize)>,
 }
 
 impl<'a> Late<'a> {
-    /// A file of `len` bytes.
+    /// A file of `len` bytes, all of which are written here.
     pub(super) fn new(store: &'a dyn Store, name: String, len: u64) -> Late<'a> {
-        Late { store, name, len, left: AtomicU64::new(len), open: RwLock::default() }
+        let (left, open) = (AtomicU64::new(len), RwLock::default());
+        Late { store, name, len, left, open, sharing: Sharing::Threads, journal: None }
+    }
+
+    /// The same where only `left` bytes are written here: the others are there, or come from other processes.
+    pub(super) fn partly(mut self, left: u64) -> Late<'a> {
+        if left < self.len {
+            (self.left, self.sharing) = (AtomicU64::new(left), Sharing::Processes);
+        }
+        self
+    }
+
+    /// The same with what is written noted as the file of this number.
+    pub(super) fn noted(mut self, journal: Option<&'a Journal>, number: usize) -> Late<'a> {
+        self.journal = journal.map(|journal| (journal, number));
+        self
     }
 
     fn open(&self) -> Result<()> {
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         if open.is_none() {
-            *open = Some(self.store.writer(&self.name, self.len, Sharing::Threads)?);
+            *open = Some(self.store.writer(&self.name, self.len, self.sharing)?);
         }
         Ok(())
     }
@@ -48,6 +67,13 @@ impl Writer for Late<'_> {
                 break;
             }
             self.open()?;
+        }
+        if let Some((journal, number)) = self.journal {
+            let failed = |error: std::io::Error| {
+                let (name, kind, message) = (self.name.clone(), error.kind(), error.to_string());
+                Error::Io { name, op: "keep the journal of", kind, message }
+            };
+            journal.wrote(number, offset, bytes).map_err(failed)?;
         }
         let len = bytes.len() as u64;
         if len > 0 && self.left.fetch_sub(len, Ordering::AcqRel) == len {

@@ -6,7 +6,9 @@
 mod clock;
 mod companions;
 mod computed;
+mod division;
 mod engine;
+mod journal;
 mod late;
 mod made;
 mod mapped;
@@ -24,6 +26,7 @@ use crate::manifest::Role;
 use crate::state::TensorKind;
 use crate::stream::Feed;
 use companions::Beside;
+use division::Division;
 use engine::{Crew, Spread, Work};
 use made::{Made, Origin};
 use mapped::{Mapped, mapped};
@@ -33,6 +36,7 @@ use planaria_store::container::Foreign;
 use planaria_store::{PutMode, Store, join};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use sums::Sums;
 use torch::{Torch, is_torch};
 
 pub use companions::belongs;
@@ -410,16 +414,38 @@ impl Conversion<'_> {
 
     /// Writes everything into `folder`, durably. As long as it is not complete it carries a mark that says so.
     pub fn run(&self, store: &dyn Store, folder: &str, observer: &dyn Observer) -> Result<()> {
+        self.run_divided(store, folder, observer, &Division::default()).map(|_| ())
+    }
+
+    /// The same by several ranks, and without what was done before; how many bytes that was. Collective.
+    fn run_divided(
+        &self,
+        store: &dyn Store,
+        folder: &str,
+        observer: &dyn Observer,
+        division: &Division<'_>,
+    ) -> Result<u64> {
         let mark = join(folder, folder::SAVING);
-        store.put(&mark, b"", PutMode::Replace)?;
+        division.first(|| Ok(store.put(&mark, b"", PutMode::Replace)?))?;
         let feed = Feed::new(self.source);
         let widening = self.made.iter().map(|made| made.widening(self.source)).max().unwrap_or(0);
         let spread = self.made.iter().any(Made::is_rearranged);
         let spread = if spread { Spread::Some } else { Spread::None };
         let crew = Crew::new(self.max_memory, widening, spread);
         let block = (self.to == To::Planaria).then_some(ours::BLOCK);
-        let work = Work { feed: &feed, made: &self.made, observer, block };
-        let sums = work.write(&crew, store, folder, &self.draft.files)?;
+        let work = Work { feed: &feed, made: &self.made, observer };
+        let drafted = &self.draft.files;
+        let sums: Vec<Sums> = drafted.iter().map(|_| Sums::new(block)).collect();
+        let (todo, before) = division.todo((store, folder), drafted, &sums, observer)?;
+        let written = work.write(&crew, (store, folder), drafted, (&todo, division), &sums);
+        let sums = division.gathered(written.map(|()| sums))?;
+        division.first(|| self.complete(store, folder, sums))?;
+        Ok(before)
+    }
+
+    /// Writes what makes files of tensors a checkpoint.
+    fn complete(&self, store: &dyn Store, folder: &str, sums: Vec<Vec<u32>>) -> Result<()> {
+        let mark = join(folder, folder::SAVING);
         let files: Vec<_> = self.draft.files.iter().zip(sums).collect();
         let mut small = self.copy_companions(store, folder)?;
         for (name, bytes) in &self.draft.small {

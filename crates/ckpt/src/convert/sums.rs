@@ -81,6 +81,18 @@ impl Sums {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The sums of parts, as ranks tell them: first byte, length and sum.
+    pub(super) fn told(&self) -> Vec<(u64, u64, u32)> {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.iter().map(|(at, (len, sum))| (*at, *len, *sum)).collect()
+    }
+
+    /// Parts that another rank has written.
+    pub(super) fn hear(&self, told: Vec<(u64, u64, u32)>) {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.extend(told.into_iter().map(|(at, len, sum)| (at, (len, sum))));
+    }
+
     /// The sums of all blocks.
     pub(super) fn blocks(self) -> Vec<u32> {
         let Some(block) = self.block else { return Vec::new() };

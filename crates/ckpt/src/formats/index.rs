@@ -12,7 +12,7 @@ const INDEX: u64 = 512 << 20;
 
 /// An index file.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(super) struct IndexFile {
     pub(super) file: String,
     /// Tensor to file; `None` when the index has no such table.
     pub(super) weights: Option<BTreeMap<String, String>>,
@@ -56,9 +56,9 @@ struct Raw {
     rest: Map<String, Value>,
 }
 
-impl Index {
+impl IndexFile {
     /// Reads an index; file names that lead out of the folder are refused.
-    pub(super) fn read(store: &dyn Store, file: &str) -> Result<Index> {
+    pub(super) fn read(store: &dyn Store, file: &str) -> Result<IndexFile> {
         let bytes = store.read(file, INDEX)?;
         let malformed = |what: String| Error::Malformed { file: file.to_string(), what };
         let raw: Raw = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
@@ -70,7 +70,7 @@ impl Index {
                 return Err(malformed(what));
             }
         }
-        Ok(Index { file: file.to_string(), weights, rest: raw.rest })
+        Ok(IndexFile { file: file.to_string(), weights, rest: raw.rest })
     }
 
     /// The files it names.

@@ -1,6 +1,6 @@
 //! Folders of safetensors files: Hugging Face, Paddle unified checkpoints, and shards written by DCP.
 
-use super::index::Index;
+use super::index::IndexFile;
 use super::shards::{check_numbers, numbered};
 use super::source::{Builder, Format, Key, Part, Skipped, Source, Stored};
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ pub(super) fn open_folder(store: &Arc<dyn Store>, folder: &str, names: &[String]
     let others = leave_out_others(&mut sets);
     let mut named = BTreeSet::new();
     for index in sets.iter().filter_map(|set| set.index.as_ref()) {
-        let index = Index::read(&**store, &join(folder, index))?;
+        let index = IndexFile::read(&**store, &join(folder, index))?;
         named.extend(index.files().into_iter().map(str::to_string));
     }
     for file in others.into_iter().filter(|file| !named.contains(file)) {
@@ -151,7 +151,7 @@ fn add_metadata(builder: &mut Builder, name: &str, header: &Header) {
 
 /// The index decides which file holds a tensor; a file that lacks one it should hold is torn.
 fn add_indexed(builder: &mut Builder, set: &Set, index: &str) -> Result<()> {
-    let index = Index::read(&*builder.store, &join(&builder.folder, index))?;
+    let index = IndexFile::read(&*builder.store, &join(&builder.folder, index))?;
     builder.extra.insert(index.file.clone(), Value::Object(index.rest.clone()));
     let Some(weights) = &index.weights else {
         for file in &set.files {

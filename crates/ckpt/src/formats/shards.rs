@@ -1,6 +1,6 @@
 //! Files that are numbered parts of one whole: `model-00001-of-00002.safetensors` and its like in other formats.
 
-use super::index::Index;
+use super::index::IndexFile;
 use super::source::{Key, Source};
 use crate::error::{Error, Result};
 use planaria_store::{Store, join};
@@ -43,7 +43,7 @@ pub(super) fn open(
 ) -> Result<Source> {
     let index = format!("{stem}{ending}.index.json");
     if names.contains(&index) {
-        let index = Index::read(store, &join(folder, &index))?;
+        let index = IndexFile::read(store, &join(folder, &index))?;
         let files: Vec<String> = index.files().into_iter().map(str::to_string).collect();
         if let Some(file) = files.iter().find(|file| !names.contains(file)) {
             return Err(Error::Torn { what: format!("'{file}' is missing; '{}' names it", index.file) });

@@ -77,13 +77,18 @@ impl OutputFolder {
 
     /// Begins a result; nobody sees it before it is published.
     pub fn prepare(&self) -> Result<Prepared> {
+        self.prepare_as(None)
+    }
+
+    /// The same; where an identity is given, what a dead process has prepared under it is taken over.
+    pub(crate) fn prepare_as(&self, identity: Option<&str>) -> Result<Prepared> {
         let OutputFolder::Local { path, .. } = self else { return Ok(Prepared(Some((self.clone(), None)))) };
         let name = path.file_name().and_then(|name| name.to_str());
         let shown = path.display().to_string();
         let name = name.ok_or_else(|| refused(&shown, Obstacle::Name))?;
         let parent = parent_of(path);
         fs::create_dir_all(&parent).map_err(failed("create", &parent))?;
-        Ok(Prepared(Some((self.clone(), Some(Staging::beside(&parent, name)?)))))
+        Ok(Prepared(Some((self.clone(), Some(Staging::beside(&parent, name, identity)?)))))
     }
 
     /// Writes through `write`, which gets a store and a folder in it, and makes the result visible.
@@ -102,6 +107,16 @@ impl OutputFolder {
 pub struct Prepared(Option<(OutputFolder, Option<Staging>)>);
 
 impl Prepared {
+    /// The folder of a local store that becomes the result.
+    pub(crate) const RESULT: &'static str = RESULT;
+
+    /// Leaves what is there to a later process.
+    pub(crate) fn leave(mut self) {
+        if let Some((_, Some(staging))) = self.0.take() {
+            staging.leave();
+        }
+    }
+
     /// Where it is written.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.0 {
@@ -337,7 +352,7 @@ mod tests {
         let target = folder.path().join("out");
         fs::create_dir(&target).unwrap();
         fs::write(target.join("thesis.txt"), "x").unwrap();
-        let mut staging = Staging::beside(folder.path(), "out").unwrap();
+        let mut staging = Staging::beside(folder.path(), "out", None).unwrap();
         fs::create_dir(staging.result()).unwrap();
         fs::write(staging.result().join(FILE), "new").unwrap();
         let written = BTreeSet::from([FILE.to_string()]);

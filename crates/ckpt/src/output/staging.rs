@@ -21,6 +21,9 @@ pub(super) const RESULT: &str = "result";
 /// Present from the moment before a checkpoint is replaced: what lies in the folder may be the old one.
 const REPLACING: &str = "replacing";
 
+/// Before the identity of the work, in a line of [`OWNER`].
+const WORK: &str = "work ";
+
 /// Ending of the folder's name.
 const ENDING: &str = ".planaria";
 
@@ -37,14 +40,20 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Makes one beside `target`, in `parent`, and removes those that dead processes left for the same target.
-    pub(super) fn beside(parent: &Path, name: &str) -> Result<Staging> {
+    /// Makes one beside `target`, in `parent`, and removes those that dead processes left for the same target; one with the
+    /// identity that is given is taken over.
+    pub(super) fn beside(parent: &Path, name: &str, identity: Option<&str>) -> Result<Staging> {
+        let left = identity
+            .and_then(|identity| candidates(parent, name).iter().find_map(|at| take_over(at, identity)));
         remove_stale(parent, name);
+        if let Some(left) = left {
+            return Ok(left);
+        }
         for number in 0..TRIES {
             let path = parent.join(format!(".{name}.{}-{number}{ENDING}", process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => {
-                    if let Some(staging) = Staging::own(path)? {
+                    if let Some(staging) = Staging::own(path, identity)? {
                         return Ok(staging);
                     }
                 }
@@ -58,12 +67,13 @@ impl Staging {
     }
 
     /// Marks and locks a folder just made; `None` if another process took it for an abandoned one meanwhile.
-    fn own(path: PathBuf) -> Result<Option<Staging>> {
+    fn own(path: PathBuf, identity: Option<&str>) -> Result<Option<Staging>> {
         let mark = path.join(OWNER);
         let make = || -> io::Result<File> {
             let mut owner = File::create_new(&mark)?;
             owner.lock()?;
-            writeln!(owner, "{MARK}\nprocess {}", process::id())?;
+            let work = identity.map(|identity| format!("{WORK}{identity}\n")).unwrap_or_default();
+            write!(owner, "{MARK}\nprocess {}\n{work}", process::id())?;
             let (ours, there) = (owner.metadata()?, fs::metadata(&mark)?);
             match (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
                 true => Ok(owner),
@@ -97,6 +107,11 @@ impl Staging {
         Ok(())
     }
 
+    /// Ends without removing anything: a later process takes it over, or removes it.
+    pub(super) fn leave(mut self) {
+        self.keep = true;
+    }
+
     /// What this folder holds is ours again.
     pub(super) fn end_replacing(&mut self) {
         self.keep = false;
@@ -113,6 +128,28 @@ impl Drop for Staging {
 
 /// Removes what processes that are gone prepared for this target.
 fn remove_stale(parent: &Path, name: &str) {
+    candidates(parent, name).iter().for_each(|folder| remove_if_dead(folder));
+}
+
+/// Takes over what a dead process prepared, if it is the same work.
+fn take_over(folder: &Path, identity: &str) -> Option<Staging> {
+    let mut owner = File::open(folder.join(OWNER)).ok()?;
+    let mut text = String::new();
+    owner.try_lock().ok()?;
+    owner.read_to_string(&mut text).ok()?;
+    // It may have been removed by another run between the two calls.
+    let (held, there) = (owner.metadata().ok()?, fs::metadata(folder.join(OWNER)).ok()?);
+    if (held.dev(), held.ino()) != (there.dev(), there.ino()) {
+        return None;
+    }
+    let same = text.lines().any(|line| line.strip_prefix(WORK) == Some(identity));
+    let ours = text.lines().next() == Some(MARK) && same && !folder.join(REPLACING).exists();
+    ours.then(|| Staging { path: folder.to_path_buf(), _owner: owner, keep: false })
+}
+
+/// Folders in which results for this target were prepared, by the dead or the living.
+fn candidates(parent: &Path, name: &str) -> Vec<PathBuf> {
+    let mut all = Vec::new();
     let begins = format!(".{name}.");
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let found = entry.file_name();
@@ -126,9 +163,10 @@ fn remove_stale(parent: &Path, name: &str) {
                 .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
         });
         if numbers && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_if_dead(&entry.path());
+            all.push(entry.path());
         }
     }
+    all
 }
 
 fn remove_if_dead(folder: &Path) {
@@ -159,7 +197,7 @@ mod tests {
     fn only_what_a_dead_process_of_ours_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        let living = Staging::beside(at, "out").unwrap();
+        let living = Staging::beside(at, "out", None).unwrap();
         // Somebody's folders, with names much like ours.
         for name in [".out.part", ".out.old", ".out.7-0.planaria", ".out.x.planaria"] {
             fs::create_dir(at.join(name)).unwrap();
@@ -177,7 +215,7 @@ mod tests {
         fs::create_dir(at.join(".out.10-0.planaria")).unwrap();
         fs::create_dir(at.join(".out.11-0.planaria")).unwrap();
         fs::write(at.join(".out.11-0.planaria").join(OWNER), "").unwrap();
-        let next = Staging::beside(at, "out").unwrap();
+        let next = Staging::beside(at, "out", None).unwrap();
         for name in [".out.8-0.planaria", ".out.10-0.planaria", ".out.11-0.planaria"] {
             assert!(!at.join(name).exists(), "left by a dead process: {name}");
         }
@@ -195,5 +233,23 @@ mod tests {
         let path = next.path().to_path_buf();
         drop(next);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_same_work_is_taken_over_and_other_work_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let first = Staging::beside(at, "out", Some("a")).unwrap();
+        fs::write(first.path().join("half"), "x").unwrap();
+        let beside = Staging::beside(at, "out", Some("a")).unwrap();
+        assert_ne!(beside.path(), first.path(), "its process lives");
+        drop(beside);
+        let path = first.path().to_path_buf();
+        first.leave();
+        let again = Staging::beside(at, "out", Some("a")).unwrap();
+        assert!(again.path() == path && path.join("half").exists());
+        again.leave();
+        let other = Staging::beside(at, "out", Some("b")).unwrap();
+        assert!(!path.join("half").exists() && other.path().join(OWNER).exists());
     }
 }

@@ -157,7 +157,7 @@ fn check_own(plan: &Schedule) {
         let (owner, mut traffic, mut expected) = (unit.owner, [0u64; 2], Vec::new());
         for run in &unit.runs {
             let run = run.start..run.end.min(unit.range.end);
-            plan.visit(unit.file, &run, &mut |tile, region, copies| {
+            plan.visit(unit.file, &run, Whose::All, &mut |tile, region, copies| {
                 let len = region.numel() * plan.files.tiles[tile].size;
                 let all = || (0..copies.count()).map(|copy| copies.get(copy));
                 let ends: Vec<(usize, usize)> = match plan.way {

@@ -1,11 +1,16 @@
 //! `planaria lora`: adapters from models, into models, and with each other.
 
-use super::merge::{Output, carry_out};
+use super::merge::{Output, Task, carry_out, ready, said_once};
+use super::train::Started;
 use crate::exit::Exit;
+use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
-use planaria::merge::{CombineOptions, ExtractOptions, Majority, Options, combine, extract, plan};
+use planaria::merge::{
+    AdapterLayout, CombineOptions, ExtractOptions, Majority, Options, combine, convert_adapter, extract,
+    originals, plan, unmerge,
+};
 
 /// Work with LoRA adapters
 #[derive(Debug, clap::Args)]
@@ -21,21 +26,44 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Merge(Merge),
+    Unmerge(Unmerge),
     Combine(Combine),
     Extract(Extract),
+    Convert(Convert),
 }
 
 /// Write a model with an adapter merged into its weights
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Sums are made in f32 or wider and rounded once. A head that is tied to the embedding and adapted gets a \
-    tensor of its own. There is no way back from the merged weights: keep the model and the adapter."
+    tensor of its own. Subtracting does not give the bits of the model back: keep the model, or `--originals` for \
+    `planaria lora unmerge`."
 )]
 struct Merge {
     /// The model
     model: String,
     /// The adapter, as peft or Paddle writes it
     adapter: String,
+    /// Folder to write
+    out: String,
+    /// Keep what merging changes in this folder, so that `lora unmerge` can put it back
+    #[arg(long, value_name = "FOLDER")]
+    originals: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Write the model that an adapter was merged into, as it was
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Nothing is subtracted: the tensors that `lora merge --originals` kept are put back, bit for bit. Every tensor \
+    is compared with its checksum first; a merged model that was changed since is refused."
+)]
+struct Unmerge {
+    /// The model with the adapter in it
+    merged: String,
+    /// What `lora merge --originals` kept
+    originals: String,
     /// Folder to write
     out: String,
     #[command(flatten)]
@@ -115,12 +143,61 @@ struct Extract {
     output: Output,
 }
 
+/// Write an adapter in the layout of peft or of Paddle
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Paddle's factors lie the other way round, and it knows one rank and one alpha for all modules. What only \
+    one of the two can say is refused."
+)]
+struct Convert {
+    /// The adapter, as peft or Paddle writes it
+    adapter: String,
+    /// Folder to write
+    out: String,
+    /// Layout to write
+    #[arg(long, value_enum, value_name = "LAYOUT")]
+    layout: LayoutName,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// A layout of adapters.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LayoutName {
+    /// `adapter_config.json` and `adapter_model.safetensors`
+    Peft,
+    /// `lora_config.json` and `peft_model-*.safetensors`
+    Paddle,
+}
+
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     match &args.verb {
         Verb::Merge(args) => merge_into(args, terminal),
+        Verb::Unmerge(args) => {
+            let merge = planned(unmerge(&args.merged, &args.originals, &Options::default()))?;
+            carry_out(&merge, &task("restoring", args), &args.out, &args.output, terminal)
+        }
         Verb::Combine(args) => combine_all(args, terminal),
         Verb::Extract(args) => extract_from(args, terminal),
+        Verb::Convert(args) => {
+            let layout = match args.layout {
+                LayoutName::Peft => AdapterLayout::Peft,
+                LayoutName::Paddle => AdapterLayout::Paddle,
+            };
+            let merge = planned(convert_adapter(&args.adapter, layout, &Options::default()))?;
+            carry_out(&merge, &task("converting", args), &args.out, &args.output, terminal)
+        }
     }
+}
+
+/// What every rank of a job finds about a plan, the first one says.
+fn planned(merge: planaria::merge::Result<planaria::merge::Merge>) -> Result<planaria::merge::Merge> {
+    said_once(merge.map_err(Into::into))
+}
+
+/// What is done, and everything that was asked for.
+fn task(doing: &'static str, asked: &impl std::fmt::Debug) -> Task {
+    Task { doing, asked: format!("{doing} {asked:?}") }
 }
 
 fn merge_into(args: &Merge, terminal: &mut Terminal) -> Result<Exit> {
@@ -129,8 +206,18 @@ fn merge_into(args: &Merge, terminal: &mut Terminal) -> Result<Exit> {
     let recipe = format!(
         "merge_method: passthrough\nmodels:\n- model: {{model: {{path: {model}}}, lora: {{path: {adapter}}}}}\n"
     );
-    let merge = plan(&recipe, &Options::default())?;
-    carry_out(&merge, "merging", &args.out, &args.output, terminal)
+    let merge = planned(plan(&recipe, &Options::default()))?;
+    if let Some(folder) = args.originals.as_ref().filter(|_| !args.output.dry_run) {
+        if Started::find()?.processes().is_some() {
+            let message = "--originals is for one process, and this is one of several";
+            return Err(Failure::usage(message).hint("merge without `planaria launch`").into());
+        }
+        // Nothing is kept for a result that cannot be written, and no result appears before what it needs is kept.
+        ready(&merge, &args.out, &args.output)?;
+        let kept = originals(&merge, &args.model, &Options::default())?;
+        carry_out(&kept, &task("keeping", args), folder, &args.output, terminal)?;
+    }
+    carry_out(&merge, &task("merging", args), &args.out, &args.output, terminal)
 }
 
 fn combine_all(args: &Combine, terminal: &mut Terminal) -> Result<Exit> {
@@ -156,8 +243,8 @@ fn combine_all(args: &Combine, terminal: &mut Terminal) -> Result<Exit> {
         clamp: args.svd_clamp,
         seed: args.seed,
     };
-    let merge = combine(&adapters, &asked, &Options::default())?;
-    carry_out(&merge, "combining", &args.out, &args.output, terminal)
+    let merge = planned(combine(&adapters, &asked, &Options::default()))?;
+    carry_out(&merge, &task("combining", args), &args.out, &args.output, terminal)
 }
 
 fn extract_from(args: &Extract, terminal: &mut Terminal) -> Result<Exit> {
@@ -169,6 +256,6 @@ fn extract_from(args: &Extract, terminal: &mut Terminal) -> Result<Exit> {
         include: args.include.clone(),
         exclude: args.exclude.clone(),
     };
-    let merge = extract(&args.model, &args.base, &asked, &Options::default())?;
-    carry_out(&merge, "extracting", &args.out, &args.output, terminal)
+    let merge = planned(extract(&args.model, &args.base, &asked, &Options::default()))?;
+    carry_out(&merge, &task("extracting", args), &args.out, &args.output, terminal)
 }

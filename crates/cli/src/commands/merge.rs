@@ -1,6 +1,7 @@
 //! `planaria merge`: models merged by a recipe, streaming, never half done.
 
 use super::convert::{Form, Watcher};
+use super::train::Started;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::quantity::{Bytes, count};
@@ -11,13 +12,17 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use planaria::ckpt::convert::{Conversion, ConvertOptions};
 use planaria::ckpt::{Existing, OutputFolder};
+use planaria::comm::Comm;
 use planaria::merge::{Inputs, Merge, Missing, Options, plan_any};
 use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Merge models by a recipe: mergekit's YAML, stages, mixtures of experts, Paddle's JSON
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Paths in a recipe are relative to the current folder. The result appears whole or not at all.\n\
+    after_help = "Paths in a recipe are relative to the current folder. The result appears whole or not at all; a merge that was \
+    killed is\ncontinued by the same command. Under `planaria launch -n N --engine processes --` ranks divide its files.\n\
     docs/guide/merge.md lists methods and forms of recipes."
 )]
 pub(crate) struct Args {
@@ -70,7 +75,7 @@ pub(crate) struct Output {
     memory: Bytes,
     /// Say what would be read and written, and write nothing
     #[arg(long)]
-    dry_run: bool,
+    pub(super) dry_run: bool,
     /// Replace the checkpoint at the target
     #[arg(long)]
     yes: bool,
@@ -126,26 +131,104 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         MergeKind::Tensors => Inputs::Tensors(args.missing.into()),
     };
     let merge = plan_any(&text, inputs, &options);
-    carry_out(
-        &merge.with_context(|| format!("'{}' cannot be carried out", args.recipe))?,
-        "merging",
-        &args.out,
-        &args.output,
-        terminal,
-    )
+    let merge = said_once(merge.with_context(|| format!("'{}' cannot be carried out", args.recipe)))?;
+    let task = Task { doing: "merging", asked: format!("{args:?}\n{text}") };
+    carry_out(&merge, &task, &args.out, &args.output, terminal)
+}
+
+/// What every rank of a job finds, the first one says.
+pub(super) fn said_once<T>(found: Result<T>) -> Result<T> {
+    let first = Started::find()?.is_first();
+    found.map_err(|error| if first { error } else { Failure::reported(Exit::Usage).into() })
+}
+
+/// What is done, for messages, and all that was asked for, by which a task that was killed is known again.
+pub(super) struct Task {
+    pub(super) doing: &'static str,
+    pub(super) asked: String,
 }
 
 /// Reports, writes, and says what was written.
 pub(super) fn carry_out(
     merge: &Merge,
-    doing: &str,
+    task: &Task,
     target: &str,
     output: &Output,
     terminal: &mut Terminal,
 ) -> Result<Exit> {
-    merge.warnings().iter().for_each(|warning| terminal.warn(warning));
-    merge.remarks().iter().for_each(|remark| terminal.note(remark));
-    report(merge, terminal);
+    let place = Started::find()?;
+    if place.is_first() {
+        merge.warnings().iter().for_each(|warning| terminal.warn(warning));
+        merge.remarks().iter().for_each(|remark| terminal.note(remark));
+        report(merge, terminal);
+    }
+    let (conversion, folder) = said_once(ready(merge, target, output))?;
+    if !output.dry_run {
+        let signals = Signals::watch()?;
+        // Every rank has its share, and they go on together.
+        let share = conversion.bytes() / place.processes().unwrap_or(1) as u64;
+        let observer = Watcher { progress: terminal.progress(task.doing, share), signals };
+        let identity = merge.identity(&task.asked);
+        let write =
+            |world: Option<&dyn Comm>| conversion.write_to(&folder, identity.as_deref(), &observer, world);
+        let written = on_ranks(&place, write);
+        observer.progress.finish();
+        if let Some(signal) = observer.signals.came() {
+            return Err(Failure::signal(signal).into());
+        }
+        let before = written?;
+        if before > 0 && place.is_first() {
+            let all = Bytes(conversion.bytes());
+            terminal.note(format_args!("continued: {} of {all} were there already", Bytes(before)));
+        }
+    }
+    if !place.is_first() {
+        return Ok(Exit::Success);
+    }
+    print(merge, &conversion, target, output, terminal)?;
+    terminal.flush()?;
+    Ok(Exit::Success)
+}
+
+/// How long a rank waits for others, which may have more to do.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// Does the work with the other ranks of the job, where there are any. What another rank reports is not said twice.
+fn on_ranks(place: &Started, work: impl Fn(Option<&dyn Comm>) -> planaria::ckpt::Result<u64>) -> Result<u64> {
+    let options = planaria::comm::letters::Options { timeout: PATIENCE, ..Default::default() };
+    let mut own = None;
+    let shared = |comm: Arc<dyn Comm>| {
+        work(Some(&*comm)).map_err(|error| {
+            let text = error.to_string();
+            own = Some(error);
+            text
+        })
+    };
+    let end = match place {
+        Started::Processes { place, .. } => planaria::comm::sockets::run(place, &options, shared),
+        #[cfg(feature = "mpi")]
+        Started::Mpi { .. } => planaria::comm::mpi::run(&options, shared),
+        #[cfg(not(feature = "mpi"))]
+        Started::Mpi { .. } => {
+            let message = "started by mpirun, but this command was built without MPI";
+            return Err(Failure::usage(message).hint("build it with `--features mpi`").into());
+        }
+        _ => return Ok(work(None)?),
+    };
+    match (end, own) {
+        (Ok(before), _) => Ok(before),
+        (Err(_), Some(own)) if place.is_first() => Err(own.into()),
+        (Err(error), _) if place.is_first() => Err(error.into()),
+        (Err(_), _) => Err(Failure::reported(Exit::PeerLost).into()),
+    }
+}
+
+/// How a result is written and where, checked before anything is.
+pub(super) fn ready<'m>(
+    merge: &'m Merge,
+    target: &str,
+    output: &Output,
+) -> Result<(Conversion<'m>, OutputFolder)> {
     // Half of the memory holds blocks of inputs, half what is made of them.
     let options = ConvertOptions {
         max_shard_size: output.max_shard_size.0,
@@ -158,21 +241,11 @@ pub(super) fn carry_out(
     };
     let conversion = merge.conversion(to, &options)?;
     let existing = if output.yes { Existing::Replace } else { Existing::Refuse };
-    let files = conversion.files().map(|(name, _)| name);
-    let folder = OutputFolder::check(merge.places(), target, existing, files)?;
-    if !output.dry_run {
-        let signals = Signals::watch()?;
-        let observer = Watcher { progress: terminal.progress(doing, conversion.bytes()), signals };
-        let written = folder.fill(|store, name| conversion.run(store, name, &observer));
-        observer.progress.finish();
-        if let Some(signal) = observer.signals.came() {
-            return Err(Failure::signal(signal).into());
-        }
-        written?;
-    }
-    print(merge, &conversion, target, output, terminal)?;
-    terminal.flush()?;
-    Ok(Exit::Success)
+    let folder = {
+        let files = conversion.files().map(|(name, _)| name);
+        OutputFolder::check(merge.places(), target, existing, files)?
+    };
+    Ok((conversion, folder))
 }
 
 /// Lines of names before the rest is only counted.

@@ -27,6 +27,7 @@ mod reshard;
 mod selftest;
 mod tokenize;
 mod train;
+mod tune;
 mod verify;
 
 use crate::exit::Exit;
@@ -64,6 +65,7 @@ pub(crate) enum Command {
     Selftest(selftest::Args),
     Tokenize(tokenize::Args),
     Train(train::Args),
+    Tune(tune::Args),
     Verify(verify::Args),
 }
 
@@ -98,6 +100,7 @@ impl Command {
             Command::Selftest(args) => selftest::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
             Command::Train(args) => train::run(args, terminal),
+            Command::Tune(args) => tune::run(args, terminal),
             Command::Verify(args) => verify::run(args, terminal),
         }
     }

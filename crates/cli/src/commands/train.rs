@@ -7,10 +7,9 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria::array::Device;
 use planaria::comm::sockets::Place;
 use planaria::store::{Fault, Faulty, Store};
-use planaria::train::config::Sources;
+use planaria::train::config::{Compute, Sources};
 use planaria::train::{Config, Healing, Outcome, Requests, Trainer};
 use serde_json::json;
 use std::path::PathBuf;
@@ -46,7 +45,7 @@ pub(crate) struct Args {
     set: Vec<String>,
     /// Where to compute, instead of what the configuration says: cpu, or an NVIDIA device such as cuda:0
     #[arg(long, value_name = "DEVICE")]
-    device: Option<Device>,
+    device: Option<Compute>,
     /// Check everything that can be checked without training, and stop
     #[arg(long)]
     dry_run: bool,
@@ -190,7 +189,7 @@ fn mpi(_: &Trainer, _: usize) -> Result<Outcome> {
 
 /// How this process was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Started {
+pub(super) enum Started {
     /// By hand.
     Alone,
     /// By `planaria launch`, to run this many thread ranks.
@@ -202,7 +201,7 @@ enum Started {
 }
 
 impl Started {
-    fn find() -> Result<Started> {
+    pub(super) fn find() -> Result<Started> {
         Started::told_by(|name| std::env::var(name).ok())
     }
 
@@ -237,7 +236,7 @@ impl Started {
         if let Started::Threads { ranks, .. } = self { Some(*ranks) } else { None }
     }
 
-    fn processes(&self) -> Option<usize> {
+    pub(super) fn processes(&self) -> Option<usize> {
         match self {
             Started::Mpi { ranks, .. } => Some(*ranks),
             Started::Processes { place, .. } => Some(place.size),
@@ -255,7 +254,7 @@ impl Started {
     }
 
     /// Only one process of a job prints what the job has to say.
-    fn is_first(&self) -> bool {
+    pub(super) fn is_first(&self) -> bool {
         self.rank() == 0
     }
 

@@ -1,14 +1,13 @@
 //! Groups, barriers and agreement.
 
-use super::{Failure, Outcome, same};
+use super::{Failure, Outcome, Site, same};
 use crate::call::{AllReduce, Broadcast, Call};
-use crate::comm::{Comm, CommExt};
+use crate::comm::CommExt;
 use crate::error::Error;
 use planaria_array::{Array, DType};
 use planaria_layout::{Rank, Reduce};
-use std::sync::Arc;
 
-pub(super) fn places(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn places(comm: &Site) -> Outcome {
     same("rank is below size", comm.rank() < comm.size(), true)?;
     let mut sorted = comm.ranks().to_vec();
     sorted.sort_unstable();
@@ -17,13 +16,13 @@ pub(super) fn places(comm: &Arc<dyn Comm>) -> Outcome {
     same("sum of positions", sum_of(comm, comm.rank() as i64)?, (0..comm.size() as i64).sum())
 }
 
-fn sum_of(comm: &Arc<dyn Comm>, value: i64) -> Result<i64, Failure> {
-    let x = Array::from_slice(&[value], &[1])?;
+fn sum_of(comm: &Site, value: i64) -> Result<i64, Failure> {
+    let x = comm.there(&Array::from_slice(&[value], &[1])?)?;
     comm.all_reduce(AllReduce { send: x.clone(), recv: x.clone(), op: Reduce::Sum })?;
     Ok(x.to_vec::<i64>()?[0])
 }
 
-pub(super) fn splits(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn splits(comm: &Site) -> Outcome {
     let ranks = comm.ranks().to_vec();
     let me = ranks[comm.rank()];
     // Even and odd positions, the odd ones in reverse.
@@ -32,6 +31,7 @@ pub(super) fn splits(comm: &Arc<dyn Comm>) -> Outcome {
     let groups = [even.clone(), odd.clone()];
     let mine = if even.contains(&me) { &even } else { &odd };
     let half = comm.split(&groups)?.ok_or_else(|| Failure("a member got no group".into()))?;
+    let half = comm.with(half);
     same("members", half.ranks(), mine.as_slice())?;
     same("position", Some(half.rank()), mine.iter().position(|&r| r == me))?;
     same("sum of a half", sum_of(&half, me as i64)?, mine.iter().map(|&r| r as i64).sum())?;
@@ -40,22 +40,26 @@ pub(super) fn splits(comm: &Arc<dyn Comm>) -> Outcome {
     let smaller = half.split(std::slice::from_ref(&rest))?;
     same("who stays", smaller.is_some(), rest.contains(&me))?;
     if let Some(smaller) = smaller {
-        same("sum of the rest", sum_of(&smaller, me as i64)?, rest.iter().map(|&r| r as i64).sum())?;
+        same(
+            "sum of the rest",
+            sum_of(&comm.with(smaller), me as i64)?,
+            rest.iter().map(|&r| r as i64).sum(),
+        )?;
     }
     same("everyone again", sum_of(comm, 1)?, comm.size() as i64)
 }
 
-pub(super) fn members_only(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn members_only(comm: &Site) -> Outcome {
     let ranks = comm.ranks().to_vec();
     let me = ranks[comm.rank()];
     // All but the first, in reverse; the first takes no part.
     let rest: Vec<Rank> = ranks.iter().copied().skip(1).rev().collect();
     if rest.contains(&me) {
-        let group = comm.group(&rest)?;
+        let group = comm.with(comm.group(&rest)?);
         same("members", group.ranks(), rest.as_slice())?;
         let sum: i64 = rest.iter().map(|&r| r as i64).sum();
         same("sum", sum_of(&group, me as i64)?, sum)?;
-        same("sum in the group asked for again", sum_of(&comm.group(&rest)?, me as i64)?, sum)?;
+        same("sum in the group asked for again", sum_of(&comm.with(comm.group(&rest)?), me as i64)?, sum)?;
     } else {
         same("a group without me", comm.group(&rest).is_err(), true)?;
     }
@@ -63,12 +67,12 @@ pub(super) fn members_only(comm: &Arc<dyn Comm>) -> Outcome {
     same("everyone", sum_of(comm, 1)?, comm.size() as i64)
 }
 
-pub(super) fn independence(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn independence(comm: &Site) -> Outcome {
     let all = [comm.ranks().to_vec()];
     let first = comm.split(&all)?.ok_or_else(|| Failure("no group".into()))?;
     let second = comm.split(&all)?.ok_or_else(|| Failure("no group".into()))?;
     // Ranks use the two groups in different orders.
-    let (a, b) = (Array::full(&[3], 1, DType::F32)?, Array::full(&[3], 10, DType::F32)?);
+    let (a, b) = (comm.full(&[3], 1, DType::F32)?, comm.full(&[3], 10, DType::F32)?);
     let sum = |x: &Array| Call::AllReduce(AllReduce { send: x.clone(), recv: x.clone(), op: Reduce::Sum });
     let pending = match comm.rank() % 2 {
         0 => [first.start(sum(&a))?, second.start(sum(&b))?],
@@ -80,16 +84,16 @@ pub(super) fn independence(comm: &Arc<dyn Comm>) -> Outcome {
     same("second", b.to_vec::<f32>()?, vec![10.0 * size; 3])
 }
 
-pub(super) fn barriers(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn barriers(comm: &Site) -> Outcome {
     for _ in 0..5 {
         comm.barrier()?;
     }
-    let word = Array::full(&[1], comm.rank(), DType::I32)?;
+    let word = comm.full(&[1], comm.rank() as i64, DType::I32)?;
     comm.broadcast(Broadcast { data: word.clone(), root: comm.size() - 1 })?;
     same("after barriers", word.to_vec::<i32>()?, vec![comm.size() as i32 - 1])
 }
 
-pub(super) fn agreement(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn agreement(comm: &Site) -> Outcome {
     same("all well", comm.agree(Ok::<_, String>(comm.rank()))?, comm.rank())?;
     let mine = if comm.rank() + 1 == comm.size() { Err("no room") } else { Ok(()) };
     let want = Error::Remote { rank: comm.ranks()[comm.size() - 1], message: "no room".into() };

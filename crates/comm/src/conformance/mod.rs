@@ -11,11 +11,12 @@ mod structures;
 
 use crate::comm::Comm;
 use crate::error::Error;
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device, Scalar};
 use std::fmt::Debug;
+use std::ops::Deref;
 use std::sync::Arc;
 
-pub use random::digest;
+pub use random::{digest, digest_on};
 
 /// What an engine did wrong.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +44,46 @@ impl From<planaria_array::Error> for Failure {
 pub type Outcome = Result<(), Failure>;
 
 /// One check, made by all ranks together.
-pub type Check = fn(&Arc<dyn Comm>) -> Outcome;
+pub type Check = fn(&Site) -> Outcome;
+
+/// Where a check is made: a communicator, and the device whose arrays it moves. What is expected is computed on the host.
+#[derive(Clone, Debug)]
+pub struct Site {
+    comm: Arc<dyn Comm>,
+    device: Device,
+}
+
+impl Deref for Site {
+    type Target = Arc<dyn Comm>;
+    fn deref(&self) -> &Arc<dyn Comm> {
+        &self.comm
+    }
+}
+
+impl Site {
+    /// A communicator with arrays of a device.
+    pub fn new(comm: &Arc<dyn Comm>, device: Device) -> Site {
+        Site { comm: comm.clone(), device }
+    }
+
+    /// Another communicator with arrays of the same device.
+    fn with(&self, comm: Arc<dyn Comm>) -> Site {
+        Site { comm, device: self.device }
+    }
+
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Array, Failure> {
+        Ok(Array::zeros_on(shape, dtype, self.device)?)
+    }
+
+    fn full(&self, shape: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Array, Failure> {
+        Ok(Array::full_on(shape, value, dtype, self.device)?)
+    }
+
+    /// An array of the host on the device.
+    fn there(&self, array: &Array) -> Result<Array, Failure> {
+        Ok(array.to(self.device)?)
+    }
+}
 
 /// Every check, with its name.
 pub const CHECKS: &[(&str, Check)] = &[
@@ -71,7 +111,13 @@ pub const CHECKS: &[(&str, Check)] = &[
 
 /// Runs every check; gives the name and the failure of the first that this rank sees fail.
 pub fn run(comm: &Arc<dyn Comm>) -> Result<(), (&'static str, Failure)> {
-    CHECKS.iter().try_for_each(|(name, check)| check(comm).map_err(|failure| (*name, failure)))
+    run_on(comm, Device::Cpu)
+}
+
+/// The same with arrays of a device; the bits must be the host's.
+pub fn run_on(comm: &Arc<dyn Comm>, device: Device) -> Result<(), (&'static str, Failure)> {
+    let site = Site::new(comm, device);
+    CHECKS.iter().try_for_each(|(name, check)| check(&site).map_err(|failure| (*name, failure)))
 }
 
 /// Equal, or a failure that shows both.
@@ -84,7 +130,8 @@ fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Outcome {
 
 /// Equal bytes, or a failure that shows where they differ first.
 fn same_bits(what: &str, found: &Array, expected: &Array) -> Outcome {
-    let (found, expected) = (found.contiguous()?.bytes()?, expected.contiguous()?.bytes()?);
+    let bytes = |array: &Array| array.to(Device::Cpu)?.contiguous()?.bytes();
+    let (found, expected) = (bytes(found)?, bytes(expected)?);
     same(&format!("{what}: bytes"), found.len(), expected.len())?;
     match found.iter().zip(expected.iter()).position(|(a, b)| a != b) {
         None => Ok(()),

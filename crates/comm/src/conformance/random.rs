@@ -1,27 +1,32 @@
 //! A random program of calls. Two engines with the same number of ranks must compute the same bits from one seed.
 
-use super::{Failure, input};
+use super::{Failure, Site, input};
 use crate::call::{AllGather, AllReduce, AllToAll, Broadcast, Call, ReduceScatter, ReduceTo};
 use crate::comm::{Comm, CommExt};
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
 use planaria_layout::Reduce;
 use std::sync::Arc;
 
 /// Makes `steps` random collectives and gives a digest of every byte this rank received.
 pub fn digest(comm: &Arc<dyn Comm>, seed: u64, steps: usize) -> Result<u64, Failure> {
+    digest_on(comm, Device::Cpu, seed, steps)
+}
+
+/// The same with arrays of a device.
+pub fn digest_on(comm: &Arc<dyn Comm>, device: Device, seed: u64, steps: usize) -> Result<u64, Failure> {
+    let comm = &Site::new(comm, device);
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut hash = 0xCBF2_9CE4_8422_2325u64;
     let mut open = Vec::new();
     for step in 0..steps {
-        let (call, recv) = roll(&mut dice, step as u64, comm.rank(), comm.size())?;
+        let (call, recv) = roll(&mut dice, step as u64, comm)?;
         open.push((comm.start(call)?, recv));
         // All ranks throw the same dice, so they keep the same number of calls open.
         while open.len() > dice.below(4) {
             let (pending, recv) = open.remove(0);
             pending.wait()?;
-            for byte in
-                recv.iter().map(Array::bytes).collect::<Result<Vec<_>, _>>()?.iter().flat_map(|b| b.iter())
-            {
+            let bytes = recv.map(|recv| recv.to(Device::Cpu)?.bytes()).transpose()?;
+            for byte in bytes.iter().flat_map(|bytes| bytes.iter()) {
                 hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
             }
         }
@@ -31,7 +36,8 @@ pub fn digest(comm: &Arc<dyn Comm>, seed: u64, steps: usize) -> Result<u64, Fail
 }
 
 /// One random call, and the array it fills on this rank.
-fn roll(dice: &mut Dice, step: u64, rank: usize, size: usize) -> Result<(Call, Option<Array>), Failure> {
+fn roll(dice: &mut Dice, step: u64, comm: &Site) -> Result<(Call, Option<Array>), Failure> {
+    let (rank, size) = (comm.rank(), comm.size());
     let dtype = DType::ALL[dice.below(DType::ALL.len())];
     let mut op = Reduce::EVERY[dice.below(Reduce::EVERY.len())];
     if dtype == DType::Bool && op == Reduce::Avg {
@@ -41,8 +47,8 @@ fn roll(dice: &mut Dice, step: u64, rank: usize, size: usize) -> Result<(Call, O
     let scale = [1, 40, 5000][dice.below(3)];
     let counts: Vec<usize> = (0..size).map(|_| dice.below(scale + 1)).collect();
     let (total, root) = (counts.iter().sum(), dice.below(size));
-    let zeros = |n: usize| Array::zeros(&[n], dtype);
-    let mine = |n: usize| input(step, rank, n, dtype);
+    let zeros = |n: usize| comm.zeros(&[n], dtype);
+    let mine = |n: usize| comm.there(&input(step, rank, n, dtype)?);
     Ok(match kind {
         0 => {
             let recv = zeros(total)?;

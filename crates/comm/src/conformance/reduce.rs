@@ -1,11 +1,10 @@
 //! Reductions against a fold in rank order made of array operations.
 
-use super::{Failure, Outcome, input, same, same_bits};
+use super::{Failure, Outcome, Site, input, same, same_bits};
 use crate::call::{AllReduce, ReduceScatter, ReduceTo};
-use crate::comm::{Comm, CommExt};
+use crate::comm::CommExt;
 use planaria_array::{Array, DType, ops};
 use planaria_layout::Reduce;
-use std::sync::Arc;
 
 /// The fold all engines must equal, bit for bit.
 pub(super) fn expected(op: Reduce, inputs: &[Array]) -> Result<Array, Failure> {
@@ -63,12 +62,12 @@ fn defined(op: Reduce, dtype: DType) -> bool {
     op != Reduce::Avg || dtype != DType::Bool
 }
 
-pub(super) fn every_dtype_and_op(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn every_dtype_and_op(comm: &Site) -> Outcome {
     for dtype in DType::ALL {
         for op in Reduce::EVERY.into_iter().filter(|&op| defined(op, dtype)) {
             for count in [0, 1, 37] {
                 let all = inputs(comm.size(), count as u64, count, dtype)?;
-                let (send, recv) = (all[comm.rank()].clone(), Array::zeros(&[count], dtype)?);
+                let (send, recv) = (comm.there(&all[comm.rank()])?, comm.zeros(&[count], dtype)?);
                 comm.all_reduce(AllReduce { send: send.clone(), recv: recv.clone(), op })?;
                 same_bits(&format!("{op:?} of {count} {dtype}"), &recv, &expected(op, &all)?)?;
                 same_bits("what was sent", &send, &input(count as u64, comm.rank(), count, dtype)?)?;
@@ -78,16 +77,16 @@ pub(super) fn every_dtype_and_op(comm: &Arc<dyn Comm>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn in_place_and_inside(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn in_place_and_inside(comm: &Site) -> Outcome {
     let all = inputs(comm.size(), 3, 100, DType::BF16)?;
     let want = expected(Reduce::Sum, &all)?;
-    let whole = all[comm.rank()].copy()?;
+    let whole = comm.there(&all[comm.rank()].copy()?)?;
     comm.all_reduce(AllReduce { send: whole.clone(), recv: whole.clone(), op: Reduce::Sum })?;
     same_bits("in place", &whole, &want)?;
     // A part of a larger array: what lies around it must stay.
-    let larger = Array::full(&[120], 9, DType::BF16)?;
+    let larger = comm.full(&[120], 9, DType::BF16)?;
     let part = larger.narrow(0, 10, 100)?;
-    part.copy_from(&all[comm.rank()])?;
+    part.copy_from(&comm.there(&all[comm.rank()])?)?;
     comm.all_reduce(AllReduce { send: part.clone(), recv: part.clone(), op: Reduce::Sum })?;
     same_bits("inside", &part, &want)?;
     let around = ops::concat(&[&larger.narrow(0, 0, 10)?, &larger.narrow(0, 110, 10)?], 0)?;
@@ -98,21 +97,22 @@ pub(super) fn in_place_and_inside(comm: &Arc<dyn Comm>) -> Outcome {
     same_bits("snapshot", &kept, &want)
 }
 
-pub(super) fn large(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn large(comm: &Site) -> Outcome {
     for (dtype, count) in [(DType::F32, 300_007), (DType::F16, 140_001), (DType::U8, 500_000)] {
         let all = inputs(comm.size(), 5, count, dtype)?;
-        let recv = Array::zeros(&[count], dtype)?;
-        comm.all_reduce(AllReduce { send: all[comm.rank()].clone(), recv: recv.clone(), op: Reduce::Sum })?;
+        let recv = comm.zeros(&[count], dtype)?;
+        let send = comm.there(&all[comm.rank()])?;
+        comm.all_reduce(AllReduce { send, recv: recv.clone(), op: Reduce::Sum })?;
         same_bits(&format!("{count} {dtype}"), &recv, &expected(Reduce::Sum, &all)?)?;
     }
     Ok(())
 }
 
-pub(super) fn to_each_root(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn to_each_root(comm: &Site) -> Outcome {
     for root in 0..comm.size() {
         let all = inputs(comm.size(), root as u64, 50, DType::F64)?;
-        let recv = (comm.rank() == root).then(|| Array::zeros(&[50], DType::F64)).transpose()?;
-        let send = all[comm.rank()].clone();
+        let recv = (comm.rank() == root).then(|| comm.zeros(&[50], DType::F64)).transpose()?;
+        let send = comm.there(&all[comm.rank()])?;
         comm.reduce(ReduceTo { send, recv: recv.clone(), op: Reduce::Avg, root })?;
         if let Some(recv) = recv {
             same_bits("at the root", &recv, &expected(Reduce::Avg, &all)?)?;
@@ -121,7 +121,7 @@ pub(super) fn to_each_root(comm: &Arc<dyn Comm>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn scattered(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn scattered(comm: &Site) -> Outcome {
     let (size, rank) = (comm.size(), comm.rank());
     let lists = [
         (0..size).map(|i| (i * 5) % 7).collect::<Vec<_>>(),
@@ -133,14 +133,14 @@ pub(super) fn scattered(comm: &Arc<dyn Comm>) -> Outcome {
         let all = inputs(size, 8, total, DType::F32)?;
         let (at, count) = (send_counts[..rank].iter().sum(), send_counts[rank]);
         let want = expected(Reduce::Sum, &all)?.narrow(0, at, count)?;
-        let recv = Array::zeros(&[count], DType::F32)?;
-        let send = all[rank].clone();
+        let recv = comm.zeros(&[count], DType::F32)?;
+        let send = comm.there(&all[rank])?;
         let call =
             ReduceScatter { send, recv: recv.clone(), send_counts: send_counts.clone(), op: Reduce::Sum };
         comm.reduce_scatter(call)?;
         same_bits("apart", &recv, &want)?;
         // Into this rank's own part of what it sends.
-        let send = all[rank].copy()?;
+        let send = comm.there(&all[rank].copy()?)?;
         let recv = send.narrow(0, at, count)?;
         comm.reduce_scatter(ReduceScatter { send, recv: recv.clone(), send_counts, op: Reduce::Sum })?;
         same_bits("in place", &recv, &want)?;

@@ -1,11 +1,10 @@
 //! Nested structures between ranks.
 
-use super::{Failure, Outcome, input, same};
-use crate::comm::{Comm, CommExt};
+use super::{Failure, Outcome, Site, input, same};
+use crate::comm::CommExt;
 use crate::error::Error;
 use crate::value::{self, Value};
 use planaria_array::DType;
-use std::sync::Arc;
 
 fn sample(rank: usize) -> Result<Value, super::Failure> {
     let tensor = |n, dtype| input(4, rank, n, dtype).map(Value::Tensor);
@@ -23,28 +22,28 @@ fn sample(rank: usize) -> Result<Value, super::Failure> {
     ]))
 }
 
-pub(super) fn travel(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn travel(comm: &Site) -> Outcome {
     let size = comm.size();
     let mine = sample(comm.rank())?;
     for root in 0..size {
-        same("broadcast", value::broadcast(&**comm, &mine, root)?, sample(root)?)?;
+        same("broadcast", value::broadcast(&***comm, &mine, root)?, sample(root)?)?;
     }
     let all = (0..size).map(sample).collect::<Result<Vec<_>, _>>()?;
-    same("all_gather", value::all_gather(&**comm, &mine)?, all.clone())?;
+    same("all_gather", value::all_gather(&***comm, &mine)?, all.clone())?;
     let root = size - 1;
-    same("gather", value::gather(&**comm, &mine, root)?, (comm.rank() == root).then_some(all))
+    same("gather", value::gather(&***comm, &mine, root)?, (comm.rank() == root).then_some(all))
 }
 
 /// One rank has a structure that cannot travel: everyone is told, and the ranks go on together.
-pub(super) fn refused(comm: &Arc<dyn Comm>) -> Outcome {
+pub(super) fn refused(comm: &Site) -> Outcome {
     let (size, rank) = (comm.size(), comm.rank());
     let bad = size - 1;
     let deep = (0..100).fold(Value::None, |inner, _| Value::List(vec![inner]));
     let mine = if rank == bad { deep } else { sample(rank)? };
     let ends = [
-        value::broadcast(&**comm, &mine, bad).map(drop),
-        value::all_gather(&**comm, &mine).map(drop),
-        value::gather(&**comm, &mine, 0).map(drop),
+        value::broadcast(&***comm, &mine, bad).map(drop),
+        value::all_gather(&***comm, &mine).map(drop),
+        value::gather(&***comm, &mine, 0).map(drop),
     ];
     for end in ends {
         match end {

@@ -6,9 +6,11 @@ use super::post::Post;
 use super::step::{Place, Running, Turn};
 use super::wire::{self, Line};
 use crate::alone::{self, accept, check_group, check_groups, describe};
+use crate::bounce;
 use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, CommExt, Pending, Wait};
 use crate::error::{Error, Result};
+use planaria_array::Device;
 use planaria_layout::Rank;
 use std::collections::HashMap;
 use std::fmt;
@@ -274,6 +276,10 @@ impl Comm for LetterComm {
 
     fn start(&self, call: Call) -> Result<Pending> {
         call.check(self.position, self.size())?;
+        let copied = self.size() == 1 && call.signature().is_some();
+        if call.device() != Device::Cpu && !copied {
+            return bounce::start(call, self.position, |call| self.start(call));
+        }
         let mut post = self.engine.lock();
         post.live()?;
         match call {

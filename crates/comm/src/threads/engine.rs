@@ -7,7 +7,6 @@ use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
 use crate::held::Held;
-use planaria_array::Array;
 use planaria_layout::Rank;
 use std::fmt;
 use std::sync::Arc;
@@ -148,23 +147,13 @@ fn post(call: Call, position: usize) -> Result<Post> {
         Call::Send(c) => (Some(c.data), None),
         Call::Recv(c) => (None, Some(c.data)),
     };
-    let send = send.map(|send| taken(&send, recv.as_ref())).transpose()?;
+    let send = send.map(|send| Held::beside(&send, recv.as_ref())).transpose()?;
     if let Some(recv) = &recv {
         // Where someone holds the old bytes of a receiving array, as an in-place call itself does, it gets fresh ones now: later,
         // each write would have to keep what it does not overwrite. Its own thread asks for them, so they are counted as its own.
         recv.renew()?;
     }
     Ok(Post { signature, send, recv })
-}
-
-/// The elements of `send` as they are now. When `recv` is another part of the same storage, writing it would first
-/// have to copy all of that storage; copying what is sent is cheaper.
-fn taken(send: &Array, recv: Option<&Array>) -> Result<Held> {
-    let entangled = |recv: &Array| send.shares_storage(recv) && !recv.is_whole();
-    match recv.is_some_and(entangled) {
-        true => Held::of(&send.copy()?),
-        false => Held::of(send),
-    }
 }
 
 /// A started collective.

@@ -5,8 +5,8 @@ use crate::call::Signature;
 use crate::error::Result;
 use crate::held::{Held, flat};
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use planaria_array::Array;
 use planaria_array::ops::fold_bytes;
+use planaria_array::{Array, Device};
 use planaria_layout::{Combine, DType, Reduce};
 use std::ops::Range;
 
@@ -24,6 +24,8 @@ pub(super) struct Work {
     taken: AtomicUsize,
     how: Combine,
     dtype: DType,
+    /// Some of it is memory of a device.
+    away: bool,
 }
 
 /// One step, independent of all others. Offsets are in bytes.
@@ -40,9 +42,12 @@ enum Piece {
 impl Work {
     /// Cuts a collective into pieces. The posts have been checked to fit each other.
     pub(super) fn new(posts: Vec<Post>) -> Result<Work> {
-        let away = |post: &Post| matches!(post.send, Some(Held::Device(_)));
+        let away = posts.iter().any(|post| {
+            let received = post.recv.as_ref().is_some_and(|recv| recv.device() != Device::Cpu);
+            received || matches!(post.send, Some(Held::Device(_)))
+        });
         // A device does one large piece faster than many small ones.
-        let lanes = cut(&posts, if posts.iter().any(away) { usize::MAX } else { PIECE });
+        let lanes = cut(&posts, if away { usize::MAX } else { PIECE });
         let dtype = posts[0].signature.dtype();
         let how = match posts[0].signature {
             Signature::AllReduce { op, .. }
@@ -51,7 +56,7 @@ impl Work {
             _ => Combine::of(Reduce::Sum, 1),
         };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
-        Ok(Work { sends, recvs, lanes, taken: AtomicUsize::new(0), how, dtype })
+        Ok(Work { sends, recvs, lanes, taken: AtomicUsize::new(0), how, dtype, away })
     }
 
     /// Bytes that will be written.
@@ -83,7 +88,7 @@ impl Work {
     }
 
     fn step(&self, turn: usize, piece: &Piece, scratch: &mut Vec<u64>) -> Result<()> {
-        if self.sends.iter().flatten().any(|sent| matches!(sent, Held::Device(_))) {
+        if self.away {
             return self.queue(piece);
         }
         match *piece {
@@ -107,38 +112,35 @@ impl Work {
         }
     }
 
-    /// The same with memory of a device, in the order of its streams: what is sent was queued before, and who uses the
-    /// result queues that later.
+    /// The same with memory of devices, in the order of their streams: what is sent was queued before, and who uses the result queues
+    /// that later. What another device or the host has comes by way of the host.
     fn queue(&self, piece: &Piece) -> Result<()> {
-        let sent = |src: usize, range: Range<usize>| match &self.sends[src] {
-            Some(Held::Device(array)) => part(array, self.dtype, range).map(Some),
-            _ => Ok(None),
-        };
         let recv = |dst: usize, range: Range<usize>| {
             self.recvs[dst].as_ref().map(|recv| part(&flat(recv)?, self.dtype, range)).transpose()
         };
-        let inputs = |range: Range<usize>| -> Result<Vec<Array>> {
-            let all = (0..self.sends.len()).map(|src| sent(src, range.clone()));
-            Ok(all.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+        let inputs = |range: Range<usize>, device: Device| -> Result<Vec<Array>> {
+            let sends = self.sends.iter().flatten();
+            sends.map(|sent| sent.part(self.dtype, range.clone(), device)).collect()
         };
         match *piece {
-            Piece::Copy { src, from, dst, to, len } => {
-                match (sent(src, from..from + len)?, recv(dst, to..to + len)?) {
-                    (Some(sent), Some(recv)) => Ok(recv.copy_from(&sent)?),
-                    _ => Ok(()),
+            Piece::Copy { src, from, dst, to, len } => match (&self.sends[src], recv(dst, to..to + len)?) {
+                (Some(sent), Some(recv)) => {
+                    Ok(recv.copy_from(&sent.part(self.dtype, from..from + len, recv.device())?)?)
                 }
-            }
+                _ => Ok(()),
+            },
             Piece::Combine { from, dst, to, len } => match recv(dst, to..to + len)? {
-                Some(recv) => Ok(recv.fold_from(self.how, &inputs(from..from + len)?)?),
+                Some(recv) => Ok(recv.fold_from(self.how, &inputs(from..from + len, recv.device())?)?),
                 None => Ok(()),
             },
             Piece::CombineAll { at, len } => {
-                let inputs = inputs(at..at + len)?;
-                let Some(first) = inputs.first() else { return Ok(()) };
-                let result = Array::empty_on(first.shape(), first.dtype(), first.device())?;
-                result.fold_from(self.how, &inputs)?;
+                let Some(device) = self.recvs.iter().flatten().next().map(Array::device) else {
+                    return Ok(());
+                };
+                let result = Array::empty_on(&[len / self.dtype.size()], self.dtype, device)?;
+                result.fold_from(self.how, &inputs(at..at + len, device)?)?;
                 (0..self.recvs.len()).try_for_each(|dst| match recv(dst, at..at + len)? {
-                    Some(recv) => Ok(recv.copy_from(&result)?),
+                    Some(recv) => Ok(recv.copy_from(&result.to(recv.device())?)?),
                     None => Ok(()),
                 })
             }

@@ -29,6 +29,21 @@ pub(crate) struct Parts {
     pub(crate) whole: BTreeMap<String, Arc<dyn Values>>,
 }
 
+impl Parts {
+    /// What there is beside the factors of a linear module, in words.
+    pub(crate) fn beside_factors(&self) -> Option<&'static str> {
+        match self {
+            Parts { embedding: true, .. } => Some("factors of token vectors"),
+            Parts { up_bias: Some(_), .. } => Some("a bias of its second factor"),
+            Parts { magnitude: Some(_), .. } => Some("lengths of rows (DoRA)"),
+            Parts { base: Some(_), .. } => Some("a copy of the weight"),
+            Parts { rows: Some(_), .. } => Some("vectors of tokens"),
+            Parts { whole, .. } if !whole.is_empty() => Some("a tensor that is saved whole"),
+            _ => None,
+        }
+    }
+}
+
 /// Puts a tensor into its place.
 type Put = fn(&mut Parts, Arc<dyn Values>);
 

@@ -4,6 +4,8 @@ mod adapted;
 pub(crate) mod adapter;
 mod paddle;
 
+pub(crate) use paddle::turned;
+
 use crate::error::{Error, Result, nearest};
 use crate::recipe::Reference;
 use crate::values::{Stored, Values};
@@ -97,7 +99,7 @@ impl Model {
         Ok(self)
     }
 
-    fn open_path(path: &str, root: &Root) -> Result<Model> {
+    pub(crate) fn open_path(path: &str, root: &Root) -> Result<Model> {
         let found = root.find(path)?;
         let (store, at) = planaria_store::locate(&found)?;
         let at = planaria_ckpt::newest(&*store, &at)?;

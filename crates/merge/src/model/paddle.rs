@@ -51,6 +51,7 @@ impl Adapter {
             use_rslora: given["rslora"] == Value::Bool(true),
             target_modules: Some(Names::List(modules.into_iter().collect())),
             base_model_name_or_path: given["base_model_name_or_path"].as_str().map(str::to_string),
+            lora_dropout: number("lora_dropout", 0.0),
             task_type: Some("CAUSAL_LM".into()),
             ..LoraConfig::default()
         };
@@ -60,7 +61,7 @@ impl Adapter {
 }
 
 /// A factor with its two dims changed over. Factors are small.
-fn turned(name: &str, key: &str, values: &Arc<dyn Values>) -> Result<Arc<dyn Values>> {
+pub(crate) fn turned(name: &str, key: &str, values: &Arc<dyn Values>) -> Result<Arc<dyn Values>> {
     let [rows, columns] = values.shape()[..] else {
         let what =
             format!("'{key}' has the shape {}; stacked factors of experts are not read", values.shape());

@@ -1,7 +1,10 @@
 //! The table of token vectors.
 
+use super::Parts;
+use crate::error::Result as BuildResult;
 use crate::lora::{Adapter, TokenRows};
-use crate::param::{Adaptable, Module, Param};
+use crate::param::{Adaptable, Init, Module, Param};
+use crate::table::Table;
 use planaria_array::{Array, DType, Device};
 use planaria_layout::{Layout, Placement, Reduce, Shape};
 use planaria_tensor::ops::embedding;
@@ -22,6 +25,13 @@ impl Embedding {
     /// A layer of this table, without adapters.
     pub fn of(weight: Param) -> Embedding {
         Embedding { weight, adapters: Vec::new(), tokens: None }
+    }
+
+    /// A table of its own, not part of a model's, with values of deviation 1 that follow from the seed and the name.
+    pub fn new(name: &str, rows: usize, width: usize, init: &Init) -> BuildResult<Embedding> {
+        let mut table = Table::new(1.0);
+        table.embedding(name, [rows, width])?;
+        Parts::new(table.into_specs(), init, None)?.embedding(name)
     }
 
     /// `[..]` ids to `[.., width]`. A table cut by rows gives pending sums. Ids of the host are brought to the table's device.

@@ -1,6 +1,9 @@
 //! Norms over the last dim.
 
-use crate::param::{Module, Param};
+use super::Parts;
+use crate::error::Result as BuildResult;
+use crate::param::{Cut, Init, Module, Param};
+use crate::table::Table;
 use planaria_tensor::{Result, Tensor, ops};
 
 /// `x / sqrt(mean(x²) + eps) * weight`, or `* (1 + weight)`.
@@ -15,6 +18,13 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
+    /// A norm of its own, not part of a model's table: weights of 1, and 1e-6 under the root.
+    pub fn new(name: &str, width: usize, init: &Init) -> BuildResult<RmsNorm> {
+        let mut table = Table::new(0.0);
+        table.norm(name, width)?;
+        Parts::new(table.into_specs(), init, None)?.rms_norm(name, 1e-6)
+    }
+
     /// The same shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut weight = self.weight.value()?;
@@ -47,6 +57,14 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
+    /// A norm of its own, not part of a model's table: weights of 1, a bias of 0, and 1e-5 under the root.
+    pub fn new(name: &str, width: usize, init: &Init) -> BuildResult<LayerNorm> {
+        let mut table = Table::new(0.0);
+        table.norm(name, width)?;
+        table.bias(name, width, Cut::Whole)?;
+        Parts::new(table.into_specs(), init, None)?.layer_norm(name, 1e-5)
+    }
+
     /// The same shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.weight.value()?;

@@ -1,11 +1,11 @@
 //! Blocks one after the other: what every model of blocks does alike.
 
 use super::architecture::Stage;
-use super::network::{Activations, Run};
+use super::network::{Activations, Recompute, Run};
 use crate::error::{Error, Result};
 use crate::layers::{AttentionStep, LayerCache, Positions, with_dropout_key};
 use crate::parallel::Lanes;
-use planaria_tensor::{Tensor, recompute};
+use planaria_tensor::{Tensor, recompute, selective};
 
 /// One block of a model. A clone shares the parameters.
 pub trait Block: Clone + Send + Sync + 'static {
@@ -36,7 +36,10 @@ pub fn through<B: Block>(
         let cache = run.cache.and_then(|cache| cache.layers.get(place));
         let (y, stats) = match cache.is_none() && run.recompute.has(layer) {
             true => again(block, &x, step)?,
-            false => with_dropout_key(dropout, || block.forward(&x, &step, cache))?,
+            false => {
+                let forward = || with_dropout_key(dropout, || block.forward(&x, &step, cache));
+                if run.recompute == Recompute::Selective { selective(forward)? } else { forward()? }
+            }
         };
         x = y;
         routed = match (routed, stats) {

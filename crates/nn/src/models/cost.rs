@@ -49,6 +49,8 @@ pub struct Cost {
     pub output: u64,
     /// Bytes kept for backward, the input among them.
     pub kept: u64,
+    /// Those of them that are computed again when recomputing is selective: what norms and gated activations give.
+    pub cheap: u64,
     /// The most bytes that forward needs in all, where that is more than what is kept.
     pub forward: u64,
     /// Bytes that backward needs besides.
@@ -94,5 +96,16 @@ pub(super) fn from_table(table: &[ParamSpec], width: usize, segment: Segment, si
     };
     let (output, backward) = if segment == Segment::Head { (0, 0) } else { (output, widest + 2 * output) };
     let forward = kept;
-    Cost { operations, output, kept, forward, backward, shared: 0, crossings, crossed: state, routed: 0 }
+    Cost {
+        operations,
+        output,
+        kept,
+        cheap: 0,
+        forward,
+        backward,
+        shared: 0,
+        crossings,
+        crossed: state,
+        routed: 0,
+    }
 }

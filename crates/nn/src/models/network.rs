@@ -81,13 +81,15 @@ pub enum Recompute {
     Full,
     /// These layers, counted in the whole model.
     Blocks(BTreeSet<usize>),
+    /// No block as a whole, but in each what norms and gated activations give.
+    Selective,
 }
 
 impl Recompute {
     /// Whether this layer is computed again.
     pub fn has(&self, layer: usize) -> bool {
         match self {
-            Recompute::None => false,
+            Recompute::None | Recompute::Selective => false,
             Recompute::Full => true,
             Recompute::Blocks(layers) => layers.contains(&layer),
         }

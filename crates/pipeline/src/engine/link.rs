@@ -1,4 +1,7 @@
 //! Messages between neighbouring stages: what they carry is described once, then checked.
+//!
+//! Stages have meshes alike, and a tensor has one layout on both of them. The plan of `layout` between the two is then one
+//! message, between the ranks of equal coordinates (`crates/layout/tests/tiles.rs` tests it), and that is what is sent.
 
 use super::state::InputGrad;
 use super::wire::{Wire, gradient_spec};

@@ -8,6 +8,7 @@ use planaria_layout::{DType, Shape};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +40,10 @@ pub struct FileLayout {
     header: Vec<u8>,
     /// Name, first byte in the file, length; in file order.
     places: Vec<(NewTensor, u64, u64)>,
-    by_name: BTreeMap<String, usize>,
+    /// Which of the tensors that were given each of them is.
+    given: Vec<usize>,
+    /// Positions in file order, by name.
+    by_name: Vec<usize>,
     len: u64,
 }
 
@@ -52,22 +56,29 @@ impl FileLayout {
         align: Align,
     ) -> Result<FileLayout> {
         let refuse = |problem| Error::Header { name: name.to_string(), problem };
-        let mut tensors: Vec<NewTensor> = tensors.into_iter().collect();
-        tensors.sort_by(|a, b| (Reverse(order(a.dtype)), &a.name).cmp(&(Reverse(order(b.dtype)), &b.name)));
-        let mut by_name = BTreeMap::new();
-        let mut places = Vec::with_capacity(tensors.len());
+        let mut tensors: Vec<(usize, NewTensor)> = tensors.into_iter().enumerate().collect();
+        tensors.sort_by(|(_, a), (_, b)| {
+            (Reverse(order(a.dtype)), &a.name).cmp(&(Reverse(order(b.dtype)), &b.name))
+        });
+        let (mut given, mut places) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
         let mut end = 0u64;
-        for (number, tensor) in tensors.into_iter().enumerate() {
-            if tensor.name == "__metadata__" || by_name.insert(tensor.name.clone(), number).is_some() {
-                return Err(refuse(HeaderProblem::Duplicate { tensor: tensor.name }));
-            }
+        for (number, tensor) in tensors {
             let len = (tensor.shape.numel() * tensor.dtype.size()) as u64;
             let start = end;
             let shape = || tensor.shape.iter().map(|&d| d as u64).collect();
             end = end.checked_add(len).ok_or_else(|| {
                 refuse(HeaderProblem::BadShape { tensor: tensor.name.clone(), shape: shape() })
             })?;
+            given.push(number);
             places.push((tensor, start, len));
+        }
+        let name_of = |place: usize| places[place].0.name.as_str();
+        let mut by_name: Vec<usize> = (0..places.len()).collect();
+        by_name.sort_by_key(|&place| name_of(place));
+        let twice = by_name.windows(2).find(|pair| name_of(pair[0]) == name_of(pair[1]));
+        let reserved = by_name.iter().find(|&&place| name_of(place) == "__metadata__");
+        if let Some(&place) = twice.map(|pair| &pair[1]).or(reserved) {
+            return Err(refuse(HeaderProblem::Duplicate { tensor: name_of(place).to_string() }));
         }
         let header = header_bytes(&places, metadata, align);
         let limit = Limits::default().header_bytes;
@@ -79,7 +90,7 @@ impl FileLayout {
         for place in &mut places {
             place.1 += data_start;
         }
-        Ok(FileLayout { header, places, by_name, len: data_start + end })
+        Ok(FileLayout { header, places, given, by_name, len: data_start + end })
     }
 
     /// The first bytes of the file, up to the data.
@@ -99,8 +110,15 @@ impl FileLayout {
 
     /// First byte and number of bytes of a tensor.
     pub fn place(&self, name: &str) -> Option<(u64, u64)> {
-        let (_, offset, len) = &self.places[*self.by_name.get(name)?];
+        let named = |&place: &usize| self.places[place].0.name.as_str().cmp(name);
+        let found = self.by_name.binary_search_by(named).ok()?;
+        let (_, offset, len) = &self.places[self.by_name[found]];
         Some((*offset, *len))
+    }
+
+    /// Every tensor as its number among those that were given, with its first byte, in file order.
+    pub fn placed(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.given.iter().zip(&self.places).map(|(&given, (_, offset, _))| (given, *offset))
     }
 
     /// Every tensor with its first byte and number of bytes, in file order.
@@ -116,27 +134,28 @@ fn header_bytes(
     metadata: &BTreeMap<String, String>,
     align: Align,
 ) -> Vec<u8> {
-    let mut entries: Vec<String> = Vec::with_capacity(places.len() + 1);
+    // Writing to a string does not fail.
+    let mut text = String::with_capacity(160 * (places.len() + 1));
+    text.push('{');
     if !metadata.is_empty() {
         let pairs: Map<String, Value> =
             metadata.iter().map(|(k, v)| (k.clone(), v.as_str().into())).collect();
-        entries.push(format!("\"__metadata__\":{}", Value::Object(pairs)));
+        let _ = write!(text, "\"__metadata__\":{}", Value::Object(pairs));
     }
     for (tensor, start, len) in places {
         let in_file = tensor
             .foreign
             .map_or_else(|| tensor.shape.iter().copied().collect(), |foreign| foreign.in_file(&tensor.shape));
         let foreign = tensor.foreign.and_then(|foreign| foreign.safetensors);
-        let shape: Vec<String> = in_file.iter().map(usize::to_string).collect();
-        entries.push(format!(
-            r#"{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{start},{}]}}"#,
-            json!(tensor.name),
-            foreign.unwrap_or(dtype_name(tensor.dtype)),
-            shape.join(","),
-            start + len,
-        ));
+        let comma = if text.len() > 1 { "," } else { "" };
+        let dtype = foreign.unwrap_or(dtype_name(tensor.dtype));
+        let _ = write!(text, r#"{comma}{}:{{"dtype":"{dtype}","shape":["#, json!(tensor.name));
+        for (dim, len) in in_file.iter().enumerate() {
+            let _ = write!(text, "{}{len}", if dim > 0 { "," } else { "" });
+        }
+        let _ = write!(text, r#"],"data_offsets":[{start},{}]}}"#, start + len);
     }
-    let text = format!("{{{}}}", entries.join(","));
+    text.push('}');
     let unit = match align {
         Align::Word => 8,
         Align::Block => crate::BLOCK,

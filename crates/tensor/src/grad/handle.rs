@@ -47,7 +47,7 @@ impl History {
 
     /// Ones in the layout of the tensor; where it was pending, as a whole value.
     pub fn ones(&self) -> Result<Tensor> {
-        let Meta { spec, place, device } = self.meta();
+        let Meta { spec, place, device, .. } = self.meta();
         let place = place.as_ref().map(settled_place).transpose()?;
         let extents = place.as_ref().map(|p| p.extents()).transpose()?;
         let extents = extents.unwrap_or_else(|| spec.shape.dims().into());

@@ -1,5 +1,6 @@
 //! Gradient history: which op made a tensor, from what, and what it kept for its gradient.
 
+mod again;
 mod away;
 mod backward;
 mod handle;
@@ -13,7 +14,7 @@ pub use away::Fetch;
 pub use backward::{Backward, GradOptions, backward, grad};
 pub use handle::{History, backward_from};
 pub(crate) use mode::wanted;
-pub use mode::{is_recording, no_grad, with_grad};
+pub use mode::{is_recording, no_grad, selective, with_grad};
 pub(crate) use node::{Edge, View, made, record, unrecorded};
 pub use recompute::recompute;
 pub use split::{Deferred, backward_inputs};

@@ -8,6 +8,25 @@ thread_local! {
     static RECORDING: Cell<bool> = const { Cell::new(true) };
     /// Set when an op that was not recorded had an input with history.
     static TOUCHED: Cell<bool> = const { Cell::new(false) };
+    static SELECTIVE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work` so that history does not keep what ops like norms and gated activations give, where their inputs are kept anyway:
+/// backward computes it again, to the same bits.
+pub fn selective<R>(work: impl FnOnce() -> R) -> R {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            SELECTIVE.set(self.0);
+        }
+    }
+    let _back = Back(SELECTIVE.replace(true));
+    work()
+}
+
+/// True inside [`selective`].
+pub(super) fn is_selective() -> bool {
+    SELECTIVE.get()
 }
 
 /// True when ops on this thread record history.

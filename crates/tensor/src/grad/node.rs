@@ -1,7 +1,8 @@
 //! Nodes of the history, the values they keep, and views that follow writes to their base.
 
+use super::again::Again;
 use super::away::Away;
-use super::mode;
+use super::mode::{self, no_grad};
 use super::recompute::Block;
 use crate::dispatch::{Outputs, Results, apply_shared};
 use crate::error::{Error, Result};
@@ -59,6 +60,8 @@ pub(crate) struct Meta {
     pub(crate) spec: Spec,
     pub(crate) place: Option<Place>,
     pub(crate) device: Device,
+    /// Of the elements when this was noted.
+    pub(crate) version: u64,
 }
 
 /// Values kept for a gradient.
@@ -83,13 +86,21 @@ enum Elements {
     Here(Array, u64),
     /// Elsewhere.
     Away(Away),
+    /// Nowhere: they are computed again.
+    Again(Arc<Again>),
 }
 
 impl Kept {
     pub(crate) fn new(tensor: &Tensor) -> Kept {
         let here = || Elements::Here(tensor.0.array.clone(), tensor.0.array.version());
-        let elements = Away::of(tensor).map_or_else(here, Elements::Away);
+        let again = || Again::of(tensor).map(Elements::Again);
+        let elements = Away::of(tensor).map(Elements::Away).or_else(again).unwrap_or_else(here);
         Kept { elements, place: tensor.0.place.clone(), edge: tensor.edge() }
+    }
+
+    /// The same value for one who asks for no gradient of it.
+    pub(super) fn without_history(&self) -> Kept {
+        Kept { edge: None, ..self.clone() }
     }
 
     fn result(array: &Array, place: &Option<Place>) -> Kept {
@@ -105,6 +116,7 @@ impl Kept {
     ) -> Result<Tensor> {
         let array = match &self.elements {
             Elements::Away(away) => away.fetch()?,
+            Elements::Again(again) => no_grad(|| again.compute())?,
             Elements::Here(array, saved) if array.version() == *saved => array.clone(),
             Elements::Here(array, saved) => {
                 return Err(Error::Stale { op, what: what(), saved: *saved, now: array.version() });
@@ -122,13 +134,15 @@ pub(crate) fn next_number() -> u64 {
 
 impl Meta {
     pub(crate) fn of(tensor: &Tensor) -> Meta {
-        Meta { spec: tensor.spec(), place: tensor.0.place.clone(), device: tensor.0.array.device() }
+        let array = &tensor.0.array;
+        let (device, version) = (array.device(), array.version());
+        Meta { spec: tensor.spec(), place: tensor.0.place.clone(), device, version }
     }
 
     fn result(array: &Array, place: &Option<Place>) -> Meta {
         let shape = place.as_ref().map_or(array.shape(), |p| p.layout.shape()).clone();
         let spec = Spec { shape, dtype: array.dtype() };
-        Meta { spec, place: place.clone(), device: array.device() }
+        Meta { spec, place: place.clone(), device: array.device(), version: array.version() }
     }
 }
 

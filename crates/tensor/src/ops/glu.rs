@@ -70,6 +70,10 @@ impl Op for Glu {
         }])
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn saves(&self, _: &Places) -> Saves {
         compose::saves_inputs(if self.packed { 1 } else { 2 })
     }

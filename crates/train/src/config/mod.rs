@@ -25,6 +25,7 @@ mod tiers;
 
 pub(crate) use average::Average;
 pub use average::AverageSection;
+pub use device::Compute;
 pub use dpo::DpoSection;
 pub use embedding::{EmbeddingSection, Negatives, TextAttention};
 pub use heal::HealSection;
@@ -43,7 +44,6 @@ pub use sections::{
 pub use tiers::{TierKind, TierSection};
 
 use crate::error::{Error, Result};
-use planaria_array::Device;
 use planaria_nn::models::Models;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -63,10 +63,10 @@ pub struct Config {
     /// missing `dp` takes the ranks that are left.
     #[schemars(with = "mesh::MeshText")]
     pub mesh: MeshSection,
-    /// Where ranks compute: `"cpu"`, or `"cuda:1"` for that NVIDIA device; `"cuda"` is `cuda:0`.
-    #[serde(with = "device")]
+    /// Where ranks compute: `"cpu"`, or `"cuda:1"` for that NVIDIA device. `"cuda"` is the first, or, where ranks are processes, that of
+    /// a process's place among those of its machine.
     #[schemars(with = "String")]
-    pub device: Device,
+    pub device: Compute,
     /// The model.
     pub model: ModelSection,
     /// What it learns from.
@@ -165,7 +165,7 @@ impl Config {
         let narrow = self.lora.as_ref().is_some_and(|lora| lora.base.width().is_some());
         let zero = self.train.zero;
         require("train.zero", !narrow || zero < 3, zero, "0, 1 or 2 with a `lora.base` of few bits")?;
-        let host = !matches!(self.device, Device::Cuda(_));
+        let host = self.device == Compute::Cpu;
         require("lora.base", !narrow || host, "of few bits", "`full` on a device")?;
         self.train.check()?;
         let measured = self.train.eval_every == 0 || data.held_out > 0.0 || !data.eval.is_empty();

@@ -5,7 +5,8 @@ use planaria_array::ops::Distribution;
 use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,35 +62,57 @@ impl Sampling {
     /// The token in place `number` after the prompt, from the scores of all; `before` are the tokens so far.
     pub(super) fn choose(&self, scores: &[f32], before: &[u32], number: usize) -> Result<u32> {
         let scores = self.penalised(scores, before);
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
-        let best = order.first().copied();
+        let mut likely: BinaryHeap<Candidate> =
+            scores.iter().enumerate().map(|(token, &score)| Candidate { score, token }).collect();
+        let best = likely.peek().map(|best| best.token);
         let best = best.ok_or_else(|| Error::Bug { what: "a model without tokens".into() })?;
         if self.temperature <= 0.0 {
             return Ok(best as u32);
         }
-        if self.top_k > 0 {
-            order.truncate(self.top_k);
-        }
         let weight = |token: usize| (f64::from(scores[token] - scores[best]) / self.temperature).exp();
-        let total: f64 = order.iter().map(|&t| weight(t)).sum();
-        let mut kept = 0.0;
-        let enough = order.iter().position(|&t| {
-            kept += weight(t) / total;
-            kept >= self.top_p
-        });
-        order.truncate(enough.map_or(order.len(), |last| last + 1));
-        let total: f64 = order.iter().map(|&t| weight(t)).sum();
+        let most = if self.top_k > 0 { self.top_k } else { scores.len() };
+        let mut order: Vec<usize> = Vec::new();
+        let mut total = match self.top_k {
+            0 => (0..scores.len()).map(weight).sum::<f64>(),
+            most => {
+                order.extend(std::iter::from_fn(|| likely.pop()).take(most).map(|next| next.token));
+                order.iter().map(|&token| weight(token)).sum()
+            }
+        };
+        // The likeliest first, sorted no further than anyone looks.
+        let mut at = |place: usize| {
+            while order.len() <= place && order.len() < most {
+                order.push(likely.pop()?.token);
+            }
+            order.get(place).copied()
+        };
+        let mut count = most;
+        if self.top_p < 1.0 {
+            let (mut kept, mut shares) = (0.0, 0.0);
+            for place in 0.. {
+                let Some(token) = at(place) else { break };
+                count = place + 1;
+                kept += weight(token);
+                shares += weight(token) / total;
+                if shares >= self.top_p {
+                    break;
+                }
+            }
+            total = kept;
+        }
         let key = Key::new(self.seed, number as u64);
         let uniform = Distribution::Uniform { low: 0.0, high: 1.0 };
         let mut draw = Array::random(&[1], uniform, DType::F64, key)?.to_vec::<f64>()?[0] * total;
-        for &token in &order {
+        let mut last = best;
+        for place in 0..count {
+            let Some(token) = at(place) else { break };
+            last = token;
             draw -= weight(token);
             if draw < 0.0 {
-                return Ok(token as u32);
+                break;
             }
         }
-        Ok(order.last().copied().unwrap_or(best) as u32)
+        Ok(last as u32)
     }
 
     fn penalised(&self, scores: &[f32], before: &[u32]) -> Vec<f32> {
@@ -106,6 +129,32 @@ impl Sampling {
         scores
     }
 }
+
+/// A token by its score: a higher one is greater, of equals the one that comes first.
+struct Candidate {
+    score: f32,
+    token: usize,
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Candidate) -> Ordering {
+        self.score.total_cmp(&other.score).then(other.token.cmp(&self.token))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Candidate) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Candidate {}
 
 /// The ids under a key: one, or a list.
 pub(super) fn ids(config: &Map<String, Value>, key: &str) -> Vec<u32> {
@@ -153,6 +202,44 @@ mod tests {
         assert_eq!(greedy.choose(&[-3.0, -2.0, -5.0], &[1], 0).unwrap(), 0);
         let plain = Sampling { repetition_penalty: 1.0, ..greedy };
         assert_eq!(plain.choose(&[3.0, 2.0, -1.0], &[0], 0).unwrap(), 0);
+    }
+
+    /// Sorts everything, then draws.
+    fn sorted(sampling: &Sampling, scores: &[f32], number: usize) -> u32 {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+        let best = order[0];
+        order.truncate(if sampling.top_k > 0 { sampling.top_k } else { usize::MAX });
+        let weight = |token: usize| (f64::from(scores[token] - scores[best]) / sampling.temperature).exp();
+        let total: f64 = order.iter().map(|&t| weight(t)).sum();
+        let mut kept = 0.0;
+        let enough = order.iter().position(|&t| {
+            kept += weight(t) / total;
+            kept >= sampling.top_p
+        });
+        order.truncate(enough.map_or(order.len(), |last| last + 1));
+        let total: f64 = order.iter().map(|&t| weight(t)).sum();
+        let uniform = Distribution::Uniform { low: 0.0, high: 1.0 };
+        let key = Key::new(sampling.seed, number as u64);
+        let draw = Array::random(&[1], uniform, DType::F64, key).unwrap().to_vec::<f64>().unwrap()[0];
+        let mut left = draw * total;
+        let hit = order.iter().find(|&&token| {
+            left -= weight(token);
+            left < 0.0
+        });
+        *hit.or(order.last()).unwrap() as u32
+    }
+
+    #[test]
+    fn a_draw_is_the_one_from_all_tokens_in_order() {
+        let scores: Vec<f32> = (0..500).map(|i| ((i * 7919 % 331) as f32 / 25.0).sin() * 4.0).collect();
+        for (top_k, top_p) in [(0, 1.0), (20, 1.0), (0, 0.7), (50, 0.9), (1000, 0.999), (1, 0.1)] {
+            let sampling = Sampling { temperature: 0.8, top_k, top_p, seed: 5, ..Sampling::default() };
+            for number in 0..60 {
+                let found = sampling.choose(&scores, &[], number).unwrap();
+                assert_eq!(found, sorted(&sampling, &scores, number), "{sampling:?} {number}");
+            }
+        }
     }
 
     #[test]

@@ -278,7 +278,7 @@ fn marks(batch: &Batch, columns: usize) -> Result<Vec<i64>> {
 }
 
 fn all_gather(data: &Arc<dyn Comm>, own: &Array, ranks: usize) -> Result<Array> {
-    let recv = Array::zeros_on(&[own.numel() * ranks], own.dtype(), own.device())?;
+    let recv = Array::empty_on(&[own.numel() * ranks], own.dtype(), own.device())?;
     let send = own.contiguous()?.reshape(&[own.numel()])?;
     data.all_gather(AllGather { send, recv: recv.clone(), recv_counts: vec![own.numel(); ranks] })?;
     Ok(recv)

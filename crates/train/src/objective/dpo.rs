@@ -31,7 +31,9 @@ impl Objective for Dpo {
         let loss = config.dpo.preference();
         let reference = match (loss.needs_reference(), reference.as_ref().or(config.model.init.as_ref())) {
             (false, _) => None,
-            (true, Some(path)) => Some(Reference::new(path, config.train.precision.dtype(), config.device)),
+            (true, Some(path)) => {
+                Some(Reference::new(path, config.train.precision.dtype(), config.device.device()))
+            }
             (true, None) => {
                 let expected = "a folder of weights, as the run starts from none (`model.init`)";
                 let key = "dpo.reference".into();

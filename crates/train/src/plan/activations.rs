@@ -2,6 +2,7 @@
 
 use super::Setting;
 use super::backward::{Gradients, Kept, Peaks};
+use crate::config::Recompute;
 use crate::error::Result;
 use crate::partition::is_again;
 use crate::pipeline::StageBytes;
@@ -59,11 +60,12 @@ impl Setting<'_> {
         let hidden = self.costs.embed.output;
         let head = Kept { saved: if part.head { self.costs.head.kept } else { 0 }, besides: 0 };
         let block = |block: usize| {
-            let Cost { kept, backward, .. } = self.costs.blocks[block];
-            match is_again(self.config, block) {
-                true => Kept { saved: hidden, besides: kept.saturating_sub(hidden) + backward },
-                false => Kept { saved: kept, besides: backward },
+            let Cost { kept, cheap, backward, .. } = self.costs.blocks[block];
+            if is_again(self.config, block) {
+                return Kept { saved: hidden, besides: kept.saturating_sub(hidden) + backward };
             }
+            let cheap = if self.config.train.recompute == Recompute::Selective { cheap } else { 0 };
+            Kept { saved: kept.saturating_sub(cheap), besides: backward + cheap }
         };
         let blocks = part.layers.clone().rev().map(block);
         std::iter::once(head).chain(blocks).chain([Kept::default()]).collect()

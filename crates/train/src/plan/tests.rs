@@ -6,7 +6,7 @@ use crate::weights::Zero;
 use planaria_array::{Array, thread_memory_stats};
 use planaria_comm::{CommExt, threads};
 use planaria_layout::Share;
-use planaria_nn::models::{DecoderConfig, Recompute, Run};
+use planaria_nn::models::{DecoderConfig, Run};
 use planaria_nn::{Init, Parallel};
 use planaria_tensor::{Tensor, World};
 
@@ -126,11 +126,7 @@ fn one_step(config: &Config, model: &dyn Architecture, parallel: &Parallel) -> (
     let (rows, columns) = (config.train.micro_batch, config.data.sequence);
     let ids: Vec<i64> = (0..rows * columns).map(|i| (i * 37 % 291) as i64).collect();
     let tokens = Tensor::new(Array::from_slice(&ids, &[rows, columns]).unwrap());
-    let recompute = match config.train.recompute {
-        crate::config::Recompute::Full => Recompute::Full,
-        _ => Recompute::None,
-    };
-    let run = Run { recompute, ..Run::default() };
+    let run = Run { recompute: config.train.recomputed(), ..Run::default() };
     let before = thread_memory_stats().live;
     planaria_array::reset_thread_peak();
     let end = built.forward((&tokens).into(), &run).unwrap();
@@ -158,6 +154,8 @@ fn runs() -> Vec<Vec<&'static str>> {
         &["train.precision=bf16"],
         &["train.recompute=full"],
         &["train.precision=bf16", "train.recompute=full"],
+        &["train.recompute=selective"],
+        &["train.precision=bf16", "train.recompute=selective"],
         &["model.num_key_value_heads=4", "model.intermediate_size=160", "model.num_hidden_layers=2"],
     ];
     let sparse: &[&[&str]] = &[
@@ -167,6 +165,7 @@ fn runs() -> Vec<Vec<&'static str>> {
         &["model.norm_topk_prob=true", "train.precision=bf16"],
         &["model.moe_intermediate_size=160", "model.shared_expert_intermediate_size=32"],
         &["train.recompute=full"],
+        &["train.recompute=selective"],
         &["model.decoder_sparse_step=2"],
     ];
     let dense = dense.iter().map(|run| run.to_vec());

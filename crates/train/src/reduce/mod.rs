@@ -290,7 +290,7 @@ impl Reducer {
         let fits = |array: &Array| array.numel() == room && array.dtype() == dtype;
         let buffer = match state.spare.iter().position(fits) {
             Some(place) => state.spare.swap_remove(place),
-            None => Array::zeros_on(&[room], dtype, self.device)?,
+            None => Array::empty_on(&[room], dtype, self.device)?,
         };
         let recv = buffer.narrow(0, 0, numel)?;
         Ok((buffer, recv))

@@ -108,9 +108,9 @@ impl TokenSampling {
 
     fn keep_best(&self, scores: &mut [f64]) {
         let Some(k) = self.top_k.filter(|&k| k > 0 && k < scores.len()) else { return };
-        let mut sorted = scores.to_vec();
-        sorted.sort_by(|a, b| b.total_cmp(a));
-        let least = sorted[k - 1];
+        let mut ranked = scores.to_vec();
+        let (_, least, _) = ranked.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        let least = *least;
         let old = scores.to_vec();
         hide(scores, |at| old[at] < least);
     }

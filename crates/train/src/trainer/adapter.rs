@@ -31,6 +31,7 @@ impl RankRun<'_> {
                 let weights = |item: &Item| item.kind == TensorKind::Parameter;
                 let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
                 let mut state = State::new(items.into_iter().filter(weights).collect());
+                state.known = Some(self.known.only(|tensor| tensor.kind == TensorKind::Parameter)?);
                 Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &job.models)
             }
         }

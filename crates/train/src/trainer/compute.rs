@@ -2,7 +2,6 @@
 
 use super::Job;
 use super::figures::Losses;
-use crate::config::Recompute as Wish;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
@@ -29,12 +28,7 @@ pub(super) struct Compute {
 impl Compute {
     pub(super) fn new(job: &Job) -> Compute {
         let train = &job.config.train;
-        let recompute = match train.recompute {
-            Wish::None => Recompute::None,
-            Wish::Full => Recompute::Full,
-            Wish::Blocks => Recompute::Blocks(train.recompute_blocks.iter().copied().collect()),
-        };
-        Compute { recompute, seed: train.seed, objective: job.objective.clone() }
+        Compute { recompute: train.recomputed(), seed: train.seed, objective: job.objective.clone() }
     }
 
     /// How one micro-batch of training runs. Random numbers follow from its number, not from who computes it.

@@ -14,14 +14,19 @@ use planaria_nn::{ParamSpec, Role};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The state of all ranks. `positions` are the model parts of each position of the pipeline.
-pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &Keeping) -> Result<Known> {
+/// The state of all ranks, as these files have it. `positions` are the model parts of each position of the pipeline.
+pub(super) fn known(
+    job: &Job,
+    mesh: &Mesh,
+    positions: &[Vec<Stage>],
+    (keeping, files): (&Keeping, Files),
+) -> Result<Known> {
     let TrainSection { shard: sharding, bucket_bytes: bytes, precision, .. } = job.config.train;
     let dtype = precision.dtype();
     let table = |stage: &Stage| Ok(job.model.parameters(stage)?);
     let tables = positions.iter().map(|parts| parts.iter().map(table).collect::<Result<_>>());
     let tables: Vec<Vec<Vec<ParamSpec>>> = tables.collect::<Result<_>>()?;
-    let mut listing = Listing::default();
+    let mut listing = Listing::of(files);
     for (position, parts) in tables.iter().enumerate() {
         let stage = mesh.fix(&[("pp", position)])?;
         for part in parts {
@@ -48,7 +53,8 @@ pub(super) fn known(job: &Job, mesh: &Mesh, positions: &[Vec<Stage>], keeping: &
                     // A twin has the same elements; the files of an adapter may have a copy of them by its name.
                     let twins =
                         parts.iter().flatten().filter(|other| other.tied.as_ref() == Some(&part[i].name));
-                    for copy in twins.filter(|twin| matches!(twin.role, Role::Copied(_))) {
+                    let copied = |twin: &&ParamSpec| matches!(twin.role, Role::Copied(_));
+                    for copy in twins.filter(|twin| files == Files::Run && copied(twin)) {
                         listing.add(copy, &layouts[i], &shards, &kept)?;
                     }
                 }
@@ -129,13 +135,18 @@ impl Kept {
 }
 
 /// The tensors so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Listing {
+    files: Files,
     tensors: Vec<KnownTensor>,
     by_key: HashMap<TensorKey, usize>,
 }
 
 impl Listing {
+    fn of(files: Files) -> Listing {
+        Listing { files, tensors: Vec::new(), by_key: HashMap::new() }
+    }
+
     fn add(
         &mut self,
         spec: &ParamSpec,
@@ -143,7 +154,7 @@ impl Listing {
         shards: &FlatShards,
         kept: &[(TensorKind, DType, bool)],
     ) -> Result<()> {
-        let Some(files) = Files::Run.names(spec) else { return Ok(()) };
+        let Some(files) = self.files.names(spec) else { return Ok(()) };
         let stacked = spec.is_stacked();
         for (index, name) in files.into_iter().enumerate() {
             let (base, shards): (RankTiling, RankTiling) = match stacked {

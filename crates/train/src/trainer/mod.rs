@@ -22,15 +22,16 @@ mod trust;
 mod writer;
 
 use crate::beat;
-use crate::config::Config;
+use crate::config::{Compute, Config};
 use crate::data::{Data, Order, Sampler, Stream, Streamed, Tokenizer};
 use crate::drill::Fault;
 use crate::error::{Error, Result};
-use crate::event::{Observer, Silent};
+use crate::event::{Event, Observer, Silent};
 use crate::objective::{Objective, Objectives};
 use crate::pretrained::{self, together};
 use crate::signals::Requests;
-use planaria_array::Threads;
+use planaria_array::{Device, Threads};
+use planaria_comm::nccl::{self, Way};
 use planaria_comm::{Comm, CommExt, threads};
 use planaria_nn::models::{Architecture, Models};
 use planaria_store::Store;
@@ -255,10 +256,22 @@ impl Trainer {
 
     /// Runs as one rank of a communicator. Collective.
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
-        let ready = self.begin().and_then(|job| job.check(comm.size()).map(|()| job));
+        let ready = self.of_process().begin().and_then(|job| job.check(comm.size()).map(|()| job));
         let mut job = together(&*comm, ready)?;
         job.data = feed::open(&job, &comm)?;
+        let comm = job.connect(comm)?;
         job.run(comm, local_ranks())
+    }
+
+    /// With the GPU that belongs to this process, where the configuration leaves the choice.
+    fn of_process(&self) -> Trainer {
+        let mut trainer = self.clone();
+        if trainer.config.device == Compute::Cuda {
+            // Without a driver the device itself says so.
+            let gpus = planaria_array::cuda_devices().unwrap_or(1);
+            trainer.config.device = trainer.config.device.of_process(local_rank(), gpus);
+        }
+        trainer
     }
 
     /// A run whose ranks share this process, and with it the data.
@@ -308,10 +321,18 @@ impl Trainer {
 
 /// How many processes of the job are on this machine, as whoever started them says.
 fn local_ranks() -> usize {
-    let names =
-        ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"];
-    let found = names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
-    found.unwrap_or(1)
+    number_of(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"])
+        .unwrap_or(1)
+}
+
+/// Where this process stands among them.
+fn local_rank() -> usize {
+    number_of(&["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"]).unwrap_or(0)
+}
+
+/// The first of these variables that is a number.
+fn number_of(names: &[&str]) -> Option<usize> {
+    names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
 fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
@@ -319,6 +340,25 @@ fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
 }
 
 impl Job {
+    /// Has arrays of GPUs go over NCCL where every rank has a GPU of its own.
+    fn connect(&self, comm: Arc<dyn Comm>) -> Result<Arc<dyn Comm>> {
+        let Device::Cuda(ordinal) = self.config.device.device() else { return Ok(comm) };
+        if comm.size() == 1 {
+            return Ok(comm);
+        }
+        let timeout = Duration::from_secs(self.config.train.timeout);
+        let options = nccl::Options { timeout, ..nccl::Options::default() };
+        match nccl::where_possible(comm, ordinal, &options)? {
+            Way::Nccl(comm) => Ok(comm),
+            Way::Host(comm, why) => {
+                if comm.rank() == 0 {
+                    self.observer.event(&Event::ThroughHost { why });
+                }
+                Ok(comm)
+            }
+        }
+    }
+
     /// The program's own samples as the data of the run; `[[data.eval]]` is evaluated as ever.
     fn streamed(&mut self, stream: &Arc<dyn Stream>) -> Result<Data> {
         let (config, vocab) = (&self.config.data, self.model.vocab_size() as u64);

@@ -26,7 +26,7 @@ use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Files, Keeping, Zero};
-use planaria_ckpt::{Item, Known, LoadOptions, State, TensorKind, Unmatched};
+use planaria_ckpt::{Known, LoadOptions, State, TensorKind, Unmatched};
 use planaria_comm::{Comm, CommExt, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
@@ -59,7 +59,9 @@ pub(super) struct RankRun<'a> {
     pub(super) progress: Progress,
     pub(super) saves: Saves,
     /// Who holds what of the state, on all ranks.
-    known: Known,
+    pub(super) known: Known,
+    /// The model parts of each position of the pipeline.
+    positions: Vec<Vec<Stage>>,
     /// Absent until the state is there.
     records: Option<Arc<Records>>,
     pub(super) losses: Vec<f64>,
@@ -86,10 +88,10 @@ impl<'a> RankRun<'a> {
         let near = place.neighbours(&world, config, lanes.parts())?;
         let keeping = keeping(job, &place, world.world_rank())?;
         let (seed, dtype) = (config.train.seed, config.train.precision.dtype());
-        let init = Init { seed, dtype, device: config.device };
+        let init = Init { seed, dtype, device: config.device.device() };
         let own = lanes.own(place.stage);
         let positions: Vec<Vec<Stage>> = (0..place.stages).map(|position| lanes.own(position)).collect();
-        let known = holders::known(job, &place.mesh, &positions, &keeping)?;
+        let known = holders::known(job, &place.mesh, &positions, (&keeping, Files::Run))?;
         let replica = replica(job, &own, &init, &near, &keeping)?;
         holders::check_order(job, &own, &replica.weights)?;
         let pipeline = lanes.start(&world, &place, &near)?;
@@ -98,7 +100,7 @@ impl<'a> RankRun<'a> {
         let (compute, schedule) = (Compute::new(job), setup::schedule(config, config.optim.lr)?);
         let second = job.objective.second().map(|second| setup::schedule(config, second.lr)).transpose()?;
         let flops = partition::flops(&*job.model, geometry.global_batch, config.data.sequence as u64).ok();
-        let averager = Averager::new(keeping.averages.clone(), config.device);
+        let averager = Averager::new(keeping.averages.clone(), config.device.device());
         let mut run = RankRun {
             job,
             averager,
@@ -115,6 +117,7 @@ impl<'a> RankRun<'a> {
             second,
             progress,
             saves,
+            positions,
             known,
             records: None,
             losses: Vec::new(),
@@ -134,7 +137,7 @@ impl<'a> RankRun<'a> {
         self.narrow_base()?;
         if job.config.checkpoint.is_regular() {
             let bytes = self.state_bytes()?;
-            planaria_array::prepare_snapshots(job.config.device, bytes)?;
+            planaria_array::prepare_snapshots(job.config.device.device(), bytes)?;
             self.saves.set_pace(job, bytes)?;
         }
         let records = Records::open(job, self.world.rank(), self.progress.step, &mesh);
@@ -181,7 +184,7 @@ fn replica(
         init,
         near,
         keeping,
-        reduce: ReduceOptions { mode, bucket_bytes: bytes, device: job.config.device },
+        reduce: ReduceOptions { mode, bucket_bytes: bytes, device: job.config.device.device() },
         bundles: BundleOptions { sharding, bytes },
     })
 }
@@ -288,12 +291,11 @@ impl RankRun<'_> {
     fn load(&mut self, start: &Start) -> Result<()> {
         let (store, Start { folder, prefix, .. }) = (start.store(self.job)?, start);
         let mut state = State::new(resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?);
+        state.known = Some(self.known.clone());
         let mut options = LoadOptions::default();
-        if prefix.is_empty() {
-            state.known = Some(self.known.clone());
-        } else {
+        if !prefix.is_empty() {
             // What else a program of others saved beside its model is not ours to take.
-            state.items.iter_mut().for_each(|item| item.name = format!("{prefix}{}", item.name));
+            state.rename(|name| format!("{prefix}{name}"))?;
             options.unexpected = Unmatched::Allow;
         }
         let loaded = planaria_ckpt::load(&*self.world, &*store, folder, &mut state, &options);
@@ -310,21 +312,24 @@ impl RankRun<'_> {
 
     /// Weights of another folder to begin with: a checkpoint of ours, a run's newest, or what others wrote. Collective.
     fn start_from(&mut self, path: &Path) -> Result<()> {
-        let only_weights = |item: &Item| item.kind == TensorKind::Parameter;
         let items = resume::items(&self.replica, Files::Model, |array| Ok(array.clone()))?;
-        let weights = items.into_iter().filter(only_weights);
-        let (beside, own): (Vec<Item>, Vec<Item>) = weights.partition(|item| item.name.starts_with(BESIDE));
-        let load = |path: &Path, items: Vec<Item>| {
-            let mut state = State::new(items);
+        let known =
+            holders::known(self.job, &self.place.mesh, &self.positions, (&self.keeping, Files::Model))?;
+        // Those of `names`, which the folder calls by their names without `prefix`.
+        let load = |path: &Path, names: &dyn Fn(&str) -> bool, prefix: &str| {
+            let wanted = |kind: &TensorKind, name: &str| *kind == TensorKind::Parameter && names(name);
+            let items = items.iter().filter(|item| wanted(&item.kind, &item.name)).cloned();
+            let mut state = State::new(items.collect());
+            state.known = Some(known.only(|tensor| wanted(&tensor.kind, &tensor.name))?);
+            state.rename(|name| name.strip_prefix(prefix).unwrap_or(name).to_string())?;
             Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
         };
-        load(path, own)?;
+        load(path, &|name| !name.starts_with(BESIDE), "")?;
         let Some(second) = self.job.objective.second() else { return Ok(()) };
-        let renamed = beside.into_iter().map(|item| {
-            let name = item.name.trim_start_matches(BESIDE).to_string();
-            Item { name, ..item }
-        });
-        load(&second.folder, renamed.filter(|item| !second.fresh.contains(&item.name)).collect())
+        let beside = |name: &str| {
+            name.strip_prefix(BESIDE).is_some_and(|name| !second.fresh.iter().any(|fresh| fresh == name))
+        };
+        load(&second.folder, &beside, BESIDE)
     }
 
     pub(super) fn tell(&self, event: &Event) {

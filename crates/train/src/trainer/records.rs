@@ -53,6 +53,9 @@ impl Records {
                 let values = [("mesh", json!(mesh)), ("step", json!(step)), ("ranks", json!(ranks))];
                 (Level::Info, "started", [&values[..], &[("process", process)]].concat())
             }
+            Event::ThroughHost { why } => {
+                (Level::Warn, "arrays of GPUs go through the host", vec![("why", json!(why))])
+            }
             Event::Rows(report) => (Level::Info, "rows", vec![("told", json!(report.lines()))]),
             Event::Resumed { folder, step, changed, damaged, .. } => {
                 let values = [("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];

@@ -4,9 +4,9 @@
 //   u64[70], zeroed or a sum so far: 68 words of 32 bits in 64, then how many elements are NaN and how many infinite. The host carries
 //   between words.
 //
-// A warp keeps sums of integers whose unit follows the largest value it has met; what is too small for them goes to the block's words at
-// once. Integers add in any order, so all of this gives the same sum. Narrow types: three sums of 64 bits for 16 exponents each; f32: one of
-// 128 bits for 32 exponents.
+// A warp keeps sums whose unit follows the largest value it has met; what is too small for them goes to the block's words at once. All are
+// integers in their unit and integers add in any order, so all of this gives the same sum. Narrow types: two f64 that stay below 2^53 units, for
+// 14 (bf16) or 11 exponents each, since f64 adds faster than integers of 64 bits; f32: one integer of 128 bits for 32 exponents.
 //
 // Defines: ELEMENT (f32, bf16, f16).
 #include "prelude.cuh"
@@ -53,11 +53,21 @@ static DEVICE void warp_add(u64& low, u64& high) {
 }
 
 #define NARROW (sizeof(T) == 2)
-// Zeros at the end of a narrow mantissa. 11 bits are left at most, so squares of 22, and 52 after the shift.
-static const int SHORT = NARROW ? 13 : 0;
+// Zeros at the end of a mantissa that was widened.
+template <class E> struct Zeros { static const int COUNT = 0; };
+template <> struct Zeros<f16> { static const int COUNT = 13; };
+template <> struct Zeros<bf16> { static const int COUNT = 16; };
+static const int SHORT = Zeros<T>::COUNT;
+// Exponents of one sum: squares have twice the bits that are left, and 256 of them are added by a thread.
+static const int WINDOW = NARROW ? (53 - 8 - 2 * (24 - SHORT)) / 2 : 16;
+static const int SPAN = 2 * WINDOW;
+
+// Two to a power.
+static DEVICE f64 power(int exponent) { return double_of((u64)(1023 + exponent) << 52); }
 
 struct Sums {
-    u64 low, middle, top; // narrow: of 16 exponents each, from `base` on; wide: low and middle are one sum
+    f64 below, above; // narrow: of a window each, the first from `base` on
+    u64 low, high;    // wide
     int base;
 
     // All lanes together.
@@ -67,40 +77,43 @@ struct Sums {
     }
     DEVICE void empty(u64* words) {
         if (NARROW) {
-            empty_one(low, 0, base, words), empty_one(middle, 0, base + 16, words), empty_one(top, 0, base + 32, words);
+            const f64 unit = power(300 - 2 * SHORT - 2 * base);
+            empty_one((u64)(below * unit), 0, base, words);
+            empty_one((u64)(above * unit * power(-2 * WINDOW)), 0, base + WINDOW, words);
         } else {
-            empty_one(low, middle, base, words);
+            empty_one(low, high, base, words);
         }
-        low = middle = top = 0;
+        low = high = 0;
+        below = above = 0;
     }
     // Makes room for values up to this exponent.
     DEVICE void reach(int most, u64* words) {
-        const int SPAN = NARROW ? 48 : 32;
         if (most < base + SPAN) return;
         empty(words);
         base = most + 4 - SPAN > 1 ? most + 4 - SPAN : 1;
     }
     // Adds a finite value; false where it is too small for these sums.
     DEVICE bool add(u32 bits) {
+        if (NARROW) {
+            const u32 size = bits & 0x7fffffff, first = (u32)base << 23, second = (u32)(base + WINDOW) << 23;
+            if (size >= 0x7f800000) return true;
+            // The same value as f64; that has no exponent where this one has none.
+            const f64 x = double_of((u64)((size >> 3) + (896u << 20)) << 32);
+            const f64 x1 = size >= first && size < second ? x : 0, x2 = size >= second ? x : 0;
+            below = fma(x1, x1, below);
+            above = fma(x2, x2, above);
+            return size >= first || size == 0;
+        }
         int exponent;
         u32 mantissa = split(bits, exponent);
         if (exponent == 255) return true;
         const bool fits = exponent >= base || exponent == 0;
         if (!fits) mantissa = 0;
-        const u32 above = max(exponent - base, 0);
-        if (NARROW) {
-            mantissa >>= SHORT;
-            const u64 square = (u64)(mantissa * mantissa) * (1u << 2 * (above % 16));
-            low += above < 16 ? square : 0;
-            middle += above >= 16 && above < 32 ? square : 0;
-            top += above >= 32 ? square : 0;
-        } else {
-            const u64 square = (u64)mantissa * mantissa;
-            const u32 shift = 2 * above;
-            const u64 below = square << shift, over = shift ? square >> (64 - shift) : 0;
-            low += below;
-            middle += over + (low < below);
-        }
+        const u64 square = (u64)mantissa * mantissa;
+        const u32 shift = 2 * max(exponent - base, 0);
+        const u64 part = square << shift, over = shift ? square >> (64 - shift) : 0;
+        low += part;
+        high += over + (low < part);
         return fits;
     }
 };
@@ -113,9 +126,9 @@ KERNEL void __launch_bounds__(256) exact_norm(const Tensor* tensors, const Piece
     const Tensor t = tensors[piece.tensor];
     const i64 first = (i64)piece.number * PIECE, last = first + PIECE < t.count ? first + PIECE : t.count;
     const bool aligned = ((u64)t.x & 15) == 0;
-    Sums sums = {0, 0, 0, 1};
+    Sums sums = {0, 0, 0, 0, 1};
     u32 nans = 0, infinities = 0;
-    // At most 256 elements a thread: sums of 60 bits (narrow) or 118.
+    // At most 256 elements a thread: sums of 53 bits (narrow) or 118.
     for (i64 base = first; base < last; base += 256 * LEN) {
         const i64 at = base + threadIdx.x * LEN;
         u32 bits[LEN];

@@ -1,9 +1,10 @@
 //! Batch normalisation of `[batch, channels, ..]` arrays, in training and in evaluation.
 
-use super::{NormGrad, Param, channels, grad_dtype};
+use super::{NormGrad, Param, channels, grad_dtype, on_device};
 use crate::array::Array;
 use crate::cpu::norm::batch::{self, Channels};
 use crate::cpu::real::{Float, Real, with_float};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::fused::{Fresh, all_meta, check_eps, check_like, check_param, check_stat, real_dtype};
 use planaria_layout::{DType, Shape};
@@ -65,6 +66,9 @@ pub fn batch_norm(
         let stat = Array::meta_of(per_channel, real_dtype(op, x.dtype())?);
         let y = Array::meta_of(x.shape().clone(), x.dtype());
         return Ok(BatchNorm { y, mean: stat.clone(), rstd: stat });
+    }
+    if let Device::Cuda(_) = x.device() {
+        return on_device::batch_norm(x, weight, bias, stats, eps);
     }
     with_float!(op, x.dtype(), T => {
         type R = <T as Float>::Real;
@@ -182,6 +186,9 @@ pub fn batch_norm_grad(
         let param = Array::meta_of(per_channel, dtype);
         let x = Array::meta_of(x.shape().clone(), x.dtype());
         return Ok(NormGrad { x, weight: param.clone(), bias: param });
+    }
+    if let Device::Cuda(_) = x.device() {
+        return on_device::batch_norm_grad(dy, x, (mean, rstd), weight, mode, dtype);
     }
     let at = Channels { batch, channels, inner };
     with_float!(op, x.dtype(), T => {

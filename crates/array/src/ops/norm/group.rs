@@ -1,9 +1,10 @@
 //! Group and instance normalisation of `[batch, channels, ..]` arrays.
 
-use super::{LayerNorm, NormGrad, Param, channels, grad_dtype};
+use super::{LayerNorm, NormGrad, Param, channels, grad_dtype, on_device};
 use crate::array::Array;
 use crate::cpu::norm::group::{self, Groups};
 use crate::cpu::real::{Float, Real, with_float};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::fused::{Fresh, all_meta, check_eps, check_like, check_param, check_stat, real_dtype};
 use planaria_layout::Shape;
@@ -80,6 +81,9 @@ fn forward(
         let y = Array::meta_of(x.shape().clone(), x.dtype());
         return Ok(LayerNorm { y, mean: stat.clone(), rstd: stat });
     }
+    if let Device::Cuda(_) = x.device() {
+        return on_device::group_norm(op, x, at.groups, weight, bias, eps);
+    }
     with_float!(op, x.dtype(), T => {
         type R = <T as Float>::Real;
         let values = x.values::<T>(op)?;
@@ -112,6 +116,9 @@ fn backward(
         let param = Array::meta_of(param, dtype);
         let x = Array::meta_of(x.shape().clone(), x.dtype());
         return Ok(NormGrad { x, weight: param.clone(), bias: param });
+    }
+    if let Device::Cuda(_) = x.device() {
+        return on_device::group_norm_grad(op, (dy, x), at.groups, (mean, rstd), weight, dtype);
     }
     with_float!(op, x.dtype(), T => {
         type R = <T as Float>::Real;

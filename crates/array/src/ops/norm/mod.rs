@@ -6,6 +6,7 @@
 mod batch;
 mod group;
 mod layer;
+mod on_device;
 
 pub use batch::{BatchMode, BatchNorm, BatchStats, RunningStats, batch_norm, batch_norm_grad};
 pub use group::{group_norm, group_norm_grad, instance_norm, instance_norm_grad};

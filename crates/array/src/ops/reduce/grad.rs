@@ -1,5 +1,6 @@
 //! Gradients of reductions. `dy` and `y` may come with the reduced dims as 1 or without them.
 
+use super::grad_on_device::{Reduced, product_rows};
 use super::norm::means;
 use super::{Keep, Over, wide_values};
 use crate::array::Array;
@@ -70,6 +71,9 @@ pub fn min_grad(dy: &Array, indices: &Array, shape: &[usize], dim: i64) -> Resul
 pub fn logsumexp_grad(dy: &Array, x: &Array, y: &Array, dims: &[i64]) -> Result<Array> {
     let over = Over::new("logsumexp_grad", x.shape(), dims, Keep::Yes)?;
     let (dy, y) = (over.restore(dy)?, over.restore(y)?);
+    if let Device::Cuda(_) = x.device() {
+        return Reduced { op: "logsumexp_grad", x, dy, y }.logsumexp();
+    }
     with_float!("logsumexp_grad", x.dtype(), T => shares::<T>("logsumexp_grad", x, &dy, &y, &Softmax))
 }
 
@@ -86,6 +90,16 @@ pub fn prod_grad(dy: &Array, x: &Array, dims: &[i64]) -> Result<Array> {
     let order: SmallVec<[usize; 6]> = kept.chain((0..x.ndim()).filter(|&d| over.reduced[d])).collect();
     let forward: SmallVec<[i64; 6]> = order.iter().map(|&d| d as i64).collect();
     let rows = x.permute(&forward)?;
+    if let Device::Cuda(_) = x.device() {
+        let first = over.reduced.iter().filter(|reduced| !**reduced).count();
+        let shape = rows.shape().clone();
+        let lines = [shape[..first].iter().product(), over.count];
+        if x.numel() == 0 {
+            return Array::zeros_on(x.shape(), x.dtype(), x.device());
+        }
+        let dx = product_rows("prod_grad", &rows.reshape(&lines)?, &dy.reshape(&[lines[0], 1])?)?;
+        return dx.reshape(&shape)?.permute(&inverse(&order))?.contiguous();
+    }
     let dx = with_float!("prod_grad", x.dtype(), T => {
         let (rows, dy) = (rows.values::<T>("prod_grad")?, wide_values::<<T as Float>::Real>("prod_grad", &dy)?);
         let n = over.count.max(1);
@@ -115,6 +129,9 @@ pub fn norm_grad(dy: &Array, x: &Array, y: &Array, p: f64, dims: &[i64]) -> Resu
         let share = tied(OP, dy, x, &x.widened()?.abs()?, y, dims, end)?;
         return share.mul(&x.sign()?);
     }
+    if let Device::Cuda(_) = x.device() {
+        return Reduced { op: OP, x, dy: a, y: b }.norm(p);
+    }
     with_float!(OP, x.dtype(), T => {
         if p == 0.0 {
             Array::zeros_of(x.shape().clone(), x.dtype())
@@ -133,6 +150,10 @@ pub fn var_grad(dy: &Array, x: &Array, dims: &[i64], correction: f64) -> Result<
     let over = Over::new("var_grad", x.shape(), dims, Keep::Yes)?;
     let dy = over.restore(dy)?;
     let scale = 2.0 / (over.count as f64 - correction).max(0.0);
+    if let Device::Cuda(_) = x.device() {
+        let of = Reduced { op: "var_grad", x, y: dy.clone(), dy };
+        return of.deviation(&over, |dy, _| dy.mul(&Array::scalar(scale, DType::F64)?));
+    }
     with_float!("var_grad", x.dtype(), T => {
         let a = zip::<T>("var_grad", &dy, &dy, &|dy, _| dy * scale)?;
         deviations::<T>("var_grad", x, &over, &a)
@@ -144,6 +165,13 @@ pub fn std_grad(dy: &Array, x: &Array, y: &Array, dims: &[i64], correction: f64)
     let over = Over::new("std_grad", x.shape(), dims, Keep::Yes)?;
     let (dy, y) = (over.restore(dy)?, over.restore(y)?);
     let freedom = (over.count as f64 - correction).max(0.0);
+    if let Device::Cuda(_) = x.device() {
+        let zero = Array::scalar(0.0, DType::F64)?;
+        return Reduced { op: "std_grad", x, dy, y }.deviation(&over, |dy, y| {
+            let slope = dy.div(&y.mul(&Array::scalar(freedom, DType::F64)?)?)?;
+            crate::ops::where_(&y.eq(&zero)?, &zero, &slope)
+        });
+    }
     with_float!("std_grad", x.dtype(), T => {
         let slope = |dy: f64, y: f64| if y == 0.0 { 0.0 } else { dy / (y * freedom) };
         let a = zip::<T>("std_grad", &dy, &y, &slope)?;
@@ -173,6 +201,9 @@ fn tied(
     let over = Over::new(op, x.shape(), dims, Keep::Yes)?;
     over.check_not_empty(x.shape())?;
     let (dy, y) = (over.restore(dy)?, over.restore(y)?);
+    if let Device::Cuda(_) = x.device() {
+        return Reduced { op, x, dy, y }.tied(wide, &over);
+    }
     let ties = with_real!(op, wide.dtype(), T => over.run(wide, T::ONE, &mut |data: &[T], plan, out| {
         let (fold, mut value) = (Extreme::new(end), vec![T::ZERO; out.len()]);
         reduce(&fold, data, plan, &[], &mut value);

@@ -5,6 +5,7 @@
 
 mod extreme;
 mod grad;
+mod grad_on_device;
 mod norm;
 
 pub(crate) use grad::scatter_along;

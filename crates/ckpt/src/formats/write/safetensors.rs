@@ -15,7 +15,10 @@ pub(crate) fn hugging_face(tensors: &[Wanted], stem: &str, limit: u64) -> Result
     // No library reads an adapter of several files.
     let limit = if stem == "adapter_model" { u64::MAX } else { limit };
     let parts = parts_of(tensors, Part::Model, limit);
-    if let [part] = &parts[..] {
+    // Paddle finds the files of an adapter by their index alone.
+    if let [part] = &parts[..]
+        && stem != "peft_model"
+    {
         draft.files.push(whole_file(&format!("{stem}.safetensors"), tensors, part)?);
         return Ok(draft);
     }

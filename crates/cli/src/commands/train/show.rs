@@ -225,6 +225,10 @@ impl Observer for Show {
                 self.say(&format!("step {step} is the best so far; its checkpoint is kept"));
                 self.json("best", json!({ "step": step, "loss": loss }));
             }
+            Event::ThroughHost { why } => {
+                self.say(&format!("warning: arrays of GPUs go between ranks through the host: {why}"));
+                self.json("through_host", json!({ "why": why }));
+            }
             Event::RecordsFailed { error } => {
                 self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
                 self.json("records_failed", json!({ "error": error }));

@@ -37,6 +37,7 @@ impl Layers<'_> {
         Cost {
             operations: self.operations(layer) * self.sizes.tokens as f64 / self.sizes.tp as f64,
             kept,
+            cheap: self.cheap(layer),
             forward: kept,
             // Gradients of its widest values, of its input and of its result.
             backward: feed_forward.max(attention / 2) / 3 * 2 + 2 * self.hidden(),
@@ -74,6 +75,17 @@ impl Layers<'_> {
         let inner = sizes.tokens * (3 * heads + 2 * groups) * dim * sizes.size;
         // In f32: one number per row of each norm, and per row and head of attention.
         norms + inner + 4 * (2 * sizes.between + sizes.tokens * heads)
+    }
+
+    /// What norms and gated activations of a block give. Between ranks of `tp` the results of norms are handed over, and kept.
+    fn cheap(&self, layer: usize) -> u64 {
+        let (config, sizes) = (self.config, self.sizes);
+        let norms = if sizes.tp == 1 { 2 * config.hidden_size as u64 } else { 0 };
+        let inner = match config.experts.as_ref().filter(|_| config.has_experts(layer)) {
+            Some(experts) => experts.shared_intermediate_size + experts.choices * experts.intermediate_size,
+            None => config.intermediate_size,
+        };
+        sizes.tokens * (norms + (inner as u64).div_ceil(sizes.tp)) * sizes.size
     }
 
     /// What the feed-forward layer of a block keeps.

@@ -2,9 +2,11 @@
 
 use crate::attributes::Attr;
 use crate::error::{Error, Result};
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The documents that share each row of a batch. The first of a row begins at 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +14,36 @@ pub struct Documents {
     /// Per row, first tokens of all documents but the first.
     borders: Arc<[Vec<usize>]>,
     length: usize,
+    made: Made,
+}
+
+/// Bounds on devices for some rows, made once for all layers. They follow from the rest.
+#[derive(Clone, Default)]
+struct Made(Arc<Mutex<Vec<Bounds>>>);
+
+/// Of some rows on a device: first tokens of documents, and one past their last.
+struct Bounds {
+    device: Device,
+    rows: Vec<usize>,
+    both: [Array; 2],
+}
+
+impl fmt::Debug for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Made")
+    }
+}
+
+impl PartialEq for Made {
+    fn eq(&self, _: &Made) -> bool {
+        true
+    }
+}
+
+impl Eq for Made {}
+
+impl Hash for Made {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl Documents {
@@ -29,7 +61,7 @@ impl Documents {
                 return Err(Error::Argument { op: "documents", message });
             }
         }
-        Ok(Documents { borders: borders.into(), length })
+        Ok(Documents { borders: borders.into(), length, made: Made::default() })
     }
 
     /// How many rows there are.
@@ -72,6 +104,25 @@ impl Documents {
             }
         }
         Ok(mask)
+    }
+
+    /// Of some rows, on a device: the first token of each token's document, and one past its last; i32 `[rows, length]`.
+    pub(super) fn bounds(&self, rows: &[usize], device: Device) -> Result<[Array; 2]> {
+        let mut made = self.made.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = made.iter().find(|known| known.device == device && known.rows == rows);
+        if let Some(known) = known {
+            return Ok(known.both.clone());
+        }
+        let of = |end: bool| -> Result<Array> {
+            let bound = |range: Range<usize>| {
+                std::iter::repeat_n(if end { range.end } else { range.start } as i32, range.len())
+            };
+            let all: Vec<i32> = rows.iter().flat_map(|&row| self.of_row(row)).flat_map(bound).collect();
+            Ok(Array::from_slice(&all, &[rows.len(), self.length])?.to(device)?)
+        };
+        let both = [of(false)?, of(true)?];
+        made.push(Bounds { device, rows: rows.to_vec(), both: both.clone() });
+        Ok(both)
     }
 
     pub(super) fn attribute(&self) -> Attr {

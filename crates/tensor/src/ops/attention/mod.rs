@@ -53,7 +53,7 @@ struct Factors {
 
 impl Attention {
     fn options<'a>(&self, mask: Option<&'a Array>) -> ops::AttentionOptions<'a> {
-        ops::AttentionOptions { scale: self.scale, span: self.span, mask }
+        ops::AttentionOptions { scale: self.scale, span: self.span, mask, bounds: None }
     }
 
     fn check(&self, rows: usize, queries: usize, keys: usize) -> Result<()> {

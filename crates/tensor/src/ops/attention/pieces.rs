@@ -5,9 +5,9 @@ use super::{Documents, Drop};
 use crate::error::{Error, Result};
 use crate::op::Local;
 use crate::ops::moments::wide;
-use planaria_array::ops::{self, Attended, AttentionGrad, AttentionOptions, Keep, Span};
+use planaria_array::ops::{self, Attended, AttentionGrad, AttentionOptions, Bounds, Keep, Span};
 use planaria_array::random::Window;
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device};
 use planaria_layout::Piece;
 use std::ops::Range;
 
@@ -73,8 +73,21 @@ impl<'a> Here<'a> {
         })
     }
 
+    /// Bounds of the documents, where one call of the kernel takes them all: causal, on a device.
+    fn bounds(&self, of: Operands<'_>) -> Result<Option<[Array; 2]>> {
+        let fused = self.drop.is_none() && self.options.span == Span::Causal;
+        match self.documents.filter(|_| fused && matches!(of.q.device(), Device::Cuda(_))) {
+            Some(documents) => documents.bounds(&self.rows, of.q.device()).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// The result and its logsumexp.
     pub(super) fn forward(&self, of: Operands<'_>) -> Result<Attended> {
+        if let Some([first, end]) = &self.bounds(of)? {
+            let options = AttentionOptions { bounds: Some(Bounds { first, end }), ..self.options };
+            return Ok(ops::attention(of.q, of.k, of.v, &options)?);
+        }
         let like =
             ops::attention(&of.q.to_meta(), &of.k.to_meta(), &of.v.to_meta(), &AttentionOptions::default())?;
         let done = Attended {
@@ -100,6 +113,10 @@ impl<'a> Here<'a> {
 
     /// The gradients of queries, keys and values.
     pub(super) fn backward(&self, dy: &Array, of: Operands<'_>, done: &Attended) -> Result<AttentionGrad> {
+        if let Some([first, end]) = &self.bounds(of)? {
+            let options = AttentionOptions { bounds: Some(Bounds { first, end }), ..self.options };
+            return Ok(ops::attention_grad(dy, of.q, of.k, of.v, done, &options)?);
+        }
         let zeros = |x: &Array, dtype| Array::zeros_on(x.shape(), dtype, x.device());
         if let Some(drop) = &self.drop {
             let dtype = wide(of.q.dtype());

@@ -157,7 +157,7 @@ impl Ranks {
         let (size, n) = (self.owned.len(), counts.len());
         let Some(comm) = &self.comm else { return Ok(vec![counts.to_vec(); size]) };
         let own: Vec<i64> = counts.iter().map(|&count| count as i64).collect();
-        let recv = Array::zeros(&[size * n], DType::I64)?;
+        let recv = Array::empty(&[size * n], DType::I64)?;
         let send = Array::from_slice(&own, &[n])?;
         comm.all_gather(AllGather { send, recv: recv.clone(), recv_counts: vec![n; size] })?;
         let all = recv.to_vec::<i64>()?;

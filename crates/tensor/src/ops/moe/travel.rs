@@ -56,7 +56,9 @@ impl Trip<'_> {
             None => send,
             Some(comm) => {
                 // One row more, of zeros, for places that nothing comes to.
-                let space = Array::zeros_on(&[count + 1, width], table.dtype(), table.device())?;
+                let space = Array::empty_on(&[count + 1, width], table.dtype(), table.device())?;
+                let none = Array::zeros_on(&[1, width], table.dtype(), table.device())?;
+                space.narrow(0, count, 1)?.copy_from(&none)?;
                 let elements = |rows: &[Vec<i64>]| rows.iter().map(|r| r.len() * width).collect();
                 comm.all_to_all(AllToAll {
                     send: send.reshape(&[send.numel()])?,

@@ -147,6 +147,10 @@ impl Op for LayerNorm {
         })
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn saves(&self, _: &Places) -> Saves {
         let stats: &[usize] = if self.has_mean() { &[1, 2] } else { &[1] };
         compose::saves_inputs(1 + self.params.count()).and_outputs(stats)

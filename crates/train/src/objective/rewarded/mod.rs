@@ -216,7 +216,9 @@ impl Rewarded {
             return Ok(None);
         }
         match self.section.reference.as_ref().or(config.model.init.as_ref()) {
-            Some(path) => Ok(Some(Reference::new(path, config.train.precision.dtype(), config.device))),
+            Some(path) => {
+                Ok(Some(Reference::new(path, config.train.precision.dtype(), config.device.device())))
+            }
             None => refuse("rl.reference", "missing", "a folder of weights where `kl_coef` is above 0"),
         }
     }
