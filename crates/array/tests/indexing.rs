@@ -235,6 +235,10 @@ fn values_for_positions_that_do_not_exist_are_refused() {
     let index = |values: &[i64]| Array::from_slice(values, &[values.len()]).unwrap();
     let lost = zeros(&[3, 0, 3]).index_add(1, &index(&[0]), &zeros(&[3, 1, 3]));
     assert!(matches!(lost, Err(Error::EmptyDim { .. })), "{lost:?}");
+    let lost = zeros(&[3, 0, 3]).index_copy(1, &index(&[0]), &zeros(&[3, 1, 3]));
+    assert!(lost.is_err(), "{lost:?}");
+    let lost = zeros(&[3, 0, 3]).index_fill(1, &index(&[0]), 1);
+    assert!(lost.is_err(), "{lost:?}");
     assert!(zeros(&[3, 0]).index_add(0, &index(&[1]), &zeros(&[1, 0])).is_ok());
 }
 

@@ -346,6 +346,12 @@ pub enum Obstacle {
     /// A folder of an object store that is not empty: such stores cannot exchange folders.
     #[error("is not empty")]
     NotEmpty,
+    /// Another process writes to this folder of an object store, or died while it did.
+    #[error("is being written by {owner}")]
+    Claimed {
+        /// Who.
+        owner: String,
+    },
     /// A file, not a folder.
     #[error("is a file")]
     File,

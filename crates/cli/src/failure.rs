@@ -244,6 +244,9 @@ fn of_obstacle(why: &planaria::ckpt::Obstacle) -> Option<String> {
             "choose another place, or move these away: `--yes` replaces checkpoints only"
         }
         Obstacle::NotEmpty => "choose another place, or empty it first: an object store cannot swap folders",
+        Obstacle::Claimed { .. } => {
+            "wait for it, choose another place, or remove its `.planaria-claim` there if that process is dead"
+        }
         Obstacle::Read { .. } => "write to a folder beside the source",
         Obstacle::File | Obstacle::Link | Obstacle::Name => "name a folder to write",
         _ => return None,

@@ -47,7 +47,12 @@ impl Raise for CkptError {
             CkptError::NoTensor { .. } => exception(py, "NotFoundError", text),
             CkptError::Committed { .. }
             | CkptError::Occupied {
-                why: Obstacle::Exists | Obstacle::More { .. } | Obstacle::NotEmpty | Obstacle::Changed,
+                why:
+                    Obstacle::Exists
+                    | Obstacle::More { .. }
+                    | Obstacle::NotEmpty
+                    | Obstacle::Claimed { .. }
+                    | Obstacle::Changed,
                 ..
             } => exception(py, "ExistsError", text),
             CkptError::Occupied { .. } => exception(py, "ArgumentError", text),

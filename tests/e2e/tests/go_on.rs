@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use planaria_e2e::{Run, Sandbox};
 use planaria_train::{Error, Trainer};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn checkpoint(sandbox: &Sandbox, name: &str, run: &Run) -> Result<PathBuf> {
     Ok(sandbox.run_dir(name).join(run.outcome.checkpoint.as_ref().context("it was saved")?))
@@ -41,6 +41,28 @@ fn other_data_begins_at_its_first_sample_and_the_optimizer_goes_on() -> Result<(
 }
 
 #[test]
+fn another_text_is_refused_unless_it_is_said_to_be_new() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let first = sandbox.train("first", "", &[])?;
+    let folder = checkpoint(&sandbox, "first", &first)?;
+    let other = sandbox.path().join("other.txt");
+    let lines: String = (0..400).map(|i| format!("another text, line {i}\n")).collect();
+    std::fs::write(&other, lines)?;
+    let source = format!("data.source.0.path={}", other.display());
+    let from = format!("checkpoint.from={}", folder.display());
+    let stage = [&source, &from, "train.steps=6", "optim.horizon=6"];
+    let refused = text(&Trainer::new(sandbox.config("second", "", &stage)?).check(1).unwrap_err());
+    ensure!(refused.contains("data.continue = \"new\""), "{refused}");
+    let second = sandbox.train("second", "", &[&stage[..], &["data.continue=new"]].concat())?;
+    let init = format!("model.init={}", folder.display());
+    let tuned = sandbox.train("tuned", "", &[&source, &init])?;
+    let (kept, fresh) = (&second.outcome.losses, &tuned.outcome.losses);
+    ensure!(kept.len() == 2 && kept[0].to_bits() == fresh[0].to_bits(), "{kept:?} and {fresh:?}");
+    ensure!(kept[1] != fresh[1], "the optimizer was not kept: {kept:?} and {fresh:?}");
+    Ok(())
+}
+
+#[test]
 fn a_folder_that_no_run_wrote_is_named_with_what_it_is() -> Result<()> {
     let sandbox = Sandbox::new()?;
     let first = sandbox.train("first", "", &["train.steps=1"])?;
@@ -53,10 +75,13 @@ fn a_folder_that_no_run_wrote_is_named_with_what_it_is() -> Result<()> {
             std::fs::copy(entry.path(), plain.join(&name))?;
         }
     }
-    let from = format!("checkpoint.from={}", plain.display());
-    let config = sandbox.config("second", "", &[&from])?;
-    let refused = text(&Trainer::new(config).check(1).unwrap_err());
-    let words = ["plain'", "a checkpoint of a run", "planaria convert", "model.init"];
-    ensure!(words.iter().all(|word| refused.contains(word)), "{refused}");
+    let torch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/torch-dcp/repeated");
+    for (number, (folder, called)) in [(&plain, "plain'"), (&torch, "repeated'")].into_iter().enumerate() {
+        let from = format!("checkpoint.from={}", folder.display());
+        let config = sandbox.config(&format!("second{number}"), "", &[&from])?;
+        let refused = text(&Trainer::new(config).check(1).unwrap_err());
+        let words = [called, "a checkpoint of a run", "planaria convert"];
+        ensure!(words.iter().all(|word| refused.contains(word)), "{refused}");
+    }
     Ok(())
 }

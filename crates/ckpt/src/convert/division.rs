@@ -44,7 +44,7 @@ impl Conversion<'_> {
         })?;
         let (store, at): (Arc<dyn Store>, &str) = match (&path, folder) {
             (Some(path), _) => (Arc::new(Local::new(path)), Prepared::RESULT),
-            (None, OutputFolder::Remote { store }) => (store.clone(), ""),
+            (None, OutputFolder::Remote { store, .. }) => (store.clone(), ""),
             (None, OutputFolder::Local { path, .. }) => (Arc::new(Local::new(path)), ""),
         };
         let rank = world.map_or(0, Comm::rank);

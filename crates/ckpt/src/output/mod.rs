@@ -1,11 +1,12 @@
 //! A folder that appears whole or not at all: prepared beside its place, and moved there at the end.
 
+mod claim;
 mod contents;
 mod staging;
 
 use crate::error::{Error, Obstacle, Result};
 use contents::Contents;
-use planaria_store::{Local, Store, StoreExt, local_path};
+use planaria_store::{Local, Store, local_path};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use staging::{RESULT, Staging};
@@ -41,6 +42,8 @@ pub enum OutputFolder {
     Remote {
         /// The folder.
         store: Arc<dyn Store>,
+        /// Names of the files that will be written.
+        written: BTreeSet<String>,
     },
 }
 
@@ -52,12 +55,11 @@ impl OutputFolder {
         existing: Existing,
         files: impl IntoIterator<Item = &'a str>,
     ) -> Result<OutputFolder> {
+        let written = files.into_iter().map(str::to_string).collect();
         let Some(path) = local_path(target) else {
             let store = planaria_store::open(target)?;
-            return match store.list("")?.is_empty() {
-                true => Ok(OutputFolder::Remote { store }),
-                false => Err(refused(target, Obstacle::NotEmpty)),
-            };
+            claim::check(&*store)?;
+            return Ok(OutputFolder::Remote { store, written });
         };
         let path = match fs::symlink_metadata(&path) {
             Ok(about) if about.is_symlink() => {
@@ -70,7 +72,6 @@ impl OutputFolder {
                 return Err(refused(target, Obstacle::Read { input: source.to_string() }));
             }
         }
-        let written = files.into_iter().map(str::to_string).collect();
         replaceable(&path, existing, &written)?;
         Ok(OutputFolder::Local { path, existing, written })
     }
@@ -82,7 +83,13 @@ impl OutputFolder {
 
     /// The same; where an identity is given, what a dead process has prepared under it is taken over.
     pub(crate) fn prepare_as(&self, identity: Option<&str>) -> Result<Prepared> {
-        let OutputFolder::Local { path, .. } = self else { return Ok(Prepared(Some((self.clone(), None)))) };
+        let path = match self {
+            OutputFolder::Local { path, .. } => path,
+            OutputFolder::Remote { store, .. } => {
+                claim::take(&**store)?;
+                return Ok(Prepared(Some((self.clone(), None))));
+            }
+        };
         let name = path.file_name().and_then(|name| name.to_str());
         let shown = path.display().to_string();
         let name = name.ok_or_else(|| refused(&shown, Obstacle::Name))?;
@@ -121,7 +128,7 @@ impl Prepared {
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.0 {
             Some((_, Some(staging))) => Arc::new(Local::new(staging.path())),
-            Some((OutputFolder::Remote { store }, None)) => store.clone(),
+            Some((OutputFolder::Remote { store, .. }, None)) => store.clone(),
             // A local result has a folder beside its place, and what is published is gone.
             _ => Arc::new(Local::new("")),
         }
@@ -139,8 +146,12 @@ impl Prepared {
 
     /// Puts the result in its place.
     pub fn publish(mut self) -> Result<()> {
-        let Some((OutputFolder::Local { path, existing, written }, Some(mut staging))) = self.0.take() else {
-            return Ok(());
+        let (path, existing, written, mut staging) = match self.0.take() {
+            Some((OutputFolder::Local { path, existing, written }, Some(staging))) => {
+                (path, existing, written, staging)
+            }
+            Some((OutputFolder::Remote { store, .. }, _)) => return claim::release(&*store),
+            _ => return Ok(()),
         };
         publish(&mut staging, &path, existing, &written)?;
         let parent = parent_of(&path);
@@ -150,9 +161,8 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        if let Some((OutputFolder::Remote { store }, _)) = &self.0 {
-            // The place was empty before.
-            let _ = store.delete_all("");
+        if let Some((OutputFolder::Remote { store, written }, _)) = &self.0 {
+            claim::undo(&**store, written);
         }
     }
 }
@@ -252,6 +262,7 @@ fn swap(a: &Path, b: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use planaria_store::StoreExt;
 
     const FILE: &str = "model.safetensors";
 

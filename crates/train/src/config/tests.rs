@@ -133,6 +133,20 @@ fn a_path_begins_where_it_is_written() {
 }
 
 #[test]
+fn other_models_of_a_run_begin_where_they_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "dpo.reference = \"a\"\nrl.reference = \"b\"\nppo.critic = \"c\"\nlora.adapter = \"d\"\n";
+    std::fs::write(folder.path().join("run.toml"), text).unwrap();
+    let config = Sources::file(folder.path().join("run.toml")).resolve().unwrap().config;
+    let found = [&config.dpo.reference, &config.rl.reference, &config.ppo.critic];
+    for (path, name) in found.into_iter().zip(["a", "b", "c"]) {
+        assert_eq!(path.as_deref(), Some(&*folder.path().join(name)), "{name}");
+    }
+    let adapter = config.lora.and_then(|lora| lora.adapter);
+    assert_eq!(adapter.as_deref(), Some(&*folder.path().join("d")));
+}
+
+#[test]
 fn what_is_recorded_means_the_same_elsewhere() {
     let config = Config::parse("[[data.source]]\npath = \"a.txt\"\n").unwrap();
     let recorded = config.recorded().unwrap();
