@@ -120,12 +120,14 @@ larger = {"hidden_size = 896": "hidden_size = 1536", "intermediate_size = 4864":
 with open("words.jsonl", "w") as f:
     for _ in range(4000):
         print(json.dumps({"text": " ".join(f"w{random.randrange(words)}" for _ in range(random.randrange(100, 800)))}), file=f)
-runs = [("qwen", 24, 8), ("packed", 24, 8), ("times", 3, 8), ("saving", 100, 8), ("final", 2, 8), ("larger", 14, 4), ("times-larger", 3, 4), ("memory", 2, 96)]
+runs = [("qwen", 24, 8), ("packed", 24, 8), ("times", 3, 8), ("saving", 100, 8), ("final", 2, 8), ("larger", 14, 4), ("windows-larger", 14, 4), ("times-larger", 3, 4), ("memory", 2, 96)]
 for name, steps, batch in runs:
     text = qwen.replace("NAME", name).replace("STEPS", str(steps)).replace("BATCH", str(batch))
     if "larger" in name:
         for before, after in larger.items():
             text = text.replace(before, after)
+    if name == "windows-larger":
+        text = text.replace("rope_theta", "use_sliding_window = true\nsliding_window = 512\nmax_window_layers = 0\nrope_theta")
     if name == "packed":
         text = text.replace("words.txt", "words.jsonl").replace("sequence = 2048", 'sequence = 2048\ndocuments = "separate"')
     if name == "saving":
@@ -190,7 +192,7 @@ PYTHON
     "$planaria" --version
 } > "$record" 2>&1
 
-for family in ${FAMILIES:-copy cast unary binary compare select late random reduce scan index order training matmul attention optimizer norm generation comm nccl large stress}; do
+for family in ${FAMILIES:-copy cast unary binary compare select late random reduce scan index order training matmul attention optimizer norm generation table fuzz comm nccl large stress}; do
     part "selftest-$family" 70 "$planaria" selftest --device cuda:0 --family "$family" --minutes 1 --record "$out/selftest-$family.json"
 done
 for family in index training attention matmul stress; do
@@ -239,6 +241,8 @@ done
 part qwen-tuned 60 bash -c "$planaria train qwen.toml --json --device cuda --set name=tuned > tuned.jsonl; python3 speed.py tuned.jsonl; python3 compare.py qwen.jsonl tuned.jsonl"
 part qwen-selective 60 bash -c "$planaria train qwen.toml --json --device cuda --set name=selective --set train.recompute=selective > selective.jsonl; python3 speed.py selective.jsonl; python3 compare.py qwen.jsonl selective.jsonl"
 part larger 90 bash -c "$planaria train larger.toml --json --device cuda > larger.jsonl; python3 speed.py larger.jsonl"
+# Every query sees 512 keys of 4,096: attention should take an eighth.
+part windows-larger 60 bash -c "$planaria train windows-larger.toml --json --device cuda > windows.jsonl; python3 speed.py windows.jsonl"
 part times-larger 60 bash -c "PLANARIA_CUDA_TIMES=$out/times-larger.txt $planaria train times-larger.toml --json --device cuda > times-larger.jsonl; head -40 $out/times-larger.txt"
 part saving 120 bash -c "$planaria train saving.toml --json --device cuda > saving.jsonl; python3 speed.py saving.jsonl; du -sh runs/saving/ckpt/*"
 part final 60 bash -c "$planaria train final.toml --json --device cuda > final.jsonl; python3 speed.py final.jsonl; tail -1 final.jsonl"

@@ -76,12 +76,13 @@ impl Resolved {
 
 /// Makes ints, slices, new axes and ellipses plain; places masks and index tensors. Index tensors without dims are
 /// read, because which position they name decides the view. Collective for those.
-pub(crate) fn resolve(shape: &Shape, expression: &[Index]) -> Result<Resolved> {
+pub(crate) fn resolve(x: &Tensor, expression: &[Index]) -> Result<Resolved> {
+    let shape = x.shape();
     let used: usize = expression.iter().map(consumed).sum();
     let Some(spare) = shape.ndim().checked_sub(used) else {
         return Err(Error::TooManyIndices { given: used, shape: shape.clone() }.into());
     };
-    let mut state = EntryWalk { shape, entries: Entries::new(), dim: 0, source: 0, placed: Vec::new() };
+    let mut state = EntryWalk { x, shape, entries: Entries::new(), dim: 0, source: 0, placed: Vec::new() };
     // Several ellipses: the first takes what is left.
     let mut spare = Some(spare);
     for (position, index) in expression.iter().enumerate() {
@@ -101,6 +102,7 @@ pub(crate) fn resolve(shape: &Shape, expression: &[Index]) -> Result<Resolved> {
 }
 
 struct EntryWalk<'a> {
+    x: &'a Tensor,
     shape: &'a Shape,
     entries: Entries,
     /// Next dim of the view.
@@ -147,8 +149,8 @@ impl EntryWalk<'_> {
 
     /// A new dim whose only position is taken once or not at all.
     fn flag(&mut self, keep: bool) -> Result<()> {
-        let none = Array::zeros(&[usize::from(keep)], DType::I64)?;
-        self.placed.push((self.dim, Tensor::new(none)));
+        let none = self.x.near(&Array::zeros(&[usize::from(keep)], DType::I64)?)?;
+        self.placed.push((self.dim, none));
         self.insert();
         Ok(())
     }

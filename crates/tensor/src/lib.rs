@@ -17,6 +17,7 @@ pub mod ops;
 mod piece;
 pub mod random;
 mod reshard;
+pub mod selftest;
 pub mod steps;
 mod tensor;
 pub mod trace;

@@ -100,6 +100,14 @@ impl Tensor {
         &self.0.array
     }
 
+    /// A whole tensor of other elements, in the memory that has this one's.
+    pub(crate) fn near(&self, elements: &Array) -> Result<Tensor> {
+        Ok(match self.local().device() {
+            Device::Meta => Tensor::new(elements.clone()),
+            device => Tensor::new(elements.to(device)?),
+        })
+    }
+
     /// The layout, of a value that lies on a mesh.
     pub fn layout(&self) -> Option<&Layout> {
         self.0.place.as_ref().map(|place| place.layout.as_ref())

@@ -2,6 +2,7 @@
 
 pub mod average;
 pub mod beat;
+mod beside;
 mod bundle;
 pub mod config;
 pub mod drill;

@@ -1,5 +1,6 @@
 //! The part of the model that this rank computes, with sources that feed forward and hooks that take gradients.
 
+use crate::beside;
 use crate::bundle::{self, Bundle, BundleOptions, Row};
 use crate::error::{Error, Result};
 use crate::gather::{Gatherer, Held, Pass, Stop};
@@ -92,6 +93,9 @@ impl Replica {
             .collect();
         let blocks = parts.iter().map(|own| own_blocks(&mut weights, own, &making));
         let blocks: Vec<Vec<Vec<Held>>> = blocks.collect::<Result<_>>()?;
+        if keeping.zero == Zero::Off {
+            beside::settle(&mut weights)?;
+        }
         for i in 0..weights.len() {
             if let Tie::Into(twin) = weights[i].tie {
                 let (share, own) = (weights[twin].share.clone(), weights[twin].own.clone());

@@ -2,6 +2,7 @@
 //!
 //! A case passes when the result, its shape, whether it is a view, the family of the error, and first and second
 //! gradients all agree. Where torch itself fails in backward, gradients are checked by their definition.
+//! `PLANARIA_DEVICE=cuda:0` runs them on a device.
 
 mod forward;
 mod gradient;
@@ -9,10 +10,11 @@ mod tensor;
 
 use crate::cases::{Outcome, Verdict, each_case};
 use anyhow::{Context, Result, bail, ensure};
-use planaria_array::{Array, DType, Error, ErrorClass, Index};
+use planaria_array::{Array, DType, Device, Error, ErrorClass, Index};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Extents and row-major elements.
 type Dense = (Vec<usize>, Vec<Value>);
@@ -50,6 +52,13 @@ struct Case {
 struct ValueSpec {
     shape: Option<Vec<usize>>,
     scalar: Option<i64>,
+}
+
+/// Where arrays are.
+fn device() -> Device {
+    static NAMED: OnceLock<Device> = OnceLock::new();
+    let named = || std::env::var("PLANARIA_DEVICE").unwrap_or_else(|_| "cpu".into());
+    *NAMED.get_or_init(|| named().parse().unwrap_or_else(|error| panic!("PLANARIA_DEVICE: {error}")))
 }
 
 pub(crate) fn run(path: &Path) -> Result<Outcome> {
@@ -107,6 +116,8 @@ fn check_case(case: &Case) -> Result<Verdict> {
         _ => None,
     };
     let outcome = case.forward(&base, value.as_ref(), case.value.as_ref().and_then(|v| v.scalar));
+    // What a device refuses, it refuses when its result is looked at.
+    let outcome = outcome.and_then(|out| out.to(Device::Cpu).map(|_| out));
     let result = match (&case.error, outcome) {
         (Some(class), Err(error)) => return check_error(case, class, &error),
         (Some(_), Ok(_)) if walks_backwards(case) => return Ok(Verdict::PassedAlone(BACKWARDS)),
@@ -152,7 +163,7 @@ fn iota(shape: &[usize], dtype: DType, value: impl Fn(i64) -> i64, modulus: i64)
         DType::Bool => wanted.map(|v| i64::from(v.rem_euclid(modulus) == 0)).collect(),
         _ => wanted.collect(),
     };
-    Ok(Array::from_slice(&values, shape)?.cast(dtype)?.copy()?)
+    Ok(Array::from_slice(&values, shape)?.cast(dtype)?.copy()?.to(device())?)
 }
 
 fn int(value: &Value) -> Result<i64> {
@@ -188,7 +199,7 @@ fn view_step(x: &Array, step: &[Value]) -> Result<Array> {
 fn index_array(value: &Value, dtype: DType) -> Result<Array> {
     let shape = extents(&value[0])?;
     let data = ints(&value[1])?;
-    Ok(Array::from_slice(&data, &shape)?.cast(dtype)?)
+    Ok(Array::from_slice(&data, &shape)?.cast(dtype)?.to(device())?)
 }
 
 fn parse_index(value: &Value) -> Result<Index> {
@@ -214,10 +225,22 @@ fn parse_array(value: &Value) -> Result<Array> {
     bail!("unknown index array {value}")
 }
 
+/// Elements in row-major order.
+fn numbers(x: &Array) -> Result<Vec<f64>> {
+    Ok(x.to(Device::Cpu)?.cast(DType::F64)?.to_vec::<f64>()?)
+}
+
+/// What sums are weighted with.
+fn weights(shape: &[usize], of: impl Fn(i64) -> i64) -> Result<Array> {
+    let numel = shape.iter().product::<usize>() as i64;
+    let values: Vec<f64> = (0..numel).map(|i| of(i) as f64).collect();
+    Ok(Array::from_slice(&values, shape)?.to(device())?)
+}
+
 /// Exact comparison; every number of the file is exact in f64.
 fn same(ours: &Array, (shape, data): &Dense) -> Result<()> {
     ensure!(ours.shape()[..] == shape[..], "shape {}, expected {shape:?}", ours.shape());
-    let got = ours.cast(DType::F64)?.to_vec::<f64>()?;
+    let got = numbers(ours)?;
     let want: Vec<f64> = data
         .iter()
         .map(|v| v.as_f64().or(v.as_bool().map(|b| f64::from(u8::from(b)))).with_context(|| format!("{v}")))

@@ -10,18 +10,18 @@ use bytemuck::Pod;
 
 /// Consecutive positions of a dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+pub(crate) struct Run {
     /// First position in the result.
-    at: usize,
-    len: usize,
+    pub(crate) at: usize,
+    pub(crate) len: usize,
     /// Source position of the first one, or `None` where the result is filled.
-    start: Option<usize>,
-    step: Step,
+    pub(crate) start: Option<usize>,
+    pub(crate) step: Step,
 }
 
 /// How the source position moves along a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(crate) enum Step {
     Forward,
     Stay,
     Back,
@@ -144,13 +144,19 @@ impl Map {
         self.len
     }
 
-    fn is_identity(&self) -> bool {
+    /// Runs of positions, in order.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// True where each position comes from itself.
+    pub(crate) fn is_identity(&self) -> bool {
         let whole = |run: &Run| run.start == Some(0) && run.step == Step::Forward && run.len == self.source;
         self.len == self.source && self.runs.iter().all(whole)
     }
 
     /// The source of every position, `usize::MAX` for filled ones.
-    fn dense(&self) -> Vec<usize> {
+    pub(crate) fn dense(&self) -> Vec<usize> {
         let each = |run: &Run| {
             let run = *run;
             (0..run.len).map(move |k| run.source(k).unwrap_or(usize::MAX))

@@ -9,9 +9,10 @@ use crate::storage::{Coverage, CudaUpdate};
 use planaria_cuda::{Arg, Lane, Launch};
 use planaria_layout::{DType, Shape};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-/// The arrays of one parameter's step, contiguous and apart from each other.
+/// The arrays of one parameter's step, contiguous; no two have an element in common.
 pub(crate) struct Stepped<'a> {
     pub(crate) param: &'a Array,
     pub(crate) master: Option<&'a Array>,
@@ -32,28 +33,38 @@ impl Stepped<'_> {
     }
 }
 
-/// Arrays being changed, and the gradient being read.
+/// Storages being changed, each once however many parameters lie in it, and gradients being read.
+#[derive(Default)]
 struct Opened<'a> {
-    updates: Vec<CudaUpdate<'a>>,
-    _grad: super::Held,
-    /// Param, master, grad, three moments; 0 where absent.
-    addresses: [u64; 6],
+    updates: BTreeMap<usize, CudaUpdate<'a>>,
+    grads: Vec<super::Held>,
 }
 
-fn open<'a>(op: &'static str, lane: &Arc<Lane>, arrays: &Stepped<'a>) -> Result<Opened<'a>> {
-    let grad = read(op, lane, arrays.grad)?;
-    let mut updates = Vec::new();
-    let mut begin = |x: Option<&'a Array>| -> Result<u64> {
+impl<'a> Opened<'a> {
+    /// Addresses of param, master, grad and three moments; 0 where absent.
+    fn open(&mut self, op: &'static str, lane: &Arc<Lane>, arrays: &Stepped<'a>) -> Result<[u64; 6]> {
+        let grad = read(op, lane, arrays.grad)?;
+        let address = grad.address;
+        self.grads.push(grad);
+        let (param, master) =
+            (self.begin(op, lane, Some(arrays.param))?, self.begin(op, lane, arrays.master)?);
+        let [m, v, max] = arrays.moments;
+        let [m, v, max] = [self.begin(op, lane, m)?, self.begin(op, lane, v)?, self.begin(op, lane, max)?];
+        Ok([param, master, address, m, v, max])
+    }
+
+    fn begin(&mut self, op: &'static str, lane: &Arc<Lane>, x: Option<&'a Array>) -> Result<u64> {
         let Some(x) = x else { return Ok(0) };
-        let update = x.begin_cuda_update(op, lane, Coverage::Part)?;
-        let address = update.address() + (x.offset() * x.dtype().size()) as u64;
-        updates.push(update);
-        Ok(address)
-    };
-    let (param, master) = (begin(Some(arrays.param))?, begin(arrays.master)?);
-    let [m, v, max] = arrays.moments;
-    let addresses = [param, master, grad.address, begin(m)?, begin(v)?, begin(max)?];
-    Ok(Opened { updates, _grad: grad, addresses })
+        let update = match self.updates.entry(x.storage_key()) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(new) => new.insert(x.begin_cuda_update(op, lane, Coverage::Part)?),
+        };
+        Ok(update.address() + (x.offset() * x.dtype().size()) as u64)
+    }
+
+    fn commit(self) {
+        self.updates.into_values().for_each(CudaUpdate::commit);
+    }
 }
 
 /// Elements of a piece.
@@ -73,13 +84,14 @@ pub(crate) fn adamw(op: &'static str, list: &[Stepped<'_>], constants: [f64; 8])
 
 fn step_alike(op: &'static str, defines: &str, group: &[&Stepped<'_>], constants: [f64; 8]) -> Result<()> {
     let lane = lane_of(op, group[0].param)?;
-    let opened = group.iter().map(|arrays| open(op, &lane, arrays)).collect::<Result<Vec<_>>>()?;
+    let mut opened = Opened::default();
     let mut table: Vec<u64> = Vec::new();
     let mut pieces: Vec<u64> = Vec::new();
-    for (tensor, (arrays, opened)) in group.iter().zip(&opened).enumerate() {
+    for (tensor, arrays) in group.iter().enumerate() {
         let count = arrays.param.numel();
-        let aligned = opened.addresses.iter().all(|address| address.is_multiple_of(16));
-        table.extend(opened.addresses);
+        let addresses = opened.open(op, &lane, arrays)?;
+        let aligned = addresses.iter().all(|address| address.is_multiple_of(16));
+        table.extend(addresses);
         table.extend([count as u64, u64::from(aligned) << 32]);
         pieces.extend((0..count.div_ceil(PIECE)).map(|number| tensor as u64 | (number as u64) << 32));
     }
@@ -98,21 +110,21 @@ fn step_alike(op: &'static str, defines: &str, group: &[&Stepped<'_>], constants
     let grid = [pieces.len() as u32, 1, 1];
     let args = [block.address() + tensors, block.address() + first_piece, block.address()].map(Arg::U64);
     lane.launch(&Launch { op, kernel: &kernel, grid, block: [256, 1, 1], shared: 0 }, &args)?;
-    opened.into_iter().flat_map(|opened| opened.updates).for_each(CudaUpdate::commit);
+    opened.commit();
     Ok(())
 }
 
 /// One step of SGD; `constants` are those of `sgd.cu`.
 pub(crate) fn sgd(op: &'static str, arrays: &Stepped<'_>, constants: [f64; 6], nesterov: bool) -> Result<()> {
     let lane = lane_of(op, arrays.param)?;
-    let opened = open(op, &lane, arrays)?;
-    let [param, master, grad, velocity, ..] = opened.addresses;
+    let mut opened = Opened::default();
+    let [param, master, grad, velocity, ..] = opened.open(op, &lane, arrays)?;
     let count = arrays.param.numel();
     let mut words = vec![param, master, grad, velocity, count as u64, u64::from(nesterov)];
     words.extend(constants.map(f64::to_bits));
     let defines = stepped(arrays.param.dtype(), arrays.grad.dtype(), arrays.moment(), false, false);
     run(op, &lane, (&SGD, &defines, "sgd"), blocks(&lane, count, 1), &[Arg::Words(&words)])?;
-    opened.updates.into_iter().for_each(CudaUpdate::commit);
+    opened.commit();
     Ok(())
 }
 

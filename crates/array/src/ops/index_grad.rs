@@ -31,6 +31,7 @@ pub fn sum_to(dy: &Array, shape: &[usize]) -> Result<Array> {
         return dy.reshape(&to);
     }
     if let Device::Cuda(_) = dy.device() {
+        super::fused::real_dtype("sum_to", dy.dtype())?;
         let lead = dy.ndim() - to.ndim();
         let repeated = |d: &usize| *d < lead || (to[d - lead] == 1 && dy.shape()[*d] != 1);
         let dims: Vec<i64> = (0..dy.ndim()).filter(repeated).map(|d| d as i64).collect();

@@ -44,6 +44,25 @@ pub fn concat(arrays: &[&Array], dim: i64) -> Result<Array> {
     }
 }
 
+/// A view of arrays that lie one behind the other in one memory, along their first dim; none where they do not. Who writes
+/// to it writes to them.
+pub fn beside(arrays: &[&Array]) -> Option<Array> {
+    let first = *arrays.first()?;
+    let rows = arrays.iter().map(|x| x.shape().first().copied()).sum::<Option<usize>>()?;
+    let fits = |x: &&Array| {
+        let alike = x.dtype() == first.dtype() && x.shape().get(1..) == first.shape().get(1..);
+        alike && x.is_contiguous() && x.shares_storage(first)
+    };
+    let follows = |pair: &[&Array]| pair[0].offset() + pair[0].numel() == pair[1].offset();
+    if !arrays.iter().all(fits) || !arrays.windows(2).all(follows) {
+        return None;
+    }
+    let mut dims = Dims::from_slice(first.shape());
+    dims[0] = rows;
+    let strides = contiguous_strides(&Shape::from_dims(dims.clone()).ok()?);
+    first.as_strided(&dims, &strides, first.offset()).ok()
+}
+
 /// Copies the arrays next to each other along dim `d` of a new array.
 fn join(arrays: &[&Array], d: usize, shape: Shape) -> Result<Array> {
     let first = arrays[0];
@@ -137,5 +156,26 @@ impl Array {
     pub fn unbind(&self, dim: i64) -> Result<Vec<Array>> {
         let d = real_dim("unbind", dim, self.ndim())?;
         Ok((0..self.shape()[d]).map(|i| self.selected(d, i)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planaria_layout::DType;
+
+    #[test]
+    fn what_lies_side_by_side_is_shown_without_a_copy() {
+        let all = Array::arange(0, 24, 1, DType::I64).unwrap();
+        let part = |at: usize, rows: usize| all.narrow(0, at, 4 * rows).unwrap().reshape(&[rows, 4]).unwrap();
+        let (a, b, c) = (part(4, 2), part(12, 1), part(16, 2));
+        let shown = beside(&[&a, &b, &c]).unwrap();
+        assert_eq!(shown.shape()[..], [5, 4]);
+        assert!(shown.shares_storage(&all));
+        assert_eq!(shown.to_vec::<i64>().unwrap(), (4..24).collect::<Vec<_>>());
+        // Out of order, with a gap, elsewhere, turned.
+        assert!(beside(&[&b, &a]).is_none() && beside(&[&a, &c]).is_none());
+        assert!(beside(&[&a, &b.copy().unwrap()]).is_none());
+        assert!(beside(&[&a.transpose(0, 1).unwrap(), &b]).is_none() && beside(&[]).is_none());
     }
 }

@@ -26,6 +26,7 @@ mod optim;
 mod pad;
 mod rearrange;
 pub(crate) mod reduce;
+mod remap_on_device;
 mod rotary;
 mod sample;
 mod scan;
@@ -54,7 +55,7 @@ pub use index_grad::{
     get_grad, index_add_source_grad, index_copy_source_grad, index_fill_grad, index_fill_value_grad,
     index_put_grad, index_put_value_grad, index_select_grad, set_grad, set_value_grad, sum_to,
 };
-pub use join::{concat, stack};
+pub use join::{beside, concat, stack};
 pub(crate) use mask::kept_positions;
 pub use mask_grad::{
     masked_fill_grad, masked_fill_value_grad, masked_scatter_source_grad, masked_select_grad,

@@ -1,16 +1,15 @@
 //! Rolling, flipping and repeating: copies in which each dim is mapped on its own, and their gradients.
 
-use crate::array::{Array, Strides};
+use crate::array::Array;
 use crate::cpu::real::Real;
 use crate::cpu::remap::{Map, Remap, fold};
 use crate::device::Device;
 use crate::element::{Element, Scalar, with_dtype, with_size};
 use crate::error::{Error, Result};
-use crate::ops::concat;
+use crate::ops::remap_on_device;
 use crate::view::{real_dim, resolve_dims};
 use bytemuck::Pod;
 use planaria_layout::{DType, Dims, Shape};
-use smallvec::SmallVec;
 
 /// `x` read through one map per dim into an array of the given shape, gaps filled with `fill`.
 /// The maps are only made when there is something to copy.
@@ -26,6 +25,9 @@ pub(super) fn remap(
     }
     if shape.numel() == 0 {
         return Array::zeros_on(&shape, x.dtype(), x.device());
+    }
+    if let Device::Cuda(_) = x.device() {
+        return remap_on_device::read(op, x, &maps(), fill);
     }
     let flat = x.contiguous()?;
     let host = flat.host(op)?;
@@ -68,7 +70,11 @@ pub(super) fn remap_grad(
         return Ok(Array::meta_of(input.clone(), grad.dtype()));
     }
     if shape.numel() == 0 {
-        return Array::zeros_of(input.clone(), grad.dtype());
+        return Array::zeros_on(input, grad.dtype(), grad.device());
+    }
+    if let Device::Cuda(_) = grad.device() {
+        let wide = if grad.dtype() == DType::F64 { grad.clone() } else { grad.cast(DType::F32)? };
+        return remap_on_device::add_back(&wide, input, &maps())?.cast(grad.dtype());
     }
     match grad.dtype() {
         DType::F64 => fold_all::<f64>(op, grad, input, &maps()),
@@ -95,38 +101,6 @@ fn fold_all<R: Real>(op: &'static str, grad: &Array, input: &Shape, maps: &[Map]
     sum.contiguous()
 }
 
-/// A view that runs backwards along some dims.
-fn turned_round(x: &Array, dims: &[usize]) -> Array {
-    let mut strides: Strides = SmallVec::from_slice(x.strides());
-    let mut offset = x.offset() as isize;
-    for &d in dims {
-        offset += x.shape()[d].saturating_sub(1) as isize * strides[d];
-        strides[d] = -strides[d];
-    }
-    let offset = if x.numel() == 0 { x.offset() } else { offset as usize };
-    x.with_geometry(x.shape().clone(), strides, offset)
-}
-
-/// Elements moved by `shift` along one dim.
-fn rolled(x: &Array, d: usize, shift: usize) -> Result<Array> {
-    let (size, dim) = (x.shape()[d], d as i64);
-    if shift == 0 {
-        return Ok(x.clone());
-    }
-    concat(&[&x.narrow(dim, size - shift, shift)?, &x.narrow(dim, 0, size - shift)?], dim)
-}
-
-/// Copies of an array along each dim, as pairs of dims: how often, and how long.
-fn side_by_side(x: &Array, times: &[usize]) -> Result<Array> {
-    let mut view = x.clone();
-    let mut shape = Vec::new();
-    for (d, &count) in times.iter().enumerate() {
-        view = view.unsqueeze(2 * d as i64)?;
-        shape.extend([count, x.shape()[d]]);
-    }
-    view.broadcast_to(&shape)?.copy()
-}
-
 impl Array {
     /// Moves elements by `shifts[i]` along `dims[i]`, what falls off the end coming back at the start.
     /// With no dims and one shift the array is rolled as if it were flat. The gradient rolls by `-shift`.
@@ -146,9 +120,6 @@ impl Array {
             let shift = i128::from(shift).rem_euclid(size as i128) as usize;
             total[d] = (total[d] + shift) % size;
         }
-        if let Device::Cuda(_) = self.device() {
-            return total.iter().enumerate().try_fold(self.copy()?, |x, (d, &shift)| rolled(&x, d, shift));
-        }
         remap("roll", self, self.shape().clone(), Scalar::Int(0), || {
             self.shape().iter().zip(&total).map(|(&size, &shift)| Map::roll(size, shift)).collect()
         })
@@ -157,9 +128,6 @@ impl Array {
     /// A copy with the order of elements reversed along each of `dims`. It is its own gradient.
     pub fn flip(&self, dims: &[i64]) -> Result<Array> {
         let dims = resolve_dims("flip", dims, self.ndim())?;
-        if let Device::Cuda(_) = self.device() {
-            return turned_round(self, &dims).copy();
-        }
         remap("flip", self, self.shape().clone(), Scalar::Int(0), || {
             let map = |(d, &size)| if dims.contains(&d) { Map::flip(size) } else { Map::identity(size) };
             self.shape().iter().enumerate().map(map).collect()
@@ -171,9 +139,6 @@ impl Array {
     pub fn repeat(&self, times: &[usize]) -> Result<Array> {
         let (x, times) = (leading_ones(self, times.len())?, padded(times, self.ndim()));
         let shape = tiled(x.shape(), &times)?;
-        if let Device::Cuda(_) = self.device() {
-            return side_by_side(&x, &times)?.reshape(&shape);
-        }
         remap("repeat", &x, shape, Scalar::Int(0), || tile_maps(x.shape(), &times))
     }
 

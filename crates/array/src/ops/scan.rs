@@ -8,6 +8,7 @@ use crate::cuda;
 use crate::device::Device;
 use crate::dispatch::{with_ordered, with_real, with_size};
 use crate::error::{Error, Result};
+use crate::ops::concat;
 use crate::ops::fused::real_dtype;
 use crate::ops::reduce::scatter_along;
 use crate::view::resolve_dim;
@@ -95,11 +96,39 @@ pub fn cumprod_grad(dy: &Array, x: &Array, dim: i64) -> Result<Array> {
         return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
     }
     let (wide, dy) = (x.widened()?, dy.widened()?);
+    if let Device::Cuda(_) = x.device() {
+        real_dtype(OP, wide.dtype())?;
+        return cumprod_grad_on_device(&dy, &wide, dim)?.cast(x.dtype());
+    }
     with_real!(OP, wide.dtype(), T => {
         let (x, dy) = (wide.values::<T>(OP)?, dy.values::<T>(OP)?);
         Array::build(wide.shape().clone(), |out: &mut [T]| scan::product_grad(&dy, &x, lines, out))
     })?
     .cast(x.dtype())
+}
+
+/// The same from other operations: dx_k is the product of all before k times s_k = dy_k + x_{k+1} s_{k+1}, whose steps are put
+/// together by twos, by fours and so on.
+fn cumprod_grad_on_device(dy: &Array, x: &Array, dim: i64) -> Result<Array> {
+    let n = x.lines("cumprod_grad", dim)?.n;
+    if x.ndim() == 0 || n < 2 || x.numel() == 0 {
+        return dy.copy();
+    }
+    let part = |x: &Array, from: usize, len: usize| x.narrow(dim, from, len);
+    let one = Array::full_on(part(x, 0, 1)?.shape(), 1.0, x.dtype(), x.device())?;
+    let before = concat(&[&one, &part(x, 0, n - 1)?], dim)?.cumprod(dim)?;
+    let mut factors = concat(&[&part(x, 1, n - 1)?, &one], dim)?;
+    let mut sums = dy.copy()?;
+    let mut step = 1;
+    while step < n {
+        let (near, rest) = (part(&factors, 0, n - step)?, part(&sums, step, n - step)?);
+        let added = part(&sums, 0, n - step)?.add(&near.mul(&rest)?)?;
+        let wider = near.mul(&part(&factors, step, n - step)?)?;
+        sums = concat(&[&added, &part(&sums, n - step, step)?], dim)?;
+        factors = concat(&[&wider, &part(&factors, n - step, step)?], dim)?;
+        step *= 2;
+    }
+    before.mul(&sums)
 }
 
 /// Gradient of `logcumsumexp`: dx_k = Σ_{i≥k} dy_i e^(x_k - y_i).
@@ -112,11 +141,25 @@ pub fn logcumsumexp_grad(dy: &Array, x: &Array, y: &Array, dim: i64) -> Result<A
         return Ok(Array::meta_of(x.shape().clone(), x.dtype()));
     }
     let (wide, dy, y) = (x.widened()?, dy.widened()?, y.widened()?);
+    if let Device::Cuda(_) = x.device() {
+        return logcumsumexp_grad_on_device(&dy, &wide, &y, dim)?.cast(x.dtype());
+    }
     with_real!(OP, wide.dtype(), T => {
         let (x, dy, y) = (wide.values::<T>(OP)?, dy.values::<T>(OP)?, y.values::<T>(OP)?);
         Array::build(wide.shape().clone(), |out: &mut [T]| scan::logsumexp_grad(&dy, &x, &y, lines, out))
     })?
     .cast(x.dtype())
+}
+
+/// The same from other operations: gradients above and below 0 are summed apart, as logarithms, from the last on.
+fn logcumsumexp_grad_on_device(dy: &Array, x: &Array, y: &Array, dim: i64) -> Result<Array> {
+    let part = |dy: Array| -> Result<Array> {
+        // A gradient of 0 or below has a logarithm of -inf or none.
+        let log = dy.maximum(&Array::scalar(0.0, dy.dtype())?)?.ln()?;
+        let later = log.sub(y)?.flip(&[dim])?.logcumsumexp(dim)?.flip(&[dim])?;
+        later.add(x)?.exp()
+    };
+    part(dy.clone())?.sub(&part(dy.neg()?)?)
 }
 
 /// Gradient of `cummax` and `cummin`: dy is added at the positions in `indices`.

@@ -99,7 +99,8 @@ impl std::fmt::Debug for Case {
 }
 
 impl Case {
-    pub(super) fn new(
+    /// `work` on these inputs.
+    pub fn new(
         family: &'static str,
         name: impl Into<String>,
         inputs: Vec<Input>,
@@ -115,7 +116,7 @@ impl Case {
     }
 
     /// Runs the case and notes the outcome.
-    pub(super) fn run(&self, device: Device, report: &mut Report) {
+    pub fn run(&self, device: Device, report: &mut Report) {
         let want = self.results(Device::Cpu);
         let outcome = self.results(device).and_then(|first| {
             let here = |x: &Array| x.to(Device::Cpu);

@@ -15,10 +15,12 @@ pub enum Tolerance {
     Steps(u64),
     /// The norm of the difference, relative to the norm.
     Norm(f64),
+    /// The same, but relative to the norm of as many ones where that is larger: of results that may all be rounding.
+    Scaled(f64),
 }
 
 /// Where two results differ in any bit, as a text.
-pub(super) fn same_bits(a: &Array, b: &Array) -> Option<String> {
+pub fn same_bits(a: &Array, b: &Array) -> Option<String> {
     if a.dtype() != b.dtype() || a.shape() != b.shape() {
         return Some(format!("{}{} and {}{}", a.dtype(), a.shape(), b.dtype(), b.shape()));
     }
@@ -40,7 +42,7 @@ fn value(x: &Array, at: usize) -> String {
 }
 
 /// The error found, or why it is too large.
-pub(super) fn compare(want: &Array, got: &Array, tolerance: Tolerance) -> Result<f64, String> {
+pub fn compare(want: &Array, got: &Array, tolerance: Tolerance) -> Result<f64, String> {
     if want.dtype() != got.dtype() || want.shape() != got.shape() {
         return Err(format!("{}{} instead of {}{}", got.dtype(), got.shape(), want.dtype(), want.shape()));
     }
@@ -51,7 +53,8 @@ pub(super) fn compare(want: &Array, got: &Array, tolerance: Tolerance) -> Result
         (Some(text), _) if !want.dtype().is_float() => Err(text),
         (Some(_), Tolerance::Values) => steps(want, got, 0),
         (Some(_), Tolerance::Steps(most)) => steps(want, got, most),
-        (Some(_), Tolerance::Norm(most)) => norm(want, got, most),
+        (Some(_), Tolerance::Norm(most)) => norm(want, got, most, 0.0),
+        (Some(_), Tolerance::Scaled(most)) => norm(want, got, most, want.numel() as f64),
     }
 }
 
@@ -101,7 +104,8 @@ fn steps(want: &Array, got: &Array, most: u64) -> Result<f64, String> {
     Ok(worst as f64)
 }
 
-fn norm(want: &Array, got: &Array, most: f64) -> Result<f64, String> {
+/// `least` bounds the square of what the difference is relative to.
+fn norm(want: &Array, got: &Array, most: f64, least: f64) -> Result<f64, String> {
     let (want, got) = (numbers(want)?, numbers(got)?);
     let (mut apart, mut size) = (0.0f64, 0.0f64);
     for (at, (&w, &g)) in want.iter().zip(&got).enumerate() {
@@ -114,7 +118,7 @@ fn norm(want: &Array, got: &Array, most: f64) -> Result<f64, String> {
             size += w * w;
         }
     }
-    let error = (apart / size.max(f64::MIN_POSITIVE)).sqrt();
+    let error = (apart / size.max(least).max(f64::MIN_POSITIVE)).sqrt();
     if error <= most { Ok(error) } else { Err(format!("relative error {error:.3e} is above {most:.1e}")) }
 }
 

@@ -8,6 +8,7 @@ mod compare;
 mod composed;
 mod elementwise;
 mod figures;
+pub mod fuzz;
 mod generation;
 mod indexing;
 mod large;
@@ -20,7 +21,7 @@ mod stress;
 mod training;
 
 pub use case::{Case, Input, View};
-pub use compare::Tolerance;
+pub use compare::{Tolerance, compare, same_bits};
 pub use report::{Failed, Family, Report};
 
 use crate::device::Device;
@@ -45,7 +46,7 @@ impl Plan {
 }
 
 /// False for an emulated device, which is small, and too slow for more than a few rows.
-fn is_large(device: Device) -> bool {
+pub fn is_large(device: Device) -> bool {
     let Device::Cuda(ordinal) = device else { return true };
     planaria_cuda::Context::of(ordinal).is_ok_and(|context| context.info().bytes > 16 << 30)
 }
@@ -69,6 +70,9 @@ pub fn run(plan: &Plan) -> Report {
         } else {
             report.skip(case.family);
         }
+    }
+    if wanted("fuzz") {
+        fuzz::run(plan.device, if is_large(plan.device) { 40 } else { 1 }, &mut report, &in_time);
     }
     if wanted("stress") && in_time() {
         stress::run(plan.device, &mut report);

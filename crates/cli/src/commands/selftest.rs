@@ -30,8 +30,10 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let limit = args.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
     let plan = Plan { device: args.device, family: args.family.clone(), limit };
     let mut report = compare(&plan);
-    let left = limit.map(|limit| limit.saturating_sub(Duration::from_secs_f64(report.seconds)));
-    planaria::comm::selftest::run(&Plan { limit: left, ..plan }, &mut report);
+    for beside in [planaria::tensor::selftest::run, planaria::comm::selftest::run] {
+        let left = limit.map(|limit| limit.saturating_sub(Duration::from_secs_f64(report.seconds)));
+        beside(&Plan { limit: left, ..plan.clone() }, &mut report);
+    }
     let about = [("version", env!("CARGO_PKG_VERSION").to_string())];
     if let Some(path) = &args.record {
         let write = std::fs::write(path, report.json(&about));

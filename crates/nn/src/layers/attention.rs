@@ -13,7 +13,7 @@ use planaria_array::{Array, DType, Device};
 use planaria_layout::{Layout, Shape};
 use planaria_tensor::ops::Documents;
 use planaria_tensor::{Error, Result, Tensor, ops};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Heads and their size.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +53,8 @@ pub struct Attention {
     rope: Rope,
     lanes: Lanes,
     scores: Scores,
+    /// Rows of one document each, as many and as long as the last: what a device keeps of them is made once.
+    known: Arc<Mutex<Documents>>,
     /// Of queries and of keys, head by head, before they are rotated.
     norms: Option<[RmsNorm; 2]>,
 }
@@ -86,7 +88,8 @@ impl Attention {
             }
         };
         let scores = Scores::default();
-        Ok(Attention { into, o: parts.linear("o_proj")?, sizes, rope, lanes, scores, norms: None })
+        let known = Arc::new(Mutex::new(Documents::whole(0, 0)));
+        Ok(Attention { into, o: parts.linear("o_proj")?, sizes, rope, lanes, scores, known, norms: None })
     }
 
     /// With other scores.
@@ -139,18 +142,36 @@ impl Attention {
             let how = Capped { scale, cap, seen, documents, dropout, lanes: &self.lanes };
             return capped_attention([q, k, v], &how);
         }
-        let mask = self.mask(length, keys, device)?;
         // Queries stand at the end of the keys; the kernel's causal span counts both from their first.
         let causal = keys == length && !self.sizes.bidirectional;
         let span = if causal { Span::Causal } else { Span::All };
+        let window = self.sizes.window.filter(|&window| window < keys);
+        let bounded = window.filter(|_| causal && matches!(device, Device::Cuda(_)));
+        let (mask, documents) = match bounded {
+            // A device skips the keys that no query of a tile sees, which it cannot tell from a mask.
+            Some(window) => (None, Some(self.rows(step, q.shape()[0], length).within(window)?)),
+            None => (self.mask(length, keys, device)?, step.documents.clone()),
+        };
         let options = ops::AttentionOptions {
             scale: self.scores.scale,
             span,
             mask: mask.as_ref(),
-            documents: step.documents.as_ref(),
+            documents: documents.as_ref(),
             dropout: self.sizes.dropout.drawn(step.dropout),
         };
         ops::attention(q, k, v, &options)
+    }
+
+    /// The documents of each row; one, where nothing else is said.
+    fn rows(&self, step: &AttentionStep, rows: usize, length: usize) -> Documents {
+        if let Some(documents) = &step.documents {
+            return documents.clone();
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if (known.rows(), known.length()) != (rows, length) {
+            *known = Documents::whole(rows, length);
+        }
+        known.clone()
     }
 
     /// Queries, keys and values of all heads, or of this rank's.

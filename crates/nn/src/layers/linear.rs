@@ -55,7 +55,7 @@ impl Linear {
         if x.layout().is_some() || !alike || !matches!(x.local().device(), Device::Cuda(_)) {
             return Ok(None);
         }
-        let join = |parts: Vec<Tensor>| ops::concat(&parts.iter().collect::<Vec<_>>(), 0);
+        let join = |parts: Vec<Tensor>| ops::beside(&parts.iter().collect::<Vec<_>>());
         let weights = layers.iter().map(|layer| layer.weight.value()).collect::<Result<Vec<_>>>()?;
         let biases = layers.iter().filter_map(|layer| layer.bias.as_ref()).map(Param::value);
         let biases = biases.collect::<Result<Vec<_>>>()?;

@@ -108,7 +108,7 @@ impl Geometry {
             return if x.is_meta() {
                 Ok(Array::meta(&shape, x.dtype())?)
             } else {
-                Ok(Array::zeros(&shape, x.dtype())?)
+                Ok(Array::zeros_on(&shape, x.dtype(), x.device())?)
             };
         }
         let margin = |&p: &usize| (p as i64, p as i64);
@@ -132,7 +132,7 @@ impl Geometry {
             return Ok(Array::meta(&shape, columns.dtype())?);
         }
         let padded: Vec<usize> = self.input.iter().zip(&w.padding).map(|(n, p)| n + 2 * p).collect();
-        let out = Array::zeros(&[&lead[..], &padded].concat(), columns.dtype())?;
+        let out = Array::zeros_on(&[&lead[..], &padded].concat(), columns.dtype(), columns.device())?;
         let counts = self.counts();
         for place in 0..columns.shape()[2] {
             let part = columns.select(2, place as i64)?.reshape(&[&lead[..], &counts[..]].concat())?;

@@ -290,7 +290,7 @@ impl Tensor {
 
     /// [`Tensor::scatter`] of one number.
     pub fn scatter_scalar(&self, dim: i64, index: &Tensor, value: impl Into<Scalar>) -> Result<Tensor> {
-        let value = Tensor::new(Array::scalar(value, self.dtype())?).broadcast_to(index.shape())?;
+        let value = self.near(&Array::scalar(value, self.dtype())?)?.broadcast_to(index.shape())?;
         self.scattered(dim, index, &value, Meet::Replace)
     }
 

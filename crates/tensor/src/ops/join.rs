@@ -21,6 +21,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy)]
 struct Concat {
     dim: usize,
+    /// The result is read only, so that inputs which lie like this already are shown instead of copied.
+    shown: bool,
 }
 
 impl Op for Concat {
@@ -40,7 +42,8 @@ impl Op for Concat {
     }
 
     fn forward(&self, inputs: &[&Array], _: &Local<'_>) -> Result<Arrays> {
-        Ok(smallvec![ops::concat(inputs, self.dim as i64)?])
+        let shown = if self.shown { ops::beside(inputs) } else { None };
+        Ok(smallvec![shown.map_or_else(|| ops::concat(inputs, self.dim as i64), Ok)?])
     }
 
     fn saves(&self, _: &Places) -> Saves {
@@ -180,7 +183,14 @@ fn none_given(op: &'static str) -> crate::Error {
 /// The tensors one after the other along `dim`; their other dims and dtypes must agree.
 pub fn concat(tensors: &[&Tensor], dim: i64) -> Result<Tensor> {
     let first = tensors.first().ok_or_else(|| none_given("concat"))?;
-    apply1(Concat { dim: real_dim("concat", first.ndim(), dim)? }, tensors)
+    apply1(Concat { dim: real_dim("concat", first.ndim(), dim)?, shown: false }, tensors)
+}
+
+/// The tensors one after the other along their first dim, for reading: where they lie like that in one memory already,
+/// nothing is copied.
+pub fn beside(tensors: &[&Tensor]) -> Result<Tensor> {
+    let first = tensors.first().ok_or_else(|| none_given("concat"))?;
+    apply1(Concat { dim: real_dim("concat", first.ndim(), 0)?, shown: true }, tensors)
 }
 
 /// The tensors, all of one shape, side by side along a new dim placed before `dim`.
@@ -254,7 +264,7 @@ impl Tensor {
 /// The ops of this file by what they are written down with.
 pub(crate) fn build(name: &str, at: &Attributes) -> Found {
     match name {
-        "concat" => found(Concat { dim: at.size("axis")? }),
+        "concat" => found(Concat { dim: at.size("axis")?, shown: false }),
         "split" => {
             found(Split { sizes: at.sizes("sections")?, dim: at.size("axis")?, shape: at.sizes("shape")? })
         }
@@ -275,7 +285,7 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
                 own[dim] = draw.size();
                 draw.normal(&own)
             };
-            Sample::new(Concat { dim }, (0..count).map(&mut part).collect::<Result<Vec<_>>>()?)
+            Sample::new(Concat { dim, shown: false }, (0..count).map(&mut part).collect::<Result<Vec<_>>>()?)
         }
         1 => {
             let first = draw.below(shape[dim] + 1);

@@ -56,7 +56,7 @@ pub use dropout::{dropout, dropout_add, dropout_add_with, dropout_with};
 pub use einsum::einsum;
 pub use embedding::embedding;
 pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
-pub use join::{add_n, concat, stack};
+pub use join::{add_n, beside, concat, stack};
 pub use linear::linear;
 pub use linear_cross_entropy::{IGNORED, linear_cross_entropy, linear_cross_entropy_by, rows_at_once, wide};
 pub use moe::{Groups, Routing, moe_combine, moe_dispatch, moe_group, moe_route};

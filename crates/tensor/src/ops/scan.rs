@@ -119,7 +119,7 @@ fn doubling_product(x: &Tensor, dim: usize) -> Result<Tensor> {
         let mut shape = vec![1; x.ndim()];
         shape[dim] = n;
         let ones: Vec<f64> = (0..n).map(|i| if i < step { 1.0 } else { 0.0 }).collect();
-        let ones = Tensor::new(Array::from_slice(&ones, &shape)?.cast(x.dtype())?);
+        let ones = x.near(&Array::from_slice(&ones, &shape)?.cast(x.dtype())?)?;
         let before = y.narrow(dim as i64, 0, n - step)?.surrounded(dim, step, 0)?.add(&ones)?;
         y = y.mul(&before)?;
         step *= 2;

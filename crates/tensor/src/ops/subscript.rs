@@ -72,7 +72,7 @@ impl Tensor {
     /// `x[index]`. Ints, slices, new axes and ellipses give a view, which writes go through as long as its layout
     /// lets it share the tensor's bytes; masks and index tensors give a copy.
     pub fn get(&self, index: &[Index]) -> Result<Tensor> {
-        let resolved = resolve(self.shape(), index)?;
+        let resolved = resolve(self, index)?;
         if resolved.placed.is_empty() {
             return self.shown(&resolved.entries);
         }
@@ -90,7 +90,7 @@ impl Tensor {
     pub fn set(&self, index: &[Index], value: &Tensor) -> Result<()> {
         check_dtype("set", self, value)?;
         self.check_writable("set")?;
-        let (resolved, value) = (resolve(self.shape(), index)?, without_leading_ones(value)?);
+        let (resolved, value) = (resolve(self, index)?, without_leading_ones(value)?);
         if resolved.placed.is_empty() {
             return self.set_shown(&resolved, &value);
         }
@@ -119,7 +119,7 @@ impl Tensor {
 
     /// `x[index] = value` for one number.
     pub fn set_scalar(&self, index: &[Index], value: impl Into<Scalar>) -> Result<()> {
-        let resolved = resolve(self.shape(), index)?;
+        let resolved = resolve(self, index)?;
         if let [(_, positions)] = &resolved.placed[..]
             && positions.dtype() != DType::Bool
             && positions.numel() > 0
@@ -136,7 +136,7 @@ impl Tensor {
     /// A copy in which `x[index]` is `value`.
     pub fn with_set(&self, index: &[Index], value: &Tensor) -> Result<Tensor> {
         check_dtype("set", self, value)?;
-        let (resolved, value) = (resolve(self.shape(), index)?, without_leading_ones(value)?);
+        let (resolved, value) = (resolve(self, index)?, without_leading_ones(value)?);
         let set = |part: &Tensor| {
             apply1(SetSlice { entries: resolved.entries.clone(), onto: Onto::Copy }, &[self, part])
         };

@@ -2,7 +2,7 @@
 //! the two maps, d/dbase of sum(w * result) is Aᵀw, and the second-order answers are Aᵀ and Bᵀ of
 //! 6 · w · result · (A u).
 
-use super::{Case, Dense, prepared, same, view_step};
+use super::{Case, Dense, device, numbers, prepared, same, view_step, weights};
 use anyhow::{Context, Result, bail, ensure};
 use planaria_array::{Array, DType, ops};
 
@@ -19,11 +19,11 @@ impl Case {
             return Ok(());
         }
         let u = weights(&self.base_shape, |i| (i * 5) % 7 - 3)?;
-        let zero = value.map(|v| Array::zeros(v.shape(), DType::F64)).transpose()?;
+        let zero = value.map(|v| Array::zeros_on(v.shape(), DType::F64, device())).transpose()?;
         let au = self.forward(&u, zero.as_ref(), Some(0))?;
-        let (r, wv, au) = (result.to_vec::<f64>()?, w.to_vec::<f64>()?, au.to_vec::<f64>()?);
+        let (r, wv, au) = (numbers(result)?, numbers(&w)?, numbers(&au)?);
         let s: Vec<f64> = r.iter().zip(&wv).zip(&au).map(|((r, w), a)| 6.0 * w * r * a).collect();
-        let s = Array::from_slice(&s, result.shape())?;
+        let s = Array::from_slice(&s, result.shape())?.to(device())?;
         self.check(&self.gxx, || self.pull_base(&s), "second gradient of the base")?;
         self.check(&self.gxv, || self.pull_value(&s, value_shape.as_deref()), "second gradient of the value")
     }
@@ -95,7 +95,7 @@ impl Case {
                 Some("expand") => ops::sum_to(&dx, before.shape())?,
                 Some("reshape") => dx.reshape(before.shape())?,
                 _ => {
-                    let zeros = Array::zeros(before.shape(), DType::F64)?;
+                    let zeros = Array::zeros_on(before.shape(), DType::F64, device())?;
                     view_step(&zeros, step)?.copy_from(&dx)?;
                     zeros
                 }
@@ -106,33 +106,27 @@ impl Case {
 
     /// Gradients against their definition: entry j is the change of sum(w * result) with input j.
     fn check_by_definition(&self, result: &Array, w: &Array, value_shape: Option<&[usize]>) -> Result<()> {
-        let zeros = |shape: &[usize]| Array::zeros(shape, DType::F64);
+        let zeros = |shape: &[usize]| Array::zeros_on(shape, DType::F64, device());
         let dot = |out: &Array| -> Result<f64> {
-            Ok(out.to_vec::<f64>()?.iter().zip(w.to_vec::<f64>()?).map(|(a, b)| a * b).sum())
+            Ok(numbers(out)?.iter().zip(numbers(w)?).map(|(a, b)| a * b).sum())
         };
         ensure!(w.shape() == result.shape());
         let one = |shape: &[usize], j: usize| -> Result<Array> {
             let numel = shape.iter().product::<usize>();
             let values: Vec<f64> = (0..numel).map(|i| f64::from(u8::from(i == j))).collect();
-            Ok(Array::from_slice(&values, shape)?)
+            Ok(Array::from_slice(&values, shape)?.to(device())?)
         };
         let shape = value_shape.context("a gradient without a value")?;
         let (gx, gv) = (self.pull_base(w)?, self.pull_value(w, value_shape)?);
         ensure!(gx.shape()[..] == self.base_shape[..] && gv.shape()[..] == *shape, "gradient shapes");
-        for (j, &g) in gx.to_vec::<f64>()?.iter().enumerate() {
+        for (j, &g) in numbers(&gx)?.iter().enumerate() {
             let out = self.forward(&one(&self.base_shape, j)?, Some(&zeros(shape)?), None)?;
             ensure!(dot(&out)? == g, "gradient {j} of the base is {g}, expected {}", dot(&out)?);
         }
-        for (j, &g) in gv.to_vec::<f64>()?.iter().enumerate() {
+        for (j, &g) in numbers(&gv)?.iter().enumerate() {
             let out = self.forward(&zeros(&self.base_shape)?, Some(&one(shape, j)?), None)?;
             ensure!(dot(&out)? == g, "gradient {j} of the value is {g}, expected {}", dot(&out)?);
         }
         Ok(())
     }
-}
-
-fn weights(shape: &[usize], of: impl Fn(i64) -> i64) -> Result<Array> {
-    let numel = shape.iter().product::<usize>() as i64;
-    let values: Vec<f64> = (0..numel).map(|i| of(i) as f64).collect();
-    Ok(Array::from_slice(&values, shape)?)
 }

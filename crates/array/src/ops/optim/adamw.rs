@@ -124,7 +124,7 @@ impl AdamW {
     }
 }
 
-/// All of them at once, where none shares storage with another; else one after the other.
+/// All of them at once, where none changes what another changes or reads; else one after the other.
 fn on_cuda(op: &'static str, list: &[AdamWArrays<'_>], step: Step) -> Result<()> {
     let mut wanted = Vec::new();
     for arrays in list {
@@ -133,7 +133,7 @@ fn on_cuda(op: &'static str, list: &[AdamWArrays<'_>], step: Step) -> Result<()>
         }
     }
     let together = wanted.len().max(1);
-    let size = if super::all_apart(&wanted) { together } else { 1 };
+    let size = if super::disjoint(&wanted) { together } else { 1 };
     wanted.chunks(size).try_for_each(|some| step_on_cuda(op, some, step))
 }
 

@@ -83,6 +83,24 @@ fn all_apart<A: StepArrays>(list: &[&A]) -> bool {
     !twice && list.iter().all(|item| changed.binary_search(&item.grad().storage_key()).is_err())
 }
 
+/// True when no element is changed twice, and nothing is read that shares storage with what is changed.
+fn disjoint<A: StepArrays>(list: &[&A]) -> bool {
+    let range = |x: &Array| {
+        let from = x.offset() * x.dtype().size();
+        (x.storage_key(), from, from + x.numel() * x.dtype().size())
+    };
+    let plain = list.iter().flat_map(|item| item.changed()).all(Array::is_contiguous);
+    let mut changed: Vec<_> = list.iter().flat_map(|item| item.changed()).map(range).collect();
+    changed.sort_unstable();
+    let overlap = changed.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[1].1 < pair[0].2);
+    let read = |item: &&A| {
+        let key = item.grad().storage_key();
+        let at = changed.partition_point(|&(storage, ..)| storage < key);
+        changed.get(at).is_some_and(|&(storage, ..)| storage == key)
+    };
+    plain && !overlap && !list.iter().any(read)
+}
+
 /// The elements of an array being changed, for the kernels.
 fn state<'a, T: Element>(update: &'a mut Update<'_>) -> Updating<'a, T> {
     let (old, new) = update.slices();

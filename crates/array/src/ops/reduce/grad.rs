@@ -267,6 +267,7 @@ fn shares<T: Float<Real: Number>>(
 }
 
 fn scatter_on_cuda(op: &'static str, dy: &Array, indices: &Array, shape: &Shape, d: usize) -> Result<Array> {
+    indices.check_dtype(op, DType::I64)?;
     crate::ops::fused::real_dtype(op, dy.dtype())?;
     let out = Array::zeros_on(shape, dy.dtype(), dy.device())?;
     let size = shape.get(d).copied().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! Where the documents of a batch begin, for attention that stays inside them.
+//! Where the documents of a batch begin, and how far back a token looks, for attention that stays inside of both.
 
 use crate::attributes::Attr;
 use crate::error::{Error, Result};
@@ -14,6 +14,8 @@ pub struct Documents {
     /// Per row, first tokens of all documents but the first.
     borders: Arc<[Vec<usize>]>,
     length: usize,
+    /// Keys that a query sees at most, its own last.
+    window: Option<usize>,
     made: Made,
 }
 
@@ -21,10 +23,11 @@ pub struct Documents {
 #[derive(Clone, Default)]
 struct Made(Arc<Mutex<Vec<Bounds>>>);
 
-/// Of some rows on a device: first tokens of documents, and one past their last.
+/// Of some rows on a device and one window.
 struct Bounds {
     device: Device,
     rows: Vec<usize>,
+    window: Option<usize>,
     both: [Array; 2],
 }
 
@@ -61,7 +64,25 @@ impl Documents {
                 return Err(Error::Argument { op: "documents", message });
             }
         }
-        Ok(Documents { borders: borders.into(), length, made: Made::default() })
+        Ok(Documents { borders: borders.into(), length, window: None, made: Made::default() })
+    }
+
+    /// Rows of one document each.
+    pub fn whole(rows: usize, length: usize) -> Documents {
+        Documents { borders: vec![Vec::new(); rows].into(), length, window: None, made: Made::default() }
+    }
+
+    /// The same, where a causal query sees `window` keys at most, its own last.
+    pub fn within(&self, window: usize) -> Result<Documents> {
+        if window == 0 {
+            let message = "a window of 0 keys hides a query's own".into();
+            return Err(Error::Argument { op: "documents", message });
+        }
+        Ok(Documents { window: Some(window), ..self.clone() })
+    }
+
+    pub(super) fn window(&self) -> Option<usize> {
+        self.window
     }
 
     /// How many rows there are.
@@ -94,6 +115,13 @@ impl Documents {
         Ok(Array::from_slice(&all, &[self.rows(), self.length])?)
     }
 
+    /// True where a key is in the window of a query or after it: `[length, length]`, on a device.
+    pub(super) fn band(&self, device: Device) -> Result<Option<Array>> {
+        let Some(window) = self.window.filter(|&window| window < self.length) else { return Ok(None) };
+        let all = Array::full_on(&[self.length, self.length], true, DType::Bool, device)?;
+        Ok(Some(all.triu(1 - window as i64)?))
+    }
+
     /// True where query and key are in one document: `[rows, 1, length, length]`.
     pub(super) fn mask(&self) -> Result<Array> {
         let mask = Array::full(&[self.rows(), 1, self.length, self.length], false, DType::Bool)?;
@@ -106,22 +134,28 @@ impl Documents {
         Ok(mask)
     }
 
-    /// Of some rows, on a device: the first token of each token's document, and one past its last; i32 `[rows, length]`.
+    /// Of some rows, on a device: of each token the first one in its document and window, and one past the last that has
+    /// it in theirs; i32 `[rows, length]`.
     pub(super) fn bounds(&self, rows: &[usize], device: Device) -> Result<[Array; 2]> {
         let mut made = self.made.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = made.iter().find(|known| known.device == device && known.rows == rows);
-        if let Some(known) = known {
+        let same =
+            |known: &&Bounds| (known.device, known.window) == (device, self.window) && known.rows == rows;
+        if let Some(known) = made.iter().find(same) {
             return Ok(known.both.clone());
         }
         let of = |end: bool| -> Result<Array> {
+            let window = self.window.unwrap_or(self.length);
             let bound = |range: Range<usize>| {
-                std::iter::repeat_n(if end { range.end } else { range.start } as i32, range.len())
+                range.clone().map(move |at| match end {
+                    true => range.end.min(at.saturating_add(window)) as i32,
+                    false => range.start.max((at + 1).saturating_sub(window)) as i32,
+                })
             };
             let all: Vec<i32> = rows.iter().flat_map(|&row| self.of_row(row)).flat_map(bound).collect();
             Ok(Array::from_slice(&all, &[rows.len(), self.length])?.to(device)?)
         };
         let both = [of(false)?, of(true)?];
-        made.push(Bounds { device, rows: rows.to_vec(), both: both.clone() });
+        made.push(Bounds { device, rows: rows.to_vec(), window: self.window, both: both.clone() });
         Ok(both)
     }
 
@@ -129,9 +163,10 @@ impl Documents {
         Attr::List(self.borders.iter().map(|starts| Attr::from(&starts[..])).collect())
     }
 
-    pub(super) fn read(rows: &[Attr], length: usize) -> Option<Documents> {
+    pub(super) fn read(rows: &[Attr], length: usize, window: Option<usize>) -> Option<Documents> {
         let row = |row: &Attr| row.ints()?.into_iter().map(|at| usize::try_from(at).ok()).collect();
-        Documents::new(rows.iter().map(row).collect::<Option<_>>()?, length).ok()
+        let documents = Documents::new(rows.iter().map(row).collect::<Option<_>>()?, length).ok()?;
+        window.map_or(Some(documents.clone()), |window| documents.within(window).ok())
     }
 }
 
@@ -147,6 +182,15 @@ mod tests {
         assert_eq!(documents.longest(), 4);
         assert_eq!(documents.of_row(2).collect::<Vec<_>>(), [0..1, 1..3, 3..4]);
         assert_eq!(documents.of_row(3).count(), 0);
+    }
+
+    #[test]
+    fn bounds_stay_inside_of_documents_and_windows() {
+        let documents = Documents::new(vec![vec![0, 3]], 5).unwrap().within(2).unwrap();
+        let [first, end] = documents.bounds(&[0], Device::Cpu).unwrap();
+        assert_eq!(first.to_vec::<i32>().unwrap(), [0, 0, 1, 3, 3]);
+        assert_eq!(end.to_vec::<i32>().unwrap(), [2, 3, 3, 5, 5]);
+        assert!(documents.within(0).unwrap_err().to_string().contains("window of 0"));
     }
 
     #[test]

@@ -61,6 +61,9 @@ impl Attention {
         if let Some(Drop { p, .. }) = self.drop.filter(|drop| !(0.0..=1.0).contains(&drop.p)) {
             return refuse(format!("dropout must be between 0 and 1, got {p}"));
         }
+        if self.documents.as_ref().is_some_and(|d| d.window().is_some()) && self.span != Span::Causal {
+            return refuse("a window goes with causal attention only".into());
+        }
         match &self.documents {
             Some(d) if (d.rows(), d.length(), d.length()) != (rows, queries, keys) => refuse(format!(
                 "documents of {} rows of {} tokens for {rows} rows of {queries} queries and {keys} keys",
@@ -131,6 +134,9 @@ impl Attention {
         if let Some(documents) = &self.documents {
             let same = documents.mask()?.to(inputs[0].local().device())?;
             keep = keep.logical_and(&grouped(&Tensor::new(same))?)?;
+            if let Some(band) = documents.band(inputs[0].local().device())? {
+                keep = keep.logical_and(&Tensor::new(band))?;
+            }
         }
         match inputs.get(3) {
             Some(mask) if mask.dtype() == DType::Bool => keep = keep.logical_and(&grouped(mask)?)?,
@@ -188,7 +194,11 @@ impl Op for Attention {
         }
         match &self.documents {
             Some(documents) => {
-                all.with("documents", documents.attribute()).with("length", documents.length())
+                let all = all.with("documents", documents.attribute()).with("length", documents.length());
+                match documents.window() {
+                    Some(window) => all.with("window", window),
+                    None => all,
+                }
             }
             None => all,
         }
@@ -303,7 +313,7 @@ pub struct AttentionOptions<'a> {
     /// Broadcast to `[batch, query heads, queries, keys]`. Booleans say which keys to keep; floats are added to the
     /// scaled scores. Asking for a mask's gradient computes all scores at once.
     pub mask: Option<&'a Tensor>,
-    /// A query sees keys of its own document only. There are as many keys as queries.
+    /// A query sees keys of its own document only, and of its window. There are as many keys as queries.
     pub documents: Option<&'a Documents>,
     /// Sets weights of values to 0 and divides the others, as [`super::dropout_with`] does with `[batch, query heads,
     /// queries, keys]` of them. Scores are then computed some queries at a time, in backward again.
@@ -347,7 +357,7 @@ pub(crate) fn build(name: &str, at: &Attributes) -> Found {
     };
     let documents = match at.list("documents") {
         None => None,
-        Some(rows) => Some(Documents::read(&rows, at.size("length")?)?),
+        Some(rows) => Some(Documents::read(&rows, at.size("length")?, at.size("window"))?),
     };
     let of = Attention { scale: at.maybe("scale", Attr::real)?, span, drop, documents };
     if name == "flash_attention" { found(of) } else { found(AttentionGrad(of)) }
@@ -365,6 +375,9 @@ pub(crate) fn sample(draw: &mut Draw) -> Result<Sample> {
         documents = Some(Documents::new(starts, queries)?);
     }
     let (scale, span) = (draw.pick(&[None, Some(0.7)]), draw.pick(&[Span::All, Span::Causal]));
+    if span == Span::Causal && draw.coin() {
+        documents = documents.map(|documents| documents.within(1 + draw.below(queries))).transpose()?;
+    }
     let heads = of_keys * group;
     let mut inputs = vec![
         draw.normal(&[batch, heads, queries, dim])?,

@@ -29,7 +29,7 @@ pub(super) struct Operands<'a> {
 #[derive(Debug)]
 pub(super) struct Here<'a> {
     options: AttentionOptions<'a>,
-    /// The mask as a view of all of this rank's scores.
+    /// The mask, and the window where it is not among bounds, as a view of all of this rank's scores.
     mask: Option<Array>,
     drop: Option<Drop>,
     documents: Option<&'a Documents>,
@@ -62,8 +62,21 @@ impl<'a> Here<'a> {
         let indices = |dim: usize| numbered(piece.as_ref(), dim, of.q.shape()[dim]);
         let [rows, heads, queries, _] = of.q.shape()[..] else { return Err(super::SHAPES) };
         let all = [rows, heads, queries, of.k.shape()[2]];
+        let band = match documents.filter(|_| !in_one_call(&options, drop, of)) {
+            Some(documents) => documents.band(of.q.device())?,
+            None => None,
+        };
+        let mask = match (options.mask, band) {
+            (mask, None) => mask.cloned(),
+            (None, band) => band,
+            (Some(mask), Some(band)) if mask.dtype() == DType::Bool => Some(mask.logical_and(&band)?),
+            (Some(mask), Some(band)) => {
+                let hidden = band.logical_not()?.broadcast_to(&all)?;
+                Some(mask.broadcast_to(&all)?.masked_fill(&hidden, f64::NEG_INFINITY)?)
+            }
+        };
         Ok(Here {
-            mask: options.mask.map(|mask| mask.broadcast_to(&all)).transpose()?,
+            mask: mask.map(|mask| mask.broadcast_to(&all)).transpose()?,
             options,
             drop,
             documents,
@@ -73,10 +86,9 @@ impl<'a> Here<'a> {
         })
     }
 
-    /// Bounds of the documents, where one call of the kernel takes them all: causal, on a device.
+    /// Bounds of the documents, where one call of the kernel takes them all.
     fn bounds(&self, of: Operands<'_>) -> Result<Option<[Array; 2]>> {
-        let fused = self.drop.is_none() && self.options.span == Span::Causal;
-        match self.documents.filter(|_| fused && matches!(of.q.device(), Device::Cuda(_))) {
+        match self.documents.filter(|_| in_one_call(&self.options, self.drop, of)) {
             Some(documents) => documents.bounds(&self.rows, of.q.device()).map(Some),
             None => Ok(None),
         }
@@ -292,6 +304,12 @@ impl Operands<'_> {
         let dtype = wide(self.q.dtype());
         Ok(Wide([self.q.cast(dtype)?, self.k.cast(dtype)?, self.v.cast(dtype)?]))
     }
+}
+
+/// True where one call of the kernel takes all documents: causal, on a device.
+fn in_one_call(options: &AttentionOptions<'_>, drop: Option<Drop>, of: Operands<'_>) -> bool {
+    let on_device = matches!(of.q.device(), Device::Cuda(_));
+    on_device && drop.is_none() && options.span == Span::Causal
 }
 
 /// One row of the batch and some positions of its sequence.

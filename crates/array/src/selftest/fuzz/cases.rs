@@ -1,12 +1,15 @@
 //! One line per public operation.
 
-use crate::arrays::{Args, Rng};
-use planaria_array::ops::{self, *};
-use planaria_array::random::{Key, Window};
-use planaria_array::{Array, DType, Result, Scalar, Shape};
+use super::arrays::{Args, Rng};
+use crate::array::Array;
+use crate::element::Scalar;
+use crate::error::Result;
+use crate::ops::{self, *};
+use crate::random::{Key, Window};
+use planaria_layout::{DType, Shape};
 
 /// Runs an operation with arguments drawn from the generator.
-pub(crate) type Run = fn(&mut Rng, &Args) -> Result<Vec<Array>>;
+pub type Run = fn(&mut Rng, &Args) -> Result<Vec<Array>>;
 
 fn one(result: Result<Array>) -> Result<Vec<Array>> {
     Ok(vec![result?])
@@ -26,8 +29,27 @@ fn written(x: &Array, write: impl FnOnce(&Array) -> Result<()>) -> Result<Vec<Ar
     Ok(vec![x])
 }
 
+/// A public operation of arrays.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation {
+    /// What it is called.
+    pub name: &'static str,
+    /// Draws further arguments and runs it.
+    pub run: Run,
+    /// It must give the same on a view as on a contiguous copy.
+    pub same_on_copies: bool,
+}
+
+/// Every operation.
+pub fn operations() -> impl Iterator<Item = Operation> {
+    let of =
+        |same_on_copies| move |&(name, run): &(&'static str, Run)| Operation { name, run, same_on_copies };
+    let same = SAME_ON_COPIES.iter().copied().flatten().map(of(true));
+    same.chain(STRIDE_DEPENDENT.iter().map(of(false)))
+}
+
 /// Operations that must give the same on a view as on a contiguous copy.
-pub(crate) const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
+const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
     VIEWS,
     ELEMENTWISE,
     REDUCTIONS,
@@ -41,7 +63,7 @@ pub(crate) const SAME_ON_COPIES: &[&[(&str, Run)]] = &[
 ];
 
 /// Operations whose result depends on strides: they only must not panic.
-pub(crate) const STRIDE_DEPENDENT: &[(&str, Run)] = &[
+const STRIDE_DEPENDENT: &[(&str, Run)] = &[
     ("as_strided", |r, a| {
         let strides: Vec<isize> = (0..r.below(4)).map(|_| r.int() as isize).collect();
         let shape = r.extents();
@@ -193,8 +215,12 @@ const SCANS: &[(&str, Run)] = &[
     ("kthvalue", |r, a| two(a.x.kthvalue(r.extent(), r.dim(), r.keep()))),
     ("median", |r, a| two(a.x.median(r.dim(), r.keep()))),
     ("unique", |_, a| a.x.unique().map(|u| vec![u.values, u.inverse, u.counts])),
-    ("searchsorted", |r, a| one(a.x.searchsorted(&a.y, r.pick(&[Side::Left, Side::Right])))),
-    ("bucketize", |_, a| one(ops::bucketize(&a.x, &a.y, Side::Left))),
+    // In what is not sorted, what is found depends on where one looks first.
+    ("searchsorted", |r, a| {
+        let (sorted, _) = a.x.sort(-1, Order::Ascending)?;
+        one(sorted.searchsorted(&a.y, r.pick(&[Side::Left, Side::Right])))
+    }),
+    ("bucketize", |_, a| one(ops::bucketize(&a.x, &a.y.sort(-1, Order::Ascending)?.0, Side::Left))),
 ];
 
 const INDEXING: &[(&str, Run)] = &[
@@ -325,6 +351,11 @@ const NEURAL: &[(&str, Run)] = &[
     }),
 ];
 
+/// `x` with 0 in place of what is not finite: 0 times that is NaN or 0, as terms are skipped or not.
+fn finite(x: &Array) -> Result<Array> {
+    if x.dtype().is_float() { x.masked_fill(&x.is_finite()?.logical_not()?, 0) } else { Ok(x.clone()) }
+}
+
 /// `x` with dims of size 1 in front until it has four.
 fn four(x: &Array) -> Result<Array> {
     (x.ndim()..4).try_fold(x.clone(), |x, _| x.unsqueeze(0))
@@ -341,7 +372,8 @@ const BLOCKS: &[(&str, Run)] = &[
         ops::attention(&a.x, &a.y, &a.twin, &AttentionOptions::default()).map(|y| vec![y.out, y.lse])
     }),
     ("attention_grad", |_, a| {
-        let (q, k, options) = (four(&a.x)?, four(&a.twin)?, AttentionOptions::default());
+        let (q, k) = (four(&finite(&a.x)?)?, four(&finite(&a.twin)?)?);
+        let options = AttentionOptions::default();
         let y = ops::attention(&q, &k, &k, &options)?;
         ops::attention_grad(&q, &q, &k, &k, &y, &options).map(|g| vec![g.q, g.k, g.v])
     }),
@@ -370,6 +402,7 @@ const BLOCKS: &[(&str, Run)] = &[
             positions,
         };
         let table = RotaryTable::new(r.below(9), a.x.shape().last().copied().unwrap_or(0), 10000.0)?;
+        let table = RotaryTable { cos: table.cos.to(a.x.device())?, sin: table.sin.to(a.x.device())? };
         Ok(vec![ops::rotary(&a.x, &table, &options)?, ops::rotary_grad(&a.x, &table, &options)?])
     }),
     ("soft_cross_entropy_target_grad", |r, a| {

@@ -1,67 +1,26 @@
 //! Random operations on random views for a few seconds: nothing panics, nothing hangs, and views give what
 //! contiguous copies give. `PLANARIA_FUZZ_SEED` and `PLANARIA_FUZZ_ROUNDS` repeat or extend a run.
 
-mod arrays;
-mod cases;
-
-use arrays::{Args, Rng};
-use cases::{Run, SAME_ON_COPIES, STRIDE_DEPENDENT};
-use planaria_array::{Array, DType, Error, Result};
-use std::mem::discriminant;
+use planaria_array::selftest::fuzz::{Args, Operation, Rng, difference, operations};
+use planaria_array::{Array, DType, Device, Error};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// How far results may lie apart when an operation adds in another order.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-9,
-        DType::F32 => 1e-4,
-        DType::F16 => 1e-2,
-        DType::BF16 => 5e-2,
-        DType::F8E4M3 | DType::F8E5M2 => 0.3,
-        _ => 0.0,
-    }
-}
-
-fn same(a: &Array, b: &Array) -> bool {
-    if a.dtype() != b.dtype() || a.shape() != b.shape() {
-        return false;
-    }
-    // Views of absurd extents cost nothing until they are read.
-    if a.numel() > 1 << 16 {
-        return true;
-    }
-    let wide = |a: &Array| a.cast(DType::F64).and_then(|a| a.to_vec::<f64>()).expect("a small result");
-    let limit = tolerance(a.dtype());
-    wide(a)
-        .into_iter()
-        .zip(wide(b))
-        .all(|(a, b)| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= limit * a.abs().max(1.0))
-}
-
-/// What is wrong with two results that should be the same.
-fn difference(view: &Result<Vec<Array>>, copy: &Result<Vec<Array>>) -> Option<String> {
-    match (view, copy) {
-        // Only a view can have cells that share memory.
-        (Err(Error::OverlappingWrite { .. }), _) => None,
-        (Err(a), Err(b)) if discriminant(a) == discriminant(b) => None,
-        (Ok(a), Ok(b)) if a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)) => None,
-        _ => Some(format!("the view gives {view:?}\nthe copy gives {copy:?}")),
-    }
-}
-
 /// Runs one case; the text of a failure begins with the seed that repeats it.
-fn check(seed: u64, name: &str, run: Run, compare: bool) -> std::result::Result<(), String> {
+fn check(seed: u64, Operation { name, run, same_on_copies }: Operation) -> Result<(), String> {
     let mut rng = Rng::new(seed);
-    let args = Args::random(&mut rng);
+    let args = Args::random(&mut rng, Device::Cpu).expect("small arrays");
     let told = |what: String| Err(format!("seed {seed}, {name}: {what}\n{}", args.describe()));
     let guarded = |args: &Args| catch_unwind(AssertUnwindSafe(|| run(&mut rng.clone(), args)));
     let Ok(view) = guarded(&args) else { return told("panicked".into()) };
-    if !compare {
+    // Only a view can have cells that share memory.
+    if !same_on_copies || matches!(view, Err(Error::OverlappingWrite { .. })) {
         return Ok(());
     }
-    let Ok(copy) = guarded(&args.contiguous()) else { return told("panicked on a copy".into()) };
+    let Ok(copy) = guarded(&args.contiguous().expect("small copies")) else {
+        return told("panicked on a copy".into());
+    };
     match difference(&view, &copy) {
         Some(what) => told(what),
         None => Ok(()),
@@ -74,15 +33,13 @@ fn setting(name: &str, default: u64) -> u64 {
 
 /// Runs every operation so many times; says before each one what it is about to do.
 fn fuzz(seed: u64, rounds: u64, say: impl Fn(String)) -> (u64, Vec<String>) {
-    let compared = SAME_ON_COPIES.iter().copied().flatten().map(|&(name, run)| (name, run, true));
-    let all: Vec<(&str, Run, bool)> =
-        compared.chain(STRIDE_DEPENDENT.iter().map(|&(name, run)| (name, run, false))).collect();
+    let all: Vec<Operation> = operations().collect();
     let (mut count, mut failures) = (0u64, Vec::new());
     while count < rounds && failures.len() < 5 {
-        for (i, &(name, run, compare)) in all.iter().enumerate() {
+        for (i, &operation) in all.iter().enumerate() {
             let seed = seed.wrapping_add(count).wrapping_mul(1 << 8).wrapping_add(i as u64);
-            say(format!("seed {seed}, {name}"));
-            failures.extend(check(seed, name, run, compare).err());
+            say(format!("seed {seed}, {}", operation.name));
+            failures.extend(check(seed, operation).err());
         }
         count += 1;
     }

@@ -1,38 +1,43 @@
 //! Random arrays, views and arguments, some of them absurd.
 
-use planaria_array::ops::Keep;
-use planaria_array::{Array, DType, Index, Result};
+use crate::array::Array;
+use crate::device::Device;
+use crate::error::Result;
+use crate::index::Index;
+use crate::ops::Keep;
+use planaria_layout::DType;
 
 /// A seeded generator whose copies give the same numbers.
-#[derive(Clone)]
-pub(crate) struct Rng(u64);
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
 
 impl Rng {
-    pub(crate) fn new(seed: u64) -> Rng {
+    /// The numbers of one seed.
+    pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub(crate) fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    pub(crate) fn chance(&mut self, percent: usize) -> bool {
+    pub(super) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    pub(crate) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())].clone()
     }
 
     /// Mostly a small integer, sometimes one that overflows careless arithmetic.
-    pub(crate) fn int(&mut self) -> i64 {
+    pub(super) fn int(&mut self) -> i64 {
         match self.below(40) {
             0 => i64::MIN,
             1 => i64::MAX,
@@ -41,12 +46,12 @@ impl Rng {
         }
     }
 
-    pub(crate) fn bound(&mut self) -> Option<i64> {
+    pub(super) fn bound(&mut self) -> Option<i64> {
         self.chance(70).then(|| self.int())
     }
 
     /// A dim, in range more often than not.
-    pub(crate) fn dim(&mut self) -> i64 {
+    pub(super) fn dim(&mut self) -> i64 {
         match self.below(40) {
             0 => i64::MIN,
             1 => i64::MAX,
@@ -54,12 +59,12 @@ impl Rng {
         }
     }
 
-    pub(crate) fn dims(&mut self) -> Vec<i64> {
+    pub(super) fn dims(&mut self) -> Vec<i64> {
         (0..self.below(4)).map(|_| self.dim()).collect()
     }
 
     /// A small extent, or one that no shape can hold.
-    pub(crate) fn extent(&mut self) -> usize {
+    pub(super) fn extent(&mut self) -> usize {
         match self.below(30) {
             0 => usize::MAX,
             1 => usize::MAX / 2 + 1,
@@ -67,20 +72,20 @@ impl Rng {
         }
     }
 
-    pub(crate) fn extents(&mut self) -> Vec<usize> {
+    pub(super) fn extents(&mut self) -> Vec<usize> {
         (0..self.below(5)).map(|_| self.extent()).collect()
     }
 
-    pub(crate) fn keep(&mut self) -> Keep {
+    pub(super) fn keep(&mut self) -> Keep {
         self.pick(&[Keep::No, Keep::Yes])
     }
 
-    pub(crate) fn shape(&mut self) -> Vec<usize> {
+    pub(super) fn shape(&mut self) -> Vec<usize> {
         (0..self.below(5)).map(|_| self.pick(&[0, 1, 1, 2, 2, 3, 4, 5])).collect()
     }
 
     /// Small whole numbers, so that sums in any order are equal; a few floats are not finite.
-    pub(crate) fn array(&mut self, shape: &[usize], dtype: DType) -> Array {
+    fn array(&mut self, shape: &[usize], dtype: DType, device: Device) -> Result<Array> {
         let odd = dtype.is_float() && self.chance(15);
         let values: Vec<f64> = (0..shape.iter().product())
             .map(|_| match self.below(30) {
@@ -90,15 +95,15 @@ impl Rng {
                 v => (v % 9) as f64 - 4.0,
             })
             .collect();
-        Array::from_slice(&values, shape).and_then(|a| a.cast(dtype)).expect("a small array")
+        Array::from_slice(&values, shape)?.cast(dtype)?.to(device)
     }
 
-    pub(crate) fn dtype(&mut self) -> DType {
+    pub(super) fn dtype(&mut self) -> DType {
         if self.chance(50) { self.pick(&[DType::F32, DType::I64]) } else { self.pick(&DType::ALL) }
     }
 
     /// The array seen through a few steps that share its storage.
-    pub(crate) fn view(&mut self, x: Array) -> Array {
+    pub(super) fn view(&mut self, x: Array) -> Array {
         (0..self.below(3)).fold(x, |x, _| self.step(&x).unwrap_or(x))
     }
 
@@ -120,7 +125,7 @@ impl Rng {
         }
     }
 
-    pub(crate) fn index(&mut self, args: &Args) -> Vec<Index> {
+    pub(super) fn index(&mut self, args: &Args) -> Vec<Index> {
         (0..self.below(4))
             .map(|_| match self.below(8) {
                 0 | 1 => Index::Int(self.below(6) as i64 - 3),
@@ -138,58 +143,55 @@ impl Rng {
 }
 
 /// What an operation may use.
-pub(crate) struct Args {
+#[derive(Clone, Debug)]
+pub struct Args {
     /// Any array.
-    pub x: Array,
+    pub(super) x: Array,
     /// One of the same shape and dtype.
-    pub twin: Array,
+    pub(super) twin: Array,
     /// One of the same dtype and, now and then, a shape that broadcasts.
-    pub y: Array,
+    pub(super) y: Array,
     /// Truth values, often in the shape of x.
-    pub mask: Array,
+    pub(super) mask: Array,
     /// Integers, often in the shape of x, mostly in the range of its dims.
-    pub index: Array,
+    pub(super) index: Array,
 }
 
 impl Args {
-    pub(crate) fn random(r: &mut Rng) -> Args {
+    /// What follows from the numbers of `r`, the same on every device, strides included.
+    pub fn random(r: &mut Rng, device: Device) -> Result<Args> {
         let (shape, dtype) = (r.shape(), r.dtype());
-        let x = r.array(&shape, dtype);
+        let x = r.array(&shape, dtype, device)?;
         let x = r.view(x);
-        let twin = r.array(x.shape(), dtype);
-        let twin = if r.chance(50) { twin.transpose(0, -1).and_then(|t| t.copy()) } else { twin.copy() };
-        let twin = twin.and_then(|t| if t.shape() == x.shape() { Ok(t) } else { t.transpose(0, -1) });
+        let twin = r.array(x.shape(), dtype, device)?;
+        let twin = if r.chance(50) { twin.transpose(0, -1)?.copy()? } else { twin.copy()? };
+        let twin = if twin.shape() == x.shape() { twin } else { twin.transpose(0, -1)? };
         let other = match r.below(3) {
             0 => x.shape().to_vec(),
             1 => x.shape().iter().map(|&n| if r.chance(50) { 1 } else { n }).collect(),
             _ => r.shape(),
         };
         let y_dtype = if r.chance(90) { dtype } else { r.dtype() };
-        let y = r.array(&other, y_dtype);
+        let y = r.array(&other, y_dtype, device)?;
         let of_x = |r: &mut Rng| if r.chance(60) { x.shape().to_vec() } else { r.shape() };
         let (mask_shape, index_shape) = (of_x(r), of_x(r));
-        let mask = r.array(&mask_shape, DType::Bool);
+        let mask = r.array(&mask_shape, DType::Bool, device)?;
         let reach = if r.chance(80) { x.shape().iter().copied().min().unwrap_or(1).max(1) } else { 9 };
         let count: usize = index_shape.iter().product();
         let index: Vec<i64> = (0..count).map(|_| r.below(reach) as i64 - i64::from(r.chance(3))).collect();
-        let index = Array::from_slice(&index, &index_shape).expect("a small array");
-        let index = if r.chance(20) { index.cast(DType::I32).expect("a cast") } else { index };
-        Args { twin: twin.expect("a small array"), y: r.view(y), mask: r.view(mask), index: r.view(index), x }
+        let index = Array::from_slice(&index, &index_shape)?.to(device)?;
+        let index = if r.chance(20) { index.cast(DType::I32)? } else { index };
+        Ok(Args { twin, y: r.view(y), mask: r.view(mask), index: r.view(index), x })
     }
 
     /// The same values without strides.
-    pub(crate) fn contiguous(&self) -> Args {
-        let copy = |a: &Array| a.copy().expect("a small copy");
-        Args {
-            x: copy(&self.x),
-            twin: copy(&self.twin),
-            y: copy(&self.y),
-            mask: copy(&self.mask),
-            index: copy(&self.index),
-        }
+    pub fn contiguous(&self) -> Result<Args> {
+        let Args { x, twin, y, mask, index } = self;
+        Ok(Args { x: x.copy()?, twin: twin.copy()?, y: y.copy()?, mask: mask.copy()?, index: index.copy()? })
     }
 
-    pub(crate) fn describe(&self) -> String {
+    /// Dtypes, shapes and strides, in words.
+    pub fn describe(&self) -> String {
         let one =
             |name: &str, a: &Array| format!("{name} {}{} strides {:?}", a.dtype(), a.shape(), a.strides());
         let all = [
