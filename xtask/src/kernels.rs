@@ -75,8 +75,9 @@ pub(crate) fn emulate_step(root: &Path, features: &[&str]) -> (Outcome, Counts) 
     {
         return failed;
     }
-    let mut ours = example(root, features, "selftest");
-    let ran = run(ours.arg("cuda:0").env("LD_LIBRARY_PATH", &folder).env("PLANARIA_KERNELS", &archive));
+    let mut ours = cargo(root, ["run", "--quiet", "--bin", "planaria"]);
+    ours.args(features).args(["--", "selftest", "--device", "cuda:0"]);
+    let ran = run(ours.env("LD_LIBRARY_PATH", &folder).env("PLANARIA_KERNELS", &archive));
     let number = |name: &str| -> u64 {
         let before = |line: &str| line.split(name).next()?.split_whitespace().last()?.parse::<u64>().ok();
         ran.output.lines().filter(|line| line.contains(" passed ")).filter_map(before).sum()
@@ -84,7 +85,7 @@ pub(crate) fn emulate_step(root: &Path, features: &[&str]) -> (Outcome, Counts) 
     // Models and whole runs beside the host's.
     let mut tests = cargo(root, ["test", "--quiet", "--workspace", "--test", "device"]);
     tests.args(features).env("LD_LIBRARY_PATH", &folder).env("PLANARIA_KERNELS", &archive);
-    let runs = run(tests.env("PLANARIA_DEVICE", "cuda:0")).success;
+    let runs = run(tests.env("PLANARIA_DEVICE", "cuda:0").env("PLANARIA_EMULATED_DEVICES", "2")).success;
     let counts =
         Counts { passed: number(" passed") + u64::from(runs), failed: number(" failed") + u64::from(!runs) };
     (if ran.success && runs && counts.passed > 0 { Outcome::Passed } else { Outcome::Failed }, counts)

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -21,7 +22,27 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, N
 
 // Small enough that running out of it can be tested.
 static const size_t MEMORY = size_t(4) << 30;
-static std::atomic<size_t> used{0};
+static const int MOST = 8;
+static std::atomic<size_t> used[MOST];
+
+// How many devices there are: PLANARIA_EMULATED_DEVICES, else one.
+static int devices() {
+    const char* text = getenv("PLANARIA_EMULATED_DEVICES");
+    int count = text ? atoi(text) : 1;
+    return count < 1 ? 1 : count > MOST ? MOST : count;
+}
+static thread_local int current = 0;
+
+// Whose memory an address is: copies may touch that of the current device only.
+static std::mutex blocks_lock;
+static std::map<Address, std::pair<size_t, int>> blocks;
+static bool is_here(Address address, size_t bytes) {
+    std::lock_guard<std::mutex> held(blocks_lock);
+    auto next = blocks.upper_bound(address);
+    if (next == blocks.begin()) return bytes == 0;
+    auto [start, block] = *--next;
+    return bytes == 0 || (block.second == current && address + bytes <= start + block.first);
+}
 
 struct Event { std::chrono::steady_clock::time_point at; };
 struct Function { void (*run)(const unsigned*, unsigned, void**); };
@@ -30,18 +51,21 @@ struct Function { void (*run)(const unsigned*, unsigned, void**); };
 
 API cuInit(unsigned) { return SUCCESS; }
 API cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
-API cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
+API cuDeviceGetCount(int* count) { *count = devices(); return SUCCESS; }
 API cuDeviceGetName(char* name, int len, int) { snprintf(name, len, "emulated device"); return SUCCESS; }
-API cuDeviceGetUuid_v2(char* uuid, int) { memset(uuid, 7, 16); return SUCCESS; }
+API cuDeviceGetUuid_v2(char* uuid, int device) { memset(uuid, 7 + device, 16); return SUCCESS; }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = MEMORY; return SUCCESS; }
 API cuDeviceGetAttribute(int* value, int which, int) {
     // Two multiprocessors, compute capability 7.0: no tensor cores that kernels here use.
     *value = which == 16 ? 2 : which == 75 ? 7 : 0;
     return SUCCESS;
 }
-API cuDevicePrimaryCtxRetain(void** context, int) { *context = (void*)1; return SUCCESS; }
-API cuCtxSetCurrent(void*) { return SUCCESS; }
-API cuMemGetInfo_v2(size_t* free, size_t* total) { *free = MEMORY - used; *total = MEMORY; return SUCCESS; }
+API cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)(intptr_t)(device + 1); return SUCCESS; }
+API cuCtxSetCurrent(void* context) {
+    if (context) current = int((intptr_t)context - 1);
+    return SUCCESS;
+}
+API cuMemGetInfo_v2(size_t* free, size_t* total) { *free = MEMORY - used[current]; *total = MEMORY; return SUCCESS; }
 API cuStreamCreate(void** stream, unsigned) { *stream = new int(0); return SUCCESS; }
 API cuStreamDestroy_v2(void* stream) { delete (int*)stream; return SUCCESS; }
 API cuStreamSynchronize(void*) { return SUCCESS; }
@@ -58,39 +82,47 @@ API cuEventElapsedTime_v2(float* ms, void* start, void* end) {
     return SUCCESS;
 }
 
-// The size stands in a page before the memory, so that blocks are aligned as the driver's are.
+// A page before the memory stays free, so that a read in front of a block is not one of its neighbour.
 static const size_t PAGE = 4096;
 API cuMemAlloc_v2(Address* address, size_t bytes) {
-    if (used + bytes > MEMORY) return OUT_OF_MEMORY;
+    if (used[current] + bytes > MEMORY) return OUT_OF_MEMORY;
     void* p = mmap(nullptr, bytes + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return OUT_OF_MEMORY;
-    *(size_t*)p = bytes;
-    used += bytes;
+    used[current] += bytes;
     *address = (Address)p + PAGE;
+    std::lock_guard<std::mutex> held(blocks_lock);
+    blocks[*address] = {bytes, current};
     return SUCCESS;
 }
 API cuMemFree_v2(Address address) {
-    void* p = (void*)(address - PAGE);
-    size_t bytes = *(size_t*)p;
-    used -= bytes;
-    munmap(p, bytes + PAGE);
+    std::lock_guard<std::mutex> held(blocks_lock);
+    auto block = blocks.find(address);
+    if (block == blocks.end()) return INVALID_VALUE;
+    auto [bytes, device] = block->second;
+    blocks.erase(block);
+    used[device] -= bytes;
+    munmap((void*)(address - PAGE), bytes + PAGE);
     return SUCCESS;
 }
 API cuMemHostAlloc(void** p, size_t bytes, unsigned) { *p = malloc(bytes); return *p ? SUCCESS : OUT_OF_MEMORY; }
 API cuMemFreeHost(void* p) { free(p); return SUCCESS; }
 API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void*) {
+    if (!is_here(to, bytes)) return INVALID_VALUE;
     memset((void*)to, value, bytes);
     return SUCCESS;
 }
 API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void*) {
+    if (!is_here(to, bytes) || !is_here(from, bytes)) return INVALID_VALUE;
     memmove((void*)to, (void*)from, bytes);
     return SUCCESS;
 }
 API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
+    if (!is_here(to, bytes)) return INVALID_VALUE;
     memcpy((void*)to, from, bytes);
     return SUCCESS;
 }
 API cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
+    if (!is_here(from, bytes)) return INVALID_VALUE;
     memcpy(to, (void*)from, bytes);
     return SUCCESS;
 }

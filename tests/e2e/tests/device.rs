@@ -3,6 +3,7 @@
 //! the host must agree with itself.
 
 use anyhow::{Context, Result, ensure};
+use planaria_array::{Device, cuda_devices, device_memory_stats};
 use planaria_e2e::{MOE, Sandbox};
 use planaria_train::{Generator, Sampling};
 
@@ -60,6 +61,22 @@ fn thread_ranks_share_a_device_and_have_the_bits_of_one() -> Result<()> {
     }
     let cut = sandbox.train("tensor", "tp=2", &more)?;
     cut.close_losses(&alone, 1e-5)
+}
+
+#[test]
+fn thread_ranks_take_a_gpu_each_where_there_are_several() -> Result<()> {
+    let any = if device().contains("cuda") { "device=cuda" } else { "device=cpu" };
+    let sandbox = Sandbox::new()?;
+    let alone = sandbox.train("alone", "", &[&SHORT[..], &[&device()]].concat())?;
+    for (number, mesh) in ["dp=2", "pp=2", "pp=2 dp=2"].into_iter().enumerate() {
+        let run = sandbox.train(&format!("mesh{number}"), mesh, &[&SHORT[..], &[any]].concat())?;
+        run.same_bits(&alone).context(mesh)?;
+    }
+    if cuda_devices().unwrap_or(0) > 1 {
+        let second = device_memory_stats(Device::Cuda(1))?.peak;
+        ensure!(second > 0, "nothing was ever on the second device");
+    }
+    Ok(())
 }
 
 #[test]

@@ -11,16 +11,16 @@ pub enum Compute {
     /// The host.
     #[default]
     Cpu,
-    /// A GPU of the machine: the first, or that of a process's place among those of the machine.
+    /// A GPU of the machine: that of a rank's place among those of the machine.
     Cuda,
     /// This GPU.
     CudaAt(u32),
 }
 
 impl Compute {
-    /// The device of a process that stands at this place among the processes of its machine, which shows so many GPUs. Where
-    /// processes outnumber GPUs, they share them in turn.
-    pub fn of_process(self, place: usize, gpus: u32) -> Compute {
+    /// The device of a rank that stands at this place among those of its machine, which shows so many GPUs. Where ranks
+    /// outnumber GPUs, they share them in turn.
+    pub fn dealt(self, place: usize, gpus: u32) -> Compute {
         match self {
             Compute::Cuda => Compute::CudaAt((place % gpus.max(1) as usize) as u32),
             other => other,
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuda_is_dealt_out_to_the_processes_of_a_machine_and_a_named_gpu_is_not() {
+    fn cuda_is_dealt_out_to_the_ranks_of_a_machine_and_a_named_gpu_is_not() {
         let any: Compute = "cuda".parse().unwrap();
-        let dealt: Vec<String> = (0..6).map(|place| any.of_process(place, 4).to_string()).collect();
+        let dealt: Vec<String> = (0..6).map(|place| any.dealt(place, 4).to_string()).collect();
         assert_eq!(dealt, ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:0", "cuda:1"]);
-        assert_eq!(any.of_process(3, 0).device(), Device::Cuda(0));
+        assert_eq!(any.dealt(3, 0).device(), Device::Cuda(0));
         for text in ["cpu", "cuda:0", "cuda:2"] {
             let named: Compute = text.parse().unwrap();
-            assert_eq!(named.of_process(3, 4).to_string(), text);
+            assert_eq!(named.dealt(3, 4).to_string(), text);
         }
         assert_eq!((any.device(), any.to_string()), (Device::Cuda(0), "cuda".into()));
         for wrong in ["meta", "gpu", "cuda:x"] {

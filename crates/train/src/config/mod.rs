@@ -63,8 +63,8 @@ pub struct Config {
     /// missing `dp` takes the ranks that are left.
     #[schemars(with = "mesh::MeshText")]
     pub mesh: MeshSection,
-    /// Where ranks compute: `"cpu"`, or `"cuda:1"` for that NVIDIA device. `"cuda"` is the first, or, where ranks are processes, that of
-    /// a process's place among those of its machine.
+    /// Where ranks compute: `"cpu"`, or `"cuda:1"` for that NVIDIA device. `"cuda"` leaves the choice to a rank's
+    /// place among those of its machine: with one GPU all share it, with several each takes the next.
     #[schemars(with = "String")]
     pub device: Compute,
     /// The model.

@@ -90,7 +90,7 @@ pub struct Healing {
 }
 
 /// What all ranks of a process share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) config: Config,
     pub(crate) model: Arc<dyn Architecture>,
@@ -184,9 +184,11 @@ impl Trainer {
         job.check(ranks)?;
         let timeout = Duration::from_secs(self.config.train.timeout);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let gpus = if self.config.device == Compute::Cuda { gpus() } else { 1 };
         let work = |comm: Arc<dyn Comm>| {
             let rank = comm.rank();
-            job.run(comm, ranks).map_err(|error| {
+            let own = (gpus > 1).then(|| job.of_thread(rank, gpus));
+            own.as_ref().unwrap_or(&job).run(comm, ranks).map_err(|error| {
                 let text = error.to_string();
                 // Ranks that only followed say that a rank stopped; the first one knows why.
                 if !error.is_echo() {
@@ -267,9 +269,7 @@ impl Trainer {
     fn of_process(&self) -> Trainer {
         let mut trainer = self.clone();
         if trainer.config.device == Compute::Cuda {
-            // Without a driver the device itself says so.
-            let gpus = planaria_array::cuda_devices().unwrap_or(1);
-            trainer.config.device = trainer.config.device.of_process(local_rank(), gpus);
+            trainer.config.device = trainer.config.device.dealt(local_rank(), gpus());
         }
         trainer
     }
@@ -319,6 +319,11 @@ impl Trainer {
     }
 }
 
+/// GPUs that this process sees. Without a driver the device itself says so.
+fn gpus() -> u32 {
+    planaria_array::cuda_devices().unwrap_or(1)
+}
+
 /// How many processes of the job are on this machine, as whoever started them says.
 fn local_ranks() -> usize {
     number_of(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"])
@@ -340,6 +345,13 @@ fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
 }
 
 impl Job {
+    /// With the GPU of one of the thread ranks.
+    fn of_thread(&self, rank: usize, gpus: u32) -> Job {
+        let mut job = self.clone();
+        job.config.device = job.config.device.dealt(rank, gpus);
+        job
+    }
+
     /// Has arrays of GPUs go over NCCL where every rank has a GPU of its own.
     fn connect(&self, comm: Arc<dyn Comm>) -> Result<Arc<dyn Comm>> {
         let Device::Cuda(ordinal) = self.config.device.device() else { return Ok(comm) };
