@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import logging
 import time
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from . import _planaria, _progress
 from ._checkpoint import Checkpoint
 from ._errors import DTypeError, MismatchError, NotFoundError
-from ._place import Framework, Progress, Url, statements
+from ._place import Framework, Progress, Url, matches, statements
 from ._planaria import Comm, Stored
 from ._reports import LoadReport
 from ._state import Flat, build, find, group_of, is_dtensor, leaves, named, nest, replace, rooms
@@ -66,16 +65,14 @@ def load(
             shown.end(read)
             LOG.info("loaded %d bytes from %s", read, ckpt.url)
             return made
-        report = _Into(ckpt, into, patterns, skipped, strict, casts).load(mapping, comm, shown)
+        report = _Into(ckpt, into, patterns, skipped, strict, casts, statements(mapping)).load(comm, shown)
         shown.end(report.bytes_read)
         LOG.info("loaded %d tensors in %.3f s from %s", len(report.loaded), report.seconds, ckpt.url)
         return report
 
 
 def _chosen(name: str, patterns: list[str] | None, skipped: list[str]) -> bool:
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in skipped):
-        return False
-    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return not matches(name, skipped) and (patterns is None or matches(name, patterns))
 
 
 def _load_new(
@@ -161,12 +158,23 @@ class _Into:
     """A load into a state."""
 
     def __init__(
-        self, ckpt: Checkpoint, into: Any, patterns: list[str] | None, skipped: list[str], strict: bool, casts: str
+        self,
+        ckpt: Checkpoint,
+        into: Any,
+        patterns: list[str] | None,
+        skipped: list[str],
+        strict: bool,
+        casts: str,
+        mapping: str | None,
     ) -> None:
-        self.ckpt, self.into, self.strict, self.casts = ckpt, into, strict, casts
+        self.ckpt, self.into, self.strict, self.casts, self.mapping = ckpt, into, strict, casts, mapping
         self.patterns, self.skipped = patterns, skipped
         self.flat = Flat(into)
-        stored = set(ckpt) | set(ckpt._tied)
+        self.mapped: dict[str, tuple[tuple[int, ...], str]] | None = None
+        if mapping is not None:
+            made = _planaria.mapped_tensors(ckpt._source, mapping)
+            self.mapped = {name: (tuple(shape), str(dtype)) for name, shape, dtype in made}
+        stored = set(ckpt) | set(ckpt._tied) if self.mapped is None else set(self.mapped)
         self.renewed = self._renewed()
         inside = tuple(path + "." if path else "" for path, _, _ in self.renewed)
 
@@ -201,19 +209,28 @@ class _Into:
                 found.append((path, target, stored))
         return found
 
+    def _stored(self, name: str) -> tuple[tuple[int, ...], str] | None:
+        """Shape and dtype of what the checkpoint, or the mapping over it, has under a name."""
+        if self.mapped is not None:
+            return self.mapped.get(name)
+        try:
+            stored = self.ckpt[name]
+        except KeyError:
+            return None
+        return stored.shape, str(stored.dtype)
+
     def check(self) -> None:
         """Refuse what does not fit, before anything is written."""
         shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         dtypes: dict[str, tuple[str, str]] = {}
         for name, tensor in self.wanted.items():
-            try:
-                stored = self.ckpt[name]
-            except KeyError:
+            stored = self._stored(name)
+            if stored is None:
                 continue
             shape = tuple(int(n) for n in tensor.shape)
-            if stored.shape != shape:
-                shapes[name] = (stored.shape, shape)
-            have, want = str(stored.dtype), str(_planaria.DType(tensor.dtype))
+            if stored[0] != shape:
+                shapes[name] = (stored[0], shape)
+            have, want = stored[1], str(_planaria.DType(tensor.dtype))
             floats = "f" in have and "f" in want
             if have != want and not (self.casts == "any" or (self.casts == "floats" and floats)):
                 dtypes[name] = (have, want)
@@ -233,19 +250,16 @@ class _Into:
         error.shapes, error.dtypes = shapes, dtypes
         raise error
 
-    def load(
-        self, mapping: str | Iterable[str] | None, comm: Comm | None, shown: _progress.Shown
-    ) -> LoadReport:
+    def load(self, comm: Comm | None, shown: _progress.Shown) -> LoadReport:
         """Fill tensors, replace values, and hand objects their state, in this order."""
         begun = time.perf_counter()
-        if mapping is None:
-            self.check()
+        self.check()
         fresh = self._fresh()
         if comm is None:
             comm = group_of({**self.wanted, **fresh})
         made = rooms({**self.wanted, **fresh})
         answer = _planaria.load_tensors(
-            self.ckpt._source, named(made), self.casts, self.skipped, statements(mapping), comm, shown.step
+            self.ckpt._source, named(made), self.casts, self.skipped, self.mapping, comm, shown.step
         )
         for room in made.values():
             room.give_back()
@@ -257,9 +271,7 @@ class _Into:
         for path, target, inner in self.flat.objects:
             if path not in renewed:
                 target.load_state_dict(replace(inner, {n: v for n, v in self.ckpt.values.items()}, path))
-        unexpected = self.unexpected if mapping is None else answer[2]
-        missing = self.missing if mapping is None else answer[1]
-        return LoadReport(loaded, missing, unexpected, answer[3], answer[4], time.perf_counter() - begun)
+        return LoadReport(loaded, self.missing, self.unexpected, answer[3], answer[4], time.perf_counter() - begun)
 
     def _fresh(self) -> dict[str, Any]:
         """New tensors for objects that make theirs of what is stored: cut as the parameter is that they belong to."""

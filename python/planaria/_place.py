@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -18,6 +19,12 @@ def address(url: Url) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a place is text or a path, not {type(text).__name__}")
     return text
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of the patterns, in which ``*`` stands for anything and every other letter for itself."""
+    parts = ([re.escape(part) for part in pattern.split("*")] for pattern in patterns)
+    return any(re.fullmatch(".*".join(pieces), name, re.S) for pieces in parts)
 
 
 def statements(mapping: str | Iterable[str] | None) -> str | None:

@@ -33,8 +33,8 @@ def _given(
     if step is None:
         found = state.get("step") if isinstance(state, Mapping) else None
         step = found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
-    if not flat.tensors:
-        raise ValueError("the state has no tensors; a checkpoint needs at least one")
+    if not flat.tensors and format != "planaria":
+        raise ValueError(f"the state has no tensors, and the format {format!r} has place for nothing else; use 'planaria'")
     return {
         "tied": flat.tied,
         "about": json.dumps({"python": flat.tree}),
@@ -99,6 +99,12 @@ class SaveHandle:
         self._watcher: threading.Thread | None = None
         self._process = os.getpid()
 
+    def _check_process(self) -> None:
+        """Threads do not follow a fork."""
+        if self._process != os.getpid():
+            what = f"this SaveHandle belongs to process {self._process}, which forked this one; make another here"
+            raise RuntimeError(what)
+
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._job.done()
@@ -118,6 +124,7 @@ class SaveHandle:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end; what went wrong, or ``None``."""
+        self._check_process()
         try:
             self.result(timeout)
         except TimeoutError:
@@ -132,6 +139,9 @@ class SaveHandle:
 
     def add_done_callback(self, f: Callable[[SaveHandle], object]) -> None:
         """Call ``f(handle)`` when the save has ended; at once when it has."""
+        self._check_process()
+        if not callable(f):
+            raise TypeError(f"a callback is a function of the handle, not {type(f).__name__}")
         with self._lock:
             if self._callbacks is not None:
                 self._callbacks.append(f)
@@ -154,10 +164,13 @@ class SaveHandle:
     def __await__(self) -> Generator[Any, None, SaveReport]:
         import asyncio
 
+        self._check_process()
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(None, self.result).__await__()
 
     def __repr__(self) -> str:
+        if self._process != os.getpid():
+            return f"SaveHandle '{self._url}' of process {self._process}"
         return f"SaveHandle '{self._url}' {'ended' if self.done() else 'running'}"
 
     def __reduce__(self) -> Any:

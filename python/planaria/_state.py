@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from . import _planaria
+from ._errors import DTypeError
 from ._planaria import Array, Comm, Layout, Tensor
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -130,12 +132,22 @@ class Flat:
         if not path:
             raise TypeError("the state is a single tensor; give it a name, as in {'weight': tensor}")
         node = detached(node)
+        _check_dtype(node, path)
         same = self._seen.setdefault(_memory(node), path)
-        if same == path:
+        if same == path or _is_snapshot(node, self.tensors[same]):
             self.tensors[path] = node
         else:
             self.tied[path] = same
         return "tensor"
+
+
+def _check_dtype(tensor: Any, path: str) -> None:
+    """Refuses strings, objects and complex numbers by the name of the leaf."""
+    try:
+        if hasattr(tensor, "dtype"):
+            _planaria.DType(tensor.dtype)
+    except DTypeError as error:
+        raise DTypeError(f"'{path}' cannot be saved: {error}") from None
 
 
 def _key(key: Any, path: str) -> Any:
@@ -146,17 +158,35 @@ def _key(key: Any, path: str) -> Any:
 
 def _memory(tensor: Any) -> Any:
     """What tells tensors of one memory from others; views of different extents are different tensors."""
-    if is_dtensor(tensor) or isinstance(tensor, Tensor):
-        local = tensor.to_local() if is_dtensor(tensor) else tensor.local()
-        size = local.numel() if hasattr(local, "numel") else local.size
-        return ("piece", _memory(local)) if size else ("object", id(tensor))
-    if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride") and tensor.device.type == "cpu":
-        if tensor.numel() > 0:
-            return ("torch", tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype))
+    piece = is_dtensor(tensor) or isinstance(tensor, Tensor)
+    local = tensor.to_local() if is_dtensor(tensor) else tensor.local() if piece else tensor
+    at = _address(local)
+    if at is None:
+        # The leaf itself, which its state keeps alive: a piece is made anew each time.
+        return ("object", id(tensor))
+    address, strides = at
+    return (piece, address, tuple(local.shape), strides, str(_planaria.DType(local.dtype)))
+
+
+def _is_snapshot(a: Any, b: Any) -> bool:
+    """Whether two leaves of ours have their bytes in common only until one of them is written."""
+    both = [leaf.local() if isinstance(leaf, Tensor) else leaf for leaf in (a, b)]
+    return all(isinstance(leaf, Array) for leaf in both) and not _planaria.shares(*both)
+
+
+def _address(tensor: Any) -> tuple[int, tuple[int, ...]] | None:
+    """Where the first element lies, and the strides in elements; nothing for what does not say."""
+    if isinstance(tensor, Array):
+        at = _planaria.address(tensor)
+        return None if at is None else (at, tensor.strides)
+    if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):
+        on_host = tensor.device.type == "cpu" and tensor.numel() > 0
+        return (tensor.data_ptr(), tuple(tensor.stride())) if on_host else None
     if hasattr(tensor, "__array_interface__") and getattr(tensor, "size", 0) > 0:
-        about = tensor.__array_interface__
-        return ("numpy", about["data"][0], about["shape"], tensor.strides, about["typestr"], str(tensor.dtype))
-    return ("object", id(tensor))
+        size = tensor.itemsize
+        if all(step % size == 0 for step in tensor.strides):
+            return tensor.__array_interface__["data"][0], tuple(step // size for step in tensor.strides)
+    return None
 
 
 def encode(value: Any) -> Any:

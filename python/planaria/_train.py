@@ -210,12 +210,14 @@ class Trainer:
 
     def stop(self) -> None:
         """Ask the run to finish its step, save and end; without a run, nothing happens."""
+        self._check_process()
         with self._lock:
             if self._now is not None:
                 self._now.stop()
 
     def save(self) -> None:
         """Ask for a checkpoint after this step; without a run, nothing happens."""
+        self._check_process()
         with self._lock:
             if self._now is not None:
                 self._now.save()
@@ -252,7 +254,14 @@ class Trainer:
                 heard(self._outcome)
         return self._outcome
 
+    def _check_process(self) -> None:
+        """Threads of a run do not follow a fork; looked at without the lock, which may be held for good in a child."""
+        now = self._now
+        if now is not None:
+            now.check()
+
     def _begin(self, ranks: int | None, until: int | None) -> _planaria.Run:
+        self._check_process()
         with self._lock:
             if self._now is not None:
                 raise RuntimeError("the trainer runs already; wait for it, or stop it")
@@ -274,6 +283,11 @@ class Trainer:
 
     def _end(self, run: _planaria.Run) -> None:
         """Whatever ended the loop, the run finishes its step and is saved."""
+        try:
+            run.check()
+        except RuntimeError:
+            # A child has no threads of this run, and the lock may be held for good there.
+            return
         try:
             if self._outcome is None:
                 run.stop()

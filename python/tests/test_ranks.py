@@ -63,6 +63,9 @@ def test_collectives():
         assert comm.all_reduce(np.array([r, -r]), op="max").tolist() == [n - 1, 0]
         out = np.zeros(2)
         assert comm.all_reduce(np.full(2, float(r)), out=out) is out and out.tolist() == [n * (n - 1) / 2] * 2
+        gaps = np.zeros(4)
+        comm.all_reduce(np.full(2, float(r)), out=gaps[::2])
+        assert gaps.tolist() == [n * (n - 1) / 2, 0] * 2
         assert comm.all_gather(np.full((r, 2), r)).tolist() == [[k, k] for k in range(n) for _ in range(k)]
         assert comm.all_gather(planaria.array(r)).tolist() == list(range(n))
         assert comm.reduce_scatter(np.arange(2 * n)).tolist() == [n * 2 * r, n * (2 * r + 1)]

@@ -90,7 +90,10 @@ def test_stop_from_another_thread(config, tmp_path):
 
 
 def test_wrong_configurations_name_their_key(config, tmp_path):
-    for change, key in [({"train": {"stepz": 3}}, "train.stepz"), ({"optim": {"lr": -1.0}}, "optim.lr")]:
+    for change, key in [
+        ({"train": {"stepz": 3}}, "train.stepz"), ({"optim": {"lr": -1.0}}, "optim.lr"), ({"optim": {"lr": "fast"}}, "optim.lr"),
+        ({"train": {"steps": -1}}, "train.steps"), ({"mesh": "qq=2"}, "mesh"), ({"mesh": 7}, "mesh"), ({"train": 5}, "train"),
+    ]:
         with pytest.raises(planaria.ConfigError) as error:
             planaria.Trainer({**config, **change}, run=tmp_path / "a")
         assert error.value.key == key and isinstance(error.value, ValueError)

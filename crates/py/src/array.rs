@@ -5,6 +5,7 @@ use pyo3::exceptions::{PyBufferError, PyImportError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PyList, PyTuple};
 
+use crate::dlpack::Memory;
 use crate::dtype::{PyDType, dtype_of, numpy_name, optional};
 use crate::error::Raise;
 use crate::gil::compute;
@@ -211,8 +212,8 @@ impl PyArray {
         }
         let versioned = max_version.is_some_and(|version| version >= (1, 0));
         match copy {
-            Some(true) => dlpack::export(py, &compute(py, || self.0.copy())?, versioned),
-            _ => dlpack::export(py, &self.0, versioned),
+            Some(true) => dlpack::export(py, &compute(py, || self.0.copy())?, Memory::Copied, versioned),
+            _ => dlpack::export(py, &self.0, Memory::Shared, versioned),
         }
     }
 
@@ -400,4 +401,20 @@ pub(crate) fn from_dlpack(py: Python<'_>, x: &Bound<'_, PyAny>, copy: Option<boo
 pub(crate) fn empty(py: Python<'_>, shape: Vec<usize>, dtype: &Bound<'_, PyAny>) -> PyResult<PyArray> {
     let dtype = dtype_of(dtype)?;
     compute(py, || Array::empty(&shape, dtype)).map(PyArray)
+}
+
+/// What tells arrays over the same elements from others while they live: the address of the first. Nothing for arrays without
+/// elements, or with gaps between them.
+#[pyfunction]
+pub(crate) fn address(py: Python<'_>, x: &PyArray) -> PyResult<Option<usize>> {
+    if !x.0.is_contiguous() || x.0.numel() == 0 {
+        return Ok(None);
+    }
+    compute(py, || x.0.bytes().map(|bytes| Some(bytes.as_ptr().addr())))
+}
+
+/// Whether a write to one of two arrays may be seen in the other; a snapshot has the address of its origin, and is apart.
+#[pyfunction]
+pub(crate) fn shares(a: &PyArray, b: &PyArray) -> bool {
+    a.0.shares_storage(&b.0)
 }

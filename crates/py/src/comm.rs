@@ -126,8 +126,16 @@ impl PyComm {
             })?;
             return Ok(Bound::new(py, PyArray(made))?.into_any());
         };
-        let recv = array_of(out, None, Memory::Always)?;
-        self.call(py, move |comm| comm.all_reduce(AllReduce { send, recv, op }))?;
+        let target = array_of(out, None, Memory::Always)?;
+        self.call(py, move |comm| {
+            if target.is_contiguous() {
+                return comm.all_reduce(AllReduce { send, recv: target, op });
+            }
+            // Elements with gaps between them are written when all is there.
+            let recv = Array::empty(target.shape(), target.dtype())?;
+            comm.all_reduce(AllReduce { send, recv: recv.clone(), op })?;
+            Ok(target.copy_from(&recv)?)
+        })?;
         Ok(out.clone())
     }
 

@@ -22,6 +22,16 @@ const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 /// Host memory, in the standard's numbering.
 pub(crate) const CPU: (i32, i32) = (1, 0);
 const READ_ONLY: u64 = 1;
+const COPIED: u64 = 2;
+
+/// Whose memory a capsule has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// The array's, which others see too.
+    Shared,
+    /// Nobody else's.
+    Copied,
+}
 
 #[repr(C)]
 struct Tensor {
@@ -93,6 +103,7 @@ fn tensor_of(exported: &Exported, geometry: &mut [i64]) -> Tensor {
 pub(crate) fn export<'py>(
     py: Python<'py>,
     array: &Array,
+    memory: Memory,
     versioned: bool,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     if array.device() != Device::Cpu {
@@ -108,7 +119,9 @@ pub(crate) fn export<'py>(
     let mut geometry: Box<[i64]> = sizes.chain(array.strides().iter().map(|&s| s as i64)).collect();
     let tensor = tensor_of(&exported, &mut geometry);
     if versioned {
-        let (flags, deleter) = (u64::from(array.is_readonly()) * READ_ONLY, Some(delete_versioned as _));
+        let copied = if memory == Memory::Copied { COPIED } else { 0 };
+        let flags = u64::from(array.is_readonly()) * READ_ONLY | copied;
+        let deleter = Some(delete_versioned as _);
         let managed = Versioned { major: 1, minor: 1, context: std::ptr::null_mut(), deleter, flags, tensor };
         capsule(py, Held { managed, geometry, exported }, VERSIONED, drop_versioned)
     } else {

@@ -9,6 +9,7 @@ use planaria::ckpt::{Error, verify};
 use pyo3::prelude::*;
 
 use crate::error::exception;
+use crate::failure::first_of;
 use crate::gil::{Cancel, blocking};
 use crate::open::{located, opened};
 
@@ -33,7 +34,7 @@ fn damage(error: &Error) -> Damage {
     let text = error.to_string();
     match error {
         Error::Damaged { tensor, file, start, end, .. } | Error::Member { tensor, file, start, end, .. } => {
-            (tensor.clone(), file.clone(), *start, *end, text)
+            (first_of(tensor).to_string(), file.clone(), *start, *end, text)
         }
         Error::Malformed { file, .. } => (String::new(), file.clone(), 0, 0, text),
         _ => (String::new(), String::new(), 0, 0, text),

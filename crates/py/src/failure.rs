@@ -105,9 +105,14 @@ fn by_trouble(trouble: Trouble) -> &'static str {
     }
 }
 
+/// The first of several tensors that lie in a damaged block; the message names them all.
+pub(crate) fn first_of(tensors: &str) -> &str {
+    tensors.split("', '").next().unwrap_or(tensors)
+}
+
 fn damaged(py: Python<'_>, text: String, tensor: &str, file: &str, start: u64, stop: u64) -> PyErr {
     exception_with(py, "DamagedError", text, |value| {
-        value.setattr("tensor", tensor)?;
+        value.setattr("tensor", first_of(tensor))?;
         value.setattr("file", file)?;
         value.setattr("start", start)?;
         value.setattr("stop", stop)

@@ -75,10 +75,12 @@ fn classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 fn verbs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let functions = [
+        wrap_pyfunction!(array::address, module)?,
         wrap_pyfunction!(array::array, module)?,
         wrap_pyfunction!(array::empty, module)?,
         wrap_pyfunction!(array::from_dlpack, module)?,
         wrap_pyfunction!(array::rebuild, module)?,
+        wrap_pyfunction!(array::shares, module)?,
         wrap_pyfunction!(comm::alone, module)?,
         wrap_pyfunction!(comm::mpi, module)?,
         wrap_pyfunction!(comm::end_mpi, module)?,

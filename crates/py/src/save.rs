@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use planaria::aoa::Program;
+use planaria::aoa::{Mapping, Program};
 use planaria::ckpt::convert::To;
 use planaria::ckpt::{Destination, Error, Existing, Meter, SaveOptions, State, save_at};
 use planaria::comm::{Comm, CommExt, alone};
@@ -42,12 +42,24 @@ impl Job {
         Ok(())
     }
 
+    /// The mapping over these tensors.
+    fn mapping(&self) -> Result<Option<Arc<Mapping>>, Error> {
+        let named =
+            self.parts.iter().map(|part| (part.name.clone(), part.shape().clone(), part.array.dtype()));
+        self.program.as_ref().map(|program| mapping(program, named)).transpose()
+    }
+
+    /// Refuses what would be refused later: tensors whose parts do not fit, a mapping that does not, a place that is taken.
+    fn check(&self) -> Result<(), Error> {
+        items(&self.parts)?;
+        self.mapping()?;
+        self.place(&Arc::default()).check()
+    }
+
     fn run(mut self, stop: &Arc<AtomicBool>) -> Result<Answer, Error> {
         let begun = Instant::now();
         self.state.items = items(&self.parts)?;
-        let named =
-            self.parts.iter().map(|part| (part.name.clone(), part.shape().clone(), part.array.dtype()));
-        let mapping = self.program.as_ref().map(|program| mapping(program, named)).transpose()?;
+        let mapping = self.mapping()?;
         let meter = Some(self.meter.clone());
         let options =
             SaveOptions { max_file_size: self.max_file_size, mapping, meter, ..SaveOptions::default() };
@@ -170,8 +182,7 @@ pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'
         job.world = blocking(py, &Cancel::default(), move || apart(&world))?;
     }
     // What a save refuses it refuses at the call.
-    let place = job.place(&Arc::default());
-    blocking(py, &Cancel::default(), move || place.check())?;
+    let job = blocking(py, &Cancel::default(), move || job.check().map(|()| job))?;
     let shared: Arc<(Mutex<Progress>, Condvar)> = Arc::default();
     let (cancel, theirs) = (Cancel::default(), shared.clone());
     let stop = cancel.flag();
@@ -182,6 +193,7 @@ pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'
             theirs.1.notify_all();
         };
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut job = job;
             let taken = job.snapshot();
             drop(brief);
             taken?;

@@ -31,6 +31,9 @@ impl Raise for Error {
             Error::UnknownKey { key, .. } | Error::Value { key, .. } | Error::Occupied { key, .. } => {
                 exception_with(py, "ConfigError", text, |value| value.setattr("key", key))
             }
+            Error::Syntax { what, .. } => {
+                exception_with(py, "ConfigError", text, |value| value.setattr("key", key_in(&what)))
+            }
             Error::Rank { source, .. } => source.raise(py),
             Error::Checkpoint(error) => error.raise(py),
             Error::Store(error) => error.raise(py),
@@ -43,6 +46,11 @@ impl Raise for Error {
             _ => exception(py, "RunError", text),
         }
     }
+}
+
+/// The key that a message is about, which it begins with; nothing where the text is no TOML at all.
+fn key_in(what: &str) -> &str {
+    what.strip_prefix('`').and_then(|rest| rest.split_once('`')).map_or("", |(key, _)| key)
 }
 
 /// Where a run's samples come from.
@@ -180,14 +188,23 @@ impl PyRun {
         &self.folder
     }
 
+    /// Refuses a process that this run does not belong to.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(py, "Trainer", self.process)
+    }
+
     /// Asks to finish the step, save and end.
-    fn stop(&self) {
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(py, "Trainer", self.process)?;
         self.requests.stop();
+        Ok(())
     }
 
     /// Asks for a checkpoint after this step.
-    fn save(&self) {
+    fn save(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(py, "Trainer", self.process)?;
         self.requests.save();
+        Ok(())
     }
 
     /// Waits for what happens next: a kind and its figures.
