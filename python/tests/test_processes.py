@@ -5,6 +5,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+import sysconfig
 import threading
 
 import pytest
@@ -128,7 +129,10 @@ def child(depth):
     planaria.save({"w": x}, place)
     assert planaria.load(place)["w"][0].item() == 5 and planaria.verify(place).ok
     assert planaria.threads(2, lambda c: c.all_reduce([1.0]).item()) == [2.0, 2.0]
-    for call in (comm.barrier, lambda: comm.all_reduce([1.0]), handle.done, handle.result, handle.wait_snapshot, handle.cancel):
+    refused = [comm.barrier, lambda: comm.all_reduce([1.0]), handle.done, handle.result, handle.wait_snapshot, handle.cancel]
+    refused += [handle.exception, lambda: handle.add_done_callback(print), lambda: handle.__await__()]
+    assert str(parent) in repr(handle)
+    for call in refused:
         try:
             call()
         except RuntimeError as error:
@@ -175,11 +179,14 @@ steps = trainer.steps()
 next(steps)
 pid = os.fork()
 if pid == 0:
-    code = 1
+    code = 0
     try:
-        next(steps)
-    except RuntimeError as error:
-        code = 0 if str(os.getppid()) in str(error) else 2
+        for call in (trainer.stop, trainer.save, trainer.run, lambda: next(trainer.steps()), lambda: next(steps)):
+            try:
+                call()
+                code = 1
+            except RuntimeError as error:
+                code = code or (0 if str(os.getppid()) in str(error) else 2)
     finally:
         os._exit(code)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -216,6 +223,13 @@ def test_only_what_has_a_value_is_pickled(tmp_path):
         with pytest.raises(TypeError, match=type(other).__name__):
             pickle.dumps(other)
     handle.result()
+
+
+def test_the_lock_stays_off_where_there_is_none():
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("this interpreter has a lock")
+    # A module that needs the lock turns it on when it is imported.
+    run("import planaria, planaria.array_api; assert not sys._is_gil_enabled()")
 
 
 def test_many_threads_on_one_array_stay_safe():
