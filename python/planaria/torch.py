@@ -6,6 +6,7 @@ torch is imported on first use.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _carrier, _planaria
@@ -13,7 +14,7 @@ from ._checkpoint import open as _open
 from ._errors import LayoutError
 from ._place import Url, address
 from ._planaria import Comm, Layout
-from ._state import Room
+from ._state import Room, is_dtensor
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,8 @@ def layout(tensor: torch.Tensor) -> Layout:
     """The layout of a DTensor: ``Replicate`` is ``R``, ``Shard(d)`` is ``Sd``; of several cuts of one dim, the later ones
     have an order, as in ``S0.1``.
     """
+    if not is_dtensor(tensor):
+        raise TypeError(f"a layout is that of a DTensor, not of {type(tensor).__name__}")
     mesh: DeviceMesh = tensor.device_mesh  # type: ignore[attr-defined]
     names = mesh.mesh_dim_names or tuple(f"d{at}" for at in range(mesh.ndim))
     placements = tensor.placements  # type: ignore[attr-defined]
@@ -127,9 +130,13 @@ def save_file(
     {'w': tensor([1., 1.])}
     """
     given = []
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors are a dict of names and tensors, not {type(tensors).__name__}")
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise TypeError(f"names of tensors are text, not {type(name).__name__}")
+        if not hasattr(tensor, "data_ptr"):
+            raise TypeError(f"'{name}' is a {type(tensor).__name__}, not a tensor of torch")
         room = Room(tensor.detach())
         if room.place is not None:
             raise LayoutError(f"'{name}' is cut over ranks; pass its full_tensor()")

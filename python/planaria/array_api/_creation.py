@@ -7,7 +7,7 @@ from typing import Any
 from .. import _planaria
 from .._planaria import Array, DType
 from ._dtypes import bool as _boolean
-from ._dtypes import float32, int64
+from ._dtypes import float32, int64, need
 
 Device = Any
 
@@ -64,21 +64,25 @@ def ones(shape: int | tuple[int, ...], *, dtype: DType | None = None, device: De
 
 def empty_like(x: Array, /, *, dtype: DType | None = None, device: Device = None) -> Array:
     """Unspecified values in the shape of ``x``."""
+    need(x)
     return empty(x.shape, dtype=dtype or x.dtype, device=device)
 
 
 def full_like(x: Array, /, fill_value: bool | int | float, *, dtype: DType | None = None, device: Device = None) -> Array:
     """One value in the shape of ``x``."""
+    need(x)
     return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device)
 
 
 def zeros_like(x: Array, /, *, dtype: DType | None = None, device: Device = None) -> Array:
     """Zeros in the shape of ``x``."""
+    need(x)
     return zeros(x.shape, dtype=dtype or x.dtype, device=device)
 
 
 def ones_like(x: Array, /, *, dtype: DType | None = None, device: Device = None) -> Array:
     """Ones in the shape of ``x``."""
+    need(x)
     return ones(x.shape, dtype=dtype or x.dtype, device=device)
 
 
@@ -132,16 +136,19 @@ def _within(x: Array, k: int) -> int:
 
 def tril(x: Array, /, *, k: int = 0) -> Array:
     """The elements on and below a diagonal."""
+    need(x)
     return _planaria.triangle(x, _within(x, k), False)
 
 
 def triu(x: Array, /, *, k: int = 0) -> Array:
     """The elements on and above a diagonal."""
+    need(x)
     return _planaria.triangle(x, _within(x, k), True)
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
     """Coordinates of a grid."""
+    need(*arrays)
     if indexing not in ("xy", "ij"):
         raise ValueError(f"indexing is {indexing!r}; use 'xy' or 'ij'")
     swap = indexing == "xy" and len(arrays) > 1

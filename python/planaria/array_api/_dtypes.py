@@ -67,6 +67,13 @@ _FLOAT_LIMITS = {
 }
 
 
+def need(*given: Any) -> None:
+    """Refuses what is no array of ours, before anything is asked of it."""
+    for x in given:
+        if not isinstance(x, Array):
+            raise TypeError(f"an array is needed, not {type(x).__name__}; use asarray")
+
+
 def _dtype(x: Any) -> DType:
     return x.dtype if isinstance(x, Array) else DType(x)
 

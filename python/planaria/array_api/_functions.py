@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from .. import _planaria
 from .._planaria import Array, DType
-from ._dtypes import int64, isdtype
+from ._dtypes import int64, isdtype, need
 from ._dtypes import bool as _boolean
 
 Axis = int | tuple[int, ...] | None
@@ -15,6 +15,7 @@ Axis = int | tuple[int, ...] | None
 
 def astype(x: Array, dtype: DType, /, *, copy: bool = True, device: Any = None) -> Array:
     """The elements as another dtype."""
+    need(x)
     return x.astype(dtype, copy=copy)
 
 
@@ -25,6 +26,7 @@ def broadcast_to(x: Array, /, shape: tuple[int, ...]) -> Array:
 
 def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
     """All arrays in the shape they broadcast to."""
+    need(*arrays)
     shape = broadcast_shapes(*[x.shape for x in arrays])
     return tuple(broadcast_to(x, shape) for x in arrays)
 
@@ -54,11 +56,13 @@ def stack(arrays: tuple[Array, ...] | list[Array], /, *, axis: int = 0) -> Array
 
 def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
     """The slices along a dim."""
+    need(x)
     return tuple(moveaxis(x, axis, 0))
 
 
 def expand_dims(x: Array, /, axis: int | tuple[int, ...]) -> Array:
     """New dims of extent 1 at these places of the result."""
+    need(x)
     axes = [axis] if isinstance(axis, int) else list(axis)
     ndim = x.ndim + len(axes)
     for at in axes:
@@ -90,6 +94,7 @@ def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
 
 def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
     """Some dims moved, the others in their order."""
+    need(x)
     froms = [source] if isinstance(source, int) else list(source)
     tos = [destination] if isinstance(destination, int) else list(destination)
     for at in froms + tos:
@@ -102,17 +107,20 @@ def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[i
 
 def matrix_transpose(x: Array, /) -> Array:
     """The last two dims swapped."""
+    need(x)
     return x.mT
 
 
 def flip(x: Array, /, *, axis: Axis = None) -> Array:
     """Elements in reverse along dims."""
+    need(x)
     axes = list(range(x.ndim)) if axis is None else [axis] if isinstance(axis, int) else list(axis)
     return _planaria.flip(x, axes)
 
 
 def roll(x: Array, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Array:
     """Elements shifted, around the end."""
+    need(x)
     shifts = [shift] if isinstance(shift, int) else list(shift)
     if axis is None:
         return _planaria.reshape(_planaria.roll(_flat(x), [builtins.sum(shifts)], [0]), list(x.shape))
@@ -126,6 +134,7 @@ def roll(x: Array, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Arr
 
 def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
     """Copies side by side."""
+    need(x)
     times = list(repetitions)
     times = [1] * (x.ndim - len(times)) + times
     return _planaria.tile(x, times)
@@ -133,6 +142,7 @@ def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
 
 def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
     """Elements repeated one by one."""
+    need(x)
     if axis is None:
         x, axis = _flat(x), 0
     count = x.shape[axis]
@@ -150,6 +160,7 @@ def _flat(x: Array) -> Array:
 
 def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
     """Elements at positions along a dim."""
+    need(x)
     if axis is None:
         if x.ndim != 1:
             raise ValueError("take needs an axis for more than one dim")
@@ -167,6 +178,7 @@ def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
 
 def nonzero(x: Array, /) -> tuple[Array, ...]:
     """Positions of elements that are not zero, one array for each dim."""
+    need(x)
     if x.ndim == 0:
         raise ValueError("nonzero needs at least one dim")
     found = _planaria.nonzero(x)
@@ -232,6 +244,7 @@ def cumulative_sum(
     x: Array, /, *, axis: int | None = None, dtype: DType | None = None, include_initial: bool = False
 ) -> Array:
     """Running sum along a dim."""
+    need(x)
     return _planaria.scan("cumulative_sum", x, _only(x, axis), dtype, include_initial)
 
 
@@ -239,6 +252,7 @@ def cumulative_prod(
     x: Array, /, *, axis: int | None = None, dtype: DType | None = None, include_initial: bool = False
 ) -> Array:
     """Running product along a dim."""
+    need(x)
     return _planaria.scan("cumulative_prod", x, _only(x, axis), dtype, include_initial)
 
 
@@ -250,6 +264,7 @@ def _only(x: Array, axis: int | None) -> int:
 
 def diff(x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None) -> Array:
     """Differences of neighbours along a dim, ``n`` times."""
+    need(x)
     parts = [part for part in (prepend, x, append) if part is not None]
     x = concat(parts, axis=axis) if len(parts) > 1 else x
     at = axis % x.ndim
@@ -284,6 +299,7 @@ def searchsorted(
     x1: Array, x2: Array | int | float, /, *, side: Literal["left", "right"] = "left", sorter: Array | None = None
 ) -> Array:
     """Where values would stand among sorted ones."""
+    need(x1)
     if side not in ("left", "right"):
         raise ValueError(f"side is {side!r}; use 'left' or 'right'")
     if sorter is not None:
@@ -318,11 +334,13 @@ class UniqueInverse(NamedTuple):
 
 def unique_values(x: Array, /) -> Array:
     """Every value once."""
+    need(x)
     return _planaria.unique(_flat(x))[0]
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
     """Every value once, and how often it occurs."""
+    need(x)
     values, _, counts = _planaria.unique(_flat(x))
     return UniqueCounts(values, counts)
 
@@ -345,6 +363,8 @@ def unique_all(x: Array, /) -> UniqueAll:
 
 def isin(x1: Array | int | float, x2: Array | int | float, /, *, invert: bool = False) -> Array:
     """Whether elements of ``x1`` are among those of ``x2``."""
+    if not isinstance(x1, Array):
+        need(x2)
     left = x1 if isinstance(x1, Array) else _planaria.full([], x1, x2.dtype)  # type: ignore[union-attr]
     right = x2 if isinstance(x2, Array) else _planaria.full([], x2, left.dtype)
     found = _reduce("any", _planaria.unsqueeze(left, left.ndim) == _flat(right), (left.ndim,), False)
@@ -353,6 +373,7 @@ def isin(x1: Array | int | float, x2: Array | int | float, /, *, invert: bool = 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
     """Matrix product."""
+    need(x1, x2)
     joined = _planaria.promoted(x1.dtype, x2.dtype)
     if isdtype(joined, "integral"):
         return _products(x1.astype(joined, copy=False), x2.astype(joined, copy=False))
@@ -373,6 +394,7 @@ def _products(x1: Array, x2: Array) -> Array:
 
 def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Any, Any] = 2) -> Array:
     """Sums of products over some dims of both."""
+    need(x1, x2)
     if isinstance(axes, int):
         left, right = list(range(x1.ndim - axes, x1.ndim)), list(range(axes))
     else:
@@ -397,6 +419,7 @@ def _size(shape: tuple[int, ...], dims: list[int]) -> int:
 
 def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     """Sum of products along one dim of both."""
+    need(x1, x2)
     if not -x1.ndim <= axis < x1.ndim or x1.shape[axis] != x2.shape[axis]:
         raise ValueError(f"vecdot: shapes {x1.shape} and {x2.shape} do not agree along {axis}")
     joined = _planaria.promoted(x1.dtype, x2.dtype)
