@@ -107,7 +107,7 @@ def main():
     args = parser.parse_args()
     if args.peer:
         return peer(args.folder, args.threads, args.steps)
-    print("| parameters | tokens/s ours | tokens/s peft | ratio | memory ours | memory peft | ratio |\n|---|---|---|---|---|---|---|")
+    print("| parameters | tokens/s ours | tokens/s peft | ratio (least, most) | memory ours | memory peft | ratio |\n|---|---|---|---|---|---|---|")
     for size in map(int, args.sizes.split(",")):
         folder = (args.folder / str(size)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,9 @@ def main():
         middle = lambda values: statistics.median(list(values))
         rates = [middle(row[side]["rate"] for row in rows) for side in (0, 1)]
         memory = [middle(row[side]["bytes"] for row in rows) / 2**20 for side in (0, 1)]
+        spread = sorted(a["rate"] / b["rate"] for a, b in rows)
         print(
-            f"| {size} M | {rates[0]:.0f} | {rates[1]:.0f} | {middle(a['rate'] / b['rate'] for a, b in rows):.2f} "
+            f"| {size} M | {rates[0]:.0f} | {rates[1]:.0f} | {middle(spread):.2f} ({spread[0]:.2f}, {spread[-1]:.2f}) "
             f"| {memory[0]:.0f} MiB | {memory[1]:.0f} MiB | {middle(a['bytes'] / b['bytes'] for a, b in rows):.2f} |"
         )
 

@@ -126,7 +126,7 @@ def main():
     shutil.rmtree(folder, ignore_errors=True)
     for number in range(max(MODELS[case] for case in cases)):
         make(folder / f"model-{number}", args.gib, number)
-    print("| case | floor | ours | ratio | bar | memory | mergekit | ratio | memory |\n|---|---|---|---|---|---|---|---|---|")
+    print("| case | floor | ours | ratio (least, most) | bar | memory | mergekit | ratio | memory |\n|---|---|---|---|---|---|---|---|---|")
     for case in cases:
         inputs = [folder / f"model-{number}" / "model.safetensors" for number in range(MODELS[case])]
         (folder / "recipe.yml").write_text(recipe(case, MODELS[case]))
@@ -148,9 +148,11 @@ def main():
         seconds = [middle(row[side][0] for row in rows) for side in range(3)]
         memory = [max(row[side][1] for row in rows) / 2**30 for side in range(3)]
         ratio = [middle(row[side][0] / row[0][0] for row in rows) for side in range(3)]
+        spread = sorted(row[1][0] / row[0][0] for row in rows)
         peer = f"{seconds[2]:.1f} s | {ratio[2]:.1f} | {memory[2]:.2f} GiB" if theirs else "- | - | -"
         print(
-            f"| {case} of {MODELS[case]} | {seconds[0]:.2f} s | {seconds[1]:.2f} s | {ratio[1]:.2f} | {BARS[case]} "
+            f"| {case} of {MODELS[case]} | {seconds[0]:.2f} s | {seconds[1]:.2f} s | {ratio[1]:.2f} ({spread[0]:.2f}, {spread[-1]:.2f}) "
+            f"| {BARS[case]} "
             f"| {memory[1]:.2f} GiB | {peer} |",
             flush=True,
         )

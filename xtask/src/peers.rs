@@ -12,6 +12,9 @@ const PACKAGES: &[&str] = &["torch==2.15.0", "numpy==2.4.6", "safetensors==0.8.0
 /// Whose adapters were looked at.
 const PEFT: &str = "peft==0.21.2";
 
+/// Whose merges were looked at, and what it imports beside the others. It asks for other releases of those, and works with these.
+const MERGEKIT: &[&str] = &["--no-deps", "mergekit==0.1.5", "immutables", "click", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"];
+
 /// Names an interpreter that already has them.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
 
@@ -27,7 +30,8 @@ pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
     let imports = "import torch, numpy, safetensors, transformers";
     let python = interpreter(root, "venv-torch", OVERRIDE, imports, PACKAGES)?;
     if std::env::var_os(OVERRIDE).is_none() {
-        add_peft(&python);
+        add(&python, "import peft", &[PEFT]);
+        add(&python, "import mergekit.config", MERGEKIT);
     }
     Ok(python)
 }
@@ -70,10 +74,10 @@ fn interpreter(
     }
 }
 
-/// Adapters are opened with peft too; the script that does says so where this fails.
-fn add_peft(python: &Path) {
-    if process::ask(Command::new(python).args(["-c", "import peft"])).is_none() {
-        process::run(Command::new(python).args(["-m", "pip", "install", "--quiet", PEFT]));
+/// Adapters and merges are compared with their peers too; the scripts that do say so where this fails.
+fn add(python: &Path, import: &str, packages: &[&str]) {
+    if process::ask(Command::new(python).args(["-c", import])).is_none() {
+        process::run(Command::new(python).args(["-m", "pip", "install", "--quiet"]).args(packages));
     }
 }
 

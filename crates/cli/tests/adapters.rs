@@ -1,6 +1,6 @@
 //! Adapters as files: merged and taken out again bit for bit, and from one layout to the other.
 
-use crate::common::{planaria, root, succeed, text};
+use crate::common::{command, planaria, root, succeed, text};
 use std::fs;
 use std::path::Path;
 
@@ -39,6 +39,52 @@ fn an_adapter_is_taken_out_again_bit_for_bit() {
         // What merging left as it was is not kept a second time.
         let size = |folder: &str| fs::metadata(Path::new(folder).join("model.safetensors")).unwrap().len();
         assert!(size(&kept) < size(&out), "{adapter}: {} of {}", size(&kept), size(&out));
+    }
+}
+
+/// A model of a few steps and an adapter on it, in a folder.
+fn trained(folder: &Path) {
+    let line = |i: usize| format!("{i}: every piece grows back.\n");
+    fs::write(folder.join("text.txt"), (0..80).map(line).collect::<String>()).unwrap();
+    let rest =
+        "[data]\nsequence = 16\n[[data.source]]\npath = \"text.txt\"\n[train]\nsteps = 2\nglobal_batch = 4\n";
+    let model =
+        "[model]\nhidden_size = 16\nintermediate_size = 24\nnum_hidden_layers = 2\nnum_attention_heads = 2\n";
+    fs::write(folder.join("base.toml"), format!("name = \"base\"\n{model}{rest}")).unwrap();
+    let lora = "[lora]\nr = 2\ntarget_modules = \"all-linear\"\n";
+    let tuned = format!("name = \"tuned\"\nmodel.init = \"runs/base\"\n{rest}{lora}");
+    fs::write(folder.join("tuned.toml"), tuned).unwrap();
+}
+
+#[test]
+fn an_adapter_goes_on_only_with_the_model_it_was_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    trained(folder.path());
+    let train = |args: &[&str]| {
+        let args = [&["train", "-q"], args].concat();
+        let done = command(&args).current_dir(folder.path()).output().unwrap();
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    assert_eq!(train(&["base.toml"]).0, Some(0));
+    assert_eq!(train(&["base.toml", "--set", "name=other", "--set", "train.seed=7"]).0, Some(0));
+    assert_eq!(train(&["tuned.toml"]), (Some(0), String::new()));
+    let on = |init: &str| format!("model.init={init}");
+    let (code, said) = train(&["tuned.toml", "--set", "train.steps=3", "--set", &on("runs/other")]);
+    assert_eq!(code, Some(2), "{said}");
+    let expected = "the weights of 'runs/other' are not those that the adapter was trained on";
+    assert!(said.contains(expected) && said.contains("lora.adapter"), "{said}");
+    // The same weights elsewhere, in another form and on another mesh, are the same model.
+    let convert =
+        command(&["convert", "runs/base", "copied", "--to", "hf"]).current_dir(folder.path()).output();
+    assert!(convert.unwrap().status.success());
+    for (steps, mesh) in [("3", "tp=2"), ("4", "dp=2"), ("5", "")] {
+        let steps = format!("train.steps={steps}");
+        let mut args = vec!["tuned.toml", "--set", &steps, "--set", "model.init=copied"];
+        let mesh = format!("mesh={mesh}");
+        if mesh != "mesh=" {
+            args.extend(["-n", "2", "--set", &mesh, "--set", "train.zero=3"]);
+        }
+        assert_eq!(train(&args).0, Some(0), "{mesh}: {}", train(&args).1);
     }
 }
 

@@ -275,12 +275,72 @@ fn a_dry_run_says_what_it_would_do_and_inputs_are_never_replaced() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.contains("no parameter 'norlamize'") && ran.err.contains("'normalize'?"), "{}", ran.err);
     assert!(ran.out.contains("would read 98.3 kB, write 2 tensors in "), "{}", ran.out);
+    for (line, what) in [
+        ("read:", "the inputs come first"),
+        ("base.safetensors (safetensors): 2 tensors, 32.8 kB", "an input"),
+        ("    a.safetensors  ", "a file of an input"),
+        ("compute:", "then what is made of them"),
+        (": weight 0.5, 0.5, 1: 2 tensors, 32.8 kB", "a method with its parameters"),
+        ("write:", "then the result"),
+        ("  model.safetensors  ", "a file of the result"),
+    ] {
+        assert!(ran.out.lines().any(|found| found.contains(line)), "{what}: {line:?} in\n{}", ran.out);
+    }
     assert!(!target.exists());
     let strict = planaria(&["merge", text(&recipe), text(&target), "--inputs", "tensors", "--strict"]);
     assert_eq!(strict.code, Some(2), "{}", strict.err);
     let over = planaria(&["merge", text(&recipe), text(folder.path()), "--inputs", "tensors", "--yes"]);
     assert_eq!(over.code, Some(2));
     assert!(names(folder.path()).len() == 4, "{:?}", names(folder.path()));
+}
+
+/// The hashes of the inputs that a result names, in its card and below its recipe.
+fn hashes(folder: &Path) -> Vec<String> {
+    let found = |file: &str| -> Vec<String> {
+        let text = fs::read_to_string(folder.join(file)).unwrap();
+        let after = |line: &str| Some(line.split_once(", hash ")?.1.to_string());
+        text.lines().filter_map(after).collect()
+    };
+    let (card, recipe) = (found("README.md"), found("mergekit_config.yml"));
+    assert_eq!(card, recipe);
+    assert!(card.len() == 3 && card.iter().all(|hash| hash.len() == 16), "{card:?}");
+    card
+}
+
+#[test]
+fn a_result_names_hashes_of_all_that_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    three(at, 2, 40);
+    let merged = |name: &str, method: &str, more: &[&str]| {
+        let (recipe, target) = (recipe(at, method, "parameters: {weight: 1}"), at.join(name));
+        succeed(&[&["merge", text(&recipe), text(&target), "--inputs", "tensors"], more].concat());
+        hashes(&target)
+    };
+    let first = merged("first", "linear", &[]);
+    assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2], "{first:?}");
+    // However often and in which order tensors are read, and whether they are.
+    assert_eq!(merged("ties", "ties", &["--memory", "40MB"]), first);
+    assert_eq!(merged("part", "linear", &["--drop", "t1"]), first);
+    // The same tensors in other files are the same.
+    succeed(&[
+        "convert",
+        text(&at.join("a.safetensors")),
+        text(&at.join("cut")),
+        "--to",
+        "hf",
+        "--max-shard-size",
+        "1B",
+    ]);
+    fs::remove_file(at.join("a.safetensors")).unwrap();
+    fs::rename(at.join("cut"), at.join("a.safetensors")).unwrap();
+    assert_eq!(merged("cut-up", "linear", &[]), first);
+    // One bit is another model.
+    let mut bytes = fs::read(at.join("b.safetensors")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(at.join("b.safetensors"), bytes).unwrap();
+    let other = merged("bit", "linear", &[]);
+    assert_eq!(other.iter().zip(&first).filter(|(one, other)| one != other).count(), 1);
 }
 
 /// A file of f32 tensors, each counted up from a number of its own.

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::merge::{Merge, Options};
 use crate::method::sparsify::Stream;
 use crate::model::adapter::{Adapter, Parts};
-use crate::result::{Outcome, bytes_of, pretty};
+use crate::result::{Outcome, pretty};
 use crate::values::{Held, Values, whole};
 use planaria_array::promote;
 use planaria_layout::{DType, Shape};
@@ -446,22 +446,13 @@ fn finish(
 ) -> Result<Merge> {
     let names: Vec<String> =
         inputs.iter().map(|input| format!("`{}` times {}", input.adapter.name(), input.weight)).collect();
+    let what = format!("combined of {}", names.join(", "));
     let card = format!("# Adapter\n\nCombined by planaria of {}.\n", names.join(", "));
     let mut files = BTreeMap::from([("adapter_config.json".to_string(), pretty(&config.to_value()))]);
     files.insert("README.md".to_string(), card.into_bytes());
-    let read = tensors.iter().map(|(_, values)| bytes_of(values)).sum();
-    let places = inputs.iter().flat_map(|input| input.adapter.places()).collect();
+    let read = inputs.iter().flat_map(|input| input.adapter.inputs()).collect();
     let donor = inputs.into_iter().next().map(|input| Arc::new(input.adapter.into_folder()));
     let donor = donor.ok_or_else(|| Error::request("no adapter is given; name at least one"))?;
-    let outcome = Outcome {
-        tensors,
-        config: Value::Null,
-        files,
-        dropped: Vec::new(),
-        added: Vec::new(),
-        warnings: Vec::new(),
-        notes: Vec::new(),
-        donor,
-    };
-    Merge::new(outcome, "adapter_model", read).at(places).finished(Vec::new(), options)
+    let outcome = Outcome { files, ..Outcome::new(tensors, donor) }.all_by(&what);
+    Merge::new(outcome, "adapter_model", read).finished(Vec::new(), options)
 }

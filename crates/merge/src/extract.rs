@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::merge::{Merge, Options};
 use crate::model::Model;
 use crate::recipe::Reference;
-use crate::result::{Outcome, bytes_of, pretty};
+use crate::result::{Outcome, pretty};
 use crate::values::{Held, Values};
 use planaria_layout::{DType, Shape};
 use planaria_nn::svd::{Matrix, largest, rows_of};
@@ -117,24 +117,15 @@ pub fn extract(model: &str, base: &str, asked: &ExtractOptions, options: &Option
     if found.ranks.is_empty() && found.saved.is_empty() {
         return Err(Error::request("no module was chosen, so there is nothing to extract"));
     }
-    let read = tuned.tensors.values().chain(base.tensors.values()).map(bytes_of).sum();
-    let places = [tuned.places.clone(), base.places.clone()].concat();
+    let inputs = [tuned.inputs.clone(), base.inputs.clone()].concat();
     let config = found.config(&base.name);
     let mut files = BTreeMap::from([("adapter_config.json".to_string(), pretty(&config))]);
     let card =
         format!("# Adapter\n\nExtracted by planaria: what `{}` changed in `{}`.\n", tuned.name, base.name);
     files.insert("README.md".to_string(), card.into_bytes());
-    let outcome = Outcome {
-        tensors: found.tensors,
-        config: Value::Null,
-        files,
-        dropped: Vec::new(),
-        added: Vec::new(),
-        warnings: Vec::new(),
-        notes: Vec::new(),
-        donor: Arc::new(base),
-    };
-    Merge::new(outcome, "adapter_model", read).at(places).finished(Vec::new(), options)
+    let what = format!("factors of {} less {}", tuned.name, base.name);
+    let outcome = Outcome { files, ..Outcome::new(found.tensors, Arc::new(base)) }.all_by(&what);
+    Merge::new(outcome, "adapter_model", inputs).finished(Vec::new(), options)
 }
 
 struct Chosen {

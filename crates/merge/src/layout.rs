@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::merge::{Merge, Options};
 use crate::model::adapter::{Adapter, Parts};
 use crate::model::turned;
-use crate::result::{Outcome, bytes_of, pretty};
+use crate::result::{Outcome, pretty};
 use crate::values::Values;
 use planaria_nn::lora::PREFIX;
 use serde_json::{Value, json};
@@ -47,19 +47,10 @@ pub fn convert_adapter(path: &str, to: AdapterLayout, options: &Options) -> Resu
             ("lora_config.json", paddle_config(&adapter, &modules, &tensors), "peft_model")
         }
     };
-    let read = tensors.iter().map(|(_, values)| bytes_of(values)).sum();
-    let places = adapter.places();
-    let outcome = Outcome {
-        tensors,
-        config: Value::Null,
-        files: BTreeMap::from([(file.to_string(), pretty(&config))]),
-        dropped: Vec::new(),
-        added: Vec::new(),
-        warnings: Vec::new(),
-        notes: Vec::new(),
-        donor: Arc::new(adapter.into_folder()),
-    };
-    Merge::new(outcome, stem, read).at(places).finished(Vec::new(), options)
+    let inputs = adapter.inputs();
+    let files = BTreeMap::from([(file.to_string(), pretty(&config))]);
+    let outcome = Outcome { files, ..Outcome::new(tensors, Arc::new(adapter.into_folder())) };
+    Merge::new(outcome, stem, inputs).finished(Vec::new(), options)
 }
 
 /// One factor of a module.

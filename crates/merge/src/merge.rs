@@ -1,15 +1,19 @@
 //! Merges from a text to a plan: the stages of a recipe, their models, and what is written.
 
 use crate::architecture::Architecture;
-use crate::card::card;
+use crate::card::{card, comment};
 use crate::error::{Error, Result};
+use crate::how::{Group, How, groups};
+use crate::input::{Hashes, Input, InputSummary, distinct};
 use crate::model::{Model, Root};
 use crate::plan::{Liberties, Models, Planner};
 use crate::recipe::{Recipe, Reference, parse_all};
 use crate::result::{Outcome, assemble, bytes_of, main_dtype, pretty, set_dtype};
 use crate::tokens::{Merging, Relaying};
 use crate::values::Values;
-use planaria_ckpt::convert::{Computed, Conversion, ConvertOptions, Surroundings, To, plan_computed};
+use planaria_ckpt::convert::{
+    Computed, Conversion, ConvertOptions, Epilogue, Surroundings, To, plan_computed,
+};
 use planaria_ckpt::formats::Source;
 use planaria_layout::{DType, Shape};
 use planaria_store::{local_path, pattern};
@@ -45,10 +49,13 @@ pub struct Merge {
     stem: &'static str,
     /// Stages that have names, in the order in which they are needed.
     stages: Vec<(String, Merge)>,
-    read: u64,
+    title: String,
     /// Tensors that were asked not to be written.
     removed: Vec<(String, u64)>,
-    places: Vec<String>,
+    /// What is read, without that of stages.
+    inputs: Vec<Arc<Input>>,
+    /// Files that name hashes of what is read.
+    signed: Vec<String>,
     remarks: Vec<String>,
 }
 
@@ -62,14 +69,13 @@ pub fn plan(text: &str, options: &Options) -> Result<Merge> {
     let mut made: BTreeMap<String, Arc<Model>> = BTreeMap::new();
     let mut opened: Models = BTreeMap::new();
     let mut stages = Vec::new();
-    let parts = split_documents(text, recipes.len());
     for (turn, &number) in order.iter().enumerate() {
         let recipe = &recipes[number];
-        let merge = stage(recipe, &parts[number], &mut opened, &made, None, options)?;
+        let merge = stage(recipe, &mut opened, &made, None, options)?;
         if turn + 1 == order.len() {
             let removed = recipe.removed.iter().map(|(line, pattern)| (Some(*line), pattern.clone()));
-            let read = opened.values().flat_map(|model| model.tensors.values()).map(bytes_of).sum();
-            return Merge { stages, read, ..merge }.finished(removed.collect(), options);
+            let merge = Merge { stages, ..merge }.finished(removed.collect(), options)?;
+            return Ok(merge.told("mergekit_config.yml", text));
         }
         let name = recipe.name.clone().unwrap_or_default();
         let tensors = merge.outcome.tensors.iter().cloned().collect();
@@ -79,23 +85,6 @@ pub fn plan(text: &str, options: &Options) -> Result<Merge> {
         stages.push((name, merge));
     }
     Err(Error::recipe(1, "there is no recipe here"))
-}
-
-/// The text of every document.
-fn split_documents(text: &str, count: usize) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    for line in text.lines() {
-        match (line.trim_end(), parts.last()) {
-            ("---", Some(last)) if last.trim().is_empty() => {}
-            ("---", _) => parts.push(String::new()),
-            _ => parts.iter_mut().last().into_iter().for_each(|part| {
-                part.push_str(line);
-                part.push('\n');
-            }),
-        }
-    }
-    parts.resize(count, text.to_string());
-    parts
 }
 
 /// The stages so that each comes behind those it needs, the final one last.
@@ -152,7 +141,6 @@ fn order(recipes: &[Recipe]) -> Result<Vec<usize>> {
 /// models do not.
 pub(crate) fn stage(
     recipe: &Recipe,
-    text: &str,
     opened: &mut Models,
     made: &BTreeMap<String, Arc<Model>>,
     architecture: Option<&Architecture>,
@@ -182,15 +170,13 @@ pub(crate) fn stage(
     let (relaying, seed) = (relaying.as_ref(), options.seed);
     let planner = Planner { recipe, models: &models, liberties: &liberties, relaying, architecture, seed };
     let planned = planner.plan()?;
-    let read = models.values().flat_map(|model| model.tensors.values()).map(bytes_of).sum();
-    let mut outcome = assemble(recipe, text, &models, planned, merging.as_ref())?;
-    let names: Vec<String> = recipe.models().iter().map(|reference| described(reference, &models)).collect();
-    let title = recipe.name.clone().unwrap_or_else(|| "Merged model".to_string());
-    let text = card(&title, text, &names, &outcome);
-    outcome.files.insert("README.md".to_string(), text.into_bytes());
-    let places = models.values().flat_map(|model| model.places.clone()).collect();
+    let outcome = assemble(recipe, &models, planned, merging.as_ref())?;
+    // In the order of the recipe, which is not that of the map.
+    let opened = recipe.all_models().into_iter().filter_map(|reference| models.get(reference));
+    let inputs = opened.flat_map(|model| model.inputs.clone()).collect();
     let remarks = rows.map(|rows| vanishing_rows(recipe, &models, rows)).unwrap_or_default();
-    Ok(Merge { remarks, ..Merge::new(outcome, "model", read).at(places) })
+    let merge = Merge { remarks, ..Merge::new(outcome, "model", inputs) };
+    Ok(recipe.name.iter().fold(merge, |merge, name| merge.titled(name)))
 }
 
 /// Rows of embeddings that belong to no token are not in the result.
@@ -208,24 +194,56 @@ fn vanishing_rows(recipe: &Recipe, models: &Models, rows: usize) -> Vec<String> 
     told.collect()
 }
 
-/// A model with what its files were.
-fn described(reference: &Reference, models: &Models) -> String {
-    let Some(model) = models.get(reference) else { return reference.to_string() };
-    let bytes: u64 = model.tensors.values().map(bytes_of).sum();
-    format!("{reference} ({} tensors, {bytes} bytes)", model.tensors.len())
-}
-
 impl Merge {
-    /// The same with the paths that are read.
-    pub(crate) fn at(mut self, places: Vec<String>) -> Merge {
-        self.places = places;
+    /// The same under another title.
+    pub(crate) fn titled(mut self, title: &str) -> Merge {
+        self.title = title.to_string();
         self
+    }
+
+    /// The same with a card and the recipe, both of which name what is read; hashes come in when it has been.
+    pub(crate) fn told(mut self, file: &str, recipe: &str) -> Merge {
+        let inputs: Vec<String> = self.read().iter().map(|input| input.described()).collect();
+        let card = card(&self.title, (file, recipe), &inputs, &self.outcome);
+        self.outcome.files.insert("README.md".to_string(), card.into_bytes());
+        // JSON has no place for more than the recipe.
+        let text = match file.ends_with(".json") {
+            true => recipe.to_string(),
+            false => format!("{}\n{}", recipe.trim_end(), comment(&inputs)),
+        };
+        self.outcome.files.insert(file.to_string(), text.into_bytes());
+        self.signed = vec!["README.md".to_string(), file.to_string()];
+        self
+    }
+
+    /// Everything that is read, that of stages included, once.
+    fn read(&self) -> Vec<Arc<Input>> {
+        let stages = self.stages.iter().flat_map(|(_, stage)| stage.read());
+        distinct(&stages.chain(self.inputs.iter().cloned()).collect::<Vec<_>>())
+    }
+
+    /// What is read, that of stages included. Looks at the sizes of files.
+    pub fn inputs(&self) -> Result<Vec<InputSummary>> {
+        self.read().iter().map(|input| input.summary()).collect()
+    }
+
+    /// What is computed: tensors by the way they are made, those of stages first.
+    pub fn groups(&self) -> Vec<Group> {
+        let of = |merge: &Merge, stage: Option<&str>| {
+            let copied = How::plain("copied");
+            let tensors = merge.outcome.tensors.iter();
+            let made = tensors
+                .map(|(name, values)| (merge.outcome.hows.get(name).unwrap_or(&copied), bytes_of(values)));
+            groups(stage, made)
+        };
+        let stages = self.stages.iter().flat_map(|(name, stage)| of(stage, Some(name)));
+        stages.chain(of(self, None)).collect()
     }
 
     /// Paths and URLs that are read, those of stages included.
     pub fn places(&self) -> Vec<&str> {
         let stages = self.stages.iter().flat_map(|(_, stage)| stage.places());
-        stages.chain(self.places.iter().map(String::as_str)).collect()
+        stages.chain(self.inputs.iter().map(|input| input.place.as_str())).collect()
     }
 
     /// Everything that the bytes of the result depend on, in few: what was asked, and name, size and time of every file that is
@@ -250,14 +268,15 @@ impl Merge {
     }
 
     /// A result that was put together elsewhere.
-    pub(crate) fn new(outcome: Outcome, stem: &'static str, read: u64) -> Merge {
+    pub(crate) fn new(outcome: Outcome, stem: &'static str, inputs: Vec<Arc<Input>>) -> Merge {
         Merge {
             outcome,
             stem,
+            title: "Merged model".to_string(),
             stages: Vec::new(),
-            read,
             removed: Vec::new(),
-            places: Vec::new(),
+            inputs,
+            signed: Vec::new(),
             remarks: Vec::new(),
         }
     }
@@ -340,7 +359,7 @@ impl Merge {
 
     /// Bytes of all tensors of all checkpoints that are read.
     pub fn read_bytes(&self) -> u64 {
-        self.read
+        self.read().iter().map(|input| input.bytes()).sum()
     }
 
     /// One line for every tensor: what it is made of.
@@ -372,7 +391,9 @@ impl Merge {
             shape: values.shape().clone(),
             values: Arc::new(Written { name: name.clone(), values: values.clone() }),
         });
-        let surroundings = Surroundings { stem: self.stem, files: self.outcome.files.clone() };
+        let hashes = || Arc::new(Hashes::new(self.read(), self.signed.clone())) as Arc<dyn Epilogue>;
+        let epilogue = (!self.signed.is_empty()).then(hashes);
+        let surroundings = Surroundings { stem: self.stem, files: self.outcome.files.clone(), epilogue };
         Ok(plan_computed(source, to, tensors.collect(), surroundings, options)?)
     }
 }

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::method::{Combine, Rule};
 use crate::passes::{Blocks, Inputs};
-use crate::values::{Values, round};
+use crate::values::{Values, in_steps, round};
 use planaria_layout::{DType, Shape};
 use std::sync::{Arc, OnceLock};
 
@@ -18,10 +18,25 @@ pub(crate) struct Merged {
     ready: OnceLock<Result<Box<dyn Combine>>>,
 }
 
+/// Memory that is kept between blocks: the inputs, and whole rows of what is made of them.
+#[derive(Debug, Default)]
+struct Scratch {
+    read: Vec<Vec<f64>>,
+    made: Vec<f64>,
+}
+
 impl Merged {
     pub(crate) fn new(name: &str, inputs: Inputs, rule: Box<dyn Rule>, dtype: DType) -> Result<Merged> {
         let shape = Shape::new(&inputs.shape)?;
         Ok(Merged { name: name.to_string(), inputs, rule, shape, dtype, ready: OnceLock::new() })
+    }
+
+    /// An error with the name of this tensor.
+    fn named(&self, error: Error) -> Error {
+        match error {
+            Error::Request { what } => Error::tensor(&self.name, what),
+            other => other,
+        }
     }
 
     /// One thread looks at all elements, the others wait for it.
@@ -32,26 +47,25 @@ impl Merged {
         }
     }
 
-    fn read_blocks(&self, first: usize, out: &mut [f64]) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: &mut [f64], scratch: &mut Scratch) -> Result<()> {
         let ready = self.ready()?;
         let blocks = self.rule.blocks();
         let (step, row) = (self.inputs.block(blocks), self.inputs.row());
-        let mut read = Vec::new();
-        let mut made = Vec::new();
+        let Scratch { read, made } = scratch;
         let mut done = 0;
         while done < out.len() {
             let at = first + done;
             let take = (out.len() - done).min(step - at % step);
             match blocks {
                 Blocks::Any => {
-                    self.inputs.read(at, take, &mut read)?;
-                    ready.combine(at, &read, &mut out[done..done + take])?;
+                    self.inputs.read(at, take, read)?;
+                    ready.combine(at, read, &mut out[done..done + take])?;
                 }
                 Blocks::Rows => {
                     let (from, to) = (at / row * row, (at + take).div_ceil(row) * row);
-                    self.inputs.read(from, to - from, &mut read)?;
+                    self.inputs.read(from, to - from, read)?;
                     made.resize(to - from, 0.0);
-                    ready.combine(from, &read, &mut made)?;
+                    ready.combine(from, read, made)?;
                     out[done..done + take].copy_from_slice(&made[at - from..at - from + take]);
                 }
             }
@@ -71,12 +85,16 @@ impl Values for Merged {
     }
 
     fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
-        self.read_blocks(first, out).map_err(|error| match error {
-            Error::Request { what } => Error::tensor(&self.name, what),
-            other => other,
-        })?;
+        self.read_blocks(first, out, &mut Scratch::default()).map_err(|error| self.named(error))?;
         round(out, self.dtype);
         Ok(())
+    }
+
+    fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let mut scratch = Scratch::default();
+        let copied =
+            in_steps(self.dtype, first, out, |at, values| self.read_blocks(at, values, &mut scratch));
+        copied.map_err(|error| self.named(error))
     }
 }
 

@@ -6,6 +6,7 @@ mod recipe;
 
 use crate::architecture::Architecture;
 use crate::error::{Error, Result};
+use crate::how::How;
 use crate::merge::{Merge, Options};
 use crate::method::sparsify::Stream;
 use crate::model::Model;
@@ -58,7 +59,8 @@ pub fn plan_moe(text: &str, options: &Options) -> Result<Merge> {
         }
         mixture.layer(family, layer, &gates, &mut tensors)?;
     }
-    mixture.finish(text, family, tensors)?.finished(Vec::new(), options)
+    let merge = mixture.finish(family, tensors)?.finished(Vec::new(), options)?;
+    Ok(merge.titled("Mixture of experts").told("mergekit_moe_config.yml", text))
 }
 
 struct Mixture<'a> {
@@ -161,7 +163,7 @@ impl Mixture<'_> {
         Ok(())
     }
 
-    fn finish(&self, text: &str, family: Family, tensors: Vec<(String, Arc<dyn Values>)>) -> Result<Merge> {
+    fn finish(&self, family: Family, tensors: Vec<(String, Arc<dyn Values>)>) -> Result<Merge> {
         let mut config = self.base.config.clone();
         self.configure(&mut config, family);
         if let Some(dtype) = main_dtype(&tensors) {
@@ -169,19 +171,30 @@ impl Mixture<'_> {
         }
         let mut files = companions(self.base)?;
         files.insert("config.json".to_string(), pretty(&config));
-        files.insert("mergekit_moe_config.yml".to_string(), text.as_bytes().to_vec());
         let all = std::iter::once(self.base).chain(self.experts).chain(self.shared);
-        let places = all.clone().flat_map(|model| model.places.clone()).collect();
-        let read = all.flat_map(|model| model.tensors.values()).map(bytes_of).sum();
+        let inputs = all.flat_map(|model| model.inputs.clone()).collect();
         let added = tensors.iter().filter(|(name, _)| !self.base.tensors.contains_key(name));
         let added = added.map(|(name, values)| (name.clone(), bytes_of(values))).collect();
-        let (dropped, notes, warnings) = (Vec::new(), Vec::new(), self.recipe.warnings.clone());
-        let donor = Arc::new(self.base.clone());
-        let mut outcome = Outcome { tensors, config, files, dropped, added, warnings, notes, donor };
-        let models: Vec<String> = self.recipe.experts.iter().map(|expert| expert.model.to_string()).collect();
-        let card = crate::card::card("Mixture of experts", text, &models, &outcome);
-        outcome.files.insert("README.md".to_string(), card.into_bytes());
-        Ok(Merge::new(outcome, "model", read).at(places))
+        let (warnings, donor) = (self.recipe.warnings.clone(), Arc::new(self.base.clone()));
+        let hows = tensors.iter().map(|(name, _)| (name.clone(), self.how(name))).collect();
+        Ok(Merge::new(
+            Outcome { config, files, added, warnings, hows, ..Outcome::new(tensors, donor) },
+            "model",
+            inputs,
+        ))
+    }
+
+    /// What a tensor of the result is, by its name.
+    fn how(&self, name: &str) -> How {
+        let expert =
+            [".experts.", ".shared_expert.", ".shared_experts."].iter().any(|part| name.contains(part));
+        let router =
+            [".mlp.gate.weight", ".shared_expert_gate.weight"].iter().any(|part| name.ends_with(part));
+        How::plain(match (expert, router) {
+            (true, _) => format!("experts of {} models", self.experts.len() + self.shared.len()),
+            (_, true) => "routers".to_string(),
+            _ => format!("copied from {}", self.base.name),
+        })
     }
 
     fn configure(&self, config: &mut Value, family: Family) {

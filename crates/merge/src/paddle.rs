@@ -131,10 +131,11 @@ pub fn plan_paddle(text: &str, options: &Options) -> Result<Merge> {
             models.iter().map(|model| model.tensor(name).cloned()).collect::<Result<_>>()?;
         tensors.push((name.clone(), tensor(name, values, at, &config, &paths, options)?));
     }
-    let places = models.iter().flat_map(|model| model.places.clone()).collect();
-    let read = models.iter().flat_map(|model| model.tensors.values()).map(bytes_of).sum();
+    let inputs = models.iter().flat_map(|model| model.inputs.clone()).collect();
+    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let what = format!("{} of {}", config.text("merge_method").unwrap_or("linear"), names.join(", "));
     let donor = Arc::new(models.swap_remove(at.unwrap_or(0)));
-    let mut files = BTreeMap::from([("merge_config.json".to_string(), text.as_bytes().to_vec())]);
+    let mut files = BTreeMap::new();
     let companions = [
         "config.json",
         "generation_config.json",
@@ -147,11 +148,10 @@ pub fn plan_paddle(text: &str, options: &Options) -> Result<Merge> {
             files.insert(name, bytes);
         }
     }
-    let (added, dropped, notes) = (Vec::new(), Vec::new(), Vec::new());
-    let outcome =
-        Outcome { tensors, config: donor.config.clone(), files, dropped, added, warnings, notes, donor };
+    let settings = donor.config.clone();
+    let outcome = Outcome { config: settings, files, warnings, ..Outcome::new(tensors, donor) }.all_by(&what);
     let removed = config.list("remove_keys").into_iter().map(|pattern| (None, pattern)).collect();
-    Merge::new(outcome, "model", read).at(places).finished(removed, options)
+    Ok(Merge::new(outcome, "model", inputs).finished(removed, options)?.told("merge_config.json", text))
 }
 
 /// All models must hold the same tensors.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Elements of a block: sums run over blocks in order, so this number is part of every result.
 const BLOCK: usize = 128 << 10;
-/// Most threads of one pass.
-const THREADS: usize = 8;
+/// Most threads of one pass, and fewest: where there are fewer cores, some wait for the storage.
+const THREADS: std::ops::RangeInclusive<usize> = 4..=8;
 
 /// Tensors of one shape that are read together.
 #[derive(Clone, Debug)]
@@ -87,7 +87,8 @@ impl Inputs {
                 work(&mut state, first, &read);
             }
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS).min(count);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores.clamp(*THREADS.start(), *THREADS.end()).min(count);
         if threads <= 1 {
             return Ok(vec![run()?]);
         }

@@ -3,6 +3,7 @@
 
 use crate::architecture::{Architecture, Weight};
 use crate::error::{Error, Result};
+use crate::how::How;
 use crate::merged::{Merged, Prefix, Same};
 use crate::method::sparsify::Stream;
 use crate::method::{BaseUse, Count, Default, Given, Method, Parameter, SettingKind};
@@ -38,6 +39,8 @@ pub(crate) struct Planned {
     pub(crate) layers: Vec<(Reference, usize)>,
     /// What every tensor is made of, for people.
     pub(crate) notes: Vec<String>,
+    /// How every tensor is made.
+    pub(crate) hows: BTreeMap<String, How>,
 }
 
 /// The models of a recipe by reference.
@@ -290,7 +293,8 @@ impl<'a> Planner<'a> {
         if present.len() < part.inputs.len() && !self.lends(part, base, present.len(), &target.name)? {
             return Ok(());
         }
-        let values = self.tensor(part, target, scopes, &present, base)?;
+        let (values, how) = self.tensor(part, target, scopes, &present, base)?;
+        planned.hows.insert(target.name.clone(), how);
         planned.notes.push(format!("{}: {}", target.name, names(&present)));
         planned.tensors.push((target.name.clone(), values));
         Ok(())
@@ -321,7 +325,9 @@ impl<'a> Planner<'a> {
         scopes: &[Option<&Settings>],
         present: &[Present<'_>],
         base: Option<usize>,
-    ) -> Result<Arc<dyn Values>> {
+    ) -> Result<(Arc<dyn Values>, How)> {
+        let owners: Vec<String> = present.iter().map(|one| one.input.reference.to_string()).collect();
+        let copied = |from: usize| How::plain(format!("copied from {}", owners[from]));
         let mut values: Vec<Arc<dyn Values>> = present.iter().map(|one| one.values.clone()).collect();
         if let (true, Some(relaying)) = (target.weight.vocabulary, self.relaying) {
             let owners: Vec<&Reference> = present.iter().map(|one| one.input.reference).collect();
@@ -329,7 +335,8 @@ impl<'a> Planner<'a> {
         }
         let shape = self.common_shape(target, present, &mut values)?;
         if values.iter().any(|values| !values.dtype().is_float()) {
-            return Ok(Arc::new(Same { name: target.name.clone(), values }));
+            let how = How::plain(format!("compared, then copied from {}", owners[0]));
+            return Ok((Arc::new(Same { name: target.name.clone(), values }), how));
         }
         let mut dtype = values[0].dtype();
         for other in &values[1..] {
@@ -344,17 +351,18 @@ impl<'a> Planner<'a> {
             && self.recipe.method.name == "model_stock"
             && present.len() < 3;
         if lends && let Some(base) = base {
-            return Ok(self.finished(values[base].clone(), dtype));
+            return Ok((self.finished(values[base].clone(), dtype), copied(base)));
         }
         let rule = self.recipe.method.rule(&given).map_err(|error| match error {
             Error::Request { what } => Error::recipe(part.line, format!("'{}': {what}", target.name)),
             other => other,
         })?;
         if let ([only], true) = (&values[..], rule.is_copy()) {
-            return Ok(self.finished(cast(only.clone(), dtype), dtype));
+            return Ok((self.finished(cast(only.clone(), dtype), dtype), copied(0)));
         }
+        let how = How::method(self.recipe.method, &owners, &given);
         let inputs = Inputs { values, base, shape, wide: dtype == DType::F64 };
-        Ok(self.finished(Arc::new(Merged::new(&target.name, inputs, rule, dtype)?), dtype))
+        Ok((self.finished(Arc::new(Merged::new(&target.name, inputs, rule, dtype)?), dtype), how))
     }
 
     /// In the element type of the result.

@@ -34,7 +34,7 @@ pub fn plan_raw(text: &str, missing: Missing, options: &Options) -> Result<Merge
     let chosen = all.into_iter().filter(|name| missing != Missing::Skip || everywhere(name));
     let weights = chosen.map(|name| Weight::named(name, missing == Missing::Take)).collect();
     let architecture = Architecture::flat(weights);
-    let merge = stage(&recipe, text, &mut opened, &BTreeMap::new(), Some(&architecture), options)?;
+    let merge = stage(&recipe, &mut opened, &BTreeMap::new(), Some(&architecture), options)?;
     let removed = recipe.removed.iter().map(|(line, pattern)| (Some(*line), pattern.clone()));
-    merge.finished(removed.collect(), options)
+    Ok(merge.finished(removed.collect(), options)?.told("mergekit_config.yml", text))
 }

@@ -1,6 +1,7 @@
 //! The result of a merge as a model: tensors, configuration and the files that go with it.
 
 use crate::error::{Error, Result};
+use crate::how::How;
 use crate::model::Model;
 use crate::plan::{Models, Planned};
 use crate::recipe::{Recipe, Weak};
@@ -35,7 +36,32 @@ pub(crate) struct Outcome {
     pub(crate) added: Vec<(String, u64)>,
     pub(crate) warnings: Vec<String>,
     pub(crate) notes: Vec<String>,
+    /// How tensors are made, by name; those that are not here are copied.
+    pub(crate) hows: BTreeMap<String, How>,
     pub(crate) donor: Arc<Model>,
+}
+
+impl Outcome {
+    /// Tensors without a configuration, files or anything to be told.
+    pub(crate) fn new(tensors: Vec<(String, Arc<dyn Values>)>, donor: Arc<Model>) -> Outcome {
+        Outcome {
+            tensors,
+            config: Value::Null,
+            files: BTreeMap::new(),
+            dropped: Vec::new(),
+            added: Vec::new(),
+            warnings: Vec::new(),
+            notes: Vec::new(),
+            hows: BTreeMap::new(),
+            donor,
+        }
+    }
+
+    /// The same with one way in which all tensors are made.
+    pub(crate) fn all_by(mut self, what: &str) -> Outcome {
+        self.hows = self.tensors.iter().map(|(name, _)| (name.clone(), How::plain(what))).collect();
+        self
+    }
 }
 
 /// The small files of a donor that go along.
@@ -151,7 +177,6 @@ fn config(donor: &Model, planned: &Planned, models: &Models, vocabulary: bool) -
 /// Puts together what a recipe makes.
 pub(crate) fn assemble(
     recipe: &Recipe,
-    text: &str,
     models: &Models,
     planned: Planned,
     merging: Option<&Merging>,
@@ -186,7 +211,6 @@ pub(crate) fn assemble(
     if config.is_object() {
         files.insert("config.json".to_string(), pretty(&config));
     }
-    files.insert("mergekit_config.yml".to_string(), text.as_bytes().to_vec());
     let mut warnings = recipe.warnings.clone();
     warnings.extend(recipe.weak_filters().into_iter().map(|Weak { line, filter, inside }| match inside {
         None => format!("line {line}: the filter '{filter}' decides about no tensor, it has no effect"),
@@ -199,6 +223,6 @@ pub(crate) fn assemble(
     let missing = |name: &str| !donor.tensors.contains_key(name);
     let added = planned.tensors.iter().filter(|(name, _)| missing(name));
     let added = added.map(|(name, values)| (name.clone(), bytes_of(values))).collect();
-    let Planned { tensors, dropped, notes, .. } = planned;
-    Ok(Outcome { tensors, config, files, dropped, added, warnings, notes, donor })
+    let Planned { tensors, dropped, notes, hows, .. } = planned;
+    Ok(Outcome { config, files, dropped, added, warnings, notes, hows, ..Outcome::new(tensors, donor) })
 }

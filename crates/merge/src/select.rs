@@ -84,29 +84,73 @@ pub(crate) fn find(inputs: &Inputs, channel: &Channel<'_>, places: &[Place]) -> 
     Ok(found)
 }
 
-/// The flat index of the element number `nth` among those of a channel that have this key; one past the last element where
-/// there are no so many.
-pub(crate) fn index_of(
-    inputs: &Inputs,
-    channel: &Channel<'_>,
-    number: usize,
-    key_of: u64,
-    nth: usize,
-) -> Result<usize> {
-    let work = |first: usize, read: &[Vec<f64>]| {
+/// An element by its number among those of a channel that have the same key, in order of their indices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nth {
+    pub(crate) channel: usize,
+    pub(crate) key: u64,
+    pub(crate) nth: usize,
+}
+
+/// Flat indices of some elements, found in one pass; one past the last element where there are no so many.
+pub(crate) fn indices(inputs: &Inputs, channel: &Channel<'_>, wanted: &[Nth]) -> Result<Vec<usize>> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_equal = |value: f64, key_of: u64| key(value, inputs.wide) == key_of;
+    let work = |first: usize, read: &[Vec<f64>]| -> Vec<usize> {
         let mut values = Vec::new();
-        channel(number, first, read, &mut values);
-        let equal = values.iter().enumerate().filter(|(_, value)| key(**value, inputs.wide) == key_of);
-        equal.map(|(at, _)| first + at).collect::<Vec<usize>>()
+        let count = |wanted: &Nth| {
+            channel(wanted.channel, first, read, &mut values);
+            values.iter().filter(|value| is_equal(**value, wanted.key)).count()
+        };
+        wanted.iter().map(count).collect()
     };
-    let (_, at) = inputs.fold(Blocks::Any, (nth, inputs.numel()), work, |(left, at), indices| {
-        if let Some(index) = indices.get(*left).filter(|_| *at == inputs.numel()) {
-            *at = *index;
-        }
-        *left = left.saturating_sub(indices.len());
-        if *at < inputs.numel() {
-            *left = usize::MAX;
-        }
-    })?;
-    Ok(at)
+    let blocks = inputs.fold(Blocks::Any, Vec::new(), work, |all, counts| all.push(counts))?;
+    let (block, numel) = (inputs.block(Blocks::Any), inputs.numel());
+    let (mut read, mut values, mut found) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, wanted) in wanted.iter().enumerate() {
+        let mut left = wanted.nth;
+        let holder = blocks.iter().position(|counts: &Vec<usize>| match left < counts[number] {
+            true => true,
+            false => {
+                left -= counts[number];
+                false
+            }
+        });
+        let Some(holder) = holder else {
+            found.push(numel);
+            continue;
+        };
+        let first = holder * block;
+        inputs.read(first, block.min(numel - first), &mut read)?;
+        channel(wanted.channel, first, &read, &mut values);
+        let mut equal = values.iter().enumerate().filter(|(_, value)| is_equal(**value, wanted.key));
+        found.push(equal.nth(left).map_or(numel, |(at, _)| first + at));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::Held;
+    use planaria_layout::{DType, Shape};
+    use std::sync::Arc;
+
+    #[test]
+    fn elements_with_equal_keys_are_found_by_their_number() {
+        // More than two blocks of values that repeat, with either sign.
+        let values: Vec<f64> = (0..300_000).map(|i| f64::from(i % 7 - 3)).collect();
+        let held = Held { values: values.clone(), shape: Shape::new(&[300_000]).unwrap(), dtype: DType::F32 };
+        let inputs = Inputs { values: vec![Arc::new(held)], base: None, shape: vec![300_000], wide: false };
+        let channel = |_: usize, _: usize, read: &[Vec<f64>], out: &mut Vec<f64>| out.clone_from(&read[0]);
+        let twos: Vec<usize> = (0..values.len()).filter(|at| values[*at].abs() == 2.0).collect();
+        let nth = |nth| Nth { channel: 0, key: key(2.0, false), nth };
+        let asked = [0, 1, 40_000, 80_000, twos.len() - 1, twos.len()];
+        let found = indices(&inputs, &channel, &asked.map(nth)).unwrap();
+        let expected: Vec<usize> =
+            asked.iter().map(|nth| twos.get(*nth).copied().unwrap_or(300_000)).collect();
+        assert_eq!(found, expected);
+    }
 }

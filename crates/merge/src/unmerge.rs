@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::merge::{Merge, Options};
 use crate::model::Model;
-use crate::result::{Outcome, bytes_of, companions, pretty};
+use crate::result::{Outcome, companions, pretty};
 use crate::values::Values;
 use planaria_store::checksum;
 use serde_json::{Map, Value, json};
@@ -89,7 +89,7 @@ pub fn unmerge(merged: &str, kept: &str, options: &Options) -> Result<Merge> {
     tensors.append(&mut kept.tensors);
     let mut files = companions(&kept)?;
     files.extend(kept.file("config.json")?.map(|bytes| ("config.json".to_string(), bytes)));
-    kept.places.extend(merged.places);
+    kept.inputs.extend(merged.inputs);
     finish(kept, tensors.into_iter().collect(), files, options)
 }
 
@@ -125,19 +125,9 @@ fn finish(
     files: BTreeMap<String, Vec<u8>>,
     options: &Options,
 ) -> Result<Merge> {
-    let read = tensors.iter().map(|(_, values)| bytes_of(values)).sum();
-    let places = donor.places.clone();
-    let outcome = Outcome {
-        tensors,
-        config: Value::Null,
-        files,
-        dropped: Vec::new(),
-        added: Vec::new(),
-        warnings: Vec::new(),
-        notes: Vec::new(),
-        donor: Arc::new(donor),
-    };
-    Merge::new(outcome, "model", read).at(places).finished(Vec::new(), options)
+    let inputs = donor.inputs.clone();
+    let outcome = Outcome { files, ..Outcome::new(tensors, Arc::new(donor)) };
+    Merge::new(outcome, "model", inputs).finished(Vec::new(), options)
 }
 
 /// What `work` makes of each item, on several threads, in order.

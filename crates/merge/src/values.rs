@@ -1,11 +1,13 @@
 //! Tensors as functions of their elements: stored, computed, rearranged; all of them are read in the same way.
 
 use crate::error::{Error, Result};
+use crate::seen::Seen;
 use half::{bf16, f16};
 use planaria_array::Array;
 use planaria_ckpt::formats::Key;
 use planaria_ckpt::stream::Feed;
 use planaria_layout::{DType, Shape};
+use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -19,10 +21,27 @@ pub(crate) trait Values: Debug + Send + Sync {
     fn read(&self, first: usize, out: &mut [f64]) -> Result<()>;
     /// The same as bytes of its element type.
     fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
-        let mut values = vec![0.0; out.len() / self.dtype().size()];
-        self.read(first, &mut values)?;
-        encode(&values, self.dtype(), out)
+        in_steps(self.dtype(), first, out, |at, values| self.read(at, values))
     }
+}
+
+/// Elements that are made together: few enough for what is made of them to stay near the processor.
+const STEP: usize = 64 << 10;
+
+/// Makes bytes of numbers that `read` gives, a stretch at a time.
+pub(crate) fn in_steps(
+    dtype: DType,
+    first: usize,
+    out: &mut [u8],
+    mut read: impl FnMut(usize, &mut [f64]) -> Result<()>,
+) -> Result<()> {
+    let mut values = vec![0.0; STEP.min(out.len() / dtype.size())];
+    for (number, out) in out.chunks_mut(STEP * dtype.size()).enumerate() {
+        let values = &mut values[..out.len() / dtype.size()];
+        read(first + number * STEP, values)?;
+        encode(values, dtype, out)?;
+    }
+    Ok(())
 }
 
 /// Bytes as numbers.
@@ -64,9 +83,11 @@ pub(crate) fn encode(values: &[f64], dtype: DType, out: &mut [u8]) -> Result<()>
         }
         DType::BF16 => {
             for (value, out) in values.iter().zip(out.as_chunks_mut::<2>().0) {
-                let value = bf16::from_f32(*value as f32);
-                finite &= value.is_finite();
-                *out = value.to_le_bytes();
+                // To nearest, halves to even, without a branch: what is not finite is refused below.
+                let bits = (*value as f32).to_bits();
+                let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+                finite &= rounded & 0x7f80 != 0x7f80;
+                *out = rounded.to_le_bytes();
             }
         }
         DType::F16 => {
@@ -112,6 +133,11 @@ pub(crate) fn round(values: &mut [f64], dtype: DType) {
     }
 }
 
+thread_local! {
+    /// What was read and is not decoded yet; kept between reads.
+    static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
@@ -119,13 +145,28 @@ pub(crate) struct Stored {
     key: Key,
     dtype: DType,
     shape: Shape,
+    seen: Arc<Seen>,
 }
 
 impl Stored {
     pub(crate) fn new(feed: &Arc<Feed<'static>>, key: &Key) -> Result<Stored> {
         let entry = feed.source().get(key)?;
         let (dtype, shape) = (entry.dtype, entry.shape.clone());
-        Ok(Stored { feed: feed.clone(), key: key.clone(), dtype, shape })
+        Ok(Stored { feed: feed.clone(), key: key.clone(), dtype, shape, seen: Arc::default() })
+    }
+
+    /// What was read of it so far.
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.seen
+    }
+
+    /// The CRC-32C of all its bytes; those that were read already are not read again.
+    pub(crate) fn sum(&self) -> Result<u32> {
+        let size = self.dtype.size();
+        self.seen.sum(self.shape.numel() * size, |range, out| {
+            let elements = range.start / size..range.end / size;
+            Ok(self.feed.elements(&self.key, elements, out, &mut Vec::new())?)
+        })
     }
 }
 
@@ -139,14 +180,18 @@ impl Values for Stored {
     }
 
     fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
-        let mut bytes = vec![0; out.len() * self.dtype.size()];
-        self.copy(first, &mut bytes)?;
-        decode(&bytes, self.dtype, out)
+        BYTES.with_borrow_mut(|bytes| {
+            bytes.resize(out.len() * self.dtype.size(), 0);
+            self.copy(first, bytes)?;
+            decode(bytes, self.dtype, out)
+        })
     }
 
     fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let range = first..first + out.len() / self.dtype.size();
-        Ok(self.feed.elements(&self.key, range, out, &mut Vec::new())?)
+        self.feed.elements(&self.key, range, out, &mut Vec::new())?;
+        self.seen.saw(first * self.dtype.size(), out);
+        Ok(())
     }
 }
 
@@ -287,6 +332,19 @@ mod tests {
                 assert_eq!(out, expected, "{first} {len}");
             }
         }
+    }
+
+    #[test]
+    fn numbers_become_bf16_as_elsewhere() {
+        let words = (0..200_000u32).map(|i| i.wrapping_mul(2_654_435_761));
+        let values: Vec<f64> = words.map(f32::from_bits).filter(|x| x.is_finite()).map(f64::from).collect();
+        let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -0.0, 3.0e38].iter();
+        for value in values.iter().chain(ties).filter(|value| fits(**value, DType::BF16)) {
+            let mut out = [0; 2];
+            encode(&[*value], DType::BF16, &mut out).unwrap();
+            assert_eq!(out, bf16::from_f32(*value as f32).to_le_bytes(), "{value}");
+        }
+        assert!(encode(&[3.4e38], DType::BF16, &mut [0; 2]).is_err());
     }
 
     #[test]

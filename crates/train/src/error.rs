@@ -91,6 +91,21 @@ pub enum Error {
         /// The values then and now.
         what: String,
     },
+    /// A checkpoint of an adapter that was trained on another model.
+    #[error(
+        "cannot resume from '{folder}': the weights of '{init}' are not those that the adapter was trained on (their hash \
+         is {now}, and it was {then})"
+    )]
+    OtherBase {
+        /// The checkpoint.
+        folder: String,
+        /// `model.init`.
+        init: String,
+        /// The hash in the checkpoint.
+        then: String,
+        /// The hash of now.
+        now: String,
+    },
     /// A damaged checkpoint.
     #[error("cannot resume from '{folder}': {source}")]
     Resume {
@@ -244,6 +259,9 @@ impl Error {
             Error::Differs { folder, .. } => Some(format!(
                 "set it back, or begin a run of another `name` with `model.init = \"{folder}\"`"
             )),
+            Error::OtherBase { folder, .. } => Some(format!(
+                "give `model.init` the model that it was trained on, or begin a run of another `name` with `lora.adapter = \"{folder}\"`"
+            )),
             Error::Resume { older: Some(older), .. } => {
                 Some(format!("go back to the one before it with `--set checkpoint.from={older}`"))
             }
@@ -321,6 +339,7 @@ impl Error {
                 | Error::Occupied { .. }
                 | Error::Locked { .. }
                 | Error::Differs { .. }
+                | Error::OtherBase { .. }
                 | Error::NoTokenizer { .. }
                 | Error::Batch(_)
                 | Error::Layout(_)

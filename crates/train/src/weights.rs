@@ -63,7 +63,7 @@ pub(crate) enum Tie {
 pub(crate) struct Weight {
     pub(crate) spec: ParamSpec,
     /// The box of the global tensor that this rank of the inner mesh has.
-    within: Region,
+    pub(crate) within: Region,
     pub(crate) dtype: DType,
     pub(crate) trainable: bool,
     /// How it lies on the mesh of this stage; the data ranks hold copies.

@@ -39,6 +39,18 @@ pub struct Surroundings {
     pub stem: &'static str,
     /// Small files by name.
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Who finishes them once all tensors are written.
+    pub epilogue: Option<Arc<dyn Epilogue>>,
+}
+
+/// Finishes small files with what is known only when all tensors have been written, such as checksums of what was read.
+pub trait Epilogue: Debug + Send + Sync {
+    /// What this rank knows, for the first one.
+    fn told(&self) -> Vec<u8>;
+    /// What another rank told.
+    fn hear(&self, told: &[u8]);
+    /// A small file as it is written; of the same length, since sizes are told before.
+    fn finish(&self, name: &str, bytes: &[u8]) -> Result<Vec<u8>>;
 }
 
 /// Plans a checkpoint of computed tensors; nothing is computed yet. Nothing of `beside` is read: it only says where the
@@ -75,6 +87,7 @@ pub fn plan_computed<'s>(
         values_left_out: Vec::new(),
         beside: Beside::default(),
         given: surroundings.files,
+        epilogue: surroundings.epilogue,
         warnings: Vec::new(),
         about: Value::Null,
         dtype: None,

@@ -77,6 +77,14 @@ impl Division<'_> {
         }
     }
 
+    /// What every other rank tells. Collective.
+    pub(super) fn all_tell(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let Some(world) = self.world else { return Ok(Vec::new()) };
+        let mut all = talk::all_gather(world, mine)?;
+        all.remove(world.rank());
+        Ok(all)
+    }
+
     /// What this rank has to write, and how many bytes nobody has to.
     pub(super) fn todo(
         &self,

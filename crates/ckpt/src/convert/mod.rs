@@ -36,11 +36,12 @@ use planaria_store::container::Foreign;
 use planaria_store::{PutMode, Store, join};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use sums::Sums;
 use torch::{Torch, is_torch};
 
 pub use companions::belongs;
-pub use computed::{Computed, Surroundings, Values, plan_computed, weights};
+pub use computed::{Computed, Epilogue, Surroundings, Values, plan_computed, weights};
 pub use mapped::{Remap, Way};
 
 pub(crate) use clock::{counts_for, steps_taken};
@@ -151,6 +152,7 @@ pub struct Conversion<'s> {
     beside: Beside,
     /// Small files that do not come from the source.
     given: BTreeMap<String, Vec<u8>>,
+    epilogue: Option<Arc<dyn Epilogue>>,
     warnings: Vec<String>,
     /// What our folders hold beside tensors.
     about: Value,
@@ -199,6 +201,7 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
         values_left_out,
         beside,
         given: BTreeMap::new(),
+        epilogue: None,
         warnings,
         about,
         dtype,
@@ -439,6 +442,9 @@ impl Conversion<'_> {
         let (todo, before) = division.todo((store, folder), drafted, &sums, observer)?;
         let written = work.write(&crew, (store, folder), drafted, (&todo, division), &sums);
         let sums = division.gathered(written.map(|()| sums))?;
+        if let Some(epilogue) = &self.epilogue {
+            division.all_tell(epilogue.told())?.iter().for_each(|told| epilogue.hear(told));
+        }
         division.first(|| self.complete(store, folder, sums))?;
         Ok(before)
     }
@@ -480,6 +486,8 @@ impl Conversion<'_> {
     fn copy_companions(&self, store: &dyn Store, folder: &str) -> Result<Vec<Small>> {
         let mut small = Vec::new();
         for (name, bytes) in &self.given {
+            let finished = self.epilogue.as_ref().map(|epilogue| epilogue.finish(name, bytes)).transpose()?;
+            let bytes = finished.as_ref().unwrap_or(bytes);
             store.put(&join(folder, name), bytes, PutMode::Replace)?;
             small.push(Small::new(name, bytes, Role::State));
         }

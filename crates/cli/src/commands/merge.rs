@@ -13,7 +13,8 @@ use clap::ValueEnum;
 use planaria::ckpt::convert::{Conversion, ConvertOptions};
 use planaria::ckpt::{Existing, OutputFolder};
 use planaria::comm::Comm;
-use planaria::merge::{Inputs, Merge, Missing, Options, plan_any};
+use planaria::merge::{Group, InputSummary, Inputs, Merge, Missing, Options, plan_any};
+use serde::Serialize;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +74,7 @@ pub(crate) struct Output {
     /// Memory to stay below
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: Bytes,
-    /// Say what would be read and written, and write nothing
+    /// Say what would be read, computed and written, with sizes, and write nothing
     #[arg(long)]
     pub(super) dry_run: bool,
     /// Replace the checkpoint at the target
@@ -278,6 +279,56 @@ fn report(merge: &Merge, terminal: &Terminal) {
     merge.notes().iter().for_each(|note| terminal.detail(note));
 }
 
+fn json_files<N: Serialize>(files: &[(N, u64)]) -> Vec<serde_json::Value> {
+    files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect()
+}
+
+fn json_input(input: &InputSummary) -> serde_json::Value {
+    json!({
+        "name": input.name,
+        "format": input.format,
+        "tensors": input.tensors,
+        "bytes": input.bytes,
+        "files": json_files(&input.files),
+    })
+}
+
+fn json_group(group: &Group) -> serde_json::Value {
+    json!({ "stage": group.stage, "what": group.what, "tensors": group.tensors, "bytes": group.bytes })
+}
+
+/// What would be read, computed and written, each with its size.
+fn preview(merge: &Merge, files: &[(&str, u64)], terminal: &mut Terminal) -> Result<()> {
+    let mut lines = vec!["read:".to_string()];
+    for input in merge.inputs()? {
+        let (tensors, bytes) = (count(input.tensors, "tensor"), Bytes(input.bytes));
+        lines.push(format!("  {} ({}): {tensors}, {bytes}", input.name, input.format));
+        lines.extend(sizes(&input.files, "    "));
+    }
+    lines.push("compute:".to_string());
+    for group in merge.groups() {
+        let stage = group.stage.map_or_else(String::new, |stage| format!("{stage}: "));
+        let (tensors, bytes) = (count(group.tensors, "tensor"), Bytes(group.bytes));
+        lines.push(format!("  {stage}{}: {tensors}, {bytes}", group.what));
+    }
+    lines.push("write:".to_string());
+    lines.extend(sizes(files, "  "));
+    lines.iter().try_for_each(|line| terminal.line(line))
+}
+
+/// Lines of files with their sizes; of very many the first.
+fn sizes<N: ToString>(files: &[(N, u64)], indent: &str) -> Vec<String> {
+    let mut table = Table::new(&[1]);
+    let shown = &files[..files.len().min(LINES)];
+    shown.iter().for_each(|(name, bytes)| table.row([name.to_string(), Bytes(*bytes).to_string()]));
+    let mut lines: Vec<String> = table.lines().map(|line| format!("{indent}{line}")).collect();
+    if files.len() > LINES {
+        let bytes: u64 = files[LINES..].iter().map(|(_, bytes)| bytes).sum();
+        lines.push(format!("{indent}{} more, {}", files.len() - LINES, Bytes(bytes)));
+    }
+    lines
+}
+
 fn print(
     merge: &Merge,
     conversion: &Conversion<'_>,
@@ -288,8 +339,9 @@ fn print(
     let files: Vec<(&str, u64)> = conversion.files().collect();
     let tensors = conversion.tensors().len();
     if terminal.json {
-        let listed: Vec<_> =
-            files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect();
+        let listed = json_files(&files);
+        let inputs: Vec<_> = merge.inputs()?.iter().map(json_input).collect();
+        let computed: Vec<_> = merge.groups().iter().map(json_group).collect();
         let dropped = merge.dropped().iter();
         let dropped: Vec<_> = dropped
             .map(|(model, name, bytes)| json!({ "model": model, "name": name, "bytes": bytes }))
@@ -301,16 +353,15 @@ fn print(
             "bytes_read": merge.read_bytes(),
             "bytes": conversion.bytes(),
             "files": listed,
+            "inputs": inputs,
+            "computed": computed,
             "dropped": dropped,
             "warnings": merge.warnings(),
         });
         return terminal.object("planaria/merge/1", &object);
     }
     if output.dry_run {
-        let mut table = Table::new(&[1]);
-        files.iter().for_each(|(name, bytes)| table.row([name.to_string(), Bytes(*bytes).to_string()]));
-        let lines: Vec<String> = table.lines().collect();
-        lines.iter().try_for_each(|line| terminal.line(line))?;
+        preview(merge, &files, terminal)?;
     }
     let verb = if output.dry_run { "would read" } else { "read" };
     let wrote = if output.dry_run { "write" } else { "wrote" };

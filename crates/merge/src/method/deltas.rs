@@ -161,38 +161,82 @@ impl Combine for Ready {
             }
             weighted.push(values);
         }
-        let total: f64 = self.weights.iter().sum();
-        for (at, out) in out.iter_mut().enumerate() {
-            let part = |number: usize| self.weights[number] * weighted[number][at];
-            let numbers = 0..weighted.len();
-            let (sum, weight) = match self.elect {
-                Elect::Nobody => (numbers.map(part).sum::<f64>(), total),
-                elect => {
-                    let votes: f64 = match elect {
-                        Elect::Count => numbers.clone().map(|number| sign(part(number))).sum(),
-                        _ => numbers.clone().map(part).sum(),
-                    };
-                    let plus = votes >= 0.0;
-                    let agree = |number: &usize| if plus { part(*number) > 0.0 } else { part(*number) < 0.0 };
-                    let (mut sum, mut weight) = (0.0, 0.0);
-                    for number in numbers.filter(agree) {
-                        sum += part(number);
-                        weight += self.weights[number];
-                    }
-                    (sum, weight)
-                }
-            };
-            let divisor = match self.divide {
-                Divide::Weights if weight.abs() >= 1e-8 => weight,
-                _ => 1.0,
-            };
-            let base = self.source.base.map_or(0.0, |base| inputs[base][at]);
-            *out = base + self.factor * (sum / divisor);
+        let mut tile = Tile::default();
+        for (number, out) in out.chunks_mut(TILE).enumerate() {
+            let at = number * TILE..number * TILE + out.len();
+            let parts: Vec<&[f64]> = weighted.iter().map(|values| &values[at.clone()]).collect();
+            self.add_up(&parts, &mut tile);
+            let base = self.source.base.map(|base| &inputs[base][at]);
+            self.onto(base, &tile, out);
         }
         Ok(())
     }
 }
 
+/// Elements that are added up together.
+const TILE: usize = 1024;
+
+/// Sums of a few elements, and the weights that went into them.
+#[derive(Debug)]
+struct Tile {
+    votes: [f64; TILE],
+    sums: [f64; TILE],
+    weights: [f64; TILE],
+}
+
+impl Default for Tile {
+    fn default() -> Tile {
+        Tile { votes: [0.0; TILE], sums: [0.0; TILE], weights: [0.0; TILE] }
+    }
+}
+
+impl Ready {
+    /// Adds up those whose sign counts. Plain loops over elements without branches, one for each input.
+    fn add_up(&self, parts: &[&[f64]], tile: &mut Tile) {
+        let Tile { votes, sums, weights } = tile;
+        let pairs = || self.weights.iter().zip(parts);
+        sums.fill(0.0);
+        if self.elect == Elect::Nobody {
+            weights.fill(self.weights.iter().sum());
+            for (weight, part) in pairs() {
+                sums.iter_mut().zip(*part).for_each(|(sum, value)| *sum += weight * value);
+            }
+            return;
+        }
+        votes.fill(0.0);
+        weights.fill(0.0);
+        for (weight, part) in pairs() {
+            match self.elect {
+                Elect::Count => {
+                    votes.iter_mut().zip(*part).for_each(|(votes, value)| *votes += sign(weight * value))
+                }
+                _ => votes.iter_mut().zip(*part).for_each(|(votes, value)| *votes += weight * value),
+            }
+        }
+        for (weight, part) in pairs() {
+            for (((votes, value), sum), total) in votes.iter().zip(*part).zip(&mut *sums).zip(&mut *weights) {
+                let part = weight * value;
+                // A zero agrees with nobody.
+                let agrees = (part > 0.0) & (*votes >= 0.0) | (part < 0.0) & (*votes < 0.0);
+                *sum += if agrees { part } else { 0.0 };
+                *total += if agrees { *weight } else { 0.0 };
+            }
+        }
+    }
+
+    /// Divides the sums, and adds them to the base.
+    fn onto(&self, base: Option<&[f64]>, tile: &Tile, out: &mut [f64]) {
+        let divide = self.divide == Divide::Weights;
+        for ((out, sum), weight) in out.iter_mut().zip(&tile.sums).zip(&tile.weights) {
+            let divisor = if divide & (weight.abs() >= 1e-8) { *weight } else { 1.0 };
+            *out = self.factor * (sum / divisor);
+        }
+        if let Some(base) = base {
+            out.iter_mut().zip(base).for_each(|(out, base)| *out += base);
+        }
+    }
+}
+
 fn sign(value: f64) -> f64 {
-    if value == 0.0 { 0.0 } else { value.signum() }
+    f64::from(i8::from(value > 0.0) - i8::from(value < 0.0))
 }

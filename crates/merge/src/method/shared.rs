@@ -4,7 +4,7 @@ use super::combine::difference;
 use super::{Combine, Rule};
 use crate::error::Result;
 use crate::passes::{Blocks, Inputs};
-use crate::select::{self, Place};
+use crate::select::{self, Nth, Place};
 
 /// Select by variance, calculate weights by size, erase what disagrees in sign.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,7 @@ impl Sce {
         let nth = keep - (numel - cut.below - cut.equal);
         let before = match nth >= cut.equal {
             true => numel,
-            false => select::index_of(inputs, &channel, 0, cut.key, nth)?,
+            false => select::indices(inputs, &channel, &[Nth { channel: 0, key: cut.key, nth }])?[0],
         };
         Ok(Chosen::Largest { cut: cut.key, before })
     }

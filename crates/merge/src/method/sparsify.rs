@@ -142,11 +142,21 @@ pub(crate) fn prepare(sparsify: &[Sparsify], source: &Source, inputs: &Inputs) -
         |number: usize, _: usize, read: &[Vec<f64>], out: &mut Vec<f64>| source.fill(number, read, out);
     let flat: Vec<Place> = wanted.iter().flatten().copied().collect();
     let mut found = select::find(inputs, &channel, &flat)?.into_iter();
+    let found: Vec<Cuts> =
+        wanted.iter().map(|places| places.iter().copied().zip(found.by_ref()).collect()).collect();
+    // Where equal elements are divided, one pass finds all borders.
+    let borders: Vec<Vec<Border>> =
+        sparsify.iter().zip(&found).map(|(one, found)| one.borders(found)).collect();
+    let split = |border: &&Border| border.2 < border.3;
+    let nth = |border: &Border| select::Nth { channel: border.0, key: border.1, nth: border.2 };
+    let asked: Vec<select::Nth> = borders.iter().flatten().filter(split).map(nth).collect();
+    let mut indices = select::indices(inputs, &channel, &asked)?.into_iter();
     let mut kept = Vec::new();
     for (number, one) in sparsify.iter().enumerate() {
-        let found: Vec<(Place, select::Found)> = wanted[number].iter().copied().zip(found.by_ref()).collect();
+        let index = |border: &Border| if split(&border) { indices.next().unwrap_or(numel) } else { numel };
+        let borders: Vec<usize> = borders[number].iter().map(index).collect();
         kept.push(match (one, active[number]) {
-            (_, true) => one.kept(number, &found, inputs, &channel)?,
+            (_, true) => one.kept(number, (&found[number], &borders), inputs, &channel)?,
             (one, false) if one.density() >= 1.0 => Kept::All,
             _ => Kept::Nothing,
         });
@@ -154,36 +164,47 @@ pub(crate) fn prepare(sparsify: &[Sparsify], source: &Source, inputs: &Inputs) -
     Ok(kept)
 }
 
+/// What stands at the places of one input.
+type Cuts = Vec<(Place, select::Found)>;
+
+/// An element among equal ones: channel, key, its number, and how many there are.
+type Border = (usize, u64, usize, usize);
+
 impl Sparsify {
+    /// The elements whose indices must be known.
+    fn borders(&self, found: &Cuts) -> Vec<Border> {
+        let border = |(place, cut): &(Place, select::Found)| {
+            let nth = match self {
+                // The largest stay: as many of the equal ones as are not above them.
+                Sparsify::Magnitude { .. } => cut.below + cut.equal - place.position,
+                _ => place.position - cut.below,
+            };
+            (place.channel, cut.key, nth, cut.equal)
+        };
+        match self {
+            Sparsify::Magnitude { .. } | Sparsify::Outliers { .. } => found.iter().map(border).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     fn kept(
         &self,
         number: usize,
-        found: &[(Place, select::Found)],
+        (found, borders): (&Cuts, &[usize]),
         inputs: &Inputs,
         channel: &Channel<'_>,
     ) -> Result<Kept> {
         let numel = inputs.numel();
-        let index = |key: u64, nth: usize, equal: usize| {
-            if nth >= equal { Ok(numel) } else { select::index_of(inputs, channel, number, key, nth) }
-        };
         Ok(match self {
             Sparsify::Nothing => Kept::All,
-            Sparsify::Magnitude { .. } => {
-                let (place, cut) = found[0];
-                let above = numel - cut.below - cut.equal;
-                let before = index(cut.key, numel - place.position - above, cut.equal)?;
-                Kept::Largest { cut: cut.key, before }
-            }
+            Sparsify::Magnitude { .. } => Kept::Largest { cut: found[0].1.key, before: borders[0] },
             Sparsify::Outliers { density, top } => {
                 let (from, to) = between(*density, *top, numel);
-                let mut places = Vec::new();
-                for at in [from, to] {
-                    places.push(match found.iter().find(|(place, _)| place.position == at) {
-                        Some((_, cut)) => (cut.key, index(cut.key, at - cut.below, cut.equal)?),
-                        None => (u64::MAX, 0),
-                    });
-                }
-                Kept::Between { from: places[0], to: places[1] }
+                let place = |at: usize| match found.iter().position(|(place, _)| place.position == at) {
+                    Some(found_at) => (found[found_at].1.key, borders[found_at]),
+                    None => (u64::MAX, 0),
+                };
+                Kept::Between { from: place(from), to: place(to) }
             }
             Sparsify::Quantile { density } => {
                 let at = (1.0 - density) * (numel - 1) as f64;
@@ -209,10 +230,13 @@ impl Kept {
         match self {
             Kept::All => {}
             Kept::Nothing => values.fill(0.0),
-            Kept::Largest { cut, before } => retain(values, first, |value, at| {
-                let key = select::key(value, wide);
-                key > *cut || key == *cut && at < *before
-            }),
+            Kept::Largest { cut, before } => {
+                let cut = select::magnitude(*cut, wide);
+                let (early, late) = values.split_at_mut(before.saturating_sub(first).min(values.len()));
+                let size = |value: f64| if wide { value.abs() } else { f64::from(value.abs() as f32) };
+                early.iter_mut().for_each(|value| *value = if size(*value) >= cut { *value } else { 0.0 });
+                late.iter_mut().for_each(|value| *value = if size(*value) > cut { *value } else { 0.0 });
+            }
             Kept::Between { from, to } => retain(values, first, |value, at| {
                 let place = (select::key(value, wide), at);
                 place >= *from && place < *to

@@ -3,6 +3,7 @@
 use super::adapted::{Adapted, Direction, Rows, Shifted};
 use super::{Model, Root};
 use crate::error::{Error, Result, nearest};
+use crate::input::Input;
 use crate::values::Values;
 use planaria_nn::lora::{Factors, LoraConfig, PREFIX, Tokens};
 use std::collections::BTreeMap;
@@ -57,9 +58,9 @@ impl Adapter {
         Ok(Adapter { folder, config })
     }
 
-    /// Paths that are read.
-    pub(crate) fn places(&self) -> Vec<String> {
-        self.folder.places.clone()
+    /// Checkpoints that are read.
+    pub(crate) fn inputs(&self) -> Vec<Arc<Input>> {
+        self.folder.inputs.clone()
     }
 
     fn wrong(&self, what: impl Into<String>) -> Error {

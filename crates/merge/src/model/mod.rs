@@ -7,12 +7,12 @@ mod paddle;
 pub(crate) use paddle::turned;
 
 use crate::error::{Error, Result, nearest};
+use crate::input::Input;
 use crate::recipe::Reference;
-use crate::values::{Stored, Values};
+use crate::values::Values;
 use adapter::Adapter;
 use planaria_ckpt::convert::weights;
 use planaria_ckpt::formats::{OpenOptions, Source, open};
-use planaria_ckpt::stream::Feed;
 use planaria_store::{Store, StoreExt, join, local_path};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +34,8 @@ pub(crate) struct Model {
     files: Files,
     /// The checkpoint that it comes from in the end.
     pub(crate) source: Arc<Source>,
-    /// Paths that are read; none of a model that was computed.
-    pub(crate) places: Vec<String>,
+    /// What is read of it; nothing of a model that was computed.
+    pub(crate) inputs: Vec<Arc<Input>>,
 }
 
 /// Where the small files of a model are.
@@ -94,7 +94,7 @@ impl Model {
         if let Some((path, _)) = &reference.lora {
             let adapter = Adapter::open(path, root)?;
             adapter.apply(&mut self)?;
-            self.places.extend(adapter.places());
+            self.inputs.extend(adapter.inputs());
         }
         Ok(self)
     }
@@ -104,22 +104,17 @@ impl Model {
         let (store, at) = planaria_store::locate(&found)?;
         let at = planaria_ckpt::newest(&*store, &at)?;
         let source = Arc::new(open(&store, &at, &OpenOptions::default())?);
-        let feed = Arc::new(Feed::shared(source.clone()));
-        let (mut tensors, mut foreign) = (BTreeMap::new(), BTreeSet::new());
-        for (name, key) in weights(&source) {
-            let stored: Arc<dyn Values> = Arc::new(Stored::new(&feed, &key)?);
-            if source.foreign.contains_key(&key) {
-                foreign.insert(name.clone());
-            }
-            tensors.insert(name, stored);
-        }
+        let input = Arc::new(Input::new(path, found.clone(), &source)?);
+        let tensors = input.tensors().map(|(name, values)| (name.clone(), values)).collect();
+        let named = weights(&source).into_iter().filter(|(_, key)| source.foreign.contains_key(key));
+        let foreign = named.map(|(name, _)| name).collect();
         let folder = match local_path(&found) {
             Some(local) if local.is_file() => String::new(),
             _ => at,
         };
         let files = Files::Stored(store, folder);
-        let (name, config, places) = (path.to_string(), Value::Null, vec![found]);
-        let mut model = Model { name, config, tensors, foreign, files, source, places };
+        let (name, config, inputs) = (path.to_string(), Value::Null, vec![input]);
+        let mut model = Model { name, config, tensors, foreign, files, source, inputs };
         if let Some(text) = model.file("config.json")? {
             let bad =
                 |error: serde_json::Error| Error::model(path, format!("config.json is not JSON: {error}"));
@@ -143,7 +138,7 @@ impl Model {
             foreign: BTreeSet::new(),
             files: Files::Made(files),
             source,
-            places: Vec::new(),
+            inputs: Vec::new(),
         }
     }
 

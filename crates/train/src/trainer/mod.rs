@@ -2,6 +2,7 @@
 
 mod adapter;
 mod averager;
+mod base;
 mod compute;
 mod evaluate;
 mod feed;

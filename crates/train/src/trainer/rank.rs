@@ -251,6 +251,7 @@ impl RankRun<'_> {
                 job.config.model.init.as_ref().filter(|_| start.is_none() || job.config.lora.is_some());
             if let Some(path) = init.filter(|_| start.is_none() || damaged.is_empty()) {
                 self.start_from(path)?;
+                self.note_base()?;
             }
             if start.is_none() || damaged.is_empty() {
                 self.begin_adapter()?;
@@ -300,7 +301,9 @@ impl RankRun<'_> {
         }
         let loaded = planaria_ckpt::load(&*self.world, &*store, folder, &mut state, &options);
         loaded.map_err(|error| start::unreadable(self.job, start, error))?;
-        let first = std::mem::replace(&mut self.progress, resume::progress(&state)?);
+        let progress = resume::progress(&state)?;
+        self.check_base(&start.label(self.job)?, progress.base.as_ref())?;
+        let first = std::mem::replace(&mut self.progress, progress);
         self.progress.go_on(first);
         let read = |name: &str| {
             let name = join(folder, name);

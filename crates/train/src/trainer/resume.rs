@@ -40,6 +40,9 @@ pub(crate) struct Progress {
     /// What `checkpoint.from` said when the run continued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
+    /// The hash of the weights under an adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<String>,
     /// Where the program's own data continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stream: Option<Value>,
@@ -83,6 +86,7 @@ impl Progress {
             before: 0,
             mesh: mesh.to_string(),
             from: None,
+            base: None,
             stream: None,
         }
     }
@@ -93,6 +97,7 @@ impl Progress {
             (self.sampler, self.before) = (first.sampler, self.samples);
         }
         self.scale = self.scale.or(first.scale);
+        self.base = first.base.or(self.base.take());
     }
 
     /// The position in the data.
@@ -191,6 +196,7 @@ pub(super) fn progress(state: &State) -> Result<Progress> {
             before: 0,
             mesh: String::new(),
             from: None,
+            base: None,
             stream: None,
         });
     }
