@@ -13,7 +13,16 @@ const PACKAGES: &[&str] = &["torch==2.15.0", "numpy==2.4.6", "safetensors==0.8.0
 const PEFT: &str = "peft==0.21.2";
 
 /// Whose merges were looked at, and what it imports beside the others. It asks for other releases of those, and works with these.
-const MERGEKIT: &[&str] = &["--no-deps", "mergekit==0.1.5", "immutables", "click", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"];
+const MERGEKIT: &[&str] = &[
+    "--no-deps",
+    "mergekit==0.1.5",
+    "immutables",
+    "click",
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "typing-inspection",
+];
 
 /// Names an interpreter that already has them.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";

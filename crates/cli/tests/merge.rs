@@ -277,7 +277,7 @@ fn a_dry_run_says_what_it_would_do_and_inputs_are_never_replaced() {
     assert!(ran.out.contains("would read 98.3 kB, write 2 tensors in "), "{}", ran.out);
     for (line, what) in [
         ("read:", "the inputs come first"),
-        ("base.safetensors (safetensors): 2 tensors, 32.8 kB", "an input"),
+        ("base.safetensors (hugging-face): 2 tensors, 32.8 kB", "an input"),
         ("    a.safetensors  ", "a file of an input"),
         ("compute:", "then what is made of them"),
         (": weight 0.5, 0.5, 1: 2 tensors, 32.8 kB", "a method with its parameters"),

@@ -93,17 +93,18 @@ fn the_guide_to_checkpoints_shows_what_the_commands_print() {
 #[test]
 fn the_guide_to_fine_tuning_ends_with_a_model_that_answers() {
     let folder = run_page(&root().join("docs/guide/finetune.md"));
-    let mut chat = command(&["chat", "runs/sft", "-q"]);
+    // The model that both adapters were merged into knows what each of them learned.
+    let mut chat = command(&["chat", "whole", "-q"]);
     chat.current_dir(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut chat = chat.spawn().unwrap();
-    let lines = "What is cut?\nWhere do they live?\n/undo\n/nothing\n/save said.jsonl\n/quit\nnever asked\n";
+    let lines = "Who shines at night?\n/reset\nSalt, salt, salt!\nWhere do they live?\n/undo\n/nothing\n/save said.jsonl\n/quit\nnever asked\n";
     chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let output = chat.wait_with_output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    assert!(text(&output.stdout).starts_with("A flatworm.\n"), "{output:?}");
-    assert_eq!(text(&output.stdout).lines().count(), 2, "{output:?}");
+    assert!(text(&output.stdout).starts_with("Moon.\nWaves.\n"), "{output:?}");
+    assert_eq!(text(&output.stdout).lines().count(), 3, "{output:?}");
     let said = std::fs::read_to_string(folder.path().join("said.jsonl")).unwrap();
-    let expected = r#"{"messages":[{"role":"user","content":"What is cut?"},{"role":"assistant","content":"A flatworm."}]}"#;
+    let expected = r#"{"messages":[{"role":"user","content":"Salt, salt, salt!"},{"role":"assistant","content":"Waves."}]}"#;
     assert_eq!(said.trim_end(), expected);
 }
 
