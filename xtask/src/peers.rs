@@ -12,17 +12,11 @@ const PACKAGES: &[&str] = &["torch==2.15.0", "numpy==2.4.6", "safetensors==0.8.0
 /// Whose adapters were looked at.
 const PEFT: &str = "peft==0.21.2";
 
-/// Whose merges were looked at, and what it imports beside the others. It asks for other releases of those, and works with these.
-const MERGEKIT: &[&str] = &[
-    "--no-deps",
-    "mergekit==0.1.5",
-    "immutables",
-    "click",
-    "pydantic",
-    "pydantic-core",
-    "annotated-types",
-    "typing-inspection",
-];
+/// Whose merges were looked at. It asks for other releases of what is installed already, and works with these.
+const MERGEKIT: &[&str] = &["--no-deps", "mergekit==0.1.5"];
+
+/// What it imports besides.
+const MERGEKIT_NEEDS: &[&str] = &["immutables==0.21", "click==8.5.1", "pydantic==2.14.3"];
 
 /// Names an interpreter that already has them.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
@@ -40,7 +34,8 @@ pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
     let python = interpreter(root, "venv-torch", OVERRIDE, imports, PACKAGES)?;
     if std::env::var_os(OVERRIDE).is_none() {
         add(&python, "import peft", &[PEFT]);
-        add(&python, "import mergekit.config", MERGEKIT);
+        add(&python, "import immutables, click, pydantic", MERGEKIT_NEEDS);
+        add(&python, "import mergekit", MERGEKIT);
     }
     Ok(python)
 }

@@ -328,7 +328,6 @@ fn a_save_of_every_step_tells_how_far_it_is_and_what_was_dropped() {
     assert_eq!(all, (1..=12).collect::<Vec<_>>(), "{out}");
     assert_eq!(steps("saved").last(), Some(&12));
     assert!(!steps("save_dropped").is_empty(), "{out}");
-    assert!(!of("saving").is_empty(), "{out}");
     for event in of("saving") {
         let (bytes, total) = (event["bytes"].as_u64().unwrap(), event["total"].as_u64().unwrap());
         assert!(

@@ -45,17 +45,8 @@ impl Raise for CkptError {
                 exception(py, "NotFoundError", text)
             }
             CkptError::NoTensor { .. } => exception(py, "NotFoundError", text),
-            CkptError::Committed { .. }
-            | CkptError::Occupied {
-                why:
-                    Obstacle::Exists
-                    | Obstacle::More { .. }
-                    | Obstacle::NotEmpty
-                    | Obstacle::Claimed { .. }
-                    | Obstacle::Changed,
-                ..
-            } => exception(py, "ExistsError", text),
-            CkptError::Occupied { .. } => exception(py, "ArgumentError", text),
+            CkptError::Committed { .. } => exception(py, "ExistsError", text),
+            CkptError::Occupied { why, .. } => exception(py, by_obstacle(&why), text),
             CkptError::NotCommitted { ref why, .. } if why == "there is nothing" => {
                 exception(py, "NotFoundError", text)
             }
@@ -94,6 +85,17 @@ impl Raise for CkptError {
             }
             other => exception(py, by_trouble(other.trouble()), text),
         }
+    }
+}
+
+fn by_obstacle(why: &Obstacle) -> &'static str {
+    match why {
+        Obstacle::Exists
+        | Obstacle::More { .. }
+        | Obstacle::NotEmpty
+        | Obstacle::Claimed { .. }
+        | Obstacle::Changed => "ExistsError",
+        _ => "ArgumentError",
     }
 }
 

@@ -135,7 +135,8 @@ fn a_path_begins_where_it_is_written() {
 #[test]
 fn other_models_of_a_run_begin_where_they_are_written() {
     let folder = tempfile::tempdir().unwrap();
-    let text = "dpo.reference = \"a\"\nrl.reference = \"b\"\nppo.critic = \"c\"\nlora.adapter = \"d\"\n";
+    let text = "dpo.reference = \"a\"\nrl.reference = \"b\"\nppo.critic = \"c\"\nlora.adapter = \"d\"\n\
+                [[data.source]]\npath = \"e\"\n";
     std::fs::write(folder.path().join("run.toml"), text).unwrap();
     let config = Sources::file(folder.path().join("run.toml")).resolve().unwrap().config;
     let found = [&config.dpo.reference, &config.rl.reference, &config.ppo.critic];
