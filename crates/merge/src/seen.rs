@@ -93,7 +93,7 @@ mod tests {
         let all: Vec<u8> = (0..5000u32).map(|i| (i * 31 % 251) as u8).collect();
         let reads: [&[Range<usize>]; 5] = [
             &[],
-            &[0..5000],
+            &[0..2500, 2500..5000],
             &[4000..5000, 0..1000, 2000..4000, 1000..2000],
             // What overlaps is not counted twice, and holes are read.
             &[100..200, 150..300, 0..150, 300..301, 4999..5000],

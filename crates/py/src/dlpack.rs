@@ -120,7 +120,7 @@ pub(crate) fn export<'py>(
     let tensor = tensor_of(&exported, &mut geometry);
     if versioned {
         let copied = if memory == Memory::Copied { COPIED } else { 0 };
-        let flags = u64::from(array.is_readonly()) * READ_ONLY | copied;
+        let flags = (u64::from(array.is_readonly()) * READ_ONLY) | copied;
         let deleter = Some(delete_versioned as _);
         let managed = Versioned { major: 1, minor: 1, context: std::ptr::null_mut(), deleter, flags, tensor };
         capsule(py, Held { managed, geometry, exported }, VERSIONED, drop_versioned)

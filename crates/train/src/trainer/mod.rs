@@ -94,6 +94,8 @@ pub struct Healing {
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) config: Config,
+    /// Where this rank computes; the configuration may leave the choice.
+    pub(crate) device: Device,
     pub(crate) model: Arc<dyn Architecture>,
     pub(crate) objective: Arc<dyn Objective>,
     /// The models that a checkpoint may hold.
@@ -261,6 +263,8 @@ impl Trainer {
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
         let ready = self.of_process().begin().and_then(|job| job.check(comm.size()).map(|()| job));
         let mut job = together(&*comm, ready)?;
+        // What is recorded is the same on every rank.
+        job.config.device = self.config.device;
         job.data = feed::open(&job, &comm)?;
         let comm = job.connect(comm)?;
         job.run(comm, local_ranks())
@@ -303,6 +307,7 @@ impl Trainer {
         let data = Data::none();
         let Trainer { observer, requests, last, store, models, healing, .. } = self.clone();
         Ok(Job {
+            device: config.device.device(),
             config,
             model,
             objective,
@@ -348,14 +353,12 @@ fn first(outcomes: Vec<Outcome>) -> Result<Outcome> {
 impl Job {
     /// With the GPU of one of the thread ranks.
     fn of_thread(&self, rank: usize, gpus: u32) -> Job {
-        let mut job = self.clone();
-        job.config.device = job.config.device.dealt(rank, gpus);
-        job
+        Job { device: self.config.device.dealt(rank, gpus).device(), ..self.clone() }
     }
 
     /// Has arrays of GPUs go over NCCL where every rank has a GPU of its own.
     fn connect(&self, comm: Arc<dyn Comm>) -> Result<Arc<dyn Comm>> {
-        let Device::Cuda(ordinal) = self.config.device.device() else { return Ok(comm) };
+        let Device::Cuda(ordinal) = self.device else { return Ok(comm) };
         if comm.size() == 1 {
             return Ok(comm);
         }

@@ -88,7 +88,7 @@ impl<'a> RankRun<'a> {
         let near = place.neighbours(&world, config, lanes.parts())?;
         let keeping = keeping(job, &place, world.world_rank())?;
         let (seed, dtype) = (config.train.seed, config.train.precision.dtype());
-        let init = Init { seed, dtype, device: config.device.device() };
+        let init = Init { seed, dtype, device: job.device };
         let own = lanes.own(place.stage);
         let positions: Vec<Vec<Stage>> = (0..place.stages).map(|position| lanes.own(position)).collect();
         let known = holders::known(job, &place.mesh, &positions, (&keeping, Files::Run))?;
@@ -100,7 +100,7 @@ impl<'a> RankRun<'a> {
         let (compute, schedule) = (Compute::new(job), setup::schedule(config, config.optim.lr)?);
         let second = job.objective.second().map(|second| setup::schedule(config, second.lr)).transpose()?;
         let flops = partition::flops(&*job.model, geometry.global_batch, config.data.sequence as u64).ok();
-        let averager = Averager::new(keeping.averages.clone(), config.device.device());
+        let averager = Averager::new(keeping.averages.clone(), job.device);
         let mut run = RankRun {
             job,
             averager,
@@ -137,7 +137,7 @@ impl<'a> RankRun<'a> {
         self.narrow_base()?;
         if job.config.checkpoint.is_regular() {
             let bytes = self.state_bytes()?;
-            planaria_array::prepare_snapshots(job.config.device.device(), bytes)?;
+            planaria_array::prepare_snapshots(job.device, bytes)?;
             self.saves.set_pace(job, bytes)?;
         }
         let records = Records::open(job, self.world.rank(), self.progress.step, &mesh);
@@ -184,7 +184,7 @@ fn replica(
         init,
         near,
         keeping,
-        reduce: ReduceOptions { mode, bucket_bytes: bytes, device: job.config.device.device() },
+        reduce: ReduceOptions { mode, bucket_bytes: bytes, device: job.device },
         bundles: BundleOptions { sharding, bytes },
     })
 }

@@ -55,13 +55,7 @@ impl Pipeline {
         let parts = |count| partition::stages(&*job.model, &job.config, &sizes, count);
         if place.stages == 1 {
             let (stages, parts) = (Stages::round_robin(1, 1)?, parts(1)?);
-            return Ok(Pipeline {
-                schedule: None,
-                stages,
-                parts,
-                device: job.config.device.device(),
-                shapes,
-            });
+            return Ok(Pipeline { schedule: None, stages, parts, device: job.device, shapes });
         }
         let chunks = if kind == ScheduleKind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
@@ -73,7 +67,7 @@ impl Pipeline {
         let stages = schedule.stages().clone();
         let parts = parts(stages.len())?;
         let schedule = Some(Schedules { train: schedule, ahead, eval });
-        Ok(Pipeline { schedule, stages, parts, device: job.config.device.device(), shapes })
+        Ok(Pipeline { schedule, stages, parts, device: job.device, shapes })
     }
 
     /// The model's parts in order, each with its position in the pipeline.

@@ -223,7 +223,7 @@ impl RankRun<'_> {
     /// The most that arrays have taken: of this rank on the host, of all ranks that share a device.
     pub(super) fn peak(&self) -> u64 {
         let here = || planaria_array::thread_memory_stats().peak;
-        let peak = match self.job.config.device.device() {
+        let peak = match self.job.device {
             Device::Cpu => here(),
             device => planaria_array::device_memory_stats(device).map_or_else(|_| here(), |stats| stats.peak),
         };
