@@ -170,7 +170,7 @@ fn norms_by_channels_and_rows() {
             (noise(&[40, size], 1, dtype), noise(&[40, size], 2, dtype), noise(&[size], 3, dtype));
         let run = |x: &Array, dy: &Array| {
             let n = layer_norm(x, &[size], Some(&w), None, 1e-5).unwrap();
-            let g = layer_norm_grad(dy, x, &[size], &n.mean, &n.rstd, Some(&w)).unwrap();
+            let g = layer_norm_grad(dy, x, &[size], &n.mean, &n.rstd, Some(&w), None).unwrap();
             let s = x.softmax(1).unwrap();
             let ds = softmax_grad(dy, &s, 1).unwrap();
             [n.y, g.x, n.mean, n.rstd, s, ds]

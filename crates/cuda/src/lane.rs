@@ -199,20 +199,21 @@ impl Lane {
         })
     }
 
-    /// Copies bytes of the host to the device.
+    /// Copies bytes of the host to the device; they may change as soon as this returns.
     pub fn copy_in(&self, op: &'static str, to: u64, from: &[u8]) -> Result<()> {
         self.recording.refuse(op)?;
-        self.queue(op, || if from.is_empty() { Ok(()) } else { driver::copy_in(self.compute.raw, to, from) })
+        if from.is_empty() || self.copy_in_staged(op, to, from)? {
+            return Ok(());
+        }
+        self.queue(op, || driver::copy_in(self.compute.raw, to, from))
     }
 
     /// Copies bytes of the device to the host and waits for them. Answers bad values found before.
     pub fn copy_out(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
         self.recording.refuse(op)?;
         if !to.is_empty() {
-            let done = self.copy_out_staged(op, to, from)?;
-            let rest = &mut to[done..];
-            if !rest.is_empty() {
-                self.queue(op, || driver::copy_out(self.compute.raw, rest, from + done as u64))?;
+            if !self.copy_out_staged(op, to, from)? {
+                self.queue(op, || driver::copy_out(self.compute.raw, to, from))?;
             }
             self.context.ring().finished(self.compute.id());
             times::write();
@@ -220,19 +221,17 @@ impl Lane {
         self.check(op)
     }
 
-    /// Queues a copy that fills pinned memory from the device.
-    pub fn copy_out_pinned(&self, op: &'static str, to: Pinned, from: u64) -> Result<InFlight> {
-        self.copy_pinned(op, to, from, true)
-    }
-
-    /// Queues a copy of pinned memory to the device.
-    pub fn copy_in_pinned(&self, op: &'static str, to: u64, from: Pinned) -> Result<InFlight> {
-        self.copy_pinned(op, from, to, false)
-    }
-
-    fn copy_pinned(&self, op: &'static str, host: Pinned, device: u64, out: bool) -> Result<InFlight> {
+    /// Queues a copy between the first bytes of pinned memory and the device: `out` of the device, or to it.
+    pub(crate) fn copy_pinned(
+        &self,
+        op: &'static str,
+        host: Pinned,
+        device: u64,
+        bytes: usize,
+        out: bool,
+    ) -> Result<InFlight> {
         self.recording.refuse(op)?;
-        self.queue(op, || host.copy(self.compute.raw, device, out))?;
+        self.queue(op, || host.copy(self.compute.raw, device, bytes, out))?;
         match Event::record(op, &self.compute) {
             Ok(event) => Ok(InFlight::new(host, event)),
             Err(error) => {

@@ -41,10 +41,10 @@ impl Pinned {
         Ok(Pinned { pointer, bytes, context: context.clone() })
     }
 
-    /// Queues a copy to or from all of it. The caller wraps it in an [`InFlight`], which nobody can look into.
-    pub(crate) fn copy(&self, stream: RawStream, device: u64, out: bool) -> Raw<()> {
-        // SAFETY: `InFlight` keeps the memory and hides it until the copy has passed.
-        unsafe { driver::copy_pinned(stream, self.pointer.as_ptr(), device, self.bytes, out) }
+    /// Queues a copy to or from its first bytes. The caller wraps it in an [`InFlight`], which nobody can look into.
+    pub(crate) fn copy(&self, stream: RawStream, device: u64, bytes: usize, out: bool) -> Raw<()> {
+        // SAFETY: `InFlight` keeps the memory and hides it until the copy has passed, which stays inside it.
+        unsafe { driver::copy_pinned(stream, self.pointer.as_ptr(), device, bytes.min(self.bytes), out) }
     }
 }
 

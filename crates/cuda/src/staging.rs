@@ -1,14 +1,17 @@
-//! Large copies to ordinary host memory, through pieces of pinned memory that take turns: a copy straight to it would hold the
-//! driver's locks, and with them the launches of other threads.
+//! Copies between the device and ordinary host memory, through pieces of pinned memory that take turns: a copy straight from or to
+//! it would hold the driver's locks, and with them the launches of other threads.
 
 use crate::error::Result;
 use crate::lane::Lane;
 use crate::pinned::{InFlight, Pinned};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes of a piece.
 const PIECE: usize = 16 << 20;
+/// Bytes from which a copy goes this way; less is quicker straight.
+const LEAST: usize = 1 << 20;
 /// Pieces that take turns.
 const TURNS: usize = 2;
 
@@ -36,24 +39,50 @@ impl Lane {
         }
     }
 
-    /// Copies as many whole pieces as there are; answers the bytes done.
-    pub(crate) fn copy_out_staged(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<usize> {
-        let whole = to.len() / PIECE * PIECE;
-        let mut open: Vec<(InFlight, Range<usize>)> = Vec::new();
-        let mut land = |open: &mut Vec<(InFlight, Range<usize>)>| -> Result<Pinned> {
-            let (flight, range) = open.remove(0);
-            let piece = flight.wait()?;
-            to[range].copy_from_slice(&piece);
-            Ok(piece)
-        };
-        for at in (0..whole).step_by(PIECE) {
-            let piece = if open.len() == TURNS { land(&mut open)? } else { self.piece()? };
-            open.push((self.copy_out_pinned(op, piece, from + at as u64)?, at..at + PIECE));
+    /// Copies out of the device and waits; answers whether it took that upon itself.
+    pub(crate) fn copy_out_staged(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<bool> {
+        if to.len() < LEAST {
+            return Ok(false);
         }
-        while !open.is_empty() {
-            let piece = land(&mut open)?;
+        let mut open: VecDeque<(InFlight, Range<usize>)> = VecDeque::new();
+        let mut land = |open: &mut VecDeque<(InFlight, Range<usize>)>| -> Result<Option<Pinned>> {
+            let Some((flight, range)) = open.pop_front() else { return Ok(None) };
+            let piece = flight.wait()?;
+            to[range.clone()].copy_from_slice(&piece[..range.len()]);
+            Ok(Some(piece))
+        };
+        for range in pieces(to.len()) {
+            let free = if open.len() == TURNS { land(&mut open)? } else { None };
+            let piece = free.map_or_else(|| self.piece(), Ok)?;
+            let flight = self.copy_pinned(op, piece, from + range.start as u64, range.len(), true)?;
+            open.push_back((flight, range));
+        }
+        while let Some(piece) = land(&mut open)? {
             self.give_piece(piece);
         }
-        Ok(whole)
+        Ok(true)
     }
+
+    /// Copies to the device, so that the bytes may change afterwards; answers whether it took that upon itself.
+    pub(crate) fn copy_in_staged(&self, op: &'static str, to: u64, from: &[u8]) -> Result<bool> {
+        if from.len() < LEAST {
+            return Ok(false);
+        }
+        let mut open: VecDeque<InFlight> = VecDeque::new();
+        for range in pieces(from.len()) {
+            let free = if open.len() == TURNS { open.pop_front() } else { None };
+            let mut piece = free.map_or_else(|| self.piece(), InFlight::wait)?;
+            piece[..range.len()].copy_from_slice(&from[range.clone()]);
+            open.push_back(self.copy_pinned(op, piece, to + range.start as u64, range.len(), false)?);
+        }
+        for flight in open {
+            self.give_piece(flight.wait()?);
+        }
+        Ok(true)
+    }
+}
+
+/// The pieces of a copy, one after the other.
+fn pieces(bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..bytes).step_by(PIECE).map(move |at| at..bytes.min(at + PIECE))
 }

@@ -64,3 +64,22 @@ fn elements_outside_the_folder_of_a_model_are_refused() {
     let error = import(&model, &|_| None, &|name, _, _| panic!("{name} was asked for")).unwrap_err();
     assert!(error.to_string().contains("'../secret', which is not beside the model"), "{error}");
 }
+
+#[test]
+fn models_with_any_bit_changed_are_refused_or_read() {
+    let (program, state, _) = apart(3);
+    let model = export(&program, &state, None, &|_, _| None).unwrap().model;
+    let mut refused = 0;
+    for at in 0..model.len() {
+        for bit in 0..8 {
+            let mut damaged = model.clone();
+            damaged[at] ^= 1 << bit;
+            match import(&damaged, &|_| None, &nothing) {
+                Ok((program, _)) => drop(verify(&program)),
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    // Most of a model are the elements of its parameters, where any bits are numbers.
+    assert!(refused > 100, "only {refused} of {} are refused", 8 * model.len());
+}

@@ -15,7 +15,7 @@ use pyo3::types::{PyString, PyTuple};
 use crate::array::PyArray;
 use crate::dtype::PyDType;
 use crate::error::{Raise, exception};
-use crate::gil::{Cancel, blocking};
+use crate::gil::{Cancel, blocking, compute};
 use crate::index::expression;
 use crate::{display, picks};
 
@@ -193,6 +193,9 @@ impl PyStored {
     /// All of it as an array.
     fn read(&self, py: Python<'_>) -> PyResult<PyArray> {
         self.check_readable(py)?;
+        if let Some(array) = compute(py, || picks::at_once(&self.source, &self.key))? {
+            return Ok(PyArray(array));
+        }
         let (source, key) = (self.source.clone(), self.key.clone());
         blocking(py, &Cancel::default(), move || picks::whole(&source, &key)).map(PyArray)
     }

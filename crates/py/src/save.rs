@@ -1,8 +1,10 @@
 //! Saving: what Python holds, written by native threads while the interpreter continues.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use planaria::aoa::{Mapping, Program};
@@ -16,6 +18,9 @@ use crate::convert::format;
 use crate::error::{Raise, exception};
 use crate::gil::{Brief, Cancel, blocking, compute, wait, watched};
 use crate::state::{Named, Part, bytes, counted, items, json, mapping, parts, program, tell};
+
+/// Bytes that are worth a thread when they are copied.
+const SHARE: usize = 64 << 20;
 
 /// What a save answers: bytes, tensors, seconds.
 type Answer = (u64, usize, f64);
@@ -36,10 +41,23 @@ struct Job {
 impl Job {
     /// Takes the values of now: free for our own memory, a copy of what others may change.
     fn snapshot(&mut self) -> Result<(), Error> {
-        for part in &mut self.parts {
-            part.array = part.array.snapshot()?;
-        }
-        Ok(())
+        let bytes: usize = self.parts.iter().map(|part| part.array.numel() * part.array.dtype().size()).sum();
+        let threads = thread::available_parallelism().map_or(1, |n| n.get()).min(bytes / SHARE + 1);
+        let parts = Mutex::new(self.parts.iter_mut());
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> Result<(), Error> {
+            while let Some(part) = next() {
+                part.array = part.array.snapshot()?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mine = work();
+            let done =
+                others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            done.fold(mine, |before, next| before.and(next))
+        })
     }
 
     /// The mapping over these tensors.

@@ -49,7 +49,7 @@ pub use ranges::coalesce;
 pub use retry::{Retry, RetryOptions};
 pub use staging::Staging;
 pub use stoppable::Stoppable;
-pub use store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+pub use store::{Entry, EntryKind, Identity, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 pub use transfer::{IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
 pub use url::{local_path, locate, open};
 

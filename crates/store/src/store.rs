@@ -43,12 +43,30 @@ pub trait Reader: Debug + Send + Sync {
     /// Reads from `offset` until `into` is full or the file ends; how many bytes were read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize>;
 
+    /// What the file was when it was opened, where that can be told without reading it.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
+
     /// The range as memory, where that is quicker than reading it: most of it is in the page cache of this machine. Readers
     /// that see to every byte, and those of other places, have nothing to map.
     fn map(&self, range: Range<u64>) -> Result<Option<Mapped>> {
         let _ = range;
         Ok(None)
     }
+}
+
+/// Which file, and in which state: one that is written to, or replaced, has another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device and inode.
+    pub file: (u64, u64),
+    /// Size in bytes.
+    pub size: u64,
+    /// Seconds and nanoseconds of the last write.
+    pub written: (i64, i64),
+    /// Those of the last change of anything, which nobody can set.
+    pub changed: (i64, i64),
 }
 
 /// A file being written. Every byte is written once; different threads may write different ranges.

@@ -54,6 +54,69 @@ pub fn apply_shared(op: Arc<dyn Op>, inputs: &[&Tensor]) -> Result<Outputs> {
     Ok(outputs)
 }
 
+/// Two ops by one kernel: the second takes the first's one result, which is like the first's inputs, and then its `others`.
+/// The kernel gives the first's result, then the second's; history has both ops. Absent where they have to run apart: an
+/// input does not lie as its op takes it, the kernel declines for the place where the second op runs, or someone lists what
+/// runs.
+pub(crate) fn apply_both<A: Op, B: Op>(
+    (first, inputs): (A, &[&Tensor]),
+    (second, others): (B, &[&Tensor]),
+    kernel: impl FnOnce(&Local<'_>) -> Result<Option<Arrays>>,
+) -> Result<Option<(Tensor, Outputs)>> {
+    if steps::is_listing() || trace::is_listing() {
+        return Ok(None);
+    }
+    let places = inputs.iter().chain(others).find_map(|t| t.0.place.clone());
+    let (arrays, between, layouts) = match &places {
+        None => (kernel(&Local::Whole)?, None, Vec::new()),
+        Some(at) if at.world.is_supposed() => return Ok(None),
+        Some(at) => {
+            let minded = minded(&at.world);
+            let taken: Inputs<'_> = inputs.iter().map(|&t| Cow::Borrowed(t)).collect();
+            let Some(one) = in_place(&first, &taken, at, &minded)? else { return Ok(None) };
+            let between = Place { layout: one.outputs[0].clone(), world: at.world.clone() };
+            let like = Tensor::raw(inputs[0].0.array.to_meta(), Some(between.clone()), None, None);
+            let taken: Inputs<'_> =
+                std::iter::once(&like).chain(others.iter().copied()).map(Cow::Borrowed).collect();
+            let Some(two) = in_place(&second, &taken, at, &minded)? else { return Ok(None) };
+            let here = Here { inputs: &two.inputs, outputs: &two.outputs, world: &at.world };
+            (kernel(&Local::Piece(here))?, Some(between), two.outputs.clone())
+        }
+    };
+    let Some(arrays) = arrays else { return Ok(None) };
+    let mut arrays = arrays.into_iter();
+    let sum = arrays.next().ok_or(Error::Bug("a kernel of two ops gave nothing"))?;
+    let sum = only(recorded(first, inputs, SmallVec::from_iter([(sum, between)]))?)?;
+    let rest: Arrays = arrays.collect();
+    let results = match &places {
+        Some(at) => placed(rest, &layouts, at),
+        None => rest.into_iter().map(|array| (array, None)).collect(),
+    };
+    let inputs: SmallVec<[&Tensor; 4]> = std::iter::once(&sum).chain(others.iter().copied()).collect();
+    let outputs = recorded(second, &inputs, results)?;
+    Ok(Some((sum, outputs)))
+}
+
+/// What an op takes and gives, if its inputs lie as it takes them.
+fn in_place(
+    op: &dyn Op,
+    inputs: &[Cow<'_, Tensor>],
+    at: &Place,
+    minded: &Minded,
+) -> Result<Option<Arc<Decided>>> {
+    let layouts = layouts_of(op, inputs, at)?;
+    let decided = decision(op, inputs, &layouts, minded)?;
+    Ok((decided.inputs[..] == layouts[..]).then_some(decided))
+}
+
+/// Tensors for the results of an op, with history where that is recorded.
+fn recorded<O: Op>(op: O, inputs: &[&Tensor], results: Results) -> Result<Outputs> {
+    match grad::wanted(inputs) {
+        None => Ok(without_history(results)),
+        Some(needs) => grad::record(Arc::new(op), inputs, results, needs),
+    }
+}
+
 type Inputs<'a> = SmallVec<[Cow<'a, Tensor>; 4]>;
 
 fn by_ref<'a>(inputs: &'a Inputs<'_>) -> SmallVec<[&'a Tensor; 4]> {
@@ -84,7 +147,7 @@ fn execute(op: &dyn Op, inputs: &mut [Cow<'_, Tensor>]) -> Result<Results> {
     if op.shapes_follow_values() {
         return on_whole_values(op, inputs, &layouts, &first);
     }
-    let terms = Minded { policy: first.world.policy(), wishes: WISHES.with_borrow(Clone::clone) };
+    let terms = minded(&first.world);
     let decision = decision(op, inputs, &layouts, &terms)?;
     trace::note_run(|| ran(op, inputs, &layouts, &terms))?;
     for (place, wanted) in decision.inputs.iter().enumerate() {
@@ -219,6 +282,10 @@ struct Minded {
     policy: Policy,
     /// Where the outputs are wanted; those of ops with other outputs are not meant.
     wishes: Option<Arc<[Layout]>>,
+}
+
+fn minded(world: &World) -> Minded {
+    Minded { policy: world.policy(), wishes: WISHES.with_borrow(Clone::clone) }
 }
 
 /// What a decision depends on.

@@ -144,6 +144,11 @@ pub trait Op: Debug + Send + Sync + 'static {
         false
     }
 
+    /// True when the gradient of input 0 may take up what has come to that input by other ways: [`Backward::carried`].
+    fn adds_carried(&self) -> bool {
+        false
+    }
+
     /// What the gradient needs, given the inputs whose gradient is wanted.
     fn saves(&self, needs: &Places) -> Saves;
 

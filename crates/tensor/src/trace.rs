@@ -102,9 +102,14 @@ pub(crate) fn for_an_op<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// True while someone wants the list of ops that run.
+pub(crate) fn is_listing() -> bool {
+    STATE.with_borrow(|s| s.ran.is_some())
+}
+
 /// Lists an op, when anyone wants the list.
 pub(crate) fn note_run(ran: impl FnOnce() -> Result<Ran>) -> Result<()> {
-    if STATE.with_borrow(|s| s.ran.is_some()) {
+    if is_listing() {
         let ran = ran()?;
         STATE.with_borrow_mut(|s| s.ran.as_mut().map(|list| list.push(ran)));
     }

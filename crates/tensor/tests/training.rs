@@ -355,3 +355,69 @@ fn labels_outside_the_classes_are_refused() {
         assert!(error.to_string().contains("below 2"), "{error}");
     });
 }
+
+/// The gradients of x, of what is added and of the weight, of a residual stream with a norm beside it, and the value.
+fn stream(
+    [x, more, w]: [&Tensor; 3],
+    added: impl Fn(&Tensor, &Tensor, &Tensor) -> planaria_tensor::Result<(Tensor, Tensor)>,
+) -> [Array; 4] {
+    let (sum, normed) = added(x, more, w).unwrap();
+    let out = sum.add(&normed.square().unwrap()).unwrap();
+    let whole = |t: &Tensor| t.whole().unwrap().copy().unwrap();
+    let options = GradOptions::default();
+    let ones = out.ones_like().unwrap();
+    let found = grad(&[&out], &[Some(&ones)], &[x, more, w], options).unwrap();
+    let [dx, dm, dw] = [0, 1, 2].map(|i| whole(found[i].as_ref().unwrap()));
+    [whole(&out), dx, dm, dw]
+}
+
+#[test]
+fn a_sum_with_its_norm_is_the_two_ops_to_the_bit_on_any_layout() {
+    let mut draw = Draw::new(9);
+    let [x, more] = [(); 2].map(|()| draw.normal(&[7, 6]).unwrap().cast(DType::F32).unwrap());
+    let w = draw.normal(&[6]).unwrap().cast(DType::F32).unwrap();
+    let fused = |x: &Tensor, m: &Tensor, w: &Tensor| ops::add_rms_norm(x, m, &[6], Some(w), 1e-5);
+    let apart = |x: &Tensor, m: &Tensor, w: &Tensor| {
+        let sum = x.add(m)?;
+        let normed = ops::rms_norm(&sum, &[6], Some(w), 1e-5)?;
+        Ok((sum, normed))
+    };
+    let same = |found: [Array; 4], expected: [Array; 4], what: &str| {
+        for (a, b) in found.iter().zip(&expected) {
+            assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap(), "{what}");
+        }
+    };
+    let leaf = |a: &Array| Tensor::new(a.clone()).requires_grad();
+    let alone = [leaf(&x), leaf(&more), leaf(&w)];
+    same(stream(alone.each_ref(), fused), stream(alone.each_ref(), apart), "one rank");
+    on_ranks(|mesh, world| {
+        let put = |a: &Array, p: Placement| Tensor::place(a, mesh, &[p], world).unwrap().requires_grad();
+        for (a, b) in [(S0, S0), (R, R), (S0, R), (Placement::shard(1), Placement::shard(1)), (R, SUM)] {
+            let placed = [put(&x, a), put(&more, b), put(&w, R)];
+            let what = format!("{a} and {b}");
+            same(stream(placed.each_ref(), fused), stream(placed.each_ref(), apart), &what);
+        }
+    });
+}
+
+#[test]
+fn a_sum_with_its_norm_can_be_differentiated_twice() {
+    let mut draw = Draw::new(10);
+    let [x, more] = [(); 2].map(|()| Tensor::new(draw.normal(&[3, 4]).unwrap()).requires_grad());
+    let second = |fused: bool| {
+        let (sum, normed) = match fused {
+            true => ops::add_rms_norm(&x, &more, &[4], None, 1e-5).unwrap(),
+            false => {
+                let sum = x.add(&more).unwrap();
+                (sum.clone(), ops::rms_norm(&sum, &[4], None, 1e-5).unwrap())
+            }
+        };
+        let total = |t: &Tensor| t.sum(&[0, 1], Keep::No).unwrap();
+        let out = total(&sum.mul(&normed.square().unwrap()).unwrap());
+        let options = GradOptions { keep_history: true, differentiable: true };
+        let first = grad(&[&out], &[None], &[&x], options).unwrap()[0].clone().unwrap();
+        let again = grad(&[&total(&first.square().unwrap())], &[None], &[&more], GradOptions::default());
+        again.unwrap()[0].as_ref().unwrap().local().copy().unwrap()
+    };
+    close(&second(true), &second(false));
+}

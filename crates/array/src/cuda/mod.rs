@@ -37,7 +37,7 @@ pub use program::{Build, builds};
 pub(crate) use random::{Parameter, draw};
 pub(crate) use reduce::{Fold, first_equal, reduce};
 pub(crate) use rows::{Scan, running_extreme, running_logs, scan, softmax, softmax_grad};
-pub(crate) use training::{Rotation, Scores, gated, gated_grad, norm, norm_grad, rotate};
+pub(crate) use training::{Normed, Rotation, Scores, gated, gated_grad, norm, norm_grad, rotate};
 
 use crate::alloc::MemoryStats;
 use crate::array::Array;

@@ -46,52 +46,57 @@ fn span_of(op: &'static str, x: &Array, cols: usize, addresses: &[u64]) -> Resul
     }
 }
 
-/// What a norm gives: the result, means (of layer norms) and one over the deviations of rows.
+/// What a norm gives: what it normalised, the result, means (of layer norms) and one over the deviations of rows.
 pub(crate) struct Normed {
+    pub(crate) sum: Array,
     pub(crate) y: Array,
     pub(crate) mean: Array,
     pub(crate) rstd: Array,
 }
 
-/// Normalises rows; `center` tells layer norms from rms norms.
+/// Normalises rows, of a sum where there is `more`; `center` tells layer norms from rms norms.
 pub(crate) fn norm(
     op: &'static str,
-    x: &Array,
+    (x, more): (&Array, Option<&Array>),
     (leading, cols): (&Shape, usize),
     (weight, bias): (Option<&Array>, Option<&Array>),
     eps: f64,
     center: bool,
 ) -> Result<Normed> {
-    let (lane, x) = (lane_of(op, x)?, x.contiguous()?);
+    let (lane, x, more) = (lane_of(op, x)?, x.contiguous()?, more.map(Array::contiguous).transpose()?);
     let rows = leading.numel();
     let (y, to) = fresh(op, &lane, x.shape(), x.dtype())?;
+    let sum = more.as_ref().map(|_| fresh(op, &lane, x.shape(), x.dtype())).transpose()?;
     let (mean, mean_to) = fresh(op, &lane, leading, real(x.dtype()))?;
     let (rstd, rstd_to) = fresh(op, &lane, leading, real(x.dtype()))?;
     let (weight, bias) = (param(weight, x.dtype())?, param(bias, x.dtype())?);
     let from = read(op, &lane, &x)?;
     let (w, b) = (address_of(op, &lane, weight.as_ref())?, address_of(op, &lane, bias.as_ref())?);
-    let (span, packets) = span_of(op, &x, cols, &[from.address])?;
+    let (more, sum_to) = (address_of(op, &lane, more.as_ref())?, sum.as_ref().map_or(0, |(_, to)| *to));
+    let (span, packets) = span_of(op, &x, cols, &[from.address, more])?;
     let defines = normed(x.dtype(), center, span, packets);
-    let mut args = [from.address, 0, 0, w, b, to, mean_to, rstd_to, rows as u64].map(Arg::U64).to_vec();
+    let mut args = [from.address, more, sum_to, w, b, to, mean_to, rstd_to, rows as u64].map(Arg::U64).to_vec();
     args.extend([Arg::U32(cols as u32), Arg::F64(eps)]);
     run(op, &lane, (&NORM, &defines, "norm_forward"), blocks(&lane, rows * span.lanes, 1), &args)?;
-    Ok(Normed { y, mean, rstd })
+    Ok(Normed { sum: sum.map_or(x, |(sum, _)| sum), y, mean, rstd })
 }
 
 /// Rows of a partial sum.
 const PART: usize = 128;
 
-/// Gradients of [`norm`]: of its input, its weight and (of layer norms) its bias, the last two in the computing type.
+/// Gradients of [`norm`]: of its input, its weight and (of layer norms) its bias, the last two in the computing type. What is
+/// `carried` is added to the first.
 pub(crate) fn norm_grad(
     op: &'static str,
-    (dy, x): (&Array, &Array),
+    (dy, x, carried): (&Array, &Array, Option<&Array>),
     cols: usize,
     (mean, rstd): (Option<&Array>, &Array),
     weight: Option<&Array>,
     shape: &Shape,
 ) -> Result<(Array, Array, Option<Array>)> {
     let (lane, x, dy, rstd) = (lane_of(op, x)?, x.contiguous()?, dy.contiguous()?, rstd.contiguous()?);
-    let mean = mean.map(Array::contiguous).transpose()?;
+    let [mean, carried] = [mean, carried].map(|x| x.map(Array::contiguous).transpose());
+    let (mean, carried) = (mean?, carried?);
     let wide = real(x.dtype());
     let (dx, to) = fresh(op, &lane, x.shape(), x.dtype())?;
     let rows = x.numel() / cols.max(1);
@@ -99,7 +104,8 @@ pub(crate) fn norm_grad(
     let (held, held_dy) = (read(op, &lane, &x)?, read(op, &lane, &dy)?);
     let (w, m) = (address_of(op, &lane, weight.as_ref())?, address_of(op, &lane, mean.as_ref())?);
     let s = read(op, &lane, &rstd)?;
-    let (span, packets) = span_of(op, &x, cols, &[held.address, held_dy.address])?;
+    let more = address_of(op, &lane, carried.as_ref())?;
+    let (span, packets) = span_of(op, &x, cols, &[held.address, held_dy.address, more])?;
     let center = mean.is_some();
     let defines = normed(x.dtype(), center, span, packets);
     let parts = rows.div_ceil(PART);
@@ -107,7 +113,7 @@ pub(crate) fn norm_grad(
     let (dw, db) = (lane.block(op, bytes)?, lane.block(op, if center { bytes } else { 1 })?);
     let db_to = if center { db.address() } else { 0 };
     let mut args =
-        [held_dy.address, held.address, w, m, s.address, 0, to, dw.address(), db_to].map(Arg::U64).to_vec();
+        [held_dy.address, held.address, w, m, s.address, more, to, dw.address(), db_to].map(Arg::U64).to_vec();
     args.extend([Arg::U64(rows as u64), Arg::U32(cols as u32)]);
     let length = if packets { 16 / x.dtype().size() } else { 1 };
     let shared = (1 + center as usize) * span.groups * span.lanes * span.per * length * wide.size();

@@ -97,6 +97,10 @@ fn indexing(device: Device, report: &mut Report) -> Result<()> {
         ("sum of rows ms", Box::new(|| x.sum(&[1], ops::Keep::No))),
         ("sum of columns ms", Box::new(|| x.sum(&[0], ops::Keep::No))),
         ("rms_norm 16384 x 896 bf16 ms", Box::new(|| Ok(ops::rms_norm(&h, &[896], Some(&weight), 1e-6)?.y))),
+        (
+            "add and rms_norm 16384 x 896 bf16 ms",
+            Box::new(|| Ok(ops::add_rms_norm(&h, &h, &[896], Some(&weight), 1e-6)?.y)),
+        ),
         ("softmax 2048 x 151936 bf16 ms", Box::new(|| scores.softmax(-1))),
         ("sort of 4M f32 ms", Box::new(|| Ok(values.sort(0, ops::Order::Ascending)?.0))),
     ];
@@ -131,6 +135,15 @@ fn bandwidths(device: Device, report: &mut Report) -> Result<()> {
     ];
     for (name, bytes, work) in work {
         report.figures.insert(name.to_string(), (n * bytes) as f64 / seconds(device, 10, &work)? * 1e-9);
+    }
+    let piece = x.narrow(0, 0, n / 16384 / 4)?;
+    let here = piece.to(Device::Cpu)?;
+    let moves: [(&str, Work<'_>); 2] = [
+        ("to the device GB/s", Box::new(|| here.to(device))),
+        ("to the host GB/s", Box::new(|| piece.to(Device::Cpu))),
+    ];
+    for (name, work) in moves {
+        report.figures.insert(name.into(), n as f64 / seconds(device, 5, &work)? * 1e-9);
     }
     let small = Array::full_on(&[16], 1.5, DType::F32, device)?;
     let begun = Instant::now();

@@ -15,7 +15,8 @@ const FAMILY: &str = "stress";
 type Check = fn(Device) -> Result<bool>;
 
 pub(super) fn run(device: Device, report: &mut Report) {
-    let checks: [(&str, Check); 4] = [
+    let checks: [(&str, Check); 5] = [
+        ("copies of every length come and go whole", lengths),
         ("blocks of many sizes keep their values", sizes),
         ("arrays handed between threads keep their values", handed),
         ("a snapshot keeps its values while the array is written", snapshots),
@@ -60,6 +61,18 @@ fn sizes(device: Device) -> Result<bool> {
         }
     }
     Ok(live.iter().all(|(array, value)| array.to_vec::<i32>().is_ok_and(|v| v.iter().all(|x| x == value))))
+}
+
+/// There and back, in lengths around those at which copies are cut.
+fn lengths(device: Device) -> Result<bool> {
+    for bytes in [1, (1 << 20) - 1, 1 << 20, (16 << 20) - 1, (16 << 20) + 1, (33 << 20) + 5] {
+        let sent: Vec<u8> = (0..bytes).map(|i: usize| (i * 31 + (i >> 13)) as u8).collect();
+        let there = Array::from_slice(&sent, &[bytes])?.to(device)?;
+        if there.to_vec::<u8>()? != sent {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// One thread makes, the next adds, the third looks; each drops what it got at once.

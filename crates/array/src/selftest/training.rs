@@ -161,9 +161,22 @@ fn norms(dtype: DType, all: &mut Vec<Case>) {
                 let rms = ops::rms_norm(&x[0], &[cols], Some(&x[2]), 1e-6)?;
                 let layer = ops::layer_norm(&x[0], &[cols], Some(&x[2]), Some(&x[3]), 1e-5)?;
                 let plain = ops::rms_norm(&x[0], &[cols], None, 1e-6)?;
-                let a = ops::rms_norm_grad(&x[1], &x[0], &[cols], &rms.rstd, Some(&x[2]))?;
-                let b = ops::layer_norm_grad(&x[1], &x[0], &[cols], &layer.mean, &layer.rstd, Some(&x[2]))?;
+                let (w, (mean, rstd)) = (Some(&x[2]), (&layer.mean, &layer.rstd));
+                let a = ops::rms_norm_grad(&x[1], &x[0], &[cols], &rms.rstd, w, None)?;
+                let b = ops::layer_norm_grad(&x[1], &x[0], &[cols], mean, rstd, w, None)?;
                 Ok(vec![rms.y, rms.rstd, layer.y, layer.mean, plain.y, a.x, a.weight, b.x, b.weight, b.bias])
+            }));
+            let inputs = (0..3).map(|i| Input::plain(some(&[150, cols], dtype, 65 + i)));
+            let inputs = inputs.chain([Input::plain(some(&[cols], weight, 68))]).collect();
+            let name = format!("norms of sums of {cols} {dtype} weight {weight}");
+            all.push(Case::new("training", name, inputs, looser(dtype), move |x, _| {
+                let w = Some(&x[3]);
+                let both = ops::add_rms_norm(&x[0], &x[1], &[cols], w, 1e-6)?;
+                let layer = ops::layer_norm(&both.sum, &[cols], w, w, 1e-5)?;
+                let (mean, rstd) = (&layer.mean, &layer.rstd);
+                let a = ops::rms_norm_grad(&x[2], &both.sum, &[cols], &both.rstd, w, Some(&x[1]))?;
+                let b = ops::layer_norm_grad(&x[2], &both.sum, &[cols], mean, rstd, w, Some(&x[1]))?;
+                Ok(vec![both.sum, both.y, both.rstd, a.x, a.weight, b.x, b.weight, b.bias])
             }));
         }
     }

@@ -230,7 +230,7 @@ fn row_gradients_match_finite_differences() {
             |x| ops::layer_norm(&x[0], &cols, Some(&x[1]), Some(&x[2]), 0.1).unwrap().y,
             |x, dy| {
                 let n = ops::layer_norm(&x[0], &cols, Some(&x[1]), Some(&x[2]), 0.1).unwrap();
-                let g = ops::layer_norm_grad(dy, &x[0], &cols, &n.mean, &n.rstd, Some(&x[1])).unwrap();
+                let g = ops::layer_norm_grad(dy, &x[0], &cols, &n.mean, &n.rstd, Some(&x[1]), None).unwrap();
                 vec![g.x, g.weight, g.bias]
             },
         );
@@ -239,7 +239,7 @@ fn row_gradients_match_finite_differences() {
             |x| ops::rms_norm(&x[0], &cols, Some(&x[1]), 0.1).unwrap().y,
             |x, dy| {
                 let n = ops::rms_norm(&x[0], &cols, Some(&x[1]), 0.1).unwrap();
-                let g = ops::rms_norm_grad(dy, &x[0], &cols, &n.rstd, Some(&x[1])).unwrap();
+                let g = ops::rms_norm_grad(dy, &x[0], &cols, &n.rstd, Some(&x[1]), None).unwrap();
                 vec![g.x, g.weight]
             },
         );
@@ -248,7 +248,7 @@ fn row_gradients_match_finite_differences() {
             |x| ops::layer_norm(&x[0], shape, None, None, 0.1).unwrap().y,
             |x, dy| {
                 let n = ops::layer_norm(&x[0], shape, None, None, 0.1).unwrap();
-                vec![ops::layer_norm_grad(dy, &x[0], shape, &n.mean, &n.rstd, None).unwrap().x]
+                vec![ops::layer_norm_grad(dy, &x[0], shape, &n.mean, &n.rstd, None, None).unwrap().x]
             },
         );
     }
@@ -304,9 +304,9 @@ fn everything(x: &[Array]) -> Vec<Array> {
     let [x, dy, w, b, lw, lb] = x else { panic!("six inputs") };
     let last = [x.shape()[x.ndim() - 1]];
     let l = ops::layer_norm(x, &last, Some(lw), Some(lb), EPS).unwrap();
-    let lg = ops::layer_norm_grad(dy, x, &last, &l.mean, &l.rstd, Some(lw)).unwrap();
+    let lg = ops::layer_norm_grad(dy, x, &last, &l.mean, &l.rstd, Some(lw), None).unwrap();
     let r = ops::rms_norm(x, &last, Some(lw), EPS).unwrap();
-    let rg = ops::rms_norm_grad(dy, x, &last, &r.rstd, Some(lw)).unwrap();
+    let rg = ops::rms_norm_grad(dy, x, &last, &r.rstd, Some(lw), None).unwrap();
     let g = ops::group_norm(x, 4, Some(w), Some(b), EPS).unwrap();
     let gg = ops::group_norm_grad(dy, x, 4, &g.mean, &g.rstd, Some(w)).unwrap();
     let stats = BatchStats::Batch { running: None, momentum: 0.1 };
@@ -346,15 +346,35 @@ fn f32_parameters_go_with_narrow_inputs() {
     assert_eq!((n.y.dtype(), n.rstd.dtype()), (DType::BF16, DType::F32));
     let wide = ops::rms_norm(&x.cast(DType::F32).unwrap(), &[32], Some(&w), EPS).unwrap();
     assert_eq!(values(&n.y), values(&wide.y.cast(DType::BF16).unwrap()));
-    let g = ops::rms_norm_grad(&n.y, &x, &[32], &n.rstd, Some(&w)).unwrap();
+    let g = ops::rms_norm_grad(&n.y, &x, &[32], &n.rstd, Some(&w), None).unwrap();
     assert_eq!((g.x.dtype(), g.weight.dtype()), (DType::BF16, DType::F32));
+}
+
+#[test]
+fn a_norm_of_a_sum_has_the_bits_of_both_and_takes_a_gradient_along() {
+    let mut rng = Rng::new(16);
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        let [x, more, dy, carried] = [(); 4].map(|()| rng.array(&[5, 24]).cast(dtype).unwrap());
+        let w = rng.array(&[24]).cast(dtype).unwrap();
+        let both = ops::add_rms_norm(&x, &more, &[24], Some(&w), EPS).unwrap();
+        let sum = x.add(&more).unwrap();
+        let normed = ops::rms_norm(&sum, &[24], Some(&w), EPS).unwrap();
+        for (found, expected) in [(&both.sum, &sum), (&both.y, &normed.y), (&both.rstd, &normed.rstd)] {
+            assert_eq!(values(found), values(expected));
+        }
+        let grad = |carried| ops::rms_norm_grad(&dy, &sum, &[24], &normed.rstd, Some(&w), carried).unwrap();
+        assert_eq!(values(&grad(Some(&carried)).x), values(&grad(None).x.add(&carried).unwrap()));
+    }
+    let (x, short) = (rng.array(&[2, 4]), rng.array(&[1, 4]));
+    let refused = ops::add_rms_norm(&x, &short, &[4], None, EPS).unwrap_err();
+    assert!(refused.to_string().contains("add_rms_norm"), "{refused}");
 }
 
 #[test]
 fn empty_and_meta_arrays_work() {
     let x = Array::zeros(&[0, 4], DType::F32).unwrap();
     let n = ops::layer_norm(&x, &[4], None, None, EPS).unwrap();
-    let g = ops::layer_norm_grad(&x, &x, &[4], &n.mean, &n.rstd, None).unwrap();
+    let g = ops::layer_norm_grad(&x, &x, &[4], &n.mean, &n.rstd, None, None).unwrap();
     assert_eq!((g.x.numel(), values(&g.weight)), (0, vec![0.0; 4]));
     let n = ops::layer_norm(&Array::zeros(&[2, 0], DType::F32).unwrap(), &[0], None, None, EPS).unwrap();
     assert!(values(&n.mean).iter().all(|v| v.is_nan()));

@@ -1,15 +1,16 @@
 //! Whole tensors of local files as the files have them, without a copy. Blocks with a checksum are compared first.
 
+use super::ours::FileSums;
 use super::source::{Key, Source};
 use crate::error::{Error, Result};
 use crate::stream::named;
 use planaria_layout::{DType, Region, Shape};
-use planaria_store::{Mapped, checksum};
-use std::collections::BTreeMap;
+use planaria_store::{Identity, Mapped, Reader, checksum};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 
 /// Below this many bytes a copy costs less than a mapping.
@@ -18,8 +19,38 @@ const LEAST: u64 = 256 << 10;
 /// Blocks that are worth a thread of their own.
 const SHARE: usize = 4;
 
-/// By file, the blocks that were found to be what was written.
-pub(super) type Sound = Arc<Mutex<BTreeMap<usize, Arc<[AtomicBool]>>>>;
+/// The files of a source that tensors were mapped from, by number.
+pub(super) type MappedFiles = Arc<Mutex<BTreeMap<usize, Arc<MappedFile>>>>;
+
+/// A file that stays open for the next tensor.
+#[derive(Debug)]
+pub(super) struct MappedFile {
+    reader: Box<dyn Reader>,
+    /// The sums of its blocks, and which of them were found to be so.
+    blocks: Option<(Arc<FileSums>, Compared)>,
+}
+
+type Compared = Arc<[AtomicBool]>;
+
+/// What this process has compared: a file that is opened again as it was is not compared again.
+static KNOWN: LazyLock<Mutex<HashMap<Identity, (Arc<FileSums>, Compared)>>> = LazyLock::new(Mutex::default);
+
+/// Files that are remembered.
+const MOST: usize = 4096;
+
+/// Which blocks of a file with these sums were compared before.
+fn compared(reader: &dyn Reader, sums: &Arc<FileSums>) -> Compared {
+    let none = || -> Compared { sums.sums.iter().map(|_| AtomicBool::new(false)).collect() };
+    let Some(identity) = reader.identity() else { return none() };
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, compared)) = known.get(&identity).filter(|(of, _)| of == sums) {
+        return compared.clone();
+    }
+    if known.len() >= MOST {
+        known.clear();
+    }
+    known.entry(identity).insert_entry((sums.clone(), none())).get().1.clone()
+}
 
 /// A whole tensor in memory that a file backs. Writes to it stay in this process.
 #[derive(Debug)]
@@ -38,6 +69,29 @@ impl Source {
     /// A tensor as its file has it; none where it must be read: it is small, cut, strided, or not in the page cache of this
     /// machine.
     pub fn map(&self, key: &Key) -> Result<Option<MappedTensor>> {
+        self.map_where(key, |_, _| true)
+    }
+
+    /// The same, and none also where blocks must be compared first: this takes no time that anyone would notice.
+    pub fn map_compared(&self, key: &Key) -> Result<Option<MappedTensor>> {
+        // Archives are compared as a whole when their first tensor is wanted.
+        if !self.archives.is_empty() {
+            return Ok(None);
+        }
+        self.map_where(key, |file, range| {
+            file.blocks.as_ref().is_none_or(|(sums, compared)| {
+                let (first, end) = (range.start / sums.block, range.end.div_ceil(sums.block));
+                let blocks = compared.iter().take(end as usize).skip(first as usize);
+                blocks.into_iter().all(|block| block.load(Relaxed))
+            })
+        })
+    }
+
+    fn map_where(
+        &self,
+        key: &Key,
+        wanted: impl FnOnce(&MappedFile, &Range<u64>) -> bool,
+    ) -> Result<Option<MappedTensor>> {
         let entry = self.get(key)?;
         let whole = Region::whole(&entry.shape);
         let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
@@ -48,31 +102,48 @@ impl Source {
         if cut || extent.len < LEAST || !extent.offset.is_multiple_of(entry.dtype.size() as u64) {
             return Ok(None);
         }
-        let reader = self.reader(extent.file)?;
-        let name = &self.files[extent.file];
+        let file = self.mapped_file(extent.file)?;
         let end = extent.offset.saturating_add(extent.len);
-        let around = match self.sums.get(name) {
+        let around = match &file.blocks {
             // Blocks are compared whole.
-            Some(sums) => extent.offset / sums.block * sums.block..end.next_multiple_of(sums.block),
+            Some((sums, _)) => extent.offset / sums.block * sums.block..end.next_multiple_of(sums.block),
             None => extent.offset..end,
         };
-        let around = around.start..around.end.min(reader.size().max(end));
-        let Some(memory) = reader.map(around.clone())? else { return Ok(None) };
-        let compared = self.compare_blocks(extent.file, &around, memory.bytes());
+        let around = around.start..around.end.min(file.reader.size().max(end));
+        if !wanted(&file, &around) {
+            return Ok(None);
+        }
+        let Some(memory) = file.reader.map(around.clone())? else { return Ok(None) };
+        let compared = self.compare_blocks(extent.file, &file, &around, memory.bytes());
         compared.map_err(|error| named(error.into(), key, &self.sums))?;
         let first = (extent.offset - around.start) as usize;
         let (dtype, shape) = (entry.dtype, entry.shape.clone());
         Ok(Some(MappedTensor { dtype, shape, memory, range: first..first + extent.len as usize }))
     }
 
+    fn mapped_file(&self, number: usize) -> Result<Arc<MappedFile>> {
+        let mut files = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = files.get(&number) {
+            return Ok(file.clone());
+        }
+        let reader = self.reader(number)?;
+        let sums = self.sums.get(&self.files[number]).cloned();
+        let blocks = sums.map(|sums| (sums.clone(), compared(&*reader, &sums)));
+        let file = Arc::new(MappedFile { reader, blocks });
+        files.insert(number, file.clone());
+        Ok(file)
+    }
+
     /// Compares the blocks of a range that nobody has compared yet, by several threads where there are many.
-    fn compare_blocks(&self, file: usize, range: &Range<u64>, bytes: &[u8]) -> planaria_store::Result<()> {
-        let name = &self.files[file];
-        let Some(sums) = self.sums.get(name) else { return Ok(()) };
-        let none = || sums.sums.iter().map(|_| AtomicBool::new(false)).collect();
-        let mut files = self.sound.lock().unwrap_or_else(PoisonError::into_inner);
-        let sound = files.entry(file).or_insert_with(none).clone();
-        drop(files);
+    fn compare_blocks(
+        &self,
+        number: usize,
+        file: &MappedFile,
+        range: &Range<u64>,
+        bytes: &[u8],
+    ) -> planaria_store::Result<()> {
+        let name = &self.files[number];
+        let Some((sums, sound)) = &file.blocks else { return Ok(()) };
         let first = (range.start / sums.block) as usize;
         let blocks: Vec<(usize, &[u8])> = bytes.chunks(sums.block as usize).enumerate().collect();
         let next = AtomicUsize::new(0);
@@ -168,6 +239,32 @@ mod tests {
             other => panic!("{other:?}"),
         }
         out.set_len(at).unwrap();
-        assert!(source.map(&Key::model("d")).is_err());
+        let cut = source.map(&Key::model("d")).unwrap();
+        assert!(cut.is_none() && source.read(&Key::model("d")).is_err(), "memory past the end of a file");
+    }
+
+    #[test]
+    fn what_was_compared_is_not_compared_again_unless_the_file_has_changed() {
+        let place = tempfile::tempdir().unwrap();
+        let source = saved(place.path());
+        let key = Key::model("d");
+        assert!(source.map_compared(&key).unwrap().is_none(), "nobody has compared it");
+        // A kernel before 6.5 cannot say what is cached; then nothing is mapped.
+        if source.map(&key).unwrap().is_none() {
+            return;
+        }
+        let open = || open_url(place.path().join("c").to_str().unwrap(), &OpenOptions::default()).unwrap();
+        assert!(open().map_compared(&key).unwrap().is_some());
+        let file = place.path().join("c").join(source.files[0].rsplit('/').next().unwrap());
+        let out = std::fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
+        let at = source.get(&key).unwrap().tiles.boxes().next().unwrap().1[0].offset + 5;
+        let mut byte = [0];
+        out.read_exact_at(&mut byte, at).unwrap();
+        // Clocks of file systems tick every few milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        out.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        let again = open();
+        assert!(again.map_compared(&key).unwrap().is_none());
+        assert!(matches!(again.map(&key), Err(Error::Damaged { .. })));
     }
 }

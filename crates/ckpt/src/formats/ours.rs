@@ -19,7 +19,7 @@ pub(crate) const STATE: &str = "planaria";
 pub(crate) const FOREIGN: &str = "foreign";
 
 /// The checksums of a file that was written with them.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FileSums {
     /// Bytes under one sum.
     pub(crate) block: u64,

@@ -1,7 +1,7 @@
 //! The common answer of all formats: where the bytes of every tensor lie.
 
 use super::archives::Checked;
-use super::mapped::Sound;
+use super::mapped::MappedFiles;
 use super::ours::FileSums;
 use super::pickle::{Id, Tree, VALUES};
 use crate::error::{Error, Result};
@@ -206,7 +206,7 @@ pub struct Source {
     /// Archives in the files, each with checksums of its own.
     pub(super) archives: BTreeSet<(String, u64, u64)>,
     pub(super) checked: Checked,
-    pub(super) sound: Sound,
+    pub(super) mapped: MappedFiles,
     /// Where names of tensors and values stand in the nested dicts and lists that torch saved: lists of keys and numbers.
     pub(crate) paths: BTreeMap<String, Value>,
     /// Checksums of files that were written with them.
@@ -469,7 +469,7 @@ impl Builder {
             folder: None,
             archives: self.archives,
             checked: Checked::default(),
-            sound: Sound::default(),
+            mapped: MappedFiles::default(),
             paths: self.paths,
             sums: BTreeMap::new(),
         })

@@ -27,11 +27,20 @@ impl RmsNorm {
 
     /// The same shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut weight = self.weight.value()?;
-        if self.from_one {
-            weight = weight.add_scalar(1.0)?;
-        }
+        let weight = self.factor()?;
         ops::rms_norm(x, weight.shape(), Some(&weight), self.eps)
+    }
+
+    /// `x + more`, and that normed.
+    pub fn forward_sum(&self, x: &Tensor, more: &Tensor) -> Result<(Tensor, Tensor)> {
+        let weight = self.factor()?;
+        ops::add_rms_norm(x, more, weight.shape(), Some(&weight), self.eps)
+    }
+
+    /// What rows are multiplied with.
+    fn factor(&self) -> Result<Tensor> {
+        let weight = self.weight.value()?;
+        if self.from_one { weight.add_scalar(1.0) } else { Ok(weight) }
     }
 }
 

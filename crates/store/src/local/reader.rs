@@ -4,12 +4,12 @@ use super::{DirectIo, Mapped, sys};
 use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::staging::Staging;
-use crate::store::{Reader, check_range};
+use crate::store::{Identity, Reader, check_range};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -24,6 +24,7 @@ const BOUNCE_LEN: usize = 2 << 20;
 pub(super) struct LocalReader {
     name: String,
     size: u64,
+    identity: Identity,
     buffered: File,
     direct: Option<File>,
     /// Set when the file system accepts the flag but not the transfers.
@@ -92,6 +93,12 @@ impl LocalReader {
         Ok(LocalReader {
             name: name.to_string(),
             size: about.len(),
+            identity: Identity {
+                file: (about.dev(), about.ino()),
+                size: about.len(),
+                written: (about.mtime(), about.mtime_nsec()),
+                changed: (about.ctime(), about.ctime_nsec()),
+            },
             buffered,
             direct,
             refused: AtomicBool::new(false),
@@ -148,7 +155,15 @@ impl Reader for LocalReader {
         Ok(done + rest)
     }
 
+    fn identity(&self) -> Option<Identity> {
+        Some(self.identity)
+    }
+
     fn map(&self, range: Range<u64>) -> Result<Option<Mapped>> {
+        // Memory past the end of a file that was cut since would end the process when it is touched; a read says what is wrong.
+        if !self.buffered.metadata().is_ok_and(|now| now.len() >= range.end) {
+            return Ok(None);
+        }
         let Some(len) = range.end.checked_sub(range.start).filter(|len| *len > 0) else { return Ok(None) };
         check_range(self, range.start, len)?;
         // What must come from the disk comes faster in large direct reads than page by page.

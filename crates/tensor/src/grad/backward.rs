@@ -10,6 +10,7 @@ use crate::tensor::{Place, Tensor};
 use planaria_array::Array;
 use planaria_array::ops::Binary;
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
@@ -29,6 +30,7 @@ pub struct Backward<'a> {
     needs: Places,
     saved: Saved,
     options: GradOptions,
+    carried: Cell<Option<Tensor>>,
 }
 
 impl std::fmt::Debug for Backward<'_> {
@@ -90,6 +92,17 @@ impl Backward<'_> {
     /// True when the gradient will itself be differentiated: fused kernels without a gradient must not be used.
     pub fn is_differentiable(&self) -> bool {
         self.options.differentiable
+    }
+
+    /// What has come to input 0 by other ways, laid as `like`: who takes it gives it back inside the gradient of that input.
+    /// Only for ops that say so by [`crate::Op::adds_carried`].
+    pub(crate) fn carried(&self, like: &Tensor) -> Option<Tensor> {
+        let carried = self.carried.take()?;
+        if carried.0.place == like.0.place {
+            return Some(carried);
+        }
+        self.carried.set(Some(carried));
+        None
     }
 
     /// The device of an input.
@@ -331,6 +344,17 @@ impl Run {
         }
     }
 
+    /// Takes what has come to an op's first input by other ways, if its gradient can add that to its own.
+    fn carried(&mut self, op: &OpNode, needs: &Places) -> Option<Tensor> {
+        // What is differentiated or listed is made of additions that can be seen.
+        let plain = !self.options.differentiable && !steps::is_listing();
+        if !plain || !needs.has(0) || !op.op.adds_carried() {
+            return None;
+        }
+        let edge = op.inputs.first()?.as_ref()?;
+        self.open.get_mut(&edge.node.number)?.slots[edge.output].take()
+    }
+
     /// The same for some of the inputs.
     pub(super) fn through_to(
         &mut self,
@@ -345,9 +369,13 @@ impl Run {
         let saved = if keeps { slot.clone() } else { slot.take() };
         drop(slot);
         let saved = saved.ok_or(Error::Freed { op: op.op.name() })?;
-        let at = Backward { node, op, needs, saved, options: self.options };
+        let carried = Cell::new(self.carried(op, &needs));
+        let at = Backward { node, op, needs, saved, options: self.options, carried };
         let inputs = steps::gradient_of(node.number, op.op.name(), || op.op.vjp(&at, &grads))?;
         let needs = at.needs;
+        if let (Some(Some(edge)), Some(left)) = (op.inputs.first(), at.carried.take()) {
+            self.arrive(edge, left)?;
+        }
         drop((at.saved, grads));
         for (input, (edge, grad)) in op.inputs.iter().zip(inputs).enumerate() {
             if let (Some(edge), Some(grad), true) = (edge, grad, needs.has(input)) {

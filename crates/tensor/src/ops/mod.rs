@@ -62,7 +62,8 @@ pub use linear_cross_entropy::{IGNORED, linear_cross_entropy, linear_cross_entro
 pub use moe::{Groups, Routing, moe_combine, moe_dispatch, moe_group, moe_route};
 pub use named::named;
 pub use norm::{
-    BatchNorm, RunningStats, batch_norm, group_norm, instance_norm, layer_norm, rms_norm, sync_batch_norm,
+    BatchNorm, RunningStats, add_rms_norm, batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
+    sync_batch_norm,
 };
 pub use optim::{
     AdamWTensors, SgdTensors, adamw_step, check_finite_and_unscale, clip_by_global_norm, sgd_step,

@@ -10,8 +10,8 @@ mod on_device;
 
 pub use batch::{BatchMode, BatchNorm, BatchStats, RunningStats, batch_norm, batch_norm_grad};
 pub use group::{group_norm, group_norm_grad, instance_norm, instance_norm_grad};
-pub use layer::{LayerNorm, NormGrad, RmsNorm, RmsNormGrad};
-pub use layer::{layer_norm, layer_norm_grad, rms_norm, rms_norm_grad};
+pub use layer::{AddedRmsNorm, LayerNorm, NormGrad, RmsNorm, RmsNormGrad};
+pub use layer::{add_rms_norm, layer_norm, layer_norm_grad, rms_norm, rms_norm_grad};
 
 use super::fused::param;
 use crate::array::{Array, Values};

@@ -112,9 +112,17 @@ impl Block for DecoderBlock {
         let key = |part: u64| step.dropout.map(|key: Key| key.fold(part));
         let inner = AttentionStep { dropout: key(2), ..step.clone() };
         let y = self.attention.forward(&self.attention_norm.forward(x)?, &inner, cache)?;
-        let x = self.dropout.add_to(x, &self.posted(0, y)?, key(0))?;
+        let y = self.posted(0, y)?;
+        let (x, y) = match self.dropout.drawn(key(0)) {
+            Some(_) => {
+                let x = self.dropout.add_to(x, &y, key(0))?;
+                let y = self.mlp_norm.forward(&x)?;
+                (x, y)
+            }
+            None => self.mlp_norm.forward_sum(x, &y)?,
+        };
 
-        let y = self.lanes.into_columns(&self.mlp_norm.forward(&x)?)?;
+        let y = self.lanes.into_columns(&y)?;
         let (y, routed) = match &self.mlp {
             FeedForward::Dense(mlp) => (mlp.forward(&y)?, None),
             FeedForward::Sparse(moe) => {

@@ -2,10 +2,11 @@
 
 use super::{Params, affine, affine_arrays, draw_params, given, some};
 use crate::attributes::Attributes;
-use crate::dispatch::apply;
+use crate::dispatch::{apply, apply_both};
 use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec, only};
+use crate::ops::binary::BinaryOp;
 use crate::ops::compose;
 use crate::ops::fused_only;
 use crate::ops::moments::{constant, total, wide};
@@ -14,7 +15,7 @@ use crate::ops::reduce::signed;
 use crate::ops::sample::{Draw, Sample};
 use crate::tensor::Tensor;
 use planaria_array::Array;
-use planaria_array::ops::{self, Keep};
+use planaria_array::ops::{self, Binary, Keep};
 use planaria_layout::rule::{Cuts, FactorId, FactorKind, LINEAR, Rule};
 use planaria_layout::{Dims, Reduce};
 use smallvec::smallvec;
@@ -151,6 +152,10 @@ impl Op for LayerNorm {
         true
     }
 
+    fn adds_carried(&self) -> bool {
+        true
+    }
+
     fn saves(&self, _: &Places) -> Saves {
         let stats: &[usize] = if self.has_mean() { &[1, 2] } else { &[1] };
         compose::saves_inputs(1 + self.params.count()).and_outputs(stats)
@@ -167,6 +172,8 @@ impl Op for LayerNorm {
         let mut inputs = vec![dy, &x];
         inputs.extend(&stats);
         inputs.extend(&weight);
+        let carried = if dy.0.place == x.0.place { at.carried(&x) } else { None };
+        inputs.extend(&carried);
         let mut found = apply(LayerNormGrad(self.clone()), &inputs)?.into_iter();
         let mut grads: Grads = smallvec![found.next()];
         let (weight, bias) = (found.next(), found.next());
@@ -183,16 +190,22 @@ impl Op for LayerNorm {
     }
 }
 
-/// The fused gradients of input, weight and bias, from the gradient, the input, the statistics and the weight.
+/// The fused gradients of input, weight and bias, from the gradient, the input, the statistics, the weight and what has come
+/// to the input by other ways, if anything.
 #[derive(Debug, Clone)]
 struct LayerNormGrad(LayerNorm);
 
 impl LayerNormGrad {
+    /// Mean, deviation and weight.
     fn split<'a>(&self, inputs: &[&'a Array]) -> (Option<&'a Array>, &'a Array, Option<&'a Array>) {
-        match self.0.center {
-            Center::Mean => (Some(inputs[2]), inputs[3], inputs.get(4).copied()),
-            Center::Zero => (None, inputs[2], inputs.get(3).copied()),
-        }
+        let (mean, at) = if self.0.has_mean() { (Some(inputs[2]), 3) } else { (None, 2) };
+        (mean, inputs[at], self.0.params.weight.then(|| inputs[at + 1]))
+    }
+
+    /// Which input is what has come by other ways.
+    fn carried(&self, inputs: usize) -> Option<usize> {
+        let before = 3 + usize::from(self.0.has_mean()) + usize::from(self.0.params.weight);
+        (inputs > before).then_some(before)
     }
 
     /// On rows that other ranks have parts of.
@@ -218,7 +231,10 @@ impl LayerNormGrad {
         }
         let rows: Vec<i64> = (0..first as i64).collect();
         let over_rows = |v: Array| if rows.is_empty() { Ok(v) } else { v.sum(&rows, Keep::No) };
-        let dx = dx.mul(&rstd)?.cast(x.dtype())?;
+        let mut dx = dx.mul(&rstd)?.cast(x.dtype())?;
+        if let Some(carried) = self.carried(inputs.len()) {
+            dx = dx.add(inputs[carried])?;
+        }
         let param = weight.map_or(x.dtype(), Array::dtype);
         let dw = over_rows(dy.mul(&h)?)?.cast(param)?;
         Ok(match mean {
@@ -245,10 +261,19 @@ impl Op for LayerNormGrad {
         rule.input(&full);
         let stats = if self.0.has_mean() { 2 } else { 1 };
         (0..stats).for_each(|_| rule.input(&some(&lead)));
-        inputs[2 + stats..].iter().for_each(|_| rule.input(&some(&trail)));
+        if self.0.params.weight {
+            rule.input(&some(&trail));
+        }
+        let carried = self.carried(inputs.len());
+        if carried.is_some() {
+            rule.input(&full);
+        }
         rule.output(&full);
         outputs[1..].iter().for_each(|_| rule.output(&some(&trail)));
-        rule.pass(&[0], LINEAR);
+        match carried {
+            Some(carried) => rule.pass(&[0, carried], LINEAR),
+            None => rule.pass(&[0], LINEAR),
+        }
         self.0.exchange(&mut rule, &inputs[1], &lead, &trail);
         Ok(rule)
     }
@@ -259,13 +284,14 @@ impl Op for LayerNormGrad {
             return self.together(inputs, local);
         }
         let (mean, rstd, weight) = self.split(inputs);
+        let carried = self.carried(inputs.len()).map(|carried| inputs[carried]);
         Ok(match mean {
             Some(mean) => {
-                let found = ops::layer_norm_grad(dy, x, &self.0.normalized, mean, rstd, weight)?;
+                let found = ops::layer_norm_grad(dy, x, &self.0.normalized, mean, rstd, weight, carried)?;
                 [found.x, found.weight, found.bias].into_iter().collect()
             }
             None => {
-                let found = ops::rms_norm_grad(dy, x, &self.0.normalized, rstd, weight)?;
+                let found = ops::rms_norm_grad(dy, x, &self.0.normalized, rstd, weight, carried)?;
                 smallvec![found.x, found.weight]
             }
         })
@@ -317,6 +343,40 @@ pub fn layer_norm(
 pub fn rms_norm(x: &Tensor, normalized: &[usize], weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     let params = Params::of(weight, None);
     run(LayerNorm { normalized: normalized.into(), params, center: Center::Zero, eps }, x, weight, None)
+}
+
+/// `x + more`, and that through [`rms_norm`]: one launch on a GPU where both lie alike and rows are whole.
+pub fn add_rms_norm(
+    x: &Tensor,
+    more: &Tensor,
+    normalized: &[usize],
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    let alike = x.spec() == more.spec() && x.dtype().is_float() && x.local().device() == more.local().device();
+    let fits = !normalized.is_empty() && x.shape().ends_with(normalized);
+    let weighed = weight.is_none_or(|w| w.shape()[..] == *normalized);
+    if alike && fits && weighed {
+        let params = Params::of(weight, None);
+        let norm = LayerNorm { normalized: normalized.into(), params, center: Center::Zero, eps };
+        let trailing = norm.trailing(x.ndim());
+        let kernel = |local: &Local<'_>| {
+            if local.is_cut(0, &trailing) {
+                return Ok(None);
+            }
+            let done =
+                ops::add_rms_norm(x.local(), more.local(), normalized, weight.map(Tensor::local), eps)?;
+            Ok(Some([done.sum, done.y, done.rstd].into_iter().collect()))
+        };
+        let others = given(&[], &[weight]);
+        let both = apply_both((BinaryOp(Binary::Add), &[x, more]), (norm, &others), kernel)?;
+        if let Some((sum, normed)) = both {
+            return Ok((sum, only(normed)?));
+        }
+    }
+    let sum = x.add(more)?;
+    let normed = rms_norm(&sum, normalized, weight, eps)?;
+    Ok((sum, normed))
 }
 
 /// The ops of this file by what they are written down with.

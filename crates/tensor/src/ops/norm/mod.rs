@@ -6,7 +6,7 @@ pub(super) mod layer;
 
 pub use batch::{BatchNorm, RunningStats, batch_norm, sync_batch_norm};
 pub use group::{group_norm, instance_norm};
-pub use layer::{layer_norm, rms_norm};
+pub use layer::{add_rms_norm, layer_norm, rms_norm};
 
 use crate::attributes::Attributes;
 use crate::error::Result;
