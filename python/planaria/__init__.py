@@ -4,6 +4,7 @@
 """
 
 import atexit as _atexit
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import _planaria
 from ._checkpoint import Checkpoint, convert, diff, inspect, merge, open, verify
@@ -23,6 +24,7 @@ from ._errors import (
     MismatchError,
     NotFoundError,
     OutOfMemoryError,
+    RangeError,
     RunError,
     ShapeError,
 )
@@ -53,6 +55,25 @@ from ._train import Outcome, RunPlan, Step, Trainer, plan_run
 from ._reports import ConvertReport, DiffReport, InspectReport, LoadReport, SaveReport, VerifyReport
 
 __version__ = "0.1.0"
+
+if _TYPE_CHECKING:
+    from . import array_api as array_api
+    from . import torch as torch
+    from . import transformers as transformers
+else:
+    _LATER = ("array_api", "torch", "transformers")
+
+    def __getattr__(name):
+        """Modules that are imported when they are asked for."""
+        if name in _LATER:
+            import importlib
+
+            return importlib.import_module(f".{name}", __name__)
+        raise AttributeError(f"module 'planaria' has no attribute '{name}'")
+
+    def __dir__():
+        return sorted({*globals(), *_LATER})
+
 
 _atexit.register(_planaria.end_mpi)
 _atexit.register(_planaria.end_ranks)
@@ -86,6 +107,7 @@ __all__ = [
     "Outcome",
     "Picture",
     "Plan",
+    "RangeError",
     "RunError",
     "RunPlan",
     "SaveHandle",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,6 +47,7 @@ class _Carrier:
         self.ranks: list[int] = dist.get_process_group_ranks(self.group)
         self.size = len(self.ranks)
         self.depot = Depot(self.ranks.index(dist.get_rank()), self.size, 1800.0)
+        self._process = os.getpid()
         self.ended = False
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"planaria-{name}", daemon=True)
@@ -104,7 +106,8 @@ class _Carrier:
 
     def close(self) -> None:
         """Sends what is left, says goodbye, and gives the others a moment to do the same."""
-        if self.ended:
+        # A forked child has none of the threads, and the letters are its parent's.
+        if self.ended or self._process != os.getpid():
             return
         self.ended = True
         self.depot.close()

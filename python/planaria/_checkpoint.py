@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from . import _planaria, _progress
-from ._place import Format, Progress, Url, address, statements
+from ._place import Format, Progress, Url, address, statements, whole
 from ._planaria import Stored
 from ._reports import ConvertReport, Damage, DiffReport, InspectReport, VerifyReport
-from ._state import decoded, leaves
+from ._state import decoded, leaves, same
 
 LOG = logging.getLogger("planaria")
 
@@ -36,9 +36,12 @@ class Checkpoint(Mapping[str, Stored]):
         extra = json.loads(self._source.extra())
         self._about = extra.get("planaria") or {}
         kept = (self._about.get("extra") or {}) if isinstance(self._about, dict) else {}
+        self._kept: dict[str, Any] = kept
         self._tree = kept.get("python")
         self._loose: dict[str, Any] = {name: decoded(tree) for name, tree in (kept.get("dcp") or {}).items()}
-        self._tied = self._about.get("tied") or {}
+        self._kinds: dict[str, str] = kept.get("kinds") or {}
+        self._step: int | None = kept["step"] if "step" in kept and self._tree is not None else self._about.get("step")
+        self._tied: dict[str, str] = self._about.get("tied") or {}
         self._extra = {name: value for name, value in extra.items() if name != "planaria"}
         self._names = self._source.names()
 
@@ -54,8 +57,8 @@ class Checkpoint(Mapping[str, Stored]):
 
     @property
     def step(self) -> int | None:
-        """The step it was saved at, where the format says."""
-        return self._about.get("step")
+        """The step it was saved at; ``None`` where none was given, or the format has no place for it."""
+        return self._step
 
     @property
     def files(self) -> list[str]:
@@ -74,6 +77,11 @@ class Checkpoint(Mapping[str, Stored]):
             return {name: value for name, value in leaves(self._tree) if value is not ...}
         return self._loose or dict(self._extra)
 
+    @property
+    def _has_values(self) -> bool:
+        """Whether it was written with what is not a tensor."""
+        return self._tree is not None or "dcp" in self._kept
+
     def close(self) -> None:
         """Refuse further reads."""
         self._source.close()
@@ -86,10 +94,12 @@ class Checkpoint(Mapping[str, Stored]):
         return self._source.stored(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        """The names of tensors; those that stand for others come last."""
+        yield from self._names
+        yield from self._tied
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._names) + len(self._tied)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -101,14 +111,16 @@ class Checkpoint(Mapping[str, Stored]):
         return (Checkpoint, (self._url,))
 
     def __repr__(self) -> str:
-        shown = "\n".join(f"  {self[name]!r}" for name in self._names[:20])
+        rows = [f"  {self[name]!r}" for name in self._names[:20]]
+        rows += [f"  '{name}' is '{to}'" for name, to in self._tied.items()][: 20 - len(rows)]
+        shown = "\n".join(rows)
         more = f"\n  ... {len(self) - 20} more" if len(self) > 20 else ""
         return f"Checkpoint '{self._url}' {self.format}, {len(self)} tensors, {self.nbytes} bytes\n{shown}{more}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{self[name].dtype}</td><td>{self[name].shape}</td></tr>"
-            for name in self._names[:200]
+            for name in list(self)[:200]
         )
         head = f"<b>Checkpoint</b> <code>{html.escape(self._url)}</code> {html.escape(self.format)}"
         return f"<div>{head}<table>{rows}</table></div>"
@@ -158,7 +170,7 @@ def verify(url: Url) -> VerifyReport:
 
 
 def diff(a: Url, b: Url, *, tolerance: float = 0.0) -> DiffReport:
-    """Compare two checkpoints tensor by tensor, whatever their formats.
+    """Compare two checkpoints tensor by tensor, whatever their formats, and value by value where both have them.
 
     >>> import planaria, tempfile
     >>> place = tempfile.mkdtemp()
@@ -168,7 +180,20 @@ def diff(a: Url, b: Url, *, tolerance: float = 0.0) -> DiffReport:
     (False, True)
     """
     left, right, changed = _planaria.diff_checkpoints(address(a), address(b), tolerance)
+    with open(a) as first, open(b) as second:
+        # Formats of others have no place for values.
+        if first._has_values and second._has_values:
+            ours, theirs = first.values, second.values
+            left += [name for name in ours if name not in theirs]
+            right += [name for name in theirs if name not in ours]
+            both = [name for name in ours if name in theirs and not same(ours[name], theirs[name], tolerance)]
+            changed |= {name: f"{_brief(ours[name])} against {_brief(theirs[name])}" for name in both}
     return DiffReport(not (left or right or changed), left, right, changed)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def convert(
@@ -239,7 +264,7 @@ def merge(
         "recipe": _recipe(recipe),
         "inputs": inputs,
         "missing": missing,
-        "seed": seed,
+        "seed": whole(seed, "seed"),
         "keep": [keep] if isinstance(keep, str) else list(keep),
         "drop": [drop] if isinstance(drop, str) else list(drop),
         "keep_extra": keep_extra,

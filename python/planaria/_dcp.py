@@ -58,7 +58,14 @@ def done(value: Any) -> Any:
 
 
 class Writer(StorageWriter):
-    """Writes what ``torch.distributed.checkpoint.save`` is given as a committed folder of ours. Collective to make."""
+    """Writes what ``torch.distributed.checkpoint.save`` is given as a committed folder of ours. Collective to make.
+
+    >>> import planaria, tempfile, torch, torch.distributed.checkpoint as dcp
+    >>> place = tempfile.mkdtemp() + "/c"
+    >>> _ = dcp.save({"w": torch.ones(2)}, storage_writer=planaria.torch.Writer(place), no_dist=True)
+    >>> planaria.load(place)["w"].tolist()
+    [1.0, 1.0]
+    """
 
     def __init__(self, url: Url, *, overwrite: bool = False, max_file_size: str | int = "5GB") -> None:
         self.url: str = address(url)
@@ -105,7 +112,8 @@ class Writer(StorageWriter):
         return torch.load(data, weights_only=True) if isinstance(data, io.BytesIO) else data
 
     def _save(self, tensors: list[tuple[str, Any, Place]], values: dict[str, Any]) -> None:
-        step = next((v["value"] for k, v in values.items() if k.split(".")[-1] == "step" and "value" in v), 0)
+        steps = (v["value"] for k, v in values.items() if k.split(".")[-1] == "step" and "value" in v)
+        step = next(steps, 0)
         given = {
             "tied": {},
             "about": json.dumps({"dcp": values}),
@@ -128,7 +136,15 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads a checkpoint of any format for ``torch.distributed.checkpoint.load``: only the slices that are asked for."""
+    """Reads a checkpoint of any format for ``torch.distributed.checkpoint.load``: only the slices that are asked for.
+
+    >>> import planaria, tempfile, torch, torch.distributed.checkpoint as dcp
+    >>> place, room = tempfile.mkdtemp() + "/c", {"w": torch.zeros(2)}
+    >>> _ = planaria.save({"w": torch.ones(2)}, place)
+    >>> dcp.load(room, storage_reader=planaria.torch.Reader(place), no_dist=True)
+    >>> room["w"]
+    tensor([1., 1.])
+    """
 
     def __init__(self, url: Url) -> None:
         self.url: str = address(url)
@@ -151,7 +167,7 @@ class Reader(StorageReader):
 
         found: dict[str, Any] = {}
         ckpt = self.checkpoint
-        for name in [*ckpt, *ckpt._tied]:
+        for name in ckpt:
             stored = ckpt[name]
             size = torch.Size(stored.shape)
             whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)

@@ -9,6 +9,10 @@ class ArgumentError(Error, ValueError):
     """A value outside what an operation accepts."""
 
 
+class RangeError(ArgumentError, OverflowError):
+    """An integer that its place cannot hold."""
+
+
 class LayoutError(Error, ValueError):
     """A mesh, placement or layout that does not make sense."""
 

@@ -14,7 +14,7 @@ from ._errors import DTypeError, MismatchError, NotFoundError
 from ._place import Framework, Progress, Url, matches, statements
 from ._planaria import Comm, Stored
 from ._reports import LoadReport
-from ._state import Flat, build, find, group_of, is_dtensor, leaves, named, nest, replace, rooms
+from ._state import Flat, Tensor, build, decode, find, framework_of, group_of, is_dtensor, leaves, named, nest, replace, rooms
 
 LOG = logging.getLogger("planaria")
 
@@ -23,6 +23,14 @@ def _as(framework: str, array: Any) -> Any:
     if framework == "planaria":
         return array
     return array.numpy() if framework == "numpy" else array.torch()
+
+
+def _as_it_was(framework: str, array: Any) -> Any:
+    """An array as a library's, where it is installed."""
+    try:
+        return _as(framework, array)
+    except ImportError:
+        return array
 
 
 def load(
@@ -86,15 +94,11 @@ def _load_new(
 ) -> tuple[Any, int]:
     if mapping is not None:
         return _load_mapped(ckpt, patterns, skipped, statements(mapping) or "", comm, framework, shown)
-    wanted = {name: ckpt[name] for name in ckpt if _chosen(name, patterns, skipped)}
+    wanted = {name: ckpt[name] for name in ckpt._names if _chosen(name, patterns, skipped)}
     tied = {name: to for name, to in ckpt._tied.items() if _chosen(name, patterns, skipped)}
     for to in tied.values():
         wanted.setdefault(to, ckpt[to])
-    if patterns is not None:
-        for pattern in patterns:
-            known = list(ckpt) + list(ckpt._tied) + list(ckpt.values)
-            if "*" not in pattern and pattern not in known:
-                raise _not_found(pattern, ckpt)
+    _check_keys(patterns, {*ckpt, *ckpt.values}, ckpt)
     arrays: dict[str, Any] = {}
     read = 0
     plain = [name for name in wanted if ":" not in name]
@@ -128,16 +132,20 @@ def _load_mapped(
 ) -> tuple[Any, int]:
     """What a mapping makes of the tensors; other values have no place in it."""
     made = _planaria.mapped_tensors(ckpt._source, mapping)
+    _check_keys(patterns, {name for name, _, _ in made}, ckpt)
     arrays = {name: _planaria.empty(shape, dtype) for name, shape, dtype in made if _chosen(name, patterns, skipped)}
     room = [(name, array, None) for name, array in arrays.items()]
     read = _planaria.load_tensors(ckpt._source, room, "none", [], mapping, comm, shown.step)[4]
     return nest({name: _as(framework, array) for name, array in arrays.items()}), read
 
 
-def _not_found(name: str, ckpt: Checkpoint) -> Exception:
-    near = difflib.get_close_matches(name, list(ckpt), 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return NotFoundError(f"'{ckpt.url}' has no tensor '{name}'{hint}")
+def _check_keys(patterns: list[str] | None, known: set[str], ckpt: Checkpoint) -> None:
+    """Refuses a name, which is a pattern without a star, that nothing has."""
+    for pattern in patterns or ():
+        if "*" not in pattern and pattern not in known:
+            near = difflib.get_close_matches(pattern, list(known), 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise NotFoundError(f"'{ckpt.url}' has no tensor '{pattern}'{hint}")
 
 
 def _pruned(tree: Any, names: set[str], path: str = "") -> Any:
@@ -145,7 +153,8 @@ def _pruned(tree: Any, names: set[str], path: str = "") -> Any:
     if tree == "tensor" or "value" in tree:
         return tree if path in names else None
     if "dict" in tree:
-        kept = [(k, _pruned(c, names, f"{path}.{k}" if path else str(k))) for k, c in tree["dict"]]
+        name = f"{path}." if path else ""
+        kept = [(k, _pruned(c, names, f"{name}{decode(k)}")) for k, c in tree["dict"]]
         kept = [(k, c) for k, c in kept if c is not None]
         return {"dict": kept} if kept or not tree["dict"] else None
     kind = "tuple" if "tuple" in tree else "list"
@@ -174,7 +183,8 @@ class _Into:
         if mapping is not None:
             made = _planaria.mapped_tensors(ckpt._source, mapping)
             self.mapped = {name: (tuple(shape), str(dtype)) for name, shape, dtype in made}
-        stored = set(ckpt) | set(ckpt._tied) if self.mapped is None else set(self.mapped)
+        stored = set(ckpt) if self.mapped is None else set(self.mapped)
+        _check_keys(patterns, stored | set(ckpt.values), ckpt)
         self.renewed = self._renewed()
         inside = tuple(path + "." if path else "" for path, _, _ in self.renewed)
 
@@ -205,9 +215,17 @@ class _Into:
         found = []
         for path, target, inner in self.flat.objects:
             stored = find(tree, path)
-            if stored is not None and not hasattr(target, "named_parameters"):
+            if stored is None or hasattr(target, "named_parameters"):
+                continue
+            if self._has_chosen(name for name, _ in leaves(stored, path)):
                 found.append((path, target, stored))
         return found
+
+    def _has_chosen(self, names: Iterable[str]) -> bool:
+        """Whether any of the leaves of an object is asked for; all are, where nothing is said."""
+        if self.patterns is None and not self.skipped:
+            return True
+        return any(_chosen(name, self.patterns, self.skipped) for name in names)
 
     def _stored(self, name: str) -> tuple[tuple[int, ...], str] | None:
         """Shape and dtype of what the checkpoint, or the mapping over it, has under a name."""
@@ -268,9 +286,12 @@ class _Into:
         for path, target, tree in self.renewed:
             target.load_state_dict(build(tree, fresh.__getitem__, path))
         renewed = {path for path, _, _ in self.renewed}
+        chosen = {n: v for n, v in self.ckpt.values.items() if _chosen(n, self.patterns, self.skipped)}
         for path, target, inner in self.flat.objects:
-            if path not in renewed:
-                target.load_state_dict(replace(inner, {n: v for n, v in self.ckpt.values.items()}, path))
+            start = path + "." if path else ""
+            named_in = (n for n in [*self.flat.tensors, *self.flat.tied, *self.flat.values] if n.startswith(start))
+            if path not in renewed and self._has_chosen(named_in):
+                target.load_state_dict(replace(inner, chosen, path))
         return LoadReport(loaded, self.missing, self.unexpected, answer[3], answer[4], time.perf_counter() - begun)
 
     def _fresh(self) -> dict[str, Any]:
@@ -288,8 +309,21 @@ class _Into:
 
                     made[name] = _like(owner, stored.dtype)
                 else:
-                    made[name] = empty(stored).torch()
+                    made[name] = self._room(name, stored)
         return made
+
+    def _room(self, name: str, stored: Stored) -> Any:
+        """A new tensor of the library whose tensor is there now, else of the one it was saved from."""
+        there = self.flat.tensors.get(self.flat.tied.get(name, name))
+        if isinstance(there, Tensor) and tuple(there.shape) == stored.shape and there.dtype == stored.dtype:
+            # Filled as it is: it knows its layout.
+            return there
+        if is_dtensor(there) and tuple(there.shape) == stored.shape:
+            from .torch import _like
+
+            return _like(there, stored.dtype)
+        kind = self.ckpt._kinds.get(name, "torch") if there is None else framework_of(there)
+        return _as_it_was(kind, empty(stored))
 
 
 def parameters(target: Any, path: str) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, SupportsIndex
+
+from ._errors import ArgumentError
 
 Url = str | os.PathLike[str]
 Progress = None | bool | Callable[[int, int, str], None]
@@ -19,6 +22,17 @@ def address(url: Url) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a place is text or a path, not {type(text).__name__}")
     return text
+
+
+def whole(value: SupportsIndex, name: str) -> int:
+    """An argument that is a number of things, as files have place for it."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; use an integer") from None
+    if not 0 <= number < 2**64:
+        raise ArgumentError(f"{name} is {number}; use an integer of 0 to 2**64 - 1")
+    return number
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

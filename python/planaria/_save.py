@@ -7,11 +7,11 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from . import _planaria, _progress
-from ._place import Format, Progress, Url, address, statements
+from ._place import Format, Progress, Url, address, statements, whole
 from ._planaria import Comm
 from ._reports import SaveReport
 from ._state import Flat, group_of, named, rooms
@@ -21,7 +21,6 @@ LOG = logging.getLogger("planaria")
 
 def _given(
     flat: Flat,
-    state: Any,
     url: Url,
     comm: Comm | None,
     format: str,
@@ -31,14 +30,22 @@ def _given(
     overwrite: bool,
 ) -> dict[str, Any]:
     if step is None:
-        found = state.get("step") if isinstance(state, Mapping) else None
-        step = found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
+        found = flat.values.get("step")
+        step = found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**64 else None
+    else:
+        step = whole(step, "step")
     if not flat.tensors and format != "planaria":
         raise ValueError(f"the state has no tensors, and the format {format!r} has place for nothing else; use 'planaria'")
+    about: dict[str, Any] = {"python": flat.tree}
+    if flat.kinds:
+        about["kinds"] = flat.kinds
+    if step is None:
+        # Folders have a number there whatever is said; this is that there is none.
+        about["step"] = None
     return {
         "tied": flat.tied,
-        "about": json.dumps({"python": flat.tree}),
-        "step": step,
+        "about": json.dumps(about),
+        "step": step or 0,
         "url": address(url),
         "comm": group_of(flat.tensors) if comm is None else comm,
         "format": format,
@@ -73,7 +80,7 @@ def save(
     [1.0, 2.0]
     """
     flat = Flat(state)
-    given = _given(flat, state, url, comm, format, step, mapping, max_file_size, overwrite)
+    given = _given(flat, url, comm, format, step, mapping, max_file_size, overwrite)
     with _progress.bar(progress, "save") as shown:
         wrote, tensors, seconds = _planaria.save_state(named(rooms(flat.tensors)), given, shown.step)
         shown.end(wrote)
@@ -215,7 +222,7 @@ def async_save(
     (1, [1.0])
     """
     flat = Flat(state)
-    given = _given(flat, state, url, comm, format, step, mapping, max_file_size, overwrite)
+    given = _given(flat, url, comm, format, step, mapping, max_file_size, overwrite)
     shown = _progress.bar(progress, "save")
     handle = SaveHandle(_planaria.start_save(named(rooms(flat.tensors)), given), address(url))
     # A list first: other threads begin saves too.

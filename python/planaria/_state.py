@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from ._errors import DTypeError
 from ._planaria import Array, Comm, Layout, Tensor
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+
+_DEPTH = 40
+"""How deep a state may nest: readers of JSON stop at 128 brackets, and a dict is three."""
 
 Place = tuple[Layout, int] | tuple[list[int], list[int]] | None
 """Where elements lie in a larger tensor: a layout and a rank, or its extents and where a box begins."""
@@ -96,28 +100,46 @@ class Flat:
         self.values: dict[str, Any] = {}
         self.tied: dict[str, str] = {}
         self.objects: list[tuple[str, Any, Any]] = []
+        # Whose tensors objects hold, where they are not torch's.
+        self.kinds: dict[str, str] = {}
         self._seen: dict[Any, str] = {}
+        self._above: list[Any] = []
+        self._objects_above = 0
         self.tree = self._walk(state, "")
 
     def _name(self, path: str, key: Any) -> str:
         return f"{path}.{key}" if path else str(key)
 
     def _walk(self, node: Any, path: str) -> Any:
-        if isinstance(node, Mapping):
-            return {"dict": [[key, self._walk(child, self._name(path, _key(key, path)))] for key, child in node.items()]}
-        if isinstance(node, (list, tuple)):
-            kind = "tuple" if isinstance(node, tuple) else "list"
-            return {kind: [self._walk(child, self._name(path, at)) for at, child in enumerate(node)]}
+        node = plain(node)
         if is_tensor(node):
             return self._tensor(node, path)
         if isinstance(node, _PLAIN):
             self._claim(path)
+            check_text(node, path)
             self.values[path] = node
             return {"value": encode(node)}
+        check_above(node, path, self._above)
+        self._above.append(node)
+        tree = self._below(node, path)
+        self._above.pop()
+        return tree
+
+    def _below(self, node: Any, path: str) -> Any:
+        """What holds other leaves."""
+        if isinstance(node, Mapping):
+            names = [(key, self._name(path, _key(key, path))) for key in node]
+            return {"dict": [[encode(key), self._walk(node[key], name)] for key, name in names]}
+        if isinstance(node, (list, tuple)):
+            kind = "tuple" if isinstance(node, tuple) else "list"
+            return {kind: [self._walk(child, self._name(path, at)) for at, child in enumerate(node)]}
         if hasattr(node, "state_dict") and hasattr(node, "load_state_dict"):
             inner = node.state_dict()
             self.objects.append((path, node, inner))
-            return self._walk(inner, path)
+            self._objects_above += 1
+            tree = self._walk(inner, path)
+            self._objects_above -= 1
+            return tree
         raise TypeError(
             f"'{path or 'the state'}' is a {type(node).__name__}, which cannot be saved; "
             "give tensors, numbers, text, bytes, None, or objects with state_dict and load_state_dict"
@@ -133,12 +155,50 @@ class Flat:
             raise TypeError("the state is a single tensor; give it a name, as in {'weight': tensor}")
         node = detached(node)
         _check_dtype(node, path)
+        if self._objects_above and (kind := framework_of(node)) != "torch":
+            self.kinds[path] = kind
         same = self._seen.setdefault(_memory(node), path)
         if same == path or _is_snapshot(node, self.tensors[same]):
             self.tensors[path] = node
         else:
             self.tied[path] = same
         return "tensor"
+
+
+def framework_of(tensor: Any) -> str:
+    """Whose tensor a leaf is; what only has ``__dlpack__`` is taken for one of torch's."""
+    if isinstance(tensor, (Array, Tensor)):
+        return "planaria"
+    is_numpy = hasattr(tensor, "__array_interface__") and not hasattr(tensor, "data_ptr")
+    return "numpy" if is_numpy else "torch"
+
+
+def plain(leaf: Any) -> Any:
+    """A scalar of NumPy's as the number of Python's that it is; anything else as it is."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(leaf, numpy.generic):
+        return leaf
+    value = leaf.item()
+    return value if isinstance(value, _PLAIN) else leaf
+
+
+def check_text(value: Any, path: str) -> None:
+    """Refuses text that no file can hold."""
+    if not isinstance(value, str):
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        what = f"{path or 'the state'!a} has the text {value[error.start]!a}, half of a surrogate pair, which UTF-8 cannot hold"
+        raise TypeError(f"{what}; save it as bytes") from None
+
+
+def check_above(node: Any, path: str, above: list[Any]) -> None:
+    """Refuses what holds itself, and what nests too deep to be read again."""
+    if any(node is one for one in above):
+        raise ValueError(f"'{path}' holds itself; a state is a tree")
+    if len(above) > 2 * _DEPTH or sum(isinstance(one, (Mapping, list, tuple)) for one in above) >= _DEPTH:
+        raise ValueError(f"'{path[:200]}' nests deeper than {_DEPTH}; flatten the state")
 
 
 def _check_dtype(tensor: Any, path: str) -> None:
@@ -153,6 +213,7 @@ def _check_dtype(tensor: Any, path: str) -> None:
 def _key(key: Any, path: str) -> Any:
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         raise TypeError(f"'{path or 'the state'}' has the key {key!r}; keys are text or integers")
+    check_text(key, path)
     return key
 
 
@@ -194,26 +255,36 @@ def encode(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
+        return {"float": float.__repr__(value)}
+    # Readers of JSON know integers of 64 bits; hexadecimal has no limit to its digits.
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {"int": hex(value)}
     return value
 
 
 def decode(value: Any) -> Any:
     """The leaf that ``encode`` was given."""
-    if isinstance(value, dict):
-        return base64.b64decode(value["bytes"]) if "bytes" in value else float(value["float"])
-    return value
+    if not isinstance(value, dict):
+        return value
+    if "int" in value:
+        return int(value["int"], 16)
+    return base64.b64decode(value["bytes"]) if "bytes" in value else float(value["float"])
 
 
-def encoded(value: Any, name: str) -> Any:
+def encoded(value: Any, name: str, above: tuple[Any, ...] = ()) -> Any:
     """A value as a tree of JSON; nothing is pickled."""
+    value = plain(value)
+    if isinstance(value, _PLAIN):
+        check_text(value, name)
+        return {"value": encode(value)}
+    check_above(value, name, list(above))
+    above = (*above, value)
     if isinstance(value, dict):
-        return {"dict": [[key, encoded(child, f"{name}.{key}")] for key, child in value.items()]}
+        items = [(_key(key, name), child) for key, child in value.items()]
+        return {"dict": [[encode(key), encoded(child, f"{name}.{key}", above)] for key, child in items]}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [encoded(child, f"{name}.{at}") for at, child in enumerate(value)]}
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return {"value": encode(value)}
+        return {kind: [encoded(child, f"{name}.{at}", above) for at, child in enumerate(value)]}
     raise TypeError(f"'{name}' is a {type(value).__name__}, which cannot be saved; give tensors, numbers, text or bytes")
 
 
@@ -222,9 +293,28 @@ def decoded(tree: Any) -> Any:
     if "value" in tree:
         return decode(tree["value"])
     if "dict" in tree:
-        return {key: decoded(child) for key, child in tree["dict"]}
+        return {decode(key): decoded(child) for key, child in tree["dict"]}
     values = [decoded(child) for child in tree["tuple" if "tuple" in tree else "list"]]
     return tuple(values) if "tuple" in tree else values
+
+
+def same(a: Any, b: Any, tolerance: float) -> bool:
+    """Whether two values are equal, numbers within a tolerance; nan equals itself."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b))
+    if isinstance(a, bool) != isinstance(b, bool):
+        return False
+    if a == b or (a != a and b != b):
+        return True
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        try:
+            return abs(a - b) <= tolerance
+        except OverflowError:
+            # An integer that no float holds is far from any.
+            return False
+    return False
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -240,7 +330,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _children(tree: Any) -> list[tuple[Any, Any]]:
     if "dict" in tree:
-        return [(key, child) for key, child in tree["dict"]]
+        return [(decode(key), child) for key, child in tree["dict"]]
     return list(enumerate(tree["tuple"] if "tuple" in tree else tree["list"]))
 
 
@@ -313,4 +403,4 @@ def replace(node: Any, values: Mapping[str, Any], path: str = "") -> Any:
             return node
         same = all(a is b for a, b in zip(node, new))
         return node if same else (type(node)(*new) if hasattr(node, "_fields") else type(node)(new))
-    return values.get(path, node) if isinstance(node, _PLAIN) else node
+    return values.get(path, node) if isinstance(plain(node), _PLAIN) else node

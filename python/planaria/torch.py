@@ -28,6 +28,12 @@ def comm(group: ProcessGroup | None = None) -> Comm:
     """The ranks of a group of torch.distributed, all by default. Collective to make.
 
     Letters travel over a gloo group of their own, so that a save in the background never meets the program's collectives.
+
+    >>> import planaria, tempfile, torch.distributed as dist
+    >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
+    >>> planaria.torch.comm().all_reduce([1.0]).tolist()
+    [1.0]
+    >>> dist.destroy_process_group()
     """
     return _carrier.connect(group)
 
@@ -51,6 +57,14 @@ def _default_comm() -> Comm | None:
 def layout(tensor: torch.Tensor) -> Layout:
     """The layout of a DTensor: ``Replicate`` is ``R``, ``Shard(d)`` is ``Sd``; of several cuts of one dim, the later ones
     have an order, as in ``S0.1``.
+
+    >>> import planaria, tempfile, torch, torch.distributed as dist
+    >>> from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
+    >>> mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    >>> planaria.torch.layout(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])).placements
+    'tp:S0'
+    >>> dist.destroy_process_group()
     """
     if not is_dtensor(tensor):
         raise TypeError(f"a layout is that of a DTensor, not of {type(tensor).__name__}")
@@ -154,7 +168,8 @@ def load_file(filename: Url, device: str | int = "cpu") -> dict[str, torch.Tenso
     tensor([0, 1, 2])
     """
     with _open(os.fspath(filename)) as ckpt:
-        made = {name: stored.torch() for name, stored in ckpt.items()}
+        made = {name: ckpt[name].torch() for name in ckpt._names}
+        made |= {name: made[to] for name, to in ckpt._tied.items()}
     return made if device == "cpu" else {name: tensor.to(device) for name, tensor in made.items()}
 
 

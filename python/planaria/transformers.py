@@ -5,16 +5,12 @@ transformers is imported on first use.
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-import shutil
 from typing import Any
 
+from . import _planaria
 from ._place import Url, address
 from ._save import SaveHandle, async_save
-
-LOG = logging.getLogger("planaria")
+from ._state import Flat, is_dtensor
 
 
 class _Saving:
@@ -25,14 +21,21 @@ class _Saving:
             raise ValueError(f"keep is {keep!r}; use a number of checkpoints, at least 1")
         self.url, self.keep = address(url).rstrip("/"), keep
         self.handle: SaveHandle | None = None
+        self._first = True
 
     def place(self, step: int) -> str:
         """The folder of a step."""
         return f"{self.url}/step-{step:08d}"
 
-    def begin(self, step: int, state: dict[str, Any]) -> None:
-        """Save, once the save before has ended; the state may change when this returns."""
+    def begin(self, step: int, state: dict[str, Any], first: bool) -> None:
+        """Save, once the save before has ended; the state may change when this returns.
+
+        Ranks that hold pieces save together. Where each has everything, the ``first`` one saves.
+        """
         self.end()
+        self._first = first
+        if not first and not any(is_dtensor(tensor) for tensor in Flat(state).tensors.values()):
+            return
         self.handle = async_save(state, self.place(step), step=step, overwrite=True)
         self.handle.wait_snapshot()
 
@@ -41,11 +44,8 @@ class _Saving:
         handle, self.handle = self.handle, None
         if handle is not None:
             handle.result()
-        if not os.path.isdir(self.url):
-            return
-        found = sorted(name for name in os.listdir(self.url) if re.fullmatch(r"step-\d{8,}", name))
-        for name in found[: -self.keep]:
-            shutil.rmtree(f"{self.url}/{name}", ignore_errors=True)
+            if self._first:
+                _planaria.prune_steps(self.url, self.keep)
 
 
 def _callback_class() -> Any:
@@ -54,7 +54,12 @@ def _callback_class() -> Any:
     class CheckpointCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Saves model, optimizer, schedule and step to ``url/step-N`` whenever the trainer saves; training goes on meanwhile.
 
-        ``keep`` of the newest checkpoints stay. ``planaria.load(folder, into={"model": model})`` reads one back.
+        ``keep`` of the newest checkpoints stay, in object stores too. Of several processes the first saves; with DTensors in
+        the state all of them save together. ``planaria.load(folder, into={"model": model})`` reads one back.
+
+        >>> import planaria, tempfile
+        >>> callback = planaria.transformers.CheckpointCallback(tempfile.mkdtemp() + "/run", keep=2)
+        >>> # Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
         """
 
         def __init__(self, url: Url, keep: int = 3) -> None:
@@ -65,7 +70,7 @@ def _callback_class() -> Any:
             parts = {"model": kwargs.get("model"), "optim": kwargs.get("optimizer"), "schedule": kwargs.get("lr_scheduler")}
             whole: dict[str, Any] = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
             whole["step"] = int(state.global_step)
-            self._saving.begin(int(state.global_step), whole)
+            self._saving.begin(int(state.global_step), whole, bool(state.is_world_process_zero))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Wait for the last save."""

@@ -9,6 +9,7 @@ use crate::dlpack::Memory;
 use crate::dtype::{PyDType, dtype_of, numpy_name, optional};
 use crate::error::Raise;
 use crate::gil::compute;
+use crate::number::{Int, Size, sizes};
 use crate::object::{Share, array_of, scalars};
 use crate::{display, dlpack};
 
@@ -297,7 +298,7 @@ impl PyArray {
     }
 
     /// By value; protocol 5 leaves the bytes out of band.
-    fn __reduce_ex__<'py>(slf: &Bound<'py, Self>, protocol: i32) -> PyResult<Bound<'py, PyTuple>> {
+    fn __reduce_ex__<'py>(slf: &Bound<'py, Self>, protocol: Int) -> PyResult<Bound<'py, PyTuple>> {
         let (py, array) = (slf.py(), &slf.get().0);
         let bytes = compute(py, || array.contiguous().and_then(|flat| flat.reshape(&[flat.numel()])))?;
         let bytes = compute(py, || {
@@ -308,7 +309,7 @@ impl PyArray {
             )
         })?;
         let bytes = Py::new(py, PyArray(bytes))?;
-        let payload = match protocol {
+        let payload = match protocol.0 {
             5.. => py.import("pickle")?.call_method1("PickleBuffer", (bytes,))?,
             _ => py.get_type::<pyo3::types::PyBytes>().call1((bytes,))?,
         };
@@ -398,9 +399,9 @@ pub(crate) fn from_dlpack(py: Python<'_>, x: &Bound<'_, PyAny>, copy: Option<boo
 
 /// An array of unspecified values, to be filled.
 #[pyfunction]
-pub(crate) fn empty(py: Python<'_>, shape: Vec<usize>, dtype: &Bound<'_, PyAny>) -> PyResult<PyArray> {
+pub(crate) fn empty(py: Python<'_>, shape: Vec<Size>, dtype: &Bound<'_, PyAny>) -> PyResult<PyArray> {
     let dtype = dtype_of(dtype)?;
-    compute(py, || Array::empty(&shape, dtype)).map(PyArray)
+    compute(py, || Array::empty(&sizes(&shape), dtype)).map(PyArray)
 }
 
 /// What tells arrays over the same elements from others while they live: the address of the first. Nothing for arrays without

@@ -6,13 +6,16 @@ use std::ptr::NonNull;
 
 use planaria::array::{Access, Array, DType, Exported};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView};
 
 use crate::array::PyArray;
 use crate::dlpack::{Place, over};
 use crate::error::{Raise, no_dtype};
+use crate::gil::compute;
+use crate::object::Share;
 
 /// The character of the struct module for each dtype that it knows.
 const fn format(dtype: DType) -> Option<&'static CStr> {
@@ -60,7 +63,8 @@ impl PyArray {
                 array.strides()
             ));
         }
-        let exported = array.export().map_err(|error| error.raise(slf.py()))?;
+        // After a snapshot this copies.
+        let exported = compute(slf.py(), || array.export())?;
         let size = array.dtype().size() as isize;
         let sizes = array.shape().iter().map(|&n| n as isize);
         let geometry: Box<[isize]> = sizes.chain(array.strides().iter().map(|s| s * size)).collect();
@@ -119,8 +123,9 @@ fn format_is_signed(dtype: DType) -> bool {
     matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64)
 }
 
-/// An array over the memory of any object with the buffer protocol; `None` when it has none.
-pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
+/// An array over the memory of any object with the buffer protocol; `None` when it has none. Elements at odd addresses are
+/// copied, unless they must be shared.
+pub(crate) fn import(object: &Bound<'_, PyAny>, share: Share) -> PyResult<Option<Array>> {
     let py = object.py();
     // SAFETY: asking a live object whether it has the protocol.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 0 {
@@ -137,14 +142,19 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
             false => Err(PyBufferError::new_err("a buffer of pointers cannot be an array; copy it first")),
         };
     }
-    let mut strides = Vec::with_capacity(shape.len());
-    for &step in if shape.is_empty() { &[] } else { buffer.strides() } {
-        if step % size as isize != 0 {
-            let what = format!("a stride of {step} bytes is not a multiple of {size}; copy the buffer first");
-            return Err(PyBufferError::new_err(what));
-        }
-        strides.push(step / size as isize);
+    let steps = if shape.is_empty() { &[] } else { buffer.strides() };
+    let odd = steps.iter().any(|step| step % size as isize != 0)
+        || !(buffer.buf_ptr() as usize).is_multiple_of(size);
+    if odd && share == Share::Always {
+        let what = format!("elements of {size} bytes at odd addresses cannot be shared; use copy=None");
+        return Err(PyValueError::new_err(what));
     }
+    if odd {
+        let bytes = PyMemoryView::from(object)?.call_method0("tobytes")?;
+        let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+        return compute(py, || Array::from_bytes(bytes, &shape, dtype)).map(Some);
+    }
+    let strides: Vec<isize> = steps.iter().map(|step| step / size as isize).collect();
     let before =
         shape.iter().zip(&strides).filter(|(_, s)| **s < 0).map(|(n, s)| (n - 1) * s.unsigned_abs()).sum();
     let after: usize =

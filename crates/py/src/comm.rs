@@ -16,7 +16,8 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::array::PyArray;
 use crate::error::{Refusal, exception};
-use crate::gil::{Cancel, blocking, wait};
+use crate::gil::{Cancel, blocking, count_down, wait};
+use crate::number::{Size, sizes};
 use crate::object::{Share as Memory, array_of};
 
 /// One rank's handle on a group of ranks. Inputs are arrays of any kind; a new array comes back.
@@ -97,14 +98,16 @@ fn given(object: &Bound<'_, PyAny>) -> PyResult<Array> {
 impl PyComm {
     /// This rank.
     #[getter]
-    fn rank(&self) -> usize {
-        self.comm.rank()
+    fn rank(&self, py: Python<'_>) -> PyResult<usize> {
+        check_process(py, "Comm", self.process)?;
+        Ok(self.comm.rank())
     }
 
     /// Number of ranks.
     #[getter]
-    fn size(&self) -> usize {
-        self.comm.size()
+    fn size(&self, py: Python<'_>) -> PyResult<usize> {
+        check_process(py, "Comm", self.process)?;
+        Ok(self.comm.size())
     }
 
     /// Combines all ranks' arrays; every rank gets the result, in `out` where it is given.
@@ -168,8 +171,8 @@ impl PyComm {
 
     /// The array of rank `root` on every rank; the others say its shape and dtype by theirs.
     #[pyo3(signature = (x, root=0))]
-    fn broadcast(&self, py: Python<'_>, x: &Bound<'_, PyAny>, root: usize) -> PyResult<PyArray> {
-        let mine = given(x)?;
+    fn broadcast(&self, py: Python<'_>, x: &Bound<'_, PyAny>, root: Size) -> PyResult<PyArray> {
+        let (mine, root) = (given(x)?, root.0);
         let made = self.call(py, move |comm| {
             let data = mine.copy()?;
             comm.broadcast(Broadcast { data: data.clone(), root })?;
@@ -185,10 +188,11 @@ impl PyComm {
         &self,
         py: Python<'_>,
         x: &Bound<'_, PyAny>,
-        send: Option<Vec<usize>>,
-        recv: Option<Vec<usize>>,
+        send: Option<Vec<Size>>,
+        recv: Option<Vec<Size>>,
     ) -> PyResult<PyArray> {
         let data = given(x)?;
+        let (send, recv) = (send.map(|n| sizes(&n)), recv.map(|n| sizes(&n)));
         let made = self.call(py, move |comm| {
             let to = send.unwrap_or_else(|| Share::even(rows(&data), comm.size()).counts());
             if to.len() != comm.size() || to.iter().sum::<usize>() != rows(&data) {
@@ -229,7 +233,10 @@ impl PyComm {
     }
 
     fn __repr__(&self) -> String {
-        format!("Comm rank {} of {}", self.comm.rank(), self.comm.size())
+        match self.process == std::process::id() {
+            true => format!("Comm rank {} of {}", self.comm.rank(), self.comm.size()),
+            false => format!("Comm of process {}", self.process),
+        }
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -260,6 +267,10 @@ pub(crate) fn alone() -> PyComm {
 #[cfg(feature = "mpi")]
 static SESSION: std::sync::Mutex<Option<planaria::comm::mpi::Session>> = std::sync::Mutex::new(None);
 
+/// The process that started the session.
+#[cfg(feature = "mpi")]
+static STARTED_BY: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
 /// The processes that `mpirun` started. Every one of them calls this; later calls give the same communicator.
 #[cfg(feature = "mpi")]
 #[pyfunction]
@@ -269,6 +280,7 @@ pub(crate) fn mpi(py: Python<'_>) -> PyResult<PyComm> {
         let mut session = SESSION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if session.is_none() {
             *session = Some(Session::start(&Options::default())?);
+            STARTED_BY.store(std::process::id(), Ordering::Release);
         }
         let started = session.as_ref().map(Session::comm);
         started.ok_or_else(|| Error::Argument { call: "mpi", what: "MPI has ended".into() })
@@ -289,6 +301,10 @@ pub(crate) fn mpi(py: Python<'_>) -> PyResult<PyComm> {
 #[cfg(feature = "mpi")]
 #[pyfunction]
 pub(crate) fn end_mpi(py: Python<'_>) -> PyResult<()> {
+    // A forked child has no part in its parent's session, and the lock may be held for good there.
+    if STARTED_BY.load(Ordering::Acquire) != std::process::id() {
+        return Ok(());
+    }
     blocking(py, &Cancel::default(), || {
         let session = SESSION.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         session.map_or(Ok(()), planaria::comm::mpi::Session::end)
@@ -315,8 +331,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::AcqRel);
+        count_down(&RUNNING);
     }
+}
+
+/// Called in a forked child: ranks that its parent runs are not here, and nobody waits for them.
+pub(crate) fn forget_ranks() {
+    RUNNING.store(0, Ordering::Release);
 }
 
 /// Waits for ranks that an interrupt has left running, as Python waits for its threads before it ends.
@@ -342,10 +363,11 @@ pub(crate) fn end_ranks(py: Python<'_>) -> PyResult<()> {
 #[pyo3(signature = (n, f, *args))]
 pub(crate) fn run_threads<'py>(
     py: Python<'py>,
-    n: usize,
+    n: Size,
     f: Py<PyAny>,
     args: &Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyList>> {
+    let n = n.0;
     if n == 0 || n > 4096 {
         return Err(exception(py, "ArgumentError", format!("{n} ranks cannot run; use 1 to 4096")));
     }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use planaria::array::{Access, Array, DType, Device, Exported, Foreign};
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -114,7 +114,8 @@ pub(crate) fn export<'py>(
         let what = "the array is read-only, which DLPack before version 1 cannot say; pass max_version=(1, 0) or copy it";
         return Err(PyBufferError::new_err(what));
     }
-    let exported = array.export().map_err(|error| error.raise(py))?;
+    // After a snapshot this copies.
+    let exported = compute(py, || array.export())?;
     let sizes = array.shape().iter().map(|&n| n as i64);
     let mut geometry: Box<[i64]> = sizes.chain(array.strides().iter().map(|&s| s as i64)).collect();
     let tensor = tensor_of(&exported, &mut geometry);
@@ -301,11 +302,31 @@ fn reach(shape: &[usize], strides: &[isize]) -> Option<(usize, usize)> {
     Some((low.unsigned_abs(), high.unsigned_abs().checked_add(1)?))
 }
 
+/// Whether an array of NumPy's has strides that DLPack cannot say: fields of records have them.
+fn has_odd_strides(object: &Bound<'_, PyAny>) -> bool {
+    let strides = object.getattr("strides").and_then(|strides| strides.extract::<Vec<isize>>());
+    let size = object.getattr("itemsize").and_then(|size| size.extract::<isize>());
+    match (strides, size) {
+        (Ok(strides), Ok(size)) if size > 0 => strides.iter().any(|step| step % size != 0),
+        _ => false,
+    }
+}
+
 /// An array over the memory of any object with `__dlpack__`; memory that is not aligned for its elements is copied, unless it
 /// must be shared.
 pub(crate) fn import(object: &Bound<'_, PyAny>, share: Share) -> PyResult<Array> {
     let py = object.py();
-    let taken = take(&request(object)?)?;
+    let capsule = match request(object) {
+        Err(error) if error.is_instance_of::<PyBufferError>(py) && has_odd_strides(object) => {
+            if share == Share::Always {
+                let what = "strides that are no multiple of the element's size cannot be shared; use copy=None";
+                return Err(PyValueError::new_err(what));
+            }
+            request(&object.call_method0("copy")?)?
+        }
+        answer => answer?,
+    };
+    let taken = take(&capsule)?;
     let tensor = taken.tensor();
     let dtype = dtype(py, tensor)?;
     let broken = || PyBufferError::new_err("the DLPack tensor has no valid shape");

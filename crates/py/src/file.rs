@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use planaria::ckpt::Error;
 use planaria::store::container::{Align, FileLayout, NewTensor};
-use planaria::store::{Local, Sharing, Store};
+use planaria::store::{Local, Sharing, Stoppable, Store};
 use pyo3::prelude::*;
 
 use crate::gil::{Cancel, blocking};
@@ -20,10 +22,20 @@ pub(crate) fn write_file(
     metadata: BTreeMap<String, String>,
 ) -> PyResult<()> {
     let parts = parts(&tensors)?;
-    blocking(py, &Cancel::default(), move || write(Path::new(&path), &parts, &metadata))
+    let cancel = Cancel::default();
+    let stop = cancel.flag();
+    blocking(py, &cancel, move || write(Path::new(&path), &parts, &metadata, stop))
 }
 
-fn write(path: &Path, parts: &[Part], metadata: &BTreeMap<String, String>) -> Result<(), Error> {
+/// Bytes written before somebody looks whether to stop.
+const PIECE: usize = 64 << 20;
+
+fn write(
+    path: &Path,
+    parts: &[Part],
+    metadata: &BTreeMap<String, String>,
+    stop: Arc<AtomicBool>,
+) -> Result<(), Error> {
     let refused = || Error::Request { what: format!("'{}' does not name a file", path.display()) };
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(refused)?;
     let new = |part: &Part| NewTensor {
@@ -34,14 +46,17 @@ fn write(path: &Path, parts: &[Part], metadata: &BTreeMap<String, String>) -> Re
     };
     let layout = FileLayout::new(name, parts.iter().map(new), metadata, Align::Word)?;
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (store, beside) = (Local::new(folder), format!(".{name}.{}.part", std::process::id()));
+    let store = Stoppable::new(Local::new(folder), stop);
+    let beside = format!(".{name}.{}.part", std::process::id());
     let filled = || -> Result<(), Error> {
         let file = store.writer(&beside, layout.file_len(), Sharing::Threads)?;
         file.write_at(0, layout.header())?;
         for part in parts {
             let Some((start, _)) = layout.place(&part.name) else { continue };
             let dense = part.array.contiguous()?;
-            file.write_at(start, &dense.bytes()?)?;
+            for (at, piece) in dense.bytes()?.chunks(PIECE).enumerate() {
+                file.write_at(start + (at * PIECE) as u64, piece)?;
+            }
         }
         Ok(file.finish()?)
     };

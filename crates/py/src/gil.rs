@@ -57,8 +57,13 @@ impl Brief {
 
 impl Drop for Brief {
     fn drop(&mut self) {
-        BRIEF.fetch_sub(1, Ordering::AcqRel);
+        count_down(&BRIEF);
     }
+}
+
+/// One less; never below nothing, which is where a fork sets it in the child.
+pub(crate) fn count_down(counter: &AtomicUsize) {
+    let _ = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
 }
 
 /// Called before a fork: waits until no other thread is in the middle of an array, for a moment.
@@ -110,9 +115,10 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// its own: one that a fork found locked stays so.
 static IDLE: [Mutex<Vec<Threads>>; 32] = [const { Mutex::new(Vec::new()) }; 32];
 
-/// Called in a forked child.
+/// Called in a forked child, which has none of the other threads.
 pub(crate) fn enter_child() {
     BRIEF.store(0, Ordering::Release);
+    crate::comm::forget_ranks();
     FORKS.fetch_add(1, Ordering::AcqRel);
 }
 

@@ -34,7 +34,7 @@ fn one(object: &Bound<'_, PyAny>) -> PyResult<Index> {
         return Ok(Index::slice(bound(slice, "start")?, bound(slice, "stop")?, bound(slice, "step")?));
     }
     if let Ok(array) = object.cast::<PyArray>() {
-        return Ok(entry(array.get().0.clone()));
+        return entry(object.py(), array.get().0.clone());
     }
     if object.is_instance_of::<PyString>() || number(object)?.is_some() {
         return Err(unfit(object));
@@ -47,7 +47,7 @@ fn one(object: &Bound<'_, PyAny>) -> PyResult<Index> {
         return Ok(Index::Int(position(&object.call_method0("__index__")?)));
     }
     match array_of(object, None, Share::IfPossible) {
-        Ok(array) => Ok(entry(array)),
+        Ok(array) => entry(object.py(), array),
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(object.py()) => {
             Err(unfit(object))
         }
@@ -56,12 +56,12 @@ fn one(object: &Bound<'_, PyAny>) -> PyResult<Index> {
 }
 
 /// Masks that are a single truth value act as one.
-fn entry(array: Array) -> Index {
-    match (array.dtype(), array.ndim()) {
-        (DType::Bool, 0) => Index::Bool(array.item().is_ok_and(Scalar::as_bool)),
+fn entry(py: Python<'_>, array: Array) -> PyResult<Index> {
+    Ok(match (array.dtype(), array.ndim()) {
+        (DType::Bool, 0) => Index::Bool(compute(py, || array.item().map(Scalar::as_bool))?),
         (DType::Bool, _) => Index::Mask(array),
         _ => Index::Take(array),
-    }
+    })
 }
 
 fn unfit(object: &Bound<'_, PyAny>) -> PyErr {
@@ -95,7 +95,7 @@ fn bound(slice: &Bound<'_, PySlice>, name: &str) -> PyResult<Option<i64>> {
 pub(crate) fn written(object: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Array> {
     let py = object.py();
     if let Some(value) = number(object)? {
-        check_range(value, dtype)?;
+        check_range(py, value, dtype)?;
         return compute(py, || Array::scalar(value, dtype));
     }
     array_of(object, Some(dtype), Share::IfPossible)

@@ -9,6 +9,7 @@ use crate::display::escape;
 use crate::dtype::dtype_of;
 use crate::error::{Raise, exception};
 use crate::gil::compute;
+use crate::number;
 
 /// Ranks along named axes: `str(mesh) == "dp=2 tp=4"`.
 ///
@@ -20,6 +21,14 @@ use crate::gil::compute;
 #[derive(Clone, Debug)]
 pub(crate) struct PyMesh(pub(crate) Mesh);
 
+/// A number of a mesh or a layout: what is negative is refused as one.
+fn natural(object: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
+    number::size(object)?.ok_or_else(|| {
+        let text = format!("{what} is {}; use an integer of 0 or more", number::shown(object));
+        exception(object.py(), "LayoutError", text)
+    })
+}
+
 /// A mesh of text, or of axes by name.
 ///
 /// >>> import planaria
@@ -30,7 +39,12 @@ pub(crate) struct PyMesh(pub(crate) Mesh);
 pub(crate) fn mesh(py: Python<'_>, text: Option<&str>, axes: Option<&Bound<'_, PyDict>>) -> PyResult<PyMesh> {
     let named: Vec<(String, usize)> = match axes {
         Some(axes) => {
-            axes.iter().map(|(name, size)| Ok((name.extract()?, size.extract()?))).collect::<PyResult<_>>()?
+            let axis = |(name, size): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+                let name: String = name.extract()?;
+                let size = natural(&size, &format!("the size of axis '{name}'"))?;
+                Ok((name, size))
+            };
+            axes.iter().map(axis).collect::<PyResult<_>>()?
         }
         None => Vec::new(),
     };
@@ -69,7 +83,9 @@ impl PyMesh {
     }
 
     /// A tensor of this shape, cut as the text says; axes that it does not name are replicated.
-    fn layout(&self, py: Python<'_>, shape: Vec<usize>, placements: &str) -> PyResult<PyLayout> {
+    fn layout(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, placements: &str) -> PyResult<PyLayout> {
+        let shape: Vec<usize> =
+            shape.try_iter()?.map(|n| natural(&n?, "an extent of the shape")).collect::<PyResult<_>>()?;
         let made = parse_layout(&self.0, &shape, placements);
         made.map(PyLayout).map_err(|error| error.raise(py))
     }
@@ -176,15 +192,15 @@ impl PyLayout {
 
     /// The boxes that a rank holds, each a tuple of slices.
     #[pyo3(signature = (rank))]
-    fn boxes<'py>(&self, py: Python<'py>, rank: usize) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let piece = self.0.piece(rank).map_err(|error| error.raise(py))?;
+    fn boxes<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let piece = self.0.piece(natural(rank, "the rank")?).map_err(|error| error.raise(py))?;
         piece.boxes().iter().map(|region| slices(py, region)).collect()
     }
 
     /// Extents of what a rank holds.
     #[pyo3(signature = (rank))]
-    fn local_shape<'py>(&self, py: Python<'py>, rank: usize) -> PyResult<Bound<'py, PyTuple>> {
-        let piece = self.0.piece(rank).map_err(|error| error.raise(py))?;
+    fn local_shape<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        let piece = self.0.piece(natural(rank, "the rank")?).map_err(|error| error.raise(py))?;
         PyTuple::new(py, piece.extents().iter())
     }
 
@@ -305,7 +321,12 @@ impl PyPlan {
 
     /// What a rank receives, from itself included: `(source rank, box)`.
     #[pyo3(signature = (rank))]
-    fn moves<'py>(&self, py: Python<'py>, rank: usize) -> PyResult<Vec<(usize, Bound<'py, PyTuple>)>> {
+    fn moves<'py>(
+        &self,
+        py: Python<'py>,
+        rank: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<(usize, Bound<'py, PyTuple>)>> {
+        let rank = natural(rank, "the rank")?;
         let plan = compute(py, || Plan::receive(&self.from, &self.to, rank))?;
         let mut moves = Vec::new();
         for part in &plan.parts {

@@ -22,6 +22,16 @@ pub(crate) struct PyDepot {
     process: u32,
 }
 
+impl Drop for PyDepot {
+    fn drop(&mut self) {
+        // A forked child has none of the threads that closing a connection waits for.
+        if self.process != std::process::id() {
+            let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(connection.take());
+        }
+    }
+}
+
 /// The longest that `take` waits.
 const WAIT: Duration = Duration::from_millis(200);
 

@@ -12,18 +12,21 @@ mod examine;
 mod failure;
 mod file;
 mod gil;
+mod halting;
 mod index;
 mod layout;
 mod letters;
 mod load;
 mod mapped;
 mod merge;
+mod number;
 mod object;
 mod open;
 mod operators;
 mod ops;
 mod picks;
 mod picture;
+mod prune;
 mod save;
 mod shapes;
 mod state;
@@ -100,6 +103,7 @@ fn verbs(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(open::open_source, module)?,
         wrap_pyfunction!(picture::chart, module)?,
         wrap_pyfunction!(picture::spans, module)?,
+        wrap_pyfunction!(prune::prune_steps, module)?,
         wrap_pyfunction!(save::save_state, module)?,
         wrap_pyfunction!(save::start_save, module)?,
         wrap_pyfunction!(tensor::grad, module)?,

@@ -13,6 +13,7 @@ use crate::comm::PyComm;
 use crate::dtype::PyDType;
 use crate::error::exception;
 use crate::gil::{Cancel, compute, watched};
+use crate::halting::halting;
 use crate::open::PySource;
 use crate::state::{Named, Part, counted, items, mapping, parts, program, tell};
 
@@ -88,14 +89,16 @@ pub(crate) fn load_tensors(
         None => alone(),
     };
     let (program, source) = (program(py, mapping_text)?, source.get().source(py)?);
+    let cancel = Cancel::default();
+    let stop = cancel.flag();
     let work = move || {
-        let mut options = options;
+        let (mut options, source) = (options, Arc::new(halting(&source, stop)));
         if let Some(program) = &program {
             options.mapping = Some(compiled(program, &source)?);
         }
         fill(&source, room, |state| load_source(&*world, &source, state, &options))
     };
-    let report = watched(py, &Cancel::default(), work, &mut tell(progress, counted(&meter)))?;
+    let report = watched(py, &cancel, work, &mut tell(progress, counted(&meter)))?;
     let cast = report.cast.iter().map(|c| (c.tensor.clone(), c.from.to_string(), c.to.to_string())).collect();
     Ok((report.loaded, report.missing, report.unexpected, cast, report.bytes_read, report.seconds))
 }

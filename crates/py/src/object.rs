@@ -1,12 +1,13 @@
 //! Python objects as arrays: nested lists and numbers, DLPack, buffers, and what has `__array__`.
 
 use planaria::array::{Array, DType, Scalar};
-use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{IntoPyDict, PyBool, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::array::PyArray;
 use crate::error::{Raise, exception};
+use crate::number::shown;
 use crate::{buffer, dlpack, dtype};
 
 /// Lists may not nest deeper than this.
@@ -85,17 +86,35 @@ fn shared(object: &Bound<'_, PyAny>, share: Share) -> PyResult<Option<Array>> {
     let is_scalar =
         object.getattr("ndim").and_then(|ndim| ndim.extract::<usize>()).is_ok_and(|ndim| ndim == 0);
     let is_scalar = is_scalar && object.hasattr("__array__")?;
-    if !is_scalar && let Some(array) = buffer::import(object)? {
+    if !is_scalar && let Some(array) = buffer::import(object, share)? {
         return Ok(Some(array));
     }
     if object.hasattr("__array__")? {
-        let array = object.call_method0("__array__")?;
+        let array = as_array(object, share)?;
         if array.is(object) || !array.hasattr("__dlpack__")? {
             return Err(PyTypeError::new_err("__array__ did not give an array"));
         }
         return shared(&array, share);
     }
     Ok(None)
+}
+
+/// What `__array__` gives; where memory must be shared, it is asked not to copy.
+fn as_array<'py>(object: &Bound<'py, PyAny>, share: Share) -> PyResult<Bound<'py, PyAny>> {
+    if share != Share::Always {
+        return object.call_method0("__array__");
+    }
+    let py = object.py();
+    let options = [("copy", false)].into_py_dict(py)?;
+    object.call_method("__array__", (), Some(&options)).map_err(|error| {
+        if !error.is_instance_of::<PyTypeError>(py) {
+            return error;
+        }
+        let what = "its __array__ cannot be asked not to copy; use copy=None";
+        let refused = PyValueError::new_err(what);
+        refused.set_cause(py, Some(error));
+        refused
+    })
 }
 
 /// Arrays of ml_dtypes, which neither DLPack nor buffers know: their words are taken and given their meaning back.
@@ -130,7 +149,10 @@ pub(crate) fn number(object: &Bound<'_, PyAny>) -> PyResult<Option<Scalar>> {
     if object.is_instance_of::<PyInt>() {
         return match object.extract::<i128>() {
             Ok(value) => Ok(Some(Scalar::Int(value))),
-            Err(_) => Err(PyOverflowError::new_err("a Python integer does not fit into 64 bits")),
+            Err(_) => {
+                let what = format!("{} does not fit into 64 bits", shown(object));
+                Err(exception(object.py(), "RangeError", what))
+            }
         };
     }
     match object.cast::<PyFloat>() {
@@ -140,7 +162,7 @@ pub(crate) fn number(object: &Bound<'_, PyAny>) -> PyResult<Option<Scalar>> {
 }
 
 /// Refuses an integer that a dtype does not hold.
-pub(crate) fn check_range(value: Scalar, dtype: DType) -> PyResult<()> {
+pub(crate) fn check_range(py: Python<'_>, value: Scalar, dtype: DType) -> PyResult<()> {
     let Scalar::Int(value) = value else { return Ok(()) };
     let bits = dtype.size() as u32 * 8;
     let (low, high) = match dtype {
@@ -151,7 +173,8 @@ pub(crate) fn check_range(value: Scalar, dtype: DType) -> PyResult<()> {
     if (low..=high).contains(&value) {
         return Ok(());
     }
-    Err(PyOverflowError::new_err(format!("{value} does not fit into {dtype}, which holds {low} to {high}")))
+    let what = format!("{value} does not fit into {dtype}, which holds {low} to {high}");
+    Err(exception(py, "RangeError", what))
 }
 
 /// Numbers as they are found in lists, in row-major order.
@@ -170,7 +193,7 @@ fn listed(object: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<Array> {
     found.fill(object, 0)?;
     let dtype = dtype.unwrap_or_else(|| found.dtype());
     for value in &found.values {
-        check_range(*value, dtype)?;
+        check_range(py, *value, dtype)?;
     }
     let Listed { values, shape, .. } = found;
     crate::gil::compute(py, move || of_scalars(&values, &shape, dtype))
@@ -257,7 +280,7 @@ impl Listed {
         let joined =
             self.leaf.map_or(Ok(array.dtype()), |d| planaria::array::promote("array", d, array.dtype()));
         self.leaf = Some(joined.map_err(|error| error.raise(py))?);
-        self.values.extend(scalars(&array).map_err(|error| error.raise(py))?);
+        self.values.extend(crate::gil::compute(py, || scalars(&array))?);
         Ok(())
     }
 

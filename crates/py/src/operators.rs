@@ -45,7 +45,7 @@ impl Operand {
         match self {
             Operand::Number(value) => {
                 let dtype = meeting(array.dtype(), value);
-                check_range(value, dtype)?;
+                check_range(py, value, dtype)?;
                 compute(py, || Ok::<_, Error>((array.cast_if(dtype)?, Array::scalar(value, dtype)?)))
             }
             Operand::Array(other) => {

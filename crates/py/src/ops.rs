@@ -8,6 +8,7 @@ use crate::array::PyArray;
 use crate::dtype::optional;
 use crate::error::exception;
 use crate::gil::compute;
+use crate::number::{Int, Size, sizes};
 use crate::operators::{CastIf, divide, floor_divide, operand};
 use crate::tensor::{Dims, dims};
 
@@ -276,10 +277,11 @@ pub(crate) fn scan(
     py: Python<'_>,
     name: &str,
     x: &PyArray,
-    axis: i64,
+    axis: Int,
     dtype: Option<&Bound<'_, PyAny>>,
     include_initial: bool,
 ) -> PyResult<PyArray> {
+    let axis = axis.0;
     let (array, wanted) = (x.0.clone(), optional(dtype)?.unwrap_or_else(|| summed(x.0.dtype())));
     let made = compute(py, || {
         let x = array.cast_if(wanted)?;
@@ -306,9 +308,10 @@ pub(crate) fn arg(
     py: Python<'_>,
     name: &str,
     x: &PyArray,
-    axis: Option<i64>,
+    axis: Option<Int>,
     keepdims: bool,
 ) -> PyResult<PyArray> {
+    let axis = axis.map(|axis| axis.0);
     let (array, keep) = (x.0.clone(), if keepdims { Keep::Yes } else { Keep::No });
     let made = compute(py, || match name {
         "argmax" => array.argmax(axis, keep),
@@ -323,10 +326,11 @@ pub(crate) fn arg(
 pub(crate) fn sort(
     py: Python<'_>,
     x: &PyArray,
-    axis: i64,
+    axis: Int,
     descending: bool,
     positions: bool,
 ) -> PyResult<PyArray> {
+    let axis = axis.0;
     let (array, order) = (x.0.clone(), if descending { Order::Descending } else { Order::Ascending });
     let made = compute(py, || match positions {
         true => array.argsort(axis, order),
@@ -380,15 +384,15 @@ pub(crate) fn choose(
 #[pyo3(signature = (shape, value, dtype))]
 pub(crate) fn full(
     py: Python<'_>,
-    shape: Vec<usize>,
+    shape: Vec<Size>,
     value: &Bound<'_, PyAny>,
     dtype: &Bound<'_, PyAny>,
 ) -> PyResult<PyArray> {
     let dtype = crate::dtype::dtype_of(dtype)?;
     let value = crate::object::number(value)?
         .ok_or_else(|| exception(py, "DTypeError", "a fill value is a number"))?;
-    crate::object::check_range(value, dtype)?;
-    compute(py, || Array::full(&shape, value, dtype)).map(PyArray)
+    crate::object::check_range(py, value, dtype)?;
+    compute(py, || Array::full(&sizes(&shape), value, dtype)).map(PyArray)
 }
 
 /// `start, start + step, ...` below `stop`.
@@ -418,11 +422,11 @@ pub(crate) fn linspace(
     py: Python<'_>,
     start: f64,
     stop: f64,
-    num: usize,
+    num: Size,
     dtype: &Bound<'_, PyAny>,
     endpoint: bool,
 ) -> PyResult<PyArray> {
-    let dtype = crate::dtype::dtype_of(dtype)?;
+    let (num, dtype) = (num.0, crate::dtype::dtype_of(dtype)?);
     let made = compute(py, || match endpoint || num == 0 {
         true => Array::linspace(start, stop, num, dtype),
         false => Array::linspace(start, stop - (stop - start) / num as f64, num, dtype),
@@ -434,15 +438,15 @@ pub(crate) fn linspace(
 #[pyfunction]
 pub(crate) fn eye(
     py: Python<'_>,
-    rows: usize,
-    columns: usize,
-    k: i64,
+    rows: Size,
+    columns: Size,
+    k: Int,
     dtype: &Bound<'_, PyAny>,
 ) -> PyResult<PyArray> {
     let dtype = crate::dtype::dtype_of(dtype)?;
     let made = compute(py, || {
-        let across = Array::arange(0i64, columns as i64, 1i64, DType::I64)?;
-        let down = Array::arange(0i64, rows as i64, 1i64, DType::I64)?.add(&Array::scalar(k, DType::I64)?)?;
+        let across = Array::arange(0i64, columns.0 as i64, 1i64, DType::I64)?;
+        let down = Array::arange(0i64, rows.0 as i64, 1i64, DType::I64)?.add(&Array::scalar(k.0, DType::I64)?)?;
         across.unsqueeze(0)?.eq(&down.unsqueeze(1)?)?.cast(dtype)
     });
     made.map(PyArray)

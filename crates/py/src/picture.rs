@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 use crate::error::{Raise, exception};
 use crate::gil::{Cancel, blocking, compute};
+use crate::number::Size;
 
 impl Raise for TelemetryError {
     fn raise(self, py: Python<'_>) -> PyErr {
@@ -65,13 +66,13 @@ type Span = (&'static str, usize, usize, f64, f64);
 pub(crate) fn spans(
     py: Python<'_>,
     kind: &str,
-    ranks: usize,
-    micros: usize,
-    chunks: Option<usize>,
+    ranks: Size,
+    micros: Size,
+    chunks: Option<Size>,
 ) -> PyResult<(Vec<Vec<Span>>, f64, Vec<f64>)> {
     let kind: ScheduleKind = kind.parse().map_err(|error: PipelineError| error.raise(py))?;
-    let chunks = chunks.unwrap_or(kind.chunks().0);
-    let told = compute(py, move || kind.build(ranks, micros, chunks)?.simulate(&Costs::unit()))?;
+    let chunks = chunks.map_or(kind.chunks().0, |chunks| chunks.0);
+    let told = compute(py, move || kind.build(ranks.0, micros.0, chunks)?.simulate(&Costs::unit()))?;
     let rows = told.spans.iter().map(|spans| {
         let work = spans.iter().filter(|span| span.action.step.is_work());
         let row = work.map(|s| (s.action.step.words(), s.action.stage, s.action.micro, s.start, s.end));

@@ -7,6 +7,7 @@ use crate::array::PyArray;
 use crate::dtype::PyDType;
 use crate::error::Raise;
 use crate::gil::compute;
+use crate::number::{Int, Size, ints, sizes};
 use crate::operators::CastIf;
 
 /// The dtype two others meet in.
@@ -17,41 +18,50 @@ pub(crate) fn promoted(py: Python<'_>, a: PyDType, b: PyDType) -> PyResult<PyDTy
 
 /// The same elements under another shape; one extent may be -1. A view where strides allow it.
 #[pyfunction]
-pub(crate) fn reshape(py: Python<'_>, x: &PyArray, shape: Vec<i64>) -> PyResult<PyArray> {
-    let known: i64 = shape.iter().filter(|n| **n >= 0).product();
-    let open = shape.iter().filter(|n| **n < 0).count();
-    let numel = x.0.numel() as i64;
-    let fits = open == 0 || (open == 1 && known > 0 && numel % known == 0);
-    if !fits || shape.iter().any(|n| *n < -1) {
-        let what = format!("{:?} does not fit {} elements", shape, x.0.numel());
-        return Err(crate::error::exception(py, "ShapeError", what));
-    }
-    let shape: Vec<usize> = shape.iter().map(|n| if *n < 0 { numel / known } else { *n } as usize).collect();
+pub(crate) fn reshape(py: Python<'_>, x: &PyArray, shape: Vec<Int>) -> PyResult<PyArray> {
+    let shape = resolved(py, &ints(&shape), x.0.numel())?;
     compute(py, || x.0.reshape(&shape)).map(PyArray)
+}
+
+/// Extents for as many elements, with what is left to one that is -1.
+pub(crate) fn resolved(py: Python<'_>, shape: &[i64], numel: usize) -> PyResult<Vec<usize>> {
+    let refused = || {
+        let what = format!("{shape:?} does not fit {numel} elements; give extents whose product they are");
+        crate::error::exception(py, "ShapeError", what)
+    };
+    let given = shape.iter().filter(|n| **n != -1).map(|n| usize::try_from(*n).ok());
+    let known = given.collect::<Option<Vec<usize>>>().ok_or_else(refused)?;
+    let known = known.iter().try_fold(1usize, |all, n| all.checked_mul(*n)).ok_or_else(refused)?;
+    let left = match shape.len() - shape.iter().filter(|n| **n != -1).count() {
+        0 => 1,
+        1 if known > 0 && numel.is_multiple_of(known) => numel / known,
+        _ => return Err(refused()),
+    };
+    Ok(shape.iter().map(|n| usize::try_from(*n).unwrap_or(left)).collect())
 }
 
 /// Dims in another order, as a view.
 #[pyfunction]
-pub(crate) fn permute(py: Python<'_>, x: &PyArray, axes: Vec<i64>) -> PyResult<PyArray> {
-    compute(py, || x.0.permute(&axes)).map(PyArray)
+pub(crate) fn permute(py: Python<'_>, x: &PyArray, axes: Vec<Int>) -> PyResult<PyArray> {
+    compute(py, || x.0.permute(&ints(&axes))).map(PyArray)
 }
 
 /// Repeated along dims of extent 1, as a view.
 #[pyfunction]
-pub(crate) fn broadcast_to(py: Python<'_>, x: &PyArray, shape: Vec<usize>) -> PyResult<PyArray> {
-    compute(py, || x.0.broadcast_to(&shape)).map(PyArray)
+pub(crate) fn broadcast_to(py: Python<'_>, x: &PyArray, shape: Vec<Size>) -> PyResult<PyArray> {
+    compute(py, || x.0.broadcast_to(&sizes(&shape))).map(PyArray)
 }
 
 /// The shape that shapes broadcast to.
 #[pyfunction]
-pub(crate) fn broadcast_shapes(py: Python<'_>, shapes: Vec<Vec<usize>>) -> PyResult<Vec<usize>> {
+pub(crate) fn broadcast_shapes(py: Python<'_>, shapes: Vec<Vec<Size>>) -> PyResult<Vec<usize>> {
     let join = || {
         let mut joined = planaria::layout::Shape::default();
         for shape in &shapes {
             joined = planaria::array::broadcast_shapes(
                 "broadcast",
                 &joined,
-                &planaria::layout::Shape::new(shape)?,
+                &planaria::layout::Shape::new(&sizes(shape))?,
             )?;
         }
         Ok::<_, Error>(joined.to_vec())
@@ -61,7 +71,8 @@ pub(crate) fn broadcast_shapes(py: Python<'_>, shapes: Vec<Vec<usize>>) -> PyRes
 
 /// Joined along a dim that they have, or along a new one.
 #[pyfunction]
-pub(crate) fn join(py: Python<'_>, arrays: Vec<PyArray>, axis: Option<i64>, new: bool) -> PyResult<PyArray> {
+pub(crate) fn join(py: Python<'_>, arrays: Vec<PyArray>, axis: Option<Int>, new: bool) -> PyResult<PyArray> {
+    let axis = axis.map(|axis| axis.0);
     let made = compute(py, || {
         let mut dtype = arrays.first().map_or(DType::F32, |x| x.0.dtype());
         for x in &arrays {
@@ -80,13 +91,14 @@ pub(crate) fn join(py: Python<'_>, arrays: Vec<PyArray>, axis: Option<i64>, new:
 
 /// Dims of extent 1 added or removed.
 #[pyfunction]
-pub(crate) fn unsqueeze(py: Python<'_>, x: &PyArray, axis: i64) -> PyResult<PyArray> {
-    compute(py, || x.0.unsqueeze(axis)).map(PyArray)
+pub(crate) fn unsqueeze(py: Python<'_>, x: &PyArray, axis: Int) -> PyResult<PyArray> {
+    compute(py, || x.0.unsqueeze(axis.0)).map(PyArray)
 }
 
 /// Dims of extent 1 removed.
 #[pyfunction]
-pub(crate) fn squeeze(py: Python<'_>, x: &PyArray, axes: Vec<i64>) -> PyResult<PyArray> {
+pub(crate) fn squeeze(py: Python<'_>, x: &PyArray, axes: Vec<Int>) -> PyResult<PyArray> {
+    let axes = ints(&axes);
     let made = compute(py, || {
         for &axis in &axes {
             let ndim = x.0.ndim() as i64;
@@ -108,44 +120,44 @@ pub(crate) fn squeeze(py: Python<'_>, x: &PyArray, axes: Vec<i64>) -> PyResult<P
 
 /// Elements in reverse along dims.
 #[pyfunction]
-pub(crate) fn flip(py: Python<'_>, x: &PyArray, axes: Vec<i64>) -> PyResult<PyArray> {
-    compute(py, || x.0.flip(&axes)).map(PyArray)
+pub(crate) fn flip(py: Python<'_>, x: &PyArray, axes: Vec<Int>) -> PyResult<PyArray> {
+    compute(py, || x.0.flip(&ints(&axes))).map(PyArray)
 }
 
 /// Elements shifted along dims, around the end.
 #[pyfunction]
-pub(crate) fn roll(py: Python<'_>, x: &PyArray, shifts: Vec<i64>, axes: Vec<i64>) -> PyResult<PyArray> {
-    compute(py, || x.0.roll(&shifts, &axes)).map(PyArray)
+pub(crate) fn roll(py: Python<'_>, x: &PyArray, shifts: Vec<Int>, axes: Vec<Int>) -> PyResult<PyArray> {
+    compute(py, || x.0.roll(&ints(&shifts), &ints(&axes))).map(PyArray)
 }
 
 /// Copies side by side.
 #[pyfunction]
-pub(crate) fn tile(py: Python<'_>, x: &PyArray, times: Vec<usize>) -> PyResult<PyArray> {
-    compute(py, || x.0.repeat(&times)).map(PyArray)
+pub(crate) fn tile(py: Python<'_>, x: &PyArray, times: Vec<Size>) -> PyResult<PyArray> {
+    compute(py, || x.0.repeat(&sizes(&times))).map(PyArray)
 }
 
 /// Every element along a dim as often as is said for it.
 #[pyfunction]
-pub(crate) fn repeat(py: Python<'_>, x: &PyArray, repeats: Vec<usize>, axis: i64) -> PyResult<PyArray> {
-    compute(py, || x.0.repeat_interleave(&repeats, axis)).map(PyArray)
+pub(crate) fn repeat(py: Python<'_>, x: &PyArray, repeats: Vec<Size>, axis: Int) -> PyResult<PyArray> {
+    compute(py, || x.0.repeat_interleave(&sizes(&repeats), axis.0)).map(PyArray)
 }
 
 /// The part above or below a diagonal.
 #[pyfunction]
-pub(crate) fn triangle(py: Python<'_>, x: &PyArray, k: i64, upper: bool) -> PyResult<PyArray> {
-    compute(py, || if upper { x.0.triu(k) } else { x.0.tril(k) }).map(PyArray)
+pub(crate) fn triangle(py: Python<'_>, x: &PyArray, k: Int, upper: bool) -> PyResult<PyArray> {
+    compute(py, || if upper { x.0.triu(k.0) } else { x.0.tril(k.0) }).map(PyArray)
 }
 
 /// Elements at positions along a dim.
 #[pyfunction]
-pub(crate) fn take(py: Python<'_>, x: &PyArray, indices: &PyArray, axis: i64) -> PyResult<PyArray> {
-    compute(py, || x.0.index_select(axis, &indices.0.cast_if(DType::I64)?)).map(PyArray)
+pub(crate) fn take(py: Python<'_>, x: &PyArray, indices: &PyArray, axis: Int) -> PyResult<PyArray> {
+    compute(py, || x.0.index_select(axis.0, &indices.0.cast_if(DType::I64)?)).map(PyArray)
 }
 
 /// For every line along a dim, elements at positions of its own.
 #[pyfunction]
-pub(crate) fn take_along(py: Python<'_>, x: &PyArray, indices: &PyArray, axis: i64) -> PyResult<PyArray> {
-    compute(py, || x.0.take_along_dim(&indices.0.cast_if(DType::I64)?, axis)).map(PyArray)
+pub(crate) fn take_along(py: Python<'_>, x: &PyArray, indices: &PyArray, axis: Int) -> PyResult<PyArray> {
+    compute(py, || x.0.take_along_dim(&indices.0.cast_if(DType::I64)?, axis.0)).map(PyArray)
 }
 
 /// Positions of the elements that are not zero, one row for each.

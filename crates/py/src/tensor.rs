@@ -20,7 +20,9 @@ use crate::error::{Raise, exception};
 use crate::gil::{Cancel, blocking, compute};
 use crate::index::expression;
 use crate::layout::{PyLayout, parse_layout};
+use crate::number::{Int, ints};
 use crate::object::{Share, array_of, number};
+use crate::shapes::resolved;
 use crate::{display, operators};
 
 impl Raise for Error {
@@ -115,6 +117,15 @@ impl PyTensor {
         let placed = x.layout().is_some() || y.layout().is_some();
         let made = run(py, placed, move || if swap { y.binary(op, &x) } else { x.binary(op, &y) })?;
         Ok(Bound::new(py, PyTensor(made))?.into_any())
+    }
+
+    /// Dtype, shape and layout.
+    fn head(&self) -> String {
+        let head = display::header(self.0.dtype(), self.0.shape());
+        match self.0.layout() {
+            Some(layout) => format!("Tensor {head} @ {layout}"),
+            None => format!("Tensor {head}"),
+        }
     }
 
     fn reduce(
@@ -241,6 +252,10 @@ impl PyNoGrad {
         PyNoGrad
     }
 
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(pyo3::exceptions::PyTypeError::new_err("no_grad cannot be pickled; make one in each process"))
+    }
+
     fn __enter__(&self) {
         QUIET.set(QUIET.get() + 1);
     }
@@ -362,17 +377,18 @@ impl PyTensor {
         first.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("a 0-d tensor has no length"))
     }
 
-    fn __repr__(&self) -> String {
-        let head = display::header(self.0.dtype(), self.0.shape());
+    /// The header and the values; of a tensor on a mesh those that are here, since the others would have to be sent.
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let values = compute(py, || display::text(self.0.local()))?;
         match self.0.layout() {
-            Some(layout) => format!("Tensor {head} @ {layout}"),
-            None => format!("Tensor {head}"),
+            Some(_) => Ok(format!("{}, of which here {values}", self.head())),
+            None => Ok(format!("Tensor{}", values.strip_prefix("Array").unwrap_or(&values))),
         }
     }
 
     /// The header, and this rank's piece.
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
-        let (head, local) = (display::escape(&self.__repr__()), self.0.local().clone());
+        let (head, local) = (display::escape(&self.head()), self.0.local().clone());
         let piece = compute(py, move || display::html(&local))?;
         Ok(format!("<div><b>{head}</b><div>this rank's piece</div>{piece}</div>"))
     }
@@ -411,6 +427,28 @@ impl PyTensor {
         _modulo: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         PyTensor::binary(slf, other, Binary::Pow, false)
+    }
+    fn __rpow__<'py>(
+        slf: &Bound<'py, Self>,
+        other: &Bound<'py, PyAny>,
+        _modulo: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        PyTensor::binary(slf, other, Binary::Pow, true)
+    }
+    fn __floordiv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyTensor::binary(slf, other, Binary::FloorDiv, false)
+    }
+    fn __rfloordiv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyTensor::binary(slf, other, Binary::FloorDiv, true)
+    }
+    fn __mod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyTensor::binary(slf, other, Binary::Rem, false)
+    }
+    fn __rmod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyTensor::binary(slf, other, Binary::Rem, true)
+    }
+    fn __abs__(&self, py: Python<'_>) -> PyResult<PyTensor> {
+        self.apply(py, |tensor| tensor.abs())
     }
     fn __matmul__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
@@ -465,14 +503,15 @@ impl PyTensor {
     fn min(&self, py: Python<'_>, dim: Option<Dims>, keepdims: bool) -> PyResult<PyTensor> {
         self.reduce(py, dim, keepdims, Tensor::amin)
     }
-    /// The same elements in row-major order under another shape.
+    /// The same elements in row-major order under another shape; one extent may be -1.
     #[pyo3(signature = (*shape))]
-    fn reshape(&self, py: Python<'_>, shape: Vec<usize>) -> PyResult<PyTensor> {
+    fn reshape(&self, py: Python<'_>, shape: Vec<Int>) -> PyResult<PyTensor> {
+        let shape = resolved(py, &ints(&shape), self.0.shape().numel())?;
         self.apply(py, move |tensor| tensor.reshape(&shape))
     }
     /// Two dims swapped.
-    fn transpose(&self, py: Python<'_>, a: i64, b: i64) -> PyResult<PyTensor> {
-        self.apply(py, move |tensor| tensor.transpose(a, b))
+    fn transpose(&self, py: Python<'_>, a: Int, b: Int) -> PyResult<PyTensor> {
+        self.apply(py, move |tensor| tensor.transpose(a.0, b.0))
     }
     /// The elements as another dtype.
     fn astype(&self, py: Python<'_>, dtype: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
@@ -480,8 +519,8 @@ impl PyTensor {
         self.apply(py, move |tensor| tensor.cast(dtype))
     }
     /// Softmax along a dim.
-    fn softmax(&self, py: Python<'_>, dim: i64) -> PyResult<PyTensor> {
-        self.apply(py, move |tensor| tensor.softmax(dim))
+    fn softmax(&self, py: Python<'_>, dim: Int) -> PyResult<PyTensor> {
+        self.apply(py, move |tensor| tensor.softmax(dim.0))
     }
     /// e^x.
     fn exp(&self, py: Python<'_>) -> PyResult<PyTensor> {

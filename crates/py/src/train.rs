@@ -16,6 +16,7 @@ use pyo3::types::PyDict;
 use crate::comm::check_process;
 use crate::error::{Raise, exception, exception_with};
 use crate::gil::{Cancel, blocking, compute, wait};
+use crate::number::Size;
 use crate::stream::{PyStream, Raised};
 
 /// How many events may wait to be heard: none, so that what is asked after a step holds from the next but one on.
@@ -62,6 +63,14 @@ enum DataFrom {
     Program,
 }
 
+/// A file of a configuration that cannot be read is wrong as one.
+fn unreadable(error: Error) -> Error {
+    match error {
+        Error::Io { path, source } => Error::Syntax { origin: path, what: source.to_string() },
+        other => other,
+    }
+}
+
 /// A configuration: JSON in the shape of the TOML, or the path of a file.
 fn config(py: Python<'_>, text: Option<String>, path: Option<String>, data: DataFrom) -> PyResult<Config> {
     let resolved = move |sources: Sources| {
@@ -75,7 +84,7 @@ fn config(py: Python<'_>, text: Option<String>, path: Option<String>, data: Data
             let text = toml::to_string(&values).map_err(|e| syntax(e.to_string()))?;
             resolved(Sources::text("the configuration", &text))
         }
-        (None, Some(path)) => resolved(Sources::file(path)),
+        (None, Some(path)) => resolved(Sources::file(path)).map_err(unreadable),
         (None, None) => Err(Error::Run { what: "no configuration is given".into() }),
     })
 }
@@ -86,12 +95,12 @@ pub(crate) fn plan_config(
     py: Python<'_>,
     text: Option<String>,
     path: Option<String>,
-    ranks: Option<usize>,
+    ranks: Option<Size>,
 ) -> PyResult<String> {
     let config = config(py, text, path, DataFrom::Sources)?;
     let plan = blocking(py, &Cancel::default(), move || {
         let model = model_of(&config, &Models::default())?;
-        let ranks = ranks.unwrap_or_else(|| config.mesh.ranks());
+        let ranks = ranks.map_or_else(|| config.mesh.ranks(), |ranks| ranks.0);
         Plan::new(&config, &*model, ranks, &PlanOptions::default())
     })?;
     serde_json::to_string(&plan).map_err(|error| exception(py, "InternalError", error.to_string()))
@@ -146,8 +155,8 @@ pub(crate) fn start_run(
     text: Option<String>,
     path: Option<String>,
     run: Option<String>,
-    ranks: Option<usize>,
-    until: Option<u64>,
+    ranks: Option<Size>,
+    until: Option<Size>,
     data: Option<Py<PyAny>>,
 ) -> PyResult<PyRun> {
     let raised = Raised::default();
@@ -165,13 +174,13 @@ pub(crate) fn start_run(
     let observer = Arc::new(Speaker(Mutex::new(send.clone())));
     let mut trainer = Trainer::new(config).observer(observer).requests(requests.clone());
     if let Some(step) = until {
-        trainer = trainer.until(step);
+        trainer = trainer.until(step.0 as u64);
     }
     if let Some(samples) = data {
         trainer = trainer.stream(Arc::new(PyStream::new(samples, raised.clone())));
     }
     let work = move || {
-        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trainer.run(ranks)));
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trainer.run(ranks.map(|ranks| ranks.0))));
         let outcome = ran.unwrap_or_else(|_| Err(Error::Bug { what: "a rank was interrupted".into() }));
         let _ = send.send(Told::End(Box::new(outcome)));
     };
