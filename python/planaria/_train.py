@@ -235,7 +235,20 @@ class Trainer:
     def run(
         self, *, ranks: int | None = None, until: int | None = None, callbacks: Iterable[Any] = ()
     ) -> Outcome:
-        """Train to the end, or to step ``until``. Callbacks have any of ``on_start on_step on_eval on_save on_end``."""
+        """Train to the end, or to step ``until``. Callbacks have any of ``on_start on_step on_eval on_save on_end``.
+
+        >>> import planaria, tempfile
+        >>> model = {"kind": "qwen2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> config = {"model": model, "data": {"sequence": 8}, "train": {"steps": 3, "global_batch": 2, "micro_batch": 2}}
+        >>> rows = [{"input_ids": list(range(k, k + 9))} for k in range(20)]
+        >>> class Count:
+        ...     seen = 0
+        ...     def on_step(self, step):
+        ...         self.seen += 1
+        >>> count = Count()
+        >>> planaria.Trainer(config, run=tempfile.mkdtemp() + "/run", data=rows).run(callbacks=[count]).step, count.seen
+        (3, 3)
+        """
         callbacks = list(callbacks)
         run = self._begin(ranks, until)
         try:

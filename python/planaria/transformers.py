@@ -5,12 +5,13 @@ transformers is imported on first use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from . import _planaria
 from ._place import Url, address
 from ._save import SaveHandle, async_save
-from ._state import Flat, is_dtensor
+from ._state import is_dtensor
 
 
 class _Saving:
@@ -34,7 +35,7 @@ class _Saving:
         """
         self.end()
         self._first = first
-        if not first and not any(is_dtensor(tensor) for tensor in Flat(state).tensors.values()):
+        if not first and not _has_pieces(state):
             return
         self.handle = async_save(state, self.place(step), step=step, overwrite=True)
         self.handle.wait_snapshot()
@@ -46,6 +47,12 @@ class _Saving:
             handle.result()
             if self._first:
                 _planaria.prune_steps(self.url, self.keep)
+
+
+def _has_pieces(node: Any) -> bool:
+    """Whether a state has a tensor of which each rank holds a part."""
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
+    return is_dtensor(node) or any(_has_pieces(child) for child in children)
 
 
 def _callback_class() -> Any:
@@ -68,7 +75,8 @@ def _callback_class() -> Any:
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Begin a save of now."""
             parts = {"model": kwargs.get("model"), "optim": kwargs.get("optimizer"), "schedule": kwargs.get("lr_scheduler")}
-            whole: dict[str, Any] = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+            # Asked on every rank, whoever saves: giving their state may take all of them.
+            whole: dict[str, Any] = {n: part.state_dict() for n, part in parts.items() if hasattr(part, "state_dict")}
             whole["step"] = int(state.global_step)
             self._saving.begin(int(state.global_step), whole, bool(state.is_world_process_zero))
 

@@ -3,12 +3,15 @@ arguments go over. One that is new and not in the table makes them fail.
 """
 
 import functools
+import importlib.util
 import inspect
 import os
 import re
 import tempfile
 import threading
 import time
+import types
+import warnings
 
 import numpy as np
 
@@ -16,14 +19,25 @@ import planaria
 import planaria.array_api as xp
 import planaria.torch
 
-CLASSES = {
-    cls.__name__: cls
-    for cls in (
-        planaria.Array, planaria.Checkpoint, planaria.Comm, planaria.DType, planaria.Layout, planaria.Mesh, planaria.Picture,
-        planaria.Plan, planaria.SaveHandle, planaria.Schedule, planaria.Stored, planaria.Tensor, planaria.Trainer,
-    )
-}
-"""Classes whose methods are entry points; reports and errors are plain data."""
+HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+
+
+def _classes():
+    """Classes whose methods are entry points; reports and errors are plain data."""
+    for name in planaria.__all__:
+        thing = getattr(planaria, name)
+        if inspect.isclass(thing) and not issubclass(thing, (Exception, planaria._reports.Report)):
+            yield thing
+    at = planaria.array([1.0]).at
+    yield from (type(at), type(at[0]), planaria.torch.Reader, planaria.torch.Writer)
+    if HAS_TRANSFORMERS:
+        yield planaria.transformers.CheckpointCallback
+
+
+CLASSES = {cls.__name__: cls for cls in _classes()}
+
+CALLED_BY_OTHERS = ("Reader.", "Writer.", "CheckpointCallback.")
+"""Methods that torch and transformers call, with objects of theirs."""
 
 PROTOCOL = {
     "__new__", "__init__", "__hash__", "__repr__", "__str__", "__replace__", "__setattr__", "__delattr__", "__delitem__",
@@ -140,6 +154,10 @@ class World:
         return {"w": self.f.torch().clone()}
 
     @functools.cached_property
+    def room_of_torch(self):
+        return self.tensors_of_torch["w"] * 0
+
+    @functools.cached_property
     def file(self):
         place = self.new() + ".safetensors"
         planaria.torch.save_file(self.tensors_of_torch, place)
@@ -151,6 +169,19 @@ class World:
             planaria.save({"w": self.f}, f"{self.folder}/{name}", format="hf")
         one = lambda name: {"model": f"{self.folder}/{name}/model.safetensors", "parameters": {"weight": 0.5}}
         return {"merge_method": "linear", "models": [one("a"), one("b")]}
+
+    @functools.cached_property
+    def model_of_torch(self):
+        import torch
+
+        return torch.nn.Linear(64, max(self.n // 64, 1))
+
+    def seen_after_snapshots(self):
+        """Three copies are made when addresses are told: of what each snapshot shares with the next."""
+        arrays = [self.f.copy()]
+        arrays += [arrays[0].snapshot() for _ in range(3)]
+        for array in arrays:
+            array.numpy()
 
     def snapshot(self):
         """Waits for a snapshot, and then for the save: nothing of it is under way when the next one begins."""
@@ -204,7 +235,7 @@ __pow__ __rpow__ __matmul__ __rmatmul__ __and__ __rand__ __or__ __ror__ __xor__ 
 __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __neg__ __pos__
 __abs__ __invert__ __lt__ __le__ __gt__ __ge__""".split()
 
-TENSOR_OPERATORS = "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ __lt__ __le__ __gt__ __ge__"
+TENSOR_OPERATORS = "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __neg__ __abs__ __lt__ __le__ __gt__ __ge__"
 
 CALLS = {
     "array": lambda w: lambda: planaria.array(w.f.numpy(), copy=True),
@@ -220,6 +251,11 @@ CALLS = {
     "threads": _after(0.1, "barrier"),
     "tensor": lambda w: lambda: planaria.tensor(w.f.numpy()) * 1.0,
     "grad": lambda w: _gradient(w, lambda y, x: planaria.grad(y, [x])),
+    "inspect": lambda w: lambda: planaria.inspect(w.saved),
+    "Array.numpy": lambda w: w.seen_after_snapshots,
+    "Place.add": lambda w: functools.partial(w.v.copy().at[w.order].add, w.v),
+    "Writer.write_data": lambda w: lambda: _storage(w, planaria.torch.Writer(w.new())),
+    "Reader.read_data": lambda w: lambda: _storage(w, planaria.torch.Reader(w.file)),
     "plan_run": lambda w: lambda: planaria.plan_run(w.config, ranks=1),
     "torch.save_file": lambda w: lambda: planaria.torch.save_file(w.tensors_of_torch, w.new() + ".safetensors"),
     "torch.load_file": lambda w: lambda: planaria.torch.load_file(w.file),
@@ -259,6 +295,35 @@ CALLS = {
 }
 
 
+def _storage(w, storage):
+    """Saves or loads by torch.distributed.checkpoint, in this process alone."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if isinstance(storage, planaria.torch.Writer):
+            dcp.save(w.tensors_of_torch, storage_writer=storage, no_dist=True)
+        else:
+            dcp.load({"w": w.room_of_torch}, storage_reader=storage, no_dist=True)
+
+
+def _called_back(w):
+    """A callback that saves one step after the other."""
+    callback, now = planaria.transformers.CheckpointCallback(w.new(), keep=1), types.SimpleNamespace(global_step=0)
+    now.is_world_process_zero = True
+
+    def call():
+        now.global_step += 1
+        callback.on_save(None, now, None, model=w.model_of_torch)
+        callback.on_train_end(None, now, None)
+
+    return call
+
+
+if HAS_TRANSFORMERS:
+    CALLS |= {f"CheckpointCallback.{name}": _called_back for name in ("on_save", "on_train_end")}
+
+
 def _gradient(w, then):
     def call():
         x = planaria.tensor(w.f, requires_grad=True)
@@ -279,7 +344,7 @@ def _resharded(w):
 for _name in OPERATORS:
     CALLS[f"Array.{_name}"] = _operator(_name)
 for _name in TENSOR_OPERATORS.split():
-    CALLS[f"Tensor.{_name}"] = lambda w, name=_name: lambda: getattr(w.t, name)(*([] if name == "__neg__" else [w.t]))
+    CALLS[f"Tensor.{_name}"] = lambda w, name=_name: lambda: getattr(w.t, name)(*([] if name in ("__neg__", "__abs__") else [w.t]))
 for _name in "sum mean max min exp log sqrt tanh sigmoid relu".split():
     CALLS[f"Tensor.{_name}"] = lambda w, name=_name: lambda: getattr(w.t, name)()
 for _name in """abs acos acosh asin asinh atan atanh ceil cos cosh exp expm1 floor isfinite isinf isnan log log10 log1p log2 negative
@@ -337,7 +402,6 @@ QUICK = {
     "plan": "arithmetic on boxes",
     "plot": "writes text from points; reading a run's records goes through the door of files",
     "schedule": "arithmetic on a few actions",
-    "inspect": "reads headers, as open does",
     "torch.comm": "makes a handle; waits are torch's own",
     "torch.layout": "arithmetic on a few numbers",
     "Array.__array__": "a view",
@@ -354,11 +418,11 @@ QUICK = {
     "Array.__len__": "a number",
     "Array.__reduce_ex__": "makes objects of Python's",
     "Array.item": "one element",
-    "Array.numpy": "a view",
     "Array.snapshot": "shares bytes; those others know the address of are copied in the door",
     "Array.to_device": "the same array",
     "Array.tolist": "makes objects of Python's",
     "Array.torch": "a view",
+    "At.__getitem__": "reads an index",
     "Checkpoint.__getitem__": "reads nothing",
     "Checkpoint.__iter__": "names",
     "Checkpoint.__len__": "a number",
@@ -374,6 +438,11 @@ QUICK = {
     "Mesh.ranks": "numbers",
     "Picture.save": "writes a small file",
     "Plan.moves": "arithmetic on boxes",
+    "Reader.prepare_global_plan": "nothing",
+    "Reader.prepare_local_plan": "nothing",
+    "Reader.read_metadata": "reads headers, as open does",
+    "Reader.reset": "sets a name",
+    "Reader.set_up_storage_reader": "nothing",
     "SaveHandle.__await__": "waits in an executor, in result",
     "SaveHandle.__reduce__": "refuses",
     "SaveHandle.add_done_callback": "adds to a list",
@@ -389,6 +458,12 @@ QUICK = {
     "Trainer.__reduce__": "refuses",
     "Trainer.save": "sets a flag",
     "Trainer.stop": "sets a flag",
+    "Writer.finish": "nothing",
+    "Writer.prepare_global_plan": "nothing",
+    "Writer.prepare_local_plan": "nothing",
+    "Writer.reset": "sets a name",
+    "Writer.set_up_storage_writer": "nothing",
+    "no_grad.__reduce__": "refuses",
     "xp.broadcast_arrays": "views",
     "xp.broadcast_shapes": "numbers",
     "xp.broadcast_to": "a view",
@@ -413,8 +488,8 @@ QUICK = {
 SLOW = {
     name
     for name in CALLS
-    if name.split(".")[0] in ("save", "async_save", "load", "open", "verify", "diff", "convert", "merge", "threads", "plan_run", "torch")
-    or name.startswith(("Comm.", "Stored.", "SaveHandle.", "Trainer.", "Tensor.reshard", "Tensor.full"))
+    if name.split(".")[0] in ("save async_save load open inspect verify diff convert merge threads plan_run torch".split())
+    or name.startswith(("Comm.", "Stored.", "SaveHandle.", "Trainer.", "Tensor.reshard", "Tensor.full", *CALLED_BY_OTHERS))
 }
 """Those that touch files or start threads."""
 
@@ -425,7 +500,7 @@ def instances():
     trainer = planaria.Trainer(w.config, run=w.new())
     made = [w.f, w.ckpt, planaria.alone(), planaria.DType("f32"), planaria.mesh(dp=2).layout((4, 4), "dp:S0"), planaria.mesh(dp=2)]
     made += [planaria.plot(made[4]), planaria.plan(made[4], made[4], dtype="f32"), w.handle(), planaria.schedule("1f1b", 2, 2)]
-    made += [w.ckpt["w"], planaria.tensor([[1.0, 2.0]], requires_grad=True), trainer]
+    made += [w.ckpt["w"], planaria.tensor([[1.0, 2.0]], requires_grad=True), trainer, w.f.at, w.f.at[0], planaria.no_grad()]
     return {type(one).__name__: one for one in made}
 
 

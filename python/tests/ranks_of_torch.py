@@ -73,6 +73,23 @@ def save(folder, rank, size):
     assert not os.path.exists(folder + "/partial")
 
 
+def callback(folder, rank, size):
+    """What the callback of transformers does on several ranks: the first saves what all have, all save their pieces."""
+    from planaria.transformers import _Saving
+
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
+    states = {"whole": {"w": weights()}, "pieces": {"w": distribute_tensor(weights(), mesh, [Shard(0)])}}
+    for name, state in states.items():
+        saving = _Saving(f"{folder}/callback-{name}", keep=1)
+        for step in (1, 2):
+            saving.begin(step, {"model": state, "step": step}, rank == 0)
+            assert (saving.handle is not None) == (rank == 0 or name == "pieces")
+        saving.end()
+        dist.barrier()
+        assert os.listdir(saving.url) == ["step-00000002"]
+        assert torch.equal(planaria.load(saving.place(2), framework="torch")["model"]["w"], weights())
+
+
 def load(folder, rank, size):
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
     state = {

@@ -105,6 +105,65 @@ def test_copy_shares_or_not_as_asked():
         planaria.from_dlpack([1.0])
 
 
+class Shown:
+    """Has ``__array__`` alone; says whether it was asked not to copy."""
+
+    def __init__(self, array):
+        self.array, self.asked = array, []
+
+    def __array__(self, dtype=None, copy=None):
+        self.asked.append(copy)
+        if copy is False and self.array.dtype != np.float32:
+            raise ValueError("only f32 is here")
+        return self.array
+
+
+def test_what_cannot_be_shared_is_copied_or_refused_as_asked():
+    records = np.zeros(3, np.dtype([("byte", "i1"), ("value", "<f4")]))
+    records["value"] = [1, 2, 3]
+    odd = records["value"]
+    assert odd.strides[0] % odd.itemsize != 0
+    for make in (planaria.array, planaria.from_dlpack, planaria.array_api.asarray, planaria.array_api.from_dlpack):
+        for copy in (None, True):
+            made = make(odd, copy=copy)
+            assert made.tolist() == [1, 2, 3] and not np.shares_memory(made.numpy(), records)
+        with pytest.raises(ValueError, match="copy=None"):
+            make(odd, copy=False)
+    buffer = memoryview(odd)
+    assert planaria.array(buffer).tolist() == planaria.array(buffer, copy=True).tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="copy=None"):
+        planaria.array(buffer, copy=False)
+
+
+def test_an_object_with_array_is_asked_not_to_copy():
+    here, there = Shown(np.zeros(2, np.float32)), Shown(np.zeros(2))
+    assert np.shares_memory(planaria.array(here, copy=False).numpy(), here.array) and here.asked == [False]
+    planaria.array(here)
+    assert here.asked == [False, None]
+    with pytest.raises(ValueError, match="only f32"):
+        planaria.array(there, copy=False)
+
+    class Old:
+        def __array__(self):
+            return np.zeros(2)
+
+    assert planaria.array(Old()).shape == (2,)
+    with pytest.raises(ValueError, match="not to copy"):
+        planaria.array(Old(), copy=False)
+
+
+def test_modules_are_attributes_imported_when_asked_for():
+    code = """
+import sys, planaria
+assert "planaria.array_api" not in sys.modules and "planaria.torch" not in sys.modules
+assert {"array_api", "torch", "transformers", "save"} <= set(dir(planaria))
+assert planaria.array_api.sum(planaria.array([1.0, 2.0])).item() == 3.0
+assert planaria.torch.__name__ == "planaria.torch" and planaria.transformers.__name__ == "planaria.transformers"
+assert "torch" not in sys.modules and not hasattr(planaria, "nonsense")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_odd_geometries_are_shared():
     base = np.arange(24.0).reshape(2, 3, 4)
     for view in [base.T, base[:, ::2], base[::-1], base[:, :, ::-2], base[1, 2, 3:], base[0:0], np.float64(3) * base[0, 0, 0]]:

@@ -43,6 +43,116 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     assert list(back) == ["model", "list", "optim", "step"]
 
 
+def holds_itself():
+    state = {"a": [{}]}
+    state["a"][0]["b"] = state["a"]
+    return state
+
+
+def nested(depth):
+    """Dicts in dicts, as many as that."""
+    state = {"w": 1}
+    for _ in range(depth - 1):
+        state = {"a": state}
+    return state
+
+
+def test_plain_leaves_come_back_as_they_were_saved(tmp_path):
+    random = np.random.Generator(np.random.PCG64(7))
+    words = random.integers(0, 2**64, 11_000, dtype=np.uint64).view(np.float64)
+    doubles = [float(x) for x in words if np.isfinite(x)][:10_000]
+    ints = [2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**40, -(10**5000), True, 0]
+    state = {
+        "doubles": doubles, "ints": ints, "generator": random.bit_generator.state, 2**70: 1, -3: "x", "deep": nested(39),
+        "numpy": [np.float32(0.1), np.int64(-5), np.bool_(True), np.float64("nan"), np.str_("text")],
+    }
+    planaria.save(state, tmp_path / "c")
+    back = planaria.load(tmp_path / "c")
+    assert [x.hex() for x in back["doubles"]] == [x.hex() for x in doubles] and len(doubles) == 10_000
+    assert back["ints"] == ints and [type(x) for x in back["ints"]] == [type(x) for x in ints]
+    assert back["generator"] == random.bit_generator.state and back[2**70] == 1 and back[-3] == "x" and back["deep"] == nested(39)
+    assert back["numpy"][:3] == [float(np.float32(0.1)), -5, True] and np.isnan(back["numpy"][3]) and back["numpy"][4] == "text"
+    other = np.random.Generator(np.random.PCG64(8))
+    other.bit_generator.state = back["generator"]
+    assert other.random() == random.random()
+    into = {"numpy": [np.float32(0), np.int64(0), False, np.float64(0), ""], "ints": [0] * len(ints)}
+    planaria.load(tmp_path / "c", into=into, keys=["numpy.*", "ints.*"])
+    assert into["numpy"][1] == -5 and into["ints"] == ints
+    assert planaria.load(tmp_path / "c", keys=[f"{2**70}"]) == {2**70: 1}
+
+
+class Holder:
+    """Something with a state of its own."""
+
+    def __init__(self, **leaves):
+        self.leaves = leaves
+
+    def state_dict(self):
+        return dict(self.leaves)
+
+    def load_state_dict(self, state):
+        self.leaves = state
+
+
+def test_objects_get_tensors_of_the_library_theirs_were_of(tmp_path):
+    saved = Holder(a=np.arange(3.0), b=planaria.array([1.0]), c=planaria.tensor([2.0]), n=3)
+    planaria.save({"ema": saved, "w": np.ones(1)}, tmp_path / "c")
+    there, empty = Holder(a=np.zeros(3), b=planaria.array([0.0]), c=planaria.tensor([0.0]), n=0), Holder()
+    for holder in (there, empty):
+        planaria.load(tmp_path / "c", into={"ema": holder, "w": np.zeros(1)})
+        assert isinstance(holder.leaves["a"], np.ndarray) and isinstance(holder.leaves["b"], planaria.Array)
+        assert holder.leaves["a"].tolist() == [0, 1, 2] and holder.leaves["b"].tolist() == [1] and holder.leaves["n"] == 3
+    assert there.leaves["c"].local().tolist() == [2] and isinstance(there.leaves["c"], planaria.Tensor)
+    other = Holder(a=planaria.array([0.0] * 3), b=np.zeros(1))
+    planaria.load(tmp_path / "c", into={"ema": other}, strict=False)
+    assert isinstance(other.leaves["a"], planaria.Array) and isinstance(other.leaves["b"], np.ndarray)
+    # What is not asked for stays.
+    planaria.load(tmp_path / "c", into={"ema": (kept := Holder(n=9)), "w": np.zeros(1)}, keys="w")
+    assert kept.leaves == {"n": 9}
+
+
+def test_objects_are_filled_where_there_is_no_torch(tmp_path):
+    planaria.save({"ema": Holder(a=np.arange(3.0), b=planaria.array([1.0]))}, tmp_path / "c")
+    code = """
+import sys
+sys.modules["torch"] = None
+import planaria
+class Holder:
+    def state_dict(self):
+        return {}
+    def load_state_dict(self, state):
+        self.state = state
+holder = Holder()
+planaria.load(sys.argv[1], into={"ema": holder})
+assert type(holder.state["a"]).__name__ == "ndarray" and holder.state["b"].tolist() == [1.0]
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "c")], check=True, timeout=120)
+
+
+def test_a_step_is_what_was_given(tmp_path):
+    for number, (state, options, step) in enumerate([
+        ({"a": 1}, {}, None), ({"step": 7}, {}, 7), ({"step": np.int64(8)}, {}, 8), ({"step": 7}, {"step": 9}, 9), ({"a": 1}, {"step": 0}, 0),
+        ({"step": "seven"}, {}, None),
+    ]):
+        planaria.save(state, tmp_path / str(number), **options)
+        with planaria.open(tmp_path / str(number)) as ckpt:
+            assert ckpt.step == step, state
+
+
+def test_values_are_compared_too(tmp_path):
+    first = {"w": np.ones(2), "lr": 0.1, "nan": float("nan"), "name": "a", "only": 1, "big": 2**80}
+    second = {"w": np.ones(2), "lr": 0.1 + 1e-9, "nan": float("nan"), "name": "b", "flag": True, "big": 2**80}
+    planaria.save(first, tmp_path / "a")
+    planaria.save(second, tmp_path / "b")
+    found = planaria.diff(tmp_path / "a", tmp_path / "b")
+    assert not found.equal and found.only_left == ["only"] and found.only_right == ["flag"]
+    assert found.changed.keys() == {"lr", "name"} and found.changed["name"] == "'a' against 'b'"
+    assert planaria.diff(tmp_path / "a", tmp_path / "b", tolerance=1e-6).changed.keys() == {"name"}
+    assert planaria.diff(tmp_path / "a", tmp_path / "a").equal
+    planaria.convert(tmp_path / "a", tmp_path / "hf", to="hf")
+    assert planaria.diff(tmp_path / "a", tmp_path / "hf").equal, "the format has no place for values"
+
+
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
     place = tmp_path / "c"
     for wrong, error, says in [
@@ -53,6 +163,10 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
         ({(1, 2): np.ones(1)}, TypeError, "keys"),
         (np.ones(3), TypeError, "name"),
         ({"w": {1, 2}}, TypeError, "w"),
+        ({"a": {"b": "\ud800"}}, TypeError, "'a.b'.*surrogate"),
+        ({"a": {"\udfff": 1}}, TypeError, "'a'.*surrogate"),
+        (holds_itself(), ValueError, "'a.0.b'.*holds itself"),
+        (nested(41), ValueError, "deeper than 40"),
     ]:
         with pytest.raises(error, match=says):
             planaria.save(wrong, place)
@@ -129,8 +243,9 @@ def test_parts_are_chosen_by_name(tmp_path):
     assert planaria.load(tmp_path / "c", keys=["model.*"]).keys() == {"model"}
     only = planaria.load(tmp_path / "c", keys="model.w", framework="numpy")
     assert list(only["model"]) == ["w"] and isinstance(only["model"]["w"], np.ndarray)
-    with pytest.raises(FileNotFoundError, match="model.w"):
-        planaria.load(tmp_path / "c", keys=["model.x"])
+    for into in (None, state()):
+        with pytest.raises(FileNotFoundError, match="model.w"):
+            planaria.load(tmp_path / "c", into, keys=["model.x"])
     with pytest.raises(ValueError):
         planaria.load(tmp_path / "c", framework="jax")
 
@@ -263,7 +378,10 @@ def test_tensors_of_one_storage_are_written_once(tmp_path):
     }
     report = planaria.save(state, tmp_path / "c")
     with planaria.open(tmp_path / "c") as ckpt:
-        assert report.tensors == len(ckpt) == 3 and ckpt.nbytes == 64 + 32 + 64
+        assert report.tensors == 3 and ckpt.nbytes == 64 + 32 + 64
+        # A name that stands for another is one all the same.
+        assert set(ckpt) == set(state) == set(dict(ckpt.items())) and len(ckpt) == len(state) and "nope" not in ckpt
+        assert ckpt["b"].name == ckpt["a"].name and "'b' is 'a'" in repr(ckpt)
     back = planaria.load(tmp_path / "c", framework="numpy")
     assert {name: array.tolist() for name, array in back.items()} == {name: np.asarray(array).tolist() for name, array in state.items()}
     into = {name: np.zeros_like(np.asarray(array)) for name, array in state.items()}
@@ -373,9 +491,8 @@ def test_torch_modules_and_optimizers(tmp_path):
     train(fresh, fresh_optim, 2)
     for name, value in fresh.state_dict().items():
         assert torch.equal(value, want[name]), name
-    names = list(planaria.open(tmp_path / "c"))
-    assert "model.tied" in names or "model.1.weight" in names
-    assert not ("model.tied" in names and "model.1.weight" in names)
+    with planaria.open(tmp_path / "c") as ckpt:
+        assert {"model.tied", "model.1.weight"} <= set(ckpt) and ckpt["model.tied"].name == ckpt["model.1.weight"].name
     back = planaria.load(tmp_path / "c", framework="torch")
     assert back["model"]["tied"].data_ptr() == back["model"]["1"]["weight"].data_ptr() if "1" in back["model"] else True
     with pytest.raises(MismatchError):

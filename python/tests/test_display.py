@@ -47,6 +47,19 @@ def test_html_is_plain_and_escaped():
         tree.fromstring(shown)
 
 
+def test_reports_are_tables(tmp_path):
+    saved = planaria.save({"<w>": planaria.array([1.0]), "step": 7}, tmp_path / "a")
+    loaded = planaria.load(tmp_path / "a", into={"<w>": planaria.array([0.0]), "step": 0})
+    reports = [saved, loaded, planaria.inspect(tmp_path / "a"), planaria.verify(tmp_path / "a"), planaria.diff(tmp_path / "a", tmp_path / "a")]
+    reports.append(planaria.convert(tmp_path / "a", tmp_path / "b"))
+    for report in reports:
+        shown = tree.fromstring(report._repr_html_())
+        assert shown.find("b").text == type(report).__name__
+        rows = [[cell.text for cell in row] for row in shown.iter("tr")]
+        assert [name for name, _ in rows] == list(report.to_dict())
+    assert "&lt;w&gt;" in reports[2]._repr_html_() and "<w>" in repr(reports[2])
+
+
 def test_progress_is_told_while_a_save_goes_on_and_once_at_its_end(tmp_path):
     state = {"w": planaria.array(bytearray(192 << 20))}
     for verb, call in (

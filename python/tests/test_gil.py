@@ -48,6 +48,22 @@ def test_the_interpreter_is_free_during(name, worlds):
     assert share is None or share < 0.5, f"the interpreter was held for {share:.0%} of the call"
 
 
+def test_the_interpreter_is_free_while_a_buffer_is_copied():
+    """After a snapshot the first view of an array copies it."""
+    world = entries.World(SIZES[-1])
+
+    def call():
+        arrays = [world.f.copy()]
+        arrays += [arrays[0].snapshot() for _ in range(3)]
+        for array in arrays:
+            memoryview(array).release()
+
+    with entries.Counter() as counter:
+        call()
+        took, share = min((counter.blocked(call) for _ in range(4)), key=lambda one: one[1])
+    assert took < LONG or share < 0.5, f"the interpreter was held for {share:.0%} of the call"
+
+
 def test_holding_the_interpreter_would_be_noticed():
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         pytest.skip("this interpreter has no lock to hold")

@@ -113,6 +113,17 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path, form):
             save(state(2.0), tmp_path / "c", format=form)
 
 
+def test_object_stores_are_a_feature_and_their_absence_says_so():
+    for url in ("s3://bucket/x", "gs://bucket/x", "az://bucket/x"):
+        try:
+            planaria.open(url)
+        except planaria.ArgumentError as error:
+            assert "lacks the feature" not in str(error) or "maturin build --release --features" in str(error)
+        except planaria.Error:
+            # The wheel has it, and nobody answers.
+            pass
+
+
 def test_a_conversion_replaces_only_when_asked_and_never_what_it_reads(tmp_path):
     planaria.save(state(), tmp_path / "a")
     planaria.convert(tmp_path / "a", tmp_path / "b")

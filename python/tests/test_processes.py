@@ -60,7 +60,16 @@ calls = {
     "threads": lambda: planaria.threads(2, endless),
     "result": lambda: again(lambda n: planaria.async_save(state, folder + "/new", overwrite=True).result()),
     "run": lambda: planaria.Trainer(config, run=folder + "/run").run(),
+    "merge": lambda: again(lambda n: planaria.merge(recipe, folder + "/new", inputs="tensors", overwrite=True)),
+    "save_file": lambda: again(lambda n: planaria.torch.save_file(tensors, folder + "/new.safetensors")),
 }
+if what == "merge":
+    one = {"model": folder + "/hf/model.safetensors", "parameters": {"weight": 0.5}}
+    planaria.save(state, folder + "/hf", format="hf")
+    recipe = {"merge_method": "linear", "models": [one, one]}
+if what == "save_file":
+    import torch
+    tensors = {"w": torch.zeros(1 << 24)}
 sent = []
 def interrupt():
     sent.append(time.perf_counter())
@@ -70,16 +79,25 @@ try:
     calls[what]()
 except KeyboardInterrupt:
     print(time.perf_counter() - sent[0])
+    # Nothing goes on in the background that would still write.
+    def working():
+        return [name for task in os.listdir("/proc/self/task") if (name := open(f"/proc/self/task/{task}/comm").read().strip()) == "planaria-call"]
+    deadline = time.time() + 2
+    while what in ("load", "save_file", "save", "merge", "convert") and working() and time.time() < deadline:
+        time.sleep(0.02)
+    assert what == "threads" or what in ("verify", "diff", "result", "run") or not working()
 over.set()
 """
 
 
-@pytest.mark.parametrize("what", ["save", "load", "verify", "diff", "convert", "threads", "result", "run"])
+@pytest.mark.parametrize("what", ["save", "load", "verify", "diff", "convert", "threads", "result", "run", "merge", "save_file"])
 def test_an_interrupt_is_raised_within_a_second_and_leaves_nothing_behind(what, tmp_path):
+    if what == "save_file":
+        pytest.importorskip("torch")
     seconds = float(run(INTERRUPTED, tmp_path, what))
     # A run finishes its step and saves first.
     assert seconds < (5.0 if what == "run" else 1.0)
-    left = {name for name in os.listdir(tmp_path)} - {"old", "new", "text.txt", "run"}
+    left = {name for name in os.listdir(tmp_path)} - {"old", "new", "text.txt", "run", "hf", "new.safetensors"}
     assert left == set()
     if "new" in os.listdir(tmp_path):
         assert planaria.verify(tmp_path / "new").ok
@@ -131,7 +149,8 @@ def child(depth):
     assert planaria.threads(2, lambda c: c.all_reduce([1.0]).item()) == [2.0, 2.0]
     refused = [comm.barrier, lambda: comm.all_reduce([1.0]), handle.done, handle.result, handle.wait_snapshot, handle.cancel]
     refused += [handle.exception, lambda: handle.add_done_callback(print), lambda: handle.__await__()]
-    assert str(parent) in repr(handle)
+    refused += [lambda: comm.rank, lambda: comm.size]
+    assert str(parent) in repr(handle) and str(parent) in repr(comm)
     for call in refused:
         try:
             call()
@@ -170,6 +189,61 @@ assert x[0].item() == 0
 
 def test_forked_children_and_theirs_go_on_with_arrays_and_refuse_handles(tmp_path):
     run(FORKED, tmp_path)
+
+
+ENDS = """
+import os, signal, time
+def ends(pid, within=20):
+    deadline = time.time() + within
+    while time.time() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise AssertionError("the child hangs at its end")
+"""
+
+
+def test_a_child_ends_while_ranks_of_its_parent_run():
+    code = ENDS + """
+import threading, planaria
+inside, over = threading.Event(), threading.Event()
+def rank(comm):
+    inside.set()
+    over.wait(60)
+    return comm.rank
+made = []
+thread = threading.Thread(target=lambda: made.append(planaria.threads(2, rank)))
+thread.start()
+inside.wait()
+pid = os.fork()
+if pid == 0:
+    # Through Python's own end, which waits for ranks.
+    sys.exit(7)
+assert ends(pid) == 7
+over.set()
+thread.join()
+assert made == [[0, 1]]
+"""
+    run(code)
+
+
+def test_a_child_ends_whose_parent_has_ranks_of_torch(tmp_path):
+    pytest.importorskip("torch")
+    code = ENDS + """
+import planaria, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/meet", rank=0, world_size=1)
+comm = planaria.torch.comm()
+pid = os.fork()
+if pid == 0:
+    sys.exit(7)
+assert ends(pid) == 7
+assert comm.all_reduce([1.0]).tolist() == [1.0]
+dist.destroy_process_group()
+"""
+    run(code, tmp_path)
 
 
 def test_a_running_trainer_is_refused_in_a_child(tmp_path):
@@ -219,6 +293,7 @@ def test_only_what_has_a_value_is_pickled(tmp_path):
     assert pickle.loads(pickle.dumps(ckpt)).url == ckpt.url
     handle = planaria.async_save({"w": planaria.array([1.0])}, tmp_path / "d")
     others = [planaria.plan(layout, layout, dtype="f32"), ckpt["w"], planaria.tensor([1.0]), planaria.alone(), handle]
+    others.append(planaria.no_grad())
     for other in others:
         with pytest.raises(TypeError, match=type(other).__name__):
             pickle.dumps(other)

@@ -27,6 +27,29 @@ def test_gradients_of_simple_functions():
     assert weights.grad.full().tolist() == [2.0, 20.0]
 
 
+def test_operators_of_numbers_and_tensors():
+    x = planaria.tensor([1.0, -2.5, 3.0], requires_grad=True)
+    for made, want in [
+        (2.0**x, [2.0, 2.0**-2.5, 8.0]), (abs(x), [1.0, 2.5, 3.0]), (x // 2.0, [0.0, -2.0, 1.0]), (x % 2.0, [1.0, 1.5, 1.0]),
+        (7.0 // x, [7.0, -3.0, 2.0]), (7.0 % x, [0.0, -0.5, 1.0]), (planaria.array([1.0, 2.0, 3.0]) ** x, [1.0, 2.0**-2.5, 27.0]),
+    ]:
+        assert made.full().tolist() == pytest.approx(want, rel=1e-6)
+    (2.0**x).sum().backward()
+    assert x.grad.full().tolist() == pytest.approx([2.0**n * np.log(2) for n in (1.0, -2.5, 3.0)], rel=1e-5)
+
+
+def test_a_tensor_shows_its_values():
+    assert repr(planaria.tensor([1.0, 2.5])) == "Tensor f32[2]\n[1.0, 2.5]"
+
+    def rank(comm):
+        layout = planaria.mesh(tp=2).layout((4,), "tp:S0")
+        return repr(planaria.tensor([1.0, 2.0, 3.0, 4.0], layout, comm=comm))
+
+    first, second = planaria.threads(2, rank)
+    assert first.startswith("Tensor f32[4] @ ") and first.endswith("here Array f32[2]\n[1.0, 2.0]") and second.endswith("[3.0, 4.0]")
+    assert "..." in repr(planaria.tensor(np.zeros(2000, np.float32)))
+
+
 def test_no_grad_and_errors():
     x = planaria.tensor([1.0], requires_grad=True)
     with planaria.no_grad():

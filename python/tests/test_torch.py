@@ -16,7 +16,7 @@ import planaria.torch  # noqa: E402
 PROGRAM = pathlib.Path(__file__).parent / "ranks_of_torch.py"
 
 
-RANKS = ("collectives:3", "save:3", "load:2", "strided:4", "fsdp:2", "resume_fsdp:3", "storage:2")
+RANKS = ("collectives:3", "save:3", "callback:2", "load:2", "strided:4", "fsdp:2", "resume_fsdp:3", "storage:2")
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,13 @@ def test_wrong_configurations_name_their_key(config, tmp_path):
         planaria.Trainer(str(tmp_path / "nothing.toml"))
 
 
+def test_a_configuration_that_is_not_there_is_a_wrong_one(tmp_path):
+    for make in (planaria.Trainer, planaria.plan_run):
+        with pytest.raises(planaria.ConfigError, match="missing.toml") as refused:
+            make(tmp_path / "missing.toml")
+        assert refused.value.key == ""
+
+
 def test_plans_need_no_devices(config):
     config["mesh"] = "tp=2"
     config["train"]["global_batch"] = 64
@@ -187,6 +194,18 @@ def test_own_data_that_is_wrong_ends_the_run_with_its_error(own, config, tmp_pat
         planaria.Trainer(own)
     with pytest.raises(TypeError):
         planaria.Trainer(own, data=3)
+
+
+def test_a_run_is_a_figure_where_matplotlib_is(config, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure")
+    outcome = planaria.Trainer(config, run=tmp_path / "drawn").run(until=4)
+    figure = planaria.plot(outcome)
+    assert isinstance(figure, figures.Figure)
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")
+    raw, smooth = axes.get_lines()
+    assert list(raw.get_xdata()) == [1, 2, 3, 4] and list(raw.get_ydata()) == pytest.approx(outcome.losses, rel=1e-6)
+    assert smooth.get_label() == "drawn" == axes.get_legend().get_texts()[0].get_text()
 
 
 def test_a_run_is_drawn(config, tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Test the Python package, and open what we write with torch, safetensors and transformers
+    /// Test the Python package, its array API and its module without a lock, and open what we write with torch and its kin
     Python,
     /// Build the wheel for others: optimised, for every Linux since 2014
     Wheel,

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::array_api;
+use crate::free_threaded;
 use crate::peers;
 use crate::process::{cargo, run};
 use crate::summary::{Counts, Outcome, counts};
@@ -14,11 +16,13 @@ pub(crate) const SCRIPTS: &str = "python";
 /// Where the scripts are that run programs.
 pub(crate) const PROGRAM_SCRIPTS: &str = "programs";
 
-/// Runs the tests of the package and the scripts by themselves; answers whether nothing failed.
+/// Runs the tests of the package, of its namespace and of its module without a lock, and the scripts by themselves; answers whether nothing failed.
 pub(crate) fn run_alone(root: &Path) -> bool {
     let torch = peers::torch_python(root);
     let steps = [
         wheel::step(root, &torch),
+        array_api::step(root, array_api::Examples::Few),
+        free_threaded::step(root),
         step(root, &[], &torch, SCRIPTS),
         step(root, &[], &peers::program_python(root), PROGRAM_SCRIPTS),
     ];

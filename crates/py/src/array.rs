@@ -119,11 +119,22 @@ impl PyArray {
     }
 
     /// An independent value that costs no copy until one of the two is written.
+    ///
+    /// >>> import planaria
+    /// >>> x = planaria.array([1, 2])
+    /// >>> before = x.snapshot()
+    /// >>> x[0] = 9
+    /// >>> before.tolist(), x.tolist()
+    /// ([1, 2], [9, 2])
     fn snapshot(&self, py: Python<'_>) -> PyResult<PyArray> {
         compute(py, || self.0.snapshot()).map(PyArray)
     }
 
     /// The elements as another dtype; a copy unless `copy=False` and the dtype is the same.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.array([1.5, 2.5]).astype("i8").tolist()
+    /// [1, 2]
     #[pyo3(signature = (dtype, *, copy=true))]
     fn astype(&self, py: Python<'_>, dtype: &Bound<'_, PyAny>, copy: bool) -> PyResult<PyArray> {
         let dtype = dtype_of(dtype)?;
@@ -141,6 +152,10 @@ impl PyArray {
     }
 
     /// The elements as nested lists; of a 0-d array the number.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.array([[1, 2], [3, 4]])[:, 0].tolist()
+    /// [1, 3]
     fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let values = compute(py, || scalars(&self.0))?;
         nested(py, &values, self.0.shape())

@@ -156,6 +156,10 @@ impl PyComm {
     }
 
     /// Combines all ranks' arrays and leaves each rank its part of the first dim.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.threads(2, lambda comm: comm.reduce_scatter([1.0, 2.0]).tolist())
+    /// [[2.0], [4.0]]
     #[pyo3(signature = (x, op="sum"))]
     fn reduce_scatter(&self, py: Python<'_>, x: &Bound<'_, PyAny>, op: &str) -> PyResult<PyArray> {
         let (send, op) = (given(x)?, reduction(py, op)?);
@@ -170,6 +174,10 @@ impl PyComm {
     }
 
     /// The array of rank `root` on every rank; the others say its shape and dtype by theirs.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.threads(2, lambda comm: comm.broadcast([comm.rank], root=1).item())
+    /// [1, 1]
     #[pyo3(signature = (x, root=0))]
     fn broadcast(&self, py: Python<'_>, x: &Bound<'_, PyAny>, root: Size) -> PyResult<PyArray> {
         let (mine, root) = (given(x)?, root.0);
@@ -183,6 +191,10 @@ impl PyComm {
 
     /// Sends a part of the first dim to each rank and joins what comes. `send` and `recv` say how many steps of it for and from
     /// each rank; without them parts are equal, or what the others say.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.threads(2, lambda comm: comm.all_to_all([10 * comm.rank, 10 * comm.rank + 1]).tolist())
+    /// [[0, 10], [1, 11]]
     #[pyo3(signature = (x, send=None, recv=None))]
     fn all_to_all(
         &self,

@@ -13,6 +13,10 @@ impl Raise for StoreError {
         match self {
             StoreError::NotFound { .. } => exception(py, "NotFoundError", text),
             StoreError::AlreadyExists { .. } => exception(py, "ExistsError", text),
+            StoreError::BadUrl { ref reason, .. } if reason.contains("lacks the feature") => {
+                let hint = "build the wheel with it, as in `maturin build --release --features s3`";
+                exception(py, "ArgumentError", format!("{text}; {hint}"))
+            }
             StoreError::BadUrl { .. } | StoreError::BadName { .. } => exception(py, "ArgumentError", text),
             StoreError::Checksum { name, start, end, .. } => damaged(py, text, "", &name, start, end),
             StoreError::Header { name, .. } | StoreError::OutOfFile { name, .. } => {

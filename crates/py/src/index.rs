@@ -120,6 +120,11 @@ impl PyArray {
     }
 
     /// `x.at[index].add(value)` adds in place; an element named twice gets both.
+    ///
+    /// >>> import planaria
+    /// >>> x = planaria.array([0.0, 0.0])
+    /// >>> x.at[[0, 0, 1]].add(1.0).tolist()
+    /// [2.0, 1.0]
     #[getter]
     fn at(slf: &Bound<'_, Self>) -> PyAt {
         PyAt(slf.clone().unbind())

@@ -83,6 +83,10 @@ impl PyMesh {
     }
 
     /// A tensor of this shape, cut as the text says; axes that it does not name are replicated.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.mesh(dp=2, tp=4).layout((4096, 1024), "tp:S1").placements
+    /// 'dp:R tp:S1'
     fn layout(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, placements: &str) -> PyResult<PyLayout> {
         let shape: Vec<usize> =
             shape.try_iter()?.map(|n| natural(&n?, "an extent of the shape")).collect::<PyResult<_>>()?;
@@ -191,6 +195,10 @@ impl PyLayout {
     }
 
     /// The boxes that a rank holds, each a tuple of slices.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.mesh(tp=2).layout((4, 2), "tp:S0").boxes(1)
+    /// [(slice(2, 4, None), slice(0, 2, None))]
     #[pyo3(signature = (rank))]
     fn boxes<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let piece = self.0.piece(natural(rank, "the rank")?).map_err(|error| error.raise(py))?;

@@ -322,6 +322,13 @@ impl PyTensor {
     }
 
     /// The same value under another layout: a `Layout`, or placements as in `tp:S0`. Collective.
+    ///
+    /// >>> import planaria
+    /// >>> def work(comm):
+    /// ...     rows = planaria.mesh(tp=2).layout((4, 2), "tp:S0")
+    /// ...     return planaria.tensor([[1.0, 1.0]] * 4, rows, comm=comm).reshard("tp:S1").local().shape
+    /// >>> planaria.threads(2, work)
+    /// [(4, 1), (4, 1)]
     fn reshard(&self, py: Python<'_>, layout: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
         let wanted = match layout.cast::<PyLayout>() {
             Ok(layout) => layout.get().0.clone(),
@@ -346,6 +353,12 @@ impl PyTensor {
     }
 
     /// Gradients on all leaves this came from; of more than one element `grad` says with what weight.
+    ///
+    /// >>> import planaria
+    /// >>> x = planaria.tensor([1.0, 2.0], requires_grad=True)
+    /// >>> (x * x).backward(grad=planaria.array([1.0, 10.0]))
+    /// >>> x.grad.full().tolist()
+    /// [2.0, 40.0]
     #[pyo3(signature = (grad=None, *, keep_graph=false))]
     fn backward(&self, py: Python<'_>, grad: Option<&Bound<'_, PyAny>>, keep_graph: bool) -> PyResult<()> {
         let grad = match grad.filter(|grad| !grad.is_none()) {
@@ -519,6 +532,10 @@ impl PyTensor {
         self.apply(py, move |tensor| tensor.cast(dtype))
     }
     /// Softmax along a dim.
+    ///
+    /// >>> import planaria
+    /// >>> planaria.tensor([[1.0, 1.0]]).softmax(1).full().tolist()
+    /// [[0.5, 0.5]]
     fn softmax(&self, py: Python<'_>, dim: Int) -> PyResult<PyTensor> {
         self.apply(py, move |tensor| tensor.softmax(dim.0))
     }

@@ -1,4 +1,10 @@
-"""The Python array API standard, version 2025.12, without complex dtypes and without ``fft`` and ``linalg``."""
+"""The Python array API standard, version 2025.12, without complex dtypes and without ``fft`` and ``linalg``.
+
+>>> import planaria
+>>> xp = planaria.array_api
+>>> xp.sum(xp.reshape(xp.arange(6), (2, 3)), axis=0).tolist()
+[3, 5, 7]
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,12 @@ def linspace(
     device: Device = None,
     endpoint: bool = True,
 ) -> Array:
-    """``num`` values evenly spaced."""
+    """``num`` values evenly spaced.
+
+    >>> import planaria.array_api as xp
+    >>> xp.linspace(0, 1, 5).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
     _check(device)
     return _planaria.linspace(float(start), float(stop), num, dtype or float32, endpoint)
 
@@ -147,7 +152,12 @@ def triu(x: Array, /, *, k: int = 0) -> Array:
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
-    """Coordinates of a grid."""
+    """Coordinates of a grid.
+
+    >>> import planaria.array_api as xp
+    >>> [x.tolist() for x in xp.meshgrid(xp.arange(2), xp.arange(3), indexing="ij")]
+    [[[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]]
+    """
     need(*arrays)
     if indexing not in ("xy", "ij"):
         raise ValueError(f"indexing is {indexing!r}; use 'xy' or 'ij'")
