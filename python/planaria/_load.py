@@ -12,9 +12,9 @@ from . import _planaria, _progress
 from ._checkpoint import Checkpoint
 from ._errors import DTypeError, MismatchError, NotFoundError
 from ._place import Framework, Progress, Url, matches, statements
-from ._planaria import Comm, Stored
+from ._planaria import Comm, Stored, Tensor
 from ._reports import LoadReport
-from ._state import Flat, Tensor, build, decode, find, framework_of, group_of, is_dtensor, leaves, named, nest, replace, rooms
+from ._state import Flat, build, decode, find, framework_of, group_of, is_dtensor, leaves, named, nest, replace, rooms
 
 LOG = logging.getLogger("planaria")
 

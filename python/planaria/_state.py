@@ -175,8 +175,8 @@ def framework_of(tensor: Any) -> str:
 
 def plain(leaf: Any) -> Any:
     """A scalar of NumPy's as the number of Python's that it is; anything else as it is."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(leaf, numpy.generic):
+    scalars = getattr(sys.modules.get("numpy"), "generic", None)
+    if scalars is None or not isinstance(leaf, scalars):
         return leaf
     value = leaf.item()
     return value if isinstance(value, _PLAIN) else leaf

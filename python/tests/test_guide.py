@@ -46,7 +46,8 @@ def examples_of_members():
     things = {name: getattr(planaria, name) for name in planaria.__all__ if inspect.isclass(getattr(planaria, name))}
     for owner, thing in (things | {"array_api": planaria.array_api}).items():
         for name, member in vars(thing).items():
-            if ">>>" in (getattr(member, "__doc__", None) or "") and not inspect.isclass(member):
+            described = inspect.isroutine(member) or inspect.isdatadescriptor(member)
+            if described and ">>>" in (inspect.getdoc(member) or ""):
                 yield f"{owner}.{name}", member
 
 
