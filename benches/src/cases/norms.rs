@@ -20,7 +20,7 @@ pub(super) fn build(case: &str) -> Built {
             let (x, [w, b], dy) = (rows()?, parameters(1024)?, normal(90, &[4096, 1024])?);
             three(move || {
                 let saved = layer_norm(&x, &[1024], Some(&w), Some(&b), 1e-5)?;
-                layer_norm_grad(&dy, &x, &[1024], &saved.mean, &saved.rstd, Some(&w))
+                layer_norm_grad(&dy, &x, &[1024], &saved.mean, &saved.rstd, Some(&w), None)
             })
         }
         "rms_norm" => {
@@ -31,7 +31,7 @@ pub(super) fn build(case: &str) -> Built {
             let (x, [w, _], dy) = (rows()?, parameters(1024)?, normal(90, &[4096, 1024])?);
             let run: Run = Box::new(move || {
                 let saved = rms_norm(&x, &[1024], Some(&w), 1e-6)?;
-                let grad = rms_norm_grad(&dy, &x, &[1024], &saved.rstd, Some(&w))?;
+                let grad = rms_norm_grad(&dy, &x, &[1024], &saved.rstd, Some(&w), None)?;
                 Ok(vec![grad.x, grad.weight])
             });
             Ok(Some(run))

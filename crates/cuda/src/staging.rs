@@ -41,7 +41,8 @@ impl Lane {
 
     /// Copies out of the device and waits; answers whether it took that upon itself.
     pub(crate) fn copy_out_staged(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<bool> {
-        if to.len() < LEAST {
+        let bytes = to.len();
+        if bytes < LEAST {
             return Ok(false);
         }
         let mut open: VecDeque<(InFlight, Range<usize>)> = VecDeque::new();
@@ -51,7 +52,7 @@ impl Lane {
             to[range.clone()].copy_from_slice(&piece[..range.len()]);
             Ok(Some(piece))
         };
-        for range in pieces(to.len()) {
+        for range in pieces(bytes) {
             let free = if open.len() == TURNS { land(&mut open)? } else { None };
             let piece = free.map_or_else(|| self.piece(), Ok)?;
             let flight = self.copy_pinned(op, piece, from + range.start as u64, range.len(), true)?;

@@ -92,8 +92,8 @@ pub(crate) fn apply_both<A: Op, B: Op>(
         Some(at) => placed(rest, &layouts, at),
         None => rest.into_iter().map(|array| (array, None)).collect(),
     };
-    let inputs: SmallVec<[&Tensor; 4]> = std::iter::once(&sum).chain(others.iter().copied()).collect();
-    let outputs = recorded(second, &inputs, results)?;
+    let taken: Vec<&Tensor> = std::iter::once(&sum).chain(others.iter().copied()).collect();
+    let outputs = recorded(second, &taken, results)?;
     Ok(Some((sum, outputs)))
 }
 
