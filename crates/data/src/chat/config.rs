@@ -54,6 +54,8 @@ pub struct Config {
     pub split_turns: bool,
     /// Rows without a template, `prompt` with `completion` and `text`, end with the tokenizer's `eos`.
     pub append_eos: bool,
+    /// Special tokens that contents spell out are text like any other, instead of those tokens: no message can end itself.
+    pub escape_specials: bool,
     /// The day it is for templates that ask, `2026-11-16`. Without it they are refused: the data would change from day to day.
     pub date: Option<String>,
 }
@@ -68,6 +70,7 @@ impl Default for Config {
             untrained: Untrained::default(),
             split_turns: false,
             append_eos: true,
+            escape_specials: false,
             date: None,
         }
     }
@@ -101,6 +104,7 @@ impl Config {
     /// The tokenizer with its template, or with the one that is named here.
     pub fn open(&self, tokenizer: &Tokenizer) -> Result<Chat> {
         let clock = self.date.as_deref().and_then(Clock::at_date).unwrap_or(Clock::Refused);
-        Ok(Chat::new(tokenizer, self.read_template()?.as_deref(), clock)?.with_eos(self.append_eos))
+        let chat = Chat::new(tokenizer, self.read_template()?.as_deref(), clock)?;
+        Ok(chat.with_eos(self.append_eos).escaping_specials(self.escape_specials))
     }
 }

@@ -50,6 +50,14 @@ pub enum Refusal {
         /// What it said.
         problem: String,
     },
+    /// An image or video where text alone is trained on.
+    #[error("`{field}`: it is of the type `{kind}`, and only text is trained on")]
+    Vision {
+        /// The part, as in `messages[0].content[1]`.
+        field: String,
+        /// Its type.
+        kind: String,
+    },
     /// Nothing is trained.
     #[error("no token of it is trained")]
     NoTrainedToken,
@@ -67,6 +75,7 @@ impl Refusal {
             Refusal::NotPrefix { .. } => "not-prefix-preserving",
             Refusal::NoAnswer { .. } => "no-answer",
             Refusal::Tokenizer { .. } => "tokenizer",
+            Refusal::Vision { .. } => "vision",
             Refusal::NoTrainedToken => "no-trained-token",
         }
     }
@@ -79,6 +88,7 @@ impl Refusal {
                 "train with `data.chat.learn = \"assistant_prefix\"`, or give a template that has them"
             }
             Refusal::NotPrefix { .. } => "make a sample of every answer by `data.chat.split_turns = true`",
+            Refusal::Vision { .. } => "leave rows with images and videos out of the file",
             Refusal::NoTrainedToken => "leave such rows out, counted, by `data.chat.untrained = \"drop\"`",
             _ => return None,
         })

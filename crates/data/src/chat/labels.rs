@@ -73,6 +73,8 @@ pub struct Chat {
     begins: bool,
     /// Whether plain texts end with `eos`.
     ends: bool,
+    /// Whether special tokens that contents spell out are text like any other.
+    escapes: bool,
 }
 
 impl Chat {
@@ -91,6 +93,7 @@ impl Chat {
             frame: tokenizer.frame(),
             begins: tokenizer.begins(),
             ends: true,
+            escapes: false,
         })
     }
 
@@ -98,6 +101,14 @@ impl Chat {
     #[must_use]
     pub fn with_eos(self, ends: bool) -> Chat {
         Chat { ends, ..self }
+    }
+
+    /// The same, with special tokens that contents spell out as text like any other, or as those tokens.
+    #[must_use]
+    pub fn escaping_specials(mut self, escapes: bool) -> Chat {
+        let specials = if escapes { self.locator.specials() } else { Vec::new() };
+        self.template = self.template.map(|template| template.escaping(specials));
+        Chat { escapes, ..self }
     }
 
     /// Whether there is a template.
@@ -116,12 +127,13 @@ impl Chat {
 
     /// A conversation as tokens. The template prints what begins a text, so nothing is added.
     pub fn encode(&self, conversation: &Conversation, ending: Ending) -> Result<Vec<u32>, Refusal> {
-        let text = self.render(conversation, ending)?.text;
-        Ok(self.locate(&text)?.into_iter().map(|(token, _)| token).collect())
+        let Rendered { text, plain, .. } = self.render(conversation, ending)?;
+        Ok(self.locate(&text, &plain)?.into_iter().map(|(token, _)| token).collect())
     }
 
-    fn locate(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, Refusal> {
-        self.locator.encode(text).map_err(|problem| Refusal::Tokenizer { problem })
+    /// Tokens and their bytes; special tokens inside `plain` are text.
+    fn locate(&self, text: &str, plain: &[Range<usize>]) -> Result<Vec<(u32, Range<usize>)>, Refusal> {
+        self.locator.encode_around(text, plain).map_err(|problem| Refusal::Tokenizer { problem })
     }
 
     /// The tokens of a row and which of them are trained.
@@ -154,7 +166,8 @@ impl Chat {
             out.tokens.push(bos);
             out.trained.push(start == 0);
         }
-        for (token, range) in self.locate(text)? {
+        let all = if self.escapes { Vec::from_iter(std::iter::once(0..text.len())) } else { Vec::new() };
+        for (token, range) in self.locate(text, &all)? {
             out.tokens.push(token);
             out.trained.push(range.end > start);
         }
@@ -176,7 +189,7 @@ impl Chat {
             return Err(Refusal::Field { field: "messages".into(), problem: "there is no message".into() });
         }
         let rendered = self.render(conversation, Ending::Closed)?;
-        let located = self.locate(&rendered.text)?;
+        let located = self.locate(&rendered.text, &rendered.plain)?;
         let marked = template.is_marked(conversation);
         let learn = match (learn, prompt) {
             (Learn::Assistant, Some(_)) => Learn::Completion,

@@ -8,6 +8,9 @@ use std::ops::Range;
 /// Printed where a block begins and ends: noncharacters, which no text interchanges.
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
+/// Put around special tokens that a content spells out, and that are text like any other.
+const PLAIN_BEGIN: char = '\u{fdd2}';
+const PLAIN_END: char = '\u{fdd3}';
 
 /// A template with its blocks written anew, and whether there were any.
 pub(super) fn rewrite(template: &str) -> (String, bool) {
@@ -79,25 +82,53 @@ fn statement(tag: &str) -> Option<(&str, &str, &str)> {
     Some((left, inner[..inner.len() - right.len()].trim(), right))
 }
 
-/// Whether a text has a character that blocks are marked with.
+/// Whether a text has a character that something is marked with.
 pub(super) fn is_marked(text: &str) -> bool {
-    text.contains([BEGIN, END])
+    text.contains([BEGIN, END, PLAIN_BEGIN, PLAIN_END])
 }
 
-/// A rendered text without its marks, and the ranges in bytes that stood between them.
-pub(super) fn take_out(marked: &str) -> (String, Vec<Range<usize>>) {
-    let mut text = String::with_capacity(marked.len());
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    let mut open = Vec::new();
+/// A rendered text without its marks.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct TakenOut {
+    pub(super) text: String,
+    /// Bytes of generation blocks.
+    pub(super) generated: Vec<Range<usize>>,
+    /// Bytes of special tokens that contents spell out.
+    pub(super) plain: Vec<Range<usize>>,
+}
+
+pub(super) fn take_out(marked: &str) -> TakenOut {
+    let mut out = TakenOut { text: String::with_capacity(marked.len()), ..TakenOut::default() };
+    let (mut open, mut open_plain) = (Vec::new(), Vec::new());
     for c in marked.chars() {
+        let at = out.text.len();
         match c {
-            BEGIN => open.push(text.len()),
-            END => ranges.extend(open.pop().map(|start| start..text.len())),
-            _ => text.push(c),
+            BEGIN => open.push(at),
+            END => out.generated.extend(open.pop().map(|start| start..at)),
+            PLAIN_BEGIN => open_plain.push(at),
+            PLAIN_END => out.plain.extend(open_plain.pop().map(|start| start..at)),
+            _ => out.text.push(c),
         }
     }
-    ranges.sort_by_key(|range| range.start);
-    (text, ranges)
+    out.generated.sort_by_key(|range| range.start);
+    out
+}
+
+/// A text with marks around every special token that it spells out.
+pub(super) fn escape(text: &str, specials: &[String]) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    // The first that is found, and of those that begin together the longest.
+    while let Some((at, token)) = specials
+        .iter()
+        .filter_map(|token| Some((rest.find(token.as_str())?, token)))
+        .min_by_key(|(at, token)| (*at, std::cmp::Reverse(token.len())))
+    {
+        out.push_str(&format!("{}{PLAIN_BEGIN}{token}{PLAIN_END}", &rest[..at]));
+        rest = &rest[at + token.len()..];
+    }
+    out.push_str(rest);
+    out
 }
 
 #[cfg(test)]
@@ -115,7 +146,9 @@ mod tests {
 
     #[test]
     fn marks_leave_their_places() {
-        let marked = format!("ä{BEGIN}bc{END}d{BEGIN}{END}");
-        assert_eq!(take_out(&marked), ("äbcd".to_string(), vec![2..4, 5..5]));
+        let marked =
+            format!("ä{BEGIN}b{PLAIN_BEGIN}c{PLAIN_END}{END}{PLAIN_BEGIN}d{PLAIN_END}{BEGIN}{END}");
+        let taken = TakenOut { text: "äbcd".to_string(), generated: vec![2..4, 5..5], plain: vec![3..4, 4..5] };
+        assert_eq!(take_out(&marked), taken);
     }
 }

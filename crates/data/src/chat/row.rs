@@ -99,6 +99,25 @@ impl Row {
     }
 }
 
+impl Row {
+    /// Refuses images and videos by name: training on text has nothing to put in their place.
+    pub(super) fn refuse_vision(&self) -> Result<(), Refusal> {
+        let (Row::Conversation(conversation) | Row::Completion { conversation, .. }) = self else {
+            return Ok(());
+        };
+        for (i, message) in conversation.messages.iter().enumerate() {
+            let parts = message.get("content").and_then(Json::as_list).unwrap_or(&[]);
+            for (j, part) in parts.iter().enumerate() {
+                if let Some(kind) = part.get("type").and_then(Json::as_text).filter(|kind| *kind != "text") {
+                    let field = format!("messages[{i}].content[{j}]");
+                    return Err(Refusal::Vision { field, kind: kind.to_string() });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Conversation {
     /// Of checked messages.
     pub fn new(messages: Vec<Json>) -> Result<Conversation, Refusal> {
@@ -125,7 +144,7 @@ impl Conversation {
         if !found {
             return Ok(());
         }
-        let problem = "it has the character U+FDD0 or U+FDD1, which are reserved".to_string();
+        let problem = "it has one of the characters U+FDD0 to U+FDD3, which are reserved".to_string();
         Err(Refusal::Field { field: "messages".into(), problem })
     }
 }

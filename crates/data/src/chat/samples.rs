@@ -12,7 +12,7 @@ use crate::glob;
 use crate::pack::IGNORED;
 use crate::source::Source;
 use planaria_store::checksum;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Rows that are packed together. A number of its own, so that the same files always give the same samples.
@@ -33,6 +33,10 @@ pub struct Report {
     pub too_long: u64,
     /// Rows left out because no token of them is trained.
     pub untrained: u64,
+    /// Samples left out because they are pieces of longer rows with nothing to learn.
+    pub barren: u64,
+    /// Tokens of these.
+    pub barren_tokens: u64,
     /// Tokens of all samples, padding not counted.
     pub tokens: u64,
     /// Tokens that are trained.
@@ -52,6 +56,8 @@ impl Report {
         self.cut_tokens += other.cut_tokens;
         self.too_long += other.too_long;
         self.untrained += other.untrained;
+        self.barren += other.barren;
+        self.barren_tokens += other.barren_tokens;
         self.tokens += other.tokens;
         self.trained += other.trained;
         self.samples += other.samples;
@@ -86,6 +92,13 @@ impl Report {
         }
         if self.untrained > 0 {
             out.push(format!("left out {}: no trained token", counted(self.untrained, "row")));
+        }
+        if self.barren > 0 {
+            out.push(format!(
+                "left out {} of {}: pieces of longer rows without a trained token",
+                counted(self.barren, "sample"),
+                counted(self.barren_tokens, "token")
+            ));
         }
         out
     }
@@ -130,10 +143,17 @@ impl Samples {
         let mut bins = pack(&rows, config, sequence);
         // A piece of a longer row may have nothing to learn.
         let learns = |bin: &Vec<Piece>| bin.iter().any(|piece| predicted(&rows, piece) > 0);
-        bins.retain(learns);
+        let (left, barren): (Vec<_>, Vec<_>) = bins.into_iter().partition(learns);
+        bins = left;
+        report.barren = barren.len() as u64;
+        report.barren_tokens = tokens_of(&barren);
+        // All that a row has to learn may begin its pieces, where nothing predicts it.
+        let kept: BTreeSet<usize> = bins.iter().flatten().map(|piece| piece.row).collect();
+        let lost = (rows.len() - kept.len()) as u64;
+        (report.kept, report.untrained) = (report.kept - lost, report.untrained + lost);
         report.samples = bins.len() as u64;
         report.room = (bins.len() * sequence) as u64;
-        report.tokens = bins.iter().flatten().map(|piece| (piece.end - piece.start) as u64).sum();
+        report.tokens = tokens_of(&bins);
         report.trained = bins.iter().flatten().map(|piece| predicted(&rows, piece) as u64).sum();
         if bins.is_empty() {
             return Err(Error::NoRows { origin: source.path.clone(), told: report.lines().join("; ") });
@@ -179,6 +199,10 @@ impl Samples {
         out.starts.extend(borders[1..].iter().copied().filter(|&at| at < self.sequence));
         Ok(())
     }
+}
+
+fn tokens_of(bins: &[Vec<Piece>]) -> u64 {
+    bins.iter().flatten().map(|piece| (piece.end - piece.start) as u64).sum()
 }
 
 /// Labels of a piece that are predicted from something.
@@ -232,6 +256,7 @@ impl Reader<'_> {
     fn take(&mut self, path: &Path, line: u64, text: &str) -> Result<()> {
         let refuse = |refusal| Error::Conversation { path: path.to_path_buf(), line, refusal };
         let (row, form) = Row::parse(text).map_err(refuse)?;
+        row.refuse_vision().map_err(refuse)?;
         *self.report.forms.entry(form).or_default() += 1;
         let labelled = match &row {
             Row::Conversation(conversation) if self.config.split_turns => {

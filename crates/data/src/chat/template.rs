@@ -3,8 +3,9 @@
 use super::clock::{Clock, strftime};
 use super::error::Refusal;
 use super::json::Json;
+use super::marks::{self, TakenOut};
+use super::python;
 use super::row::Conversation;
-use super::{marks, python};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
 use serde_json::Value as Plain;
@@ -84,6 +85,8 @@ pub struct Rendered {
     pub text: String,
     /// Bytes that the template printed inside its generation blocks.
     pub generated: Vec<Range<usize>>,
+    /// Bytes of special tokens that contents spell out, where these are to be text like any other.
+    pub plain: Vec<Range<usize>>,
 }
 
 /// The templates of a model, ready to render.
@@ -92,6 +95,8 @@ pub(super) struct Template {
     marked: BTreeMap<String, bool>,
     /// What every rendering gets: the special tokens.
     variables: Vec<(String, Value)>,
+    /// Special tokens that contents may not spell out.
+    escaped: Vec<String>,
 }
 
 impl std::fmt::Debug for Template {
@@ -120,7 +125,12 @@ impl Template {
             return Err(Refusal::Template { problem });
         }
         let variables = variables.into_iter().map(|(name, value)| (name, value.to_value())).collect();
-        Ok(Template { environment, marked, variables })
+        Ok(Template { environment, marked, variables, escaped: Vec::new() })
+    }
+
+    /// The same, with these tokens as plain text where contents spell them out.
+    pub(super) fn escaping(self, specials: Vec<String>) -> Template {
+        Template { escaped: specials.into_iter().filter(|token| !token.is_empty()).collect(), ..self }
     }
 
     /// Which template a conversation takes.
@@ -148,15 +158,37 @@ impl Template {
         let tools = conversation.tools.as_ref().map_or(Value::from(()), Json::to_value);
         variables.push(("tools".into(), tools));
         variables.extend(conversation.variables.iter().map(|(name, value)| (name.clone(), value.to_value())));
-        let messages: Value = conversation.messages[..count].iter().map(Json::to_value).collect();
+        let escape = |message: &Json| escaped(message, &self.escaped).to_value();
+        let messages: Value = conversation.messages[..count].iter().map(escape).collect();
         variables.push(("messages".into(), messages));
-        if self.marked[name] {
+        let marked = self.marked[name] || !self.escaped.is_empty();
+        if marked {
             conversation.refuse_marks()?;
         }
         let template = self.environment.get_template(name).map_err(|error| refuse(&error))?;
         let text = template.render(Value::from_pairs(variables)).map_err(|error| refuse(&error))?;
-        let (text, generated) = if self.marked[name] { marks::take_out(&text) } else { (text, Vec::new()) };
-        Ok(Rendered { text, generated })
+        let TakenOut { text, generated, plain } =
+            if marked { marks::take_out(&text) } else { TakenOut { text, ..TakenOut::default() } };
+        Ok(Rendered { text, generated, plain })
+    }
+}
+
+/// A message with marks around the special tokens that it spells out; what templates compare with words of their own stays.
+fn escaped(message: &Json, specials: &[String]) -> Json {
+    if specials.is_empty() {
+        return message.clone();
+    }
+    match message {
+        Json::Text(text) => Json::Text(marks::escape(text, specials)),
+        Json::List(list) => Json::List(list.iter().map(|value| escaped(value, specials)).collect()),
+        Json::Object(entries) => {
+            let entry = |(key, value): &(String, Json)| match key.as_str() {
+                "role" | "type" => (key.clone(), value.clone()),
+                _ => (key.clone(), escaped(value, specials)),
+            };
+            Json::Object(entries.iter().map(entry).collect())
+        }
+        other => other.clone(),
     }
 }
 

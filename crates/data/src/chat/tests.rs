@@ -136,6 +136,30 @@ fn a_template_that_rewrites_earlier_answers_is_trained_turn_by_turn() {
     assert_eq!(said, [("pone", "one"), ("p(short)qthree", "three")]);
 }
 
+#[test]
+fn contents_do_not_end_their_own_turn_where_specials_are_escaped() {
+    let row =
+        r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a<|eos|>b"}]}"#;
+    let row = Row::parse(row).unwrap().0;
+    let ends = |chat: &Chat, row: &Row| {
+        let labelled = chat.label(row, Learn::Assistant).unwrap();
+        let all = labelled.tokens.iter().filter(|&&token| token == 257).count();
+        (all, labelled.predicted())
+    };
+    let parsed = chat(CHATML);
+    assert_eq!(ends(&parsed, &row), (3, "a_b_".len()));
+    let escaped = chat(CHATML).escaping_specials(true);
+    // The template's own tokens stay; the content is nine bytes, behind which the turn ends.
+    assert_eq!(ends(&escaped, &row), (2, "a<|eos|>b".len() + 1));
+    let text = Row::parse(r#"{"text": "a<|eos|>b"}"#).unwrap().0;
+    assert_eq!((ends(&parsed, &text).0, ends(&escaped, &text).0), (2, 1));
+    let Row::Conversation(conversation) = row else { panic!() };
+    assert_eq!(
+        escaped.render(&conversation, Ending::Closed).unwrap().text,
+        parsed.render(&conversation, Ending::Closed).unwrap().text
+    );
+}
+
 /// Samples of some lines, and their data.
 fn opened(lines: &[&str], sequence: usize, settings: Config) -> crate::Result<crate::Data> {
     let folder = tempfile::tempdir().unwrap();
@@ -198,6 +222,35 @@ fn what_is_cut_or_left_out_is_counted() {
     assert_eq!(told(fit::Overlong::KeepEnd), [2, 1, 15, 0, 1, 3 + 15, 2]);
     assert_eq!(told(fit::Overlong::Drop), [1, 0, 0, 1, 1, 3, 1]);
     assert_eq!(told(fit::Overlong::Split), [2, 0, 0, 0, 1, 3 + 6 + 14, 3]);
+}
+
+#[test]
+fn samples_of_pieces_without_a_trained_token_are_counted() {
+    // 40 tokens of prompt, 4 of completion and the end: two pieces of 16 have nothing to learn.
+    let long = format!(r#"{{"prompt": "{}", "completion": "cccc"}}"#, "p".repeat(40));
+    let short = r#"{"prompt": "p", "completion": "cc"}"#;
+    let report = |settings: Config| opened(&[&long, short], 16, settings).unwrap().report.unwrap();
+    let split = report(Config { overlong: fit::Overlong::Split, ..Config::default() });
+    assert_eq!((split.kept, split.samples, split.barren, split.barren_tokens), (2, 2, 2, 32));
+    let told = split.lines().join("\n");
+    assert!(told.contains("left out 2 samples of 32 tokens: pieces of longer rows"), "{told}");
+    let wrapped = report(Config { packing: PackRows::Wrapped, ..Config::default() });
+    // The last sample is the end of the short row, which nothing predicts.
+    assert_eq!((wrapped.kept, wrapped.barren, wrapped.barren_tokens), (2, 3, 33));
+    // The only trained token begins a piece, so nothing predicts it: the row is left out, and told.
+    let lost = format!(r#"{{"prompt": "{}", "completion": "c"}}"#, "p".repeat(16));
+    let settings = Config { overlong: fit::Overlong::Split, append_eos: false, ..Config::default() };
+    let report = opened(&[&lost, short], 16, settings).unwrap().report.unwrap();
+    assert_eq!((report.kept, report.untrained, report.barren, report.barren_tokens), (1, 1, 2, 17));
+}
+
+#[test]
+fn images_are_refused_by_name_where_text_is_trained_on() {
+    let row = r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "what is"}, {"type": "image"}]},
+        {"role": "assistant", "content": "a cat"}]}"#
+        .replace('\n', " ");
+    let error = opened(&[&row], 64, Config::default()).unwrap_err().to_string();
+    assert!(error.contains("rows.jsonl:1: `messages[0].content[1]`: it is of the type `image`"), "{error}");
 }
 
 #[test]

@@ -54,6 +54,11 @@ impl Bytes {
         self.added(id).is_some_and(|a| a.special)
     }
 
+    /// The special tokens as they are written out.
+    pub(super) fn specials(&self) -> Vec<String> {
+        self.added.iter().filter(|added| added.special).map(|added| added.content.clone()).collect()
+    }
+
     /// Bytes that a token stands for.
     pub(super) fn length(&self, id: u32) -> usize {
         if id < BYTES { 1 } else { self.added(id).map_or(0, |added| added.content.len()) }

@@ -1,6 +1,6 @@
 //! Tokens with the bytes of the text they stand for, and what a tokenizer says about chat templates.
 
-use super::{Tokenizer, TokenizerKind, files};
+use super::{SpecialText, Tokenizer, TokenizerKind, files};
 use crate::chat::{FILES, Found, Json, token_variables};
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -22,22 +22,54 @@ impl Locator {
     /// Tokens and their bytes. Special tokens written out become those tokens; nothing is put around the text. A token owns
     /// every character it encodes, white space included.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, String> {
-        match &self.kind {
-            TokenizerKind::Bytes(bytes) => {
-                let mut tokens = Vec::new();
-                bytes.encode(text, true, &mut tokens);
-                let mut at = 0;
-                let place = |token: u32| {
-                    let start = at;
-                    at += bytes.length(token);
-                    (token, start..at)
-                };
-                Ok(tokens.into_iter().map(place).collect())
+        located(&self.kind, text, SpecialText::Parse)
+    }
+
+    /// The same, but special tokens that are written out inside these bytes are text like any other. Stretches between the
+    /// special tokens that stay are the ones that a tokenizer would cut the text into.
+    pub(crate) fn encode_around(
+        &self,
+        text: &str,
+        plain: &[Range<usize>],
+    ) -> Result<Vec<(u32, Range<usize>)>, String> {
+        let found = self.encode(text)?;
+        let inside = |range: &Range<usize>| plain.iter().any(|p| p.start < range.end && range.start < p.end);
+        let special = |(token, _): &(u32, Range<usize>)| self.is_special(*token);
+        if !found.iter().any(|one| special(one) && inside(&one.1)) {
+            return Ok(found);
+        }
+        let mut kind = self.kind.clone();
+        if let TokenizerKind::Trained(inner) = &mut kind {
+            inner.set_encode_special_tokens(true);
+        }
+        let (mut out, mut from) = (Vec::new(), 0);
+        for stretch in found.split_inclusive(|one| special(one) && !inside(&one.1)) {
+            let (between, last) = match stretch.split_last() {
+                Some((last, between)) if special(last) && !inside(&last.1) => (between, Some(last)),
+                _ => (stretch, None),
+            };
+            let to = last.map_or(text.len(), |(_, range)| range.start);
+            if between.iter().any(special) {
+                let anew = located(&kind, &text[from..to], SpecialText::Plain)?;
+                out.extend(
+                    anew.into_iter().map(|(token, range)| (token, range.start + from..range.end + from)),
+                );
+            } else {
+                out.extend_from_slice(between);
             }
+            from = last.map_or(to, |(_, range)| range.end);
+            out.extend(last.cloned());
+        }
+        Ok(out)
+    }
+
+    /// The special tokens as they are written out.
+    pub(crate) fn specials(&self) -> Vec<String> {
+        match &self.kind {
+            TokenizerKind::Bytes(bytes) => bytes.specials(),
             TokenizerKind::Trained(inner) => {
-                let found = inner.encode(text, false).map_err(|error| error.to_string())?;
-                let ranges = found.get_offsets().iter().map(|&(start, end)| start..end);
-                Ok(found.get_ids().iter().copied().zip(ranges).collect())
+                let tokens = inner.get_added_vocabulary().get_added_tokens_decoder().values();
+                tokens.filter(|token| token.special).map(|token| token.content.clone()).collect()
             }
         }
     }
@@ -45,6 +77,31 @@ impl Locator {
     /// Whether decoding leaves this token out.
     pub(crate) fn is_special(&self, id: u32) -> bool {
         self.kind.is_special(id)
+    }
+}
+
+fn located(
+    kind: &TokenizerKind,
+    text: &str,
+    special: SpecialText,
+) -> Result<Vec<(u32, Range<usize>)>, String> {
+    match kind {
+        TokenizerKind::Bytes(bytes) => {
+            let mut tokens = Vec::new();
+            bytes.encode(text, special == SpecialText::Parse, &mut tokens);
+            let mut at = 0;
+            let place = |token: u32| {
+                let start = at;
+                at += bytes.length(token);
+                (token, start..at)
+            };
+            Ok(tokens.into_iter().map(place).collect())
+        }
+        TokenizerKind::Trained(inner) => {
+            let found = inner.encode(text, false).map_err(|error| error.to_string())?;
+            let ranges = found.get_offsets().iter().map(|&(start, end)| start..end);
+            Ok(found.get_ids().iter().copied().zip(ranges).collect())
+        }
     }
 }
 
