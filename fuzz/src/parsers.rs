@@ -187,7 +187,7 @@ pub(crate) fn adapter(bytes: &[u8]) {
         planaria_nn::models::Models::default().open_json(text).expect("a model")
     });
     let Ok(config) = LoraConfig::parse(&String::from_utf8_lossy(bytes)) else { return };
-    LoraConfig::parse(&config.to_value().to_string()).expect("what is written can be read");
+    LoraConfig::parse(&config.to_text()).expect("what is written can be read");
     let small = config.r < 1 << 20 && config.rank_pattern.iter().all(|(_, rank)| *rank < 1 << 20);
     let Ok(adapted) = Adapted::new(model.clone(), config) else { return };
     if small {

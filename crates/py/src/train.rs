@@ -80,7 +80,7 @@ fn config(py: Python<'_>, text: Option<String>, path: Option<String>, data: Data
     compute(py, move || match (text, path) {
         (Some(text), _) => {
             let syntax = |what: String| Error::Syntax { origin: "the configuration".into(), what };
-            let values: serde_json::Value = serde_json::from_str(&text).map_err(|e| syntax(e.to_string()))?;
+            let values: toml::Table = serde_json::from_str(&text).map_err(|e| syntax(e.to_string()))?;
             let text = toml::to_string(&values).map_err(|e| syntax(e.to_string()))?;
             resolved(Sources::text("the configuration", &text))
         }

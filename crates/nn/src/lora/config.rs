@@ -2,11 +2,11 @@
 
 use crate::error::{Error, Result};
 use regex::Regex;
-use serde::{Deserialize, Deserializer};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 
 /// Fields of variants that compute something else, and are not implemented.
 const VARIANTS: [&str; 9] = [
@@ -137,10 +137,10 @@ pub struct LoraConfig {
     /// The name before the number of a layer.
     pub layers_pattern: Option<Names>,
     /// Other ranks, by regular expressions of module names; the first that fits counts.
-    #[serde(deserialize_with = "pairs")]
+    #[serde(with = "super::pairs")]
     pub rank_pattern: Vec<(String, i64)>,
     /// Other numerators, likewise.
-    #[serde(deserialize_with = "pairs")]
+    #[serde(with = "super::pairs")]
     pub alpha_pattern: Vec<(String, f64)>,
     /// Tokens whose vectors are trained.
     pub trainable_token_indices: Option<Tokens>,
@@ -178,36 +178,6 @@ impl Default for LoraConfig {
             rest: Map::new(),
         }
     }
-}
-
-/// A table in the order of the file: of patterns the first that fits counts.
-fn pairs<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
-    from: D,
-) -> std::result::Result<Vec<(String, V)>, D::Error> {
-    struct Pairs<V>(PhantomData<V>);
-    impl<'de, V: Deserialize<'de>> serde::de::Visitor<'de> for Pairs<V> {
-        type Value = Vec<(String, V)>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a table of patterns")
-        }
-
-        fn visit_unit<E>(self) -> std::result::Result<Self::Value, E> {
-            Ok(Vec::new())
-        }
-
-        fn visit_map<A: serde::de::MapAccess<'de>>(
-            self,
-            mut map: A,
-        ) -> std::result::Result<Self::Value, A::Error> {
-            let mut list = Vec::new();
-            while let Some(pair) = map.next_entry()? {
-                list.push(pair);
-            }
-            Ok(list)
-        }
-    }
-    from.deserialize_any(Pairs(PhantomData))
 }
 
 fn refuse(key: &str, found: impl fmt::Display, hint: &str) -> Error {
@@ -306,6 +276,22 @@ impl LoraConfig {
         }
     }
 
+    /// The start that was taken out of the model's weights, if it was. Refuses one that cannot be found again from the weights,
+    /// and one that is not known: nobody can say which weights the adapter fits.
+    pub fn taken_out(&self) -> Result<Option<Factors>> {
+        let Some(name) = self.init_lora_weights.as_str().map(str::to_lowercase) else { return Ok(None) };
+        // These begin with a product of 0, however they find their factors.
+        if ["eva", "orthogonal", "mica"].contains(&name.as_str()) {
+            return Ok(None);
+        }
+        if ["corda", "lora_ga", "loftq"].contains(&name.as_str()) {
+            let hint = "it changed the model's weights by data that is not here; let peft convert it when it saves \
+                        (`path_initial_model_for_weight_conversion`)";
+            return Err(refuse("init_lora_weights", format!("\"{name}\""), hint));
+        }
+        Ok(Some(self.factors()?).filter(|factors| factors.changes_base()))
+    }
+
     /// The rank of a module.
     pub fn rank(&self, module: &str) -> Result<usize> {
         Ok(fitting(&self.rank_pattern, module)?.unwrap_or(self.r) as usize)
@@ -322,8 +308,15 @@ impl LoraConfig {
         Ok(if self.use_rslora { alpha / rank.sqrt() } else { alpha / rank })
     }
 
-    /// The object to write as `adapter_config.json`.
-    pub fn to_value(&self) -> Value {
+    /// The text to write as `adapter_config.json`.
+    pub fn to_text(&self) -> String {
+        let mut text = serde_json::to_string_pretty(&Written(self)).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// Every field but the patterns, which have an order.
+    fn fields(&self) -> Value {
         let names = |names: &Option<Names>| match names {
             None => Value::Null,
             Some(Names::Pattern(text)) => json!(text),
@@ -339,10 +332,6 @@ impl LoraConfig {
             Some(Tokens::Ids(ids)) => json!(ids),
             Some(Tokens::ByModule(map)) => json!(map),
         };
-        let ranks: Map<String, Value> =
-            self.rank_pattern.iter().map(|(key, rank)| (key.clone(), json!(rank))).collect();
-        let alphas: Map<String, Value> =
-            self.alpha_pattern.iter().map(|(key, alpha)| (key.clone(), number(*alpha))).collect();
         json!({
             "peft_type": self.peft_type,
             "task_type": self.task_type,
@@ -362,13 +351,33 @@ impl LoraConfig {
             "init_lora_weights": self.init_lora_weights,
             "layers_to_transform": layers,
             "layers_pattern": names(&self.layers_pattern),
-            "rank_pattern": ranks,
-            "alpha_pattern": alphas,
             "trainable_token_indices": tokens,
             "ensure_weight_tying": self.ensure_weight_tying,
         })
     }
 }
+
+/// A configuration on its way into a file.
+struct Written<'a>(&'a LoraConfig);
+
+impl Serialize for Written<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        let config = self.0;
+        let mut map = to.serialize_map(None)?;
+        for (key, value) in config.fields().as_object().into_iter().flatten() {
+            map.serialize_entry(key, value)?;
+        }
+        let ranks = config.rank_pattern.iter().map(|(key, rank)| (key.clone(), json!(rank)));
+        let alphas = config.alpha_pattern.iter().map(|(key, alpha)| (key.clone(), number(*alpha)));
+        map.serialize_entry("rank_pattern", &Table(ranks.collect()))?;
+        map.serialize_entry("alpha_pattern", &Table(alphas.collect()))?;
+        map.end()
+    }
+}
+
+/// Patterns in their order.
+#[derive(Serialize)]
+struct Table(#[serde(with = "super::pairs")] Vec<(String, Value)>);
 
 /// A whole number is written as one.
 fn number(value: f64) -> Value {
@@ -394,4 +403,22 @@ pub(super) fn regex(pattern: &str, text: &str) -> Result<Regex> {
         let why = error.to_string().lines().last().unwrap_or_default().to_string();
         Error::Adapter { what: format!("'{text}' is not a regular expression that is known here: {why}") }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_keep_the_order_of_the_file_and_the_first_that_fits_counts() {
+        let text =
+            r#"{"rank_pattern": {"q_proj": 3, ".*": 5}, "alpha_pattern": {"z|v_proj": 2, "v_proj": 4.5}}"#;
+        let config = LoraConfig::parse(text).unwrap();
+        assert_eq!((config.rank("a.q_proj").unwrap(), config.rank("a.v_proj").unwrap()), (3, 5));
+        assert_eq!(config.alpha("a.v_proj").unwrap(), 2.0);
+        let written = config.to_text();
+        assert!(written.find("\"q_proj\": 3").unwrap() < written.find("\".*\": 5").unwrap(), "{written}");
+        assert_eq!(LoraConfig::parse(&written).unwrap().rank_pattern, config.rank_pattern);
+        assert_eq!(LoraConfig::parse(&written).unwrap().alpha_pattern, config.alpha_pattern);
+    }
 }

@@ -8,6 +8,7 @@ mod adapted;
 mod adapter;
 mod config;
 pub mod narrow;
+pub mod pairs;
 mod rows;
 pub mod starts;
 mod targets;

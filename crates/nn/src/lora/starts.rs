@@ -136,21 +136,17 @@ fn taken_out(
     let values = weight.contiguous()?.cast(DType::F64)?.to_vec::<f64>()?;
     let rank = adapter.down.spec().shape[usize::from(stacked)];
     let scale = adapter.scale;
-    let (down, up) = match (taken, start) {
-        (true, Factors::Pissa) => pissa(&values, [out, inner], rank, scale)?,
-        (true, _) => olora(&values, [out, inner], rank),
-        (false, _) => {
+    let (down, up) = match taken {
+        true => first_factors(&values, [out, inner], rank, scale, start)?,
+        false => {
             let of = |param: &Param| -> Result<Vec<f64>> {
                 let whole = no_grad(|| param.value()?.whole())?;
                 let one = if stacked { whole.select(0, expert as i64)? } else { whole };
                 Ok(one.contiguous()?.cast(DType::F64)?.to_vec::<f64>()?)
             };
-            (of(&adapter.down)?, of(&adapter.up)?)
+            (narrow(&of(&adapter.down)?), narrow(&of(&adapter.up)?))
         }
     };
-    // The product in the precision that factors are kept in, so that weight and factors add up to what was there.
-    let narrow = |values: &[f64]| values.iter().map(|&value| f64::from(value as f32)).collect::<Vec<f64>>();
-    let (down, up) = (narrow(&down), narrow(&up));
     let mut product = vec![0.0; out * inner];
     for row in 0..out {
         let line = &mut product[row * inner..(row + 1) * inner];
@@ -168,6 +164,26 @@ fn taken_out(
     };
     let lengths = rest.chunks(inner).zip(product.chunks(inner)).map(length).collect();
     Ok(Taken { down, up, rest, lengths })
+}
+
+/// The factors `[rank, in]` and `[out, rank]` that a start takes out of a weight `[out, in]`, in the precision that factors are
+/// kept in, so that weight and factors add up to what was there.
+pub fn first_factors(
+    values: &[f64],
+    [out, inner]: [usize; 2],
+    rank: usize,
+    scale: f64,
+    start: Factors,
+) -> Result<(Vec<f64>, Vec<f64>)> {
+    let (down, up) = match start {
+        Factors::Olora => olora(values, [out, inner], rank),
+        _ => pissa(values, [out, inner], rank, scale)?,
+    };
+    Ok((narrow(&down), narrow(&up)))
+}
+
+fn narrow(values: &[f64]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value as f32)).collect()
 }
 
 /// The largest singular values, shared out over both factors.

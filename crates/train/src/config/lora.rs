@@ -3,7 +3,7 @@
 use super::require;
 use crate::error::{Error, Result};
 use planaria_nn::lora::narrow::Width;
-use planaria_nn::lora::{Layers, LoraConfig, Names, Tokens};
+use planaria_nn::lora::{Layers, LoraConfig, Names, Tokens, pairs};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -106,10 +106,14 @@ pub struct LoraSection {
     /// The name before the number of a layer, where that is not the first in a path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers_pattern: Option<String>,
-    /// Other ranks, by regular expressions of the ends of module paths.
-    pub rank_pattern: BTreeMap<String, usize>,
+    /// Other ranks, by regular expressions of the ends of module paths; the first that fits counts.
+    #[serde(with = "pairs")]
+    #[schemars(with = "BTreeMap<String, usize>")]
+    pub rank_pattern: Vec<(String, usize)>,
     /// Other values of alpha, likewise.
-    pub alpha_pattern: BTreeMap<String, f64>,
+    #[serde(with = "pairs")]
+    #[schemars(with = "BTreeMap<String, f64>")]
+    pub alpha_pattern: Vec<(String, f64)>,
     /// Train lengths and directions of rows apart (DoRA).
     pub dora: bool,
     /// Biases of the model that are trained too: `none`, `all`, or `lora_only` for those of adapted modules.
@@ -143,8 +147,8 @@ impl Default for LoraSection {
             exclude_modules: None,
             layers_to_transform: Vec::new(),
             layers_pattern: None,
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
+            rank_pattern: Vec::new(),
+            alpha_pattern: Vec::new(),
             dora: false,
             bias: "none".into(),
             lora_bias: false,
@@ -206,7 +210,7 @@ impl LoraSection {
             layers_to_transform: layers,
             layers_pattern: self.layers_pattern.clone().map(Names::Pattern),
             rank_pattern: self.rank_pattern.iter().map(|(key, rank)| (key.clone(), *rank as i64)).collect(),
-            alpha_pattern: self.alpha_pattern.clone().into_iter().collect(),
+            alpha_pattern: self.alpha_pattern.clone(),
             trainable_token_indices: (!tokens.is_empty()).then(|| Tokens::Ids(tokens.clone())),
             ensure_weight_tying: self.ensure_weight_tying,
             ..LoraConfig::default()

@@ -386,3 +386,21 @@ fn a_kind_that_contradicts_the_file_is_refused_with_both() {
     }
     assert_eq!(model("").to_json(None, None).unwrap()["model_type"], "qwen2");
 }
+
+/// The first pattern that fits counts, so a table of them is no map.
+#[test]
+fn patterns_of_ranks_keep_the_order_of_their_file() {
+    let text = format!(
+        "{SMALL}[lora.rank_pattern]\nq_proj = 3\n\".*\" = 5\n[lora.alpha_pattern]\n\"z|v_proj\" = 2.0\nv_proj = 4.0\n"
+    );
+    let config = Config::parse(&text).unwrap();
+    let again = Config::parse(&config.to_toml().unwrap()).unwrap();
+    for config in [config, again] {
+        let lora = config.lora.unwrap().config(None).unwrap();
+        assert_eq!((lora.rank("a.q_proj").unwrap(), lora.rank("a.v_proj").unwrap()), (3, 5));
+        assert_eq!(lora.alpha("a.v_proj").unwrap(), 2.0);
+    }
+    let set = ["lora.rank_pattern={ q_proj = 3, \".*\" = 5 }".to_string()];
+    let config = Sources::text("run.toml", SMALL).set(set).resolve().unwrap().config;
+    assert_eq!(config.lora.unwrap().rank_pattern, [("q_proj".to_string(), 3), (".*".to_string(), 5)]);
+}

@@ -132,9 +132,9 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     files.insert("config.json".into(), model_config(job));
     files.extend(job.objective.files(&*job.model)?);
     files.insert("config.toml".into(), job.config.recorded()?.to_toml()?.into_bytes());
-    let adapter = job.model.adapted().map(|model| model.config(0).to_value());
+    let adapter = job.model.adapted().map(|model| model.config(0).to_text());
     if let Some(adapter) = &adapter {
-        files.insert("adapter_config.json".into(), format!("{adapter:#}\n").into_bytes());
+        files.insert("adapter_config.json".into(), adapter.clone().into_bytes());
     }
     files.insert("generation_config.json".into(), generation_config(job));
     let mut state = State::new(items(replica, Files::Run, Array::snapshot)?);
