@@ -47,6 +47,11 @@ pub enum Event {
     },
     /// What became of the rows of conversations that are trained on.
     Rows(Report),
+    /// A name of `target_modules` that no module of the model has: it adapts nothing.
+    Unmatched {
+        /// The name.
+        name: String,
+    },
     /// The state of an earlier run was loaded.
     Resumed {
         /// The checkpoint.

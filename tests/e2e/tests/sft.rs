@@ -65,3 +65,19 @@ fn rows_that_changed_are_refused_on_resume() -> Result<()> {
     ensure!(format!("{error:#}").contains("data"), "{error:#}");
     Ok(())
 }
+
+/// The loss is linear in the share of a label that is spread over the vocabulary.
+#[test]
+fn labels_are_smoothed_by_the_share_that_is_asked_for() -> Result<()> {
+    let first = |mesh: &str, share: &str| -> Result<f64> {
+        let run = train(&sandbox()?, 1, mesh, &[&format!("sft.label_smoothing={share}")])?;
+        Ok(run.outcome.losses[0])
+    };
+    let [none, some, more] = [first("", "0.0")?, first("", "0.25")?, first("", "0.5")?];
+    ensure!((some - none).abs() > 1e-4, "{some} with and {none} without");
+    ensure!((more - some - (some - none)).abs() < 1e-5, "{none} {some} {more}");
+    ensure!((first("tp=2", "0.25")? - some).abs() < 1e-5, "the vocabulary may be cut");
+    let error = first("", "1.5").unwrap_err();
+    ensure!(format!("{error:#}").contains("sft.label_smoothing"), "{error:#}");
+    Ok(())
+}

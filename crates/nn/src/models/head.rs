@@ -42,6 +42,11 @@ impl Head {
     /// Sum of the losses against labels `[batch, sequence]`; -100 counts nothing. Labels of the host are counted there, so that
     /// nobody waits for a device. Collective.
     pub fn cross_entropy(&self, labels: &Tensor) -> Result<Loss> {
+        self.smoothed_cross_entropy(labels, 0.0)
+    }
+
+    /// The same where a share of every label is spread evenly over the vocabulary. Then all scores are there at once.
+    pub fn smoothed_cross_entropy(&self, labels: &Tensor, label_smoothing: f64) -> Result<Loss> {
         let labels = self.lanes.batch(labels)?;
         let counted = labels.ne(&Tensor::scalar(IGNORED, labels.dtype())?)?.cast(DType::I64)?;
         let count = counted.sum(&[], Keep::No)?.whole()?;
@@ -50,14 +55,17 @@ impl Head {
         let device = self.weight.local().device();
         let labels = if device == Device::Meta { labels } else { labels.to(device)? };
         // Capped scores are not linear in the states, so they are all there at once.
-        let sum = match self.cap {
-            Some(_) => {
+        let sum = match self.cap.is_none() && label_smoothing == 0.0 {
+            true => linear_cross_entropy(&self.states, &self.weight, &labels)?,
+            false => {
                 let scores = self.logits()?;
-                let options =
-                    CrossEntropyOptions { reduction: Reduction::Sum, ..CrossEntropyOptions::default() };
+                let options = CrossEntropyOptions {
+                    label_smoothing,
+                    reduction: Reduction::Sum,
+                    ..CrossEntropyOptions::default()
+                };
                 ops::cross_entropy(&scores.cast(ops::wide(scores.dtype()))?, &labels, &options)?
             }
-            None => linear_cross_entropy(&self.states, &self.weight, &labels)?,
         };
         let sum = sum.settled()?;
         Ok(Loss { sum, count, own: None, shown: None, figures: Vec::new() })

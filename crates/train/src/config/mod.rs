@@ -19,6 +19,7 @@ mod rl;
 mod rope;
 mod schema;
 mod sections;
+mod sft;
 #[cfg(test)]
 mod tests;
 mod tiers;
@@ -41,6 +42,7 @@ pub use sections::{
     Behind, CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction,
     ScheduleKind, Sharding, TrainSection,
 };
+pub use sft::SftSection;
 pub use tiers::{TierKind, TierSection};
 
 use crate::error::{Error, Result};
@@ -80,6 +82,8 @@ pub struct Config {
     pub train: TrainSection,
     /// What embeddings are made of and compared by, where the run learns those.
     pub embedding: EmbeddingSection,
+    /// The loss of conversations, where the run learns from those.
+    pub sft: SftSection,
     /// How two responses are compared, where the run learns from preferences.
     pub dpo: DpoSection,
     /// How responses are made and judged, where the run learns from those.

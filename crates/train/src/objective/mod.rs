@@ -154,7 +154,7 @@ impl Default for Objectives {
         Objectives {
             known: vec![
                 Arc::new(NextToken),
-                Arc::new(Sft),
+                Arc::new(Sft::default()),
                 Arc::new(Contrastive::default()),
                 Arc::new(Dpo::default()),
                 Arc::new(Rewarded::grpo()),

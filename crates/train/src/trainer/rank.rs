@@ -361,6 +361,10 @@ impl RankRun<'_> {
         if let Some(report) = &self.job.data.report {
             self.tell(&Event::Rows(report.clone()));
         }
+        let unmatched = self.job.model.adapted().map(|model| model.targets(0).unmatched.clone());
+        for name in unmatched.unwrap_or_default() {
+            self.tell(&Event::Unmatched { name });
+        }
         let mut loader = self.loader(last)?;
         let (mut stopped, mut due) = (false, BTreeSet::new());
         while self.progress.step < last && !stopped {

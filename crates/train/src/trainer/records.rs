@@ -57,6 +57,9 @@ impl Records {
                 (Level::Warn, "arrays of GPUs go through the host", vec![("why", json!(why))])
             }
             Event::Rows(report) => (Level::Info, "rows", vec![("told", json!(report.lines()))]),
+            Event::Unmatched { name } => {
+                (Level::Warn, "no module has a name of target_modules", vec![("name", json!(name))])
+            }
             Event::Resumed { folder, step, changed, damaged, .. } => {
                 let values = [("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
                 (Level::Info, "resumed", [&values[..], &[("damaged", json!(damaged))]].concat())
