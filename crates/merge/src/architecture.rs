@@ -45,8 +45,12 @@ impl Weight {
     }
 }
 
+/// Where tables of token vectors are, the first name that is there.
+const EMBEDDINGS: [&str; 4] =
+    [EMBEDDING, "model.language_model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
 const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
+/// What scores the next token.
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 const ATTENTION: [&str; 4] = [
     "self_attn.q_proj.weight",
@@ -66,6 +70,11 @@ const FUSED: [&str; 4] = [
     "mlp.down_proj.weight",
 ];
 
+/// The name of a model's table of token vectors.
+pub(crate) fn embedding_of(model: &Model) -> Option<&'static str> {
+    EMBEDDINGS.into_iter().find(|name| model.tensors.contains_key(*name))
+}
+
 /// Weights of a layer by `model_type`.
 fn layer_weights(model_type: &str) -> Option<Vec<&'static str>> {
     let llama = [&NORMS[..], &ATTENTION, &MLP].concat();
@@ -81,30 +90,29 @@ fn layer_weights(model_type: &str) -> Option<Vec<&'static str>> {
 }
 
 impl Architecture {
-    /// The architecture that all models have, or that of the first where mixing is allowed.
-    pub(crate) fn of(models: &[&Model], mixed: bool) -> Result<Architecture> {
-        let first = models.first().ok_or_else(|| Error::request("there is no model"))?;
-        let kind = |model: &Model| {
-            let class = model.config["architectures"][0].as_str().unwrap_or("");
-            (model.model_type().to_string(), class.to_string())
-        };
+    /// The first model of another architecture than the first of all, and how to say so.
+    pub(crate) fn differ(models: &[&Model]) -> Option<(usize, String)> {
+        let first = models.first()?;
         let expected = kind(first);
-        for model in models {
-            let found = kind(model);
-            let same = found.0 == expected.0
-                && (found.1 == expected.1 || found.1.is_empty() || expected.1.is_empty());
-            if !same && !mixed {
-                let named = |(model_type, class): &(String, String)| format!("{model_type} ({class})");
-                return Err(Error::request(format!(
-                    "{} is of the architecture {} and {} of {}; `--allow-crimes` merges them all the same, by the names of the first",
-                    first.name,
-                    named(&expected),
-                    model.name,
-                    named(&found)
-                )));
-            }
-        }
-        Ok(match layer_weights(&expected.0) {
+        let alike = |found: &(String, String)| {
+            found.0 == expected.0 && (found.1 == expected.1 || found.1.is_empty() || expected.1.is_empty())
+        };
+        let other = models.iter().position(|model| !alike(&kind(model)))?;
+        let named = |(model_type, class): (String, String)| format!("{model_type} ({class})");
+        let what = format!(
+            "{} is of the architecture {} and {} of {}; `--allow-crimes` merges them all the same, by the names of the first",
+            first.name,
+            named(kind(first)),
+            models[other].name,
+            named(kind(models[other]))
+        );
+        Some((other, what))
+    }
+
+    /// The architecture of the first model; one without a table has the names of all.
+    pub(crate) fn of(models: &[&Model]) -> Result<Architecture> {
+        let first = models.first().ok_or_else(|| Error::request("there is no model"))?;
+        Ok(match layer_weights(first.model_type()) {
             Some(layer) => known(&layer),
             None => inferred(models),
         })
@@ -127,6 +135,12 @@ impl Architecture {
             numbers.max().unwrap_or(0)
         })
     }
+}
+
+/// `model_type` and class.
+fn kind(model: &Model) -> (String, String) {
+    let class = model.config["architectures"][0].as_str().unwrap_or("");
+    (model.model_type().to_string(), class.to_string())
 }
 
 fn known(layer: &[&str]) -> Architecture {

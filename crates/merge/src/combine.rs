@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::merge::{Merge, Options};
 use crate::method::sparsify::Stream;
 use crate::model::adapter::{Adapter, Parts};
-use crate::result::{Outcome, pretty};
+use crate::result::Outcome;
 use crate::values::{Held, Values, whole};
 use planaria_array::promote;
 use planaria_layout::{DType, Shape};
@@ -28,7 +28,8 @@ enum Prune {
 pub struct Combination {
     /// Factors side by side: exact, and as large as all together.
     cat: bool,
-    /// What is combined are the products of the factors, and new factors are taken from the result.
+    /// What is combined are the products of the factors, and new factors are taken from the result. Together with `cat`: only
+    /// where a rank is asked for.
     products: bool,
     prune: Prune,
     /// Only what agrees with the sign of most is added.
@@ -36,11 +37,12 @@ pub struct Combination {
 }
 
 /// Every name of a way to combine.
-const NAMES: [(&str, Combination); 11] = {
+const NAMES: [(&str, Combination); 12] = {
     const fn of(cat: bool, products: bool, prune: Prune, elect: bool) -> Combination {
         Combination { cat, products, prune, elect }
     }
     [
+        ("exact", of(true, true, Prune::Nothing, false)),
         ("linear", of(false, false, Prune::Nothing, false)),
         ("cat", of(true, false, Prune::Nothing, false)),
         ("svd", of(false, true, Prune::Nothing, false)),
@@ -54,6 +56,17 @@ const NAMES: [(&str, Combination); 11] = {
         ("magnitude_prune_svd", of(false, true, Prune::Magnitude, false)),
     ]
 };
+
+impl Combination {
+    /// What is done: an exact combination is side by side, unless a rank is asked for.
+    fn resolved(self, rank: Option<usize>) -> Combination {
+        match (self.cat && self.products, rank) {
+            (false, _) => self,
+            (true, None) => Combination { products: false, ..self },
+            (true, Some(_)) => Combination { cat: false, ..self },
+        }
+    }
+}
 
 impl FromStr for Combination {
     type Err = Error;
@@ -78,6 +91,20 @@ pub enum Majority {
     Total,
     /// By the sum of their signs.
     Frequency,
+}
+
+impl FromStr for Majority {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Majority> {
+        match text {
+            "total" => Ok(Majority::Total),
+            "frequency" => Ok(Majority::Frequency),
+            _ => Err(Error::request(format!(
+                "'{text}' is not a way to find the majority sign; use total or frequency"
+            ))),
+        }
+    }
 }
 
 /// What to combine.
@@ -137,7 +164,9 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
         inputs.push(Input { adapter, weight: *weight });
     }
     let mut asked = asked.clone();
-    if inputs.len() == 1 {
+    let exact = asked.combination.cat && asked.combination.products;
+    asked.combination = asked.combination.resolved(asked.rank);
+    if inputs.len() == 1 && !exact {
         asked = CombineOptions { combination: "linear".parse()?, ..asked };
     }
     if asked.combination.prune != Prune::Nothing && (asked.density.is_nan() || asked.density <= 0.0) {
@@ -154,7 +183,9 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
         );
         return Err(Error::request(what));
     }
+    let all: Vec<BTreeMap<String, Parts>> = inputs.iter().map(|input| input.adapter.modules()).collect();
     let rank = match asked.combination {
+        Combination { cat: true, .. } if exact => widest(&all),
         Combination { cat: true, .. } => ranks.iter().sum(),
         Combination { products: true, .. } => asked.rank.unwrap_or(ranks.iter().copied().max().unwrap_or(1)),
         _ => ranks[0],
@@ -163,7 +194,6 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
         return Err(Error::request("an adapter of rank 0 changes nothing; choose a larger rank"));
     }
     let mut tensors = Vec::new();
-    let all: Vec<BTreeMap<String, Parts>> = inputs.iter().map(|input| input.adapter.modules()).collect();
     let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
     for module in names {
         let parts: Vec<Option<&Parts>> = all.iter().map(|modules| modules.get(module)).collect();
@@ -171,6 +201,15 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
     }
     let config = config(&inputs, rank)?;
     finish(inputs, tensors, config, options)
+}
+
+/// The largest rank that any module has in all adapters together: patterns give some more than the adapters say.
+fn widest(all: &[BTreeMap<String, Parts>]) -> usize {
+    let mut ranks: BTreeMap<&String, usize> = BTreeMap::new();
+    for (module, parts) in all.iter().flatten() {
+        *ranks.entry(module).or_default() += parts.down.as_ref().map_or(0, |down| down.shape()[0]);
+    }
+    ranks.into_values().max().unwrap_or(0)
 }
 
 /// The tensors of one module.
@@ -448,7 +487,7 @@ fn finish(
         inputs.iter().map(|input| format!("`{}` times {}", input.adapter.name(), input.weight)).collect();
     let what = format!("combined of {}", names.join(", "));
     let card = format!("# Adapter\n\nCombined by planaria of {}.\n", names.join(", "));
-    let mut files = BTreeMap::from([("adapter_config.json".to_string(), pretty(&config.to_value()))]);
+    let mut files = BTreeMap::from([("adapter_config.json".to_string(), config.to_text().into_bytes())]);
     files.insert("README.md".to_string(), card.into_bytes());
     let read = inputs.iter().flat_map(|input| input.adapter.inputs()).collect();
     let donor = inputs.into_iter().next().map(|input| Arc::new(input.adapter.into_folder()));

@@ -71,6 +71,16 @@ impl Error {
         Error::Request { what: what.into() }
     }
 
+    /// The same at the line of the recipe that it comes from. What files say stays as it is.
+    pub(crate) fn at_line(self, line: usize) -> Error {
+        match self {
+            Error::Model { .. } | Error::Tensor { .. } | Error::Request { .. } => {
+                Error::recipe(line, self.to_string())
+            }
+            other => other,
+        }
+    }
+
     /// As an error of a checkpoint that was being written.
     pub(crate) fn while_writing(self, tensor: &str) -> planaria_ckpt::Error {
         match self {

@@ -1,6 +1,7 @@
 //! What is done to make tensors, in words: for a look before anything is done.
 
 use crate::method::{Default, Given, Method, Parameter, SettingKind};
+use planaria_layout::{DType, Shape};
 use std::fmt::Write;
 
 /// How one tensor is made.
@@ -25,7 +26,28 @@ pub struct Group {
     pub bytes: u64,
 }
 
+/// A tensor of a result and how it is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorPlan {
+    /// The stage that it belongs to, where it has a name.
+    pub stage: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its extents.
+    pub shape: Shape,
+    /// The way, with inputs and parameters.
+    pub what: String,
+}
+
 impl How {
+    /// In words, with its parameters.
+    pub(crate) fn told(&self) -> String {
+        let group = groups(None, std::iter::once((self, 0))).pop();
+        group.map(|group| group.what).unwrap_or_default()
+    }
+
     pub(crate) fn plain(what: impl Into<String>) -> How {
         How { what: what.into(), parameters: Vec::new() }
     }

@@ -3,7 +3,7 @@
 use crate::architecture::Architecture;
 use crate::card::{card, comment};
 use crate::error::{Error, Result};
-use crate::how::{Group, How, groups};
+use crate::how::{Group, How, TensorPlan, groups};
 use crate::input::{Hashes, Input, InputSummary, distinct};
 use crate::model::{Model, Root};
 use crate::plan::{Liberties, Models, Planner};
@@ -87,6 +87,19 @@ pub fn plan(text: &str, options: &Options) -> Result<Merge> {
     Err(Error::recipe(1, "there is no recipe here"))
 }
 
+/// Plans a model with an adapter merged into it. No tensor is read.
+pub fn plan_adapted(model: &str, adapter: &str, options: &Options) -> Result<Merge> {
+    let (model, adapter) = (serde_json::json!(model), serde_json::json!(adapter));
+    let recipe = format!(
+        "merge_method: passthrough\nmodels:\n- model: {{model: {{path: {model}}}, lora: {{path: {adapter}}}}}\n"
+    );
+    // Nobody wrote this recipe, so its lines tell nothing.
+    plan(&recipe, options).map_err(|error| match error {
+        Error::Recipe { what, .. } => Error::request(what),
+        other => other,
+    })
+}
+
 /// The stages so that each comes behind those it needs, the final one last.
 fn order(recipes: &[Recipe]) -> Result<Vec<usize>> {
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
@@ -149,10 +162,14 @@ pub(crate) fn stage(
     let mut models: Models = BTreeMap::new();
     for reference in recipe.all_models() {
         let model = match (made.get(&reference.path), opened.get(reference)) {
-            (Some(stage), _) => Arc::new(Model::clone(stage).with_adapter(reference, &options.root)?),
+            (Some(stage), _) => {
+                let adapted = Model::clone(stage).with_adapter(reference, &options.root);
+                Arc::new(adapted.map_err(|error| error.at_line(recipe.line_of(reference)))?)
+            }
             (_, Some(model)) => model.clone(),
             _ => {
-                let model = Arc::new(Model::open(reference, &options.root)?);
+                let model = Model::open(reference, &options.root);
+                let model = Arc::new(model.map_err(|error| error.at_line(recipe.line_of(reference)))?);
                 opened.insert(reference.clone(), model.clone());
                 model
             }
@@ -170,7 +187,9 @@ pub(crate) fn stage(
     let (relaying, seed) = (relaying.as_ref(), options.seed);
     let planner = Planner { recipe, models: &models, liberties: &liberties, relaying, architecture, seed };
     let planned = planner.plan()?;
-    let outcome = assemble(recipe, &models, planned, merging.as_ref())?;
+    let mut outcome = assemble(recipe, &models, planned, merging.as_ref())?;
+    let told = recipe.all_models().into_iter().filter_map(|reference| models.get(reference));
+    outcome.warnings.extend(told.flat_map(|model| model.warnings.clone()));
     // In the order of the recipe, which is not that of the map.
     let opened = recipe.all_models().into_iter().filter_map(|reference| models.get(reference));
     let inputs = opened.flat_map(|model| model.inputs.clone()).collect();
@@ -240,6 +259,22 @@ impl Merge {
         stages.chain(of(self, None)).collect()
     }
 
+    /// How every tensor is made, those of stages first.
+    pub fn tensor_plans(&self) -> Vec<TensorPlan> {
+        let of = |merge: &Merge, stage: Option<&str>| -> Vec<TensorPlan> {
+            let plan = |(name, values): &(String, Arc<dyn Values>)| TensorPlan {
+                stage: stage.map(str::to_string),
+                name: name.clone(),
+                dtype: values.dtype(),
+                shape: values.shape().clone(),
+                what: merge.outcome.hows.get(name).map_or_else(|| "copied".to_string(), How::told),
+            };
+            merge.outcome.tensors.iter().map(plan).collect()
+        };
+        let stages = self.stages.iter().flat_map(|(name, stage)| of(stage, Some(name)));
+        stages.chain(of(self, None)).collect()
+    }
+
     /// Paths and URLs that are read, those of stages included.
     pub fn places(&self) -> Vec<&str> {
         let stages = self.stages.iter().flat_map(|(_, stage)| stage.places());
@@ -288,7 +323,10 @@ impl Merge {
         options: &Options,
     ) -> Result<Merge> {
         let before = self.stages.iter().flat_map(|(_, stage)| stage.outcome.warnings.clone());
-        self.outcome.warnings = before.chain(std::mem::take(&mut self.outcome.warnings)).collect();
+        let mut said = BTreeSet::new();
+        let all = before.chain(std::mem::take(&mut self.outcome.warnings));
+        // Stages that read the same model find the same about it.
+        self.outcome.warnings = all.filter(|warning| said.insert(warning.clone())).collect();
         if let (true, Some(first)) = (options.strict, self.outcome.warnings.first()) {
             return Err(Error::request(first.clone()));
         }

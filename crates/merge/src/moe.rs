@@ -22,18 +22,24 @@ use std::sync::Arc;
 pub fn plan_moe(text: &str, options: &Options) -> Result<Merge> {
     let alike = if options.allow_crimes { Alike::Allowed } else { Alike::Refused };
     let recipe = recipe::parse(text, alike)?;
-    let base = Model::open(&recipe.base, &options.root)?;
-    let open = |expert: &Expert| Model::open(&expert.model, &options.root);
+    let lines = recipe.lines();
+    let base = Model::open(&recipe.base, &options.root).map_err(|error| error.at_line(lines[0]))?;
+    let open = |expert: &Expert| {
+        Model::open(&expert.model, &options.root).map_err(|error| error.at_line(expert.line))
+    };
     let experts: Vec<Model> = recipe.experts.iter().map(open).collect::<Result<_>>()?;
     let shared: Vec<Model> = recipe.shared.iter().map(open).collect::<Result<_>>()?;
     let all: Vec<&Model> = std::iter::once(&base).chain(&experts).chain(&shared).collect();
-    let architecture = Architecture::of(&all, options.allow_crimes)?;
+    if let Some((other, what)) = Architecture::differ(&all).filter(|_| !options.allow_crimes) {
+        return Err(Error::recipe(lines[other], what));
+    }
+    let architecture = Architecture::of(&all)?;
     let layers = architecture.layers(&base);
-    for model in &all {
-        if architecture.layers(model) != layers {
-            let what =
-                format!("it has {} layers, and {} has {layers}", architecture.layers(model), base.name);
-            return Err(Error::model(&model.name, what));
+    for (model, line) in all.iter().zip(&lines) {
+        let found = architecture.layers(model);
+        if found != layers {
+            let what = format!("{} has {found} layers, and {} has {layers}", model.name, base.name);
+            return Err(Error::recipe(*line, what));
         }
     }
     let family = recipe.family(&base)?;
@@ -59,7 +65,8 @@ pub fn plan_moe(text: &str, options: &Options) -> Result<Merge> {
         }
         mixture.layer(family, layer, &gates, &mut tensors)?;
     }
-    let merge = mixture.finish(family, tensors)?.finished(Vec::new(), options)?;
+    let removed = recipe.removed.iter().map(|(line, pattern)| (Some(*line), pattern.clone())).collect();
+    let merge = mixture.finish(family, tensors)?.finished(removed, options)?;
     Ok(merge.titled("Mixture of experts").told("mergekit_moe_config.yml", text))
 }
 

@@ -133,7 +133,12 @@ impl<'a> Planner<'a> {
             references.iter().map(|reference| self.model(reference)).collect::<Result<_>>()?;
         let architecture = match self.architecture {
             Some(architecture) => architecture.clone(),
-            None => Architecture::of(&models, self.liberties.mixed)?,
+            None => {
+                if let Some((other, what)) = Architecture::differ(&models).filter(|_| !self.liberties.mixed) {
+                    return Err(Error::recipe(self.recipe.line_of(references[other]), what));
+                }
+                Architecture::of(&models)?
+            }
         };
         let parts = self.parts(module, &architecture)?;
         let scopes = |part: &Part<'a>| {
@@ -178,7 +183,13 @@ impl<'a> Planner<'a> {
                 if let Some(base) = base.filter(|base| inputs.iter().all(|input| input.model != **base)) {
                     let model = self.model(base)?;
                     sources.push((
-                        Source { reference: base, model, from: 0, parameters: None, line: self.recipe.line },
+                        Source {
+                            reference: base,
+                            model,
+                            from: 0,
+                            parameters: None,
+                            line: self.recipe.line_of(base),
+                        },
                         architecture.layers(model),
                     ));
                 }
@@ -264,11 +275,9 @@ impl<'a> Planner<'a> {
                 Some(values) => Some((name, values.clone())),
                 None if weight.optional => None,
                 None => {
-                    return Err(input
-                        .model
-                        .tensor(&name)
-                        .err()
-                        .unwrap_or_else(|| Error::model(input.reference, name)));
+                    let missing = input.model.tensor(&name).err();
+                    let missing = missing.unwrap_or_else(|| Error::model(input.reference, name));
+                    return Err(missing.at_line(input.line));
                 }
             });
         }
@@ -284,37 +293,42 @@ impl<'a> Planner<'a> {
         }
         let mut present: Vec<Present<'_>> = Vec::new();
         for (number, (input, found)) in part.inputs.iter().zip(found).enumerate() {
-            let Some((name, values)) = found else { continue };
-            input.model.tensor(&name)?;
-            used.insert((input.reference, name.clone()));
-            present.push(Present { number, name, values, input });
+            let Some((stored, values)) = found else { continue };
+            input.model.tensor(&stored).map_err(|error| error.at_line(input.line))?;
+            used.insert((input.reference, stored.clone()));
+            let name = weight.in_layer(input.from + target.inner);
+            present.push(Present { number, name, stored, values, input });
         }
         let base = part.base.and_then(|base| present.iter().position(|one| one.number == base));
-        if present.len() < part.inputs.len() && !self.lends(part, base, present.len(), &target.name)? {
+        let made = match present.len() < part.inputs.len() {
+            true => self.of_some(part, base, present.len(), &target.name)?,
+            false => Made::Merged,
+        };
+        if made == Made::Absent {
             return Ok(());
         }
-        let (values, how) = self.tensor(part, target, scopes, &present, base)?;
+        let (values, how) = self.tensor(part, target, scopes, (&present, base), made)?;
         planned.hows.insert(target.name.clone(), how);
         planned.notes.push(format!("{}: {}", target.name, names(&present)));
         planned.tensors.push((target.name.clone(), values));
         Ok(())
     }
 
-    /// Whether a tensor that only some inputs have is made all the same.
-    fn lends(&self, part: &Part<'_>, base: Option<usize>, present: usize, name: &str) -> Result<bool> {
+    /// What becomes of a tensor that only some inputs have.
+    fn of_some(&self, part: &Part<'_>, base: Option<usize>, present: usize, name: &str) -> Result<Made> {
         let missing = || {
             let what =
                 format!("'{name}' is not in all inputs, and {} needs it there", self.recipe.method.name);
             Err(Error::recipe(part.line, what))
         };
         match self.recipe.method.name {
-            "slerp" | "nuslerp" | "arcee_fusion" if present == 1 => Ok(true),
-            "nearswap" if present == 1 && base.is_some() => Ok(true),
-            "nearswap" if present == 1 => Ok(false),
-            "model_stock" if present < 3 => Ok(base.is_some()),
+            "slerp" | "nuslerp" | "arcee_fusion" if present == 1 => Ok(Made::Copied(0)),
+            "nearswap" if present == 1 => Ok(base.map_or(Made::Absent, Made::Copied)),
+            "model_stock" if present < 3 => Ok(base.map_or(Made::Absent, Made::Copied)),
             "slerp" | "nuslerp" | "arcee_fusion" | "nearswap" => missing(),
+            "multislerp" if base.is_some() && present == 1 => missing(),
             _ if self.recipe.method.base == BaseUse::Required && base.is_none() => missing(),
-            _ => Ok(true),
+            _ => Ok(Made::Merged),
         }
     }
 
@@ -323,15 +337,18 @@ impl<'a> Planner<'a> {
         part: &Part<'_>,
         target: &Target<'_>,
         scopes: &[Option<&Settings>],
-        present: &[Present<'_>],
-        base: Option<usize>,
+        (present, base): (&[Present<'_>], Option<usize>),
+        made: Made,
     ) -> Result<(Arc<dyn Values>, How)> {
         let owners: Vec<String> = present.iter().map(|one| one.input.reference.to_string()).collect();
         let copied = |from: usize| How::plain(format!("copied from {}", owners[from]));
         let mut values: Vec<Arc<dyn Values>> = present.iter().map(|one| one.values.clone()).collect();
         if let (true, Some(relaying)) = (target.weight.vocabulary, self.relaying) {
             let owners: Vec<&Reference> = present.iter().map(|one| one.input.reference).collect();
-            values = relaying.relay(target.weight, &owners, &values, self.models)?;
+            let line = self.recipe.tokenizer.as_ref().map_or(part.line, |section| section.line);
+            // Means of rows are taken in the type that inputs are cast to.
+            let relaid = relaying.relay(target.weight, (&owners, &values), self.models, self.recipe.dtype);
+            values = relaid.map_err(|error| error.at_line(line))?;
         }
         let shape = self.common_shape(target, present, &mut values)?;
         if values.iter().any(|values| !values.dtype().is_float()) {
@@ -346,13 +363,10 @@ impl<'a> Planner<'a> {
             dtype = wanted;
             values = values.into_iter().map(|values| cast(values, wanted)).collect();
         }
-        let given = self.given(target, scopes, present, base)?;
-        let lends = present.len() < part.inputs.len()
-            && self.recipe.method.name == "model_stock"
-            && present.len() < 3;
-        if lends && let Some(base) = base {
-            return Ok((self.finished(values[base].clone(), dtype), copied(base)));
+        if let Made::Copied(from) = made {
+            return Ok((self.finished(values[from].clone(), dtype), copied(from)));
         }
+        let given = self.given(part, target, scopes, (present, base))?;
         let rule = self.recipe.method.rule(&given).map_err(|error| match error {
             Error::Request { what } => Error::recipe(part.line, format!("'{}': {what}", target.name)),
             other => other,
@@ -392,14 +406,16 @@ impl<'a> Planner<'a> {
         let rows_alone = values
             .iter()
             .all(|values| values.shape().get(1..) == shape.get(1..) && !values.shape().is_empty());
+        let refused =
+            |what: String| Err(Error::recipe(second.input.line, format!("'{}': {what}", target.name)));
         if !(target.weight.vocabulary && rows_alone) {
-            return Err(Error::tensor(&target.name, differ));
+            return refused(differ);
         }
         if !self.liberties.truncate {
             let what = format!(
                 "{differ}; a `tokenizer` section (such as `tokenizer_source: union`) makes the vocabularies one, `--unsafe-truncate-embeddings` keeps the rows that all have"
             );
-            return Err(Error::tensor(&target.name, what));
+            return refused(what);
         }
         let rows = values.iter().map(|values| values.shape()[0]).min().unwrap_or(0);
         let mut shape = shape.to_vec();
@@ -413,16 +429,17 @@ impl<'a> Planner<'a> {
     /// The values of all parameters.
     fn given(
         &self,
+        part: &Part<'_>,
         target: &Target<'_>,
         scopes: &[Option<&Settings>],
-        present: &[Present<'_>],
-        base: Option<usize>,
+        (present, base): (&[Present<'_>], Option<usize>),
     ) -> Result<Given> {
         let method = self.recipe.method;
         let mut shared = Vec::new();
         for parameter in method.shared {
-            let spot = Spot { name: &target.name, t: target.t };
-            shared.push((parameter.name, self.value(parameter, spot, scopes, &target.name)?));
+            let spot = Spot { name: &target.name, t: target.t, kind: parameter.kind };
+            let whose = Whose { name: &target.name, line: part.line };
+            shared.push((parameter.name, self.value(parameter, spot, scopes, &whose)?));
         }
         let mut per_input = Vec::new();
         for (number, one) in present.iter().enumerate() {
@@ -430,8 +447,9 @@ impl<'a> Planner<'a> {
             for parameter in method.per_input.iter().filter(|_| Some(number) != base) {
                 let own: Vec<Option<&Settings>> =
                     std::iter::once(one.input.parameters).chain(scopes.iter().copied()).collect();
-                let spot = Spot { name: &one.name, t: target.t };
-                let whose = format!("{} ('{}')", one.input.reference, one.name);
+                let spot = Spot { name: &one.name, t: target.t, kind: parameter.kind };
+                let name = format!("{} ('{}')", one.input.reference, one.name);
+                let whose = Whose { name: &name, line: one.input.line };
                 given.push((parameter.name, self.value(parameter, spot, &own, &whose)?));
             }
             per_input.push(given);
@@ -448,7 +466,7 @@ impl<'a> Planner<'a> {
         parameter: &Parameter,
         spot: Spot<'_>,
         scopes: &[Option<&Settings>],
-        whose: &str,
+        whose: &Whose<'_>,
     ) -> Result<Option<f64>> {
         for settings in scopes.iter().flatten() {
             if let Some((scalar, line)) = settings.get(parameter.name, spot) {
@@ -459,32 +477,53 @@ impl<'a> Planner<'a> {
             Default::Value(value) => Ok(Some(value)),
             Default::None => Ok(None),
             Default::Required => {
-                let base = self.recipe.base.as_ref().filter(|base| whose.starts_with(&format!("{base} (")));
+                let of_base = |base: &&Reference| whose.name.starts_with(&format!("{base} ("));
+                let base = self.recipe.base.as_ref().filter(of_base);
                 let why = match base {
                     Some(_) if self.recipe.method.base == BaseUse::Plain => {
                         format!(": base_model joins the inputs of {}", self.recipe.method.name)
                     }
                     _ => String::new(),
                 };
-                let name = parameter.name;
+                let (name, Whose { name: whose, line }) = (parameter.name, whose);
                 let what = format!("{name} is required for {whose}{why}; set `parameters: {{{name}: ...}}`");
-                Err(Error::recipe(self.recipe.line, what))
+                Err(Error::recipe(*line, what))
             }
         }
     }
 }
 
+/// What becomes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    /// It is made by the method.
+    Merged,
+    /// It is that of one of the inputs that have it.
+    Copied(usize),
+    /// It is left out.
+    Absent,
+}
+
+/// Who needs a parameter, and where that stands in the recipe.
+struct Whose<'a> {
+    name: &'a str,
+    line: usize,
+}
+
 /// An input that has a tensor.
 struct Present<'a> {
     number: usize,
+    /// As the table of the architecture has it, which is what parameters speak of.
     name: String,
+    /// As it is stored: another one where a tied tensor stands in.
+    stored: String,
     values: Arc<dyn Values>,
     input: &'a Source<'a>,
 }
 
 fn names(present: &[Present<'_>]) -> String {
     let all: Vec<String> =
-        present.iter().map(|one| format!("{} {}", one.input.reference, one.name)).collect();
+        present.iter().map(|one| format!("{} {}", one.input.reference, one.stored)).collect();
     all.join(", ")
 }
 

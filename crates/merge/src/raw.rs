@@ -25,7 +25,8 @@ pub fn plan_raw(text: &str, missing: Missing, options: &Options) -> Result<Merge
     let mut opened = BTreeMap::new();
     let mut names: Vec<BTreeSet<String>> = Vec::new();
     for reference in recipe.all_models() {
-        let model = Model::open(reference, &options.root)?;
+        let model = Model::open(reference, &options.root)
+            .map_err(|error| error.at_line(recipe.line_of(reference)))?;
         names.push(model.tensors.keys().cloned().collect());
         opened.insert(reference.clone(), Arc::new(model));
     }

@@ -168,7 +168,8 @@ fn config(donor: &Model, planned: &Planned, models: &Models, vocabulary: bool) -
     {
         set(&mut config, &["vocab_size"], json!(rows));
     }
-    if find("lm_head.weight").is_some() && config["tie_word_embeddings"] == true {
+    // Where nothing is said, some families are tied.
+    if find("lm_head.weight").is_some() && config["tie_word_embeddings"] != false {
         config["tie_word_embeddings"] = json!(false);
     }
     config

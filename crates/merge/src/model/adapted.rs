@@ -131,7 +131,7 @@ fn once(cell: &OnceLock<Vec<f64>>, make: impl FnOnce() -> Result<Vec<f64>>) -> R
 }
 
 /// Rows become columns.
-fn turn(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
+pub(super) fn turn(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 

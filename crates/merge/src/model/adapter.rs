@@ -1,10 +1,11 @@
 //! Adapters as peft writes them, applied to a model tensor by tensor.
 
 use super::adapted::{Adapted, Direction, Rows, Shifted};
-use super::{Model, Root};
+use super::{Model, Root, ranks, start};
+use crate::architecture::{HEAD, embedding_of};
 use crate::error::{Error, Result, nearest};
 use crate::input::Input;
-use crate::values::Values;
+use crate::values::{Values, cast};
 use planaria_nn::lora::{Factors, LoraConfig, PREFIX, Tokens};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,11 +46,17 @@ impl Parts {
     }
 }
 
+/// Kinds of models whose products lie `[in, out]` (transformers' Conv1D).
+const TURNED: [&str; 4] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer"];
+
 /// Puts a tensor into its place.
 type Put = fn(&mut Parts, Arc<dyn Values>);
 
 impl Adapter {
     pub(crate) fn open(path: &str, root: &Root) -> Result<Adapter> {
+        if let Some(folder) = ranks::open(path, root)? {
+            return Adapter::of_paddle(folder);
+        }
         let folder = Model::open_path(path, root)?;
         let Some(text) = folder.text("adapter_config.json")? else {
             return Adapter::of_paddle(folder);
@@ -84,6 +91,7 @@ impl Adapter {
 
     /// Refuses what is more than factors: lengths and biases do not add up.
     pub(crate) fn check_plain(&self) -> Result<()> {
+        self.start()?;
         let field = match &self.config {
             config if config.use_dora => "use_dora",
             config if config.lora_bias => "lora_bias",
@@ -93,6 +101,11 @@ impl Adapter {
         Err(self.wrong(format!(
             "the adapter uses `{field}`, and such adapters are not combined; merge it into the model"
         )))
+    }
+
+    /// The start that was taken out of the weights of the model; one that cannot be found again is refused.
+    pub(crate) fn start(&self) -> Result<Option<Factors>> {
+        self.config.taken_out().map_err(|error| self.wrong(error.to_string()))
     }
 
     /// How much the product of the factors counts for a module.
@@ -135,29 +148,33 @@ impl Adapter {
 
     /// Puts the adapter on top of a model. Nothing is computed before it is read.
     pub(crate) fn apply(&self, model: &mut Model) -> Result<()> {
-        if self.config.factors().is_ok_and(Factors::changes_base) {
-            let start = &self.config.init_lora_weights;
-            let what = format!(
-                "its start {start} was taken out of the model's weights, so it fits only what was left of them"
-            );
-            return Err(self.wrong(what));
+        let start = self.start()?;
+        let name = self.config.init_lora_weights.as_str().unwrap_or_default();
+        if start.is_some() && name.to_lowercase().starts_with("pissa_niter") {
+            model.warnings.push(format!(
+                "{}: its start '{name}' was found with random numbers, and is found again without them: close, not the same",
+                self.folder.name
+            ));
         }
+        let head = self.head_of(model);
         for (module, parts) in self.modules() {
             for (last, values) in &parts.whole {
                 let name = format!("{module}.{last}");
                 let base = self.base_of(model, &name)?;
                 self.same_shape(&name, values.shape(), base.shape())?;
-                let values = crate::values::cast(values.clone(), base.dtype());
+                let values = cast(values.clone(), base.dtype());
                 model.tensors.insert(name, values);
             }
             let name = format!("{module}.weight");
             if parts.down.is_some() || parts.rows.is_some() {
                 let stored = self.base_of(model, &name)?;
-                let base = match &parts.base {
-                    Some(own) if own.shape() == stored.shape() => own.clone(),
-                    _ => stored,
+                let turned = parts.embedding || self.lies_turned(model, &module);
+                // A copy beside the factors is what they were trained on, the start taken out already.
+                let (base, start) = match &parts.base {
+                    Some(own) if own.shape() == stored.shape() => (cast(own.clone(), stored.dtype()), None),
+                    _ => (stored, start.filter(|_| !parts.embedding)),
                 };
-                let values = self.adapted(&module, &parts, base)?;
+                let values = self.adapted(&module, &parts, base, (turned, start))?;
                 model.tensors.insert(name, values);
             }
             if let Some(shift) = &parts.up_bias {
@@ -170,7 +187,67 @@ impl Adapter {
                 model.tensors.insert(name, Arc::new(Shifted { base, shift: shift.clone(), factor }));
             }
         }
+        if let Some(values) = head.filter(|_| !model.tensors.contains_key(HEAD)) {
+            model.tensors.insert(HEAD.to_string(), values);
+        }
         Ok(())
+    }
+
+    /// What the head of a tied model scores by, where the adapter changes the embedding alone: it is no longer the embedding.
+    /// New vectors of single tokens count for both.
+    fn head_of(&self, model: &Model) -> Option<Arc<dyn Values>> {
+        let class = model.config["architectures"][0].as_str().unwrap_or_default();
+        let tied = match model.config["tie_word_embeddings"].as_bool() {
+            Some(tied) => tied,
+            None => class.ends_with("ForCausalLM"),
+        };
+        let embedding = embedding_of(model)?;
+        let parts = self.modules().remove(embedding.strip_suffix(".weight")?)?;
+        let together = !parts.whole.is_empty() && self.config.ensure_weight_tying;
+        let changes = parts.down.is_some() || parts.whole.contains_key("weight");
+        let apart = tied && changes && !together && !model.tensors.contains_key(HEAD);
+        apart.then(|| model.tensors.get(embedding).cloned()).flatten()
+    }
+
+    /// Whether a weight lies `[in, out]`. The model knows it better than the adapter, which is put right and told.
+    pub(crate) fn lies_turned(&self, model: &mut Model, module: &str) -> bool {
+        let said = self.config.fan_in_fan_out;
+        let kind = model.model_type();
+        if kind.is_empty() {
+            return said;
+        }
+        let last = module.rsplit('.').next().unwrap_or(module);
+        let turned = TURNED.contains(&kind) && ["c_attn", "q_attn", "c_proj", "c_fc"].contains(&last);
+        if turned != said {
+            let lies = if turned { "[in, out]" } else { "[out, in]" };
+            let warning = format!(
+                "{}: `fan_in_fan_out` is {said}, and weights such as '{module}' lie {lies} in {}; it is taken as {turned}",
+                self.folder.name, model.name
+            );
+            let begins = warning.split('\'').next().unwrap_or_default();
+            if !model.warnings.iter().any(|other| other.starts_with(begins)) {
+                model.warnings.push(warning);
+            }
+        }
+        turned
+    }
+
+    /// The factors that the start of a module took out of its weight.
+    pub(crate) fn first_factors(
+        &self,
+        model: &mut Model,
+        module: &str,
+        rank: usize,
+        start: Factors,
+    ) -> Result<(Arc<dyn Values>, Arc<dyn Values>)> {
+        let weight = self.base_of(model, &format!("{module}.weight"))?;
+        if weight.shape().len() != 2 {
+            return Err(
+                self.wrong(format!("'{module}' has the shape {}, not that of a matrix", weight.shape()))
+            );
+        }
+        let turned = self.lies_turned(model, module);
+        start::first_factors(weight, turned, (rank, self.scale(module, rank)?), start)
     }
 
     /// The weight of the model that an adapter changes. A head that is tied to the embedding gets values of its own.
@@ -178,9 +255,8 @@ impl Adapter {
         if let Some(values) = model.tensors.get(name) {
             return Ok(values.clone());
         }
-        if name == "lm_head.weight"
-            && let Some(values) = model.tensors.get("model.embed_tokens.weight")
-        {
+        let tied = embedding_of(model).filter(|_| name == HEAD);
+        if let Some(values) = tied.and_then(|embedding| model.tensors.get(embedding)) {
             return Ok(values.clone());
         }
         let near = nearest(name, model.tensors.keys().map(String::as_str));
@@ -194,8 +270,14 @@ impl Adapter {
         Err(self.wrong(format!("'{name}' has the shape {own:?}, and the model's has {base:?}")))
     }
 
-    /// The weight of a module with its adapter.
-    fn adapted(&self, module: &str, parts: &Parts, base: Arc<dyn Values>) -> Result<Arc<dyn Values>> {
+    /// The weight of a module with its adapter; without the start, where that was taken out of it.
+    fn adapted(
+        &self,
+        module: &str,
+        parts: &Parts,
+        base: Arc<dyn Values>,
+        (turned, start): (bool, Option<Factors>),
+    ) -> Result<Arc<dyn Values>> {
         if let Some(new) = &parts.rows {
             let indices = self.token_indices(module)?;
             return Ok(Arc::new(Rows::new(base, new.clone(), indices)?));
@@ -203,7 +285,6 @@ impl Adapter {
         let (Some(down), Some(up)) = (&parts.down, &parts.up) else {
             return Err(self.wrong(format!("'{module}' has one factor without the other")));
         };
-        let turned = parts.embedding || self.config.fan_in_fan_out;
         let (rank, [rows, columns]) = match (&down.shape()[..], &up.shape()[..], &base.shape()[..]) {
             ([rank, inner], [outer, other], [rows, columns]) if rank == other => {
                 let expected = if turned { [*inner, *outer] } else { [*outer, *inner] };
@@ -222,8 +303,16 @@ impl Adapter {
             (Some(magnitude), true) => Direction::columns(magnitude.clone()),
         };
         let factor = self.scale(module, rank)?;
-        let (down, up) = (down.clone(), up.clone());
-        Ok(Arc::new(Adapted::new(base, (down, up), (rows, columns, rank), turned, factor, direction)))
+        let sizes = (rows, columns, rank);
+        let base: Arc<dyn Values> = match start {
+            None => base,
+            Some(start) => {
+                let first = start::first_factors(base.clone(), turned, (rank, factor), start)?;
+                Arc::new(Adapted::new(base, first, sizes, turned, -factor, Direction::None))
+            }
+        };
+        let factors = (down.clone(), up.clone());
+        Ok(Arc::new(Adapted::new(base, factors, sizes, turned, factor, direction)))
     }
 
     fn token_indices(&self, module: &str) -> Result<Vec<usize>> {

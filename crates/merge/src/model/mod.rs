@@ -3,6 +3,8 @@
 mod adapted;
 pub(crate) mod adapter;
 mod paddle;
+mod ranks;
+mod start;
 
 pub(crate) use paddle::turned;
 
@@ -36,6 +38,8 @@ pub(crate) struct Model {
     pub(crate) source: Arc<Source>,
     /// What is read of it; nothing of a model that was computed.
     pub(crate) inputs: Vec<Arc<Input>>,
+    /// What was not as it said and was put right.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Where the small files of a model are.
@@ -114,7 +118,7 @@ impl Model {
         };
         let files = Files::Stored(store, folder);
         let (name, config, inputs) = (path.to_string(), Value::Null, vec![input]);
-        let mut model = Model { name, config, tensors, foreign, files, source, inputs };
+        let mut model = Model { name, config, tensors, foreign, files, source, inputs, warnings: Vec::new() };
         if let Some(text) = model.file("config.json")? {
             let bad =
                 |error: serde_json::Error| Error::model(path, format!("config.json is not JSON: {error}"));
@@ -139,6 +143,7 @@ impl Model {
             files: Files::Made(files),
             source,
             inputs: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 

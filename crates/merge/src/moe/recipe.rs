@@ -3,7 +3,7 @@
 use crate::error::{Error, Result, nearest};
 use crate::model::Model;
 use crate::recipe::yaml::{Node, Yaml, documents};
-use crate::recipe::{Reference, dtype_of};
+use crate::recipe::{Reference, dtype_of, patterns};
 use planaria_layout::DType;
 
 /// How rows of routers are found.
@@ -68,10 +68,13 @@ pub(super) struct Recipe {
     pub(super) active: usize,
     pub(super) dtype: Option<DType>,
     architecture: Option<(usize, String)>,
+    /// Patterns of names that are not written, with their lines.
+    pub(super) removed: Vec<(usize, String)>,
+    base_line: usize,
     pub(super) warnings: Vec<String>,
 }
 
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 9] = [
     "base_model",
     "experts",
     "shared_experts",
@@ -80,6 +83,7 @@ const KEYS: [&str; 8] = [
     "dtype",
     "architecture",
     "router_bias",
+    "remove_keys",
 ];
 
 /// Whether all experts may be one model.
@@ -95,10 +99,12 @@ pub(super) fn parse(text: &str, alike: Alike) -> Result<Recipe> {
     let mut warnings = Vec::new();
     let (mut base, mut experts, mut shared) = (None, Vec::new(), Vec::new());
     let (mut gate_mode, mut active, mut dtype, mut architecture) = (GateMode::Hidden, 2, None, None);
+    let (mut removed, mut base_line) = (Vec::new(), node.line);
     for (name, line, value) in node.entries("a recipe")? {
         match name.as_str() {
             _ if value.value == Yaml::Null => {}
-            "base_model" => base = Some(Reference::parse(value)?),
+            "base_model" => (base, base_line) = (Some(Reference::parse(value)?), line),
+            "remove_keys" => removed = patterns(value)?,
             "experts" => experts = list(value, &mut warnings)?,
             "shared_experts" => shared = list(value, &mut warnings)?,
             "gate_mode" => gate_mode = mode(value)?,
@@ -116,7 +122,19 @@ pub(super) fn parse(text: &str, alike: Alike) -> Result<Recipe> {
     }
     let line = node.line;
     let base = base.ok_or_else(|| Error::recipe(line, "`base_model` is missing"))?;
-    let recipe = Recipe { line, base, experts, shared, gate_mode, active, dtype, architecture, warnings };
+    let recipe = Recipe {
+        line,
+        base,
+        experts,
+        shared,
+        gate_mode,
+        active,
+        dtype,
+        architecture,
+        removed,
+        base_line,
+        warnings,
+    };
     recipe.check(alike)?;
     Ok(recipe)
 }
@@ -222,28 +240,56 @@ impl Recipe {
         Ok(())
     }
 
-    /// The family of the result.
+    /// Lines of the base, the experts and the shared experts, in this order.
+    pub(super) fn lines(&self) -> Vec<usize> {
+        let experts = self.experts.iter().chain(&self.shared).map(|expert| expert.line);
+        std::iter::once(self.base_line).chain(experts).collect()
+    }
+
+    /// The family of the result: the first that can hold it, of those that the recipe names or of all.
     pub(super) fn family(&self, base: &Model) -> Result<Family> {
-        let known = |name: &str| name.to_ascii_lowercase();
-        let (line, family) = match &self.architecture {
-            None => {
-                let family = if base.model_type() == "qwen3" { Family::Qwen3 } else { Family::Mixtral };
-                (self.line, if base.model_type() == "qwen2" { Family::Qwen2 } else { family })
+        self.of_type(base.model_type())
+    }
+
+    fn of_type(&self, model_type: &str) -> Result<Family> {
+        let (line, wanted) = match &self.architecture {
+            None => (self.line, ""),
+            Some((line, name)) => (*line, name.as_str()),
+        };
+        let lower = |name: &str| name.to_ascii_lowercase();
+        let named: Vec<Family> = FAMILIES
+            .iter()
+            .filter(|(full, _)| lower(full).starts_with(&lower(wanted)))
+            .map(|(_, family)| *family)
+            .collect();
+        if named.is_empty() {
+            let names: Vec<&str> = FAMILIES.iter().map(|(full, _)| *full).collect();
+            let near = nearest(wanted, names.iter().copied());
+            let what = format!("'{wanted}' is not an architecture{near} (known: {})", names.join(", "));
+            return Err(Error::recipe(line, what));
+        }
+        let mut obstacles = Vec::new();
+        for family in named {
+            match self.obstacle(family, model_type) {
+                None => return Ok(family),
+                Some(what) => obstacles.push(format!("{} {what}", family.names().0)),
             }
-            Some((line, name)) => {
-                let found = FAMILIES.iter().find(|(full, _)| known(full).starts_with(&known(name)));
-                let names: Vec<&str> = FAMILIES.iter().map(|(full, _)| *full).collect();
-                let near = nearest(name, names.iter().copied());
-                let (_, family) = found.ok_or_else(|| {
-                    Error::recipe(
-                        *line,
-                        format!("'{name}' is not an architecture{near} (known: {})", names.join(", ")),
-                    )
-                })?;
-                (*line, *family)
-            }
+        }
+        Err(Error::recipe(line, format!("no mixture can be made of this: {}", obstacles.join("; "))))
+    }
+
+    /// Why a family cannot hold this mixture of models of a type.
+    fn obstacle(&self, family: Family, model_type: &str) -> Option<String> {
+        let types: &[&str] = match family {
+            Family::Mixtral | Family::DeepSeek => &["llama", "mistral"],
+            Family::Qwen2 => &["llama", "mistral", "qwen2"],
+            Family::Qwen3 => &["qwen3"],
         };
         let shared = self.shared.len();
+        if !types.contains(&model_type) {
+            return Some(format!("is made of {}, and the models are {model_type}", types.join(" or ")));
+        }
+        let prompted = |expert: &Expert| !expert.positive.is_empty() || !expert.negative.is_empty();
         let what = match family {
             Family::Mixtral | Family::Qwen3 if shared > 0 => "has no shared experts",
             Family::Qwen2 if shared != 1 => "has exactly one shared expert",
@@ -251,12 +297,49 @@ impl Recipe {
                 "needs positive_prompts for its shared expert"
             }
             Family::DeepSeek if shared > 1 => "has at most one shared expert",
-            _ => return Ok(family),
+            Family::DeepSeek if self.shared.iter().any(prompted) => {
+                "has no gate for its shared expert, so its prompts would do nothing"
+            }
+            _ => return None,
         };
-        Err(Error::recipe(line, format!("{} {what}", family.names().0)))
+        Some(what.to_string())
     }
 
     fn is_random(&self) -> bool {
         matches!(self.gate_mode, GateMode::Random | GateMode::UniformRandom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family(more: &str, model_type: &str) -> std::result::Result<Family, String> {
+        let text = format!(
+            "base_model: a\nexperts:\n- {{source_model: a, positive_prompts: [x]}}\n- {{source_model: b, positive_prompts: [y]}}\n{more}"
+        );
+        let recipe = parse(&text, Alike::Refused).unwrap();
+        recipe.of_type(model_type).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_first_family_that_can_hold_a_mixture_is_taken() {
+        let plain = "shared_experts: [{source_model: a}]\n";
+        let prompted = "shared_experts: [{source_model: a, positive_prompts: [z]}]\n";
+        assert_eq!(family("", "mistral"), Ok(Family::Mixtral));
+        assert_eq!(family(plain, "llama"), Ok(Family::DeepSeek));
+        assert_eq!(family(prompted, "llama"), Ok(Family::Qwen2));
+        assert_eq!(family(prompted, "qwen2"), Ok(Family::Qwen2));
+        assert_eq!(family("", "qwen3"), Ok(Family::Qwen3));
+        assert_eq!(family("architecture: qwen\n", "qwen3"), Ok(Family::Qwen3));
+        let refused = |more: &str, model_type: &str, words: &str| {
+            let said = family(more, model_type).unwrap_err();
+            assert!(said.contains(words), "{more} {model_type}: {said}");
+        };
+        refused("", "gemma2", "mixtral is made of llama or mistral, and the models are gemma2");
+        refused("", "qwen2", "qwen2_moe has exactly one shared expert");
+        refused("architecture: mixtral\n", "qwen2", "line 5 of the recipe");
+        refused(&format!("architecture: deepseek\n{prompted}"), "llama", "no gate for its shared expert");
+        refused("architecture: mixtrel\n", "llama", "did you mean 'Mixtral'?");
     }
 }

@@ -5,7 +5,7 @@ mod reference;
 mod setting;
 pub(crate) mod yaml;
 
-pub(crate) use parse::{dtype_of, parse, parse_all};
+pub(crate) use parse::{dtype_of, parse, parse_all, patterns};
 pub(crate) use reference::Reference;
 pub(crate) use setting::{Scalar, Settings, Spot, Weak};
 
@@ -21,6 +21,7 @@ pub(crate) struct Recipe {
     pub(crate) method: &'static Method,
     pub(crate) modules: Vec<Module>,
     pub(crate) base: Option<Reference>,
+    base_line: usize,
     pub(crate) parameters: Settings,
     /// Inputs are cast to it.
     pub(crate) dtype: Option<DType>,
@@ -151,6 +152,22 @@ impl Recipe {
             }
         }
         all
+    }
+
+    /// Where a model is named first: as an input, as a base, or for its tokens.
+    pub(crate) fn line_of(&self, model: &Reference) -> usize {
+        let of = |inputs: &[Input]| inputs.iter().find(|input| input.model == *model).map(|input| input.line);
+        let of_slice = |slice: &Slice| {
+            let base = slice.base.as_ref().filter(|base| *base == model).map(|_| slice.line);
+            of(&slice.sources).or(base)
+        };
+        let input = self.modules.iter().find_map(|module| match &module.form {
+            Form::Models(inputs) => of(inputs),
+            Form::Slices(slices) => slices.iter().find_map(of_slice),
+        });
+        let base = self.base.as_ref().filter(|base| *base == model).map(|_| self.base_line);
+        let tokens = self.tokenizer.as_ref().map(|section| section.line);
+        input.or(base).or(tokens).unwrap_or(self.line)
     }
 
     /// The model whose configuration and tokenizer the result begins with.

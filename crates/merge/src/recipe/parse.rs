@@ -70,6 +70,7 @@ fn recipe(node: &Node) -> Result<Recipe> {
         method,
         modules: modules(node, &found, &mut warnings)?,
         base: found.get("base_model").map(|(_, value)| Reference::parse(value)).transpose()?,
+        base_line: found.get("base_model").map_or(node.line, |(line, _)| line),
         parameters: found
             .get("parameters")
             .map_or_else(|| Ok(Settings::default()), |(_, node)| Settings::parse(node))?,
@@ -250,7 +251,8 @@ fn layer_range(node: &Node) -> Result<(usize, usize)> {
     }
 }
 
-fn patterns(node: &Node) -> Result<Vec<(usize, String)>> {
+/// Patterns with their lines.
+pub(crate) fn patterns(node: &Node) -> Result<Vec<(usize, String)>> {
     let items = node.items("a list of patterns")?;
     items.iter().map(|item| Ok((item.line, item.text("a pattern")?))).collect()
 }

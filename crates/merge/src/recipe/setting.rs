@@ -2,6 +2,7 @@
 
 use super::yaml::{Node, Yaml};
 use crate::error::{Error, Result};
+use crate::method::SettingKind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -52,11 +53,13 @@ pub(crate) enum Scalar {
 #[derive(Debug, Default)]
 pub(crate) struct Settings(pub(crate) Vec<(String, usize, Setting)>);
 
-/// Where a tensor stands: its name, and its place among the layers from 0 to 1.
+/// What a parameter is asked for: a tensor by its name and its place among the layers from 0 to 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spot<'a> {
     pub(crate) name: &'a str,
     pub(crate) t: f64,
+    /// What the parameter is.
+    pub(crate) kind: SettingKind,
 }
 
 impl Settings {
@@ -103,7 +106,7 @@ impl Setting {
     fn evaluate(&self, spot: Spot<'_>) -> Option<(Scalar, usize)> {
         match &self.form {
             Form::Scalar(value) => Some((value.clone(), self.line)),
-            Form::Gradient(values) => Some((gradient(values, spot.t)?, self.line)),
+            Form::Gradient(values) => Some((gradient(values, spot)?, self.line)),
             Form::Choices(choices) => {
                 let fits = |choice: &&Choice| {
                     choice.filter.as_ref().is_none_or(|text| text == "*" || spot.name.contains(text.as_str()))
@@ -206,19 +209,25 @@ impl std::fmt::Display for Scalar {
     }
 }
 
-/// Numbers are interpolated; truth values and texts are chosen.
-fn gradient(values: &[Scalar], t: f64) -> Option<Scalar> {
+/// Every element is first what the parameter is: numbers are interpolated, truth values are chosen. An element that cannot be
+/// is the answer, so that it is refused by name.
+fn gradient(values: &[Scalar], spot: Spot<'_>) -> Option<Scalar> {
     let last = values.len().checked_sub(1)?;
-    let at = t * last as f64;
+    let at = spot.t * last as f64;
     let below = (at.floor() as usize).min(last);
-    let chosen = || values[below].clone();
-    if values.iter().any(|value| matches!(value, Scalar::Bool(_))) {
-        return Some(chosen());
+    let fits = |value: &Scalar| match spot.kind {
+        SettingKind::Number => value.number().is_some(),
+        SettingKind::Truth => value.truth().is_some(),
+    };
+    if let Some(wrong) = values.iter().find(|value| !fits(value)) {
+        return Some(wrong.clone());
     }
-    let numbers: Option<Vec<f64>> = values.iter().map(Scalar::number).collect();
-    let Some(numbers) = numbers else { return Some(chosen()) };
+    if spot.kind == SettingKind::Truth {
+        return values[below].truth().map(Scalar::Bool);
+    }
     let (above, part) = ((below + 1).min(last), at - below as f64);
-    Some(Scalar::Number((1.0 - part) * numbers[below] + part * numbers[above]))
+    let (below, above) = (values[below].number()?, values[above].number()?);
+    Some(Scalar::Number((1.0 - part) * below + part * above))
 }
 
 #[cfg(test)]
@@ -226,9 +235,13 @@ mod tests {
     use super::super::yaml::documents;
     use super::*;
 
-    fn value(text: &str, name: &str, t: f64) -> Option<Scalar> {
+    fn of_kind(text: &str, name: &str, t: f64, kind: SettingKind) -> Option<Scalar> {
         let node = documents(text).unwrap().remove(0);
-        Settings::parse(&node).unwrap().get("w", Spot { name, t }).map(|(value, _)| value)
+        Settings::parse(&node).unwrap().get("w", Spot { name, t, kind }).map(|(value, _)| value)
+    }
+
+    fn value(text: &str, name: &str, t: f64) -> Option<Scalar> {
+        of_kind(text, name, t, SettingKind::Number)
     }
 
     #[test]
@@ -238,11 +251,23 @@ mod tests {
         assert_eq!(number("w: [0, 1, 4]", 1.0), Some(4.0));
         assert_eq!(number("w: ['1e-3', 1]", 0.0), Some(0.001));
         assert_eq!(number("w: []", 0.5), None);
-        assert_eq!(value("w: [true, false, true]", "x", 0.6), Some(Scalar::Bool(false)));
         let choices = "w: [{filter: mlp, value: [1, 3]}, {filter: '*', value: 5}, {value: 7}]";
         assert_eq!(value(choices, "layers.0.mlp.up", 0.5).unwrap().number(), Some(2.0));
         assert_eq!(value(choices, "norm", 0.5).unwrap().number(), Some(5.0));
         assert_eq!(value("w: {filter: mlp, value: 2}", "norm", 0.0), None);
+    }
+
+    #[test]
+    fn elements_of_a_gradient_are_what_the_parameter_is_before_one_is_chosen() {
+        let truth = |text: &str, t: f64| of_kind(text, "x", t, SettingKind::Truth);
+        assert_eq!(truth("w: [true, false, true]", 0.6), Some(Scalar::Bool(false)));
+        // Numbers stand for truth values where the parameter is one, and are not interpolated.
+        assert_eq!(truth("w: [1, 0]", 0.5), Some(Scalar::Bool(true)));
+        assert_eq!(truth("w: ['yes', 0]", 1.0), Some(Scalar::Bool(false)));
+        assert_eq!(truth("w: [1, 0.5]", 0.0), Some(Scalar::Number(0.5)));
+        // And truth values for numbers.
+        assert_eq!(value("w: [true, 3]", "x", 0.5), Some(Scalar::Number(2.0)));
+        assert_eq!(value("w: [1, half]", "x", 0.0), Some(Scalar::Text("half".into())));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::architecture::Weight;
 use crate::error::{Error, Result};
 use crate::plan::Models;
 use crate::recipe::{Recipe, Reference, RowSource, Token};
-use crate::values::{Values, round};
+use crate::values::{Values, cast, round};
 use planaria_layout::{DType, Shape};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -91,20 +91,25 @@ impl Relaying {
         self.rows.first().map_or(0, |rows| rows.len())
     }
 
-    /// A weight of some inputs, laid out for the vocabulary of the result.
+    /// A weight of some inputs, laid out for the vocabulary of the result, in one element type where that is given.
     pub(crate) fn relay(
         &self,
         weight: &Weight,
-        owners: &[&Reference],
-        values: &[Arc<dyn Values>],
+        (owners, values): (&[&Reference], &[Arc<dyn Values>]),
         models: &Models,
+        dtype: Option<DType>,
     ) -> Result<Vec<Arc<dyn Values>>> {
+        let typed = |values: Arc<dyn Values>| match dtype {
+            Some(dtype) if values.dtype().is_float() => cast(values, dtype),
+            _ => values,
+        };
         let mut sources: Vec<Option<Arc<dyn Values>>> = Vec::new();
         for reference in &self.models {
             let own = owners.iter().position(|owner| *owner == reference).map(|at| values[at].clone());
             let model = models.get(reference);
             let found = |name: &str| model.and_then(|model| model.tensors.get(name)).cloned();
-            sources.push(own.or_else(|| found(&weight.name)).or_else(|| found(weight.tied.as_deref()?)));
+            let source = own.or_else(|| found(&weight.name)).or_else(|| found(weight.tied.as_deref()?));
+            sources.push(source.map(typed));
         }
         let sources = Arc::new(sources);
         let mut relaid: Vec<Arc<dyn Values>> = Vec::new();
@@ -120,7 +125,7 @@ impl Relaying {
                 rows: self.rows[number].clone(),
                 tokens: self.tokens,
                 shape: Shape::new(&shape)?,
-                dtype: values.dtype(),
+                dtype: typed(values.clone()).dtype(),
                 width,
                 padding: OnceLock::new(),
             };

@@ -140,7 +140,8 @@ impl Merging {
         let mut vocabs: Vec<(Reference, Arc<Vocab>)> = Vec::new();
         for reference in recipe.all_models() {
             let model = models.get(reference).ok_or_else(|| Error::model(reference, "it was not opened"))?;
-            vocabs.push((reference.clone(), Arc::new(Vocab::of(model)?)));
+            let vocab = Vocab::of(model).map_err(|error| error.at_line(recipe.line_of(reference)))?;
+            vocabs.push((reference.clone(), Arc::new(vocab)));
         }
         let donor = match &section.source {
             Vocabulary::Model(model) => model.clone(),

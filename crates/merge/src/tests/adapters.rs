@@ -1,0 +1,198 @@
+//! Adapters on weights of a few numbers, whose answers are known.
+
+use super::*;
+use crate::{AdapterLayout, CombineOptions, combine, convert_adapter, plan_adapted};
+
+/// Factors of a module of rank 1.
+fn factors<'t>(names: &'t [String; 2], down: &'t [f32; 2], up: &'t [f32; 2]) -> [Tensor<'t>; 2] {
+    [(&names[0], &[1, 2], down), (&names[1], &[2, 1], up)]
+}
+
+fn names(module: &str) -> [String; 2] {
+    ["A", "B"].map(|factor| format!("base_model.model.{module}.lora_{factor}.weight"))
+}
+
+/// A llama whose head is `[[3, 0], [0, 1]]`, and an adapter on the head that adds `[[0, 2], [0, 0]]` to what it fits.
+fn started(start: &str) -> Place {
+    let place = Place::new();
+    place.llama("model", &[1.0; 4], &[3.0, 0.0, 0.0, 1.0]);
+    let config = format!(
+        r#"{{"r": 1, "lora_alpha": 2, "target_modules": ["lm_head"], "init_lora_weights": {start}}}"#
+    );
+    place.adapter("adapter", &config, &factors(&names("lm_head"), &[0.0, 1.0], &[1.0, 0.0]));
+    place
+}
+
+fn close(found: &[f64], expected: &[f64]) {
+    let near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6);
+    assert!(near && found.len() == expected.len(), "{found:?} instead of {expected:?}");
+}
+
+#[test]
+fn a_start_that_was_taken_out_of_the_weights_is_taken_out_before_the_adapter_is_added() {
+    // The largest singular value is 3; the first column of Q is [1, 0] and the first row of R [3, 0], twice of which is 6.
+    for (start, first) in [("true", 3.0), ("\"pissa\"", 0.0), ("\"pissa_niter_4\"", 0.0), ("\"olora\"", -3.0)]
+    {
+        let place = started(start);
+        let merge = plan_adapted("model", "adapter", &place.options()).unwrap();
+        close(&values(&merge, HEAD).unwrap(), &[first, 2.0, 0.0, 1.0]);
+        assert_eq!(merge.warnings().len(), usize::from(start.contains("niter")), "{start}");
+    }
+    for start in ["corda", "lora_ga", "LoftQ", "magic"] {
+        let place = started(&format!("\"{start}\""));
+        let said = plan_adapted("model", "adapter", &place.options()).unwrap_err().to_string();
+        assert!(said.contains("`init_lora_weights`") && said.contains(&start.to_lowercase()), "{said}");
+    }
+}
+
+#[test]
+fn an_adapter_of_such_a_start_becomes_one_of_twice_the_rank_that_fits_the_model() {
+    for (start, first) in [("\"pissa\"", -3.0), ("\"olora\"", -6.0)] {
+        let place = started(start);
+        let convert =
+            |model: Option<&str>| convert_adapter("adapter", AdapterLayout::Peft, model, &place.options());
+        let said = convert(None).unwrap_err().to_string();
+        assert!(said.contains("--model"), "{said}");
+        let merge = convert(Some("model")).unwrap();
+        let about = config(&merge, "adapter_config.json");
+        assert_eq!(
+            (&about["r"], &about["lora_alpha"], &about["init_lora_weights"]),
+            (&json!(2), &json!(4), &json!(true))
+        );
+        let [down, up] = names("lm_head").map(|name| values(&merge, &name).unwrap());
+        let entry = |row: usize, column: usize| {
+            2.0 * (0..2).map(|k| up[row * 2 + k] * down[k * 2 + column]).sum::<f64>()
+        };
+        close(&[entry(0, 0), entry(0, 1), entry(1, 0), entry(1, 1)], &[first, 2.0, 0.0, 0.0]);
+    }
+}
+
+#[test]
+fn the_model_knows_how_its_weights_lie() {
+    let place = Place::new();
+    let weight = "transformer.h.0.attn.c_attn";
+    place.model("model", "gpt2", &json!({}), &[(&format!("{weight}.weight"), &[2, 2], &[0.0; 4])]);
+    for said in [true, false] {
+        let config =
+            format!(r#"{{"r": 1, "lora_alpha": 1, "target_modules": ["c_attn"], "fan_in_fan_out": {said}}}"#);
+        place.adapter("adapter", &config, &factors(&names(weight), &[1.0, 0.0], &[0.0, 1.0]));
+        let merge = plan_adapted("model", "adapter", &place.options()).unwrap();
+        assert_eq!(values(&merge, &format!("{weight}.weight")).unwrap(), [0.0, 1.0, 0.0, 0.0]);
+        let told = merge.warnings().iter().filter(|told| told.contains("`fan_in_fan_out` is false")).count();
+        assert_eq!(told, usize::from(!said), "{:?}", merge.warnings());
+    }
+}
+
+#[test]
+fn an_adapter_of_a_tied_embedding_leaves_the_head_as_it_was() {
+    let place = Place::new();
+    let about = json!({ "num_hidden_layers": 0, "vocab_size": 2, "tie_word_embeddings": true });
+    place.model("model", "llama", &about, &[(EMBEDDING, &[2, 2], &[1.0, 2.0, 3.0, 4.0]), NORM]);
+    let stored: [Tensor<'_>; 2] = [(EMBEDDING, &[2, 2], &[1.0, 2.0, 3.0, 4.0]), NORM];
+    place.tensors("model/model.safetensors", Stored::Bf16, &stored);
+    let module = "base_model.model.model.embed_tokens";
+    let tensors: [Tensor<'_>; 3] = [
+        (&format!("{module}.lora_embedding_A"), &[1, 2], &[1.0, 0.0]),
+        (&format!("{module}.lora_embedding_B"), &[2, 1], &[8.0, 16.0]),
+        (&format!("{module}.base_layer.weight"), &[2, 2], &[1.0, 2.0, 3.0, 4.0]),
+    ];
+    place.adapter("adapter", r#"{"r": 1, "lora_alpha": 1, "target_modules": ["embed_tokens"]}"#, &tensors);
+    let merge = plan_adapted("model", "adapter", &place.options()).unwrap();
+    assert_eq!(values(&merge, EMBEDDING).unwrap(), [9.0, 18.0, 3.0, 4.0]);
+    assert_eq!(values(&merge, HEAD).unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    assert!(merge.tensors().all(|(_, dtype, _)| dtype == planaria_layout::DType::BF16));
+    assert_eq!(config(&merge, "config.json")["tie_word_embeddings"], false);
+}
+
+#[test]
+fn an_exact_combination_adds_what_the_adapters_do() {
+    let place = Place::new();
+    let module = names("m");
+    place.adapter(
+        "one",
+        r#"{"r": 1, "lora_alpha": 2, "target_modules": ["m"]}"#,
+        &factors(&module, &[1.0, 0.0], &[0.0, 1.0]),
+    );
+    // A pattern gives this module more than the adapter says.
+    let wide: [Tensor<'_>; 2] =
+        [(&module[0], &[2, 2], &[1.0, 1.0, 0.0, 1.0]), (&module[1], &[2, 2], &[1.0, 0.0, 0.0, 1.0])];
+    place.adapter(
+        "two",
+        r#"{"r": 1, "lora_alpha": 2, "rank_pattern": {"m": 2}, "target_modules": ["m"]}"#,
+        &wide,
+    );
+    let adapters = [("one".to_string(), 1.0), ("two".to_string(), -3.0)];
+    for rank in [None, Some(2)] {
+        let asked = CombineOptions {
+            combination: "exact".parse().unwrap(),
+            density: 1.0,
+            majority: "total".parse().unwrap(),
+            rank,
+            clamp: None,
+            seed: 0,
+        };
+        let merge = combine(&adapters, &asked, &place.options()).unwrap();
+        let [down, up] = module.each_ref().map(|name| values(&merge, name).unwrap());
+        let rank = down.len() / 2;
+        let entry = |row: usize, column: usize| {
+            (0..rank).map(|k| up[row * rank + k] * down[k * 2 + column]).sum::<f64>()
+        };
+        // 1 · 2 · [[0, 0], [1, 0]] − 3 · 1 · [[1, 1], [0, 1]].
+        close(&[entry(0, 0), entry(0, 1), entry(1, 0), entry(1, 1)], &[-3.0, -3.0, 2.0, -3.0]);
+        assert_eq!(config(&merge, "adapter_config.json")["r"], json!(rank));
+    }
+    assert!("mode".parse::<crate::Majority>().unwrap_err().to_string().contains("total or frequency"));
+}
+
+/// A file as `paddle.save` writes it: a pickle of arrays of numpy by name.
+fn pdparams(tensors: &[Tensor<'_>]) -> Vec<u8> {
+    let text = |text: &str| [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut out = b"\x80\x03}(".to_vec();
+    for (name, shape, values) in tensors {
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        out.extend(text(name));
+        out.extend(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R(K\x01(");
+        shape.iter().for_each(|extent| out.extend([b'K', *extent as u8]));
+        out.extend(b"tcnumpy\ndtype\n");
+        out.extend(text("f4"));
+        out.extend(b"\x89\x88\x87R(K\x03");
+        out.extend(text("<"));
+        out.extend(b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89B");
+        out.extend((data.len() as u32).to_le_bytes());
+        out.extend(data);
+        out.extend(b"tb");
+    }
+    out.extend(b"u.");
+    out
+}
+
+#[test]
+fn pieces_of_ranks_are_put_together_as_the_modules_were_cut() {
+    let place = Place::new();
+    let zeros: [Tensor<'_>; 2] =
+        [("a.q_proj.weight", &[2, 2], &[0.0; 4]), ("a.o_proj.weight", &[2, 2], &[0.0; 4])];
+    place.model("model", "odd", &json!({}), &zeros);
+    place.write("adapter/lora_config.json", r#"{"r": 1, "lora_alpha": 1, "tensor_model_parallel_size": 2}"#);
+    // Of the one the outputs are cut, of the other the inputs.
+    for (rank, up, down) in [(0, 3.0, 1.0), (1, 4.0, 2.0)] {
+        let pieces: [Tensor<'_>; 4] = [
+            ("a.q_proj.lora_A", &[2, 1], &[1.0, 2.0]),
+            ("a.q_proj.lora_B", &[1, 1], &[up]),
+            ("a.o_proj.lora_A", &[1, 1], &[down]),
+            ("a.o_proj.lora_B", &[1, 2], &[5.0, 6.0]),
+        ];
+        let file = format!("adapter/lora_model_state_tp0{rank}.pdparams");
+        fs::write(place.0.path().join(file), pdparams(&pieces)).unwrap();
+    }
+    let merge = plan_adapted("model", "adapter", &place.options()).unwrap();
+    assert_eq!(values(&merge, "a.q_proj.weight").unwrap(), [3.0, 6.0, 4.0, 8.0]);
+    assert_eq!(values(&merge, "a.o_proj.weight").unwrap(), [5.0, 10.0, 6.0, 12.0]);
+    // The same by Paddle's own configuration.
+    let config = r#"{"base_model_path": "model", "lora_model_path": "adapter", "remove_keys": ["*o_proj*"]}"#;
+    let merge = crate::plan_paddle(config, &place.options()).unwrap();
+    assert_eq!(values(&merge, "a.q_proj.weight").unwrap(), [3.0, 6.0, 4.0, 8.0]);
+    assert_eq!(merge.removed(), [("a.o_proj.weight".to_string(), 16)]);
+    fs::remove_file(place.0.path().join("adapter/lora_model_state_tp00.pdparams")).unwrap();
+    let said = plan_adapted("model", "adapter", &place.options()).unwrap_err().to_string();
+    assert!(said.contains("the file of rank 0 is missing"), "{said}");
+}
