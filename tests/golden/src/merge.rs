@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use compare::Tokens;
 pub(crate) use compare::numbers;
 use planaria_ckpt::convert::{ConvertOptions, To};
+use planaria_ckpt::{Existing, OutputFolder};
 use planaria_merge::{
     ExtractOptions, Merge, Missing, Options, Root, extract, plan, plan_moe, plan_paddle, plan_raw,
 };
-use planaria_store::Local;
 use serde_json::Value;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -144,14 +144,22 @@ impl Case<'_> {
         if let Some(size) = self.about["options"]["out_shard_size"].as_u64() {
             options.max_shard_size = size;
         }
-        fs::create_dir_all(target)?;
         let conversion = merge.conversion(To::HuggingFace, &options)?;
-        Ok(conversion.run(&Local::new(target), "", &())?)
+        let path = target.to_str().context("a path that is text")?;
+        let files = conversion.files().map(|(name, _)| name);
+        let folder = OutputFolder::check(merge.places(), path, Existing::Refuse, files)?;
+        conversion.write_to(&folder, None, &(), None)?;
+        Ok(())
     }
 
-    /// A recipe that must be refused, by a message that names what is wrong.
+    /// A recipe that must be refused, by a message that names what is wrong. Some refusals come when values are seen; then too
+    /// nothing may be there.
     fn refused(&self, planned: Result<Merge>) -> Result<Verdict> {
-        let Err(error) = planned else { bail!("accepted, and must be refused: {}", self.about["why"]) };
+        let out = tempfile::tempdir()?;
+        let target = out.path().join("out");
+        let made = planned.and_then(|merge| self.write(&merge, &target));
+        let Err(error) = made else { bail!("accepted, and must be refused: {}", self.about["why"]) };
+        ensure!(!target.exists(), "refused, and something was written all the same: {error:#}");
         let (message, why) = (format!("{error:#}"), self.about["why"].as_str().unwrap_or_default());
         // What stands behind a semicolon speaks of the other tool. Names of keys and files must be in the message.
         let why = why.split(';').next().unwrap_or_default();

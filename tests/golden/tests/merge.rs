@@ -42,6 +42,16 @@ fn a_wrong_value_and_an_accepted_mistake_fail() {
         r#"{"tool": "merge", "status": "error", "why": "it is fine"}"#,
     )
     .unwrap();
+    // What is refused only when the values are seen is a refusal too.
+    std::fs::create_dir_all(case("overflows")).unwrap();
+    let recipe =
+        format!("{recipe}parameters: {{normalize: false}}\n").replace("weight: 1", "weight: 1.0e+300");
+    std::fs::write(case("overflows").join("recipe.yml"), recipe).unwrap();
+    std::fs::write(
+        case("overflows").join("case.json"),
+        r#"{"tool": "merge", "status": "error", "why": "the result is not finite"}"#,
+    )
+    .unwrap();
     let outcome = planaria_golden::run("merge", folder.path()).unwrap();
-    assert_eq!((outcome.passed, outcome.failed), (0, 2), "{:?}", outcome.failures);
+    assert_eq!((outcome.passed, outcome.failed), (1, 2), "{:?}", outcome.failures);
 }

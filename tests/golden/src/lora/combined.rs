@@ -5,7 +5,7 @@ use super::compare::{Tensors, close};
 use crate::cases::Verdict;
 use anyhow::{Context, Result, bail, ensure};
 use planaria_ckpt::convert::{ConvertOptions, To};
-use planaria_merge::{CombineOptions, Majority, Merge, Options, Root, plan};
+use planaria_merge::{CombineOptions, Merge, Options, Root, plan_adapted};
 use planaria_store::Local;
 use serde_json::Value;
 use std::path::Path;
@@ -19,10 +19,8 @@ fn write(merge: &Merge, target: &Path) -> Result<()> {
 
 pub(super) fn merge(case: &Case<'_>) -> Result<Verdict> {
     let text = |field: &str| case.about[field].as_str().with_context(|| format!("no {field}"));
-    let recipe =
-        format!("merge_method: passthrough\nmodels:\n- model: {}+{}\n", text("model")?, text("adapter")?);
     let options = Options { root: Root::new(case.root), ..Options::default() };
-    let merge = plan(&recipe, &options)?;
+    let merge = plan_adapted(text("model")?, text("adapter")?, &options)?;
     let out = tempfile::tempdir()?;
     write(&merge, out.path())?;
     let ours = Tensors::read(&out.path().join("model.safetensors"))?;
@@ -35,33 +33,41 @@ pub(super) fn merge(case: &Case<'_>) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
+/// What a case asks for; words that are not known are refused here.
+fn asked(about: &Value) -> Result<CombineOptions> {
+    let word = |field: &str, default: &'static str| match &about[field] {
+        Value::Null => Ok(default.to_string()),
+        value => value.as_str().map(str::to_string).with_context(|| format!("{field} is {value}")),
+    };
+    Ok(CombineOptions {
+        combination: word("combination_type", "svd")?.parse()?,
+        density: about["density"].as_f64().unwrap_or(1.0),
+        majority: word("majority_sign_method", "total")?.parse()?,
+        rank: about["svd_rank"].as_u64().map(|rank| rank as usize),
+        clamp: about["svd_clamp"].as_f64(),
+        seed: 0,
+    })
+}
+
 pub(super) fn combine(case: &Case<'_>) -> Result<Verdict> {
     let about = &case.about;
     let list = |field: &str| about[field].as_array().with_context(|| format!("no {field}"));
     let names = list("adapters")?.iter().map(|name| name.as_str().unwrap_or_default().to_string());
     let weights = list("weights")?.iter().map(|weight| weight.as_f64().unwrap_or(f64::NAN));
     let adapters: Vec<(String, f64)> = names.zip(weights).collect();
-    let asked = CombineOptions {
-        combination: about["combination_type"].as_str().unwrap_or("svd").parse()?,
-        density: about["density"].as_f64().unwrap_or(1.0),
-        majority: match about["majority_sign_method"].as_str() {
-            Some("frequency") => Majority::Frequency,
-            _ => Majority::Total,
-        },
-        rank: about["svd_rank"].as_u64().map(|rank| rank as usize),
-        clamp: about["svd_clamp"].as_f64(),
-        seed: 0,
-    };
     let options = Options { root: Root::new(case.root), ..Options::default() };
-    let made = planaria_merge::combine(&adapters, &asked, &options);
+    let out = tempfile::tempdir()?;
+    let made = asked(about).and_then(|asked| {
+        let merge = planaria_merge::combine(&adapters, &asked, &options)?;
+        write(&merge, out.path())
+    });
     if let Some(why) = about["error"].as_str() {
         return Ok(match made {
             Err(_) => Verdict::Passed,
-            Ok(_) => Verdict::Failed(format!("accepted, though peft says: {why}")),
+            Ok(()) => Verdict::Failed(format!("accepted, though peft says: {why}")),
         });
     }
-    let out = tempfile::tempdir()?;
-    write(&made?, out.path())?;
+    made?;
     let config: Value = serde_json::from_slice(&std::fs::read(out.path().join("adapter_config.json"))?)?;
     for field in ["r", "lora_alpha", "use_rslora", "target_modules"] {
         ensure!(config[field] == about[field], "{field} is {} instead of {}", config[field], about[field]);

@@ -4,6 +4,7 @@ use crate::cases::Verdict;
 use anyhow::{Context, Result, ensure};
 use planaria_nn::lora::{Adapted, LoraConfig};
 use planaria_nn::models::{Architecture, Models, Stage};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,11 +15,21 @@ pub(super) fn model(root: &Path, name: &str) -> Result<Arc<dyn Architecture>> {
     Ok(Models::default().open_json(&text)?)
 }
 
-pub(super) fn check(root: &Path, row: &Value) -> Result<Verdict> {
-    let model = model(root, row["model"].as_str().context("no model")?)?;
-    let adapted = LoraConfig::parse(&row["config"].to_string())
-        .and_then(|config| Adapted::new(model.clone(), config))
-        .map_err(anyhow::Error::from);
+/// The configuration as its line has it: of patterns the first that fits counts, and maps of values would sort them.
+#[derive(Deserialize)]
+struct Given {
+    config: LoraConfig,
+}
+
+fn adapted(model: Arc<dyn Architecture>, line: &str) -> Result<Adapted> {
+    let Given { config } = serde_json::from_str(line)?;
+    config.check()?;
+    Ok(Adapted::new(model, config)?)
+}
+
+pub(super) fn check(root: &Path, line: &str) -> Result<Verdict> {
+    let row: Value = serde_json::from_str(line)?;
+    let adapted = adapted(model(root, row["model"].as_str().context("no model")?)?, line);
     if let Some(why) = row["error"].as_str() {
         return Ok(match adapted {
             Err(_) => Verdict::Passed,

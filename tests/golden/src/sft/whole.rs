@@ -152,12 +152,13 @@ fn config(
     let tokenizer = assets.find(&format!("tokenizers/{}", text(case, "tokenizer")?))?;
     let learn = text(case, "mode")?.replace('-', "_");
     let Layout { packing, sequence, mesh, alone } = layout;
+    let smoothing = case.get("label_smoothing").map_or(Ok(0.0), number)?;
     let toml = format!(
         "name = 'run'\nmesh = '{mesh}'\nlog = {{ dir = '{}', tensorboard = false }}\nmodel.init = '{}'\n\
          [data]\ntokenizer = '{}'\nsequence = {sequence}\norder = 'sequential'\ncontinue = 'new'\n\
          source = [{{ path = '{}' }}]\nchat = {{ template = '{}', learn = '{learn}', packing = '{packing}' }}\n\
          [optim]\nlr = {:e}\nbeta1 = {}\nbeta2 = {}\neps = {:e}\nweight_decay = {}\nclip = {clip}\nschedule = 'constant'\n\
-         [train]\nobjective = 'sft'\nsteps = {step}\n",
+         [train]\nobjective = 'sft'\nsteps = {step}\n[sft]\nlabel_smoothing = {smoothing:e}\n",
         work.display(),
         folder.join(text(case, "model")?).display(),
         tokenizer.display(),
