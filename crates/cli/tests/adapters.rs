@@ -89,6 +89,22 @@ fn an_adapter_goes_on_only_with_the_model_it_was_trained_on() {
 }
 
 #[test]
+fn a_name_that_no_module_has_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    trained(folder.path());
+    let train = |args: &[&str]| {
+        let done = command(&[&["train"], args].concat()).current_dir(folder.path()).output().unwrap();
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    assert_eq!(train(&["base.toml"]).0, Some(0));
+    let targets = "lora.target_modules=[\"q_proj\", \"w_proj\"]";
+    let (code, said) = train(&["tuned.toml", "--set", targets]);
+    assert_eq!(code, Some(0), "{said}");
+    let told: Vec<&str> = said.lines().filter(|line| line.contains("no module of the model has")).collect();
+    assert!(told.len() == 1 && told[0].contains("'w_proj'"), "{said}");
+}
+
+#[test]
 fn what_was_changed_since_is_not_taken_for_a_merged_model() {
     let folder = tempfile::tempdir().unwrap();
     let [out, kept] = merged(folder.path(), "llama", "qv");

@@ -294,6 +294,21 @@ fn a_dry_run_says_what_it_would_do_and_inputs_are_never_replaced() {
     assert!(names(folder.path()).len() == 4, "{:?}", names(folder.path()));
 }
 
+#[test]
+fn a_plan_names_the_sources_and_parameters_of_every_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    three(folder.path(), 2, 2);
+    let recipe = recipe(folder.path(), "linear", "parameters: {weight: 1}");
+    let ran = planaria(&["merge", text(&recipe), "--inputs", "tensors", "--plan"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert_eq!(lines.len(), 2, "{}", ran.out);
+    assert!(lines[1].starts_with("t1 bf16 [2,4096]: linear of "), "{}", ran.out);
+    assert!(lines[1].ends_with("base.safetensors: weight 0.5, 0.5, 1"), "{}", ran.out);
+    assert_eq!(names(folder.path()).len(), 4, "nothing was written");
+    assert_eq!(planaria(&["merge", text(&recipe)]).code, Some(2), "a result needs a place");
+}
+
 /// The hashes of the inputs that a result names, in its card and below its recipe.
 fn hashes(folder: &Path) -> Vec<String> {
     let found = |file: &str| -> Vec<String> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 use planaria::merge::{
     AdapterLayout, CombineOptions, ExtractOptions, Majority, Options, combine, convert_adapter, extract,
-    originals, plan, unmerge,
+    originals, plan_adapted, unmerge,
 };
 
 /// Work with LoRA adapters
@@ -80,8 +80,8 @@ enum MajorityName {
 /// Combine several adapters into one
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "`cat` is exact. `svd` is the best of its rank. The others add factors, which is not the same as adding \
-    what they do."
+    after_help = "`exact` adds what the adapters do: side by side as `cat`, or with --svd-rank the best of that rank as `svd`. The \
+    others add factors, which is not the same."
 )]
 struct Combine {
     /// Adapters, each with its weight: PATH or PATH=WEIGHT
@@ -90,7 +90,7 @@ struct Combine {
     /// Folder to write, as peft reads it
     #[arg(long, short, value_name = "FOLDER")]
     out: String,
-    /// linear, cat, svd, ties, dare_linear, dare_ties, magnitude_prune; all but the first two also as NAME_svd
+    /// exact, linear, cat, svd, ties, dare_linear, dare_ties, magnitude_prune; the last four also as NAME_svd
     #[arg(long, value_name = "METHOD", default_value = "cat")]
     method: String,
     /// Share of the elements that pruning keeps
@@ -157,6 +157,9 @@ struct Convert {
     /// Layout to write
     #[arg(long, value_enum, value_name = "LAYOUT")]
     layout: LayoutName,
+    /// The model of an adapter with a PiSSA or OLoRA start: written is one of twice the rank that fits the model as it is
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<String>,
     #[command(flatten)]
     output: Output,
 }
@@ -184,7 +187,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
                 LayoutName::Peft => AdapterLayout::Peft,
                 LayoutName::Paddle => AdapterLayout::Paddle,
             };
-            let merge = planned(convert_adapter(&args.adapter, layout, &Options::default()))?;
+            let model = args.model.as_deref();
+            let merge = planned(convert_adapter(&args.adapter, layout, model, &Options::default()))?;
             carry_out(&merge, &task("converting", args), &args.out, &args.output, terminal)
         }
     }
@@ -201,12 +205,7 @@ fn task(doing: &'static str, asked: &impl std::fmt::Debug) -> Task {
 }
 
 fn merge_into(args: &Merge, terminal: &mut Terminal) -> Result<Exit> {
-    let quoted = |text: &str| serde_json::to_string(text);
-    let (model, adapter) = (quoted(&args.model)?, quoted(&args.adapter)?);
-    let recipe = format!(
-        "merge_method: passthrough\nmodels:\n- model: {{model: {{path: {model}}}, lora: {{path: {adapter}}}}}\n"
-    );
-    let merge = planned(plan(&recipe, &Options::default()))?;
+    let merge = planned(plan_adapted(&args.model, &args.adapter, &Options::default()))?;
     if let Some(folder) = args.originals.as_ref().filter(|_| !args.output.dry_run) {
         if Started::find()?.processes().is_some() {
             let message = "--originals is for one process, and this is one of several";

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use planaria::ckpt::convert::{Conversion, ConvertOptions};
 use planaria::ckpt::{Existing, OutputFolder};
 use planaria::comm::Comm;
-use planaria::merge::{Group, InputSummary, Inputs, Merge, Missing, Options, plan_any};
+use planaria::merge::{Group, InputSummary, Inputs, Merge, Missing, Options, TensorPlan, plan_any};
 use serde::Serialize;
 use serde_json::json;
 use std::sync::Arc;
@@ -30,7 +30,11 @@ pub(crate) struct Args {
     /// The recipe: a YAML file, or a `merge_config.json` of Paddle
     recipe: String,
     /// Folder to write
-    out: String,
+    #[arg(required_unless_present = "plan")]
+    out: Option<String>,
+    /// Say of every tensor of the result what it is made of, with its parameters, and do nothing
+    #[arg(long)]
+    plan: bool,
     /// What the inputs are
     #[arg(long, value_enum, default_value_t, value_name = "KIND")]
     inputs: MergeKind,
@@ -134,7 +138,34 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let merge = plan_any(&text, inputs, &options);
     let merge = said_once(merge.with_context(|| format!("'{}' cannot be carried out", args.recipe)))?;
     let task = Task { doing: "merging", asked: format!("{args:?}\n{text}") };
-    carry_out(&merge, &task, &args.out, &args.output, terminal)
+    match &args.out {
+        Some(out) if !args.plan => carry_out(&merge, &task, out, &args.output, terminal),
+        _ => tell_plan(&merge, terminal),
+    }
+}
+
+/// Every tensor of the result, from headers alone.
+fn tell_plan(merge: &Merge, terminal: &mut Terminal) -> Result<Exit> {
+    if !Started::find()?.is_first() {
+        return Ok(Exit::Success);
+    }
+    merge.warnings().iter().for_each(|warning| terminal.warn(warning));
+    let plans = merge.tensor_plans();
+    if terminal.json {
+        let tensor = |plan: &TensorPlan| {
+            let (dtype, shape) = (plan.dtype.to_string(), plan.shape.to_vec());
+            json!({ "stage": plan.stage, "name": plan.name, "dtype": dtype, "shape": shape, "what": plan.what })
+        };
+        let tensors: Vec<_> = plans.iter().map(tensor).collect();
+        terminal.object("planaria/merge-plan/1", &json!({ "tensors": tensors }))?;
+    } else {
+        for TensorPlan { stage, name, dtype, shape, what } in &plans {
+            let stage = stage.as_ref().map_or_else(String::new, |stage| format!("{stage}: "));
+            terminal.line(format!("{stage}{name} {dtype} {shape}: {what}"))?;
+        }
+    }
+    terminal.flush()?;
+    Ok(Exit::Success)
 }
 
 /// What every rank of a job finds, the first one says.

@@ -229,6 +229,12 @@ impl Observer for Show {
                 self.say(&format!("warning: arrays of GPUs go between ranks through the host: {why}"));
                 self.json("through_host", json!({ "why": why }));
             }
+            Event::Unmatched { name } => {
+                self.say(&format!(
+                    "warning: `lora.target_modules` names '{name}', and no module of the model has this name; it has no effect"
+                ));
+                self.json("unmatched", json!({ "name": name }));
+            }
             Event::RecordsFailed { error } => {
                 self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
                 self.json("records_failed", json!({ "error": error }));
