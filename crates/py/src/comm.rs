@@ -178,7 +178,7 @@ impl PyComm {
     /// >>> import planaria
     /// >>> planaria.threads(2, lambda comm: comm.broadcast([comm.rank], root=1).item())
     /// [1, 1]
-    #[pyo3(signature = (x, root=0))]
+    #[pyo3(signature = (x, root=Size(0)), text_signature = "($self, x, root=0)")]
     fn broadcast(&self, py: Python<'_>, x: &Bound<'_, PyAny>, root: Size) -> PyResult<PyArray> {
         let (mine, root) = (given(x)?, root.0);
         let made = self.call(py, move |comm| {

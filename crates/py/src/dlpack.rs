@@ -319,7 +319,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, share: Share) -> PyResult<Array>
     let capsule = match request(object) {
         Err(error) if error.is_instance_of::<PyBufferError>(py) && has_odd_strides(object) => {
             if share == Share::Always {
-                let what = "strides that are no multiple of the element's size cannot be shared; use copy=None";
+                let what =
+                    "strides that are no multiple of the element's size cannot be shared; use copy=None";
                 return Err(PyValueError::new_err(what));
             }
             request(&object.call_method0("copy")?)?

@@ -446,7 +446,8 @@ pub(crate) fn eye(
     let dtype = crate::dtype::dtype_of(dtype)?;
     let made = compute(py, || {
         let across = Array::arange(0i64, columns.0 as i64, 1i64, DType::I64)?;
-        let down = Array::arange(0i64, rows.0 as i64, 1i64, DType::I64)?.add(&Array::scalar(k.0, DType::I64)?)?;
+        let down =
+            Array::arange(0i64, rows.0 as i64, 1i64, DType::I64)?.add(&Array::scalar(k.0, DType::I64)?)?;
         across.unsqueeze(0)?.eq(&down.unsqueeze(1)?)?.cast(dtype)
     });
     made.map(PyArray)

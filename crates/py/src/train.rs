@@ -180,7 +180,9 @@ pub(crate) fn start_run(
         trainer = trainer.stream(Arc::new(PyStream::new(samples, raised.clone())));
     }
     let work = move || {
-        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trainer.run(ranks.map(|ranks| ranks.0))));
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            trainer.run(ranks.map(|ranks| ranks.0))
+        }));
         let outcome = ran.unwrap_or_else(|_| Err(Error::Bug { what: "a rank was interrupted".into() }));
         let _ = send.send(Told::End(Box::new(outcome)));
     };
