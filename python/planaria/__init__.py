@@ -4,7 +4,7 @@
 """
 
 import atexit as _atexit
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from . import _planaria
 from ._checkpoint import Checkpoint, convert, diff, inspect, merge, open, verify
@@ -56,14 +56,14 @@ from ._reports import ConvertReport, DiffReport, InspectReport, LoadReport, Save
 
 __version__ = "0.1.0"
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import array_api as array_api
     from . import torch as torch
     from . import transformers as transformers
 else:
     _LATER = ("array_api", "torch", "transformers")
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> _typing.Any:
         """Modules that are imported when they are asked for."""
         if name in _LATER:
             import importlib
@@ -71,7 +71,7 @@ else:
             return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module 'planaria' has no attribute '{name}'")
 
-    def __dir__():
+    def __dir__() -> list[str]:
         return sorted({*globals(), *_LATER})
 
 

@@ -314,7 +314,7 @@ class _Into:
 
     def _room(self, name: str, stored: Stored) -> Any:
         """A new tensor of the library whose tensor is there now, else of the one it was saved from."""
-        there = self.flat.tensors.get(self.flat.tied.get(name, name))
+        there: Any = self.flat.tensors.get(self.flat.tied.get(name, name))
         if isinstance(there, Tensor) and tuple(there.shape) == stored.shape and there.dtype == stored.dtype:
             # Filled as it is: it knows its layout.
             return there

@@ -74,7 +74,7 @@ def _callback_class() -> Any:
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Begin a save of now."""
-            parts = {"model": kwargs.get("model"), "optim": kwargs.get("optimizer"), "schedule": kwargs.get("lr_scheduler")}
+            parts: dict[str, Any] = {"model": kwargs.get("model"), "optim": kwargs.get("optimizer"), "schedule": kwargs.get("lr_scheduler")}
             # Asked on every rank, whoever saves: giving their state may take all of them.
             whole: dict[str, Any] = {n: part.state_dict() for n, part in parts.items() if hasattr(part, "state_dict")}
             whole["step"] = int(state.global_step)

@@ -64,9 +64,10 @@ calls = {
     "save_file": lambda: again(lambda n: planaria.torch.save_file(tensors, folder + "/new.safetensors")),
 }
 if what == "merge":
-    one = {"model": folder + "/hf/model.safetensors", "parameters": {"weight": 0.5}}
-    planaria.save(state, folder + "/hf", format="hf")
-    recipe = {"merge_method": "linear", "models": [one, one]}
+    for name in ("hf-a", "hf-b"):
+        planaria.save(state, folder + "/" + name, format="hf")
+    files = [{"model": f"{folder}/{name}/model.safetensors", "parameters": {"weight": 0.5}} for name in ("hf-a", "hf-b")]
+    recipe = {"merge_method": "linear", "models": files}
 if what == "save_file":
     import torch
     tensors = {"w": torch.zeros(1 << 24)}
@@ -85,7 +86,7 @@ except KeyboardInterrupt:
     deadline = time.time() + 2
     while what in ("load", "save_file", "save", "merge", "convert") and working() and time.time() < deadline:
         time.sleep(0.02)
-    assert what == "threads" or what in ("verify", "diff", "result", "run") or not working()
+    assert what in ("verify", "diff", "threads", "result", "run") or not working()
 over.set()
 """
 
@@ -97,7 +98,7 @@ def test_an_interrupt_is_raised_within_a_second_and_leaves_nothing_behind(what, 
     seconds = float(run(INTERRUPTED, tmp_path, what))
     # A run finishes its step and saves first.
     assert seconds < (5.0 if what == "run" else 1.0)
-    left = {name for name in os.listdir(tmp_path)} - {"old", "new", "text.txt", "run", "hf", "new.safetensors"}
+    left = {name for name in os.listdir(tmp_path)} - {"old", "new", "text.txt", "run", "hf-a", "hf-b", "new.safetensors"}
     assert left == set()
     if "new" in os.listdir(tmp_path):
         assert planaria.verify(tmp_path / "new").ok
