@@ -5,13 +5,13 @@ arguments go over. One that is new and not in the table makes them fail.
 import functools
 import importlib.util
 import inspect
+import logging
 import os
 import re
 import tempfile
 import threading
 import time
 import types
-import warnings
 
 import numpy as np
 
@@ -299,12 +299,15 @@ def _storage(w, storage):
     """Saves or loads by torch.distributed.checkpoint, in this process alone."""
     import torch.distributed.checkpoint as dcp
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    # What torch logs of itself is kept by the runner of tests.
+    logging.disable(logging.CRITICAL)
+    try:
         if isinstance(storage, planaria.torch.Writer):
             dcp.save(w.tensors_of_torch, storage_writer=storage, no_dist=True)
         else:
             dcp.load({"w": w.room_of_torch}, storage_reader=storage, no_dist=True)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _called_back(w):
