@@ -176,12 +176,12 @@ class World:
 
         return torch.nn.Linear(64, max(self.n // 64, 1))
 
-    def seen_after_snapshots(self):
-        """Three copies are made when addresses are told: of what each snapshot shares with the next."""
+    def seen_after_snapshots(self, see=planaria.Array.numpy):
+        """A dozen copies are made when addresses are told: what each snapshot shares with the next."""
         arrays = [self.f.copy()]
-        arrays += [arrays[0].snapshot() for _ in range(3)]
-        for array in arrays:
-            array.numpy()
+        arrays += [arrays[0].snapshot() for _ in range(12)]
+        while arrays:
+            see(arrays.pop())
 
     def snapshot(self):
         """Waits for a snapshot, and then for the save: nothing of it is under way when the next one begins."""

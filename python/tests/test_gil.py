@@ -9,6 +9,7 @@ pytest.importorskip("numpy")
 pytest.importorskip("torch")
 
 import entries  # noqa: E402
+import planaria  # noqa: E402
 
 LONG = 0.04
 """Seconds that a call must take to be judged: the system counts in ticks of some milliseconds."""
@@ -48,20 +49,15 @@ def test_the_interpreter_is_free_during(name, worlds):
     assert share is None or share < 0.5, f"the interpreter was held for {share:.0%} of the call"
 
 
-def test_the_interpreter_is_free_while_a_buffer_is_copied():
+@pytest.mark.parametrize("see", [planaria.Array.numpy, lambda array: memoryview(array).release()], ids=["dlpack", "buffer"])
+def test_the_interpreter_is_free_while_a_view_copies(see):
     """After a snapshot the first view of an array copies it."""
     world = entries.World(SIZES[-1])
-
-    def call():
-        arrays = [world.f.copy()]
-        arrays += [arrays[0].snapshot() for _ in range(3)]
-        for array in arrays:
-            memoryview(array).release()
-
     with entries.Counter() as counter:
-        call()
-        took, share = min((counter.blocked(call) for _ in range(4)), key=lambda one: one[1])
-    assert took < LONG or share < 0.5, f"the interpreter was held for {share:.0%} of the call"
+        world.seen_after_snapshots(see)
+        shares = [counter.blocked(lambda: world.seen_after_snapshots(see))[1] for _ in range(3)]
+    # Half of the time goes into arrays that are given back; held, the share is about that.
+    assert min(shares) < 0.25, shares
 
 
 def test_holding_the_interpreter_would_be_noticed():
