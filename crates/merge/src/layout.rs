@@ -33,17 +33,7 @@ pub fn convert_adapter(
     let adapter = Adapter::open(path, &options.root)?;
     let mut config = adapter.config().clone();
     let start = adapter.start()?;
-    let mut base = match (start, model) {
-        (Some(_), Some(model)) => Some(Model::open_path(model, &options.root)?),
-        (None, _) => None,
-        (Some(_), None) => {
-            let what = format!(
-                "its start {} was taken out of the model's weights; name the model with --model",
-                config.init_lora_weights
-            );
-            return Err(Error::model(path, what));
-        }
-    };
+    let mut base = start.map(|_| started_from(path, &config, model, options)).transpose()?;
     let modules = adapter.modules();
     let mut all: Vec<(&String, Pair)> = Vec::new();
     for (module, parts) in &modules {
@@ -87,6 +77,18 @@ pub fn convert_adapter(
     let files = BTreeMap::from([(file.to_string(), written)]);
     let outcome = Outcome { files, warnings, ..Outcome::new(tensors, Arc::new(adapter.into_folder())) };
     Merge::new(outcome, stem, inputs).finished(Vec::new(), options)
+}
+
+/// The model whose weights an adapter's start was taken out of.
+fn started_from(path: &str, config: &LoraConfig, model: Option<&str>, options: &Options) -> Result<Model> {
+    let Some(model) = model else {
+        let what = format!(
+            "its start {} was taken out of the model's weights; name the model with --model",
+            config.init_lora_weights
+        );
+        return Err(Error::model(path, what));
+    };
+    Model::open_path(model, &options.root)
 }
 
 /// The two factors of a module.

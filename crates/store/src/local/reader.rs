@@ -160,12 +160,12 @@ impl Reader for LocalReader {
     }
 
     fn map(&self, range: Range<u64>) -> Result<Option<Mapped>> {
+        let Some(len) = range.end.checked_sub(range.start).filter(|len| *len > 0) else { return Ok(None) };
+        check_range(self, range.start, len)?;
         // Memory past the end of a file that was cut since would end the process when it is touched; a read says what is wrong.
         if !self.buffered.metadata().is_ok_and(|now| now.len() >= range.end) {
             return Ok(None);
         }
-        let Some(len) = range.end.checked_sub(range.start).filter(|len| *len > 0) else { return Ok(None) };
-        check_range(self, range.start, len)?;
         // What must come from the disk comes faster in large direct reads than page by page.
         if sys::cached_bytes(&self.buffered, range.start, len).unwrap_or(0) < len / 2 {
             return Ok(None);

@@ -178,6 +178,29 @@ fn form(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+impl Show {
+    /// What is told as a warning, and what saves say.
+    fn warned(&self, event: &Event) {
+        match event {
+            Event::ThroughHost { why } => {
+                self.say(&format!("warning: arrays of GPUs go between ranks through the host: {why}"));
+                self.json("through_host", json!({ "why": why }));
+            }
+            Event::Unmatched { name } => {
+                self.say(&format!(
+                    "warning: `lora.target_modules` names '{name}', and no module of the model has this name; it has no effect"
+                ));
+                self.json("unmatched", json!({ "name": name }));
+            }
+            Event::RecordsFailed { error } => {
+                self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
+                self.json("records_failed", json!({ "error": error }));
+            }
+            other => self.save(other),
+        }
+    }
+}
+
 impl Observer for Show {
     fn event(&self, event: &Event) {
         match event {
@@ -225,21 +248,7 @@ impl Observer for Show {
                 self.say(&format!("step {step} is the best so far; its checkpoint is kept"));
                 self.json("best", json!({ "step": step, "loss": loss }));
             }
-            Event::ThroughHost { why } => {
-                self.say(&format!("warning: arrays of GPUs go between ranks through the host: {why}"));
-                self.json("through_host", json!({ "why": why }));
-            }
-            Event::Unmatched { name } => {
-                self.say(&format!(
-                    "warning: `lora.target_modules` names '{name}', and no module of the model has this name; it has no effect"
-                ));
-                self.json("unmatched", json!({ "name": name }));
-            }
-            Event::RecordsFailed { error } => {
-                self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
-                self.json("records_failed", json!({ "error": error }));
-            }
-            other => self.save(other),
+            other => self.warned(other),
         }
     }
 }
