@@ -75,7 +75,8 @@ pub(crate) fn norm(
     let (more, sum_to) = (address_of(op, &lane, more.as_ref())?, sum.as_ref().map_or(0, |(_, to)| *to));
     let (span, packets) = span_of(op, &x, cols, &[from.address, more])?;
     let defines = normed(x.dtype(), center, span, packets);
-    let mut args = [from.address, more, sum_to, w, b, to, mean_to, rstd_to, rows as u64].map(Arg::U64).to_vec();
+    let mut args =
+        [from.address, more, sum_to, w, b, to, mean_to, rstd_to, rows as u64].map(Arg::U64).to_vec();
     args.extend([Arg::U32(cols as u32), Arg::F64(eps)]);
     run(op, &lane, (&NORM, &defines, "norm_forward"), blocks(&lane, rows * span.lanes, 1), &args)?;
     Ok(Normed { sum: sum.map_or(x, |(sum, _)| sum), y, mean, rstd })
@@ -112,8 +113,9 @@ pub(crate) fn norm_grad(
     let bytes = (parts * cols * wide.size()).max(1);
     let (dw, db) = (lane.block(op, bytes)?, lane.block(op, if center { bytes } else { 1 })?);
     let db_to = if center { db.address() } else { 0 };
-    let mut args =
-        [held_dy.address, held.address, w, m, s.address, more, to, dw.address(), db_to].map(Arg::U64).to_vec();
+    let mut args = [held_dy.address, held.address, w, m, s.address, more, to, dw.address(), db_to]
+        .map(Arg::U64)
+        .to_vec();
     args.extend([Arg::U64(rows as u64), Arg::U32(cols as u32)]);
     let length = if packets { 16 / x.dtype().size() } else { 1 };
     let shared = (1 + center as usize) * span.groups * span.lanes * span.per * length * wide.size();

@@ -146,9 +146,9 @@ mod tests {
 
     #[test]
     fn marks_leave_their_places() {
-        let marked =
-            format!("ä{BEGIN}b{PLAIN_BEGIN}c{PLAIN_END}{END}{PLAIN_BEGIN}d{PLAIN_END}{BEGIN}{END}");
-        let taken = TakenOut { text: "äbcd".to_string(), generated: vec![2..4, 5..5], plain: vec![3..4, 4..5] };
+        let marked = format!("ä{BEGIN}b{PLAIN_BEGIN}c{PLAIN_END}{END}{PLAIN_BEGIN}d{PLAIN_END}{BEGIN}{END}");
+        let taken =
+            TakenOut { text: "äbcd".to_string(), generated: vec![2..4, 5..5], plain: vec![3..4, 4..5] };
         assert_eq!(take_out(&marked), taken);
     }
 }

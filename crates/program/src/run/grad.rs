@@ -124,7 +124,8 @@ fn layer_norm(c: &Call<'_>) -> Found {
     let (rows, dims) = (&x.shape()[..first], &x.shape()[first..]);
     let rstd = var.add(&like(var, c.real_attr("epsilon")?)?)?.rsqrt()?;
     let weight = c.optional(1).map(|w| w.reshape(dims)).transpose()?;
-    let grad = layer_norm_grad(dy, x, dims, &mean.reshape(rows)?, &rstd.reshape(rows)?, weight.as_ref(), None)?;
+    let grad =
+        layer_norm_grad(dy, x, dims, &mean.reshape(rows)?, &rstd.reshape(rows)?, weight.as_ref(), None)?;
     let flat = |given: Option<&Array>, grad: Array| -> Answer<Datum> {
         Ok(match given {
             Some(given) => Datum::Array(grad.reshape(given.shape())?.cast(given.dtype())?),

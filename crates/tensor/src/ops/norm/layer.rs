@@ -353,7 +353,8 @@ pub fn add_rms_norm(
     weight: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    let alike = x.spec() == more.spec() && x.dtype().is_float() && x.local().device() == more.local().device();
+    let alike =
+        x.spec() == more.spec() && x.dtype().is_float() && x.local().device() == more.local().device();
     let fits = !normalized.is_empty() && x.shape().ends_with(normalized);
     let weighed = weight.is_none_or(|w| w.shape()[..] == *normalized);
     if alike && fits && weighed {
