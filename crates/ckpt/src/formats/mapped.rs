@@ -32,8 +32,11 @@ pub(super) struct MappedFile {
 
 type Compared = Arc<[AtomicBool]>;
 
+/// By what a file is: the sums it must have, and which of its blocks were found to be so.
+type Known = HashMap<Identity, (Arc<FileSums>, Compared)>;
+
 /// What this process has compared: a file that is opened again as it was is not compared again.
-static KNOWN: LazyLock<Mutex<HashMap<Identity, (Arc<FileSums>, Compared)>>> = LazyLock::new(Mutex::default);
+static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
 /// Files that are remembered.
 const MOST: usize = 4096;
