@@ -144,7 +144,7 @@ pub trait Op: Debug + Send + Sync + 'static {
         false
     }
 
-    /// True when the gradient of input 0 may take up what has come to that input by other ways: [`Backward::carried`].
+    /// True when the gradient of input 0 may take up what has come to that input by other ways (`Backward::carried`).
     fn adds_carried(&self) -> bool {
         false
     }
