@@ -14,9 +14,12 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -52,7 +55,8 @@ def make(name, config, seed):
             # Large enough that every part of the model matters in the result.
             value.copy_(torch.randn_like(value) * (0.3 if value.ndim > 1 else 0.2))
             # The norms of Gemma add 1 themselves.
-            if "norm" in key and not config.model_type.startswith("gemma"):
+            norm = "norm" in key or ".ln_" in key and key.endswith("weight")
+            if norm and not config.model_type.startswith("gemma"):
                 value.add_(1.0)
     ids = torch.randint(0, config.vocab_size, (3, 11))
     labels = torch.randint(0, config.vocab_size, (3, 11))
@@ -220,4 +224,70 @@ make(
         ),
     ),
     14,
+)
+make(
+    "gpt2",
+    GPT2Config(
+        vocab_size=31,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    15,
+)
+
+
+def make_seeing(name, config, seed):
+    """A model that sees, with what it makes of text alone."""
+    torch.manual_seed(seed)
+    model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            value.copy_(torch.randn_like(value) * (0.3 if value.ndim > 1 else 0.2))
+            if "norm" in key:
+                value.add_(1.0)
+        ids = torch.randint(0, 24, (3, 11))
+        logits = model(input_ids=ids).logits
+    tensors = on_disk(dict(model.named_parameters())) | {"input_ids": ids, "logits": logits}
+    data = save(tensors, metadata={"config": json.dumps(config.to_dict(), default=str)})
+    with open(f"{name}.safetensors.gz", "wb") as file:
+        file.write(gzip.compress(data, 9, mtime=0))
+
+
+make_seeing(
+    "qwen2-5-vl",
+    Qwen2_5_VLConfig(
+        text_config=dict(
+            **SIZES,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            rope_scaling=dict(rope_type="default", mrope_section=[1, 1, 2]),
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        vision_config=dict(
+            depth=2,
+            hidden_size=16,
+            intermediate_size=20,
+            num_heads=2,
+            patch_size=2,
+            spatial_merge_size=2,
+            temporal_patch_size=2,
+            window_size=8,
+            fullatt_block_indexes=[1],
+            out_hidden_size=16,
+        ),
+        image_token_id=25,
+        video_token_id=26,
+        vision_start_token_id=27,
+        vision_end_token_id=28,
+    ),
+    16,
 )

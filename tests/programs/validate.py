@@ -1,7 +1,8 @@
 """Models of every family as ONNX models and as Paddle programs, run by onnxruntime and by Paddle: COMMAND TESTDATA OUT.
 
-Each golden model of testdata/models becomes a folder of weights; `planaria convert --validate` writes its programs, runs
-the model, the programs in our interpreter and the programs here, and compares all outputs.
+Each golden model of testdata/models becomes a folder of weights; `planaria convert --validate` writes its programs for any
+batch and length, runs the model, the programs in our interpreter and the programs here, and compares all outputs. What
+transformers made of the golden tokens is compared too.
 """
 
 import gzip
@@ -10,19 +11,35 @@ import pathlib
 import subprocess
 import sys
 
+import numpy
+import onnxruntime
 from safetensors.numpy import load, save_file
 
 COMMAND, TESTDATA, OUT = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 
-# One of each family.
-MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2-moe", "qwen3-moe"]
+# Every family, and what some of them vary.
+MODELS = [
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3-long",
+    "qwen2-moe",
+    "qwen3-moe",
+    "qwen2-5-vl",
+]
 
-# Masks of a sliding window, rotations that change with the length, and tokens grouped by expert are of one size.
-FIXED = {"gemma2", "gemma3", "mistral", "phi3", "qwen2-moe", "qwen3-moe"}
+# A folder as it is published, in bf16.
+SEEING = TESTDATA / "qwen2-vl" / "model" / "tiny_a"
 
 
 def weights(source):
-    """A folder as transformers would write it."""
+    """A folder as transformers would write it, and what it made of some tokens."""
     name = source.name.split(".")[0]
     data = gzip.decompress(source.read_bytes())
     size = int.from_bytes(data[:8], "little")
@@ -30,36 +47,55 @@ def weights(source):
     folder = OUT / "weights" / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config)
-    kept = {key: value for key, value in load(data).items() if "weight" in key or "bias" in key}
+    tensors = load(data)
+    kept = {key: value for key, value in tensors.items() if "weight" in key or "bias" in key}
     kept = {key: value for key, value in kept.items() if not key.startswith("grad.")}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    return name, folder
+    return name, folder, tensors
 
 
-def validated(folder, name, form):
-    sizes = ["--sizes", "2x7"] if name in FIXED else []
-    target = OUT / f"{name}-{form}"
+def validated(folder, name, form, sizes=()):
+    target = OUT / f"{name}-{form}{'-fixed' if sizes else ''}"
     call = [COMMAND, "--json", "convert", str(folder), str(target), "--to", form, "--validate", "--python", sys.executable]
-    ran = subprocess.run(call + sizes, capture_output=True, text=True)
+    ran = subprocess.run([*call, *sizes], capture_output=True, text=True)
     assert ran.returncode == 0, f"{ran.stderr.strip()} {ran.stdout[-600:]}"
     rows = json.loads(ran.stdout)["outputs"]
     by = {row["by"] for row in rows}
     assert by == {"planaria", "onnxruntime" if form == "onnx" else "paddle"}, by
+    programs = {row["program"] for row in rows}
+    assert {"forward", "decode"} <= programs, programs
     return max(row["relative"] for row in rows)
+
+
+def as_transformers(name, tensors):
+    """The ONNX model on the golden tokens against the logits that transformers gave."""
+    session = onnxruntime.InferenceSession(OUT / f"{name}-onnx" / "forward.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["logits"], {"input_ids": tensors["input_ids"]})
+    worst = numpy.abs(found - tensors["logits"]).max() / numpy.abs(tensors["logits"]).max()
+    assert worst < 1e-4, worst
+    return worst
 
 
 def main():
     passed = failed = 0
+
+    def attempt(what, work):
+        nonlocal passed, failed
+        try:
+            print(f"{what}: largest relative difference {work():.1e}", flush=True)
+            passed += 1
+        except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
+            failed += 1
+            print(f"FAILED {what}: {type(error).__name__}: {error}", flush=True)
+
     for model in MODELS:
-        name, folder = weights(TESTDATA / "models" / f"{model}.safetensors.gz")
+        name, folder, tensors = weights(TESTDATA / "models" / f"{model}.safetensors.gz")
         for form in ("onnx", "paddle-program"):
-            try:
-                worst = validated(folder, name, form)
-                print(f"{name} {form}: largest relative difference {worst:.1e}")
-                passed += 1
-            except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
-                failed += 1
-                print(f"FAILED {name} {form}: {type(error).__name__}: {error}")
+            attempt(f"{name} {form}", lambda: validated(folder, name, form))
+        attempt(f"{name} as transformers", lambda: as_transformers(name, tensors))
+    for form in ("onnx", "paddle-program"):
+        attempt(f"qwen2-vl {form}", lambda: validated(SEEING, "qwen2-vl", form))
+        attempt(f"fixed sizes, {form}", lambda: validated(OUT / "weights" / "gemma3", "gemma3", form, ("--sizes", "2x7")))
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 try:
     import peft
@@ -126,6 +126,129 @@ def agree(folder, base, adapter, what):
     close(ours, theirs, what)
 
 
+# How adapters are combined: what we are told, what peft is told.
+COMBINED = [
+    (["--method", "cat"], {"combination_type": "cat"}),
+    (["--method", "linear"], {"combination_type": "linear"}),
+    (["--method", "svd", "--svd-rank", "5"], {"combination_type": "svd", "svd_rank": 5}),
+    (["--method", "ties", "--density", "0.5"], {"combination_type": "ties", "density": 0.5}),
+    (["--method", "ties_svd", "--density", "0.6"], {"combination_type": "ties_svd", "density": 0.6}),
+    (["--method", "magnitude_prune", "--density", "0.4"], {"combination_type": "magnitude_prune", "density": 0.4}),
+]
+IDS = torch.arange(40, 60)[None]
+
+
+def scores(base, adapter):
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    return model(input_ids=IDS).logits
+
+
+def near(found, expected, what, bound=2e-5):
+    apart = (found - expected).abs().max().item()
+    assert apart <= bound * expected.abs().max().item(), f"{what}: scores are {apart} apart"
+
+
+def random_adapter(base, folder, seed):
+    """An adapter of peft with values everywhere."""
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=2 + seed, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    made = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    torch.manual_seed(seed)
+    for parameter in (p for p in made.parameters() if p.requires_grad):
+        parameter.data = 0.1 * torch.randn_like(parameter)
+    made.save_pretrained(folder)
+
+
+def combined(folder, base):
+    """Two adapters made one by peft and by us say the same, opened in peft."""
+    for number, name in enumerate(["first", "second"]):
+        random_adapter(base, folder / name, number)
+    for number, (ours, theirs) in enumerate(COMBINED):
+        out = folder / f"combined{number}"
+        planaria(folder, "lora", "combine", "first=0.7", "second=0.4", "--out", str(out), *ours)
+        model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / "first", adapter_name="first")
+        model.load_adapter(folder / "second", adapter_name="second")
+        model.add_weighted_adapter(["first", "second"], [0.7, 0.4], "both", **theirs)
+        model.set_adapter("both")
+        near(scores(base, out), model.eval()(input_ids=IDS).logits, " ".join(ours))
+
+
+def converted(folder, base):
+    """To Paddle's layout and back: the same values, the same scores."""
+    planaria(folder, "lora", "convert", "first", "paddled", "--layout", "paddle")
+    planaria(folder, "lora", "convert", "paddled", "again", "--layout", "peft")
+    stored = [load_file(folder / name / "adapter_model.safetensors") for name in ("first", "again")]
+    assert stored[0].keys() == stored[1].keys()
+    assert all(torch.equal(stored[0][key], stored[1][key]) for key in stored[0])
+    near(scores(base, folder / "again"), scores(base, folder / "first"), "converted", 0)
+
+
+def started(number):
+    """An adapter that took its start out of the weights, made to fit the weights as they are, in peft."""
+    for init in ["pissa", "olora"]:
+        section = f'target_modules = ["q_proj", "down_proj"]\nr = 4\ninit = "{init}"'
+        folder, base, tuned = trained(f"{number}-{init}", False, section)
+        planaria(folder, "lora", "convert", str(tuned), "fitting", "--layout", "peft", "--model", str(base))
+        planaria(folder, "lora", "merge", str(base), str(tuned), "merged")
+        if peft is None:
+            continue
+        merged = AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
+        near(scores(base, folder / "fitting"), merged(input_ids=IDS).logits, init)
+
+
+def extracted(folder, base):
+    """What a merged model changed, of the rank that it has, in peft."""
+    planaria(folder, "lora", "merge", str(base), "first", "changed")
+    for more in ([], ["--embed-lora"]):
+        out = folder / f"extracted{len(more)}"
+        planaria(folder, "lora", "extract", "changed", str(base), str(out), "--max-rank", "8", "--sv-epsilon", "1e-6", *more)
+        near(scores(base, out), scores(base, folder / "first"), "extracted", 1e-4)
+
+
+def experts(number):
+    """Factors on tensors of all experts: peft and we merge the same, and say the same of them expert by expert."""
+    if peft is None:
+        return
+    folder = OUT / str(number)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    torch.manual_seed(number)
+    model = Qwen3MoeForCausalLM(config).eval()
+    base = folder / "mixture"
+    model.save_pretrained(base)
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    made = peft.get_peft_model(
+        model, peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj"], target_parameters=targets, init_lora_weights=False)
+    )
+    for name, parameter in made.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = 0.2 * torch.randn_like(parameter)
+    made.save_pretrained(folder / "adapter")
+    expected = made.eval()(input_ids=IDS).logits
+    planaria(folder, "lora", "merge", "mixture", "adapter", "merged")
+    near(AutoModelForCausalLM.from_pretrained(folder / "merged").eval()(input_ids=IDS).logits, expected, "experts")
+    planaria(folder, "lora", "convert", "adapter", "each", "--layout", "peft", "--model", "mixture")
+    planaria(folder, "lora", "merge", "mixture", "each", "merged-each")
+    close(weights(folder / "merged-each"), weights(folder / "merged"), "experts one by one")
+
+
+def several(number):
+    folder, base, _ = trained(number, False, "target_modules = [\"q_proj\"]")
+    if peft is not None:
+        combined(folder, base)
+        converted(folder, base)
+        extracted(folder, base)
+
+
 def both_ways(number, tied, section, arguments):
     folder, base, tuned = trained(number, tied, section)
     config = json.loads((tuned / "adapter_config.json").read_text())
@@ -149,13 +272,15 @@ def main():
     passed = failed = 0
     if peft is None:
         print("skipped: peft is not installed, so only the form of our folders is looked at")
-    for number, (tied, section, arguments) in enumerate(CASES):
+    cases = [(section, lambda n, t=tied, s=section, a=arguments: both_ways(n, t, s, a)) for tied, section, arguments in CASES]
+    cases += [("several adapters", several), ("starts", started), ("experts", experts)]
+    for number, (what, check) in enumerate(cases):
         try:
-            both_ways(number, tied, section, arguments)
+            check(number)
             passed += 1
         except Exception as error:
             failed += 1
-            print(f"FAILED {section!r}: {type(error).__name__}: {error}")
+            print(f"FAILED {what!r}: {type(error).__name__}: {error}")
     print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 

@@ -23,7 +23,7 @@ const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
 
 /// Releases that programs are validated with.
 const PROGRAM_PACKAGES: &[&str] =
-    &["paddlepaddle==3.3.1", "onnx==1.20.0", "onnxruntime==1.31.1", "numpy==2.4.6", "safetensors==0.8.0"];
+    &["paddlepaddle==3.3.1", "onnx==1.23.2", "onnxruntime==1.31.1", "numpy==2.4.6", "safetensors==0.8.0"];
 
 /// Names an interpreter that already has these.
 const PROGRAM_OVERRIDE: &str = "PLANARIA_PROGRAM_PYTHON";

@@ -41,6 +41,7 @@ pub mod formats;
 mod known;
 mod load;
 mod manifest;
+mod mend;
 mod naming;
 mod options;
 mod outgoing;
@@ -66,6 +67,7 @@ pub use folder::{committed, copy, latest, newest, open, remove, step_folder, ste
 pub use known::{Known, KnownTensor};
 pub use load::{load, load_source};
 pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};
+pub use mend::Mix;
 pub use options::{
     Cast, Casts, FileNames, LoadOptions, Masters, Meter, Optimizer, Rebuild, Replicas, Report, Retain,
     SaveOptions, Saved, Tiles, Unmatched, Weights,

@@ -40,6 +40,7 @@ pub fn load(
     let catalog = Catalog::of(&checkpoint);
     let mut report = load_tensors(world, store, &catalog, state, options)?;
     let files = talk::from_first(world, || small_files(store, &checkpoint))?;
+    let files = files.into_iter().map(|(name, text)| (name, text.into())).collect();
     let (items, known) = (std::mem::take(&mut state.items), state.known.take());
     *state = State { items, known, files, ..checkpoint.state };
     report.seconds = begun.elapsed().as_secs_f64();

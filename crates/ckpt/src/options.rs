@@ -185,6 +185,8 @@ pub struct Saved {
     pub tensors: usize,
     /// Folders that retention removed.
     pub removed: Vec<String>,
+    /// Why it could not remove others: what was saved is saved all the same.
+    pub unremoved: Option<String>,
     /// Seconds it took on this rank.
     pub seconds: f64,
 }

@@ -18,6 +18,7 @@ use planaria_comm::{Comm, CommExt};
 use planaria_layout::{Fixed, Region, Tile};
 use planaria_store::{Sharing, Store, StoreExt, checksum, join};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Saves a state as the checkpoint `folder` of a store. Collective: all ranks call it with what they hold, and all
@@ -59,9 +60,13 @@ pub fn save(
         let _ = folder::discard_failed(store, folder);
     }
     let bytes = done?;
-    let removed = talk::from_first(world, || options.retain.apply(store, folder))?;
-    let tensors = saving.outgoing.tensors.len();
-    Ok(Saved { folder: folder.to_string(), bytes, tensors, removed, seconds: begun.elapsed().as_secs_f64() })
+    // It is committed: what cannot be removed now is removed by a later save.
+    let (removed, unremoved) = talk::from_first(world, || match options.retain.apply(store, folder) {
+        Ok(removed) => Ok((removed, None)),
+        Err(error) => Ok((Vec::new(), Some(error.to_string()))),
+    })?;
+    let (tensors, seconds) = (saving.outgoing.tensors.len(), begun.elapsed().as_secs_f64());
+    Ok(Saved { folder: folder.to_string(), bytes, tensors, removed, unremoved, seconds })
 }
 
 /// A save with all its decisions made.
@@ -167,17 +172,17 @@ fn check_small_files(union: &Union) -> Result<()> {
 
 /// The small files of all ranks on rank 0: each rank gives those that it is the first to have.
 fn small_files(world: &dyn Comm, state: &State, union: &Union) -> Result<Vec<(String, Vec<u8>)>> {
-    let mine: Vec<(&String, &Vec<u8>)> = state
+    let mine: Vec<(&String, &Arc<[u8]>)> = state
         .files
         .iter()
         .filter(|(name, _)| union.files.get(*name) == Some(&world.rank()) && world.rank() != 0)
         .collect();
     let own = state.files.iter().filter(|(name, _)| union.files.get(*name) == Some(&0));
-    let mut all: Vec<(String, Vec<u8>)> = own.map(|(name, text)| (name.clone(), text.clone())).collect();
+    let mut all: Vec<(String, Vec<u8>)> = own.map(|(name, text)| (name.clone(), text.to_vec())).collect();
     if union.files.values().any(|rank| *rank != 0) {
         let others: Vec<Vec<(String, Vec<u8>)>> = talk::all_gather(
             world,
-            mine.into_iter().map(|(name, text)| (name.clone(), text.clone())).collect::<Vec<_>>(),
+            mine.into_iter().map(|(name, text)| (name.clone(), text.to_vec())).collect::<Vec<_>>(),
         )?;
         all.extend(others.into_iter().flatten());
     }

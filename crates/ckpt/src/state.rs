@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What a tensor is to the training.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -239,7 +240,7 @@ pub struct State {
     /// Anything else.
     pub extra: Value,
     /// Small files kept beside the tensors: `config.json`, `tokenizer.json`, ...
-    pub files: BTreeMap<String, Vec<u8>>,
+    pub files: BTreeMap<String, Arc<[u8]>>,
     /// Names that stand for the value of another tensor of the same kind; they are not stored.
     pub tied: BTreeMap<String, String>,
     /// The tensors of all ranks, where each of them knows who holds what; else they tell each other.

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::folder;
 use crate::formats::{self, OpenOptions};
-use crate::manifest::Checkpoint;
+use crate::manifest::{Checkpoint, SmallFile};
 use planaria_layout::Extent;
 use planaria_store::container::{Header, Limits};
 use planaria_store::{Reader, Store, StoreExt, Transfer, TransferOptions, checksum, join};
@@ -55,9 +55,7 @@ pub fn verify_with(store: &Arc<dyn Store>, folder: &str, moved: &(dyn Fn(u64) + 
             }
             Err(error) => return Err(error),
         };
-        return Ok(
-            Check { store: &**store, checkpoint: &checkpoint, moved, found: Verified::default() }.run()
-        );
+        return Ok(Check::new(&**store, &checkpoint, moved).run());
     }
     let source = match formats::open(store, folder, &OpenOptions::default()) {
         // What describes the tensors is damaged itself.
@@ -77,20 +75,46 @@ pub fn verify_with(store: &Arc<dyn Store>, folder: &str, moved: &(dyn Fn(u64) + 
     Ok(found)
 }
 
-struct Check<'a> {
+/// The files in one place, compared with what a manifest says of them.
+pub(crate) struct Check<'a> {
     store: &'a dyn Store,
     checkpoint: &'a Checkpoint,
     moved: &'a (dyn Fn(u64) + Sync),
     found: Verified,
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
+    pub(crate) fn new(
+        store: &'a dyn Store,
+        checkpoint: &'a Checkpoint,
+        moved: &'a (dyn Fn(u64) + Sync),
+    ) -> Check<'a> {
+        Check { store, checkpoint, moved, found: Verified::default() }
+    }
+
+    /// Whether a file is here and as it was written.
+    pub(crate) fn is_sound(&mut self, name: &str) -> bool {
+        let before = self.found.problems.len();
+        let listed = self.checkpoint.files.iter().position(|file| file.name == name);
+        let small = self.checkpoint.others.iter().find(|file| file.name == name);
+        let read = match (listed, small) {
+            (Some(number), _) => self.file(&self.transfer(), number),
+            (None, Some(file)) => self.small(file),
+            (None, None) => return false,
+        };
+        read.is_ok() && self.found.problems.len() == before
+    }
+
+    fn transfer(&self) -> Transfer {
+        let longest = self.checkpoint.files.iter().map(|file| file.size).max().unwrap_or(0);
+        let chunk = longest.min(crate::schedule::UNIT) as usize;
+        Transfer::new(TransferOptions { chunk, ..Default::default() })
+    }
+
     fn run(mut self) -> Verified {
         self.found.summed = true;
         self.found.tensors = self.checkpoint.tensors.len();
-        let longest = self.checkpoint.files.iter().map(|file| file.size).max().unwrap_or(0);
-        let chunk = longest.min(crate::schedule::UNIT) as usize;
-        let transfer = Transfer::new(TransferOptions { chunk, ..Default::default() });
+        let transfer = self.transfer();
         for number in 0..self.checkpoint.files.len() {
             self.found.files += 1;
             if let Err(error) = self.file(&transfer, number) {
@@ -100,13 +124,17 @@ impl Check<'_> {
         for file in &self.checkpoint.others {
             self.found.files += 1;
             self.found.bytes += file.size;
-            let name = join(&self.checkpoint.folder, &file.name);
-            let read = self.store.read(&name, file.size);
-            if let Err(error) = read.and_then(|text| checksum::check(&name, 0, &text, file.sum)) {
-                self.found.problems.push(error.into());
+            if let Err(error) = self.small(file) {
+                self.found.problems.push(error);
             }
         }
         self.found
+    }
+
+    fn small(&self, file: &SmallFile) -> Result<()> {
+        let name = join(&self.checkpoint.folder, &file.name);
+        let text = self.store.read(&name, file.size)?;
+        Ok(checksum::check(&name, 0, &text, file.sum)?)
     }
 
     /// All blocks of a file, then whether its own header says what the manifest says.

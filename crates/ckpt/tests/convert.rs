@@ -36,7 +36,7 @@ fn state(seed: usize) -> State {
     items.push(Item::whole(TensorKind::Ema, "a.bias", &array(&[12], DType::F32)));
     let mut state = State::new(items);
     state.step = 7;
-    state.files.insert("config.json".to_string(), b"{}".to_vec());
+    state.files.insert("config.json".to_string(), b"{}"[..].into());
     state
 }
 

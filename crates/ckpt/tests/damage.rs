@@ -22,7 +22,7 @@ fn saved(tiles: Tiles) -> (Arc<dyn Store>, Vec<Global>, Vec<Holding>) {
     let held = vec![Holding::Some(vec![0]); 8];
     let store: Arc<dyn Store> = Arc::new(Object::memory());
     let mut state = state(&globals, &held, 0, true);
-    state.files.insert("config.json".into(), br#"{"a": 1}"#.to_vec());
+    state.files.insert("config.json".into(), br#"{"a": 1}"#[..].into());
     let options = SaveOptions { tiles, max_file_size: 400, ..SaveOptions::default() };
     save(&*alone(), &store, FOLDER, &state, &options).unwrap();
     (store, globals, held)

@@ -37,7 +37,7 @@ impl Case {
         let mut ends = threads::run(self.ranks, |world| {
             let mut state = state(globals, &self.held, world.rank(), true);
             state.step = step;
-            state.files.insert("config.json".into(), b"{}".to_vec());
+            state.files.insert("config.json".into(), b"{}"[..].into());
             save(&*world, store, &folder, &state, &options).map(|_| ())
         });
         ends.swap_remove(0)

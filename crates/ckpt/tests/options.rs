@@ -203,8 +203,8 @@ fn counters_values_and_files_come_back() {
     state.schedule = json!({"lr": 1e-3, "exact": 0.1});
     state.config = json!({"mesh": "dp=2"});
     state.extra = json!([null, true, "x"]);
-    state.files.insert("config.json".into(), br#"{"a":1}"#.to_vec());
-    state.files.insert("tokenizer.model".into(), vec![0, 255, 1]);
+    state.files.insert("config.json".into(), br#"{"a":1}"#[..].into());
+    state.files.insert("tokenizer.model".into(), [0, 255, 1].into());
     save(&*alone(), &store, FOLDER, &state, &SaveOptions::default()).unwrap();
     let (back, _) = loaded(&store, &LoadOptions::default()).unwrap();
     assert_eq!((back.step, back.samples, back.tokens), (7, 1 << 40, u64::MAX));
@@ -212,7 +212,7 @@ fn counters_values_and_files_come_back() {
     assert_eq!((&back.config, &back.extra), (&state.config, &state.extra));
     assert_eq!(back.files, state.files);
     assert_eq!(store.read(&format!("{FOLDER}/config.json"), 99).unwrap(), br#"{"a":1}"#);
-    state.files.insert("manifest.json".into(), vec![]);
+    state.files.insert("manifest.json".into(), [].into());
     let refused = save(&*alone(), &store, "other", &state, &SaveOptions::default()).unwrap_err();
     assert!(matches!(refused, Error::FileName { .. }));
 }

@@ -81,7 +81,7 @@ fn carry(store: &dyn Store) {
                 compare(&state, &globals);
             } else {
                 state.step = 12;
-                state.files.insert("config.json".into(), b"{}".to_vec());
+                state.files.insert("config.json".into(), b"{}"[..].into());
             }
             save(&*world, store, &step_folder(step as u64), &state, &options).unwrap();
         });

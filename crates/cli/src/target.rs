@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use anyhow::{Context, Error, Result};
 use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 
 /// What may be done with a file that is there.
@@ -60,6 +60,21 @@ pub(crate) fn write(path: &Path, existing: Existing, bytes: &[u8]) -> Result<()>
     }
 }
 
+/// Writes a file one byte after the other, under another name until it is whole.
+pub(crate) fn stream(
+    path: &Path,
+    existing: Existing,
+    work: &mut dyn FnMut(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    let failed = || format!("cannot write '{}'", path.display());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut beside = BufWriter::new(tempfile::NamedTempFile::new_in(folder).with_context(failed)?);
+    work(&mut beside)?;
+    let file = beside.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
+    let (_, at) = file.keep().with_context(failed)?;
+    publish(&at, path, existing)
+}
+
 /// Moves a finished file to its place.
 pub(crate) fn publish(from: &Path, path: &Path, existing: Existing) -> Result<()> {
     let failed = || format!("cannot write '{}'", path.display());
@@ -101,6 +116,14 @@ mod tests {
         assert!(publish(&from, &path, Existing::Refuse).unwrap_err().to_string().contains("already exists"));
         assert_eq!(fs::read(&path).unwrap(), b"theirs");
         write(&path, Existing::Replace, b"ours").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"ours");
+        let half = stream(&folder.path().join("c"), Existing::Keep, &mut |out| {
+            out.write_all(b"half")?;
+            anyhow::bail!("no more")
+        });
+        assert!(half.unwrap_err().to_string().contains("no more"));
+        let late = stream(&path, Existing::Keep, &mut |out| Ok(out.write_all(b"late")?));
+        assert!(late.unwrap_err().to_string().contains("already exists"));
         assert_eq!(fs::read(&path).unwrap(), b"ours");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }

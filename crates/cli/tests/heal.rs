@@ -83,14 +83,14 @@ fn starts(run: &Path) -> Vec<u64> {
 }
 
 /// The run without any fault, in the folder `whole`.
-fn undisturbed(folder: &Path) {
+pub(crate) fn undisturbed(folder: &Path) {
     let (code, err) =
         run(folder, &["train", "tiny.toml", "-q", "--set", "name=whole", "--set", "mesh="], &[]);
     assert_eq!(code, 0, "{err}");
 }
 
 /// The healed run has the curve and the last checkpoint of the undisturbed one.
-fn assert_same(folder: &Path) {
+pub(crate) fn assert_same(folder: &Path) {
     let (whole, healed) = (folder.join("runs/whole"), folder.join("runs/tiny"));
     assert_eq!(losses(&healed), losses(&whole));
     let last = "ckpt/step-00000012";
@@ -98,8 +98,8 @@ fn assert_same(folder: &Path) {
     assert!(!a.is_empty() && a == b, "the tensors differ");
 }
 
-const LAUNCH: [&str; 7] = ["launch", "-n", "3", "--engine", "processes", "--max-restarts", "6"];
-const TRAIN: [&str; 4] = ["--", "planaria", "train", "tiny.toml"];
+pub(crate) const LAUNCH: [&str; 7] = ["launch", "-n", "3", "--engine", "processes", "--max-restarts", "6"];
+pub(crate) const TRAIN: [&str; 4] = ["--", "planaria", "train", "tiny.toml"];
 
 #[test]
 fn a_run_goes_on_without_a_rank_that_died_and_takes_it_in_again() {
@@ -140,6 +140,17 @@ fn a_hang_is_reported_by_name_and_healed() {
     assert!(err.contains("rank 2 (process") && err.contains("is in step 4, in no call"), "{err}");
     assert!(err.contains("    thread "), "{err}");
     assert_same(here);
+}
+
+#[test]
+fn ranks_that_were_ended_because_another_failed_are_neither_lost_nor_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = ["--", "sh", "-c", "test $RANK = 1 && exit 3; exec sleep 100"];
+    let launch = ["launch", "-n", "2", "--engine", "processes", "--max-restarts", "1", "--min-ranks", "1"];
+    let (code, err) = run(folder.path(), &[&launch[..], &command].concat(), &[]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("rank 1 failed first: exit code 3"), "{err}");
+    assert!(err.contains("restart 1 of 1 on 2 ranks") && !err.contains("signal 9"), "{err}");
 }
 
 #[test]
@@ -275,12 +286,15 @@ fn a_short_drill_loses_nothing_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     prepare(here);
-    let kinds = "kill,corrupt,lost-file,disk-full,clock,oom";
+    let config = fs::read_to_string(here.join("tiny.toml")).unwrap();
+    let tier = "[[checkpoint.tiers]]\nkind = \"memory\"\nevery = 1\nkeep = 2\n";
+    fs::write(here.join("tiny.toml"), format!("{config}\n{tier}")).unwrap();
+    let kinds = "kill,corrupt,lost-file,disk-full,clock,oom,torn,slow-disk";
     let args = ["drill", "tiny.toml", "--set", "mesh=dp=2", "--faults", kinds, "--seed", "5"];
     let (code, err) = run(here, &args, &[]);
     let table = fs::read_to_string(here.join("out")).unwrap();
     assert_eq!(code, 0, "{table}{err}");
-    assert!(table.contains("6 faults with seed 5, 0 lost"), "{table}");
+    assert!(table.contains("8 faults with seed 5, 0 lost"), "{table}");
     for kind in kinds.split(',') {
         assert!(
             table.lines().any(|line| line.starts_with(kind) && line.ends_with("1 of 1")),
@@ -288,6 +302,13 @@ fn a_short_drill_loses_nothing_and_leaves_nothing() {
         );
     }
     assert!(!here.join("runs").exists(), "the run itself is left alone");
+
+    // Killed at every so many calls and operations of every place, with ranks that are threads.
+    let args = ["drill", "tiny.toml", "--set", "mesh=dp=2", "--faults", "kill", "--engine", "threads"];
+    let (code, err) = run(here, &[&args[..], &["--every", "97"]].concat(), &[]);
+    let table = fs::read_to_string(here.join("out")).unwrap();
+    assert_eq!(code, 0, "{table}{err}");
+    assert!(err.contains("lane=") && err.contains("tier=1 after="), "{err}");
 }
 
 #[test]

@@ -1,20 +1,37 @@
-//! Which tensors a model has: tables of known families, and what the names tell of others.
+//! Which tensors a model has, module by module: tables of known families, and what the names tell of others.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
 use std::collections::BTreeSet;
 
-/// The weights of a family. `{}` in a name stands for the number of a layer.
+mod module;
+
+use module::Part;
+
+/// The weights of a family, or of one of its modules. `{}` in a name stands for the number of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Architecture {
+    /// The module, as recipes call it.
+    pub(crate) name: &'static str,
     /// Before the layers.
     pub(crate) pre: Vec<Weight>,
     /// Of every layer.
     pub(crate) layer: Vec<Weight>,
     /// Behind the layers.
     pub(crate) post: Vec<Weight>,
-    /// Whether there are no layers, whatever the names say.
-    flat: bool,
+    /// Where the number of layers is found.
+    depth: Depth,
+}
+
+/// Where the number of layers is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Depth {
+    /// There are none, whatever the names say.
+    None,
+    /// In the configuration, else in the names.
+    Told,
+    /// In the names that begin so.
+    Named(String),
 }
 
 /// A weight of a family.
@@ -46,7 +63,7 @@ impl Weight {
 }
 
 /// Where tables of token vectors are, the first name that is there.
-const EMBEDDINGS: [&str; 4] =
+pub(crate) const EMBEDDINGS: [&str; 4] =
     [EMBEDDING, "model.language_model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
 const EMBEDDING: &str = "model.embed_tokens.weight";
 /// What scores the next token.
@@ -109,31 +126,64 @@ impl Architecture {
         Some((other, what))
     }
 
-    /// The architecture of the first model; one without a table has the names of all.
-    pub(crate) fn of(models: &[&Model]) -> Result<Architecture> {
+    /// The modules of the first model's architecture; one without a table has the names of all.
+    pub(crate) fn modules(models: &[&Model]) -> Result<Vec<Architecture>> {
         let first = models.first().ok_or_else(|| Error::request("there is no model"))?;
-        Ok(match layer_weights(first.model_type()) {
-            Some(layer) => known(&layer),
-            None => inferred(models),
-        })
+        if let Some(layer) = layer_weights(first.model_type()) {
+            return Ok(vec![known(&layer)]);
+        }
+        let names: BTreeSet<&str> =
+            models.iter().flat_map(|model| model.tensors.keys().map(String::as_str)).collect();
+        let modules = module::divided(&names).into_iter();
+        Ok(modules.map(|(part, names)| inferred(part, &names, models)).collect())
+    }
+
+    /// All weights of the first model's architecture, which must be one module.
+    pub(crate) fn of(models: &[&Model]) -> Result<Architecture> {
+        let mut modules = Architecture::modules(models)?;
+        match modules.len() {
+            1 => Ok(modules.remove(0)),
+            _ => {
+                let names: Vec<&str> = modules.iter().map(|module| module.name).collect();
+                let what = format!("it has several modules ({}), and one is needed here", names.join(", "));
+                Err(Error::model(&models[0].name, what))
+            }
+        }
+    }
+
+    /// Whether its layers are those that a configuration speaks of first.
+    pub(crate) fn is_main(&self) -> bool {
+        [module::DEFAULT, module::TEXT, module::DECODER].contains(&self.name)
+    }
+
+    /// Keys by which a configuration may tell its number of layers, with dots where they are in a section.
+    pub(crate) fn depth_keys(&self) -> &'static [&'static str] {
+        module::depth_keys(self.name)
     }
 
     /// Weights without layers.
     pub(crate) fn flat(weights: Vec<Weight>) -> Architecture {
-        Architecture { pre: weights, layer: Vec::new(), post: Vec::new(), flat: true }
+        Architecture {
+            name: module::DEFAULT,
+            pre: weights,
+            layer: Vec::new(),
+            post: Vec::new(),
+            depth: Depth::None,
+        }
     }
 
     /// Number of layers of a model.
     pub(crate) fn layers(&self, model: &Model) -> usize {
-        if self.flat {
-            return 0;
+        let among = |before: &str| {
+            let numbers = model.tensors.keys().filter_map(|name| split_layer(name));
+            let own = numbers.filter(|(found, ..)| before.is_empty() || *found == before);
+            own.map(|(_, number, _)| number + 1).max().unwrap_or(0)
+        };
+        match &self.depth {
+            Depth::None => 0,
+            Depth::Told => module::told(model, self.depth_keys()).unwrap_or_else(|| among("")),
+            Depth::Named(before) => among(before),
         }
-        let told = model.number(&["num_hidden_layers", "n_layer", "num_layers", "n_layers"]);
-        told.unwrap_or_else(|| {
-            let numbers =
-                model.tensors.keys().filter_map(|name| split_layer(name)).map(|(_, number, _)| number + 1);
-            numbers.max().unwrap_or(0)
-        })
     }
 }
 
@@ -148,10 +198,11 @@ fn known(layer: &[&str]) -> Architecture {
     let head =
         Weight { optional: true, tied: Some(EMBEDDING.to_string()), vocabulary: true, ..Weight::plain(HEAD) };
     Architecture {
+        name: module::DEFAULT,
         pre: vec![embedding],
         layer: layer.iter().map(|name| Weight::plain(format!("model.layers.{{}}.{name}"))).collect(),
         post: vec![Weight::plain("model.norm.weight"), head],
-        flat: false,
+        depth: Depth::Told,
     }
 }
 
@@ -169,11 +220,9 @@ fn split_layer(name: &str) -> Option<(&str, usize, &str)> {
     None
 }
 
-/// The names of all models; what some of them lack is optional.
-fn inferred(models: &[&Model]) -> Architecture {
-    let names: BTreeSet<&str> =
-        models.iter().flat_map(|model| model.tensors.keys().map(String::as_str)).collect();
-    // Numbers mean layers where most names have them: a tower beside the text model has its own.
+/// The names of a module in all models; what some of them lack is optional.
+fn inferred(part: Part, names: &BTreeSet<&str>, models: &[&Model]) -> Architecture {
+    // Numbers mean layers where most names have them.
     let mut prefixes: Vec<(usize, &str)> = Vec::new();
     for (prefix, ..) in names.iter().filter_map(|name| split_layer(name)) {
         match prefixes.iter_mut().find(|(_, other)| *other == prefix) {
@@ -181,9 +230,16 @@ fn inferred(models: &[&Model]) -> Architecture {
             None => prefixes.push((1, prefix)),
         }
     }
-    let prefix = prefixes.iter().max_by_key(|(count, _)| *count).map_or("", |(_, prefix)| *prefix);
-    let mut architecture = Architecture { pre: Vec::new(), layer: Vec::new(), post: Vec::new(), flat: false };
-    for name in names {
+    let prefix = prefixes.iter().filter(|_| part.layered).max_by_key(|(count, _)| *count);
+    let prefix = prefix.map(|(_, prefix)| *prefix);
+    let depth = match prefix {
+        _ if part.name == module::DEFAULT => Depth::Told,
+        Some(prefix) => Depth::Named(prefix.to_string()),
+        None => Depth::None,
+    };
+    let mut architecture =
+        Architecture { name: part.name, pre: Vec::new(), layer: Vec::new(), post: Vec::new(), depth };
+    for &name in names {
         let is_embedding = ["embed_tokens", "wte.", "word_embeddings", "embed_in", "tok_embeddings"]
             .iter()
             .any(|part| name.contains(part));
@@ -196,7 +252,7 @@ fn inferred(models: &[&Model]) -> Architecture {
             tied: is_head.then(|| embedding.cloned()).flatten(),
             vocabulary: is_embedding || is_head,
         };
-        match split_layer(name).filter(|(found, ..)| *found == prefix) {
+        match split_layer(name).filter(|(found, ..)| Some(*found) == prefix) {
             Some((before, _, after)) => {
                 let weight = weight(format!("{before}{{}}{after}"));
                 if !architecture.layer.contains(&weight) {

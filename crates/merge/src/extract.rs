@@ -5,9 +5,9 @@ use crate::merge::{Merge, Options};
 use crate::model::Model;
 use crate::recipe::Reference;
 use crate::result::{Outcome, pretty};
-use crate::values::{Held, Values};
+use crate::values::{Packed, Values};
 use planaria_layout::{DType, Shape};
-use planaria_nn::svd::{Matrix, largest, rows_of};
+use planaria_nn::svd::{Matrix, largest, most_in_parts, whole_bytes};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +28,8 @@ pub struct ExtractOptions {
     pub include: Vec<String>,
     /// No modules whose names one of these finds.
     pub exclude: Vec<String>,
+    /// Bytes that one decomposition may hold.
+    pub memory: u64,
 }
 
 impl Default for ExtractOptions {
@@ -39,6 +41,7 @@ impl Default for ExtractOptions {
             embed_lora: false,
             include: Vec::new(),
             exclude: Vec::new(),
+            memory: 512 << 20,
         }
     }
 }
@@ -64,7 +67,16 @@ impl Change<'_> {
     }
 }
 
-/// `[rank, columns]` and `[rows, rank]`.
+/// Whose factors are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// The change's.
+    Plain,
+    /// The transposed change's.
+    Transposed,
+}
+
+/// `[rank, inputs]` and `[outputs, rank]`.
 struct Factors {
     down: Vec<f64>,
     up: Vec<f64>,
@@ -150,8 +162,24 @@ impl Chosen {
     }
 }
 
+/// Factors of all modules are kept until they are written, so in the type in which they are.
 fn held(values: Vec<f64>, shape: &[usize], dtype: DType) -> Result<Arc<dyn Values>> {
-    Ok(Arc::new(Held { values, shape: Shape::new(shape)?, dtype }))
+    Ok(Arc::new(Packed::new(&values, Shape::new(shape)?, dtype)?))
+}
+
+/// Refuses a rank for which a large change would have to be in memory.
+fn fits(module: &str, (rows, columns): (usize, usize), asked: &ExtractOptions) -> Result<()> {
+    match whole_bytes(rows, columns, asked.max_rank).filter(|bytes| *bytes as u64 > asked.memory) {
+        None => Ok(()),
+        Some(bytes) => {
+            let (rank, most) = (asked.max_rank, most_in_parts(rows, columns));
+            let what = format!(
+                "{rank} singular values of {rows} x {columns} are found in {bytes} bytes of memory, and there are to be {} at most; ask for a rank of at most {most}, or for that much memory",
+                asked.memory
+            );
+            Err(Error::tensor(module, what))
+        }
+    }
 }
 
 impl Found {
@@ -159,27 +187,39 @@ impl Found {
         self.tensors.push((format!("base_model.model.{name}"), values));
     }
 
-    /// The factors of a change, as far as there is one.
+    /// The factors of a change, as far as there is one; `side` says whose they are.
     fn factors(
         &mut self,
         module: &str,
-        change: &Matrix<'_, Error>,
+        change: &Change<'_>,
+        side: Side,
         asked: &ExtractOptions,
     ) -> Result<Option<Factors>> {
-        let svd = largest(change, asked.max_rank)?;
+        let (rows, columns) = change.extents();
+        let matrix = Matrix { rows, columns, read: &|first, out| change.read(first, out) };
+        fits(module, (rows, columns), asked)?;
+        let svd = largest(&matrix, asked.max_rank)?;
         let rank = svd.values.iter().take_while(|value| **value > asked.sv_epsilon).count();
         if rank == 0 {
             return Ok(None);
         }
-        let (rows, columns, all) = (change.rows, change.columns, svd.values.len());
+        let all = svd.values.len();
         let share =
             |value: f64| if asked.distribute_scale { (value.sqrt(), value.sqrt()) } else { (value, 1.0) };
-        let mut down = vec![0.0; rank * columns];
-        let mut up = vec![0.0; rows * rank];
+        let left = |row: usize, k: usize| svd.left[row * all + k];
+        let right = |k: usize, column: usize| svd.right[k * columns + column];
+        // A transposed change has the same values, and its vectors have changed places.
+        let (inputs, outputs) = if side == Side::Plain { (columns, rows) } else { (rows, columns) };
+        let mut down = vec![0.0; rank * inputs];
+        let mut up = vec![0.0; outputs * rank];
         for k in 0..rank {
             let (for_down, for_up) = share(svd.values[k]);
-            (0..columns).for_each(|j| down[k * columns + j] = for_down * svd.right[k * columns + j]);
-            (0..rows).for_each(|i| up[i * rank + k] = for_up * svd.left[i * all + k]);
+            for (j, down) in down[k * inputs..(k + 1) * inputs].iter_mut().enumerate() {
+                *down = for_down * if side == Side::Plain { right(k, j) } else { left(j, k) };
+            }
+            for (i, up) in up.iter_mut().skip(k).step_by(rank).enumerate() {
+                *up = for_up * if side == Side::Plain { left(i, k) } else { right(k, i) };
+            }
         }
         self.ranks.insert(module.to_string(), rank);
         Ok(Some(Factors { down, up, rank }))
@@ -194,8 +234,8 @@ impl Found {
     ) -> Result<()> {
         let change = Change { model: &**values, base: &**base };
         let ((rows, columns), dtype) = (change.extents(), values.dtype());
-        let matrix = Matrix { rows, columns, read: &|first, out| change.read(first, out) };
-        let Some(Factors { down, up, rank }) = self.factors(module, &matrix, asked)? else { return Ok(()) };
+        let found = self.factors(module, &change, Side::Plain, asked)?;
+        let Some(Factors { down, up, rank }) = found else { return Ok(()) };
         self.put(format!("{module}.lora_A.weight"), held(down, &[rank, columns], dtype)?);
         self.put(format!("{module}.lora_B.weight"), held(up, &[rows, rank], dtype)?);
         Ok(())
@@ -211,18 +251,8 @@ impl Found {
     ) -> Result<()> {
         let change = Change { model: &**values, base: &**base };
         let ((rows, columns), dtype) = (change.extents(), values.dtype());
-        let mut whole = vec![0.0; rows * columns];
-        change.read(0, &mut whole)?;
-        let turned: Vec<f64> = (0..columns)
-            .flat_map(|j| (0..rows).map(move |i| (i, j)))
-            .map(|(i, j)| whole[i * columns + j])
-            .collect();
-        let read = |first: usize, out: &mut [f64]| {
-            rows_of(&turned, rows, first, out);
-            Ok(())
-        };
-        let matrix = Matrix { rows: columns, columns: rows, read: &read };
-        let Some(Factors { down, up, rank }) = self.factors(module, &matrix, asked)? else { return Ok(()) };
+        let found = self.factors(module, &change, Side::Transposed, asked)?;
+        let Some(Factors { down, up, rank }) = found else { return Ok(()) };
         self.put(format!("{module}.lora_embedding_A"), held(down, &[rank, rows], dtype)?);
         self.put(format!("{module}.lora_embedding_B"), held(up, &[columns, rank], dtype)?);
         Ok(())

@@ -8,7 +8,7 @@ use crate::result::{Outcome, pretty};
 use crate::values::{Held, Values, whole};
 use planaria_array::promote;
 use planaria_layout::{DType, Shape};
-use planaria_nn::lora::{LoraConfig, PREFIX};
+use planaria_nn::lora::{LoraConfig, Names, PREFIX};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,8 +33,19 @@ pub fn convert_adapter(
     let adapter = Adapter::open(path, &options.root)?;
     let mut config = adapter.config().clone();
     let start = adapter.start()?;
-    let mut base = start.map(|_| started_from(path, &config, model, options)).transpose()?;
-    let modules = adapter.modules();
+    let mut base = match start {
+        Some(_) => Some(started_from(path, &config, model, options)?),
+        None => model.map(|model| Model::open_path(model, &options.root)).transpose()?,
+    };
+    if to == AdapterLayout::Paddle || base.is_some() {
+        adapter.check_apart(base.as_ref())?;
+    }
+    // Fused modules stay so unless a model is named that has them in parts.
+    let modules = base.as_ref().map_or_else(|| Ok(adapter.modules()), |base| adapter.modules_on(base))?;
+    if modules.keys().ne(adapter.modules().keys()) {
+        config.target_modules = Some(Names::List(modules.keys().cloned().collect()));
+        config.target_parameters = None;
+    }
     let mut all: Vec<(&String, Pair)> = Vec::new();
     for (module, parts) in &modules {
         let pair = factors(&adapter, module, parts)?;
@@ -49,22 +60,7 @@ pub fn convert_adapter(
     if start.is_some() {
         config = doubled(config);
     }
-    let mut tensors: Vec<(String, Arc<dyn Values>)> = Vec::new();
-    for (module, (down, up)) in &all {
-        if to == AdapterLayout::Paddle {
-            one_strength(&config, adapter.name(), module, down.shape()[0])?;
-        }
-        for (factor, values) in [("lora_A", down), ("lora_B", up)] {
-            tensors.push(match to {
-                AdapterLayout::Peft => (format!("{PREFIX}{module}.{factor}.weight"), values.clone()),
-                AdapterLayout::Paddle => {
-                    let name = format!("{module}.{factor}");
-                    let values = turned(adapter.name(), &name, values)?;
-                    (name, values)
-                }
-            });
-        }
-    }
+    let tensors = tensors(&adapter, to, &config, &all)?;
     let (file, written, stem) = match to {
         AdapterLayout::Peft => ("adapter_config.json", config.to_text().into_bytes(), "adapter_model"),
         AdapterLayout::Paddle => {
@@ -77,6 +73,32 @@ pub fn convert_adapter(
     let files = BTreeMap::from([(file.to_string(), written)]);
     let outcome = Outcome { files, warnings, ..Outcome::new(tensors, Arc::new(adapter.into_folder())) };
     Merge::new(outcome, stem, inputs).finished(Vec::new(), options)
+}
+
+/// Factors by their names in a layout.
+fn tensors(
+    adapter: &Adapter,
+    to: AdapterLayout,
+    config: &LoraConfig,
+    all: &[(&String, Pair)],
+) -> Result<Vec<(String, Arc<dyn Values>)>> {
+    let mut tensors: Vec<(String, Arc<dyn Values>)> = Vec::new();
+    for (module, (down, up)) in all {
+        if to == AdapterLayout::Paddle {
+            one_strength(config, adapter.name(), module, down.shape()[0])?;
+        }
+        for (factor, values) in [("lora_A", down), ("lora_B", up)] {
+            tensors.push(match to {
+                AdapterLayout::Peft => (format!("{PREFIX}{module}.{factor}.weight"), values.clone()),
+                AdapterLayout::Paddle => {
+                    let name = format!("{module}.{factor}");
+                    let values = turned(adapter.name(), &name, values)?;
+                    (name, values)
+                }
+            });
+        }
+    }
+    Ok(tensors)
 }
 
 /// The model whose weights an adapter's start was taken out of.

@@ -2,20 +2,24 @@
 //! is read.
 
 use crate::architecture::{Architecture, Weight};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
 use crate::how::How;
 use crate::merged::{Merged, Prefix, Same};
-use crate::method::sparsify::Stream;
-use crate::method::{BaseUse, Count, Default, Given, Method, Parameter, SettingKind};
+use crate::method::BaseUse;
 use crate::model::Model;
 use crate::passes::Inputs;
-use crate::recipe::{Form, Input, Module, Recipe, Reference, Scalar, Settings, Slice, Spot};
+use crate::recipe::{Form, Module, Recipe, Reference, Settings};
 use crate::tokens::Relaying;
 use crate::values::{Values, cast};
 use planaria_array::promote;
 use planaria_layout::{DType, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+mod given;
+mod parts;
+
+use parts::{Part, Source};
 
 /// What a merge may do that it should not.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +39,10 @@ pub(crate) struct Planned {
     pub(crate) tensors: Vec<(String, Arc<dyn Values>)>,
     /// Tensors of inputs that nothing was made of, with their model and bytes.
     pub(crate) dropped: Vec<(String, String, u64)>,
-    /// Layers of the result: model and layer that the first source has.
+    /// Layers of the result's main module: model and layer that the first source has.
     pub(crate) layers: Vec<(Reference, usize)>,
+    /// Layers of every module, with the keys by which a configuration may tell them.
+    pub(crate) depths: Vec<(&'static [&'static str], usize)>,
     /// What every tensor is made of, for people.
     pub(crate) notes: Vec<String>,
     /// How every tensor is made.
@@ -57,24 +63,6 @@ pub(crate) struct Planner<'a> {
     pub(crate) seed: u64,
 }
 
-/// A slice with what it needs to be planned.
-struct Part<'a> {
-    inputs: Vec<Source<'a>>,
-    base: Option<usize>,
-    len: usize,
-    slice: Option<&'a Slice>,
-    line: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Source<'a> {
-    reference: &'a Reference,
-    model: &'a Model,
-    from: usize,
-    parameters: Option<&'a Settings>,
-    line: usize,
-}
-
 /// A tensor to be planned: its weight, its number in the result and in the slice.
 struct Target<'a> {
     weight: &'a Weight,
@@ -88,13 +76,9 @@ impl<'a> Planner<'a> {
     pub(crate) fn plan(&self) -> Result<Planned> {
         let mut planned = Planned::default();
         let mut used: BTreeSet<(&Reference, String)> = BTreeSet::new();
-        for module in &self.recipe.modules {
-            if module.name != "default" {
-                let what =
-                    format!("there is no module '{}'; this architecture has one, 'default'", module.name);
-                return Err(Error::recipe(module.line, what));
-            }
-            self.plan_module(module, &mut planned, &mut used)?;
+        let architectures = self.architectures()?;
+        for (module, architecture) in self.chosen(&architectures)? {
+            self.plan_module(module, architecture, &mut planned, &mut used)?;
         }
         for reference in self.recipe.models() {
             let model = self.model(reference)?;
@@ -122,25 +106,54 @@ impl<'a> Planner<'a> {
         Ok(model)
     }
 
-    fn plan_module(
-        &self,
-        module: &'a Module,
-        planned: &mut Planned,
-        used: &mut BTreeSet<(&'a Reference, String)>,
-    ) -> Result<()> {
+    /// The modules of the architecture that all models have.
+    fn architectures(&self) -> Result<Vec<Architecture>> {
+        if let Some(architecture) = self.architecture {
+            return Ok(vec![architecture.clone()]);
+        }
         let references = self.recipe.models();
         let models: Vec<&Model> =
             references.iter().map(|reference| self.model(reference)).collect::<Result<_>>()?;
-        let architecture = match self.architecture {
-            Some(architecture) => architecture.clone(),
-            None => {
-                if let Some((other, what)) = Architecture::differ(&models).filter(|_| !self.liberties.mixed) {
-                    return Err(Error::recipe(self.recipe.line_of(references[other]), what));
+        match Architecture::differ(&models).filter(|_| !self.liberties.mixed) {
+            Some((other, what)) => Err(Error::recipe(self.recipe.line_of(references[other]), what)),
+            None => Architecture::modules(&models),
+        }
+    }
+
+    /// The modules that a recipe makes: those it names, or all, each of the same models.
+    fn chosen<'m>(&self, all: &'m [Architecture]) -> Result<Vec<(&'a Module, &'m Architecture)>> {
+        let mut chosen = Vec::new();
+        let names = || all.iter().map(|module| format!("'{}'", module.name)).collect::<Vec<_>>().join(", ");
+        for module in &self.recipe.modules {
+            match (&module.name, &module.form) {
+                (None, Form::Slices(_)) if all.len() > 1 => {
+                    let (first, names) = (all[0].name, names());
+                    let what = format!(
+                        "this architecture has several modules, {names}; say whose layers these are: `modules: {{{first}: {{slices: ...}}}}`"
+                    );
+                    return Err(Error::recipe(module.line, what));
                 }
-                Architecture::of(&models)?
+                (None, _) => chosen.extend(all.iter().map(|architecture| (module, architecture))),
+                (Some(name), _) => {
+                    let found = all.iter().find(|architecture| architecture.name == name.as_str());
+                    let near = nearest(name, all.iter().map(|module| module.name));
+                    let what =
+                        format!("there is no module '{name}'{near}; this architecture has {}", names());
+                    chosen.push((module, found.ok_or_else(|| Error::recipe(module.line, what))?));
+                }
             }
-        };
-        let parts = self.parts(module, &architecture)?;
+        }
+        Ok(chosen)
+    }
+
+    fn plan_module(
+        &self,
+        module: &'a Module,
+        architecture: &Architecture,
+        planned: &mut Planned,
+        used: &mut BTreeSet<(&'a Reference, String)>,
+    ) -> Result<()> {
+        let parts = self.parts(module, architecture)?;
         let scopes = |part: &Part<'a>| {
             [
                 part.slice.map(|slice| &slice.parameters),
@@ -161,101 +174,21 @@ impl<'a> Planner<'a> {
                     let target = Target { weight, name: weight.in_layer(number), inner, t };
                     self.plan_tensor(part, &target, &scopes(part), planned, used)?;
                 }
-                let source = part.inputs[0];
-                planned.layers.push((source.reference.clone(), source.from + inner));
+                if architecture.is_main() {
+                    let source = part.inputs[0];
+                    planned.layers.push((source.reference.clone(), source.from + inner));
+                }
                 number += 1;
             }
+        }
+        if number > 0 {
+            planned.depths.push((architecture.depth_keys(), number));
         }
         for weight in &architecture.post {
             let target = Target { weight, name: weight.name.clone(), inner: 0, t: 0.0 };
             self.plan_tensor(last, &target, &scopes(last), planned, used)?;
         }
         Ok(())
-    }
-
-    /// The slices, checked.
-    fn parts(&self, module: &'a Module, architecture: &Architecture) -> Result<Vec<Part<'a>>> {
-        let mut parts = Vec::new();
-        match &module.form {
-            Form::Models(inputs) => {
-                let mut sources = self.sources(inputs, architecture)?;
-                let base = self.recipe.base.as_ref();
-                if let Some(base) = base.filter(|base| inputs.iter().all(|input| input.model != **base)) {
-                    let model = self.model(base)?;
-                    sources.push((
-                        Source {
-                            reference: base,
-                            model,
-                            from: 0,
-                            parameters: None,
-                            line: self.recipe.line_of(base),
-                        },
-                        architecture.layers(model),
-                    ));
-                }
-                parts.push(self.part(sources, base, None, module.line)?);
-            }
-            Form::Slices(slices) => {
-                for slice in slices {
-                    let sources = self.sources(&slice.sources, architecture)?;
-                    let base = slice.base.as_ref().or(self.recipe.base.as_ref());
-                    parts.push(self.part(sources, base, Some(slice), slice.line)?);
-                }
-            }
-        }
-        Ok(parts)
-    }
-
-    /// Inputs with their numbers of layers.
-    fn sources(&self, inputs: &'a [Input], architecture: &Architecture) -> Result<Vec<(Source<'a>, usize)>> {
-        let mut sources: Vec<(Source<'a>, usize)> = Vec::new();
-        for input in inputs {
-            let (reference, line) = (&input.model, input.line);
-            let model = self.model(reference)?;
-            let layers = architecture.layers(model);
-            let (from, to) = match input.layers {
-                None => (0, layers),
-                Some((_, to)) if to > layers => {
-                    let what = format!(
-                        "layer {} of {reference} does not exist; it has {layers} layers, so the layer_range ends at {layers} at most",
-                        to - 1
-                    );
-                    return Err(Error::recipe(line, what));
-                }
-                Some(range) => range,
-            };
-            if sources.iter().any(|(other, _)| other.reference == reference) {
-                return Err(Error::recipe(line, format!("{reference} is the same model as one before it")));
-            }
-            sources.push((
-                Source { reference, model, from, parameters: Some(&input.parameters), line },
-                to - from,
-            ));
-        }
-        Ok(sources)
-    }
-
-    fn part(
-        &self,
-        sources: Vec<(Source<'a>, usize)>,
-        base: Option<&Reference>,
-        slice: Option<&'a Slice>,
-        line: usize,
-    ) -> Result<Part<'a>> {
-        let (first, len) = sources[0];
-        if let Some((other, found)) = sources.iter().find(|(_, other)| *other != len) {
-            let what = format!(
-                "the sources differ in length: {} has {len} layers here and {} has {found}",
-                first.reference, other.reference
-            );
-            return Err(Error::recipe(other.line, what));
-        }
-        let inputs: Vec<Source<'a>> = sources.into_iter().map(|(source, _)| source).collect();
-        let found = base.and_then(|base| inputs.iter().position(|input| input.reference == base));
-        let method = self.recipe.method;
-        let base = if method.base == BaseUse::Plain { None } else { found };
-        check_count(method, inputs.len(), base, line)?;
-        Ok(Part { inputs, base, len, slice, line })
     }
 
     /// Plans one tensor, if it is there.
@@ -425,72 +358,6 @@ impl<'a> Planner<'a> {
         }
         Ok(shape)
     }
-
-    /// The values of all parameters.
-    fn given(
-        &self,
-        part: &Part<'_>,
-        target: &Target<'_>,
-        scopes: &[Option<&Settings>],
-        (present, base): (&[Present<'_>], Option<usize>),
-    ) -> Result<Given> {
-        let method = self.recipe.method;
-        let mut shared = Vec::new();
-        for parameter in method.shared {
-            let spot = Spot { name: &target.name, t: target.t, kind: parameter.kind };
-            let whose = Whose { name: &target.name, line: part.line };
-            shared.push((parameter.name, self.value(parameter, spot, scopes, &whose)?));
-        }
-        let mut per_input = Vec::new();
-        for (number, one) in present.iter().enumerate() {
-            let mut given = Vec::new();
-            for parameter in method.per_input.iter().filter(|_| Some(number) != base) {
-                let own: Vec<Option<&Settings>> =
-                    std::iter::once(one.input.parameters).chain(scopes.iter().copied()).collect();
-                let spot = Spot { name: &one.name, t: target.t, kind: parameter.kind };
-                let name = format!("{} ('{}')", one.input.reference, one.name);
-                let whose = Whose { name: &name, line: one.input.line };
-                given.push((parameter.name, self.value(parameter, spot, &own, &whose)?));
-            }
-            per_input.push(given);
-        }
-        let stream =
-            |one: &Present<'_>| Stream::new(self.seed, &one.input.reference.to_string(), &target.name);
-        let streams = present.iter().map(stream).collect();
-        Ok(Given { base, shared, per_input, streams })
-    }
-
-    /// The first scope that says something decides.
-    fn value(
-        &self,
-        parameter: &Parameter,
-        spot: Spot<'_>,
-        scopes: &[Option<&Settings>],
-        whose: &Whose<'_>,
-    ) -> Result<Option<f64>> {
-        for settings in scopes.iter().flatten() {
-            if let Some((scalar, line)) = settings.get(parameter.name, spot) {
-                return converted(parameter, &scalar, line).map(Some);
-            }
-        }
-        match parameter.default {
-            Default::Value(value) => Ok(Some(value)),
-            Default::None => Ok(None),
-            Default::Required => {
-                let of_base = |base: &&Reference| whose.name.starts_with(&format!("{base} ("));
-                let base = self.recipe.base.as_ref().filter(of_base);
-                let why = match base {
-                    Some(_) if self.recipe.method.base == BaseUse::Plain => {
-                        format!(": base_model joins the inputs of {}", self.recipe.method.name)
-                    }
-                    _ => String::new(),
-                };
-                let (name, Whose { name: whose, line }) = (parameter.name, whose);
-                let what = format!("{name} is required for {whose}{why}; set `parameters: {{{name}: ...}}`");
-                Err(Error::recipe(*line, what))
-            }
-        }
-    }
 }
 
 /// What becomes of a tensor.
@@ -502,12 +369,6 @@ enum Made {
     Copied(usize),
     /// It is left out.
     Absent,
-}
-
-/// Who needs a parameter, and where that stands in the recipe.
-struct Whose<'a> {
-    name: &'a str,
-    line: usize,
 }
 
 /// An input that has a tensor.
@@ -525,43 +386,4 @@ fn names(present: &[Present<'_>]) -> String {
     let all: Vec<String> =
         present.iter().map(|one| format!("{} {}", one.input.reference, one.stored)).collect();
     all.join(", ")
-}
-
-fn converted(parameter: &Parameter, scalar: &Scalar, line: usize) -> Result<f64> {
-    let value = match parameter.kind {
-        SettingKind::Number => scalar.number(),
-        SettingKind::Truth => scalar.truth().map(|truth| f64::from(u8::from(truth))),
-    };
-    let expected = match parameter.kind {
-        SettingKind::Number => "a number",
-        SettingKind::Truth => "true or false",
-    };
-    value.ok_or_else(|| {
-        Error::recipe(line, format!("{} is '{scalar}', which is not {expected}", parameter.name))
-    })
-}
-
-fn check_count(method: &Method, inputs: usize, base: Option<usize>, line: usize) -> Result<()> {
-    let name = method.name;
-    if method.base == BaseUse::Required && base.is_none() {
-        let what = format!("{name} needs a base_model, and it must be among the inputs");
-        return Err(Error::recipe(line, what));
-    }
-    let beside = inputs - usize::from(base.is_some());
-    let (fits, expected) = match method.count {
-        Count::AtLeast(least) => (inputs >= least, format!("at least {least} models with the base")),
-        Count::Exactly(count) if method.base == BaseUse::Plain => (inputs == count, format!("{count} model")),
-        Count::Exactly(count) => (inputs == count, format!("{count} models, the base among them")),
-        Count::AtLeastBeside(least) => (beside >= least, format!("at least {least} model beside the base")),
-        Count::ExactlyBeside(count) => (beside == count, format!("{count} models beside the base")),
-    };
-    let found = if matches!(method.count, Count::AtLeastBeside(_) | Count::ExactlyBeside(_)) {
-        beside
-    } else {
-        inputs
-    };
-    match fits {
-        true => Ok(()),
-        false => Err(Error::recipe(line, format!("{name} takes {expected}, and there are {found}"))),
-    }
 }

@@ -1,5 +1,6 @@
 //! The result of a merge as a model: tensors, configuration and the files that go with it.
 
+use crate::architecture::EMBEDDINGS;
 use crate::error::{Error, Result};
 use crate::how::How;
 use crate::model::Model;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Small files of a donor that go along.
-const COMPANIONS: [&str; 10] = [
+const COMPANIONS: [&str; 14] = [
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -24,6 +25,10 @@ const COMPANIONS: [&str; 10] = [
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "normalizer.json",
 ];
 
 /// Everything that is written.
@@ -148,8 +153,12 @@ fn config(donor: &Model, planned: &Planned, models: &Models, vocabulary: bool) -
     if !config.is_object() {
         return config;
     }
-    let layers = planned.layers.len();
-    set(&mut config, &["num_hidden_layers", "n_layer", "num_layers", "n_layers"], json!(layers));
+    for (keys, layers) in &planned.depths {
+        let pointers = keys.iter().map(|key| format!("/{}", key.replace('.', "/")));
+        if let Some(at) = pointers.into_iter().find(|pointer| config.pointer(pointer).is_some()) {
+            config.pointer_mut(&at).into_iter().for_each(|place| *place = json!(layers));
+        }
+    }
     if config["layer_types"].is_array() {
         let kind = |(reference, layer): &(crate::recipe::Reference, usize)| {
             models.get(reference).map_or(Value::Null, |model| model.config["layer_types"][*layer].clone())
@@ -163,7 +172,8 @@ fn config(donor: &Model, planned: &Planned, models: &Models, vocabulary: bool) -
         set_dtype(&mut config, dtype);
     }
     let find = |name: &str| planned.tensors.iter().find(|(other, _)| other == name).map(|(_, values)| values);
-    if let Some(rows) = find("model.embed_tokens.weight").map(|values| values.shape()[0])
+    let embedding = EMBEDDINGS.into_iter().find_map(find);
+    if let Some(rows) = embedding.map(|values| values.shape()[0])
         && (vocabulary || donor.vocab_size().is_some_and(|size| size != rows))
     {
         set(&mut config, &["vocab_size"], json!(rows));

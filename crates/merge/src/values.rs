@@ -281,6 +281,69 @@ impl Values for Held {
     }
 }
 
+/// Values in memory, in no more bytes than in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed {
+    bytes: Vec<u8>,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl Packed {
+    pub(crate) fn new(values: &[f64], shape: Shape, dtype: DType) -> Result<Packed> {
+        let mut bytes = vec![0; values.len() * dtype.size()];
+        encode(values, dtype, &mut bytes)?;
+        Ok(Packed { bytes, shape, dtype })
+    }
+}
+
+impl Values for Packed {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
+        let size = self.dtype.size();
+        decode(&self.bytes[first * size..(first + out.len()) * size], self.dtype, out)
+    }
+
+    fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        out.copy_from_slice(&self.bytes[first * self.dtype.size()..][..out.len()]);
+        Ok(())
+    }
+}
+
+/// Elements of a tensor that follow each other, as one of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    pub(crate) inner: Arc<dyn Values>,
+    /// Where they begin.
+    pub(crate) first: usize,
+    pub(crate) shape: Shape,
+}
+
+impl Values for Span {
+    fn dtype(&self) -> DType {
+        self.inner.dtype()
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn read(&self, first: usize, out: &mut [f64]) -> Result<()> {
+        self.inner.read(self.first + first, out)
+    }
+
+    fn copy(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        self.inner.copy(self.first + first, out)
+    }
+}
+
 /// A tensor times a number.
 #[derive(Clone, Debug)]
 pub(crate) struct Scaled {

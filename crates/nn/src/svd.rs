@@ -46,11 +46,25 @@ const BLOCK: usize = 1 << 18;
 const MORE: usize = 16;
 const STEPS: usize = 60;
 
+/// Bytes of what must be in memory beside the result, where a matrix is too small or too much of it is wanted to read it in
+/// parts.
+pub fn whole_bytes(rows: usize, columns: usize, count: usize) -> Option<usize> {
+    let least = rows.min(columns);
+    let whole = rows * columns <= SMALL || count.min(least) + MORE >= least;
+    // The matrix, its columns, and their turns.
+    whole.then(|| 8 * (2 * rows * columns + least * least))
+}
+
+/// The most singular values of a large matrix that are found while it is read in parts.
+pub fn most_in_parts(rows: usize, columns: usize) -> usize {
+    rows.min(columns).saturating_sub(MORE + 1)
+}
+
 /// The `count` largest singular values and their vectors.
 pub fn largest<E: From<planaria_array::Error>>(matrix: &Matrix<'_, E>, count: usize) -> Result<Svd, E> {
     let Matrix { rows, columns, read } = *matrix;
     let count = count.min(rows).min(columns);
-    if rows * columns <= SMALL || count + MORE >= rows.min(columns) {
+    if whole_bytes(rows, columns, count).is_some() {
         let mut whole = vec![0.0; rows * columns];
         read(0, &mut whole)?;
         return Ok(cut(jacobi(&whole, rows, columns), rows, columns, count));

@@ -6,7 +6,7 @@ use planaria_array::{Array, DType, reset_thread_peak, thread_memory_stats};
 use planaria_comm::threads;
 use planaria_layout::{Mesh, Placement};
 use planaria_nn::{IGNORED, linear_cross_entropy, linear_cross_entropy_by};
-use planaria_tensor::ops::{CrossEntropyOptions, cross_entropy, linear};
+use planaria_tensor::ops::{CrossEntropyOptions, cross_entropy, linear, linear_cross_entropy_counting};
 use planaria_tensor::{Tensor, World};
 
 fn random(shape: &[usize], dtype: DType, stream: u64) -> Array {
@@ -110,6 +110,43 @@ fn any_cut_gives_what_one_rank_gives() {
             let found = [sum, hidden.grad().unwrap(), weight.grad().unwrap()];
             let text = format!("{vocabulary} on {mesh}");
             found.iter().zip(&expected).for_each(|(f, e)| close(&f.whole().unwrap(), e, 1e-13, &text));
+        });
+    }
+}
+
+#[test]
+fn labels_with_the_highest_score_are_counted_on_every_cut() {
+    for (mesh, vocabulary) in [("tp=1", 23), ("tp=2", 5), ("tp=4", 2), ("ep=2 tp=2", 7)] {
+        let mut case = Case::new(3, 6, 5, vocabulary, DType::F32);
+        let scores = Tensor::new(case.hidden.clone());
+        let scores = linear(&scores, &Tensor::new(case.weight.clone()), None).unwrap();
+        let best = scores.local().max(-1, planaria_array::ops::Keep::No).unwrap().1.to_vec::<i64>().unwrap();
+        // A third is right, a third is wrong, a third does not count.
+        let label = |(i, best): (usize, &i64)| match i % 3 {
+            0 => *best,
+            1 => (best + 1) % vocabulary as i64,
+            _ => IGNORED,
+        };
+        let labels: Vec<i64> = best.iter().enumerate().map(label).collect();
+        case.labels = Array::from_slice(&labels, &[3, 6]).unwrap();
+        let plain = case.run(|h, w, l| linear_cross_entropy(h, w, l).unwrap());
+        let mesh: Mesh = mesh.parse().unwrap();
+        threads::run(mesh.size(), |comm| {
+            let world = World::new(comm);
+            let place = |array: &Array, ep: Placement, tp: Placement| {
+                let axis = |a: &planaria_layout::Axis| if a.name == "tp" { tp } else { ep };
+                let placements: Vec<Placement> = mesh.axes().iter().map(axis).collect();
+                Tensor::place(array, &mesh, &placements, &world).unwrap()
+            };
+            let (whole, cut) = (Placement::Replicate, Placement::shard(0));
+            let hidden = place(&case.hidden, cut, whole).requires_grad();
+            let weight = place(&case.weight, whole, cut).requires_grad();
+            let found = linear_cross_entropy_counting(&hidden, &weight, &place(&case.labels, cut, whole));
+            let (sum, right) = found.unwrap();
+            assert_eq!(right.settled().unwrap().whole().unwrap().to_vec::<f32>().unwrap(), [6.0], "{mesh}");
+            sum.settled().unwrap().mul_scalar(3.0).unwrap().backward().unwrap();
+            let found = [sum, hidden.grad().unwrap(), weight.grad().unwrap()];
+            found.iter().zip(&plain).for_each(|(f, e)| close(&f.whole().unwrap(), e, 1e-5, "counting"));
         });
     }
 }

@@ -93,6 +93,21 @@ impl Builder {
         ids
     }
 
+    /// The same, also of an op that is a parameter.
+    pub(crate) fn copy_any(&mut self, op: &Op, operands: &[ValueId]) -> Vec<ValueId> {
+        let ids = self.copy(op, operands);
+        if op.parameter.is_some() {
+            self.parameters.extend(self.ops.pop());
+        }
+        ids
+    }
+
+    /// Gives a result of an op that is there another type.
+    pub(crate) fn retype(&mut self, id: ValueId, ty: &Type) {
+        let results = self.ops.iter_mut().rev().flat_map(|op| &mut op.results);
+        results.filter(|value| value.id == id).for_each(|value| value.ty = ty.clone());
+    }
+
     /// An op; its results.
     pub fn op(
         &mut self,
@@ -109,13 +124,13 @@ impl Builder {
         ids
     }
 
-    /// Adds an attribute to the op that gives a value.
     /// All results of the op that gives this one.
     pub(crate) fn given_with(&self, id: ValueId) -> Vec<ValueId> {
         let ids = |op: &Op| op.results.iter().map(|value| value.id).collect::<Vec<_>>();
         self.ops.iter().rev().map(ids).find(|ids| ids.contains(&id)).unwrap_or_default()
     }
 
+    /// Adds an attribute to the op that gives a value.
     pub(crate) fn annotate(&mut self, id: ValueId, attr: Attr) {
         let gives = |op: &&mut Op| op.results.iter().any(|value| value.id == id);
         if let Some(op) = self.ops.iter_mut().rev().find(gives) {
@@ -147,6 +162,11 @@ impl Builder {
             attribute("dtype", Node::with("1.a_dtype", Data::Text(ty.element.name().into()))),
             attribute("place", place(1)),
         ]
+    }
+
+    /// The attributes of `arange`.
+    pub(crate) fn range_attrs(dtype: planaria_array::DType) -> Vec<Attr> {
+        vec![dtype_attribute("dtype", dtype), attribute("place", place(1))]
     }
 
     /// The attributes of `full_int_array`.

@@ -14,6 +14,9 @@ use std::collections::BTreeMap;
 /// The form of folders that are written.
 const FORM: u64 = 1;
 
+/// What changed in the ops of each form since the one before, oldest first, in the grammar of patch files.
+const PATCHES: &[(u64, &str)] = &[];
+
 const PROGRAM: &str = "program.json";
 const PARAMETERS: &str = "parameters.safetensors";
 const MANIFEST: &str = "manifest.json";
@@ -22,6 +25,9 @@ const COMMIT: &str = "COMMIT";
 /// Largest program and manifest that are read.
 const LARGEST: u64 = 1 << 32;
 const LARGEST_MARK: u64 = 1 << 20;
+
+/// Bytes of parameters that are in memory while their checksum is made.
+const PIECE: usize = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +54,22 @@ struct Mark {
 impl File {
     fn of(bytes: &[u8]) -> File {
         File { size: bytes.len() as u64, crc32c: format!("{:08x}", checksum::crc32c(bytes)) }
+    }
+
+    /// Of a file that is read piece by piece.
+    fn in_store(store: &dyn Store, name: &str) -> Result<File> {
+        let file = store.reader(name)?;
+        let (size, mut sum, mut piece) = (file.size(), checksum::crc32c(&[]), vec![0; PIECE]);
+        let mut offset = 0;
+        while offset < size {
+            let len = file.read_at(offset, &mut piece[..PIECE.min((size - offset) as usize)])?;
+            if len == 0 {
+                break;
+            }
+            sum = checksum::append(sum, &piece[..len]);
+            offset += len as u64;
+        }
+        Ok(File { size, crc32c: format!("{sum:08x}") })
     }
 }
 
@@ -76,9 +98,8 @@ pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &P
         }
     }
     write_tensors(store, &at(PARAMETERS), arrays.iter().map(|(name, array)| (&**name, array)))?;
-    let parameters = store.read(&at(PARAMETERS), u64::MAX)?;
-    let files =
-        [(PROGRAM.to_string(), File::of(text.as_bytes())), (PARAMETERS.to_string(), File::of(&parameters))];
+    let parameters = File::in_store(store, &at(PARAMETERS))?;
+    let files = [(PROGRAM.to_string(), File::of(text.as_bytes())), (PARAMETERS.to_string(), parameters)];
     let manifest = Manifest { schema: SCHEMA.to_string(), form: FORM, files: files.into() };
     let manifest =
         serde_json::to_vec_pretty(&manifest).map_err(|error| Error::State { what: error.to_string() })?;
@@ -117,17 +138,28 @@ pub fn open_folder(store: &dyn Store, folder: &str) -> Result<(Program, ProgramS
         );
         return Err(Error::State { what });
     }
-    let checked = |name: &str| -> Result<Vec<u8>> {
-        let bytes = store.read(&at(name), if name == PROGRAM { LARGEST } else { u64::MAX })?;
-        match manifest.files.get(name) {
-            Some(file) if *file == File::of(&bytes) => Ok(bytes),
-            _ => Err(damaged(format!("{name} is not what {MANIFEST} says"))),
-        }
+    let says = |name: &str, found: &File| match manifest.files.get(name) {
+        Some(file) if file == found => Ok(()),
+        _ => Err(damaged(format!("{name} is not what {MANIFEST} says"))),
     };
-    let program = paddle::read(&checked(PROGRAM)?)?;
-    checked(PARAMETERS)?;
-    let arrays = read_tensors(store, &at(PARAMETERS))?;
-    Ok((program.clone(), state_of(&program, arrays)?))
+    let text = store.read(&at(PROGRAM), LARGEST)?;
+    says(PROGRAM, &File::of(&text))?;
+    says(PARAMETERS, &File::in_store(store, &at(PARAMETERS))?)?;
+    let mut program = paddle::read(&text)?;
+    let state = state_of(&program, read_tensors(store, &at(PARAMETERS))?)?;
+    patched(&mut program, manifest.form, PATCHES)?;
+    Ok((program, state))
+}
+
+/// Brings a program of an older form up to date, form by form.
+fn patched(program: &mut Program, form: u64, patches: &[(u64, &str)]) -> Result<()> {
+    for (_, text) in patches.iter().filter(|(to, _)| *to > form) {
+        let version = program.version;
+        paddle::PatchFile::parse(text)?.apply(program)?;
+        // Forms of folders are no versions of Paddle's ops.
+        program.version = version;
+    }
+    Ok(())
 }
 
 /// Parameters by name as the program declares them; none may be missing or too many.
@@ -142,5 +174,35 @@ fn state_of(program: &Program, mut arrays: BTreeMap<String, Array>) -> Result<Pr
     match arrays.keys().next() {
         None => Ok(state),
         Some(name) => Err(Error::State { what: format!("parameter {name} is not in the program") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse;
+
+    #[test]
+    fn a_folder_of_an_older_form_is_patched_form_by_form() {
+        let text = "program version=4 trainable=true readable=false region \"r\" { block \"b\" () { %1 = planaria.old(_) {eps = 1} : f32[2] } }";
+        let renamed = r#"{"version": 2, "op_patches": [{"op_name": "planaria.old", "actions": [{"action": "modify_name", "default": "planaria.new"}]}]}"#;
+        let added = r#"{"version": 3, "op_patches": [{"op_name": "planaria.new", "actions": [{"action": "add_attr", "object": "keep", "type": "pir::BoolAttribute", "data": true}]}]}"#;
+        let patches = [(2, renamed), (3, added)];
+        let op = |form: u64| {
+            let mut program = parse(text).unwrap();
+            patched(&mut program, form, &patches).unwrap();
+            assert_eq!(program.version, 4);
+            program.block().unwrap().ops[0].to_string()
+        };
+        assert_eq!(op(1), "%1 = planaria.new(_) {eps = 1, keep = true} : f32[2]");
+        assert_eq!(op(2), "%1 = planaria.old(_) {eps = 1} : f32[2]");
+        assert_eq!(op(3), "%1 = planaria.old(_) {eps = 1} : f32[2]");
+    }
+
+    #[test]
+    fn every_form_is_reached_by_a_patch_or_is_the_first() {
+        let reached: Vec<u64> = PATCHES.iter().map(|(to, _)| *to).collect();
+        assert!(reached.iter().zip(2..).all(|(reached, form)| *reached == form), "{reached:?}");
+        assert_eq!(reached.len() as u64 + 1, FORM);
     }
 }

@@ -19,6 +19,7 @@ pub mod paddle;
 mod passes;
 mod program;
 mod run;
+mod stream;
 mod tensors;
 mod text;
 mod types;
@@ -34,9 +35,11 @@ pub use native::DIALECT;
 pub use node::{Data, Name, Node, Real, Type};
 pub use passes::{
     MemoryPlan, Slot, Spread, fold_constants, fuse, merge_equal, pieces, plan_memory, propagate, remove_dead,
+    remove_unread,
 };
 pub use program::{Attr, Block, Held, Input, NEWEST, OLDEST, Op, Parameter, Program, Region, Value, ValueId};
 pub use run::{Datum, ProgramState, Ranks, run, run_tensors};
+pub use stream::write_stream;
 pub use tensors::{read_tensors, write_tensors};
 pub use text::{attribute_text, parse, svg, type_text};
 pub use types::{Element, TensorType, tensor_type, vector_types};

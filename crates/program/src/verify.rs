@@ -187,6 +187,7 @@ impl Verifier {
             ("cf", "yield") => {}
             ("pd_op", "if") => self.branch(place, op),
             ("pd_op", "while") => self.repeat(place, op),
+            ("pd_op", "pylayer") => self.layer(place, op),
             ("pd_op", name) => match ops::signature(name) {
                 Some(signature) => self.signature(place, op, signature),
                 None => self.issue(place, "this op is not known; it can be kept, not checked or run"),
@@ -261,6 +262,15 @@ impl Verifier {
         for region in &op.regions {
             self.yields(place, region, op.results.len() + 1, op.results.len());
         }
+    }
+
+    /// What a layer of the user's own computes; its block sees the operands themselves, or takes them.
+    fn layer(&mut self, place: &str, op: &Op) {
+        let [region] = op.regions.as_slice() else {
+            return self.issue(place, "a `pylayer` has one region, which computes its results");
+        };
+        let takes = region.blocks.first().is_some_and(|block| !block.args.is_empty());
+        self.yields(place, region, op.results.len(), if takes { op.operands.len() } else { 0 });
     }
 
     fn yields(&mut self, place: &str, region: &Region, count: usize, args: usize) {

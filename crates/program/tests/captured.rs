@@ -229,6 +229,45 @@ fn gradients_of_gradients_are_programs_too() {
 }
 
 #[test]
+fn names_of_composites_nest_through_gradients_taking_apart_passes_and_files() {
+    let x = Dice(3).tensor(&[3, 4]).requires_grad();
+    let work = |given: &[Tensor]| -> Result<Vec<(String, Tensor)>> {
+        let loss = given[0].tanh()?.mul(&given[0].tanh()?)?.sum(&[], Keep::No)?;
+        let options = GradOptions { differentiable: true, ..GradOptions::default() };
+        let of = [("x".to_string(), given[0].clone())];
+        let slope = gradients(&loss, &of, options)?[0].1.mul(&given[0])?.sum(&[], Keep::No)?;
+        gradients(&slope, &of, GradOptions::default())
+    };
+    let function = Function { inputs: vec![("x".into(), x)], ..Function::default() };
+    let Captured { program, state, .. } = capture(&function, work).unwrap();
+    let chains = |program: &Program| {
+        let mut chains = std::collections::BTreeSet::new();
+        program.visit(&mut |op| chains.extend([Origin::of(op).to_string()]));
+        chains
+    };
+    // The gradient of an op that is itself part of a gradient names both, each with its instance.
+    let captured = chains(&program);
+    let second = captured.iter().filter(|chain| chain.matches("_grad#").count() == 2).count();
+    assert!(second > 0, "{captured:?}");
+
+    let (mut apart, held) = lower(&program, &state, Extents::Fixed).unwrap();
+    let deep = |chains: &std::collections::BTreeSet<String>| {
+        chains.iter().filter(|chain| chain.matches('#').count() == 3).cloned().collect::<Vec<_>>()
+    };
+    let before = deep(&chains(&apart));
+    assert!(!before.is_empty(), "{:?}", chains(&apart));
+    fold_constants(&mut apart).unwrap();
+    remove_dead(&mut apart);
+    let kept = deep(&chains(&apart));
+    assert!(!kept.is_empty() && kept.iter().all(|chain| before.contains(chain)), "{kept:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let (store, at) = planaria_store::locate(&folder.path().join("p").display().to_string()).unwrap();
+    save_folder(&*store, &at, &apart, &held).unwrap();
+    assert_eq!(deep(&chains(&open_folder(&*store, &at).unwrap().0)), kept);
+    assert_eq!(deep(&chains(&parse(&apart.to_string()).unwrap())), kept);
+}
+
+#[test]
 fn writes_become_new_values_and_writes_behind_the_back_are_refused() {
     let x = Dice(1).tensor(&[2, 3]);
     let function = Function { inputs: vec![("x".into(), x.clone())], ..Function::default() };

@@ -2,8 +2,11 @@
 
 use crate::captured::{captured, result};
 use planaria_array::Array;
-use planaria_program::onnx::{export, import};
-use planaria_program::{Captured, Extents, Program, ProgramState, lower, verify};
+use planaria_program::onnx::{export, import, import_open};
+use planaria_program::{Captured, Datum, Extents, Program, ProgramState, lower, read_tensors, run, verify};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
 
 fn nothing(_: &str, _: u64, _: u64) -> std::io::Result<Vec<u8>> {
     Err(std::io::ErrorKind::NotFound.into())
@@ -26,16 +29,15 @@ fn a_model_that_is_written_and_read_computes_the_same() {
         let (program, state, x) = apart(seed);
         let expected = values(&result(&program, &state, &x));
         let inside = export(&program, &state, None, &|_, _| None).unwrap();
-        let beside = export(&program, &state, Some("m.data"), &|_, _| None).unwrap();
-        assert!(inside.data.is_empty());
+        let mut data = Vec::new();
+        let beside = export(&program, &state, Some(("m.data", &mut data)), &|_, _| None).unwrap();
         let part = |name: &str, offset: u64, length: u64| {
             assert_eq!(name, "m.data");
-            Ok(beside.data[offset as usize..(offset + length) as usize].to_vec())
+            Ok(data[offset as usize..(offset + length) as usize].to_vec())
         };
-        for (again, state) in [
-            import(&inside.model, &|_| None, &nothing).unwrap(),
-            import(&beside.model, &|_| None, &part).unwrap(),
-        ] {
+        for (again, state) in
+            [import(&inside, &|_| None, &nothing).unwrap(), import(&beside, &|_| None, &part).unwrap()]
+        {
             assert_eq!(verify(&again), [], "{seed}");
             let found = values(&result(&again, &state, &x));
             let scale = expected.iter().fold(1f32, |most, v| most.max(v.abs()));
@@ -49,7 +51,7 @@ fn a_model_that_is_written_and_read_computes_the_same() {
 #[test]
 fn models_that_end_too_early_are_errors_and_never_panics() {
     let (program, state, _) = apart(3);
-    let model = export(&program, &state, None, &|_, _| None).unwrap().model;
+    let model = export(&program, &state, None, &|_, _| None).unwrap();
     for length in (1..model.len()).step_by(7) {
         let _ = import(&model[..length], &|_| None, &nothing);
     }
@@ -60,7 +62,7 @@ fn models_that_end_too_early_are_errors_and_never_panics() {
 #[test]
 fn elements_outside_the_folder_of_a_model_are_refused() {
     let (program, state, _) = apart(3);
-    let model = export(&program, &state, Some("../secret"), &|_, _| None).unwrap().model;
+    let model = export(&program, &state, Some(("../secret", &mut std::io::sink())), &|_, _| None).unwrap();
     let error = import(&model, &|_| None, &|name, _, _| panic!("{name} was asked for")).unwrap_err();
     assert!(error.to_string().contains("'../secret', which is not beside the model"), "{error}");
 }
@@ -68,7 +70,7 @@ fn elements_outside_the_folder_of_a_model_are_refused() {
 #[test]
 fn models_with_any_bit_changed_are_refused_or_read() {
     let (program, state, _) = apart(3);
-    let model = export(&program, &state, None, &|_, _| None).unwrap().model;
+    let model = export(&program, &state, None, &|_, _| None).unwrap();
     let mut refused = 0;
     for at in 0..model.len() {
         for bit in 0..8 {
@@ -82,4 +84,53 @@ fn models_with_any_bit_changed_are_refused_or_read() {
     }
     // Most of a model are the elements of its parameters, where any bits are numbers.
     assert!(refused > 100, "only {refused} of {} are refused", 8 * model.len());
+}
+
+/// Models that another writer made of Paddle's programs, with what Paddle computes.
+#[test]
+fn models_of_other_writers_are_read_and_run_to_the_recorded_outputs() {
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/paddle-programs");
+    for name in ["mlp", "encoder", "llama_block", "slicing"] {
+        let model = unpacked(&testdata.join(format!("onnx/{name}.onnx")));
+        let recorded = recorded(&testdata.join(format!("{name}.io.safetensors")));
+        let shape = |input: &str| {
+            let at = ["ids", "mask"].iter().position(|known| *known == input)?;
+            Some(recorded[&format!("in.{at}")].shape().to_vec())
+        };
+        // Its writer gave extents that must be equal names of their own, so somebody has to say how large they are.
+        let read = match name {
+            "encoder" => import(&model, &shape, &nothing),
+            _ => import_open(&model, &nothing),
+        };
+        let (program, mut state) = read.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(verify(&program), [], "{name}");
+        let inputs = program.inputs().len();
+        let given: Vec<Datum> =
+            (0..inputs).map(|at| Datum::Array(recorded[&format!("in.{at}")].clone())).collect();
+        for (at, (_, found)) in run(&program, &mut state, &given).unwrap().iter().enumerate() {
+            let (found, wanted) = (found.array().unwrap(), &recorded[&format!("out.{at}")]);
+            assert_eq!(found.shape(), wanted.shape(), "{name} {at}");
+            for (a, b) in values(found).iter().zip(&values(wanted)) {
+                assert!((a - b).abs() <= 1e-4 * b.abs().max(1.0), "{name} {at}: {a} {b}");
+            }
+        }
+    }
+}
+
+/// A file that may be packed.
+fn unpacked(path: &Path) -> Vec<u8> {
+    if let Ok(bytes) = std::fs::read(path) {
+        return bytes;
+    }
+    let packed = std::fs::File::open(format!("{}.gz", path.display())).unwrap();
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+fn recorded(path: &Path) -> BTreeMap<String, Array> {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("io"), unpacked(path)).unwrap();
+    let (store, at) = planaria_store::locate(&folder.path().join("io").display().to_string()).unwrap();
+    read_tensors(&*store, &at).unwrap()
 }

@@ -108,3 +108,31 @@ fn what_is_overwritten_is_neither_merged_nor_folded() {
     let answers = run(&program, &mut ProgramState::default(), &[]).unwrap();
     assert_eq!(answers[0].1.array().unwrap().cast(DType::F32).unwrap().to_vec::<f32>().unwrap(), [4.0, 4.0]);
 }
+
+#[test]
+fn a_layer_of_the_users_own_runs_by_its_region() {
+    let place = "@{\"#\":\"1.a_place\",\"D\":[0,0,\"\"]}";
+    let input = |id: usize, name: &str| {
+        format!(
+            "%{id} = pd_op.data() {{name = \"{name}\", shape = <3>, dtype = dtype \"float32\", place = {place}}} : f32[3]"
+        )
+    };
+    for (args, operand) in [("", "%1"), ("%-1: f32[3]", "%-1")] {
+        let text = format!(
+            "program version=4 trainable=true readable=false region \"r\" {{ block \"b\" () {{ {} {}
+            %3 = pd_op.pylayer(%1) {{backward_function_id = -1:i32}} : f32[3] {{ region \"r1\" {{ block \"b1\" ({args}) {{
+              %4 = pd_op.multiply({operand}, %2) : f32[3]
+              cf.yield(%4) }} }} }}
+            %5 = pd_op.fetch(%3) {{name = \"out\", col = 0:i32}} : f32[3] }} }}",
+            input(1, "x"),
+            input(2, "y")
+        );
+        let program = parse(&text).unwrap();
+        assert_eq!(parse(&program.to_string()).unwrap(), program);
+        let expected: Vec<u32> =
+            [0.25 * f32::MIN_POSITIVE, -1.5 * 0.1, 3.0 * -0.0].iter().map(|x: &f32| x.to_bits()).collect();
+        assert_eq!(outputs(&program), [expected]);
+        let empty = text.replace("cf.yield(%4)", "cf.yield()");
+        assert!(check(&parse(&empty).unwrap()).unwrap_err().to_string().contains("must pass on 1 values"));
+    }
+}

@@ -54,12 +54,19 @@ fn node() -> impl Strategy<Value = Arc<Node>> {
 }
 
 fn ty() -> impl Strategy<Value = Type> {
-    let elements = ["0.t_f32", "0.t_bf16", "0.t_f8e4m3fn", "0.t_i64", "0.t_c128", "0.t_bool"];
+    let elements =
+        ["0.t_i32", "0.t_f16", "0.t_f32", "0.t_bf16", "0.t_f8e4m3fn", "0.t_i64", "0.t_c128", "0.t_bool"];
     let tensor = (0..elements.len(), prop::collection::vec(-1i64..5, 0..4)).prop_map(move |(at, dims)| {
         let dims = Data::List(dims.into_iter().map(Data::Int).collect());
         let parts = vec![Data::Node(Arc::new(Node::plain(elements[at]))), dims];
         let rest = [Data::Text("NCHW".into()), Data::List(Vec::new()), Data::Int(0)];
-        Arc::new(Node::with("0.t_dtensor", Data::List(parts.into_iter().chain(rest).collect())))
+        // Selected rows are written as tensors are, arrays of tensors without offsets.
+        let (kind, rest) = match at {
+            0 => ("1.t_selected_rows", &rest[..]),
+            1 => ("1.t_dense_tensor_array", &rest[..1]),
+            _ => ("0.t_dtensor", &rest[..]),
+        };
+        Arc::new(Node::with(kind, Data::List(parts.into_iter().chain(rest.iter().cloned()).collect())))
     });
     let vector = prop::collection::vec(tensor.clone(), 0..3).prop_map(|types| {
         Arc::new(Node::with("0.t_vec", Data::List(types.into_iter().map(Data::Node).collect())))

@@ -2,7 +2,10 @@
 
 mod captured;
 mod damage;
+mod forms;
+mod large;
 mod onnx;
+mod open;
 mod passes;
 mod patches;
 mod roundtrip;

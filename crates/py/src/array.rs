@@ -189,7 +189,11 @@ impl PyArray {
             let copy = PyArray(compute(py, || array.copy())?);
             return torch.call_method1("from_dlpack", (copy,));
         }
-        torch.call_method1("from_dlpack", (slf,))
+        // A capsule spares torch its questions; that an array is read-only is said only in an answer.
+        match array.is_readonly() {
+            true => torch.call_method1("from_dlpack", (slf,)),
+            false => torch.call_method1("from_dlpack", (dlpack::export(py, array, Memory::Shared, false)?,)),
+        }
     }
 
     #[pyo3(signature = (dtype=None, copy=None))]

@@ -7,9 +7,15 @@ use planaria::array::{Access, Array, Foreign};
 use planaria::ckpt::Error;
 use planaria::ckpt::formats::MappedTensor;
 
+/// Below this many bytes a copy costs less than a mapping that stays.
+const LEAST: usize = 256 << 10;
+
 /// The tensor as an array; what is written to it stays in this process.
 pub(crate) fn array_over(tensor: MappedTensor) -> Result<Array, Error> {
     let MappedTensor { dtype, shape, mut memory, range } = tensor;
+    if range.len() < LEAST {
+        return Ok(Array::from_bytes(&memory.bytes()[range], &shape, dtype)?);
+    }
     let bytes = range.len();
     let start = NonNull::from(&mut memory.bytes_mut()[range]).cast::<u8>();
     // SAFETY: the mapping stays where it is for as long as the owner keeps it, readable and writable, and nobody else has

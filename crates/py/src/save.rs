@@ -1,7 +1,6 @@
 //! Saving: what Python holds, written by native threads while the interpreter continues.
 
 use std::collections::BTreeMap;
-use std::panic::resume_unwind;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -11,6 +10,7 @@ use planaria::aoa::{Mapping, Program};
 use planaria::ckpt::convert::To;
 use planaria::ckpt::{Destination, Error, Existing, Meter, SaveOptions, State, save_at};
 use planaria::comm::{Comm, CommExt, alone};
+use planaria::store::on_threads;
 use pyo3::prelude::*;
 
 use crate::comm::PyComm;
@@ -51,13 +51,7 @@ impl Job {
             }
             Ok(())
         };
-        thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-            let mine = work();
-            let done =
-                others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            done.fold(mine, |before, next| before.and(next))
-        })
+        on_threads(threads, work)
     }
 
     /// The mapping over these tensors.

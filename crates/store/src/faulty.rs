@@ -15,8 +15,8 @@ pub enum Fault {
     Kill,
     /// A write stops half way and everything after it fails, as if the process had been killed in it.
     Tear,
-    /// The process really ends, with an abort. For tests that run themselves as a child process.
-    Abort,
+    /// The process is killed with SIGKILL.
+    Die,
     /// From it on, this many operations find no room to write in; reading goes on.
     Full(u64),
     /// From it on, this many operations take this much longer.
@@ -65,7 +65,7 @@ impl FaultState {
                     self.dead.store(true, SeqCst);
                     Ok(Go::Half(error(false)))
                 }
-                Fault::Abort => std::process::abort(),
+                Fault::Die => crate::local::kill_this_process(),
             },
             _ => Ok(Go::Whole),
         }
@@ -80,6 +80,23 @@ impl FaultState {
     }
 }
 
+/// What breaks in a place and when; all stores over the same place count together.
+#[derive(Clone, Debug)]
+pub struct Trap(Arc<FaultState>);
+
+impl Trap {
+    /// Breaks operation number `at`, counted from 0, or nothing.
+    pub fn new(fault: Option<Fault>, at: u64) -> Trap {
+        let state = FaultState { fault, at, count: AtomicU64::new(0), dead: AtomicBool::new(false) };
+        Trap(Arc::new(state))
+    }
+
+    /// Operations so far.
+    pub fn operations(&self) -> u64 {
+        self.0.count.load(SeqCst)
+    }
+}
+
 /// Counts operations and breaks one of them. Every call of [`Store`], [`Reader`] and [`Writer`] that touches
 /// the storage is one operation.
 #[derive(Clone, Debug)]
@@ -91,17 +108,17 @@ pub struct Faulty<S> {
 impl<S: Store> Faulty<S> {
     /// Breaks operation number `at`, counted from 0.
     pub fn new(inner: S, fault: Fault, at: u64) -> Faulty<S> {
-        Faulty::with(inner, Some(fault), at)
+        Faulty::over(inner, &Trap::new(Some(fault), at))
     }
 
     /// Breaks nothing and counts.
     pub fn counting(inner: S) -> Faulty<S> {
-        Faulty::with(inner, None, 0)
+        Faulty::over(inner, &Trap::new(None, 0))
     }
 
-    fn with(inner: S, fault: Option<Fault>, at: u64) -> Faulty<S> {
-        let state = FaultState { fault, at, count: AtomicU64::new(0), dead: AtomicBool::new(false) };
-        Faulty { inner, state: Arc::new(state) }
+    /// Breaks what the trap says.
+    pub fn over(inner: S, trap: &Trap) -> Faulty<S> {
+        Faulty { inner, state: trap.0.clone() }
     }
 
     /// Operations so far.

@@ -1,4 +1,4 @@
-//! Where bytes are kept: folders and object stores behind one small trait, and what lies in them.
+//! Where bytes are kept: folders, object stores and the memory of other processes behind one small trait, and what lies in them.
 //!
 //! A [`Store`] holds named files. Files are read at offsets, written at offsets by several threads at once,
 //! or put whole and atomically; nothing is renamed. [`Transfer`] moves large ranges with aligned direct I/O
@@ -32,24 +32,28 @@ mod local;
 mod name;
 mod object;
 pub mod pattern;
+mod peer;
 mod ranges;
 mod retry;
 mod staging;
 mod stoppable;
 mod store;
+mod threads;
 mod transfer;
 mod url;
 
 pub use error::{Error, HeaderProblem, Result};
-pub use faulty::{Fault, Faulty};
+pub use faulty::{Fault, Faulty, Trap};
 pub use local::{DirectIo, Local, Mapped, open_file};
 pub use name::{check_name, join};
 pub use object::Object;
+pub use peer::{Agent, PEER_TOKEN, Peer, PeerOptions, PeerRoom, peer_token};
 pub use ranges::coalesce;
 pub use retry::{Retry, RetryOptions};
 pub use staging::Staging;
 pub use stoppable::Stoppable;
 pub use store::{Entry, EntryKind, Identity, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+pub use threads::on_threads;
 pub use transfer::{IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
 pub use url::{local_path, locate, open};
 

@@ -3,13 +3,15 @@
 use crate::error::{Error, Result};
 use crate::local::Local;
 use crate::object::Object;
+use crate::peer::Peer;
 use crate::store::Store;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens a folder (`path` or `file:///path`), a bucket (`s3://bucket/prefix`, `gs://...`, `az://...`, with the
-/// feature of that name), or an empty store in memory (`memory:`). Credentials and endpoints of buckets come
-/// from the usual environment variables.
+/// feature of that name), the memory of an agent (`peer://host:port/prefix`), or an empty store in memory
+/// (`memory:`). Credentials and endpoints of buckets come from the usual environment variables, the token of
+/// an agent from `PLANARIA_PEER_TOKEN`.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     let bad = |reason: &str| Error::BadUrl { url: url.to_string(), reason: reason.to_string() };
     let Some((scheme, rest)) = split_scheme(url) else {
@@ -21,10 +23,11 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
             _ => Err(bad("expected file:///absolute/path")),
         },
         "memory" => Ok(Arc::new(Object::memory())),
+        "peer" => Ok(Arc::new(Peer::open(url)?)),
         "s3" | "s3a" => bucket::s3(url),
         "gs" | "gcs" => bucket::gcs(url),
         "az" | "azure" | "abfs" | "abfss" => bucket::azure(url),
-        _ => Err(bad("known schemes are file, memory, s3, gs and az")),
+        _ => Err(bad("known schemes are file, memory, peer, s3, gs and az")),
     }
 }
 
@@ -145,7 +148,11 @@ mod tests {
         assert_eq!(open("file:///x").unwrap().address(), "/x");
         assert_eq!(open("odd:name").unwrap().address(), "odd:name");
         assert_eq!(open("memory:").unwrap().address(), "memory:");
-        for bad in ["", "file://relative", "ftp://host/x"] {
+        assert_eq!(open("peer://host:7000/run/").unwrap().address(), "peer://host:7000/run");
+        assert_eq!(open("peer://[::1]:7000").unwrap().address(), "peer://[::1]:7000");
+        let peers =
+            ["peer://host", "peer://:7", "peer://h:0", "peer://h:70000/x", "peer://h:7/../x", "peer://u@h:7"];
+        for bad in ["", "file://relative", "ftp://host/x"].into_iter().chain(peers) {
             assert!(matches!(open(bad), Err(Error::BadUrl { .. })), "{bad}");
         }
     }

@@ -3,7 +3,9 @@
 
 use crate::drill::{Fault, What};
 use crate::error::{Error, Result};
+use crate::trainer::Healing;
 use planaria_comm::{Comm, CommExt, Visit, Watch, watched};
+use planaria_store::Trap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,6 +31,12 @@ pub struct Beat {
     pub saved: u64,
     /// Calls to other ranks that have ended.
     pub calls: u64,
+    /// Calls that it has come to, by the group that makes them.
+    #[serde(default)]
+    pub lanes: BTreeMap<String, u64>,
+    /// Operations on each place of checkpoints, where a drill counts them.
+    #[serde(default)]
+    pub operations: Vec<u64>,
     /// Calls that it waits in, the oldest first.
     pub waiting: Vec<Waiting>,
 }
@@ -65,7 +73,8 @@ impl Beat {
 pub(crate) struct Pulse {
     rank: usize,
     file: Option<File>,
-    fault: Option<Fault>,
+    faults: Vec<Fault>,
+    traps: Vec<Trap>,
     /// Calls that this rank has come to.
     came: AtomicU64,
     now: Mutex<Now>,
@@ -76,27 +85,29 @@ struct Now {
     step: u64,
     saved: u64,
     calls: u64,
+    lanes: BTreeMap<String, u64>,
     waiting: BTreeMap<u64, Visit>,
 }
 
 impl Pulse {
-    /// The pulse of a rank; silent without a folder.
-    pub(crate) fn new(folder: Option<&Path>, rank: usize, fault: Option<Fault>) -> Result<Pulse> {
+    /// The pulse of a rank; silent where nobody asked to be told.
+    pub(crate) fn new(rank: usize, healing: &Healing) -> Result<Pulse> {
         let open = |folder: &Path| {
             let path = folder.join(format!("rank-{rank:05}.beat"));
             let file = File::create(&path);
             file.map_err(|source| Error::Io { path: path.display().to_string(), source })
         };
-        let file = folder.map(open).transpose()?;
-        let fault = fault.filter(|fault| fault.rank == rank);
-        let pulse = Pulse { rank, file, fault, came: AtomicU64::new(0), now: Mutex::default() };
+        let file = healing.beats.as_deref().map(open).transpose()?;
+        let faults = healing.faults.iter().filter(|fault| fault.rank == rank).cloned().collect();
+        let (traps, came) = (healing.traps.clone(), AtomicU64::new(0));
+        let pulse = Pulse { rank, file, faults, traps, came, now: Mutex::default() };
         pulse.change(|_| ());
         Ok(pulse)
     }
 
     /// The communicator whose calls are told, where anybody listens.
     pub(crate) fn watch(self: &Arc<Pulse>, comm: Arc<dyn Comm>) -> Arc<dyn Comm> {
-        match self.file.is_some() || self.fault.is_some() {
+        match self.file.is_some() || !self.faults.is_empty() {
             true => watched(comm, self.clone()),
             false => comm,
         }
@@ -104,15 +115,13 @@ impl Pulse {
 
     /// A step begins.
     pub(crate) fn step(&self, step: u64) {
-        if let Some(fault) = self.fault.filter(|fault| fault.is_at_step(step)) {
-            fault.happen();
-        }
+        self.faults.iter().filter(|fault| fault.is_at_step(step)).for_each(Fault::happen);
         self.change(|now| now.step = step);
     }
 
     /// True where a bit should flip after this step.
     pub(crate) fn flips(&self, step: u64) -> bool {
-        self.fault.is_some_and(|fault| fault.what == What::Flip && fault.is_at_step(step))
+        self.faults.iter().any(|fault| fault.what == What::Flip && fault.is_at_step(step))
     }
 
     /// A checkpoint is committed.
@@ -136,11 +145,14 @@ impl Pulse {
             step: now.step,
             saved: now.saved,
             calls: now.calls,
+            lanes: now.lanes.clone(),
+            operations: self.traps.iter().map(Trap::operations).collect(),
             waiting: now.waiting.values().map(told).collect(),
         };
         let mut text = serde_json::to_vec(&beat).unwrap_or_default();
         if text.len() >= BYTES {
-            // Long lists of ranks are left out rather than cut.
+            // Long lists are left out rather than cut.
+            beat.lanes.clear();
             beat.waiting.iter_mut().for_each(|waiting| waiting.ranks.clear());
             beat.waiting.truncate(8);
             text = serde_json::to_vec(&beat).unwrap_or_default();
@@ -154,9 +166,14 @@ impl Pulse {
 impl Watch for Pulse {
     fn came(&self, visit: Visit) -> u64 {
         let number = self.came.fetch_add(1, SeqCst);
-        if let Some(fault) = self.fault.filter(|fault| fault.is_at_call(number)) {
-            fault.happen();
-        }
+        let lane = visit.lane.clone();
+        let call = {
+            let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+            let calls = now.lanes.entry(lane.clone()).or_default();
+            *calls += 1;
+            *calls - 1
+        };
+        self.faults.iter().filter(|fault| fault.is_at_call(&lane, call)).for_each(Fault::happen);
         self.change(|now| drop(now.waiting.insert(number, visit)));
         number
     }
@@ -170,12 +187,8 @@ impl Watch for Pulse {
 }
 
 /// The pulse of the rank that a communicator belongs to, and the communicator as it is watched.
-pub(crate) fn feel(
-    comm: Arc<dyn Comm>,
-    folder: Option<&Path>,
-    fault: Option<Fault>,
-) -> Result<(Arc<Pulse>, Arc<dyn Comm>)> {
-    let pulse = Arc::new(Pulse::new(folder, comm.world_rank(), fault)?);
+pub(crate) fn feel(comm: Arc<dyn Comm>, healing: &Healing) -> Result<(Arc<Pulse>, Arc<dyn Comm>)> {
+    let pulse = Arc::new(Pulse::new(comm.world_rank(), healing)?);
     let comm = pulse.watch(comm);
     Ok((pulse, comm))
 }
@@ -187,7 +200,8 @@ mod tests {
     #[test]
     fn a_beat_tells_the_calls_that_a_rank_waits_in() {
         let folder = tempfile::tempdir().unwrap();
-        let pulse = Pulse::new(Some(folder.path()), 3, None).unwrap();
+        let healing = Healing { beats: Some(folder.path().into()), ..Healing::default() };
+        let pulse = Pulse::new(3, &healing).unwrap();
         pulse.step(7);
         let visit = |number| Visit { call: "all_reduce", ranks: vec![1, 3], lane: "world".into(), number };
         let (first, second) = (pulse.came(visit(4)), pulse.came(visit(5)));
@@ -195,6 +209,7 @@ mod tests {
         let found = Beat::read_all(folder.path());
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].rank, found[0].step, found[0].calls), (3, 7, 1));
+        assert_eq!(found[0].lanes, BTreeMap::from([("world".to_string(), 2)]));
         assert_eq!(
             found[0].waiting.iter().map(|w| (w.number, w.ranks.clone())).collect::<Vec<_>>(),
             [(5, vec![1, 3])]

@@ -121,15 +121,30 @@ pub(crate) fn blocks(
     blocks.map(|bundles| bundles.into_iter().map(made).collect()).collect()
 }
 
+/// Where each member begins, and the end.
+fn bounds(shares: &[Share]) -> Vec<usize> {
+    let ends = shares.iter().scan(0, |at, share| {
+        *at += share.numel();
+        Some(*at)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
 impl Bundle {
     fn new(shards: Vec<FlatShards>, members: Vec<usize>, rank: Rank) -> Result<Bundle> {
         let shares = shards.iter().map(|s| s.share(rank)).collect::<planaria_layout::Result<Vec<_>>>()?;
-        let ends = shares.iter().scan(0, |at, share| {
-            *at += share.numel();
-            Some(*at)
-        });
-        let bounds = std::iter::once(0).chain(ends).collect();
+        let bounds = bounds(&shares);
         Ok(Bundle { members, shards, shares, bounds, whole: None })
+    }
+
+    /// Some of its members by themselves, each shared out as it is now; nothing where there are none.
+    pub(crate) fn only(&self, keep: impl Fn(usize) -> bool) -> Option<Bundle> {
+        let kept: Vec<usize> = (0..self.members.len()).filter(|&k| keep(self.members[k])).collect();
+        let shares: Vec<Share> = kept.iter().map(|&k| self.shares[k].clone()).collect();
+        let bounds = bounds(&shares);
+        let members = kept.iter().map(|&k| self.members[k]).collect();
+        let shards = kept.iter().map(|&k| self.shards[k].clone()).collect();
+        (!kept.is_empty()).then_some(Bundle { members, shards, shares, bounds, whole: None })
     }
 
     /// Who has which boxes of a member.

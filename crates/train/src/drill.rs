@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// Something that happens to one rank, once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What.
     pub what: What,
@@ -35,17 +35,23 @@ pub enum What {
 const AWAY: Duration = Duration::from_secs(30);
 
 /// When it happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
-    /// As the rank comes to its call of this number, counted from 0 over all communicators.
-    Call(u64),
+    /// As the rank comes to the call of this number, counted from 0, of a group; training and saving have groups of their own, so
+    /// that the number says the same in every run.
+    Call {
+        /// The group, as ranks tell it.
+        lane: String,
+        /// Which of its calls.
+        number: u64,
+    },
     /// As it begins this step.
     Step(u64),
 }
 
 impl Fault {
-    pub(crate) fn is_at_call(&self, call: u64) -> bool {
-        self.at == At::Call(call)
+    pub(crate) fn is_at_call(&self, group: &str, call: u64) -> bool {
+        matches!(&self.at, At::Call { lane, number } if lane == group && *number == call)
     }
 
     pub(crate) fn is_at_step(&self, step: u64) -> bool {
@@ -76,8 +82,8 @@ impl fmt::Display for Fault {
             What::Away => "away",
             What::Flip => "flip",
         };
-        match self.at {
-            At::Call(call) => write!(f, "{what} rank={} call={call}", self.rank),
+        match &self.at {
+            At::Call { lane, number } => write!(f, "{what} rank={} lane={lane} call={number}", self.rank),
             At::Step(step) => write!(f, "{what} rank={} step={step}", self.rank),
         }
     }
@@ -91,12 +97,16 @@ impl FromStr for Fault {
             Error::Value {
             key: "fault".into(),
             found: format!("'{text}'"),
-            expected: "kill, hang, oom, away or flip with a place, as in 'kill rank=1 call=57' or 'hang rank=0 step=3'"
+            expected: "kill, hang, oom, away or flip with a place, as in 'kill rank=1 lane=world call=57' or 'hang rank=0 step=3'"
                 .into(),
         }
         };
         let words: Vec<&str> = text.split_whitespace().collect();
-        let [what, rank, at] = words[..] else { return Err(wrong()) };
+        let ([what, rank, at], lane) = match words[..] {
+            [what, rank, at] => ([what, rank, at], "world"),
+            [what, rank, lane, at] => ([what, rank, at], lane.strip_prefix("lane=").ok_or_else(wrong)?),
+            _ => return Err(wrong()),
+        };
         let what = match what {
             "kill" => What::Kill,
             "hang" => What::Hang,
@@ -109,7 +119,8 @@ impl FromStr for Fault {
             text.strip_prefix(key).and_then(|rest| rest.strip_prefix('=')).and_then(|n| n.parse::<u64>().ok())
         };
         let rank = number(rank, "rank").ok_or_else(wrong)? as usize;
-        let at = number(at, "call").map(At::Call).or_else(|| number(at, "step").map(At::Step));
+        let call = |number| At::Call { lane: lane.to_string(), number };
+        let at = number(at, "call").map(call).or_else(|| number(at, "step").map(At::Step));
         Ok(Fault { what, rank, at: at.ok_or_else(wrong)? })
     }
 }
@@ -121,18 +132,23 @@ mod tests {
     #[test]
     fn a_fault_is_read_as_it_is_written() {
         for text in [
-            "kill rank=1 call=57",
+            "kill rank=1 lane=world/2 call=57",
             "hang rank=0 step=3",
-            "oom rank=12 call=0",
-            "away rank=1 call=2",
+            "oom rank=12 lane=world call=0",
+            "away rank=1 lane=group call=2",
             "flip rank=1 step=9",
         ] {
             assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
         }
+        let short: Fault = "kill rank=1 call=57".parse().unwrap();
+        assert!(short.is_at_call("world", 57) && !short.is_at_call("world/1", 57));
         for text in
             ["", "kill", "kill rank=1", "kill rank=x call=1", "burn rank=1 call=1", "kill call=1 rank=1"]
         {
-            assert!(text.parse::<Fault>().unwrap_err().to_string().contains("rank=1 call=57"), "{text}");
+            assert!(
+                text.parse::<Fault>().unwrap_err().to_string().contains("rank=1 lane=world call=57"),
+                "{text}"
+            );
         }
     }
 }

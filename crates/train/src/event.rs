@@ -118,6 +118,13 @@ pub enum Event {
         /// Why.
         error: String,
     },
+    /// A checkpoint is saved, but older ones that should go could not be removed.
+    NotRemoved {
+        /// The step that is saved.
+        step: u64,
+        /// Why.
+        error: String,
+    },
     /// A save failed; training continues, and the last good checkpoint stays.
     SaveFailed {
         /// Of this step.

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use planaria_array::Array;
 use planaria_comm::Comm;
 use planaria_tensor::is_recording;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The direction in which blocks are needed.
@@ -21,8 +22,11 @@ pub(crate) enum Pass {
     Backward,
 }
 
+/// The home of what is in no bundle.
+const NOWHERE: [usize; 3] = [usize::MAX; 3];
+
 /// A bundle with this rank's parts of it, end to end.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) bundle: Bundle,
     pub(crate) own: Array,
@@ -43,15 +47,15 @@ pub(crate) struct Stop {
 #[derive(Debug)]
 pub(crate) struct Gatherer {
     comm: Arc<dyn Comm>,
-    blocks: Vec<Vec<Held>>,
     stops: Vec<Stop>,
-    /// Block, bundle and member of each weight.
-    homes: Vec<[usize; 3]>,
     state: Mutex<GatherState>,
 }
 
 #[derive(Debug, Default)]
 struct GatherState {
+    blocks: Vec<Vec<Held>>,
+    /// Block, bundle and member of each weight.
+    homes: Vec<[usize; 3]>,
     pass: Pass,
     /// The stop that was asked for last.
     at: Option<usize>,
@@ -77,7 +81,41 @@ impl Gatherer {
         homes: Vec<[usize; 3]>,
         stops: Vec<Stop>,
     ) -> Gatherer {
-        Gatherer { comm, blocks, stops, homes, state: Mutex::default() }
+        Gatherer { comm, stops, state: Mutex::new(GatherState { blocks, homes, ..GatherState::default() }) }
+    }
+
+    /// The bundles of each block.
+    pub(crate) fn blocks(&self) -> Vec<Vec<Held>> {
+        self.lock().blocks.clone()
+    }
+
+    /// Puts other bundles in the place of those of a block. Their members may be numbers past those of the weights, by which they
+    /// are asked for then; a weight that is no member any more is not asked for again. Collective over the data ranks.
+    pub(crate) fn replace(&self, block: usize, bundles: Vec<Held>) -> Result<()> {
+        let state = &mut *self.lock();
+        state.at = None;
+        let (gone, near) = std::mem::take(&mut state.near).into_iter().partition(|near| near.block == block);
+        state.near = near;
+        let gone: Vec<Near> = gone;
+        gone.into_iter().try_for_each(Near::leave)?;
+        let old = std::mem::replace(&mut state.blocks[block], bundles);
+        let mut homes = BTreeMap::new();
+        for (place, held) in state.blocks[block].iter().enumerate() {
+            let members = held.bundle.members.iter().enumerate();
+            homes.extend(members.map(|(member, &weight)| (weight, [block, place, member])));
+        }
+        // Twins have the home of a member.
+        for home in state.homes.iter_mut().filter(|home| home[0] == block) {
+            let weight = old[home[1]].bundle.members[home[2]];
+            *home = homes.get(&weight).copied().unwrap_or(NOWHERE);
+        }
+        for (weight, home) in homes {
+            if state.homes.len() <= weight {
+                state.homes.resize(weight + 1, NOWHERE);
+            }
+            state.homes[weight] = home;
+        }
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, GatherState> {
@@ -98,8 +136,10 @@ impl Gatherer {
 
     /// All elements of a weight, in one row. Collective over the data ranks, which ask in the same order.
     pub(crate) fn get(&self, weight: usize) -> Result<Array> {
-        let [block, bundle, member] = self.homes[weight];
         let state = &mut *self.lock();
+        let known = state.homes.get(weight).filter(|&&home| home != NOWHERE);
+        let missing = || Error::Bug { what: format!("weight {weight} is in no bundle") };
+        let &[block, bundle, member] = known.ok_or_else(missing)?;
         let at = self.find(state, block)?;
         if (state.at, state.sent) != (Some(at), state.pass) {
             (state.at, state.sent) = (Some(at), state.pass);
@@ -107,7 +147,7 @@ impl Gatherer {
         }
         let near = state.near.iter_mut().find(|near| near.block == block);
         let near = near.ok_or_else(|| Error::Bug { what: format!("block {block} was let go") })?;
-        for (gathering, held) in near.coming.drain(..).zip(&self.blocks[block]) {
+        for (gathering, held) in near.coming.drain(..).zip(&state.blocks[block]) {
             near.here.push(held.bundle.members_of(&gathering.finish()?)?);
         }
         Ok(near.here[bundle][member].clone())
@@ -156,7 +196,7 @@ impl Gatherer {
             if state.near.iter().all(|near| near.block != block) {
                 let start =
                     |held: &Held| held.bundle.start(&self.comm, std::slice::from_ref(&held.own), None);
-                let coming = self.blocks[block].iter().map(start).collect::<Result<Vec<_>>>()?;
+                let coming = state.blocks[block].iter().map(start).collect::<Result<Vec<_>>>()?;
                 state.near.push(Near { block, coming, here: Vec::new() });
             }
         }

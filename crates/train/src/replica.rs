@@ -29,7 +29,7 @@ pub(crate) struct Replica {
     pub(crate) bundles: Vec<Bundle>,
     pub(crate) zero: Zero,
     /// Brings weights together, where they are divided.
-    gatherer: Option<Arc<Gatherer>>,
+    pub(crate) gatherer: Option<Arc<Gatherer>>,
     /// The round that forward and backward work on.
     round: Arc<AtomicUsize>,
 }

@@ -244,10 +244,9 @@ impl Weight {
         Ok(())
     }
 
-    /// Its piece in few bits; the piece itself is let go of.
-    pub(crate) fn narrow(&mut self, width: Width) -> Result<Narrow> {
-        let missing = || Error::Bug { what: format!("`{}` has no elements here", self.spec.name) };
-        let full = self.full.take().ok_or_else(missing)?;
+    /// Its piece, of which these are all elements, in few bits; the piece itself is let go of.
+    pub(crate) fn narrow(&mut self, full: &Array, width: Width) -> Result<Narrow> {
+        self.full = None;
         let columns = self.within.lo().len() - 1;
         let piece = full.reshape(&self.within.extents())?;
         let narrow = Narrow::new(&piece, self.within.lo()[columns], width)?;

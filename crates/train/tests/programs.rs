@@ -8,11 +8,12 @@ use planaria_program::{
     Captured, Datum, Origin, Program, ProgramState, open_folder, run, save_folder, verify,
 };
 use planaria_tensor::{Tensor, random};
-use planaria_train::programs::{Part, Sizes, capture_model, eager, inputs, parameters};
+use planaria_train::programs::{Extent, Part, Sizes, capture_model, eager, inputs, lowered, parameters};
 use std::io::Read;
 
 /// Every family, and what some of them vary.
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 16] = [
+    "gpt2",
     "llama",
     "llama-bias",
     "mistral",
@@ -27,17 +28,25 @@ const MODELS: [&str; 14] = [
     "gemma3",
     "phi3",
     "phi3-long",
+    "qwen2-5-vl",
 ];
 
 /// The model of a golden file, with weights of its own.
 fn network(name: &str) -> Box<dyn Network> {
+    changed(name, |_| ())
+}
+
+/// The same of a configuration that is changed before.
+fn changed(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> Box<dyn Network> {
     let path = format!("{}/../../testdata/models/{name}.safetensors.gz", env!("CARGO_MANIFEST_DIR"));
     let mut bytes = Vec::new();
     GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
     let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + size]).unwrap();
     let config = header["__metadata__"]["config"].as_str().unwrap();
-    let model = Models::default().open_json(config).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+    change(&mut config);
+    let model = Models::default().open_json(&config.to_string()).unwrap();
     model.build(&Stage::whole(&*model), None, &Init { seed: 7, ..Init::default() }).unwrap()
 }
 
@@ -121,7 +130,8 @@ fn forward_and_backward_are_one_program_with_the_bits_of_the_model() {
         // Experts are added up in another order where every one of them computes every row.
         let most = if name.contains("moe") { 1e-5 } else { 0.0 };
         let (network, captured) = compare(name, Part::Gradients, &FORWARD, most);
-        let wanted = parameters(&*network).len();
+        // Nothing flows to what looks at pictures where none are shown.
+        let wanted = parameters(&*network).iter().filter(|(name, _)| !name.contains("visual.")).count();
         assert_eq!(captured.program.outputs().len(), wanted + 1, "{name}: a gradient for each parameter");
         let mut backward = 0;
         captured.program.visit(&mut |op| {
@@ -131,6 +141,70 @@ fn forward_and_backward_are_one_program_with_the_bits_of_the_model() {
             }
         });
         assert!(backward > 10, "{name}: {backward} ops say whose gradient they compute");
+    }
+}
+
+/// Part of a model for any sizes, run with some, against the model itself.
+fn open_and_compare(name: &str, network: &dyn Network, part: Part, all: &[Sizes]) {
+    let extent = Extent::Open { longest: 64 };
+    let (program, state) =
+        lowered(network, part, extent).unwrap_or_else(|error| panic!("{name} {part:?}: {error}"));
+    assert_eq!(verify(&program), [], "{name} {part:?}");
+    let again = planaria_program::paddle::write(&program);
+    assert_eq!(planaria_program::paddle::read(again.as_bytes()).unwrap(), program, "{name} {part:?}");
+    for sizes in all {
+        let given = drawn(network, part, sizes);
+        let tensors: Vec<Tensor> = given.iter().map(|(_, tensor)| tensor.clone()).collect();
+        let expected = eager(network, part, &tensors).unwrap();
+        let found = run(&program, &mut state.clone(), &data(&given))
+            .unwrap_or_else(|error| panic!("{name} {part:?} {sizes:?}: {error}"));
+        for ((output, found), (_, expected)) in found.iter().zip(&expected) {
+            let found = found.array().unwrap();
+            assert_eq!(found.shape(), expected.local().shape(), "{name} {part:?} {sizes:?} {output}");
+            let worst = largest_difference(expected.local(), found);
+            assert!(worst <= 1e-5, "{name} {part:?} {sizes:?} {output}: {worst}");
+        }
+    }
+}
+
+#[test]
+fn programs_of_every_family_take_any_batch_and_length() {
+    let sizes = |batch, length, past| Sizes { batch, length, past };
+    for name in MODELS {
+        let network = network(name);
+        open_and_compare(name, &*network, Part::Forward, &[sizes(1, 1, 0), sizes(4, 9, 0), sizes(1, 40, 0)]);
+        open_and_compare(name, &*network, Part::Decode, &[sizes(1, 1, 1), sizes(4, 1, 9), sizes(1, 1, 40)]);
+    }
+}
+
+#[test]
+fn windows_and_rotations_of_sequences_longer_than_the_examples_are_in_the_program() {
+    let long = [Sizes { batch: 1, length: 50, past: 0 }, Sizes { batch: 2, length: 29, past: 0 }];
+    for name in ["mistral", "gemma2", "gemma3"] {
+        let network = changed(name, |config| config["sliding_window"] = 30.into());
+        open_and_compare(name, &*network, Part::Forward, &long);
+    }
+    let network = changed("phi3-long", |config| {
+        config["original_max_position_embeddings"] = 32.into();
+        config["rope_parameters"]["original_max_position_embeddings"] = 32.into();
+    });
+    open_and_compare("phi3-long", &*network, Part::Forward, &long);
+    let ends = [31, 32].map(|past| Sizes { batch: 2, length: 1, past });
+    open_and_compare("phi3-long", &*network, Part::Decode, &ends);
+}
+
+#[test]
+fn a_program_holds_what_it_reads_and_nothing_else() {
+    let network = network("qwen2-5-vl");
+    let (program, state) =
+        lowered(&*network, Part::Forward, Extent::Fixed(FORWARD)).unwrap_or_else(|error| panic!("{error}"));
+    let all = parameters(&*network);
+    let seeing = all.iter().filter(|(name, _)| name.contains("visual.")).count();
+    let held = |name: &str| program.held().iter().any(|held| &*held.name == name);
+    assert!(seeing > 10);
+    for (name, _) in all {
+        assert_eq!(held(&name), !name.contains("visual."), "{name}");
+        assert_eq!(state.get(&name).is_some(), held(&name), "{name}");
     }
 }
 

@@ -7,11 +7,11 @@ use planaria_nn::optim::Ema;
 use planaria_train::average::{self, Existing, Output, Which};
 use std::collections::BTreeMap;
 
-const STEPS: u64 = 48;
+const STEPS: u64 = 1000;
 
 /// Every step is saved and stays.
 const MORE: [&str; 7] = [
-    "train.steps=48",
+    "train.steps=1000",
     "checkpoint.every=1",
     "checkpoint.behind=wait",
     "checkpoint.keep_every=1",
@@ -57,7 +57,7 @@ fn close(found: &[f32], expected: &[f64], bound: f64) -> bool {
 #[test]
 fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let meshes = [(10, "dp=2"), (17, "pp=2 dp=2"), (29, ""), (STEPS, "dp=4")];
+    let meshes = [(110, "dp=2"), (317, "pp=2 dp=2"), (729, ""), (STEPS, "dp=4")];
     for ((until, mesh), zero) in
         meshes.into_iter().zip(["train.zero=1", "train.zero=3", "train.zero=0", "train.zero=2"])
     {

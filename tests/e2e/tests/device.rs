@@ -93,6 +93,22 @@ fn experts_learn_on_a_device_too() -> Result<()> {
 }
 
 #[test]
+fn frozen_weights_of_few_bits_are_widened_on_a_device_too() -> Result<()> {
+    let device = device();
+    for base in ["lora.base=int8", "lora.base=nf4"] {
+        let here = [&SHORT[..], &["lora.r=3", "lora.target_modules=all-linear", base]].concat();
+        let there = [&here[..], &[&device]].concat();
+        let sandbox = Sandbox::new()?;
+        let host = sandbox.train("host", "", &here)?;
+        let run = sandbox.train("device", "", &there)?;
+        run.close_losses(&host, 1e-5).context(base)?;
+        let divided = sandbox.train("divided", "dp=2", &[&there[..], &["train.zero=3"]].concat())?;
+        divided.same_bits(&run).context(base)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn greedy_text_is_the_same_on_the_host_and_on_a_device() -> Result<()> {
     let sandbox = Sandbox::new()?;
     sandbox.train("run", "", &SHORT)?;

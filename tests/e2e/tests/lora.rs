@@ -118,16 +118,29 @@ fn frozen_weights_of_few_bits_are_close_and_the_same_on_every_split_of_a_batch()
         alone.close_losses(&full, bound).with_context(|| base.to_string())?;
         same(&alone, "dp=2", &[base, "train.zero=2"])?;
         same(&alone, "pp=2", &[base, "train.recompute=full"])?;
+        // The few bits are what is divided and brought together.
+        same(&alone, "dp=2", &[base, "train.zero=3", "train.recompute=full"])?;
+        same(&alone, "pp=2 dp=2", &[base, "train.zero=3", "train.shard=parameter"])?;
+        same(&train("tp=2", &[base])?, "dp=2 tp=2", &[base, "train.zero=3"])?;
         // Cuts inside blocks of 64 give each part a scale of its own.
         train("tp=2", &[base])?.close_losses(&alone, bound)?;
     }
     let moe = [&MOE[..], &["lora.base=nf4", "train.micro_batch=2"]].concat();
-    same(&train("", &moe)?, "dp=2", &moe)?;
+    let alone = train("", &moe)?;
+    same(&alone, "dp=2", &moe)?;
+    same(&alone, "dp=2", &[&moe[..], &["train.zero=3"]].concat())
+}
+
+#[test]
+fn few_bits_are_little_memory_and_little_traffic() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let weights = |more: &[&str]| -> Result<u64> {
-        let config = sandbox.config("run", "", &[&ALL[..], more].concat())?;
+    let plan = |mesh: &str, more: &[&str]| -> Result<planaria_train::plan::Plan> {
+        let config = sandbox.config("run", mesh, &[&ALL[..], more].concat())?;
         let model = planaria_train::plan::model_of(&config, &planaria_nn::models::Models::default())?;
-        let plan = planaria_train::plan::Plan::new(&config, &*model, 1, &Default::default())?;
+        Ok(planaria_train::plan::Plan::new(&config, &*model, config.mesh.ranks(), &Default::default())?)
+    };
+    let weights = |more: &[&str]| -> Result<u64> {
+        let plan = plan("", more)?;
         ensure!(plan.trained < plan.parameters / 3, "{} of {}", plan.trained, plan.parameters);
         let memory = plan.largest().context("a rank")?.memory;
         ensure!(memory.moments == 8 * plan.trained, "{} bytes for {}", memory.moments, plan.trained);
@@ -135,7 +148,15 @@ fn frozen_weights_of_few_bits_are_close_and_the_same_on_every_split_of_a_batch()
     };
     ensure!(weights(&["lora.base=nf4"])? < weights(&["lora.base=int8"])?);
     ensure!(weights(&["lora.base=int8"])? < weights(&[])?);
-    ensure!(sandbox.config("run", "", &[ALL[0], "lora.base=nf4", "train.zero=3"]).is_err());
+    let gathered = |base: &str| -> Result<[u64; 2]> {
+        let wide = ["model.hidden_size=256", "model.intermediate_size=512"];
+        let plan = plan("dp=2", &[&wide[..], &[base, "train.zero=3"]].concat())?;
+        let rank = plan.largest().context("a rank")?;
+        let moved = rank.traffic.iter().filter(|line| line.what == "weights").map(|line| line.bytes).sum();
+        Ok([moved, rank.memory.weights])
+    };
+    let (full, nf4) = (gathered("lora.base=full")?, gathered("lora.base=nf4")?);
+    ensure!(nf4[0] * 2 < full[0] && nf4[1] * 2 < full[1], "{nf4:?} and {full:?}");
     Ok(())
 }
 

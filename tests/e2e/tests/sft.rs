@@ -81,3 +81,37 @@ fn labels_are_smoothed_by_the_share_that_is_asked_for() -> Result<()> {
     ensure!(format!("{error:#}").contains("sft.label_smoothing"), "{error:#}");
     Ok(())
 }
+
+/// How often the most likely token is the right one, as the metrics of a run tell it.
+fn accuracy(sandbox: &Sandbox) -> Result<Vec<f64>> {
+    let metrics = std::fs::read_to_string(sandbox.run_dir("run").join("metrics.jsonl"))?;
+    let values = metrics.lines().filter_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        line["token_accuracy"].as_f64()
+    });
+    Ok(values.collect())
+}
+
+#[test]
+fn tokens_that_are_right_are_counted_over_all_ranks_and_rounds() -> Result<()> {
+    let told = |mesh: &str, more: &[&str]| -> Result<Vec<f64>> {
+        let sandbox = sandbox()?;
+        train(&sandbox, 30, mesh, &[&["train.steps=30", "optim.lr=0.01"], more].concat())?;
+        accuracy(&sandbox)
+    };
+    let alone = told("", &[])?;
+    ensure!(alone.len() == 30 && alone.iter().all(|part| (0.0..=1.0).contains(part)), "{alone:?}");
+    ensure!(alone[29] > alone[0] + 0.3, "{alone:?}");
+    for (mesh, more) in [("dp=2", "train.zero=1"), ("pp=2", "train.zero=0")] {
+        ensure!(told(mesh, &[more])? == alone, "{mesh}");
+    }
+    // Rounding may turn a close call; the vocabulary is cut, and all scores are there at once.
+    for (mesh, more) in [("tp=2", "train.zero=0"), ("tp=2", "sft.label_smoothing=0.000001")] {
+        let found = told(mesh, &[more])?;
+        ensure!(
+            found.iter().zip(&alone).all(|(a, b)| (a - b).abs() < 0.1),
+            "{mesh} {more}: {found:?} {alone:?}"
+        );
+    }
+    Ok(())
+}

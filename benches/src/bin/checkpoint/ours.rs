@@ -2,10 +2,10 @@
 
 use crate::busy::Beside;
 use crate::meter::{Meter, Sample};
-use crate::raw;
 use crate::state::{Cut, Model, Values};
 use anyhow::{Context, Result, bail, ensure};
 use planaria_array::Array;
+use planaria_bench::cache;
 use planaria_ckpt::convert::{self, ConvertOptions, To};
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part};
 use planaria_ckpt::stream::Feed;
@@ -76,8 +76,8 @@ impl Place {
     /// Loads the checkpoint `name` into tensors whose memory exists.
     pub(crate) fn load(&self, name: &str, cut: Cut, cache: Cache, beside: Beside) -> Result<Sample> {
         match cache {
-            Cache::Cold => raw::forget(&self.folder.join(name))?,
-            Cache::Warm => raw::remember(&self.folder.join(name))?,
+            Cache::Cold => cache::forget(&self.folder.join(name))?,
+            Cache::Warm => cache::remember(&self.folder.join(name))?,
         }
         let case = format!("{name} {cut:?}");
         let first = {
@@ -105,7 +105,7 @@ impl Place {
     /// Converts the folder `from` to another one.
     pub(crate) fn convert(&self, from: &str, name: &str, to: To) -> Result<Sample> {
         self.remove(name)?;
-        raw::forget(&self.folder.join(from))?;
+        cache::forget(&self.folder.join(from))?;
         let store = self.store();
         let meter = Meter::begin();
         let source =

@@ -100,29 +100,3 @@ impl Probe {
         Ok(begun.elapsed().as_secs_f64())
     }
 }
-
-/// Takes the files of a folder out of the page cache.
-pub(crate) fn forget(folder: &Path) -> Result<()> {
-    for file in files(folder)? {
-        // `dd` is the standard program that asks for this.
-        let input = format!("if={}", file.display());
-        let status = Command::new("dd").args([&input, "iflag=nocache", "count=0", "status=none"]).status();
-        if !status.context("the program dd is missing")?.success() {
-            bail!("dd cannot take {} out of the cache", file.display());
-        }
-    }
-    Ok(())
-}
-
-/// Reads the files of a folder through the page cache, so that it holds them.
-pub(crate) fn remember(folder: &Path) -> Result<()> {
-    for file in files(folder)? {
-        std::io::copy(&mut File::open(file)?, &mut std::io::sink())?;
-    }
-    Ok(())
-}
-
-fn files(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
-    let entries = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
-    Ok(entries.collect::<std::io::Result<Vec<_>>>()?.into_iter().filter(|path| path.is_file()).collect())
-}

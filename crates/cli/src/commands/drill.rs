@@ -4,6 +4,7 @@ mod fault;
 mod harm;
 mod scratch;
 
+use crate::commands::launch::Engine;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::quantity::count;
@@ -13,15 +14,16 @@ use anyhow::Result;
 use fault::{Dice, Kind, Planned};
 use scratch::{Scratch, Told};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Inject faults into a shortened copy of a run and check that nothing is lost
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The copy runs on processes in a scratch folder, which is removed. Each fault happens to a run of its own at a place that\n\
-    the seed decides: as a rank comes to one of its calls, or to the newest checkpoint between two starts. The run heals as\n\
+    after_help = "The copy runs in a scratch folder, which is removed. Each fault happens to a run of its own at a place that the seed\n\
+    decides: as a rank comes to one of its calls to others, or to an operation on a place of checkpoints, or to the newest\n\
+    checkpoint between two starts; with --every, at each place in turn. The run heals as\n\
     `planaria launch` heals it; its loss curve and the tensors of its last checkpoint must have the bits of an undisturbed\n\
     one. Exits 1 if anything was lost. The same seed does the same faults at the same places."
 )]
@@ -41,6 +43,12 @@ pub(crate) struct Args {
     /// Faults in all; each kind once if neither this nor --minutes is given
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<usize>,
+    /// Do each fault at every NUMBER-th place where it can happen, instead of where the seed says
+    #[arg(long, value_name = "NUMBER", conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..))]
+    every: Option<u64>,
+    /// What a rank is
+    #[arg(long, value_enum, value_name = "ENGINE", default_value = "processes")]
+    engine: Engine,
     /// Keep going for this long
     #[arg(long, value_name = "NUMBER")]
     minutes: Option<f64>,
@@ -61,9 +69,17 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let limit = args.minutes.map(|minutes| Duration::from_secs_f64(minutes.clamp(0.0, 1e6) * 60.0));
     let rounds = args.rounds.unwrap_or(if limit.is_some() { usize::MAX } else { kinds.len() });
     let (began, mut dice, mut told) = (Instant::now(), Dice::new(args.seed), Vec::new());
+    let mut everywhere = args.every.map(|every| {
+        let all = kinds.iter().flat_map(|kind| Planned::everywhere(*kind, &scratch.undisturbed));
+        all.step_by(every as usize).collect::<VecDeque<_>>()
+    });
+    let rounds = everywhere.as_ref().map_or(rounds, |all| all.len().min(args.rounds.unwrap_or(usize::MAX)));
     while told.len() < rounds && limit.is_none_or(|limit| began.elapsed() < limit) {
-        let kind = kinds[told.len() % kinds.len()];
-        let planned = Planned::new(kind, &mut dice, &scratch.undisturbed);
+        let planned = match everywhere.as_mut().map(VecDeque::pop_front) {
+            Some(Some(next)) => next,
+            Some(None) => break,
+            None => Planned::new(kinds[told.len() % kinds.len()], &mut dice, &scratch.undisturbed),
+        };
         let one = scratch.suffer(told.len(), &planned)?;
         let word = if one.is_whole() { "whole" } else { "LOST" };
         terminal.note(format!("{:>4}  {planned}: {word}, {}", told.len() + 1, one.words()));

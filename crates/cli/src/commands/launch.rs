@@ -78,7 +78,7 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
 
 /// What ranks are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-enum Engine {
+pub(crate) enum Engine {
     /// Threads of one process
     #[default]
     Threads,
@@ -186,7 +186,9 @@ impl Launch<'_> {
         if let Some(cause) = &cause {
             terminal.say(cause);
         }
-        let saved = ended.beats.iter().map(|beat| beat.saved).max();
+        // A run that failed before it told anything has saved nothing.
+        let silent = mesh::trains(&self.command).then_some(0);
+        let saved = ended.beats.iter().map(|beat| beat.saved).max().or(silent);
         let cause = cause.unwrap_or_else(|| how(&ended.status));
         match self.budget.fail(&cause, saved) {
             Then::GiveUp(why) => {

@@ -157,7 +157,8 @@ struct Convert {
     /// Layout to write
     #[arg(long, value_enum, value_name = "LAYOUT")]
     layout: LayoutName,
-    /// The model of an adapter with a PiSSA or OLoRA start: written is one of twice the rank that fits the model as it is
+    /// The model it is for: fused modules are divided as it has them, and of a PiSSA or OLoRA start one of twice the rank is
+    /// written that fits the model as it is
     #[arg(long, value_name = "FOLDER")]
     model: Option<String>,
     #[command(flatten)]
@@ -254,6 +255,7 @@ fn extract_from(args: &Extract, terminal: &mut Terminal) -> Result<Exit> {
         embed_lora: args.embed_lora,
         include: args.include.clone(),
         exclude: args.exclude.clone(),
+        memory: args.output.memory.0,
     };
     let merge = planned(extract(&args.model, &args.base, &asked, &Options::default()))?;
     carry_out(&merge, &task("extracting", args), &args.out, &args.output, terminal)

@@ -77,7 +77,7 @@ pub(crate) struct Output {
     max_shard_size: Bytes,
     /// Memory to stay below
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
-    memory: Bytes,
+    pub(super) memory: Bytes,
     /// Say what would be read, computed and written, with sizes, and write nothing
     #[arg(long)]
     pub(super) dry_run: bool,

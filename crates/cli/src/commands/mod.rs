@@ -1,5 +1,6 @@
 //! The verbs, one file each: its arguments and what it does.
 
+mod agent;
 mod average;
 mod board;
 mod chat;
@@ -38,6 +39,7 @@ use clap::Subcommand;
 /// A verb; its description stands at the arguments in its file.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Agent(agent::Args),
     Average(average::Args),
     Board(board::Args),
     Chat(chat::Args),
@@ -73,6 +75,7 @@ impl Command {
     /// Runs the verb.
     pub(crate) fn run(&self, terminal: &mut Terminal) -> Result<Exit> {
         match self {
+            Command::Agent(args) => agent::run(args, terminal),
             Command::Average(args) => average::run(args, terminal),
             Command::Board(args) => board::run(args, terminal),
             Command::Chat(args) => chat::run(args, terminal),

@@ -287,9 +287,7 @@ fn export(args: &Move, terminal: &mut Terminal) -> Result<Exit> {
     let mut written = vec![&args.out];
     if state.iter().next().is_some() {
         target::check(&parameters, Existing::Keep)?;
-        let mut bytes = Vec::new();
-        state.write(&program, &mut bytes)?;
-        target::write(&parameters, Existing::Keep, &bytes)?;
+        target::stream(&parameters, Existing::Keep, &mut |out| Ok(state.write(&program, out)?))?;
         written.push(&parameters);
     }
     // The program comes last: without it the parameters stand for nothing.
@@ -309,8 +307,8 @@ fn export_onnx(
 ) -> Result<Exit> {
     target::check(&args.out, Existing::Keep)?;
     let (program, state) = files::of_paddle(program.clone(), state.clone())?;
-    let exported = program::onnx::export(&program, &state, None, &|_, _| None)?;
-    target::write(&args.out, Existing::Keep, &exported.model)?;
+    let model = program::onnx::export(&program, &state, None, &|_, _| None)?;
+    target::write(&args.out, Existing::Keep, &model)?;
     terminal.line(args.out.display())?;
     Ok(Exit::Success)
 }

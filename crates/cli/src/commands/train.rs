@@ -1,5 +1,6 @@
 //! `planaria train`: runs a configuration on thread ranks, or as one of the processes that `planaria launch` or `mpirun` started.
 
+mod healing;
 mod show;
 
 use super::launch::{BEATS, ENGINE, MEETING};
@@ -8,9 +9,8 @@ use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::comm::sockets::Place;
-use planaria::store::{Fault, Faulty, Store};
 use planaria::train::config::{Compute, Sources};
-use planaria::train::{Config, Healing, Outcome, Requests, Trainer};
+use planaria::train::{Config, Outcome, Requests, Trainer};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,11 +84,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         std::thread::spawn(move || orphaned(&requests));
     }
     let trainer = Trainer::new(config.clone()).observer(show.clone()).requests(requests);
-    let trainer = trainer.healing(healing(&place)?);
-    let trainer = match store_fault(&config, &place)? {
-        Some(store) => trainer.store(store),
-        None => trainer,
-    };
+    let trainer = trainer.healing(healing::asked(&config, &place)?);
     let outcome = match &place {
         Started::Mpi { rank, .. } => mpi(&trainer, *rank)?,
         Started::Processes { place, .. } => {
@@ -101,28 +97,6 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         return report(&config, &outcome, terminal);
     }
     Ok(end_of(&outcome))
-}
-
-/// A drill's store, which breaks where `PLANARIA_STORE_FAULT` says: `full after=12 for=3` or `slow after=0 for=40`.
-fn store_fault(config: &Config, place: &Started) -> Result<Option<Arc<dyn Store>>> {
-    let Some(text) = std::env::var(STORE_FAULT).ok().filter(|_| place.restarts() == 0) else {
-        return Ok(None);
-    };
-    let number = |key: &str| {
-        let found = text.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-        found.and_then(|number| number.parse::<u64>().ok())
-    };
-    let fault = match (text.split(' ').next(), number("after"), number("for")) {
-        (Some("full"), Some(after), Some(times)) => (Fault::Full(times), after),
-        (Some("slow"), Some(after), Some(times)) => (Fault::Slow(times, Duration::from_millis(50)), after),
-        _ => {
-            return Err(
-                Failure::usage(format!("{STORE_FAULT} is '{text}'; write 'full after=12 for=3'")).into()
-            );
-        }
-    };
-    let store = planaria::store::open(&config.run_dir().display().to_string())?;
-    Ok(Some(Arc::new(Faulty::new(store, fault.0, fault.1))))
 }
 
 /// What all ranks find together, as this one says it: the one that cannot be trusted ends in a way of its own, and what another
@@ -164,15 +138,6 @@ fn orphaned(requests: &Requests) {
     // The main thread may wait for peers that are gone as well: nothing is left that could return a code.
     #[allow(clippy::disallowed_methods)]
     std::process::exit(i32::from(Exit::PeerLost.code()));
-}
-
-/// What whoever started this process has asked for.
-fn healing(place: &Started) -> Result<Healing> {
-    let variable = |name: &str| std::env::var(name).ok();
-    let budget = variable("TORCHELASTIC_MAX_RESTARTS").and_then(|text| text.parse::<u64>().ok());
-    // A drill's fault happens once; what is started again is left alone.
-    let fault = variable(FAULT).filter(|_| place.restarts() == 0).map(|text| text.parse()).transpose()?;
-    Ok(Healing { beats: variable(BEATS).map(PathBuf::from), fall_back: budget.unwrap_or(0) > 0, fault })
 }
 
 /// Runs as one of several processes.

@@ -4,6 +4,7 @@ mod combine;
 pub(crate) mod deltas;
 mod fusion;
 mod lines;
+mod ranks;
 mod shared;
 pub(crate) mod sparsify;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Which elements of a difference stay.
 
 use super::deltas::Source;
+use super::ranks::Ranks;
 use crate::error::Result;
 use crate::passes::Inputs;
 use crate::select::{self, Channel, Place};
@@ -78,8 +79,13 @@ pub(crate) enum Kept {
         epsilon: f64,
         stream: Stream,
     },
-    /// Factor of every element.
-    Factors(std::sync::Arc<Vec<f32>>),
+    /// By rank in the whole tensor, the largest being the likeliest to stay.
+    Pruned {
+        ranks: std::sync::Arc<Ranks>,
+        chances: Falling,
+        divided: bool,
+        stream: Stream,
+    },
 }
 
 impl Sparsify {
@@ -218,7 +224,9 @@ impl Sparsify {
                 Kept::Ranked { density: *density, epsilon: *epsilon, stream: *stream }
             }
             Sparsify::Pruned { density, epsilon, divided, stream } => {
-                pruned((*density, *epsilon, *divided), *stream, number, inputs, channel)?
+                let chances = Falling { density: *density, epsilon: *epsilon, numel };
+                let ranks = Ranks::of(number, inputs, channel)?.into();
+                Kept::Pruned { ranks, chances, divided: *divided, stream: *stream }
             }
         })
     }
@@ -252,9 +260,14 @@ impl Kept {
                     values.chunks(row.max(1)).flat_map(|row| chances(row, *density, *epsilon)).collect();
                 retain(values, first, |_, at| below(words[at - first], chances[at - first]));
             }
-            Kept::Factors(factors) => {
-                let factors = &factors[first..first + values.len()];
-                values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= f64::from(*factor));
+            Kept::Pruned { ranks, chances, divided, stream } => {
+                let words = stream.words(first, values.len())?;
+                for (value, word) in values.iter_mut().zip(words) {
+                    let chance = chances.at(ranks.rank(*value));
+                    // Each is divided by the chance that it had.
+                    let factor = if *divided { f64::from((1.0 / chance) as f32) } else { 1.0 };
+                    *value = if below(word, chance) { *value * factor } else { 0.0 };
+                }
             }
         }
         Ok(())
@@ -286,31 +299,17 @@ fn chances(row: &[f64], density: f64, epsilon: f64) -> Vec<f64> {
     chances
 }
 
-/// Paddle's pruning by rank in the whole tensor, the largest first. The ranks of all elements are held at once.
-fn pruned(
-    (density, epsilon, divided): (f64, f64, bool),
-    stream: Stream,
-    number: usize,
-    inputs: &Inputs,
-    channel: &Channel<'_>,
-) -> Result<Kept> {
-    let work = |first: usize, read: &[Vec<f64>]| {
-        let mut values = Vec::new();
-        channel(number, first, read, &mut values);
-        values.iter().map(|value| value.abs() as f32).collect::<Vec<f32>>()
-    };
-    let all = inputs
-        .fold(crate::passes::Blocks::Any, Vec::new(), work, |all: &mut Vec<f32>, more| all.extend(more))?;
-    let mut order: Vec<usize> = (0..all.len()).collect();
-    order.sort_by(|&a, &b| all[b].total_cmp(&all[a]).then(a.cmp(&b)));
-    let words = stream.words(0, all.len())?;
-    let mut factors = vec![0.0; all.len()];
-    for (rank, &at) in order.iter().enumerate() {
-        let drop = (1.0 - density) - epsilon / 2.0 + epsilon * rank as f64 / all.len() as f64;
-        let chance = (1.0 - drop).clamp(0.0, 1.0);
-        if below(words[at], chance) {
-            factors[at] = if divided { (1.0 / chance) as f32 } else { 1.0 };
-        }
+/// Paddle's probability to stay, which falls with the rank in the whole tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Falling {
+    density: f64,
+    epsilon: f64,
+    numel: usize,
+}
+
+impl Falling {
+    fn at(self, rank: f64) -> f64 {
+        let drop = (1.0 - self.density) - self.epsilon / 2.0 + self.epsilon * rank / self.numel as f64;
+        (1.0 - drop).clamp(0.0, 1.0)
     }
-    Ok(Kept::Factors(factors.into()))
 }

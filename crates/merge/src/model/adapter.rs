@@ -22,13 +22,15 @@ pub(crate) struct Adapter {
 pub(crate) struct Parts {
     pub(crate) down: Option<Arc<dyn Values>>,
     pub(crate) up: Option<Arc<dyn Values>>,
-    up_bias: Option<Arc<dyn Values>>,
+    pub(super) up_bias: Option<Arc<dyn Values>>,
     pub(crate) embedding: bool,
-    magnitude: Option<Arc<dyn Values>>,
+    pub(super) magnitude: Option<Arc<dyn Values>>,
     pub(crate) base: Option<Arc<dyn Values>>,
     pub(crate) rows: Option<Arc<dyn Values>>,
     /// Whole tensors by the last part of their names.
     pub(crate) whole: BTreeMap<String, Arc<dyn Values>>,
+    /// The module that these are a part of, which is what the configuration speaks of.
+    pub(super) fused: Option<String>,
 }
 
 impl Parts {
@@ -70,7 +72,7 @@ impl Adapter {
         self.folder.inputs.clone()
     }
 
-    fn wrong(&self, what: impl Into<String>) -> Error {
+    pub(super) fn wrong(&self, what: impl Into<String>) -> Error {
         Error::model(&self.folder.name, what)
     }
 
@@ -95,6 +97,7 @@ impl Adapter {
         let field = match &self.config {
             config if config.use_dora => "use_dora",
             config if config.lora_bias => "lora_bias",
+            config if config.target_parameters.iter().flatten().next().is_some() => "target_parameters",
             config if config.factors().is_ok_and(Factors::changes_base) => "init_lora_weights",
             _ => return Ok(()),
         };
@@ -157,7 +160,8 @@ impl Adapter {
             ));
         }
         let head = self.head_of(model);
-        for (module, parts) in self.modules() {
+        self.apply_stacks(model)?;
+        for (module, parts) in self.modules_on(model)? {
             for (last, values) in &parts.whole {
                 let name = format!("{module}.{last}");
                 let base = self.base_of(model, &name)?;
@@ -183,7 +187,7 @@ impl Adapter {
                     return Err(self.wrong(format!("it shifts the bias of '{module}', which has none")));
                 };
                 let rank = parts.down.as_ref().map_or(0, |down| down.shape()[0]);
-                let factor = self.scale(&module, rank)?;
+                let factor = self.scale(parts.fused.as_ref().unwrap_or(&module), rank)?;
                 model.tensors.insert(name, Arc::new(Shifted { base, shift: shift.clone(), factor }));
             }
         }
@@ -271,7 +275,7 @@ impl Adapter {
     }
 
     /// The weight of a module with its adapter; without the start, where that was taken out of it.
-    fn adapted(
+    pub(super) fn adapted(
         &self,
         module: &str,
         parts: &Parts,
@@ -302,7 +306,7 @@ impl Adapter {
             (Some(magnitude), false) => Direction::rows(magnitude.clone()),
             (Some(magnitude), true) => Direction::columns(magnitude.clone()),
         };
-        let factor = self.scale(module, rank)?;
+        let factor = self.scale(parts.fused.as_deref().unwrap_or(module), rank)?;
         let sizes = (rows, columns, rank);
         let base: Arc<dyn Values> = match start {
             None => base,

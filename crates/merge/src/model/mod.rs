@@ -2,8 +2,10 @@
 
 mod adapted;
 pub(crate) mod adapter;
+mod fused;
 mod paddle;
 mod ranks;
+mod stacks;
 mod start;
 
 pub(crate) use paddle::turned;

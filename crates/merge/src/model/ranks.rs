@@ -12,6 +12,8 @@ const STEM: &str = "lora_model_state";
 const ENDING: &str = ".pdparams";
 /// Modules whose outputs are cut: the second factor lies on all ranks.
 const COLUMNS: [&str; 5] = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
+/// Modules whose outputs are those of two that are cut each.
+const HALVES: [&str; 3] = ["up_gate_proj", "gate_up_proj", "gate_up_fused_proj"];
 /// Modules whose inputs are cut: the first factor does.
 const ROWS: [&str; 2] = ["o_proj", "down_proj"];
 
@@ -70,7 +72,8 @@ fn tensor(name: &str, parts: Vec<Arc<dyn Values>>) -> Result<Arc<dyn Values>> {
     let (factor, module) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
     let is_matrix = parts.iter().all(|part| part.shape().len() == 2);
     match factor {
-        "lora_B" if is_matrix && COLUMNS.contains(&module) => side_by_side(&parts),
+        "lora_B" if is_matrix && COLUMNS.contains(&module) => side_by_side(&parts, 1),
+        "lora_B" if is_matrix && HALVES.contains(&module) => side_by_side(&parts, 2),
         "lora_A" if is_matrix && ROWS.contains(&module) => below_each_other(parts),
         _ => same(parts),
     }
@@ -85,19 +88,25 @@ fn below_each_other(parts: Vec<Arc<dyn Values>>) -> Result<Arc<dyn Values>> {
     Ok(Arc::new(Joined { parts, shape: Shape::new(&[rows, columns])?, dtype }))
 }
 
-/// Factors are small.
-fn side_by_side(parts: &[Arc<dyn Values>]) -> Result<Arc<dyn Values>> {
+/// The columns of all ranks; of each of the groups that follow each other on every rank. Factors are small.
+fn side_by_side(parts: &[Arc<dyn Values>], groups: usize) -> Result<Arc<dyn Values>> {
     let (rows, dtype) = (parts[0].shape()[0], parts[0].dtype());
     if parts.iter().any(|part| part.shape()[0] != rows || part.dtype() != dtype) {
         return Err(Error::request("the ranks have different ranks of factors or element types"));
     }
+    if let Some(odd) = parts.iter().map(|part| part.shape()[1]).find(|width| width % groups != 0) {
+        return Err(Error::request(format!(
+            "{odd} outputs are not {groups} times as many as each of its parts has"
+        )));
+    }
     let columns: usize = parts.iter().map(|part| part.shape()[1]).sum();
     let read: Vec<Vec<f64>> = parts.iter().map(|part| whole(&**part)).collect::<Result<_>>()?;
     let mut values = Vec::with_capacity(rows * columns);
-    for row in 0..rows {
+    for (row, group) in (0..rows).flat_map(|row| (0..groups).map(move |group| (row, group))) {
         for (part, read) in parts.iter().zip(&read) {
-            let width = part.shape()[1];
-            values.extend_from_slice(&read[row * width..(row + 1) * width]);
+            let width = part.shape()[1] / groups;
+            let start = (row * groups + group) * width;
+            values.extend_from_slice(&read[start..start + width]);
         }
     }
     Ok(Arc::new(Held { values, shape: Shape::new(&[rows, columns])?, dtype }))

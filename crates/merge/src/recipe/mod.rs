@@ -38,7 +38,8 @@ pub(crate) struct Recipe {
 /// A part of an architecture and what it is made of.
 #[derive(Debug)]
 pub(crate) struct Module {
-    pub(crate) name: String,
+    /// None where a recipe speaks of whole models.
+    pub(crate) name: Option<String>,
     pub(crate) line: usize,
     pub(crate) form: Form,
     pub(crate) parameters: Settings,

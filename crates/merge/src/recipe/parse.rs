@@ -147,8 +147,8 @@ fn modules(node: &Node, found: &Found<'_>, warnings: &mut Vec<String>) -> Result
         }
     };
     if form != "modules" {
-        let (name, parameters) = ("default".to_string(), Settings::default());
-        return Ok(vec![Module { name, line, form: inputs(form, value, warnings)?, parameters }]);
+        let parameters = Settings::default();
+        return Ok(vec![Module { name: None, line, form: inputs(form, value, warnings)?, parameters }]);
     }
     let mut modules = Vec::new();
     for (name, line, value) in value.entries("a map of modules")? {
@@ -168,7 +168,7 @@ fn modules(node: &Node, found: &Found<'_>, warnings: &mut Vec<String>) -> Result
             let what = format!("the module '{name}' needs one of `models` and `slices`");
             return Err(Error::recipe(line, what));
         };
-        modules.push(Module { name, line, form: inputs(form, value, warnings)?, parameters });
+        modules.push(Module { name: Some(name), line, form: inputs(form, value, warnings)?, parameters });
     }
     Ok(modules)
 }

@@ -196,3 +196,131 @@ fn pieces_of_ranks_are_put_together_as_the_modules_were_cut() {
     let said = plan_adapted("model", "adapter", &place.options()).unwrap_err().to_string();
     assert!(said.contains("the file of rank 0 is missing"), "{said}");
 }
+
+#[test]
+fn factors_of_an_embedding_are_found_without_turning_it() {
+    let place = Place::new();
+    place.llama("base", &[0.0; 4], &[0.0; 4]);
+    place.llama("tuned", &[2.0, 4.0, 1.0, 3.0], &[0.0; 4]);
+    let asked = crate::ExtractOptions { embed_lora: true, ..crate::ExtractOptions::default() };
+    let merge = crate::extract("tuned", "base", &asked, &place.options()).unwrap();
+    let factor =
+        |side: &str| values(&merge, &format!("base_model.model.model.embed_tokens.lora_embedding_{side}"));
+    let (down, up) = (factor("A").unwrap(), factor("B").unwrap());
+    // Rows by token of the transposed product.
+    let entry = |token: usize, dim: usize| (0..2).map(|k| down[k * 2 + token] * up[dim * 2 + k]).sum::<f64>();
+    close(&[entry(0, 0), entry(0, 1), entry(1, 0), entry(1, 1)], &[2.0, 4.0, 1.0, 3.0]);
+    let little = crate::ExtractOptions { memory: 64, ..asked };
+    let said = crate::extract("tuned", "base", &little, &place.options()).unwrap_err().to_string();
+    assert!(said.contains("2 x 2 are found in 96 bytes") && said.contains("64 at most"), "{said}");
+}
+
+#[test]
+fn factors_of_a_fused_module_are_divided_where_the_model_has_parts() {
+    let place = Place::new();
+    let zeros: [Tensor<'_>; 5] = [
+        ("a.q_proj.weight", &[2, 1], &[0.0; 2]),
+        ("a.k_proj.weight", &[1, 1], &[0.0]),
+        ("a.v_proj.weight", &[1, 1], &[0.0]),
+        ("a.gate_proj.weight", &[1, 1], &[0.0]),
+        ("a.up_proj.weight", &[1, 1], &[0.0]),
+    ];
+    place.model("model", "odd", &json!({}), &zeros);
+    place.write("adapter/lora_config.json", r#"{"r": 1, "lora_alpha": 2, "tensor_model_parallel_size": 2}"#);
+    let qkv: [Tensor<'_>; 2] =
+        [("a.qkv_proj.lora_A", &[1, 1], &[3.0]), ("a.qkv_proj.lora_B", &[1, 4], &[1.0, 2.0, 3.0, 4.0])];
+    place.write("whole/lora_config.json", r#"{"r": 1, "lora_alpha": 2}"#);
+    fs::write(place.0.path().join("whole/lora_model_state.pdparams"), pdparams(&qkv)).unwrap();
+    let merge = plan_adapted("model", "whole", &place.options()).unwrap();
+    let value = |name: &str| values(&merge, &format!("a.{name}.weight")).unwrap();
+    assert_eq!(
+        (value("q_proj"), value("k_proj"), value("v_proj")),
+        (vec![6.0, 12.0], vec![18.0], vec![24.0])
+    );
+    // As an adapter for such a model.
+    let made = crate::convert_adapter("whole", crate::AdapterLayout::Peft, Some("model"), &place.options());
+    let made = made.unwrap();
+    assert_eq!(values(&made, "base_model.model.a.q_proj.lora_B.weight").unwrap(), [1.0, 2.0]);
+    assert_eq!(
+        config(&made, "adapter_config.json")["target_modules"],
+        json!(["a.k_proj", "a.q_proj", "a.v_proj"])
+    );
+    // Gate comes first, whatever the name says, and on every rank.
+    for rank in 0..2 {
+        place.model(
+            "wide",
+            "odd",
+            &json!({}),
+            &[("a.gate_proj.weight", &[2, 1], &[0.0; 2]), ("a.up_proj.weight", &[2, 1], &[0.0; 2])],
+        );
+        let gate = 1.0 + rank as f32;
+        let pieces: [Tensor<'_>; 2] = [
+            ("a.up_gate_proj.lora_A", &[1, 1], &[1.0]),
+            ("a.up_gate_proj.lora_B", &[1, 2], &[gate, 10.0 * gate]),
+        ];
+        let file = format!("adapter/lora_model_state_tp0{rank}.pdparams");
+        fs::write(place.0.path().join(file), pdparams(&pieces)).unwrap();
+    }
+    let merge = plan_adapted("wide", "adapter", &place.options()).unwrap();
+    assert_eq!(values(&merge, "a.gate_proj.weight").unwrap(), [2.0, 4.0]);
+    assert_eq!(values(&merge, "a.up_proj.weight").unwrap(), [20.0, 40.0]);
+    let said = plan_adapted("model", "adapter", &place.options()).unwrap_err().to_string();
+    assert!(said.contains("it has 4 outputs") && said.contains("has 1 of 'a.gate_proj'"), "{said}");
+}
+
+#[test]
+fn factors_of_a_tensor_of_all_experts_are_those_of_each() {
+    let place = Place::new();
+    let (gate_up, down) = ("a.mlp.experts.gate_up_proj", "a.mlp.experts.down_proj");
+    place.model(
+        "stacked",
+        "odd",
+        &json!({}),
+        &[(gate_up, &[2, 2, 1], &[0.0; 4]), (down, &[2, 1, 1], &[0.0; 2])],
+    );
+    let weights: Vec<String> = (0..2)
+        .flat_map(|e| {
+            ["gate_proj", "up_proj", "down_proj"].map(|part| format!("a.mlp.experts.{e}.{part}.weight"))
+        })
+        .collect();
+    let apart: Vec<Tensor<'_>> =
+        weights.iter().map(|name| (name.as_str(), &[1, 1][..], &[0.0][..])).collect();
+    place.model("apart", "odd", &json!({}), &apart);
+    let config = r#"{"r": 1, "lora_alpha": 2, "target_modules": [],
+        "target_parameters": ["gate_up_proj", "mlp.experts.down_proj"]}"#;
+    // The last parameter is outside. A: one expert below the other; B: experts side by side.
+    place.adapter(
+        "adapter",
+        config,
+        &[
+            ("base_model.model.a.mlp.experts.base_layer.lora_A.weight", &[2, 1], &[1.0, 10.0]),
+            ("base_model.model.a.mlp.experts.base_layer.lora_B.weight", &[2, 2], &[1.0, 2.0, 3.0, 4.0]),
+            ("base_model.model.a.mlp.experts.lora_A.weight", &[2, 1], &[1.0, 100.0]),
+            ("base_model.model.a.mlp.experts.lora_B.weight", &[1, 2], &[5.0, 6.0]),
+        ],
+    );
+    let merge = plan_adapted("stacked", "adapter", &place.options()).unwrap();
+    assert_eq!(values(&merge, gate_up).unwrap(), [2.0, 6.0, 40.0, 80.0]);
+    assert_eq!(values(&merge, down).unwrap(), [10.0, 1200.0]);
+    let merge = plan_adapted("apart", "adapter", &place.options()).unwrap();
+    let found: Vec<f64> = weights.iter().map(|name| values(&merge, name).unwrap()[0]).collect();
+    assert_eq!(found, [2.0, 6.0, 10.0, 40.0, 80.0, 1200.0]);
+    let made = crate::convert_adapter("adapter", crate::AdapterLayout::Peft, Some("apart"), &place.options());
+    let written = config_of(&made.unwrap());
+    assert!(written["target_parameters"].is_null(), "{written}");
+    assert_eq!(written["target_modules"].as_array().unwrap().len(), 6);
+    for (layout, model) in
+        [(crate::AdapterLayout::Peft, Some("stacked")), (crate::AdapterLayout::Paddle, None)]
+    {
+        let said =
+            crate::convert_adapter("adapter", layout, model, &place.options()).unwrap_err().to_string();
+        assert!(said.contains("name a model that has"), "{said}");
+    }
+    place.model("other", "odd", &json!({}), &[("a.mlp.weight", &[1, 1], &[0.0])]);
+    let said = plan_adapted("other", "adapter", &place.options()).unwrap_err().to_string();
+    assert!(said.contains("neither this tensor nor the weights of its experts"), "{said}");
+}
+
+fn config_of(merge: &Merge) -> Value {
+    config(merge, "adapter_config.json")
+}

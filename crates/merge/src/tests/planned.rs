@@ -82,3 +82,47 @@ fn a_mixture_leaves_out_what_its_recipe_removes() {
     let refused = plan("remove_keys: [nothing]\n").unwrap_err().to_string();
     assert!(refused.starts_with("line 4 of the recipe: 'nothing' matches no tensor"), "{refused}");
 }
+
+/// A model that sees: two layers of text, three of the tower, and what stands between.
+fn seeing(place: &Place, name: &str, value: f32) {
+    let more = json!({ "num_hidden_layers": 2, "vocab_size": 2, "vision_config": { "depth": 3 } });
+    let text: Vec<String> = (0..2).map(|layer| format!("model.layers.{layer}.mlp.up_proj.weight")).collect();
+    let tower: Vec<String> = (0..3).map(|block| format!("visual.blocks.{block}.norm1.weight")).collect();
+    let between = ["visual.merger.mlp.0.weight".to_string(), "visual.merger.mlp.2.weight".to_string()];
+    let one = [value];
+    let rows = [value; 2];
+    let mut tensors: Vec<Tensor<'_>> = vec![(EMBEDDING, &[2, 1], &rows)];
+    tensors.extend(text.iter().chain(&tower).chain(&between).map(|name| (name.as_str(), &[1][..], &one[..])));
+    place.model(name, "qwen2_vl", &more, &tensors);
+}
+
+#[test]
+fn every_module_has_layers_of_its_own() {
+    let place = Place::new();
+    seeing(&place, "a", 0.0);
+    seeing(&place, "b", 8.0);
+    let inputs = "{models: [{model: a}, {model: b}]}";
+    // Whole models: a gradient runs over the depth of each module.
+    let merge = place
+        .plan("merge_method: nearswap\nbase_model: a\nmodels: [{model: a}, {model: b}]\nparameters: {t: [0, 8]}\n")
+        .unwrap();
+    let value = |name: &str| values(&merge, name).unwrap()[0];
+    assert_eq!(value("model.layers.1.mlp.up_proj.weight"), 8.0);
+    assert_eq!(value("visual.blocks.1.norm1.weight"), 4.0);
+    assert_eq!(value("visual.blocks.2.norm1.weight"), 8.0);
+    assert_eq!(value("visual.merger.mlp.2.weight"), 0.0);
+    // Modules by name: what is not named is left out, and told.
+    let slices = "{slices: [{sources: [{model: a, layer_range: [0, 2]}]}, {sources: [{model: b, layer_range: [1, 3]}]}]}";
+    let merge =
+        place.plan(&format!("merge_method: passthrough\nmodules: {{vision_tower: {slices}}}\n")).unwrap();
+    assert_eq!(merge.tensors().count(), 4);
+    assert_eq!(values(&merge, "visual.blocks.3.norm1.weight").unwrap(), [8.0]);
+    assert!(merge.dropped().iter().any(|(_, name, _)| name == EMBEDDING), "{:?}", merge.dropped());
+    let made = config(&merge, "config.json");
+    assert_eq!((&made["vision_config"]["depth"], &made["num_hidden_layers"]), (&json!(4), &json!(2)));
+    let refused = |recipe: &str| place.plan(recipe).unwrap_err().to_string();
+    let said = refused(&format!("merge_method: linear\nmodules: {{vision_towr: {inputs}}}\n"));
+    assert!(said.contains("no module 'vision_towr'") && said.contains("'text_decoder'"), "{said}");
+    let said = refused("merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [0, 1]}]}]\n");
+    assert!(said.contains("modules: {text_decoder: {slices: ...}}"), "{said}");
+}

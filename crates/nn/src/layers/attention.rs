@@ -1,6 +1,7 @@
 //! Attention with grouped heads and rotary positions, and the cache of keys and values.
 
 use super::capped::{Capped, capped_attention};
+use super::rope::for_program;
 use super::{Dropout, Linear, Parts, Positions, RmsNorm, Rope};
 use crate::error::Result as BuildResult;
 use crate::parallel::Lanes;
@@ -136,7 +137,10 @@ impl Attention {
         let (length, keys, device) = (q.shape()[2], k.shape()[2], q.local().device());
         if let Some(cap) = self.scores.cap {
             let scale = self.scores.scale.unwrap_or((self.sizes.dim as f64).powf(-0.5));
-            let seen = self.seen(length, keys, device)?;
+            let seen = match for_program(q) {
+                true => self.seen_by_places(length, keys)?,
+                false => Tensor::new(self.seen(length, keys, device)?),
+            };
             let dropout = (self.sizes.dropout, step.dropout);
             let documents = step.documents.as_ref();
             let how = Capped { scale, cap, seen, documents, dropout, lanes: &self.lanes };
@@ -150,6 +154,7 @@ impl Attention {
         let (mask, documents) = match bounded {
             // A device skips the keys that no query of a tile sees, which it cannot tell from a mask.
             Some(window) => (None, Some(self.rows(step, q.shape()[0], length).within(window)?)),
+            None if for_program(q) => (self.mask_by_places(length, keys)?, step.documents.clone()),
             None => (self.mask(length, keys, device)?, step.documents.clone()),
         };
         let options = ops::AttentionOptions {
@@ -250,6 +255,39 @@ impl Attention {
             return Ok(None);
         }
         self.seen(queries, keys, device).map(Tensor::new).map(Some)
+    }
+
+    /// The same as a program of any length must have it: the window may be longer than this sequence.
+    fn mask_by_places(&self, queries: usize, keys: usize) -> Result<Option<Tensor>> {
+        let window = self.window_of_any(keys)?;
+        if window.is_none() && (keys == queries || queries == 1 || self.sizes.bidirectional) {
+            return Ok(None);
+        }
+        self.seen_by_places(queries, keys).map(Some)
+    }
+
+    /// The window, unless no sequence that a program takes is as long.
+    fn window_of_any(&self, keys: usize) -> Result<Option<usize>> {
+        let longest = self.rope.places(keys)?.numel();
+        Ok(self.sizes.window.filter(|&window| window < longest && !self.sizes.bidirectional))
+    }
+
+    /// True where a query sees a key, made by ops from positions, so that a program of them fits sequences of any length.
+    fn seen_by_places(&self, queries: usize, keys: usize) -> Result<Tensor> {
+        let places = Tensor::new(self.rope.places(keys)?);
+        let rows = places.narrow(0, keys - queries, queries)?.unsqueeze(1)?;
+        let columns = places.narrow(0, 0, keys)?.unsqueeze(0)?;
+        if self.sizes.bidirectional {
+            return columns.ge(&rows.mul_scalar(0)?);
+        }
+        let seen = columns.le(&rows)?;
+        match self.window_of_any(keys)? {
+            None => Ok(seen),
+            Some(window) => {
+                let before = rows.sub(&Tensor::scalar(window as i64, DType::I64)?)?;
+                seen.logical_and(&columns.gt(&before)?)
+            }
+        }
     }
 
     /// True where a query sees a key.

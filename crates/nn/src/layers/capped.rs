@@ -12,7 +12,7 @@ pub(super) struct Capped<'a> {
     pub(super) scale: f64,
     pub(super) cap: f64,
     /// True where a query sees a key: `[queries, keys]`.
-    pub(super) seen: Array,
+    pub(super) seen: Tensor,
     pub(super) documents: Option<&'a Documents>,
     pub(super) dropout: (Dropout, Option<Key>),
     pub(super) lanes: &'a Lanes,
@@ -23,9 +23,9 @@ pub(super) fn capped_attention([q, k, v]: [&Tensor; 3], how: &Capped<'_>) -> Res
     let (k, v) = (for_all_heads(k, q.shape()[1])?, for_all_heads(v, q.shape()[1])?);
     let scores =
         q.matmul(&k.transpose(2, 3)?)?.mul_scalar(how.scale / how.cap)?.tanh()?.mul_scalar(how.cap)?;
-    let mut hidden = Tensor::new(how.seen.logical_not()?);
+    let mut hidden = how.seen.logical_not()?;
     if let Some(documents) = how.documents {
-        let apart = Tensor::new(same_document(documents, how.seen.device())?.logical_not()?);
+        let apart = Tensor::new(same_document(documents, how.seen.local().device())?.logical_not()?);
         hidden = how.lanes.batch(&apart)?.logical_or(&hidden)?;
     }
     let scores = scores.cast(wide(q.dtype()))?.masked_fill(&hidden, f64::NEG_INFINITY)?;

@@ -27,6 +27,11 @@ impl Embedding {
         Embedding { weight, adapters: Vec::new(), tokens: None }
     }
 
+    /// True where vectors are the rows of the table and nothing else.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.adapters.is_empty() && self.tokens.is_none()
+    }
+
     /// A table of its own, not part of a model's, with values of deviation 1 that follow from the seed and the name.
     pub fn new(name: &str, rows: usize, width: usize, init: &Init) -> BuildResult<Embedding> {
         let mut table = Table::new(1.0);

@@ -1,9 +1,9 @@
 //! Rotary positions: the frequencies of a configuration, and a table that grows with the longest sequence seen.
 
 use crate::error::{Error, Result};
-use planaria_array::ops::{RotaryLayout, RotaryPairing, RotaryTable};
-use planaria_array::{Array, Device};
-use planaria_tensor::{Tensor, ops};
+use planaria_array::ops::{Keep, RotaryLayout, RotaryPairing, RotaryTable, concat};
+use planaria_array::{Array, DType, Device};
+use planaria_tensor::{Tensor, is_recording, ops, steps};
 use std::f64::consts::PI;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -117,12 +117,30 @@ impl Default for Positions {
     }
 }
 
+/// Whether ops are listed for a program of one rank, which is to be right for other sizes too. One with gradients is for the
+/// sizes it is captured with, and has the bits of the model backward too.
+pub(super) fn for_program(x: &Tensor) -> bool {
+    let on_host = !matches!(x.local().device(), Device::Cuda(_));
+    steps::is_listing() && !is_recording() && x.layout().is_none() && on_host
+}
+
+/// Constants that programs of any length share: all calls name the same memory.
+#[derive(Debug, Default)]
+struct ForPrograms {
+    /// The positions that the table has.
+    places: Option<Array>,
+    /// Rotations of sequences up to a length, and of longer ones behind them.
+    both: Option<RotaryTable>,
+}
+
 /// Rotations by position. Clones share one table.
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Arc<Vec<f64>>,
     attention: f64,
     table: Arc<Mutex<Option<RotaryTable>>>,
+    /// What programs are made with.
+    programs: Arc<Mutex<ForPrograms>>,
     /// Elements of a head that are rotated, the first ones.
     rotated: usize,
     /// Past this length, these rotations instead.
@@ -162,7 +180,8 @@ impl Rope {
         }
         let attention = scaling.attention();
         let frequencies = Arc::new(frequencies);
-        Ok(Rope { frequencies, attention, table: Arc::default(), rotated: dim, longer: None })
+        let (table, programs) = (Arc::default(), Arc::default());
+        Ok(Rope { frequencies, attention, table, programs, rotated: dim, longer: None })
     }
 
     /// Angles per position, lowest pair first.
@@ -196,17 +215,85 @@ impl Rope {
             }
         };
         let rope = match &self.longer {
+            Some((length, longer)) if self.rows().max(longer.rows()).max(end) > *length && for_program(x) => {
+                let (table, rows) = self.either(longer, *length, &positions, end)?;
+                return self.turned(x, &table, ops::RotaryPositions::Ids(&rows));
+            }
             Some((length, longer)) if end > *length => &**longer,
             _ => self,
         };
+        self.turned(x, &rope.table(end, device)?, positions)
+    }
+
+    /// Heads rotated by rows of a table; elements past the rotated ones stay as they are.
+    fn turned(
+        &self,
+        x: &Tensor,
+        table: &RotaryTable,
+        positions: ops::RotaryPositions<'_>,
+    ) -> planaria_tensor::Result<Tensor> {
         let (pairing, layout) = (RotaryPairing::Halves, RotaryLayout::SeqHeads);
         let options = ops::RotaryOptions { pairing, layout, positions };
-        let (table, rest) = (rope.table(end, device)?, x.shape()[3].saturating_sub(self.rotated));
+        let rest = x.shape()[3].saturating_sub(self.rotated);
         if rest == 0 {
-            return ops::rotary(x, &table, &options);
+            return ops::rotary(x, table, &options);
         }
-        let turned = ops::rotary(&x.narrow(3, 0, self.rotated)?, &table, &options)?;
+        let turned = ops::rotary(&x.narrow(3, 0, self.rotated)?, table, &options)?;
         ops::concat(&[&turned, &x.narrow(3, self.rotated, rest)?], 3)
+    }
+
+    /// Rotations for sequences up to `length` and, behind them in one table, those for longer ones, with the row of each
+    /// position. Ops find out which ones apply, so that a program of them is right for any length.
+    fn either(
+        &self,
+        longer: &Rope,
+        length: usize,
+        positions: &ops::RotaryPositions<'_>,
+        end: usize,
+    ) -> planaria_tensor::Result<(RotaryTable, Tensor)> {
+        let size = longer.table(end.max(self.rows()), Device::Cpu)?.cos.shape()[0];
+        let table = self.both(longer, size)?;
+        let places = Tensor::new(self.places(size)?);
+        let (ids, last) = match *positions {
+            ops::RotaryPositions::From(first) => {
+                (places.narrow(0, first, end - first)?, places.narrow(0, end - 1, 1)?)
+            }
+            ops::RotaryPositions::Ids(ids) => (ids.clone(), ids.clone()),
+        };
+        let past = last.cast(DType::I64)?.ge(&Tensor::scalar(length as i64, DType::I64)?)?;
+        let some = past.cast(DType::I64)?.sum(&[], Keep::No)?.gt(&Tensor::scalar(0i64, DType::I64)?)?;
+        let rows = ids.cast(DType::I64)?.add(&some.cast(DType::I64)?.mul_scalar(size as i64)?)?;
+        Ok((table, rows))
+    }
+
+    fn both(&self, longer: &Rope, size: usize) -> planaria_tensor::Result<RotaryTable> {
+        let (near, far) = (self.table(size, Device::Cpu)?, longer.table(size, Device::Cpu)?);
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = programs.both.as_ref().filter(|table| table.cos.shape()[0] == 2 * size) {
+            return Ok(table.clone());
+        }
+        let both = |near: &Array, far: &Array| concat(&[&near.narrow(0, 0, size)?, far], 0);
+        let table = RotaryTable { cos: both(&near.cos, &far.cos)?, sin: both(&near.sin, &far.sin)? };
+        Ok(programs.both.insert(table).clone())
+    }
+
+    /// 0, 1, 2 and so on, at least up to `end` and as many as there are rotations: always the same memory until more are
+    /// asked for, so that programs take positions of any sequence from one constant.
+    pub(super) fn places(&self, end: usize) -> planaria_tensor::Result<Array> {
+        let longer = self.longer.as_ref().map_or(0, |(_, longer)| longer.rows());
+        let size = self.table(end.max(longer), Device::Cpu)?.cos.shape()[0];
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(places) = programs.places.as_ref().filter(|places| places.numel() >= size) {
+            return Ok(places.clone());
+        }
+        let places = Array::arange(0i64, size as i64, 1i64, DType::I64)?;
+        Ok(programs.places.insert(places).clone())
+    }
+
+    /// Positions that the table has by now.
+    fn rows(&self) -> usize {
+        let known = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().map_or(0, |table| table.cos.shape()[0])
     }
 
     /// A table of at least `end` positions where it is needed. It doubles, so that generating token by token makes few.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Fields of variants that compute something else, and are not implemented.
-const VARIANTS: [&str; 9] = [
+const VARIANTS: [&str; 8] = [
     "use_qalora",
     "alora_invocation_tokens",
     "kasa_config",
@@ -18,7 +18,6 @@ const VARIANTS: [&str; 9] = [
     "use_bdlora",
     "arrow_config",
     "megatron_config",
-    "target_parameters",
 ];
 
 /// One text, or a list of them: a text is a regular expression of whole names where modules are chosen.
@@ -146,6 +145,8 @@ pub struct LoraConfig {
     pub trainable_token_indices: Option<Tokens>,
     /// A saved embedding takes its tied head along.
     pub ensure_weight_tying: bool,
+    /// Parameters that are adapted themselves, by the ends of their names: those of experts that lie in one tensor.
+    pub target_parameters: Option<Vec<String>>,
     /// What else the file says.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
@@ -175,6 +176,7 @@ impl Default for LoraConfig {
             alpha_pattern: Vec::new(),
             trainable_token_indices: None,
             ensure_weight_tying: false,
+            target_parameters: None,
             rest: Map::new(),
         }
     }
@@ -223,6 +225,11 @@ impl LoraConfig {
             std::iter::once(self.lora_alpha).chain(self.alpha_pattern.iter().map(|(_, alpha)| *alpha));
         if let Some(alpha) = alphas.into_iter().find(|alpha| !alpha.is_finite()) {
             return Err(refuse("lora_alpha", alpha, "it is a finite number"));
+        }
+        let parameters = self.target_parameters.as_ref().is_some_and(|names| !names.is_empty());
+        if parameters && (self.use_dora || self.lora_bias || self.fan_in_fan_out || self.lora_dropout > 0.0) {
+            let hint = "not with `use_dora`, `lora_bias`, `fan_in_fan_out` or `lora_dropout`, as in peft";
+            return Err(refuse("target_parameters", "given", hint));
         }
         if self.lora_bias && self.use_dora {
             return Err(refuse("lora_bias", true, "not with `use_dora`, as in peft"));
@@ -353,6 +360,7 @@ impl LoraConfig {
             "layers_pattern": names(&self.layers_pattern),
             "trainable_token_indices": tokens,
             "ensure_weight_tying": self.ensure_weight_tying,
+            "target_parameters": self.target_parameters,
         })
     }
 }

@@ -1,9 +1,10 @@
 //! Frozen weights in 8 or 4 bits: codes of a fixed table and one scale for every 64 elements of a row.
 
 use crate::error::{Error, Result};
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Device, ops};
 use planaria_layout::Shape;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Elements of a row that share a scale.
 pub const BLOCK: usize = 64;
@@ -49,17 +50,30 @@ impl Width {
     }
 }
 
-/// A weight in few bits.
+/// What is known of a weight in few bits without its elements.
 #[derive(Clone, Debug)]
-pub struct Narrow {
+pub struct Form {
     width: Width,
-    codes: Vec<u8>,
-    scales: Vec<f32>,
     shape: Shape,
     /// Elements of the first block of every row: a piece may begin inside a block of the whole weight.
     first: usize,
     dtype: DType,
+    /// The values that each byte of codes stands for, a row for each of the 256, where the codes are.
+    table: Array,
 }
+
+/// A weight in few bits: its codes and its scales are arrays, so that they are cut, moved and computed with as all others are.
+#[derive(Clone, Debug)]
+pub struct Narrow {
+    form: Form,
+    /// Bytes, one row; in each byte of 4-bit codes the first is the lower one.
+    codes: Array,
+    /// The largest magnitude of each block, row after row.
+    scales: Array,
+}
+
+/// Elements that a device widens at once: what it computes beside the result is bounded by this.
+const STEP: usize = 1 << 22;
 
 /// The code of the nearest value of the table; of two equally near ones the lower.
 fn nf4_code(value: f32) -> u8 {
@@ -73,73 +87,189 @@ fn nf4_code(value: f32) -> u8 {
 }
 
 /// Ranges of the blocks of a row.
-fn blocks(columns: usize, first: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+fn blocks(columns: usize, first: usize) -> impl Iterator<Item = Range<usize>> {
     let start = std::iter::once(0).chain((first.min(columns)..columns).step_by(BLOCK));
     start
         .map(move |at| if at == 0 { 0..first.min(columns) } else { at..(at + BLOCK).min(columns) })
         .filter(|range| !range.is_empty())
 }
 
+/// Codes and scales of one row, a code a byte.
+fn coded(row: &[f32], first: usize, width: Width) -> (Vec<u8>, Vec<f32>) {
+    let (mut codes, mut scales) = (Vec::with_capacity(row.len()), Vec::new());
+    for range in blocks(row.len(), first) {
+        let block = &row[range];
+        let largest = block.iter().fold(0f32, |most, value| most.max(value.abs()));
+        let inverse = if largest > 0.0 { 1.0 / largest } else { 0.0 };
+        scales.push(largest);
+        codes.extend(block.iter().map(|value| match width {
+            Width::Int8 => (value * inverse * 127.0).round() as i8 as u8,
+            Width::Nf4 => nf4_code(value * inverse),
+        }));
+    }
+    (codes, scales)
+}
+
+impl Width {
+    /// Elements in a byte of codes.
+    fn in_byte(self) -> usize {
+        match self {
+            Width::Int8 => 1,
+            Width::Nf4 => 2,
+        }
+    }
+
+    /// The value of element `place` of a byte of codes, before its scale.
+    fn unit(self, byte: u8, place: usize) -> f32 {
+        match self {
+            Width::Int8 => f32::from(byte as i8) / 127.0,
+            Width::Nf4 => NF4[usize::from(byte >> (4 * place) & 15)],
+        }
+    }
+
+    /// [`Width::unit`] of every byte.
+    fn table(self, device: Device) -> Result<Array> {
+        let each = self.in_byte();
+        let units = (0..=u8::MAX).flat_map(|byte| (0..each).map(move |place| self.unit(byte, place)));
+        Ok(Array::from_slice(&units.collect::<Vec<f32>>(), &[256, each])?.to(device)?)
+    }
+}
+
+impl Form {
+    fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1).max(1)
+    }
+
+    /// The weight of this form that has these codes and scales.
+    pub fn join(&self, codes: Array, scales: Array) -> Narrow {
+        Narrow { form: self.clone(), codes, scales }
+    }
+}
+
 impl Narrow {
     /// Rounds a weight whose rows begin at column `origin` of the whole one: blocks are those of the whole weight, so that ranks
-    /// that cut it between blocks have the same values as one that has it all.
+    /// that cut it between blocks have the same values as one that has it all. Codes and scales lie where the weight does.
     pub fn new(weight: &Array, origin: usize, width: Width) -> Result<Narrow> {
-        let columns = weight.shape().last().copied().unwrap_or(1).max(1);
-        let values = weight.contiguous()?.cast(DType::F32)?.to_vec::<f32>()?;
+        let device = weight.device();
+        let table = width.table(device)?;
+        let first = BLOCK - origin % BLOCK;
+        let form = Form { width, shape: weight.shape().clone(), first, dtype: weight.dtype(), table };
+        let values = weight.to(Device::Cpu)?.contiguous()?.cast(DType::F32)?.to_vec::<f32>()?;
         if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
             return Err(Error::Adapter {
                 what: format!("a weight has the value {bad}, which few bits cannot hold"),
             });
         }
-        let first = BLOCK - origin % BLOCK;
-        let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::new());
-        for row in values.chunks(columns) {
-            for range in blocks(columns, first) {
-                let block = &row[range];
-                let largest = block.iter().fold(0f32, |most, value| most.max(value.abs()));
-                let inverse = if largest > 0.0 { 1.0 / largest } else { 0.0 };
-                scales.push(largest);
-                codes.extend(block.iter().map(|value| match width {
-                    Width::Int8 => (value * inverse * 127.0).round() as i8 as u8,
-                    Width::Nf4 => nf4_code(value * inverse),
-                }));
-            }
-        }
+        let rows = values.par_chunks(form.columns()).map(|row| coded(row, first, width));
+        let rows: Vec<(Vec<u8>, Vec<f32>)> = rows.collect();
+        let (codes, scales): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+        let (mut codes, scales) = (codes.concat(), scales.concat());
         if width == Width::Nf4 {
             codes = codes.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect();
         }
-        Ok(Narrow { width, codes, scales, shape: weight.shape().clone(), first, dtype: weight.dtype() })
+        let codes = Array::from_slice(&codes, &[codes.len()])?.to(device)?;
+        Ok(form.join(codes, Array::from_slice(&scales, &[scales.len()])?.to(device)?))
+    }
+
+    /// What is known of it without its elements.
+    pub fn form(&self) -> &Form {
+        &self.form
+    }
+
+    /// Its codes, bytes in one row.
+    pub fn codes(&self) -> &Array {
+        &self.codes
+    }
+
+    /// Its scales, f32 in one row.
+    pub fn scales(&self) -> &Array {
+        &self.scales
     }
 
     /// Bytes it takes.
     pub fn bytes(&self) -> usize {
-        self.codes.len() + 4 * self.scales.len()
+        self.codes.numel() + 4 * self.scales.numel()
     }
 
-    /// The weight as it is computed with.
+    /// The weight as it is computed with, where its codes lie.
     pub fn values(&self) -> Result<Array> {
-        let columns = self.shape.last().copied().unwrap_or(1).max(1);
-        let each = blocks(columns, self.first).count();
-        let mut values = vec![0f32; self.shape.numel()];
+        match self.codes.device() {
+            Device::Cpu => self.on_host(),
+            _ => self.on_device(),
+        }
+    }
+
+    fn on_host(&self) -> Result<Array> {
+        let Form { width, ref shape, first, dtype, .. } = self.form;
+        let (columns, packed) = (self.form.columns(), width.in_byte());
+        let each = blocks(columns, first).count();
+        let (codes, scales) = (self.codes.contiguous()?.bytes()?, self.scales.to_vec::<f32>()?);
+        let mut values = vec![0f32; shape.numel()];
         values.par_chunks_mut(columns).enumerate().for_each(|(row, out)| {
-            for (number, range) in blocks(columns, self.first).enumerate() {
-                let scale = self.scales[row * each + number];
+            for (number, range) in blocks(columns, first).enumerate() {
+                let scale = scales[row * each + number];
                 let start = row * columns + range.start;
                 for (place, value) in out[range].iter_mut().enumerate() {
-                    *value = scale * self.unit(start + place);
+                    let at = start + place;
+                    *value = scale * width.unit(codes[at / packed], at % packed);
                 }
             }
         });
-        Ok(Array::from_slice(&values, &self.shape)?.cast(self.dtype)?)
+        Ok(Array::from_slice(&values, shape)?.cast(dtype)?)
     }
 
-    /// The value of a code, before its scale.
-    fn unit(&self, at: usize) -> f32 {
-        match self.width {
-            Width::Int8 => f32::from(self.codes[at] as i8) / 127.0,
-            Width::Nf4 => NF4[usize::from(self.codes[at / 2] >> (4 * (at % 2)) & 15)],
+    /// The same bits from operations that every device has, some rows at a time.
+    fn on_device(&self) -> Result<Array> {
+        let (columns, numel) = (self.form.columns(), self.form.shape.numel());
+        let rows = numel / columns;
+        let out = Array::empty_on(&[rows, columns], self.form.dtype, self.codes.device())?;
+        let step = (STEP / columns).max(1);
+        for from in (0..rows).step_by(step) {
+            let to = (from + step).min(rows);
+            self.widen(from..to, &out.narrow(0, from, to - from)?)?;
+        }
+        Ok(out.reshape(&self.form.shape)?)
+    }
+
+    /// Fills `out` with some rows: bytes are looked up in the table, then blocks of one length multiplied by their scales.
+    fn widen(&self, rows: Range<usize>, out: &Array) -> Result<()> {
+        let (columns, packed) = (self.form.columns(), self.form.width.in_byte());
+        let (from, numel) = (rows.start * columns, rows.len() * columns);
+        let (low, high) = (from / packed, (from + numel).div_ceil(packed));
+        let units = ops::embedding(&self.form.table, &self.codes.narrow(0, low, high - low)?)?;
+        let units = units.reshape(&[units.numel()])?.narrow(0, from - low * packed, numel)?;
+        let units = units.reshape(&[rows.len(), columns])?;
+        let each = blocks(columns, self.form.first).count();
+        let scales = self.scales.narrow(0, rows.start * each, rows.len() * each)?;
+        let scales = scales.reshape(&[rows.len(), each, 1])?;
+        for Run { block, count, column, length } in runs(columns, self.form.first) {
+            let boxed = units.narrow(1, column, count * length)?.reshape(&[rows.len(), count, length])?;
+            let values = boxed.mul(&scales.narrow(1, block, count)?)?.cast(self.form.dtype)?;
+            let place = out.narrow(1, column, count * length)?;
+            place.copy_from(&values.reshape(&[rows.len(), count * length])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of a row that follow each other and have one length.
+struct Run {
+    block: usize,
+    count: usize,
+    column: usize,
+    length: usize,
+}
+
+/// The runs of a row: of three at most, since only its first and its last block may be shorter than the others.
+fn runs(columns: usize, first: usize) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (block, range) in blocks(columns, first).enumerate() {
+        match runs.last_mut().filter(|run| run.length == range.len()) {
+            Some(run) => run.count += 1,
+            None => runs.push(Run { block, count: 1, column: range.start, length: range.len() }),
         }
     }
+    runs
 }
 
 #[cfg(test)]
@@ -161,6 +291,24 @@ mod tests {
         assert_eq!(narrow.values().unwrap().to_vec::<f32>().unwrap(), values);
         assert_eq!(narrow.bytes(), Width::Nf4.bytes(128, 64));
         assert_eq!(narrow.bytes(), 64 + 2 * 4);
+    }
+
+    #[test]
+    fn operations_of_devices_give_the_bits_of_the_host() {
+        for (shape, origin) in
+            [(&[5, 192][..], 0), (&[3, 150], 40), (&[2, 3, 7], 60), (&[7], 3), (&[0, 64], 0)]
+        {
+            for width in [Width::Int8, Width::Nf4] {
+                for dtype in [DType::F32, DType::BF16] {
+                    let weight = random(shape).cast(dtype).unwrap();
+                    let narrow = Narrow::new(&weight, origin, width).unwrap();
+                    let bytes = |array: Array| array.bytes().unwrap().to_vec();
+                    let (host, device) = (narrow.on_host().unwrap(), narrow.on_device().unwrap());
+                    assert_eq!(host.shape(), device.shape());
+                    assert_eq!(bytes(host), bytes(device), "{shape:?} from {origin} in {width:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -213,6 +213,12 @@ fn default_targets(found: &[Found]) -> Result<Names> {
 /// Finds what an adapter does to a model; refuses one that does nothing, or something that modules cannot do.
 pub fn find(config: &LoraConfig, model: &dyn Architecture) -> Result<Targets> {
     config.check()?;
+    if let Some(first) = config.target_parameters.iter().flatten().next() {
+        let what = format!(
+            "`target_parameters` names '{first}', and factors belong to modules here; `planaria lora convert --layout peft --model MODEL` divides those of experts into factors of each"
+        );
+        return Err(Error::Adapter { what });
+    }
     let found = modules(model)?;
     let chooser = Chooser::new(config, &found)?;
     let mut targets = Targets::default();

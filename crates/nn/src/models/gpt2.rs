@@ -16,7 +16,7 @@ use crate::table::Table;
 use planaria_array::ops::Span;
 use planaria_array::random::Key;
 use planaria_array::{Array, DType};
-use planaria_tensor::{Result as Computed, Tensor, ops};
+use planaria_tensor::{Result as Computed, Tensor, ops, steps};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -283,7 +283,15 @@ impl Gpt2Network {
     fn embedded(&self, words: &Embedding, places: &Embedding, ids: &Tensor, run: &Run<'_>) -> Result<Tensor> {
         let ids = self.lanes.batch(ids)?;
         let length = ids.shape()[1];
+        let words = words.forward(&ids)?.settled()?;
         let at = match attention_step(&self.lanes, run)?.positions {
+            // A program of any length has the rows of the table, no list of as many positions.
+            Positions::From(first)
+                if steps::is_listing() && self.lanes.parallel().is_none() && places.is_plain() =>
+            {
+                let rows = places.weight.value()?.narrow(0, first, length)?.unsqueeze(0)?;
+                return Ok(self.dropped(&words.add(&rows)?, run)?);
+            }
             Positions::From(first) => {
                 let at: Vec<i64> = (first..first + length).map(|place| place as i64).collect();
                 Tensor::from_slice(&at, &[1, length])?
@@ -295,8 +303,11 @@ impl Gpt2Network {
             }
         };
         // All ranks have the vectors of places whole: they join what is whole in its sequence, and are cut with it.
-        let x = words.forward(&ids)?.settled()?.add(&places.forward(&at)?)?;
-        Ok(self.dropout.forward(&self.lanes.out_of_rows(&x)?, run.train.map(|key| key.fold(u64::MAX)))?)
+        Ok(self.dropped(&words.add(&places.forward(&at)?)?, run)?)
+    }
+
+    fn dropped(&self, x: &Tensor, run: &Run<'_>) -> Computed<Tensor> {
+        self.dropout.forward(&self.lanes.out_of_rows(x)?, run.train.map(|key| key.fold(u64::MAX)))
     }
 }
 

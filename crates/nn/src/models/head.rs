@@ -4,8 +4,10 @@ use crate::error::Result;
 use crate::parallel::Lanes;
 use planaria_array::ops::{Keep, Reduction};
 use planaria_array::{DType, Device};
-use planaria_tensor::ops::{CrossEntropyOptions, IGNORED, linear_cross_entropy};
-use planaria_tensor::{Tensor, ops};
+use planaria_tensor::ops::{
+    CrossEntropyOptions, IGNORED, linear_cross_entropy, linear_cross_entropy_counting,
+};
+use planaria_tensor::{Tensor, no_grad, ops};
 
 /// What scores and losses are made of.
 #[derive(Clone, Debug)]
@@ -47,6 +49,16 @@ impl Head {
 
     /// The same where a share of every label is spread evenly over the vocabulary. Then all scores are there at once.
     pub fn smoothed_cross_entropy(&self, labels: &Tensor, label_smoothing: f64) -> Result<Loss> {
+        self.entropy(labels, label_smoothing, false)
+    }
+
+    /// The same with one figure: how many of the labels that count have the highest score of their position. A score that several
+    /// words have is the highest for each of them.
+    pub fn counting_cross_entropy(&self, labels: &Tensor, label_smoothing: f64) -> Result<Loss> {
+        self.entropy(labels, label_smoothing, true)
+    }
+
+    fn entropy(&self, labels: &Tensor, label_smoothing: f64, counting: bool) -> Result<Loss> {
         let labels = self.lanes.batch(labels)?;
         let counted = labels.ne(&Tensor::scalar(IGNORED, labels.dtype())?)?.cast(DType::I64)?;
         let count = counted.sum(&[], Keep::No)?.whole()?;
@@ -55,8 +67,12 @@ impl Head {
         let device = self.weight.local().device();
         let labels = if device == Device::Meta { labels } else { labels.to(device)? };
         // Capped scores are not linear in the states, so they are all there at once.
-        let sum = match self.cap.is_none() && label_smoothing == 0.0 {
-            true => linear_cross_entropy(&self.states, &self.weight, &labels)?,
+        let (sum, right) = match self.cap.is_none() && label_smoothing == 0.0 {
+            true if counting => {
+                let (sum, right) = linear_cross_entropy_counting(&self.states, &self.weight, &labels)?;
+                (sum, Some(right))
+            }
+            true => (linear_cross_entropy(&self.states, &self.weight, &labels)?, None),
             false => {
                 let scores = self.logits()?;
                 let options = CrossEntropyOptions {
@@ -64,12 +80,26 @@ impl Head {
                     reduction: Reduction::Sum,
                     ..CrossEntropyOptions::default()
                 };
-                ops::cross_entropy(&scores.cast(ops::wide(scores.dtype()))?, &labels, &options)?
+                let right = counting.then(|| highest(&scores, &labels)).transpose()?;
+                (ops::cross_entropy(&scores.cast(ops::wide(scores.dtype()))?, &labels, &options)?, right)
             }
         };
         let sum = sum.settled()?;
-        Ok(Loss { sum, count, own: None, shown: None, figures: Vec::new() })
+        let figures = right.map(|right| right.settled()).transpose()?.into_iter().collect();
+        Ok(Loss { sum, count, own: None, shown: None, figures })
     }
+}
+
+/// How many of the labels that count have the highest score of their position.
+fn highest(scores: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    Ok(no_grad(|| {
+        let scores = scores.detach();
+        let counted = labels.ne(&Tensor::scalar(IGNORED, labels.dtype())?)?;
+        let place = labels.mul(&counted.cast(labels.dtype())?)?.cast(DType::I64)?;
+        let own = scores.gather(-1, &place.unsqueeze(-1)?)?.squeeze(&[-1])?;
+        let right = own.ge(&scores.amax(&[-1], Keep::No)?)?.logical_and(&counted)?;
+        right.cast(DType::F32)?.sum(&[], Keep::No)
+    })?)
 }
 
 /// The loss of one micro-batch.

@@ -1,6 +1,7 @@
 //! What a captured program depends on: kinds of inputs and parameters, settings and modes, and nothing else.
 
 use super::Function;
+use planaria_array::Device;
 use planaria_tensor::{Tensor, is_recording};
 use std::fmt;
 
@@ -53,8 +54,13 @@ fn kind(tensor: &Tensor) -> String {
         Some(layout) => format!("{} on {}", layout.to_spec(tensor.dtype()), layout.mesh()),
         None => format!("{}{}", tensor.dtype(), tensor.shape()),
     };
+    let device = match tensor.local().device() {
+        // Which one of them it is, or that there are no elements, changes no op.
+        Device::Cuda(_) => " on cuda",
+        _ => "",
+    };
     let wanted = if tensor.has_history() { ", gradient wanted" } else { "" };
-    format!("{spec}{wanted}")
+    format!("{spec}{device}{wanted}")
 }
 
 impl fmt::Display for ProgramKey {

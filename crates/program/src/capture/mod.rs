@@ -132,8 +132,8 @@ struct Recorder {
     state: ProgramState,
     values: Values,
     constants: usize,
-    /// Numbers of ops in the history, and the first result of each.
-    numbers: HashMap<u64, ValueId>,
+    /// Numbers of ops in the history, with the first result of each and what it came from itself.
+    numbers: HashMap<u64, (ValueId, Origin)>,
 }
 
 /// The type of a tensor's global value.
@@ -209,26 +209,30 @@ impl Recorder {
         let types = types.collect::<Result<Vec<Type>>>()?;
         let mut attrs = out_of_place(attrs);
         attrs.extend(layouts(&call.outputs));
-        attrs.extend(self.origin(call).attr());
+        let origin = self.origin(call);
+        attrs.extend(origin.attr());
         let ids = self.builder.op(&op_name(call.op.name()), &operands, attrs, types);
         if !self.builder.last().is_some_and(|op| is_move(op) || tensor_op(op).is_some()) {
             let what = "this op holds more than attributes, so no program can say what it is".to_string();
             return Err(Error::Capture { place: place.to_string(), what });
         }
         if let (Some(number), Some(first)) = (call.number, ids.first()) {
-            self.numbers.insert(number, *first);
+            self.numbers.insert(number, (*first, origin));
         }
         let made = call.outputs.iter().zip(&call.made).zip(ids);
         made.for_each(|((output, version), id)| self.values.define(output, *version, id));
         Ok(())
     }
 
-    /// The op whose gradient is computed, with the value it made.
+    /// The op whose gradient is computed, with the value it made, inside of what that op came from: the gradient of a gradient
+    /// names both.
     fn origin(&self, call: &Call) -> Origin {
-        let of = call.gradient_of.iter().map(|(number, name)| {
-            (op_name(&format!("{name}_grad")).to_string(), self.numbers.get(number).map_or(0, |id| id.0))
-        });
-        Origin(of.collect())
+        let Some((number, name)) = call.gradient_of else { return Origin::default() };
+        let known = self.numbers.get(&number);
+        let mut chain = known.map_or(Vec::new(), |(_, origin)| origin.0.clone());
+        let instance = known.map_or(0, |(id, _)| id.0);
+        chain.push((op_name(&format!("{name}_grad")).to_string(), instance));
+        Origin(chain)
     }
 
     fn zeros(&mut self, place: &str, tensor: &Tensor) -> Result<ValueId> {

@@ -1,15 +1,12 @@
 //! Attention: scores, what they may see, weights, values.
 
 use super::{Emitter, Extents, Taken};
-use crate::builder::attribute;
+use crate::builder::{Builder, attribute};
 use crate::error::Result;
 use crate::node::Node;
 use crate::program::ValueId;
 use planaria_array::ops::where_;
 use planaria_array::{Array, DType};
-
-/// The longest sequence that a program of any length takes.
-const LONGEST: usize = 1024;
 
 impl Emitter {
     pub(super) fn attention(&mut self, taken: &Taken<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -34,7 +31,8 @@ impl Emitter {
             scores = self.add(scores, seen)?;
         }
         if let Some(mask) = taken.operands.get(3).copied() {
-            let added = self.added(mask, scores)?;
+            let dtype = self.dtype(scores)?;
+            let added = self.added(mask, dtype)?;
             scores = self.add(scores, added)?;
         }
         let weights = self.emit("1.softmax", &[scores], vec![attribute("axis", Node::i32(-1))])?;
@@ -55,29 +53,41 @@ impl Emitter {
 
     /// What is added to scores: nothing where a key is not behind its query.
     fn causal(&mut self, queries: usize, keys: usize, (q, k): (ValueId, ValueId)) -> Result<ValueId> {
-        let table = |rows: usize, columns: usize| {
-            let seen = Array::full(&[rows, columns], true, DType::Bool)?.tril(0)?;
-            let (zero, none) =
-                (Array::scalar(0.0, DType::F32)?, Array::scalar(f64::NEG_INFINITY, DType::F32)?);
-            where_(&seen, &zero, &none)
-        };
         if self.extents == Extents::Fixed {
-            return self.constant(&format!("causal.{queries}x{keys}"), || table(queries, keys));
+            return self.constant(&format!("causal.{queries}x{keys}"), || {
+                let seen = Array::full(&[queries, keys], true, DType::Bool)?.tril(0)?;
+                let (zero, none) =
+                    (Array::scalar(0.0, DType::F32)?, Array::scalar(f64::NEG_INFINITY, DType::F32)?);
+                where_(&seen, &zero, &none)
+            });
         }
-        let largest = LONGEST.max(queries).max(keys);
-        let all = self.constant(&format!("causal.{largest}"), || table(largest, largest))?;
         let (rows, columns) = (self.extent(q, 2, 0)?, self.extent(k, 2, 0)?);
-        let ends = self.concat(&[rows, columns], 0)?;
-        self.window(all, &[0, 1], &[0, 0], ends)
+        let (rows, columns) = (self.counted(rows)?, self.counted(columns)?);
+        let (rows, columns) = (self.reshape(rows, &[queries, 1])?, self.reshape(columns, &[1, keys])?);
+        let seen = self.emit("1.less_equal", &[columns, rows], Vec::new())?;
+        self.added(seen, DType::F32)
+    }
+
+    /// 0, 1, 2 and so on, as many as a program says when it runs.
+    fn counted(&mut self, count: ValueId) -> Result<ValueId> {
+        let (zero, one) = (self.ints(&[0])?, self.ints(&[1])?);
+        self.emit("1.arange", &[zero, count, one], Builder::range_attrs(DType::I64))
     }
 
     /// What is added to scores for a mask.
-    fn added(&mut self, mask: ValueId, scores: ValueId) -> Result<ValueId> {
+    fn added(&mut self, mask: ValueId, dtype: DType) -> Result<ValueId> {
         if self.dtype(mask)? != DType::Bool {
             return Ok(mask);
         }
-        let (shape, dtype) = (self.shape(mask)?, self.dtype(scores)?);
-        let (zero, none) = (self.filled(&shape, 0.0, dtype)?, self.filled(&shape, f64::NEG_INFINITY, dtype)?);
+        let shape = self.shape(mask)?;
+        let mut filled = |value: f64| match self.extents {
+            Extents::Fixed => self.filled(&shape, value, dtype),
+            Extents::Example => {
+                let one = self.filled(&vec![1; shape.len()], value, dtype)?;
+                self.expand(one, &shape)
+            }
+        };
+        let (zero, none) = (filled(0.0)?, filled(f64::NEG_INFINITY)?);
         self.emit("1.where", &[mask, zero, none], Vec::new())
     }
 }

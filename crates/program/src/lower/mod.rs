@@ -7,6 +7,7 @@ mod generalize;
 mod layers;
 mod shapes;
 mod simple;
+mod sizes;
 
 pub(crate) use emitter::{Emitter, Made};
 pub use generalize::generalize;

@@ -12,29 +12,24 @@ use planaria_array::Array;
 use prost::Message;
 use std::collections::HashMap;
 
-/// A model as the bytes of its file, and of the file beside it that holds its parameters.
-#[derive(Clone, Debug)]
-pub struct Exported {
-    /// The model.
-    pub model: Vec<u8>,
-    /// The parameters, where they were asked to be beside it.
-    pub data: Vec<u8>,
-}
-
 /// Where parameters are aligned in the file beside the model, so that it can be mapped.
 const ALIGNED: usize = 4096;
 
-/// Writes a program of Paddle's ops as an ONNX model. With `beside`, parameters of more than a few bytes are in a file of
-/// that name. Extents that are not known get names from `names`, by input and dim, or names of their own.
+/// A file beside a model: its name, and where its bytes go.
+pub type FileBeside<'a> = (&'a str, &'a mut dyn std::io::Write);
+
+/// Writes a program of Paddle's ops as an ONNX model and gives the bytes of its file. With `beside`, parameters of more than a
+/// few bytes go to a file of that name, one after the other. Extents that are not known get names from `names`, by input and
+/// dim, or names of their own.
 ///
 /// # Errors
-/// An op that has no form in ONNX here, by name and with what it was made from.
+/// An op that has no form in ONNX here, by name and with what it was made from; what is written to.
 pub fn export(
     program: &Program,
     state: &ProgramState,
-    beside: Option<&str>,
+    mut beside: Option<FileBeside<'_>>,
     names: &dyn Fn(&str, usize) -> Option<String>,
-) -> Result<Exported> {
+) -> Result<Vec<u8>> {
     let mut writer = Writer {
         graph: Graph { name: Some("program".to_string()), ..Graph::default() },
         values: HashMap::new(),
@@ -44,21 +39,16 @@ pub fn export(
         fresh: 0,
         origin: String::new(),
     };
-    let mut data = Vec::new();
+    let mut length = 0;
     for held in program.held() {
         let missing = || Error::State { what: format!("parameter {} is not given", held.name) };
         let array = state.get(&held.name).and_then(Datum::array).ok_or_else(missing)?;
         let small = array.numel() * array.dtype().size() <= 64;
-        let tensor = match beside.filter(|_| !small) {
+        let tensor = match beside.as_mut().filter(|_| !small) {
             None => inline(&held.name, array)?,
-            Some(file) => {
-                data.resize(data.len().next_multiple_of(ALIGNED), 0);
-                let tensor = external(&held.name, array, file, data.len() as u64);
-                let failed = |source| Error::Array { place: held.name.to_string(), source };
-                data.extend(
-                    array.contiguous().and_then(|array| Ok(array.bytes()?.to_vec())).map_err(failed)?,
-                );
-                tensor
+            Some((file, out)) => {
+                let offset = put(&held.name, array, &mut length, *out)?;
+                external(&held.name, array, file, offset)
             }
         };
         writer.graph.initializer.push(tensor);
@@ -77,7 +67,19 @@ pub fn export(
         opset_import: vec![opset],
         functions: Vec::new(),
     };
-    Ok(Exported { model: model.encode_to_vec(), data })
+    Ok(model.encode_to_vec())
+}
+
+/// Puts elements behind what a file has so far, aligned, and says where they are.
+fn put(name: &str, array: &Array, length: &mut usize, out: &mut dyn std::io::Write) -> Result<u64> {
+    let failed = |source| Error::Array { place: name.to_string(), source };
+    let array = array.contiguous().map_err(failed)?;
+    let bytes = array.bytes().map_err(failed)?;
+    let offset = length.next_multiple_of(ALIGNED);
+    let wrote = out.write_all(&vec![0; offset - *length]).and_then(|()| out.write_all(&bytes));
+    wrote.map_err(|error| Error::State { what: format!("{name}: {error}") })?;
+    *length = offset + bytes.len();
+    Ok(offset as u64)
 }
 
 pub(super) struct Writer {

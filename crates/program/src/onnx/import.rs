@@ -1,6 +1,6 @@
 //! An ONNX model as a program of Paddle's ops.
 
-use super::OPSET;
+use super::READ;
 use super::proto::{Graph, Model, ValueInfo};
 use super::read::Read;
 use super::tensor::{Beside, array, dtype};
@@ -13,13 +13,10 @@ use crate::run::{Datum, ProgramState};
 use crate::types::{Element, TensorType};
 use planaria_array::{Array, DType};
 use prost::Message;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// Elements of an initializer that stands in the program itself instead of beside it.
 const SMALL: usize = 64;
-
-/// The oldest set of operators that is read: from there on axes are inputs.
-const OLDEST: i64 = 13;
 
 /// Reads an ONNX model. Elements that are not in it are asked for from `beside` by file, offset and length. Extents that it
 /// leaves open are those that `extents` gives for an input.
@@ -31,26 +28,59 @@ pub fn import(
     extents: &dyn Fn(&str) -> Option<Vec<usize>>,
     beside: &Beside<'_>,
 ) -> Result<(Program, ProgramState)> {
-    let model = Model::decode(bytes);
-    let refuse = |what: String| Error::Onnx { place: "model".to_string(), what };
-    let model = model.map_err(|error| refuse(format!("this is not an ONNX model: {error}")))?;
-    let Some(graph) = &model.graph else { return Err(refuse("it has no graph".to_string())) };
-    let main = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
-    let opset = model.opset_import.iter().find(|set| main(&set.domain)).and_then(|set| set.version);
-    match opset {
-        Some(version) if (OLDEST..=OPSET + 3).contains(&version) => {}
-        found => {
-            let found = found.map_or("no operators".to_string(), |version| format!("operator set {version}"));
-            return Err(refuse(format!("it names {found}, and {OLDEST} to {} are supported", OPSET + 3)));
+    Parsed::read(bytes, beside)?.program(extents, beside)
+}
+
+/// A model with the elements of what it holds.
+pub(super) struct Parsed {
+    graph: Graph,
+    held: HashMap<String, Array>,
+}
+
+impl Parsed {
+    pub(super) fn read(bytes: &[u8], beside: &Beside<'_>) -> Result<Parsed> {
+        let refuse = |what: String| Error::Onnx { place: "model".to_string(), what };
+        let model =
+            Model::decode(bytes).map_err(|error| refuse(format!("this is not an ONNX model: {error}")))?;
+        let Some(mut graph) = model.graph else { return Err(refuse("it has no graph".to_string())) };
+        let main = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
+        let opset = model.opset_import.iter().find(|set| main(&set.domain)).and_then(|set| set.version);
+        if !opset.is_some_and(|version| READ.contains(&version)) {
+            let found = opset.map_or("no operators".to_string(), |version| format!("operator set {version}"));
+            let (oldest, newest) = (READ.start(), READ.end());
+            return Err(refuse(format!(
+                "it names {found}, and {oldest} to {newest} are supported; write it with one of these"
+            )));
         }
+        if !graph.sparse_initializer.is_empty() || !model.functions.is_empty() {
+            return Err(refuse(
+                "it has sparse tensors or functions of its own, which are not read".to_string(),
+            ));
+        }
+        let mut held = HashMap::new();
+        for tensor in std::mem::take(&mut graph.initializer) {
+            held.insert(tensor.name.clone().unwrap_or_default(), array(&tensor, beside)?);
+        }
+        Ok(Parsed { graph, held })
     }
-    if !graph.sparse_initializer.is_empty() || !model.functions.is_empty() {
-        return Err(refuse("it has sparse tensors or functions of its own, which are not read".to_string()));
+
+    /// What a run is given.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &ValueInfo> {
+        let given = |input: &&ValueInfo| !self.held.contains_key(input.name.as_deref().unwrap_or_default());
+        self.graph.input.iter().filter(given)
     }
-    let mut reader =
-        Reader { emitter: Emitter::default(), values: HashMap::new(), constants: HashMap::new() };
-    reader.graph(graph, extents, beside)?;
-    Ok((reader.emitter.builder.finish(), reader.emitter.state))
+
+    pub(super) fn program(
+        &self,
+        extents: &dyn Fn(&str) -> Option<Vec<usize>>,
+        beside: &Beside<'_>,
+    ) -> Result<(Program, ProgramState)> {
+        let mut reader =
+            Reader { emitter: Emitter::default(), values: HashMap::new(), constants: self.held.clone() };
+        self.inputs().try_for_each(|input| reader.input(input, extents))?;
+        reader.graph(&self.graph, beside)?;
+        Ok((reader.emitter.builder.finish(), reader.emitter.state))
+    }
 }
 
 pub(super) struct Reader {
@@ -61,20 +91,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    fn graph(
-        &mut self,
-        graph: &Graph,
-        extents: &dyn Fn(&str) -> Option<Vec<usize>>,
-        beside: &Beside<'_>,
-    ) -> Result<()> {
-        let mut held = HashSet::new();
-        for tensor in &graph.initializer {
-            let name = tensor.name.clone().unwrap_or_default();
-            self.constants.insert(name.clone(), array(tensor, beside)?);
-            held.insert(name);
-        }
-        let taken = |input: &&ValueInfo| !held.contains(input.name.as_deref().unwrap_or_default());
-        graph.input.iter().filter(taken).try_for_each(|input| self.input(input, extents))?;
+    fn graph(&mut self, graph: &Graph, beside: &Beside<'_>) -> Result<()> {
         for node in &graph.node {
             let read = Read::new(node);
             if node.domain.as_deref().is_some_and(|domain| !domain.is_empty() && domain != "ai.onnx") {
@@ -127,10 +144,13 @@ impl Reader {
     fn node(&mut self, read: &Read<'_>, beside: &Beside<'_>) -> Result<()> {
         let output = read.node.output.first().cloned().unwrap_or_default();
         if read.op == "Constant" {
-            let Some(tensor) = read.tensor("value") else {
-                return read.refuse("only constants that are tensors are read");
+            let made = match (read.tensor("value"), read.int("value_int"), read.ints("value_ints")) {
+                (Some(tensor), ..) => array(tensor, beside)?,
+                (_, Some(value), _) => listed(&read.place(), &[value], &[])?,
+                (_, _, Some(values)) => listed(&read.place(), &values, &[values.len()])?,
+                _ => return read.refuse("only constants that are tensors or whole numbers are read"),
             };
-            self.constants.insert(output, array(tensor, beside)?);
+            self.constants.insert(output, made);
             return Ok(());
         }
         let made = self.made(read)?;
@@ -159,6 +179,11 @@ impl Reader {
         };
         let id = match small(&array) {
             Some(values) if array.ndim() == 1 => self.emitter.ints(&values)?,
+            // Sizes are computed from single numbers, whose values are kept in sight.
+            Some(values) => {
+                let flat = self.emitter.ints(&values)?;
+                self.emitter.reshape(flat, array.shape())?
+            }
             _ => self.emitter.named_constant(name, array)?,
         };
         self.values.insert(name.to_string(), id);
@@ -192,6 +217,10 @@ impl Reader {
     pub(super) fn axis(&self, read: &Read<'_>, default: i64) -> crate::program::Attr {
         attribute("axis", Node::i32(read.int("axis").unwrap_or(default) as i32))
     }
+}
+
+fn listed(place: &str, values: &[i64], shape: &[usize]) -> Result<Array> {
+    Array::from_slice(values, shape).map_err(|source| Error::Array { place: place.to_string(), source })
 }
 
 /// Few integers of 64 bits.

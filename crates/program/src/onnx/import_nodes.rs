@@ -11,7 +11,7 @@ use crate::program::ValueId;
 use planaria_array::DType;
 
 /// Nodes that are one op of the same operands.
-const SAME: [(&str, &str); 43] = [
+const SAME: [(&str, &str); 44] = [
     ("Add", "add"),
     ("Sub", "subtract"),
     ("Mul", "multiply"),
@@ -53,7 +53,8 @@ const SAME: [(&str, &str); 43] = [
     ("Sign", "sign"),
     ("IsNaN", "isnan"),
     ("Identity", "assign"),
-    ("Shape", "shape64"),
+    ("Round", "round"),
+    ("Tile", "tile"),
     ("Reshape", "reshape"),
 ];
 
@@ -61,6 +62,9 @@ impl Reader {
     /// The results of a node.
     pub(super) fn made(&mut self, read: &Read<'_>) -> Result<Vec<ValueId>> {
         if let Some((_, name)) = SAME.iter().find(|row| row.0 == read.op) {
+            if read.int("allowzero").unwrap_or(0) != 0 {
+                return read.refuse("extents of 0 that are meant as such are not read");
+            }
             let operands = self.operands(read)?;
             let wanted = signature(name).map_or(operands.len(), |known| known.operands.len());
             if operands.len() != wanted {
@@ -70,6 +74,9 @@ impl Reader {
         }
         if let Some(made) = self.moved(read)? {
             return Ok(made);
+        }
+        if let Some(one) = self.created(read)? {
+            return Ok(vec![one]);
         }
         match self.computed(read)? {
             Some(one) => Ok(vec![one]),
@@ -94,11 +101,7 @@ impl Reader {
                 let shape = both_ways(&self.emitter.shape(x)?, &wanted);
                 self.emitter.expand(x, &shape)?
             }
-            "Unsqueeze" | "Squeeze" => {
-                let (x, axes) = (self.operand(read, 0)?, self.operand(read, 1)?);
-                let name = if read.op == "Squeeze" { "1.squeeze" } else { "1.unsqueeze" };
-                self.emitter.emit(name, &[x, axes], Vec::new())?
-            }
+            "Unsqueeze" | "Squeeze" => self.squeezed(read)?,
             "Cast" => {
                 let x = self.operand(read, 0)?;
                 self.emitter.cast(x, dtype(&read.place(), read.int("to").unwrap_or(0) as i32)?)?
@@ -125,11 +128,52 @@ impl Reader {
                 let parts = parts.collect::<Result<Vec<_>>>()?;
                 self.emitter.emit("1.where", &parts, Vec::new())?
             }
+            "Split" => return self.parts(read).map(Some),
+            "GatherND" if read.int("batch_dims").unwrap_or(0) == 0 => {
+                let operands = self.operands(read)?;
+                self.emitter.emit("1.gather_nd", &operands, Vec::new())?
+            }
             "TopK" => return self.largest(read).map(Some),
-            "ConstantOfShape" => self.filled(read)?,
             _ => return Ok(None),
         };
         Ok(Some(vec![one]))
+    }
+
+    /// Dims of one element that come or go; without a list, all of them go.
+    fn squeezed(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let x = self.operand(read, 0)?;
+        let axes = match read.input(1) {
+            Some(_) => self.operand(read, 1)?,
+            None => {
+                let single = self.emitter.shape(x)?.into_iter().enumerate().filter(|(_, n)| *n == 1);
+                self.emitter.ints(&single.map(|(dim, _)| dim as i64).collect::<Vec<_>>())?
+            }
+        };
+        let name = if read.op == "Squeeze" { "1.squeeze" } else { "1.unsqueeze" };
+        self.emitter.emit(name, &[x, axes], Vec::new())
+    }
+
+    /// Parts of given sizes, or as many as there are outputs, all equal but the last.
+    fn parts(&mut self, read: &Read<'_>) -> Result<Vec<ValueId>> {
+        let x = self.operand(read, 0)?;
+        let shape = self.emitter.shape(x)?;
+        let axis = read.int("axis").unwrap_or(0);
+        let axis = if axis < 0 { axis + shape.len() as i64 } else { axis } as usize;
+        let Some(&total) = shape.get(axis) else { return read.refuse(format!("it has no dim {axis}")) };
+        let count = read.node.output.len().max(1);
+        let each = total.div_ceil(count);
+        let even = (0..count).map(|at| each.min(total.saturating_sub(at * each)) as i64).collect();
+        let sizes = read.ints("split").or(self.known(read, 1)?).unwrap_or(even);
+        let (mut parts, mut start) = (Vec::new(), 0);
+        for size in sizes {
+            let size = size.max(0) as usize;
+            parts.push(self.emitter.part(x, axis, start, size)?);
+            start += size;
+        }
+        match start == total && parts.len() == count {
+            true => Ok(parts),
+            false => read.refuse(format!("{count} parts of {start} in all are cut out of {total}")),
+        }
     }
 
     fn largest(&mut self, read: &Read<'_>) -> Result<Vec<ValueId>> {
@@ -142,20 +186,16 @@ impl Reader {
         self.emitter.emit_all("1.topk", &[x, k], attrs, 2)
     }
 
-    fn filled(&mut self, read: &Read<'_>) -> Result<ValueId> {
-        let shape = self.known(read, 0)?.unwrap_or_default();
-        let value = read.tensor("value");
-        let none = |_: &str, _: u64, _: u64| Err(std::io::ErrorKind::NotFound.into());
-        let array = value.map(|tensor| super::tensor::array(tensor, &none)).transpose()?;
-        let dtype = array.as_ref().map_or(DType::F32, |array| array.dtype());
-        let value = array.and_then(|array| array.reshape(&[]).ok()?.item().ok());
-        let shape: Vec<usize> = shape.into_iter().map(|n| n.max(0) as usize).collect();
-        self.emitter.filled(&shape, value.map_or(0.0, |value| value.as_f64()), dtype)
-    }
-
     /// Nodes that compute.
     fn computed(&mut self, read: &Read<'_>) -> Result<Option<ValueId>> {
         let one = match read.op {
+            "Mod" => {
+                if read.int("fmod").unwrap_or(0) != 0 {
+                    return read.refuse("only remainders with the sign of the divisor are computed here");
+                }
+                let operands = self.operands(read)?;
+                self.emitter.emit("1.remainder", &operands, Vec::new())?
+            }
             "MatMul" => {
                 let (x, y) = (self.operand(read, 0)?, self.operand(read, 1)?);
                 self.emitter.matmul(x, y, false)?
@@ -174,7 +214,7 @@ impl Reader {
                 let name = if read.op == "Softmax" { "1.softmax" } else { "1.log_softmax" };
                 self.emitter.emit(name, &[x], vec![axis])?
             }
-            "ReduceSum" | "ReduceMean" => self.reduced(read)?,
+            "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" => self.reduced(read)?,
             "OneHot" => self.one_hot(read)?,
             "LayerNormalization" => {
                 let x = self.operand(read, 0)?;
@@ -202,25 +242,36 @@ impl Reader {
             let attrs = vec![attribute("padding_idx", Node::i64(-1)), attribute("sparse", Node::bool(false))];
             return self.emitter.emit("1.embedding", &[index, x], attrs);
         }
-        if at != 1 {
-            return read.refuse("only rows of a matrix, or positions in one dim, are gathered here");
+        let attr = self.axis(read, 0);
+        if at == 1 {
+            return self.emitter.emit("1.index_select", &[x, index], vec![attr]);
         }
-        let axis = self.axis(read, 0);
-        self.emitter.emit("1.index_select", &[x, index], vec![axis])
+        // The dims of the index take the place of the dim that is gathered from.
+        let axis = if axis < 0 { axis + ndim as i64 } else { axis } as usize;
+        let (from, wanted) = (self.emitter.shape(x)?, self.emitter.shape(index)?);
+        let (Some(before), Some(after)) = (from.get(..axis), from.get(axis + 1..)) else {
+            return read.refuse(format!("it has no dim {axis}"));
+        };
+        let shape = [before, &wanted, after].concat();
+        let flat = self.emitter.reshape(index, &[wanted.iter().product()])?;
+        let picked = self.emitter.emit("1.index_select", &[x, flat], vec![attr])?;
+        self.emitter.reshape(picked, &shape)
     }
 
     fn cut(&mut self, read: &Read<'_>) -> Result<ValueId> {
         let x = self.operand(read, 0)?;
-        if let Some(steps) = self.known(read, 4)?
-            && steps.iter().any(|step| *step != 1)
-        {
-            return read.refuse("only steps of 1 are read");
-        }
+        let strided = self.known(read, 4)?.is_some_and(|steps| steps.iter().any(|step| *step != 1));
         let ndim = self.emitter.shape(x)?.len() as i64;
         let axes = self.known(read, 3)?.unwrap_or((0..ndim).collect());
         let axes: Vec<i64> = axes.into_iter().map(|axis| if axis < 0 { axis + ndim } else { axis }).collect();
         let array = |values: Vec<i64>| Node::array(values.into_iter().map(Node::i64));
         let (starts, ends) = (self.operand(read, 1)?, self.operand(read, 2)?);
+        if strided {
+            let steps = self.operand(read, 4)?;
+            let axes = Node::array(axes.into_iter().map(|axis| Node::i32(axis as i32)));
+            let attrs = vec![attribute("axes", axes)];
+            return self.emitter.emit("1.strided_slice", &[x, starts, ends, steps], attrs);
+        }
         let attrs = vec![
             attribute("axes", array(axes.clone())),
             attribute("infer_flags", array(vec![1; axes.len()])),
@@ -232,14 +283,23 @@ impl Reader {
     fn reduced(&mut self, read: &Read<'_>) -> Result<ValueId> {
         let x = self.operand(read, 0)?;
         let ndim = self.emitter.shape(x)?.len() as i64;
-        let axes = self.known(read, 1)?.filter(|axes| !axes.is_empty()).unwrap_or((0..ndim).collect());
-        let axes = self.emitter.ints(&axes)?;
-        let keep = attribute("keepdim", Node::bool(read.int("keepdims").unwrap_or(1) != 0));
-        if read.op == "ReduceMean" {
-            return self.emitter.emit("1.mean", &[x, axes], vec![keep]);
+        // Axes were an attribute of most of these before set 18.
+        let axes = read.ints("axes").or(self.known(read, 1)?).filter(|axes| !axes.is_empty());
+        if axes.is_none() && read.int("noop_with_empty_axes").unwrap_or(0) != 0 {
+            return self.emitter.emit("1.assign", &[x], Vec::new());
         }
-        let same = Node::with("1.a_dtype", crate::node::Data::Text("Undefined(ALL_DTYPE)".into()));
-        self.emitter.emit("1.sum", &[x, axes], vec![attribute("dtype", same), keep])
+        let axes = self.emitter.ints(&axes.unwrap_or((0..ndim).collect()))?;
+        let keep = attribute("keepdim", Node::bool(read.int("keepdims").unwrap_or(1) != 0));
+        let name = match read.op {
+            "ReduceMean" => "1.mean",
+            "ReduceMax" => "1.max",
+            "ReduceMin" => "1.min",
+            _ => {
+                let same = Node::with("1.a_dtype", crate::node::Data::Text("Undefined(ALL_DTYPE)".into()));
+                return self.emitter.emit("1.sum", &[x, axes], vec![attribute("dtype", same), keep]);
+            }
+        };
+        self.emitter.emit(name, &[x, axes], vec![keep])
     }
 
     fn one_hot(&mut self, read: &Read<'_>) -> Result<ValueId> {

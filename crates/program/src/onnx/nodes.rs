@@ -169,6 +169,7 @@ impl Writer {
             }
             "slice" => self.slice(op, &x, out)?,
             "full" => self.filled(op, out)?,
+            "arange" => self.range(op, out)?,
             "tril" | "triu" => {
                 let diagonal = self.held(&scalar(whole(op, "diagonal") as f64, DType::I64)?)?;
                 self.node("Trilu", &[&x, &diagonal], out, vec![int("upper", (name == "triu").into())]);
@@ -336,6 +337,22 @@ impl Writer {
             let gone = self.ints(&gone)?;
             self.node("Squeeze", &[&cut, &gone], out, Vec::new());
         }
+        Ok(())
+    }
+
+    /// Bounds are single numbers of the type of the result there.
+    fn range(&mut self, op: &Op, out: &[String]) -> Result<()> {
+        let Some(dtype) = named_type(op, "dtype") else {
+            return self.refuse(op, "its element type cannot be written as ONNX");
+        };
+        let single = self.ints(&[])?;
+        let mut bounds = Vec::new();
+        for id in &op.operands {
+            let bound = self.name(*id)?;
+            let bound = self.between("Reshape", &[&bound, &single], Vec::new());
+            bounds.push(self.between("Cast", &[&bound], vec![int("to", number(dtype).into())]));
+        }
+        self.node("Range", &refs(&bounds), out, Vec::new());
         Ok(())
     }
 

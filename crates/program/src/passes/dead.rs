@@ -2,6 +2,7 @@
 
 use super::is_pure;
 use crate::program::{Block, Op, Program, Region, ValueId};
+use crate::run::ProgramState;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -13,6 +14,25 @@ pub fn remove_dead(program: &mut Program) -> usize {
         sweep(block, &mut used);
     }
     before - program.op_count()
+}
+
+/// Removes parameters that nothing reads, from a program and from what it holds, and says how many: those of parts of a model
+/// that the program is not about.
+pub fn remove_unread(program: &mut Program, state: &mut ProgramState) -> usize {
+    let mut used = HashSet::new();
+    program.visit(&mut |op| used.extend(op.operands.iter().copied()));
+    let mut removed = 0;
+    for block in &mut Arc::make_mut(&mut program.body).blocks {
+        block.ops.retain(|op| match &op.parameter {
+            Some(parameter) if op.results.iter().all(|value| !used.contains(&value.id)) => {
+                state.remove(&parameter.name);
+                removed += 1;
+                false
+            }
+            _ => true,
+        });
+    }
+    removed
 }
 
 fn sweep(block: &mut Block, used: &mut HashSet<ValueId>) {

@@ -8,7 +8,7 @@ mod memory;
 mod propagate;
 
 pub use constants::fold_constants;
-pub use dead::remove_dead;
+pub use dead::{remove_dead, remove_unread};
 pub use equal::merge_equal;
 pub use fuse::fuse;
 pub(crate) use fuse::mark;
@@ -28,7 +28,7 @@ fn is_pure(op: &Op) -> bool {
     match op.parts() {
         ("builtin", "combine" | "split" | "slice") => true,
         ("pd_op", "fetch" | "data") => false,
-        ("pd_op", "if" | "while") => {
+        ("pd_op", "if" | "while" | "pylayer") => {
             let ops = op.regions.iter().flat_map(|region| &region.blocks).flat_map(|block| &block.ops);
             ops.into_iter().all(|op| op.is("cf", "yield") || is_pure(op))
         }

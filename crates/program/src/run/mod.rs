@@ -243,6 +243,7 @@ impl<'p> Machine<'p> {
             ("pd_op", "fetch") => Ok(Some(vec![self.get(op.operands[0])])),
             ("pd_op", "if") => self.branch(op).map(Some),
             ("pd_op", "while") => self.repeat(op).map(Some),
+            ("pd_op", "pylayer") => self.layer(op).map(Some),
             _ => self.compute(op).map(Some),
         }
     }
@@ -316,6 +317,16 @@ impl<'p> Machine<'p> {
                 Ok(vec![Datum::Unknown; op.results.len()])
             }
         }
+    }
+
+    /// What a layer of the user's own computes forward; the way back is not in a program.
+    fn layer(&mut self, op: &'p Op) -> Result<Vec<Datum>> {
+        let [body] = op.regions.as_slice() else {
+            return Err(Error::Run { place: op.place(), what: "a `pylayer` has one region".to_string() });
+        };
+        let takes = body.blocks.first().is_some_and(|block| !block.args.is_empty());
+        let given = op.operands.iter().filter(|_| takes).map(|id| self.get(*id)).collect();
+        self.region(op, body, given)
     }
 
     fn repeat(&mut self, op: &'p Op) -> Result<Vec<Datum>> {

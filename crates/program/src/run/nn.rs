@@ -56,6 +56,8 @@ pub(super) fn call(c: &Call<'_>) -> Found {
 fn declared(op: &Op, at: usize, stat: Array) -> Answer<Datum> {
     let ndim = op.results.get(at).and_then(|value| tensor_type(&value.ty)).map(|ty| ty.dims.len());
     Ok(match ndim {
+        // An op whose types are being made.
+        None if op.results.is_empty() => Datum::Array(stat),
         Some(1) => Datum::Array(stat.reshape(&[stat.numel()])?),
         Some(ndim) if ndim == stat.ndim() => Datum::Array(stat),
         _ => Datum::Absent,

@@ -27,6 +27,11 @@ impl ProgramState {
         self.values.insert(name, value);
     }
 
+    /// Takes a value away.
+    pub fn remove(&mut self, name: &str) -> Option<Datum> {
+        self.values.remove(name)
+    }
+
     /// Sets a tensor that the program holds, by name.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ mod writer;
 
 pub use map::Mapped;
 pub use reader::open_file;
+pub(crate) use sys::kill_this_process;
 
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name, join};

@@ -20,6 +20,11 @@ const BOUNCE_MIN: usize = 512 << 10;
 /// Bytes of such a range that are read at once.
 const BOUNCE_LEN: usize = 2 << 20;
 
+/// Places of a range at which the page cache is asked: it counts page by page, which takes longer than to map them.
+const SAMPLES: u64 = 8;
+/// Bytes asked about at each.
+const SAMPLE: u64 = 16 << 10;
+
 #[derive(Debug)]
 pub(super) struct LocalReader {
     name: String,
@@ -116,6 +121,18 @@ impl LocalReader {
         let cached = sys::cached_bytes(&self.buffered, offset, len).unwrap_or(0);
         (cached < len / 2).then_some(file)
     }
+
+    /// Whether the page cache seems to have most of a range; not where the kernel cannot say.
+    fn is_mostly_cached(&self, range: &Range<u64>) -> bool {
+        let len = range.end - range.start;
+        if len <= SAMPLES * SAMPLE {
+            return sys::cached_bytes(&self.buffered, range.start, len).unwrap_or(0) >= len.div_ceil(2);
+        }
+        let step = (len - SAMPLE) / (SAMPLES - 1);
+        let cached =
+            |sample| sys::cached_bytes(&self.buffered, range.start + sample * step, SAMPLE).unwrap_or(0);
+        (0..SAMPLES).map(cached).sum::<u64>() >= SAMPLES * SAMPLE / 2
+    }
 }
 
 /// Whether offset, address and length are whole blocks.
@@ -167,7 +184,7 @@ impl Reader for LocalReader {
             return Ok(None);
         }
         // What must come from the disk comes faster in large direct reads than page by page.
-        if sys::cached_bytes(&self.buffered, range.start, len).unwrap_or(0) < len / 2 {
+        if !self.is_mostly_cached(&range) {
             return Ok(None);
         }
         // A file system that cannot map is read.

@@ -34,11 +34,28 @@ const DEVICE_ROWS: usize = 4096;
 /// Sum of the losses of `hidden · weightᵀ` (`[batch, sequence, width]` and `[vocabulary, width]`) against labels
 /// `[batch, sequence]`; those that are [`IGNORED`] count nothing. The vocabulary may be cut. Collective.
 pub fn linear_cross_entropy(hidden: &Tensor, weight: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let rows = match weight.local().device() {
+    linear_cross_entropy_by(rows_of(weight)?, hidden, weight, labels)
+}
+
+/// How many rows of scores are there at once.
+fn rows_of(weight: &Tensor) -> Result<usize> {
+    Ok(match weight.local().device() {
         Device::Cuda(_) => DEVICE_ROWS,
         _ => rows_at_once(largest_window(weight)?, wide(weight.dtype()).size()),
-    };
-    linear_cross_entropy_by(rows, hidden, weight, labels)
+    })
+}
+
+/// The same with how many labels have the highest score of their row. Collective.
+pub fn linear_cross_entropy_counting(
+    hidden: &Tensor,
+    weight: &Tensor,
+    labels: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let mut found = made(rows_of(weight)?, hidden, weight, labels, true)?.into_iter();
+    match (found.next(), found.next_back()) {
+        (Some(sum), Some(right)) => Ok((sum, right.detach())),
+        _ => Err(Error::Bug("a loss has a sum and a count")),
+    }
 }
 
 /// How many rows of scores are there at once on a rank with a window of the vocabulary, in elements of `size` bytes.
@@ -61,6 +78,11 @@ pub fn linear_cross_entropy_by(
     weight: &Tensor,
     labels: &Tensor,
 ) -> Result<Tensor> {
+    made(rows, hidden, weight, labels, false)?.into_iter().next().ok_or(Error::Bug("a loss has a sum"))
+}
+
+/// The sum, its gradients, and how many are right.
+fn made(rows: usize, hidden: &Tensor, weight: &Tensor, labels: &Tensor, right: bool) -> Result<Vec<Tensor>> {
     let refuse = |message: String| Err(Error::Argument { op: "linear_cross_entropy", message });
     let ([batch, length, width], [_, inner]) = (&hidden.shape()[..], &weight.shape()[..]) else {
         let shapes = (hidden.shape(), weight.shape());
@@ -71,8 +93,8 @@ pub fn linear_cross_entropy_by(
         return refuse(format!("hidden states {h}, weight {w} and labels {l} do not fit each other"));
     }
     let wanted = |t: &Tensor| is_recording() && t.has_history();
-    let op = LinearCrossEntropy { rows: rows.max(1), hidden: wanted(hidden), weight: wanted(weight) };
-    apply(op, &[hidden, weight, labels])?.into_iter().next().ok_or(Error::Bug("a loss has a sum"))
+    let op = LinearCrossEntropy { rows: rows.max(1), hidden: wanted(hidden), weight: wanted(weight), right };
+    Ok(apply(op, &[hidden, weight, labels])?.into_iter().collect())
 }
 
 /// What scores are computed in: narrow ones are widened, so that losses and probabilities are not rounded.
@@ -80,17 +102,21 @@ pub fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// The sum of losses and, where they are wanted, its gradients by the hidden states and by the weight.
+/// The sum of losses and, where they are wanted, its gradients by the hidden states and by the weight, and how many labels have
+/// the highest score.
 #[derive(Debug, Clone, Copy)]
 struct LinearCrossEntropy {
     rows: usize,
     hidden: bool,
     weight: bool,
+    right: bool,
 }
 
 /// What a few rows give.
 struct Rows {
     loss: Array,
+    /// How many labels have the highest score; those of other windows count there.
+    right: Option<Array>,
     /// Gradient of the scores.
     grad: Option<Array>,
 }
@@ -106,12 +132,22 @@ const OPTIONS: CrossEntropyOptions<'static> = CrossEntropyOptions {
 impl LinearCrossEntropy {
     /// Scores of a rank that has the whole vocabulary.
     fn alone(&self, scores: Array, labels: &Array) -> Result<Rows> {
+        let right = match self.right {
+            true => {
+                // Labels that cannot be are told by the loss.
+                let scalar = |value: usize| Array::scalar(value, DType::I64);
+                let here = labels.ge(&scalar(0)?)?.logical_and(&labels.lt(&scalar(scores.shape()[1])?)?)?;
+                let place = ops::where_(&here, labels, &scalar(0)?)?;
+                Some(highest(&scores, &scores.amax(&[1], Keep::No)?, &place, &here)?)
+            }
+            false => None,
+        };
         if self.hidden || self.weight {
             let (loss, grad) = cross_entropy_into_grad(scores, labels, IGNORED)?;
-            return Ok(Rows { loss, grad: Some(grad) });
+            return Ok(Rows { loss, right, grad: Some(grad) });
         }
         let scores = scores.cast(wide(scores.dtype()))?;
-        Ok(Rows { loss: cross_entropy(&scores, labels, &OPTIONS)?.loss, grad: None })
+        Ok(Rows { loss: cross_entropy(&scores, labels, &OPTIONS)?.loss, right, grad: None })
     }
 
     /// Scores of a window of the vocabulary. A row's loss is given by the rank that has its label.
@@ -134,6 +170,15 @@ impl LinearCrossEntropy {
                 (done.loss, done.lse)
             }
         };
+        let right = match self.right {
+            true => {
+                let none = || Array::full_on(&[rows], f64::NEG_INFINITY, dtype, scores.device());
+                let own = if window == 0 { none()? } else { scores.amax(&[1], Keep::No)? };
+                let most = local.reduce_over(1, &[0], &own, Reduce::Max)?;
+                Some(if window == 0 { zero_of(scores)? } else { highest(scores, &most, &place, &here)? })
+            }
+            false => None,
+        };
         let largest = local.reduce_over(1, &[0], &of_window, Reduce::Max)?;
         let share = of_window.sub(&largest)?.exp()?;
         let lse = local.reduce_over(1, &[0], &share, Reduce::Sum)?.ln()?.add(&largest)?;
@@ -141,14 +186,14 @@ impl LinearCrossEntropy {
         let loss = ops::where_(&here, &own.add(&lse)?.sub(&ops::where_(&here, &of_window, &zero)?)?, &zero)?;
         if !(self.hidden || self.weight) || window == 0 {
             let grad = (self.hidden || self.weight).then(|| scores.clone());
-            return Ok(Rows { loss, grad });
+            return Ok(Rows { loss, right, grad });
         }
         let grad = scores.sub(&lse.unsqueeze(1)?)?;
         grad.unary_in_place(Unary::Exp)?;
         let counted = labels.ne(&Array::scalar(IGNORED, DType::I64)?)?.cast(dtype)?;
         grad.binary_in_place(Binary::Mul, &counted.unsqueeze(1)?)?;
         grad.scatter_add_assign(1, &place.unsqueeze(1)?, &here.cast(dtype)?.neg()?.unsqueeze(1)?)?;
-        Ok(Rows { loss, grad: Some(grad) })
+        Ok(Rows { loss, right, grad: Some(grad) })
     }
 
     fn run(&self, hidden: &Array, weight: &Array, labels: &Array, local: &Local<'_>) -> Result<Arrays> {
@@ -160,18 +205,21 @@ impl LinearCrossEntropy {
             check_labels(&ids, local.input_shape(1, weight)[0])?;
         }
         let zeros = |shape: &[usize], dtype| Array::zeros_on(shape, dtype, weight.device());
-        let mut sum = zeros(&[], dtype)?;
+        let (mut sum, mut all_right) = (zeros(&[], dtype)?, zeros(&[], dtype)?);
         let hidden_grad = self.hidden.then(|| zeros(all.shape(), narrow)).transpose()?;
         let weight_grad = self.weight.then(|| zeros(weight.shape(), dtype)).transpose()?;
         for start in (0..labels.numel()).step_by(self.rows) {
             let count = self.rows.min(labels.numel() - start);
             let (x, y) = (all.narrow(0, start, count)?, ids.narrow(0, start, count)?);
             let scores = ops::linear(&x, weight, None)?;
-            let Rows { loss, grad } = match cut {
+            let Rows { loss, right, grad } = match cut {
                 true => self.together(&scores.cast(dtype)?, &y, local)?,
                 false => self.alone(scores, &y)?,
             };
             sum = sum.add(&loss.sum(&[], Keep::No)?)?;
+            if let Some(right) = right {
+                all_right = all_right.add(&right)?;
+            }
             let Some(grad) = grad else { continue };
             let grad = grad.cast(narrow)?;
             if let Some(out) = &hidden_grad {
@@ -184,6 +232,7 @@ impl LinearCrossEntropy {
         let mut found: Arrays = smallvec![sum];
         found.extend(hidden_grad.map(|grad| grad.reshape(hidden.shape())).transpose()?);
         found.extend(weight_grad.map(|grad| grad.cast(narrow)).transpose()?);
+        found.extend(self.right.then_some(all_right));
         Ok(found)
     }
 
@@ -191,6 +240,17 @@ impl LinearCrossEntropy {
     fn outputs(&self) -> [Option<usize>; 2] {
         [self.hidden.then_some(1), self.weight.then_some(1 + usize::from(self.hidden))]
     }
+}
+
+/// How many of the rows that count have the score at their place as their highest.
+fn highest(scores: &Array, most: &Array, place: &Array, counted: &Array) -> Result<Array> {
+    let own = scores.gather(1, &place.unsqueeze(1)?)?.squeeze(&[1])?;
+    let right = own.ge(most)?.logical_and(counted)?;
+    Ok(right.cast(wide(scores.dtype()))?.sum(&[], Keep::No)?)
+}
+
+fn zero_of(scores: &Array) -> Result<Array> {
+    Ok(Array::zeros_on(&[], wide(scores.dtype()), scores.device())?)
 }
 
 fn check_labels(labels: &Array, vocabulary: usize) -> Result<()> {
@@ -212,7 +272,8 @@ impl Op for LinearCrossEntropy {
 
     fn attributes(&self) -> Attributes {
         let given = Attributes::new().with("hidden", self.hidden).with("weight", self.weight);
-        given.with("rows", self.rows)
+        let given = given.with("rows", self.rows);
+        if self.right { given.with("right", true) } else { given }
     }
 
     /// Positions and words of the vocabulary are independent; what lacks them is a sum of contributions.
@@ -225,16 +286,19 @@ impl Op for LinearCrossEntropy {
         rule.input(&[batch, position, None]);
         rule.input(&[word, None]);
         rule.input(&[batch, position]);
-        // The largest logsumexp of a window, and the sum of shares, of every row.
+        // The largest logsumexp of a window, and the sum of shares, of every row; the highest score where it is asked for.
         let rows: Vec<_> = [batch, position].into_iter().flatten().collect();
         let words: Vec<_> = word.into_iter().collect();
-        rule.exchange(&words, &rows, 2 * wide(inputs[1].dtype).size());
+        rule.exchange(&words, &rows, (2 + usize::from(self.right)) * wide(inputs[1].dtype).size());
         rule.output(&[]);
         if self.hidden {
             rule.output(&[batch, position, None]);
         }
         if self.weight {
             rule.output(&[word, None]);
+        }
+        if self.right {
+            rule.output(&[]);
         }
         Ok(rule)
     }
@@ -247,6 +311,9 @@ impl Op for LinearCrossEntropy {
         let mut shapes: Arrays = smallvec![Array::meta(&[], wide(weight.dtype()))?];
         shapes.extend(self.hidden.then(|| hidden.to_meta()));
         shapes.extend(self.weight.then(|| weight.to_meta()));
+        if self.right {
+            shapes.push(Array::meta(&[], wide(weight.dtype()))?);
+        }
         Ok(shapes)
     }
 
@@ -302,5 +369,7 @@ pub(crate) fn build(name: &str, at: &Attributes) -> Found {
         return None;
     }
     let (hidden, weight) = (at.truth("hidden")?, at.truth("weight")?);
-    found(LinearCrossEntropy { rows: at.size("rows")?.max(1), hidden, weight })
+    // What was written down before labels were counted says nothing of it.
+    let right = at.truth("right").unwrap_or(false);
+    found(LinearCrossEntropy { rows: at.size("rows")?.max(1), hidden, weight, right })
 }

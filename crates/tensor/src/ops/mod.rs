@@ -58,7 +58,9 @@ pub use embedding::embedding;
 pub use glu::{glu, glu_packed, swiglu, swiglu_packed};
 pub use join::{add_n, beside, concat, stack};
 pub use linear::linear;
-pub use linear_cross_entropy::{IGNORED, linear_cross_entropy, linear_cross_entropy_by, rows_at_once, wide};
+pub use linear_cross_entropy::{
+    IGNORED, linear_cross_entropy, linear_cross_entropy_by, linear_cross_entropy_counting, rows_at_once, wide,
+};
 pub use moe::{Groups, Routing, moe_combine, moe_dispatch, moe_group, moe_route};
 pub use named::named;
 pub use norm::{

@@ -129,7 +129,7 @@ pub struct LoraSection {
     /// How the factors start.
     pub init: LoraInit,
     /// How the weights of the model are kept: `full`, `int8` or `nf4`. They are widened to the run's precision, block by block,
-    /// whenever they are computed with. Not with `train.zero = 3` or on a device.
+    /// whenever they are computed with; with `train.zero = 3` it is the few bits that are divided and brought together.
     pub base: BaseWidth,
     /// Continue training this adapter; its `adapter_config.json` says everything but `dropout` and `base`.
     #[serde(skip_serializing_if = "Option::is_none")]

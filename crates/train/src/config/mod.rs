@@ -166,11 +166,6 @@ impl Config {
         require("data.prefetch", (1..=4096).contains(&data.prefetch), data.prefetch, "from 1 to 4096")?;
         self.optim.check()?;
         self.lora.as_ref().map_or(Ok(()), LoraSection::check)?;
-        let narrow = self.lora.as_ref().is_some_and(|lora| lora.base.width().is_some());
-        let zero = self.train.zero;
-        require("train.zero", !narrow || zero < 3, zero, "0, 1 or 2 with a `lora.base` of few bits")?;
-        let host = self.device == Compute::Cpu;
-        require("lora.base", !narrow || host, "of few bits", "`full` on a device")?;
         self.train.check()?;
         let measured = self.train.eval_every == 0 || data.held_out > 0.0 || !data.eval.is_empty();
         require(

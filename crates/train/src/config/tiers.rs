@@ -13,7 +13,7 @@ pub enum TierKind {
     /// Shared memory of this machine: it outlives every process of the run, not the machine.
     #[default]
     Memory,
-    /// Memory of another machine, reached under `path`.
+    /// Memory of another machine or process that `planaria agent` holds, reached under `path`, as in `peer://host:port/run`.
     Peer,
     /// A folder of this machine.
     Local,

@@ -96,3 +96,30 @@ fn any_way_through_the_blocks_gives_their_weights() {
         gatherer.clear().unwrap();
     });
 }
+
+#[test]
+fn a_block_with_other_bundles_gives_what_is_in_them() {
+    threads::run(2, |comm| {
+        let gatherer = layers(comm.clone(), Sharding::Flat);
+        check(&gatherer, 0);
+        check(&gatherer, 1);
+        // The second weight leaves layer 1, and something that is no weight comes.
+        let held = gatherer.blocks().swap_remove(1).swap_remove(0);
+        let left = held.bundle.only(|weight| weight == 2).unwrap();
+        let own = held.own.narrow(0, 0, left.share(0).range(comm.rank()).len()).unwrap();
+        let layout: Layout = "[10] @ dp:R on dp=2".parse().unwrap();
+        let row = Row { block: None, layout: &layout, dtype: DType::U8, trainable: false, alone: false };
+        let options = BundleOptions { sharding: Sharding::Flat, bytes: 1 << 20 };
+        let mut bytes = bundle::blocks(&[Some(row)], options, comm.rank()).unwrap().remove(0).remove(0);
+        bytes.members = vec![99];
+        let part = bytes.share(0).range(comm.rank()).map(|i| i as u8).collect::<Vec<_>>();
+        let part = Array::from_slice(&part, &[part.len()]).unwrap();
+        let others = vec![Held { bundle: left, own }, Held { bundle: bytes, own: part }];
+        gatherer.replace(1, others).unwrap();
+        check(&gatherer, 2);
+        assert_eq!(gatherer.get(99).unwrap().to_vec::<u8>().unwrap(), Vec::from_iter(0..10));
+        assert!(gatherer.get(2).unwrap().to_vec::<f32>().unwrap().iter().all(|&v| v == 2.0));
+        assert!(gatherer.get(3).is_err() && gatherer.get(50).is_err());
+        gatherer.clear().unwrap();
+    });
+}

@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: a sample is one or several conversations, the loss is that of what the assistant says.
 
-use super::{Input, NextToken, Objective};
+use super::{Figures, Input, NextToken, Objective};
 use crate::config::Config;
 use crate::data::{Batch, Config as DataConfig, Data, Tokenizer};
 use crate::error::Result;
@@ -32,13 +32,17 @@ impl Objective for Sft {
         true
     }
 
+    fn figures(&self) -> Figures {
+        Figures { told: &[], counted: &["token_accuracy"] }
+    }
+
     fn input(&self, batch: &Batch) -> Result<Input> {
         NextToken.input(batch)
     }
 
     fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss> {
         let labels = Tensor::new(batch.labels.clone());
-        let loss = model.head(&last.hidden)?.smoothed_cross_entropy(&labels, self.label_smoothing)?;
+        let loss = model.head(&last.hidden)?.counting_cross_entropy(&labels, self.label_smoothing)?;
         Ok(Loss { own: model.own_loss(last, labels.numel())?, ..loss })
     }
 }

@@ -96,12 +96,19 @@ fn gathers(setting: &Setting<'_>, parts: &[&Stage], layer: Option<usize>) -> u64
     (2 * rounds - kept - if first { rounds - 1 } else { 0 }).max(1)
 }
 
-/// Elements of the largest layer.
+impl Piece {
+    /// Bytes of its elements, as they are kept and brought together.
+    pub(super) fn bytes(&self) -> u64 {
+        self.narrow.unwrap_or((self.numel * self.dtype.size()) as u64)
+    }
+}
+
+/// Bytes of the largest layer.
 fn largest_layer(pieces: &[Piece]) -> u64 {
     let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
     for piece in pieces {
         if let Some(layer) = piece.layer {
-            *sums.entry(layer).or_default() += piece.numel as u64;
+            *sums.entry(layer).or_default() += piece.bytes();
         }
     }
     sums.into_values().max().unwrap_or(0)
@@ -126,8 +133,10 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         if piece.shared {
             continue;
         }
-        let held = piece.dtype.size() as u64 * if zero == Zero::Weights { own } else { numel };
-        out.weights += piece.narrow.unwrap_or(held);
+        let divided = zero == Zero::Weights;
+        let held = piece.dtype.size() as u64 * if divided { own } else { numel };
+        let ranks = if divided { setting.data_ranks as u64 } else { 1 };
+        out.weights += piece.narrow.map_or(held, |bytes| bytes.div_ceil(ranks));
         if !piece.trained {
             continue;
         }
@@ -160,7 +169,7 @@ pub(super) fn memory(setting: &Setting<'_>, pieces: &[Piece]) -> Result<Memory> 
         }
         // The layer that is computed with, and the next one.
         Zero::Weights => {
-            out.exchange += 2 * setting.dtype.size() as u64 * largest_layer(pieces);
+            out.exchange += 2 * largest_layer(pieces);
             out.rounding = if flat { joined(setting.data_ranks as u64) } else { 0 };
         }
     }
@@ -172,7 +181,7 @@ fn bundles(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<u64> {
     let limit = setting.config.train.bucket_bytes as u64;
     let (mut all, mut last): (Vec<u64>, _) = (Vec::new(), None);
     for piece in pieces.iter().filter(|piece| !piece.shared) {
-        let bytes = piece.numel as u64 * piece.dtype.size() as u64;
+        let bytes = piece.bytes();
         match all.last_mut().filter(|bundle| last == Some(piece.layer) && **bundle + bytes <= limit) {
             Some(bundle) => *bundle += bytes,
             None => all.push(bytes),

@@ -63,8 +63,8 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
         Zero::Off => line("gradients", "all-gather", 1, sent(held * 4, ranks)),
         Zero::States | Zero::Gradients => line("weights", "all-gather", 1, sent(held * size, ranks)),
         Zero::Weights => {
-            let gathered: u64 = pieces.iter().map(|piece| piece.numel as u64 * piece.gathers).sum();
-            line("weights", "all-gather", rounds, sent(gathered * size, ranks))
+            let gathered: u64 = pieces.iter().map(|piece| piece.bytes() * piece.gathers).sum();
+            line("weights", "all-gather", rounds, sent(gathered, ranks))
         }
     });
     out

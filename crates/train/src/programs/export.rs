@@ -1,53 +1,73 @@
-//! Parts of a model in the ops of Paddle, for any batch and length or for fixed ones, and their files.
+//! Parts of a model in the ops of Paddle, for any batch and length or for fixed ones, and as ONNX models.
 
 use super::{Part, Sizes, capture_model};
 use crate::error::{Error, Result};
 use planaria_array::{Array, DType};
 use planaria_nn::layers::Positions;
 use planaria_nn::models::{Network, Run};
-use planaria_program::onnx::{Exported, export};
-use planaria_program::{Extents, Program, ProgramState, generalize, lower};
+use planaria_program::onnx::{FileBeside, export};
+use planaria_program::{
+    Captured, Extents, Program, ProgramState, generalize, lower, remove_dead, remove_unread,
+};
 use planaria_tensor::{Tensor, no_grad};
 
-/// The longest sequence that a program of any length takes.
-pub const LONGEST: usize = 1024;
+/// The sizes that a program takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// These alone.
+    Fixed(Sizes),
+    /// Any batch, and sequences of up to so many tokens: a program holds rotations for as many positions.
+    Open {
+        /// The longest sequence, with what came before it.
+        longest: usize,
+    },
+}
 
-/// Part of a model in the ops of Paddle: for these sizes, or for any batch and any length up to [`LONGEST`].
+/// Sizes that programs are captured with to find out how they depend on them: what holds for all of these is taken to
+/// hold for others.
+const EXAMPLES: [(usize, usize); 3] = [(2, 7), (5, 18), (3, 11)];
+
+/// Part of a model in the ops of Paddle.
 ///
 /// # Errors
 /// An op that Paddle has no form for, by name, and a model whose program depends on sizes in a way that cannot be left open.
-pub fn lowered(network: &dyn Network, part: Part, sizes: Option<&Sizes>) -> Result<(Program, ProgramState)> {
-    if let Some(sizes) = sizes {
-        let captured = capture_model(network, part, sizes)?;
-        return Ok(lower(&captured.program, &captured.state, Extents::Fixed)?);
-    }
-    long_rotations(network)?;
-    let examples = match part {
-        Part::Decode => [Sizes { batch: 2, length: 1, past: 5 }, Sizes { batch: 3, length: 1, past: 7 }],
-        _ => [Sizes { batch: 2, length: 5, past: 0 }, Sizes { batch: 3, length: 7, past: 0 }],
+pub fn lowered(network: &dyn Network, part: Part, extent: Extent) -> Result<(Program, ProgramState)> {
+    let one = |sizes: &Sizes, extents: Extents| -> Result<(Program, ProgramState)> {
+        let Captured { mut program, mut state, .. } = capture_model(network, part, sizes)?;
+        remove_dead(&mut program);
+        remove_unread(&mut program, &mut state);
+        Ok(lower(&program, &state, extents)?)
     };
-    let one = |sizes: &Sizes| -> Result<(Program, ProgramState)> {
-        let captured = capture_model(network, part, sizes)?;
-        Ok(lower(&captured.program, &captured.state, Extents::Example)?)
+    let longest = match extent {
+        Extent::Fixed(sizes) => return one(&sizes, Extents::Fixed),
+        Extent::Open { longest } => longest,
     };
-    let (first, second) = (one(&examples[0])?, one(&examples[1])?);
-    let open = generalize((&first.0, &first.1), (&second.0, &second.1))?;
-    Ok((open, first.1))
+    long_rotations(network, longest)?;
+    let example = |(batch, length): (usize, usize)| {
+        let sizes = match part {
+            Part::Decode => Sizes { batch, length: 1, past: length },
+            _ => Sizes { batch, length, past: 0 },
+        };
+        one(&sizes, Extents::Example)
+    };
+    let made = EXAMPLES.into_iter().map(example).collect::<Result<Vec<_>>>()?;
+    let open = generalize(&made.iter().map(|(program, state)| (program, state)).collect::<Vec<_>>())?;
+    Ok((open, made.into_iter().next().map(|(_, state)| state).unwrap_or_default()))
 }
 
-/// Has the model make rotations for as many positions as a program of any length takes: they are a constant of it.
-fn long_rotations(network: &dyn Network) -> Result<()> {
+/// Has the model make rotations for as many positions as a program takes: they are a constant of it.
+fn long_rotations(network: &dyn Network, longest: usize) -> Result<()> {
     let id = || Ok::<_, Error>(Tensor::new(Array::zeros(&[1, 1], DType::I64)?));
-    let positions = Positions::Ids { ids: id()?, end: LONGEST };
+    let positions = Positions::Ids { ids: id()?, end: longest };
     no_grad(|| network.forward((&id()?).into(), &Run { positions, ..Run::default() }).map_err(Error::from))?;
     Ok(())
 }
 
-/// An ONNX model of such a program, with the parameters in a file of that name beside it.
+/// An ONNX model of such a program, with the parameters in a file beside it.
 ///
 /// # Errors
 /// An op that ONNX has no form for, by name and with what it was made from.
-pub fn to_onnx(program: &Program, state: &ProgramState, beside: &str) -> Result<Exported> {
+pub fn to_onnx(program: &Program, state: &ProgramState, beside: FileBeside<'_>) -> Result<Vec<u8>> {
     let names = |value: &str, dim: usize| {
         let name = match (value.split('.').next().unwrap_or_default(), dim) {
             ("input_ids" | "position_ids" | "logits" | "past" | "present" | "labels", 0) => "batch",

@@ -2,7 +2,7 @@
 
 mod export;
 
-pub use export::{LONGEST, lowered, to_onnx};
+pub use export::{Extent, lowered, to_onnx};
 
 use crate::error::{Error, Result};
 use crate::opened::Opened;

@@ -35,10 +35,11 @@ use planaria_array::{Device, Threads};
 use planaria_comm::nccl::{self, Way};
 use planaria_comm::{Comm, CommExt, threads};
 use planaria_nn::models::{Architecture, Models};
-use planaria_store::Store;
+use planaria_store::{Store, Trap};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub(crate) use resume::updates_of;
@@ -80,14 +81,16 @@ pub struct Trainer {
 }
 
 /// What a run does for whoever started it and starts it again when it fails.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Healing {
     /// Where ranks tell what they do; see [`crate::beat`].
     pub beats: Option<PathBuf>,
     /// Go on from an older checkpoint where the newest is damaged, and say so, instead of refusing.
     pub fall_back: bool,
-    /// What happens to a rank on purpose.
-    pub fault: Option<Fault>,
+    /// What happens to ranks on purpose.
+    pub faults: Vec<Fault>,
+    /// What happens to places of checkpoints on purpose: the run's folder, then the tiers. No more than were given are looked at.
+    pub traps: Vec<Trap>,
 }
 
 /// What all ranks of a process share.
@@ -113,6 +116,8 @@ pub(crate) struct Job {
     /// The program's own samples, which `data` has then.
     pub(crate) stream: Option<Arc<Streamed>>,
     pub(crate) healing: Healing,
+    /// What stands beside the weights of every checkpoint.
+    pub(crate) kept: Arc<OnceLock<BTreeMap<String, Arc<[u8]>>>>,
 }
 
 impl Trainer {
@@ -321,6 +326,7 @@ impl Trainer {
             store,
             stream: None,
             healing,
+            kept: Arc::default(),
         })
     }
 }
@@ -395,8 +401,7 @@ impl Job {
         tiers::check_ranks(self, local, comm.size())?;
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
-        let Healing { beats, fault, .. } = &self.healing;
-        let (pulse, comm) = beat::feel(comm, beats.as_deref(), *fault)?;
+        let (pulse, comm) = beat::feel(comm, &self.healing)?;
         Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse)?.go())
     }
 

@@ -71,8 +71,6 @@ pub(super) struct RankRun<'a> {
     pub(super) skipped: u64,
     /// Tells whoever started this rank how far it is.
     pub(super) pulse: Arc<Pulse>,
-    /// Rank 0 keeps other processes out of the folder.
-    _lock: Option<Lock>,
 }
 
 impl<'a> RankRun<'a> {
@@ -95,7 +93,7 @@ impl<'a> RankRun<'a> {
         let replica = replica(job, &own, &init, &near, &keeping)?;
         holders::check_order(job, &own, &replica.weights)?;
         let pipeline = lanes.start(&world, &place, &near)?;
-        let saves = Saves::new(&world, job)?;
+        let saves = Saves::new(&world, job, lock)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
         let (compute, schedule) = (Compute::new(job), setup::schedule(config, config.optim.lr)?);
         let second = job.objective.second().map(|second| setup::schedule(config, second.lr)).transpose()?;
@@ -124,7 +122,6 @@ impl<'a> RankRun<'a> {
             flops,
             skipped: 0,
             pulse,
-            _lock: lock,
         };
         run.take_up()?;
         Ok(run)
@@ -230,7 +227,7 @@ impl RankRun<'_> {
         let folder = start.label(job)?;
         let Start { changed, damaged, newer, .. } = start;
         if self.world.rank() == 0 {
-            self.saves.newer = tiers::after(&job.tiers()?, step, newer)?;
+            self.saves.newer = tiers::after(&job.tiers()?, step, newer);
         }
         Ok(Some(Event::Resumed { folder, step, mesh, changed, damaged }))
     }
@@ -239,6 +236,8 @@ impl RankRun<'_> {
     fn take_state(&mut self) -> Result<Option<Start>> {
         let job = self.job;
         let mut damaged: Vec<Damaged> = Vec::new();
+        // Why this rank could not load what was found first, and its step.
+        let mut failed: Option<(Error, Option<u64>)> = None;
         loop {
             // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
             let found = match self.world.rank() {
@@ -246,6 +245,11 @@ impl RankRun<'_> {
                 _ => Ok(None),
             };
             let start = from_first(&self.world, found)?;
+            // Another copy of the same step loses nothing; an older one is taken only where that was asked for.
+            let same = |step: &Option<u64>| start.as_ref().is_some_and(|start| start.step() == *step);
+            if let Some((error, _)) = failed.take_if(|(_, step)| !job.healing.fall_back && !same(step)) {
+                return Err(error);
+            }
             // A checkpoint of an adapter has none of the model under it.
             let init =
                 job.config.model.init.as_ref().filter(|_| start.is_none() || job.config.lora.is_some());
@@ -271,12 +275,14 @@ impl RankRun<'_> {
                 Value::Text(why) => Some(why),
                 _ => None,
             });
-            match first {
-                Some(why) if job.healing.fall_back && start.is_own() => {
+            match (first, loaded) {
+                (Some(why), loaded) if start.is_own() => {
                     damaged = start.damaged.clone();
-                    damaged.push(Damaged { folder: start.label(job)?, why });
+                    damaged.push(Damaged { folder: start.label(job)?, why: why.clone() });
+                    let error = loaded.err().unwrap_or(Error::Run { what: why });
+                    failed.get_or_insert((error, start.step()));
                 }
-                _ => return loaded.map(|()| Some(start)),
+                (_, loaded) => return loaded.map(|()| Some(start)),
             }
         }
     }

@@ -96,6 +96,9 @@ impl Records {
                     vec![("step", json!(step)), ("folder", json!(folder)), ("seconds", seconds)],
                 )
             }
+            Event::NotRemoved { step, error } => {
+                (Level::Warn, "not removed", vec![("step", json!(step)), ("error", json!(error))])
+            }
             Event::SaveFailed { step, error } => {
                 (Level::Error, "save failed", vec![("step", json!(step)), ("error", json!(error))])
             }

@@ -13,6 +13,7 @@ use planaria_nn::optim::LossScale;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// How far a run has come. Everything else follows from the configuration and this.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,15 +129,9 @@ pub(super) fn items(
 
 /// The whole state of now. Arrays are held by copy-on-write: training continues, the state stays.
 pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
-    let mut files: BTreeMap<String, Vec<u8>> = job.tokenizer.files()?;
-    files.insert("config.json".into(), model_config(job));
-    files.extend(job.objective.files(&*job.model)?);
-    files.insert("config.toml".into(), job.config.recorded()?.to_toml()?.into_bytes());
-    let adapter = job.model.adapted().map(|model| model.config(0).to_text());
-    if let Some(adapter) = &adapter {
-        files.insert("adapter_config.json".into(), adapter.clone().into_bytes());
-    }
-    files.insert("generation_config.json".into(), generation_config(job));
+    let mut files = job.kept_files()?.clone();
+    files.extend(job.objective.files(&*job.model)?.into_iter().map(|(name, text)| (name, text.into())));
+    let adapter = job.model.adapted().is_some();
     let mut state = State::new(items(replica, Files::Run, Array::snapshot)?);
     (state.step, state.samples, state.tokens) = (progress.step, progress.samples, progress.tokens);
     state.config = job.config_json();
@@ -147,8 +142,25 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
     state.extra = serde_json::to_value(progress).map_err(|e| Error::Bug { what: e.to_string() })?;
     state.files = files;
     // An adapter has none of the model's tied tensors.
-    state.tied = if adapter.is_some() { BTreeMap::new() } else { planaria_nn::models::ties(&*job.model)? };
+    state.tied = if adapter { BTreeMap::new() } else { planaria_nn::models::ties(&*job.model)? };
     Ok(state)
+}
+
+impl Job {
+    /// The files that stand beside the weights of every checkpoint and never change: made by the first save, shared by all.
+    fn kept_files(&self) -> Result<&BTreeMap<String, Arc<[u8]>>> {
+        if let Some(files) = self.kept.get() {
+            return Ok(files);
+        }
+        let mut files = self.tokenizer.files()?;
+        files.insert("config.json".into(), model_config(self));
+        files.insert("config.toml".into(), self.config.recorded()?.to_toml()?.into_bytes());
+        if let Some(model) = self.model.adapted() {
+            files.insert("adapter_config.json".into(), model.config(0).to_text().into_bytes());
+        }
+        files.insert("generation_config.json".into(), generation_config(self));
+        Ok(self.kept.get_or_init(|| files.into_iter().map(|(name, text)| (name, text.into())).collect()))
+    }
 }
 
 /// `config.json` with the dtype of the weights, under the key of today and the one that older readers know.

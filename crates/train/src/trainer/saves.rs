@@ -1,6 +1,7 @@
 //! Saves that are written while training continues.
 
 use super::Job;
+use super::lock::Lock;
 use super::records::Records;
 use super::resume::Best;
 use super::tiers::Tier;
@@ -67,11 +68,13 @@ pub(super) struct Saves {
     /// Only rank 0 tells.
     tells: bool,
     pub(super) records: Option<Arc<Records>>,
+    /// Rank 0 keeps other processes out of the run's folder, until the last save there has ended.
+    lock: Option<Arc<Lock>>,
 }
 
 impl Saves {
     /// Collective.
-    pub(super) fn new(world: &Arc<dyn Comm>, job: &Job) -> Result<Saves> {
+    pub(super) fn new(world: &Arc<dyn Comm>, job: &Job, lock: Option<Lock>) -> Result<Saves> {
         let comm = world.split(&[world.ranks().to_vec()])?;
         let comm = comm.ok_or_else(|| Error::Bug { what: "a rank outside its own world".into() })?;
         let tiers = job.tiers()?;
@@ -95,6 +98,7 @@ impl Saves {
             safe: 0,
             looked: None,
             records: None,
+            lock: lock.map(Arc::new),
         })
     }
 
@@ -152,7 +156,7 @@ impl Saves {
             }
             _ => None,
         };
-        let tier = self.tiers[tier].kind.map(|kind| kind.to_string());
+        let tier = self.tiers[tier].name.clone();
         Some(SaveProgress { step, bytes, total, rate, tier })
     }
 
@@ -197,7 +201,8 @@ impl Saves {
             Some(writer) => writer,
             None => {
                 let (comm, tiers, options) = (self.comm.clone(), self.tiers.clone(), self.options.clone());
-                Writer::start(Work { comm, tiers, options, newer: std::mem::take(&mut self.newer) })?
+                let (newer, lock) = (std::mem::take(&mut self.newer), self.lock.clone());
+                Writer::start(Work { comm, tiers, options, newer, _lock: lock })?
             }
         };
         Ok(self.writer.insert(writer))
@@ -209,7 +214,7 @@ impl Saves {
         for end in self.writer.as_ref().map(Writer::ends).unwrap_or_default() {
             match end {
                 End::Dropped { step, by } => self.tell(job, &Event::SaveDropped { step, by }),
-                End::Written { step, tier, failed, blocked, took } => {
+                End::Written { step, tier, failed, unremoved, blocked, took } => {
                     let place = self.tiers[tier].clone();
                     if let Some(better) =
                         self.better.take_if(|better| better.step == step && place.kind.is_none())
@@ -227,6 +232,9 @@ impl Saves {
                                 self.newest = Some((step, folder(step)));
                             }
                             self.safe = self.safe.max(step);
+                            if let Some(error) = unremoved {
+                                self.tell(job, &Event::NotRemoved { step, error });
+                            }
                             self.tell(job, &Event::Saved { step, folder: label, blocked, took });
                         }
                         Some(error) => {

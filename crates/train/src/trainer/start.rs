@@ -3,14 +3,14 @@
 use super::Job;
 use super::lock::Lock;
 use super::resume::{self, Progress};
-use super::tiers::{OWN, Tier};
+use super::tiers::{self, OWN, Tier};
 use crate::data::{Continuation, Sampler};
 use crate::error::{Error, Result};
 pub(super) use crate::event::Damaged;
 use crate::pretrained::Pretrained;
 use crate::weights::Files;
 use planaria_ckpt::formats::OpenOptions;
-use planaria_ckpt::{Checkpoint, TensorKey, TensorKind, step_folder, step_of};
+use planaria_ckpt::{Checkpoint, Mix, TensorKey, TensorKind, step_folder, step_of};
 use planaria_layout::Shape;
 use planaria_nn::models::{Architecture, Effect, Setting, Stage};
 use planaria_store::{Store, StoreExt, join};
@@ -35,6 +35,8 @@ pub(super) struct Start {
     address: Option<String>,
     /// Which of the run's places has it; see [`Job::tiers`].
     tier: usize,
+    /// Where each file is read from, if no place has all of them sound.
+    mix: Mix,
     /// The checkpoint in its store.
     pub(super) folder: String,
     /// What stands before the names of the model's parameters there, where a program of others saved its model inside something else.
@@ -56,7 +58,12 @@ impl Start {
 
     /// True for one in the run's folder.
     pub(super) fn is_of_the_folder(&self) -> bool {
-        self.is_own() && self.tier == OWN
+        self.is_own() && self.tier == OWN && self.mix.is_empty()
+    }
+
+    /// The step of one of the run's checkpoints.
+    pub(super) fn step(&self) -> Option<u64> {
+        self.folder.rsplit('/').next().and_then(step_of)
     }
 
     /// True where it has lost a file since it was committed.
@@ -70,10 +77,10 @@ impl Start {
 
     /// How it is named to people.
     pub(super) fn label(&self, job: &Job) -> Result<String> {
-        Ok(match self.is_own() {
-            true => job.tiers()?[self.tier].label(&self.folder),
-            false => self.folder.clone(),
-        })
+        match self.is_own() {
+            true => Ok(named(&job.tiers()?, self.tier, &self.mix, &self.folder)),
+            false => Ok(self.folder.clone()),
+        }
     }
 
     /// Where it is, as a user would name it.
@@ -88,24 +95,58 @@ impl Start {
     pub(super) fn store(&self, job: &Job) -> Result<Arc<dyn Store>> {
         match &self.address {
             Some(address) => Ok(planaria_store::open(address)?),
-            None => Ok(job.tiers()?[self.tier].store.clone()),
+            None => {
+                let tiers = job.tiers()?;
+                let stores: Vec<Arc<dyn Store>> = tiers.into_iter().map(|tier| tier.store).collect();
+                Ok(if self.mix.is_empty() { stores[self.tier].clone() } else { self.mix.store(&stores) })
+            }
         }
     }
 }
 
+/// A checkpoint of the run as it is named to people: with its tier, or with what each place gives of it.
+fn named(tiers: &[Tier], tier: usize, mix: &Mix, folder: &str) -> String {
+    if mix.is_empty() {
+        return tiers[tier].label(folder);
+    }
+    let name = |tier: usize| tiers[tier].name.as_deref().unwrap_or("folder");
+    let parts = mix.counts().into_iter().map(|(tier, files)| format!("{files} of {}", name(tier)));
+    format!("{folder} ({} files)", parts.collect::<Vec<_>>().join(" and "))
+}
+
 /// Finds out where a run begins; nothing for new weights. Refuses what cannot continue. Reads manifests, no tensors. A run that heals
-/// goes past `damaged` checkpoints and those that it finds damaged here.
+/// goes past `damaged` checkpoints and those that it finds damaged here; others take another copy of the same step, if there is one.
 pub(super) fn find(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let mut damaged = damaged.to_vec();
+    let mut first: Option<(Error, Option<u64>)> = None;
     loop {
         match find_but(job, &damaged) {
-            Err(Error::Resume { folder, source, .. }) if job.healing.fall_back => {
-                damaged.push(Damaged { folder, why: source.to_string() });
+            Err(Error::Resume { folder, source, older }) => {
+                let (why, step) = (source.to_string(), step_of_label(&folder));
+                let again = damaged.iter().any(|known| known.folder == folder);
+                damaged.push(Damaged { folder: folder.clone(), why });
+                let error = Error::Resume { folder, source, older };
+                if again {
+                    return Err(error);
+                }
+                first.get_or_insert((error, step));
             }
-            Err(error) => return Err(error),
-            Ok(start) => return Ok(start.map(|start| Start { damaged, ..start })),
+            Err(error) => return Err(first.map_or(error, |(first, _)| first)),
+            Ok(start) => {
+                // Another copy of the same step loses nothing; an older one is taken only where that was asked for.
+                let same = |step: Option<u64>| start.as_ref().is_some_and(|start| start.step() == step);
+                match first {
+                    Some((error, step)) if !job.healing.fall_back && !same(step) => return Err(error),
+                    _ => return Ok(start.map(|start| Start { damaged, ..start })),
+                }
+            }
         }
     }
+}
+
+/// The step of a checkpoint of the run that is named to people, as in `ckpt/step-00000004 (memory)`.
+fn step_of_label(label: &str) -> Option<u64> {
+    label.split(' ').next()?.rsplit('/').next().and_then(step_of)
 }
 
 /// The steps that are committed in each of the run's places, those apart that are damaged.
@@ -113,8 +154,8 @@ struct Places {
     tiers: Vec<Tier>,
     /// By place, ascending.
     steps: Vec<Vec<u64>>,
-    /// Of the run's folder.
-    broken: Vec<u64>,
+    /// By place, those that are damaged there.
+    broken: Vec<Vec<u64>>,
 }
 
 impl Places {
@@ -126,10 +167,7 @@ impl Places {
             // A tier that cannot be reached is no reason not to resume from another.
             let mut found = if number == OWN { found? } else { found.unwrap_or_default() };
             let known = |step: &mut u64| damaged.iter().any(|d| d.folder == tier.label(&own(*step)));
-            let bad: Vec<u64> = found.extract_if(.., known).collect();
-            if number == OWN {
-                broken = bad;
-            }
+            broken.push(found.extract_if(.., known).collect());
             steps.push(found);
         }
         Ok(Places { tiers, steps, broken })
@@ -141,13 +179,28 @@ impl Places {
         let all = (0..self.tiers.len()).filter_map(last);
         all.max_by_key(|&(tier, step)| (step, std::cmp::Reverse(self.tiers[tier].order())))
     }
+
+    /// A step that is newer than every sound one, of which several places together have all files; none where even that was found
+    /// to be damaged.
+    fn mended(&self, damaged: &[Damaged]) -> Option<(usize, u64, Mix)> {
+        let least = self.newest().map_or(0, |(_, step)| step + 1);
+        let steps: std::collections::BTreeSet<u64> = self.broken.iter().flatten().copied().collect();
+        let stores: Vec<Arc<dyn Store>> = self.tiers.iter().map(|tier| tier.store.clone()).collect();
+        steps.range(least..).rev().find_map(|&step| {
+            let mix = Mix::find(&stores, &own(step))?;
+            let label = named(&self.tiers, OWN, &mix, &own(step));
+            let tier = mix.counts().keys().next().copied().unwrap_or(OWN);
+            damaged.iter().all(|known| known.folder != label).then_some((tier, step, mix))
+        })
+    }
 }
 
 /// As if the damaged checkpoints were not there.
 fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let places = Places::look(job, damaged)?;
     let (steps, store) = (&places.steps[OWN], &places.tiers[OWN].store);
-    if let (None, Some(Damaged { folder, why })) = (places.newest(), damaged.first()) {
+    let mended = places.mended(damaged);
+    if let (None, None, Some(Damaged { folder, why })) = (&mended, places.newest(), damaged.first()) {
         let what = format!("no checkpoint of the run is whole; the newest is '{folder}': {why}");
         return Err(Error::Run { what });
     }
@@ -157,17 +210,18 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
         step: steps.last().copied().unwrap_or(0),
         key: key.into(),
     };
-    let newest = steps.last().map(|&step| own(step));
+    let newest = mended.or_else(|| places.newest().map(|(tier, step)| (tier, step, Mix::default())));
+    let newest = newest.map(|(tier, step, mix)| {
+        let newer = places.broken[OWN].clone();
+        Start { tier, mix, newer, ..start(own(step)) }
+    });
+    let examine_own = |start: Start| examine(job, &start.store(job)?, start).map(Some);
     match (&section.from, newest) {
-        (None, Some(_)) if !section.resume => Err(occupied("checkpoint.resume = false")),
-        (None, _) => {
-            let Some((tier, step)) = places.newest().filter(|_| section.resume) else { return Ok(None) };
-            let newer = places.broken;
-            examine(job, &places.tiers[tier].store, Start { tier, newer, ..start(own(step)) }).map(Some)
-        }
+        (None, Some(_)) if !section.resume && !steps.is_empty() => Err(occupied("checkpoint.resume = false")),
+        (None, newest) => newest.filter(|_| section.resume).map_or(Ok(None), examine_own),
         // Started again with the same key, a run continues with what came of it.
-        (Some(from), Some(newest)) if descends(job, &**store, &newest, from) => {
-            examine(job, store, start(newest)).map(Some)
+        (Some(from), Some(newest)) if descends(job, &*newest.store(job)?, &newest.folder, from) => {
+            examine_own(newest)
         }
         (Some(from), _) if step_of(from).is_some() => {
             let step = step_of(from).unwrap_or(0);
@@ -179,8 +233,8 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
             let newer = steps.iter().copied().filter(|&s| s > step).collect();
             examine(job, store, Start { newer, ..start(own(step)) }).map(Some)
         }
-        (Some(_), Some(_)) => Err(occupied("checkpoint.from, which is a path")),
-        (Some(from), None) => {
+        (Some(_), Some(_)) if !steps.is_empty() => Err(occupied("checkpoint.from, which is a path")),
+        (Some(from), _) => {
             let address = Some(from.clone());
             let store = planaria_store::open(from)?;
             examine(job, &store, Start { address, ..start(String::new()) }).map(Some)
@@ -192,6 +246,7 @@ fn start(folder: String) -> Start {
     Start {
         address: None,
         tier: OWN,
+        mix: Mix::default(),
         folder,
         prefix: String::new(),
         changed: Vec::new(),
@@ -220,6 +275,7 @@ fn examine(job: &Job, store: &Arc<dyn Store>, mut start: Start) -> Result<Start>
         }
         _ => unreadable(job, &start, e),
     })?;
+    check_config(&**store, &checkpoint).map_err(|error| unreadable(job, &start, error))?;
     let saved = saved_model(job, &**store, folder)?;
     let mut differs =
         saved.as_ref().map(|saved| model_changes(&**saved, job, Effect::Function)).unwrap_or_default();
@@ -268,6 +324,14 @@ fn not_of_a_run(path: &str, store: &Arc<dyn Store>) -> Error {
     Error::Value { key: "checkpoint.from".into(), found: format!("'{path}'"), expected }
 }
 
+/// Refuses a `config.json` that is not the one that was saved.
+fn check_config(store: &dyn Store, checkpoint: &Checkpoint) -> planaria_ckpt::Result<()> {
+    let Some(file) = checkpoint.others.iter().find(|file| file.name == "config.json") else { return Ok(()) };
+    let name = join(&checkpoint.folder, &file.name);
+    let text = store.read(&name, CONFIG_BYTES)?;
+    Ok(planaria_store::checksum::check(&name, 0, &text, file.sum)?)
+}
+
 /// The model that a checkpoint says it holds, where it says so.
 fn saved_model(job: &Job, store: &dyn Store, folder: &str) -> Result<Option<Arc<dyn Architecture>>> {
     let name = join(folder, "config.json");
@@ -287,7 +351,7 @@ pub(super) fn unreadable(job: &Job, start: &Start, error: planaria_ckpt::Error) 
     if !damaged {
         return error.into();
     }
-    let step = start.folder.rsplit('/').next().and_then(step_of);
+    let step = start.step();
     let older = job.store().ok().and_then(|store| {
         let steps = planaria_ckpt::committed(&*store, CHECKPOINTS).ok()?;
         let sound = |step: &u64| planaria_ckpt::open(&*store, &own(*step)).is_ok();
@@ -410,6 +474,7 @@ impl Job {
     /// Refuses a start that cannot be; the checkpoint that the run would resume from.
     pub(super) fn check_start(&self) -> Result<Option<String>> {
         Lock::check(&self.config.run_dir())?;
+        tiers::check_reach(self)?;
         if let Some(start) = find(self, &[])? {
             return Ok(Some(start.folder));
         }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use planaria_ckpt::step_folder;
 use planaria_layout::DType;
 use planaria_nn::models::parameter_count;
-use planaria_store::{Store, join};
+use planaria_store::{EntryKind, Faulty, Peer, PeerRoom, Store, StoreExt, join};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,8 @@ const ID: &str = "ID";
 /// One place.
 #[derive(Clone, Debug)]
 pub(super) struct Tier {
+    /// How it is named to people: its kind, with a number where it is not the first of it. Absent for the run's folder.
+    pub(super) name: Option<String>,
     /// Absent for the run's folder.
     pub(super) kind: Option<TierKind>,
     pub(super) store: Arc<dyn Store>,
@@ -36,9 +38,9 @@ pub(super) struct Tier {
 impl Tier {
     /// A checkpoint here, as it is named to people.
     pub(super) fn label(&self, folder: &str) -> String {
-        match self.kind {
+        match &self.name {
             None => folder.to_string(),
-            Some(kind) => format!("{folder} ({kind})"),
+            Some(name) => format!("{folder} ({name})"),
         }
     }
 
@@ -58,12 +60,24 @@ impl Job {
     /// The run's folder, then the tiers in the order of the configuration.
     pub(super) fn tiers(&self) -> Result<Vec<Tier>> {
         let section = &self.config.checkpoint;
-        let own = Tier { kind: None, store: self.store()?, every: section.every, keep: section.keep };
-        let rest = section.tiers.iter().map(|tier| {
-            let store = planaria_store::open(&place(&self.config, tier)?)?;
-            Ok(Tier { kind: Some(tier.kind), store, every: tier.every, keep: tier.keep })
+        let own = self.trapped(OWN, self.store()?);
+        let own = Tier { name: None, kind: None, store: own, every: section.every, keep: section.keep };
+        let rest = section.tiers.iter().enumerate().map(|(number, tier)| {
+            let before = section.tiers[..number].iter().filter(|other| other.kind == tier.kind).count();
+            let name =
+                if before == 0 { tier.kind.to_string() } else { format!("{} {}", tier.kind, before + 1) };
+            let store = self.trapped(number + 1, planaria_store::open(&place(&self.config, tier)?)?);
+            Ok(Tier { name: Some(name), kind: Some(tier.kind), store, every: tier.every, keep: tier.keep })
         });
         std::iter::once(Ok(own)).chain(rest).collect()
+    }
+
+    /// A place, with the trap that a drill has set in it.
+    fn trapped(&self, number: usize, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        match self.healing.traps.get(number) {
+            Some(trap) => Arc::new(Faulty::over(store, trap)),
+            None => store,
+        }
     }
 }
 
@@ -119,13 +133,14 @@ pub(super) fn make_memory(config: &Config) -> Result<()> {
 }
 
 /// The checkpoints of each place that come after `step`, where the run resumes from; `own` are those of its folder.
-pub(super) fn after(tiers: &[Tier], step: u64, own: Vec<u64>) -> Result<Vec<Vec<u64>>> {
+/// What cannot be reached now has none that are known.
+pub(super) fn after(tiers: &[Tier], step: u64, own: Vec<u64>) -> Vec<Vec<u64>> {
     let rest = tiers.iter().skip(1).map(|tier| {
-        let mut later = planaria_ckpt::committed(&*tier.store, CHECKPOINTS)?;
+        let mut later = planaria_ckpt::committed(&*tier.store, CHECKPOINTS).unwrap_or_default();
         later.retain(|&other| other > step);
-        Ok(later)
+        later
     });
-    std::iter::once(Ok(own)).chain(rest).collect()
+    std::iter::once(own).chain(rest).collect()
 }
 
 /// Refuses tiers that cannot hold what they should, with the figures.
@@ -145,17 +160,32 @@ pub(super) fn check(job: &Job) -> Result<()> {
     }
     let bytes = state_bytes(job)?;
     let needed: u64 = in_memory(&job.config).map(|tier| (tier.keep as u64 + 1) * bytes).sum();
+    // What a run that resumes has there already is part of what it needs.
+    let own = if needed > 0 { bytes_below(&memory_of(&job.config)?) } else { 0 };
     if needed > 0
         && let Ok(free) = free_bytes(Path::new(MEMORY))
-        && needed > free
+        && needed > free.saturating_add(own)
     {
         let expected = format!(
-            "room for {needed} bytes, {bytes} for each checkpoint that stays and one that is written; {MEMORY} has {free} free"
+            "room for {needed} bytes, {bytes} for each checkpoint that stays and one that is written; {MEMORY} has {free} free \
+             and {own} of this run"
         );
         return refuse("memory".into(), expected);
     }
+    if in_memory(&job.config).count() > 1 {
+        let expected = "one; give the others a `path`, or they would be one folder".to_string();
+        return refuse(format!("{} memory tiers", in_memory(&job.config).count()), expected);
+    }
     for peer in section.tiers.iter().filter(|tier| tier.kind == TierKind::Peer) {
         let path = peer.path.as_deref().unwrap_or_default();
+        if let Some((needed, room)) = short_of(path, (peer.keep as u64 + 1) * bytes) {
+            let expected = format!(
+                "room for {needed} bytes, {bytes} for each checkpoint that stays and one that is written; its agent may hold {} \
+                 and holds {} of others",
+                room.limit, room.used
+            );
+            return refuse(format!("peer '{path}'"), expected);
+        }
         let device = |path: &str| std::fs::metadata(path).ok().map(|about| about.dev());
         if device(path).is_some() && device(path) == device(MEMORY) {
             let expected = "memory of another machine: losing this one would lose both".to_string();
@@ -165,16 +195,58 @@ pub(super) fn check(job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Refuses memory that not all ranks can reach.
-pub(super) fn check_ranks(job: &Job, local: usize, ranks: usize) -> Result<()> {
-    match in_memory(&job.config).next() {
-        Some(_) if local < ranks => Err(Error::Value {
-            key: "checkpoint.tiers".into(),
-            found: format!("memory, with {local} of {ranks} ranks on this machine"),
-            expected: "all ranks on one machine; give the tier a `path` that all of them reach".into(),
-        }),
-        _ => Ok(()),
+/// What is needed and the room that there is, where an agent has less; none for other peers, and for one that does not answer now:
+/// a run starts without it.
+fn short_of(path: &str, needed: u64) -> Option<(u64, PeerRoom)> {
+    let peer = path.starts_with("peer://").then(|| Peer::open(path).ok()).flatten()?;
+    let mut room = peer.room().ok()?;
+    let entries = peer.walk("").ok()?.into_iter();
+    let own: u64 = entries.map(|entry| if let EntryKind::File(bytes) = entry.kind { bytes } else { 0 }).sum();
+    room.used = room.used.saturating_sub(own);
+    (needed > room.limit.saturating_sub(room.used)).then_some((needed, room))
+}
+
+/// Refuses places that cannot be reached now, which a run would start without.
+pub(super) fn check_reach(job: &Job) -> Result<()> {
+    for tier in job.tiers()?.iter().skip(1) {
+        if let Err(error) = planaria_ckpt::committed(&*tier.store, CHECKPOINTS) {
+            return Err(Error::Value {
+                key: "checkpoint.tiers".into(),
+                found: tier.label(&tier.store.address()),
+                expected: format!("a place that can be reached: {error}"),
+            });
+        }
     }
+    Ok(())
+}
+
+/// Refuses memory that not all ranks can reach, and a peer that is lost with a machine of ranks.
+pub(super) fn check_ranks(job: &Job, local: usize, ranks: usize) -> Result<()> {
+    let refuse = |found: String, expected: &str| {
+        let expected = expected.to_string();
+        Err(Error::Value { key: "checkpoint.tiers".into(), found, expected })
+    };
+    if local >= ranks {
+        return Ok(());
+    }
+    if in_memory(&job.config).next().is_some() {
+        let found = format!("memory, with {local} of {ranks} ranks on this machine");
+        return refuse(found, "all ranks on one machine; give the tier a `path` that all of them reach");
+    }
+    let peers = job.config.checkpoint.tiers.iter().filter(|tier| tier.kind == TierKind::Peer);
+    match peers.filter_map(|tier| tier.path.as_deref()).find(|path| is_loopback(path)) {
+        Some(path) => refuse(
+            format!("peer '{path}', which is another one for the ranks of each machine"),
+            "the address of one machine; losing it then loses nothing that the others do not have",
+        ),
+        None => Ok(()),
+    }
+}
+
+/// True for an agent on whatever machine asks.
+fn is_loopback(path: &str) -> bool {
+    let host = path.strip_prefix("peer://").and_then(|rest| rest.split(['/', ':']).next());
+    host.is_some_and(|host| host == "localhost" || host.starts_with("127."))
 }
 
 /// Bytes of a checkpoint of all ranks; those of small files are not counted.
@@ -186,6 +258,17 @@ fn state_bytes(job: &Job) -> Result<u64> {
     let kept = slots.chain(state.master.iter().map(|master| master.dtype().size())).sum::<usize>();
     let ema = job.config.optim.averages()?.len() * DType::F32.size();
     Ok(parameter_count(&*job.model)? * (dtype.size() + kept + ema) as u64)
+}
+
+/// Bytes of all files below a folder; of one that is not there, none.
+fn bytes_below(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.file_type() {
+            Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
+            _ => entry.metadata().map_or(0, |about| about.len()),
+        })
+        .sum()
 }
 
 /// Bytes that are free on the file system of a folder.
@@ -210,7 +293,8 @@ pub fn persist_memory(config: &Config) -> Result<Kept> {
     let mut found: Vec<(u64, Arc<dyn Store>)> = Vec::new();
     for tier in config.checkpoint.tiers.iter().filter(|tier| tier.kind <= TierKind::Peer) {
         let store = planaria_store::open(&place(config, tier)?)?;
-        let steps = planaria_ckpt::committed(&*store, CHECKPOINTS)?;
+        // A peer that is gone must not keep what another has from the folder.
+        let steps = planaria_ckpt::committed(&*store, CHECKPOINTS).unwrap_or_default();
         found.extend(steps.into_iter().filter(|&step| step > newest).map(|step| (step, store.clone())));
     }
     found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));

@@ -1,6 +1,7 @@
 //! The one thread of a rank that writes checkpoints. Snapshots wait for it in a short line; where that is allowed, a newer one
 //! takes the place of those that nobody has begun to write.
 
+use super::lock::Lock;
 use super::saves::folder;
 use super::tiers::Tier;
 use crate::error::{Error, Result};
@@ -33,7 +34,15 @@ pub(super) struct Snapshot {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {
     /// It is committed, or failed for this reason.
-    Written { step: u64, tier: usize, failed: Option<String>, blocked: Duration, took: Duration },
+    Written {
+        step: u64,
+        tier: usize,
+        failed: Option<String>,
+        /// Why older ones stay that should go.
+        unremoved: Option<String>,
+        blocked: Duration,
+        took: Duration,
+    },
     /// A newer one took its place.
     Dropped { step: u64, by: u64 },
 }
@@ -80,8 +89,11 @@ pub(super) struct Work {
     pub(super) comm: Arc<dyn Comm>,
     pub(super) tiers: Vec<Tier>,
     pub(super) options: SaveOptions,
-    /// Checkpoints of each place that come after the one that the run went back to; they go before the first save there.
+    /// Checkpoints of each place that come after the one that the run went back to; they go before the first save there. Only rank
+    /// 0 knows of any.
     pub(super) newer: Vec<Vec<u64>>,
+    /// The run's folder stays taken while anything is written to it.
+    pub(super) _lock: Option<Arc<Lock>>,
 }
 
 impl Writer {
@@ -225,7 +237,11 @@ impl Work {
                 Some(why) => Err(why.clone()),
                 None => self.save(tier, step, &state, &options).map_err(|error| error.to_string()),
             };
-            let end = End::Written { step, tier, failed: saved.err(), blocked, took: began.elapsed() };
+            let (failed, unremoved) = match saved {
+                Ok(unremoved) => (None, unremoved),
+                Err(why) => (Some(why), None),
+            };
+            let end = End::Written { step, tier, failed, unremoved, blocked, took: began.elapsed() };
             shared.lock().ends.push(end);
         }
     }
@@ -236,16 +252,17 @@ impl Work {
         step: u64,
         state: &State,
         options: &SaveOptions,
-    ) -> planaria_ckpt::Result<()> {
+    ) -> planaria_ckpt::Result<Option<String>> {
         let store = self.tiers[tier].store.clone();
-        let newer = std::mem::take(&mut self.newer[tier]);
-        // Where an old one cannot be removed, the save says what stands in its way.
-        let removed = match self.comm.rank() {
-            0 => newer.iter().try_for_each(|&step| planaria_ckpt::remove(&*store, &folder(step))),
-            _ => Ok(()),
-        };
+        let newer = &mut self.newer[tier];
+        // Where an old one cannot be removed, the save says what stands in its way, and the next one tries again.
+        let mut removed = Ok(());
+        while let (Ok(()), Some(&step)) = (&removed, newer.last()) {
+            removed = planaria_ckpt::remove(&*store, &folder(step));
+            newer.pop_if(|_| removed.is_ok());
+        }
         let saved = planaria_ckpt::save(&*self.comm, &*store, &folder(step), state, options);
-        removed.and(saved.map(|_| ()))
+        removed.and(saved.map(|saved| saved.unremoved))
     }
 }
 
@@ -280,11 +297,12 @@ mod tests {
         // Two ranks that run at their own pace, but never more than one snapshot apart.
         let told = planaria_comm::threads::run(2, |comm| {
             let store = planaria_store::open(&path).unwrap();
-            let tier = Tier { kind: None, store, every: 1, keep: 3 };
+            let tier = Tier { name: None, kind: None, store, every: 1, keep: 3 };
             let (tiers, options) = (vec![tier], SaveOptions::default());
             let saves = comm.split(&[comm.ranks().to_vec()]).unwrap().unwrap();
             let writer =
-                Writer::start(Work { comm: saves, tiers, options, newer: vec![Vec::new()] }).unwrap();
+                Writer::start(Work { comm: saves, tiers, options, newer: vec![Vec::new()], _lock: None })
+                    .unwrap();
             for step in 1..=30 {
                 comm.barrier().unwrap();
                 writer.post(snapshot(step, &[0]));

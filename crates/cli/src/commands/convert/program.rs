@@ -11,9 +11,9 @@ use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use planaria::ckpt::{Existing, OutputFolder};
 use planaria::nn::models::{Models, Network};
-use planaria::program::{Program, ProgramState, paddle};
+use planaria::program::{Program, ProgramState, paddle, write_stream};
 use planaria::store::{Store, StoreExt, join};
-use planaria::train::programs::{self, Part, Sizes};
+use planaria::train::programs::{self, Extent, Part, Sizes};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -29,9 +29,12 @@ pub(crate) struct ProgramArgs {
     /// Largest difference that counts as none, relative to the largest value of an output
     #[arg(long, value_name = "NUMBER", default_value_t = 1e-4)]
     tolerance: f64,
-    /// Fixed sizes of the programs, as 2x16 for two rows of 16 tokens; otherwise any, up to 1024 tokens
+    /// Fixed sizes of the programs, as 2x16 for two rows of 16 tokens; otherwise any
     #[arg(long, value_name = "BATCHxLENGTH", value_parser = sizes)]
     sizes: Option<(usize, usize)>,
+    /// The longest sequence that programs without fixed sizes take: they hold the rotations of as many positions
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, conflicts_with = "sizes")]
+    longest: usize,
 }
 
 fn sizes(text: &str) -> Result<(usize, usize), String> {
@@ -60,7 +63,8 @@ pub(super) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
             Part::Decode => Sizes { batch, length: 1, past: length },
             _ => Sizes { batch, length, past: 0 },
         });
-        let lowered = programs::lowered(&*network, part, sizes.as_ref());
+        let extent = sizes.map_or(Extent::Open { longest: args.programs.longest.max(1) }, Extent::Fixed);
+        let lowered = programs::lowered(&*network, part, extent);
         let (program, state) = lowered.map_err(|error| advice(error, args))?;
         made.push(Made { part, name, program, state, sizes });
     }
@@ -96,16 +100,19 @@ fn advice(error: planaria::train::Error, args: &Args) -> anyhow::Error {
 
 fn write(form: Form, made: &Made, store: &dyn Store, at: &str) -> Result<()> {
     let file = |ending: &str| join(at, &format!("{}.{ending}", made.name));
+    let Made { program, state, name, .. } = made;
     if form == Form::Onnx {
-        let exported = programs::to_onnx(&made.program, &made.state, &format!("{}.onnx.data", made.name))?;
-        store.write(&file("onnx.data"), &exported.data)?;
-        store.write(&file("onnx"), &exported.model)?;
+        let (beside, mut model) = (format!("{name}.onnx.data"), Vec::new());
+        write_stream(store, &file("onnx.data"), &mut |out| {
+            let made = programs::to_onnx(program, state, (&beside, out));
+            model = made.map_err(|error| planaria::program::Error::State { what: error.to_string() })?;
+            Ok(())
+        })?;
+        store.write(&file("onnx"), &model)?;
         return Ok(());
     }
-    let mut bytes = Vec::new();
-    made.state.write(&made.program, &mut bytes)?;
-    store.write(&file("pdiparams"), &bytes)?;
-    store.write(&file("json"), paddle::write(&made.program).as_bytes())?;
+    write_stream(store, &file("pdiparams"), &mut |out| state.write(program, out))?;
+    store.write(&file("json"), paddle::write(program).as_bytes())?;
     Ok(())
 }
 

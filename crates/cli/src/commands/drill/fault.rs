@@ -1,6 +1,6 @@
 //! The kinds of faults, and where a seed lets them happen.
 
-use super::scratch::Undisturbed;
+use super::scratch::{Reached, Undisturbed};
 use serde::Serialize;
 use std::fmt;
 
@@ -71,6 +71,32 @@ impl Dice {
     }
 }
 
+/// Where a fault happens inside a run.
+#[derive(Clone, Debug)]
+enum Place {
+    /// As a rank comes to a call.
+    Call { rank: usize, lane: String, call: u64 },
+    /// As a rank comes to an operation on the run's folder or a tier.
+    Operation { rank: usize, tier: usize, operation: u64 },
+}
+
+impl Place {
+    /// All places of a rank where a kind can happen.
+    fn all(kind: Kind, rank: usize, has: &Reached) -> Vec<Place> {
+        let calls = has.calls.iter().flat_map(|(lane, &calls)| {
+            (0..calls).map(move |call| Place::Call { rank, lane: lane.clone(), call })
+        });
+        let operations = has.operations.iter().enumerate().flat_map(|(tier, &operations)| {
+            (0..operations).map(move |operation| Place::Operation { rank, tier, operation })
+        });
+        match kind {
+            Kind::Kill => calls.chain(operations).collect(),
+            Kind::DiskFull | Kind::SlowDisk => operations.collect(),
+            _ => calls.collect(),
+        }
+    }
+}
+
 /// A fault and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Planned {
@@ -85,20 +111,64 @@ pub(super) struct Planned {
 
 impl Planned {
     pub(super) fn new(kind: Kind, dice: &mut Dice, whole: &Undisturbed) -> Planned {
-        let rank = dice.below(whole.calls.len() as u64);
-        let call = dice.below(whole.calls.get(rank as usize).copied().unwrap_or(1));
-        let (step, pick) = (1 + dice.below(whole.steps), dice.below(u64::MAX));
-        let at = |what: &str| Some(format!("{what} rank={rank} call={call}"));
+        let (rank, step) = (dice.below(whole.ranks.len() as u64) as usize, 1 + dice.below(whole.steps));
+        let (place, pick) = (dice.below(u64::MAX), dice.below(u64::MAX));
+        let rank_has = whole.ranks.get(rank).cloned().unwrap_or_default();
+        match kind {
+            Kind::Corrupt | Kind::Torn | Kind::LostFile | Kind::Clock => {
+                Planned::between(kind, rank, step, pick, whole)
+            }
+            _ => {
+                let places = Place::all(kind, rank, &rank_has);
+                let place = places.get(place as usize % places.len().max(1));
+                Planned::at(kind, place, pick)
+            }
+        }
+    }
+
+    /// A fault of this kind at every place where it can happen.
+    pub(super) fn everywhere(kind: Kind, whole: &Undisturbed) -> Vec<Planned> {
+        if matches!(kind, Kind::Corrupt | Kind::Torn | Kind::LostFile | Kind::Clock) {
+            // Every file of a small checkpoint, and then some bytes of them.
+            let all = (0..16).map(|pick| {
+                Planned::between(kind, pick as usize % whole.ranks.len().max(1), whole.steps, pick, whole)
+            });
+            return all.collect();
+        }
+        let ranks = whole.ranks.iter().enumerate();
+        let places = ranks.flat_map(|(rank, has)| Place::all(kind, rank, has));
+        places.map(|place| Planned::at(kind, Some(&place), 0)).collect()
+    }
+
+    /// Something that happens to files after a rank was killed.
+    fn between(kind: Kind, rank: usize, step: u64, pick: u64, whole: &Undisturbed) -> Planned {
         // Two checkpoints are there by then: each save waits for the one before, and losing the only one would be a loss indeed.
-        let late = Some(format!("kill rank={rank} step={}", step.max(3 * whole.every + 1).min(whole.steps)));
-        let (inside, store) = match kind {
-            Kind::Kill => (at("kill"), None),
-            Kind::Hang => (at("hang"), None),
-            Kind::Partition => (at("away"), None),
-            Kind::Oom => (at("oom"), None),
-            Kind::DiskFull => (None, Some(format!("full after={} for={}", pick % 40, 1 + pick % 7))),
-            Kind::SlowDisk => (None, Some(format!("slow after={} for=40", pick % 40))),
-            Kind::Corrupt | Kind::Torn | Kind::LostFile | Kind::Clock => (late, None),
+        let step = step.max(3 * whole.every + 1).min(whole.steps);
+        Planned { kind, inside: Some(format!("kill rank={rank} step={step}")), store: None, pick }
+    }
+
+    fn at(kind: Kind, place: Option<&Place>, pick: u64) -> Planned {
+        let what = match kind {
+            Kind::Hang => "hang",
+            Kind::Partition => "away",
+            Kind::Oom => "oom",
+            Kind::DiskFull => "full",
+            Kind::SlowDisk => "slow",
+            _ => "kill",
+        };
+        let times = match kind {
+            Kind::DiskFull => format!(" for={}", 1 + pick % 7),
+            Kind::SlowDisk => " for=40".into(),
+            _ => String::new(),
+        };
+        let (inside, store) = match place {
+            Some(Place::Call { rank, lane, call }) => {
+                (Some(format!("{what} rank={rank} lane={lane} call={call}")), None)
+            }
+            Some(Place::Operation { rank, tier, operation }) => {
+                (None, Some(format!("{what} rank={rank} tier={tier} after={operation}{times}")))
+            }
+            None => (None, None),
         };
         Planned { kind, inside, store, pick }
     }
@@ -122,10 +192,16 @@ impl fmt::Display for Planned {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn the_same_seed_plans_the_same_faults_inside_the_run() {
-        let whole = Undisturbed { calls: vec![30, 20], steps: 8, every: 2, ..Undisturbed::default() };
+        let reached = |calls| Reached {
+            calls: BTreeMap::from([("world".to_string(), calls), ("world/1".to_string(), 5)]),
+            operations: vec![12, 7],
+        };
+        let ranks = vec![reached(30), reached(20)];
+        let whole = Undisturbed { ranks, steps: 8, every: 2, ..Undisturbed::default() };
         let plan = |seed| {
             let mut dice = Dice::new(seed);
             let all: Vec<Planned> = Kind::ALL
@@ -146,14 +222,18 @@ mod tests {
                     at.split_whitespace().next()?.parse::<u64>().ok()
                 };
                 let rank = number("rank=").unwrap();
-                let inside_run = number("call=").is_none_or(|call| call < whole.calls[rank as usize]);
+                let lane = inside.split("lane=").nth(1).and_then(|rest| rest.split(' ').next());
+                let calls = lane.map(|lane| whole.ranks[rank as usize].calls[lane]);
+                let inside_run = number("call=").is_none_or(|call| Some(call) < calls);
                 assert!(rank < 2 && inside_run && number("step=").is_none_or(|step| step <= 8), "{text}");
             }
-            assert_eq!(
-                planned.store.is_some(),
-                matches!(planned.kind, Kind::DiskFull | Kind::SlowDisk),
-                "{text}"
-            );
+            let stored = planned.store.is_some();
+            assert!(stored != planned.inside.is_some(), "{text}");
+            let always = matches!(planned.kind, Kind::DiskFull | Kind::SlowDisk);
+            assert!(always <= stored && stored <= (always || planned.kind == Kind::Kill), "{text}");
         }
+        // Both ranks, all their calls and all their operations.
+        assert_eq!(Planned::everywhere(Kind::Kill, &whole).len(), 30 + 20 + 2 * 5 + 2 * 19);
+        assert_eq!(Planned::everywhere(Kind::DiskFull, &whole).len(), 2 * 19);
     }
 }

@@ -2,13 +2,16 @@
 
 use super::fault::{Kind, Planned};
 use super::{Args, harm};
-use crate::commands::launch::Notes;
+use crate::commands::launch::{Engine, Notes};
 use crate::commands::train::{FAULT, STORE_FAULT};
 use crate::failure::Failure;
 use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
-use planaria::train::config::{Sources, TierSection};
+use clap::ValueEnum;
+use planaria::store::{Agent, StoreExt, peer_token};
+use planaria::train::beat::Beat;
+use planaria::train::config::{Sources, TierKind, TierSection};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,16 +26,28 @@ const BESIDE: f64 = 120.0;
 /// Starts again of a run that is harmed.
 const RESTARTS: &str = "8";
 
+/// Bytes that the agent of a drill holds at most.
+const AGENT: u64 = 64 << 30;
+
 /// What an undisturbed run leaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Undisturbed {
-    /// Calls that each rank makes.
-    pub(super) calls: Vec<u64>,
+    /// What each rank comes to.
+    pub(super) ranks: Vec<Reached>,
     pub(super) steps: u64,
     /// Steps between its checkpoints.
     pub(super) every: u64,
     pub(super) seconds: f64,
     pub(super) left: Left,
+}
+
+/// What a rank comes to in a run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reached {
+    /// Calls to others, by group.
+    pub(super) calls: BTreeMap<String, u64>,
+    /// Operations on the run's folder, then on the tiers.
+    pub(super) operations: Vec<u64>,
 }
 
 /// What a run leaves that must not depend on faults.
@@ -80,7 +95,10 @@ pub(super) struct Scratch {
     sets: Vec<String>,
     /// The tiers of the run; each run of the drill has its own in the folder.
     tiers: Vec<TierSection>,
+    /// Holds what goes to peers.
+    agent: Option<Agent>,
     ranks: usize,
+    engine: Engine,
     patience: f64,
     pub(super) undisturbed: Undisturbed,
 }
@@ -105,6 +123,8 @@ impl Scratch {
             format!("optim.horizon={horizon}"),
             format!("checkpoint.every={every}"),
             "checkpoint.keep=3".into(),
+            "checkpoint.resume=true".into(),
+            "checkpoint.final_save=true".into(),
             // Every checkpoint is written, so that the same ones are there each time.
             "checkpoint.behind=wait".into(),
             "checkpoint.keep_best=false".into(),
@@ -116,28 +136,39 @@ impl Scratch {
         let ranks = args.ranks.unwrap_or_else(|| config.mesh.ranks());
         let tiers = config.checkpoint.tiers;
         let config = args.config.clone();
+        let peers = tiers.iter().any(|tier| tier.kind == TierKind::Peer);
+        let agent = peers.then(|| Agent::listen("127.0.0.1:0", AGENT, &peer_token()?)).transpose()?;
         let mut scratch = Scratch {
             folder,
             config,
             sets,
             tiers,
+            agent,
             ranks,
+            engine: args.engine,
             patience: args.patience,
             undisturbed: Undisturbed::default(),
         };
-        terminal.note(format!("{} steps on {ranks} processes without a fault", args.steps));
+        terminal.note(format!("{} steps on {ranks} ranks without a fault", args.steps));
         let began = Instant::now();
-        let ended = scratch.launch("whole", None, &[])?;
+        let ended = scratch.launch("whole", None, &[(STORE_FAULT, "count")])?;
         if !ended.status.success() {
             let message = format!("the shortened run fails without any fault:\n{}", ended.said);
             return Err(Failure::usage(message)
                 .hint("`planaria train` on the same configuration says more")
                 .into());
         }
-        let calls = ended.beats.iter().map(|beat| beat.calls.max(1)).collect();
+        let reached = |beat: Beat| Reached { calls: beat.lanes, operations: beat.operations };
+        let ranks = ended.beats.into_iter().map(reached).collect();
         let left = scratch.left("whole", args.steps)?;
+        if left.losses.is_empty() || left.tensors.is_empty() {
+            let message = "the shortened run leaves no losses or no checkpoint: nothing could be compared";
+            return Err(Failure::usage(message)
+                .hint("drills need runs that save; see `[checkpoint]`")
+                .into());
+        }
         let seconds = began.elapsed().as_secs_f64();
-        scratch.undisturbed = Undisturbed { calls, steps: args.steps, every, seconds, left };
+        scratch.undisturbed = Undisturbed { ranks, steps: args.steps, every, seconds, left };
         Ok(scratch)
     }
 
@@ -153,7 +184,7 @@ impl Scratch {
             false => self.launch(&name, Some(RESTARTS), &variables)?,
             true => {
                 self.launch(&name, Some("0"), &variables)?;
-                harm::harm(&self.folder.join(&name), planned.kind, planned.pick)?;
+                self.harm(&name, planned)?;
                 self.launch(&name, Some(RESTARTS), &[])?
             }
         };
@@ -164,7 +195,7 @@ impl Scratch {
         }
         let (from, steps) = self.resumed(&name)?;
         let seconds = (began.elapsed().as_secs_f64() - self.undisturbed.seconds).max(0.0);
-        fs::remove_dir_all(self.folder.join(&name)).context("cannot remove the folder of a run")?;
+        self.clear(&name)?;
         Ok(Told { kind: planned.kind, from, seconds, steps, lost })
     }
 
@@ -174,17 +205,9 @@ impl Scratch {
         let said = self.folder.join(format!("{name}.err"));
         let mut command = Command::new(std::env::current_exe()?);
         let (ranks, patience) = (self.ranks.to_string(), self.patience.to_string());
-        command.args([
-            "launch",
-            "-n",
-            &ranks,
-            "--engine",
-            "processes",
-            "--back-off",
-            "0.1",
-            "--min-ranks",
-            "1",
-        ]);
+        let engine = self.engine.to_possible_value().map(|value| value.get_name().to_string());
+        let engine = engine.unwrap_or_default();
+        command.args(["launch", "-n", &ranks, "--engine", &engine, "--back-off", "0.1", "--min-ranks", "1"]);
         command.args(["--hang-after", &patience, "--max-restarts", restarts.unwrap_or("0")]);
         command.arg("--notes").arg(notes.path()).args(["--", "planaria", "train"]).arg(&self.config);
         command.args(["--set", &format!("name={name}")]);
@@ -212,14 +235,52 @@ impl Scratch {
         let text = fs::read_to_string(&said).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(12).collect();
         let said = last.into_iter().rev().collect::<Vec<_>>().join("\n");
-        Ok(Ended { status, said, beats: planaria::train::beat::Beat::read_all(notes.path()) })
+        Ok(Ended { status, said, beats: Beat::read_all(notes.path()) })
+    }
+
+    /// Removes everything of one run.
+    fn clear(&self, name: &str) -> Result<()> {
+        for folder in self.folders(name).iter().filter(|folder| folder.exists()) {
+            fs::remove_dir_all(folder).context("cannot remove the folder of a run")?;
+        }
+        for number in (0..self.tiers.len()).filter(|&number| self.place(name, number).starts_with("peer://"))
+        {
+            planaria::store::open(&self.place(name, number))?.delete_all("")?;
+        }
+        Ok(())
+    }
+
+    /// What happens to files while a run is down.
+    fn harm(&self, name: &str, planned: &Planned) -> Result<()> {
+        if planned.kind == Kind::Clock {
+            harm::shift_times(&self.folders(name), planned.pick);
+            return Ok(());
+        }
+        let run = self.folder.join(name).display().to_string();
+        let places = std::iter::once(run).chain((0..self.tiers.len()).map(|number| self.place(name, number)));
+        let stores = places.map(|place| planaria::store::open(&place)).collect::<Result<Vec<_>, _>>()?;
+        harm::harm(&stores, planned.kind, planned.pick)
+    }
+
+    /// The folder of one run, then those of its tiers.
+    fn folders(&self, name: &str) -> Vec<PathBuf> {
+        let tiers = (0..self.tiers.len()).map(|number| format!("{name}-tier-{number}"));
+        std::iter::once(name.to_string()).chain(tiers).map(|name| self.folder.join(name)).collect()
+    }
+
+    /// Where a run has a tier: never where the user's is. A peer is the memory of this very process.
+    fn place(&self, name: &str, number: usize) -> String {
+        match (&self.agent, self.tiers[number].kind) {
+            (Some(agent), TierKind::Peer) => format!("peer://{}/{name}-tier-{number}", agent.address()),
+            _ => self.folders(name)[number + 1].display().to_string(),
+        }
     }
 
     /// The tiers of one run, none of them where the user's are, as often as the shortened run can have them.
     fn places(&self, name: &str) -> String {
         let one = |(number, tier): (usize, &TierSection)| {
-            let place = self.folder.join(format!("{name}-tier-{number}"));
-            let (kind, every, keep, place) = (tier.kind, tier.every.min(2), tier.keep, place.display());
+            let (kind, every, keep, place) =
+                (tier.kind, tier.every.min(2), tier.keep, self.place(name, number));
             format!("{{ kind = \"{kind}\", every = {every}, keep = {keep}, path = \"{place}\" }}")
         };
         let all: Vec<String> = self.tiers.iter().enumerate().map(one).collect();
@@ -270,7 +331,7 @@ impl Scratch {
 struct Ended {
     status: ExitStatus,
     said: String,
-    beats: Vec<planaria::train::beat::Beat>,
+    beats: Vec<Beat>,
 }
 
 /// The lines of a file of JSON lines.

@@ -41,7 +41,7 @@ impl Budget {
         self.used
     }
 
-    /// A failure; `saved` is the newest checkpoint that the job told of, if it told anything.
+    /// A failure; `saved` is the newest checkpoint that the job told of, none for a job that tells nothing.
     pub(super) fn fail(&mut self, cause: &str, saved: Option<u64>) -> Then {
         let further = saved.is_none() || saved > self.saved.or(Some(0));
         self.saved = self.saved.max(saved);

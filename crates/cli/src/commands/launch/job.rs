@@ -57,6 +57,8 @@ struct Member {
     child: Child,
     copies: Copies,
     status: Option<ExitStatus>,
+    /// It was killed because another one had failed, or because all were told to end.
+    killed: bool,
 }
 
 /// Why a job ends before it is done.
@@ -125,7 +127,7 @@ impl Attempt<'_> {
             let behind = watch.beats().iter().filter(|_| self.engine == Engine::Mpi && ending.hang.is_some());
             behind.for_each(|beat| send(beat.process, "KILL"));
             for member in members.iter_mut().filter(|member| member.status.is_none()) {
-                let _ = member.child.kill();
+                member.killed |= member.child.kill().is_ok();
             }
         }
     }
@@ -141,10 +143,11 @@ impl Attempt<'_> {
 
     fn ended(&self, members: Vec<Member>, ending: Ending, beats: Vec<Beat>) -> Result<Ended> {
         let (mut records, mut statuses) = (Vec::new(), Vec::new());
-        for Member { rank, copies, status, .. } in members {
+        for Member { rank, copies, status, killed, .. } in members {
             let Some(status) = status else { continue };
             let failed = rank::record_of(rank.unwrap_or(0), status, copies.finish());
-            records.extend(failed.filter(|record| rank.is_some() && !self.was_ended_by_us(record, &ending)));
+            let by_us = |record: &Record| killed && was_ended_by_us(record, ending.hang.as_ref());
+            records.extend(failed.filter(|record| rank.is_some() && !by_us(record)));
             statuses.push(status);
         }
         records.extend(Record::read_all(self.folder));
@@ -153,15 +156,6 @@ impl Attempt<'_> {
         let failed = statuses.iter().find(|status| !status.success());
         let status = cause.or(failed).or(statuses.first()).copied().context("a job without processes")?;
         Ok(Ended { status, records, hang: ending.hang, grown: ending.grown, beats })
-    }
-
-    /// What we killed because something else was wrong is not a cause.
-    fn was_ended_by_us(&self, record: &Record, ending: &Ending) -> bool {
-        let killed = record.signal == Some(9);
-        match &ending.hang {
-            Some(hang) => killed && !hang.stuck.contains(&record.rank),
-            None => killed && ending.since.is_some(),
-        }
     }
 
     /// Starts the processes.
@@ -183,7 +177,7 @@ impl Attempt<'_> {
         command.process_group(0);
         let mut child = self.spawn(&mut command)?;
         let copies = Copies::start(&mut child, rank as usize);
-        Ok(Member { rank: Some(rank as usize), child, copies, status: None })
+        Ok(Member { rank: Some(rank as usize), child, copies, status: None, killed: false })
     }
 
     /// One process for all ranks: threads, or mpirun.
@@ -207,7 +201,7 @@ impl Attempt<'_> {
             }
         };
         let child = self.spawn(&mut command)?;
-        Ok(Member { rank: None, child, copies: Copies::default(), status: None })
+        Ok(Member { rank: None, child, copies: Copies::default(), status: None, killed: false })
     }
 
     fn spawn(&self, command: &mut Command) -> Result<Child> {
@@ -222,6 +216,11 @@ impl Attempt<'_> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.spawn().with_context(|| format!("cannot start '{name}'"))
     }
+}
+
+/// What was killed because something else was wrong is not a cause, unless it is the one that stood still.
+fn was_ended_by_us(record: &Record, hang: Option<&Hang>) -> bool {
+    record.signal == Some(9) && hang.is_none_or(|hang| !hang.stuck.contains(&record.rank))
 }
 
 fn running(members: &[Member]) -> impl Iterator<Item = &Member> {

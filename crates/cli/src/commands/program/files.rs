@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use anyhow::{Context, Result};
-use planaria::program::onnx::import;
+use planaria::program::onnx::import_open;
 use planaria::program::{DIALECT, Extents, Program, ProgramState, lower, open_folder, paddle};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -35,12 +35,11 @@ fn is_onnx(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "onnx")
 }
 
-/// An ONNX model, with the elements that lie in files beside it.
+/// An ONNX model, with the elements that lie in files beside it; what it leaves open stays open.
 fn onnx(path: &Path) -> Result<Loaded> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
-    let (program, state) = import(&bytes, &|_| None, &|name, offset, length| {
-        beside(&path.with_file_name(name), offset, length)
-    })?;
+    let (program, state) =
+        import_open(&bytes, &|name, offset, length| beside(&path.with_file_name(name), offset, length))?;
     Ok(Loaded { program, state })
 }
 

@@ -164,6 +164,12 @@ impl Show {
                 self.say(&format!("the snapshot of step {step} was not written: that of step {by} is newer"));
                 self.json("save_dropped", json!({ "step": step, "by": by }));
             }
+            Event::NotRemoved { step, error } => {
+                self.say(&format!(
+                    "warning: step {step} is saved, but older checkpoints cannot be removed: {error}"
+                ));
+                self.json("not_removed", json!({ "step": step, "error": error }));
+            }
             Event::SaveFailed { step, error } => {
                 self.saves(Saving::Failed { step: *step });
                 self.say(&format!("warning: the save of step {step} failed: {error}"));

@@ -79,9 +79,7 @@ impl Moe {
         };
         let flat = |x: &Tensor, width: usize| x.reshape(&[batch * length, width]);
         if steps::is_listing() && x.layout().is_none() {
-            let done = self.by_everyone(&flat(&tokens, width)?, &flat(chosen, self.choices)?)?;
-            let weights = flat(&weights, self.choices)?.unsqueeze(-1)?;
-            return done.mul(&weights)?.sum(&[1], Keep::No)?.reshape(&[batch, length, width]);
+            return self.by_everyone(&tokens, &weights, chosen);
         }
         let chosen = flat(&Tensor::new(chosen.local().clone()), self.choices)?;
         let groups = ops::moe_group(&chosen, self.gate.weight.leaf())?;
@@ -91,16 +89,20 @@ impl Moe {
         self.lanes.together(&sums.reshape(&[batch, length, width])?, x)
     }
 
-    /// What the chosen experts make of rows: `[rows, choices, width]`. Every expert computes every row, so that no value
-    /// decides what is computed, and the chosen ones are picked: the same bits as from [`Moe::compute`].
-    fn by_everyone(&self, rows: &Tensor, chosen: &Tensor) -> Result<Tensor> {
-        let experts = self.gate.weight.spec().shape[0];
-        let all = ops::concat(&vec![rows; experts], 0)?;
-        let done = self.compute(&all, &vec![rows.shape()[0]; experts])?;
-        let (count, width) = (rows.shape()[0], rows.shape()[1]);
-        let by_row = done.reshape(&[experts, count, width])?.transpose(0, 1)?;
-        let index = chosen.unsqueeze(-1)?.broadcast_to(&[count, self.choices, width])?;
-        by_row.gather(1, &index)
+    /// The same for programs: every expert computes every token, so that no value decides what is computed, and the chosen
+    /// ones are picked. The bits are those of [`Moe::compute`], and no size but those of the input appears.
+    fn by_everyone(&self, x: &Tensor, weights: &Tensor, chosen: &Tensor) -> Result<Tensor> {
+        let own = |layer: &ExpertLinear| layer.own(&self.lanes);
+        let (gate, up, down) = (own(&self.gate)?, own(&self.up)?, own(&self.down)?);
+        let mut done = Vec::new();
+        for expert in 0..self.gate.weight.spec().shape[0] {
+            let inner = ops::glu(&gate.forward(expert, x)?, &up.forward(expert, x)?, self.act)?;
+            done.push(down.forward(expert, &inner)?);
+        }
+        let by_token = ops::stack(&done.iter().collect::<Vec<_>>(), 2)?;
+        let [batch, length, width] = x.shape()[..] else { return Err(Error::Bug("tokens have three dims")) };
+        let index = chosen.unsqueeze(-1)?.broadcast_to(&[batch, length, self.choices, width])?;
+        by_token.gather(2, &index)?.mul(&weights.unsqueeze(-1)?)?.sum(&[2], Keep::No)
     }
 
     /// Every expert of this rank on its rows, which stand one expert after the other.

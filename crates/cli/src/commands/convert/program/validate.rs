@@ -126,7 +126,7 @@ fn file(args: &Args, made: &Made, ending: &str) -> PathBuf {
 /// The program as its files say, in our interpreter.
 fn ours(args: &Args, made: &Made, given: &[(String, Array)]) -> Result<BTreeMap<String, Array>> {
     let (program, mut state) =
-        if args.to == Form::Onnx { read_onnx(args, made, given)? } else { read_paddle(args, made)? };
+        if args.to == Form::Onnx { read_onnx(args, made)? } else { read_paddle(args, made)? };
     let named: BTreeMap<&str, &Array> = given.iter().map(|(name, array)| (name.as_str(), array)).collect();
     let mut data = Vec::new();
     for input in program.inputs() {
@@ -151,15 +151,12 @@ fn read_paddle(args: &Args, made: &Made) -> Result<(Program, ProgramState)> {
     Ok((program, state))
 }
 
-/// Extents that a model leaves open are those of the inputs.
-fn read_onnx(args: &Args, made: &Made, given: &[(String, Array)]) -> Result<(Program, ProgramState)> {
+fn read_onnx(args: &Args, made: &Made) -> Result<(Program, ProgramState)> {
     let folder = PathBuf::from(&args.target);
     let beside = |name: &str, offset, length| beside(&folder.join(name), offset, length);
-    let extents = |name: &str| {
-        let array = given.iter().find(|(known, _)| known == name).map(|(_, array)| array)?;
-        Some(array.shape().to_vec())
-    };
-    Ok(onnx::import(&std::fs::read(file(args, made, "onnx"))?, &extents, &beside)?)
+    let (program, state) = onnx::import_open(&std::fs::read(file(args, made, "onnx"))?, &beside)?;
+    program::check(&program)?;
+    Ok((program, state))
 }
 
 /// All cases in one Python.

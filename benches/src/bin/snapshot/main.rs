@@ -1,9 +1,13 @@
 //! `snapshot`: what saving costs a model that is really training: time of the call, step time lost in all, memory; the first save and
-//! later ones; beside torch's `async_save` by a thread and by a process with pinned staging. Prints a whole record in Markdown.
+//! later ones; beside torch's `async_save` by a thread and by a process with pinned staging; and how long the state takes to come back
+//! from memory and from a folder. Prints a whole record in Markdown.
 //!
 //! Every measurement is a process of its own. A model whose weights and moments take `--gib` trains on one rank with all threads. Steps
 //! without a save come first and give the time of a step; then a save begins every `--apart` steps. Lost time is what the steps from one
-//! save to the next took beyond as many steps without. Bars: a call below 1 ms, and at most 1.05 times a copy of the state lost.
+//! save to the next took beyond as many steps without. Bars: a call below 1 ms, at most 1.05 times a copy of the state lost, and recovery
+//! from memory in 1.5 times a copy.
+
+mod recovery;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -120,8 +124,10 @@ fn main() -> Result<()> {
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     all.iter().for_each(Figures::print);
+    let (rows, mut missed) = recovery::measure(&args.folder, args.gib)?;
+    println!("\n| recovery of {:.2} GiB from | s | copies |\n|---|---|---|", args.gib);
+    rows.iter().for_each(|row| println!("{row}"));
     let ours = &all[0];
-    let mut missed = Vec::new();
     if ours.later(&ours.calls) > 1e-3 {
         missed.push(format!("the call took {:.2} ms", ours.later(&ours.calls) * 1e3));
     }
