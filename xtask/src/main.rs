@@ -23,6 +23,7 @@ mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -36,7 +37,12 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Run everything a change must pass: format, lints, tidy, tests, docs, examples, goldens, MPI, sanitizer
-    Test,
+    Test {
+        /// Start none of the last, additional steps (array API suite, other compilers and instruction sets, sanitizer) once
+        /// this many minutes have passed; they are then listed as skipped
+        #[arg(long, value_name = "MINUTES")]
+        within: Option<u32>,
+    },
     /// Check the rules of the source tree: floors, sizes, first lines, unsafe, macros, paths
     Tidy,
     /// Run the oracle cases of one kind from a file or folder
@@ -79,7 +85,9 @@ fn main() -> ExitCode {
     }
     let root = repository_root();
     let outcome = match Args::parse().command {
-        Command::Test => Ok(suite::run(&root)),
+        Command::Test { within } => {
+            Ok(suite::run(&root, within.map(|minutes| Duration::from_secs(60 * u64::from(minutes)))))
+        }
         Command::Tidy => tidy::run(&root).map(|report| {
             print!("{report}");
             report.is_clean()

@@ -4,14 +4,19 @@ use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// The ends of what commands printed that did not end well, since [`take_unsuccessful`] was last asked.
 static UNSUCCESSFUL: Mutex<String> = Mutex::new(String::new());
 
 /// Lines that are kept of each.
 const KEPT: usize = 60;
+
+/// How long one command may take. A command that hangs is ended and told, so that the steps behind it still run.
+const LONGEST: Duration = Duration::from_secs(40 * 60);
 
 /// What a command left behind.
 #[derive(Debug)]
@@ -41,6 +46,11 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(root: &Path, args: impl IntoIterator<Item =
 
 /// Runs `command` to its end, passing its output on.
 pub(crate) fn run(command: &mut Command) -> Ran {
+    run_for(command, LONGEST)
+}
+
+/// Runs `command` for no longer than `longest`, passing its output on.
+fn run_for(command: &mut Command, longest: Duration) -> Ran {
     eprintln!("$ {}", text(command));
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = match child {
@@ -53,9 +63,24 @@ pub(crate) fn run(command: &mut Command) -> Ran {
     };
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let reader = thread::spawn(move || err.map(|pipe| tee(pipe, io::stderr())).unwrap_or_default());
+    let (ended, waits) = mpsc::channel::<()>();
+    let first = child.id();
+    let watch = thread::spawn(move || {
+        let late = waits.recv_timeout(longest) == Err(RecvTimeoutError::Timeout);
+        if late {
+            end_with_children(first);
+        }
+        late
+    });
     let mut output = out.map(|pipe| tee(pipe, io::stdout())).unwrap_or_default();
     output.push_str(&reader.join().unwrap_or_default());
     let success = child.wait().is_ok_and(|status| status.success());
+    drop(ended);
+    if watch.join().unwrap_or(false) {
+        let told = format!("ended after {} s, which no command should take\n", longest.as_secs());
+        eprint!("{told}");
+        output.push_str(&told);
+    }
     if !success {
         let lines: Vec<&str> = output.lines().collect();
         let end = lines[lines.len().saturating_sub(KEPT)..].join("\n");
@@ -69,6 +94,30 @@ pub(crate) fn run(command: &mut Command) -> Ran {
 /// of a long log looks first: at its end.
 pub(crate) fn take_unsuccessful() -> String {
     std::mem::take(&mut UNSUCCESSFUL.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Kills a process and what it started, youngest last: a parent that is gone starts nothing more.
+fn end_with_children(first: u32) {
+    let parents: Vec<(u32, u32)> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let process = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // Behind the name, which may hold anything: the state, then the parent.
+            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            Some((process, parent))
+        })
+        .collect();
+    let mut family = vec![first];
+    let mut next = 0;
+    while let Some(&parent) = family.get(next) {
+        family.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(process, _)| *process));
+        next += 1;
+    }
+    let numbers = family.iter().map(u32::to_string);
+    let _ = Command::new("kill").arg("-KILL").args(numbers).stderr(Stdio::null()).status();
 }
 
 /// Runs `command` silently; answers its standard output if it ended well.
@@ -109,6 +158,14 @@ mod tests {
         assert!(!ran.success);
         assert_eq!(ran.output, "a\nb\n");
         assert!(run(Command::new("sh").args(["-c", "true"])).success);
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_with_all_it_started() {
+        let hangs = "echo begun; sleep 600 & sleep 600; echo never";
+        let ran = run_for(Command::new("sh").args(["-c", hangs]), Duration::from_millis(300));
+        assert!(!ran.success);
+        assert!(ran.output.starts_with("begun\nended after 0 s"), "{}", ran.output);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
@@ -21,10 +22,11 @@ struct Needs {
     mpi: Result<(), String>,
 }
 
-/// Runs all steps, prints the closing table, and answers whether nothing failed.
-pub(crate) fn run(root: &Path) -> bool {
+/// Runs all steps, prints the closing table, and answers whether nothing failed. Steps that look at one more compiler,
+/// one more set of instructions or one more interpreter are skipped, and said to be, once `within` is used up.
+pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
+    let mut summary = Summary::within(within);
     let needs = preflight(root);
-    let mut summary = Summary::default();
     thread::scope(|scope| {
         // What Python programs need is installed while the compiler works.
         let torch = scope.spawn(|| peers::torch_python(root));
@@ -35,11 +37,9 @@ pub(crate) fn run(root: &Path) -> bool {
         let gone = |_| Err("the installation broke off".into());
         checks(root, &needs, &mut summary);
         tests(root, &needs, &mut summary);
-        paths(root, &needs, &mut summary);
         programs(root, &needs, &mut summary);
         let torch = torch.join().unwrap_or_else(gone);
         summary.step("python package", || wheel::step(root, &torch));
-        summary.step("array api", || array_api::step(root, array_api::Examples::Few));
         summary.step("python", || python::step(root, features, &torch, python::SCRIPTS));
         let peers = peers.join().unwrap_or_else(gone);
         summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
@@ -50,10 +50,13 @@ pub(crate) fn run(root: &Path) -> bool {
         summary.step("emulated device", || kernels::emulate_step(root, features));
     });
     summary.step("mpi", || mpi::step(root, &needs.mpi));
-    summary.step("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
-    summary.step("memory", || asan::step(root, &needs.checker, &needs.mpi));
-    summary.step("features", || compilers::features(root, needs.mpi.is_ok()));
-    summary.step("free-threaded", || free_threaded::step(root));
+    summary.more("array api", || array_api::step(root, array_api::Examples::Few));
+    paths(root, &needs, &mut summary);
+    summary.more("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
+    summary.more("features", || compilers::features(root, needs.mpi.is_ok()));
+    summary.more("oldest compiler", || compilers::oldest(root));
+    summary.more("free-threaded", || free_threaded::step(root));
+    summary.more("memory", || asan::step(root, &needs.checker, &needs.mpi));
     print!("{}\n{}", summary.failures(), summary.table());
     summary.total().failed == 0
 }
@@ -123,7 +126,6 @@ fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
     summary.step("install lines (checked, not run)", || install::step(root));
     summary.step("licences", || licences::step(root));
     summary.step("advisories", || licences::advisories(root));
-    summary.step("oldest compiler", || compilers::oldest(root));
 }
 
 /// Unit and integration tests, then the examples in the docs, then the docs themselves.
@@ -149,7 +151,7 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
 /// The kernels' tests again, held to each narrower set of instructions that this machine has.
 fn paths(root: &Path, needs: &Needs, summary: &mut Summary) {
     for path in narrower_paths() {
-        summary.step(format!("tests on {path}"), || {
+        summary.more(format!("tests on {path}"), || {
             // The whole workspace is named so that what the step "tests" built is run again, not built again.
             let mut tests = match needs.nextest {
                 true => {

@@ -37,9 +37,26 @@ pub(crate) struct Step {
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     steps: Vec<Step>,
+    /// When the last additional step may start.
+    last_start: Option<Instant>,
 }
 
 impl Summary {
+    /// No steps yet; additional ones start for no longer than `within` from now.
+    pub(crate) fn within(within: Option<Duration>) -> Summary {
+        Summary { steps: Vec::new(), last_start: within.map(|within| Instant::now() + within) }
+    }
+
+    /// Runs an additional `step`, where there is time for it.
+    pub(crate) fn more(&mut self, name: impl Into<String>, step: impl FnOnce() -> (Outcome, Counts)) {
+        let is_late = self.last_start.is_some_and(|last| Instant::now() >= last);
+        let late = || (Outcome::Skipped("no time left; run without --within".into()), Counts::default());
+        match is_late {
+            true => self.step(name, late),
+            false => self.step(name, step),
+        }
+    }
+
     /// Runs `step` and keeps how it ended.
     pub(crate) fn step(&mut self, name: impl Into<String>, step: impl FnOnce() -> (Outcome, Counts)) {
         let name = name.into();
@@ -171,6 +188,19 @@ mod tests {
             assert_eq!(counts(line), Counts { passed, failed }, "{line}");
         }
         assert_eq!(counts("1 passed, 0 failed\n2 passed, 3 failed\n"), Counts { passed: 3, failed: 3 });
+    }
+
+    #[test]
+    fn additional_steps_are_skipped_and_said_to_be_once_time_is_up() {
+        let passed = || (Outcome::Passed, Counts::default());
+        let mut late = Summary::within(Some(Duration::ZERO));
+        late.step("tests", passed);
+        late.more("more", || unreachable!("there is no time for it"));
+        assert!(late.table().contains("more   skipped"), "{}", late.table());
+        assert!(late.table().ends_with("1 passed, 0 failed\n"));
+        let mut whole = Summary::within(None);
+        whole.more("more", passed);
+        assert!(whole.table().ends_with("1 passed, 0 failed\n"));
     }
 
     #[test]

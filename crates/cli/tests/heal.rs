@@ -282,6 +282,22 @@ fn a_rank_whose_weights_have_changed_by_themselves_is_named_and_left() {
 }
 
 #[test]
+fn a_rank_whose_loss_alone_is_not_finite_is_named_and_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    undisturbed(here);
+    let rest = [&TRAIN[..], &["--set", "heal.odd_loss=true"]].concat();
+    let args = [&LAUNCH[..], &["--min-ranks", "1"], &rest].concat();
+    let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "nan rank=2 step=5")]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("the loss of data rank 2 (rank 2) alone is not finite"), "{err}");
+    assert!(err.contains("rank 2 failed first: exit code 5"), "{err}");
+    assert!(err.contains("restart 1 of 6 on 2 ranks (dp=2)"), "{err}");
+    assert_same(here);
+}
+
+#[test]
 fn a_short_drill_loses_nothing_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();

@@ -119,6 +119,15 @@ fn the_running_average_is_served_and_written() {
     );
     let (code, _, err) = run(here, &["convert", "plain", "none", "--to", "hf", "--ema"]);
     assert!(code == 2 && err.contains("'plain' has no running average"), "{err}");
+
+    // The command that writes averages alone gives the same weights, and says which there are.
+    assert_eq!(succeed(here, &["average", "runs/tiny", "alone"]), "alone\n");
+    succeed(here, &["diff", "averaged", "alone"]);
+    let (code, _, err) = run(here, &["average", "runs/tiny", "alone"]);
+    assert!(code == 2 && err.contains("already exists"), "{code} {err}");
+    let (code, _, err) = run(here, &["average", "runs/tiny", "other", "--number", "1"]);
+    assert!(code == 2 && err.contains("below 1"), "{code} {err}");
+    assert!(!here.join("other").exists());
 }
 
 #[test]

@@ -70,6 +70,29 @@ fn a_run_resumes_from_what_several_places_have_together_on_another_mesh() {
 }
 
 #[test]
+fn a_flipped_bit_in_any_file_of_the_newest_step_loses_no_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    with_tiers(here);
+    let launch = ["launch", "-n", "3", "--engine", "processes"];
+    let args = [&launch[..], &TRAIN, &["--set", "checkpoint.behind=wait"]].concat();
+    let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "kill rank=1 step=9")]);
+    assert_eq!(code, 1, "{err}");
+    let (own, kept) = (newest(&here.join("runs/tiny")), here.join("kept"));
+    assert!(Command::new("cp").arg("-r").arg(here.join("runs/tiny")).arg(&kept).status().unwrap().success());
+    for file in names(&own) {
+        fs::remove_dir_all(here.join("runs/tiny")).unwrap();
+        let copied = Command::new("cp").arg("-r").arg(&kept).arg(here.join("runs/tiny")).status().unwrap();
+        assert!(copied.success());
+        flip(&own.join(&file));
+        let (code, err) = run(here, &["train", "tiny.toml", "--set", "mesh=dp=2"], &[]);
+        assert_eq!(code, 0, "{file}: {err}");
+        assert!(err.contains("resuming from ckpt/step-00000008"), "{file}: {err}");
+        assert_same(here);
+    }
+}
+
+#[test]
 fn a_full_place_and_a_death_in_each_place_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();

@@ -220,9 +220,14 @@ pub(crate) fn fill(file: &dyn Reader, offset: u64, into: &mut [u8]) -> Result<()
 }
 
 pub(crate) fn check_range(file: &dyn Reader, offset: u64, len: u64) -> Result<()> {
+    check_inside(file.name(), file.size(), offset, len)
+}
+
+/// Refuses a part that is not wholly inside a file of `size` bytes.
+pub(crate) fn check_inside(name: &str, size: u64, offset: u64, len: u64) -> Result<()> {
     match offset.checked_add(len) {
-        Some(end) if end <= file.size() => Ok(()),
-        _ => Err(out_of_file(file, offset, len)),
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::OutOfFile { name: name.to_string(), offset, len, size }),
     }
 }
 

@@ -119,9 +119,10 @@ impl Pulse {
         self.change(|now| now.step = step);
     }
 
-    /// True where a bit should flip after this step.
-    pub(crate) fn flips(&self, step: u64) -> bool {
-        self.faults.iter().any(|fault| fault.what == What::Flip && fault.is_at_step(step))
+    /// What should happen to a weight after this step: [`What::Flip`], [`What::Nan`] or nothing.
+    pub(crate) fn harm(&self, step: u64) -> Option<What> {
+        let mut harms = self.faults.iter().filter(|fault| matches!(fault.what, What::Flip | What::Nan));
+        harms.find(|fault| fault.is_at_step(step)).map(|fault| fault.what)
     }
 
     /// A checkpoint is committed.

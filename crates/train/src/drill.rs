@@ -29,6 +29,8 @@ pub enum What {
     Away,
     /// A bit of a weight flips; nothing else is to be seen of it.
     Flip,
+    /// A weight becomes NaN, and with it the rank's next loss.
+    Nan,
 }
 
 /// How long a rank is away.
@@ -62,7 +64,7 @@ impl Fault {
     pub(crate) fn happen(&self) {
         match self.what {
             What::Away => return std::thread::sleep(AWAY),
-            What::Flip => return,
+            What::Flip | What::Nan => return,
             What::Kill => drop(signal_hook::low_level::raise(signal_hook::consts::SIGKILL)),
             What::Hang => {}
             What::OutOfMemory => std::alloc::handle_alloc_error(std::alloc::Layout::new::<[u64; 1 << 20]>()),
@@ -81,6 +83,7 @@ impl fmt::Display for Fault {
             What::OutOfMemory => "oom",
             What::Away => "away",
             What::Flip => "flip",
+            What::Nan => "nan",
         };
         match &self.at {
             At::Call { lane, number } => write!(f, "{what} rank={} lane={lane} call={number}", self.rank),
@@ -97,7 +100,7 @@ impl FromStr for Fault {
             Error::Value {
             key: "fault".into(),
             found: format!("'{text}'"),
-            expected: "kill, hang, oom, away or flip with a place, as in 'kill rank=1 lane=world call=57' or 'hang rank=0 step=3'"
+            expected: "kill, hang, oom, away, flip or nan with a place, as in 'kill rank=1 lane=world call=57' or 'hang rank=0 step=3'"
                 .into(),
         }
         };
@@ -113,6 +116,7 @@ impl FromStr for Fault {
             "oom" => What::OutOfMemory,
             "away" => What::Away,
             "flip" => What::Flip,
+            "nan" => What::Nan,
             _ => return Err(wrong()),
         };
         let number = |text: &str, key: &str| {
@@ -137,6 +141,7 @@ mod tests {
             "oom rank=12 lane=world call=0",
             "away rank=1 lane=group call=2",
             "flip rank=1 step=9",
+            "nan rank=2 step=4",
         ] {
             assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
         }

@@ -4,7 +4,7 @@ use super::reader::is_aligned;
 use super::{DirectIo, sync_folder, sys};
 use crate::BLOCK;
 use crate::error::{Error, Result};
-use crate::store::{Sharing, Writer};
+use crate::store::{Sharing, Writer, check_inside};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -78,9 +78,7 @@ impl Writer for LocalWriter {
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let len = bytes.len() as u64;
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(Error::OutOfFile { name: self.name.clone(), offset, len, size: self.len });
-        }
+        check_inside(&self.name, self.len, offset, len)?;
         let (head, middle) = block_parts(offset, bytes.len());
         let at = |part: usize| offset + part as u64;
         let written = self

@@ -2,7 +2,7 @@
 
 use super::{Object, refused, runtime::wait};
 use crate::error::{Error, Result};
-use crate::store::Writer;
+use crate::store::{Writer, check_inside};
 use object_store::multipart::PartId;
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
@@ -107,10 +107,7 @@ impl Writer for ObjectWriter {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let len = bytes.len() as u64;
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(Error::OutOfFile { name: self.name.clone(), offset, len, size: self.len });
-        }
+        check_inside(&self.name, self.len, offset, bytes.len() as u64)?;
         let (mut offset, mut bytes) = (offset, bytes);
         while !bytes.is_empty() {
             let (number, at) = (offset / self.part, offset % self.part);

@@ -3,7 +3,7 @@
 use super::frame::{Ask, CHUNK, Head};
 use super::link::{About, Keeper, Link};
 use crate::error::{Error, Result};
-use crate::store::{PutMode, Sharing, Writer};
+use crate::store::{PutMode, Sharing, Writer, check_inside};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -91,10 +91,7 @@ impl Writer for PeerWriter {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let len = bytes.len() as u64;
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(Error::OutOfFile { name: self.name.clone(), offset, len, size: self.len });
-        }
+        check_inside(&self.name, self.len, offset, bytes.len() as u64)?;
         let (mut offset, mut bytes) = (offset, bytes);
         while !bytes.is_empty() {
             let inside = CHUNK - (offset % CHUNK as u64) as usize;

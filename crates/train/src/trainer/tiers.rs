@@ -9,6 +9,7 @@ use planaria_layout::DType;
 use planaria_nn::models::parameter_count;
 use planaria_store::{EntryKind, Faulty, Peer, PeerRoom, Store, StoreExt, join};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -234,19 +235,20 @@ pub(super) fn check_ranks(job: &Job, local: usize, ranks: usize) -> Result<()> {
         return refuse(found, "all ranks on one machine; give the tier a `path` that all of them reach");
     }
     let peers = job.config.checkpoint.tiers.iter().filter(|tier| tier.kind == TierKind::Peer);
-    match peers.filter_map(|tier| tier.path.as_deref()).find(|path| is_loopback(path)) {
+    match peers.filter_map(|tier| tier.path.as_deref()).find(|path| is_here(path)) {
         Some(path) => refuse(
-            format!("peer '{path}', which is another one for the ranks of each machine"),
-            "the address of one machine; losing it then loses nothing that the others do not have",
+            format!("peer '{path}', which is on a machine of the ranks"),
+            "a machine without ranks: losing any one machine then loses nothing",
         ),
         None => Ok(()),
     }
 }
 
-/// True for an agent on whatever machine asks.
-fn is_loopback(path: &str) -> bool {
-    let host = path.strip_prefix("peer://").and_then(|rest| rest.split(['/', ':']).next());
-    host.is_some_and(|host| host == "localhost" || host.starts_with("127."))
+/// True for an agent on the machine that asks: one can listen only at addresses of one's own.
+fn is_here(path: &str) -> bool {
+    let place = path.strip_prefix("peer://").and_then(|rest| rest.split('/').next());
+    let found = place.and_then(|place| place.to_socket_addrs().ok());
+    found.into_iter().flatten().any(|at| UdpSocket::bind((at.ip(), 0)).is_ok())
 }
 
 /// Bytes of a checkpoint of all ranks; those of small files are not counted.

@@ -2,6 +2,7 @@
 
 use super::figures::Losses;
 use super::rank::RankRun;
+use crate::drill::What;
 use crate::error::{Error, Result};
 use planaria_array::{Array, DType, Device};
 use planaria_comm::{AllGather, CommExt};
@@ -12,8 +13,8 @@ impl RankRun<'_> {
     /// Compares the weights that data ranks replicate, where it is time. Collective over the world.
     pub(super) fn compare_replicas(&mut self) -> Result<()> {
         let (step, every) = (self.progress.step, self.job.config.heal.compare_every);
-        if self.pulse.flips(step) {
-            self.flip_a_bit()?;
+        if let Some(harm) = self.pulse.harm(step) {
+            self.harm_a_weight(harm)?;
         }
         if every == 0 || !step.is_multiple_of(every) {
             return Ok(());
@@ -88,10 +89,14 @@ impl RankRun<'_> {
     }
 
     /// What a drill does to memory.
-    fn flip_a_bit(&self) -> Result<()> {
+    fn harm_a_weight(&self, harm: What) -> Result<()> {
         let full = self.replica.weights.iter().find_map(|weight| weight.full.as_ref());
         let Some(full) = full.filter(|full| full.numel() > 0) else { return Ok(()) };
-        Ok(full.write_bytes(0..1, |bytes| bytes[0] ^= 1)?)
+        Ok(match harm {
+            // All bits set is NaN in every float.
+            What::Nan => full.write_bytes(0..full.numel() * full.dtype().size(), |bytes| bytes.fill(0xff))?,
+            _ => full.write_bytes(0..1, |bytes| bytes[0] ^= 1)?,
+        })
     }
 }
 
