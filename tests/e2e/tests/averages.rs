@@ -104,3 +104,33 @@ fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> 
     ensure!(refused.is_some_and(|error| error.to_string().contains("below 4")), "a fifth average");
     Ok(())
 }
+
+/// A loss scale that overflows at first: steps without an update are in no average, cut and resumed or not.
+#[test]
+fn skipped_steps_are_in_no_average() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let steps = 24;
+    let mut more = MORE.to_vec();
+    more[0] = "train.steps=24";
+    more.extend(["train.precision=f16", "optim.loss_scale=1e9", "train.zero=1"]);
+    for (until, mesh) in [(3, "dp=2"), (13, ""), (steps, "pp=2 dp=2")] {
+        sandbox.train_until(until, "run", mesh, &more)?;
+    }
+    // Only steps with an update are saved.
+    let saved: Vec<u64> =
+        (1..=steps).filter(|step| named(&sandbox, *step, "master_weights:", "").is_ok()).collect();
+    ensure!(saved.len() > 8 && saved.len() + 2 < steps as usize, "steps with an update: {saved:?}");
+    let all: Vec<Weights> =
+        saved.iter().map(|&step| named(&sandbox, step, "master_weights:", "")).collect::<Result<_>>()?;
+    let last = *saved.last().context("no step")?;
+    for (profile, every, begin, end) in [
+        (Ema::new(0.9)?, 1, "ema:", ""),
+        (Ema::power(0.1)?, 1, "optimizer:", "/ema_2"),
+        (Ema::new(0.5)?, 3, "optimizer:", "/ema_3"),
+    ] {
+        for (name, values) in named(&sandbox, last, begin, end)? {
+            ensure!(close(&values, &reference(&all, &name, profile, every)?, 2e-6), "{profile:?} of `{name}`");
+        }
+    }
+    Ok(())
+}
