@@ -1,5 +1,5 @@
 //! `snapshot`: what saving costs a model that is really training: time of the call, step time lost in all, memory; the first save and
-//! later ones; beside torch's `async_save` by a thread and by a process with pinned staging; and how long the state takes to come back
+//! later ones; beside torch's `async_save` by a thread and by a process with pinned staging, and Orbax; and how long the state takes to come back
 //! from memory and from a folder. Prints a whole record in Markdown.
 //!
 //! Every measurement is a process of its own. A model whose weights and moments take `--gib` trains on one rank with all threads. Steps
@@ -65,7 +65,10 @@ struct Args {
     /// Python with torch; peers are left out without it
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Size of weights and moments
+    /// Python with JAX and orbax-checkpoint; Orbax is left out without it
+    #[arg(long)]
+    orbax: Option<PathBuf>,
+    /// Size of weights, masters and moments
     #[arg(long, default_value_t = 2.0)]
     gib: f64,
     /// Steps without a save
@@ -110,17 +113,22 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let mut all = vec![process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?];
-    for kind in ["thread", "process"].iter().filter(|_| args.python.is_some()) {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/snapshot.py");
-        let mut command = Command::new(args.python.as_deref().unwrap_or(Path::new("python3")));
-        match process(command.arg(script).args(["--kind", kind]), &args) {
+    let peers: [(&Option<PathBuf>, &str, &[&str]); 3] = [
+        (&args.python, "snapshot.py", &["--kind", "thread"]),
+        (&args.python, "snapshot.py", &["--kind", "process"]),
+        (&args.orbax, "snapshot_orbax.py", &[]),
+    ];
+    for (python, script, words) in peers {
+        let Some(python) = python else { continue };
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(script);
+        match process(Command::new(python).arg(path).args(words), &args) {
             Ok(figures) => all.push(figures),
             // What a peer cannot do here is said, and the others are measured.
-            Err(error) => eprintln!("torch DCP, {kind}: left out: {error}"),
+            Err(error) => eprintln!("{script} {}: left out: {error}", words.join(" ")),
         }
     }
     let machine = Machine::here(args.python.as_ref().map(|p| p.display().to_string()).as_deref());
-    let words = [("--folder", "DISK"), ("--python", "PYTHON")];
+    let words = [("--folder", "DISK"), ("--python", "PYTHON"), ("--orbax", "PYTHON")];
     let disk = [("disk", record::disk(&args.folder))];
     print!(
         "{}",
