@@ -6,6 +6,7 @@ use planaria_bench::cache;
 use planaria_bench::stats::median;
 use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
 use planaria_comm::alone;
+use planaria_store::Agent;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -36,28 +37,35 @@ pub(super) fn measure(folder: &Path, gib: f64) -> Result<(Vec<String>, Vec<Strin
     })?;
     let (mut rows, mut missed) = (vec![row("copy in memory", copy, copy)], Vec::new());
     let memory = PathBuf::from("/dev/shm").join(format!("planaria-bench-{}", std::process::id()));
+    let agent = Agent::listen("127.0.0.1:0", u64::MAX, "")?;
+    let (memory_at, disk) = (memory.display().to_string(), folder.join("recovery"));
+    let peer = format!("peer://{}/recovery", agent.address());
     let places = [
-        ("memory", memory, false, Some(1.5)),
-        ("folder, cached", folder.join("recovery"), false, None),
-        ("folder, from the disk", folder.join("recovery"), true, None),
+        ("memory", memory_at, None, Some(1.5)),
+        ("a peer on this machine", peer, None, None),
+        ("folder, cached", disk.display().to_string(), None, None),
+        ("folder, from the disk", disk.display().to_string(), Some(disk.join("c")), None),
     ];
     for (name, place, cold, bar) in places {
-        let store = planaria_store::open(&place.display().to_string())?;
+        let store = planaria_store::open(&place)?;
         save(&*alone(), &*store, "c", &from, &SaveOptions::default())?;
         let took = of_rounds(|| {
-            if cold {
-                cache::forget(&place.join("c"))?;
+            if let Some(files) = &cold {
+                cache::forget(files)?;
             }
             let began = Instant::now();
             load(&*alone(), &*store, "c", &mut into, &LoadOptions::default())?;
             Ok(began.elapsed().as_secs_f64())
         });
-        std::fs::remove_dir_all(&place)?;
+        store.delete_all("c")?;
         let took = took?;
         rows.push(row(name, took, copy));
         if bar.is_some_and(|bar| took > bar * copy) {
             missed.push(format!("recovery from {name} takes {:.2} copies", took / copy));
         }
+    }
+    for place in [memory, disk] {
+        std::fs::remove_dir_all(place)?;
     }
     Ok((rows, missed))
 }
