@@ -60,7 +60,8 @@ pub(crate) fn find() -> Result<(), String> {
     }
 }
 
-fn is_here() -> bool {
+/// Whether programs can be built with MPI and started.
+pub(crate) fn is_here() -> bool {
     ["mpirun", "mpicc"].iter().all(|tool| ask(Command::new(tool).arg("--version")).is_some())
 }
 

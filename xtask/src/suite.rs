@@ -136,8 +136,9 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
         false => command(cargo(root, LIBTEST).args(features)),
     });
     summary.step("schedules", || {
+        // With the other features, so that only the communicator is built anew.
         let shuttle = ["--features", "planaria-comm/shuttle", "--test", "shuttle"];
-        command(cargo(root, ["test", "--quiet"]).args(shuttle))
+        command(cargo(root, ["test", "--quiet"]).args(features).args(shuttle))
     });
     summary.step("doctests", || {
         command(cargo(root, ["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]).args(features))

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::mpi;
 use crate::process::{ask, run};
 use crate::summary::{Counts, Outcome};
 
@@ -103,7 +104,7 @@ fn borrow(python: &Path, torch: &Path) {
 /// How a wheel is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Build {
-    /// Unoptimised beyond what tests of the crates are.
+    /// As the tests of the crates are: where there is MPI with it, so that the crates are not built anew.
     Test,
     /// As users of this machine have it.
     Release,
@@ -115,8 +116,11 @@ pub(crate) fn build(root: &Path, python: &Path, how: Build) -> bool {
     let _ = std::fs::remove_dir_all(&wheels);
     let mut maturin = Command::new(python);
     maturin.current_dir(root).args(["-m", "maturin", "build", "--quiet", "--out"]).arg(&wheels);
-    if how == Build::Release {
-        maturin.arg("--release");
+    match how {
+        Build::Release => drop(maturin.arg("--release")),
+        // What is installed on this machine is not packed into the wheel, which stays here.
+        Build::Test if mpi::is_here() => drop(maturin.args(["--features", "mpi", "--auditwheel", "skip"])),
+        Build::Test => {}
     }
     if !run(&mut maturin).success {
         return false;

@@ -76,10 +76,11 @@ fn a_folder_that_appears_while_a_conversion_runs_is_kept() {
         let target = folder.path().join(format!("out{round}"));
         let mut child = quiet(&mut command(&["convert", text(&source), text(&target), "--to", "planaria"]));
         std::thread::sleep(Duration::from_millis(chance.below(120) as u64));
-        let made = fs::create_dir(&target).is_ok();
-        if made {
-            fs::write(target.join("thesis.txt"), "x").unwrap();
-        }
+        // It comes with its file: an empty folder may be taken.
+        let thesis = folder.path().join("thesis");
+        fs::create_dir_all(&thesis).unwrap();
+        fs::write(thesis.join("thesis.txt"), "x").unwrap();
+        let made = fs::rename(&thesis, &target).is_ok();
         let code = child.wait().unwrap().code();
         match made {
             true => {
