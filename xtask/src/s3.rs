@@ -10,13 +10,17 @@ use crate::summary::{Counts, Outcome, counts};
 const SERVER: &str = "moto[server]==5.2.5";
 
 /// Runs the checks; skipped with the reason where the server cannot be had.
-pub(crate) fn step(root: &Path, server: &Result<PathBuf, String>) -> (Outcome, Counts) {
+pub(crate) fn step(
+    root: &Path,
+    features: &[&str],
+    server: &Result<PathBuf, String>,
+) -> (Outcome, Counts) {
     let server = match server {
         Ok(server) => server,
         Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),
     };
     let mut test = cargo(root, ["test", "--quiet", "--test", "s3", "--features", "planaria-store/s3"]);
-    let ran = run(test.env("PLANARIA_MOTO", server));
+    let ran = run(test.args(features).env("PLANARIA_MOTO", server));
     let counts = counts(&ran.output);
     let passed = ran.success && counts.failed == 0 && counts.passed > 0;
     (if passed { Outcome::Passed } else { Outcome::Failed }, counts)

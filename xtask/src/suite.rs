@@ -43,7 +43,7 @@ pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
         summary.step("python", || python::step(root, features, &torch, python::SCRIPTS));
         let peers = peers.join().unwrap_or_else(gone);
         summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
-        summary.step("s3", || s3::step(root, &server.join().unwrap_or_else(gone)));
+        summary.step("s3", || s3::step(root, features, &server.join().unwrap_or_else(gone)));
         let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
         summary.step("page", || browser::step(root, features, &page));
         summary.step("kernels", || kernels::compile_step(root, features));

@@ -6,7 +6,7 @@ use planaria_bench::cache;
 use planaria_bench::stats::median;
 use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
 use planaria_comm::alone;
-use planaria_store::Agent;
+use planaria_store::{Agent, StoreExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
