@@ -27,13 +27,13 @@ struct Needs {
 pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
     let mut summary = Summary::within(within);
     let needs = preflight(root);
+    let features = mpi::features(&needs.mpi);
     thread::scope(|scope| {
         // What Python programs need is installed while the compiler works.
         let torch = scope.spawn(|| peers::torch_python(root));
         let peers = scope.spawn(|| peers::program_python(root));
         let server = scope.spawn(|| s3::server(root));
         let page = scope.spawn(browser::find);
-        let features = mpi::features(&needs.mpi);
         let gone = |_| Err("the installation broke off".into());
         checks(root, &needs, &mut summary);
         tests(root, &needs, &mut summary);
@@ -46,10 +46,10 @@ pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
         summary.step("s3", || s3::step(root, features, &server.join().unwrap_or_else(gone)));
         let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
         summary.step("page", || browser::step(root, features, &page));
-        summary.step("kernels", || kernels::compile_step(root, features));
-        summary.step("emulated device", || kernels::emulate_step(root, features));
     });
     summary.step("mpi", || mpi::step(root, &needs.mpi));
+    summary.more("kernels", || kernels::compile_step(root, features));
+    summary.more("emulated device", || kernels::emulate_step(root, features));
     summary.more("array api", || array_api::step(root, array_api::Examples::Few));
     paths(root, &needs, &mut summary);
     summary.more("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));

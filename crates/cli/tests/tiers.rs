@@ -76,14 +76,22 @@ fn a_flipped_bit_in_any_file_of_the_newest_step_loses_no_step() {
     with_tiers(here);
     let launch = ["launch", "-n", "3", "--engine", "processes"];
     let args = [&launch[..], &TRAIN, &["--set", "checkpoint.behind=wait"]].concat();
-    let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "kill rank=1 step=9")]);
+    let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "kill rank=1 step=10")]);
     assert_eq!(code, 1, "{err}");
-    let (own, kept) = (newest(&here.join("runs/tiny")), here.join("kept"));
-    assert!(Command::new("cp").arg("-r").arg(here.join("runs/tiny")).arg(&kept).status().unwrap().success());
-    for file in names(&own) {
-        fs::remove_dir_all(here.join("runs/tiny")).unwrap();
-        let copied = Command::new("cp").arg("-r").arg(&kept).arg(here.join("runs/tiny")).status().unwrap();
-        assert!(copied.success());
+    let places = ["runs/tiny", "local", "remote"].map(|place| here.join(place));
+    let kept = |place: &Path| place.with_extension("kept");
+    for place in &places {
+        while newest(place).file_name().unwrap() != "step-00000008" {
+            fs::remove_dir_all(newest(place)).unwrap();
+        }
+        fs::rename(place, kept(place)).unwrap();
+    }
+    let own = places[0].join("ckpt/step-00000008");
+    for file in names(&newest(&kept(&places[0]))) {
+        for place in &places {
+            assert!(!place.exists() || fs::remove_dir_all(place).is_ok());
+            assert!(Command::new("cp").arg("-r").arg(kept(place)).arg(place).status().unwrap().success());
+        }
         flip(&own.join(&file));
         let (code, err) = run(here, &["train", "tiny.toml", "--set", "mesh=dp=2"], &[]);
         assert_eq!(code, 0, "{file}: {err}");
