@@ -17,7 +17,8 @@ const SETS: &[(&str, &[&str])] = &[
 ];
 
 /// Features whose tests no other step runs.
-const TESTED: &[(&str, &[&str])] = &[("planaria-data", &["--features", "planaria-data/parquet", "--lib", "documents"])];
+const TESTED: &[(&str, &[&str])] =
+    &[("planaria-data", &["--features", "planaria-data/parquet", "--lib", "documents"])];
 
 /// Checks every set of features, and the workspace as it is by default where the other steps build it `with_mpi`.
 pub(crate) fn features(root: &Path, with_mpi: bool) -> (Outcome, Counts) {

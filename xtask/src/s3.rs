@@ -10,11 +10,7 @@ use crate::summary::{Counts, Outcome, counts};
 const SERVER: &str = "moto[server]==5.2.5";
 
 /// Runs the checks; skipped with the reason where the server cannot be had.
-pub(crate) fn step(
-    root: &Path,
-    features: &[&str],
-    server: &Result<PathBuf, String>,
-) -> (Outcome, Counts) {
+pub(crate) fn step(root: &Path, features: &[&str], server: &Result<PathBuf, String>) -> (Outcome, Counts) {
     let server = match server {
         Ok(server) => server,
         Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),

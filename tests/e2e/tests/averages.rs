@@ -132,7 +132,10 @@ fn skipped_steps_are_in_no_average() -> Result<()> {
         (Ema::new(0.5)?, 3, "optimizer:", "/ema_3"),
     ] {
         for (name, values) in named(&sandbox, last, begin, end)? {
-            ensure!(close(&values, &reference(&all, &name, profile, every)?, 2e-6), "{profile:?} of `{name}`");
+            ensure!(
+                close(&values, &reference(&all, &name, profile, every)?, 2e-6),
+                "{profile:?} of `{name}`"
+            );
         }
     }
     Ok(())

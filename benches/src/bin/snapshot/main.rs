@@ -83,6 +83,9 @@ struct Args {
     /// Only train and print the figures
     #[arg(long, hide = true)]
     ours: bool,
+    /// Only train without saves and print what was seen
+    #[arg(long, hide = true)]
+    calm_steps: bool,
 }
 
 /// What one contestant measured.
@@ -97,7 +100,7 @@ struct Figures {
     calls: Vec<f64>,
     /// Seconds lost by each save.
     lost: Vec<f64>,
-    /// Resident memory at the most, beyond that before the first save.
+    /// Resident memory at the most, beyond that of a run that never saves.
     extra: u64,
     /// What a setting allows for that.
     #[serde(default)]
@@ -108,11 +111,15 @@ struct Figures {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if args.calm_steps {
+        println!("{}", serde_json::to_string(&Run::new(&args)?.steps(Saving::Never)?)?);
+        return Ok(());
+    }
     if args.ours {
         println!("{}", serde_json::to_string(&train(&args)?)?);
         return Ok(());
     }
-    let mut all = vec![process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?];
+    let mut all: Vec<Figures> = vec![process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?];
     let peers: [(&Option<PathBuf>, &str, &[&str]); 3] = [
         (&args.python, "snapshot.py", &["--kind", "thread"]),
         (&args.python, "snapshot.py", &["--kind", "process"]),
@@ -192,7 +199,7 @@ impl Figures {
 }
 
 /// Runs a contestant in a process of its own and in a folder of its own.
-fn process(command: &mut Command, args: &Args) -> Result<Figures> {
+fn process<T: serde::de::DeserializeOwned>(command: &mut Command, args: &Args) -> Result<T> {
     let number = |value: u64| value.to_string();
     command.arg("--folder").arg(&args.folder).args(["--gib", &args.gib.to_string()]);
     command.args([
@@ -215,12 +222,11 @@ fn process(command: &mut Command, args: &Args) -> Result<Figures> {
 #[derive(Debug, Default)]
 struct Told(Mutex<Log>);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Log {
     steps: Vec<f64>,
     calls: Vec<f64>,
     parameters: u64,
-    before: u64,
     most: u64,
 }
 
@@ -231,48 +237,19 @@ impl Observer for Told {
         match event {
             Event::Started { parameters, .. } => log.parameters = *parameters,
             Event::Step(report) => log.steps.push(report.seconds),
-            Event::Saving { .. } if log.calls.is_empty() => log.before = log.most,
             Event::Saved { blocked, .. } => log.calls.push(blocked.as_secs_f64()),
             _ => {}
         }
     }
 }
 
-/// Our side: a run whose checkpoints begin after the calm steps.
+/// Our side: the time of a step without saves, from a process that never saves, and a run that saves.
 fn train(args: &Args) -> Result<Figures> {
-    let blocks = (args.gib * f64::from(1 << 30) / BYTES as f64 / BLOCK).round().max(1.0);
-    let folder = args.folder.join("ours");
-    std::fs::create_dir_all(&folder)?;
-    let text: String =
-        (0..4000).map(|i| format!("line {i} of a text that is only there to be read\n")).collect();
-    std::fs::write(folder.join("text.txt"), text)?;
-    let steps = args.calm + args.saves * args.apart;
-    let set = |calm: bool| {
-        let last = if calm { args.calm } else { steps };
-        let every = if calm { 0 } else { args.apart };
-        [
-            format!("model.num_hidden_layers={blocks}"),
-            format!("data.source.path={}", folder.join("text.txt").display()),
-            format!("train.steps={last}"),
-            format!("checkpoint.every={every}"),
-            format!("checkpoint.memory={}", limit(args)),
-            format!("log.dir={}", folder.join(if calm { "calm" } else { "saving" }).display()),
-        ]
-    };
-    let run = |calm: bool| -> Result<Log> {
-        let told = Arc::new(Told::default());
-        let config = Sources::text("snapshot", CONFIG).set(set(calm)).resolve()?.config;
-        Trainer::new(config).observer(told.clone()).run(None)?;
-        let mut log = told.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(std::mem::take(&mut *log))
-    };
-    let calm = run(true)?;
+    let calm: Log = process(Command::new(std::env::current_exe()?).arg("--calm-steps"), args)?;
     let step = median(calm.steps.iter().skip(2).copied()).context("no steps")?;
-    let log = run(false)?;
-    std::fs::remove_dir_all(&folder)?;
+    let log = Run::new(args)?.steps(Saving::Every(args.apart))?;
     // The steps after a save, up to the next one, beyond as many calm ones.
-    let apart = args.apart as usize;
-    let rounds = log.steps.chunks(apart).skip(1);
+    let rounds = log.steps.chunks(args.apart as usize).skip(1);
     let lost = rounds.map(|steps| steps.iter().sum::<f64>() - step * steps.len() as f64);
     let bytes = log.parameters * BYTES;
     let lost: Vec<f64> = lost.zip(&log.calls).map(|(lost, call)| lost + call).collect();
@@ -282,10 +259,65 @@ fn train(args: &Args) -> Result<Figures> {
         step,
         calls: log.calls,
         lost,
-        extra: log.most.saturating_sub(log.before),
+        extra: log.most.saturating_sub(calm.most),
         limit: limit(args),
         copy: copy(bytes)?,
     })
+}
+
+/// When a run saves.
+#[derive(Clone, Copy)]
+enum Saving {
+    Never,
+    /// After this many steps.
+    Every(u64),
+}
+
+/// A model and its text, in a folder that goes with it.
+struct Run<'a> {
+    args: &'a Args,
+    folder: PathBuf,
+}
+
+impl Run<'_> {
+    fn new(args: &Args) -> Result<Run<'_>> {
+        let folder = args.folder.join(format!("ours-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let text: String =
+            (0..4000).map(|i| format!("line {i} of a text that is only there to be read\n")).collect();
+        std::fs::write(folder.join("text.txt"), text)?;
+        Ok(Run { args, folder })
+    }
+
+    /// Trains, and tells what was seen.
+    fn steps(&self, saving: Saving) -> Result<Log> {
+        let Run { args, folder } = self;
+        let blocks = (args.gib * f64::from(1 << 30) / BYTES as f64 / BLOCK).round().max(1.0);
+        let (last, every) = match saving {
+            Saving::Never => (args.calm, 0),
+            Saving::Every(apart) => ((args.saves + 1) * apart, apart),
+        };
+        let set = [
+            format!("model.num_hidden_layers={blocks}"),
+            format!("data.source.path={}", folder.join("text.txt").display()),
+            format!("train.steps={last}"),
+            format!("checkpoint.every={every}"),
+            format!("checkpoint.memory={}", limit(args)),
+            format!("log.dir={}", folder.join("run").display()),
+        ];
+        let told = Arc::new(Told::default());
+        let config = Sources::text("snapshot", CONFIG).set(set).resolve()?.config;
+        Trainer::new(config).observer(told.clone()).run(None)?;
+        let mut log = told.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *log))
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        // What is left of a run that failed is only in the way.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
 }
 
 /// Bytes that snapshots may take: those of one, and what the parts of a file are put together in.

@@ -37,7 +37,6 @@ use planaria_comm::{Comm, CommExt, threads};
 use planaria_nn::models::{Architecture, Models};
 use planaria_store::{Store, Trap};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -117,7 +116,7 @@ pub(crate) struct Job {
     pub(crate) stream: Option<Arc<Streamed>>,
     pub(crate) healing: Healing,
     /// What stands beside the weights of every checkpoint.
-    pub(crate) kept: Arc<OnceLock<BTreeMap<String, Arc<[u8]>>>>,
+    pub(crate) kept: Arc<OnceLock<resume::Kept>>,
 }
 
 impl Trainer {

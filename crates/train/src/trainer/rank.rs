@@ -136,6 +136,9 @@ impl<'a> RankRun<'a> {
             let bytes = self.state_bytes()?;
             planaria_array::prepare_snapshots(job.device, bytes)?;
             self.saves.set_pace(job, bytes)?;
+            if self.saves.overlaps() {
+                resume::prepare(job, &self.replica)?;
+            }
         }
         let records = Records::open(job, self.world.rank(), self.progress.step, &mesh);
         let records = Arc::new(together(&*self.world, records)?);

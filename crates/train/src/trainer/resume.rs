@@ -6,12 +6,13 @@ use crate::data::{Sampler, SamplerState};
 use crate::error::{Error, Result};
 use crate::replica::Replica;
 use crate::weights::{Files, Tie};
-use planaria_array::Array;
+use planaria_array::{Array, Device};
 use planaria_ckpt::{Item, State};
 use planaria_layout::Mesh;
 use planaria_nn::optim::LossScale;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -129,28 +130,58 @@ pub(super) fn items(
 
 /// The whole state of now. Arrays are held by copy-on-write: training continues, the state stays.
 pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
-    let mut files = job.kept_files()?.clone();
+    let kept = job.kept()?;
+    let mut files = kept.files.clone();
     files.extend(job.objective.files(&*job.model)?.into_iter().map(|(name, text)| (name, text.into())));
-    let adapter = job.model.adapted().is_some();
     let mut state = State::new(items(replica, Files::Run, Array::snapshot)?);
     (state.step, state.samples, state.tokens) = (progress.step, progress.samples, progress.tokens);
-    state.config = job.config_json();
+    state.config = kept.config.clone();
     state.random = serde_json::json!({ "seed": job.config.train.seed });
     state.schedule = serde_json::json!({ "step": progress.step, "updates": progress.updates });
     let stream = job.stream.as_ref().and_then(|stream| stream.state(progress.position()));
     let progress = Progress { stream, ..progress.clone() };
     state.extra = serde_json::to_value(progress).map_err(|e| Error::Bug { what: e.to_string() })?;
     state.files = files;
-    // An adapter has none of the model's tied tensors.
-    state.tied = if adapter { BTreeMap::new() } else { planaria_nn::models::ties(&*job.model)? };
+    state.tied.clone_from(&kept.tied);
     Ok(state)
 }
 
+/// Makes what every save needs, so that the first costs what later ones do: the files that never change and, on the host, as much
+/// touched memory as training moves to while a snapshot is written, which the allocator then keeps.
+pub(super) fn prepare(job: &Job, replica: &Replica) -> Result<()> {
+    job.kept()?;
+    if job.device != Device::Cpu {
+        return Ok(());
+    }
+    let held = RefCell::new(Vec::new());
+    items(replica, Files::Run, |array| {
+        held.borrow_mut().push(array.snapshot()?);
+        Ok(array.clone())
+    })?;
+    let arrays = held.into_inner();
+    let touch = || arrays.iter().map(Array::copy).collect::<planaria_array::Result<Vec<_>>>().map(drop);
+    // By a thread of its own: it is no part of what the rank is found to take.
+    let touched = std::thread::scope(|scope| scope.spawn(touch).join());
+    touched
+        .map_err(|_| Error::Bug { what: "the thread that prepares saves panicked".into() })?
+        .map_err(Error::from)
+}
+
+/// What every checkpoint of a run has and no step changes: made by the first save, shared by all.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The files that stand beside the weights.
+    files: BTreeMap<String, Arc<[u8]>>,
+    /// The configuration of the run.
+    config: Value,
+    /// Names that stand for other tensors.
+    tied: BTreeMap<String, String>,
+}
+
 impl Job {
-    /// The files that stand beside the weights of every checkpoint and never change: made by the first save, shared by all.
-    fn kept_files(&self) -> Result<&BTreeMap<String, Arc<[u8]>>> {
-        if let Some(files) = self.kept.get() {
-            return Ok(files);
+    fn kept(&self) -> Result<&Kept> {
+        if let Some(kept) = self.kept.get() {
+            return Ok(kept);
         }
         let mut files = self.tokenizer.files()?;
         files.insert("config.json".into(), model_config(self));
@@ -159,7 +190,11 @@ impl Job {
             files.insert("adapter_config.json".into(), model.config(0).to_text().into_bytes());
         }
         files.insert("generation_config.json".into(), generation_config(self));
-        Ok(self.kept.get_or_init(|| files.into_iter().map(|(name, text)| (name, text.into())).collect()))
+        let files = files.into_iter().map(|(name, text)| (name, text.into())).collect();
+        // An adapter has none of the model's tied tensors.
+        let adapter = self.model.adapted().is_some();
+        let tied = if adapter { BTreeMap::new() } else { planaria_nn::models::ties(&*self.model)? };
+        Ok(self.kept.get_or_init(|| Kept { files, config: self.config_json(), tied }))
     }
 }
 

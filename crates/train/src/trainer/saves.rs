@@ -118,6 +118,11 @@ impl Saves {
         Ok(())
     }
 
+    /// Whether training continues while a snapshot is written.
+    pub(super) fn overlaps(&self) -> bool {
+        self.pace != Pace::Stand
+    }
+
     /// Where the snapshot of a step is due.
     pub(super) fn due(&self, step: u64) -> Vec<usize> {
         let due = |tier: &Tier| tier.every > 0 && step.is_multiple_of(tier.every);

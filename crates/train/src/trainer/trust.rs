@@ -92,11 +92,12 @@ impl RankRun<'_> {
     fn harm_a_weight(&self, harm: What) -> Result<()> {
         let full = self.replica.weights.iter().find_map(|weight| weight.full.as_ref());
         let Some(full) = full.filter(|full| full.numel() > 0) else { return Ok(()) };
-        Ok(match harm {
+        match harm {
             // All bits set is NaN in every float.
             What::Nan => full.write_bytes(0..full.numel() * full.dtype().size(), |bytes| bytes.fill(0xff))?,
             _ => full.write_bytes(0..1, |bytes| bytes[0] ^= 1)?,
-        })
+        }
+        Ok(())
     }
 }
 

@@ -144,10 +144,8 @@ fn stack(process: u32) -> String {
 }
 
 /// Programs that print the stacks of a process's threads, with what they are told before its number.
-const TRACERS: [(&str, &[&str]); 2] = [
-    ("eu-stack", &["-p"]),
-    ("gdb", &["--batch", "-nx", "-ex", "thread apply all backtrace 24", "-p"]),
-];
+const TRACERS: [(&str, &[&str]); 2] =
+    [("eu-stack", &["-p"]), ("gdb", &["--batch", "-nx", "-ex", "thread apply all backtrace 24", "-p"])];
 
 /// How long one may take: ranks stand still meanwhile.
 const TRACE: Duration = Duration::from_secs(10);
@@ -158,7 +156,8 @@ const FRAMES: usize = 60;
 /// The functions that a process is in, where a program that can tell is installed and may.
 fn frames(process: u32) -> String {
     let found = TRACERS.iter().find_map(|(program, args)| trace(program, args, process));
-    found.unwrap_or_else(|| "\n    its functions: install elfutils (eu-stack) or gdb to have them here".into())
+    found
+        .unwrap_or_else(|| "\n    its functions: install elfutils (eu-stack) or gdb to have them here".into())
 }
 
 fn trace(program: &str, args: &[&str], process: u32) -> Option<String> {
@@ -183,7 +182,8 @@ fn trace(program: &str, args: &[&str], process: u32) -> Option<String> {
     }
     let bytes = reader.join().ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    let is_frame = |line: &&str| line.starts_with('#') || line.starts_with("TID") || line.starts_with("Thread");
+    let is_frame =
+        |line: &&str| line.starts_with('#') || line.starts_with("TID") || line.starts_with("Thread");
     let lines: Vec<&str> = text.lines().map(str::trim).filter(is_frame).take(FRAMES).collect();
     let told = lines.iter().map(|line| format!("\n    {line}")).collect::<String>();
     lines.iter().any(|line| line.starts_with('#')).then_some(told)
@@ -212,14 +212,21 @@ mod tests {
         assert!(hang.text.contains("all_reduce number 41: ranks 0, 2 came, rank 1 did not"), "{}", hang.text);
         assert!(hang.text.contains("rank 1 (process") && hang.text.contains("in step 7"), "{}", hang.text);
         assert!(hang.text.contains("\n    thread "), "{}", hang.text);
-        assert!(hang.text.contains("\n    its functions: install") || hang.text.contains("\n    #0 "), "{}", hang.text);
+        assert!(
+            hang.text.contains("\n    its functions: install") || hang.text.contains("\n    #0 "),
+            "{}",
+            hang.text
+        );
     }
 
     #[test]
     fn functions_are_those_that_a_tracer_prints() {
         // The number of the process comes last: `$0` of the script.
         let frames = "echo 'TID 7:'; echo \"#0  0x01 of $0\"; echo other; echo '#1  0x02 main'";
-        assert_eq!(trace("sh", &["-c", frames], 5).unwrap(), "\n    TID 7:\n    #0  0x01 of 5\n    #1  0x02 main");
+        assert_eq!(
+            trace("sh", &["-c", frames], 5).unwrap(),
+            "\n    TID 7:\n    #0  0x01 of 5\n    #1  0x02 main"
+        );
         assert_eq!(trace("sh", &["-c", "echo nothing"], 5), None);
         assert_eq!(trace("no-such-tracer", &[], 5), None);
     }
