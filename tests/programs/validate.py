@@ -2,7 +2,7 @@
 
 Each golden model of testdata/models becomes a folder of weights; `planaria convert --validate` writes its programs for any
 batch and length, runs the model, the programs in our interpreter and the programs here, and compares all outputs. What
-transformers made of the golden tokens is compared too.
+transformers made of the golden tokens, and of prompts with pictures, is compared too.
 """
 
 import gzip
@@ -37,6 +37,10 @@ MODELS = [
 # A folder as it is published, in bf16.
 SEEING = TESTDATA / "qwen2-vl" / "model" / "tiny_a"
 
+# The programs of a model, and those of one that sees.
+PARTS = {"forward", "decode"}
+SEEING_PARTS = PARTS | {"vision", "prompt"}
+
 
 def weights(source):
     """A folder as transformers would write it, and what it made of some tokens."""
@@ -54,7 +58,7 @@ def weights(source):
     return name, folder, tensors
 
 
-def validated(folder, name, form, sizes=()):
+def validated(folder, name, form, sizes=(), parts=PARTS):
     target = OUT / f"{name}-{form}{'-fixed' if sizes else ''}"
     call = [COMMAND, "--json", "convert", str(folder), str(target), "--to", form, "--validate", "--python", sys.executable]
     ran = subprocess.run([*call, *sizes], capture_output=True, text=True)
@@ -63,7 +67,7 @@ def validated(folder, name, form, sizes=()):
     by = {row["by"] for row in rows}
     assert by == {"planaria", "onnxruntime" if form == "onnx" else "paddle"}, by
     programs = {row["program"] for row in rows}
-    assert {"forward", "decode"} <= programs, programs
+    assert programs == parts, programs
     return max(row["relative"] for row in rows)
 
 
@@ -74,6 +78,25 @@ def as_transformers(name, tensors):
     worst = numpy.abs(found - tensors["logits"]).max() / numpy.abs(tensors["logits"]).max()
     assert worst < 1e-4, worst
     return worst
+
+
+def pictures_as_transformers():
+    """Prompts with pictures: vectors and positions that transformers recorded, against its logits."""
+    expected = load((SEEING / "expected" / "expected.safetensors").read_bytes())
+    cases = json.loads((SEEING / "expected" / "expected.json").read_text())["cases"]
+    session = onnxruntime.InferenceSession(OUT / "qwen2-vl-onnx" / "prompt.onnx", providers=["CPUExecutionProvider"])
+    worst = []
+    for case in cases:
+        name = case["name"]
+        if name not in ("one_image", "two_images", "video"):
+            continue
+        numbers = {key: numpy.array(case[key]["data"]).reshape(case[key]["shape"]) for key in ("input_ids", "position_ids")}
+        seen = "video_features" if name == "video" else "image_features"
+        (found,) = session.run(["logits"], {**numbers, "image_embeds": expected[f"{name}.{seen}"]})
+        wanted = expected[f"{name}.logits"]
+        worst.append(numpy.abs(found - wanted).max() / numpy.abs(wanted).max())
+    assert len(worst) == 3 and max(worst) < 1e-4, worst
+    return max(worst)
 
 
 def main():
@@ -91,11 +114,13 @@ def main():
     for model in MODELS:
         name, folder, tensors = weights(TESTDATA / "models" / f"{model}.safetensors.gz")
         for form in ("onnx", "paddle-program"):
-            attempt(f"{name} {form}", lambda: validated(folder, name, form))
+            parts = SEEING_PARTS if name == "qwen2-5-vl" else PARTS
+            attempt(f"{name} {form}", lambda: validated(folder, name, form, parts=parts))
         attempt(f"{name} as transformers", lambda: as_transformers(name, tensors))
     for form in ("onnx", "paddle-program"):
-        attempt(f"qwen2-vl {form}", lambda: validated(SEEING, "qwen2-vl", form))
+        attempt(f"qwen2-vl {form}", lambda: validated(SEEING, "qwen2-vl", form, parts=SEEING_PARTS))
         attempt(f"fixed sizes, {form}", lambda: validated(OUT / "weights" / "gemma3", "gemma3", form, ("--sizes", "2x7")))
+    attempt("qwen2-vl pictures as transformers", pictures_as_transformers)
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 

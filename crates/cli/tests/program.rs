@@ -4,6 +4,7 @@ use crate::common;
 use common::{names, planaria, root, succeed, text};
 use serde_json::Value;
 use std::fs;
+use std::io::Read;
 
 const MODEL: &str = "testdata/qwen2-vl/model/tiny_a";
 
@@ -11,10 +12,7 @@ const MODEL: &str = "testdata/qwen2-vl/model/tiny_a";
 fn a_model_becomes_programs_that_are_validated_with_other_sizes() {
     let folder = tempfile::tempdir().unwrap();
     let model = root().join(MODEL);
-    for (form, files) in [
-        ("onnx", ["decode.onnx", "decode.onnx.data", "forward.onnx", "forward.onnx.data"]),
-        ("paddle-program", ["decode.json", "decode.pdiparams", "forward.json", "forward.pdiparams"]),
-    ] {
+    for (form, endings) in [("onnx", ["onnx", "onnx.data"]), ("paddle-program", ["json", "pdiparams"])] {
         let target = folder.path().join(form);
         let out = succeed(&["--json", "convert", text(&model), text(&target), "--to", form, "--validate"]);
         let told: Value = serde_json::from_str(&out).unwrap();
@@ -22,7 +20,12 @@ fn a_model_becomes_programs_that_are_validated_with_other_sizes() {
         assert!(told["equal"] == true && rows.iter().all(|row| row["by"] == "planaria"), "{told}");
         let sizes: Vec<&str> = rows.iter().filter_map(|row| row["inputs"].as_str()).collect();
         assert!(sizes.contains(&"random, 1 of 17") && sizes.contains(&"highest, 3 of 4"), "{sizes:?}");
-        assert_eq!(names(&target), files);
+        let programs = ["decode", "forward", "prompt", "vision"];
+        let files = programs.iter().flat_map(|name| endings.map(|ending| format!("{name}.{ending}")));
+        assert_eq!(names(&target), files.collect::<Vec<_>>());
+        for name in programs {
+            assert!(rows.iter().any(|row| row["program"] == name), "{name} is not compared");
+        }
     }
     let strict = folder.path().join("strict");
     let call = ["convert", text(&model), text(&strict), "--to", "onnx", "--sizes", "1x5", "--validate"];
@@ -52,4 +55,32 @@ fn programs_with_open_sizes_go_through_every_verb() {
     assert!(at("p.pdiparams").exists());
     let ran = planaria(&["program", "diff", text(&at("p.json")), text(&at("m/forward.onnx"))]);
     assert_eq!(ran.code, Some(1));
+}
+
+/// A packed file of the programs of Paddle in the test data.
+fn unpacked(name: &str, to: &std::path::Path) {
+    let packed = root().join("testdata/paddle-programs").join(format!("{name}.gz"));
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(fs::File::open(packed).unwrap()).read_to_end(&mut bytes).unwrap();
+    fs::write(to, bytes).unwrap();
+}
+
+/// Its writer gave the batch of each input a name of its own.
+#[test]
+fn a_model_whose_equal_sizes_have_several_names_runs_on_the_inputs_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    unpacked("onnx/encoder.onnx", &at("encoder.onnx"));
+    unpacked("encoder.io.safetensors", &at("io.safetensors"));
+    let (model, io) = (at("encoder.onnx"), at("io.safetensors"));
+    let call = ["program", "run", text(&model), "--inputs", text(&io), "--expect", text(&io)];
+    let out = succeed(&[&call[..], &["--tolerance", "1e-4"]].concat());
+    assert!(out.contains("near") && !out.contains("differs"), "{out}");
+    assert!(succeed(&["program", "verify", text(&model)]).starts_with("sound:"));
+    assert!(succeed(&["program", "show", text(&model), "--summary"]).contains("[?,?]"));
+
+    let other = root().join("testdata/paddle-programs/mlp.io.safetensors");
+    let ran = planaria(&["program", "run", text(&model), "--inputs", text(&other)]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("mask"), "{}", ran.err);
 }

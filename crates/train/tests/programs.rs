@@ -1,15 +1,15 @@
 //! Models as programs: every family captured, run, saved and loaded, with the bits of the model itself.
 
-use flate2::read::GzDecoder;
+mod common;
+
+use common::{bits, changed, data, drawn, largest_difference, network, open_and_compare};
 use planaria_array::{Array, DType};
-use planaria_nn::Init;
-use planaria_nn::models::{Models, Network, Stage};
+use planaria_nn::models::Network;
 use planaria_program::{
     Captured, Datum, Origin, Program, ProgramState, open_folder, run, save_folder, verify,
 };
 use planaria_tensor::{Tensor, random};
-use planaria_train::programs::{Extent, Part, Sizes, capture_model, eager, inputs, lowered, parameters};
-use std::io::Read;
+use planaria_train::programs::{Extent, Part, Sizes, capture_model, eager, lowered, parameters};
 
 /// Every family, and what some of them vary.
 const MODELS: [&str; 16] = [
@@ -30,64 +30,6 @@ const MODELS: [&str; 16] = [
     "phi3-long",
     "qwen2-5-vl",
 ];
-
-/// The model of a golden file, with weights of its own.
-fn network(name: &str) -> Box<dyn Network> {
-    changed(name, |_| ())
-}
-
-/// The same of a configuration that is changed before.
-fn changed(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> Box<dyn Network> {
-    let path = format!("{}/../../testdata/models/{name}.safetensors.gz", env!("CARGO_MANIFEST_DIR"));
-    let mut bytes = Vec::new();
-    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
-    let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + size]).unwrap();
-    let config = header["__metadata__"]["config"].as_str().unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
-    change(&mut config);
-    let model = Models::default().open_json(&config.to_string()).unwrap();
-    model.build(&Stage::whole(&*model), None, &Init { seed: 7, ..Init::default() }).unwrap()
-}
-
-/// Inputs with elements of their own: ids below a bound, anything elsewhere.
-fn drawn(network: &dyn Network, part: Part, sizes: &Sizes) -> Vec<(String, Tensor)> {
-    let mut state = 11u64;
-    let mut next = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as f64 / f64::from(1u32 << 31)
-    };
-    let draw = |(name, tensor): (String, Tensor)| {
-        let shape = tensor.shape().to_vec();
-        let array = match (name.as_str(), tensor.dtype()) {
-            ("position_ids", _) => tensor.local().clone(),
-            (_, DType::I64) => {
-                let ids: Vec<i64> = (0..tensor.numel()).map(|_| (next() * 16.0) as i64).collect();
-                Array::from_slice(&ids, &shape).unwrap()
-            }
-            _ => {
-                let values: Vec<f32> = (0..tensor.numel()).map(|_| next() as f32 - 0.5).collect();
-                Array::from_slice(&values, &shape).unwrap()
-            }
-        };
-        (name, Tensor::new(array))
-    };
-    inputs(network, part, sizes).unwrap().into_iter().map(draw).collect()
-}
-
-fn data(given: &[(String, Tensor)]) -> Vec<Datum> {
-    given.iter().map(|(_, tensor)| Datum::Array(tensor.local().clone())).collect()
-}
-
-fn bits(array: &Array) -> Vec<u32> {
-    array.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
-}
-
-fn largest_difference(a: &Array, b: &Array) -> f64 {
-    let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
-    let scale = a.iter().fold(1e-30f64, |most, x| most.max(f64::from(x.abs())));
-    a.iter().zip(&b).fold(0.0f64, |most, (x, y)| most.max(f64::from((x - y).abs()))) / scale
-}
 
 /// Runs a captured part of a model on other inputs than it was captured with, and compares with the model.
 fn compare(name: &str, part: Part, sizes: &Sizes, most: f64) -> (Box<dyn Network>, Captured) {
@@ -141,29 +83,6 @@ fn forward_and_backward_are_one_program_with_the_bits_of_the_model() {
             }
         });
         assert!(backward > 10, "{name}: {backward} ops say whose gradient they compute");
-    }
-}
-
-/// Part of a model for any sizes, run with some, against the model itself.
-fn open_and_compare(name: &str, network: &dyn Network, part: Part, all: &[Sizes]) {
-    let extent = Extent::Open { longest: 64 };
-    let (program, state) =
-        lowered(network, part, extent).unwrap_or_else(|error| panic!("{name} {part:?}: {error}"));
-    assert_eq!(verify(&program), [], "{name} {part:?}");
-    let again = planaria_program::paddle::write(&program);
-    assert_eq!(planaria_program::paddle::read(again.as_bytes()).unwrap(), program, "{name} {part:?}");
-    for sizes in all {
-        let given = drawn(network, part, sizes);
-        let tensors: Vec<Tensor> = given.iter().map(|(_, tensor)| tensor.clone()).collect();
-        let expected = eager(network, part, &tensors).unwrap();
-        let found = run(&program, &mut state.clone(), &data(&given))
-            .unwrap_or_else(|error| panic!("{name} {part:?} {sizes:?}: {error}"));
-        for ((output, found), (_, expected)) in found.iter().zip(&expected) {
-            let found = found.array().unwrap();
-            assert_eq!(found.shape(), expected.local().shape(), "{name} {part:?} {sizes:?} {output}");
-            let worst = largest_difference(expected.local(), found);
-            assert!(worst <= 1e-5, "{name} {part:?} {sizes:?} {output}: {worst}");
-        }
     }
 }
 

@@ -345,6 +345,8 @@ impl Module for Attention {
 #[derive(Debug)]
 pub struct LayerCache {
     capacity: usize,
+    /// Whether what comes is put behind in new tensors, instead of being written into the room that is left.
+    grows: bool,
     held: Mutex<Option<Held>>,
 }
 
@@ -354,22 +356,25 @@ struct Held {
     values: Tensor,
     len: usize,
     rotations: Option<RotaryTable>,
-    /// Whether what comes is put behind in new tensors, instead of being written into the room that is left.
-    grows: bool,
 }
 
 impl LayerCache {
     /// Room for `capacity` positions.
     pub fn new(capacity: usize) -> LayerCache {
-        LayerCache { capacity, held: Mutex::new(None) }
+        LayerCache { capacity, grows: false, held: Mutex::new(None) }
     }
 
     /// Keys and values `[batch, heads, positions, dim]` of what came before, without room for more: what comes is put
     /// behind them in new tensors. For programs, whose values do not change.
     pub fn growing(keys: Tensor, values: Tensor) -> LayerCache {
         let len = keys.shape().get(2).copied().unwrap_or(0);
-        let held = Held { keys, values, len, rotations: None, grows: true };
-        LayerCache { capacity: usize::MAX, held: Mutex::new(Some(held)) }
+        let held = Held { keys, values, len, rotations: None };
+        LayerCache { capacity: usize::MAX, grows: true, held: Mutex::new(Some(held)) }
+    }
+
+    /// The same with nothing before.
+    pub fn collecting() -> LayerCache {
+        LayerCache { capacity: usize::MAX, grows: true, held: Mutex::new(None) }
     }
 
     /// The keys and values held, one position after the other.
@@ -377,7 +382,7 @@ impl LayerCache {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         match held.as_ref() {
             None => Ok(None),
-            Some(held) if held.grows => Ok(Some((held.keys.clone(), held.values.clone()))),
+            Some(held) if self.grows => Ok(Some((held.keys.clone(), held.values.clone()))),
             Some(held) => Ok(Some((held.keys.narrow(2, 0, held.len)?, held.values.narrow(2, 0, held.len)?))),
         }
     }
@@ -418,12 +423,18 @@ impl LayerCache {
     pub(crate) fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
-            let (keys, values) = (buffer(k, self.capacity)?, buffer(v, self.capacity)?);
-            *held = Some(Held { keys, values, len: 0, rotations: None, grows: false });
+            let (keys, values, len) = match self.grows {
+                true => (k.clone(), v.clone(), k.shape()[2]),
+                false => (buffer(k, self.capacity)?, buffer(v, self.capacity)?, 0),
+            };
+            *held = Some(Held { keys, values, len, rotations: None });
+            if self.grows {
+                return Ok((k.clone(), v.clone()));
+            }
         }
         let Some(held) = held.as_mut() else { return Err(Error::Bug("the buffers were just made")) };
         let (start, new) = (held.len, k.shape()[2]);
-        if held.grows {
+        if self.grows {
             held.keys = ops::concat(&[&held.keys, k], 2)?;
             held.values = ops::concat(&[&held.values, v], 2)?;
             held.len += new;

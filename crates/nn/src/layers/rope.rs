@@ -109,6 +109,8 @@ pub enum Positions {
         /// Row of each token, `[batch, sequence]`.
         rows: Tensor,
     },
+    /// Cosines and sines of all tokens, row after row, which ops of a program have made.
+    Flat(RotaryTable),
 }
 
 impl Default for Positions {
@@ -200,6 +202,14 @@ impl Rope {
             let positions = ops::RotaryPositions::Ids(&rows);
             return ops::rotary(x, &table, &ops::RotaryOptions { pairing, layout, positions });
         }
+        if let Positions::Flat(table) = positions {
+            let shape = x.shape().to_vec();
+            let [batch, length, heads, dim] = shape[..] else {
+                return Err(planaria_tensor::Error::Bug("heads have four dims"));
+            };
+            let flat = x.reshape(&[1, batch * length, heads, dim])?;
+            return self.turned(&flat, table, ops::RotaryPositions::From(0))?.reshape(&shape);
+        }
         let moved = match (positions, device) {
             (Positions::Ids { ids, end }, Device::Cuda(_)) => {
                 Some(Positions::Ids { ids: ids.to(device)?, end: *end })
@@ -209,7 +219,7 @@ impl Rope {
         let (end, positions) = match moved.as_ref().unwrap_or(positions) {
             Positions::From(first) => (first + x.shape()[1], ops::RotaryPositions::From(*first)),
             Positions::Ids { ids, end } => (*end, ops::RotaryPositions::Ids(ids)),
-            Positions::Axes(_) | Positions::Rows { .. } => {
+            Positions::Axes(_) | Positions::Rows { .. } | Positions::Flat(_) => {
                 let message = "this model has one position for each token, not three".to_string();
                 return Err(planaria_tensor::Error::Argument { op: "rotary", message });
             }
@@ -297,7 +307,7 @@ impl Rope {
     }
 
     /// A table of at least `end` positions where it is needed. It doubles, so that generating token by token makes few.
-    pub(super) fn table(&self, end: usize, device: Device) -> planaria_tensor::Result<RotaryTable> {
+    pub(crate) fn table(&self, end: usize, device: Device) -> planaria_tensor::Result<RotaryTable> {
         // What is only planned for reads the host's.
         let device = if device == Device::Meta { Device::Cpu } else { device };
         let mut known = self.table.lock().unwrap_or_else(PoisonError::into_inner);

@@ -297,7 +297,7 @@ impl Gpt2Network {
                 Tensor::from_slice(&at, &[1, length])?
             }
             Positions::Ids { ids, .. } => ids,
-            Positions::Axes(_) | Positions::Rows { .. } => {
+            Positions::Axes(_) | Positions::Rows { .. } | Positions::Flat(_) => {
                 let message = "this model has one position for each token, not three".to_string();
                 return Err(Error::Argument { what: "positions", message });
             }

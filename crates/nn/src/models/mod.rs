@@ -37,7 +37,7 @@ pub use head::{Head, Loss, States};
 pub use json::Reader;
 pub use llama::LLAMA;
 pub use mistral::MISTRAL;
-pub use network::{Activations, Cache, Decode, Network, Recompute, Run, Shown};
+pub use network::{Activations, Cache, Decode, Network, Recompute, Run, See, Shown};
 pub use phi3::PHI3;
 pub use qwen2::QWEN2;
 pub use qwen2_moe::QWEN2_MOE;

@@ -2,7 +2,7 @@
 
 use super::architecture::Stage;
 use super::head::{Head, Loss, States};
-use super::qwen2_vl::Scenes;
+use super::qwen2_vl::{Marks, Scenes, VisionConfig};
 use crate::error::{Error, Result};
 use crate::layers::{LayerCache, Positions};
 use crate::param::Module;
@@ -44,6 +44,11 @@ pub trait Network: Module + fmt::Debug + Send + Sync {
         None
     }
 
+    /// What a whole model that sees on one rank does by ops alone.
+    fn seeing(&self) -> Option<&dyn See> {
+        None
+    }
+
     /// A loss that the model adds of its own, such as one of uneven routing: a mean over `tokens` tokens, not a sum.
     fn own_loss(&self, _last: &Activations, _tokens: usize) -> Result<Option<Tensor>> {
         Ok(None)
@@ -69,6 +74,32 @@ pub trait Decode {
     /// within the capacity) of their rows: their keys and values go into the cache there, and they see those before. Rows
     /// were put into the cache by [`Network::forward`]. Without history.
     fn decode(&self, tokens: &Array, positions: &Array, cache: &Cache) -> Result<Array>;
+}
+
+/// A whole model on one rank that sees. What says by ops does so by ops alone: no value decides which ops run or what constants
+/// they have, so that a program of them takes any pictures.
+pub trait See {
+    /// The vision tower.
+    fn vision(&self) -> &VisionConfig;
+
+    /// Which tokens stand for what is seen.
+    fn marks(&self) -> &Marks;
+
+    /// Vectors of the tokens of what is shown: pictures, then videos.
+    fn features(&self, shown: &Shown) -> Result<Tensor>;
+
+    /// The same by ops, of patches `[patches, numbers]` that lie in grids `[pictures, 3]`, I64: frames, rows and columns.
+    fn features_by_ops(&self, patches: &Tensor, grids: &Tensor) -> Result<Tensor>;
+
+    /// [`Network::forward`] by ops: vectors `[vectors, width]` of what is seen take the places of marked tokens of `[batch,
+    /// sequence]` in their order, and positions are on three axes, `[3, batch, sequence]`.
+    fn forward_by_ops(
+        &self,
+        tokens: &Tensor,
+        positions: &Tensor,
+        features: &Tensor,
+        cache: &Cache,
+    ) -> Result<Activations>;
 }
 
 /// Which blocks keep only their input and are computed again in backward.
@@ -179,6 +210,11 @@ impl Cache {
     pub fn growing(layers: Vec<(Tensor, Tensor)>) -> Cache {
         let layer = |(keys, values)| LayerCache::growing(keys, values);
         Cache { layers: layers.into_iter().map(layer).collect() }
+    }
+
+    /// The same with nothing before.
+    pub fn collecting(layers: usize) -> Cache {
+        Cache { layers: (0..layers).map(|_| LayerCache::collecting()).collect() }
     }
 
     /// The keys and values of each layer, `[batch, heads, positions, dim]`; none before the first forward.

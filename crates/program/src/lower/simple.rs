@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::node::{Data, Node};
 use crate::ops::signature;
 use crate::program::ValueId;
+use planaria_array::DType;
 
 impl Emitter {
     pub(super) fn simple(&mut self, taken: &Taken<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -18,6 +19,11 @@ impl Emitter {
             "softmax" => self.emit("1.softmax", &[x], vec![axis()])?,
             "log_softmax" => self.emit("1.log_softmax", &[x], vec![axis()])?,
             "sum" | "mean" => self.sum(taken, x)?,
+            "cumsum" => {
+                let along = self.filled(&[1], taken.size("axis") as f64, DType::I32)?;
+                let no = |name: &str| attribute(name, Node::bool(false));
+                self.emit("1.cumsum", &[x, along], ["flatten", "exclusive", "reverse"].map(no).to_vec())?
+            }
             name => {
                 let plain = |name: &str| {
                     signature(name).is_some_and(|known| {

@@ -18,6 +18,9 @@ use std::collections::HashMap;
 /// Elements of an initializer that stands in the program itself instead of beside it.
 const SMALL: usize = 64;
 
+/// The extents of an input, by its number and name.
+pub type InputExtents<'a> = dyn Fn(usize, &str) -> Option<Vec<usize>> + 'a;
+
 /// Reads an ONNX model. Elements that are not in it are asked for from `beside` by file, offset and length. Extents that it
 /// leaves open are those that `extents` gives for an input.
 ///
@@ -25,7 +28,7 @@ const SMALL: usize = 64;
 /// Bytes that are not a model, a node that has no form here, by operator and name, and elements that are not there.
 pub fn import(
     bytes: &[u8],
-    extents: &dyn Fn(&str) -> Option<Vec<usize>>,
+    extents: &InputExtents<'_>,
     beside: &Beside<'_>,
 ) -> Result<(Program, ProgramState)> {
     Parsed::read(bytes, beside)?.program(extents, beside)
@@ -72,12 +75,14 @@ impl Parsed {
 
     pub(super) fn program(
         &self,
-        extents: &dyn Fn(&str) -> Option<Vec<usize>>,
+        extents: &InputExtents<'_>,
         beside: &Beside<'_>,
     ) -> Result<(Program, ProgramState)> {
         let mut reader =
             Reader { emitter: Emitter::default(), values: HashMap::new(), constants: self.held.clone() };
-        self.inputs().try_for_each(|input| reader.input(input, extents))?;
+        for (at, input) in self.inputs().enumerate() {
+            reader.input(input, extents(at, input.name.as_deref().unwrap_or_default()))?;
+        }
         reader.graph(&self.graph, beside)?;
         Ok((reader.emitter.builder.finish(), reader.emitter.state))
     }
@@ -111,7 +116,7 @@ impl Reader {
         Ok(())
     }
 
-    fn input(&mut self, input: &ValueInfo, extents: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<()> {
+    fn input(&mut self, input: &ValueInfo, given: Option<Vec<usize>>) -> Result<()> {
         let name = input.name.as_deref().unwrap_or_default();
         let place = format!("input {name}");
         let refuse = |what: &str| Error::Onnx { place: place.clone(), what: what.to_string() };
@@ -119,7 +124,11 @@ impl Reader {
         let ty = ty.ok_or_else(|| refuse("it is not a tensor"))?;
         let shape = ty.shape.as_ref().ok_or_else(|| refuse("its number of dims is not known"))?;
         let element = Element::Plain(dtype(&place, ty.elem_type.unwrap_or(0))?);
-        let given = extents(name).unwrap_or_default();
+        let given = given.unwrap_or_default();
+        if !given.is_empty() && given.len() != shape.dim.len() {
+            let (own, found) = (shape.dim.len(), given.len());
+            return Err(refuse(&format!("it has {own} dims, and a tensor of {found} is given for it")));
+        }
         let dim = |(at, dim): (usize, &super::proto::Dim)| match (dim.value, given.get(at)) {
             (Some(value), _) => Ok(value),
             (None, Some(&size)) => Ok(size as i64),

@@ -11,11 +11,10 @@ use crate::program::ValueId;
 use planaria_array::DType;
 
 /// Nodes that are one op of the same operands.
-const SAME: [(&str, &str); 44] = [
+const SAME: [(&str, &str); 43] = [
     ("Add", "add"),
     ("Sub", "subtract"),
     ("Mul", "multiply"),
-    ("Div", "divide"),
     ("Pow", "elementwise_pow"),
     ("Max", "maximum"),
     ("Min", "minimum"),
@@ -196,6 +195,8 @@ impl Reader {
                 let operands = self.operands(read)?;
                 self.emitter.emit("1.remainder", &operands, Vec::new())?
             }
+            "Div" => self.divided(read)?,
+            "CumSum" => self.running(read)?,
             "MatMul" => {
                 let (x, y) = (self.operand(read, 0)?, self.operand(read, 1)?);
                 self.emitter.matmul(x, y, false)?
@@ -232,6 +233,33 @@ impl Reader {
             _ => return Ok(None),
         };
         Ok(Some(one))
+    }
+
+    /// Quotients; those of whole numbers are rounded towards zero, by their sizes and then their signs.
+    fn divided(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let (x, y) = (self.operand(read, 0)?, self.operand(read, 1)?);
+        if !self.emitter.dtype(x)?.is_int() {
+            return self.emitter.emit("1.divide", &[x, y], Vec::new());
+        }
+        let mut both = |name: &str| -> Result<[ValueId; 2]> {
+            Ok([self.emitter.emit(name, &[x], Vec::new())?, self.emitter.emit(name, &[y], Vec::new())?])
+        };
+        let (sizes, signs) = (both("1.abs")?, both("1.sign")?);
+        let size = self.emitter.emit("1.floor_divide", &sizes, Vec::new())?;
+        let sign = self.emitter.multiply(signs[0], signs[1])?;
+        self.emitter.multiply(size, sign)
+    }
+
+    /// Sums up to each place of a dim.
+    fn running(&mut self, read: &Read<'_>) -> Result<ValueId> {
+        let x = self.operand(read, 0)?;
+        let Some(along) = self.known(read, 1)?.and_then(|axis| axis.first().copied()) else {
+            return read.refuse("its axis is missing");
+        };
+        let along = self.emitter.filled(&[1], along as f64, DType::I32)?;
+        let flag = |name: &str| attribute(name, Node::bool(read.int(name).unwrap_or(0) != 0));
+        let attrs = vec![attribute("flatten", Node::bool(false)), flag("exclusive"), flag("reverse")];
+        self.emitter.emit("1.cumsum", &[x, along], attrs)
     }
 
     fn gathered(&mut self, read: &Read<'_>) -> Result<ValueId> {

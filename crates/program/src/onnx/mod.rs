@@ -13,7 +13,7 @@ mod tensor;
 mod tests;
 
 pub use export::{FileBeside, export};
-pub use import::import;
+pub use import::{InputExtents, import};
 pub use open::import_open;
 
 /// The set of operators that is written: the newest that onnxruntime 1.31 runs.

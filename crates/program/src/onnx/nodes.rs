@@ -6,7 +6,7 @@ use super::tensor::{inline, number};
 use crate::error::Result;
 use crate::node::Node;
 use crate::program::Op;
-use crate::types::Element;
+use crate::types::{Element, TensorType};
 use planaria_array::{Array, DType};
 
 /// Ops that are one node of the same operands.
@@ -259,6 +259,8 @@ impl Writer {
                 };
                 self.node(node, &[&x, &axes], out, vec![int("keepdims", truth(op, "keepdim").into())]);
             }
+            "cumsum" => self.running(op, &x, out)?,
+            "remainder" | "floor_divide" => self.divided(op, &x, out)?,
             "not_equal" => {
                 let y = self.name(op.operands[1])?;
                 let same = self.between("Equal", &[&x, &y], Vec::new());
@@ -277,6 +279,36 @@ impl Writer {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Sums up to each place of a dim.
+    fn running(&mut self, op: &Op, x: &str, out: &[String]) -> Result<()> {
+        let along = self.constant(op.operands[1]).and_then(|axis| axis.reshape(&[]).ok()?.item().ok());
+        let Some(along) = along.filter(|_| !truth(op, "flatten")) else {
+            return self.refuse(op, "only sums along a dim that is a constant can be written as ONNX");
+        };
+        let along = self.held(&scalar(along.as_f64(), DType::I64)?)?;
+        let attrs = ["exclusive", "reverse"].map(|name| int(name, truth(op, name).into()));
+        self.node("CumSum", &[x, &along], out, attrs.to_vec());
+        Ok(())
+    }
+
+    /// Remainders with the sign of the divisor, and quotients rounded down: what is left is taken away before, because ONNX
+    /// rounds quotients of whole numbers towards zero.
+    fn divided(&mut self, op: &Op, x: &str, out: &[String]) -> Result<()> {
+        let whole = |ty: &TensorType| matches!(ty.element, Element::Plain(dtype) if dtype.is_int());
+        if !self.ty(op.operands[0]).is_some_and(whole) {
+            return self.refuse(op, "it can be written as ONNX for whole numbers alone");
+        }
+        let y = self.name(op.operands[1])?;
+        if op.parts().1 == "remainder" {
+            self.node("Mod", &[x, &y], out, Vec::new());
+            return Ok(());
+        }
+        let rest = self.between("Mod", &[x, &y], Vec::new());
+        let even = self.between("Sub", &[x, &rest], Vec::new());
+        self.node("Div", &[&even, &y], out, Vec::new());
+        Ok(())
     }
 
     /// An operand of a product with its last two dims the other way round.

@@ -14,18 +14,48 @@ const EXAMPLES: usize = 4;
 /// Extents of one input: those that are open by the number of their name.
 type Extents = Vec<Result<usize, usize>>;
 
-/// Reads an ONNX model; extents that it leaves open are open in the program too. Those of one name are equal. Elements that
-/// are not in it are asked for from `beside`.
+/// Which open extents are one and the same.
+#[derive(Clone, Copy, PartialEq)]
+enum Same {
+    /// Those of one name.
+    Name,
+    /// Those of one dim, whatever input they are of.
+    Dim,
+}
+
+/// Examples whose sizes are so many times as large: some models take sizes that divide by a number, as patches do into the
+/// tokens that they become.
+const TIMES: usize = 144;
+
+/// Reads an ONNX model; extents that it leaves open are open in the program too. Those of one name are equal; where a model
+/// cannot be read so, those of one dim are: some writers give every extent a name of its own. Elements that are not in it
+/// are asked for from `beside`.
 ///
 /// # Errors
 /// Those of [`import`](super::import), and a node whose sizes cannot be left open.
 pub fn import_open(bytes: &[u8], beside: &Beside<'_>) -> Result<(Program, ProgramState)> {
     let parsed = Parsed::read(bytes, beside)?;
-    let inputs = open_inputs(&parsed);
+    let (named, by_dim) = (open_inputs(&parsed, Same::Name), open_inputs(&parsed, Same::Dim));
+    let error = match read_open(&parsed, &named, 1, beside) {
+        Err(error) if named.values().flatten().any(Result::is_err) => error,
+        read => return read,
+    };
+    // What is wrong in all readings is told with the names that the model gives.
+    let others = [(&named, TIMES), (&by_dim, 1), (&by_dim, TIMES)];
+    let read = |(inputs, times)| read_open(&parsed, inputs, times, beside).ok();
+    others.into_iter().find_map(read).ok_or(error)
+}
+
+fn read_open(
+    parsed: &Parsed,
+    inputs: &HashMap<String, Extents>,
+    times: usize,
+    beside: &Beside<'_>,
+) -> Result<(Program, ProgramState)> {
     let none = inputs.values().flatten().all(Result::is_ok);
     let example = |which: usize| {
-        let size = |extent: &Result<usize, usize>| extent.unwrap_or_else(|name| size(name, which));
-        parsed.program(&|input| Some(inputs.get(input)?.iter().map(size).collect()), beside)
+        let size = |extent: &Result<usize, usize>| extent.unwrap_or_else(|name| times * size(name, which));
+        parsed.program(&|_, input| Some(inputs.get(input)?.iter().map(size).collect()), beside)
     };
     let first = example(0)?;
     if none {
@@ -42,7 +72,7 @@ pub fn import_open(bytes: &[u8], beside: &Beside<'_>) -> Result<(Program, Progra
 }
 
 /// The extents of inputs; those that are open by the number of their name, each without a name by its own.
-fn open_inputs(parsed: &Parsed) -> HashMap<String, Extents> {
+fn open_inputs(parsed: &Parsed, same: Same) -> HashMap<String, Extents> {
     let mut names: HashMap<String, usize> = HashMap::new();
     let mut inputs = HashMap::new();
     for input in parsed.inputs() {
@@ -54,9 +84,11 @@ fn open_inputs(parsed: &Parsed) -> HashMap<String, Extents> {
             let next = names.len();
             extents.push(match dim.value.and_then(|value| usize::try_from(value).ok()) {
                 Some(value) => Ok(value),
-                None => Err(*names
-                    .entry(dim.param.clone().filter(|name| !name.is_empty()).unwrap_or_else(own))
-                    .or_insert(next)),
+                None => {
+                    let named = dim.param.clone().filter(|name| !name.is_empty()).unwrap_or_else(own);
+                    let key = if same == Same::Dim { at.to_string() } else { named };
+                    Err(*names.entry(key).or_insert(next))
+                }
             });
         }
         inputs.insert(name, extents);

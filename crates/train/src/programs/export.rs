@@ -68,12 +68,19 @@ fn long_rotations(network: &dyn Network, longest: usize) -> Result<()> {
 /// # Errors
 /// An op that ONNX has no form for, by name and with what it was made from.
 pub fn to_onnx(program: &Program, state: &ProgramState, beside: FileBeside<'_>) -> Result<Vec<u8>> {
+    let continues = program.inputs().iter().any(|input| input.name.starts_with("past."));
     let names = |value: &str, dim: usize| {
         let name = match (value.split('.').next().unwrap_or_default(), dim) {
             ("input_ids" | "position_ids" | "logits" | "past" | "present" | "labels", 0) => "batch",
-            ("input_ids" | "position_ids" | "logits" | "labels", 1) => "sequence",
+            // On three axes, which are the first dim.
+            ("position_ids", 1) => "batch",
+            ("input_ids" | "logits" | "labels", 1) | ("position_ids", 2) => "sequence",
             ("past", 2) => "past",
-            ("present", 2) => "past_and_sequence",
+            ("present", 2) if continues => "past_and_sequence",
+            ("present", 2) => "sequence",
+            ("pixel_values", 0) => "patches",
+            ("image_grid_thw", 0) => "images",
+            ("image_embeds", 0) => "image_tokens",
             _ => return None,
         };
         Some(name.to_string())

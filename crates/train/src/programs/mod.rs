@@ -1,15 +1,18 @@
-//! Models as programs: the scores of a sequence, one step of decoding, or a loss with its gradients.
+//! Models as programs: the scores of a sequence, one step of decoding, pictures and prompts with pictures, or a loss with its
+//! gradients.
 
 mod export;
+mod seeing;
 
 pub use export::{Extent, lowered, to_onnx};
+pub use seeing::with_marks;
 
 use crate::error::{Error, Result};
 use crate::opened::Opened;
 use planaria_array::{Array, DType};
 use planaria_comm::alone;
 use planaria_nn::layers::Positions;
-use planaria_nn::models::{Cache, Models, Network, Run};
+use planaria_nn::models::{Activations, Cache, Models, Network, Run};
 use planaria_nn::{Init, ParamKind};
 use planaria_program::{Captured, Function, capture, gradients};
 use planaria_tensor::{GradOptions, Tensor, no_grad};
@@ -34,6 +37,12 @@ pub enum Part {
     /// `input_ids`, `position_ids` and the keys and values so far (`past.N.key`, `past.N.value`) to `logits` and those with
     /// the new ones behind (`present.N.key`, `present.N.value`).
     Decode,
+    /// Of a model that sees: `pixel_values` and `image_grid_thw` (frames, rows and columns of patches of each picture) to
+    /// `image_embeds`, vectors of tokens.
+    Vision,
+    /// Of a model that sees: `input_ids`, `position_ids` on three axes and the `image_embeds` that take the places of marked
+    /// tokens, to `logits` and keys and values for [`Part::Decode`] (`present.N.key`, `present.N.value`).
+    Prompt,
     /// `input_ids` and `labels` to `loss`, a sum over all labels, and the gradient `NAME.grad` of each parameter.
     Gradients,
 }
@@ -80,6 +89,8 @@ pub fn capture_model(network: &dyn Network, part: Part, sizes: &Sizes) -> Result
     let captured = match part {
         Part::Forward => no_grad(|| capture(&function, |given| forward(network, given))),
         Part::Decode => no_grad(|| capture(&function, |given| decode(network, given))),
+        Part::Vision => no_grad(|| capture(&function, |given| seeing::vision(network, given))),
+        Part::Prompt => no_grad(|| capture(&function, |given| seeing::prompt(network, given))),
         Part::Gradients => capture(&function, |given| joint(network, given, &function.parameters)),
     };
     Ok(captured?)
@@ -91,11 +102,16 @@ pub fn capture_model(network: &dyn Network, part: Part, sizes: &Sizes) -> Result
 /// What the model says to them.
 pub fn inputs(network: &dyn Network, part: Part, sizes: &Sizes) -> Result<Vec<(String, Tensor)>> {
     let Sizes { batch, length, past } = *sizes;
+    match part {
+        Part::Vision => return seeing::patches(network, sizes),
+        Part::Prompt => return seeing::tokens(network, sizes),
+        Part::Forward | Part::Decode | Part::Gradients => {}
+    }
     let ids = |length: usize| Ok::<_, Error>(Tensor::new(Array::zeros(&[batch, length], DType::I64)?));
     let named = |name: &str, tensor: Tensor| (name.to_string(), tensor);
     let mut all = vec![named("input_ids", ids(length)?)];
     match part {
-        Part::Forward => {}
+        Part::Forward | Part::Vision | Part::Prompt => {}
         Part::Gradients => all.push(named("labels", ids(length)?)),
         Part::Decode => {
             let places = Array::arange(past as i64, (past + length) as i64, 1, DType::I64)?;
@@ -130,6 +146,11 @@ fn decode(network: &dyn Network, given: &[Tensor]) -> Result<Vec<(String, Tensor
     let positions = Positions::Ids { ids: given[1].clone(), end };
     let run = Run { cache: Some(&cache), positions, ..Run::default() };
     let last = network.forward((&given[0]).into(), &run)?;
+    with_cache(network, &last, &cache)
+}
+
+/// Scores, and the keys and values that a step of decoding continues with.
+fn with_cache(network: &dyn Network, last: &Activations, cache: &Cache) -> Result<Vec<(String, Tensor)>> {
     let mut all = vec![("logits".to_string(), network.logits(&last.hidden)?)];
     for (layer, (keys, values)) in cache.tensors()?.into_iter().enumerate() {
         all.push((format!("present.{layer}.key"), keys));
@@ -155,6 +176,8 @@ pub fn eager(network: &dyn Network, part: Part, given: &[Tensor]) -> Result<Vec<
     match part {
         Part::Forward => no_grad(|| forward(network, given)),
         Part::Decode => no_grad(|| decode(network, given)),
+        Part::Vision => no_grad(|| seeing::shown(network, given)),
+        Part::Prompt => no_grad(|| seeing::prompt(network, given)),
         Part::Gradients => joint(network, given, &parameters(network)),
     }
 }

@@ -46,6 +46,9 @@ fn sizes(text: &str) -> Result<(usize, usize), String> {
 /// The parts that are written, and the names of their files.
 const PARTS: [(Part, &str); 2] = [(Part::Forward, "forward"), (Part::Decode, "decode")];
 
+/// Those of models that see, for any pictures whatever the sizes of text are.
+const SEEING: [(Part, &str); 2] = [(Part::Vision, "vision"), (Part::Prompt, "prompt")];
+
 /// One part of a model as a program.
 struct Made {
     part: Part,
@@ -58,8 +61,10 @@ struct Made {
 pub(super) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let network = programs::open(Path::new(&args.source), &Models::default())?;
     let mut made = Vec::new();
-    for (part, name) in PARTS {
-        let sizes = args.programs.sizes.map(|(batch, length)| match part {
+    let seeing = if network.seeing().is_some() { &SEEING[..] } else { &[] };
+    for &(part, name) in PARTS.iter().chain(seeing) {
+        let sizes = args.programs.sizes.filter(|_| !matches!(part, Part::Vision | Part::Prompt));
+        let sizes = sizes.map(|(batch, length)| match part {
             Part::Decode => Sizes { batch, length: 1, past: length },
             _ => Sizes { batch, length, past: 0 },
         });

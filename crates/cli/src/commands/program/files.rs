@@ -2,8 +2,11 @@
 
 use crate::failure::Failure;
 use anyhow::{Context, Result};
-use planaria::program::onnx::import_open;
+use planaria::array::Array;
+use planaria::program::onnx::{import, import_open};
 use planaria::program::{DIALECT, Extents, Program, ProgramState, lower, open_folder, paddle};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -43,6 +46,41 @@ fn onnx(path: &Path) -> Result<Loaded> {
     Ok(Loaded { program, state })
 }
 
+/// The same for these inputs: what it leaves open is as large as they are.
+fn onnx_for(path: &Path, given: &BTreeMap<String, Array>) -> Result<Loaded> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    let missing = RefCell::new(None);
+    let extents = |at: usize, name: &str| match given_for(given, at, name) {
+        Ok(array) => Some(array.shape().to_vec()),
+        Err(failure) => {
+            missing.replace(Some(failure));
+            None
+        }
+    };
+    let read =
+        import(&bytes, &extents, &|name, offset, length| beside(&path.with_file_name(name), offset, length));
+    match missing.into_inner() {
+        Some(failure) => Err(failure.into()),
+        None => {
+            let (program, state) = read?;
+            Ok(Loaded { program, state })
+        }
+    }
+}
+
+/// The tensor of an input, by its name or its number.
+pub(super) fn given_for<'a>(
+    given: &'a BTreeMap<String, Array>,
+    at: usize,
+    name: &str,
+) -> Result<&'a Array, Failure> {
+    given.get(name).or_else(|| given.get(&format!("in.{at}"))).ok_or_else(|| {
+        let names: Vec<&str> = given.keys().map(String::as_str).collect();
+        let message = format!("input {name} is not given; the file has {}", names.join(", "));
+        Failure::usage(message).hint(format!("name a tensor `{name}` or `in.{at}`"))
+    })
+}
+
 /// Part of a file.
 pub(in crate::commands) fn beside(path: &Path, offset: u64, length: u64) -> std::io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
@@ -57,6 +95,11 @@ pub(super) fn of_paddle(program: Program, state: ProgramState) -> Result<(Progra
     let mut ours = false;
     program.visit(&mut |op| ours |= op.parts().0 == DIALECT);
     if ours { Ok(lower(&program, &state, Extents::Fixed)?) } else { Ok((program, state)) }
+}
+
+/// The program and the parameters beside it, to be run on these inputs.
+pub(super) fn load_for(path: &Path, given: &BTreeMap<String, Array>) -> Result<Loaded> {
+    if is_onnx(path) { onnx_for(path, given) } else { load(path) }
 }
 
 /// The program and the parameters beside it.

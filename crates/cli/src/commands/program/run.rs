@@ -1,6 +1,6 @@
 //! `planaria program run`: inputs from a file, outputs to the screen or to a file, compared on request.
 
-use super::files::{Loaded, load};
+use super::files::{Loaded, given_for, load_for};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::table::Table;
@@ -41,26 +41,20 @@ fn tensors(path: &Path) -> Result<BTreeMap<String, Array>> {
 }
 
 fn inputs(program: &Program, given: &BTreeMap<String, Array>) -> Result<Vec<Datum>> {
-    let wanted = program.inputs();
-    let find = |(at, input): (usize, &program::Input)| {
-        let array = given.get(&*input.name).or_else(|| given.get(&format!("in.{at}")));
-        array.map(|array| Datum::Array(array.clone())).ok_or_else(|| {
-            let names: Vec<&str> = given.keys().map(String::as_str).collect();
-            let message = format!("input {} is not given; the file has {}", input.name, names.join(", "));
-            Failure::usage(message).hint(format!("name a tensor `{}` or `in.{at}`", input.name)).into()
-        })
-    };
-    wanted.iter().enumerate().map(find).collect()
+    let find =
+        |(at, input): (usize, &program::Input)| Ok(Datum::Array(given_for(given, at, &input.name)?.clone()));
+    program.inputs().iter().enumerate().map(find).collect()
 }
 
 pub(super) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let Loaded { mut program, mut state } = load(&args.program)?;
+    let given = tensors(&args.inputs)?;
+    let Loaded { mut program, mut state } = load_for(&args.program, &given)?;
     program::check(&program)?;
     paddle::upgrade(&mut program)?;
     if let Some(path) = &args.output {
         target::check(path, Existing::Keep)?;
     }
-    let inputs = inputs(&program, &tensors(&args.inputs)?)?;
+    let inputs = inputs(&program, &given)?;
     let answers = program::run(&program, &mut state, &inputs)?;
     let mut outputs = Vec::new();
     for (at, (name, answer)) in answers.iter().enumerate() {

@@ -129,6 +129,7 @@ pub struct Decoder {
     blocks: Vec<DecoderBlock>,
     norm: Option<RmsNorm>,
     head: Option<Linear>,
+    rope: Rope,
 }
 
 impl Decoder {
@@ -166,7 +167,13 @@ impl Decoder {
             config: config.clone(),
             stage,
             lanes,
+            rope,
         })
+    }
+
+    /// The rotations of blocks without a window.
+    pub(in crate::models) fn rope(&self) -> &Rope {
+        &self.rope
     }
 
     /// The configuration.

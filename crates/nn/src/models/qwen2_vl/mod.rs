@@ -1,6 +1,7 @@
 //! Qwen2-VL and Qwen2.5-VL: a vision tower whose vectors take the places of marked tokens, and a decoder with positions on three
 //! axes.
 
+mod by_ops;
 mod config;
 mod places;
 mod positions;
@@ -16,9 +17,9 @@ use super::architecture::{Architecture, Effect, Setting, Stage};
 use super::cost::{self, Cost, Segment, Sizes};
 use super::decoder::Decoder;
 use super::head::Head;
-use super::network::{Activations, Cache, Network, Run, Shown};
+use super::network::{Activations, Cache, Network, Run, See, Shown};
 use crate::error::{Error, Result};
-use crate::layers::{Positions, Rope};
+use crate::layers::Positions;
 use crate::parallel::{Lanes, Parallel};
 use crate::param::{Adaptable, Init, Module, Param, ParamSpec};
 use planaria_array::{Array, DType, Device};
@@ -95,7 +96,6 @@ pub struct Qwen2Vl {
     tower: Option<Tower>,
     text: Decoder,
     lanes: Lanes,
-    rope: Rope,
 }
 
 impl Qwen2Vl {
@@ -112,20 +112,16 @@ impl Qwen2Vl {
         Ok(Qwen2Vl {
             tower: stage.embed.then(tower).transpose()?,
             lanes: Lanes::new(parallel.as_ref()),
-            rope: Rope::new(config.text.head_dim, config.text.rope_theta, config.text.rope_scaling.clone())?,
             config: config.clone(),
             text,
         })
     }
 
-    /// Vectors of the tokens of what is shown: pictures, then videos.
-    pub fn features(&self, shown: &Shown) -> Result<Tensor> {
-        let Some(tower) = &self.tower else {
-            let message = "the vision tower is on the first stage".to_string();
-            return Err(Error::Argument { what: "vision tower", message });
-        };
-        let grids: Vec<Grid> = shown.scenes.images.iter().chain(&shown.scenes.videos).copied().collect();
-        tower.forward(&Tensor::new(shown.patches.clone()), &grids)
+    fn tower(&self) -> Result<&Tower> {
+        self.tower.as_ref().ok_or_else(|| Error::Argument {
+            what: "vision tower",
+            message: "the vision tower is on the first stage".to_string(),
+        })
     }
 
     /// Hidden states with the vectors of what is shown in the places of marked tokens.
@@ -173,7 +169,7 @@ impl Qwen2Vl {
             let message = format!("positions on three axes are [3, batch, sequence], got {}", ids.shape());
             return Err(Error::Argument { what: "positions", message });
         };
-        let table = rotation_rows(ids, self.rope.frequencies(), self.config.sections)?;
+        let table = rotation_rows(ids, self.text.rope().frequencies(), self.config.sections)?;
         let rows: Vec<i64> = (0..(batch * length) as i64).collect();
         let rows = self.lanes.batch(&Tensor::new(Array::from_slice(&rows, &[batch, length])?))?;
         Ok(Positions::Rows { table, rows })
@@ -203,6 +199,11 @@ impl Network for Qwen2Vl {
 
     fn cache(&self, capacity: usize) -> Cache {
         self.text.cache(capacity)
+    }
+
+    fn seeing(&self) -> Option<&dyn See> {
+        (self.tower.is_some() && self.lanes.parallel().is_none() && self.stage().head)
+            .then_some(self as &dyn See)
     }
 }
 

@@ -40,11 +40,14 @@ pub fn frame_borders(grids: &[Grid]) -> Vec<usize> {
     std::iter::once(0).chain(ends).collect()
 }
 
+/// The frequencies of the rows, and of the columns, of patches in heads of so many elements.
+pub(super) fn patch_frequencies(head: usize, theta: f64) -> Vec<f64> {
+    (0..head / 4).map(|i| theta.powf(-2.0 * i as f64 / (head / 2) as f64)).collect()
+}
+
 /// The angles of every patch: those of its row, then those of its column, `[patches, head / 2]`.
 pub fn patch_angles(places: &[[usize; 2]], head: usize, theta: f64) -> Vec<f64> {
-    let quarter = head / 4;
-    let frequency = |i: usize| theta.powf(-2.0 * i as f64 / (head / 2) as f64);
-    let frequencies: Vec<f64> = (0..quarter).map(frequency).collect();
+    let frequencies = patch_frequencies(head, theta);
     let of = |at: usize| frequencies.iter().map(move |frequency| at as f64 * frequency);
     places.iter().flat_map(|&[row, column]| of(row).chain(of(column))).collect()
 }

@@ -1,5 +1,6 @@
 //! The vision tower: patches to vectors, blocks in which patches of a frame see each other, and the merger to tokens.
 
+use super::by_ops;
 use super::config::VisionConfig;
 use super::places::{Grid, frame_borders, patch_angles, patch_places, patches, rotations, windows};
 use super::table::TOWER;
@@ -15,7 +16,7 @@ use planaria_tensor::{Tensor, ops};
 /// Added under the roots of norms.
 const EPS: f64 = 1e-6;
 /// Base of the frequencies of rows and columns.
-const THETA: f64 = 10_000.0;
+pub(super) const THETA: f64 = 10_000.0;
 
 /// The tower. A clone shares the parameters.
 #[derive(Clone, Debug)]
@@ -54,8 +55,16 @@ enum TowerMlp {
 /// What attention of all blocks shares.
 struct View {
     table: RotaryTable,
-    frames: Documents,
-    windows: Option<Documents>,
+    frames: Sight,
+    windows: Option<Sight>,
+}
+
+/// Which patches see each other.
+enum Sight {
+    /// Those between two borders.
+    Within(Documents),
+    /// Those where it says so, `[patches, patches]`.
+    Where(Tensor),
 }
 
 impl Tower {
@@ -83,19 +92,11 @@ impl Tower {
 
     /// Vectors `[tokens, width of the text]` of patches `[patches, numbers]` that lie in grids, grid after grid.
     pub fn forward(&self, values: &Tensor, grids: &[Grid]) -> Result<Tensor> {
-        let VisionConfig { width, merge, out, .. } = self.config;
+        let merge = self.config.merge;
         let count = patches(grids);
         self.check(values, grids, count)?;
-        let merged = merge * merge;
-        let tokens = count / merged;
-        let weight = self.patch.value()?;
-        let weight = weight.reshape(&[width, self.config.patch_width()])?;
-        let values = self.lanes.batch(&values.cast(weight.dtype())?.reshape(&[
-            1,
-            count,
-            self.config.patch_width(),
-        ])?)?;
-        let mut x = ops::linear(&values, &weight, None)?;
+        let tokens = count / (merge * merge);
+        let mut x = self.embedded(values)?;
         let newer = self.config.newer.as_ref();
         let windows = newer.map(|newer| windows(grids, merge, newer.window)).transpose()?;
         let moved = |x: &Tensor, rows: usize, order: &[usize]| -> Result<Tensor> {
@@ -110,13 +111,7 @@ impl Tower {
             x = self.lanes.residual(&moved(&x, tokens, &windows.order)?)?;
         }
         let view = self.view(grids, windows.as_ref().map(|w| (&w.order[..], &w.borders[..])), &x)?;
-        for (number, block) in self.blocks.iter().enumerate() {
-            let whole = newer.is_none_or(|newer| newer.whole.contains(&number));
-            x = block.forward(&x, &view, whole, &self.config, &self.lanes)?;
-        }
-        let y = self.norm.forward(&x)?.reshape(&[1, tokens, width * merged])?;
-        let y = self.into.forward(&self.lanes.into_columns(&y)?)?.gelu()?;
-        let y = self.lanes.out_of_rows(&self.out.forward(&y)?)?.reshape(&[tokens, out])?;
+        let y = self.merged(&x, &view)?;
         match windows {
             None => Ok(y),
             Some(windows) => {
@@ -125,6 +120,42 @@ impl Tower {
                 moved(&y, tokens, &back)
             }
         }
+    }
+
+    /// The same by ops alone, with grids `[pictures, 3]`. Patches stay where they are: masks say which are in one window.
+    pub(super) fn forward_by_ops(&self, values: &Tensor, grids: &Tensor) -> Result<Tensor> {
+        let numbers = self.config.patch_width();
+        let [count, found] = values.shape()[..] else { return Err(not_patches(values, numbers)) };
+        if found != numbers {
+            return Err(not_patches(values, numbers));
+        }
+        let (table, frames, windows) = by_ops::view(&self.config, count, grids)?;
+        let view = View { table, frames: Sight::Where(frames), windows: windows.map(Sight::Where) };
+        self.merged(&self.embedded(values)?, &view)
+    }
+
+    /// Vectors `[1, patches, width]` of patches.
+    fn embedded(&self, values: &Tensor) -> Result<Tensor> {
+        let (count, numbers) = (values.shape()[0], self.config.patch_width());
+        let weight = self.patch.value()?;
+        let weight = weight.reshape(&[self.config.width, numbers])?;
+        let values = values.cast(weight.dtype())?.reshape(&[1, count, numbers])?;
+        Ok(ops::linear(&self.lanes.batch(&values)?, &weight, None)?)
+    }
+
+    /// All blocks, and the vectors of tokens from what they give.
+    fn merged(&self, x: &Tensor, view: &View) -> Result<Tensor> {
+        let VisionConfig { width, merge, out, .. } = self.config;
+        let mut x = x.clone();
+        for (number, block) in self.blocks.iter().enumerate() {
+            let whole = self.config.newer.as_ref().is_none_or(|newer| newer.whole.contains(&number));
+            x = block.forward(&x, view, whole, &self.config, &self.lanes)?;
+        }
+        let merged = merge * merge;
+        let tokens = x.shape()[1] / merged;
+        let y = self.norm.forward(&x)?.reshape(&[1, tokens, width * merged])?;
+        let y = self.into.forward(&self.lanes.into_columns(&y)?)?.gelu()?;
+        Ok(self.lanes.out_of_rows(&self.out.forward(&y)?)?.reshape(&[tokens, out])?)
     }
 
     fn check(&self, values: &Tensor, grids: &[Grid], count: usize) -> Result<()> {
@@ -167,14 +198,21 @@ impl Tower {
             if device == planaria_array::Device::Meta { planaria_array::Device::Cpu } else { device };
         let table = rotations(&patch_angles(&places, head, THETA), head / 2)?;
         let table = RotaryTable { cos: table.cos.to(device)?, sin: table.sin.to(device)? };
-        let inside =
-            |borders: &[usize]| Documents::new(vec![borders[..borders.len() - 1].to_vec()], places.len());
+        let inside = |borders: &[usize]| -> Result<Sight> {
+            let starts = borders[..borders.len() - 1].to_vec();
+            Ok(Sight::Within(Documents::new(vec![starts], places.len())?))
+        };
         Ok(View {
             table,
             frames: inside(&frame_borders(grids))?,
             windows: windows.map(|(_, borders)| inside(borders)).transpose()?,
         })
     }
+}
+
+fn not_patches(values: &Tensor, numbers: usize) -> Error {
+    let message = format!("patches are [patches, {numbers}], got {}", values.shape());
+    Error::Argument { what: "vision tower", message }
 }
 
 impl TowerBlock {
@@ -223,9 +261,12 @@ impl TowerBlock {
             ops::RotaryOptions { pairing: RotaryPairing::Halves, layout: RotaryLayout::SeqHeads, positions };
         let turned = |number: i64| ops::rotary(&part(number)?, &view.table, &options)?.transpose(1, 2);
         let (q, k, v) = (turned(0)?, turned(1)?, part(2)?.transpose(1, 2)?);
-        let documents = if whole { Some(&view.frames) } else { view.windows.as_ref() };
+        let (documents, mask) = match view.windows.as_ref().filter(|_| !whole).unwrap_or(&view.frames) {
+            Sight::Within(documents) => (Some(documents), None),
+            Sight::Where(mask) => (None, Some(mask)),
+        };
         let options =
-            ops::AttentionOptions { span: Span::All, documents, ..ops::AttentionOptions::default() };
+            ops::AttentionOptions { span: Span::All, documents, mask, ..ops::AttentionOptions::default() };
         let y = ops::attention(&q, &k, &v, &options)?;
         Ok(y.transpose(1, 2)?.reshape(&[1, count, width])?)
     }

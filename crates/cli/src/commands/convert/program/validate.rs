@@ -44,7 +44,10 @@ pub(super) fn compare(args: &Args, network: &dyn Network, made: &[Made]) -> Resu
             let given = inputs(network, made.part, &sizes, label)?;
             let tensors: Vec<Tensor> = given.iter().map(|(_, array)| Tensor::new(array.clone())).collect();
             let expected = programs::eager(network, made.part, &tensors)?;
-            let label = format!("{label}, {} of {}", sizes.batch, sizes.length + sizes.past);
+            let label = match made.part {
+                Part::Vision => format!("{label}, {} patches", given[0].1.shape()[0]),
+                _ => format!("{label}, {} of {}", sizes.batch, sizes.length + sizes.past),
+            };
             all.push(Case { made, label, given, expected });
         }
     }
@@ -100,7 +103,7 @@ fn inputs(network: &dyn Network, part: Part, sizes: &Sizes, label: &str) -> Resu
     for (name, tensor) in programs::inputs(network, part, sizes)? {
         let (shape, count) = (tensor.shape().to_vec(), tensor.numel());
         let array = match (name.as_str(), tensor.dtype(), label) {
-            ("position_ids", ..) => tensor.local().clone(),
+            ("position_ids" | "image_grid_thw", ..) => tensor.local().clone(),
             (_, DType::I64, "random") => {
                 let ids: Vec<i64> = (0..count).map(|_| (next() * vocabulary as f64) as i64).collect();
                 Array::from_slice(&ids, &shape)?
@@ -113,6 +116,10 @@ fn inputs(network: &dyn Network, part: Part, sizes: &Sizes, label: &str) -> Resu
                 let values: Vec<f32> = (0..count).map(|_| ((next() - 0.5) * scale) as f32).collect();
                 Array::from_slice(&values, &shape)?
             }
+        };
+        let array = match name.as_str() {
+            "input_ids" => programs::with_marks(network, tensor.local(), &array)?,
+            _ => array,
         };
         all.push((name, array));
     }
