@@ -43,6 +43,32 @@ def test_whole_tensors_of_cached_files_are_mapped_verified_and_private(tmp_path)
     assert not mapped_files()
 
 
+def test_tensors_of_a_file_share_a_mapping_and_no_byte(tmp_path):
+    planaria.save(state(), tmp_path / "c")
+    # A save goes around the page cache; what is not there is not mapped.
+    for file in (tmp_path / "c").iterdir():
+        file.read_bytes()
+    with planaria.open(tmp_path / "c") as ckpt:
+        # Compares them, with the blocks around each.
+        saved = {name: np.array(stored.numpy()) for name, stored in ckpt.items()}
+    with planaria.open(tmp_path / "c") as ckpt:
+        first = {name: stored.numpy() for name, stored in ckpt.items()}
+        if not mapped_files():
+            pytest.skip("this kernel or file system cannot say what is cached")
+        assert len(mapped_files()) == 1
+        for array in first.values():
+            array += 1
+        second = {name: stored.numpy() for name, stored in ckpt.items()}
+        for name, value in saved.items():
+            assert (first[name] == value + 1).all() and (second[name] == value).all()
+            second[name][...] = 0
+            assert (first[name] == value + 1).all() and (ckpt[name].numpy() == value).all()
+    assert planaria.verify(tmp_path / "c").ok
+    del first, second, array
+    # The closed checkpoint keeps nothing.
+    assert not mapped_files()
+
+
 def test_torch_writes_to_mapped_memory_without_harm(tmp_path):
     pytest.importorskip("torch")
     planaria.save(state(), tmp_path / "c")

@@ -20,6 +20,9 @@ pub(crate) struct Options {
     /// A folder on the disk to be measured, with four times the state free
     #[arg(long, default_value = "target")]
     folder: PathBuf,
+    /// A group of rows (saves, loads, reads, background), all by default; may be given again. Nothing is recorded then
+    #[arg(long)]
+    only: Vec<String>,
 }
 
 /// Answers whether every bar held.
@@ -39,12 +42,13 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<bool> {
     let mut bench = Command::new(&python);
     bench.arg(root.join("benches").join("peers").join("package.py")).arg("--folder").arg(&options.folder);
     bench.args(["--gib", &options.gib.to_string(), "--rounds", &options.rounds.to_string()]);
+    bench.args(options.only.iter().flat_map(|group| ["--only", group.as_str()]));
     bench.arg("--rust").arg(root.join("target").join("release").join("checkpoint"));
     // Standard output is the record; progress goes to standard error.
     let ran = bench.current_dir(root).stderr(std::process::Stdio::inherit()).output()?;
     let record = String::from_utf8_lossy(&ran.stdout);
     print!("{record}");
-    if options.gib >= 2.0 && !record.is_empty() {
+    if options.gib >= 2.0 && options.only.is_empty() && !record.is_empty() {
         let path = root.join("benches").join("runs").join("package.md");
         std::fs::write(&path, record.as_bytes())?;
         eprintln!("recorded in {}; move it to the folder of its day and machine", path.display());

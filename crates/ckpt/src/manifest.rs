@@ -6,6 +6,7 @@ use planaria_layout::{DType, Extent, Listed, Region, Shape, Tile};
 use planaria_store::check_name;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Name of the manifest in a folder.
@@ -233,7 +234,13 @@ impl Manifest {
             format: String,
             version: u32,
         }
-        let head: Head = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
+        let parsed = serde_json::from_slice::<Manifest>(text);
+        // Of a manifest that cannot be read it matters first whether it is one, and for us.
+        let head = match &parsed {
+            Ok(manifest) => Ok(Head { format: manifest.format.clone(), version: manifest.version }),
+            Err(_) => serde_json::from_slice::<Head>(text),
+        };
+        let head = head.map_err(|error| refuse(error.to_string()))?;
         if head.format != FORMAT {
             return Err(refuse(format!("its format is '{}', not '{FORMAT}'", head.format)));
         }
@@ -241,7 +248,7 @@ impl Manifest {
             let what = format!("its version is {}, this program reads up to {VERSION}", head.version);
             return Err(Error::Unsupported { file, what });
         }
-        let manifest: Manifest = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
+        let manifest = parsed.map_err(|error| refuse(error.to_string()))?;
         manifest.checked(folder).map_err(|error| match error {
             Refusal::Text(what) => refuse(what),
             Refusal::Error(error) => error,
@@ -319,8 +326,7 @@ fn checked_tensors(
     records: Vec<TensorRecord>,
     files: &[DataFile],
 ) -> std::result::Result<BTreeMap<TensorKey, Stored>, Refusal> {
-    let mut tensors = BTreeMap::new();
-    let mut extents: Vec<(Extent, String)> = Vec::new();
+    let mut tensors: BTreeMap<TensorKey, Stored> = BTreeMap::new();
     for record in records {
         let Some(kind) = TensorKind::parse(&record.kind, record.slot.as_deref()) else {
             return Err(Refusal::Text(format!(
@@ -330,13 +336,17 @@ fn checked_tensors(
         };
         let key = TensorKey { kind, name: record.name.clone() };
         let stored = record.checked(&key, files)?;
-        let tiles = stored.tiles.iter().filter(|tile| tile.holder.len > 0);
-        extents.extend(tiles.map(|tile| (tile.holder, key.to_string())));
-        if tensors.insert(key.clone(), stored).is_some() {
-            return Err(Refusal::Text(format!("tensor '{key}' appears twice")));
-        }
+        match tensors.entry(key) {
+            Entry::Vacant(place) => place.insert(stored),
+            Entry::Occupied(place) => {
+                return Err(Refusal::Text(format!("tensor '{}' appears twice", place.key())));
+            }
+        };
     }
-    extents.sort();
+    let tiles =
+        tensors.iter().flat_map(|(key, stored)| stored.tiles.iter().map(move |tile| (tile.holder, key)));
+    let mut extents: Vec<(Extent, &TensorKey)> = tiles.filter(|(extent, _)| extent.len > 0).collect();
+    extents.sort_unstable();
     for pair in extents.windows(2) {
         let ((first, one), (second, other)) = (&pair[0], &pair[1]);
         if first.file == second.file && first.offset + first.len > second.offset {
@@ -382,6 +392,11 @@ impl TensorRecord {
                 return Err(Refusal::Text(format!("tensor '{key}' is not aligned to its elements")));
             }
             tiles.push(Tile { region, holder: Extent { file, offset, len } });
+        }
+        if let [tile] = &tiles[..]
+            && tile.region == Region::whole(&shape)
+        {
+            return Ok(Stored { dtype, shape, tiles, held: self.held });
         }
         // Whole, without overlap. Copies of a box would be allowed there and are not written.
         Listed::new(&shape, tiles.iter().cloned()).map_err(wrong)?;

@@ -193,6 +193,15 @@ fn crafted_manifests_are_refused() {
 }
 
 #[test]
+fn a_manifest_of_a_later_version_is_refused_as_such_whatever_else_it_says() {
+    let (store, ..) = saved(Tiles::Whole);
+    craft(&store, &json!({"format": "planaria-checkpoint", "version": 2, "pages": []}));
+    assert!(open(&store, FOLDER).unwrap_err().to_string().contains("its version is 2"));
+    craft(&store, &json!({"format": "planaria-checkpoint", "version": 1, "pages": []}));
+    assert!(open(&store, FOLDER).unwrap_err().to_string().contains("missing field"));
+}
+
+#[test]
 fn a_folder_without_its_mark_or_its_manifest_is_torn_for_every_reader() {
     for lost in ["COMMIT", "manifest.json"] {
         let (store, _, _) = saved(Tiles::Whole);

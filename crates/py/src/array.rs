@@ -162,7 +162,7 @@ impl PyArray {
     }
 
     /// A NumPy array over the same memory.
-    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, array) = (slf.py(), &slf.get().0);
         let numpy = py.import("numpy")?;
         let words = match array.dtype() {
@@ -182,7 +182,7 @@ impl PyArray {
     }
 
     /// A torch tensor over the same memory; torch has no negative strides, so such a view is copied.
-    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, array) = (slf.py(), &slf.get().0);
         let torch = py.import("torch")?;
         if array.strides().iter().any(|&s| s < 0) {

@@ -7,13 +7,13 @@ use planaria::array::{Access, Array, Foreign};
 use planaria::ckpt::Error;
 use planaria::ckpt::formats::MappedTensor;
 
-/// Below this many bytes a copy costs less than a mapping that stays.
+/// Below this many bytes a copy costs less than a mapping of its own that stays.
 const LEAST: usize = 256 << 10;
 
 /// The tensor as an array; what is written to it stays in this process.
 pub(crate) fn array_over(tensor: MappedTensor) -> Result<Array, Error> {
     let MappedTensor { dtype, shape, mut memory, range } = tensor;
-    if range.len() < LEAST {
+    if range.len() < LEAST && !memory.is_part() {
         return Ok(Array::from_bytes(&memory.bytes()[range], &shape, dtype)?);
     }
     let bytes = range.len();

@@ -97,8 +97,9 @@ impl PySource {
     }
 
     /// From now on reads are refused.
-    fn close(&self) {
+    fn close(&self, py: Python<'_>) {
         self.closed.store(true, Ordering::Release);
+        py.detach(|| self.source.close_mapped());
     }
 
     /// Whether it is closed.
@@ -202,12 +203,12 @@ impl PyStored {
 
     /// All of it as a NumPy array.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        Bound::new(py, self.read(py)?)?.call_method0("numpy")
+        PyArray::numpy(&Bound::new(py, self.read(py)?)?)
     }
 
     /// All of it as a torch tensor.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        Bound::new(py, self.read(py)?)?.call_method0("torch")
+        PyArray::torch(&Bound::new(py, self.read(py)?)?)
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {

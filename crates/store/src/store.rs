@@ -48,8 +48,9 @@ pub trait Reader: Debug + Send + Sync {
         None
     }
 
-    /// The range as memory, where that is quicker than reading it: most of it is in the page cache of this machine. Readers
-    /// that see to every byte, and those of other places, have nothing to map.
+    /// The range as memory that nobody else has, where that is quicker than reading it: most of it is in the page cache of this
+    /// machine. Ranges that share no byte cost one mapping together. Readers that see to every byte, and those of other places, have
+    /// nothing to map.
     fn map(&self, range: Range<u64>) -> Result<Option<Mapped>> {
         let _ = range;
         Ok(None)

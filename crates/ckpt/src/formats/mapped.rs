@@ -2,9 +2,9 @@
 
 use super::ours::FileSums;
 use super::source::{Key, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::stream::named;
-use planaria_layout::{DType, Region, Shape};
+use planaria_layout::{DType, Shape};
 use planaria_store::{Identity, Mapped, Reader, checksum, on_threads};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -27,6 +27,31 @@ pub(super) struct MappedFile {
 }
 
 type Compared = Arc<[AtomicBool]>;
+
+impl MappedFile {
+    /// Whether nothing has to be compared before these bytes count.
+    fn is_compared(&self, range: &Range<u64>) -> bool {
+        self.blocks.as_ref().is_none_or(|(sums, compared)| {
+            let (first, end) = (range.start / sums.block, range.end.div_ceil(sums.block));
+            let blocks = compared.iter().take(end as usize).skip(first as usize);
+            blocks.into_iter().all(|block| block.load(Relaxed))
+        })
+    }
+
+    /// The blocks that a range has bytes of, for they are compared whole; the range itself where they were.
+    fn around(&self, range: &Range<u64>) -> Range<u64> {
+        let block = self.blocks.as_ref().map_or(1, |(sums, _)| sums.block);
+        let end = range.end.next_multiple_of(block).min(self.reader.size().max(range.end));
+        if self.is_compared(range) { range.clone() } else { range.start / block * block..end }
+    }
+}
+
+/// What becomes of blocks that nobody has compared yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Uncompared {
+    Compare,
+    Leave,
+}
 
 /// By what a file is: the sums it must have, and which of its blocks were found to be so.
 type Known = HashMap<Identity, (Arc<FileSums>, Compared)>;
@@ -68,7 +93,7 @@ impl Source {
     /// A tensor as its file has it; none where it must be read: it is empty, cut, strided, or not in the page cache of
     /// this machine.
     pub fn map(&self, key: &Key) -> Result<Option<MappedTensor>> {
-        self.map_where(key, |_, _| true)
+        self.map_or_leave(key, Uncompared::Compare)
     }
 
     /// The same, and none also where blocks must be compared first: this takes no time that anyone would notice.
@@ -77,47 +102,34 @@ impl Source {
         if !self.archives.is_empty() {
             return Ok(None);
         }
-        self.map_where(key, |file, range| {
-            file.blocks.as_ref().is_none_or(|(sums, compared)| {
-                let (first, end) = (range.start / sums.block, range.end.div_ceil(sums.block));
-                let blocks = compared.iter().take(end as usize).skip(first as usize);
-                blocks.into_iter().all(|block| block.load(Relaxed))
-            })
-        })
+        self.map_or_leave(key, Uncompared::Leave)
     }
 
-    fn map_where(
-        &self,
-        key: &Key,
-        wanted: impl FnOnce(&MappedFile, &Range<u64>) -> bool,
-    ) -> Result<Option<MappedTensor>> {
+    fn map_or_leave(&self, key: &Key, uncompared: Uncompared) -> Result<Option<MappedTensor>> {
         let entry = self.get(key)?;
-        let whole = Region::whole(&entry.shape);
-        let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
-        let pieces = entry.pieces(&whole, 0).map_err(wrong)?;
-        let [piece] = &pieces[..] else { return Ok(None) };
-        let extent = piece.tile.holder;
-        let cut = piece.tile.region != whole || piece.strides.is_some();
-        if cut || !extent.offset.is_multiple_of(entry.dtype.size() as u64) {
+        let Some(extent) = entry.in_one_piece() else { return Ok(None) };
+        if !extent.offset.is_multiple_of(entry.dtype.size() as u64) {
             return Ok(None);
         }
         let file = self.mapped_file(extent.file)?;
-        let end = extent.offset.saturating_add(extent.len);
-        let around = match &file.blocks {
-            // Blocks are compared whole.
-            Some((sums, _)) => extent.offset / sums.block * sums.block..end.next_multiple_of(sums.block),
-            None => extent.offset..end,
-        };
-        let around = around.start..around.end.min(file.reader.size().max(end));
-        if !wanted(&file, &around) {
+        let own = extent.offset..extent.offset.saturating_add(extent.len);
+        if uncompared == Uncompared::Leave && !file.is_compared(&own) {
             return Ok(None);
         }
+        let around = file.around(&own);
         let Some(memory) = file.reader.map(around.clone())? else { return Ok(None) };
-        let compared = self.compare_blocks(extent.file, &file, &around, memory.bytes());
-        compared.map_err(|error| named(error.into(), key, &self.sums))?;
+        if !file.is_compared(&own) {
+            let compared = self.compare_blocks(extent.file, &file, &around, memory.bytes());
+            compared.map_err(|error| named(error.into(), key, &self.sums))?;
+        }
         let first = (extent.offset - around.start) as usize;
         let (dtype, shape) = (entry.dtype, entry.shape.clone());
         Ok(Some(MappedTensor { dtype, shape, memory, range: first..first + extent.len as usize }))
+    }
+
+    /// Closes the files that were kept open for the next tensor; what was mapped stays with whoever has it.
+    pub fn close_mapped(&self) {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     fn mapped_file(&self, number: usize) -> Result<Arc<MappedFile>> {
@@ -169,6 +181,7 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use crate::formats::{OpenOptions, open_url};
     use crate::{Item, SaveOptions, State, TensorKind, save};
     use planaria_array::Array;
@@ -190,6 +203,10 @@ mod tests {
         ];
         let options = SaveOptions::default();
         save(&*alone(), &Local::new(place), "c", &State::new(items), &options).unwrap();
+        // A save goes around the page cache; what is not there is not mapped.
+        for file in std::fs::read_dir(place.join("c")).unwrap() {
+            std::fs::read(file.unwrap().path()).unwrap();
+        }
         open_url(place.join("c").to_str().unwrap(), &OpenOptions::default()).unwrap()
     }
 
@@ -209,6 +226,31 @@ mod tests {
             assert!(source.read(&key).unwrap() == read, "{name}: the file is as it was");
         }
         assert!(source.map(&Key::model("e")).is_err());
+    }
+
+    #[test]
+    fn what_is_written_to_a_tensor_is_seen_by_no_other_and_by_no_comparison() {
+        let place = tempfile::tempdir().unwrap();
+        let first = saved(place.path());
+        let read = |name| first.read(&Key::model(name)).unwrap();
+        let names = ["a", "b", "c", "d"];
+        let again = open_url(place.path().join("c").to_str().unwrap(), &OpenOptions::default()).unwrap();
+        for (source, expected) in [(&first, None), (&again, Some(true)), (&again, Some(false))] {
+            let mut kept = Vec::new();
+            for name in names {
+                // A kernel before 6.5 cannot say what is cached; then nothing is mapped.
+                let Some(mut mapped) = source.map(&Key::model(name)).unwrap() else { return };
+                assert!(mapped.memory.bytes()[mapped.range.clone()] == read(name), "{name} {expected:?}");
+                // Of what must be compared, neighbours share blocks.
+                assert!(expected.is_none_or(|part| mapped.memory.is_part() == part), "{name} {expected:?}");
+                mapped.memory.bytes_mut().fill(7);
+                kept.push(mapped);
+            }
+            let untouched = |mapped: &MappedTensor| mapped.memory.bytes().iter().all(|byte| *byte == 7);
+            assert!(kept.iter().all(untouched), "nobody else has these bytes");
+        }
+        again.close_mapped();
+        assert!(again.map_compared(&Key::model("a")).unwrap().is_some_and(|mapped| mapped.memory.is_part()));
     }
 
     #[test]

@@ -151,6 +151,13 @@ impl Entry {
         });
         Ok(pieces.collect())
     }
+
+    /// Where all of it lies in row-major order, the first of several copies; none where it is empty, cut or strided.
+    pub(super) fn in_one_piece(&self) -> Option<Extent> {
+        let mut boxes = self.tiles.boxes();
+        let (Some((_, extents)), None) = (boxes.next(), boxes.next()) else { return None };
+        extents.first().copied().filter(|extent| !self.strides.contains_key(extent))
+    }
 }
 
 impl Piece<'_> {

@@ -1,5 +1,6 @@
 //! Folders of the local file system: positional reads and writes, aligned direct I/O, durable commits.
 
+mod cached;
 mod map;
 mod reader;
 mod sys;

@@ -1,5 +1,7 @@
 //! Reading a local file, around the page cache when that is faster.
 
+use super::cached::Cached;
+use super::map::Parts;
 use super::{DirectIo, Mapped, sys};
 use crate::BLOCK;
 use crate::error::{Error, Result};
@@ -11,6 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this, reads go through the page cache: read-ahead helps them.
@@ -19,11 +22,6 @@ const DIRECT_MIN: usize = 64 << 10;
 const BOUNCE_MIN: usize = 512 << 10;
 /// Bytes of such a range that are read at once.
 const BOUNCE_LEN: usize = 2 << 20;
-
-/// Places of a range at which the page cache is asked: it counts page by page, which takes longer than to map them.
-const SAMPLES: u64 = 8;
-/// Bytes asked about at each.
-const SAMPLE: u64 = 16 << 10;
 
 #[derive(Debug)]
 pub(super) struct LocalReader {
@@ -34,6 +32,9 @@ pub(super) struct LocalReader {
     direct: Option<File>,
     /// Set when the file system accepts the flag but not the transfers.
     refused: AtomicBool,
+    cached: Cached,
+    /// All of it as memory, once some of it was mapped; none where that cannot be.
+    parts: OnceLock<Option<Parts>>,
 }
 
 /// Why a file was not opened.
@@ -107,6 +108,8 @@ impl LocalReader {
             buffered,
             direct,
             refused: AtomicBool::new(false),
+            cached: Cached::default(),
+            parts: OnceLock::new(),
         })
     }
 
@@ -120,18 +123,6 @@ impl LocalReader {
         let len = (into.len() as u64).min(self.size.saturating_sub(offset));
         let cached = sys::cached_bytes(&self.buffered, offset, len).unwrap_or(0);
         (cached < len / 2).then_some(file)
-    }
-
-    /// Whether the page cache seems to have most of a range; not where the kernel cannot say.
-    fn is_mostly_cached(&self, range: &Range<u64>) -> bool {
-        let len = range.end - range.start;
-        if len <= SAMPLES * SAMPLE {
-            return sys::cached_bytes(&self.buffered, range.start, len).unwrap_or(0) >= len.div_ceil(2);
-        }
-        let step = (len - SAMPLE) / (SAMPLES - 1);
-        let cached =
-            |sample| sys::cached_bytes(&self.buffered, range.start + sample * step, SAMPLE).unwrap_or(0);
-        (0..SAMPLES).map(cached).sum::<u64>() >= SAMPLES * SAMPLE / 2
     }
 }
 
@@ -184,11 +175,13 @@ impl Reader for LocalReader {
             return Ok(None);
         }
         // What must come from the disk comes faster in large direct reads than page by page.
-        if !self.is_mostly_cached(&range) {
+        if !self.cached.has_most_of(&self.buffered, self.size, &range) {
             return Ok(None);
         }
+        let parts = self.parts.get_or_init(|| Parts::new(&self.buffered, self.size).ok());
+        let part = parts.as_ref().and_then(|parts| parts.take(&range));
         // A file system that cannot map is read.
-        Ok(Mapped::new(&self.buffered, range).ok())
+        Ok(part.or_else(|| Mapped::new(&self.buffered, range).ok()))
     }
 }
 
@@ -265,11 +258,18 @@ mod tests {
             // A kernel before 6.5 cannot say what is cached; then nothing is mapped.
             return;
         }
-        let (mut one, other) = (file.map(5000..150_001).unwrap().unwrap(), file.map(0..200_000).unwrap());
+        let map = |range| file.map(range).unwrap().unwrap();
+        let (mut one, other, apart) = (map(5000..150_001), map(0..200_000), map(150_001..200_000));
+        // The second shares bytes with the first, so it has a mapping of its own.
+        assert!(one.is_part() && !other.is_part() && apart.is_part());
         assert!(one.bytes() == &bytes[5000..150_001]);
         one.bytes_mut()[7] = !bytes[5007];
-        assert!(other.unwrap().bytes() == bytes && std::fs::read(&path).unwrap() == bytes);
+        one.bytes_mut()[145_000] = !bytes[150_000];
+        assert!(other.bytes() == bytes && std::fs::read(&path).unwrap() == bytes);
+        assert!(apart.bytes() == &bytes[150_001..], "in the page of what was written");
         assert_eq!(one.bytes()[7], !bytes[5007]);
+        drop(one);
+        assert!(map(5000..150_001).bytes() == &bytes[5000..150_001]);
         assert!(matches!(file.map(0..200_001), Err(Error::OutOfFile { .. })));
         assert!(file.map(9..9).unwrap().is_none());
     }
