@@ -233,10 +233,13 @@ struct Log {
 impl Observer for Told {
     fn event(&self, event: &Event) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        log.most = log.most.max(status("VmRSS").unwrap_or(0));
         match event {
             Event::Started { parameters, .. } => log.parameters = *parameters,
-            Event::Step(report) => log.steps.push(report.seconds),
+            Event::Step(report) => {
+                log.steps.push(report.seconds);
+                // Not in the middle of a call, whose time it would take.
+                log.most = log.most.max(status("VmRSS").unwrap_or(0));
+            }
             Event::Saved { blocked, .. } => log.calls.push(blocked.as_secs_f64()),
             _ => {}
         }
