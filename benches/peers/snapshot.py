@@ -100,7 +100,7 @@ def main() -> None:
 
     calm = statistics.median([step() for _ in range(args.calm)][2:])
     folder = tempfile.mkdtemp(dir=args.folder)
-    options, calls, lost = stager(args.kind), [], []
+    options, calls, rounds = stager(args.kind), [], []
     before = most = resident()
     try:
         for number in range(args.saves):
@@ -108,11 +108,10 @@ def main() -> None:
             weights, state = get_state_dict(model, optimizer)
             saved = dcp.async_save({"model": weights, "optim": state}, checkpoint_id=f"{folder}/{number}", **options)
             calls.append(time.perf_counter() - began)
-            took = 0.0
+            rounds.append([])
             for _ in range(args.apart):
-                took += step()
+                rounds[-1].append(step())
                 most = max(most, resident())
-            lost.append(calls[-1] + took - args.apart * calm)
             (getattr(saved, "upload_completion", None) or saved).result()
             shutil.rmtree(f"{folder}/{number}", ignore_errors=True)
     finally:
@@ -123,7 +122,7 @@ def main() -> None:
         began = time.perf_counter()
         target.copy_(source)
         copies.append(time.perf_counter() - began)
-    figures = {"name": f"torch DCP, {args.kind}", "bytes": size, "step": calm, "calls": calls, "lost": lost, "extra": most - before, "copy": min(copies)}
+    figures = {"name": f"torch DCP, {args.kind}", "bytes": size, "step": calm, "calls": calls, "rounds": rounds, "extra": most - before, "copy": min(copies)}
     print(json.dumps(figures), flush=True)
     dist.destroy_process_group()
     os._exit(0)

@@ -100,18 +100,17 @@ def main() -> None:
     calm = statistics.median([step() for _ in range(args.calm)][2:])
     folder = os.path.abspath(tempfile.mkdtemp(dir=args.folder))
     saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
-    calls, lost = [], []
+    calls, rounds = [], []
     before = most = resident()
     try:
         for number in range(args.saves):
             began = time.perf_counter()
             saver.save(f"{folder}/{number}", args=ocp.args.StandardSave(state))
             calls.append(time.perf_counter() - began)
-            took = 0.0
+            rounds.append([])
             for _ in range(args.apart):
-                took += step()
+                rounds[-1].append(step())
                 most = max(most, resident())
-            lost.append(calls[-1] + took - args.apart * calm)
             saver.wait_until_finished()
             shutil.rmtree(f"{folder}/{number}", ignore_errors=True)
     finally:
@@ -122,7 +121,7 @@ def main() -> None:
         began = time.perf_counter()
         numpy.copyto(target, source)
         copies.append(time.perf_counter() - began)
-    figures = {"name": "Orbax", "bytes": size, "step": calm, "calls": calls, "lost": lost, "extra": most - before, "copy": min(copies)}
+    figures = {"name": "Orbax", "bytes": size, "step": calm, "calls": calls, "rounds": rounds, "extra": most - before, "copy": min(copies)}
     print(json.dumps(figures), flush=True)
     os._exit(0)
 

@@ -3,8 +3,8 @@
 //! from memory and from a folder. Prints a whole record in Markdown.
 //!
 //! Every measurement is a process of its own. A model whose weights and moments take `--gib` trains on one rank with all threads. Steps
-//! without a save come first and give the time of a step; then a save begins every `--apart` steps. Lost time is what the steps from one
-//! save to the next took beyond as many steps without. Bars, for the first save and for later ones: a call below 1 ms, at most 1.05 times
+//! without a save give the time of a step; in another run a save begins every `--apart` steps. Lost time is what the steps from one save to
+//! the next took beyond the later half of them. Bars, for the first save and for later ones: a call below 1 ms, at most 1.05 times
 //! a copy of the state lost, and no more memory than `checkpoint.memory`; recovery from memory in 1.5 times a copy.
 
 mod recovery;
@@ -78,7 +78,7 @@ struct Args {
     #[arg(long, default_value_t = 4)]
     saves: u64,
     /// Steps from one save to the next
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 10)]
     apart: u64,
     /// Only train and print the figures
     #[arg(long, hide = true)]
@@ -98,8 +98,8 @@ struct Figures {
     step: f64,
     /// Seconds of each call.
     calls: Vec<f64>,
-    /// Seconds lost by each save.
-    lost: Vec<f64>,
+    /// Seconds of the steps after each save, up to the next.
+    rounds: Vec<Vec<f64>>,
     /// Resident memory at the most, beyond that of a run that never saves.
     extra: u64,
     /// What a setting allows for that.
@@ -154,6 +154,16 @@ fn main() -> Result<()> {
 }
 
 impl Figures {
+    /// Seconds lost by each save: its call, and what the steps behind it took beyond the later half of them, when it is written. A machine
+    /// whose speed drifts over minutes hides a save that is compared with steps of another time.
+    fn lost(&self) -> Vec<f64> {
+        let lost = |(steps, call): (&Vec<f64>, &f64)| {
+            let calm = median(steps.iter().skip(steps.len() / 2).copied()).unwrap_or(f64::NAN);
+            call + steps.iter().map(|step| step - calm).sum::<f64>()
+        };
+        self.rounds.iter().zip(&self.calls).map(lost).collect()
+    }
+
     /// The median of all but the first.
     fn later(&self, values: &[f64]) -> f64 {
         median(values.iter().skip(1).copied()).unwrap_or(f64::NAN)
@@ -163,9 +173,10 @@ impl Figures {
     fn missed(&self) -> Vec<String> {
         let mut missed = Vec::new();
         let first = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
+        let lost = self.lost();
         for (which, calls, lost) in [
-            ("first", first(&self.calls), first(&self.lost)),
-            ("later", self.later(&self.calls), self.later(&self.lost)),
+            ("first", first(&self.calls), first(&lost)),
+            ("later", self.later(&self.calls), self.later(&lost)),
         ] {
             if calls > 1e-3 {
                 missed.push(format!("a {which} call took {:.2} ms", calls * 1e3));
@@ -183,6 +194,7 @@ impl Figures {
     fn print(&self) {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let first = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
+        let lost = self.lost();
         println!(
             "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.3} | {:.3} | {:.3} | {:.2} |",
             self.name,
@@ -190,8 +202,8 @@ impl Figures {
             self.step,
             first(&self.calls) * 1e3,
             self.later(&self.calls) * 1e3,
-            first(&self.lost),
-            self.later(&self.lost),
+            first(&lost),
+            self.later(&lost),
             self.copy,
             gib(self.extra),
         );
@@ -238,7 +250,7 @@ impl Observer for Told {
             Event::Step(report) => {
                 log.steps.push(report.seconds);
                 // Not in the middle of a call, whose time it would take.
-                log.most = log.most.max(status("VmRSS").unwrap_or(0));
+                log.most = log.most.max(status("VmRSS:").unwrap_or(0));
             }
             Event::Saved { blocked, .. } => log.calls.push(blocked.as_secs_f64()),
             _ => {}
@@ -251,17 +263,14 @@ fn train(args: &Args) -> Result<Figures> {
     let calm: Log = process(Command::new(std::env::current_exe()?).arg("--calm-steps"), args)?;
     let step = median(calm.steps.iter().skip(2).copied()).context("no steps")?;
     let log = Run::new(args)?.steps(Saving::Every(args.apart))?;
-    // The steps after a save, up to the next one, beyond as many calm ones.
-    let rounds = log.steps.chunks(args.apart as usize).skip(1);
-    let lost = rounds.map(|steps| steps.iter().sum::<f64>() - step * steps.len() as f64);
     let bytes = log.parameters * BYTES;
-    let lost: Vec<f64> = lost.zip(&log.calls).map(|(lost, call)| lost + call).collect();
     Ok(Figures {
         name: "planaria".into(),
         bytes,
         step,
+        // The steps after a save, up to the next one.
+        rounds: log.steps.chunks(args.apart as usize).skip(1).map(<[f64]>::to_vec).collect(),
         calls: log.calls,
-        lost,
         extra: log.most.saturating_sub(calm.most),
         limit: limit(args),
         copy: copy(bytes)?,
