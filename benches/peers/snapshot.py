@@ -80,7 +80,10 @@ def main() -> None:
     parser.add_argument("--calm", type=int, default=8)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--apart", type=int, default=6)
+    parser.add_argument("--threads", type=int, help="threads that train; all where it is not given")
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29533")
     dist.init_process_group("gloo", rank=0, world_size=1)

@@ -1,7 +1,10 @@
 //! One way to take a sample, for every worker: wall time, CPU time, and how long the process had to wait for a
 //! CPU. `benches/peers/measure.py` is its twin.
 
+use anyhow::{Context, bail};
+use serde::de::DeserializeOwned;
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Wall seconds, CPU seconds, and seconds in which threads of the process were ready but not running.
@@ -49,6 +52,17 @@ pub fn status(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
+/// What a process of its own prints as JSON on its last line.
+pub fn last_line<T: DeserializeOwned>(command: &mut Command) -> anyhow::Result<T> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.trim().lines().last().unwrap_or_default();
+    serde_json::from_str(line).with_context(|| format!("{command:?} printed no figures"))
 }
 
 /// Seconds that all threads of this process ran, and that they waited for a CPU; zeros where the system does

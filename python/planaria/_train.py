@@ -323,6 +323,8 @@ class Trainer:
 def _log(kind: str, about: dict[str, Any]) -> None:
     if kind in ("save_failed", "records_failed"):
         LOG.error("%s: %s", kind.replace("_", " "), about.get("error"))
+    elif kind == "reward_failed":
+        LOG.warning("%d of %d responses have no reward: %s", about["unscored"], about["responses"], about["error"])
     elif kind == "step":
         LOG.debug("step %d: loss %.4f", about["step"], about["loss"])
     else:

@@ -18,6 +18,9 @@ const MERGEKIT: &[&str] = &["--no-deps", "mergekit==0.1.5"];
 /// What it imports besides.
 const MERGEKIT_NEEDS: &[&str] = &["immutables==0.21", "click==8.5.1", "pydantic==2.14.3"];
 
+/// Which opens our folders of embeddings.
+const SENTENCES: &str = "sentence-transformers==6.2.0";
+
 /// Names an interpreter that already has them.
 const OVERRIDE: &str = "PLANARIA_TORCH_PYTHON";
 
@@ -36,6 +39,7 @@ pub(crate) fn torch_python(root: &Path) -> Result<PathBuf, String> {
         add(&python, "import peft", &[PEFT]);
         add(&python, "import immutables, click, pydantic", MERGEKIT_NEEDS);
         add(&python, "import mergekit", MERGEKIT);
+        add(&python, "import sentence_transformers", &[SENTENCES]);
     }
     Ok(python)
 }

@@ -9,7 +9,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use planaria_bench::machine::Machine;
-use planaria_bench::measure::status;
+use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
 use planaria_bench::stats::{median, spread};
 use planaria_train::Trainer;
@@ -246,7 +246,7 @@ fn train_in(folder: &Path, ranks: usize, steps: u64) -> Result<Figures> {
 fn own_process(args: &Args, ranks: usize) -> Result<Figures> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--python").arg(&args.python).args(["--ours", &ranks.to_string()]);
-    figures(command.args(["--steps", &args.steps.to_string()]))
+    last_line(command.args(["--steps", &args.steps.to_string()]))
 }
 
 fn peer(args: &Args, ranks: usize) -> Result<Figures> {
@@ -255,15 +255,5 @@ fn peer(args: &Args, ranks: usize) -> Result<Figures> {
     let threads = (processors() / ranks).max(1);
     let mut command = Command::new(&args.python);
     command.arg(script).args([ranks, threads].map(|n| n.to_string())).arg(args.steps.to_string());
-    figures(&mut command)
-}
-
-/// What a process prints on its last line.
-fn figures(command: &mut Command) -> Result<Figures> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8(output.stdout)?;
-    Ok(serde_json::from_str(text.trim().lines().last().unwrap_or_default())?)
+    last_line(&mut command)
 }

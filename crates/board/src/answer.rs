@@ -2,7 +2,7 @@
 
 use crate::runs::{Board, checkpoints, config};
 use crate::{log, thin};
-use planaria_telemetry::smoothed;
+use planaria_telemetry::{RankNow, smoothed};
 use serde_json::{Value, json};
 
 /// Points of a curve, unless asked for fewer or more.
@@ -68,6 +68,7 @@ pub(crate) fn answer(board: &Board, asked: &Question) -> Option<Value> {
             "config": config(&path),
             "checkpoints": checkpoints(&path),
             "ranks": log::ranks(&path),
+            "now": RankNow::read_all(&path),
         })),
         "/api/log" => {
             let lines = log::lines(&path, asked.number("rank", 0), asked.text("text"), LINES);

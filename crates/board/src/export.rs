@@ -3,7 +3,7 @@
 use crate::answer::numbers;
 use crate::runs::{Board, RunSummary, checkpoints, config};
 use crate::{log, thin};
-use planaria_telemetry::smoothed;
+use planaria_telemetry::{RankNow, smoothed};
 use serde_json::{Map, Value, json};
 
 /// Points of a curve in the file.
@@ -62,7 +62,7 @@ fn detail(board: &Board, run: &RunSummary) -> Option<Value> {
         ranks.iter().map(|rank| (rank.to_string(), log::lines(&path, *rank, "", LINES).into())).collect();
     Some(json!({
         "config": config(&path), "checkpoints": checkpoints(&path), "ranks": ranks, "logs": logs,
-        "series": series, "smooth": smooth,
+        "series": series, "smooth": smooth, "now": RankNow::read_all(&path),
     }))
 }
 

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::known::Known;
 use planaria_array::Array;
-use planaria_layout::{DType, Dims, Layout, Rank, Region, Shape, Tiling, flat_boxes};
+use planaria_layout::{DType, Layout, Piece as Held, Rank, Region, Shape, Tiling, flat_boxes};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -162,13 +162,13 @@ impl Item {
         Ok(Item { kind, name, shape: layout.shape().clone(), dtype: array.dtype(), pieces })
     }
 
-    /// The elements `range` of the flattened box `within`, as ZeRO optimizers hold them. `array` has as many
-    /// elements, one after the other; those past the end of the box are padding.
+    /// The elements `range` of a flattened piece, as ZeRO optimizers hold them. `array` has as many elements, one after the
+    /// other; those past the end of the piece are padding.
     pub fn flat(
         kind: TensorKind,
         name: impl Into<String>,
         shape: &Shape,
-        within: &Region,
+        within: &Held,
         range: Range<usize>,
         array: &Array,
     ) -> Result<Item> {
@@ -177,21 +177,22 @@ impl Item {
             let expected = Shape::new(&[range.len()])?;
             return Err(Error::Piece { tensor: name, found: array.shape().clone(), expected });
         }
+        let extents = within.extents();
         // The whole box, as it mostly is: a save is called for while training waits.
-        if range == (0..within.numel()) && !range.is_empty() {
-            let piece = Piece { region: within.clone(), array: array.reshape(&within.extents())? };
+        if let ([region], true) = (&within.boxes()[..], range == (0..within.numel()) && !range.is_empty()) {
+            let piece = Piece { region: region.clone(), array: array.reshape(&extents)? };
             return Ok(Item { kind, name, shape: shape.clone(), dtype: array.dtype(), pieces: vec![piece] });
         }
         let flat = array.reshape(&[range.len()])?;
         let mut at = 0;
         let mut pieces = Vec::new();
-        for inner in flat_boxes(&within.extents(), range) {
-            let extents = inner.extents();
-            let part = flat.narrow(0, at, inner.numel())?.reshape(&extents)?;
+        for inner in flat_boxes(&extents, range) {
+            let part = flat.narrow(0, at, inner.numel())?.reshape(&inner.extents())?;
             at += inner.numel();
-            let shift =
-                |side: &[usize]| -> Dims { side.iter().zip(within.lo()).map(|(a, b)| a + b).collect() };
-            pieces.push(Piece { region: Region::new(&shift(inner.lo()), &shift(inner.hi()))?, array: part });
+            for (local, region) in within.boxes_of(&inner) {
+                let Some(local) = local.relative_to(&inner) else { continue };
+                pieces.push(Piece { region, array: part.region(&local)? });
+            }
         }
         Ok(Item { kind, name, shape: shape.clone(), dtype: array.dtype(), pieces })
     }

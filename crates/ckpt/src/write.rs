@@ -5,17 +5,20 @@ use crate::manifest::SUM_BLOCK;
 use crate::naming::Files;
 use crate::options::{Meter, SaveOptions};
 use crate::outgoing::Given;
-use crate::schedule::{Leg, Schedule, blocks};
-use crate::strided::{At, cast, copy_box};
+use crate::schedule::{Leg, Schedule, Unit, blocks};
+use crate::strided::{At, cast, copy_box, dense_steps};
 use crate::talk;
 use crate::traffic::{Flight, Post, Traffic};
 use planaria_array::{Array, Bytes};
 use planaria_comm::Comm;
-use planaria_store::{Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
+use planaria_store::{BLOCK, Filled, Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Parts shorter than this are brought together: a call for each would cost more than a copy.
+const LEAST: usize = 128 << 10;
 
 /// Where files go.
 #[derive(Clone, Copy, Debug)]
@@ -117,12 +120,17 @@ impl Saver<'_> {
         Ok(done)
     }
 
-    /// The units that need no other rank, filled and summed block by block while they are in the cache.
+    /// The units that need no other rank: written from where they lie or, where that is not as it lies in the file, filled and summed block
+    /// by block while they are in the cache.
     fn write_alone(&self, transfer: &Transfer) -> Result<()> {
         let units = self.schedule.alone();
         let jobs: Vec<WriteJob<'_>> = units.iter().map(|&unit| self.job(unit)).collect::<Result<_>>()?;
         transfer.write_each::<Error>(&jobs, |job, bytes| {
             let unit = &self.schedule.units[units[job]];
+            if let Some(parts) = self.lying(unit).filter(|_| jobs[job].file.takes_parts()) {
+                self.sum_parts(units[job], &parts);
+                return Ok(Filled::There(parts));
+            }
             for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
                 let bytes = &mut bytes[within(&unit.range, &block)];
                 self.put_header(unit.file, &block, bytes);
@@ -133,9 +141,9 @@ impl Saver<'_> {
                     }
                 });
                 put?;
-                self.sum(units[job], number, bytes);
+                self.sum(units[job], number, checksum::crc32c(bytes), bytes.len());
             }
-            Ok(())
+            Ok(Filled::Here)
         })?;
         Ok(())
     }
@@ -201,9 +209,10 @@ impl Saver<'_> {
                 }
             }
             for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
-                self.sum(job.unit, number, &bytes[within(&unit.range, &block)]);
+                let bytes = &bytes[within(&unit.range, &block)];
+                self.sum(job.unit, number, checksum::crc32c(bytes), bytes.len());
             }
-            Ok(())
+            Ok(Filled::Here)
         })?;
         Ok(())
     }
@@ -240,10 +249,64 @@ impl Saver<'_> {
         }
     }
 
-    fn sum(&self, unit: usize, part: usize, bytes: &[u8]) {
-        self.sums[unit][part].store(checksum::crc32c(bytes), Relaxed);
+    /// The parts of a unit that lie in this rank's memory as they will in the file, one after the other; nothing where any byte does not,
+    /// or where whole blocks of the file are not whole blocks in memory, which the storage could not be given as they are.
+    fn lying(&self, unit: &Unit) -> Option<Vec<&[u8]>> {
+        let (mut parts, mut at) = (Vec::new(), Some(unit.range.start));
+        self.schedule.legs_in(unit, &unit.range, &mut |leg| {
+            let part = at.and_then(|at| self.part(&leg, at));
+            at = at.zip(part).map(|(at, part)| at + part.len() as u64);
+            parts.extend(part);
+        });
+        (at == Some(unit.range.end)).then_some(parts)
+    }
+
+    /// A box of this rank's own whose first byte in the file is `at`.
+    fn part(&self, leg: &Leg, at: u64) -> Option<&[u8]> {
+        let tile = &self.schedule.files.tiles[leg.tile];
+        let whole = |slot: &&usize| {
+            let Given { window, casts, .. } = &self.given[**slot];
+            casts.is_empty() && window.region.contains(&leg.region)
+        };
+        let &slot = self.by_tensor.get(&tile.tensor)?.iter().find(whole)?;
+        let (extents, from) = (leg.region.extents(), self.given[slot].window.at(&leg.region));
+        let dense = dense_steps(&extents, tile.size);
+        let lies = |steps: &[isize]| {
+            extents.iter().zip(steps).zip(&dense).all(|((&extent, step), dense)| extent <= 1 || step == dense)
+        };
+        let bytes = self.held[slot].get(from.start..from.start + leg.len)?;
+        let blocks = (bytes.as_ptr() as u64).wrapping_sub(at).is_multiple_of(BLOCK as u64);
+        let fits = leg.len >= LEAST && tile.byte_of(&leg.region) == at && blocks;
+        (fits && lies(&from.steps) && lies(&tile.steps)).then_some(bytes)
+    }
+
+    /// Sums the blocks of a unit that lies in parts.
+    fn sum_parts(&self, unit: usize, parts: &[&[u8]]) {
+        let mut rest = parts.iter().copied();
+        let mut now = rest.next().unwrap_or_default();
+        for (number, block) in blocks(&self.schedule.units[unit].range, SUM_BLOCK).enumerate() {
+            let len = (block.end - block.start) as usize;
+            let (mut sum, mut left) = (0, len);
+            while left > 0 {
+                let (first, behind) = now.split_at(left.min(now.len()));
+                sum = checksum::append(sum, first);
+                left -= first.len();
+                now = behind;
+                if now.is_empty() {
+                    match rest.next() {
+                        Some(next) => now = next,
+                        None => break,
+                    }
+                }
+            }
+            self.sum(unit, number, sum, len);
+        }
+    }
+
+    fn sum(&self, unit: usize, part: usize, sum: u32, len: usize) {
+        self.sums[unit][part].store(sum, Relaxed);
         if let Some(meter) = self.meter {
-            meter.add(bytes.len() as u64);
+            meter.add(len as u64);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Sizes with units, read and printed: `8GB`, `256 MiB`, `1.5 GB`.
+//! Sizes and times with units, read and printed: `8GB`, `256 MiB`, `1.5 GB`, `4h`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -55,6 +55,49 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A time, read as `4h`, `90m`, `30s` or `2d`; a bare number is of seconds.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub(crate) struct Seconds(pub(crate) f64);
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Seconds, String> {
+        let expected = "expected a time such as 4h, 90m, 30s or 2d";
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let factor = match unit.trim() {
+            "" | "s" => 1.0,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86400.0,
+            unit => return Err(format!("'{unit}' is not a unit; {expected}")),
+        };
+        let value: f64 = number.parse().map_err(|_| expected.to_string())?;
+        if value > 0.0 {
+            Ok(Seconds(value * factor))
+        } else {
+            Err(format!("'{text}' is no time; {expected}"))
+        }
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            0.0 => "0 s".to_string(),
+            s if s < 0.9995e-3 => format!("{:.0} us", s * 1e6),
+            s if s < 0.9995 => format!("{:.0} ms", s * 1e3),
+            s if s < 119.95 => format!("{s:.1} s"),
+            s if s < 7200.0 => format!("{:.1} min", s / 60.0),
+            s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+            s => format!("{:.1} d", s / 86400.0),
+        };
+        f.pad(&text)
+    }
+}
+
 /// A number of parameters, with three digits that matter: `1.24B parameters`.
 pub(crate) fn parameters(number: u64) -> String {
     let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
@@ -98,6 +141,18 @@ mod tests {
         for text in ["", "GB", "1..2", "-1", "5 parsecs", "99999999TB", "1e3"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn times_are_read_and_printed() {
+        let cases =
+            [("4h", "4.0 h"), ("90m", "90.0 min"), ("0.5s", "500 ms"), ("30", "30.0 s"), ("2 d", "2.0 d")];
+        for (text, shown) in cases {
+            assert_eq!(text.parse::<Seconds>().unwrap().to_string(), shown);
+        }
+        assert!(
+            ["", "h", "0h", "-1h", "3 fortnights", "1e3"].iter().all(|text| text.parse::<Seconds>().is_err())
+        );
     }
 
     #[test]

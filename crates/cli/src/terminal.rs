@@ -72,6 +72,14 @@ impl Terminal {
         Ok(writeln!(self.out, "{text}")?)
     }
 
+    /// Lines in place of what the screen shows.
+    pub(crate) fn frame(&mut self, lines: &[String]) -> Result<()> {
+        write!(self.out, "\x1b[H")?;
+        let lines: Vec<String> = lines.iter().map(|line| shown(line) + "\x1b[K").collect();
+        write!(self.out, "{}\x1b[J", lines.join("\r\n"))?;
+        self.flush()
+    }
+
     /// One JSON object, led by the name and version of its form, as in `planaria/inspect/1`.
     pub(crate) fn object(&mut self, schema: &str, value: &impl Serialize) -> Result<()> {
         let mut object = Map::new();

@@ -122,3 +122,24 @@ fn the_guide_to_models_that_see_shows_what_the_commands_print() {
 fn the_guide_to_rewards_shows_what_the_commands_print() {
     run_page(&root().join("docs/guide/rl.md"));
 }
+
+#[test]
+fn the_guide_to_embeddings_shows_what_the_commands_print() {
+    let folder = run_page(&root().join("docs/guide/embeddings.md"));
+    let lines = std::fs::read_to_string(folder.path().join("vectors.jsonl")).unwrap();
+    let vectors: Vec<Vec<f32>> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lengths = vectors.iter().map(|vector| vector.iter().map(|x| x * x).sum::<f32>());
+    assert!(lengths.map(|length| (length - 1.0).abs()).all(|apart| apart < 1e-5), "{lines}");
+    assert!(folder.path().join("out/1_Pooling/config.json").exists());
+}
+
+#[test]
+fn the_guide_to_clusters_shows_what_the_commands_print() {
+    let folder = run_page(&root().join("docs/guide/clusters.md"));
+    let svg = std::fs::read_to_string(folder.path().join("day.svg")).unwrap();
+    assert!(
+        svg.starts_with("<svg") && svg.contains("recovering") && svg.contains("stage 15"),
+        "{}",
+        svg.len()
+    );
+}

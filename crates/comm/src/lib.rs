@@ -28,6 +28,7 @@ mod error;
 mod faulty;
 mod held;
 pub mod letters;
+mod metered;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
@@ -47,5 +48,6 @@ pub use checked::checked;
 pub use comm::{Comm, CommExt, Pending, Wait};
 pub use error::{Error, Result};
 pub use faulty::{Fault, Trip, faulty};
+pub use metered::{Sent, Tally, metered};
 pub use value::Value;
 pub use watched::{Visit, Watch, watched};

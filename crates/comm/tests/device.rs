@@ -25,7 +25,7 @@ fn emulated() -> Option<u32> {
 fn connected<R: Send>(size: usize, work: impl Fn(Arc<dyn Comm>) -> R + Sync) -> Vec<R> {
     let folder = tempfile::tempdir().unwrap();
     let main = |rank: usize| {
-        let place = Place { rank, size, folder: folder.path().into() };
+        let place = Place { rank, size, folder: folder.path().into(), network: None };
         sockets::run(&place, &letters::Options::default(), |comm| Ok::<_, Error>(work(comm))).unwrap()
     };
     std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! Ranks over sockets: the conformance suite, the bits of thread ranks, a process that goes without a word, a peer that never comes.
 
 use planaria_comm::letters::Options;
-use planaria_comm::sockets::{self, Place};
+use planaria_comm::sockets::{self, Network, Place};
 use planaria_comm::{Comm, Error, Visit, Watch, conformance, threads, watched};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ fn run<R: Send>(
     let (work, folder) = (&work, folder.path());
     std::thread::scope(|scope| {
         let one = |rank| {
-            let place = Place { rank, size: ranks, folder: folder.to_path_buf() };
+            let place = Place { rank, size: ranks, folder: folder.to_path_buf(), network: None };
             scope.spawn(move || sockets::run(&place, &options(60), work))
         };
         (0..ranks).map(one).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -41,6 +41,43 @@ fn ranks_over_sockets_give_the_bits_of_thread_ranks() {
     let ours = run(3, |comm| Ok(conformance::digest(&comm, 5, 40).unwrap()));
     let ours: Vec<_> = ours.into_iter().map(Result::unwrap).collect();
     assert_eq!(ours, threads::run(3, |comm| conformance::digest(&comm, 5, 40).unwrap()));
+}
+
+/// A folder for each rank, as on machines of their own, and somebody who brings the addresses to the others.
+#[test]
+fn ranks_of_several_machines_meet_over_the_network_and_strangers_are_left_out() {
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let folders = folders.each_ref().map(|folder| folder.path());
+    let network = |secret| Some(Network { address: "127.0.0.1".into(), secret: [secret; sockets::SECRET] });
+    let ends: Vec<_> = std::thread::scope(|scope| {
+        let one = |rank: usize| {
+            // Ranks 1 and 2 share a machine.
+            let folder = folders[rank.min(1)].to_path_buf();
+            let place = Place { rank, size: 3, folder, network: network(7) };
+            scope.spawn(move || {
+                sockets::run(&place, &options(60), |comm| {
+                    Ok::<_, Error>(conformance::digest(&comm, 5, 40).unwrap())
+                })
+            })
+        };
+        let ranks: Vec<_> = (0..3).map(one).collect();
+        let address = loop {
+            match std::fs::read_to_string(sockets::address_file(folders[0], 0)) {
+                Ok(address) => break address,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        // Neither one that knows another secret nor one that says nothing keeps the others from meeting.
+        let mut stranger = std::net::TcpStream::connect(&address).unwrap();
+        std::io::Write::write_all(&mut stranger, &[1; 8 + sockets::SECRET]).unwrap();
+        let silent = std::net::TcpStream::connect(&address).unwrap();
+        sockets::write_address(folders[1], 0, &address).unwrap();
+        let ends = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+        drop(silent);
+        ends
+    });
+    assert_eq!(ends, threads::run(3, |comm| conformance::digest(&comm, 5, 40).unwrap()));
+    assert!(sockets::address_file(folders[1], 0).exists() && !folders[0].join("rank-00001.sock").exists());
 }
 
 #[test]
@@ -65,9 +102,10 @@ fn a_process_that_is_gone_fails_the_calls_of_the_others() {
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         };
-        std::io::Write::write_all(&mut stream, &1u64.to_le_bytes()).unwrap();
+        let words = [&1u64.to_le_bytes()[..], &[0; sockets::SECRET]].concat();
+        std::io::Write::write_all(&mut stream, &words).unwrap();
     });
-    let place = Place { rank: 0, size: 2, folder: folder.path().to_path_buf() };
+    let place = Place { rank: 0, size: 2, folder: folder.path().to_path_buf(), network: None };
     let end = sockets::run(&place, &options(60), |comm| comm.barrier());
     assert!(end.unwrap_err().to_string().contains("rank 1 is gone"));
     dead.join().unwrap();
@@ -76,7 +114,7 @@ fn a_process_that_is_gone_fails_the_calls_of_the_others() {
 #[test]
 fn a_peer_that_never_comes_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let place = |folder: &Path| Place { rank: 0, size: 2, folder: folder.to_path_buf() };
+    let place = |folder: &Path| Place { rank: 0, size: 2, folder: folder.to_path_buf(), network: None };
     let short = Options { timeout: Duration::from_millis(50), ..Options::default() };
     let end = sockets::run(&place(folder.path()), &short, |comm| comm.barrier());
     assert!(

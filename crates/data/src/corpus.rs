@@ -7,6 +7,7 @@ use super::listed::ListedSamples;
 use super::loader::MOST_PREFETCH;
 use super::pack::{Borders, Packed, Packing};
 use super::permute::Permutation;
+use super::pictures::Sight;
 use super::prompts;
 use super::sampler::Order;
 use super::source::Source;
@@ -150,18 +151,19 @@ impl Config {
         self.divide(|sources| Corpus::open(sources, tokenizer, self))
     }
 
-    /// Opens the sources as conversations, in the same two sides.
-    pub fn open_conversations(&self, tokenizer: &Tokenizer) -> Result<Data> {
+    /// Opens the sources as conversations, in the same two sides. What they show is read as a model that sees it needs it; others
+    /// read text alone.
+    pub fn open_conversations(&self, tokenizer: &Tokenizer, sight: Option<&Sight>) -> Result<Data> {
         self.check()?;
         let chat = self.chat.open(tokenizer)?;
-        self.divide(|sources| Corpus::open_conversations(sources, tokenizer, &chat, self))
+        self.divide(|sources| Corpus::open_conversations(sources, tokenizer, (&chat, sight), self))
     }
 
-    /// Opens the sources as texts that belong together, in the same two sides.
-    pub fn open_texts(&self, tokenizer: &Tokenizer) -> Result<Data> {
+    /// Opens the sources as texts that belong together, or as pairs with a score, in the same two sides.
+    pub fn open_texts(&self, tokenizer: &Tokenizer, scored: bool) -> Result<Data> {
         self.check()?;
         let sequence = self.sequence;
-        let open = |source: &Source| texts::open(source, tokenizer, &self.texts, sequence);
+        let open = |source: &Source| texts::open(source, tokenizer, &self.texts, sequence, scored);
         self.divide(|sources| Corpus::open_listed(sources, sequence, open))
     }
 
@@ -312,13 +314,13 @@ impl Corpus {
     fn open_conversations(
         sources: &[Source],
         tokenizer: &Tokenizer,
-        chat: &chat::Chat,
+        read: (&chat::Chat, Option<&Sight>),
         config: &Config,
     ) -> Result<Corpus> {
         let frame = tokenizer.frame();
         let pad = frame.pad.or(frame.eos).unwrap_or(0);
         let open = |source: &Source| {
-            let samples = chat::Samples::open(source, chat, &config.chat, config.sequence, pad)?;
+            let samples = chat::Samples::open(source, read, &config.chat, config.sequence, pad)?;
             Ok(Row { cut: Cut::Conversations(samples), weight: source.weight })
         };
         let rows = sources.iter().map(open).collect::<Result<_>>()?;

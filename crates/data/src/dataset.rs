@@ -1,11 +1,12 @@
 //! What training reads from: numbered samples of one length.
 
 use super::error::Result;
-use super::pack::Borders;
+use super::pack::{Borders, IGNORED};
+use super::pictures::Seen;
 use planaria_array::Array;
 
 /// One sample.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// `sequence + 1` tokens.
     pub tokens: Vec<u32>,
@@ -13,6 +14,8 @@ pub struct Sample {
     pub labels: Vec<i64>,
     /// Where documents begin in the inputs, after the first, if they do not see each other.
     pub starts: Vec<usize>,
+    /// Pictures and videos whose vectors take the places of marked tokens, in the order of these.
+    pub shown: Vec<Seen>,
 }
 
 /// A stretch of samples from one source.
@@ -65,6 +68,8 @@ pub struct Batch {
     pub labels: Array,
     /// For each sample the starts of its documents, where they do not see each other.
     pub starts: Option<Vec<Vec<usize>>>,
+    /// What the samples show, in their order.
+    pub shown: Vec<Seen>,
     /// What an objective made of these samples before the step, in an order of its own. Nothing when they are read.
     pub attached: Vec<Array>,
 }
@@ -79,19 +84,41 @@ impl Batch {
         let rows = positions.clone().count();
         let shape = [rows, dataset.sequence()];
         let (mut tokens, mut labels, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        let mut shown = Vec::new();
         let mut sample = Sample::default();
         for position in positions.clone() {
             dataset.read(index_of(position), &mut sample)?;
             tokens.extend(sample.tokens[..shape[1]].iter().map(|&t| i64::from(t)));
             labels.extend_from_slice(&sample.labels);
             starts.push(sample.starts.clone());
+            shown.append(&mut sample.shown);
         }
         Ok(Batch {
             positions,
             tokens: Array::from_slice(&tokens, &shape)?,
             labels: Array::from_slice(&labels, &shape)?,
             starts: (dataset.borders() == Borders::Separate).then_some(starts),
+            shown,
             attached: Vec::new(),
         })
+    }
+
+    /// The same filled up to so many rows. Those have no labels; the first sample stands in, as its shape is what matters.
+    pub fn read_filled(
+        dataset: &dyn Dataset,
+        positions: std::ops::Range<u64>,
+        rows: u64,
+        index_of: impl Fn(u64) -> u64,
+    ) -> Result<Batch> {
+        let (first, end) = (positions.start, positions.end);
+        let of = |position: u64| index_of(if position < end { position } else { first });
+        let mut batch = Batch::read(dataset, first..first + rows, of)?;
+        if end < first + rows {
+            let shape = batch.labels.shape().to_vec();
+            let mut labels = batch.labels.to_vec::<i64>()?;
+            labels[(end - first) as usize * dataset.sequence()..].fill(IGNORED);
+            batch.labels = Array::from_slice(&labels, &shape)?;
+        }
+        Ok(batch)
     }
 }

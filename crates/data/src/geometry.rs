@@ -1,4 +1,5 @@
-//! Batch geometry: global batch = micro-batch x accumulation x data ranks, checked once, never rounded.
+//! Batch geometry: global batch = micro-batch x accumulation x data ranks, checked once, never rounded. Only where the loss does not
+//! depend on micro-batches may the last one of a rank be smaller.
 
 use std::fmt;
 use thiserror::Error;
@@ -16,6 +17,8 @@ pub struct Batching {
     pub data_ranks: Option<u64>,
     /// Ranks among which one micro-batch is divided again (expert parallel); 1 if not given.
     pub micro_split: Option<u64>,
+    /// Whether the last micro-batch of every rank may be smaller than the others.
+    pub uneven: bool,
 }
 
 /// A batch that divides exactly.
@@ -198,6 +201,11 @@ impl Geometry {
             }
             (None, Some(m), Some(a), Some(r)) => done(product(&factors())?, m, a, r),
             (Some(g), None, Some(a), Some(r)) => done(g, divide(("global_batch", g), &factors())?, a, r),
+            (Some(g), Some(m), None, Some(r)) if batching.uneven => {
+                let own = divide(("global_batch", g), &[("dp", r)])?;
+                let m = m.min(own);
+                done(g, m, own.div_ceil(m), r)
+            }
             (Some(g), Some(m), None, Some(r)) => done(g, m, divide(("global_batch", g), &factors())?, r),
             (Some(g), Some(m), Some(a), None) => done(g, m, a, divide(("global_batch", g), &factors())?),
             (Some(g), None, None, Some(r)) => done(g, divide(("global_batch", g), &factors())?, 1, r),
@@ -208,6 +216,11 @@ impl Geometry {
                 return Err(Error::Missing { given });
             }
         })
+    }
+
+    /// Samples of the last micro-batch of a step on one data rank: as many as of the others, unless they may be fewer.
+    pub fn last_batch(&self) -> u64 {
+        self.global_batch / self.data_ranks - (self.accumulation - 1) * self.micro_batch
     }
 
     /// Micro-batches of a step over all ranks.
@@ -291,7 +304,7 @@ mod tests {
     fn batching(g: u64, m: u64, a: u64, r: u64) -> Batching {
         let some = |v: u64| (v != u64::MAX).then_some(v);
         let [global_batch, micro_batch, accumulation, data_ranks] = [g, m, a, r].map(some);
-        Batching { global_batch, micro_batch, accumulation, data_ranks, micro_split: None }
+        Batching { global_batch, micro_batch, accumulation, data_ranks, ..Batching::default() }
     }
     const NO: u64 = u64::MAX;
 
@@ -349,6 +362,12 @@ mod tests {
         ] {
             assert_eq!(Geometry::derive(&given).unwrap_err().to_string(), expected);
         }
+        let uneven = |g, m, r| Geometry::derive(&Batching { uneven: true, ..batching(g, m, NO, r) });
+        let found = uneven(16, 3, 2).unwrap();
+        assert_eq!((found.micro_batch, found.accumulation, found.last_batch()), (3, 3, 2));
+        let found = uneven(16, 64, 2).unwrap();
+        assert_eq!((found.micro_batch, found.accumulation, found.last_batch()), (8, 1, 8));
+        assert!(uneven(15, 3, 2).unwrap_err().to_string().contains("not a multiple of dp 2"));
         let split = Batching { micro_split: Some(4), ..batching(NO, 6, NO, 2) };
         let refused = Geometry::derive(&split).unwrap_err().to_string();
         assert_eq!(

@@ -20,6 +20,8 @@ pub struct Share {
     pub micro_batch: u64,
     /// Micro-batches per step that this rank computes.
     pub accumulation: u64,
+    /// Samples of the last of them.
+    pub last_batch: u64,
     /// This data rank.
     pub rank: u64,
     /// Number of data ranks.
@@ -30,19 +32,20 @@ impl Share {
     /// The share of one data rank from a position on.
     pub fn new(geometry: &Geometry, rank: u64, start: u64) -> Share {
         let Geometry { micro_batch, accumulation, data_ranks, .. } = *geometry;
-        Share { start, micro_batch, accumulation, rank, ranks: data_ranks }
+        let last_batch = geometry.last_batch();
+        Share { start, micro_batch, accumulation, last_batch, rank, ranks: data_ranks }
     }
 
     /// Positions of this rank's `k`-th micro-batch of a step, steps counted from the start of the share.
     pub fn positions(&self, step: u64, k: u64) -> Range<u64> {
-        let micro = (step * self.accumulation + k) * self.ranks + self.rank;
-        let first = self.start + micro * self.micro_batch;
-        first..first + self.micro_batch
+        let rows = if k + 1 == self.accumulation { self.last_batch } else { self.micro_batch };
+        let before = step * self.per_step() + k * self.ranks * self.micro_batch + self.rank * rows;
+        self.start + before..self.start + before + rows
     }
 
     /// Samples all ranks consume in a step.
     pub fn per_step(&self) -> u64 {
-        self.micro_batch * self.accumulation * self.ranks
+        (self.micro_batch * (self.accumulation - 1) + self.last_batch) * self.ranks
     }
 }
 
@@ -106,7 +109,8 @@ fn read_ahead(
 ) {
     for step in 0..steps.unwrap_or(u64::MAX) {
         for k in 0..share.accumulation {
-            let batch = Batch::read(dataset, share.positions(step, k), |p| sampler.place(p).index);
+            let (positions, rows) = (share.positions(step, k), share.micro_batch);
+            let batch = Batch::read_filled(dataset, positions, rows, |p| sampler.place(p).index);
             let failed = batch.is_err();
             // A closed channel means that the loader was dropped.
             if sender.send(batch).is_err() || failed {

@@ -95,7 +95,7 @@ pub(crate) fn prompts(
         let mut labels = vec![IGNORED; tokens.len()];
         labels[0] = kept.len() as i64;
         kept.push(row);
-        Ok(Sample { tokens, labels, starts: Vec::new() })
+        Ok(Sample { tokens, labels, ..Sample::default() })
     })?;
     ListedSamples::new(&source.path, made, sequence, tokenizer)
 }

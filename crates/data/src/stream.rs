@@ -143,7 +143,7 @@ impl Streamed {
         labels.resize(self.sequence, IGNORED);
         let mut tokens: Vec<u32> = ids.tokens.iter().map(|&id| id as u32).collect();
         tokens.resize(most, 0);
-        Ok(Sample { tokens, labels, starts: Vec::new() })
+        Ok(Sample { tokens, labels, ..Sample::default() })
     }
 }
 

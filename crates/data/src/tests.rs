@@ -423,7 +423,7 @@ fn a_changed_dataset_does_not_go_on_silently() {
 
 #[test]
 fn an_error_is_delivered_in_its_place_and_ends_the_row() {
-    let share = Share { start: 0, micro_batch: 2, accumulation: 1, rank: 0, ranks: 1 };
+    let share = Share { start: 0, micro_batch: 2, accumulation: 1, last_batch: 2, rank: 0, ranks: 1 };
     let data = Arc::new(Numbers { parts: vec![(10, None)], bad: Some(5) });
     let sampler = Sampler::new(&*data, 0, Order::Sequential).unwrap();
     let mut loader = Loader::start(data, sampler.clone(), share, LoaderOptions::default()).unwrap();
@@ -464,7 +464,7 @@ fn a_loader_reads_only_a_little_ahead_and_ends_when_dropped() {
     }
     let data = Arc::new(Counted(Numbers { parts: vec![(1000, None)], bad: None }, 0.into()));
     let sampler = Sampler::new(&*data, 0, Order::Shuffled).unwrap();
-    let share = Share { start: 0, micro_batch: 1, accumulation: 4, rank: 1, ranks: 2 };
+    let share = Share { start: 0, micro_batch: 1, accumulation: 4, last_batch: 1, rank: 1, ranks: 2 };
     let options = LoaderOptions { prefetch: 3, steps: None };
     let mut loader = Loader::start(data.clone(), sampler, share, options).unwrap();
     loader.next().unwrap().unwrap();

@@ -165,17 +165,6 @@ impl Layout {
         self.shape.iter().zip(&self.cuts).map(|(&len, splits)| cut::held(len, splits, coords)).product()
     }
 
-    /// What the rank at these coordinates has, where no dim is cut in sections; `None` when that is nothing.
-    pub(crate) fn box_at(&self, coords: &[usize]) -> Option<Region> {
-        let (mut lo, mut hi) = (Dims::new(), Dims::new());
-        for (&len, splits) in self.shape.iter().zip(&self.cuts) {
-            let span = cut::spans(len, splits, coords).pop()?;
-            lo.push(span.0);
-            hi.push(span.1);
-        }
-        Some(Region::from_bounds(lo, hi))
-    }
-
     /// How many different coordinates along the axes of one dim hold indices of a piece.
     pub(crate) fn sources(&self, dim: usize, piece: &Piece) -> usize {
         let mut hits = cut::Hits::new();
@@ -281,6 +270,14 @@ pub struct Piece {
     spans: SmallVec<[Spans; 4]>,
 }
 
+impl From<&Region> for Piece {
+    /// A single box.
+    fn from(region: &Region) -> Piece {
+        let span = |(&lo, &hi): (&usize, &usize)| Spans::from_elem((lo, hi), 1);
+        Piece { spans: region.lo().iter().zip(region.hi()).map(span).collect() }
+    }
+}
+
 impl Piece {
     /// Extents of the local buffer.
     pub fn extents(&self) -> Dims {
@@ -322,6 +319,56 @@ impl Piece {
             high.push(before + want_hi - home.0);
         }
         Some(Region::from_bounds(low, high))
+    }
+
+    /// The boxes of the tensor that a box of the local buffer holds, each behind its place in the buffer.
+    pub fn boxes_of(&self, local: &Region) -> Vec<(Region, Region)> {
+        // Along each dim: from and to in the buffer, and where that begins in the tensor.
+        type Parts = SmallVec<[(usize, usize, usize); 2]>;
+        let mut parts: SmallVec<[Parts; 4]> = SmallVec::new();
+        for (spans, (&low, &high)) in self.spans.iter().zip(local.lo().iter().zip(local.hi())) {
+            let (mut before, mut found) = (0, SmallVec::new());
+            for &(lo, hi) in spans {
+                let (from, to) = (low.max(before), high.min(before + hi - lo));
+                if from < to {
+                    found.push((from, to, lo + from - before));
+                }
+                before += hi - lo;
+            }
+            parts.push(found);
+        }
+        let counts: Dims = parts.iter().map(|found| found.len()).collect();
+        let mut boxes = Vec::with_capacity(counts.iter().product());
+        each_index(&counts, |index| {
+            let chosen = || index.iter().zip(&parts).map(|(&i, found)| found[i]);
+            let inner = Region::from_bounds(chosen().map(|p| p.0).collect(), chosen().map(|p| p.1).collect());
+            let outer = Region::from_bounds(
+                chosen().map(|p| p.2).collect(),
+                chosen().map(|p| p.2 + p.1 - p.0).collect(),
+            );
+            boxes.push((inner, outer));
+        });
+        boxes
+    }
+
+    /// Where in the tensor an element of the flattened local buffer stands, and how many from it on stand one after the other there.
+    pub fn element(&self, flat: usize) -> Option<(Dims, usize)> {
+        let (mut index, mut rest, mut run) = (Dims::from_elem(0, self.spans.len()), flat, 1);
+        for (dim, spans) in self.spans.iter().enumerate().rev() {
+            let extent: usize = spans.iter().map(|(lo, hi)| hi - lo).sum();
+            let mut at = rest.checked_rem(extent)?;
+            rest /= extent;
+            let home = spans.iter().find(|(lo, hi)| {
+                let inside = at < hi - lo;
+                at -= if inside { 0 } else { hi - lo };
+                inside
+            })?;
+            index[dim] = home.0 + at;
+            if dim + 1 == self.spans.len() {
+                run = home.1 - index[dim];
+            }
+        }
+        (rest == 0).then_some((index, run))
     }
 
     /// Number of elements two pieces of one tensor share.

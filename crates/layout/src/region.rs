@@ -123,12 +123,6 @@ impl Region {
         Some(Region { lo: shift(&self.lo), hi: shift(&self.hi) })
     }
 
-    /// This box moved up by `by`, which must lie inside a valid shape together with it.
-    pub(crate) fn shifted(&self, by: &[usize]) -> Region {
-        let shift = |at: &Dims| at.iter().zip(by).map(|(a, b)| a + b).collect();
-        Region { lo: shift(&self.lo), hi: shift(&self.hi) }
-    }
-
     /// The contiguous runs `(offset, len)` this box makes in the row-major storage of `outer`,
     /// in ascending order; nothing when it is empty or sticks out.
     pub fn runs(&self, outer: &Region) -> Runs {

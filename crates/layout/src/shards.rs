@@ -45,8 +45,9 @@ impl FlatShards {
             if base.placements()[number] != Placement::Replicate {
                 return bad("the axis is in use");
             }
-            if base.cuts().iter().flatten().any(|split| split.sections > 1 && split.size > 1) {
-                return bad("a dim is cut in sections");
+            // Rows of sections lie one after the other when a piece is flattened; columns do not.
+            if base.cuts().iter().skip(1).flatten().any(|split| split.sections > 1 && split.size > 1) {
+                return bad("a dim after the first is cut in sections");
             }
         }
         let members: Arc<[Layout]> = bases.into();
@@ -111,23 +112,26 @@ impl Tiling for FlatShards {
         let coords = mesh.require(*holder)?;
         let (free, cut) = (self.free_axes(fixed), self.cut_axes());
         let turn = GridReplicas { mesh, coords: &coords, free, cut }.turn();
-        let Some(piece) = self.base().box_at(&coords) else { return Ok(Vec::new()) };
+        let piece = self.base().piece_at(&coords);
         let boxes = flat_boxes(&piece.extents(), self.share_at(&coords).range(coords[self.axis]));
-        Ok(boxes.into_iter().map(|b| Owned { region: b.shifted(piece.lo()), turn }).collect())
+        let owned = boxes.iter().flat_map(|inner| piece.boxes_of(inner));
+        Ok(owned.map(|(_, region)| Owned { region, turn }).collect())
     }
 
     fn lookup(&self, want: &Region, fixed: &Fixed, found: &mut Found<'_, Rank>) {
         let (free, cut, mesh) = (self.free_axes(fixed), self.cut_axes(), self.base().mesh());
         self.base().visit(want, &fixed.0, &mut |region, coords| {
-            let Some(piece) = self.base().box_at(coords) else { return };
-            let Some(inner) = region.relative_to(&piece) else { return };
+            let piece = self.base().piece_at(coords);
+            let Some(inner) = piece.locate(&region) else { return };
             let (chunk, offset) = self.share_at(coords).chunks();
             flat_owners(&piece.extents(), &inner, chunk, offset, &mut |part, owner| {
                 if fixed.0.get(self.axis).is_some_and(|only| only != owner) {
                     return;
                 }
                 coords[self.axis] = owner;
-                found(part.shifted(piece.lo()), &GridReplicas { mesh, coords, free, cut });
+                for (_, region) in piece.boxes_of(&part) {
+                    found(region, &GridReplicas { mesh, coords, free, cut });
+                }
             });
         });
     }

@@ -81,17 +81,17 @@ fn check_own(tiling: &dyn Tiling<Holder = Rank>, want: &Region, rank: Rank) {
     }
 }
 
-/// A layout without sections and the name of an axis it leaves free.
+/// A layout, perhaps with sections of the first dim, and the name of an axis it leaves free.
 fn flat_base() -> impl Strategy<Value = (Layout, &'static str)> {
     let free = (mesh(3).prop_filter("needs an axis", |m| m.naxes() > 0), shape(), 0usize..3);
     free.prop_flat_map(|(mesh, shape, pick)| {
         let axis = pick % mesh.naxes();
         plain(mesh, shape).prop_map(move |layout| {
-            let no_sections = |p: &Placement| match *p {
-                Placement::Shard(shard) => Placement::Shard(Shard { sections: 1, ..shard }),
+            let first_only = |p: &Placement| match *p {
+                Placement::Shard(shard) if shard.dim > 0 => Placement::Shard(Shard { sections: 1, ..shard }),
                 other => other,
             };
-            let placements: Vec<Placement> = layout.placements().iter().map(no_sections).collect();
+            let placements: Vec<Placement> = layout.placements().iter().map(first_only).collect();
             let layout = Layout::new(layout.mesh(), layout.shape(), &placements).unwrap();
             (layout.with(axis, Placement::Replicate).unwrap(), ["dp", "pp", "tp"][axis])
         })
@@ -278,4 +278,19 @@ fn pending_reductions_cannot_be_stored() {
     let files = Listed::new(partial.shape(), [whole]).unwrap();
     assert!(matches!(deliver(&partial, &files, &0), Err(Error::PartialNotAllowed { .. })));
     assert!(matches!(FlatShards::even(&partial, "dp"), Err(Error::PartialNotAllowed { .. })));
+}
+
+#[test]
+fn elements_of_sections_have_their_places_in_the_whole() {
+    // Rows 2, 3 and 6, 7 of 8: the second half of both halves.
+    let layout: Layout = "[8,3] @ tp:S0x2 on tp=2".parse().unwrap();
+    let piece = layout.piece(1).unwrap();
+    let found: Vec<usize> =
+        (0..12).map(|at| piece.element(at).unwrap()).map(|(i, _)| i[0] * 3 + i[1]).collect();
+    assert_eq!(found, [6, 7, 8, 9, 10, 11, 18, 19, 20, 21, 22, 23]);
+    assert_eq!((piece.element(4).unwrap().1, piece.element(12)), (2, None));
+    let rows = Region::new(&[1, 0], &[3, 3]).unwrap();
+    let texts: Vec<String> =
+        piece.boxes_of(&rows).iter().map(|(inner, outer)| format!("{inner} {outer}")).collect();
+    assert_eq!(texts, ["[1..2, 0..3] [3..4, 0..3]", "[2..3, 0..3] [6..7, 0..3]"]);
 }

@@ -2,8 +2,9 @@
 //! the host. After the first step the work of one is recorded, where a device can do that, and later ones are a single call.
 
 use crate::error::{Error, Result};
+use crate::layers::Moved;
 use crate::models::{Cache, Decode, Network, Run};
-use planaria_array::ops::{Rows, look_up, take_best};
+use planaria_array::ops::{BegunRow, Rows, take_best};
 use planaria_array::{Array, DType, Device, Replay};
 use planaria_tensor::{Tensor, no_grad};
 use std::fmt;
@@ -34,7 +35,9 @@ pub struct Batch<'a> {
     cache: Cache,
     room: Room,
     rows: Rows,
-    /// Scores of the next tokens, where they are there already.
+    /// A prompt that was read by itself: the next row often has the same.
+    latest: Option<(Vec<i64>, Cache)>,
+    /// Scores of the next tokens, where the host has asked for them.
     scores: Option<Array>,
     /// A step that takes the best token.
     best: Recorded,
@@ -123,76 +126,85 @@ impl<'a> Batch<'a> {
         let rows = Rows::new(&vec![1; room.rows], &limits, stops, device)?;
         let (best, judged) = (Recorded::default(), Recorded::default());
         let cache = model.cache(room.prompt.saturating_add(room.tokens));
-        Ok(Some(Batch { model, decode, weights, cache, room, rows, scores: None, best, judged, told: None }))
+        let (latest, scores, told) = (None, None, None);
+        Ok(Some(Batch { model, decode, weights, cache, room, rows, latest, scores, best, judged, told }))
     }
 
     /// Begins with these prompts, of any lengths, in the memory and with the recorded steps of those before. Rows that no
     /// prompt is there for stay empty.
     pub fn begin(&mut self, prompts: &[Prompt<'_>]) -> Result<()> {
-        if let Some(row) = prompts.iter().position(|prompt| prompt.tokens.is_empty()) {
-            return Err(refuse(format!("prompt {row} has no token; begin it with one")));
-        }
-        let asked = Room::of(prompts);
-        let Some(first) = prompts.first().filter(|_| self.room.holds(&asked)) else {
-            let message =
-                format!("there is room for {}, but {asked} are needed; make a larger batch", self.room);
-            return Err(refuse(message));
-        };
-        let none = Prompt { tokens: &first.tokens[..1], limit: 0 };
-        let mut prompts = prompts.to_vec();
-        prompts.resize(self.room.rows, none);
-        let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.len()).collect();
-        let limits: Vec<usize> = prompts.iter().map(|prompt| prompt.limit).collect();
-        let fresh = Rows::new(&lengths, &limits, &[], self.device())?;
-        let (to, from) = (&self.rows, &fresh);
-        let pairs = [(&to.lengths, &from.lengths), (&to.limits, &from.limits), (&to.next, &from.next)];
-        for (to, from) in
-            pairs.into_iter().chain([(&to.positions, &from.positions), (&to.ended, &from.ended)])
-        {
-            to.copy_from(from)?;
-        }
-        self.cache.clear();
+        let all: Vec<(usize, Prompt<'_>)> = prompts.iter().copied().enumerate().collect();
+        self.check(&all)?;
+        let empty = |row| BegunRow { row, length: 1, limit: 0, last: 0 };
+        self.rows.begin(&(0..self.room.rows).map(empty).collect::<Vec<_>>())?;
         self.best.renew();
         self.judged.renew();
-        self.prefill(&prompts)
+        self.latest = None;
+        self.put(&all)
     }
 
-    fn device(&self) -> Device {
-        self.rows.next.device()
-    }
-
-    /// Shorter prompts are filled up behind their end: no token of theirs sees what stands there, and new ones take its place.
-    fn prefill(&mut self, prompts: &[Prompt<'_>]) -> Result<()> {
-        let longest = Room::of(prompts).prompt;
-        let mut tokens = vec![0; prompts.len() * longest];
-        for (row, prompt) in tokens.chunks_mut(longest).zip(prompts) {
-            row[..prompt.tokens.len()].copy_from_slice(prompt.tokens);
+    /// Begins rows anew with these prompts, while the others go on. What a prompt has before its last token is read here, that of
+    /// equal prompts once; the last token is taken by the next step, as those of the rows under way are.
+    pub fn put(&mut self, begun: &[(usize, Prompt<'_>)]) -> Result<()> {
+        self.check(begun)?;
+        let mut read: Vec<&[i64]> = Vec::new();
+        let mut moves = Vec::new();
+        let mut rows = Vec::new();
+        for &(row, Prompt { tokens, limit }) in begun {
+            let (before, last) = (&tokens[..(tokens.len() - 1).max(1)], tokens[tokens.len() - 1]);
+            let from = read.iter().position(|known| *known == before).unwrap_or_else(|| {
+                read.push(before);
+                read.len() - 1
+            });
+            moves.push(Moved { from, to: row, len: before.len() });
+            rows.push(BegunRow { row, length: tokens.len(), limit, last });
         }
-        let last = |(row, prompt): (usize, &Prompt<'_>)| (row * longest + prompt.tokens.len() - 1) as i64;
-        let last: Vec<i64> = prompts.iter().enumerate().map(last).collect();
-        let last = Array::from_slice(&last, &[prompts.len()])?.to(self.device())?;
-        let tokens = Tensor::from_slice(&tokens, &[prompts.len(), longest])?;
-        let scores = no_grad(|| {
-            let run = Run { cache: Some(&self.cache), ..Run::default() };
-            let hidden = self.model.forward(tokens.into(), &run)?.hidden;
-            let width = hidden.shape()[2];
-            let states = hidden.local().contiguous()?.reshape(&[prompts.len() * longest, width])?;
-            let states = look_up(&states, &last)?.reshape(&[prompts.len(), 1, width])?;
-            let scores = self.model.logits(&Tensor::new(states))?;
-            Ok::<Array, Error>(scores.local().reshape(&[prompts.len(), scores.shape()[2]])?)
-        })?;
-        self.scores = Some(scores);
+        if !rows.is_empty() {
+            let known = self.latest.take().filter(|(text, _)| read == [&text[..]]);
+            let latest = known.map_or_else(|| Ok((read[0].to_vec(), self.read(&read)?)), Ok::<_, Error>)?;
+            self.cache.take_rows(&latest.1, self.room.rows, &moves)?;
+            self.latest = (read.len() == 1).then_some(latest);
+            self.rows.begin(&rows)?;
+        }
+        self.scores = None;
         Ok(())
+    }
+
+    fn check(&self, begun: &[(usize, Prompt<'_>)]) -> Result<()> {
+        if let Some((row, _)) = begun.iter().find(|(_, prompt)| prompt.tokens.is_empty()) {
+            return Err(refuse(format!("prompt {row} has no token; begin it with one")));
+        }
+        let most = |of: fn(&Prompt<'_>) -> usize| begun.iter().map(|(_, prompt)| of(prompt)).max();
+        let rows = begun.iter().map(|(row, _)| row + 1).max().unwrap_or(0);
+        let prompt = most(|prompt| prompt.tokens.len()).unwrap_or(0);
+        let asked = Room { rows, prompt, tokens: most(|prompt| prompt.limit).unwrap_or(0) };
+        if !self.room.holds(&asked) {
+            let room = self.room;
+            return Err(refuse(format!(
+                "there is room for {room}, but {asked} are needed; make a larger batch"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Keys and values of texts. Shorter ones are filled up behind their end: no token of theirs sees what stands there.
+    fn read(&self, texts: &[&[i64]]) -> Result<Cache> {
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+        let mut tokens = vec![0; texts.len() * longest];
+        for (row, text) in tokens.chunks_mut(longest.max(1)).zip(texts) {
+            row[..text.len()].copy_from_slice(text);
+        }
+        let tokens = Tensor::from_slice(&tokens, &[texts.len(), longest])?;
+        let cache = self.model.cache(longest);
+        no_grad(|| self.model.forward(tokens.into(), &Run { cache: Some(&cache), ..Run::default() }))?;
+        Ok(cache)
     }
 
     /// Gives every row that has not ended its next `count` tokens, each the likeliest, of equals the first. On a device the
     /// steps are queued; this does not wait for them.
     pub fn take_best(&mut self, count: usize) -> Result<()> {
+        self.scores = None;
         for _ in 0..count {
-            if let Some(scores) = self.scores.take() {
-                take_best(&scores, &self.rows)?;
-                continue;
-            }
             let (decode, rows, cache) = (self.decode, &self.rows, &self.cache);
             self.best.run(&self.weights, rows.next.device(), || {
                 let scores = no_grad(|| decode.decode(&rows.next, &rows.positions, cache))?;
@@ -204,6 +216,17 @@ impl<'a> Batch<'a> {
 
     /// The scores of each row's next token, for a choice by the host. Waits.
     pub fn scores(&mut self) -> Result<Vec<Vec<f32>>> {
+        let scores = self.next_scores()?;
+        rows_of(&scores)
+    }
+
+    /// The probabilities of each row's next token at a temperature, for a draw by the host. Waits.
+    pub fn probabilities(&mut self, temperature: f64) -> Result<Vec<Vec<f32>>> {
+        let scores = Tensor::new(self.next_scores()?.cast(DType::F32)?);
+        rows_of(no_grad(|| scores.mul_scalar(1.0 / temperature)?.softmax(-1))?.local())
+    }
+
+    fn next_scores(&mut self) -> Result<Array> {
         if self.scores.is_none() {
             let (decode, rows, cache, told) = (self.decode, &self.rows, &self.cache, &mut self.told);
             self.judged.run(&self.weights, rows.next.device(), || {
@@ -212,9 +235,7 @@ impl<'a> Batch<'a> {
             })?;
             self.scores = self.told.clone();
         }
-        let Some(scores) = &self.scores else { return Err(refuse("no step made scores".to_string())) };
-        let values = scores.cast(DType::F32)?.to_vec::<f32>()?;
-        Ok(values.chunks(scores.shape()[1].max(1)).map(<[f32]>::to_vec).collect())
+        self.scores.clone().ok_or_else(|| refuse("no step made scores".to_string()))
     }
 
     /// Gives every row that has not ended its next token, as the host has chosen it.
@@ -229,4 +250,10 @@ impl<'a> Batch<'a> {
         let text = |(tokens, ended)| Text { tokens, ended };
         Ok(self.rows.read()?.into_iter().map(text).collect())
     }
+}
+
+/// Each row of `[rows, numbers]`.
+fn rows_of(array: &Array) -> Result<Vec<Vec<f32>>> {
+    let values = array.cast(DType::F32)?.contiguous()?.to_vec::<f32>()?;
+    Ok(values.chunks(array.shape()[1].max(1)).map(<[f32]>::to_vec).collect())
 }

@@ -174,6 +174,40 @@ fn rows_of_a_batch_become_what_each_becomes_alone() {
 }
 
 #[test]
+fn a_row_that_ended_takes_the_next_prompt_while_others_go_on() {
+    for name in ["qwen2-window", "llama"] {
+        let model = Golden::read(name).model(None, DType::F32);
+        let (given, alone) = uneven(&model);
+        // More texts than rows, some of one prompt, each with an end of its own.
+        let texts: Vec<(usize, usize)> = vec![(0, 3), (2, 9), (1, 12), (2, 4), (2, 12), (3, 1), (0, 12)];
+        let prompt = |text: usize| Prompt { tokens: &given[texts[text].0], limit: texts[text].1 };
+        let room = Room { rows: 3, ..Room::of(&(0..texts.len()).map(prompt).collect::<Vec<_>>()) };
+        let mut batch = Batch::new(&model, room, &[]).unwrap().unwrap();
+        batch.begin(&[prompt(0), prompt(1)]).unwrap();
+        let (mut rows, mut next, mut done) = (vec![Some(0), Some(1), None], 2, 0);
+        while done < texts.len() {
+            batch.take_best(1).unwrap();
+            let mut begun = Vec::new();
+            for (row, made) in batch.texts().unwrap().into_iter().enumerate() {
+                if let Some(text) = rows[row].take_if(|_| made.ended) {
+                    let (number, limit) = texts[text];
+                    assert_eq!(made.tokens, alone[number][..limit], "{name}, text {text}");
+                    done += 1;
+                }
+                if rows[row].is_none() && next < texts.len() {
+                    rows[row] = Some(next);
+                    begun.push((row, prompt(next)));
+                    next += 1;
+                }
+            }
+            batch.put(&begun).unwrap();
+        }
+        let message = batch.put(&[(3, prompt(0))]).unwrap_err().to_string();
+        assert!(message.contains("4 rows") && message.contains("make a larger batch"), "{message}");
+    }
+}
+
+#[test]
 fn a_stop_ends_its_row_only_and_what_does_not_fit_is_refused() {
     let model = Golden::read("qwen2").model(None, DType::F32);
     let (given, alone) = uneven(&model);

@@ -302,16 +302,30 @@ fn describe<'py>(py: Python<'py>, event: &Event) -> PyResult<(String, Bound<'py,
             about.set_item("seconds", took.as_secs_f64())?;
             "save"
         }
+        other => describe_failure(&about, other)?,
+    };
+    Ok((kind.into(), about))
+}
+
+/// What did not work, and did not end the run.
+fn describe_failure(about: &Bound<'_, PyDict>, event: &Event) -> PyResult<&'static str> {
+    Ok(match event {
         Event::SaveFailed { step, error } => {
             about.set_item("step", step)?;
             about.set_item("error", error)?;
             "save_failed"
+        }
+        Event::RewardFailed { step, unscored, responses, error } => {
+            about.set_item("step", step)?;
+            about.set_item("unscored", unscored)?;
+            about.set_item("responses", responses)?;
+            about.set_item("error", error)?;
+            "reward_failed"
         }
         Event::RecordsFailed { error } => {
             about.set_item("error", error)?;
             "records_failed"
         }
         _ => "other",
-    };
-    Ok((kind.into(), about))
+    })
 }

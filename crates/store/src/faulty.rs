@@ -209,6 +209,10 @@ impl Writer for FaultyWriter {
         }
     }
 
+    fn takes_parts(&self) -> bool {
+        self.inner.takes_parts()
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         match self.state.step("finish")? {
             Go::Whole => self.inner.finish(),

@@ -54,7 +54,7 @@ pub use staging::Staging;
 pub use stoppable::Stoppable;
 pub use store::{Entry, EntryKind, Identity, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 pub use threads::on_threads;
-pub use transfer::{IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
+pub use transfer::{Filled, IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
 pub use url::{local_path, locate, open};
 
 /// Direct I/O moves whole blocks of this many bytes, at offsets and addresses that are multiples of it.

@@ -136,6 +136,10 @@ impl Writer for RetryWriter {
         retry(&self.options, |_| self.inner.write_at(offset, bytes))
     }
 
+    fn takes_parts(&self) -> bool {
+        self.inner.takes_parts()
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         // Finishing consumes the file; a failed one is written again by the caller.
         self.inner.finish()

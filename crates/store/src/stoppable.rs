@@ -71,6 +71,10 @@ impl Writer for StoppableWriter {
         self.inner.write_at(offset, bytes)
     }
 
+    fn takes_parts(&self) -> bool {
+        self.inner.takes_parts()
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         check(&self.stop, self.inner.name())?;
         self.inner.finish()

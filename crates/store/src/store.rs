@@ -78,6 +78,12 @@ pub trait Writer: Debug + Send + Sync {
     /// Writes all of `bytes` at `offset`.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()>;
 
+    /// Whether several writes side by side are as good as one of all their bytes: then bytes that lie apart need not be brought
+    /// together first. Not where every write is a message or an object of its own.
+    fn takes_parts(&self) -> bool {
+        false
+    }
+
     /// Makes what was written durable. Without it the file may be lost, or partly lost.
     fn finish(self: Box<Self>) -> Result<()>;
 }

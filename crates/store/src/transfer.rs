@@ -65,6 +65,15 @@ pub struct IntoJob<'a> {
     pub ranges: Vec<(u64, &'a mut [u8])>,
 }
 
+/// Where the bytes of a write are.
+#[derive(Clone, Debug)]
+pub enum Filled<'a> {
+    /// In the memory that was given for them.
+    Here,
+    /// In other memory, one part after the other; together they are as long as the range.
+    There(Vec<&'a [u8]>),
+}
+
 /// What a transfer moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferStats {
@@ -179,12 +188,12 @@ impl Transfer {
         &self.options
     }
 
-    /// Writes each range in one call. `fill(job, bytes)` puts there what the file shall hold. A range is at most
-    /// one chunk and one block long.
-    pub fn write_each<E: From<Error> + Send>(
+    /// Writes each range. `fill(job, bytes)` puts there what the file shall hold, for one call, or says where it lies already. A range
+    /// is at most one chunk and one block long.
+    pub fn write_each<'a, E: From<Error> + Send>(
         &self,
         jobs: &[WriteJob<'_>],
-        fill: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
+        fill: impl Fn(usize, &mut [u8]) -> Result<Filled<'a>, E> + Sync,
     ) -> Result<TransferStats, E> {
         let mut bytes = 0;
         for WriteJob { file, range } in jobs {
@@ -195,8 +204,17 @@ impl Transfer {
             let range = &jobs[job].range;
             let start = (range.start % BLOCK as u64) as usize;
             let staged = &mut buffer[start..start + (range.end - range.start) as usize];
-            fill(job, staged)?;
-            Ok(jobs[job].file.write_at(range.start, staged)?)
+            match fill(job, staged)? {
+                Filled::Here => jobs[job].file.write_at(range.start, staged)?,
+                Filled::There(parts) => {
+                    let mut at = range.start;
+                    for part in parts {
+                        jobs[job].file.write_at(at, part)?;
+                        at += part.len() as u64;
+                    }
+                }
+            }
+            Ok(())
         })?;
         Ok(TransferStats { operations: jobs.len() as u64, bytes })
     }

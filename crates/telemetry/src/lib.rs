@@ -25,6 +25,8 @@ mod history;
 mod log;
 mod metrics;
 mod plot;
+mod ranks;
+mod slate;
 mod step_line;
 
 pub use error::{Error, Result};
@@ -32,5 +34,7 @@ pub use events::EventWriter;
 pub use history::{Follower, History, Mark, MarkKind, Series};
 pub use log::{Level, RankLog};
 pub use metrics::{METRICS, MetricsWriter, Record, SCHEMA, Session};
-pub use plot::{Canvas, Chart, ChartOptions, Curve, Scale, smoothed};
+pub use plot::{Bar, Canvas, Chart, ChartOptions, Curve, Row, Scale, Timeline, smoothed};
+pub use ranks::{RANKS, RankNow, RankSlate};
+pub use slate::{Slate, read_slates};
 pub use step_line::{Saving, StepLine, count};

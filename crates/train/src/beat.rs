@@ -6,16 +6,15 @@ use crate::error::{Error, Result};
 use crate::trainer::Healing;
 use planaria_comm::{Comm, CommExt, Visit, Watch, watched};
 use planaria_store::Trap;
+use planaria_telemetry::Slate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of a file: every beat has as many, so that none is left of a longer one.
-const BYTES: usize = 4096;
+/// How the names of the files end.
+const ENDING: &str = "beat";
 
 /// What one rank last told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,12 +56,7 @@ pub struct Waiting {
 impl Beat {
     /// What all ranks have told in a folder, by rank.
     pub fn read_all(folder: &Path) -> Vec<Beat> {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let beats =
-            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "beat"));
-        // A file that is being written is read the next time.
-        let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).ok()?).ok();
-        let mut all: Vec<Beat> = beats.filter_map(read).collect();
+        let mut all: Vec<Beat> = planaria_telemetry::read_slates(folder, ENDING);
         all.sort_by_key(|beat| beat.rank);
         all
     }
@@ -72,7 +66,7 @@ impl Beat {
 #[derive(Debug)]
 pub(crate) struct Pulse {
     rank: usize,
-    file: Option<File>,
+    file: Option<Slate>,
     faults: Vec<Fault>,
     traps: Vec<Trap>,
     /// Calls that this rank has come to.
@@ -92,11 +86,8 @@ struct Now {
 impl Pulse {
     /// The pulse of a rank; silent where nobody asked to be told.
     pub(crate) fn new(rank: usize, healing: &Healing) -> Result<Pulse> {
-        let open = |folder: &Path| {
-            let path = folder.join(format!("rank-{rank:05}.beat"));
-            let file = File::create(&path);
-            file.map_err(|source| Error::Io { path: path.display().to_string(), source })
-        };
+        let open =
+            |folder: &Path| Ok::<_, Error>(Slate::create(&folder.join(format!("rank-{rank:05}.{ENDING}")))?);
         let file = healing.beats.as_deref().map(open).transpose()?;
         let faults = healing.faults.iter().filter(|fault| fault.rank == rank).cloned().collect();
         let (traps, came) = (healing.traps.clone(), AtomicU64::new(0));
@@ -150,17 +141,13 @@ impl Pulse {
             operations: self.traps.iter().map(Trap::operations).collect(),
             waiting: now.waiting.values().map(told).collect(),
         };
-        let mut text = serde_json::to_vec(&beat).unwrap_or_default();
-        if text.len() >= BYTES {
+        if !file.write(&beat) {
             // Long lists are left out rather than cut.
             beat.lanes.clear();
             beat.waiting.iter_mut().for_each(|waiting| waiting.ranks.clear());
             beat.waiting.truncate(8);
-            text = serde_json::to_vec(&beat).unwrap_or_default();
+            let _ = file.write(&beat);
         }
-        text.resize(BYTES, b' ');
-        // Nobody can be told that nobody can be told.
-        let _ = file.write_all_at(&text, 0);
     }
 }
 

@@ -74,6 +74,17 @@ pub enum Event {
         /// Names and values.
         values: Vec<(String, f64)>,
     },
+    /// A source of rewards failed, and some responses of a rollout have none; they count nothing.
+    RewardFailed {
+        /// The step that made them.
+        step: u64,
+        /// Responses without a reward.
+        unscored: usize,
+        /// Responses in all.
+        responses: usize,
+        /// What the source said.
+        error: String,
+    },
     /// An evaluation is done.
     Evaluated {
         /// After this step.

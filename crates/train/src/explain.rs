@@ -100,6 +100,7 @@ impl Explanation {
             micro_batch: Some(config.train.micro_batch as u64),
             data_ranks: Some(size(1) as u64),
             micro_split: Some(size(2) as u64),
+            uneven: crate::plan::objective_of(config)?.uneven(),
             ..Batching::default()
         })?;
         let dtype = config.train.precision.dtype();

@@ -1,5 +1,6 @@
 //! A model's folder and adapters that go on top of it, opened to compute with.
 
+use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::pretrained::{Pretrained, Which};
 use crate::weights::Files;
@@ -59,6 +60,11 @@ impl Opened {
             found.push((folder, config));
         }
         let mut config = base.model_config()?;
+        for (folder, _) in &found {
+            // An adapter was trained with the attention that its own run had.
+            let own = folder.json("config.json")?.and_then(|mut own| own.remove("is_causal"));
+            config.extend(own.map(|own| ("is_causal".to_string(), own)));
+        }
         shape(&mut config);
         let mut model = models.open(config.into())?;
         let (adapters, configs): (Vec<_>, Vec<_>) = found.into_iter().unzip();
@@ -81,6 +87,16 @@ impl Opened {
     /// Where small files are looked for: first in the adapter's folder, which may have its own.
     pub(crate) fn folders(&self) -> impl Iterator<Item = &Pretrained> {
         self.adapters.iter().chain(std::iter::once(&self.base))
+    }
+
+    /// The tokenizer of the first of these folders that has one.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer> {
+        for folder in self.folders() {
+            if let Some(found) = folder.tokenizer()? {
+                return Ok(found);
+            }
+        }
+        self.base.own_tokenizer()
     }
 
     /// The whole model with its weights, in this rank's pieces of every matrix. Collective.

@@ -190,19 +190,11 @@ impl Pretrained {
             return Err(Error::Bug { what: format!("{told:?} is not a folder") });
         };
         let committed = *committed;
-        if committed && which == Which::Trained {
-            planaria_ckpt::load(world, &*self.store, at, state, &options)?;
-            return Ok(());
-        }
         let source = formats::open(&self.store, at, &OpenOptions::default());
         let source = together(world, source.map_err(|error| Error::from(error).in_weights(&self.path)))?;
         if which == Which::Averaged {
             take_averages(&source, state)?;
             state.known = None;
-        }
-        if committed {
-            planaria_ckpt::load(world, &*self.store, at, state, &options)?;
-            return Ok(());
         }
         // What a folder of a model that is not known here ties is not known either.
         let config = self.json("config.json")?.map(Value::Object);
@@ -211,10 +203,16 @@ impl Pretrained {
         let ties = ties.unwrap_or_default();
         let others = model.as_ref().map_or(&[][..], |model| model.other_names());
         let prefix = prefix(&source, state, &ties, others);
-        state.tied.extend(ties);
+        if !committed {
+            // A checkpoint of ours says itself what is tied.
+            state.tied.extend(ties);
+        }
         state.rename(|name| prefix.of(name))?;
         state.tied = state.tied.iter().map(|(k, v)| (prefix.of(k), prefix.of(v))).collect();
-        planaria_ckpt::load_source(world, &source, state, &options)?;
+        match committed {
+            true => planaria_ckpt::load(world, &*self.store, at, state, &options)?,
+            false => planaria_ckpt::load_source(world, &source, state, &options)?,
+        };
         Ok(())
     }
 }
@@ -360,12 +358,23 @@ pub(crate) fn open_tokenizer(config: &Config) -> Result<Tokenizer> {
     Ok(config.data.open_tokenizer()?)
 }
 
-/// The `generation_config.json` of the weights that a run starts from, or beside its `config.json`; empty without one.
-pub(crate) fn generation_config(config: &Config) -> Result<Map<String, Value>> {
+/// A JSON object of the weights that a run starts from, or beside its `config.json`; empty without one.
+pub(crate) fn settings(config: &Config, name: &str) -> Result<Map<String, Value>> {
     for from in origins(config)? {
-        if let Some(found) = from.json("generation_config.json")? {
+        if let Some(found) = from.json(name)? {
             return Ok(found);
         }
     }
     Ok(Map::new())
+}
+
+/// Small texts in the same places, those that are there.
+pub(crate) fn texts(config: &Config, names: &[&str]) -> Result<BTreeMap<String, String>> {
+    let mut out = BTreeMap::new();
+    for from in origins(config)?.iter().rev() {
+        for name in names {
+            out.extend(from.text(name)?.map(|text| (name.to_string(), text)));
+        }
+    }
+    Ok(out)
 }

@@ -49,6 +49,10 @@ pub(crate) struct Neighbours {
     pub(crate) parallel: Option<Parallel>,
     /// The same stage in all replicas.
     pub(crate) data: Arc<dyn Comm>,
+    /// The ranks of this stage of this replica.
+    pub(crate) inner: Arc<dyn Comm>,
+    /// All stages in all replicas, at this place of the inner mesh.
+    pub(crate) peers: Arc<dyn Comm>,
     /// Every part of the model in order, with the rank that has it in this replica, at this place of the inner mesh.
     pub(crate) parts: Vec<(Stage, Rank)>,
 }

@@ -11,7 +11,7 @@ use crate::freeze::Frozen;
 use crate::reduce::Lane;
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, TensorKind};
-use planaria_layout::{FlatShards, Layout, Mesh, Rank, Region, Shape, Share};
+use planaria_layout::{FlatShards, Layout, Mesh, Piece, Rank, Region, Shape, Share};
 use planaria_nn::lora::narrow::{Narrow, Width};
 use planaria_nn::models::BESIDE;
 use planaria_nn::optim::{OptimState, Rule};
@@ -62,8 +62,8 @@ pub(crate) enum Tie {
 #[derive(Debug)]
 pub(crate) struct Weight {
     pub(crate) spec: ParamSpec,
-    /// The box of the global tensor that this rank of the inner mesh has.
-    pub(crate) within: Region,
+    /// What of the global tensor this rank of the inner mesh has.
+    pub(crate) within: Piece,
     pub(crate) dtype: DType,
     pub(crate) trainable: bool,
     /// How it lies on the mesh of this stage; the data ranks hold copies.
@@ -157,17 +157,11 @@ impl Weight {
     pub(crate) fn new(param: &Param, keeping: &Keeping) -> Result<Weight> {
         let leaf = param.leaf();
         let (within, counted) = match leaf.layout() {
-            None => (Region::whole(&param.spec().shape), true),
+            None => (Piece::from(&Region::whole(&param.spec().shape)), true),
             Some(layout) => {
-                let boxes = layout.piece(keeping.world)?.boxes();
-                let within = match boxes.len() {
-                    0 => Region::new(&vec![0; leaf.ndim()], &vec![0; leaf.ndim()])?,
-                    1 => boxes[0].clone(),
-                    n => return Err(Error::Bug { what: format!("{param:?} is {n} boxes on one rank") }),
-                };
                 let coords = layout.mesh().require(keeping.world)?;
                 let first = layout.replicated_axes().iter().all(|axis| coords[axis] == 0);
-                (within, first)
+                (layout.piece(keeping.world)?, first)
             }
         };
         let numel = leaf.local().numel();
@@ -247,9 +241,9 @@ impl Weight {
     /// Its piece, of which these are all elements, in few bits; the piece itself is let go of.
     pub(crate) fn narrow(&mut self, full: &Array, width: Width) -> Result<Narrow> {
         self.full = None;
-        let columns = self.within.lo().len() - 1;
         let piece = full.reshape(&self.within.extents())?;
-        let narrow = Narrow::new(&piece, self.within.lo()[columns], width)?;
+        let first = self.within.boxes().first().and_then(|region| region.lo().last().copied());
+        let narrow = Narrow::new(&piece, first.unwrap_or(0), width)?;
         self.part = Array::zeros_on(&[0], self.dtype, full.device())?;
         Ok(narrow)
     }
@@ -309,10 +303,20 @@ impl Weight {
         if !self.spec.is_stacked() {
             return Ok(vec![Item::flat(kind.clone(), &files[0], shape, &self.within, range, array)?]);
         }
-        let inner = Region::new(&self.within.lo()[1..], &self.within.hi()[1..])?;
+        let boxes = self.within.boxes();
+        let held = match &boxes[..] {
+            [held] => held,
+            [] => return Ok(Vec::new()),
+            _ => {
+                return Err(Error::Bug {
+                    what: format!("experts of `{}` are cut in sections", self.spec.name),
+                });
+            }
+        };
+        let inner = Piece::from(&Region::new(&held.lo()[1..], &held.hi()[1..])?);
         let (shape, each) = (Shape::new(&shape[1..])?, inner.numel());
         let mut items = Vec::new();
-        for (j, index) in (self.within.lo()[0]..self.within.hi()[0]).enumerate() {
+        for (j, index) in (held.lo()[0]..held.hi()[0]).enumerate() {
             let (lo, hi) = ((j * each).max(range.start), ((j + 1) * each).min(range.end));
             if lo < hi {
                 let part = array.narrow(0, lo - range.start, hi - lo)?;

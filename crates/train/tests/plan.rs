@@ -1,77 +1,23 @@
 //! What a plan says against what a real run does: bytes sent in a step, counted call by call, and what is refused.
 
-use planaria_array::Array;
-use planaria_comm::{Call, Comm, Pending, Result, threads};
-use planaria_layout::Rank;
+use planaria_comm::{Sent, Tally, metered, threads};
 use planaria_nn::models::Models;
 use planaria_train::Trainer;
 use planaria_train::config::{Config, Sources};
 use planaria_train::plan::{Plan, PlanOptions, model_of};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
 /// Bytes sent by call.
-type Counts = BTreeMap<&'static str, u64>;
+type Counts = BTreeMap<String, u64>;
 
-/// Passes everything on and counts.
-#[derive(Debug)]
-struct Counted {
-    comm: Arc<dyn Comm>,
-    counts: Arc<Mutex<Counts>>,
-}
-
-impl Counted {
-    fn count(&self, call: &Call) {
-        let size = self.comm.ranks().len() as u64;
-        let bytes = |array: &Array| (array.numel() * array.dtype().size()) as u64;
-        let others = |whole: u64| whole / size * (size - 1);
-        let (name, sent) = match call {
-            Call::AllReduce(c) => ("all-reduce", 2 * others(bytes(&c.send))),
-            Call::AllGather(c) => ("all-gather", bytes(&c.send) * (size - 1)),
-            Call::ReduceScatter(c) => ("reduce-scatter", others(bytes(&c.send))),
-            Call::AllToAll(c) => {
-                let own = c.send_counts[self.comm.rank()] * c.send.dtype().size();
-                ("all-to-all", bytes(&c.send) - own as u64)
-            }
-            Call::Send(c) => ("send", bytes(&c.data)),
-            _ => ("other", 0),
-        };
-        *self.counts.lock().unwrap().entry(name).or_default() += sent;
+/// What a rank has sent, by call as plans name it.
+fn counts(tally: &Tally) -> Counts {
+    let mut counts = Counts::new();
+    for Sent { call, bytes, .. } in tally.sent() {
+        *counts.entry(call.replace('_', "-")).or_default() += bytes;
     }
-
-    fn wrap(&self, comm: Arc<dyn Comm>) -> Arc<dyn Comm> {
-        Arc::new(Counted { comm, counts: self.counts.clone() })
-    }
-}
-
-impl Comm for Counted {
-    fn rank(&self) -> usize {
-        self.comm.rank()
-    }
-    fn ranks(&self) -> &[Rank] {
-        self.comm.ranks()
-    }
-    fn start(&self, call: Call) -> Result<Pending> {
-        self.count(&call);
-        self.comm.start(call)
-    }
-    fn run(&self, call: Call) -> Result<()> {
-        self.count(&call);
-        self.comm.run(call)
-    }
-    fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
-        Ok(self.comm.split(groups)?.map(|comm| self.wrap(comm)))
-    }
-    fn group(&self, ranks: &[Rank]) -> Result<Arc<dyn Comm>> {
-        Ok(self.wrap(self.comm.group(ranks)?))
-    }
-    fn barrier(&self) -> Result<()> {
-        self.comm.barrier()
-    }
-    fn abort(&self, reason: &str) {
-        self.comm.abort(reason);
-    }
+    counts
 }
 
 const EXPERTS: &[&str] = &[
@@ -118,14 +64,16 @@ fn sent(changes: &[&str], ranks: usize) -> Vec<Counts> {
         config.optim.horizon = Some(2);
         let trainer = Trainer::new(config);
         threads::run(ranks, |comm| {
-            let counts: Arc<Mutex<Counts>> = Arc::default();
-            trainer.run_on(Arc::new(Counted { comm, counts: counts.clone() })).unwrap();
-            std::mem::take(&mut *counts.lock().unwrap())
+            let (comm, tally) = metered(comm);
+            trainer.run_on(comm).unwrap();
+            counts(&tally)
         })
     };
     let (one, two) = (run(1), run(2));
     let less = |(two, one): (Counts, &Counts)| {
-        two.into_iter().map(|(name, bytes)| (name, bytes - one.get(name).copied().unwrap_or(0))).collect()
+        two.into_iter()
+            .map(|(name, bytes)| (name.clone(), bytes - one.get(&name).copied().unwrap_or(0)))
+            .collect()
     };
     two.into_iter().zip(&one).map(less).collect()
 }
@@ -158,7 +106,7 @@ fn a_step_sends_what_its_plan_says() {
         for (rank, real) in sent(changes, 2).into_iter().enumerate() {
             let stage = if plan.stages.len() == 1 { &plan.stages[0] } else { &plan.stages[rank] };
             let mut told = Counts::new();
-            stage.traffic.iter().for_each(|t| *told.entry(t.call).or_default() += t.bytes);
+            stage.traffic.iter().for_each(|t| *told.entry(t.call.to_string()).or_default() += t.bytes);
             for name in ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"] {
                 let [told, real] = [&told, &real].map(|counts| counts.get(name).copied().unwrap_or(0));
                 // Losses, norms and agreements are small and not planned.
@@ -188,9 +136,9 @@ fn a_start_from_weights_gathers_no_lists() {
             config.train.steps = 1;
             let trainer = Trainer::new(config);
             let ranks = threads::run(2, |comm| {
-                let counts: Arc<Mutex<Counts>> = Arc::default();
-                trainer.run_on(Arc::new(Counted { comm, counts: counts.clone() })).unwrap();
-                counts.lock().unwrap().get("all-gather").copied().unwrap_or(0)
+                let (comm, tally) = metered(comm);
+                trainer.run_on(comm).unwrap();
+                counts(&tally).get("all-gather").copied().unwrap_or(0)
             });
             ranks[0]
         };

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use planaria_e2e::{Run, Sandbox};
-use planaria_train::embedding::{EncodeOptions, Encoder};
+use planaria_train::embedding::{EncodeOptions, Encoder, TextPrompt};
 use std::fmt::Write;
 
 /// A sandbox with queries that share letters with what answers them.
@@ -18,6 +18,22 @@ fn sandbox() -> Result<Sandbox> {
             rows,
             r#"{{"query": "{query}", "positive": "{answer}", "negative": ["{}", "no {i}"]}}"#,
             "z".repeat(1 + i % 4)
+        )?;
+    }
+    std::fs::write(sandbox.path().join("rows.jsonl"), rows)?;
+    Ok(sandbox)
+}
+
+/// The same with scores: pairs that share more letters should be more alike.
+fn scored() -> Result<Sandbox> {
+    let sandbox = Sandbox::new()?;
+    let mut rows = String::new();
+    for i in 0..32usize {
+        let (first, second) = ("abcdefgh".repeat(1 + i % 2), "abcdefgh"[i % 8..].to_string());
+        writeln!(
+            rows,
+            r#"{{"sentence1": "{first}", "sentence2": "{second}", "score": {}}}"#,
+            (8 - i % 8) as f64 / 8.0
         )?;
     }
     std::fs::write(sandbox.path().join("rows.jsonl"), rows)?;
@@ -75,6 +91,68 @@ fn a_larger_micro_batch_changes_rounding_alone() -> Result<()> {
 }
 
 #[test]
+fn scores_and_triplets_are_learnt_on_every_mesh() -> Result<()> {
+    for (loss, start) in [
+        ("cosent", scored as fn() -> Result<Sandbox>),
+        ("angle", scored),
+        ("cosine_mse", scored),
+        ("triplet", sandbox),
+    ] {
+        let loss = format!("embedding.loss={loss}");
+        let set = [loss.as_str(), "data.texts.negatives=1", "model.attention_dropout=0", "train.steps=12"];
+        // Pairs have no negatives to draw.
+        let set = if loss.ends_with("triplet") { &set[..] } else { &[set[0], set[2], set[3]] };
+        let alone = train(&start()?, 12, "", set)?;
+        let losses = &alone.outcome.losses;
+        ensure!(losses[11] < losses[0], "{loss}: {losses:?}");
+        for (mesh, more) in [("dp=2", "train.zero=3"), ("pp=2 dp=2", "train.zero=0")] {
+            train(&start()?, 12, mesh, &[set, &[more]].concat())?.same_bits(&alone)?;
+        }
+        train(&start()?, 12, "tp=2", set)?.close_losses(&alone, 1e-2)?;
+    }
+    for (start, loss, told) in [
+        (scored as fn() -> Result<Sandbox>, "info_nce", "rows.jsonl:1: a pair with a score"),
+        (sandbox, "cosent", "`sentence1`, `sentence2` and `score` are expected"),
+        (sandbox, "triplet", "data.texts.negatives"),
+    ] {
+        let error =
+            format!("{:#}", train(&start()?, 1, "", &[&format!("embedding.loss={loss}")]).unwrap_err());
+        ensure!(error.contains(told), "{loss}: {error}");
+    }
+    Ok(())
+}
+
+/// 4,096 queries are compared with each other while 64 are in memory.
+#[test]
+fn a_large_batch_in_small_pieces_is_the_whole_batch() -> Result<()> {
+    let rows = |sandbox: &Sandbox| -> Result<()> {
+        let word = |i: usize| format!("{:x}", i.wrapping_mul(2_654_435_761) % 0xfff_ffff);
+        let line = |i: usize| format!(r#"{{"query": "{}", "positive": "{} {i}"}}"#, word(i), word(i));
+        let rows: Vec<String> = (0..4096).map(line).collect();
+        Ok(std::fs::write(sandbox.path().join("rows.jsonl"), rows.join("\n"))?)
+    };
+    let run = |micro: &str| -> Result<Run> {
+        let sandbox = Sandbox::new()?;
+        rows(&sandbox)?;
+        let micro = format!("train.micro_batch={micro}");
+        let set = [
+            &micro,
+            "train.global_batch=4096",
+            "data.sequence=32",
+            "model.attention_dropout=0",
+            "train.steps=1",
+        ];
+        train(&sandbox, 1, "", &[&set[..], &["optim.lr=1e-3", "optim.warmup=0", "optim.kind=sgd"]].concat())
+    };
+    let (whole, pieces) = (run("4096")?, run("64")?);
+    pieces.close_losses(&whole, 1e-6)?;
+    pieces.close_weights(&whole, 1e-5)?;
+    let (large, small) = (whole.outcome.peak_bytes, pieces.outcome.peak_bytes);
+    ensure!(small * 4 < large, "{small} bytes in pieces of 64 and {large} for all at once");
+    Ok(())
+}
+
+#[test]
 fn what_was_learnt_embeds_alike_alone_and_among_others() -> Result<()> {
     for attention in ["causal", "bidirectional"] {
         let sandbox = sandbox()?;
@@ -94,6 +172,56 @@ fn what_was_learnt_embeds_alike_alone_and_among_others() -> Result<()> {
             ensure!((length - 1.0).abs() < 1e-5, "a vector of length {length}");
         }
     }
+    Ok(())
+}
+
+/// The loss of the step after an adapter was saved is that of the vectors which the adapter's folder makes.
+#[test]
+fn an_adapter_embeds_as_its_training_saw() -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let texts: Vec<[String; 2]> = (0..8).map(|i| [format!("ask {i}"), format!("{i} is said {i}")]).collect();
+    let row =
+        |[query, answer]: &[String; 2]| format!("{{\"query\": \"{query}\", \"positive\": \"{answer}\"}}\n");
+    std::fs::write(sandbox.path().join("rows.jsonl"), texts.iter().map(row).collect::<String>())?;
+    sandbox.train_until(2, "base", "", &["train.steps=2"])?;
+    let init = format!("model.init={}", sandbox.run_dir("base").display());
+    let rows = format!("data.source.path={}", sandbox.path().join("rows.jsonl").display());
+    let set = [
+        &init,
+        &rows,
+        "train.objective=contrastive",
+        "train.steps=5",
+        "train.global_batch=8",
+        "data.sequence=64",
+        "data.order=sequential",
+        "data.texts.append_eos=true",
+        "data.texts.query_prompt=q: ",
+        "embedding.pooling=[\"lasttoken\"]",
+        "embedding.attention=bidirectional",
+        "embedding.scale=5",
+        "lora.r=4",
+        "lora.target_modules=all-linear",
+        "optim.lr=3e-2",
+        "optim.warmup=0",
+    ];
+    sandbox.train_until(4, "adapter", "", &set)?;
+    let encoder = Encoder::open(&sandbox.run_dir("adapter"))?;
+    let vectors = |column: usize, prompt: &str| {
+        let texts: Vec<&str> = texts.iter().map(|row| row[column].as_str()).collect();
+        let prompt = TextPrompt::Named(prompt.into());
+        encoder.encode(&texts, &EncodeOptions { prompt, ..EncodeOptions::default() }, &|_, _| {})
+    };
+    let (queries, answers) = (vectors(0, "query")?, vectors(1, "document")?);
+    let mut loss = 0.0;
+    for (number, query) in queries.iter().enumerate() {
+        let score = |answer: &Vec<f32>| {
+            5.0 * query.iter().zip(answer).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+        };
+        let scores: Vec<f64> = answers.iter().map(score).collect();
+        loss += (scores.iter().map(|x| x.exp()).sum::<f64>().ln() - scores[number]) / 8.0;
+    }
+    let seen = sandbox.train_until(5, "adapter", "", &set)?.outcome.losses;
+    ensure!((seen[0] - loss).abs() < 1e-5, "training saw {seen:?}, the folder gives {loss}");
     Ok(())
 }
 

@@ -11,9 +11,9 @@ mod recovery;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use planaria_array::{Array, DType};
+use planaria_array::{Array, DType, Threads};
 use planaria_bench::machine::Machine;
-use planaria_bench::measure::status;
+use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
 use planaria_bench::stats::median;
 use planaria_train::Trainer;
@@ -80,6 +80,9 @@ struct Args {
     /// Steps from one save to the next
     #[arg(long, default_value_t = 10)]
     apart: u64,
+    /// Threads that train; all where it is not given. With one less than the machine has, the writer has a core as it would beside a GPU
+    #[arg(long)]
+    threads: Option<usize>,
     /// Only train and print the figures
     #[arg(long, hide = true)]
     ours: bool,
@@ -222,12 +225,8 @@ fn process<T: serde::de::DeserializeOwned>(command: &mut Command, args: &Args) -
         "--apart",
         &number(args.apart),
     ]);
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(text.lines().last().unwrap_or_default()).context("a contestant that says no figures")
+    command.args(args.threads.iter().flat_map(|threads| ["--threads".into(), number(*threads as u64)]));
+    last_line(command)
 }
 
 /// What a run tells, with the resident memory at the time.
@@ -273,7 +272,10 @@ fn train(args: &Args) -> Result<Figures> {
         calls: log.calls,
         extra: log.most.saturating_sub(calm.most),
         limit: limit(args),
-        copy: copy(bytes)?,
+        copy: match args.threads {
+            Some(threads) => Threads::new(threads)?.run(|| copy(bytes))?,
+            None => copy(bytes)?,
+        },
     })
 }
 
@@ -317,6 +319,7 @@ impl Run<'_> {
             format!("checkpoint.memory={}", limit(args)),
             format!("log.dir={}", folder.join("run").display()),
         ];
+        let set = set.into_iter().chain(args.threads.map(|threads| format!("train.threads={threads}")));
         let told = Arc::new(Told::default());
         let config = Sources::text("snapshot", CONFIG).set(set).resolve()?.config;
         Trainer::new(config).observer(told.clone()).run(None)?;

@@ -28,6 +28,19 @@ pub struct Rows {
     pub stops: Array,
 }
 
+/// A row that begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BegunRow {
+    /// Its number.
+    pub row: usize,
+    /// Tokens of its prompt.
+    pub length: usize,
+    /// Most tokens to make.
+    pub limit: usize,
+    /// The last token of its prompt.
+    pub last: i64,
+}
+
 impl Rows {
     /// Rows behind prompts of these lengths, with room for as many tokens as the limits say.
     pub fn new(lengths: &[usize], limits: &[usize], stops: &[i64], device: Device) -> Result<Rows> {
@@ -73,6 +86,30 @@ impl Rows {
             return Err(Error::argument(op, what));
         }
         home(op, &[&numbers[..], &others, &[scores]].concat()).map(|_| ())
+    }
+
+    /// Begins rows anew; the others go on. The last token of each prompt is the one that a step takes next.
+    pub fn begin(&self, begun: &[BegunRow]) -> Result<()> {
+        let device = self.next.device();
+        let numbers = [&self.lengths, &self.limits, &self.positions, &self.next];
+        let mut values = numbers.iter().map(|x| x.to_vec::<i64>()).collect::<Result<Vec<_>>>()?;
+        let mut ended = self.ended.to_vec::<Bool>()?;
+        for &BegunRow { row, length, limit, last } in begun {
+            if row >= ended.len() || limit > self.made.shape()[1] {
+                let (rows, room) = (ended.len(), self.made.shape()[1]);
+                let what = format!("row {row} of {limit} tokens in {rows} rows with room for {room}");
+                return Err(Error::argument("begin", what));
+            }
+            let (length, limit) = (length as i64, limit as i64);
+            for (values, value) in values.iter_mut().zip([length, limit, length - 1, last]) {
+                values[row] = value;
+            }
+            ended[row] = Bool::new(limit == 0);
+        }
+        for (to, values) in numbers.into_iter().zip(&values) {
+            to.copy_from(&Array::from_slice(values, to.shape())?.to(device)?)?;
+        }
+        self.ended.copy_from(&Array::from_slice(&ended, self.ended.shape())?.to(device)?)
     }
 
     /// Gives each row that has not ended its next token, as the host has chosen it.

@@ -36,7 +36,7 @@ mod swiglu;
 mod triangle;
 
 pub use attention::*;
-pub use choose::{Rows, take_best};
+pub use choose::{BegunRow, Rows, take_best};
 pub use cross_entropy::*;
 pub use dropout::{dropout, dropout_add, dropout_grad};
 pub use elementwise::{

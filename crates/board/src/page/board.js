@@ -186,6 +186,21 @@ const drawRuns = () => {
   $("view").replaceChildren(table([["run"], ["state"], ["mesh"], ["step", 1], ["loss", 1], ["eval loss", 1], ["tokens/s", 1], ["memory", 1], ["restarts", 1], ["damaged lines", 1]], rows));
 };
 
+// Where every rank of the chosen run is; those behind the others are marked.
+const drawRanks = async () => {
+  const run = chosen();
+  if (!run) return $("view").replaceChildren(make("p", "No runs here yet."));
+  const { now } = await source.run(run.id);
+  const axes = [...new Set(now.flatMap((rank) => Object.keys(rank.sent_each)))].sort();
+  const newest = Math.max(...now.map((rank) => rank.step));
+  const rows = now.map((rank) => [
+    rank.rank, rank.host, rank.step < newest ? make("span", rank.step, { className: "warn" }) : rank.step, rank.seconds.toPrecision(3), bytes(rank.bytes), bytes(rank.peak_bytes),
+    ...axes.map((axis) => (axis in rank.sent_each ? bytes(rank.sent_each[axis]) : "")),
+  ]);
+  const heads = [["rank", 1], ["host"], ["step", 1], ["seconds", 1], ["memory", 1], ["peak", 1], ...axes.map((axis) => [`sent on ${axis}`, 1])];
+  $("view").replaceChildren(make("h2", run.id), now.length ? table(heads, rows) : make("p", "No rank has told anything yet."));
+};
+
 const drawCheckpoints = async () => {
   const parts = [];
   for (const run of visible()) {
@@ -256,7 +271,7 @@ const drawLog = async () => {
 
 // ---- the whole
 
-const VIEWS = { curves: drawCurves, runs: drawRuns, checkpoints: drawCheckpoints, config: drawConfig, log: drawLog };
+const VIEWS = { curves: drawCurves, runs: drawRuns, checkpoints: drawCheckpoints, config: drawConfig, log: drawLog, ranks: drawRanks };
 
 const refresh = async () => {
   try {

@@ -105,6 +105,16 @@ pub(super) fn read(source: &Source, name: &str) -> Result<Vec<u8>> {
     Ok(source.store.read(&join(folder_of(source).unwrap_or(""), name), COMPANION_BYTES)?)
 }
 
+/// A small file beside the tensors of a source, where it has one.
+pub fn companion(source: &Source, name: &str) -> Result<Option<Vec<u8>>> {
+    let Some(folder) = folder_of(source) else { return Ok(None) };
+    match source.store.read(&join(folder, name), COMPANION_BYTES) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(planaria_store::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The folders that `modules.json` names.
 fn submodules(source: &Source, folder: &str) -> Vec<String> {
     let text = source.store.read(&join(folder, MODULES), SMALL).ok();

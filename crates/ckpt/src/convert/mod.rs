@@ -40,7 +40,7 @@ use std::sync::Arc;
 use sums::Sums;
 use torch::{Torch, is_torch};
 
-pub use companions::belongs;
+pub use companions::{belongs, companion};
 pub use computed::{Computed, Epilogue, Surroundings, Values, plan_computed, weights};
 pub use mapped::{Remap, Way};
 
@@ -161,6 +161,8 @@ pub struct Conversion<'s> {
     max_memory: u64,
 }
 
+/// The file that tells the element type of a model.
+const CONFIG: &str = "config.json";
 /// Least memory the work can be done in.
 const LEAST_MEMORY: u64 = 16_000_000;
 
@@ -373,6 +375,14 @@ fn held(
 }
 
 impl Conversion<'_> {
+    /// Has a small file go along in place of the source's own of that name.
+    pub fn give(&mut self, name: &str, bytes: Vec<u8>) {
+        self.beside.carried.retain(|carried| carried != name);
+        let other =
+            self.dtype.filter(|_| name == CONFIG).and_then(|dtype| companions::with_dtype(&bytes, dtype));
+        self.given.insert(name.to_string(), other.unwrap_or(bytes));
+    }
+
     /// Bytes of the files of tensors.
     pub fn bytes(&self) -> u64 {
         self.draft.files.iter().map(|file| file.len).sum()
@@ -493,7 +503,7 @@ impl Conversion<'_> {
         }
         for short in &self.beside.carried {
             let mut bytes = companions::read(self.source, short)?;
-            if let Some(dtype) = self.dtype.filter(|_| short == "config.json") {
+            if let Some(dtype) = self.dtype.filter(|_| short == CONFIG) {
                 bytes = companions::with_dtype(&bytes, dtype).unwrap_or(bytes);
             }
             store.put(&join(folder, short), &bytes, PutMode::Replace)?;

@@ -120,7 +120,8 @@ pub(crate) fn holding(dice: &mut Dice, mesh: &Mesh, shape: &Shape) -> Holding {
         .map(|_| match dice.below(3) {
             _ if shape.ndim() == 0 => Placement::Replicate,
             0 => Placement::Replicate,
-            _ => format!("S{}", dice.below(shape.ndim())).parse().unwrap(),
+            1 => format!("S{}", dice.below(shape.ndim())).parse().unwrap(),
+            _ => format!("S{}x2", dice.below(shape.ndim())).parse().unwrap(),
         })
         .collect();
     let layout = Layout::new(mesh, shape, &placements).unwrap_or_else(|_| Layout::replicated(mesh, shape));
@@ -151,12 +152,14 @@ pub(crate) fn item(global: &Global, holding: &Holding, rank: usize, value: bool)
             Some(Item::placed(kind, name, layout, rank, &local).unwrap())
         }
         Holding::Flat(flat) => {
-            let within = flat.base().piece(rank).unwrap().boxes().pop();
-            let within = within.unwrap_or_else(|| {
-                Region::new(&vec![0; global.shape.ndim()], &vec![0; global.shape.ndim()]).unwrap()
-            });
+            let within = flat.base().piece(rank).unwrap();
+            let local = Array::zeros(&within.extents(), global.dtype).unwrap();
+            for region in within.boxes() {
+                let inner = within.locate(&region).unwrap();
+                local.region(&inner).unwrap().copy_from(&whole.region(&region).unwrap()).unwrap();
+            }
             let range = flat.range(rank).unwrap();
-            let part = whole.region(&within).unwrap().copy().unwrap().reshape(&[within.numel()]).unwrap();
+            let part = local.reshape(&[within.numel()]).unwrap();
             let part = part.narrow(0, range.start, range.len()).unwrap().copy().unwrap();
             Some(Item::flat(kind, name, &global.shape, &within, range, &part).unwrap())
         }

@@ -6,12 +6,13 @@ use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use planaria::nn::models::Models;
-use planaria::train::{Dialogue, Generator, Sampling, Weights};
+use planaria::train::{Continuation, Dialogue, Generator, Sampling, Weights};
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const HELP: &str = "/system TEXT       system prompt of the conversation; without a text, none\n\
+                    /image FILE        show a picture with the next question, to a model that sees\n\
                     /reset             forget the conversation\n\
                     /undo              take back the last question and its answer\n\
                     /retry             answer the last question again, with other choices\n\
@@ -37,6 +38,9 @@ pub(crate) struct Args {
     /// System prompt of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// A picture to show with the first question, to a model that sees; may be given several times
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     /// At most this many tokens in an answer [default: as generation_config.json says, or 200]
     #[arg(long, value_name = "NUMBER")]
     tokens: Option<usize>,
@@ -61,7 +65,8 @@ struct Talk<'a> {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let which = if args.ema { Weights::Averaged } else { Weights::Trained };
     let generator = Generator::open_adapted(&args.run, &args.lora, &Models::default())?.weights(which);
-    let dialogue = Dialogue::open(generator, args.system.as_deref())?;
+    let mut dialogue = Dialogue::open(generator, args.system.as_deref())?;
+    args.image.iter().try_for_each(|file| dialogue.show(file))?;
     let own = dialogue.sampling();
     let sampling = Sampling {
         tokens: args.tokens.unwrap_or(own.tokens),
@@ -98,15 +103,37 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 
 impl Talk<'_> {
     fn answer(&mut self, question: &str) -> Result<()> {
+        let each = self.writer();
+        let answer = self.dialogue.say(question, &self.sampling, &each);
+        self.tell(answer.map(|answer| (question.to_string(), answer)))
+    }
+
+    fn retry(&mut self) -> Result<()> {
+        self.sampling.seed = self.sampling.seed.wrapping_add(1);
+        let each = self.writer();
+        match self.dialogue.retry(&self.sampling, &each).transpose() {
+            Some(answer) => self.tell(answer),
+            None => {
+                self.terminal.warn("nothing has been said yet");
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes an answer as it comes, unless it is told as JSON at its end.
+    fn writer(&self) -> impl Fn(&str) + use<> {
         let json = self.terminal.json;
-        let each = |piece: &str| {
+        move |piece: &str| {
             if !json {
                 write(piece)
             }
-        };
-        // A conversation that has become too long is told, and continues when something is forgotten.
-        match self.dialogue.say(question, &self.sampling, &each) {
-            Ok(answer) if json => {
+        }
+    }
+
+    /// The end of an answer. A conversation that has become too long is told, and continues when something is forgotten.
+    fn tell(&mut self, answer: planaria::train::Result<(String, Continuation)>) -> Result<()> {
+        match answer {
+            Ok((question, answer)) if self.terminal.json => {
                 let finish = if answer.ended { "stop" } else { "length" };
                 let value = json!({ "question": question, "answer": answer.text, "ids": answer.ids, "finish": finish });
                 self.terminal.object("planaria/chat/1", &value)?;
@@ -135,13 +162,13 @@ impl Talk<'_> {
                     self.terminal.warn("nothing has been said yet");
                 }
             }
-            "retry" => match self.dialogue.undo() {
-                Some(question) => {
-                    self.sampling.seed = self.sampling.seed.wrapping_add(1);
-                    self.answer(&question)?;
+            "retry" => self.retry()?,
+            "image" if rest.is_empty() => self.terminal.warn("/image: expected the name of a file"),
+            "image" => {
+                if let Err(error) = self.dialogue.show(Path::new(rest)) {
+                    self.terminal.warn(format_args!("{error}"));
                 }
-                None => self.terminal.warn("nothing has been said yet"),
-            },
+            }
             "temperature" => match super::generate::not_negative(rest) {
                 Ok(value) => self.sampling.temperature = value,
                 Err(expected) => self.terminal.warn(format_args!("/temperature: {expected}")),

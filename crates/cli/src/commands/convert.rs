@@ -1,5 +1,6 @@
 //! `planaria convert`: from any format to one we write, streaming, never half done.
 
+mod names;
 mod program;
 
 use crate::checkpoint;
@@ -40,6 +41,9 @@ pub(crate) struct Args {
     /// How tensors are cut: `whole`, or `as-held` by the source (dcp, planaria)
     #[arg(long, value_enum, default_value_t, value_name = "CUT")]
     layout: Held,
+    /// Names of tensors where a model has two kinds (qwen2_vl, qwen2_5_vl), and the config.json that goes with them; only to hf
+    #[arg(long, value_enum, value_name = "NAMES", conflicts_with = "mapping")]
+    names: Option<names::Names>,
     /// File with a mapping: its statements, or the JSON of an AOA configuration
     #[arg(long, visible_alias = "map", value_name = "FILE")]
     mapping: Option<String>,
@@ -132,6 +136,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let mapping = args.mapping.as_deref().map(|path| mapping::read(path, args.parts)).transpose()?;
     let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid }, terminal)?;
     let averaged = if args.ema { take_averages(&mut source, &args.source)? } else { None };
+    let config = args.names.map(|names| names.give(&mut source, &args.source, to)).transpose()?;
     for skipped in &source.skipped {
         terminal.warn(format_args!("left out {}: {}", skipped.what, skipped.why));
     }
@@ -143,8 +148,11 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         betas: args.betas,
         max_memory: args.output.max_memory.0,
     };
-    let conversion =
+    let mut conversion =
         plan(&source, to, &options).map_err(|error| mapping::blame(error, args.mapping.as_deref()))?;
+    if let Some(config) = config {
+        conversion.give(names::CONFIG, config);
+    }
     carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
 }
 

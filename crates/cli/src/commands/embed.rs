@@ -232,13 +232,11 @@ fn plain(text: &Text) -> Option<&str> {
 fn pairs(args: &Args, encoder: &Encoder, lines: &[&str]) -> Result<Value> {
     let (mut one, mut other, mut scores) = (Vec::new(), Vec::new(), Vec::new());
     for (number, line) in lines.iter().enumerate() {
-        let row: Value = serde_json::from_str(line).with_context(|| at(&args.file, number))?;
-        let text = |name: &str| row.get(name).and_then(Value::as_str).map(str::to_string);
-        let score = row.get("score").and_then(Value::as_f64);
-        let (Some(a), Some(b), Some(score)) = (text("sentence1"), text("sentence2"), score) else {
-            let message =
-                format!("{}: a pair has `sentence1`, `sentence2` and `score`", at(&args.file, number));
-            return Err(Failure::usage(message).into());
+        let wrong = |problem: String| Failure::usage(format!("{}: {problem}", at(&args.file, number)));
+        let row = TextRow::parse(line).map_err(wrong)?;
+        let text = |text: &Text| plain(text).map(str::to_string);
+        let (Some(a), Some(b), Some(score)) = (text(&row.query), text(&row.positives[0]), row.score) else {
+            return Err(wrong("a pair has `sentence1`, `sentence2` and `score`".into()).into());
         };
         one.push(a);
         other.push(b);

@@ -185,7 +185,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let writer = Writer { texts: &texts, chat: args.chat, json: terminal.json, begun: AtomicUsize::new(0) };
     let each = |number: usize, piece: &str| writer.piece(number, piece);
     let made = generator.generate_all(&texts, &sampling, args.ranks as usize, &each)?;
-    for BatchTime { texts, tokens, first, rest } in &made.batches {
+    if let Some(BatchTime { texts, tokens, first, rest }) = &made.time {
         let rate = *tokens as f64 / (first + rest);
         let later = tokens.saturating_sub(*texts) as f64 / rest.max(1e-9);
         terminal.detail(format_args!(

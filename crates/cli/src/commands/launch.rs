@@ -2,6 +2,7 @@
 
 mod budget;
 mod hang;
+pub(crate) mod hosts;
 mod job;
 mod memory;
 mod mesh;
@@ -15,6 +16,7 @@ use crate::quantity::count;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use budget::{Budget, Then};
+use hosts::Host;
 pub(crate) use job::BEATS;
 use job::{Attempt, Ended};
 use std::path::{Path, PathBuf};
@@ -39,12 +41,28 @@ pub(crate) const MEETING: &str = "PLANARIA_MEETING";
     SIGUSR2 says that lost ranks are back."
 )]
 pub(crate) struct Args {
-    /// Ranks
-    #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    ranks: u32,
-    /// What a rank is
-    #[arg(long, value_enum, value_name = "ENGINE", default_value_t)]
-    engine: Engine,
+    /// Ranks; as many as the hosts take, or one
+    #[arg(short = 'n', long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    ranks: Option<u32>,
+    /// What a rank is; `threads`, with hosts `processes`
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    engine: Option<Engine>,
+    /// Machines and how many ranks each takes, as `a:4,b:4`
+    #[arg(long, value_name = "HOSTS", value_parser = hosts::from_words, conflicts_with = "hostfile")]
+    hosts: Option<Hosts>,
+    /// A file with a machine on each line, as `a:4` or `a slots=4`
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// How a command is started on a machine; {host} is its name
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh -o BatchMode=yes -o ServerAliveInterval=10 {host}"
+    )]
+    start: String,
+    /// A variable that ranks on hosts get too, beside PLANARIA_ ones
+    #[arg(long, value_name = "NAME")]
+    export: Vec<String>,
     /// How many times the command may be restarted
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     max_restarts: u32,
@@ -61,8 +79,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     grow_after: Option<Duration>,
     /// The command
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present = "as_host", value_name = "COMMAND")]
     command: Vec<String>,
+    /// This process is the agent of a machine; it is told what to do on its standard input
+    #[arg(long, hide = true)]
+    as_host: bool,
     /// This process is one rank; what happens to it is noted in this folder
     #[arg(long, hide = true, value_name = "FOLDER")]
     as_rank: Option<PathBuf>,
@@ -70,6 +91,9 @@ pub(crate) struct Args {
     #[arg(long, hide = true, value_name = "FOLDER")]
     notes: Option<PathBuf>,
 }
+
+/// Machines in the order in which they are filled.
+type Hosts = Vec<Host>;
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
@@ -82,7 +106,7 @@ pub(crate) enum Engine {
     /// Threads of one process
     #[default]
     Threads,
-    /// Processes of this machine, connected by sockets
+    /// Processes of this machine or of several, connected by sockets
     Processes,
     /// Processes that mpirun starts
     Mpi,
@@ -92,10 +116,29 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     if let Some(folder) = &args.as_rank {
         return rank::run(folder, &args.command);
     }
-    let least = args.min_ranks.unwrap_or(args.ranks);
-    if least > args.ranks || least == 0 {
-        let message = format!("--min-ranks {least} is not between 1 and the {} ranks of -n", args.ranks);
+    if args.as_host {
+        return hosts::agent::run();
+    }
+    let hosts = match &args.hostfile {
+        Some(file) => hosts::from_file(file).map_err(Failure::usage)?,
+        None => args.hosts.clone().unwrap_or_default(),
+    };
+    let room: u32 = hosts.iter().map(|host| host.ranks).sum();
+    let ranks = args.ranks.unwrap_or(room.max(1));
+    if !hosts.is_empty() && ranks > room {
+        return Err(
+            Failure::usage(format!("-n {ranks} is more than the {room} ranks that the hosts take")).into()
+        );
+    }
+    let least = args.min_ranks.unwrap_or(ranks);
+    if least > ranks || least == 0 {
+        let message = format!("--min-ranks {least} is not between 1 and the {ranks} ranks of -n");
         return Err(Failure::usage(message).into());
+    }
+    let engine = args.engine.unwrap_or(if hosts.is_empty() { Engine::Threads } else { Engine::Processes });
+    if engine == Engine::Threads && !hosts.is_empty() {
+        let message = "--engine threads is one process, which cannot be on several hosts";
+        return Err(Failure::usage(message).hint("leave --engine out, or use processes or mpi").into());
     }
     // A configuration that does not hold is refused here, once, before there are ranks that would each say so.
     if let Some(config) = mesh::config(&args.command) {
@@ -103,10 +146,14 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     }
     Launch {
         args,
+        engine,
+        hosts,
+        lost: Vec::new(),
+        all: ranks,
         least,
         stop: Stop::watch()?,
         budget: Budget::new(args.max_restarts, args.back_off),
-        ranks: args.ranks,
+        ranks,
         command: args.command.clone(),
     }
     .go(terminal)
@@ -115,6 +162,12 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 /// A job from its first start to its last.
 struct Launch<'a> {
     args: &'a Args,
+    engine: Engine,
+    hosts: Hosts,
+    /// Names of those that were lost.
+    lost: Vec<String>,
+    /// Ranks when none is lost, and at least.
+    all: u32,
     least: u32,
     stop: Stop,
     budget: Budget,
@@ -137,6 +190,7 @@ impl Launch<'_> {
         loop {
             let folder = Notes::new("launch")?;
             let ended = self.attempt(&folder)?;
+            self.lost.extend(ended.lost.iter().cloned());
             if let Some(notes) = &self.args.notes {
                 keep_beats(&folder.0, notes);
             }
@@ -145,7 +199,8 @@ impl Launch<'_> {
                 End::Done => return Ok(Exit::Success),
                 End::Stopped if ended.grown && self.stop.times() == 0 => {
                     self.stop.grown();
-                    self.fit(self.args.ranks, terminal)?;
+                    self.lost.clear();
+                    self.fit(self.all, terminal)?;
                     terminal.warn(format!("lost ranks are back; continuing with {}", self.named()));
                     continue;
                 }
@@ -167,17 +222,32 @@ impl Launch<'_> {
     }
 
     fn attempt(&self, folder: &Notes) -> Result<Ended> {
+        let hosts = self.left();
+        let exported = std::env::vars().filter(|(name, _)| {
+            let ours = name.starts_with("PLANARIA_") && ![ENGINE, MEETING, BEATS].contains(&name.as_str());
+            ours || name == "RUST_BACKTRACE" || self.args.export.contains(name)
+        });
         let attempt = Attempt {
-            engine: self.args.engine,
+            engine: self.engine,
+            hosts: &hosts,
+            start: &self.args.start,
+            exported: exported.collect(),
             command: &self.command,
             ranks: self.ranks,
             restarts: self.budget.used(),
             max_restarts: self.args.max_restarts,
             hang: self.args.hang_after,
-            grow: (self.ranks < self.args.ranks).then(|| self.args.grow_after.unwrap_or(Duration::MAX)),
+            grow: (self.ranks < self.all).then(|| self.args.grow_after.unwrap_or(Duration::MAX)),
             folder: &folder.0,
         };
         attempt.run(&self.stop)
+    }
+
+    /// The machines of the next start: without those that were lost, where the others have room.
+    fn left(&self) -> Hosts {
+        let left: Hosts = self.hosts.iter().filter(|host| !self.lost.contains(&host.name)).cloned().collect();
+        let room: u32 = left.iter().map(|host| host.ranks).sum();
+        if room < self.ranks { self.hosts.clone() } else { left }
     }
 
     /// Gets ready for the next start after a failure; false when there is none.

@@ -18,6 +18,7 @@ mod generate;
 mod inspect;
 mod launch;
 mod lora;
+mod measure;
 mod merge;
 mod new;
 mod plan;
@@ -26,7 +27,9 @@ mod program;
 mod quickstart;
 mod reshard;
 mod selftest;
+mod simulate;
 mod tokenize;
+mod top;
 mod train;
 mod tune;
 mod verify;
@@ -57,6 +60,7 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     Launch(launch::Args),
     Lora(lora::Args),
+    Measure(measure::Args),
     Merge(merge::Args),
     New(new::Args),
     Plan(plan::Args),
@@ -65,7 +69,9 @@ pub(crate) enum Command {
     Quickstart(quickstart::Args),
     Reshard(reshard::Args),
     Selftest(selftest::Args),
+    Simulate(simulate::Args),
     Tokenize(tokenize::Args),
+    Top(top::Args),
     Train(train::Args),
     Tune(tune::Args),
     Verify(verify::Args),
@@ -93,6 +99,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args, terminal),
             Command::Launch(args) => launch::run(args, terminal),
             Command::Lora(args) => lora::run(args, terminal),
+            Command::Measure(args) => measure::run(args, terminal),
             Command::Merge(args) => merge::run(args, terminal),
             Command::New(args) => new::run(args, terminal),
             Command::Plan(args) => plan::run(args, terminal),
@@ -101,7 +108,9 @@ impl Command {
             Command::Quickstart(args) => quickstart::run(args, terminal),
             Command::Reshard(args) => reshard::run(args, terminal),
             Command::Selftest(args) => selftest::run(args, terminal),
+            Command::Simulate(args) => simulate::run(args, terminal),
             Command::Tokenize(args) => tokenize::run(args, terminal),
+            Command::Top(args) => top::run(args, terminal),
             Command::Train(args) => train::run(args, terminal),
             Command::Tune(args) => tune::run(args, terminal),
             Command::Verify(args) => verify::run(args, terminal),

@@ -86,7 +86,7 @@ fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
     row("micro-batches in flight", &|rank| rank.in_flight.to_string());
     row("waiting", &|rank| format!("{:.1}%", rank.bubble * 100.0));
     type Part = (&'static str, fn(&Memory) -> u64);
-    let parts: [Part; 10] = [
+    let parts: [Part; 11] = [
         ("weights", |m| m.weights),
         ("gradients", |m| m.gradients),
         ("masters", |m| m.masters),
@@ -95,6 +95,7 @@ fn print(terminal: &mut Terminal, plan: &Plan) -> Result<()> {
         ("activations", |m| m.activations),
         ("exchange", |m| m.exchange),
         ("rounding", |m| m.rounding),
+        ("of all texts", |m| m.held),
         ("update", |m| m.update),
         ("memory at most", |m| m.total),
     ];

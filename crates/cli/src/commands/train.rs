@@ -3,12 +3,13 @@
 mod healing;
 mod show;
 
+use super::launch::hosts::{ADDRESS, SECRET_WORD, unhex};
 use super::launch::{BEATS, ENGINE, MEETING};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria::comm::sockets::Place;
+use planaria::comm::sockets::{Network, Place};
 use planaria::train::config::{Compute, Sources};
 use planaria::train::{Config, Outcome, Requests, Trainer};
 use serde_json::json;
@@ -185,7 +186,11 @@ impl Started {
             (Some(ranks), Some("threads")) => Ok(Started::Threads { ranks, restarts }),
             (Some(size), Some("processes")) => {
                 let (rank, folder) = (number("RANK").unwrap_or(0), variable(MEETING).unwrap_or_default());
-                Ok(Started::Processes { place: Place { rank, size, folder: folder.into() }, restarts })
+                let secret = variable(SECRET_WORD).and_then(|text| unhex(&text));
+                let network = variable(ADDRESS).zip(secret);
+                let network = network.map(|(address, secret)| Network { address, secret });
+                let place = Place { rank, size, folder: folder.into(), network };
+                Ok(Started::Processes { place, restarts })
             }
             (Some(ranks), _) if ranks > 1 => {
                 let rank = number("RANK").unwrap_or(0);

@@ -35,6 +35,17 @@ pub enum Untrained {
     Drop,
 }
 
+/// What is believed of pictures when a run begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pictures {
+    /// Nothing: each is decoded once, so that a broken one is refused before the first step.
+    #[default]
+    Check,
+    /// The sizes that their first bytes tell. A broken one ends the run when it is its turn.
+    Trust,
+}
+
 /// `[data.chat]` of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -56,6 +67,8 @@ pub struct Config {
     pub append_eos: bool,
     /// Special tokens that contents spell out are text like any other, instead of those tokens: no message can end itself.
     pub escape_specials: bool,
+    /// What is believed of pictures when a run begins.
+    pub pictures: Pictures,
     /// The day it is for templates that ask, `2026-11-16`. Without it they are refused: the data would change from day to day.
     pub date: Option<String>,
 }
@@ -71,6 +84,7 @@ impl Default for Config {
             split_turns: false,
             append_eos: true,
             escape_specials: false,
+            pictures: Pictures::default(),
             date: None,
         }
     }

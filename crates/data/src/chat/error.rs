@@ -50,14 +50,35 @@ pub enum Refusal {
         /// What it said.
         problem: String,
     },
-    /// An image or video where text alone is trained on.
-    #[error("`{field}`: it is of the type `{kind}`, and only text is trained on")]
+    /// An image or video where the model reads text alone.
+    #[error("`{field}`: it is of the type `{kind}`, and the model reads text alone")]
     Vision {
         /// The part, as in `messages[0].content[1]`.
         field: String,
         /// Its type.
         kind: String,
     },
+    /// A file that is not the picture it should be.
+    #[error("'{file}': {problem}")]
+    Picture {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// More or fewer places in the text than there are things to show.
+    #[error("the text has {found} places for {what}, and {expected} are shown")]
+    Marks {
+        /// `pictures` or `videos`.
+        what: &'static str,
+        /// Places in the text.
+        found: usize,
+        /// Things that are shown.
+        expected: usize,
+    },
+    /// A row that shows something in samples that are cut anywhere.
+    #[error("it shows pictures, which samples of `data.chat.packing = \"wrapped\"` would cut apart")]
+    Wrapped,
     /// Nothing is trained.
     #[error("no token of it is trained")]
     NoTrainedToken,
@@ -76,6 +97,9 @@ impl Refusal {
             Refusal::NoAnswer { .. } => "no-answer",
             Refusal::Tokenizer { .. } => "tokenizer",
             Refusal::Vision { .. } => "vision",
+            Refusal::Picture { .. } => "picture",
+            Refusal::Marks { .. } => "marks",
+            Refusal::Wrapped => "wrapped",
             Refusal::NoTrainedToken => "no-trained-token",
         }
     }
@@ -88,7 +112,14 @@ impl Refusal {
                 "train with `data.chat.learn = \"assistant_prefix\"`, or give a template that has them"
             }
             Refusal::NotPrefix { .. } => "make a sample of every answer by `data.chat.split_turns = true`",
-            Refusal::Vision { .. } => "leave rows with images and videos out of the file",
+            Refusal::Vision { .. } => {
+                "train a model that sees, such as qwen2_vl, or leave rows with images and videos out of the file"
+            }
+            Refusal::Picture { .. } => "replace the file",
+            Refusal::Marks { .. } => {
+                "take marks such as <|image_pad|> out of texts; in training `data.chat.escape_specials = true` reads them as text"
+            }
+            Refusal::Wrapped => "pack by `data.chat.packing = \"best_fit\"`",
             Refusal::NoTrainedToken => "leave such rows out, counted, by `data.chat.untrained = \"drop\"`",
             _ => return None,
         })

@@ -26,20 +26,22 @@ mod json;
 mod labels;
 mod marks;
 mod python;
+mod report;
 mod row;
 mod samples;
+mod showing;
 mod template;
 #[cfg(test)]
 mod tests;
 
 pub use clock::Clock;
-pub use config::{Config, PackRows, Untrained};
+pub use config::{Config, PackRows, Pictures, Untrained};
 pub use error::Refusal;
 pub use json::Json;
 pub(crate) use labels::token_variables;
 pub use labels::{Chat, Labelled, Learn};
+pub use report::Report;
 pub use row::{Conversation, Form, Row};
-pub use samples::Report;
 pub(crate) use samples::Samples;
 pub use template::{Ending, Rendered};
 pub(crate) use template::{FILES, Found};

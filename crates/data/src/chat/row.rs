@@ -3,6 +3,8 @@
 use super::error::Refusal;
 use super::json::Json;
 use super::marks;
+use crate::pictures::Item;
+use std::path::Path;
 
 /// Messages, tools, and what else the template is given.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -100,12 +102,16 @@ impl Row {
 }
 
 impl Row {
-    /// Refuses images and videos by name: training on text has nothing to put in their place.
+    fn conversation(&self) -> Option<&Conversation> {
+        match self {
+            Row::Conversation(conversation) | Row::Completion { conversation, .. } => Some(conversation),
+            Row::Texts { .. } | Row::Text(_) => None,
+        }
+    }
+
+    /// Refuses images and videos by name: a model that reads text alone has nothing to put in their place.
     pub(super) fn refuse_vision(&self) -> Result<(), Refusal> {
-        let (Row::Conversation(conversation) | Row::Completion { conversation, .. }) = self else {
-            return Ok(());
-        };
-        for (i, message) in conversation.messages.iter().enumerate() {
+        for (i, message) in self.conversation().iter().flat_map(|c| &c.messages).enumerate() {
             let parts = message.get("content").and_then(Json::as_list).unwrap_or(&[]);
             for (j, part) in parts.iter().enumerate() {
                 if let Some(kind) = part.get("type").and_then(Json::as_text).filter(|kind| *kind != "text") {
@@ -115,6 +121,12 @@ impl Row {
             }
         }
         Ok(())
+    }
+
+    /// What the messages show, in files relative to a folder.
+    pub(super) fn shown(&self, folder: &Path) -> Result<Vec<Item>, Refusal> {
+        let Some(conversation) = self.conversation() else { return Ok(Vec::new()) };
+        Item::all(&conversation.messages, &conversation.variables, folder)
     }
 }
 

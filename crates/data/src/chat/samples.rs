@@ -1,114 +1,26 @@
-//! The conversations of one source as samples of one length, and the count of what became of every row.
+//! The conversations of one source as samples of one length.
 
-use super::config::{Config, PackRows, Untrained};
+use super::config::{Config, PackRows, Pictures, Untrained};
 use super::error::Refusal;
 use super::fit::{self, Fitted, Joined, Overlong, Piece};
 use super::labels::Chat;
-use super::row::{Form, Row};
+use super::report::Report;
+use super::row::Row;
+use super::showing::{Measured, Showing};
 use crate::dataset::Sample;
 use crate::documents;
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::pack::IGNORED;
+use crate::pictures::Sight;
 use crate::source::Source;
 use planaria_store::checksum;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Rows that are packed together. A number of its own, so that the same files always give the same samples.
 const BUFFER: usize = 1 << 16;
-
-/// What became of the rows of a source. Every row is in one of `kept`, `too_long` and `untrained`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Rows by the form they were written in.
-    pub forms: BTreeMap<Form, u64>,
-    /// Rows that are trained on: conversations, or answers where every answer is a row.
-    pub kept: u64,
-    /// Of these, rows that were cut to fit.
-    pub cut: u64,
-    /// Tokens that were cut off.
-    pub cut_tokens: u64,
-    /// Rows left out because they are too long.
-    pub too_long: u64,
-    /// Rows left out because no token of them is trained.
-    pub untrained: u64,
-    /// Samples left out because they are pieces of longer rows with nothing to learn.
-    pub barren: u64,
-    /// Tokens of these.
-    pub barren_tokens: u64,
-    /// Tokens of all samples, padding not counted.
-    pub tokens: u64,
-    /// Tokens that are trained.
-    pub trained: u64,
-    /// Samples.
-    pub samples: u64,
-    /// Tokens of all samples with padding.
-    pub room: u64,
-}
-
-impl Report {
-    /// Rows of two sources together.
-    pub fn add(&mut self, other: &Report) {
-        other.forms.iter().for_each(|(&form, count)| *self.forms.entry(form).or_default() += count);
-        self.kept += other.kept;
-        self.cut += other.cut;
-        self.cut_tokens += other.cut_tokens;
-        self.too_long += other.too_long;
-        self.untrained += other.untrained;
-        self.barren += other.barren;
-        self.barren_tokens += other.barren_tokens;
-        self.tokens += other.tokens;
-        self.trained += other.trained;
-        self.samples += other.samples;
-        self.room += other.room;
-    }
-
-    /// What a person wants to know, one fact a line; what did not happen is not mentioned.
-    pub fn lines(&self) -> Vec<String> {
-        let forms: Vec<String> =
-            self.forms.iter().map(|(form, count)| format!("{count} {}", form.name())).collect();
-        let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
-        let mut out = vec![
-            format!("rows: {}", if forms.is_empty() { "none".into() } else { forms.join(", ") }),
-            format!(
-                "{} in {}, {:.1} % padding",
-                counted(self.kept, "row"),
-                counted(self.samples, "sample"),
-                share(self.room - self.tokens, self.room)
-            ),
-            format!(
-                "{} tokens, {} of them trained ({:.1} %)",
-                self.tokens,
-                self.trained,
-                share(self.trained, self.tokens)
-            ),
-        ];
-        if self.cut > 0 {
-            out.push(format!("cut {}, {} lost", counted(self.cut, "row"), counted(self.cut_tokens, "token")));
-        }
-        if self.too_long > 0 {
-            out.push(format!("left out {}: too long", counted(self.too_long, "row")));
-        }
-        if self.untrained > 0 {
-            out.push(format!("left out {}: no trained token", counted(self.untrained, "row")));
-        }
-        if self.barren > 0 {
-            out.push(format!(
-                "left out {} of {}: pieces of longer rows without a trained token",
-                counted(self.barren, "sample"),
-                counted(self.barren_tokens, "token")
-            ));
-        }
-        out
-    }
-}
-
-/// `1 row`, `2 rows`.
-fn counted(number: impl Into<u64>, noun: &str) -> String {
-    let number = number.into();
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
 
 /// The samples of one source.
 #[derive(Debug)]
@@ -116,6 +28,9 @@ pub(crate) struct Samples {
     origin: String,
     rows: Vec<Fitted>,
     bins: Vec<Vec<Piece>>,
+    /// How the model sees, and which rows show it something.
+    sight: Option<Sight>,
+    showing: BTreeMap<usize, Showing>,
     sequence: usize,
     pad: u32,
     report: Report,
@@ -126,7 +41,7 @@ impl Samples {
     /// Reads a source.
     pub(crate) fn open(
         source: &Source,
-        chat: &Chat,
+        (chat, sight): (&Chat, Option<&Sight>),
         config: &Config,
         sequence: usize,
         pad: u32,
@@ -135,11 +50,13 @@ impl Samples {
             let problem = "a sample of a conversation has at least 2 tokens".into();
             return Err(Error::Setting { key: "sequence", value: sequence.to_string(), problem });
         }
-        let mut reader = Reader { chat, config, sequence, rows: Vec::new(), report: Report::default() };
+        let (rows, report, showing) = (Vec::new(), Report::default(), BTreeMap::new());
+        let mut reader = Reader { chat, sight, config, sequence, rows, showing, report };
         for path in glob::list(&source.path)? {
+            let path = Arc::new(path);
             documents::each_row(&path, &mut |line, text| reader.take(&path, line, text))?;
         }
-        let Reader { rows, mut report, .. } = reader;
+        let Reader { rows, mut report, showing, .. } = reader;
         let mut bins = pack(&rows, config, sequence);
         // A piece of a longer row may have nothing to learn.
         let learns = |bin: &Vec<Piece>| bin.iter().any(|piece| predicted(&rows, piece) > 0);
@@ -158,8 +75,9 @@ impl Samples {
         if bins.is_empty() {
             return Err(Error::NoRows { origin: source.path.clone(), told: report.lines().join("; ") });
         }
-        let sum = content_sum(&rows, &bins);
-        Ok(Samples { origin: source.path.clone(), rows, bins, sequence, pad, report, sum })
+        let sum = showing.values().fold(content_sum(&rows, &bins), |sum, one| one.append_to(sum));
+        let (origin, sight) = (source.path.clone(), sight.cloned());
+        Ok(Samples { origin, rows, bins, sight, showing, sequence, pad, report, sum })
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -184,7 +102,11 @@ impl Samples {
         let bin = usize::try_from(index).ok().and_then(|index| self.bins.get(index));
         let bin = bin.ok_or(Error::OutOfRange { what: "sample", index, len: self.len() })?;
         let mut joined = Joined::default();
+        out.shown.clear();
         for piece in bin {
+            if let (Some(sight), Some(showing)) = (&self.sight, self.showing.get(&piece.row)) {
+                showing.read(sight, &mut out.shown)?;
+            }
             let row = &self.rows[piece.row];
             joined.push(&row.tokens[piece.start..piece.end], &row.labels[piece.start..piece.end]);
         }
@@ -246,30 +168,42 @@ fn content_sum(rows: &[Fitted], bins: &[Vec<Piece>]) -> u32 {
 /// Takes rows one by one.
 struct Reader<'a> {
     chat: &'a Chat,
+    sight: Option<&'a Sight>,
     config: &'a Config,
     sequence: usize,
     rows: Vec<Fitted>,
+    showing: BTreeMap<usize, Showing>,
     report: Report,
 }
 
 impl Reader<'_> {
-    fn take(&mut self, path: &Path, line: u64, text: &str) -> Result<()> {
+    fn take(&mut self, path: &Arc<PathBuf>, line: u64, text: &str) -> Result<()> {
         let refuse = |refusal| Error::Conversation { path: path.to_path_buf(), line, refusal };
         let (row, form) = Row::parse(text).map_err(refuse)?;
-        row.refuse_vision().map_err(refuse)?;
+        let trusted = self.config.pictures == Pictures::Trust;
+        let shown = match self.sight {
+            Some(sight) => Measured::all(&row, path, sight, trusted).map_err(refuse)?,
+            None => row.refuse_vision().map(|()| Vec::new()).map_err(refuse)?,
+        };
         *self.report.forms.entry(form).or_default() += 1;
+        // With how many messages each has.
         let labelled = match &row {
             Row::Conversation(conversation) if self.config.split_turns => {
-                self.chat.label_turns(conversation).map_err(refuse)?
+                let turns = self.chat.label_turns(conversation).map_err(refuse)?;
+                turns.into_iter().zip(conversation.answers().map(|answer| answer + 1)).collect()
             }
-            _ => vec![self.chat.label(&row, self.config.learn).map_err(refuse)?],
+            _ => vec![(self.chat.label(&row, self.config.learn).map_err(refuse)?, usize::MAX)],
         };
         if labelled.is_empty() {
             return self.untrained(Refusal::NoTrainedToken).map_err(refuse);
         }
-        for one in labelled {
-            let row = Fitted { labels: one.labels(), tokens: one.tokens };
-            self.keep(row).map_err(refuse)?;
+        for (one, messages) in labelled {
+            let shown = Measured::of_first(&shown, messages);
+            let row = match self.sight {
+                Some(sight) => Measured::expand(&shown, &one, sight).map_err(refuse)?,
+                None => Fitted { labels: one.labels(), tokens: one.tokens },
+            };
+            self.keep(row, Showing::of(shown, path, line)).map_err(refuse)?;
         }
         Ok(())
     }
@@ -282,14 +216,25 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn keep(&mut self, row: Fitted) -> Result<(), Refusal> {
-        // Rows that are wrapped are cut by their samples.
-        let overlong = match self.config.packing {
-            PackRows::Wrapped => Overlong::Split,
-            _ => self.config.overlong,
+    fn marks(&self, row: &Fitted) -> usize {
+        let is_mark = |token: &&u32| self.sight.is_some_and(|sight| sight.is_mark(**token));
+        row.tokens.iter().filter(is_mark).count()
+    }
+
+    fn keep(&mut self, row: Fitted, showing: Option<Showing>) -> Result<(), Refusal> {
+        let wraps = self.config.packing == PackRows::Wrapped;
+        if wraps && showing.is_some() {
+            return Err(Refusal::Wrapped);
+        }
+        // Rows that are wrapped are cut by their samples. What is shown is never cut.
+        let overlong = match self.config.overlong {
+            _ if wraps => Overlong::Split,
+            Overlong::Split if showing.is_some() => Overlong::Drop,
+            overlong => overlong,
         };
-        let before = row.tokens.len();
-        let Some(row) = row.cut(self.sequence, overlong) else {
+        let (before, marks) = (row.tokens.len(), self.marks(&row));
+        let row = row.cut(self.sequence, overlong).filter(|row| self.marks(row) == marks);
+        let Some(row) = row else {
             self.report.too_long += 1;
             return Ok(());
         };
@@ -300,6 +245,7 @@ impl Reader<'_> {
                 self.report.kept += 1;
                 self.report.cut += u64::from(lost > 0);
                 self.report.cut_tokens += lost as u64;
+                self.showing.extend(showing.map(|showing| (self.rows.len(), showing)));
                 self.rows.push(row);
                 Ok(())
             }

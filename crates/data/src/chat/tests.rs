@@ -169,7 +169,7 @@ fn opened(lines: &[&str], sequence: usize, settings: Config) -> crate::Result<cr
     let mut data = Data { sequence, ..Data::default() };
     data.source = vec![Source::new(rows.display().to_string())];
     data.chat = Config { template: Some(template), ..settings };
-    data.open_conversations(&Tokenizer::bytes())
+    data.open_conversations(&Tokenizer::bytes(), None)
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_list_in_a_json_file_is_rows_too() {
         .unwrap();
     let mut data = Data { sequence: 64, ..Data::default() };
     data.source = vec![Source::new(path.display().to_string())];
-    let error = data.open_conversations(&Tokenizer::bytes()).unwrap_err();
+    let error = data.open_conversations(&Tokenizer::bytes(), None).unwrap_err();
     assert!(error.to_string().contains("alpaca.json:1: there is no chat template"), "{error}");
     assert!(error.hint().unwrap().contains("data.chat.template"));
 }

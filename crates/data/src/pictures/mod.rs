@@ -4,11 +4,13 @@ mod frames;
 mod patches;
 mod read;
 mod resize;
+mod shown;
 
 pub use frames::{Sampled, Wanted, sample_frames};
 pub use patches::{Grid, Patches, Preprocess};
 pub use read::Alpha;
 pub use resize::{Picture, fitting_size};
+pub use shown::{Item, Kind, Seen, Sight};
 
 use thiserror::Error;
 

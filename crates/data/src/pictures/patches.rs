@@ -140,23 +140,14 @@ impl Preprocess {
 
     /// The patches of a video: frames of one size, the last repeated where patches need more of them. A picture is one frame.
     pub fn video(&self, frames: &[Picture]) -> Result<Patches, Refusal> {
-        let Some(first) = frames.first() else {
-            return Err(Refusal::Frames { total: 0, count: 0.0 });
-        };
-        if let Some(other) = frames.iter().find(|f| (f.height, f.width) != (first.height, first.width)) {
-            return Err(Refusal::Sizes {
-                first: (first.height, first.width),
-                other: (other.height, other.width),
-            });
-        }
-        let size = (first.height, first.width);
-        let (height, width) = fitting_size(size, self.patch * self.merge, (self.least, self.most))?;
+        let sizes: Vec<(usize, usize)> = frames.iter().map(|f| (f.height, f.width)).collect();
+        let grid = self.grid(&sizes)?;
+        let Grid { rows, columns, .. } = grid;
+        let (height, width) = (rows * self.patch, columns * self.patch);
         let mut resized: Vec<Picture> = frames.iter().map(|frame| frame.resized(height, width)).collect();
         while !resized.len().is_multiple_of(self.frames) {
             resized.extend(resized.last().cloned());
         }
-        let (rows, columns) = (height / self.patch, width / self.patch);
-        let grid = Grid { frames: resized.len() / self.frames, rows, columns };
         let levels = self.levels();
         let mut values = Vec::with_capacity(grid.patches() * self.width());
         for frames in resized.chunks_exact(self.frames) {
@@ -173,6 +164,19 @@ impl Preprocess {
             }
         }
         Ok(Patches { grid, values })
+    }
+
+    /// How the patches of frames of these heights and widths lie.
+    pub fn grid(&self, sizes: &[(usize, usize)]) -> Result<Grid, Refusal> {
+        let Some(&first) = sizes.first() else {
+            return Err(Refusal::Frames { total: 0, count: 0.0 });
+        };
+        if let Some(&other) = sizes.iter().find(|&&size| size != first) {
+            return Err(Refusal::Sizes { first, other });
+        }
+        let (height, width) = fitting_size(first, self.patch * self.merge, (self.least, self.most))?;
+        let frames = sizes.len().div_ceil(self.frames);
+        Ok(Grid { frames, rows: height / self.patch, columns: width / self.patch })
     }
 
     /// The number that stands for each 8-bit value of each channel.

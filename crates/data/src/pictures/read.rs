@@ -1,6 +1,7 @@
 //! Pictures from files: PNG, JPEG and WebP, upright, as 8-bit red, green and blue.
 
 use super::{Picture, Refusal};
+use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use std::io::Cursor;
 
@@ -23,17 +24,8 @@ impl Picture {
     /// Decodes a file. Sixteen-bit channels are scaled to eight, grey and palettes become colours, and the orientation that a
     /// camera noted is applied.
     pub fn decode(bytes: &[u8], alpha: Alpha) -> Result<Picture, Refusal> {
-        let broken = |error: image::ImageError| Refusal::Broken { reason: error.to_string() };
-        let mut limits = Limits::default();
-        limits.max_image_width = Some(SIDE);
-        limits.max_image_height = Some(SIDE);
-        limits.max_alloc = Some(MEMORY);
-        let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format();
-        let mut reader = reader.map_err(|error| Refusal::Broken { reason: error.to_string() })?;
-        reader.limits(limits);
-        let mut decoder = reader.into_decoder().map_err(broken)?;
-        let orientation = decoder.orientation().map_err(broken)?;
-        let mut decoded = DynamicImage::from_decoder(decoder).map_err(broken)?;
+        let (decoder, orientation) = opened(bytes)?;
+        let mut decoded = DynamicImage::from_decoder(decoder).map_err(|error| broken(&error))?;
         decoded.apply_orientation(orientation);
         let (width, height) = (decoded.width() as usize, decoded.height() as usize);
         let rgb = match alpha {
@@ -42,6 +34,36 @@ impl Picture {
         };
         Ok(Picture { height, width, rgb })
     }
+
+    /// Height and width as the first bytes of a file tell them, upright.
+    pub fn measure(bytes: &[u8]) -> Result<(usize, usize), Refusal> {
+        use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+        let (decoder, orientation) = opened(bytes)?;
+        let (width, height) = decoder.dimensions();
+        let (width, height) = (width as usize, height as usize);
+        Ok(match orientation {
+            Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH => (width, height),
+            _ => (height, width),
+        })
+    }
+}
+
+fn broken(error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::Broken { reason: error.to_string() }
+}
+
+/// A decoder within limits, and how the picture is to be turned.
+fn opened(bytes: &[u8]) -> Result<(impl ImageDecoder + '_, Orientation), Refusal> {
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(SIDE);
+    limits.max_image_height = Some(SIDE);
+    limits.max_alloc = Some(MEMORY);
+    let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format();
+    let mut reader = reader.map_err(|error| broken(&error))?;
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder().map_err(|error| broken(&error))?;
+    let orientation = decoder.orientation().map_err(|error| broken(&error))?;
+    Ok((decoder, orientation))
 }
 
 fn on_white(decoded: &DynamicImage) -> Vec<u8> {

@@ -7,6 +7,7 @@ mod tests;
 
 pub use row::{Text, TextRow};
 pub(crate) use samples::open;
+pub use samples::score_of;
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;

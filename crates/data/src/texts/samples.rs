@@ -15,6 +15,10 @@ use std::path::PathBuf;
 /// Keeps these draws apart from others of the same seed.
 const DRAW: u64 = 0x7465_7874;
 
+const WITH_SCORE: &str = "a pair with a score; `embedding.loss` is for queries and what answers them, and \"cosent\", \"angle\" or \"cosine_mse\" learn scores";
+const WITHOUT_SCORE: &str =
+    "`embedding.loss` learns from pairs with a score: `sentence1`, `sentence2` and `score` are expected";
+
 /// A row and where it stands.
 struct Read {
     path: PathBuf,
@@ -23,18 +27,24 @@ struct Read {
 }
 
 /// Reads a source. The texts of a row stand one after the other. A label is the number of the text that its token counts in: 0
-/// for the query, 1 for what answers it, then those that do not.
+/// for the query, 1 for what answers it, then those that do not; of pairs with a score, the bits of that ([`score_of`]).
 pub(crate) fn open(
     source: &Source,
     tokenizer: &Tokenizer,
     config: &Config,
     sequence: usize,
+    scored: bool,
 ) -> Result<ListedSamples> {
     let mut read = Vec::new();
     for path in glob::list(&source.path)? {
         documents::each_row(&path, &mut |line, text| {
             let bad = |problem| Error::Line { path: path.clone(), line, problem };
-            read.push(Read { path: path.clone(), line, row: TextRow::parse(text).map_err(bad)? });
+            let row = TextRow::parse(text).map_err(bad)?;
+            match (row.score.is_some(), scored) {
+                (true, false) => return Err(bad(WITH_SCORE.into())),
+                (false, true) => return Err(bad(WITHOUT_SCORE.into())),
+                _ => read.push(Read { path: path.clone(), line, row }),
+            }
             Ok(())
         })?;
     }
@@ -42,12 +52,19 @@ pub(crate) fn open(
     let negatives = config.negatives.unwrap_or(fewest);
     let most = room(config, sequence, 2 + negatives)?;
     let encoder = Encoder { tokenizer, config, most, negatives };
-    let rows =
-        read.iter().enumerate().map(|(number, read)| Ok(sample(&encoder.row(number as u64, read)?, config)));
+    let rows = read
+        .iter()
+        .enumerate()
+        .map(|(number, read)| Ok(sample(&encoder.row(number as u64, read)?, read.row.score, config)));
     ListedSamples::new(&source.path, rows.collect::<Result<_>>()?, sequence, tokenizer)
 }
 
-fn sample(texts: &[Encoded], config: &Config) -> Sample {
+/// The score that the labels of a row stand for. No finite number has the bits of a label that counts nothing.
+pub fn score_of(labels: &[i64]) -> Option<f64> {
+    labels.iter().find(|&&label| label != IGNORED).map(|&label| f64::from_bits(label as u64))
+}
+
+fn sample(texts: &[Encoded], score: Option<f64>, config: &Config) -> Sample {
     let mut out = Sample::default();
     for (number, text) in texts.iter().enumerate() {
         if number > 0 {
@@ -55,7 +72,8 @@ fn sample(texts: &[Encoded], config: &Config) -> Sample {
         }
         out.tokens.extend_from_slice(&text.tokens);
         let skipped = if config.include_prompt { 0 } else { text.prompt };
-        let label = |place: usize| if place < skipped { IGNORED } else { number as i64 };
+        let counted = score.map_or(number as i64, |score| score.to_bits() as i64);
+        let label = |place: usize| if place < skipped { IGNORED } else { counted };
         out.labels.extend((0..text.tokens.len()).map(label));
     }
     out
@@ -86,7 +104,7 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     fn row(&self, number: u64, read: &Read) -> Result<Vec<Encoded>> {
         let bad = |problem: String| Error::Line { path: read.path.clone(), line: read.line, problem };
-        let TextRow { query, positives, negatives } = &read.row;
+        let TextRow { query, positives, negatives, .. } = &read.row;
         let key = Key::new(self.config.seed, DRAW).fold(number);
         let positive = &positives[draw(key.fold(0), positives.len(), 1)?[0]];
         if negatives.is_empty() && self.negatives > 0 {

@@ -10,7 +10,7 @@ fn samples(lines: &[&str], config: &Config, sequence: usize) -> Result<ListedSam
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
     std::fs::write(&path, lines.join("\n")).unwrap();
-    open(&Source::new(path.display().to_string()), &Tokenizer::bytes(), config, sequence)
+    open(&Source::new(path.display().to_string()), &Tokenizer::bytes(), config, sequence, false)
 }
 
 fn read(samples: &ListedSamples, index: u64) -> Sample {

@@ -350,6 +350,14 @@ pub struct LayerCache {
     held: Mutex<Option<Held>>,
 }
 
+/// The first positions of a row that go into a row of another cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) len: usize,
+}
+
 #[derive(Debug)]
 struct Held {
     keys: Tensor,
@@ -397,13 +405,6 @@ impl LayerCache {
         self.len() == 0
     }
 
-    /// Forgets what is held; the buffers stay where they are.
-    pub(crate) fn clear(&self) {
-        if let Some(held) = self.held.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            held.len = 0;
-        }
-    }
-
     /// The buffers, `[batch, heads, capacity, dim]`, and the rotations of all their positions, which stay as long.
     fn buffers(&self, rope: &Rope) -> Result<(Array, Array, RotaryTable)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -419,13 +420,36 @@ impl LayerCache {
         Ok((keys, values, table))
     }
 
+    /// Takes the first positions of rows of another cache into rows of this one, of which there are so many.
+    pub(crate) fn take_rows(&self, from: &LayerCache, rows: usize, moves: &[Moved]) -> Result<()> {
+        let Some((keys, values)) = from.tensors()? else { return Err(Error::Bug("nothing was read")) };
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = match &mut *held {
+            Some(held) => held,
+            none => {
+                let room = |x: &Tensor| buffer(x, rows, self.capacity);
+                none.insert(Held { keys: room(&keys)?, values: room(&values)?, len: 0, rotations: None })
+            }
+        };
+        for &Moved { from, to, len } in moves {
+            for (buffer, new) in [(&held.keys, &keys), (&held.values, &values)] {
+                let room = buffer.local().narrow(0, to, 1)?.narrow(2, 0, len)?;
+                room.copy_from(&new.local().narrow(0, from, 1)?.narrow(2, 0, len)?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Adds keys and values `[batch, heads, new, dim]` and gives all so far.
     pub(crate) fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
             let (keys, values, len) = match self.grows {
                 true => (k.clone(), v.clone(), k.shape()[2]),
-                false => (buffer(k, self.capacity)?, buffer(v, self.capacity)?, 0),
+                false => {
+                    let room = |x: &Tensor| buffer(x, x.shape()[0], self.capacity);
+                    (room(k)?, room(v)?, 0)
+                }
             };
             *held = Some(Held { keys, values, len, rotations: None });
             if self.grows {
@@ -456,10 +480,10 @@ impl LayerCache {
     }
 }
 
-/// Zeros like `x`, with room for `capacity` positions.
-fn buffer(x: &Tensor, capacity: usize) -> Result<Tensor> {
+/// Zeros like `x`, with room for `capacity` positions of so many rows.
+fn buffer(x: &Tensor, rows: usize, capacity: usize) -> Result<Tensor> {
     let mut shape = x.shape().to_vec();
-    shape[2] = capacity;
+    (shape[0], shape[2]) = (rows, capacity);
     match (x.layout(), x.world()) {
         (Some(layout), Some(world)) => {
             let layout = Layout::new(layout.mesh(), &Shape::new(&shape)?, layout.placements())?;

@@ -107,6 +107,17 @@ impl Linear {
     }
 }
 
+impl Linear {
+    /// Puts what its one adapter does into a weight of its own, and the adapter away.
+    pub(crate) fn merge(&mut self) -> BuildResult<()> {
+        let [adapter] = &self.adapters[..] else { return Ok(()) };
+        let Some(merged) = adapter.merged(&self.weight)? else { return Ok(()) };
+        self.weight.set_array(merged.local().contiguous()?)?;
+        self.adapters.clear();
+        Ok(())
+    }
+}
+
 /// What a linear layer computes with.
 pub(crate) struct Weights {
     weight: Array,

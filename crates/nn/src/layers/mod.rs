@@ -11,6 +11,7 @@ mod norm;
 mod parts;
 mod rope;
 
+pub(crate) use attention::Moved;
 pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache, Scores};
 pub use dropout::Dropout;
 pub(crate) use dropout::{dropout_key, with_dropout_key};

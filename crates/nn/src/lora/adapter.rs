@@ -6,8 +6,27 @@ use crate::param::{Module, Param};
 use planaria_array::DType;
 use planaria_array::random::Key;
 use planaria_tensor::{Keep, Result, Tensor, no_grad, ops};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+thread_local! {
+    static BARE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs something with every adapter of this thread off: what it computes is of the model under them. Other threads, whose
+/// adapters may be the same, do not notice.
+pub fn without_adapters<T>(work: impl FnOnce() -> T) -> T {
+    /// Puts back what was before, also when the work panics.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            BARE.set(self.0);
+        }
+    }
+    let _before = Before(BARE.replace(true));
+    work()
+}
 
 /// Whether an adapter takes part; shared by all its modules.
 #[derive(Clone, Debug)]
@@ -27,7 +46,7 @@ impl Switch {
 
     /// Whether it does.
     pub fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        !BARE.get() && self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -100,6 +119,24 @@ impl Adapter {
             let product = up.matmul(&down)?.mul_scalar(self.scale)?;
             let sum = oriented(weight, self.turned)?.cast(product.dtype())?.add(&product)?;
             sum.sum_squares(&[dim], Keep::No)?.settled()?.sqrt()
+        })
+    }
+
+    /// The weight that does what weight and factors do together, but for rounding; without history. Nothing where the second
+    /// factor has a bias.
+    pub(crate) fn merged(&self, weight: &Param) -> Result<Option<Tensor>> {
+        if self.up_bias.is_some() {
+            return Ok(None);
+        }
+        no_grad(|| {
+            let (down, up) = (self.down.value()?, self.up.value()?);
+            let product = up.matmul(&down)?.mul_scalar(self.scale)?;
+            let mut sum = oriented(weight, self.turned)?.cast(product.dtype())?.add(&product)?;
+            if let Some(magnitude) = &self.magnitude {
+                sum = sum.mul(&self.factor(magnitude, weight)?.unsqueeze(-1)?)?;
+            }
+            let sum = if self.turned { sum.transpose(0, 1)? } else { sum };
+            Ok(Some(sum.cast(weight.leaf().dtype())?))
         })
     }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The part of a model that one pipeline stage holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +102,11 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The model without the second one that is trained beside it, where there is one.
+    fn first(&self) -> Option<&Arc<dyn Architecture>> {
+        None
+    }
+
     /// Which tokens stand for pictures and videos, in a model that sees.
     fn sight(&self) -> Option<Marks> {
         None
@@ -109,6 +115,11 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// How names in files may begin instead, of whoever wrote them: what ours begin with, and what theirs do.
     fn other_names(&self) -> &[(&str, &str)] {
         &[]
+    }
+
+    /// The `config.json` that goes with these names.
+    fn other_config(&self) -> Option<Value> {
+        None
     }
 
     /// The width of a hidden state between blocks: that of the token vectors.

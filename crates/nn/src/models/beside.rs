@@ -130,6 +130,10 @@ impl Architecture for Beside {
         self.first.adapted()
     }
 
+    fn first(&self) -> Option<&Arc<dyn Architecture>> {
+        Some(&self.first)
+    }
+
     fn sight(&self) -> Option<Marks> {
         self.first.sight()
     }

@@ -59,6 +59,7 @@ pub(super) fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionSt
                 .to_string();
             return Err(Error::Argument { what: "documents", message });
         }
+        (None, Some(_), Positions::Rows { .. }) => run.positions.clone(),
         (None, Some(documents), _) => {
             let ids = lanes.batch(&Tensor::new(documents.positions()?))?;
             Positions::Ids { ids, end: documents.longest() }

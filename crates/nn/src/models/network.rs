@@ -4,7 +4,7 @@ use super::architecture::Stage;
 use super::head::{Head, Loss, States};
 use super::qwen2_vl::{Marks, Scenes, VisionConfig};
 use crate::error::{Error, Result};
-use crate::layers::{LayerCache, Positions};
+use crate::layers::{LayerCache, Moved, Positions};
 use crate::param::Module;
 use planaria_array::Array;
 use planaria_array::random::Key;
@@ -135,7 +135,7 @@ pub struct Run<'a> {
     /// Where the tokens stand; with a cache, after those it holds.
     pub positions: Positions,
     /// The documents that share the rows of this batch: tokens see those of their own only, and stand where they do
-    /// in it, whatever `positions` says. Not with a cache.
+    /// in it, whatever `positions` says but for those on three axes. Not with a cache.
     pub documents: Option<Documents>,
     /// The key of dropout, in training; the same on every rank of the inner mesh, another for every micro-batch.
     pub train: Option<Key>,
@@ -233,8 +233,9 @@ impl Cache {
         self.len() == 0
     }
 
-    /// Forgets what is held; the memory stays where it is.
-    pub fn clear(&self) {
-        self.layers.iter().for_each(LayerCache::clear);
+    /// Takes the first positions of rows of another cache into rows of this one, of which there are so many.
+    pub(crate) fn take_rows(&self, from: &Cache, rows: usize, moves: &[Moved]) -> Result<()> {
+        let mut layers = self.layers.iter().zip(&from.layers);
+        layers.try_for_each(|(to, from)| Ok(to.take_rows(from, rows, moves)?))
     }
 }

@@ -90,6 +90,10 @@ impl Writer for LocalWriter {
         Ok(())
     }
 
+    fn takes_parts(&self) -> bool {
+        true
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         let written = self.written.load(Relaxed);
         if self.sharing == Sharing::Threads && written != self.len {

@@ -6,9 +6,11 @@ mod svg;
 mod terminal;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 pub use scale::Scale;
 pub use terminal::Canvas;
+pub use timeline::{Bar, Row, Timeline};
 
 use crate::error::{Error, Result};
 use crate::history::{History, Mark};

@@ -12,7 +12,7 @@ const POINTS: usize = 2000;
 /// Room for labels: left, right, top, bottom.
 const ROOM: (i32, i32, i32, i32) = (70, 150, 34, 56);
 
-fn draw<E: std::fmt::Display>(error: E) -> Error {
+pub(super) fn draw<E: std::fmt::Display>(error: E) -> Error {
     Error::Draw { what: error.to_string() }
 }
 
@@ -153,7 +153,7 @@ fn rgb(run: usize) -> RGBColor {
     RGBColor(r, g, b)
 }
 
-fn words(
+pub(super) fn words(
     area: &Area<'_>,
     text: &str,
     at: (i32, i32),

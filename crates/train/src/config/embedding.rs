@@ -1,7 +1,7 @@
 //! The section `[embedding]`: what a text's vector is made of, and what is compared.
 
 use super::require;
-use crate::embedding::{Contrast, Direction, Hardness, Partition, Pooling, Similarity};
+use crate::embedding::{Contrast, Direction, Distance, Hardness, PairLoss, Partition, Pooling, Similarity};
 use crate::error::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,35 @@ pub enum Negatives {
     Rank,
 }
 
+/// What is learnt of texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TextLoss {
+    /// To find what answers a query among all texts of a step.
+    #[default]
+    InfoNce,
+    /// To be nearer to what answers a query than to what does not, by a margin.
+    Triplet,
+    /// To order pairs as their scores do, by cosines.
+    Cosent,
+    /// To order pairs as their scores do, by angles of complex numbers.
+    Angle,
+    /// To have the score of a pair as its cosine.
+    CosineMse,
+}
+
+impl TextLoss {
+    /// What is learnt from scores.
+    pub(crate) fn of_pairs(self) -> Option<PairLoss> {
+        match self {
+            TextLoss::InfoNce | TextLoss::Triplet => None,
+            TextLoss::Cosent => Some(PairLoss::CoSent),
+            TextLoss::Angle => Some(PairLoss::Angle),
+            TextLoss::CosineMse => Some(PairLoss::CosineMse),
+        }
+    }
+}
+
 /// What a text's vector is made of, and what is compared; with `train.objective = "contrastive"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -45,6 +74,12 @@ pub struct EmbeddingSection {
     pub attention: Option<TextAttention>,
     /// Whether the saved folder's vectors have length 1.
     pub normalize: bool,
+    /// What is learnt: `info_nce`, `triplet`, and from pairs with a score `cosent`, `angle`, `cosine_mse`.
+    pub loss: TextLoss,
+    /// How much nearer the answer is, with `triplet`.
+    pub margin: f64,
+    /// What is near, with `triplet`: `cosine` or `euclidean`.
+    pub distance: Distance,
     /// Similarity of vectors: `cos` or `dot`.
     pub similarity: Similarity,
     /// Factor on scores: one over the temperature.
@@ -82,6 +117,9 @@ impl Default for EmbeddingSection {
             pooling: vec![Pooling::default()],
             attention: None,
             normalize: true,
+            loss: TextLoss::default(),
+            margin: 0.5,
+            distance: Distance::default(),
             similarity,
             scale,
             directions,
@@ -119,6 +157,8 @@ impl EmbeddingSection {
         require("embedding.matryoshka_weights", weights == 0 || weights == dims, weights, &expected)?;
         let count = self.matryoshka_per_step.unwrap_or(1);
         require("embedding.matryoshka_per_step", count > 0, count, "at least 1")?;
+        let margin = self.margin.is_finite() && self.margin >= 0.0;
+        require("embedding.margin", margin, self.margin, "a finite number of at least 0")?;
         self.contrast().check("embedding.")
     }
 

@@ -28,7 +28,7 @@ pub(crate) use average::Average;
 pub use average::AverageSection;
 pub use device::Compute;
 pub use dpo::DpoSection;
-pub use embedding::{EmbeddingSection, Negatives, TextAttention};
+pub use embedding::{EmbeddingSection, Negatives, TextAttention, TextLoss};
 pub use heal::HealSection;
 pub use layers::{Origin, Resolved, Sources};
 pub use lora::{BaseWidth, LoraInit, LoraSection, Modules};

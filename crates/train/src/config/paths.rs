@@ -9,12 +9,13 @@ use std::path::{Component, Path, PathBuf};
 use toml::Value;
 
 /// Every key whose value is a path. `extends` is not among them: it is followed while the file is read.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "model.config",
     "model.init",
     "lora.adapter",
     "dpo.reference",
     "rl.reference",
+    "rl.reward",
     "ppo.critic",
     "data.tokenizer",
     "data.cache",

@@ -27,6 +27,12 @@ pub struct PpoSection {
     pub kl_coef: f64,
     /// How that is estimated.
     pub kl: KlKind,
+    /// How far the policy should be from the reference, summed over a response: `kl_coef` follows how far it is, rollout after rollout. It
+    /// stays as it is when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl_target: Option<f64>,
+    /// Responses over which it would double or halve, roughly.
+    pub kl_horizon: f64,
     /// Whether the advantages of a rollout are made to have mean 0 and variance 1.
     pub whiten_advantages: bool,
     /// Whether its rewards are made to have variance 1.
@@ -42,6 +48,8 @@ impl Default for PpoSection {
             lambda: 0.95,
             value_clip: 0.2,
             kl_coef: 0.05,
+            kl_target: None,
+            kl_horizon: 10_000.0,
             kl: KlKind::K1,
             whiten_advantages: true,
             whiten_rewards: false,
@@ -64,6 +72,13 @@ impl PpoSection {
         ] {
             require(key, finite(value), value, "a finite number, at least 0")?;
         }
+        for (key, value) in
+            [("ppo.kl_target", self.kl_target.unwrap_or(1.0)), ("ppo.kl_horizon", self.kl_horizon)]
+        {
+            require(key, value.is_finite() && value > 0.0, value, "a finite number above 0")?;
+        }
+        let steers = self.kl_target.is_none() || self.kl_coef > 0.0;
+        require("ppo.kl_coef", steers, self.kl_coef, "above 0 with `ppo.kl_target`, which it follows")?;
         for (key, value) in [("ppo.gamma", self.gamma), ("ppo.lambda", self.lambda)] {
             require(key, (0.0..=1.0).contains(&value), value, "from 0 to 1")?;
         }

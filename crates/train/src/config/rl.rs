@@ -2,7 +2,9 @@
 
 use super::require;
 use crate::error::Result;
-use crate::rl::{Aggregation, KlKind, PolicyConfig, Ratio, Reward, Scale, Surrogate, TokenSampling};
+use crate::rl::{
+    Aggregation, Compared, KlKind, PolicyConfig, Ratio, Reward, Scale, Surrogate, TokenSampling,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -37,10 +39,18 @@ pub struct RlSection {
     pub min_p: f64,
     /// Above 1, tokens that are there already become less likely.
     pub repetition_penalty: f64,
-    /// Responses made side by side.
-    pub rows: usize,
+    /// Responses under way at once on a rank: one that ends makes room for the next. All of them when absent, at most 256; what is
+    /// drawn is the same for any number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<usize>,
+    /// Only prompts whose responses differ in worth are learned from: others are replaced by further prompts, up to so many times
+    /// the prompts of a rollout. What is left over goes into the next rollout. All are learned from when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_gen_batches: Option<usize>,
     /// What responses are worth: each source's number times its weight, added up.
     pub reward: Vec<Reward>,
+    /// What responses are compared with: `group`, `leave_one_out` (RLOO), `reinforce` (REINFORCE++). Not with `ppo`.
+    pub advantage: Compared,
     /// What the advantages of a group are divided by.
     pub scale: Scale,
     /// Added to that.
@@ -56,12 +66,18 @@ pub struct RlSection {
     /// A ratio counts at most this before it is clipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
+    /// A token counts by how likely the policy finds it over how likely it was when it was drawn, at most this much (truncated importance
+    /// sampling); as it is when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tis_cap: Option<f64>,
     /// What ratios are of: `token`, `sequence` (GSPO), `sequence-token`.
     pub ratio: Ratio,
     /// What is made smaller: `clip`, `cispo`.
     pub surrogate: Surrogate,
     /// What the mean entropy of tokens earns.
     pub entropy_coef: f64,
+    /// Whether responses without an end are not learned from.
+    pub mask_truncated: bool,
     /// What a response without an end loses.
     pub missing_eos_penalty: f64,
     /// Tokens before `max_new_tokens` over which a response loses evenly more; 0 for nothing.
@@ -71,6 +87,8 @@ pub struct RlSection {
     /// Rewards stay within plus and minus this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score_clip: Option<f64>,
+    /// Whether rewards are taken by the mean and deviation of all that the run has seen so far.
+    pub normalize_rewards: bool,
     /// What the sum over tokens is divided by.
     pub aggregation: Aggregation,
     /// What leaving the reference costs; 0 needs no reference.
@@ -96,21 +114,26 @@ impl Default for RlSection {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
-            rows: 32,
+            rows: None,
+            max_gen_batches: None,
             reward: Vec::new(),
+            advantage: Compared::Group,
             scale: Scale::Group,
             eps: 1e-4,
             clip_low: 0.2,
             clip_high: None,
             dual_clip: None,
             delta: None,
+            tis_cap: None,
             ratio: Ratio::Token,
             surrogate: Surrogate::Clip,
             entropy_coef: 0.0,
+            mask_truncated: false,
             missing_eos_penalty: 0.0,
             overlong_buffer: 0,
             overlong_factor: 1.0,
             score_clip: None,
+            normalize_rewards: false,
             aggregation: Aggregation::TokenMean,
             kl_coef: 0.0,
             kl: KlKind::K3,
@@ -135,8 +158,9 @@ impl RlSection {
 
     /// The loss of the policy, but for what depends on the objective.
     pub fn policy(&self) -> PolicyConfig {
-        let RlSection { clip_low, kl, kl_coef, dual_clip, delta, ratio, surrogate, .. } = *self;
-        PolicyConfig { clip_low, kl, kl_coef, dual_clip, delta, ratio, surrogate, ..PolicyConfig::default() }
+        let RlSection { clip_low, kl, kl_coef, dual_clip, delta, ratio, surrogate, tis_cap, .. } = *self;
+        let clip_high = PolicyConfig::default().clip_high;
+        PolicyConfig { clip_low, clip_high, dual_clip, delta, ratio, surrogate, tis_cap, kl, kl_coef }
     }
 
     /// Refuses values out of their range; `group` is the number of responses to a prompt, of which there must be `least`.
@@ -145,12 +169,18 @@ impl RlSection {
         let expected = format!("at least {least}{compared}");
         require("rl.samples_per_prompt", group >= least, group, &expected)?;
         require("rl.max_new_tokens", self.max_new_tokens > 0, self.max_new_tokens, "at least 1")?;
-        require("rl.rows", self.rows > 0, self.rows, "at least 1")?;
         require("rl.reward", !self.reward.is_empty(), "[]", "at least one `[[rl.reward]]`")?;
-        for (key, value) in [("rl.epochs", self.epochs), ("rl.prompts_per_rollout", self.prompts_per_rollout)]
-        {
+        for (key, value) in [
+            ("rl.epochs", self.epochs),
+            ("rl.prompts_per_rollout", self.prompts_per_rollout),
+            ("rl.rows", self.rows),
+            ("rl.max_gen_batches", self.max_gen_batches),
+        ] {
             require(key, value != Some(0), 0, "at least 1")?;
         }
+        let comparable = self.max_gen_batches.is_none() || group > 1;
+        let several = "at least 2 with `rl.max_gen_batches`, which looks for responses that differ";
+        require("rl.samples_per_prompt", comparable, group, several)?;
         let finite = |x: f64| x.is_finite() && x >= 0.0;
         for (key, value) in [
             ("rl.eps", self.eps),
@@ -168,6 +198,8 @@ impl RlSection {
             let value = value.unwrap_or(2.0);
             require(key, value.is_finite() && value > 1.0, value, "a finite number above 1")?;
         }
+        let cap = self.tis_cap.unwrap_or(1.0);
+        require("rl.tis_cap", cap.is_finite() && cap > 0.0, cap, "a finite number above 0")?;
         let (buffer, most) = (self.overlong_buffer, self.max_new_tokens);
         require("rl.overlong_buffer", buffer <= most, buffer, "at most `rl.max_new_tokens`")?;
         self.reward.iter().try_for_each(Reward::check)?;

@@ -136,7 +136,7 @@ fn a_path_begins_where_it_is_written() {
 fn other_models_of_a_run_begin_where_they_are_written() {
     let folder = tempfile::tempdir().unwrap();
     let text = "dpo.reference = \"a\"\nrl.reference = \"b\"\nppo.critic = \"c\"\nlora.adapter = \"d\"\n\
-                [[data.source]]\npath = \"e\"\n";
+                [[data.source]]\npath = \"e\"\n[[rl.reward]]\nkind = \"model\"\npath = \"f\"\n";
     std::fs::write(folder.path().join("run.toml"), text).unwrap();
     let config = Sources::file(folder.path().join("run.toml")).resolve().unwrap().config;
     let found = [&config.dpo.reference, &config.rl.reference, &config.ppo.critic];
@@ -145,6 +145,7 @@ fn other_models_of_a_run_begin_where_they_are_written() {
     }
     let adapter = config.lora.and_then(|lora| lora.adapter);
     assert_eq!(adapter.as_deref(), Some(&*folder.path().join("d")));
+    assert_eq!(config.rl.reward[0].path, folder.path().join("f"));
 }
 
 #[test]

@@ -6,14 +6,17 @@
 use super::similarity::{Similarity, normalized};
 use crate::error::{Error, Result};
 use planaria_array::ops::Keep;
-use planaria_array::{Array, Bool, DType};
-use planaria_tensor::{Tensor, no_grad, ops};
+use planaria_array::{Array, Bool, DType, Device};
+use planaria_tensor::{Tensor, no_grad, ops, with_grad};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Scores that are there at once.
 const SCORES: usize = 1 << 22;
+
+/// How often they are there, in f32.
+const COPIES: u64 = 6;
 
 /// Who is compared with whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -129,6 +132,27 @@ pub struct Contrasted {
     pub grads: Vec<Array>,
 }
 
+/// A loss of all rows together as that of each of them. Columns are vectors `[rows, width]`.
+pub fn joined(columns: &[Array], of: &dyn Fn(&[Tensor]) -> Result<Tensor>) -> Result<Contrasted> {
+    let Some(first) = columns.first() else { return Err(too_few(0)) };
+    let (device, rows) = (first.device(), first.shape()[0]);
+    with_grad(|| {
+        let leaf = |column: &Array| Ok(Tensor::new(column.to(Device::Cpu)?).requires_grad());
+        let leaves = columns.iter().map(leaf).collect::<Result<Vec<Tensor>>>()?;
+        let loss = of(&leaves)?;
+        loss.backward()?;
+        let grad = |leaf: &Tensor| -> Result<Array> {
+            let grad = match leaf.grad() {
+                Some(grad) => grad.local().clone(),
+                None => leaf.local().zeros_like()?,
+            };
+            Ok(Tensor::new(grad).mul_scalar(rows as f64)?.local().to(device)?)
+        };
+        let losses = Array::full(&[rows], loss.item()?.as_f64(), first.dtype())?;
+        Ok(Contrasted { losses: losses.to(device)?, grads: leaves.iter().map(grad).collect::<Result<_>>()? })
+    })
+}
+
 /// The loss of each query, and the gradients of their sum. Columns are vectors `[queries, width]`: queries, what answers them,
 /// and any number of columns of what does not. Candidates with the id of the query's own answer are left out where there are
 /// `ids`, one for each row of each column but the first.
@@ -146,7 +170,7 @@ pub fn contrast(columns: &[Array], options: &Contrast, ids: Option<&[Vec<u64>]>)
     };
     let prepared: Vec<Tensor> = columns.iter().map(prepared).collect::<Result<_>>()?;
     let ids = ids.map(Ids::new);
-    let step = (SCORES / (count * columns.len()).max(1)).clamp(1, count.max(1));
+    let step = at_once(count, columns.len());
     let mut losses = Vec::new();
     for first in (0..count).step_by(step) {
         let block =
@@ -158,6 +182,17 @@ pub fn contrast(columns: &[Array], options: &Contrast, ids: Option<&[Vec<u64>]>)
     let grads = columns.iter().zip(&prepared).map(|(column, prepared)| through(column, prepared, options));
     let losses = planaria_array::ops::concat(&losses.iter().collect::<Vec<_>>(), 0)?;
     Ok(Contrasted { losses, grads: grads.collect::<Result<_>>()? })
+}
+
+/// How many queries meet everything at a time.
+fn at_once(queries: usize, columns: usize) -> usize {
+    (SCORES / (queries * columns).max(1)).clamp(1, queries.max(1))
+}
+
+/// Bytes of the scores that are there at once: themselves, what is left out of them, and what backward needs.
+pub(crate) fn scores_held(queries: usize, columns: usize) -> u64 {
+    let scores = at_once(queries, columns) * queries * columns.saturating_sub(1);
+    COPIES * 4 * scores as u64
 }
 
 fn too_few(found: usize) -> Error {
@@ -352,13 +387,23 @@ pub fn matryoshka(
     options: &Contrast,
     ids: Option<&[Vec<u64>]>,
 ) -> Result<(Contrasted, Vec<f64>)> {
+    nested(columns, dims, weights, &|columns| contrast(columns, options, ids))
+}
+
+/// The same of any loss.
+pub fn nested(
+    columns: &[Array],
+    dims: &[usize],
+    weights: &[f64],
+    of: &dyn Fn(&[Array]) -> Result<Contrasted>,
+) -> Result<(Contrasted, Vec<f64>)> {
     let mut means = Vec::new();
     let mut total: Option<Contrasted> = None;
     for (place, &dim) in dims.iter().enumerate() {
         let weight = weights.get(place).copied().unwrap_or(1.0);
         let first = |column: &Array| column.narrow(1, 0, dim)?.contiguous();
         let narrow = columns.iter().map(first).collect::<planaria_array::Result<Vec<_>>>()?;
-        let found = contrast(&narrow, options, ids)?;
+        let found = of(&narrow)?;
         let mean = Tensor::new(found.losses.clone()).mean(&[], Keep::No)?.item()?.as_f64();
         means.push(mean);
         let sum = match total.take() {

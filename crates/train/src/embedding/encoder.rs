@@ -7,6 +7,7 @@ use crate::data::Tokenizer;
 use crate::data::texts::{self, Encoded};
 use crate::error::{Error, Result};
 use crate::opened::Opened;
+use crate::pretrained::Pretrained;
 use planaria_array::{Array, DType, Device};
 use planaria_comm::alone;
 use planaria_nn::Init;
@@ -20,6 +21,8 @@ use std::path::Path;
 pub struct Encoder {
     opened: Opened,
     tokenizer: Tokenizer,
+    /// Where it stands how states become vectors: an adapter has its own.
+    home: Pretrained,
     folder: Folder,
     longest: usize,
     dtype: DType,
@@ -60,10 +63,17 @@ impl Encoder {
     /// mean, as sentence-transformers does.
     pub fn open(path: &Path) -> Result<Encoder> {
         let opened = Opened::open_as(path, &[], &Models::default(), &folder::without_head)?;
-        let tokenizer = opened.base().own_tokenizer()?;
-        let folder = Folder::read(opened.base())?;
+        let tokenizer = opened.tokenizer()?;
+        let mut home = opened.base();
+        for folder in opened.folders() {
+            if Folder::is_in(folder)? {
+                home = folder;
+                break;
+            }
+        }
+        let (home, folder) = (home.clone(), Folder::read(home)?);
         let longest = folder.longest.unwrap_or(usize::MAX).min(opened.model().reach());
-        Ok(Encoder { opened, tokenizer, folder, longest, dtype: DType::F32, device: Device::Cpu })
+        Ok(Encoder { opened, tokenizer, home, folder, longest, dtype: DType::F32, device: Device::Cpu })
     }
 
     /// Computes on a device instead of the host.
@@ -135,7 +145,7 @@ impl Encoder {
             .folder
             .layers
             .iter()
-            .map(|layer| layer.load(self.opened.base(), self.device))
+            .map(|layer| layer.load(&self.home, self.device))
             .collect::<Result<Vec<_>>>()?;
         let mut order: Vec<usize> = (0..all.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(all[at].tokens.len()));

@@ -197,6 +197,16 @@ fn unknown(key: &str, found: impl Into<String>, expected: &str) -> Error {
 }
 
 impl Folder {
+    /// Whether a folder says anything about embeddings.
+    pub(crate) fn is_in(from: &Pretrained) -> Result<bool> {
+        for name in [PACKED, "modules.json", "config_sentence_transformers.json"] {
+            if from.text(name)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     pub(crate) fn read(from: &Pretrained) -> Result<Folder> {
         let empty = Map::new();
         let read = Files { from, packed: from.json(PACKED)?.unwrap_or_default() };

@@ -12,7 +12,10 @@ mod pairs;
 mod pooling;
 mod similarity;
 
-pub use contrast::{Contrast, Contrasted, Direction, Hardness, Partition, contrast, excluded, matryoshka};
+pub(crate) use contrast::scores_held;
+pub use contrast::{
+    Contrast, Contrasted, Direction, Hardness, Partition, contrast, excluded, joined, matryoshka, nested,
+};
 pub use encoder::{EncodeOptions, Encoder, TextPrompt};
 pub use folder::unpack_folder;
 pub use metrics::{Retrieval, correlation, ranking, retrieval};

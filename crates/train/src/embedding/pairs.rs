@@ -2,8 +2,11 @@
 
 use super::similarity::normalized;
 use crate::error::Result;
+use planaria_array::DType;
 use planaria_array::ops::Keep;
 use planaria_tensor::{Tensor, ops};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// What is learnt from how alike two texts should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +24,7 @@ pub fn pair_loss(kind: PairLoss, [a, b]: [&Tensor; 2], labels: &[f64], scale: f6
     let (a, b) = (normalized(a)?, normalized(b)?);
     let cosine = a.mul(&b)?.sum(&[-1], Keep::No)?;
     let plain = |values: &[f64], shape: &[usize]| Tensor::from_slice(values, shape)?.cast(a.dtype());
-    let alike = match kind {
+    let alike: Tensor = match kind {
         PairLoss::CosineMse => {
             let apart = cosine.sub(&plain(labels, &[labels.len()])?)?;
             return Ok(apart.square()?.mean(&[], Keep::No)?);
@@ -34,14 +37,45 @@ pub fn pair_loss(kind: PairLoss, [a, b]: [&Tensor; 2], labels: &[f64], scale: f6
             cosine.add(&turned)?.abs()?
         }
     };
-    // Entry (i, j) is how much more alike i is than j, which should be more alike.
-    let apart = alike.unsqueeze(1)?.sub(&alike.unsqueeze(0)?)?.mul_scalar(scale)?;
-    let ordered = |(i, j): (usize, usize)| if labels[i] < labels[j] { 0.0 } else { f64::NEG_INFINITY };
-    let all = (0..labels.len()).flat_map(|i| (0..labels.len()).map(move |j| (i, j)));
-    let others: Vec<f64> = all.map(ordered).collect();
-    let wrong = apart.add(&plain(&others, &[labels.len(), labels.len()])?)?.flatten(0, -1)?;
-    let right = plain(&[0.0], &[1])?;
-    Ok(ops::concat(&[&right, &wrong], 0)?.logsumexp(&[0], Keep::No)?)
+    let values = alike.detach().local().cast(DType::F64)?.to_vec::<f64>()?;
+    let (loss, slopes) = ordered(&values, labels, scale);
+    // The slopes are constants: this has the value and the gradient of the loss.
+    let rest = loss - values.iter().zip(&slopes).map(|(value, slope)| value * slope).sum::<f64>();
+    Ok(alike.mul(&plain(&slopes, &[slopes.len()])?)?.sum(&[], Keep::No)?.add_scalar(rest)?)
+}
+
+/// `log(1 + sum of exp(scale * (a_i - a_j)))` over all pairs in which the label of `i` is below that of `j`, and its slope along each
+/// `a`. Sums over sorted labels take the place of a matrix of all pairs.
+fn ordered(alike: &[f64], labels: &[f64], scale: f64) -> (f64, Vec<f64>) {
+    let mut order: Vec<usize> = (0..alike.len()).collect();
+    order.sort_by(|&i, &j| labels[i].total_cmp(&labels[j]));
+    let low = alike.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = alike.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    // Both are at most 1; what they leave out of a product is the exponent `out`.
+    let up = |i: usize| (scale * (alike[i] - high)).exp();
+    let down = |j: usize| (scale * (low - alike[j])).exp();
+    let out = if alike.is_empty() { 0.0 } else { scale * (high - low) };
+    let (mut below, mut above) = (vec![0.0; alike.len()], vec![0.0; alike.len()]);
+    let mut sum = 0.0;
+    for group in order.chunk_by(|&i, &j| labels[i] == labels[j]) {
+        group.iter().for_each(|&i| below[i] = sum);
+        sum += group.iter().map(|&i| up(i)).sum::<f64>();
+    }
+    sum = 0.0;
+    for group in order.chunk_by(|&i, &j| labels[i] == labels[j]).rev() {
+        group.iter().for_each(|&i| above[i] = sum);
+        sum += group.iter().map(|&i| down(i)).sum::<f64>();
+    }
+    let wrong: f64 = order.iter().map(|&j| down(j) * below[j]).sum();
+    if wrong == 0.0 {
+        return (0.0, vec![0.0; alike.len()]);
+    }
+    let exponent = out + wrong.ln();
+    let most = exponent.max(0.0);
+    let loss = most + ((-most).exp() + (exponent - most).exp()).ln();
+    let share = scale * (out - loss).exp();
+    let slope = |i: usize| share * (up(i) * above[i] - down(i) * below[i]);
+    (loss, (0..alike.len()).map(slope).collect())
 }
 
 /// The two halves of every vector; one of odd width has a zero more.
@@ -59,9 +93,11 @@ fn halves(x: &Tensor) -> Result<[Tensor; 2]> {
 }
 
 /// How far two vectors are from each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Distance {
     /// 1 less the cosine.
+    #[default]
     Cosine,
     /// The length of their difference.
     Euclidean,

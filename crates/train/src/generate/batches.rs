@@ -1,4 +1,4 @@
-//! Texts continued side by side: as many as a batch has rows, one batch after the other in the same memory.
+//! Texts continued side by side: as many as there are rows, and a row whose text has ended takes the next one.
 
 use super::{Continuation, Generator, Sampling};
 use crate::error::Result;
@@ -15,25 +15,42 @@ const AHEAD: usize = 32;
 pub struct Continued {
     /// What came after each.
     pub texts: Vec<Continuation>,
-    /// How long each batch took; none where texts were continued one after the other.
-    pub batches: Vec<BatchTime>,
+    /// How long they took; not known where texts were continued one after the other.
+    pub time: Option<BatchTime>,
 }
 
-/// How long a batch took.
+/// How long texts side by side took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchTime {
-    /// Texts in it.
+    /// Texts.
     pub texts: usize,
     /// Tokens made for them.
     pub tokens: usize,
-    /// Seconds until each had its first.
+    /// Seconds until each of the first rows had its first.
     pub first: f64,
     /// Seconds for the others.
     pub rest: f64,
 }
 
+/// The texts, how tokens of each are chosen, and who is told what comes after.
+struct Texts<'a> {
+    given: &'a [Vec<u32>],
+    fits: &'a [Sampling],
+    each: &'a dyn Fn(usize, &str),
+}
+
+/// A text under way in a row.
+#[derive(Clone, Debug, Default)]
+struct Under {
+    number: usize,
+    ids: Vec<u32>,
+    /// Bytes of its text that were told.
+    said: usize,
+    ended: bool,
+}
+
 impl Generator {
-    /// All texts, batch by batch; `None` where the model makes one text after the other.
+    /// All texts; `None` where the model makes one text after the other.
     pub(super) fn in_batches(
         &self,
         model: &dyn Network,
@@ -50,57 +67,80 @@ impl Generator {
         let stops: Vec<i64> = self.ends.iter().map(|&id| i64::from(id)).collect();
         let room = Room { rows: self.batch.min(all.len()), ..Room::of(&all) };
         let Some(mut batch) = Batch::new(model, room, &stops)? else { return Ok(None) };
-        let mut made = Continued { texts: Vec::new(), batches: Vec::new() };
-        for (chunk, prompts) in all.chunks(room.rows.max(1)).enumerate() {
-            let first = chunk * room.rows;
-            let begun = Instant::now();
-            batch.begin(prompts)?;
-            let told = Told { first, given: &given[first..first + prompts.len()], each };
-            let (ids, early) = self.run(&mut batch, &fits[first..first + prompts.len()], &told)?;
-            let (first, rest) = ((early - begun).as_secs_f64(), early.elapsed().as_secs_f64());
-            let tokens = ids.iter().map(Vec::len).sum();
-            made.batches.push(BatchTime { texts: prompts.len(), tokens, first, rest });
-            made.texts.extend(self.finish(ids, &told)?);
-        }
-        Ok(Some(made))
+        let texts = Texts { given: &given, fits, each };
+        let begun = Instant::now();
+        let (ids, early) = self.run(&mut batch, room.rows, &all, &texts)?;
+        let (first, rest) = ((early - begun).as_secs_f64(), early.elapsed().as_secs_f64());
+        let tokens = ids.iter().map(Vec::len).sum();
+        let made = ids.into_iter().zip(&given).map(|(ids, given)| {
+            let kept = self.without_end(&ids).to_vec();
+            let (text, ended) = (self.tokenizer.decode(&kept)?, kept.len() < ids.len());
+            Ok(Continuation { text, prompt_ids: given.clone(), ids: kept, ended })
+        });
+        let time = Some(BatchTime { texts: all.len(), tokens, first, rest });
+        Ok(Some(Continued { texts: made.collect::<Result<_>>()?, time }))
     }
 
-    /// The tokens of each text, with the one that ended it, and when all had their first.
+    /// The tokens of each text, with the one that ended it, and when the first rows had their first.
     fn run(
         &self,
         batch: &mut Batch<'_>,
-        fits: &[Sampling],
-        told: &Told<'_>,
+        rows: usize,
+        all: &[Prompt<'_>],
+        texts: &Texts<'_>,
     ) -> Result<(Vec<Vec<u32>>, Instant)> {
-        let most = fits.iter().map(|fits| fits.tokens).max().unwrap_or(0);
-        let greedy = fits.iter().all(Sampling::takes_the_best);
+        let greedy = texts.fits.iter().all(Sampling::takes_the_best);
         let ahead = if greedy && self.device != Device::Cpu { AHEAD } else { 1 };
-        let (mut ids, mut said, mut early) = (vec![Vec::new(); fits.len()], 0, Instant::now());
-        let mut done = 0;
-        while done < most {
-            let count = if done == 0 { 1 } else { ahead.min(most - done) };
-            if greedy {
-                batch.take_best(count)?;
-            } else {
-                let tokens = chosen(batch, fits, told, &ids, done)?;
-                batch.take(&tokens)?;
+        let mut made: Vec<Option<Vec<u32>>> = vec![None; all.len()];
+        let mut under: Vec<Option<Under>> = vec![None; rows];
+        let (mut waiting, mut told, mut early) = (0..all.len(), 0, None);
+        batch.begin(&[])?;
+        loop {
+            let mut begun = Vec::new();
+            for (row, text) in under.iter_mut().enumerate().filter(|(_, text)| text.is_none()) {
+                let Some(number) = waiting.next() else { break };
+                begun.push((row, all[number]));
+                *text = Some(Under { number, ended: all[number].limit == 0, ..Under::default() });
             }
-            let texts = batch.texts()?;
-            for (ids, text) in ids.iter_mut().zip(&texts) {
-                *ids = text.tokens.iter().map(|&id| id as u32).collect();
+            batch.put(&begun)?;
+            let left = |text: &Under| if text.ended { 0 } else { all[text.number].limit - text.ids.len() };
+            let most = under.iter().flatten().map(left).max().unwrap_or(0);
+            if most > 0 {
+                let count = if early.is_none() { 1 } else { ahead.min(most) };
+                if greedy {
+                    batch.take_best(count)?;
+                } else {
+                    let tokens = chosen(batch, &under, texts)?;
+                    batch.take(&tokens)?;
+                }
+                for (text, now) in under.iter_mut().zip(batch.texts()?) {
+                    let Some(text) = text else { continue };
+                    text.ids = now.tokens.iter().map(|&id| id as u32).collect();
+                    text.ended = now.ended;
+                    if rows == 1 {
+                        let tell = |piece: &str| (texts.each)(text.number, piece);
+                        self.tell(self.without_end(&text.ids), &mut text.said, &tell)?;
+                    }
+                }
             }
-            if done == 0 {
-                early = Instant::now();
+            early.get_or_insert_with(Instant::now);
+            for text in &mut under {
+                if let Some(done) = text.take_if(|text| text.ended) {
+                    made[done.number] = Some(done.ids);
+                }
             }
-            done += count;
-            if let [one] = &ids[..] {
-                self.tell(self.without_end(one), &mut said, &|piece| (told.each)(told.first, piece))?;
+            // In their order, whichever ended first.
+            while let Some(Some(ids)) = made.get(told) {
+                if rows > 1 {
+                    (texts.each)(told, &self.tokenizer.decode(self.without_end(ids))?);
+                }
+                told += 1;
             }
-            if texts.iter().all(|text| text.ended) {
+            if told == all.len() {
                 break;
             }
         }
-        Ok((ids, early))
+        Ok((made.into_iter().flatten().collect(), early.unwrap_or_else(Instant::now)))
     }
 
     /// Tokens without the one that ends a text.
@@ -110,43 +150,16 @@ impl Generator {
             _ => ids,
         }
     }
-
-    fn finish(&self, ids: Vec<Vec<u32>>, told: &Told<'_>) -> Result<Vec<Continuation>> {
-        let alone = ids.len() == 1;
-        let mut made = Vec::new();
-        for (row, ids) in ids.into_iter().enumerate() {
-            let kept = self.without_end(&ids).to_vec();
-            let (text, ended) = (self.tokenizer.decode(&kept)?, kept.len() < ids.len());
-            if !alone {
-                (told.each)(told.first + row, &text);
-            }
-            made.push(Continuation { text, prompt_ids: told.given[row].clone(), ids: kept, ended });
-        }
-        Ok(made)
-    }
-}
-
-/// The texts of a batch: the number of the first, what was given, and who is told what comes after.
-struct Told<'a> {
-    first: usize,
-    given: &'a [Vec<u32>],
-    each: &'a dyn Fn(usize, &str),
 }
 
 /// The next token of each row as the host chooses it; of rows that no text is in, any.
-fn chosen(
-    batch: &mut Batch<'_>,
-    fits: &[Sampling],
-    told: &Told<'_>,
-    ids: &[Vec<u32>],
-    number: usize,
-) -> Result<Vec<i64>> {
-    let choose = |(row, scores): (usize, Vec<f32>)| match fits.get(row) {
-        Some(fits) => {
-            let before = [&told.given[row][..], &ids[row]].concat();
-            Ok(i64::from(fits.choose(&scores, &before, number)?))
+fn chosen(batch: &mut Batch<'_>, under: &[Option<Under>], texts: &Texts<'_>) -> Result<Vec<i64>> {
+    let choose = |(text, scores): (&Option<Under>, Vec<f32>)| match text {
+        Some(Under { number, ids, .. }) => {
+            let before = [&texts.given[*number][..], ids].concat();
+            Ok(i64::from(texts.fits[*number].choose(&scores, &before, ids.len())?))
         }
         None => Ok(0),
     };
-    batch.scores()?.into_iter().enumerate().map(choose).collect()
+    under.iter().zip(batch.scores()?).map(choose).collect()
 }

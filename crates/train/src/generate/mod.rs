@@ -28,6 +28,7 @@ pub use dialogue::Dialogue;
 pub use measure::{Measure, MeasureOptions};
 pub use pictures::Prepared;
 pub use sampling::Sampling;
+pub(crate) use sampling::named_ends;
 
 /// A checkpoint that text can be made from.
 #[derive(Debug)]
@@ -77,16 +78,12 @@ impl Generator {
         let from = Opened::open(path, adapters, models)?;
         let raw = from.base().model_config()?;
         let model = from.model().clone();
-        let mut tokenizer = None;
-        for folder in from.folders() {
-            tokenizer = tokenizer.map_or_else(|| folder.tokenizer(), |found| Ok(Some(found)))?;
-        }
-        let tokenizer = tokenizer.map_or_else(|| from.base().own_tokenizer(), Ok)?;
+        let tokenizer = from.tokenizer()?;
         let generation = from.base().json("generation_config.json")?.unwrap_or_default();
-        // As in transformers: the generation's own list, else that of the model.
-        let lists = [sampling::ids(&generation, "eos_token_id"), sampling::ids(&raw, "eos_token_id")];
-        let named = lists.into_iter().find(|list| !list.is_empty());
-        let ends = named.unwrap_or_else(|| tokenizer.frame().eos.into_iter().collect());
+        let mut ends = named_ends(&generation, &raw);
+        if ends.is_empty() {
+            ends.extend(tokenizer.frame().eos);
+        }
         let sampling = Sampling::from_config(&generation);
         Ok(Generator {
             from,
@@ -192,8 +189,8 @@ impl Generator {
         Ok(made.texts.swap_remove(0).text)
     }
 
-    /// Continues several texts, batch after batch; `each` is given the number of the text and what is new of it: token by token
-    /// where a batch is one text, else all at once. Several ranks take one text after the other. The weights are loaded once.
+    /// Continues several texts, as many side by side as a batch has rows; `each` is given the number of the text and what is new of
+    /// it: token by token where a batch is one text, else all at once, in the order of the texts. Several ranks take one text after the other. The weights are loaded once.
     pub fn generate_all(
         &self,
         prompts: &[&str],
@@ -220,7 +217,7 @@ impl Generator {
                 };
                 self.continue_tokens(&*model, self.prompt(prompt)?, sampling, &tell)
             });
-            Ok(Continued { texts: texts.collect::<Result<_>>()?, batches: Vec::new() })
+            Ok(Continued { texts: texts.collect::<Result<_>>()?, time: None })
         })
     }
 

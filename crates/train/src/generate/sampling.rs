@@ -156,8 +156,14 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
+/// The tokens that end a text, where anything names them. As in transformers: the generation's own, else those of the model.
+pub(crate) fn named_ends(generation: &Map<String, Value>, model: &Map<String, Value>) -> Vec<u32> {
+    let lists = [generation, model].map(|config| ids(config, "eos_token_id"));
+    lists.into_iter().find(|list| !list.is_empty()).unwrap_or_default()
+}
+
 /// The ids under a key: one, or a list.
-pub(super) fn ids(config: &Map<String, Value>, key: &str) -> Vec<u32> {
+fn ids(config: &Map<String, Value>, key: &str) -> Vec<u32> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     match config.get(key) {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),

@@ -1,7 +1,9 @@
 //! Where a run stands before a step, and what an objective may do there: run its micro-batches through the model.
 
 use crate::data::Batch;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::replica::Neighbours;
 use planaria_comm::Comm;
 use planaria_nn::models::{Activations, Network};
 use std::cell::RefCell;
@@ -30,9 +32,13 @@ pub enum Draws {
 /// states, and the micro-batch.
 pub type AtEnd<'f> = &'f mut dyn FnMut(usize, &dyn Network, &Activations, &Batch) -> Result<()>;
 
-/// Runs micro-batches through a model that may be on several ranks.
+/// What the trainer does for an objective before a step: it runs micro-batches through a model that may be on several ranks, brings
+/// the whole model to each, and reads on.
 pub(crate) trait Passes {
     fn forward(&mut self, batches: &[Batch], draws: Draws, at_end: AtEnd<'_>) -> Result<()>;
+    /// Nothing where the one part of this rank is the whole model already.
+    fn whole(&mut self) -> Result<Option<Box<dyn Network>>>;
+    fn read(&mut self) -> Result<Vec<Batch>>;
 }
 
 /// Where a run stands before a step.
@@ -46,8 +52,15 @@ pub struct Before<'a> {
     /// The ranks that have the same parts and other samples. Micro-batch `k` of its rank `r` is number `k * ranks + r` of the
     /// step.
     pub data: &'a Arc<dyn Comm>,
+    /// The ranks that share this stage: all of them have the same samples.
+    pub inner: &'a Arc<dyn Comm>,
+    /// Those of `data` and the stages of each: all that may share out the work of generating.
+    pub peers: &'a Arc<dyn Comm>,
+    /// This rank's position among the stages, and their number.
+    pub stage: (usize, usize),
     passes: RefCell<&'a mut dyn Passes>,
     told: RefCell<Vec<(&'static str, f64)>>,
+    notes: RefCell<Vec<Event>>,
 }
 
 impl fmt::Debug for Before<'_> {
@@ -60,10 +73,30 @@ impl<'a> Before<'a> {
     pub(crate) fn new(
         (step, purpose): (u64, Purpose),
         parts: Vec<&'a dyn Network>,
-        data: &'a Arc<dyn Comm>,
+        near: &'a Neighbours,
+        stage: (usize, usize),
         passes: &'a mut dyn Passes,
     ) -> Before<'a> {
-        Before { step, purpose, parts, data, passes: RefCell::new(passes), told: RefCell::default() }
+        let Neighbours { data, inner, peers, .. } = near;
+        let (passes, told, notes) = (RefCell::new(passes), RefCell::default(), RefCell::default());
+        Before { step, purpose, parts, data, inner, peers, stage, passes, told, notes }
+    }
+
+    /// Gives the whole model, on the inner mesh of this rank, to something that generates: the part of this rank, or a copy that
+    /// lives as long as that. Collective over all ranks.
+    pub fn with_whole<T>(&self, work: impl FnOnce(&dyn Network) -> Result<T>) -> Result<T> {
+        let whole = self.passes.borrow_mut().whole()?;
+        match (&whole, &self.parts[..]) {
+            (Some(whole), _) => work(&**whole),
+            (None, [part]) => work(*part),
+            (None, parts) => Err(Error::Bug { what: format!("{} parts of a whole model", parts.len()) }),
+        }
+    }
+
+    /// Reads the next micro-batches, as many of this rank as a step has: for objectives that
+    /// [read on](super::Objective::reads_on). All ranks call it as often.
+    pub fn read(&self) -> Result<Vec<Batch>> {
+        self.passes.borrow_mut().read()
     }
 
     /// Runs all micro-batches of the step through the model, without history. `at_end` is called on ranks that have the
@@ -75,6 +108,16 @@ impl<'a> Before<'a> {
     /// Tells a figure of [`Figures::told`](super::Figures). All ranks that have the model's end tell the same.
     pub fn tell(&self, name: &'static str, value: f64) {
         self.told.borrow_mut().push((name, value));
+    }
+
+    /// Reports something that happened. What rank 0 notes is heard by those who listen to the run.
+    pub fn note(&self, event: Event) {
+        self.notes.borrow_mut().push(event);
+    }
+
+    /// What was noted.
+    pub(crate) fn notes(&self) -> Vec<Event> {
+        self.notes.take()
     }
 
     /// What was told.

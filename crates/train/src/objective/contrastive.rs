@@ -1,15 +1,20 @@
 //! Contrastive learning of sentence embeddings: a sample is a query with what answers it and what does not, the loss is that of
-//! every query among the texts of all samples of the step, of all ranks.
+//! every query among the texts of all samples of the step, of all ranks. Or a sample is two texts with a score, and the loss is how far
+//! the order of their likeness is from that of the scores.
 //!
 //! The loss joins all samples, but memory holds one micro-batch. So each step goes through the model twice: before it, without
 //! history, for all embeddings; their gradients are those of the loss over all of them. Then each micro-batch starts backward
 //! from its embeddings times these gradients. That is the gradient of the whole step, whatever the size of a micro-batch.
 
-use super::{Before, Draws, Input, Objective, Purpose};
-use crate::config::{Config, EmbeddingSection, Negatives};
+use super::{Before, Draws, Held, Input, Objective, Purpose};
+use crate::config::{Config, EmbeddingSection, Negatives, TextLoss};
+use crate::data::texts::score_of;
 use crate::data::{Batch, Config as DataConfig, Data, IGNORED, Tokenizer};
-use crate::embedding::{Contrasted, TextSpan, contrast, folder, matryoshka, pool};
+use crate::embedding::{
+    Contrasted, TextSpan, contrast, folder, joined, nested, pair_loss, pool, scores_held, triplet_loss,
+};
 use crate::error::{Error, Result};
+use crate::geometry::Geometry;
 use planaria_array::ops::Keep;
 use planaria_array::random::{Key, Window, randint};
 use planaria_array::{Array, DType};
@@ -65,8 +70,22 @@ impl Objective for Contrastive {
         folder::files(&self.section, &self.texts, model.width()?, model.positions())
     }
 
+    fn held(&self, model: &dyn Architecture, geometry: &Geometry) -> Result<Held> {
+        let own = geometry.micro_batch * geometry.accumulation;
+        let all = if self.section.negatives_from == Negatives::Global { geometry.global_batch } else { own };
+        // What rows have is not known before they are read.
+        let texts = 2 + self.texts.negatives.unwrap_or(0) as u64;
+        let row = texts * (model.width()? * self.section.pooling.len()) as u64 * 4;
+        let scores = match self.section.loss {
+            TextLoss::InfoNce => scores_held(all as usize, texts as usize),
+            _ => 0,
+        };
+        // This rank's vectors, all vectors in the order of the step, of length 1, and the gradients of both.
+        Ok(Held { before: (own + 4 * all) * row + scores, during: own * row })
+    }
+
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {
-        Ok(config.open_texts(tokenizer)?)
+        Ok(config.open_texts(tokenizer, self.section.loss.of_pairs().is_some())?)
     }
 
     fn separates(&self, _: &DataConfig) -> bool {
@@ -74,6 +93,10 @@ impl Objective for Contrastive {
     }
 
     fn trims(&self) -> bool {
+        true
+    }
+
+    fn uneven(&self) -> bool {
         true
     }
 
@@ -155,13 +178,31 @@ impl Contrastive {
 
     /// Losses and gradients of an update.
     fn contrast(&self, update: &Update, step: u64) -> Result<Contrasted> {
-        let options = self.section.contrast();
-        let ids = self.section.exclude_duplicates.then_some(&update.ids[1..]);
         let (dims, weights) = self.sizes(step)?;
+        let of = |columns: &[Array]| self.loss_of(columns, update);
         match dims.is_empty() {
-            true => contrast(&update.columns, &options, ids),
-            false => Ok(matryoshka(&update.columns, &dims, &weights, &options, ids)?.0),
+            true => of(&update.columns),
+            false => Ok(nested(&update.columns, &dims, &weights, &of)?.0),
         }
+    }
+
+    fn loss_of(&self, columns: &[Array], update: &Update) -> Result<Contrasted> {
+        let EmbeddingSection { loss, scale, distance, margin, exclude_duplicates, .. } = self.section;
+        if let Some(kind) = loss.of_pairs() {
+            return joined(columns, &|both| pair_loss(kind, [&both[0], &both[1]], &update.scores, scale));
+        }
+        if loss == TextLoss::InfoNce {
+            let ids = exclude_duplicates.then_some(&update.ids[1..]);
+            return contrast(columns, &self.section.contrast(), ids);
+        }
+        joined(columns, &|texts| match texts {
+            [query, near, far] => triplet_loss(distance, margin, [query, near, far]),
+            _ => Err(Error::Value {
+                key: "data.texts.negatives".into(),
+                found: (texts.len() - 2).to_string(),
+                expected: "1 with `embedding.loss = \"triplet\"`, in every row".into(),
+            }),
+        })
     }
 
     /// The sizes of embeddings that count in a step, and their weights. All ranks draw the same.
@@ -189,6 +230,8 @@ struct Update {
     columns: Vec<Array>,
     /// Equal for equal texts, column by column.
     ids: Vec<Vec<u64>>,
+    /// Of each row, where rows have one.
+    scores: Vec<f64>,
     /// Where each row of a micro-batch of this rank stands; absent for one that only fills up.
     places: Vec<Vec<Option<usize>>>,
 }
@@ -217,6 +260,8 @@ impl Update {
             in_order(&vectors.contiguous()?.reshape(&[rounds * rows, columns * width])?, columns * width)?;
         let marks =
             in_order(&Array::from_slice(&marks, &[rounds * rows, columns])?, columns)?.to_vec::<i64>()?;
+        let scores = batches.iter().map(scores).collect::<Result<Vec<_>>>()?.concat();
+        let scores = in_order(&Array::from_slice(&scores, &[rounds * rows, 1])?, 1)?.to_vec::<i64>()?;
         let there: Vec<usize> = marks
             .chunks(columns)
             .enumerate()
@@ -235,6 +280,7 @@ impl Update {
             ids: (0..columns)
                 .map(|at| there.iter().map(|row| marks[row * columns + at] as u64).collect())
                 .collect(),
+            scores: there.iter().map(|&row| f64::from_bits(scores[row] as u64)).collect(),
             places: (0..rounds).map(|round| (0..rows).map(|row| place(round, row)).collect()).collect(),
         })
     }
@@ -256,6 +302,13 @@ impl Update {
         let grads = planaria_array::ops::concat(&grads.iter().collect::<Vec<_>>(), 1)?;
         Ok(vec![grads, rows(&found.losses)?])
     }
+}
+
+/// The bits of the score of each row of a micro-batch; 0 where there is none.
+fn scores(batch: &Batch) -> Result<Vec<i64>> {
+    let length = batch.tokens.shape()[1];
+    let labels = batch.labels.to_vec::<i64>()?;
+    Ok(labels.chunks(length.max(1)).map(|row| score_of(row).unwrap_or(0.0).to_bits() as i64).collect())
 }
 
 /// A number for each text of a micro-batch, equal for equal texts; 0 where a row has none.

@@ -1,13 +1,14 @@
 //! Learning from preferences: a sample is a prompt with two responses of which one is better, the loss compares how likely the
 //! policy finds them with how likely a reference does.
 
-use super::{Before, Figures, Input, Objective};
+use super::{Before, Draws, Figures, Input, Objective};
 use crate::config::{Config, DpoSection};
 use crate::data::{Batch, Config as DataConfig, Data, IGNORED, Tokenizer};
 use crate::error::{Error, Result};
 use crate::rl::{Preference, Reference, label_logprobs, preference_terms};
 use planaria_array::Array;
 use planaria_array::ops::Keep;
+use planaria_nn::lora::without_adapters;
 use planaria_nn::models::{Activations, Loss, Network};
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
@@ -29,17 +30,8 @@ impl Objective for Dpo {
         let DpoSection { reference, .. } = &config.dpo;
         config.dpo.check()?;
         let loss = config.dpo.preference();
-        let reference = match (loss.needs_reference(), reference.as_ref().or(config.model.init.as_ref())) {
-            (false, _) => None,
-            (true, Some(path)) => {
-                Some(Reference::new(path, config.train.precision.dtype(), config.device.device()))
-            }
-            (true, None) => {
-                let expected = "a folder of weights, as the run starts from none (`model.init`)";
-                let key = "dpo.reference".into();
-                return Err(Error::Value { key, found: "missing".into(), expected: expected.into() });
-            }
-        };
+        let find = || Reference::find("dpo.reference", reference.as_ref(), config);
+        let reference = loss.needs_reference().then(find).transpose()?;
         Ok(Some(Arc::new(Dpo { loss, reference })))
     }
 
@@ -59,10 +51,26 @@ impl Objective for Dpo {
     }
 
     fn generate(&self, before: &Before<'_>, mut batches: Vec<Batch>) -> Result<Vec<Batch>> {
-        let Some(reference) = &self.reference else { return Ok(batches) };
-        if before.parts.iter().any(|part| part.stage().head) {
-            for batch in &mut batches {
-                batch.attached = vec![reference.logprobs(self.input(batch)?, batch, 1.0)?];
+        match &self.reference {
+            None => {}
+            Some(Reference::Folder(still)) if before.parts.iter().any(|part| part.stage().head) => {
+                for batch in &mut batches {
+                    batch.attached = vec![still.logprobs(self.input(batch)?, batch, 1.0)?];
+                }
+            }
+            // Only the end of the model is compared.
+            Some(Reference::Folder(_)) => {}
+            Some(Reference::Base) => {
+                let mut found = Vec::new();
+                without_adapters(|| {
+                    before.forward(&batches, Draws::Off, &mut |number, model, last, batch| {
+                        found.push((number, label_logprobs(model, &last.hidden, batch, 1.0)?.whole()?));
+                        Ok(())
+                    })
+                })?;
+                for (number, values) in found {
+                    batches[number].attached = vec![values];
+                }
             }
         }
         Ok(batches)

@@ -21,7 +21,9 @@ pub use sft::Sft;
 use crate::config::Config;
 use crate::data::{Batch, Borders, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result, nearest};
-use planaria_nn::models::{Activations, Architecture, Loss, Models, Network};
+use crate::geometry::Geometry;
+use planaria_array::Array;
+use planaria_nn::models::{Activations, Architecture, Loss, Models, Network, Shown};
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
 use serde_json::{Map, Value};
@@ -50,6 +52,16 @@ pub trait Objective: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// The same for the model that is trained, where it must know it. `settings` gives the objects of JSON files beside the weights
+    /// that the model starts from, empty ones where there is no such file.
+    fn for_model(
+        &self,
+        _model: &dyn Architecture,
+        _settings: &dyn Fn(&str) -> Result<Map<String, Value>>,
+    ) -> Result<Option<Arc<dyn Objective>>> {
+        Ok(None)
+    }
+
     /// Refuses a model that it cannot train.
     fn check(&self, _model: &dyn Architecture) -> Result<()> {
         Ok(())
@@ -65,8 +77,13 @@ pub trait Objective: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Files to save beside the weights. What it must know again when a run goes on is among them.
+    /// Files to save beside the weights.
     fn files(&self, _model: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
+        Ok(BTreeMap::new())
+    }
+
+    /// Files of what it must know again when a run goes on after `step`.
+    fn state(&self, _step: u64) -> Result<BTreeMap<String, Vec<u8>>> {
         Ok(BTreeMap::new())
     }
 
@@ -79,6 +96,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// loss and are told over its count.
     fn figures(&self) -> Figures {
         Figures::default()
+    }
+
+    /// Bytes that a rank which has the model's end holds of a step, beside weights and activations.
+    fn held(&self, _model: &dyn Architecture, _geometry: &Geometry) -> Result<Held> {
+        Ok(Held::default())
     }
 
     /// Opens the samples.
@@ -94,9 +116,20 @@ pub trait Objective: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether the size of a micro-batch is a matter of memory alone: it need not divide the batch then, and the last one of each rank
+    /// is filled up with rows that have no labels.
+    fn uneven(&self) -> bool {
+        false
+    }
+
     /// How many batches of `train.global_batch` samples are read for a step: one, as a rule.
     fn reads(&self, _step: u64) -> u64 {
         1
+    }
+
+    /// Whether [`Objective::generate`] may read more than that.
+    fn reads_on(&self) -> bool {
+        false
     }
 
     /// Makes the micro-batches of a step out of those that were read, before anything of it is computed. Only ranks that
@@ -108,6 +141,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
 
     /// What goes into the model's first stage, and who sees whom.
     fn input(&self, batch: &Batch) -> Result<Input>;
+
+    /// What a model that sees is shown beside these tokens; as a rule nothing.
+    fn view(&self, _batch: &Batch) -> Result<Option<View>> {
+        Ok(None)
+    }
 
     /// The loss at the end of the model's last stage. Collective over its inner mesh.
     fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss>;
@@ -122,6 +160,15 @@ pub struct Second {
     pub fresh: Vec<String>,
     /// Its learning rate; the schedule is that of the first.
     pub lr: f64,
+}
+
+/// Bytes that an objective holds of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// At the worst moment before forward and backward begin, when nothing of these is there.
+    pub before: u64,
+    /// Until they have ended.
+    pub during: u64,
 }
 
 /// Names of figures.
@@ -140,6 +187,15 @@ pub struct Input {
     pub tokens: Tensor,
     /// The documents that do not see each other; absent where all tokens of a row do.
     pub documents: Option<Documents>,
+}
+
+/// What a model that sees is shown beside tokens.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Where the tokens stand, `[3, samples, sequence]`.
+    pub axes: Array,
+    /// Pictures and videos.
+    pub shown: Shown,
 }
 
 /// The known objectives by name.

@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
-use crate::objective::{NextToken, Objectives};
+use crate::objective::{Held, NextToken, Objective, Objectives};
 use crate::pipeline::{Costs as StageCosts, Schedule, ScheduleKind, Simulation, StageCost};
 use crate::{partition, pretrained, update};
 use activations::Costs;
@@ -47,6 +47,8 @@ pub struct Memory {
     pub activations: u64,
     /// Gradients on their way to other ranks, at the worst moment; nothing where there is one data rank.
     pub exchange: u64,
+    /// What an objective holds of a whole step, such as the vectors of all its texts, at the worst moment.
+    pub held: u64,
     /// What the update needs besides, when no activations are there.
     pub update: u64,
     /// What the allocator adds to weights that are joined to be sent.
@@ -58,10 +60,12 @@ pub struct Memory {
 impl Memory {
     /// The largest sum, where so much is there at the worst moment of forward and backward, sums of gradients included, and so much at the
     /// start.
-    fn summed(mut self, computing: u64, start: u64) -> Memory {
+    fn summed(mut self, computing: u64, start: u64, held: Held) -> Memory {
         let kept = self.weights + self.masters + self.moments + self.ema + self.rounding;
         let updating = self.gradients + self.update;
-        self.total = (kept + (computing + self.exchange).max(updating)).max(start);
+        self.held = held.before.max(held.during);
+        let computing = (computing + self.exchange + held.during).max(held.before);
+        self.total = (kept + computing.max(updating)).max(start);
         self
     }
 }
@@ -127,11 +131,16 @@ pub struct PlanOptions {
 
 /// The model that a configuration asks for, of those that are known.
 pub fn model_of(config: &Config, models: &Models) -> Result<Arc<dyn Architecture>> {
-    // What a program of one's own learns is not known here; its model is as it was asked for.
-    let objective = Objectives::default().find(&config.train.objective).unwrap_or(Arc::new(NextToken));
-    let objective = objective.configured(config)?.unwrap_or(objective);
+    let objective = objective_of(config)?;
     let tokenizer = objective.tokenizer(pretrained::open_tokenizer(config)?)?;
     crate::trainer::model(config, &*objective, tokenizer.vocab_size(), models)
+}
+
+/// What the run learns, of those that are known here.
+pub(crate) fn objective_of(config: &Config) -> Result<Arc<dyn Objective>> {
+    // What a program of one's own learns is not known here; its model is as it was asked for.
+    let objective = Objectives::default().find(&config.train.objective).unwrap_or(Arc::new(NextToken));
+    Ok(objective.configured(config)?.unwrap_or(objective))
 }
 
 /// What the parts of a plan are computed from.
@@ -147,6 +156,8 @@ struct Setting<'a> {
     sizes: Sizes,
     costs: Costs,
     frozen: Frozen,
+    /// What the objective holds where the model ends.
+    held: Held,
     /// Some of its parameters have the values of others.
     is_tied: bool,
     /// The model's parts in order, and the pipeline rank of each.
@@ -161,6 +172,16 @@ impl Plan {
         ranks: usize,
         options: &PlanOptions,
     ) -> Result<Plan> {
+        Ok(Plan::with_work(config, model, ranks, options)?.0)
+    }
+
+    /// The same, and the work that its pipeline was simulated with.
+    pub(crate) fn with_work(
+        config: &Config,
+        model: &dyn Architecture,
+        ranks: usize,
+        options: &PlanOptions,
+    ) -> Result<(Plan, Work)> {
         let mesh = crate::fit::check(config, model).and_then(|()| config.mesh.on(ranks))?;
         let [stages, data_ranks, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
         let geometry = Geometry::derive(&Batching {
@@ -168,6 +189,7 @@ impl Plan {
             micro_batch: Some(config.train.micro_batch as u64),
             data_ranks: Some(data_ranks as u64),
             micro_split: Some(ep as u64),
+            uneven: objective_of(config)?.uneven(),
             ..Batching::default()
         })?;
         let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
@@ -182,6 +204,7 @@ impl Plan {
             sizes,
             costs: Costs::new(model, &sizes)?,
             frozen: Frozen::new(&config.train.freeze, model)?,
+            held: objective_of(config)?.held(model, &geometry)?,
             is_tied: !planaria_nn::models::ties(model)?.is_empty(),
             parts: parts.enumerate().map(|(i, part)| (part, order.rank_of(i).unwrap_or(0))).collect(),
             config,
@@ -192,9 +215,10 @@ impl Plan {
             geometry,
             rule: update::rule(&config.optim),
         };
-        let (told, plans) = setting.ranks(&schedule, stages)?;
+        let work = Work { costs: setting.part_costs()?, schedule };
+        let (told, plans) = setting.ranks(&work, stages)?;
         let tokens = geometry.global_batch * config.data.sequence as u64;
-        Ok(Plan {
+        let plan = Plan {
             ranks,
             mesh: mesh.to_string(),
             parameters: parameter_count(model)?,
@@ -208,12 +232,28 @@ impl Plan {
             schedule: schedule_name(kind, chunks, stages),
             bubble: told.worst_bubble(),
             stages: plans,
-        })
+        };
+        Ok((plan, work))
     }
 
     /// The rank that needs most.
     pub fn largest(&self) -> Option<&RankPlan> {
         self.stages.iter().max_by_key(|stage| stage.memory.total)
+    }
+}
+
+/// What a pipeline does in a step, and what each part of the model costs a rank for one micro-batch: operations, and bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) schedule: Schedule,
+    pub(crate) costs: Vec<StageCost>,
+}
+
+impl Work {
+    /// The step where parts cost this, and a message so much time.
+    pub(crate) fn simulated(&self, stages: Vec<StageCost>, transfer: f64) -> Result<Simulation> {
+        let costs = StageCosts { stages, transfer, ..StageCosts::unit() };
+        self.schedule.simulate(&costs).map_err(pipeline_error)
     }
 }
 
@@ -257,14 +297,17 @@ impl Setting<'_> {
         all * self.sizes.tp as f64 / self.sizes.tokens as f64
     }
 
+    /// What every part of the model costs.
+    fn part_costs(&self) -> Result<Vec<StageCost>> {
+        self.parts.iter().map(|(part, _)| self.cost(part)).collect()
+    }
+
     /// What the schedule makes of the costs, and the ranks of every stage.
-    fn ranks(&self, schedule: &Schedule, stages: usize) -> Result<(Simulation, Vec<RankPlan>)> {
-        let costs = self.parts.iter().map(|(part, _)| self.cost(part)).collect::<Result<Vec<_>>>()?;
-        let simulated = |stages: Vec<StageCost>| {
-            schedule.simulate(&StageCosts { stages, ..StageCosts::unit() }).map_err(pipeline_error)
-        };
+    fn ranks(&self, work: &Work, stages: usize) -> Result<(Simulation, Vec<RankPlan>)> {
+        let simulated = |stages: Vec<StageCost>| work.simulated(stages, 0.0);
+        let costs = &work.costs;
         let bare = costs.iter().map(|cost| StageCost { bytes: cost.bytes.without_sums(), ..*cost }).collect();
-        let (told, bare) = (simulated(costs)?, simulated(bare)?);
+        let (told, bare) = (simulated(costs.clone())?, simulated(bare)?);
         let mut plans = Vec::with_capacity(stages);
         for stage in 0..stages {
             let rank = self.rank(stage, (told.bytes[stage], bare.bytes[stage]))?;
@@ -284,6 +327,8 @@ impl Setting<'_> {
         for part in &parts {
             memory.exchange += backward::Gradients::of(self, part)?.spare;
         }
+        let ends = parts.iter().any(|part| part.head);
+        let held = if ends { self.held } else { Held::default() };
         // All weights are made before they are shared out.
         let start = self.dtype.size() as u64
             * pieces.iter().filter(|p| !p.shared).map(|p| p.numel as u64).sum::<u64>();
@@ -292,7 +337,7 @@ impl Setting<'_> {
             layers: parts.iter().map(|part| part.layers.len()).sum(),
             parameters: pieces.iter().filter(|piece| !piece.shared).map(|piece| piece.numel as u64).sum(),
             in_flight: 0,
-            memory: memory.summed(computing + shared, start),
+            memory: memory.summed(computing + shared, start, held),
             traffic: traffic::of_rank(self, stage, &parts, &pieces),
             bubble: 0.0,
         })

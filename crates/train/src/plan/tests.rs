@@ -193,6 +193,7 @@ fn setting<'a>(config: &'a Config, model: &'a dyn Architecture, sizes: Sizes) ->
         frozen: crate::freeze::Frozen::default(),
         is_tied: false,
         parts: vec![(Stage::whole(model), 0)],
+        held: crate::objective::Held::default(),
     }
 }
 

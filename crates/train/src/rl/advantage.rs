@@ -70,6 +70,19 @@ pub enum Scale {
     None,
 }
 
+/// What the responses to a prompt are compared with, where no critic says what was to be expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Compared {
+    /// The mean of their group, over a deviation.
+    #[default]
+    Group,
+    /// The mean of the others of their group (RLOO).
+    LeaveOneOut,
+    /// All tokens of the rollout, by what comes after each (REINFORCE++).
+    Reinforce,
+}
+
 /// Advantages of samples that are compared within their groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advantages {

@@ -1,27 +1,40 @@
-//! What responses are worth: functions by name, a regular expression, and programs or servers that others wrote.
+//! What responses are worth: functions by name, and programs or servers that others wrote.
 
 use super::http;
 use crate::error::{Error, Result};
+use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// What `format` asks for when nothing else is said: reasons, then an answer.
+const FORMAT: &str = r"(?s)<think>.*?</think>\s*<answer>.*?</answer>";
 
 /// A source of rewards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Reward {
-    /// `exact`: 1 where the response, without space around it, is the row's field. `contains`: 1 where the field is in it.
+    /// `exact`: 1 where the response, without space around it, is the row's field; with a `pattern`, where its first group is.
+    /// `contains`: 1 where the field is in it. `regex`: 1 where the pattern fits somewhere in it. `format`: 1 where the pattern fits
+    /// all of it, as a rule `<think>...</think><answer>...</answer>`. `length`: 1 less how far it is from `tokens`, as a share of that, at least 0.
     /// `arithmetic`: 1 where it begins with the value of the sum or difference that ends the prompt, as `12+7=`. `finished`: 1 where it
     /// ended by itself. `short`: 1 less its share of `rl.max_new_tokens`. `given`: the number that the row's field, a list, has for it.
-    /// `command` and `http`: as a program or a server says.
+    /// `model`: as a model with a head of one number says. `command` and `http`: as a program or a server says.
     pub kind: RewardKind,
     /// What its number counts.
     pub weight: f64,
     /// The field of the row that holds the answer.
     pub field: String,
+    /// A regular expression.
+    pub pattern: String,
+    /// Tokens that a response should have.
+    pub tokens: usize,
+    /// The folder of a reward model, a `*ForSequenceClassification` of one label.
+    pub path: PathBuf,
     /// The program and its arguments. It reads one JSON object a line, `prompt`, `response`, `row`, and writes as many, each with a
     /// number or null as `score`, in the same order.
     pub command: Vec<String>,
@@ -39,6 +52,9 @@ impl Default for Reward {
             kind: RewardKind::Exact,
             weight: 1.0,
             field: "answer".into(),
+            pattern: String::new(),
+            tokens: 0,
+            path: PathBuf::new(),
             command: Vec::new(),
             url: String::new(),
             timeout: 60.0,
@@ -56,6 +72,12 @@ pub enum RewardKind {
     Exact,
     /// It has the answer in it.
     Contains,
+    /// A pattern fits in it.
+    Regex,
+    /// A pattern fits all of it.
+    Format,
+    /// It has about as many tokens as it should.
+    Length,
     /// It begins with the value of what the prompt ends with.
     Arithmetic,
     /// It ended by itself.
@@ -64,6 +86,8 @@ pub enum RewardKind {
     Short,
     /// As the row says.
     Given,
+    /// As a model says.
+    Model,
     /// As a program says.
     Command,
     /// As a server says.
@@ -81,8 +105,10 @@ pub struct Judged<'a> {
     pub row: &'a Value,
     /// Its number among the responses to the prompt.
     pub number: usize,
-    /// Tokens of the response, over the most it could have.
-    pub share: f64,
+    /// Tokens of the response, with the one that ended it.
+    pub tokens: usize,
+    /// The most it could have.
+    pub most: usize,
     /// Whether it ended by itself.
     pub finished: bool,
 }
@@ -104,6 +130,22 @@ impl Reward {
                 &format!("as http://judge:8000/score; {problem}"),
             );
         }
+        if self.kind == RewardKind::Regex && self.pattern.is_empty() {
+            return wrong("pattern", "''".into(), "a regular expression");
+        }
+        if let Err(problem) = self.regex() {
+            return wrong(
+                "pattern",
+                format!("'{}'", self.pattern),
+                &format!("a regular expression; {problem}"),
+            );
+        }
+        if self.kind == RewardKind::Length && self.tokens == 0 {
+            return wrong("tokens", "0".into(), "the tokens that a response should have");
+        }
+        if self.kind == RewardKind::Model && self.path.as_os_str().is_empty() {
+            return wrong("path", "''".into(), "the folder of a reward model");
+        }
         if !self.weight.is_finite() {
             return wrong("weight", self.weight.to_string(), "a finite number");
         }
@@ -113,8 +155,20 @@ impl Reward {
         Ok(())
     }
 
-    /// A number for each response; none where it cannot be judged.
+    /// The pattern, where it has one; that of `format` fits from the first to the last character.
+    fn regex(&self) -> Result<Option<Regex>, regex::Error> {
+        let text = match (self.kind, self.pattern.as_str()) {
+            (RewardKind::Format, "") => FORMAT,
+            (_, "") => return Ok(None),
+            (_, text) => text,
+        };
+        let whole = self.kind == RewardKind::Format;
+        Ok(Some(Regex::new(&if whole { format!(r"\A(?:{text})\z") } else { text.to_string() })?))
+    }
+
+    /// A number for each response; none where it cannot be judged. A reward model is not asked here.
     pub fn score(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
+        let regex = self.regex().map_err(|e| Error::Run { what: e.to_string() })?;
         if matches!(self.kind, RewardKind::Command | RewardKind::Http) {
             return self.ask(all);
         }
@@ -126,17 +180,31 @@ impl Reward {
             };
             let flag = |holds: bool| f64::from(u8::from(holds));
             match self.kind {
-                RewardKind::Exact => answer().map(|answer| flag(one.response.trim() == answer)),
+                RewardKind::Exact => answer().map(|answer| {
+                    let said = match &regex {
+                        None => Some(one.response.as_str()),
+                        Some(regex) => regex
+                            .captures(&one.response)
+                            .and_then(|found| Some(found.get(1).or_else(|| found.get(0))?.as_str())),
+                    };
+                    flag(said.is_some_and(|said| said.trim() == answer))
+                }),
+                RewardKind::Regex | RewardKind::Format => {
+                    regex.as_ref().map(|regex| flag(regex.is_match(one.response.trim())))
+                }
+                RewardKind::Length => {
+                    Some((1.0 - one.tokens.abs_diff(self.tokens) as f64 / self.tokens as f64).max(0.0))
+                }
                 RewardKind::Contains => answer().map(|answer| flag(one.response.contains(&answer))),
                 RewardKind::Arithmetic => {
                     value_of(&one.prompt).map(|value| flag(leading(&one.response) == Some(value)))
                 }
                 RewardKind::Finished => Some(flag(one.finished)),
-                RewardKind::Short => Some(1.0 - one.share),
+                RewardKind::Short => Some(1.0 - one.tokens as f64 / one.most as f64),
                 RewardKind::Given => {
                     one.row.get(&self.field)?.get(one.number)?.as_f64().filter(|score| score.is_finite())
                 }
-                RewardKind::Command | RewardKind::Http => None,
+                RewardKind::Model | RewardKind::Command | RewardKind::Http => None,
             }
         });
         Ok(found.collect())
@@ -262,7 +330,7 @@ mod tests {
 
     fn judged<'a>(prompt: &str, response: &str, row: &'a Value) -> Judged<'a> {
         let (prompt, response) = (prompt.into(), response.into());
-        Judged { prompt, response, row, number: 0, share: 0.25, finished: true }
+        Judged { prompt, response, row, number: 0, tokens: 2, most: 8, finished: true }
     }
 
     #[test]
@@ -279,6 +347,30 @@ mod tests {
         assert_eq!(score(RewardKind::Arithmetic, "3-8=", "5"), Some(0.0));
         assert_eq!(score(RewardKind::Arithmetic, "no sum", "5"), None);
         assert_eq!(score(RewardKind::Short, "", "x"), Some(0.75));
+        let with = |kind, pattern: &str, tokens, response: &str| {
+            let reward = Reward { kind, pattern: pattern.into(), tokens, ..Reward::default() };
+            reward.check().unwrap();
+            reward.score(&[judged("", response, &row)]).unwrap()[0]
+        };
+        assert_eq!(with(RewardKind::Exact, "#### (.*)", 0, "6 * 7\n#### 42"), Some(1.0));
+        assert_eq!(with(RewardKind::Exact, "#### (.*)", 0, "42"), Some(0.0));
+        assert_eq!(with(RewardKind::Regex, r"\d{2}", 0, "it is 42."), Some(1.0));
+        assert_eq!(with(RewardKind::Regex, r"\d{3}", 0, "it is 42."), Some(0.0));
+        let formed = "<think>6 * 7\n</think>\n<answer>42</answer>";
+        assert_eq!(with(RewardKind::Format, "", 0, formed), Some(1.0));
+        assert_eq!(with(RewardKind::Format, "", 0, &format!("well {formed}")), Some(0.0));
+        assert_eq!(with(RewardKind::Format, "[0-9]+|no", 0, "42 or no"), Some(0.0));
+        assert_eq!(with(RewardKind::Length, "", 8, "x"), Some(0.25));
+        assert_eq!(with(RewardKind::Length, "", 1, "x"), Some(0.0));
+        for (kind, pattern, told) in [
+            (RewardKind::Regex, "", "rl.reward.pattern"),
+            (RewardKind::Exact, "(", "a regular expression"),
+            (RewardKind::Length, "", "rl.reward.tokens"),
+            (RewardKind::Model, "", "rl.reward.path"),
+        ] {
+            let error = Reward { kind, pattern: pattern.into(), ..Reward::default() }.check().unwrap_err();
+            assert!(error.to_string().contains(told), "{error}");
+        }
         let none = Reward { field: "missing".into(), ..Reward::default() };
         assert_eq!(none.score(&[judged("", "42", &row)]).unwrap(), [None]);
     }

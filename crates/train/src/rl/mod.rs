@@ -14,10 +14,12 @@ mod reward;
 mod roll;
 mod rollout;
 mod sampling;
+mod score;
+mod still;
 
 pub use advantage::{
-    Advantages, Scale, Whitened, gae, group_advantages, leave_one_out, reinforce_returns, varied_groups,
-    whiten,
+    Advantages, Compared, Scale, Whitened, gae, group_advantages, leave_one_out, reinforce_returns,
+    varied_groups, whiten,
 };
 pub use geometry::{DatasetSteps, Remainder, RolloutBatching, RolloutError, RolloutGeometry, RolloutUpdate};
 pub use judge::{Judged, Reward, RewardKind};
@@ -32,6 +34,8 @@ pub(crate) use reference::{Reference, label_entropy, label_logprobs, label_value
 pub use reward::{
     AdaptiveKl, RunningMoments, ShapeOptions, Shaped, combine_rewards, overlong_penalty, shape_rewards,
 };
-pub use roll::{Roll, Rolled, roll, roll_folder};
+pub use roll::{Draw, Roll, Rolled, roll, roll_folder};
 pub use rollout::{PaddedRollouts, Response, pad_rollouts};
 pub use sampling::{TokenSampling, TokenScores};
+pub(crate) use score::{ScoreModel, Scored, is_valued};
+pub(crate) use still::Still;

@@ -1,50 +1,53 @@
-//! A model that only judges: the reference of a policy, whole on every rank that asks it.
+//! What a policy is compared with: the weights of a folder, or the model under its own adapter.
 
+use super::Still;
+use crate::config::Config;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::objective::Input;
-use crate::opened::Opened;
+use planaria_array::Array;
 use planaria_array::ops::{Keep, Reduction};
-use planaria_array::{Array, DType, Device};
-use planaria_comm::alone;
-use planaria_nn::Init;
-use planaria_nn::models::{Models, Network, Run};
+use planaria_nn::models::{Network, Run};
 use planaria_tensor::ops::{CrossEntropyOptions, cross_entropy, wide};
 use planaria_tensor::{Tensor, no_grad};
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
 
-/// A folder of weights that never change, loaded when they are first asked; all thread ranks share them.
-#[derive(Clone)]
-pub(crate) struct Reference {
-    path: PathBuf,
-    dtype: DType,
-    device: Device,
-    loaded: Arc<Mutex<Option<Arc<dyn Network>>>>,
-}
-
-impl fmt::Debug for Reference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reference({})", self.path.display())
-    }
+/// The reference of a policy.
+#[derive(Clone, Debug)]
+pub(crate) enum Reference {
+    /// Weights of their own, whole on every rank that asks them.
+    Folder(Still),
+    /// The policy without its adapter: what it started from is still there.
+    Base,
 }
 
 impl Reference {
-    pub(crate) fn new(path: &Path, dtype: DType, device: Device) -> Reference {
-        Reference { path: path.to_path_buf(), dtype, device, loaded: Arc::default() }
-    }
-
-    fn network(&self) -> Result<Arc<dyn Network>> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(network) = &*loaded {
-            return Ok(network.clone());
+    /// The folder that is named, else what the run starts from; `key` is where it would be named.
+    pub(crate) fn find(key: &str, named: Option<&PathBuf>, config: &Config) -> Result<Reference> {
+        let of = |path: &PathBuf| Reference::Folder(Still::new(path, config));
+        match (named, &config.model.init, &config.lora) {
+            (Some(path), ..) => Ok(of(path)),
+            (None, Some(init), Some(lora)) => {
+                let adapter = lora.config(Some(init.as_path()))?;
+                // An adapter that changes weights of the model, or has other ones in their place, leaves no base behind.
+                let saved = adapter.modules_to_save.as_ref().is_some_and(|modules| !modules.is_empty());
+                let changes = saved || adapter.bias != "none" || adapter.factors()?.changes_base();
+                Ok(if changes { of(init) } else { Reference::Base })
+            }
+            (None, Some(init), None) => Ok(of(init)),
+            (None, None, _) => {
+                let expected = "a folder of weights, as the run starts from none (`model.init`)".to_string();
+                Err(Error::Value { key: key.into(), found: "missing".into(), expected })
+            }
         }
-        let init = Init { dtype: self.dtype, device: self.device, ..Init::default() };
-        let network = Opened::open(&self.path, &[], &Models::default())?.load(&alone(), &init)?;
-        Ok(loaded.insert(network.into()).clone())
     }
 
+    pub(crate) fn is_base(&self) -> bool {
+        matches!(self, Reference::Base)
+    }
+}
+
+impl Still {
     /// Log-probabilities of the labels of a micro-batch, `[rows, tokens]`; 0 where there is none.
     pub(crate) fn logprobs(&self, input: Input, batch: &Batch, temperature: f64) -> Result<Array> {
         let network = self.network()?;
@@ -83,7 +86,9 @@ pub(crate) fn label_logprobs(
 pub(crate) fn label_entropy(model: &dyn Network, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
     let scores = model.logits(hidden)?;
     let all = scores.cast(wide(scores.dtype()))?.mul_scalar(1.0 / temperature)?.log_softmax(-1)?;
-    Ok(all.exp()?.mul(&all)?.sum(&[-1], Keep::No)?.neg()?)
+    // What cannot be has no part in it: 0 times infinity is not a number.
+    let finite = all.masked_fill(&all.detach().is_inf()?, 0.0)?;
+    Ok(all.exp()?.mul(&finite)?.sum(&[-1], Keep::No)?.neg()?)
 }
 
 /// What a model with a head of values gives every token, `[rows, tokens]`, in f32 or wider: that of the place that predicts a

@@ -76,6 +76,13 @@ impl TokenSampling {
         Ok(())
     }
 
+    /// Whether a draw is from the probabilities of the policy as they are.
+    pub fn is_plain(&self) -> bool {
+        let TokenSampling { top_k, top_p, min_p, repetition_penalty, min_new_tokens, greedy, .. } = *self;
+        let unfiltered = top_k.is_none_or(|k| k == 0) && top_p >= 1.0 && min_p == 0.0;
+        unfiltered && repetition_penalty == 1.0 && min_new_tokens == 0 && !greedy
+    }
+
     /// What the scores of the next token become: penalty, least length, temperature, then the filters in their order.
     pub fn scores(&self, logits: &[f64], before: &[i64], made: usize, ends: &[i64]) -> TokenScores {
         let mut scores = logits.to_vec();
@@ -143,13 +150,7 @@ impl TokenSampling {
         if self.greedy {
             return best();
         }
-        let mut sum = 0.0;
-        let found = scores.probabilities.iter().position(|probability| {
-            sum += probability;
-            sum > uniform
-        });
-        // Rounding may leave the sum below 1.
-        found.or_else(|| scores.probabilities.iter().rposition(|&p| p > 0.0)).unwrap_or_else(best)
+        pick(scores.probabilities.iter().copied(), uniform).unwrap_or_else(best)
     }
 
     /// Log-probabilities of the policy: the temperature counts, filters and penalties do not.
@@ -159,6 +160,20 @@ impl TokenSampling {
         let sum = scaled.iter().map(|score| (score - most).exp()).sum::<f64>().ln() + most;
         scaled.into_iter().map(|score| score - sum).collect()
     }
+}
+
+/// The first token whose summed probability is above a random number in [0, 1); the last that has any where rounding leaves the sum
+/// below it.
+pub(crate) fn pick(probabilities: impl Iterator<Item = f64>, uniform: f64) -> Option<usize> {
+    let (mut sum, mut last) = (0.0, None);
+    for (at, probability) in probabilities.enumerate() {
+        sum += probability;
+        if sum > uniform {
+            return Some(at);
+        }
+        last = if probability > 0.0 { Some(at) } else { last };
+    }
+    last
 }
 
 fn hide(scores: &mut [f64], is_out: impl Fn(usize) -> bool) {

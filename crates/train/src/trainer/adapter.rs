@@ -8,6 +8,7 @@ use crate::pretrained::{Pretrained, Which};
 use crate::weights::Files;
 use planaria_ckpt::{Item, State, TensorKind};
 use planaria_nn::lora::starts;
+use planaria_nn::models::BESIDE;
 
 impl RankRun<'_> {
     /// Gives the adapter the values it begins with, once those of the model are there. Collective.
@@ -28,10 +29,13 @@ impl RankRun<'_> {
         match job.config.lora.as_ref().and_then(|lora| lora.adapter.as_ref()) {
             None => Ok(()),
             Some(path) => {
-                let weights = |item: &Item| item.kind == TensorKind::Parameter;
+                let wanted = |kind: &TensorKind, name: &str| {
+                    *kind == TensorKind::Parameter && !name.starts_with(BESIDE)
+                };
+                let weights = |item: &Item| wanted(&item.kind, &item.name);
                 let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
                 let mut state = State::new(items.into_iter().filter(weights).collect());
-                state.known = Some(self.known.only(|tensor| tensor.kind == TensorKind::Parameter)?);
+                state.known = Some(self.known.only(|tensor| wanted(&tensor.kind, &tensor.name))?);
                 Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &job.models)
             }
         }

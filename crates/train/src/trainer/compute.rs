@@ -5,12 +5,12 @@ use super::figures::Losses;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::gather::Pass;
-use crate::objective::{AtEnd, Input, Objective};
+use crate::objective::{AtEnd, Input, Objective, View};
 use crate::replica::{Part, Replica};
-use planaria_array::Array;
 use planaria_array::random::Key;
-use planaria_nn::models::{Activations, Loss, Network, Recompute, Run};
-use planaria_tensor::ops::Documents;
+use planaria_array::{Array, Device};
+use planaria_nn::layers::Positions;
+use planaria_nn::models::{Activations, Loss, Network, Recompute, Run, Shown};
 use planaria_tensor::{Tensor, no_grad};
 use std::sync::Arc;
 
@@ -22,25 +22,37 @@ const DROPOUT: u64 = 0x6472_6f70;
 pub(super) struct Compute {
     recompute: Recompute,
     seed: u64,
+    device: Device,
     objective: Arc<dyn Objective>,
 }
 
 impl Compute {
     pub(super) fn new(job: &Job) -> Compute {
-        let train = &job.config.train;
-        Compute { recompute: train.recomputed(), seed: train.seed, objective: job.objective.clone() }
+        let (train, objective) = (&job.config.train, job.objective.clone());
+        Compute { recompute: train.recomputed(), seed: train.seed, device: job.device, objective }
     }
 
     /// How one micro-batch of training runs. Random numbers follow from its number, not from who computes it.
-    pub(super) fn run(&self, at: Micro, documents: Option<Documents>) -> Run<'static> {
+    pub(super) fn run(&self, at: Micro, run: Run<'static>) -> Run<'static> {
         let key = Key::new(self.seed, DROPOUT).fold(at.step).fold(at.number as u64);
-        Run { recompute: self.recompute.clone(), train: Some(key), documents, ..Run::default() }
+        Run { recompute: self.recompute.clone(), train: Some(key), ..run }
     }
 
-    /// What of a micro-batch goes into the model; a stage that reads none has documents that see each other.
-    pub(super) fn input(&self, batch: Option<&Batch>) -> Result<(Option<Tensor>, Option<Documents>)> {
-        let input = batch.map(|batch| self.objective.input(batch)).transpose()?;
-        Ok(input.map_or((None, None), |input| (Some(input.tokens), input.documents)))
+    /// What of a micro-batch goes into the model: its tokens, and what they see. A stage that reads none has documents that see each
+    /// other.
+    pub(super) fn input(&self, batch: Option<&Batch>) -> Result<(Option<Tensor>, Run<'static>)> {
+        let Some(batch) = batch else { return Ok((None, Run::default())) };
+        let Input { tokens, documents } = self.objective.input(batch)?;
+        let run = Run { documents, ..Run::default() };
+        let Some(View { axes, shown }) = self.objective.view(batch)? else { return Ok((Some(tokens), run)) };
+        let shown = Shown { patches: shown.patches.to(self.device)?, ..shown };
+        Ok((Some(tokens), Run { positions: Positions::Axes(axes), shown: Some(shown), ..run }))
+    }
+
+    /// The same where the model begins here.
+    fn first_input(&self, batch: &Batch) -> Result<(Tensor, Run<'static>)> {
+        let (tokens, run) = self.input(Some(batch))?;
+        Ok((tokens.ok_or_else(|| Error::Bug { what: "a micro-batch without tokens".into() })?, run))
     }
 
     /// The loss at the end of the model.
@@ -59,8 +71,8 @@ impl Compute {
         let part = only(replica)?;
         let model = &*part.model;
         replica.enter(at.round, Pass::Forward);
-        let Input { tokens, documents } = self.objective.input(batch)?;
-        let end = model.forward(tokens.into(), &self.run(at, documents))?;
+        let (tokens, run) = self.first_input(batch)?;
+        let end = model.forward(tokens.into(), &self.run(at, run))?;
         let loss = self.loss(model, &end, batch)?;
         drop(end);
         replica.enter(at.round, Pass::Backward);
@@ -72,10 +84,10 @@ impl Compute {
     }
 
     /// How one micro-batch runs without history.
-    pub(super) fn run_ahead(&self, at: Option<Micro>, documents: Option<Documents>) -> Run<'static> {
+    pub(super) fn run_ahead(&self, at: Option<Micro>, run: Run<'static>) -> Run<'static> {
         match at {
-            Some(at) => Run { recompute: Recompute::None, ..self.run(at, documents) },
-            None => Run { documents, ..Run::default() },
+            Some(at) => Run { recompute: Recompute::None, ..self.run(at, run) },
+            None => run,
         }
     }
 
@@ -91,8 +103,8 @@ impl Compute {
         for (round, batch) in batches.iter().enumerate() {
             replica.enter(round, Pass::Forward);
             no_grad(|| {
-                let Input { tokens, documents } = self.objective.input(batch)?;
-                let end = model.forward(tokens.into(), &self.run_ahead(micro(round), documents))?;
+                let (tokens, run) = self.first_input(batch)?;
+                let end = model.forward(tokens.into(), &self.run_ahead(micro(round), run))?;
                 at_end(round, model, &end, batch)
             })?;
         }

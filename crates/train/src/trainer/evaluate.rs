@@ -10,12 +10,12 @@ use super::compute::value;
 use super::figures::Losses;
 use super::rank::RankRun;
 use super::resume::Best;
-use crate::data::{Batch, Dataset, IGNORED, Permutation};
+use super::step::Reading;
+use crate::data::{Batch, Dataset, Permutation};
 use crate::error::Result;
 use crate::event::Event;
 use crate::geometry::Geometry;
 use crate::objective::Purpose;
-use planaria_array::Array;
 use planaria_array::random::Key;
 use planaria_nn::models::{Activations, Network};
 
@@ -54,17 +54,10 @@ impl Evaluation {
     fn read(&self, data: &dyn Dataset, round: usize, replica: usize) -> Result<Batch> {
         let first = self.number(round, replica) as u64 * self.micro_batch;
         let choice = Permutation::new(CHOICE, data.len());
-        // The first sample stands in where there is none; its shape is what matters.
+        // A micro-batch that has no sample at all is made of the first one.
         let of = |position: u64| choice.of(if position < self.samples { position } else { 0 });
-        let mut batch = Batch::read(data, first..first + self.micro_batch, of)?;
-        let real = self.samples.saturating_sub(first).min(self.micro_batch) as usize;
-        if real < self.micro_batch as usize {
-            let shape = batch.labels.shape().to_vec();
-            let mut labels = batch.labels.to_vec::<i64>()?;
-            labels[real * data.sequence()..].fill(IGNORED);
-            batch.labels = Array::from_slice(&labels, &shape)?;
-        }
-        Ok(batch)
+        let real = self.samples.saturating_sub(first).min(self.micro_batch);
+        Ok(Batch::read_filled(data, first..first + real, self.micro_batch, of)?)
     }
 }
 
@@ -77,7 +70,8 @@ impl RankRun<'_> {
         let needed = if self.place.reads(self.job) { eval.rounds } else { 0 };
         let batches = (0..needed).map(|round| eval.read(&**data, round, replica));
         let batches = batches.collect::<Result<Vec<_>>>()?;
-        let (batches, _) = self.generate((self.progress.step, Purpose::Evaluation), batches, 1.0)?;
+        let (batches, _) =
+            self.generate((self.progress.step, Purpose::Evaluation), batches, 1.0, &mut Reading::default())?;
         let mut losses = Losses::new(eval.rounds * eval.data_ranks);
         let (compute, replica, speaks) = (&self.compute, &self.replica, self.place.speaks);
         let number = self.place.replica;
@@ -110,7 +104,7 @@ impl RankRun<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Part, Sample};
+    use crate::data::{IGNORED, Part, Sample};
     use std::collections::BTreeMap;
 
     /// Samples that are their own number, from two sources.

@@ -8,8 +8,11 @@ mod evaluate;
 mod feed;
 mod figures;
 mod holders;
+pub(crate) mod line;
 mod lock;
 pub(crate) mod narrow;
+mod now;
+pub(crate) mod place;
 mod rank;
 mod records;
 mod resume;
@@ -20,6 +23,7 @@ mod start;
 mod step;
 mod tiers;
 mod trust;
+mod whole;
 mod writer;
 
 use crate::beat;
@@ -30,13 +34,15 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Observer, Silent};
 use crate::objective::{Objective, Objectives};
 use crate::pretrained::{self, together};
+use crate::sight;
 use crate::signals::Requests;
 use planaria_array::{Device, Threads};
 use planaria_comm::nccl::{self, Way};
-use planaria_comm::{Comm, CommExt, threads};
+use planaria_comm::{Comm, CommExt, metered, threads};
 use planaria_nn::models::{Architecture, Models};
 use planaria_store::{Store, Trap};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -45,6 +51,7 @@ pub(crate) use resume::updates_of;
 pub(crate) use setup::model;
 pub use setup::read_model_config;
 pub use tiers::{Kept, clear_memory, persist_memory};
+pub(crate) use tiers::{address as tier_address, state_bytes};
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,6 +112,8 @@ pub(crate) struct Job {
     pub(crate) tokenizer: Tokenizer,
     /// The `generation_config.json` that the run began with.
     pub(crate) generation: Map<String, Value>,
+    /// Files that say how pictures become patches, of a model that sees.
+    pub(crate) seeing: BTreeMap<String, String>,
     pub(crate) data: Data,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) requests: Requests,
@@ -307,7 +316,11 @@ impl Trainer {
         let objective = objective.configured(&config)?.unwrap_or(objective);
         let tokenizer = objective.tokenizer(pretrained::open_tokenizer(&config)?)?;
         let model = setup::model(&config, &*objective, tokenizer.vocab_size(), &self.models)?;
-        let generation = pretrained::generation_config(&config)?;
+        let settings = |name: &str| pretrained::settings(&config, name);
+        let objective = objective.for_model(&*model, &settings)?.unwrap_or(objective);
+        let generation = settings("generation_config.json")?;
+        let seeing = if model.sight().is_some() { &sight::FILES[..] } else { &[] };
+        let seeing = pretrained::texts(&config, seeing)?;
         let data = Data::none();
         let Trainer { observer, requests, last, store, models, healing, .. } = self.clone();
         Ok(Job {
@@ -318,6 +331,7 @@ impl Trainer {
             models,
             tokenizer,
             generation,
+            seeing,
             data,
             observer,
             requests,
@@ -400,8 +414,9 @@ impl Job {
         tiers::check_ranks(self, local, comm.size())?;
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
+        let (comm, tally) = metered(comm);
         let (pulse, comm) = beat::feel(comm, &self.healing)?;
-        Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse)?.go())
+        Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse, tally)?.go())
     }
 
     /// What can be refused before any rank starts.

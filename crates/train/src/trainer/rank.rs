@@ -4,13 +4,15 @@ use super::averager::Averager;
 use super::compute::Compute;
 use super::holders;
 use super::lock::Lock;
+use super::now::Now;
+use super::place::OWN;
 use super::records::Records;
 use super::resume::{self, Progress};
 use super::saves::{Keep, Saves};
 use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
 use super::start::{self, Damaged, Start};
-use super::tiers::{self, OWN};
+use super::tiers;
 use super::{Job, Outcome};
 use crate::beat::Pulse;
 use crate::bundle::BundleOptions;
@@ -27,7 +29,7 @@ use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Files, Keeping, Zero};
 use planaria_ckpt::{Known, LoadOptions, State, TensorKind, Unmatched};
-use planaria_comm::{Comm, CommExt, Value};
+use planaria_comm::{Comm, CommExt, Tally, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
 use planaria_nn::models::{BESIDE, Stage, parameter_count};
@@ -61,9 +63,11 @@ pub(super) struct RankRun<'a> {
     /// Who holds what of the state, on all ranks.
     pub(super) known: Known,
     /// The model parts of each position of the pipeline.
-    positions: Vec<Vec<Stage>>,
+    pub(super) positions: Vec<Vec<Stage>>,
     /// Absent until the state is there.
     records: Option<Arc<Records>>,
+    /// Likewise.
+    pub(super) now: Option<Now>,
     pub(super) losses: Vec<f64>,
     /// FLOPs of the model in one step, over all ranks, where they are known.
     pub(super) flops: Option<f64>,
@@ -75,7 +79,12 @@ pub(super) struct RankRun<'a> {
 
 impl<'a> RankRun<'a> {
     /// Builds or loads everything. Collective.
-    pub(super) fn begin(job: &'a Job, world: Arc<dyn Comm>, pulse: Arc<Pulse>) -> Result<RankRun<'a>> {
+    pub(super) fn begin(
+        job: &'a Job,
+        world: Arc<dyn Comm>,
+        pulse: Arc<Pulse>,
+        tally: Arc<Tally>,
+    ) -> Result<RankRun<'a>> {
         let config = &job.config;
         let lock = lock(job, &world)?;
         let mesh = config.mesh.on(world.size())?;
@@ -118,17 +127,18 @@ impl<'a> RankRun<'a> {
             positions,
             known,
             records: None,
+            now: None,
             losses: Vec::new(),
             flops,
             skipped: 0,
             pulse,
         };
-        run.take_up()?;
+        run.take_up(tally)?;
         Ok(run)
     }
 
     /// Goes on from where the run was left, if it was, and opens its records. Collective.
-    fn take_up(&mut self) -> Result<()> {
+    fn take_up(&mut self, tally: Arc<Tally>) -> Result<()> {
         let (job, mesh) = (self.job, self.place.mesh.to_string());
         let resumed = self.restore()?;
         self.narrow_base()?;
@@ -140,8 +150,11 @@ impl<'a> RankRun<'a> {
                 resume::prepare(job, &self.replica)?;
             }
         }
-        let records = Records::open(job, self.world.rank(), self.progress.step, &mesh);
-        let records = Arc::new(together(&*self.world, records)?);
+        let opened = Records::open(job, self.world.rank(), self.progress.step, &mesh)
+            .and_then(|records| Ok((records, Now::open(job, &*self.world, tally, self.progress.step)?)));
+        let (records, now) = together(&*self.world, opened)?;
+        let records = Arc::new(records);
+        self.now = Some(now);
         self.saves.records = Some(records.clone());
         self.records = Some(records);
         self.progress.mesh = mesh;
@@ -197,6 +210,7 @@ pub(super) fn geometry(job: &Job, place: &Position) -> Result<Geometry> {
         micro_batch: Some(train.micro_batch as u64),
         data_ranks: Some(place.replicas as u64),
         micro_split: Some(job.config.mesh.ep as u64),
+        uneven: job.objective.uneven(),
         ..Batching::default()
     })?)
 }
@@ -459,7 +473,9 @@ impl RankRun<'_> {
             let behind = 2 * (step + ahead * share.micro_batch * share.ranks);
             stream.begin(position, self.progress.stream.as_ref(), Window { step, behind })?;
         }
-        let steps = Some((self.progress.step + 1..=last).map(|step| self.job.objective.reads(step)).sum());
+        let objective = &self.job.objective;
+        let planned = || (self.progress.step + 1..=last).map(|step| objective.reads(step)).sum();
+        let steps = (!objective.reads_on()).then(planned);
         let options = LoaderOptions { prefetch: self.job.config.data.prefetch, steps };
         Ok(Some(Loader::start(self.job.data.train.clone(), self.sampler.clone(), share, options)?))
     }

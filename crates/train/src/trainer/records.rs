@@ -56,6 +56,7 @@ impl Records {
             Event::ThroughHost { why } => {
                 (Level::Warn, "arrays of GPUs go through the host", vec![("why", json!(why))])
             }
+            Event::RewardFailed { .. } => return self.unscored(event),
             Event::Rows(report) => (Level::Info, "rows", vec![("told", json!(report.lines()))]),
             Event::Unmatched { name } => {
                 (Level::Warn, "no module has a name of target_modules", vec![("name", json!(name))])
@@ -104,6 +105,12 @@ impl Records {
             }
         };
         self.say(level, message, &values);
+    }
+
+    fn unscored(&self, event: &Event) {
+        let Event::RewardFailed { step, unscored, error, .. } = event else { return };
+        let values = [("step", json!(step)), ("unscored", json!(unscored)), ("error", json!(error))];
+        self.say(Level::Warn, "responses without a reward", &values);
     }
 
     fn step(&self, report: &StepReport) {

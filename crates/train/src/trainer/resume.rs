@@ -6,7 +6,7 @@ use crate::data::{Sampler, SamplerState};
 use crate::error::{Error, Result};
 use crate::replica::Replica;
 use crate::weights::{Files, Tie};
-use planaria_array::{Array, Device};
+use planaria_array::{Array, DType, Device};
 use planaria_ckpt::{Item, State};
 use planaria_layout::Mesh;
 use planaria_nn::optim::LossScale;
@@ -132,7 +132,8 @@ pub(super) fn items(
 pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
     let kept = job.kept()?;
     let mut files = kept.files.clone();
-    files.extend(job.objective.files(&*job.model)?.into_iter().map(|(name, text)| (name, text.into())));
+    let objective = [job.objective.files(&*job.model)?, job.objective.state(progress.step)?];
+    files.extend(objective.into_iter().flatten().map(|(name, text)| (name, text.into())));
     let mut state = State::new(items(replica, Files::Run, Array::snapshot)?);
     (state.step, state.samples, state.tokens) = (progress.step, progress.samples, progress.tokens);
     state.config = kept.config.clone();
@@ -147,7 +148,8 @@ pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Res
 }
 
 /// Makes what every save needs, so that the first costs what later ones do: the files that never change and, on the host, as much
-/// touched memory as training moves to while a snapshot is written, which the allocator then keeps.
+/// touched memory as training moves to while a snapshot is written, which the allocator then keeps. The sums of gradients, which come with the
+/// first step, would take their memory from that: there is as much more.
 pub(super) fn prepare(job: &Job, replica: &Replica) -> Result<()> {
     job.kept()?;
     if job.device != Device::Cpu {
@@ -159,7 +161,16 @@ pub(super) fn prepare(job: &Job, replica: &Replica) -> Result<()> {
         Ok(array.clone())
     })?;
     let arrays = held.into_inner();
-    let touch = || arrays.iter().map(Array::copy).collect::<planaria_array::Result<Vec<_>>>().map(drop);
+    let trained = replica.lanes.iter().filter_map(|&lane| replica.weights[lane].state.as_ref());
+    let sums: Vec<usize> = trained.map(|state| state.range.len()).collect();
+    let touch = || -> planaria_array::Result<()> {
+        // All at once, or each would have the memory of the one before.
+        let mut held = arrays.iter().map(Array::copy).collect::<planaria_array::Result<Vec<_>>>()?;
+        for &numel in &sums {
+            held.push(Array::full(&[numel], 1, DType::F32)?);
+        }
+        Ok(())
+    };
     // By a thread of its own: it is no part of what the rank is found to take.
     let touched = std::thread::scope(|scope| scope.spawn(touch).join());
     touched
@@ -190,6 +201,7 @@ impl Job {
             files.insert("adapter_config.json".into(), model.config(0).to_text().into_bytes());
         }
         files.insert("generation_config.json".into(), generation_config(self));
+        files.extend(self.seeing.iter().map(|(name, text)| (name.clone(), text.clone().into_bytes())));
         let files = files.into_iter().map(|(name, text)| (name, text.into())).collect();
         // An adapter has none of the model's tied tensors.
         let adapter = self.model.adapted().is_some();

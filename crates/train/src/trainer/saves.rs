@@ -1,12 +1,13 @@
 //! Saves that are written while training continues.
 
 use super::Job;
+use super::line::Held;
 use super::lock::Lock;
+use super::place::Pace;
 use super::records::Records;
 use super::resume::Best;
 use super::tiers::Tier;
-use super::writer::{End, Snapshot, Work, Writer};
-use crate::config::Behind;
+use super::writer::{End, Taken, Work, Writer};
 use crate::error::{Error, Result};
 use crate::event::{Event, SaveProgress};
 use planaria_array::Array;
@@ -29,17 +30,6 @@ pub(super) enum Keep {
     Configured,
     /// All.
     All,
-}
-
-/// What training does when a snapshot is due and the one before is not written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pace {
-    /// It continues; of the snapshots that wait, the newest stays.
-    Drop,
-    /// It waits until the one before is written.
-    Wait,
-    /// It waits until this one is written: there is no memory to continue with.
-    Stand,
 }
 
 /// The saves of one rank.
@@ -107,14 +97,7 @@ impl Saves {
         let most = Array::from_slice(&[bytes as i64], &[1])?;
         self.world.all_reduce(AllReduce { send: most.clone(), recv: most.clone(), op: Reduce::Max })?;
         let most = most.to_vec::<i64>()?[0] as u64;
-        let section = &job.config.checkpoint;
-        // One is written and two may wait.
-        let held = section.memory.map_or(3, |memory| memory / most.max(1));
-        self.pace = match (section.pace(), held) {
-            (_, 0) => Pace::Stand,
-            (Behind::Drop, 3..) => Pace::Drop,
-            _ => Pace::Wait,
-        };
+        self.pace = Pace::of(&job.config.checkpoint, most);
         Ok(())
     }
 
@@ -125,8 +108,7 @@ impl Saves {
 
     /// Where the snapshot of a step is due.
     pub(super) fn due(&self, step: u64) -> Vec<usize> {
-        let due = |tier: &Tier| tier.every > 0 && step.is_multiple_of(tier.every);
-        (0..self.tiers.len()).filter(|&tier| due(&self.tiers[tier])).collect()
+        (0..self.tiers.len()).filter(|&tier| self.tiers[tier].is_due(step)).collect()
     }
 
     /// The best evaluation, of a run that resumes.
@@ -192,8 +174,8 @@ impl Saves {
         };
         let to: BTreeMap<usize, Retain> = to.iter().map(retain).collect();
         self.tell(job, &Event::Saving { step });
-        let snapshot = Snapshot { step, state, to, began, blocked: began.elapsed() };
-        self.writer()?.post(snapshot);
+        let what = Taken { state, began, blocked: began.elapsed() };
+        self.writer()?.post(Held { step, to, what });
         if self.pace == Pace::Stand {
             self.finish(job)?;
         }

@@ -131,8 +131,12 @@ impl Position {
         // What comes from another stage is treated as what the model makes itself, or pipelines would change bits.
         let parallel = (inner.size() > 1)
             .then(|| Parallel { world: World::new(comm.clone()), mesh: inner, sequence }.on_purpose());
-        let data = comm.group(&self.mesh.group(here, self.mesh.axis_set(&["dp"])?)?)?;
+        let group = |axes: &[&str]| -> Result<Arc<dyn Comm>> {
+            Ok(comm.group(&self.mesh.group(here, self.mesh.axis_set(axes)?)?)?)
+        };
+        let (data, within) = (group(&["dp"])?, group(&["ep", "tp"])?);
+        let peers = if self.stages == 1 { data.clone() } else { group(&["pp", "dp"])? };
         let parts = parts.into_iter().map(|(stage, position)| (stage, self.pipeline[position])).collect();
-        Ok(Neighbours { parallel, data, parts })
+        Ok(Neighbours { parallel, data, inner: within, peers, parts })
     }
 }

@@ -190,8 +190,8 @@ impl Training<'_> {
         let micro = (self.micro)(at.micro);
         self.replica.enter(at.micro, Pass::Forward);
         let model = &*part(self.replica, self.own, at)?.model;
-        let (tokens, documents) = self.compute.input(self.batches.get(at.micro))?;
-        let end = model.forward(input(tokens, at, inputs)?, &self.compute.run(micro, documents))?;
+        let (tokens, run) = self.compute.input(self.batches.get(at.micro))?;
+        let end = model.forward(input(tokens, at, inputs)?, &self.compute.run(micro, run))?;
         if at.stage != self.last {
             return Ok(end.into_list());
         }
@@ -231,8 +231,8 @@ impl Ahead<'_, '_> {
     fn run(&mut self, at: At, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         self.replica.enter(at.micro, Pass::Forward);
         let model = &*part(self.replica, self.own, at)?.model;
-        let (tokens, documents) = self.compute.input(self.batches.get(at.micro))?;
-        let run = self.compute.run_ahead((self.micro)(at.micro), documents);
+        let (tokens, run) = self.compute.input(self.batches.get(at.micro))?;
+        let run = self.compute.run_ahead((self.micro)(at.micro), run);
         let given = input(tokens, at, inputs)?;
         let end = no_grad(|| model.forward(given, &run))?;
         if at.stage != self.last {

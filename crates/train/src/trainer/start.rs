@@ -2,8 +2,9 @@
 
 use super::Job;
 use super::lock::Lock;
+use super::place::{OWN, newest};
 use super::resume::{self, Progress};
-use super::tiers::{self, OWN, Tier};
+use super::tiers::{self, Tier};
 use crate::data::{Continuation, Sampler};
 use crate::error::{Error, Result};
 pub(super) use crate::event::Damaged;
@@ -175,9 +176,7 @@ impl Places {
 
     /// The newest step of all places, in the quickest that has it.
     fn newest(&self) -> Option<(usize, u64)> {
-        let last = |tier: usize| Some((tier, *self.steps[tier].last()?));
-        let all = (0..self.tiers.len()).filter_map(last);
-        all.max_by_key(|&(tier, step)| (step, std::cmp::Reverse(self.tiers[tier].order())))
+        newest(&self.tiers, &|tier| self.steps[tier].last().copied())
     }
 
     /// A step that is newer than every sound one, of which several places together have all files; none where even that was found

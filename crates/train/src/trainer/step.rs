@@ -1,20 +1,22 @@
 //! One step of a rank: every micro-batch forward and backward, the norm, the update, the figures.
 
-use super::compute::{Compute, Micro};
+use super::compute::Micro;
 use super::figures::Losses;
 use super::rank::RankRun;
 use super::setup::Position;
 use super::stages::Running;
+use super::whole::Whole;
 use crate::data::{Batch, Loader};
 use crate::error::{Error, Result};
 use crate::event::{Event, StepReport};
 use crate::objective::{AtEnd, Before, Draws, Figures, Passes, Purpose};
-use crate::replica::Replica;
 use crate::update::{self, Rate, Rates};
-use planaria_array::{Array, Device};
+use planaria_array::{Array, Device, MemoryStats};
 use planaria_comm::{AllReduce, CommExt};
 use planaria_layout::Reduce;
+use planaria_nn::models::Network;
 use planaria_nn::optim::ExactNorm;
+use planaria_telemetry::RankNow;
 use std::time::Instant;
 
 /// What was asked of any rank while the step ran. All ranks know the same.
@@ -46,9 +48,10 @@ impl RankRun<'_> {
         let figures = self.job.objective.figures();
         let mut losses = Losses::new(rounds * replicas).with_figures(figures);
         let reads = self.job.objective.reads(step);
-        let read = batches(loader, rounds * reads as usize)?;
+        let mut source = Reading { loader, rounds, steps: 0 };
+        let read = source.take(reads)?;
         let scale = self.scale();
-        let (batches, told) = self.generate((step, Purpose::Training), read, scale)?;
+        let (batches, told) = self.generate((step, Purpose::Training), read, scale, &mut source)?;
         self.set_told(&mut losses, figures, &told);
         self.compute(step, &batches, &mut losses)?;
         let mut sums = self.replica.finish_step(rounds)?;
@@ -57,7 +60,7 @@ impl RankRun<'_> {
         update::join_tied(&self.replica, &self.world, &mut sums)?;
         let (moved, wishes) = self.update(&sums, &losses)?;
         self.progress.step = step;
-        self.progress.samples += self.geometry.global_batch * reads;
+        self.progress.samples += self.geometry.global_batch * source.steps;
         self.progress.tokens += self.tokens();
         self.losses.push(moved.loss);
         self.skipped = if moved.skipped { self.skipped + 1 } else { 0 };
@@ -67,6 +70,7 @@ impl RankRun<'_> {
         }
         self.report(&moved, began, saving.map(|progress| progress.share()));
         self.report_figures(figures, &losses, &moved);
+        self.tell_now(began);
         Ok(wishes)
     }
 
@@ -76,30 +80,37 @@ impl RankRun<'_> {
         (step, purpose): (u64, Purpose),
         read: Vec<Batch>,
         scale: f64,
+        source: &mut Reading<'_>,
     ) -> Result<(Vec<Batch>, Told)> {
-        let Position { replicas, replica, .. } = self.place;
+        let Position { replicas, replica, stage, stages, .. } = self.place;
         let micro = move |round: usize| Micro { step, number: round * replicas + replica, round, scale };
-        let parts = self.replica.parts.iter().map(|part| &*part.model).collect();
-        let (compute, replica) = (&self.compute, &self.replica);
-        let mut passes = Ahead { purpose, compute, replica, pipeline: self.pipeline.as_mut(), micro: &micro };
-        let before = Before::new((step, purpose), parts, &self.near.data, &mut passes);
+        // The pipeline changes while it runs, the rest does not.
+        let mut pipeline = self.pipeline.take();
+        let run = &*self;
+        let parts = run.replica.parts.iter().map(|part| &*part.model).collect();
+        let mut passes = Ahead { purpose, run, pipeline: pipeline.as_mut(), micro: &micro, source };
+        let before = Before::new((step, purpose), parts, &run.near, (stage, stages), &mut passes);
         let wanted = match purpose {
             Purpose::Training if self.place.reads(self.job) => self.geometry.accumulation as usize,
             Purpose::Training => 0,
             Purpose::Evaluation => read.len(),
         };
-        let batches = self.job.objective.generate(&before, read)?;
+        let made = self.job.objective.generate(&before, read);
+        let (told, notes) = (before.told(), before.notes());
+        self.pipeline = pipeline;
+        notes.iter().for_each(|event| self.tell(event));
+        let batches = made?;
         if batches.len() != wanted {
             let (name, found) = (self.job.objective.name(), batches.len());
             return Err(Error::Run { what: format!("{name} made {found} micro-batches of {wanted}") });
         }
-        let told = before.told();
         Ok((batches, told))
     }
 
     /// The one rank of the first replica that has the model's end speaks for all.
     fn set_told(&self, losses: &mut Losses, figures: Figures, told: &[(&'static str, f64)]) {
-        if self.place.replica == 0 && self.place.speaks {
+        let has_end = self.replica.parts.iter().any(|part| part.model.stage().head);
+        if self.place.replica == 0 && self.place.speaks && has_end {
             for (name, value) in told {
                 if let Some(place) = figures.told.iter().position(|known| known == name) {
                     losses.told[place] = *value;
@@ -220,14 +231,33 @@ impl RankRun<'_> {
         self.tell(&Event::Step(report));
     }
 
-    /// The most that arrays have taken: of this rank on the host, of all ranks that share a device.
+    /// Tells whoever looks at the run's folder how this rank is, every few steps and at the end.
+    fn tell_now(&mut self, began: Instant) {
+        let (config, step) = (&self.job.config, self.progress.step);
+        if !step.is_multiple_of(config.log.every) && step != config.train.steps {
+            return;
+        }
+        let MemoryStats { live, peak, .. } = self.memory();
+        let (rank, seconds) = (self.world.world_rank(), began.elapsed().as_secs_f64());
+        let (bytes, peak_bytes) = (live as u64, peak as u64);
+        let told = RankNow { rank, step, seconds, bytes, peak_bytes, ..RankNow::default() };
+        if let Some(now) = &mut self.now {
+            now.tell(&self.place.mesh, told);
+        }
+    }
+
+    /// The most that arrays have taken.
     pub(super) fn peak(&self) -> u64 {
-        let here = || planaria_array::thread_memory_stats().peak;
-        let peak = match self.job.device {
+        self.memory().peak as u64
+    }
+
+    /// What arrays take: those of this rank on the host, those of all ranks that share a device.
+    fn memory(&self) -> MemoryStats {
+        let here = planaria_array::thread_memory_stats;
+        match self.job.device {
             Device::Cpu => here(),
-            device => planaria_array::device_memory_stats(device).map_or_else(|_| here(), |stats| stats.peak),
-        };
-        peak as u64
+            device => planaria_array::device_memory_stats(device).unwrap_or_else(|_| here()),
+        }
     }
 
     /// Tokens of a step.
@@ -243,35 +273,56 @@ impl RankRun<'_> {
     }
 }
 
-/// Forward alone, for an objective that asks for it.
-struct Ahead<'a> {
+/// What is done for an objective that asks for it.
+struct Ahead<'a, 'r, 's> {
     purpose: Purpose,
-    compute: &'a Compute,
-    replica: &'a Replica,
+    run: &'a RankRun<'r>,
     pipeline: Option<&'a mut Running>,
     micro: &'a dyn Fn(usize) -> Micro,
+    source: &'a mut Reading<'s>,
 }
 
-impl Passes for Ahead<'_> {
+impl Passes for Ahead<'_, '_, '_> {
     fn forward(&mut self, batches: &[Batch], draws: Draws, at_end: AtEnd<'_>) -> Result<()> {
         let micro = |round: usize| (draws == Draws::AsInTraining).then(|| (self.micro)(round));
+        let RankRun { compute, replica, .. } = self.run;
         match &mut self.pipeline {
-            Some(pipeline) => {
-                pipeline.ahead(self.purpose, (self.compute, self.replica), batches, &micro, at_end)
-            }
-            None => self.compute.ahead(self.replica, batches, &micro, at_end),
+            Some(pipeline) => pipeline.ahead(self.purpose, (compute, replica), batches, &micro, at_end),
+            None => compute.ahead(replica, batches, &micro, at_end),
         }
+    }
+
+    fn whole(&mut self) -> Result<Option<Box<dyn Network>>> {
+        Whole::of(self.run).map(|whole| whole.build()).transpose()
+    }
+
+    fn read(&mut self) -> Result<Vec<Batch>> {
+        self.source.take(1)
     }
 }
 
-/// The micro-batches of this replica in this step; none on stages that need none.
-fn batches(loader: Option<&mut Loader>, rounds: usize) -> Result<Vec<Batch>> {
-    let Some(loader) = loader else { return Ok(Vec::new()) };
-    let batches = loader.take(rounds).collect::<crate::data::Result<Vec<_>>>()?;
-    match batches.len() == rounds {
-        true => Ok(batches),
-        false => {
-            Err(Error::Bug { what: format!("the loader gave {} of {rounds} micro-batches", batches.len()) })
+/// The micro-batches that this replica reads in a step; none on stages that need none.
+#[derive(Default)]
+pub(super) struct Reading<'a> {
+    loader: Option<&'a mut Loader>,
+    /// Micro-batches of `train.global_batch` samples.
+    rounds: usize,
+    /// How often so many samples were read.
+    steps: u64,
+}
+
+impl Reading<'_> {
+    fn take(&mut self, steps: u64) -> Result<Vec<Batch>> {
+        self.steps += steps;
+        let Some(loader) = &mut self.loader else { return Ok(Vec::new()) };
+        let rounds = self.rounds * steps as usize;
+        let batches = loader.take(rounds).collect::<crate::data::Result<Vec<_>>>()?;
+        match batches.len() == rounds {
+            true => Ok(batches),
+            false => {
+                let found = batches.len();
+                Err(Error::Bug { what: format!("the loader gave {found} of {rounds} micro-batches") })
+            }
         }
     }
 }

@@ -1,15 +1,17 @@
 //! The places that checkpoints go to and come from: the run's folder, and the tiers of `[[checkpoint.tiers]]`.
 
 use super::Job;
+use super::place::Place;
 use super::start::CHECKPOINTS;
 use crate::config::{Config, TierKind, TierSection};
 use crate::error::{Error, Result};
 use planaria_ckpt::step_folder;
 use planaria_layout::DType;
-use planaria_nn::models::parameter_count;
+use planaria_nn::models::{Architecture, parameter_count};
 use planaria_store::{EntryKind, Faulty, Peer, PeerRoom, Store, StoreExt, join};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{ToSocketAddrs, UdpSocket};
+use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,60 +19,37 @@ use std::sync::Arc;
 /// Where memory tiers lie that name no place.
 const MEMORY: &str = "/dev/shm";
 
-/// The run's folder among the places.
-pub(super) const OWN: usize = 0;
-
 /// The file that says which run a folder belongs to.
 const ID: &str = "ID";
 
-/// One place.
+/// One place, with the store that it is.
 #[derive(Clone, Debug)]
 pub(super) struct Tier {
-    /// How it is named to people: its kind, with a number where it is not the first of it. Absent for the run's folder.
-    pub(super) name: Option<String>,
-    /// Absent for the run's folder.
-    pub(super) kind: Option<TierKind>,
+    pub(super) place: Place,
     pub(super) store: Arc<dyn Store>,
-    /// Steps between saves; 0 for none.
-    pub(super) every: u64,
-    pub(super) keep: usize,
 }
 
-impl Tier {
-    /// A checkpoint here, as it is named to people.
-    pub(super) fn label(&self, folder: &str) -> String {
-        match &self.name {
-            None => folder.to_string(),
-            Some(name) => format!("{folder} ({name})"),
-        }
-    }
+impl Deref for Tier {
+    type Target = Place;
 
-    /// Quick ones come first.
-    pub(super) fn order(&self) -> u8 {
-        match self.kind {
-            Some(TierKind::Memory) => 0,
-            Some(TierKind::Peer) => 1,
-            None => 2,
-            Some(TierKind::Local) => 3,
-            Some(TierKind::Remote) => 4,
-        }
+    fn deref(&self) -> &Place {
+        &self.place
     }
 }
 
 impl Job {
     /// The run's folder, then the tiers in the order of the configuration.
     pub(super) fn tiers(&self) -> Result<Vec<Tier>> {
-        let section = &self.config.checkpoint;
-        let own = self.trapped(OWN, self.store()?);
-        let own = Tier { name: None, kind: None, store: own, every: section.every, keep: section.keep };
-        let rest = section.tiers.iter().enumerate().map(|(number, tier)| {
-            let before = section.tiers[..number].iter().filter(|other| other.kind == tier.kind).count();
-            let name =
-                if before == 0 { tier.kind.to_string() } else { format!("{} {}", tier.kind, before + 1) };
-            let store = self.trapped(number + 1, planaria_store::open(&place(&self.config, tier)?)?);
-            Ok(Tier { name: Some(name), kind: Some(tier.kind), store, every: tier.every, keep: tier.keep })
-        });
-        std::iter::once(Ok(own)).chain(rest).collect()
+        let places = Place::all(&self.config.checkpoint).into_iter().enumerate();
+        let sections = std::iter::once(None).chain(self.config.checkpoint.tiers.iter().map(Some));
+        let tier = |((number, place), section): ((usize, Place), Option<&TierSection>)| {
+            let store = match section {
+                None => self.store()?,
+                Some(section) => planaria_store::open(&address(&self.config, section)?)?,
+            };
+            Ok(Tier { place, store: self.trapped(number, store) })
+        };
+        places.zip(sections).map(tier).collect()
     }
 
     /// A place, with the trap that a drill has set in it.
@@ -83,7 +62,7 @@ impl Job {
 }
 
 /// The address of a tier.
-fn place(config: &Config, tier: &TierSection) -> Result<String> {
+pub(crate) fn address(config: &Config, tier: &TierSection) -> Result<String> {
     match (&tier.path, tier.kind) {
         (Some(path), _) => Ok(path.clone()),
         (None, _) => Ok(memory_of(config)?.display().to_string()),
@@ -159,7 +138,7 @@ pub(super) fn check(job: &Job) -> Result<()> {
             return refuse(format!("{kind} every {every} steps"), expected);
         }
     }
-    let bytes = state_bytes(job)?;
+    let bytes = state_bytes(&job.config, &*job.model)?;
     let needed: u64 = in_memory(&job.config).map(|tier| (tier.keep as u64 + 1) * bytes).sum();
     // What a run that resumes has there already is part of what it needs.
     let own = if needed > 0 { bytes_below(&memory_of(&job.config)?) } else { 0 };
@@ -252,14 +231,14 @@ fn is_here(path: &str) -> bool {
 }
 
 /// Bytes of a checkpoint of all ranks; those of small files are not counted.
-fn state_bytes(job: &Job) -> Result<u64> {
-    let optim = crate::update::rule(&job.config.optim);
-    let dtype = job.config.train.precision.dtype();
+pub(crate) fn state_bytes(config: &Config, model: &dyn Architecture) -> Result<u64> {
+    let optim = crate::update::rule(&config.optim);
+    let dtype = config.train.precision.dtype();
     let state = optim.state(&planaria_array::Array::zeros(&[0], dtype)?)?;
     let slots = state.slots.iter().map(|(_, slot)| slot.dtype().size());
     let kept = slots.chain(state.master.iter().map(|master| master.dtype().size())).sum::<usize>();
-    let ema = job.config.optim.averages()?.len() * DType::F32.size();
-    Ok(parameter_count(&*job.model)? * (dtype.size() + kept + ema) as u64)
+    let ema = config.optim.averages()?.len() * DType::F32.size();
+    Ok(parameter_count(model)? * (dtype.size() + kept + ema) as u64)
 }
 
 /// Bytes of all files below a folder; of one that is not there, none.
@@ -294,7 +273,7 @@ pub fn persist_memory(config: &Config) -> Result<Kept> {
     let newest = planaria_ckpt::committed(&*own, CHECKPOINTS)?.last().copied().unwrap_or(0);
     let mut found: Vec<(u64, Arc<dyn Store>)> = Vec::new();
     for tier in config.checkpoint.tiers.iter().filter(|tier| tier.kind <= TierKind::Peer) {
-        let store = planaria_store::open(&place(config, tier)?)?;
+        let store = planaria_store::open(&address(config, tier)?)?;
         // A peer that is gone must not keep what another has from the folder.
         let steps = planaria_ckpt::committed(&*store, CHECKPOINTS).unwrap_or_default();
         found.extend(steps.into_iter().filter(|&step| step > newest).map(|step| (step, store.clone())));

@@ -1,30 +1,27 @@
 //! The one thread of a rank that writes checkpoints. Snapshots wait for it in a short line; where that is allowed, a newer one
 //! takes the place of those that nobody has begun to write.
 
+use super::line::{Dropped, Held, Waiting};
 use super::lock::Lock;
+use super::place::quick_first;
 use super::saves::folder;
 use super::tiers::Tier;
 use crate::error::{Error, Result};
 use planaria_array::Array;
-use planaria_ckpt::{Meter, Retain, SaveOptions, State};
+use planaria_ckpt::{Meter, SaveOptions, State};
 use planaria_comm::{AllReduce, Comm, CommExt};
 use planaria_layout::Reduce;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Snapshots that wait at most. All ranks have taken a snapshot before one of them takes the next but one, so that of two that wait
-/// on each rank one is the same.
-const WAITING: usize = 2;
+/// A snapshot to be written.
+pub(super) type Snapshot = Held<Taken>;
 
-/// A state to be written.
+/// A state as it was.
 #[derive(Debug)]
-pub(super) struct Snapshot {
-    pub(super) step: u64,
+pub(super) struct Taken {
     pub(super) state: State,
-    /// Where it goes, with what stays there beside it.
-    pub(super) to: BTreeMap<usize, Retain>,
     /// When training stopped for it, and for how long.
     pub(super) began: Instant,
     pub(super) blocked: Duration,
@@ -49,7 +46,7 @@ pub(super) enum End {
 
 #[derive(Debug, Default)]
 struct Line {
-    waiting: VecDeque<Snapshot>,
+    waiting: Waiting<Taken>,
     /// Step and place that are written now.
     writing: Option<(u64, usize)>,
     ends: Vec<End>,
@@ -117,13 +114,11 @@ impl Writer {
     /// Adds a snapshot; of more than can wait, the oldest is dropped.
     pub(super) fn post(&self, snapshot: Snapshot) {
         let mut line = self.shared.lock();
-        while line.agreeing && line.waiting.len() >= WAITING {
+        while line.agreeing && line.waiting.is_full() {
             line = self.shared.wait(line);
         }
-        line.waiting.push_back(snapshot);
-        if line.waiting.len() > WAITING {
-            drop_first(&mut line);
-        }
+        let dropped = line.waiting.post(snapshot);
+        line.ends.extend(dropped.map(End::from));
         self.shared.changed.notify_all();
     }
 
@@ -164,15 +159,10 @@ impl Drop for Writer {
     }
 }
 
-/// Drops the first snapshot that waits; the one after it goes where that one should have gone.
-fn drop_first(line: &mut Line) {
-    let Some(old) = line.waiting.pop_front() else { return };
-    let Some(next) = line.waiting.front_mut() else { return };
-    let by = next.step;
-    for (tier, retain) in old.to {
-        next.to.entry(tier).or_insert(retain);
+impl From<Dropped> for End {
+    fn from(Dropped { step, by }: Dropped) -> End {
+        End::Dropped { step, by }
     }
-    line.ends.push(End::Dropped { step: old.step, by });
 }
 
 impl Work {
@@ -183,8 +173,7 @@ impl Work {
                 while line.waiting.is_empty() && !line.closed {
                     line = shared.wait(line);
                 }
-                let held = line.waiting.front().zip(line.waiting.back());
-                let Some(held) = held.map(|(first, last)| [first.step, last.step]) else { return };
+                let Some(held) = line.waiting.ends() else { return };
                 line.agreeing = true;
                 held
             };
@@ -194,14 +183,16 @@ impl Work {
                 line.agreeing = false;
                 shared.changed.notify_all();
                 let step = *agreed.as_ref().unwrap_or(&held[0]);
-                while line.waiting.front().is_some_and(|first| first.step < step) && !line.closed {
-                    match line.waiting.len() {
-                        // The one that all have comes with training's next step.
-                        1 => line = shared.wait(line),
-                        _ => drop_first(&mut line),
+                loop {
+                    let dropped = line.waiting.drop_before(step);
+                    line.ends.extend(dropped.into_iter().map(End::from));
+                    if line.closed || line.waiting.ends().is_none_or(|[first, _]| first >= step) {
+                        break;
                     }
+                    // The one that all have comes with training's next step.
+                    line = shared.wait(line);
                 }
-                let snapshot = line.waiting.pop_front();
+                let snapshot = line.waiting.pop();
                 line.writing = snapshot.as_ref().and_then(|s| Some((s.step, *s.to.keys().next()?)));
                 snapshot
             };
@@ -222,12 +213,10 @@ impl Work {
     }
 
     fn write(&mut self, shared: &Shared, snapshot: Snapshot, lost: Option<String>) {
-        let Snapshot { step, mut state, to, began, blocked } = snapshot;
+        let Held { step, to, what: Taken { mut state, began, blocked } } = snapshot;
         // What cannot be copied is tried once more by the save, which tells all ranks.
         let _ = state.to_host();
-        let quick_first: BTreeSet<(u8, usize)> =
-            to.keys().map(|&tier| (self.tiers[tier].order(), tier)).collect();
-        for (_, tier) in quick_first {
+        for tier in quick_first(&self.tiers, to.keys()) {
             let meter = Arc::new(Meter::default());
             *shared.meter.lock().unwrap_or_else(PoisonError::into_inner) = meter.clone();
             shared.lock().writing = Some((step, tier));
@@ -269,25 +258,14 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::CheckpointSection;
+    use crate::trainer::place::Place;
+    use planaria_ckpt::Retain;
 
     fn snapshot(step: u64, to: &[usize]) -> Snapshot {
         let to = to.iter().map(|&tier| (tier, Retain::default())).collect();
         let state = State { step, ..State::new(Vec::new()) };
-        Snapshot { step, state, to, began: Instant::now(), blocked: Duration::ZERO }
-    }
-
-    #[test]
-    fn a_newer_snapshot_goes_where_the_dropped_one_should_have_gone() {
-        let mut line = Line::default();
-        line.waiting.extend([snapshot(4, &[0, 1]), snapshot(5, &[1]), snapshot(6, &[1])]);
-        drop_first(&mut line);
-        assert_eq!(line.ends, [End::Dropped { step: 4, by: 5 }]);
-        assert_eq!(line.waiting[0].to.keys().copied().collect::<Vec<_>>(), [0, 1]);
-        drop_first(&mut line);
-        assert_eq!(line.waiting[0].to.keys().copied().collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(line.waiting.len(), 1);
-        drop_first(&mut line);
-        assert!(line.waiting.is_empty());
+        Held { step, to, what: Taken { state, began: Instant::now(), blocked: Duration::ZERO } }
     }
 
     #[test]
@@ -297,7 +275,8 @@ mod tests {
         // Two ranks that run at their own pace, but never more than one snapshot apart.
         let told = planaria_comm::threads::run(2, |comm| {
             let store = planaria_store::open(&path).unwrap();
-            let tier = Tier { name: None, kind: None, store, every: 1, keep: 3 };
+            let section = CheckpointSection { every: 1, keep: 3, ..CheckpointSection::default() };
+            let tier = Tier { place: Place::all(&section).remove(0), store };
             let (tiers, options) = (vec![tier], SaveOptions::default());
             let saves = comm.split(&[comm.ranks().to_vec()]).unwrap().unwrap();
             let writer =

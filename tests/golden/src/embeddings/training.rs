@@ -40,13 +40,11 @@ pub(super) fn check(folder: &Path) -> Result<()> {
     let mut splits = Vec::new();
     for micro in sizes(field(&case, "chunk_sizes")?)? {
         for &ranks in &ranks {
-            // A chunk that does not divide the rows of a rank would leave a shorter one: not a split that a run may have.
-            if rows.is_multiple_of(micro * ranks) {
-                splits.push(Split { micro, mesh: format!("dp={ranks}") });
-            }
+            splits.push(Split { micro, mesh: format!("dp={ranks}") });
         }
     }
     splits.push(Split { micro: 1, mesh: "pp=2".into() });
+    splits.push(Split { micro: 3, mesh: "pp=2".into() });
     splits.push(Split { micro: 2, mesh: "tp=2".into() });
     splits.push(Split { micro: 1, mesh: "pp=2 dp=2".into() });
     for split in &splits {

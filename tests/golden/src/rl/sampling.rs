@@ -52,6 +52,7 @@ pub(super) fn rollouts(folder: &Path) -> Result<()> {
                 most: size(case, "max_new_tokens")?,
                 context: usize::MAX,
                 rows: side_by_side,
+                logprobs: true,
             };
             let draw = |row: usize, place: usize| uniforms[row].get(place).copied().unwrap_or(0.0);
             let found = roll_folder(&policy, &prompts, &roll, &draw)?;

@@ -171,7 +171,7 @@ fn config(
         value("weight_decay")?,
     );
     let mut config = Sources::text("sft.toml", &toml).resolve()?.config;
-    let samples = config.data.open_conversations(&config.data.open_tokenizer()?)?.train.len() as usize;
+    let samples = config.data.open_conversations(&config.data.open_tokenizer()?, None)?.train.len() as usize;
     config.train.global_batch = samples;
     config.train.micro_batch = if *alone { 1 } else { samples };
     Ok(config)

@@ -35,7 +35,8 @@ impl Watch {
     }
 
     /// Looks at what ranks tell; a report once nothing has moved for too long.
-    pub(super) fn look(&mut self, folder: &Path) -> Option<Hang> {
+    /// `about` says what a rank is doing.
+    pub(super) fn look(&mut self, folder: &Path, about: &mut dyn FnMut(&Beat) -> String) -> Option<Hang> {
         if self.looked.elapsed() < LOOK {
             return None;
         }
@@ -48,7 +49,7 @@ impl Watch {
         }
         let stood = self.moved.elapsed();
         let counts = self.tells || !self.last.is_empty();
-        (counts && self.limit.is_some_and(|limit| stood > limit)).then(|| Hang::of(&self.last, stood))
+        (counts && self.limit.is_some_and(|limit| stood > limit)).then(|| Hang::of(&self.last, stood, about))
     }
 
     /// The last look, at the end of a job.
@@ -69,7 +70,7 @@ pub(super) struct Hang {
 }
 
 impl Hang {
-    fn of(beats: &[Beat], stood: Duration) -> Hang {
+    fn of(beats: &[Beat], stood: Duration, about: &mut dyn FnMut(&Beat) -> String) -> Hang {
         let mut came: BTreeMap<&Waiting, BTreeSet<usize>> = BTreeMap::new();
         for beat in beats {
             for waiting in &beat.waiting {
@@ -106,8 +107,7 @@ impl Hang {
                 text,
                 "\n  rank {rank} (process {process}) is in step {step}, in no call to other ranks"
             );
-            text.push_str(&stack(*process));
-            text.push_str(&frames(*process));
+            text.push_str(&about(beat));
         }
         Hang { text, stuck: stuck.into_iter().collect() }
     }
@@ -117,6 +117,11 @@ fn ranks(list: &[usize]) -> String {
     let shown: Vec<String> = list.iter().take(16).map(ToString::to_string).collect();
     let more = if list.len() > 16 { format!(" and {} more", list.len() - 16) } else { String::new() };
     format!("rank{} {}{more}", if list.len() == 1 { "" } else { "s" }, shown.join(", "))
+}
+
+/// What a process of this machine is doing: where its threads are, and in which functions.
+pub(super) fn inside(process: u32) -> String {
+    stack(process) + &frames(process)
 }
 
 /// Where the threads of a process are, as far as the system tells: their state, the call they sleep in, and their kernel stacks where
@@ -207,7 +212,7 @@ mod tests {
             beat(1, vec![]),
             beat(2, vec![waiting("all_reduce", 41, &all)]),
         ];
-        let hang = Hang::of(&beats, Duration::from_secs(5));
+        let hang = Hang::of(&beats, Duration::from_secs(5), &mut |beat| inside(beat.process));
         assert_eq!(hang.stuck, [1]);
         assert!(hang.text.contains("all_reduce number 41: ranks 0, 2 came, rank 1 did not"), "{}", hang.text);
         assert!(hang.text.contains("rank 1 (process") && hang.text.contains("in step 7"), "{}", hang.text);
@@ -239,10 +244,12 @@ mod tests {
             beat(1, vec![waiting("recv", 5, &[1, 2])]),
             beat(2, vec![]),
         ];
-        assert_eq!(Hang::of(&beats, Duration::ZERO).stuck, [2]);
+        assert_eq!(Hang::of(&beats, Duration::ZERO, &mut |_| String::new()).stuck, [2]);
         // A rank that never told anything is missing too.
-        let gone = Hang::of(&[beat(0, vec![waiting("barrier", 0, &[0, 1])])], Duration::ZERO);
+        let gone = Hang::of(&[beat(0, vec![waiting("barrier", 0, &[0, 1])])], Duration::ZERO, &mut |_| {
+            String::new()
+        });
         assert_eq!(gone.stuck, [1]);
-        assert!(Hang::of(&[], Duration::ZERO).text.contains("none has reported yet"));
+        assert!(Hang::of(&[], Duration::ZERO, &mut |_| String::new()).text.contains("none has reported yet"));
     }
 }

@@ -44,12 +44,26 @@ pub(super) fn run(folder: &Path, command: &[String]) -> Result<Exit> {
     let rank: usize = value_of(&command, "RANK").and_then(|text| text.parse().ok()).unwrap_or(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start the command of this rank")?;
-    let copies = Copies::start(&mut child, rank);
+    let copies = Copies::start(&mut child, shown(rank));
     let status = wait(&mut child, folder, &signals)?;
     Ok(end(folder, rank, status, copies.finish()))
 }
 
-/// The output of a rank's process, passed on with the rank in front of each line.
+/// Takes a line of a rank's output, and whether it is of its standard error.
+pub(super) type Tell = Arc<dyn Fn(bool, &str) + Send + Sync>;
+
+/// Prints lines with the rank in front.
+pub(super) fn shown(rank: usize) -> Tell {
+    Arc::new(move |error, line| {
+        // A line that cannot be printed has nobody to read it.
+        let _ = match error {
+            true => writeln!(std::io::stderr(), "[{rank}] {line}"),
+            false => writeln!(std::io::stdout(), "[{rank}] {line}"),
+        };
+    })
+}
+
+/// The output of a rank's process, passed on line by line.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     threads: Vec<JoinHandle<()>>,
@@ -58,10 +72,10 @@ pub(super) struct Copies {
 
 impl Copies {
     /// Of a process whose output was piped.
-    pub(super) fn start(child: &mut Child, rank: usize) -> Copies {
+    pub(super) fn start(child: &mut Child, tell: Tell) -> Copies {
         let last: Arc<Mutex<VecDeque<String>>> = Arc::default();
-        let out = child.stdout.take().map(|from| copy(from, rank, std::io::stdout(), None));
-        let err = child.stderr.take().map(|from| copy(from, rank, std::io::stderr(), Some(last.clone())));
+        let out = child.stdout.take().map(|from| copy(from, tell.clone(), None));
+        let err = child.stderr.take().map(|from| copy(from, tell, Some(last.clone())));
         Copies { threads: out.into_iter().chain(err).collect(), last }
     }
 
@@ -98,17 +112,16 @@ fn end(folder: &Path, rank: usize, status: ExitStatus, last: Vec<String>) -> Exi
     }
 }
 
-/// Copies lines with the rank in front.
+/// Passes on lines; the last ones of standard error are kept.
 fn copy(
     from: impl Read + Send + 'static,
-    rank: usize,
-    mut to: impl Write + Send + 'static,
+    tell: Tell,
     last: Option<Arc<Mutex<VecDeque<String>>>>,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for line in BufReader::new(from).split(b'\n').map_while(std::result::Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
-            let _ = writeln!(to, "[{rank}] {line}");
+            tell(last.is_some(), &line);
             if let Some(last) = &last {
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 last.push_back(line);

@@ -198,6 +198,14 @@ impl Show {
                 ));
                 self.json("unmatched", json!({ "name": name }));
             }
+            Event::RewardFailed { step, unscored, responses, error } => {
+                self.say(&format!(
+                    "warning: {unscored} of {responses} responses of step {step} have no reward and count nothing: {error}"
+                ));
+                let told =
+                    json!({ "step": step, "unscored": unscored, "responses": responses, "error": error });
+                self.json("reward_failed", told);
+            }
             Event::RecordsFailed { error } => {
                 self.say(&format!("warning: metrics cannot be written: {error}; training continues"));
                 self.json("records_failed", json!({ "error": error }));

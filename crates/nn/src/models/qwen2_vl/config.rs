@@ -241,5 +241,46 @@ fn flat(mut map: Map<String, Value>) -> Result<Map<String, Value>> {
         let section = rope.get("mrope_section").cloned().unwrap_or(Value::Null);
         map.insert("rope_scaling".into(), json!({ "type": "mrope", "mrope_section": section }));
     }
+    if let Some(Value::Object(vision)) = map.get_mut("vision_config") {
+        // It is always the same.
+        vision.remove("rope_parameters");
+    }
     Ok(map)
+}
+
+/// What stands at the top of today's form; the rest is the text model's.
+const TOP: [&str; 12] = [
+    "architectures",
+    "model_type",
+    "vision_config",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "vision_token_id",
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+];
+
+/// Today's form of a published configuration: the text model in `text_config`, with its positions in `rope_parameters`.
+pub(super) fn nested(config: Value) -> Value {
+    let Value::Object(map) = config else { return config };
+    let (mut top, mut text): (Map<String, Value>, Map<String, Value>) =
+        map.into_iter().partition(|(key, _)| TOP.contains(&key.as_str()));
+    let model_type = top.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string();
+    let scaling = text.remove("rope_scaling").unwrap_or(Value::Null);
+    let rope = json!({
+        "rope_type": "default",
+        "rope_theta": text.remove("rope_theta"),
+        "mrope_section": scaling["mrope_section"],
+    });
+    text.insert("rope_parameters".into(), rope);
+    text.insert("model_type".into(), format!("{model_type}_text").into());
+    if let Some(vision) = top.get_mut("vision_config") {
+        vision["model_type"] = format!("{model_type}_vision").into();
+    }
+    top.insert("text_config".into(), text.into());
+    top.into()
 }

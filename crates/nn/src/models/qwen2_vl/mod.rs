@@ -10,7 +10,7 @@ mod tower;
 
 pub use config::{Newer, QWEN2_5_VL, QWEN2_VL, Qwen2VlConfig, VisionConfig};
 pub use places::{Grid, Windows, frame_borders, fused_rows, patch_angles, patch_places, windows};
-pub use positions::{Axes, Marks, Scenes, axes, rotation_rows};
+pub use positions::{Axes, Marks, Scenes, axes, document_axes, rotation_rows};
 pub use tower::Tower;
 
 use super::architecture::{Architecture, Effect, Setting, Stage};
@@ -86,6 +86,10 @@ impl Architecture for Qwen2VlConfig {
 
     fn other_names(&self) -> &[(&str, &str)] {
         &[("visual.", "model.visual."), ("model.", "model.language_model.")]
+    }
+
+    fn other_config(&self) -> Option<Value> {
+        Some(config::nested(self.text.to_value()))
     }
 }
 

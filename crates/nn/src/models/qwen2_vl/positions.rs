@@ -45,7 +45,7 @@ pub fn axes(rows: &[Vec<i64>], real: Option<&[Vec<bool>]>, scenes: &Scenes, mark
     if rows.iter().any(|row| row.len() != length) {
         return refuse("rows of several lengths; pad them to one".to_string());
     }
-    let mut seen = Seen { scenes, marks, images: 0, videos: 0 };
+    let mut seen = Seen::new(scenes, marks);
     let mut ids = vec![0i64; 3 * rows.len() * length];
     let mut next = Vec::with_capacity(rows.len());
     for (number, row) in rows.iter().enumerate() {
@@ -61,16 +61,34 @@ pub fn axes(rows: &[Vec<i64>], real: Option<&[Vec<bool>]>, scenes: &Scenes, mark
         }
         next.push(end);
     }
-    if (seen.images, seen.videos) != (scenes.images.len(), scenes.videos.len()) {
-        return refuse(format!(
-            "{} pictures and {} videos are given, but the tokens have places for {} and {}",
-            scenes.images.len(),
-            scenes.videos.len(),
-            seen.images,
-            seen.videos
-        ));
-    }
+    seen.finish()?;
     Ok(Axes { ids: Array::from_slice(&ids, &[3, rows.len(), length])?, next })
+}
+
+/// The positions of rows `[rows, tokens]` in which documents stand one after the other: each begins at 0. `starts` says where those
+/// after the first of a row begin.
+pub fn document_axes(tokens: &Array, starts: &[Vec<usize>], scenes: &Scenes, marks: &Marks) -> Result<Array> {
+    let [rows, length] = tokens.shape()[..] else {
+        let message = format!("tokens are [rows, tokens], got {}", tokens.shape());
+        return Err(Error::Argument { what: "positions", message });
+    };
+    let all = tokens.to(planaria_array::Device::Cpu)?.to_vec::<i64>()?;
+    let mut seen = Seen::new(scenes, marks);
+    let mut ids = vec![0i64; 3 * rows * length];
+    for number in 0..rows {
+        let inside = starts.get(number).map_or(&[][..], Vec::as_slice).iter().filter(|&&at| at < length);
+        let mut borders = vec![0];
+        borders.extend(inside.copied().chain([length]));
+        for document in borders.windows(2) {
+            let first = number * length + document[0];
+            let (places, _) = seen.row(number, &all[first..number * length + document[1]])?;
+            for (at, place) in (first..).zip(places) {
+                place.iter().enumerate().for_each(|(axis, &p)| ids[axis * rows * length + at] = p);
+            }
+        }
+    }
+    seen.finish()?;
+    Ok(Array::from_slice(&ids, &[3, rows, length])?)
 }
 
 struct Seen<'a> {
@@ -80,7 +98,24 @@ struct Seen<'a> {
     videos: usize,
 }
 
-impl Seen<'_> {
+impl<'a> Seen<'a> {
+    fn new(scenes: &'a Scenes, marks: &'a Marks) -> Seen<'a> {
+        Seen { scenes, marks, images: 0, videos: 0 }
+    }
+
+    /// Refuses what has no place in the tokens.
+    fn finish(&self) -> Result<()> {
+        let given = (self.scenes.images.len(), self.scenes.videos.len());
+        if (self.images, self.videos) == given {
+            return Ok(());
+        }
+        let message = format!(
+            "{} pictures and {} videos are given, but the tokens have places for {} and {}",
+            given.0, given.1, self.images, self.videos
+        );
+        Err(Error::Argument { what: "positions", message })
+    }
+
     fn row(&mut self, number: usize, tokens: &[i64]) -> Result<(Vec<[i64; 3]>, i64)> {
         let mut places: Vec<[i64; 3]> = Vec::with_capacity(tokens.len());
         let mut next = 0i64;

@@ -2,6 +2,7 @@
 
 use super::record::{self, Record};
 use super::{Kind, Rewarded};
+use crate::config::ResponsesFrom;
 use crate::data::{Batch, IGNORED};
 use crate::error::{Error, Result};
 use crate::objective::Objective;
@@ -20,6 +21,7 @@ struct Attached<'a> {
     advantages: &'a Array,
     old: Option<&'a Array>,
     reference: Option<&'a Array>,
+    sampled: Option<&'a Array>,
     /// What the critic expected, and should have expected.
     critic: Option<[&'a Array; 2]>,
 }
@@ -47,6 +49,9 @@ impl Rewarded {
         if self.loss_has_reference() {
             attached.push(record::spread(records, |r| &r.reference)?);
         }
+        if self.is_weighed() {
+            attached.push(record::spread(records, |r| &r.sampled)?);
+        }
         if self.kind == Kind::Ppo {
             attached.push(record::spread(records, |r| &r.values)?);
             attached.push(record::spread(records, |r| &r.returns)?);
@@ -55,9 +60,14 @@ impl Rewarded {
         Ok(made)
     }
 
-    /// Whether the tokens of a response are learned from: the critic has nothing to learn from one without a reward.
+    /// Whether the tokens of a response are learned from: without a reward there is nothing to learn from it.
     fn counts(&self, record: &Record) -> bool {
-        self.kind == Kind::Grpo || record.is_scored()
+        record.is_scored() && (record.finished || !self.section.mask_truncated)
+    }
+
+    /// Whether tokens count by how they were drawn.
+    fn is_weighed(&self) -> bool {
+        self.section.tis_cap.is_some() && self.section.responses == ResponsesFrom::Policy
     }
 
     fn attached<'a>(&self, batch: &'a Batch) -> Result<Attached<'a>> {
@@ -70,6 +80,7 @@ impl Rewarded {
             advantages: next()?,
             old: if self.looks_back() { Some(next()?) } else { None },
             reference: if self.loss_has_reference() { Some(next()?) } else { None },
+            sampled: if self.is_weighed() { Some(next()?) } else { None },
             critic: if self.kind == Kind::Ppo { Some([next()?, next()?]) } else { None },
         })
     }
@@ -94,7 +105,7 @@ impl Rewarded {
             advantages: placed(attached.advantages)?,
             mask: mask.clone(),
             reference: attached.reference.map(placed).transpose()?,
-            sampled: None,
+            sampled: attached.sampled.map(placed).transpose()?,
         };
         let terms = policy_terms(&policy, &inputs, &self.policy())?;
         let weights = placed(attached.weights)?;

@@ -5,27 +5,42 @@
 //! of them are gone through several times. What is drawn follows from the seed, the step, the prompt's position and
 //! the number of the answer: rollouts are the same on every mesh and after a resume, which inside a rollout takes up the stored one.
 
+mod answer;
+mod keep;
 mod learn;
 mod make;
 mod record;
+mod setup;
+mod worth;
 
 use super::{Before, Figures, Input, Objective, Purpose, Second};
 use crate::config::{Config, PpoSection, RlSection};
 use crate::data::{Batch, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result};
+use crate::generate::named_ends;
 use crate::pretrained::Pretrained;
-use crate::rl::{PolicyConfig, Reference, RewardKind, RolloutBatching, RolloutGeometry};
+use crate::rl::{PolicyConfig, Reference, ScoreModel};
 use planaria_comm::CommExt as _;
 use planaria_nn::models::{Activations, Architecture, Beside, Loss, Models, Network};
 use planaria_tensor::Tensor;
-use record::Rollout;
-use serde_json::{Map, Value, json};
+use record::{Memory, Rollout};
+use serde_json::{Map, Value};
+use setup::valued;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Figures of a rollout.
-static TOLD: [&str; 7] =
-    ["reward", "reward_std", "response_tokens", "finished", "degenerate_groups", "unscored", "reference_kl"];
+static TOLD: [&str; 9] = [
+    "reward",
+    "reward_std",
+    "response_tokens",
+    "finished",
+    "degenerate_groups",
+    "unscored",
+    "gen_batches",
+    "reference_kl",
+    "kl_coef",
+];
 /// Figures of an update.
 static COUNTED: [&str; 6] = [
     "clip_fraction_low",
@@ -35,7 +50,7 @@ static COUNTED: [&str; 6] = [
     "value_loss",
     "value_clip_fraction",
 ];
-/// The file of a checkpoint inside a rollout.
+/// The file of what a run must know again: a rollout that it is inside of, and what that leaves to the next.
 const FILE: &str = "rollout.json";
 
 /// What a response is compared with.
@@ -64,15 +79,17 @@ pub struct Rewarded {
     epochs: usize,
     /// Most tokens of a prompt with its response.
     sequence: usize,
+    /// Tokens that end a response by what stands beside the weights that the policy starts from.
+    ends: Vec<u32>,
     reference: Option<Reference>,
     second: Option<Second>,
     /// What the data is opened with, for those who judge.
     opened: Arc<Mutex<Option<Arc<Opened>>>>,
-    kept: Arc<Mutex<Option<Kept>>>,
+    /// The newest rollouts: thread ranks share them, and one may be a step ahead of another.
+    kept: Arc<Mutex<Vec<Arc<Rollout>>>>,
+    /// The reward models, in the order of the rewards.
+    scorers: Vec<Option<ScoreModel>>,
 }
-
-/// The rollout that steps learn from, and the last step that did.
-type Kept = (u64, Arc<Rollout>);
 
 /// The rows of the prompts, and what turns tokens into text.
 #[derive(Debug)]
@@ -114,10 +131,12 @@ impl Rewarded {
             updates: 1,
             epochs: 1,
             sequence: 1,
+            ends: Vec::new(),
             reference: None,
             second: None,
             opened: Arc::default(),
             kept: Arc::default(),
+            scorers: Vec::new(),
         }
     }
 
@@ -151,90 +170,6 @@ impl Rewarded {
         opened.ok_or_else(|| Error::Bug { what: "prompts that were not opened".into() })
     }
 
-    fn check_run(&self, config: &Config) -> Result<()> {
-        let name = self.name();
-        if config.mesh.pp > 1 {
-            let expected = format!("`pp=1` with `{name}`: a rank makes responses with the whole model");
-            return refuse("mesh", format!("pp={}", config.mesh.pp), expected);
-        }
-        if config.train.zero > 2 {
-            let expected = format!("at most 2 with `{name}`: a rank makes responses with whole weights");
-            return refuse("train.zero", config.train.zero, expected);
-        }
-        if config.train.eval_every > 0 {
-            let expected = format!("0 with `{name}`: its rewards are told in every step");
-            return refuse("train.eval_every", config.train.eval_every, expected);
-        }
-        let asks = |kind| matches!(kind, RewardKind::Command | RewardKind::Http);
-        if (config.mesh.tp > 1 || config.mesh.ep > 1) && self.section.reward.iter().any(|r| asks(r.kind)) {
-            let expected =
-                "one that needs nobody else on a mesh with `tp` or `ep`, whose ranks would each ask";
-            return refuse("rl.reward.kind", "command or http", expected);
-        }
-        if self.kind == Kind::Ppo && config.lora.is_some() {
-            return refuse("lora", "given", "none with `ppo`, whose critic is trained whole");
-        }
-        Ok(())
-    }
-
-    /// The updates of a pass over a rollout, checked before anything is read.
-    fn find_updates(&mut self) -> Result<()> {
-        let prompts = self.section.prompts_per_rollout.unwrap_or(self.update);
-        let geometry = RolloutGeometry::derive(&RolloutBatching {
-            prompts_per_rollout: prompts as i64,
-            samples_per_prompt: self.group as i64,
-            prompts_per_update: Some(self.update as i64),
-            data_ranks: 1,
-            per_device: self.group as i64,
-            epochs: Some(self.epochs as i64),
-            ..RolloutBatching::default()
-        });
-        match geometry {
-            Ok(geometry) => self.updates = geometry.updates_per_epoch,
-            Err(error) => {
-                let expected =
-                    format!("a multiple of `train.global_batch`, the prompts of an update ({error})");
-                return refuse("rl.prompts_per_rollout", prompts, expected);
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the critic begins: its own folder, or that of the policy with a new head.
-    fn find_critic(&self, config: &Config) -> Result<Second> {
-        let Some(folder) = self.ppo.critic.as_ref().or(config.model.init.as_ref()) else {
-            return refuse("model.init", "missing", "a folder of weights with `ppo`");
-        };
-        let has_head = is_valued(&Pretrained::find(folder)?.model_config()?);
-        let fresh = if has_head { Vec::new() } else { vec!["score.weight".to_string()] };
-        Ok(Second { folder: folder.clone(), fresh, lr: self.ppo.critic_lr })
-    }
-
-    fn find_reference(&self, config: &Config) -> Result<Option<Reference>> {
-        let in_reward = self.kind == Kind::Ppo && self.ppo.kl_coef > 0.0;
-        if !in_reward && !self.loss_has_reference() {
-            return Ok(None);
-        }
-        match self.section.reference.as_ref().or(config.model.init.as_ref()) {
-            Some(path) => {
-                Ok(Some(Reference::new(path, config.train.precision.dtype(), config.device.device())))
-            }
-            None => refuse("rl.reference", "missing", "a folder of weights where `kl_coef` is above 0"),
-        }
-    }
-
-    /// The stored rollout that a step inside it learns from.
-    fn stored(&self, step: u64) -> Result<Arc<Rollout>> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let fits = |rollout: &Rollout| (rollout.first..rollout.first + rollout.steps).contains(&step);
-        kept.map(|(_, rollout)| rollout).filter(|rollout| fits(rollout)).ok_or_else(|| Error::Run {
-            what: format!(
-                "step {step} is inside a rollout that is not there; go on from a step after a multiple of {}",
-                self.steps()
-            ),
-        })
-    }
-
     /// This rank's micro-batches of an update.
     fn update_of(&self, before: &Before<'_>, rollout: &Rollout) -> Result<Vec<Batch>> {
         let number = (before.step - rollout.first) as usize % self.updates;
@@ -244,25 +179,6 @@ impl Rewarded {
         let own = all.chunks(each).enumerate().filter(|(number, _)| number % ranks == rank);
         own.map(|(_, records)| self.learnable(records, all)).collect()
     }
-}
-
-/// Whether a `config.json` is of a model with a head of values.
-fn is_valued(config: &Map<String, Value>) -> bool {
-    let named = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-    named.is_some_and(|name| name.ends_with("ForSequenceClassification"))
-}
-
-/// The same model with a head of values.
-fn valued(mut config: Map<String, Value>) -> Value {
-    if !is_valued(&config) {
-        let named = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-        let base = named.map_or("", |name| name.split("For").next().unwrap_or(name));
-        let name = format!("{}ForSequenceClassification", base.trim_end_matches("Model"));
-        config.insert("architectures".into(), json!([name]));
-        config.insert("id2label".into(), json!({ "0": "LABEL_0" }));
-        config.insert("tie_word_embeddings".into(), json!(false));
-    }
-    Value::Object(config)
 }
 
 impl Objective for Rewarded {
@@ -295,6 +211,7 @@ impl Objective for Rewarded {
         }
         own.find_updates()?;
         own.reference = own.find_reference(config)?;
+        own.scorers = own.find_scorers(config)?;
         Ok(Some(Arc::new(own)))
     }
 
@@ -308,25 +225,40 @@ impl Objective for Rewarded {
         Ok(Arc::new(Beside::new(model, critic)))
     }
 
+    fn for_model(
+        &self,
+        _: &dyn Architecture,
+        settings: &dyn Fn(&str) -> Result<Map<String, Value>>,
+    ) -> Result<Option<Arc<dyn Objective>>> {
+        let ends = named_ends(&settings("generation_config.json")?, &settings("config.json")?);
+        Ok(Some(Arc::new(Rewarded { ends, ..self.clone() })))
+    }
+
     fn second(&self) -> Option<&Second> {
         self.second.as_ref()
     }
 
-    fn files(&self, _: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let unfinished = kept.filter(|(step, rollout)| step + 1 < rollout.first + rollout.steps);
-        let file = unfinished.map(|(_, rollout)| Ok((FILE.to_string(), rollout.to_bytes()?)));
-        file.into_iter().collect()
+    fn state(&self, step: u64) -> Result<BTreeMap<String, Vec<u8>>> {
+        let Some(rollout) = self.newest(step) else { return Ok(BTreeMap::new()) };
+        let bytes = match (rollout.has(step + 1), rollout.memory == Memory::default()) {
+            (true, _) => rollout.to_bytes()?,
+            (false, true) => return Ok(BTreeMap::new()),
+            // It is used up; what it left is not.
+            (false, false) => {
+                let (told, memory) = (Vec::new(), rollout.memory.clone());
+                Rollout { first: rollout.first, steps: rollout.steps, records: Vec::new(), told, memory }
+                    .to_bytes()?
+            }
+        };
+        Ok([(FILE.to_string(), bytes)].into())
     }
 
     fn restore(&self, step: u64, read: &dyn Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<()> {
-        if self.begins(step + 1) {
-            return Ok(());
-        }
         if let Some(bytes) = read(FILE)? {
             let rollout = Arc::new(Rollout::from_bytes(&bytes)?);
             let samples = self.update * self.updates * self.group;
-            if (rollout.steps, rollout.records.len()) != (self.steps(), samples) {
+            let fits = (rollout.steps, rollout.records.len()) == (self.steps(), samples);
+            if !fits && !rollout.records.is_empty() {
                 let what = format!(
                     "the checkpoint of step {step} is inside a rollout of {} responses for {} steps, but the run asks for {samples} and {}; keep `[rl]` as it was",
                     rollout.records.len(),
@@ -335,13 +267,14 @@ impl Objective for Rewarded {
                 );
                 return Err(Error::Run { what });
             }
-            *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((step, rollout));
+            self.keep(&rollout);
         }
-        self.stored(step + 1).map(|_| ())
+        if self.begins(step + 1) { Ok(()) } else { self.stored(step + 1).map(|_| ()) }
     }
 
     fn figures(&self) -> Figures {
-        let told = if self.reference.is_some() { TOLD.len() } else { TOLD.len() - 1 };
+        let steered = self.ppo.kl_target.is_some() && self.kind == Kind::Ppo;
+        let told = TOLD.len() - usize::from(self.reference.is_none()) - usize::from(!steered);
         let counted = if self.kind == Kind::Ppo { COUNTED.len() } else { COUNTED.len() - 2 };
         Figures { told: &TOLD[..told], counted: &COUNTED[..counted] }
     }
@@ -353,6 +286,11 @@ impl Objective for Rewarded {
         Ok(data)
     }
 
+    fn separates(&self, _: &DataConfig) -> bool {
+        // Every stage generates, and so reads.
+        true
+    }
+
     fn trims(&self) -> bool {
         true
     }
@@ -361,18 +299,19 @@ impl Objective for Rewarded {
         if self.begins(step) { self.updates as u64 } else { 0 }
     }
 
+    fn reads_on(&self) -> bool {
+        self.section.max_gen_batches.is_some()
+    }
+
     fn generate(&self, before: &Before<'_>, batches: Vec<Batch>) -> Result<Vec<Batch>> {
-        let [model] = before.parts[..] else {
-            return Err(Error::Bug { what: "responses of a model that is not all here".into() });
-        };
         if before.purpose == Purpose::Evaluation {
             return Err(Error::Bug { what: "an evaluation of responses".into() });
         }
         let rollout = match self.begins(before.step) {
-            true => Arc::new(self.make(model, before, &batches)?),
+            true => Arc::new(self.make(before, batches)?),
             false => self.stored(before.step)?,
         };
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((before.step, rollout.clone()));
+        self.keep(&rollout);
         for (name, value) in self.figures().told.iter().zip(&rollout.told) {
             before.tell(name, *value);
         }

@@ -3,9 +3,12 @@
 
 use crate::data::{Batch, IGNORED};
 use crate::error::{Error, Result};
+use crate::rl::RunningMoments;
 use planaria_array::Array;
-use planaria_comm::{Comm, CommExt as _, Value, value};
+use planaria_comm::{Comm, Value, value};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A response with all that updates need of it. Lists have one number for each of its tokens, or none where nobody asks.
@@ -18,6 +21,9 @@ pub(super) struct Record {
     /// What it is worth; not a number where nobody could say.
     #[serde(with = "word")]
     pub(super) worth: f64,
+    /// Log-probabilities as it was drawn with.
+    #[serde(with = "words", default)]
+    pub(super) sampled: Vec<f32>,
     /// Log-probabilities under the policy that the update phase began with.
     #[serde(with = "words")]
     pub(super) old: Vec<f32>,
@@ -40,6 +46,57 @@ impl Record {
     }
 }
 
+/// What models think of the tokens of a response; lists that are empty are not known here.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Thought {
+    #[serde(with = "words")]
+    pub(super) old: Vec<f32>,
+    #[serde(with = "words")]
+    pub(super) reference: Vec<f32>,
+    #[serde(with = "words")]
+    pub(super) values: Vec<f32>,
+}
+
+impl Thought {
+    /// Takes it into the record of the response.
+    pub(super) fn into_record(self, record: &mut Record) {
+        let Thought { old, reference, values } = self;
+        for (to, list) in
+            [(&mut record.old, old), (&mut record.reference, reference), (&mut record.values, values)]
+        {
+            if !list.is_empty() {
+                *to = list;
+            }
+        }
+    }
+}
+
+/// What one rollout leaves to the next.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Memory {
+    /// Groups that were found and not needed.
+    pub(super) carried: Vec<Record>,
+    /// What leaving the reference costs now, where that follows how far the policy has gone.
+    #[serde(with = "long_words")]
+    pub(super) kl_coef: Vec<f64>,
+    /// Count, mean and variance of all rewards so far.
+    #[serde(with = "long_words")]
+    pub(super) rewards: Vec<f64>,
+}
+
+impl Memory {
+    pub(super) fn moments(&self) -> RunningMoments {
+        match self.rewards[..] {
+            [count, mean, var] => RunningMoments { count, mean, var },
+            _ => RunningMoments::default(),
+        }
+    }
+
+    pub(super) fn set_moments(&mut self, moments: RunningMoments) {
+        self.rewards = vec![moments.count, moments.mean, moments.var];
+    }
+}
+
 /// All responses of some steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Rollout {
@@ -52,9 +109,16 @@ pub(super) struct Rollout {
     /// Its figures, in the order of their names.
     #[serde(with = "long_words")]
     pub(super) told: Vec<f64>,
+    #[serde(default)]
+    pub(super) memory: Memory,
 }
 
 impl Rollout {
+    /// Whether a step learns from it.
+    pub(super) fn has(&self, step: u64) -> bool {
+        (self.first..self.first + self.steps).contains(&step)
+    }
+
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self).map_err(|e| Error::Bug { what: format!("a rollout has no text: {e}") })
     }
@@ -65,20 +129,18 @@ impl Rollout {
     }
 }
 
-/// The records of all ranks in the order of their micro-batches; `own` has those of each micro-batch of this rank. Collective.
-pub(super) fn gather(data: &Arc<dyn Comm>, own: &[Vec<Record>]) -> Result<Vec<Record>> {
+/// What all ranks have made of micro-batches, by their numbers; `own` is what this rank did. Collective.
+pub(super) fn gather<T>(peers: &Arc<dyn Comm>, own: &[(usize, T)]) -> Result<BTreeMap<usize, Vec<T>>>
+where
+    T: Serialize + DeserializeOwned,
+{
     let lost = |e: &dyn std::fmt::Display| Error::Bug { what: format!("records of another rank: {e}") };
     let text = serde_json::to_string(own).map_err(|e| lost(&e))?;
-    let all = value::all_gather(&**data, &Value::Text(text))?;
-    let mut ranks = Vec::with_capacity(data.size());
-    for told in all {
+    let mut out: BTreeMap<usize, Vec<T>> = BTreeMap::new();
+    for told in value::all_gather(&**peers, &Value::Text(text))? {
         let Value::Text(text) = told else { return Err(lost(&"no text")) };
-        ranks.push(serde_json::from_str::<Vec<Vec<Record>>>(&text).map_err(|e| lost(&e))?.into_iter());
-    }
-    let mut out = Vec::new();
-    for _ in 0..own.len() {
-        for rank in &mut ranks {
-            out.extend(rank.next().ok_or_else(|| lost(&"fewer micro-batches than here"))?);
+        for (number, made) in serde_json::from_str::<Vec<(usize, T)>>(&text).map_err(|e| lost(&e))? {
+            out.entry(number).or_default().push(made);
         }
     }
     Ok(out)
@@ -104,6 +166,7 @@ pub(super) fn batch(records: &[Record], counts: impl Fn(&Record) -> bool) -> Res
         tokens: Array::from_slice(&tokens, &shape)?,
         labels: Array::from_slice(&labels, &shape)?,
         starts: None,
+        shown: Vec::new(),
         attached: Vec::new(),
     })
 }
@@ -188,10 +251,12 @@ mod tests {
             steps: 4,
             records: vec![record(), unscored],
             told: vec![1.0 / 3.0, f64::NAN],
+            memory: Memory { carried: vec![record()], kl_coef: vec![0.1], rewards: vec![3.0, 0.2, 0.7] },
         };
         let read = Rollout::from_bytes(&made.to_bytes().unwrap()).unwrap();
         assert_eq!((&read.records[0], read.records[1].is_scored()), (&made.records[0], false));
         assert_eq!((read.told[0], read.told[1].is_nan()), (made.told[0], true));
+        assert_eq!(read.memory, made.memory);
         assert!(Rollout::from_bytes(b"{").unwrap_err().to_string().contains("not readable"));
     }
 

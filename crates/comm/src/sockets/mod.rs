@@ -1,7 +1,13 @@
-//! Ranks as processes of one machine without MPI: Unix sockets in a folder carry the letters of a [`Depot`].
+//! Ranks as processes without MPI: sockets carry the letters of a [`Depot`], Unix sockets on one machine, TCP between machines.
 //!
 //! Every rank listens at a socket of its own in a folder that only its user can enter, and has one connection to each other
-//! rank. A process that ends without saying goodbye, however it ends, is noticed at once by all others.
+//! rank. A process that ends without saying goodbye, however it ends, is noticed at once by all others. Ranks of several machines
+//! listen to the network too; whoever started them brings the file that says where to the folders of the others.
+
+mod meeting;
+mod stream;
+
+pub use meeting::{SECRET, address_file, write_address};
 
 use crate::comm::Comm;
 use crate::error::{Error, Result};
@@ -9,23 +15,19 @@ use crate::letters::{Depot, Options, words};
 use planaria_array::{Array, DType};
 use planaria_layout::Rank;
 use std::fmt::Display;
-use std::io::{ErrorKind, Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use stream::Stream;
 
 /// The tag of a rank's last words.
 const GOODBYE: u32 = u32::MAX;
 
 /// Bytes before the contents of a parcel: its tag and its length.
 const HEAD: usize = 12;
-
-/// Time between two looks for a peer that is not there yet.
-const PULSE: Duration = Duration::from_millis(5);
 
 /// How long letters may take to leave a process that gives up.
 const GRACE: Duration = Duration::from_secs(1);
@@ -39,6 +41,17 @@ pub struct Place {
     pub size: usize,
     /// The folder of their sockets.
     pub folder: PathBuf,
+    /// How ranks of other machines reach this one, where there are any.
+    pub network: Option<Network>,
+}
+
+/// What a rank needs to meet ranks of other machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The name or address that others know this machine by.
+    pub address: String,
+    /// What ranks of the same job know and nobody else does. It is sent as it is: a network that others listen to needs a tunnel.
+    pub secret: [u8; SECRET],
 }
 
 /// Runs `work` as this process's rank; every process of the job calls this with its own place. An error or a panic
@@ -49,7 +62,7 @@ pub fn run<R, E: Display>(
     work: impl FnOnce(Arc<dyn Comm>) -> std::result::Result<R, E>,
 ) -> Result<R> {
     let depot = Depot::new(place.rank, place.size)?;
-    let gone = carry(&depot, connect(place, options.timeout)?)?;
+    let gone = carry(&depot, meeting::connect(place, options.timeout)?)?;
     let connection = depot.connect(options)?;
     let comm = connection.comm();
     let fail = |reason: String| comm.abort(&reason);
@@ -77,61 +90,8 @@ fn failed(what: impl Into<String>) -> Error {
     Error::Engine { engine: "sockets", what: what.into() }
 }
 
-fn socket(folder: &Path, rank: Rank) -> PathBuf {
-    folder.join(format!("rank-{rank:05}.sock"))
-}
-
-/// A connection to every other rank, by rank. Ranks call those below them and are called by those above.
-fn connect(place: &Place, patience: Duration) -> Result<Vec<Option<UnixStream>>> {
-    let Place { rank, size, folder } = place;
-    let (rank, size, begin) = (*rank, *size, Instant::now());
-    let own = socket(folder, rank);
-    let cannot = |error: std::io::Error| failed(format!("'{}': {error}", own.display()));
-    let listener = UnixListener::bind(&own).map_err(cannot)?;
-    listener.set_nonblocking(true).map_err(cannot)?;
-    let mut peers: Vec<Option<UnixStream>> = (0..size).map(|_| None).collect();
-    loop {
-        for peer in (0..rank).filter(|&peer| peers[peer].is_none()).collect::<Vec<_>>() {
-            // Not there yet, or no room in its queue.
-            if let Ok(mut stream) = UnixStream::connect(socket(folder, peer)) {
-                stream.write_all(&(rank as u64).to_le_bytes()).map_err(cannot)?;
-                peers[peer] = Some(stream);
-            }
-        }
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let (from, stream) = greet(stream, patience).map_err(cannot)?;
-                let free = peers.get_mut(from).filter(|free| from > rank && free.is_none());
-                *free.ok_or_else(|| failed(format!("rank {from} called rank {rank}")))? = Some(stream);
-                continue;
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(cannot(error)),
-        }
-        let missing: Vec<Rank> = (0..size).filter(|&peer| peer != rank && peers[peer].is_none()).collect();
-        if missing.is_empty() {
-            return Ok(peers);
-        }
-        let waited = begin.elapsed();
-        if waited >= patience {
-            return Err(Error::Timeout { call: "connect", sequence: 0, missing, waited });
-        }
-        std::thread::sleep(PULSE);
-    }
-}
-
-/// Who has called.
-fn greet(mut stream: UnixStream, patience: Duration) -> std::io::Result<(Rank, UnixStream)> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(patience))?;
-    let mut rank = [0; 8];
-    stream.read_exact(&mut rank)?;
-    stream.set_read_timeout(None)?;
-    Ok((u64::from_le_bytes(rank) as Rank, stream))
-}
-
 /// Starts the threads that carry; what is answered comes when the last letter has left.
-fn carry(depot: &Arc<Depot>, mut peers: Vec<Option<UnixStream>>) -> Result<Receiver<()>> {
+fn carry(depot: &Arc<Depot>, mut peers: Vec<Option<Stream>>) -> Result<Receiver<()>> {
     let cannot = |error: std::io::Error| failed(format!("cannot start a thread: {error}"));
     for (from, stream) in peers.iter().enumerate() {
         let Some(stream) = stream else { continue };
@@ -156,7 +116,7 @@ fn carry(depot: &Arc<Depot>, mut peers: Vec<Option<UnixStream>>) -> Result<Recei
             }
         }
         for stream in peers.iter_mut().flatten() {
-            let _ = send(stream, GOODBYE, &[]).and_then(|()| stream.shutdown(Shutdown::Write));
+            let _ = send(stream, GOODBYE, &[]).and_then(|()| stream.finish());
         }
         let _ = leaving.send(());
     };
@@ -164,7 +124,7 @@ fn carry(depot: &Arc<Depot>, mut peers: Vec<Option<UnixStream>>) -> Result<Recei
     Ok(gone)
 }
 
-fn send(stream: &mut UnixStream, tag: u32, bytes: &[u8]) -> std::io::Result<()> {
+fn send(stream: &mut Stream, tag: u32, bytes: &[u8]) -> std::io::Result<()> {
     let mut head = [0; HEAD];
     head[..4].copy_from_slice(&tag.to_le_bytes());
     head[4..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
@@ -173,7 +133,7 @@ fn send(stream: &mut UnixStream, tag: u32, bytes: &[u8]) -> std::io::Result<()> 
 }
 
 /// Takes in what one rank sends until it says goodbye; otherwise, why there is no more.
-fn receive(depot: &Depot, from: Rank, stream: &mut UnixStream) -> std::result::Result<(), String> {
+fn receive(depot: &Depot, from: Rank, stream: &mut Stream) -> std::result::Result<(), String> {
     let gone = |_: std::io::Error| format!("rank {from} is gone");
     loop {
         let mut head = [0; HEAD];

@@ -1,5 +1,11 @@
 //! Learning from rewards and from preferences keeps the promises of every run, and learns.
 
+mod adapted;
+mod divided;
+mod found;
+mod judged;
+mod variants;
+
 use anyhow::{Context, Result, ensure};
 use planaria_e2e::{Recorder, Run, Sandbox};
 use planaria_train::Trainer;
@@ -218,6 +224,9 @@ fn responses_of_rows_and_their_failed_rewards_are_handled() -> Result<()> {
     set.push(half.to_string());
     let (_, unscored) = train(&sandbox, 1, "half", "", &set, "unscored")?;
     ensure!(unscored == [4.0 / 32.0], "{unscored:?}");
+    // Ranks that share a matrix have the same responses: one asks for all.
+    let (_, unscored) = train(&sandbox, 1, "shared", "tp=2", &set, "unscored")?;
+    ensure!(unscored == [4.0 / 32.0], "{unscored:?}");
     set.extend(["rl.responses=rows".into(), "rl.reward=[{kind = \"given\", field = \"scores\"}]".into()]);
     let error = told(&set, "rows")?;
     ensure!(error.contains("there is no list `responses`"), "{error}");
@@ -251,21 +260,29 @@ fn what_cannot_be_learnt_so_is_refused() -> Result<()> {
         ("grpo", "rl.samples_per_prompt=1", "", "at least 2"),
         ("grpo", "rl.reward=[]", "", "at least one `[[rl.reward]]`"),
         ("grpo", "rl.temperature=0", "", "above 0"),
-        ("grpo", "rl.eps=0", "pp=2", "`pp=1` with `grpo`"),
-        ("ppo", "rl.eps=0", "pp=2", "`pp=1` with `ppo`"),
+        ("grpo", "rl.rows=0", "", "`rl.rows` is 0"),
+        ("grpo", "rl.max_gen_batches=0", "", "`rl.max_gen_batches` is 0"),
+        ("ppo", "rl.max_gen_batches=2\nrl.samples_per_prompt=1", "", "looks for responses that differ"),
+        ("ppo", "ppo.kl_target=0.1\nppo.kl_coef=0", "", "with `ppo.kl_target`"),
+        ("grpo", "rl.reward=[{kind = \"regex\", pattern = \"(\"}]", "", "`rl.reward.pattern`"),
+        ("grpo", "rl.reward=[{kind = \"length\"}]", "", "`rl.reward.tokens`"),
+        ("grpo", "rl.reward=[{kind = \"rude\"}]", "", "rude"),
+        ("grpo", "rl.reward=[{kind = \"exact\", weight = \"x\"}]", "", "weight"),
+        ("grpo", "rl.reward=[{kind = \"model\", path = \"START\"}]", "", "a model without a head of values"),
         ("ppo", "rl.prompts_per_rollout=3", "", "a multiple of `train.global_batch`"),
         ("ppo", "ppo.lambda=2", "", "`ppo.lambda` is 2"),
-        ("ppo", "train.zero=3", "dp=2", "at most 2 with `ppo`"),
         ("grpo", "rl.reward=[{kind = \"http\", url = \"https://a\"}]", "", "does not begin with http://"),
         ("grpo", "data.sequence=1", "", "leaves no room"),
         ("dpo", "dpo.beta=0", "", "`dpo.beta` is 0"),
         ("dpo", "data.sequence=4", "", "`data.sequence` is 4"),
     ] {
         let file = if objective == "dpo" { "pairs.jsonl" } else { "prompts.jsonl" };
-        let set = [settings(&sandbox, objective, file), vec![more.to_string()]].concat();
+        let start = sandbox.run_dir("start").display().to_string();
+        let more = more.replace("START", &start).lines().map(String::from).collect();
+        let set = [settings(&sandbox, objective, file), more].concat();
         let error = train(&sandbox, 1, "refused", mesh, &set, "").map(|_| ());
         let error = format!("{:#}", error.unwrap_err());
-        ensure!(error.contains(told), "{objective} {more}: {error}");
+        ensure!(error.contains(told), "{objective} {told}: {error}");
     }
     Ok(())
 }

@@ -1,0 +1,139 @@
+//! `simulate`: real jobs on thread ranks against the simulator, at costs that `measure` takes from a smaller job first. Jobs differ from
+//! the measured one in depth, batch, mesh, saves, and one failure with healing. Bar: within 10 % of the simulator's time.
+//!
+//! Run it alone on a machine: `cargo run --release -p planaria-bench --bin simulate`. It prints a table and the record's JSON, and ends with 1
+//! where the bar is not held.
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use planaria_bench::machine::Machine;
+use planaria_nn::models::Models;
+use planaria_train::config::{Config, Sources};
+use planaria_train::drill::{At, Fault, What};
+use planaria_train::event::{Event, Observer};
+use planaria_train::plan::model_of;
+use planaria_train::simulate::{
+    Costs, Failure, Failures, MeasureOptions, SimulateOptions, Simulated, measure,
+};
+use planaria_train::{Healing, Trainer};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+const BAR: f64 = 0.10;
+
+#[derive(Parser)]
+struct Args {
+    /// Steps of a job
+    #[arg(long, default_value_t = 20)]
+    steps: u64,
+    /// Steps of the runs that are measured
+    #[arg(long, default_value_t = 12)]
+    measured: u64,
+    /// Folder for runs; a temporary one if not given
+    #[arg(long)]
+    scratch: Option<PathBuf>,
+}
+
+/// A job: what it changes, and the step in which a rank fails.
+struct Case {
+    name: &'static str,
+    set: &'static [&'static str],
+    fails: Option<u64>,
+}
+
+const CASES: [Case; 7] = [
+    Case { name: "as measured", set: &[], fails: None },
+    Case { name: "twice as deep", set: &["model.num_hidden_layers=8"], fails: None },
+    Case { name: "four times the batch", set: &["train.global_batch=32"], fails: None },
+    Case { name: "tensor parallel", set: &["mesh=tp=2"], fails: None },
+    Case { name: "pipeline", set: &["mesh=pp=2", "train.global_batch=16"], fails: None },
+    Case { name: "saves", set: &["checkpoint.every=2"], fails: None },
+    Case { name: "a failure and healing", set: &["checkpoint.every=5"], fails: Some(8) },
+];
+
+fn config(folder: &Path, args: &Args, set: &[&str]) -> Result<Config> {
+    let text = folder.join("text.txt");
+    std::fs::write(&text, "all work and no play makes a dull run ".repeat(4000))?;
+    let base = format!(
+        "name = \"job\"\nmesh = \"dp=2\"\n[model]\nhidden_size = 256\nintermediate_size = 704\nnum_hidden_layers = 4\n\
+         num_attention_heads = 4\n[data]\nsequence = 128\n[[data.source]]\npath = {text:?}\n[train]\nsteps = {}\nglobal_batch = 8\n\
+         micro_batch = 2\nthreads = 1\n[checkpoint]\nfinal_save = false\n[heal]\nodd_loss = true\n[log]\ndir = {:?}\ntensorboard = false\n",
+        args.steps,
+        folder.join("runs"),
+    );
+    Ok(Sources::text("config", &base).set(set.iter().map(ToString::to_string)).resolve()?.config)
+}
+
+/// Hears when the first step can begin, for the first time.
+#[derive(Debug, Default)]
+struct Ready(Mutex<Option<Instant>>);
+
+impl Observer for Ready {
+    fn event(&self, event: &Event) {
+        if matches!(event, Event::Started { .. }) {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+        }
+    }
+}
+
+/// Seconds of the real job, from its first step.
+fn real(config: &Config, fails: Option<u64>) -> Result<f64> {
+    let ready = Arc::new(Ready::default());
+    let trainer = Trainer::new(config.clone()).observer(ready.clone());
+    if let Some(step) = fails {
+        // A weight that is no number is found in the step after, which stops the job.
+        let faults = vec![Fault { what: What::Nan, rank: 1, at: At::Step(step - 1) }];
+        if trainer.clone().healing(Healing { faults, ..Healing::default() }).run(None).is_ok() {
+            bail!("the job did not fail");
+        }
+    }
+    trainer.run(None)?;
+    let began = *ready.0.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(began.map_or(0.0, |began| began.elapsed().as_secs_f64()))
+}
+
+fn simulated(config: &Config, costs: &Costs, fails: Option<u64>) -> Result<f64> {
+    let model = model_of(config, &Models::default())?;
+    let mut options = SimulateOptions { ranks: config.mesh.ranks(), ..SimulateOptions::default() };
+    if let Some(step) = fails {
+        let each = Simulated::new(config, &*model, costs, &options)?.step.seconds;
+        // The step that fails is done but for its update.
+        options.failures = Failures::At(vec![Failure { time: (step as f64 - 0.05) * each, machine: false }]);
+    }
+    Ok(Simulated::new(config, &*model, costs, &options)?.seconds)
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let scratch = args
+        .scratch
+        .clone()
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("planaria-simulate-{}", std::process::id())));
+    std::fs::create_dir_all(&scratch)?;
+    let small = config(&scratch, &args, &[])?;
+    let options = MeasureOptions { ranks: None, steps: args.measured };
+    // A thread that failed is noticed at once.
+    let mut costs = measure(&small, &options, &scratch)?;
+    costs.recovery.detect = 0.0;
+    println!("| job | real s | simulated s | ratio |\n|---|---|---|---|");
+    let (mut rows, mut held) = (Vec::new(), true);
+    for Case { name, set, fails } in CASES {
+        let config = config(&scratch, &args, set)?;
+        let (real, told) = (real(&config, fails)?, simulated(&config, &costs, fails)?);
+        std::fs::remove_dir_all(config.run_dir())?;
+        let ratio = real / told;
+        held &= (ratio - 1.0).abs() <= BAR;
+        println!("| {name} | {real:.3} | {told:.3} | {ratio:.3} |");
+        rows.push(json!({ "job": name, "real": real, "simulated": told, "ratio": ratio }));
+    }
+    let record =
+        json!({ "machine": Machine::here(None), "costs": costs, "rows": rows, "bar": BAR, "held": held });
+    println!("\n{}", serde_json::to_string_pretty(&record)?);
+    std::fs::remove_dir_all(&scratch)?;
+    if !held {
+        bail!("a job took more than {:.0} % longer or shorter than simulated", BAR * 100.0);
+    }
+    Ok(())
+}

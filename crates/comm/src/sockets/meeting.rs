@@ -1,0 +1,155 @@
+//! How ranks find each other: files of a folder say where each of them listens.
+
+use super::stream::Stream;
+use super::{Network, Place, failed};
+use crate::error::{Error, Result};
+use planaria_layout::Rank;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time between two looks for a peer that is not there yet.
+const PULSE: Duration = Duration::from_millis(5);
+
+/// How long a call over the network may take to be answered, and a caller to say who it is.
+const CALL: Duration = Duration::from_secs(3);
+
+/// Bytes of the secret of a job.
+pub const SECRET: usize = 32;
+
+/// The socket of a rank of this machine.
+fn socket(folder: &Path, rank: Rank) -> PathBuf {
+    folder.join(format!("rank-{rank:05}.sock"))
+}
+
+/// The file that says where a rank listens to other machines.
+pub fn address_file(folder: &Path, rank: Rank) -> PathBuf {
+    folder.join(format!("rank-{rank:05}.tcp"))
+}
+
+/// Writes where a rank listens, so that whoever reads the file reads all of it.
+pub fn write_address(folder: &Path, rank: Rank, address: &str) -> std::io::Result<()> {
+    let file = address_file(folder, rank);
+    let new = file.with_extension("tcp-new");
+    std::fs::write(&new, address)?;
+    std::fs::rename(&new, &file)
+}
+
+/// Where this rank can be called.
+struct Listeners {
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+}
+
+impl Listeners {
+    fn open(place: &Place) -> Result<Listeners> {
+        let own = socket(&place.folder, place.rank);
+        let cannot = |error: std::io::Error| failed(format!("'{}': {error}", own.display()));
+        let unix = UnixListener::bind(&own).map_err(cannot)?;
+        unix.set_nonblocking(true).map_err(cannot)?;
+        let listen = |network: &Network| {
+            let listener = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            let host = &network.address;
+            let brackets = host.contains(':') && !host.starts_with('[');
+            let host = if brackets { format!("[{host}]") } else { host.clone() };
+            write_address(&place.folder, place.rank, &format!("{host}:{port}"))?;
+            Ok(listener)
+        };
+        let tcp = place.network.as_ref().map(listen).transpose().map_err(cannot)?;
+        Ok(Listeners { unix, tcp })
+    }
+
+    /// The next caller, if there is one.
+    fn accept(&self) -> std::io::Result<Option<Stream>> {
+        if let Some((stream, _)) = came(self.unix.accept())? {
+            return Ok(Some(Stream::Unix(stream)));
+        }
+        let caller = self.tcp.as_ref().map(|tcp| came(tcp.accept())).transpose()?.flatten();
+        // One that is gone again was nobody.
+        Ok(caller.and_then(|(stream, _)| Stream::tcp(stream).ok()))
+    }
+}
+
+/// Who has come, or nobody yet.
+fn came<T>(caller: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match caller {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// A connection to every other rank, by rank. Ranks call those below them and are called by those above.
+pub(super) fn connect(place: &Place, patience: Duration) -> Result<Vec<Option<Stream>>> {
+    let Place { rank, size, .. } = *place;
+    let begin = Instant::now();
+    let own = socket(&place.folder, rank);
+    let cannot = |error: std::io::Error| failed(format!("'{}': {error}", own.display()));
+    let listeners = Listeners::open(place)?;
+    let mut peers: Vec<Option<Stream>> = (0..size).map(|_| None).collect();
+    loop {
+        for peer in (0..rank).filter(|&peer| peers[peer].is_none()).collect::<Vec<_>>() {
+            peers[peer] = call(place, peer);
+        }
+        if let Some(mut stream) = listeners.accept().map_err(cannot)? {
+            let from = match (greet(&mut stream, place), &stream) {
+                (Ok(from), _) => from,
+                // Anybody can call over a network; only ranks of this job are let in.
+                (Err(_), Stream::Tcp(_)) => continue,
+                (Err(error), Stream::Unix(_)) => return Err(cannot(error)),
+            };
+            let free = peers.get_mut(from).filter(|free| from > rank && free.is_none());
+            *free.ok_or_else(|| failed(format!("rank {from} called rank {rank}")))? = Some(stream);
+            continue;
+        }
+        let missing: Vec<Rank> = (0..size).filter(|&peer| peer != rank && peers[peer].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(peers);
+        }
+        let waited = begin.elapsed();
+        if waited >= patience {
+            return Err(Error::Timeout { call: "connect", sequence: 0, missing, waited });
+        }
+        std::thread::sleep(PULSE);
+    }
+}
+
+/// A connection to a rank, unless it is not there yet or has no room in its queue.
+fn call(place: &Place, peer: Rank) -> Option<Stream> {
+    let mut stream = match UnixStream::connect(socket(&place.folder, peer)) {
+        Ok(stream) => Stream::Unix(stream),
+        Err(_) => {
+            place.network.as_ref()?;
+            let text = std::fs::read_to_string(address_file(&place.folder, peer)).ok()?;
+            let addresses = text.to_socket_addrs().ok()?;
+            let found = addresses.into_iter().find_map(|to| TcpStream::connect_timeout(&to, CALL).ok());
+            Stream::tcp(found?).ok()?
+        }
+    };
+    let mut words = (place.rank as u64).to_le_bytes().to_vec();
+    words.extend(secret(place));
+    stream.write_all(&words).ok()?;
+    Some(stream)
+}
+
+fn secret(place: &Place) -> [u8; SECRET] {
+    place.network.as_ref().map_or([0; SECRET], |network| network.secret)
+}
+
+/// Who has called.
+fn greet(stream: &mut Stream, place: &Place) -> std::io::Result<Rank> {
+    stream.wait(Some(CALL))?;
+    let mut words = [0; 8 + SECRET];
+    stream.read_exact(&mut words)?;
+    stream.wait(None)?;
+    let (rank, told) = words.split_at(8);
+    // Every byte is looked at, however many are wrong.
+    let wrong = told.iter().zip(secret(place)).fold(0, |wrong, (a, b)| wrong | (a ^ b));
+    if wrong != 0 {
+        return Err(std::io::Error::other("a caller that does not belong to this job"));
+    }
+    Ok(rank.iter().rev().fold(0u64, |n, &b| n << 8 | u64::from(b)) as Rank)
+}
