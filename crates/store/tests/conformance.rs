@@ -150,7 +150,7 @@ fn retries_end() {
     let start = std::time::Instant::now();
     let error = Retry::new(Down, options).list("").unwrap_err();
     assert!(matches!(error, Error::GaveUp { tries, .. } if tries > 1), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 /// Says once that a creation failed although it happened.

@@ -212,7 +212,7 @@ fn a_header_of_a_large_sparse_file_is_read_without_its_data() {
     let header = Header::read(&*reader, &Limits::default()).unwrap();
     let last = header.get("last").unwrap();
     assert_eq!(reader.read(last.offset, last.len as usize).unwrap(), [0; 3]);
-    assert!(start.elapsed() < std::time::Duration::from_millis(500));
+    assert!(start.elapsed() < std::time::Duration::from_secs(10), "100 GiB are not read");
 }
 
 #[test]

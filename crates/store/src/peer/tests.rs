@@ -19,14 +19,14 @@ fn options(answer: Duration) -> PeerOptions {
 }
 
 fn peer(agent: &Agent) -> Peer {
-    Peer::with(&format!("peer://{}/run", agent.address()), options(Duration::from_secs(5))).unwrap()
+    Peer::with(&format!("peer://{}/run", agent.address()), options(Duration::from_secs(60))).unwrap()
 }
 
 /// Waits for what another thread is about to do.
 fn soon(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(5), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -222,7 +222,7 @@ fn an_agent_that_goes_gives_typed_errors_and_the_next_one_is_reached() {
         drop(first);
         [write.join().unwrap().unwrap(), read.join().unwrap().unwrap()]
     });
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(30), "nobody waits for the limit: {:?}", start.elapsed());
     assert!(is_lasting(&ended[0]), "a file that is half written is lost: {}", ended[0]);
     assert!(is_passing(&ended[1]), "{}", ended[1]);
     let away = store.list("").unwrap_err();
@@ -242,7 +242,7 @@ fn retries_reach_an_agent_that_starts_late() {
     let gone = agent(1);
     let (address, store) = (gone.address(), peer(&gone));
     drop(gone);
-    let store = Retry::new(store, RetryOptions { total: Duration::from_secs(5), ..RetryOptions::default() });
+    let store = Retry::new(store, RetryOptions { total: Duration::from_secs(60), ..RetryOptions::default() });
     let begun = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(150));
         Agent::listen(&address.to_string(), 100, "").unwrap()
@@ -257,32 +257,31 @@ fn late_answers_are_errors_past_the_timeout_and_fine_below_it() {
     peer(&agent).write("f", b"abc").unwrap();
     let proxy = Proxy::start(agent.address());
     let at = |answer| Peer::with(&format!("peer://{}/run", proxy.address()), options(answer)).unwrap();
-    let slow = at(Duration::from_secs(3));
+    let slow = at(Duration::from_secs(60));
     proxy.delay(Duration::from_millis(60));
     assert_eq!(slow.read("f", 9).unwrap(), b"abc");
     slow.write("g", b"def").unwrap();
-    let hasty = at(Duration::from_millis(150));
+    proxy.delay(Duration::ZERO);
+    let hasty = at(Duration::from_millis(1500));
     let reader = hasty.reader("f").unwrap();
     let writer = hasty.writer("h", 3, Sharing::Threads).unwrap();
-    proxy.delay(Duration::from_millis(600));
+    proxy.hold(true);
     let calls: [&dyn Fn() -> Result<()>; 3] =
         [&|| reader.read(0, 3).map(|_| ()), &|| hasty.list("").map(|_| ()), &|| hasty.delete("f")];
     for call in calls {
-        let start = Instant::now();
         let error = call().unwrap_err();
-        assert!(is_passing(&error) && error.to_string().contains("within 150ms"), "{error}");
-        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(is_passing(&error) && error.to_string().contains("within 1.5s"), "{error}");
     }
     assert!(is_passing(&writer.write_at(0, b"ghi").unwrap_err()), "it may be sent again");
     let abandoned = hasty.writer("i", 3, Sharing::Threads).map(|_| ()).unwrap_err();
     assert!(is_passing(&abandoned), "{abandoned}");
-    proxy.delay(Duration::ZERO);
+    proxy.hold(false);
     assert!(is_lasting(&writer.write_at(0, b"ghi").unwrap_err()), "the connection for writers was given up");
     assert_eq!(hasty.read("g", 9).unwrap(), b"def");
     let writer = hasty.writer("h", 3, Sharing::Threads).unwrap();
-    proxy.delay(Duration::from_millis(600));
+    proxy.hold(true);
     assert!(is_passing(&writer.write_at(0, b"ghi").unwrap_err()));
-    proxy.delay(Duration::ZERO);
+    proxy.hold(false);
     writer.write_at(0, b"ghi").unwrap();
     writer.finish().unwrap();
     assert_eq!(hasty.read("h", 9).unwrap(), b"ghi");
@@ -294,7 +293,7 @@ fn bits_that_flip_on_the_way_are_noticed_on_both_sides() {
     peer(&agent).write("f", &[0; 100_000]).unwrap();
     let proxy = Proxy::start(agent.address());
     let store =
-        Peer::with(&format!("peer://{}/run", proxy.address()), options(Duration::from_secs(3))).unwrap();
+        Peer::with(&format!("peer://{}/run", proxy.address()), options(Duration::from_secs(60))).unwrap();
     let reader = store.reader("f").unwrap();
     proxy.flip(50_000);
     let error = reader.read(0, 100_000).unwrap_err();

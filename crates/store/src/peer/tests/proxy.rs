@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 pub(super) struct Proxy {
@@ -15,6 +15,8 @@ pub(super) struct Proxy {
 struct How {
     /// Milliseconds that every piece of an answer waits.
     delay: AtomicU64,
+    /// Answers wait for as long as this is set.
+    held: AtomicBool,
     /// Bytes to let pass in either direction before a bit flips; negative: none flips.
     flip: AtomicI64,
 }
@@ -46,6 +48,11 @@ impl Proxy {
         self.how.delay.store(delay.as_millis() as u64, SeqCst);
     }
 
+    /// Whether answers wait until they are let go: late by any clock.
+    pub(super) fn hold(&self, held: bool) {
+        self.how.held.store(held, SeqCst);
+    }
+
     pub(super) fn flip(&self, after: i64) {
         self.how.flip.store(after, SeqCst);
     }
@@ -56,6 +63,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, is_answer: bool, how: &How) {
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if is_answer {
             std::thread::sleep(Duration::from_millis(how.delay.load(SeqCst)));
+            while how.held.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
         let at = how.flip.load(SeqCst);
         if at >= 0 {
