@@ -83,7 +83,7 @@ def train(folder, sizes):
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
         beta=0.0,
-        bf16=cuda,
+        bf16=sizes["bf16"],
         use_cpu=not cuda,
         gradient_checkpointing=False,
         use_transformers_continuous_batching=sizes["continuous"],

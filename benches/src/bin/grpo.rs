@@ -55,6 +55,9 @@ struct Args {
     /// Where both compute
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
     device: String,
+    /// What both compute in, over f32 weights; TRL's own default is bf16
+    #[arg(long, default_value = "bf16", value_parser = ["f32", "bf16"])]
+    precision: String,
     /// Prompts of a step
     #[arg(long, default_value_t = 8)]
     prompts: usize,
@@ -145,7 +148,7 @@ fn measure(args: &Args, folder: &Path) -> Result<Vec<[Figures; 2]>> {
     let place = folder.display().to_string();
     let _: serde_json::Value = last_line(&mut python(&["make", &place, &args.size]))?;
     let sizes = serde_json::json!({
-        "device": args.device, "threads": threads(), "new": args.new, "micro": args.micro, "group": args.group,
+        "device": args.device, "bf16": args.precision == "bf16", "threads": threads(), "new": args.new, "micro": args.micro, "group": args.group,
         "prompts": args.prompts, "steps": args.steps, "continuous": args.continuous,
     });
     let theirs = || last_line(&mut python(&["train", &place, &sizes.to_string()]));
@@ -176,7 +179,7 @@ fn print(args: &Args, machine: &Machine, rounds: &[[Figures; 2]]) -> Result<()> 
     let more = [("TRL", String::from_utf8_lossy(&version.stdout).trim().to_owned())];
     let title = format!("GRPO with a model of {} parameters on {}", args.size, args.device);
     println!("{}", record::head(&title, &record::command("grpo", &words), machine, &more));
-    let precision = if args.device == "cpu" { "f32" } else { "bf16 over f32 weights" };
+    let precision = if args.precision == "f32" { "f32" } else { "bf16 over f32 weights" };
     println!(
         "{precision}; {} prompts of {PROMPT} tokens with {} responses of at most {} in a step, {} prompts in a micro-batch, no reference, one update of a rollout. \
 A figure is the median of {} steps; the table has medians of {} rounds, in which both take turns. A ratio is ours over TRL's in the same round.\n",
@@ -227,10 +230,11 @@ fn train(args: &Args, folder: &Path) -> Result<Figures> {
         format!("train.steps={}", args.steps),
         format!("train.global_batch={}", args.prompts),
         format!("train.micro_batch={}", args.micro),
+        format!("train.precision={}", args.precision),
         format!("log.dir={}", run.display()),
     ];
     if args.device == "cuda" {
-        set.extend(["device=cuda".into(), "train.precision=bf16".into()]);
+        set.push("device=cuda".into());
     }
     let seen = Arc::new(Seen::default());
     let config = Sources::text("grpo", CONFIG).set(set).resolve()?.config;

@@ -1,17 +1,20 @@
 //! Steps of generation: one new token of each of several rows against a cache of keys and values. Where rows stand is read on
 //! the device, so that no step needs the host. What is fused on a device is defined by the operations it is made of.
 
-use super::attention::{AttentionOptions, Span, attention};
-use super::fused::{check_eps, check_shape, home, real_dtype};
+use super::fused::{Fresh, check_eps, check_shape, home, real_dtype};
 use super::matmul::linear;
 use super::norm::rms_norm;
 use super::rotary::{RotaryLayout, RotaryOptions, RotaryPairing, RotaryPositions, RotaryTable, rotary};
 use super::swiglu::{Gate, glu};
 use crate::array::Array;
+use crate::cpu::attention::{Cached, over_cache};
+use crate::cpu::real::{Float, Real, with_float};
 use crate::cuda;
 use crate::device::Device;
+use crate::element::with_size;
 use crate::error::{Error, Result};
 use planaria_layout::{DType, Shape};
+use std::ops::Range;
 
 /// `x · weightᵀ + bias`, with a weight `[out, in]`.
 #[derive(Clone, Copy, Debug)]
@@ -221,15 +224,28 @@ pub fn rotate_into([q, k, v]: [&Array; 3], table: &RotaryTable, at: &KeyValues<'
     let options = RotaryOptions { pairing, layout, positions: RotaryPositions::Ids(&ids) };
     let turn = |x: &Array| rotary(&x.reshape(&[rows, 1, x.shape()[1] / dim, dim])?, table, &options);
     let (turned, keys) = (turn(q)?.reshape(q.shape())?, turn(k)?);
-    for (row, position) in at.positions(op)?.into_iter().enumerate() {
-        let put = |cache: &Array, x: &Array| {
-            let x = x.reshape(&[rows, kv_heads, 1, dim])?.narrow(0, row, 1)?;
-            cache.narrow(0, row, 1)?.narrow(2, position, 1)?.copy_from(&x)
-        };
-        put(at.keys, &keys)?;
-        put(at.values, v)?;
-    }
+    let positions = at.positions(op)?;
+    put_rows(op, at.keys, &keys, &positions)?;
+    put_rows(op, at.values, v, &positions)?;
     Ok(turned)
+}
+
+/// Puts the keys or values of new tokens, `[rows, heads * dim]` in whatever shape, into a cache of the host.
+fn put_rows(op: &'static str, cache: &Array, x: &Array, positions: &[usize]) -> Result<()> {
+    let [_, heads, capacity, dim] = cache.shape()[..] else {
+        return Err(Error::argument(op, format!("a cache of shape {}", cache.shape())));
+    };
+    let (x, start) = (x.contiguous()?, cache.offset());
+    let host = x.host(op)?;
+    with_size!(cache.dtype(), T => {
+        let from = &host.slice::<T>()[x.offset()..];
+        cache.write::<T, _>(op, |to| {
+            for (at, from) in from.chunks_exact(dim).take(positions.len() * heads).enumerate() {
+                let place = start + (at * capacity + positions[at / heads]) * dim;
+                to[place..place + dim].copy_from_slice(from);
+            }
+        })
+    })
 }
 
 /// Attention of one query a row and head, `[rows, heads * dim]`, over the keys of its row up to its position, or over the
@@ -246,14 +262,75 @@ pub fn attend_rows(q: &Array, at: &KeyValues<'_>, window: Option<usize>) -> Resu
         let scale = 1.0 / (dim as f64).sqrt();
         return cuda::attend_rows(op, &q.contiguous()?, at, (window.unwrap_or(0), scale));
     }
-    let mut made = Vec::with_capacity(rows);
-    for (row, position) in at.positions(op)?.into_iter().enumerate() {
-        let first = window.map_or(0, |window| (position + 1).saturating_sub(window.max(1)));
-        let seen = |x: &Array| x.narrow(0, row, 1)?.narrow(2, first, position + 1 - first);
-        let q = q.narrow(0, row, 1)?.reshape(&[1, heads, 1, dim])?;
-        let options = AttentionOptions { span: Span::All, ..AttentionOptions::default() };
-        let out = attention(&q, &seen(at.keys)?, &seen(at.values)?, &options)?.out;
-        made.push(out.reshape(&[1, heads * dim])?);
+    let seen = |position: usize| {
+        window.map_or(0, |window| (position + 1).saturating_sub(window.max(1)))..position + 1
+    };
+    let seen: Vec<Range<usize>> = at.positions(op)?.into_iter().map(seen).collect();
+    let (capacity, shape) = (at.keys.shape()[2], Shape::new(&[rows, heads * dim])?);
+    with_float!(op, q.dtype(), T => {
+        let (q, keys, values) = (q.values::<T>(op)?, at.keys.values::<T>(op)?, at.values.values::<T>(op)?);
+        let cached = Cached { keys: &keys, values: &values, kv_heads, capacity, dim };
+        let scale = <<T as Float>::Real as Real>::of(1.0 / (dim as f64).sqrt());
+        let mut out = Fresh::<T>::new(&shape)?;
+        over_cache::<T>(&q, cached, &seen, scale, out.slice());
+        Ok(out.finish())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::attention::{AttentionOptions, attention};
+    use crate::random::Key;
+
+    fn numbers(x: &Array) -> Vec<f64> {
+        x.cast(DType::F64).unwrap().to_vec().unwrap()
     }
-    super::join::concat(&made.iter().collect::<Vec<_>>(), 0)
+
+    /// Rows at places of their own, with windows and without, have the bits of plain attention over the keys they see.
+    #[test]
+    fn rows_of_a_cache_have_the_bits_of_plain_attention() {
+        let (capacity, places) = (700, [0i64, 17, 699, 256]);
+        for (dim, heads, kv_heads) in [(64, 5, 5), (32, 6, 2), (7, 3, 1)] {
+            for (dtype, window) in [DType::F32, DType::BF16, DType::F16, DType::F64]
+                .into_iter()
+                .flat_map(|dtype| [(dtype, None), (dtype, Some(9))])
+            {
+                let some = |shape: &[usize], seed| Array::normal(shape, dtype, Key::new(seed, 0)).unwrap();
+                let cache = [places.len() + 1, kv_heads, capacity, dim];
+                // A view that does not begin with its memory.
+                let [keys, values] =
+                    [1, 2].map(|seed| some(&cache, seed).narrow(0, 1, places.len()).unwrap());
+                let [q, k, v] = [(heads, 3), (kv_heads, 4), (kv_heads, 5)]
+                    .map(|(heads, seed)| some(&[places.len(), heads * dim], seed));
+                let positions = Array::from_slice(&places, &[places.len()]).unwrap();
+                let at = KeyValues { keys: &keys, values: &values, positions: &positions };
+                for (cache, x) in [(at.keys, &k), (at.values, &v)] {
+                    let places = places.map(|place| place as usize);
+                    put_rows("test", cache, x, &places).unwrap();
+                    for (row, place) in places.into_iter().enumerate() {
+                        let put = cache.narrow(0, row, 1).unwrap().narrow(2, place, 1).unwrap();
+                        let given = x.narrow(0, row, 1).unwrap().reshape(put.shape()).unwrap();
+                        assert_eq!(numbers(&put), numbers(&given));
+                    }
+                }
+                let made = attend_rows(&q, &at, window).unwrap();
+                for (row, place) in places.into_iter().enumerate() {
+                    let place = place as usize;
+                    let first = window.map_or(0, |window| (place + 1).saturating_sub(window));
+                    let seen =
+                        |x: &Array| x.narrow(0, row, 1).unwrap().narrow(2, first, place + 1 - first).unwrap();
+                    let q = q.narrow(0, row, 1).unwrap().reshape(&[1, heads, 1, dim]).unwrap();
+                    let plain = attention(&q, &seen(&keys), &seen(&values), &AttentionOptions::default());
+                    let plain = plain.unwrap().out.reshape(&[1, heads * dim]).unwrap();
+                    let own = made.narrow(0, row, 1).unwrap();
+                    assert_eq!(
+                        numbers(&own),
+                        numbers(&plain),
+                        "{dtype} {dim} {heads}/{kv_heads} {window:?} row {row}"
+                    );
+                }
+            }
+        }
+    }
 }

@@ -50,7 +50,7 @@ fn query_parts<'a, T: Float>(
 }
 
 /// One block of queries of head `head`, counted over the batch. `out` is zero; `lse` is overwritten.
-fn query_block<T: Float>(
+pub(super) fn query_block<T: Float>(
     (q, k, v): (&[T], &[T], &[T]),
     out: &mut [T::Real],
     lse: &mut [T::Real],

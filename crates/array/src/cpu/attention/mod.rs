@@ -5,10 +5,12 @@
 //! A query that sees no key gives zeros.
 
 mod backward;
+mod cached;
 mod forward;
 mod rows;
 
 pub(crate) use backward::{Grads, Saved, backward};
+pub(crate) use cached::{Cached, over_cache};
 pub(crate) use forward::forward;
 
 use super::matmul::{Accumulate, MatRef, MatmulElement, matmul};

@@ -5,6 +5,7 @@
 //! order, so a result does not depend on how rows, columns or passes were cut.
 #![allow(unsafe_code)]
 
+mod few;
 mod vector;
 
 use super::arch::{Start, prefetch};
@@ -109,6 +110,10 @@ pub(super) unsafe fn run(task: &Task<bf16>) {
     if let Some(block) = task.vector() {
         // SAFETY: the caller's promise.
         return unsafe { vector::run(&block) };
+    }
+    if task.has_few_rows() {
+        // SAFETY: the caller's promise.
+        return unsafe { few::run(task) };
     }
     let steps = task.depth.div_ceil(STEP);
     // Bytes of a packed row of `a`, which are those of a packed column of `b`.

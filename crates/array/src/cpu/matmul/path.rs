@@ -67,6 +67,20 @@ impl<E> Task<E> {
     }
 }
 
+/// Columns turned at a time: what is read of them stays in the first-level cache.
+const TURNED: usize = 64;
+
+/// Rows that do not repay packing the right operand.
+const FEW_ROWS: usize = 64;
+
+impl<E> Task<E> {
+    /// Whether this is a few rows times a matrix whose columns are contiguous in depth, as the weight of a layer is: that is
+    /// best read where it is, as a left operand.
+    pub(super) fn has_few_rows(&self) -> bool {
+        self.rows <= FEW_ROWS && self.cols >= self.rows && self.b.row_stride == 1 && self.start == Start::Zero
+    }
+}
+
 /// What the whole product is, of which a task is a part. Decides the kernel, but not the order of additions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProductKind {
@@ -152,6 +166,10 @@ where
         return unsafe { gemv::<E, R>(&block) };
     }
     if TypeId::of::<E>() == TypeId::of::<E::Acc>() {
+        if task.has_few_rows() {
+            // SAFETY: the caller's promise; `E` is its own accumulator.
+            return unsafe { few_rows::<E, R>(task) };
+        }
         // SAFETY: the caller's promise; `E` is its own accumulator.
         return unsafe { blocked::<E, R>(&Block { rows, cols, depth, a, b, c: c.cast(), ldc, start }) };
     }
@@ -171,6 +189,27 @@ where
             for i in 0..rows {
                 for j in 0..cols {
                     *c.add(i * ldc + j) = E::narrow(*sums.add(i * cols + j));
+                }
+            }
+        }
+    }
+}
+
+/// The product with its sides exchanged, and its result turned.
+#[inline(always)]
+unsafe fn few_rows<E: Lanes<R::V>, R: Arch>(task: &Task<E>) {
+    let Task { rows, cols, depth, a, b, c, ldc, start, .. } = *task;
+    let mut space = Scratch::take(rows * cols * size_of::<E::Acc>());
+    let turned = space.ptr().cast::<E::Acc>();
+    // SAFETY: the space holds cols x rows sums; `E` is its own accumulator; the rest is the caller's promise.
+    unsafe {
+        let (a, b) = (b.transposed(), a.transposed());
+        blocked::<E, R>(&Block { rows: cols, cols: rows, depth, a, b, c: turned, ldc: rows, start });
+        let c = c.cast::<E::Acc>();
+        for j in (0..cols).step_by(TURNED) {
+            for i in 0..rows {
+                for j in j..cols.min(j + TURNED) {
+                    *c.add(i * ldc + j) = *turned.add(j * rows + i);
                 }
             }
         }

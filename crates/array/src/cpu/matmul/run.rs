@@ -159,8 +159,10 @@ struct Product<'a, T> {
 // `run` has borrowed for its whole length; `T` is Send and Sync.
 unsafe impl<T: Send + Sync> Sync for Product<'_, T> {}
 
-/// Multiplications worth one more thread: about a tenth of a millisecond.
-const TASK_WORK: usize = 8 << 20;
+/// Multiplications worth one more thread: some hundredths of a millisecond.
+const TASK_WORK: usize = 3 << 19;
+/// The same on the tile unit.
+const TILE_TASK_WORK: usize = 4 << 20;
 /// The same for products with a vector, which wait for memory.
 const VECTOR_TASK_WORK: usize = 1 << 20;
 /// Output rows and columns of a task never exceed this, which bounds the scratch space.
@@ -196,7 +198,11 @@ impl<'a, T: MatmulElement> Product<'a, T> {
     /// Runs all `count` products.
     fn run(&self, path: Path, count: usize) {
         let work = self.rows.saturating_mul(self.cols).saturating_mul(self.depth).saturating_mul(count);
-        let task_work = if self.kind() == ProductKind::Matrix { TASK_WORK } else { VECTOR_TASK_WORK };
+        let task_work = match self.kind() {
+            ProductKind::Matrix if path == Path::Tiles && size_of::<T>() == 2 => TILE_TASK_WORK,
+            ProductKind::Matrix => TASK_WORK,
+            ProductKind::Row | ProductKind::Column => VECTOR_TASK_WORK,
+        };
         let threads = rayon::current_num_threads().min(work / task_work).max(1);
         let grid = Grid::new(self.rows, self.cols, threads.div_ceil(count));
         let tasks = grid.tasks() * count;

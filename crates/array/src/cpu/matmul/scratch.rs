@@ -8,7 +8,8 @@ use std::cell::RefCell;
 struct Line([u8; 64]);
 
 thread_local! {
-    static SPACE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// One for each product that a thread was inside of at once.
+    static SPACES: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Threads keep at most this much between calls.
@@ -22,7 +23,7 @@ impl Scratch {
     /// At least `bytes` bytes, aligned to 64; the contents are arbitrary.
     pub(super) fn take(bytes: usize) -> Self {
         // Taken, not borrowed: whoever asks while this one is out gets space of its own.
-        let mut space = SPACE.with(RefCell::take);
+        let mut space = SPACES.with_borrow_mut(Vec::pop).unwrap_or_default();
         let lines = bytes.div_ceil(64);
         if space.len() < lines {
             space.resize(lines, Line([0; 64]));
@@ -40,7 +41,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         if self.0.len() * size_of::<Line>() <= KEPT_BYTES {
             // A thread that is ending has no space left to give back to.
-            let _ = SPACE.try_with(|kept| kept.replace(std::mem::take(&mut self.0)));
+            let _ = SPACES.try_with(|kept| kept.borrow_mut().push(std::mem::take(&mut self.0)));
         }
     }
 }

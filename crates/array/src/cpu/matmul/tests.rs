@@ -259,6 +259,13 @@ fn parts_of_a_product_have_the_bits_of_the_whole() {
             }
         }
     }
+    // Few rows of many, which read a weight where it is.
+    for (m, k, n) in [(100, 300, 200), (90, 37, 131), (130, 1030, 258)] {
+        parts_equal_the_whole::<f32>(m, k, n, (0, 1), Accumulate::Overwrite);
+        parts_equal_the_whole::<f64>(m, k, n, (0, 1), Accumulate::Overwrite);
+        parts_equal_the_whole::<bf16>(m, k, n, (0, 1), Accumulate::Overwrite);
+        parts_equal_the_whole::<bf16>(m, k, n, (1, 6), Accumulate::Overwrite);
+    }
     // One output of many passes, and a right side too wide for a strip.
     parts_equal_the_whole::<f32>(2, 20_000, 2, (0, 1), Accumulate::Overwrite);
     parts_equal_the_whole::<bf16>(2, 20_000, 2, (0, 1), Accumulate::Add);
