@@ -125,8 +125,8 @@ impl Objective for Contrastive {
         let [rows, length] = batch.tokens.shape()[..] else { return Err(no_starts()) };
         let starts = batch.starts.clone().ok_or_else(no_starts)?;
         // What stands behind the texts of the longest row is left out.
-        let used =
-            starts.iter().map(|starts| starts.last().copied().unwrap_or(length)).max().unwrap_or(length);
+        let ends = spans(batch)?.into_iter().filter_map(|row| Some(row.last()?.tokens.end));
+        let used = ends.max().unwrap_or(length);
         let used = used.next_multiple_of(ALIGNED).min(length);
         let inside = |starts: &Vec<usize>| starts.iter().copied().filter(|&start| start < used).collect();
         let documents = Documents::new(starts.iter().map(inside).collect(), used)?;
@@ -335,4 +335,30 @@ fn all_gather(data: &Arc<dyn Comm>, own: &Array, ranks: usize) -> Result<Array> 
     let send = own.contiguous()?.reshape(&[own.numel()])?;
     data.all_gather(AllGather { send, recv: recv.clone(), recv_counts: vec![own.numel(); ranks] })?;
     Ok(recv)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planaria_array::Array;
+
+    /// Rows of two texts of eight tokens, with and without room behind them.
+    #[test]
+    fn texts_that_fill_their_row_are_read_to_their_end() {
+        for (length, starts) in [(16, vec![8]), (64, vec![8, 16])] {
+            let labels: Vec<i64> = (0..length).map(|at| if at < 16 { 1 } else { IGNORED }).collect();
+            let batch = Batch {
+                positions: 0..1,
+                tokens: Array::from_slice(&vec![1i64; length], &[1, length]).unwrap(),
+                labels: Array::from_slice(&labels, &[1, length]).unwrap(),
+                starts: Some(vec![starts]),
+                shown: Vec::new(),
+                attached: Vec::new(),
+            };
+            let ends: Vec<usize> = spans(&batch).unwrap()[0].iter().map(|text| text.tokens.end).collect();
+            let input = Contrastive::default().input(&batch).unwrap();
+            assert_eq!(ends, [8, 16]);
+            assert_eq!(input.tokens.shape()[1], 16usize.next_multiple_of(ALIGNED).min(length));
+        }
+    }
 }
