@@ -35,6 +35,9 @@ scale = 20.0
 exclude_duplicates = false
 [optim]
 lr = 1e-3
+schedule = "constant"
+weight_decay = 0.01
+beta2 = 0.999
 clip = 1.0
 [train]
 objective = "contrastive"
@@ -53,7 +56,7 @@ struct Args {
     /// Pairs that are compared with each other in a step
     #[arg(long, default_value_t = 512)]
     pairs: usize,
-    /// Pairs that are in memory at a time
+    /// Texts that are in memory at a time; a pair has two
     #[arg(long, default_value_t = 64)]
     chunk: usize,
     /// Steps of one measurement; the first does not count
@@ -165,7 +168,7 @@ fn train(args: &Args, folder: &Path) -> Result<Figures> {
     let set = [
         format!("train.steps={}", args.steps),
         format!("train.global_batch={}", args.pairs),
-        format!("train.micro_batch={}", args.chunk),
+        format!("train.micro_batch={}", (args.chunk / 2).max(1)),
         format!("data.sequence={}", 2 * LENGTH),
         format!("log.dir={}", log.display()),
     ];
