@@ -84,6 +84,10 @@ impl Objective for Contrastive {
         Ok(Held { before: (own + 4 * all) * row + scores, during: own * row })
     }
 
+    fn streams(&self) -> bool {
+        false
+    }
+
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {
         Ok(config.open_texts(tokenizer, self.section.loss.of_pairs().is_some())?)
     }
@@ -125,8 +129,8 @@ impl Objective for Contrastive {
         let [rows, length] = batch.tokens.shape()[..] else { return Err(no_starts()) };
         let starts = batch.starts.clone().ok_or_else(no_starts)?;
         // What stands behind the texts of the longest row is left out.
-        let used =
-            starts.iter().map(|starts| starts.last().copied().unwrap_or(length)).max().unwrap_or(length);
+        let ends = spans(batch)?.into_iter().filter_map(|row| Some(row.last()?.tokens.end));
+        let used = ends.max().unwrap_or(length);
         let used = used.next_multiple_of(ALIGNED).min(length);
         let inside = |starts: &Vec<usize>| starts.iter().copied().filter(|&start| start < used).collect();
         let documents = Documents::new(starts.iter().map(inside).collect(), used)?;
