@@ -63,6 +63,10 @@ fn opened(bytes: &[u8]) -> Result<(impl ImageDecoder + '_, Orientation), Refusal
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(|error| broken(&error))?;
     let orientation = decoder.orientation().map_err(|error| broken(&error))?;
+    let needed = decoder.total_bytes();
+    if needed > MEMORY {
+        return Err(broken(&format!("it says that it has {needed} bytes of pixels, more than {MEMORY}")));
+    }
     Ok((decoder, orientation))
 }
 
