@@ -7,12 +7,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from . import _planaria
 from ._planaria import Array
 from ._reports import Report
+from ._rewards import judges
 from ._state import decoded, encoded
 
 
@@ -175,6 +176,13 @@ class Trainer:
     ``state_dict`` and ``load_state_dict`` it goes on where a run stopped; without, what was read before is skipped. One that
     ends begins again.
 
+    ``rewards`` are functions by name for ``train.objective`` ``"grpo"`` and ``"ppo"``, beside those of ``[[rl.reward]]``. One is called
+    with a list of prompts, a list of responses and, by keyword, what it has a parameter for: ``prompt_ids``, ``response_ids``,
+    ``finished``, and the fields of the rows, a list each. It gives as many numbers, in the same order, as a list, an array or a
+    tensor; ``None`` leaves a response out. One that raises, or gives another count or no finite number, has failed: its responses
+    have no reward, their groups count nothing, and the log says so. Each counts 1, or the ``weight`` of the
+    ``[[rl.reward]]`` of ``kind = "function"`` and its ``name``. Ranks call it one at a time, from threads of their own.
+
     >>> import planaria, tempfile
     >>> config = {
     ...     "model": {"kind": "qwen2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -185,6 +193,19 @@ class Trainer:
     >>> trainer = planaria.Trainer(config, run=tempfile.mkdtemp() + "/run", data=rows)
     >>> [step.step for step in trainer.steps()]
     [1, 2, 3]
+
+    >>> folder = tempfile.mkdtemp()
+    >>> with open(folder + "/sums.jsonl", "w") as file:
+    ...     print('{"prompt": "1+1=", "answer": "2"}', file=file)
+    >>> def right(prompts, responses, answer):
+    ...     return [float(said == value) - len(said) / 100 for said, value in zip(responses, answer)]
+    >>> config |= {
+    ...     "data": {"sequence": 8, "source": [{"path": folder + "/sums.jsonl"}]},
+    ...     "rl": {"samples_per_prompt": 4, "max_new_tokens": 2},
+    ...     "train": {"objective": "grpo", "steps": 2, "global_batch": 1, "micro_batch": 1},
+    ... }
+    >>> planaria.Trainer(config, run=folder + "/run", rewards={"right": right}).run().step
+    2
     """
 
     def __init__(
@@ -193,8 +214,10 @@ class Trainer:
         *,
         run: str | os.PathLike[str] | None = None,
         data: Iterable[Mapping[str, Any]] | None = None,
+        rewards: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self._text, self._path = _source(config)
+        self._rewards = judges(rewards)
         self._data = None if data is None else _Samples(data)
         self._run = None if run is None else os.fspath(run)
         self._folder = self._run
@@ -235,7 +258,8 @@ class Trainer:
     def run(
         self, *, ranks: int | None = None, until: int | None = None, callbacks: Iterable[Any] = ()
     ) -> Outcome:
-        """Train to the end, or to step ``until``. Callbacks have any of ``on_start on_step on_eval on_save on_end``.
+        """Train to the end, or to step ``until``. Callbacks have any of ``on_start on_step on_eval on_save on_end``,
+        ``on_figures`` for what an objective tells of a step by name, and ``on_reward_failed``.
 
         >>> import planaria, tempfile
         >>> model = {"kind": "qwen2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -281,7 +305,9 @@ class Trainer:
             self._outcome = None
             if self._data is not None:
                 self._data.begin()
-            self._now = _planaria.start_run(self._text, self._path, self._run, ranks, until, self._data)
+            self._now = _planaria.start_run(
+                self._text, self._path, self._run, ranks, until, (self._data, self._rewards)
+            )
             self._folder = self._now.folder
             return self._now
 
@@ -327,6 +353,8 @@ def _log(kind: str, about: dict[str, Any]) -> None:
         LOG.warning("%d of %d responses have no reward: %s", about["unscored"], about["responses"], about["error"])
     elif kind == "step":
         LOG.debug("step %d: loss %.4f", about["step"], about["loss"])
+    elif kind == "figures":
+        LOG.debug("figures %s", about)
     else:
         LOG.info("%s %s", kind, about)
 

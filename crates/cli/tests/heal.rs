@@ -127,6 +127,33 @@ fn a_run_goes_on_without_a_rank_that_died_and_takes_it_in_again() {
 }
 
 #[test]
+fn a_rollout_goes_on_without_a_rank_that_died_inside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    prepare(here);
+    let rows = (0..24).map(|i| format!("{{\"prompt\": \"{i}+{}=\"}}\n", i % 7));
+    fs::write(here.join("text.jsonl"), rows.collect::<String>()).unwrap();
+    // Four steps learn from each rollout, and checkpoints are inside of them too.
+    let config = fs::read_to_string(here.join("tiny.toml")).unwrap().replace("text.txt", "text.jsonl");
+    let config = config.replace("steps = 12", "steps = 12\nobjective = \"grpo\"");
+    let rewards = r#"
+        [rl]
+        samples_per_prompt = 3
+        max_new_tokens = 4
+        prompts_per_rollout = 12
+        epochs = 2
+        reward = [{ kind = "regex", pattern = "[a-z]" }, { kind = "short" }]
+        "#;
+    fs::write(here.join("tiny.toml"), format!("{config}{rewards}")).unwrap();
+    undisturbed(here);
+    let args = [&LAUNCH[..], &["--min-ranks", "1"], &TRAIN].concat();
+    let (code, err) = run(here, &args, &[("PLANARIA_FAULT", "kill rank=1 step=7")]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("restart 1 of 6 on 2 ranks (dp=2)"), "{err}");
+    assert_same(here);
+}
+
+#[test]
 fn a_hang_is_reported_by_name_and_healed() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();

@@ -249,6 +249,7 @@ mod tests {
             (vec![1, -1], None, "token -1"),
             (vec![1, 2], Some(vec![1]), "labels"),
             (vec![1, 2], Some(vec![-100, 101]), "token 101"),
+            (vec![1, 2], Some(vec![-100, -5]), "token -5"),
         ] {
             let error = stream(1).sample(3, Ids { tokens, labels }).unwrap_err().to_string();
             assert!(error.contains("sample 3") && error.contains(told), "{error}");

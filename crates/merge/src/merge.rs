@@ -5,10 +5,11 @@ use crate::card::{card, comment};
 use crate::error::{Error, Result};
 use crate::how::{Group, How, TensorPlan, groups};
 use crate::input::{Hashes, Input, InputSummary, distinct};
+use crate::model::adapter::Adapter;
 use crate::model::{Model, Root};
 use crate::plan::{Liberties, Models, Planner};
 use crate::recipe::{Recipe, Reference, parse_all};
-use crate::result::{Outcome, assemble, bytes_of, main_dtype, pretty, set_dtype};
+use crate::result::{Outcome, assemble, bytes_of, embedding_files, main_dtype, pretty, set_dtype};
 use crate::tokens::{Merging, Relaying};
 use crate::values::Values;
 use planaria_ckpt::convert::{
@@ -17,6 +18,7 @@ use planaria_ckpt::convert::{
 use planaria_ckpt::formats::Source;
 use planaria_layout::{DType, Shape};
 use planaria_store::{local_path, pattern};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -89,15 +91,31 @@ pub fn plan(text: &str, options: &Options) -> Result<Merge> {
 
 /// Plans a model with an adapter merged into it. No tensor is read.
 pub fn plan_adapted(model: &str, adapter: &str, options: &Options) -> Result<Merge> {
+    let paths = [adapter, model];
     let (model, adapter) = (serde_json::json!(model), serde_json::json!(adapter));
     let recipe = format!(
         "merge_method: passthrough\nmodels:\n- model: {{model: {{path: {model}}}, lora: {{path: {adapter}}}}}\n"
     );
     // Nobody wrote this recipe, so its lines tell nothing.
-    plan(&recipe, options).map_err(|error| match error {
+    let mut merge = plan(&recipe, options).map_err(|error| match error {
         Error::Recipe { what, .. } => Error::request(what),
         other => other,
-    })
+    })?;
+    // An adapter that makes embeddings was trained with a pooling, prompts and attention of its own.
+    let from = Adapter::open(paths[0], &options.root)?.into_folder();
+    let mut files = embedding_files(&from)?;
+    let about: Option<Value> = from.text("config.json")?.and_then(|text| serde_json::from_str(&text).ok());
+    if let Some(causal) =
+        about.as_ref().and_then(|about| about.get("is_causal")).filter(|_| !files.is_empty())
+    {
+        merge.outcome.config["is_causal"] = causal.clone();
+        merge.outcome.files.insert("config.json".to_string(), pretty(&merge.outcome.config));
+    }
+    if files.is_empty() {
+        files = embedding_files(&Model::open_path(paths[1], &options.root)?)?;
+    }
+    merge.outcome.files.extend(files);
+    Ok(merge)
 }
 
 /// The stages so that each comes behind those it needs, the final one last.

@@ -80,6 +80,37 @@ pub(crate) fn companions(donor: &Model) -> Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
+/// The files by which sentence-transformers knows how a model embeds, each in its place: those of a folder, or those that a
+/// checkpoint keeps in one.
+pub(crate) fn embedding_files(folder: &Model) -> Result<BTreeMap<String, Vec<u8>>> {
+    let wrong = |what: String| Error::model(&folder.name, what);
+    let mut files = BTreeMap::new();
+    if let Some(text) = folder.text("sentence_transformers.json")? {
+        let packed: Map<String, Value> =
+            serde_json::from_str(&text).map_err(|e| wrong(format!("sentence_transformers.json: {e}")))?;
+        for (name, value) in packed {
+            planaria_store::check_name(&name)?;
+            files.insert(name, pretty(&value));
+        }
+        return Ok(files);
+    }
+    let Some(text) = folder.text("modules.json")? else { return Ok(files) };
+    let modules: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("modules.json: {e}")))?;
+    let parts = modules.as_array().into_iter().flatten().filter_map(|module| module["path"].as_str());
+    let parts = parts.filter(|part| !part.is_empty());
+    let inside = parts.flat_map(|part| {
+        ["config.json", "model.safetensors", "pytorch_model.bin"].map(|name| format!("{part}/{name}"))
+    });
+    let beside = ["modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"];
+    for name in beside.into_iter().map(String::from).chain(inside) {
+        planaria_store::check_name(&name)?;
+        if let Some(bytes) = folder.file(&name)? {
+            files.insert(name, bytes);
+        }
+    }
+    Ok(files)
+}
+
 /// Bytes of a tensor as written.
 pub(crate) fn bytes_of(values: &Arc<dyn Values>) -> u64 {
     (values.shape().numel() * values.dtype().size()) as u64

@@ -1,9 +1,11 @@
-//! Several texts that grow together: one step makes a token of each, on one device, and nothing between two tokens waits for
-//! the host. After the first step the work of one is recorded, where a device can do that, and later ones are a single call.
+//! Several texts that grow together: one step makes a token of each. A plain model on one device does nothing between two
+//! tokens that waits for the host, and after the first step the work of one is recorded, where a device can do that, and later ones
+//! are a single call. Others, and those of several ranks, run as in training, with each row at its own place.
 
 use crate::error::{Error, Result};
-use crate::layers::Moved;
+use crate::layers::{Moved, Positions};
 use crate::models::{Cache, Decode, Network, Run};
+use crate::parallel::Lanes;
 use planaria_array::ops::{BegunRow, Rows, take_best};
 use planaria_array::{Array, DType, Device, Replay};
 use planaria_tensor::{Tensor, no_grad};
@@ -27,10 +29,23 @@ pub struct Text {
     pub ended: bool,
 }
 
-/// Rows under way, and the memory they stand in. What a row becomes does not depend on the others, up to the rounding of products of other sizes.
+/// How a step computes the scores of the next tokens.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// By ops that one device has in a row.
+    Ops(&'a dyn Decode),
+    /// As in training, on all ranks that share the model.
+    Forward(&'a Lanes),
+}
+
+/// Rows under way, and the memory they stand in. Of a model that several ranks share, all of them do the same. What a row becomes does not depend on the others, up to the rounding of products of other sizes.
 pub struct Batch<'a> {
     model: &'a dyn Network,
-    decode: &'a dyn Decode,
+    way: Way<'a>,
+    /// Rows of the cache that this rank has: all of them, unless experts cut the batch.
+    here: Vec<usize>,
+    /// Rows of the cache on all ranks.
+    width: usize,
     weights: Vec<Array>,
     cache: Cache,
     room: Room,
@@ -117,17 +132,39 @@ impl Room {
 }
 
 impl<'a> Batch<'a> {
-    /// An empty batch; any of `stops` ends a row. `None` for a model that has no [`Decode`] here.
+    /// An empty batch; any of `stops` ends a row. `None` for a model whose rows cannot stand at places of their own.
     pub fn new(model: &'a dyn Network, room: Room, stops: &[i64]) -> Result<Option<Batch<'a>>> {
-        let Some(decode) = model.decoding() else { return Ok(None) };
+        let positions = room.prompt.saturating_add(room.tokens);
+        let (way, here, width) = match (model.decoding(), model.rows_apart(positions)) {
+            (Some(decode), _) => (Way::Ops(decode), (0..room.rows).collect(), room.rows),
+            (None, Some(lanes)) => {
+                let width = room.rows.next_multiple_of(lanes.ep());
+                (Way::Forward(lanes), lanes.rows_here(width)?, width)
+            }
+            (None, None) => return Ok(None),
+        };
         let weights: Vec<Array> = model.params().iter().map(|param| param.leaf().local().clone()).collect();
         let device = weights.first().map_or(Device::Cpu, Array::device);
         let limits = vec![room.tokens; room.rows];
         let rows = Rows::new(&vec![1; room.rows], &limits, stops, device)?;
         let (best, judged) = (Recorded::default(), Recorded::default());
-        let cache = model.cache(room.prompt.saturating_add(room.tokens));
+        let cache = model.cache(positions);
         let (latest, scores, told) = (None, None, None);
-        Ok(Some(Batch { model, decode, weights, cache, room, rows, latest, scores, best, judged, told }))
+        Ok(Some(Batch {
+            model,
+            way,
+            here,
+            width,
+            weights,
+            cache,
+            room,
+            rows,
+            latest,
+            scores,
+            best,
+            judged,
+            told,
+        }))
     }
 
     /// Begins with these prompts, of any lengths, in the memory and with the recorded steps of those before. Rows that no
@@ -156,13 +193,14 @@ impl<'a> Batch<'a> {
                 read.push(before);
                 read.len() - 1
             });
-            moves.push(Moved { from, to: row, len: before.len() });
+            let place = self.here.iter().position(|&here| here == row);
+            moves.extend(place.map(|to| Moved { from, to, len: before.len() }));
             rows.push(BegunRow { row, length: tokens.len(), limit, last });
         }
         if !rows.is_empty() {
             let known = self.latest.take().filter(|(text, _)| read == [&text[..]]);
             let latest = known.map_or_else(|| Ok((read[0].to_vec(), self.read(&read)?)), Ok::<_, Error>)?;
-            self.cache.take_rows(&latest.1, self.room.rows, &moves)?;
+            self.cache.take_rows(&latest.1, self.width, &moves)?;
             self.latest = (read.len() == 1).then_some(latest);
             self.rows.begin(&rows)?;
         }
@@ -187,11 +225,13 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Keys and values of texts. Shorter ones are filled up behind their end: no token of theirs sees what stands there.
+    /// Keys and values of texts, which every rank of those that cut batches has. Shorter ones are filled up behind their end: no token of theirs sees what stands there.
     fn read(&self, texts: &[&[i64]]) -> Result<Cache> {
         let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+        let times = if let Way::Forward(lanes) = self.way { lanes.ep() } else { 1 };
+        let texts = texts.repeat(times);
         let mut tokens = vec![0; texts.len() * longest];
-        for (row, text) in tokens.chunks_mut(longest.max(1)).zip(texts) {
+        for (row, text) in tokens.chunks_mut(longest.max(1)).zip(&texts) {
             row[..text.len()].copy_from_slice(text);
         }
         let tokens = Tensor::from_slice(&tokens, &[texts.len(), longest])?;
@@ -205,7 +245,11 @@ impl<'a> Batch<'a> {
     pub fn take_best(&mut self, count: usize) -> Result<()> {
         self.scores = None;
         for _ in 0..count {
-            let (decode, rows, cache) = (self.decode, &self.rows, &self.cache);
+            let Way::Ops(decode) = self.way else {
+                take_best(&self.forward()?, &self.rows)?;
+                continue;
+            };
+            let (rows, cache) = (&self.rows, &self.cache);
             self.best.run(&self.weights, rows.next.device(), || {
                 let scores = no_grad(|| decode.decode(&rows.next, &rows.positions, cache))?;
                 Ok(take_best(&scores, rows)?)
@@ -228,7 +272,12 @@ impl<'a> Batch<'a> {
 
     fn next_scores(&mut self) -> Result<Array> {
         if self.scores.is_none() {
-            let (decode, rows, cache, told) = (self.decode, &self.rows, &self.cache, &mut self.told);
+            let Way::Ops(decode) = self.way else {
+                let scores = self.forward()?;
+                self.scores = Some(scores.clone());
+                return Ok(scores);
+            };
+            let (rows, cache, told) = (&self.rows, &self.cache, &mut self.told);
             self.judged.run(&self.weights, rows.next.device(), || {
                 *told = Some(no_grad(|| decode.decode(&rows.next, &rows.positions, cache))?);
                 Ok(())
@@ -236,6 +285,23 @@ impl<'a> Batch<'a> {
             self.scores = self.told.clone();
         }
         self.scores.clone().ok_or_else(|| refuse("no step made scores".to_string()))
+    }
+
+    /// Scores of each row's next token, as in training. Collective.
+    fn forward(&self) -> Result<Array> {
+        let (mut tokens, mut places) =
+            (self.rows.next.to_vec::<i64>()?, self.rows.positions.to_vec::<i64>()?);
+        tokens.resize(self.width, 0);
+        places.resize(self.width, 0);
+        let tokens = Tensor::from_slice(&tokens, &[self.width, 1])?;
+        let places = places.into_iter().map(|place| place as usize).collect();
+        let run = Run { cache: Some(&self.cache), positions: Positions::Each(places), ..Run::default() };
+        let scores = no_grad(|| {
+            let hidden = self.model.forward(tokens.into(), &run)?.hidden;
+            Ok::<_, Error>(self.model.logits(&hidden)?.whole()?)
+        })?;
+        let vocabulary = scores.shape()[2];
+        Ok(scores.narrow(0, 0, self.room.rows)?.reshape(&[self.room.rows, vocabulary])?)
     }
 
     /// Gives every row that has not ended its next token, as the host has chosen it.

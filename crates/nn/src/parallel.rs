@@ -73,6 +73,18 @@ impl Lanes {
         }
     }
 
+    /// The numbers of the rows that this rank has of so many.
+    pub fn rows_here(&self, rows: usize) -> Result<Vec<usize>> {
+        let all: Vec<i64> = (0..rows as i64).collect();
+        let here = self.batch(&Tensor::from_slice(&all, &[rows])?)?;
+        Ok(here.local().to_vec::<i64>()?.into_iter().map(|row| row as usize).collect())
+    }
+
+    /// Size of `ep`, which cuts batches.
+    pub fn ep(&self) -> usize {
+        self.0.as_ref().map_or(1, |parallel| parallel.size("ep"))
+    }
+
     /// What every rank has whole and uses whole.
     pub fn whole(&self, x: &Tensor) -> Result<Tensor> {
         let Some(parallel) = &self.0 else { return Ok(x.clone()) };

@@ -145,12 +145,11 @@ fn rows_of_a_batch_become_what_each_becomes_alone() {
         let limits = [12, 12, 5, 0];
         let prompts: Vec<Prompt> =
             given.iter().zip(limits).map(|(tokens, limit)| Prompt { tokens, limit }).collect();
-        let plain = ["llama", "mistral", "qwen2"].iter().any(|family| name.starts_with(family));
         let Some(mut batch) = Batch::new(&model, Room::of(&prompts), &[]).unwrap() else {
-            assert!(!plain, "{name}");
+            // Its rotations change with the length of the text, here between two rows.
+            assert_eq!(name, "phi3-long");
             continue;
         };
-        assert!(plain, "{name}");
         let mut found = Vec::new();
         // The second time fewer rows stand in the same memory, and the host chooses.
         batch.begin(&prompts).unwrap();
@@ -175,7 +174,7 @@ fn rows_of_a_batch_become_what_each_becomes_alone() {
 
 #[test]
 fn a_row_that_ended_takes_the_next_prompt_while_others_go_on() {
-    for name in ["qwen2-window", "llama"] {
+    for name in ["qwen2-window", "llama", "gemma2", "qwen3-moe"] {
         let model = Golden::read(name).model(None, DType::F32);
         let (given, alone) = uneven(&model);
         // More texts than rows, some of one prompt, each with an end of its own.
@@ -225,4 +224,58 @@ fn a_stop_ends_its_row_only_and_what_does_not_fit_is_refused() {
     assert!(message.contains("prompts of 10") && message.contains("make a larger batch"), "{message}");
     let message = batch.begin(&[Prompt { tokens: &[], limit: 1 }]).unwrap_err().to_string();
     assert!(message.contains("prompt 0 has no token"), "{message}");
+}
+
+/// The scores of three rows at places of their own, some steps on: those of a batch, and of each row alone in one.
+#[test]
+fn scores_of_a_row_have_the_same_bits_whoever_stands_beside_it() {
+    for name in ["llama", "qwen2-window", "qwen3", "qwen3-moe", "gemma3", "phi3"] {
+        let model = Golden::read(name).model(None, DType::F32);
+        let (given, _) = uneven(&model);
+        let scores = |prompts: &[Prompt]| {
+            let mut batch = Batch::new(&model, Room::of(prompts), &[]).unwrap().unwrap();
+            batch.begin(prompts).unwrap();
+            batch.take_best(3).unwrap();
+            batch.scores().unwrap()
+        };
+        let prompts: Vec<Prompt> = given.iter().map(|tokens| Prompt { tokens, limit: 9 }).collect();
+        let together = scores(&prompts);
+        for (row, prompt) in prompts.iter().enumerate() {
+            assert_eq!(together[row], scores(&[*prompt])[0], "{name}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn several_ranks_make_rows_of_a_batch_together() {
+    let cases = [
+        ("qwen2", "tp=2", true),
+        ("llama", "tp=4", false),
+        ("qwen2-moe", "ep=2 tp=2", false),
+        ("qwen3-moe", "ep=2", false),
+        ("gemma2", "tp=2", false),
+    ];
+    for (name, mesh, sequence) in cases {
+        let golden = Golden::read(name);
+        let (given, alone) = uneven(&golden.model(None, DType::F64));
+        let mesh: Mesh = mesh.parse().unwrap();
+        let all = threads::run(mesh.size(), |comm| {
+            let parallel = Parallel { world: World::new(comm), mesh: mesh.clone(), sequence };
+            let model = golden.model(Some(&parallel), DType::F64);
+            // Three rows, so that `ep` has one over; the fourth text takes the place of the first that ends.
+            let prompt = |number: usize, limit: usize| Prompt { tokens: &given[number], limit };
+            let first = [prompt(0, 12), prompt(1, 4), prompt(2, 12)];
+            let room = Room { rows: 3, ..Room::of(&first) };
+            let mut batch = Batch::new(&model, room, &[]).unwrap().unwrap();
+            batch.begin(&first).unwrap();
+            batch.take_best(4).unwrap();
+            let mut done = vec![batch.texts().unwrap()[1].tokens.clone()];
+            batch.put(&[(1, prompt(3, 12))]).unwrap();
+            batch.take_best(12).unwrap();
+            done.extend(batch.texts().unwrap().into_iter().map(|text| text.tokens));
+            done
+        });
+        let expected = [alone[1][..4].to_vec(), alone[0].clone(), alone[3].clone(), alone[2].clone()];
+        assert!(all.iter().all(|rows| *rows == expected), "{name} on {mesh}: {all:?} and {expected:?}");
+    }
 }

@@ -14,6 +14,7 @@ mod file;
 mod gil;
 mod halting;
 mod index;
+mod judge;
 mod layout;
 mod letters;
 mod load;

@@ -16,6 +16,7 @@ use pyo3::types::PyDict;
 use crate::comm::check_process;
 use crate::error::{Raise, exception, exception_with};
 use crate::gil::{Cancel, blocking, compute, wait};
+use crate::judge::PyJudge;
 use crate::number::Size;
 use crate::stream::{PyStream, Raised};
 
@@ -143,13 +144,18 @@ pub(crate) struct PyRun {
     requests: Requests,
     /// What the program's own data raised.
     raised: Raised,
+    /// What a reward function of it raised last.
+    unjudged: Raised,
     folder: String,
     process: u32,
 }
 
-/// Starts a run on threads of its own, on the program's own samples where they are given.
+/// What a program has of its own: samples, and judges of responses by name.
+type Own = (Option<Py<PyAny>>, Vec<(String, Py<PyAny>)>);
+
+/// Starts a run on threads of its own, on the program's own samples and with its judges where they are given.
 #[pyfunction]
-#[pyo3(signature = (text, path, run, ranks, until, data=None))]
+#[pyo3(signature = (text, path, run, ranks, until, own=(None, Vec::new())))]
 pub(crate) fn start_run(
     py: Python<'_>,
     text: Option<String>,
@@ -157,9 +163,10 @@ pub(crate) fn start_run(
     run: Option<String>,
     ranks: Option<Size>,
     until: Option<Size>,
-    data: Option<Py<PyAny>>,
+    own: Own,
 ) -> PyResult<PyRun> {
-    let raised = Raised::default();
+    let (data, rewards) = own;
+    let (raised, unjudged) = (Raised::default(), Raised::default());
     let from = if data.is_some() { DataFrom::Program } else { DataFrom::Sources };
     let mut config = config(py, text, path, from)?;
     if let Some(run) = run {
@@ -179,6 +186,9 @@ pub(crate) fn start_run(
     if let Some(samples) = data {
         trainer = trainer.stream(Arc::new(PyStream::new(samples, raised.clone())));
     }
+    for (name, function) in rewards {
+        trainer = trainer.reward(name, Arc::new(PyJudge::new(function, unjudged.clone())));
+    }
     let work = move || {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             trainer.run(ranks.map(|ranks| ranks.0))
@@ -188,7 +198,7 @@ pub(crate) fn start_run(
     };
     let spawned = std::thread::Builder::new().name("planaria-run".into()).spawn(work);
     spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
-    Ok(PyRun { told: Mutex::new(told), requests, raised, folder, process: std::process::id() })
+    Ok(PyRun { told: Mutex::new(told), requests, raised, unjudged, folder, process: std::process::id() })
 }
 
 #[pymethods]
@@ -237,7 +247,8 @@ impl PyRun {
                 let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
                 match (raised, *outcome) {
                     (Some(raised), Err(_)) => Err(raised),
-                    (_, outcome) => ended(py, outcome),
+                    (_, Err(error)) => Err(self.caused(py, error)),
+                    (_, Ok(outcome)) => ended(py, outcome),
                 }
             }
             None => Err(exception(py, "InternalError", "the run ended without an answer")),
@@ -245,8 +256,20 @@ impl PyRun {
     }
 }
 
-fn ended(py: Python<'_>, outcome: Result<Outcome, Error>) -> PyResult<(String, Bound<'_, PyDict>)> {
-    let outcome = outcome.map_err(|error| error.raise(py))?;
+impl PyRun {
+    /// The exception of an error, with the one of a reward function that it tells of as its cause.
+    fn caused(&self, py: Python<'_>, error: Error) -> PyErr {
+        let text = error.to_string();
+        let raised = error.raise(py);
+        let cause = self.unjudged.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(cause) = cause.filter(|cause| text.contains(&cause.to_string())) {
+            raised.set_cause(py, Some(cause));
+        }
+        raised
+    }
+}
+
+fn ended(py: Python<'_>, outcome: Outcome) -> PyResult<(String, Bound<'_, PyDict>)> {
     let about = PyDict::new(py);
     about.set_item("step", outcome.step)?;
     about.set_item("loss", outcome.loss)?;
@@ -290,6 +313,13 @@ fn describe<'py>(py: Python<'py>, event: &Event) -> PyResult<(String, Bound<'py,
             about.set_item("skipped", report.skipped)?;
             about.set_item("tokens_per_second", report.tokens_per_second())?;
             "step"
+        }
+        Event::Figures { step, values } => {
+            about.set_item("step", step)?;
+            for (name, value) in values {
+                about.set_item(name, value)?;
+            }
+            "figures"
         }
         Event::Evaluated { step, loss } => {
             about.set_item("step", step)?;

@@ -92,10 +92,10 @@ pub(crate) fn apply(
     replica: &Replica,
     data: &Arc<dyn Comm>,
     sums: &[Array],
-    optim: &OptimSection,
+    optims: [&OptimSection; 2],
     rates: Rates,
 ) -> Result<()> {
-    let step = Step { replica, data, sums, optim, rates };
+    let step = Step { replica, data, sums, optims, rates };
     let bundles = || replica.bundles.iter().filter(|b| replica.weights[b.members[0]].state.is_some());
     if data.size() == 1 || replica.zero == Zero::Weights {
         return step.move_all(bundles().map(|bundle| step.moves(bundle, None)).collect::<Result<Vec<_>>>()?);
@@ -131,7 +131,8 @@ struct Step<'a> {
     replica: &'a Replica,
     data: &'a Arc<dyn Comm>,
     sums: &'a [Array],
-    optim: &'a OptimSection,
+    /// Of the model, and of a second one beside it.
+    optims: [&'a OptimSection; 2],
     rates: Rates,
 }
 
@@ -160,9 +161,10 @@ impl<'a> Step<'a> {
         let Rates { number, first, second } = self.rates;
         let (beside, own): (Vec<&Move<'_>>, Vec<&Move<'_>>) =
             moves.iter().partition(|one| second.is_some() && one.weight.is_second());
-        for (Rate { lr, scale }, moves) in [(first, own), (second.unwrap_or(first), beside)] {
+        let both = [(first, own), (second.unwrap_or(first), beside)];
+        for (optim, (Rate { lr, scale }, moves)) in self.optims.into_iter().zip(both) {
             let shards: Vec<Shard<'_>> = moves.into_iter().map(Move::shard).collect();
-            rule(self.optim).step(number, lr, scale, &shards)?;
+            rule(optim).step(number, lr, scale, &shards)?;
         }
         Ok(())
     }

@@ -37,7 +37,11 @@ fn config(folder: &Path, changes: &[&str]) -> Config {
     let runs = folder.join("runs");
     let base =
         format!("{BASE}\n[log]\ndir = {runs:?}\ntensorboard = false\n[[data.source]]\npath = {text:?}\n");
-    Sources::text("config", &base).set(changes.iter().map(ToString::to_string)).resolve().unwrap().config
+    let pairs = folder.join("pairs.jsonl");
+    let pair = |i: usize| format!("{{\"query\": \"{i:0>31}\", \"positive\": \"{:0>31}\"}}\n", i * i);
+    std::fs::write(&pairs, (0..64).map(pair).collect::<String>()).unwrap();
+    let changes = changes.iter().map(|change| change.replace("PAIRS", &pairs.display().to_string()));
+    Sources::text("config", &base).set(changes).resolve().unwrap().config
 }
 
 /// What the ranks of each stage need by the plan, and what the one that took most took.
@@ -94,4 +98,22 @@ fn a_run_takes_the_memory_that_its_plan_tells() {
         }
     }
     assert!(far.is_empty(), "{}", far.join("\n"));
+}
+
+/// Texts that fill their sequences, so that what is planned for is there.
+#[test]
+fn embeddings_take_the_memory_that_their_plan_tells() {
+    let set = ["train.objective=contrastive", "data.source.path=PAIRS", "data.texts.append_eos=true"];
+    for (changes, ranks) in [
+        (&["train.micro_batch=4"][..], 1),
+        (&["train.micro_batch=16"], 1),
+        (&["train.micro_batch=4", "train.zero=1"], 2),
+        (&["train.micro_batch=4", "mesh=tp=2"], 2),
+    ] {
+        for (told, took) in planned_and_measured(&[&set[..], changes].concat(), ranks) {
+            let off = told as f64 / took as f64 - 1.0;
+            eprintln!("{changes:?} on {ranks}: told {told}, took {took}, {:+.1} %", off * 100.0);
+            assert!(off.abs() < 2.0 * BOUND, "{changes:?} on {ranks}: told {told}, took {took}");
+        }
+    }
 }

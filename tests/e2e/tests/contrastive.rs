@@ -61,13 +61,17 @@ fn embeddings_give_the_same_bits_on_every_mesh_and_after_a_cut() -> Result<()> {
     let alone = train(&sandbox()?, 4, "", &[])?;
     for (mesh, more) in [
         ("dp=2", &["train.zero=3"][..]),
+        ("dp=2", &["train.zero=1"]),
+        ("dp=2", &["train.zero=2"]),
         ("dp=4", &[]),
         ("pp=2", &[]),
         ("pp=2 dp=2", &["train.recompute=full"]),
     ] {
         train(&sandbox()?, 4, mesh, more)?.same_bits(&alone)?;
     }
-    train(&sandbox()?, 4, "tp=2", &[])?.close_losses(&alone, 1e-4)?;
+    for more in ["train.sequence_parallel=false", "train.sequence_parallel=true"] {
+        train(&sandbox()?, 4, "tp=2", &[more])?.close_losses(&alone, 1e-4)?;
+    }
     let sandbox = sandbox()?;
     let begun = train(&sandbox, 2, "pp=2", &[])?;
     let ended = train(&sandbox, 4, "dp=2", &[])?;
@@ -150,6 +154,18 @@ fn a_large_batch_in_small_pieces_is_the_whole_batch() -> Result<()> {
     let (large, small) = (whole.outcome.peak_bytes, pieces.outcome.peak_bytes);
     ensure!(small * 4 < large, "{small} bytes in pieces of 64 and {large} for all at once");
     Ok(())
+}
+
+/// Texts that fill a row to its end are learned from as in a longer row.
+#[test]
+fn a_row_may_be_full() -> Result<()> {
+    let run = |sequence: &str| -> Result<Run> {
+        let sandbox = Sandbox::new()?;
+        let row = |i: usize| format!("{{\"query\": \"{i:0>15}\", \"positive\": \"{:0>15}\"}}\n", i * i);
+        std::fs::write(sandbox.path().join("rows.jsonl"), (0..16).map(row).collect::<String>())?;
+        train(&sandbox, 2, "", &[sequence, "data.texts.query_prompt=", "model.attention_dropout=0"])
+    };
+    run("data.sequence=32")?.same_bits(&run("data.sequence=48")?)
 }
 
 #[test]

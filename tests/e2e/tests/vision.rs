@@ -6,6 +6,7 @@ use planaria_e2e::{Run, Sandbox};
 use planaria_nn::models::Models;
 use planaria_train::data::chat::Json;
 use planaria_train::{Config, Generator, Sampling, Trainer};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 fn repository() -> PathBuf {
@@ -89,6 +90,69 @@ fn adapters_on_the_tower_and_on_the_text_learn_from_pictures() -> Result<()> {
             seen(&Generator::open_adapted(&base, std::slice::from_ref(&folder), &Models::default())?)?;
         ensure!(seen(&Generator::open(&folder)?)? == adapted, "{modules}");
     }
+    Ok(())
+}
+
+/// A folder of a Qwen2.5-VL without weights, which sees pictures as the other one does.
+fn newer(sandbox: &Sandbox) -> Result<PathBuf> {
+    let from = repository().join("testdata/qwen2-vl/model/tiny_a");
+    let folder = sandbox.path().join("newer");
+    std::fs::create_dir_all(&folder)?;
+    for name in
+        ["tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "generation_config.json"]
+    {
+        std::fs::copy(from.join(name), folder.join(name)).with_context(|| name.to_string())?;
+    }
+    let mut config: Value = serde_json::from_slice(&std::fs::read(from.join("config.json"))?)?;
+    config["model_type"] = json!("qwen2_5_vl");
+    config["architectures"] = json!(["Qwen2_5_VLForConditionalGeneration"]);
+    // Windows of two by two tokens in the first block, all of a frame in the second.
+    config["vision_config"] = json!({
+        "model_type": "qwen2_5_vl", "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
+        "num_heads": 2, "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2, "hidden_act": "silu",
+    });
+    std::fs::write(folder.join("config.json"), config.to_string())?;
+    Ok(folder)
+}
+
+#[test]
+fn windows_and_newer_norms_learn_from_pictures_on_every_mesh() -> Result<()> {
+    let example = std::fs::read_to_string(repository().join("examples/vision/sft.toml"))?;
+    let rows = repository().join("examples/vision/rows.jsonl").display().to_string();
+    let run = |sandbox: &Sandbox, start: &str, mesh: &str, more: &[&str]| -> Result<Run> {
+        let text = example
+            .replace("init = \"../../testdata/qwen2-vl/model/tiny_a\"", start)
+            .replace("rows.jsonl", &rows);
+        let mut set =
+            vec![format!("mesh={mesh}"), format!("log.dir={}", sandbox.path().join("runs").display())];
+        set.extend(
+            ["name=run", "train.steps=4", "train.timeout=60"].iter().chain(more).map(ToString::to_string),
+        );
+        let config = planaria_train::config::Sources::text("newer.toml", &text).set(set).resolve()?.config;
+        let outcome = Trainer::new(config).run(None);
+        sandbox.finished("run", outcome.with_context(|| format!("on `{mesh}`"))?)
+    };
+    let first = Sandbox::new()?;
+    let start = format!("config = \"{}\"", newer(&first)?.join("config.json").display());
+    let alone = run(&first, &start, "", &[])?;
+    let losses = &alone.outcome.losses;
+    ensure!(losses[3] < losses[0], "{losses:?}");
+    for (mesh, more) in [("dp=2", "train.zero=3"), ("pp=2", "train.zero=0"), ("pp=2 dp=2", "train.zero=1")] {
+        run(&Sandbox::new()?, &start, mesh, &[more])?.same_bits(&alone)?;
+    }
+    for more in ["train.sequence_parallel=false", "train.sequence_parallel=true"] {
+        run(&Sandbox::new()?, &start, "tp=2", &[more])?.close_losses(&alone, 1e-4)?;
+    }
+    // An adapter on the tower and on the text, from what was learned.
+    let start = format!("init = \"{}\"", first.run_dir("run").display());
+    let lora = ["lora.r=4", "lora.target_modules=[\"attn.qkv\", \"mlp.2\", \"q_proj\"]", "train.steps=6"];
+    let second = Sandbox::new()?;
+    let adapted = run(&second, &start, "", &lora)?;
+    let losses = &adapted.outcome.losses;
+    ensure!(losses[5] < losses[0], "{losses:?}");
+    run(&Sandbox::new()?, &start, "pp=2 dp=2", &lora)?.same_bits(&adapted)?;
+    seen(&Generator::open(&second.run_dir("run"))?)?;
     Ok(())
 }
 

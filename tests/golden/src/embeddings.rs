@@ -3,7 +3,7 @@
 mod functions;
 mod metrics;
 mod models;
-pub(crate) mod training;
+mod training;
 
 use crate::cases::{Outcome, Verdict, each_line};
 use crate::values::Case;

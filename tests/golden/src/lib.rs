@@ -5,6 +5,7 @@ mod cases;
 mod checkpoints;
 mod embeddings;
 mod indexing;
+mod learned;
 mod lora;
 mod mapped;
 mod merge;

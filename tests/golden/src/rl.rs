@@ -3,6 +3,7 @@
 mod numbers;
 mod rewarded;
 mod sampling;
+mod shares;
 mod updates;
 mod whole;
 

@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 /// Largest file of a picture.
 const LARGEST: u64 = 1 << 28;
 
+/// Tokens of a frame of a video at least and at most, and of all frames together, where its folder allows as many and nothing else is said.
+const FRAME: (usize, usize) = (128, 768);
+const ALL_FRAMES: usize = 115_200;
+
 /// What kind of thing is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -28,6 +32,41 @@ pub struct Item {
     pub files: Vec<PathBuf>,
     /// Frames a second, where a video says how many.
     pub fps: Option<f64>,
+    /// Pixels that it has.
+    pub pixels: Pixels,
+}
+
+/// Pixels of a picture or a frame, where the message says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pixels {
+    /// `min_pixels`.
+    pub least: Option<usize>,
+    /// `max_pixels`.
+    pub most: Option<usize>,
+    /// `total_pixels`: of all frames of a video together.
+    pub total: Option<usize>,
+}
+
+impl Pixels {
+    fn of(part: &Json, field: &str) -> Result<Pixels, Refusal> {
+        let read = |key: &str| match part.get(key) {
+            None => Ok(None),
+            Some(Json::Integer(n)) if *n > 0 && *n < 1 << 40 => Ok(Some(*n as usize)),
+            Some(other) => Err(wrong(
+                &format!("{field}.{key}"),
+                format!("a number of pixels is expected, found {other}"),
+            )),
+        };
+        let pixels =
+            Pixels { least: read("min_pixels")?, most: read("max_pixels")?, total: read("total_pixels")? };
+        match (pixels.least, pixels.most) {
+            (Some(least), Some(most)) if least > most => Err(wrong(
+                &format!("{field}.min_pixels"),
+                format!("{least} is more than the {most} of `max_pixels`"),
+            )),
+            _ => Ok(pixels),
+        }
+    }
 }
 
 /// The same as patches.
@@ -83,13 +122,15 @@ impl Item {
                         let keys = [kind, "path", "url"];
                         let name = keys.iter().find_map(|key| part.get(key)).or_else(|| images.left.next());
                         let files = vec![file(name, &field, folder)?];
-                        out.push(Item { message, kind: Kind::Image, files, fps: None });
+                        let pixels = Pixels::of(part, &field)?;
+                        out.push(Item { message, kind: Kind::Image, files, fps: None, pixels });
                     }
                     Some("video") => {
                         let frames = part.get("video").or_else(|| videos.left.next());
                         let files = frames_of(frames, &field, folder)?;
                         let fps = part.get("fps").map(|fps| rate(fps, &field)).transpose()?;
-                        out.push(Item { message, kind: Kind::Video, files, fps });
+                        let pixels = Pixels::of(part, &field)?;
+                        out.push(Item { message, kind: Kind::Video, files, fps, pixels });
                     }
                     _ => {}
                 }
@@ -100,11 +141,34 @@ impl Item {
         Ok(out)
     }
 
+    /// The settings with the bounds of its pixels: those that its message says, and else those of the folder, within which frames have
+    /// bounds of their own and share what all of them may have.
+    fn bounded(&self, settings: &Preprocess) -> Preprocess {
+        let Pixels { least, most, total } = self.pixels;
+        let token = (settings.patch * settings.merge).pow(2);
+        let (mut low, mut high) = (settings.least, settings.most);
+        if self.kind == Kind::Video {
+            let (fewest, largest) = (FRAME.0 * token, FRAME.1 * token);
+            // A folder whose pictures are all smaller keeps its own.
+            low = if high >= fewest { low.max(fewest) } else { low };
+            high = high.min(largest).max(low);
+        }
+        low = least.unwrap_or(low.min(most.unwrap_or(low)));
+        high = most.unwrap_or(high.max(low));
+        if self.kind == Kind::Video {
+            let all = total.unwrap_or(ALL_FRAMES * token);
+            // Frames that become one patch share its tokens.
+            let share = all / self.files.len().max(1) * settings.frames;
+            high = high.min(share.max(low + low / 20)).max(low);
+        }
+        Preprocess { least: low, most: high, ..settings.clone() }
+    }
+
     /// Reads it.
     pub fn read(&self, settings: &Preprocess) -> Result<Seen, Refusal> {
         let frames = self.files.iter().map(|file| decoded(file, &bytes(file)?));
         let frames = frames.collect::<Result<Vec<Picture>, Refusal>>()?;
-        let patches = settings.video(&frames).map_err(|refusal| self.refused(&refusal))?;
+        let patches = self.bounded(settings).video(&frames).map_err(|refusal| self.refused(&refusal))?;
         Ok(Seen { kind: self.kind, patches, seconds: self.fps.map(|fps| settings.frames as f64 / fps) })
     }
 
@@ -123,7 +187,7 @@ impl Item {
             });
             sum = checksum::append(sum, &bytes);
         }
-        let grid = settings.grid(&sizes).map_err(|refusal| self.refused(&refusal))?;
+        let grid = self.bounded(settings).grid(&sizes).map_err(|refusal| self.refused(&refusal))?;
         Ok((grid, sum))
     }
 
@@ -230,5 +294,52 @@ impl Sight {
             out.extend(std::iter::repeat_n(at, count));
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(part: &str) -> Result<Item, String> {
+        let message = format!(r#"{{"role": "user", "content": [{part}]}}"#);
+        let message = Json::parse(&message).unwrap();
+        let all = Item::all(&[message], &[], Path::new("")).map_err(|refusal| refusal.to_string())?;
+        Ok(all.into_iter().next().unwrap())
+    }
+
+    fn video(frames: usize, more: &str) -> String {
+        let names: Vec<String> = (0..frames).map(|frame| format!("\"{frame}.png\"")).collect();
+        format!(r#"{{"type": "video", "video": [{}]{more}}}"#, names.join(", "))
+    }
+
+    #[test]
+    fn frames_have_bounds_of_their_own_and_share_a_budget() {
+        let token = 28 * 28;
+        let published = Preprocess { least: 4 * token, most: 16384 * token, ..Preprocess::default() };
+        let bounds = |part: &str, settings: &Preprocess| {
+            let bounded = item(part).unwrap().bounded(settings);
+            (bounded.least, bounded.most)
+        };
+        assert_eq!(bounds(r#"{"type": "image", "image": "x"}"#, &published), (4 * token, 16384 * token));
+        assert_eq!(bounds(&video(4, ""), &published), (128 * token, 768 * token));
+        // 768 frames share 115,200 tokens, two frames to a patch.
+        assert_eq!(bounds(&video(768, ""), &published), (128 * token, 300 * token));
+        // No frame falls below the least, and a little above it.
+        assert_eq!(bounds(&video(4000, ""), &published).1, 128 * token + 128 * token / 20);
+        let own = r#", "min_pixels": 784, "max_pixels": 7840, "total_pixels": 15680"#;
+        assert_eq!(bounds(&video(2, own), &published), (784, 7840));
+        assert_eq!(bounds(&video(8, own), &published), (784, 3920));
+        // A folder of small pictures has small frames.
+        let small = Preprocess { least: token, most: 8 * token, ..Preprocess::default() };
+        assert_eq!(bounds(&video(4, ""), &small), (token, 8 * token));
+        for (more, told) in [
+            (r#", "max_pixels": -1"#, "content[0].max_pixels"),
+            (r#", "total_pixels": "many""#, "content[0].total_pixels"),
+            (r#", "min_pixels": 9, "max_pixels": 8"#, "more than the 8 of `max_pixels`"),
+        ] {
+            let error = item(&video(2, more)).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
     }
 }

@@ -19,11 +19,27 @@ const FUSED: [(&str, &[&str]); 4] = [
     ("gate_up_fused_proj", &["gate_proj", "up_proj"]),
 ];
 
+/// The name of a module in a model: adapters of a model without a head, such as those that make embeddings, have no `model.` before
+/// their names, and the other way round.
+fn named_in(module: String, model: &Model) -> String {
+    let has = |name: &str| model.tensors.contains_key(&format!("{name}.weight"));
+    let longer = format!("model.{module}");
+    if has(&module) {
+        return module;
+    }
+    if has(&longer) {
+        return longer;
+    }
+    let shorter = module.strip_prefix("model.").filter(|name| has(name)).map(str::to_string);
+    shorter.unwrap_or(module)
+}
+
 impl Adapter {
     /// The tensors by module, as a model has its modules.
     pub(crate) fn modules_on(&self, model: &Model) -> Result<BTreeMap<String, Parts>> {
         let mut modules = BTreeMap::new();
         for (module, parts) in self.without_stacks(model)? {
+            let module = named_in(module, model);
             match parts_of(&module, model).filter(|_| parts.down.is_some()) {
                 None => drop(modules.insert(module, parts)),
                 Some(names) => modules.extend(self.divided(&module, &parts, &names, model)?),

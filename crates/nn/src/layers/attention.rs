@@ -40,8 +40,36 @@ pub struct AttentionStep {
     pub positions: Positions,
     /// A query sees keys of its own document only; not with a cache.
     pub documents: Option<Documents>,
+    /// Where rows of one new token each stand, where they do not stand alike; with a cache.
+    pub rows: Option<Arc<RowPlaces>>,
     /// The key of dropout, in training.
     pub dropout: Option<Key>,
+}
+
+/// Rows of one new token each, at places of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowPlaces {
+    /// The place of each row.
+    pub all: Arc<[usize]>,
+    /// The places of the rows that this rank has.
+    pub here: Vec<usize>,
+}
+
+impl RowPlaces {
+    /// One more than the last place.
+    pub fn end(&self) -> usize {
+        self.all.iter().max().map_or(0, |last| last + 1)
+    }
+
+    /// True where the token of a row sees a key of it, `[rows, 1, 1, keys]`.
+    pub fn seen(&self, keys: usize, window: Option<usize>, device: Device, lanes: &Lanes) -> Result<Tensor> {
+        let first = |place: usize| window.map_or(0, |window| (place + 1).saturating_sub(window));
+        let row = |&place: &usize| (0..keys).map(move |key| u8::from(key <= place && key >= first(place)));
+        let seen: Vec<u8> = self.all.iter().flat_map(row).collect();
+        let seen = Array::from_slice(&seen, &[self.all.len(), 1, 1, keys])?.cast(DType::Bool)?;
+        let device = if device == Device::Meta { Device::Cpu } else { device };
+        lanes.batch(&Tensor::new(seen.to(device)?))
+    }
 }
 
 /// Self-attention, causal unless its sizes say otherwise.
@@ -123,7 +151,7 @@ impl Attention {
         let v = split(v, kv_heads)?.transpose(1, 2)?;
 
         let (k, v) = match cache {
-            Some(cache) => cache.append(&k, &v)?,
+            Some(cache) => cache.extended(&k, &v, step)?,
             None => (k, v),
         };
         let (k, v) = (self.shared_out(&k)?, self.shared_out(&v)?);
@@ -137,9 +165,10 @@ impl Attention {
         let (length, keys, device) = (q.shape()[2], k.shape()[2], q.local().device());
         if let Some(cap) = self.scores.cap {
             let scale = self.scores.scale.unwrap_or((self.sizes.dim as f64).powf(-0.5));
-            let seen = match for_program(q) {
-                true => self.seen_by_places(length, keys)?,
-                false => Tensor::new(self.seen(length, keys, device)?),
+            let seen = match &step.rows {
+                Some(rows) => rows.seen(keys, self.sizes.window, device, &self.lanes)?,
+                None if for_program(q) => self.seen_by_places(length, keys)?,
+                None => Tensor::new(self.seen(length, keys, device)?),
             };
             let dropout = (self.sizes.dropout, step.dropout);
             let documents = step.documents.as_ref();
@@ -147,15 +176,16 @@ impl Attention {
             return capped_attention([q, k, v], &how);
         }
         // Queries stand at the end of the keys; the kernel's causal span counts both from their first.
-        let causal = keys == length && !self.sizes.bidirectional;
+        let causal = keys == length && !self.sizes.bidirectional && step.rows.is_none();
         let span = if causal { Span::Causal } else { Span::All };
         let window = self.sizes.window.filter(|&window| window < keys);
         let bounded = window.filter(|_| causal && matches!(device, Device::Cuda(_)));
-        let (mask, documents) = match bounded {
+        let (mask, documents) = match (&step.rows, bounded) {
+            (Some(rows), _) => (Some(rows.seen(keys, self.sizes.window, device, &self.lanes)?), None),
             // A device skips the keys that no query of a tile sees, which it cannot tell from a mask.
-            Some(window) => (None, Some(self.rows(step, q.shape()[0], length).within(window)?)),
-            None if for_program(q) => (self.mask_by_places(length, keys)?, step.documents.clone()),
-            None => (self.mask(length, keys, device)?, step.documents.clone()),
+            (None, Some(window)) => (None, Some(self.rows(step, q.shape()[0], length).within(window)?)),
+            (None, None) if for_program(q) => (self.mask_by_places(length, keys)?, step.documents.clone()),
+            (None, None) => (self.mask(length, keys, device)?, step.documents.clone()),
         };
         let options = ops::AttentionOptions {
             scale: self.scores.scale,
@@ -440,8 +470,34 @@ impl LayerCache {
         Ok(())
     }
 
+    /// All keys and values with new ones, which go where the step says.
+    pub(crate) fn extended(&self, k: &Tensor, v: &Tensor, step: &AttentionStep) -> Result<(Tensor, Tensor)> {
+        match &step.rows {
+            Some(rows) => self.put(k, v, rows),
+            None => self.append(k, v),
+        }
+    }
+
+    /// Puts one key and value of each row, `[rows, heads, 1, dim]`, at its place; gives all up to the last place.
+    fn put(&self, k: &Tensor, v: &Tensor, rows: &RowPlaces) -> Result<(Tensor, Tensor)> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = !self.grows && rows.end() <= self.capacity && k.shape()[2] == 1;
+        let Some(held) = held.as_ref().filter(|_| fits) else {
+            let message = format!("there is no room for tokens at places up to {}", rows.end());
+            return Err(Error::Argument { op: "cache", message });
+        };
+        for (buffer, new) in [(&held.keys, k), (&held.values, v)] {
+            for (row, &place) in rows.here.iter().enumerate() {
+                let room = buffer.local().narrow(0, row, 1)?.narrow(2, place, 1)?;
+                room.copy_from(&new.local().narrow(0, row, 1)?)?;
+            }
+        }
+        let filled = |buffer: &Tensor| buffer.narrow(2, 0, rows.end());
+        Ok((filled(&held.keys)?, filled(&held.values)?))
+    }
+
     /// Adds keys and values `[batch, heads, new, dim]` and gives all so far.
-    pub(crate) fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn append(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
             let (keys, values, len) = match self.grows {

@@ -12,7 +12,7 @@ mod parts;
 mod rope;
 
 pub(crate) use attention::Moved;
-pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache, Scores};
+pub use attention::{Attention, AttentionSizes, AttentionStep, LayerCache, RowPlaces, Scores};
 pub use dropout::Dropout;
 pub(crate) use dropout::{dropout_key, with_dropout_key};
 pub use embedding::Embedding;

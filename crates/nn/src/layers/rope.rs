@@ -100,6 +100,9 @@ pub enum Positions {
         /// One more than the largest of them.
         end: usize,
     },
+    /// One token of each row, which stands there: its key and value go into the cache at that place, and it sees what its row has
+    /// before. With a cache only.
+    Each(Arc<[usize]>),
     /// On three axes, integers `[3, batch, sequence]`, in models that see; they make rows of them.
     Axes(Array),
     /// Rotations that no single position tells: every token has a row of its own.
@@ -219,7 +222,7 @@ impl Rope {
         let (end, positions) = match moved.as_ref().unwrap_or(positions) {
             Positions::From(first) => (first + x.shape()[1], ops::RotaryPositions::From(*first)),
             Positions::Ids { ids, end } => (*end, ops::RotaryPositions::Ids(ids)),
-            Positions::Axes(_) | Positions::Rows { .. } | Positions::Flat(_) => {
+            Positions::Each(_) | Positions::Axes(_) | Positions::Rows { .. } | Positions::Flat(_) => {
                 let message = "this model has one position for each token, not three".to_string();
                 return Err(planaria_tensor::Error::Argument { op: "rotary", message });
             }

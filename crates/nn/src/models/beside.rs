@@ -6,7 +6,7 @@ use super::head::{Head, States};
 use super::network::{Activations, Cache, Decode, Network, Run};
 use super::qwen2_vl::Marks;
 use crate::error::Result;
-use crate::parallel::Parallel;
+use crate::parallel::{Lanes, Parallel};
 use crate::param::{Adaptable, Init, Module, Param, ParamSpec};
 use planaria_tensor::Tensor;
 use serde_json::Value;
@@ -177,6 +177,10 @@ impl Network for Pair {
 
     fn decoding(&self) -> Option<&dyn Decode> {
         self.first.decoding()
+    }
+
+    fn rows_apart(&self, positions: usize) -> Option<&Lanes> {
+        self.first.rows_apart(positions)
     }
 
     fn own_loss(&self, last: &Activations, tokens: usize) -> Result<Option<Tensor>> {

@@ -3,9 +3,10 @@
 use super::architecture::Stage;
 use super::network::{Activations, Recompute, Run};
 use crate::error::{Error, Result};
-use crate::layers::{AttentionStep, LayerCache, Positions, with_dropout_key};
+use crate::layers::{AttentionStep, LayerCache, Positions, RowPlaces, with_dropout_key};
 use crate::parallel::Lanes;
 use planaria_tensor::{Tensor, recompute, selective};
+use std::sync::Arc;
 
 /// One block of a model. A clone shares the parameters.
 pub trait Block: Clone + Send + Sync + 'static {
@@ -52,7 +53,7 @@ pub fn through<B: Block>(
 
 /// What attention is told in every layer.
 pub(super) fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionStep> {
-    let documents = run.documents.clone();
+    let (documents, mut rows) = (run.documents.clone(), None);
     let positions = match (run.cache, &documents, &run.positions) {
         (Some(_), Some(_), _) => {
             let message = "documents packed into one row cannot continue from a cache; give each its own row"
@@ -64,10 +65,23 @@ pub(super) fn attention_step(lanes: &Lanes, run: &Run<'_>) -> Result<AttentionSt
             let ids = lanes.batch(&Tensor::new(documents.positions()?))?;
             Positions::Ids { ids, end: documents.longest() }
         }
+        (Some(_), None, Positions::Each(places)) => {
+            let ids: Vec<i64> = places.iter().map(|&place| place as i64).collect();
+            let ids = lanes.batch(&Tensor::from_slice(&ids, &[ids.len(), 1])?)?;
+            let here = ids.local().to_vec::<i64>()?.into_iter().map(|place| place as usize).collect();
+            let places = RowPlaces { all: places.clone(), here };
+            let end = places.end();
+            rows = Some(Arc::new(places));
+            Positions::Ids { ids, end }
+        }
+        (None, _, Positions::Each(_)) => {
+            let message = "rows that stand at places of their own need a cache".to_string();
+            return Err(Error::Argument { what: "positions", message });
+        }
         (Some(cache), None, Positions::From(first)) => Positions::From(first + cache.len()),
         (_, None, positions) => positions.clone(),
     };
-    Ok(AttentionStep { positions, documents, dropout: None })
+    Ok(AttentionStep { positions, documents, rows, dropout: None })
 }
 
 /// A block that keeps only its input.

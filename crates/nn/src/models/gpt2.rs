@@ -203,21 +203,21 @@ impl Gpt2Block {
             |y: &Tensor| y.reshape(&[batch, length, self.heads, width / self.heads])?.transpose(1, 2);
         let (q, k, v) = (of_heads(&all[0])?, of_heads(&all[1])?, of_heads(&all[2])?);
         let (k, v) = match cache {
-            Some(cache) => cache.append(&k, &v)?,
+            Some(cache) => cache.extended(&k, &v, step)?,
             None => (k, v),
         };
-        let keys = k.shape()[2];
-        let mask = match keys == length || length == 1 {
-            true => None,
-            false => {
-                let device = x.local().device();
+        let (keys, device) = (k.shape()[2], x.local().device());
+        let mask = match &step.rows {
+            Some(rows) => Some(rows.seen(keys, None, device, &self.lanes)?),
+            None if keys == length || length == 1 => None,
+            None => {
                 let seen = Array::full_on(&[length, keys], true, DType::Bool, device)?;
                 Some(Tensor::new(seen.tril((keys - length) as i64)?))
             }
         };
         let options = ops::AttentionOptions {
             scale: None,
-            span: if keys == length { Span::Causal } else { Span::All },
+            span: if keys == length && step.rows.is_none() { Span::Causal } else { Span::All },
             mask: mask.as_ref(),
             documents: step.documents.as_ref(),
             dropout: self.dropout[0].drawn(key),
@@ -297,7 +297,7 @@ impl Gpt2Network {
                 Tensor::from_slice(&at, &[1, length])?
             }
             Positions::Ids { ids, .. } => ids,
-            Positions::Axes(_) | Positions::Rows { .. } | Positions::Flat(_) => {
+            Positions::Each(_) | Positions::Axes(_) | Positions::Rows { .. } | Positions::Flat(_) => {
                 let message = "this model has one position for each token, not three".to_string();
                 return Err(Error::Argument { what: "positions", message });
             }
@@ -336,6 +336,10 @@ impl Network for Gpt2Network {
 
     fn cache(&self, capacity: usize) -> Cache {
         Cache::new(self.blocks.len(), capacity)
+    }
+
+    fn rows_apart(&self, _: usize) -> Option<&Lanes> {
+        (self.stage.embed && self.stage.head).then_some(&self.lanes)
     }
 }
 

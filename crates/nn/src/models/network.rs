@@ -5,6 +5,7 @@ use super::head::{Head, Loss, States};
 use super::qwen2_vl::{Marks, Scenes, VisionConfig};
 use crate::error::{Error, Result};
 use crate::layers::{LayerCache, Moved, Positions};
+use crate::parallel::Lanes;
 use crate::param::Module;
 use planaria_array::Array;
 use planaria_array::random::Key;
@@ -41,6 +42,12 @@ pub trait Network: Module + fmt::Debug + Send + Sync {
 
     /// The way to make one token after the other without the host, where the model has one here.
     fn decoding(&self) -> Option<&dyn Decode> {
+        None
+    }
+
+    /// The lanes of a whole model whose [`Network::forward`] takes rows that stand at places of their own, up to so many positions
+    /// ([`Positions::Each`]); what a row gives does not depend on the others.
+    fn rows_apart(&self, _positions: usize) -> Option<&Lanes> {
         None
     }
 

@@ -59,7 +59,7 @@ pub struct Before<'a> {
     /// This rank's position among the stages, and their number.
     pub stage: (usize, usize),
     passes: RefCell<&'a mut dyn Passes>,
-    told: RefCell<Vec<(&'static str, f64)>>,
+    told: RefCell<Vec<(String, f64)>>,
     notes: RefCell<Vec<Event>>,
 }
 
@@ -106,8 +106,8 @@ impl<'a> Before<'a> {
     }
 
     /// Tells a figure of [`Figures::told`](super::Figures). All ranks that have the model's end tell the same.
-    pub fn tell(&self, name: &'static str, value: f64) {
-        self.told.borrow_mut().push((name, value));
+    pub fn tell(&self, name: &str, value: f64) {
+        self.told.borrow_mut().push((name.to_string(), value));
     }
 
     /// Reports something that happened. What rank 0 notes is heard by those who listen to the run.
@@ -121,7 +121,7 @@ impl<'a> Before<'a> {
     }
 
     /// What was told.
-    pub(crate) fn told(&self) -> Vec<(&'static str, f64)> {
+    pub(crate) fn told(&self) -> Vec<(String, f64)> {
         self.told.borrow().clone()
     }
 }

@@ -84,6 +84,10 @@ impl Objective for Contrastive {
         Ok(Held { before: (own + 4 * all) * row + scores, during: own * row })
     }
 
+    fn streams(&self) -> bool {
+        false
+    }
+
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {
         Ok(config.open_texts(tokenizer, self.section.loss.of_pairs().is_some())?)
     }

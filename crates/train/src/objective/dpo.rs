@@ -36,10 +36,11 @@ impl Objective for Dpo {
     }
 
     fn figures(&self) -> Figures {
-        Figures {
-            told: &[],
-            counted: &["reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"],
-        }
+        Figures::counted(&["reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"])
+    }
+
+    fn streams(&self) -> bool {
+        false
     }
 
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {

@@ -18,10 +18,11 @@ pub use next_token::NextToken;
 pub use rewarded::Rewarded;
 pub use sft::Sft;
 
-use crate::config::Config;
+use crate::config::{Config, OptimSection};
 use crate::data::{Batch, Borders, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result, nearest};
 use crate::geometry::Geometry;
+use crate::rl::RewardFunctions;
 use planaria_array::Array;
 use planaria_nn::models::{Activations, Architecture, Loss, Models, Network, Shown};
 use planaria_tensor::Tensor;
@@ -60,6 +61,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
         _settings: &dyn Fn(&str) -> Result<Map<String, Value>>,
     ) -> Result<Option<Arc<dyn Objective>>> {
         Ok(None)
+    }
+
+    /// The same with a program's own judges of responses, where it asks any.
+    fn with_rewards(&self, _functions: &RewardFunctions) -> Option<Arc<dyn Objective>> {
+        None
     }
 
     /// Refuses a model that it cannot train.
@@ -103,6 +109,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
         Ok(Held::default())
     }
 
+    /// Whether a sample is token ids with labels, which a program may make itself.
+    fn streams(&self) -> bool {
+        true
+    }
+
     /// Opens the samples.
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data>;
 
@@ -119,6 +130,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// Whether the size of a micro-batch is a matter of memory alone: it need not divide the batch then, and the last one of each rank
     /// is filled up with rows that have no labels.
     fn uneven(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Objective::generate`] has the whole model make texts, for which ranks that have a part of it get a copy.
+    fn generates(&self) -> bool {
         false
     }
 
@@ -158,8 +174,8 @@ pub struct Second {
     pub folder: PathBuf,
     /// Parameters that the folder does not have.
     pub fresh: Vec<String>,
-    /// Its learning rate; the schedule is that of the first.
-    pub lr: f64,
+    /// How it learns; the schedule is that of the first.
+    pub optim: OptimSection,
 }
 
 /// Bytes that an objective holds of a step.
@@ -172,12 +188,19 @@ pub struct Held {
 }
 
 /// Names of figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Told before the step by [`Before::tell`].
-    pub told: &'static [&'static str],
+    pub told: Vec<String>,
     /// Sums that come with the loss, in the order of [`Loss::figures`].
-    pub counted: &'static [&'static str],
+    pub counted: Vec<String>,
+}
+
+impl Figures {
+    /// Only sums that come with the loss.
+    pub fn counted(names: &[&str]) -> Figures {
+        Figures { told: Vec::new(), counted: names.iter().map(ToString::to_string).collect() }
+    }
 }
 
 /// What goes into a model.

@@ -48,7 +48,7 @@ impl Objective for Sft {
     }
 
     fn figures(&self) -> Figures {
-        Figures { told: &[], counted: &["token_accuracy"] }
+        Figures::counted(&["token_accuracy"])
     }
 
     fn input(&self, batch: &Batch) -> Result<Input> {

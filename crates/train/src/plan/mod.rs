@@ -158,6 +158,8 @@ struct Setting<'a> {
     frozen: Frozen,
     /// What the objective holds where the model ends.
     held: Held,
+    /// Whether the objective has the whole model make texts.
+    generates: bool,
     /// Some of its parameters have the values of others.
     is_tied: bool,
     /// The model's parts in order, and the pipeline rank of each.
@@ -205,6 +207,7 @@ impl Plan {
             costs: Costs::new(model, &sizes)?,
             frozen: Frozen::new(&config.train.freeze, model)?,
             held: objective_of(config)?.held(model, &geometry)?,
+            generates: objective_of(config)?.generates(),
             is_tied: !planaria_nn::models::ties(model)?.is_empty(),
             parts: parts.enumerate().map(|(i, part)| (part, order.rank_of(i).unwrap_or(0))).collect(),
             config,
@@ -328,7 +331,10 @@ impl Setting<'_> {
             memory.exchange += backward::Gradients::of(self, part)?.spare;
         }
         let ends = parts.iter().any(|part| part.head);
-        let held = if ends { self.held } else { Held::default() };
+        let mut held = if ends { self.held } else { Held::default() };
+        if self.generates {
+            held.before += state::whole_copy(self)?;
+        }
         // All weights are made before they are shared out.
         let start = self.dtype.size() as u64
             * pieces.iter().filter(|p| !p.shared).map(|p| p.numel as u64).sum::<u64>();

@@ -115,6 +115,27 @@ fn largest_layer(pieces: &[Piece]) -> u64 {
 }
 
 /// Elements of a parameter on one rank of the inner mesh.
+/// Bytes of the whole model, as the inner mesh cuts it, that a rank has while it makes texts; nothing where its part is the whole. A second
+/// model makes none. Adapters that are put into copies of some weights are not counted.
+pub(super) fn whole_copy(setting: &Setting<'_>) -> Result<u64> {
+    let staged = setting.parts.iter().any(|(_, rank)| *rank > 0);
+    let divided = setting.data_ranks > 1 && Zero::from(setting.config.train.zero) == Zero::Weights;
+    if !staged && !divided {
+        return Ok(0);
+    }
+    let model = setting.model.first().map_or(setting.model, |first| &**first);
+    let specs = model.parameters(&Stage::whole(model))?;
+    let mut most = 0;
+    for rank in setting.inner.ranks() {
+        let mut bytes = 0;
+        for spec in specs.iter().filter(|spec| spec.tied.is_none()) {
+            bytes += (local(setting, spec, rank)? * spec.dtype.unwrap_or(setting.dtype).size()) as u64;
+        }
+        most = most.max(bytes);
+    }
+    Ok(most)
+}
+
 fn local(setting: &Setting<'_>, spec: &ParamSpec, rank: Rank) -> Result<usize> {
     if setting.inner.size() == 1 {
         return Ok(spec.shape.numel());

@@ -194,6 +194,7 @@ fn setting<'a>(config: &'a Config, model: &'a dyn Architecture, sizes: Sizes) ->
         is_tied: false,
         parts: vec![(Stage::whole(model), 0)],
         held: crate::objective::Held::default(),
+        generates: false,
     }
 }
 
@@ -357,4 +358,19 @@ fn one_byte_is_for_weights_only() {
         assert_eq!(2 * bytes(&two, what, axis), bytes(&four, what, axis), "{what} over {axis}");
     }
     assert_eq!((four.memory.masters, 2 * two.memory.weights), (0, four.memory.weights));
+}
+
+#[test]
+fn the_copy_that_makes_responses_is_counted_where_the_model_is_divided() {
+    let held = |changes: &[&str], ranks: usize| {
+        let grpo = ["train.objective=grpo", "rl.reward=[{kind = \"finished\"}]"];
+        let plan = plan(&[&grpo[..], changes].concat(), ranks);
+        plan.stages.iter().map(|stage| stage.memory.held).collect::<Vec<u64>>()
+    };
+    let whole = 4 * plan(&[], 1).parameters as u64;
+    assert_eq!(held(&[], 1), [0]);
+    assert_eq!(held(&["mesh=dp=2", "train.zero=2"], 2), [0]);
+    assert_eq!(held(&["mesh=dp=2", "train.zero=3"], 2), [whole]);
+    assert_eq!(held(&["mesh=pp=2"], 2), [whole, whole]);
+    assert_eq!(held(&["mesh=pp=2", "rl.responses=rows"], 2), [0, 0]);
 }

@@ -125,7 +125,7 @@ fn refuse<T>(kind: &'static str, field: &'static str, message: String) -> Result
 }
 
 /// The divisors of a number around another: the next smaller and the next larger.
-fn nearest(of: i64, to: i64) -> String {
+pub(crate) fn nearest(of: i64, to: i64) -> String {
     let fits = |n: &i64| of % n == 0;
     let below = (1..=to.min(of)).rev().find(fits);
     let above = (to.max(1)..=of).find(fits);

@@ -6,9 +6,12 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What `format` asks for when nothing else is said: reasons, then an answer.
@@ -23,8 +26,11 @@ pub struct Reward {
     /// all of it, as a rule `<think>...</think><answer>...</answer>`. `length`: 1 less how far it is from `tokens`, as a share of that, at least 0.
     /// `arithmetic`: 1 where it begins with the value of the sum or difference that ends the prompt, as `12+7=`. `finished`: 1 where it
     /// ended by itself. `short`: 1 less its share of `rl.max_new_tokens`. `given`: the number that the row's field, a list, has for it.
-    /// `model`: as a model with a head of one number says. `command` and `http`: as a program or a server says.
+    /// `model`: as a model with a head of one number says. `command` and `http`: as a program or a server says. `function`: as a
+    /// function of the program that trains says, which it gives by `name`.
     pub kind: RewardKind,
+    /// What it is called in figures (`reward_NAME`); of a `function`, the name that the program gives it by. The kind when empty.
+    pub name: String,
     /// What its number counts.
     pub weight: f64,
     /// The field of the row that holds the answer.
@@ -50,6 +56,7 @@ impl Default for Reward {
     fn default() -> Reward {
         Reward {
             kind: RewardKind::Exact,
+            name: String::new(),
             weight: 1.0,
             field: "answer".into(),
             pattern: String::new(),
@@ -92,6 +99,35 @@ pub enum RewardKind {
     Command,
     /// As a server says.
     Http,
+    /// As a function of the program says.
+    Function,
+}
+
+/// A program's own judge of responses.
+pub trait RewardFunction: fmt::Debug + Send + Sync {
+    /// A number for each response, in their order; none for one that cannot be judged. An error leaves all of them without a reward,
+    /// and is told. Ranks that are threads call it side by side, each for its own responses.
+    fn score(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>, String>;
+}
+
+/// A program's own judges by name.
+pub type RewardFunctions = BTreeMap<String, Arc<dyn RewardFunction>>;
+
+/// What a function has said, where it has said as much as it was asked and nothing but numbers.
+pub(crate) fn ask_function(
+    name: &str,
+    function: &dyn RewardFunction,
+    all: &[Judged<'_>],
+) -> Result<Vec<Option<f64>>> {
+    let failed = |why: String| Error::Run { what: format!("the reward function '{name}' failed: {why}") };
+    let scores = function.score(all).map_err(failed)?;
+    if scores.len() != all.len() {
+        return Err(failed(format!("it gave {} scores for {} responses", scores.len(), all.len())));
+    }
+    match scores.iter().enumerate().find_map(|(at, x)| Some((at, x.filter(|x| !x.is_finite())?))) {
+        Some((at, odd)) => Err(failed(format!("response {} got {odd}, which is no finite number", at + 1))),
+        None => Ok(scores),
+    }
 }
 
 /// A response to be judged.
@@ -101,23 +137,45 @@ pub struct Judged<'a> {
     pub prompt: String,
     /// The response, without the token that ended it.
     pub response: String,
+    /// The tokens of both, the response's with the one that ended it.
+    pub ids: [&'a [i64]; 2],
     /// The row of the data.
     pub row: &'a Value,
     /// Its number among the responses to the prompt.
     pub number: usize,
-    /// Tokens of the response, with the one that ended it.
-    pub tokens: usize,
-    /// The most it could have.
+    /// The most tokens it could have.
     pub most: usize,
     /// Whether it ended by itself.
     pub finished: bool,
 }
 
+impl Judged<'_> {
+    /// Tokens of the response, with the one that ended it.
+    pub fn tokens(&self) -> usize {
+        self.ids[1].len()
+    }
+}
+
 impl Reward {
+    /// What it is called in figures.
+    pub fn called(&self) -> String {
+        match (self.name.as_str(), serde_json::to_value(self.kind)) {
+            ("", Ok(Value::String(kind))) => kind,
+            (name, _) => name.to_string(),
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |key: &str, found: String, expected: &str| {
             Err(Error::Value { key: format!("rl.reward.{key}"), found, expected: expected.into() })
         };
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if !self.name.chars().all(plain) {
+            return wrong("name", format!("'{}'", self.name), "letters, digits and `_` only");
+        }
+        if self.kind == RewardKind::Function && self.name.is_empty() {
+            return wrong("name", "''".into(), "the name that the program gives the function by");
+        }
         if self.kind == RewardKind::Command && self.command.is_empty() {
             return wrong("command", "[]".into(), "a program and its arguments");
         }
@@ -166,7 +224,7 @@ impl Reward {
         Ok(Some(Regex::new(&if whole { format!(r"\A(?:{text})\z") } else { text.to_string() })?))
     }
 
-    /// A number for each response; none where it cannot be judged. A reward model is not asked here.
+    /// A number for each response; none where it cannot be judged. Reward models and functions are not asked here.
     pub fn score(&self, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
         let regex = self.regex().map_err(|e| Error::Run { what: e.to_string() })?;
         if matches!(self.kind, RewardKind::Command | RewardKind::Http) {
@@ -193,18 +251,18 @@ impl Reward {
                     regex.as_ref().map(|regex| flag(regex.is_match(one.response.trim())))
                 }
                 RewardKind::Length => {
-                    Some((1.0 - one.tokens.abs_diff(self.tokens) as f64 / self.tokens as f64).max(0.0))
+                    Some((1.0 - one.tokens().abs_diff(self.tokens) as f64 / self.tokens as f64).max(0.0))
                 }
                 RewardKind::Contains => answer().map(|answer| flag(one.response.contains(&answer))),
                 RewardKind::Arithmetic => {
                     value_of(&one.prompt).map(|value| flag(leading(&one.response) == Some(value)))
                 }
                 RewardKind::Finished => Some(flag(one.finished)),
-                RewardKind::Short => Some(1.0 - one.tokens as f64 / one.most as f64),
+                RewardKind::Short => Some(1.0 - one.tokens() as f64 / one.most as f64),
                 RewardKind::Given => {
                     one.row.get(&self.field)?.get(one.number)?.as_f64().filter(|score| score.is_finite())
                 }
-                RewardKind::Model | RewardKind::Command | RewardKind::Http => None,
+                RewardKind::Model | RewardKind::Function | RewardKind::Command | RewardKind::Http => None,
             }
         });
         Ok(found.collect())
@@ -330,7 +388,7 @@ mod tests {
 
     fn judged<'a>(prompt: &str, response: &str, row: &'a Value) -> Judged<'a> {
         let (prompt, response) = (prompt.into(), response.into());
-        Judged { prompt, response, row, number: 0, tokens: 2, most: 8, finished: true }
+        Judged { prompt, response, ids: [&[1], &[2, 0]], row, number: 0, most: 8, finished: true }
     }
 
     #[test]

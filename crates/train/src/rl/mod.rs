@@ -21,8 +21,10 @@ pub use advantage::{
     Advantages, Compared, Scale, Whitened, gae, group_advantages, leave_one_out, reinforce_returns,
     varied_groups, whiten,
 };
+pub(crate) use geometry::nearest;
 pub use geometry::{DatasetSteps, Remainder, RolloutBatching, RolloutError, RolloutGeometry, RolloutUpdate};
-pub use judge::{Judged, Reward, RewardKind};
+pub(crate) use judge::ask_function;
+pub use judge::{Judged, Reward, RewardFunction, RewardFunctions, RewardKind};
 pub use policy::{
     Aggregation, KlKind, PolicyConfig, PolicyInputs, PolicyTerms, Ratio, Surrogate, ValueTerms, kl, kl_full,
     policy_terms, token_logprobs, value_terms,

@@ -31,7 +31,7 @@ impl Losses {
     }
 
     /// With room for so many figures of the objective: those that it counts, and those that it tells.
-    pub(super) fn with_figures(self, figures: Figures) -> Losses {
+    pub(super) fn with_figures(self, figures: &Figures) -> Losses {
         let Figures { told, counted } = figures;
         Losses { totals: vec![0.0; counted.len()], told: vec![0.0; told.len()], ..self }
     }

@@ -34,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Observer, Silent};
 use crate::objective::{Objective, Objectives};
 use crate::pretrained::{self, together};
+use crate::rl::{RewardFunction, RewardFunctions};
 use crate::sight;
 use crate::signals::Requests;
 use planaria_array::{Device, Threads};
@@ -83,6 +84,7 @@ pub struct Trainer {
     models: Models,
     objectives: Objectives,
     stream: Option<Arc<dyn Stream>>,
+    rewards: RewardFunctions,
     healing: Healing,
 }
 
@@ -140,6 +142,7 @@ impl Trainer {
             models: Models::default(),
             objectives: Objectives::default(),
             stream: None,
+            rewards: RewardFunctions::new(),
             healing: Healing::default(),
         }
     }
@@ -154,6 +157,14 @@ impl Trainer {
     #[must_use]
     pub fn stream(self, stream: Arc<dyn Stream>) -> Trainer {
         Trainer { stream: Some(stream), ..self }
+    }
+
+    /// With a judge of responses that the program has itself, for `grpo` and `ppo`: the `[[rl.reward]]` of kind `function` and this
+    /// name says what it counts, 1 where there is none. Every process of a run gives it.
+    #[must_use]
+    pub fn reward(mut self, name: impl Into<String>, function: Arc<dyn RewardFunction>) -> Trainer {
+        self.rewards.insert(name.into(), function);
+        self
     }
 
     /// With models of one's own.
@@ -312,7 +323,14 @@ impl Trainer {
                 config.data.order = Order::Sequential;
             }
         }
-        let objective = self.objectives.find(&config.train.objective)?;
+        let mut objective = self.objectives.find(&config.train.objective)?;
+        if !self.rewards.is_empty() {
+            objective = objective.with_rewards(&self.rewards).ok_or_else(|| Error::Value {
+                key: "train.objective".into(),
+                found: format!("\"{}\"", objective.name()),
+                expected: "\"grpo\" or \"ppo\" in a run with reward functions; leave them away".into(),
+            })?;
+        }
         let objective = objective.configured(&config)?.unwrap_or(objective);
         let tokenizer = objective.tokenizer(pretrained::open_tokenizer(&config)?)?;
         let model = setup::model(&config, &*objective, tokenizer.vocab_size(), &self.models)?;
@@ -396,6 +414,13 @@ impl Job {
 
     /// The program's own samples as the data of the run; `[[data.eval]]` is evaluated as ever.
     fn streamed(&mut self, stream: &Arc<dyn Stream>) -> Result<Data> {
+        if !self.objective.streams() {
+            return Err(Error::Value {
+                key: "train.objective".into(),
+                found: format!("\"{}\"", self.objective.name()),
+                expected: "\"next_token\" or \"sft\" with the program's own samples; name files of rows in `[[data.source]]`".into(),
+            });
+        }
         let (config, vocab) = (&self.config.data, self.model.vocab_size() as u64);
         let train = Arc::new(Streamed::new(stream.clone(), config.sequence, vocab));
         let mut measured = config.clone();

@@ -105,7 +105,8 @@ impl<'a> RankRun<'a> {
         let saves = Saves::new(&world, job, lock)?;
         let progress = Progress::first(job, &sampler, &place.mesh);
         let (compute, schedule) = (Compute::new(job), setup::schedule(config, config.optim.lr)?);
-        let second = job.objective.second().map(|second| setup::schedule(config, second.lr)).transpose()?;
+        let second =
+            job.objective.second().map(|second| setup::schedule(config, second.optim.lr)).transpose()?;
         let flops = partition::flops(&*job.model, geometry.global_batch, config.data.sequence as u64).ok();
         let averager = Averager::new(keeping.averages.clone(), job.device);
         let mut run = RankRun {

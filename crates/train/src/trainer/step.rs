@@ -6,6 +6,7 @@ use super::rank::RankRun;
 use super::setup::Position;
 use super::stages::Running;
 use super::whole::Whole;
+use crate::config::OptimSection;
 use crate::data::{Batch, Loader};
 use crate::error::{Error, Result};
 use crate::event::{Event, StepReport};
@@ -37,7 +38,7 @@ struct Moved {
 }
 
 /// Figures by name.
-type Told = Vec<(&'static str, f64)>;
+type Told = Vec<(String, f64)>;
 
 impl RankRun<'_> {
     /// One step. Collective.
@@ -46,13 +47,13 @@ impl RankRun<'_> {
         let (rounds, replicas) = (self.geometry.accumulation as usize, self.place.replicas);
         let step = self.progress.step + 1;
         let figures = self.job.objective.figures();
-        let mut losses = Losses::new(rounds * replicas).with_figures(figures);
+        let mut losses = Losses::new(rounds * replicas).with_figures(&figures);
         let reads = self.job.objective.reads(step);
         let mut source = Reading { loader, rounds, steps: 0 };
         let read = source.take(reads)?;
         let scale = self.scale();
         let (batches, told) = self.generate((step, Purpose::Training), read, scale, &mut source)?;
-        self.set_told(&mut losses, figures, &told);
+        self.set_told(&mut losses, &figures, &told);
         self.compute(step, &batches, &mut losses)?;
         let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;
@@ -69,7 +70,7 @@ impl RankRun<'_> {
             self.tell(&Event::SaveProgress(progress.clone()));
         }
         self.report(&moved, began, saving.map(|progress| progress.share()));
-        self.report_figures(figures, &losses, &moved);
+        self.report_figures(&figures, &losses, &moved);
         self.tell_now(began);
         Ok(wishes)
     }
@@ -108,7 +109,7 @@ impl RankRun<'_> {
     }
 
     /// The one rank of the first replica that has the model's end speaks for all.
-    fn set_told(&self, losses: &mut Losses, figures: Figures, told: &[(&'static str, f64)]) {
+    fn set_told(&self, losses: &mut Losses, figures: &Figures, told: &[(String, f64)]) {
         let has_end = self.replica.parts.iter().any(|part| part.model.stage().head);
         if self.place.replica == 0 && self.place.speaks && has_end {
             for (name, value) in told {
@@ -119,14 +120,13 @@ impl RankRun<'_> {
         }
     }
 
-    fn report_figures(&self, figures: Figures, losses: &Losses, moved: &Moved) {
+    fn report_figures(&self, figures: &Figures, losses: &Losses, moved: &Moved) {
         let mean = |total: &f64| total / losses.count().max(1.0);
         let told = figures.told.iter().zip(losses.told.iter().copied());
         let counted = figures.counted.iter().zip(losses.totals.iter().map(mean));
-        let second = moved.second.map(|norm| ("critic_grad_norm", norm));
-        let named = told.map(|(name, value)| (*name, value));
-        let named = named.chain(counted.map(|(name, value)| (*name, value))).chain(second);
-        let values: Vec<(String, f64)> = named.map(|(name, value)| (name.to_string(), value)).collect();
+        let second = moved.second.map(|norm| ("critic_grad_norm".to_string(), norm));
+        let named = told.chain(counted).map(|(name, value)| (name.clone(), value));
+        let values: Vec<(String, f64)> = named.chain(second).collect();
         if !values.is_empty() {
             self.tell(&Event::Figures { step: self.progress.step, values });
         }
@@ -173,12 +173,13 @@ impl RankRun<'_> {
         let skipped = !norms.iter().all(|norm| norm.is_finite());
         if !skipped {
             let optim = &self.job.config.optim;
-            let clip = |norm: f64| if optim.clip > 0.0 { (optim.clip / (norm + 1e-6)).min(1.0) } else { 1.0 };
-            let rate = |lr: f64, norm: f64| Rate { lr, scale: clip(norm) / over };
+            let beside = self.job.objective.second().map_or(optim, |second| &second.optim);
+            let clip = |most: f64, norm: f64| if most > 0.0 { (most / (norm + 1e-6)).min(1.0) } else { 1.0 };
+            let rate = |of: &OptimSection, lr: f64, norm: f64| Rate { lr, scale: clip(of.clip, norm) / over };
             let second = self.second.as_ref().zip(norms.get(1));
-            let second = second.map(|(schedule, &norm)| rate(schedule.rate(updates), norm));
-            let rates = Rates { number: updates + 1, first: rate(lr, grad_norm), second };
-            update::apply(&self.replica, &self.near.data, sums, optim, rates)?;
+            let second = second.map(|(schedule, &norm)| rate(beside, schedule.rate(updates), norm));
+            let rates = Rates { number: updates + 1, first: rate(optim, lr, grad_norm), second };
+            update::apply(&self.replica, &self.near.data, sums, [optim, beside], rates)?;
             self.progress.updates += 1;
             self.averager.start(&self.replica, self.progress.updates)?;
         }

@@ -76,6 +76,46 @@ fn a_model_judges_by_the_last_token_of_a_response() -> Result<()> {
     Ok(())
 }
 
+/// A reward model with other tokens reads the texts anew.
+#[test]
+fn a_model_of_another_tokenizer_reads_the_texts_anew() -> Result<()> {
+    let sandbox = sandbox()?;
+    let start = sandbox.run_dir("start");
+    let newest = std::fs::read_dir(start.join("ckpt"))?.filter_map(|entry| Some(entry.ok()?.path())).max();
+    let folder = score_folder(&sandbox, &newest.context("no checkpoint")?)?;
+    // Digits from the last to the first, one token each.
+    let id = |digit: char| i64::from(b'9') - i64::from(digit as u8) + 3;
+    let words: serde_json::Map<String, Value> = ('0'..='9')
+        .map(|digit| (digit.to_string(), json!(id(digit))))
+        .chain([("?".into(), json!(0))])
+        .collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": { "type": "Split", "pattern": { "Regex": "." }, "behavior": "Isolated", "invert": false },
+        "post_processor": null, "decoder": null, "model": { "type": "WordLevel", "vocab": words, "unk_token": "?" },
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?;
+    let texts = ("12", ["773", "0"]);
+    let ids = |text: &str| text.bytes().map(i64::from).collect::<Vec<i64>>();
+    let row = json!({ "prompt": texts.0, "responses": texts.1.map(ids) });
+    std::fs::write(sandbox.path().join("rows.jsonl"), format!("{row}\n").repeat(8))?;
+    let mut set = settings(&sandbox, "grpo", "rows.jsonl");
+    set.extend(["train.steps=1", "rl.responses=rows", "rl.samples_per_prompt=2"].map(String::from));
+    set.push(format!("rl.reward=[{{kind = \"model\", path = \"{}\"}}]", folder.display()));
+    let (_, told) = train(&sandbox, 1, "told", "", &set, "reward")?;
+    let network = Opened::open(&folder, &[], &Models::default())?.load(&alone(), &Init::default())?;
+    let mut sum = 0.0;
+    for response in texts.1 {
+        let tokens: Vec<i64> = texts.0.chars().chain(response.chars()).map(id).collect();
+        let tokens = planaria::tensor::Tensor::from_slice(&tokens, &[1, tokens.len()])?;
+        let last = network.forward((&tokens).into(), &Forward::default())?;
+        let values = network.logits(&last.hidden)?.local().cast(DType::F64)?.to_vec::<f64>()?;
+        sum += values.last().context("no values")?;
+    }
+    ensure!((told[0] - sum / 2.0).abs() < 1e-5, "{told:?} and {}", sum / 2.0);
+    Ok(())
+}
+
 #[test]
 fn entropy_earns_what_its_gradient_says() -> Result<()> {
     let sandbox = sandbox()?;

@@ -4,6 +4,7 @@ mod adapted;
 mod divided;
 mod found;
 mod judged;
+mod parity;
 mod variants;
 
 use anyhow::{Context, Result, ensure};
@@ -115,18 +116,18 @@ fn preferences_widen_their_margin_on_every_mesh_alike() -> Result<()> {
     halves.close_losses(&alone, 1e-3)
 }
 
-/// A sandbox with a model that has read some sums, and prompts of sums.
+/// A sandbox with a model that was fine-tuned on some sums for a while, and prompts of sums.
 fn sums() -> Result<Sandbox> {
     let sandbox = Sandbox::new()?;
     let all: Vec<(usize, usize)> = (0..16).map(|i| (i / 4, i % 4)).collect();
-    let mut text = String::new();
-    for i in 0..600 {
-        let (a, b) = all[i * 7 % all.len()];
-        write!(text, "{a}+{b}={};", a + b)?;
+    let mut rows = String::new();
+    for (a, b) in &all {
+        writeln!(rows, r#"{{"prompt": "{a}+{b}=", "completion": "{}"}}"#, a + b)?;
     }
-    std::fs::write(sandbox.path().join("sums.txt"), text)?;
-    let source = format!("data.source.path={}", sandbox.path().join("sums.txt").display());
-    sandbox.train("start", "", &["train.steps=120", "optim.lr=1e-2", "data.sequence=24", &source])?;
+    std::fs::write(sandbox.path().join("sums.jsonl"), rows)?;
+    let source = format!("data.source.path={}", sandbox.path().join("sums.jsonl").display());
+    let tuned = ["train.objective=sft", "train.steps=160", "optim.lr=1e-2", "data.sequence=24", &source];
+    sandbox.train("start", "", &tuned)?;
     let mut rows = String::new();
     for (a, b) in all {
         writeln!(rows, r#"{{"prompt": "{a}+{b}="}}"#)?;
@@ -190,11 +191,18 @@ fn a_critic_learns_beside_the_policy_and_a_rollout_goes_on_where_it_was_cut() ->
 #[test]
 fn sums_become_right_by_their_rewards() -> Result<()> {
     let sandbox = sums()?;
-    let long = [ppo(&sandbox), vec!["train.steps=120".into(), "optim.schedule=\"constant\"".into()]].concat();
-    let (_, rewards) = train(&sandbox, 120, "long", "", &long, "reward")?;
-    let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
-    let (first, last) = (mean(&rewards[..8]), mean(&rewards[rewards.len() - 8..]));
-    ensure!(last > first + 0.2, "rewards went from {first} to {last}: {rewards:?}");
+    let long =
+        ["optim.schedule=\"constant\"", "rl.samples_per_prompt=8", "ppo.critic_lr=1e-2", "train.steps=96"];
+    let long = [ppo(&sandbox), long.map(String::from).into()].concat();
+    // The same, but responses are compared with each other.
+    let compared = ["train.objective=grpo", "rl.epochs=1", "optim.lr=1e-2", "train.steps=80"];
+    let compared = [long.clone(), compared.map(String::from).into()].concat();
+    for (name, set, steps) in [("ppo", long, 96), ("grpo", compared, 80)] {
+        let (_, rewards) = train(&sandbox, steps, name, "", &set, "reward")?;
+        let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
+        let (first, last) = (mean(&rewards[..8]), mean(&rewards[rewards.len() - 8..]));
+        ensure!(last > first + 0.2, "rewards of {name} went from {first} to {last}: {rewards:?}");
+    }
     Ok(())
 }
 
@@ -269,7 +277,11 @@ fn what_cannot_be_learnt_so_is_refused() -> Result<()> {
         ("grpo", "rl.reward=[{kind = \"rude\"}]", "", "rude"),
         ("grpo", "rl.reward=[{kind = \"exact\", weight = \"x\"}]", "", "weight"),
         ("grpo", "rl.reward=[{kind = \"model\", path = \"START\"}]", "", "a model without a head of values"),
-        ("ppo", "rl.prompts_per_rollout=3", "", "a multiple of `train.global_batch`"),
+        ("ppo", "rl.prompts_per_rollout=3", "", "update: 8; or `train.global_batch` 3"),
+        ("ppo", "rl.prompts_per_rollout=12", "", "update: 8 or 16; or `train.global_batch` 6 or 12"),
+        ("grpo", "train.micro_batch=3", "", "nearest that fit: global_batch 6 or 9, micro_batch 2 or 4"),
+        ("grpo", "rl.reward=[{kind = \"function\", name = \"right\"}]", "", "it gives no function"),
+        ("grpo", "rl.reward=[{kind = \"function\"}]", "", "`rl.reward.name`"),
         ("ppo", "ppo.lambda=2", "", "`ppo.lambda` is 2"),
         ("grpo", "rl.reward=[{kind = \"http\", url = \"https://a\"}]", "", "does not begin with http://"),
         ("grpo", "data.sequence=1", "", "leaves no room"),

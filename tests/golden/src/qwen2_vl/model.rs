@@ -17,6 +17,9 @@ use planaria_train::{Generator, Opened, Prepared, Sampling};
 use serde_json::Value;
 use std::path::Path;
 
+/// What may be shown.
+const KINDS: [&str; 2] = ["image", "video"];
+
 struct Model {
     generator: Generator,
     network: Box<dyn Network>,
@@ -68,6 +71,7 @@ impl Model {
         let greedy = list(case, "greedy_tokens")?;
         let positions = numbers(field(case, "position_ids")?)?;
         let (batch, length) = (tokens.len(), tokens[0].len());
+        let mut seen = [0, 0];
         for (row, conversation) in list(case, "messages")?.iter().enumerate() {
             let at = |what: &str| format!("{what} of row {row}");
             let prepared = self.generator.prepare(messages(conversation)?, images)?;
@@ -87,9 +91,37 @@ impl Model {
             ensure!(own == want, "{}: {own:?}", at("positions"));
             let next = number(&list(case, "next_position")?[row])? as i64;
             ensure!(axes.next == [next], "{} is {:?}", at("next position"), axes.next);
+            self.features(name, &prepared, &mut seen).with_context(|| at("features"))?;
             self.scores(name, row, &prepared, &mask[row]).with_context(|| at("scores"))?;
             let want: Vec<u32> = numbers(&greedy[row])?.data.iter().map(|&token| token as u32).collect();
             self.greedy(&prepared, &want).with_context(|| at("greedy tokens"))?;
+        }
+        for (kind, seen) in KINDS.iter().zip(seen) {
+            let all = self.tensor(&format!("{name}.{kind}_features"))?.map_or(0, |(shape, _)| shape[0]);
+            ensure!(seen == all, "{seen} {kind} features, expected {all}");
+        }
+        Ok(())
+    }
+
+    /// What the tower makes of the pictures and videos of a row; `seen` counts those of the rows before.
+    fn features(&self, name: &str, prepared: &Prepared, seen: &mut [usize; 2]) -> Result<()> {
+        let Some(shown) = &prepared.shown else { return Ok(()) };
+        let network = self.network.seeing().context("the model does not see")?;
+        let merged = network.marks().merge.pow(2);
+        let found = no_grad(|| network.features(shown))?;
+        let (width, found) = (found.shape()[1], elements(found.local())?);
+        let count = |grids: &[[usize; 3]]| grids.iter().map(|g| g.iter().product::<usize>() / merged).sum();
+        let counts: [usize; 2] = [count(&shown.scenes.images), count(&shown.scenes.videos)];
+        let tolerance = Tolerance::of(&self.tolerance, "features")?;
+        let mut first = 0;
+        for (place, kind) in KINDS.iter().enumerate().filter(|(place, _)| counts[*place] > 0) {
+            let what = format!("{name}.{kind}_features");
+            let (_, want) = self.tensor(&what)?.with_context(|| format!("{what} is not there"))?;
+            let (own, theirs) = (first * width, seen[place] * width);
+            let size = counts[place] * width;
+            tolerance.same_all(&what, &found[own..own + size], &want[theirs..theirs + size])?;
+            first += counts[place];
+            seen[place] += counts[place];
         }
         Ok(())
     }

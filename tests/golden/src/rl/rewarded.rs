@@ -1,168 +1,182 @@
 //! Whole updates from given rollouts by the trainer, in several layouts of the batch.
 
-use crate::embeddings::training::{no_tokenizer, same_weights, same_weights_under};
-use crate::values::{Tolerance, field, list, number, sizes, text};
+use super::shares::Shares;
+use crate::learned::{PLAIN, fitting, no_tokenizer, optimizer, same_gradients, same_weights, train};
+use crate::values::{Tolerance, field, list, maybe, number, numbers, text};
 use anyhow::{Context, Result, ensure};
-use planaria_train::Trainer;
-use planaria_train::config::Sources;
-use planaria_train::event::{Event, Observer};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-
-/// The figures of every step by name.
-#[derive(Default, Debug)]
-struct Seen(Mutex<Vec<BTreeMap<String, f64>>>);
-
-impl Observer for Seen {
-    fn event(&self, event: &Event) {
-        let Ok(mut steps) = self.0.lock() else { return };
-        match event {
-            Event::Step(step) => steps.push(
-                [("loss".into(), step.loss), ("grad_norm".into(), step.grad_norm)].into_iter().collect(),
-            ),
-            Event::Figures { values, .. } => {
-                if let Some(last) = steps.last_mut() {
-                    last.extend(values.iter().cloned());
-                }
-            }
-            _ => {}
-        }
-    }
-}
 
 /// Names of the case, and those of the trainer.
-const FIGURES: [(&str, &str); 9] = [
+const FIGURES: [(&str, &str); 10] = [
     ("loss", "loss"),
     ("grad_norm", "grad_norm"),
     ("clip_fraction_low", "clip_fraction_low"),
     ("clip_fraction_high", "clip_fraction_high"),
     ("approx_kl_k1", "approx_kl_k1"),
     ("approx_kl_k3", "approx_kl_k3"),
+    ("kl", "kl"),
     ("value_loss", "value_loss"),
     ("value_clip_fraction", "value_clip_fraction"),
     ("value_grad_norm", "critic_grad_norm"),
 ];
 
-/// How the samples of a case are shared out over updates.
-struct Shares {
-    /// Responses to a prompt.
-    group: usize,
-    /// Prompts of an update.
-    update: usize,
-    prompts: usize,
-    epochs: usize,
-    steps: usize,
+/// Names of tensors on the way, and those of a rollout in a checkpoint.
+const TENSORS: [(&str, &str); 5] = [
+    ("old_logprobs", "old"),
+    ("ref_logprobs", "reference"),
+    ("values", "values"),
+    ("advantages", "advantages"),
+    ("returns", "returns"),
+];
+
+/// A layout of the batch.
+struct Split<'a> {
+    shares: Shares,
+    /// Prompts of a micro-batch.
+    micro: usize,
+    mesh: &'a str,
 }
 
-fn shares(case: &Value) -> Result<Shares> {
-    let rollouts = list(case, "rollouts")?;
-    let schedule = list(case, "schedule")?.iter().map(sizes).collect::<Result<Vec<_>>>()?;
-    let of = |rollout: &Value| rollout.get("group").and_then(Value::as_i64);
-    let group = match of(&rollouts[0]) {
-        None => 1,
-        first => rollouts.iter().take_while(|rollout| of(rollout) == first).count(),
-    };
-    let first = &schedule[0];
-    let epochs = schedule.iter().filter(|update| *update == first).count();
-    let update = first.len() / group;
-    let expected: Vec<usize> = (0..epochs).flat_map(|_| 0..rollouts.len()).collect();
-    ensure!(schedule.concat() == expected, "updates that do not go through the rollout in order");
-    ensure!(schedule.iter().all(|one| one.len() == first.len()), "updates of several sizes");
-    Ok(Shares { group, update, prompts: rollouts.len() / group, epochs, steps: schedule.len() })
+/// How the weights move.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moves {
+    AsSaid,
+    /// By the gradient.
+    Plainly,
 }
 
 pub(super) fn updates(folder: &Path, case: &Value, expected: &Value) -> Result<()> {
-    let shares = shares(case)?;
-    for (micro, mesh) in [(1, ""), (shares.update, ""), (1, "dp=2"), (1, "tp=2")] {
-        let work = tempfile::tempdir()?;
-        let config = config(folder, case, work.path(), &shares, (micro, mesh))?;
-        let seen = Arc::new(Seen::default());
-        let config = Sources::text("case.toml", &config).resolve()?.config;
-        let outcome = Trainer::new(config).observer(seen.clone()).run(None)?;
-        let found = seen.0.lock().map_err(|_| anyhow::anyhow!("the listener failed"))?.clone();
-        let tolerances = field(expected, "tol")?;
-        let scalars = Tolerance::of(tolerances, "scalars")?;
-        let wanted = list(expected, "updates")?;
-        ensure!(found.len() == wanted.len(), "{} updates, expected {}", found.len(), wanted.len());
-        for (step, (told, found)) in wanted.iter().zip(&found).enumerate() {
-            for (name, ours) in FIGURES {
-                let Some(want) = told.get(name) else { continue };
-                let found = found.get(ours).with_context(|| format!("`{ours}` was not told"))?;
-                let what = format!("{name} of update {} with micro-batches of {micro} on {mesh}", step + 1);
-                scalars.same(&what, *found, number(want)?)?;
-            }
+    let policy = folder.join(text(field(case, "folders")?, "policy")?);
+    let whole = Shares::of(case, 1, None)?.update;
+    for mesh in fitting(&policy, &["", "dp=2", "pp=2", "tp=2"])? {
+        for micro in if mesh.is_empty() { vec![1, whole] } else { vec![1] } {
+            let ranks = if mesh == "dp=2" { 2 } else { 1 };
+            let split = Split { shares: Shares::of(case, ranks, Some(micro))?, micro, mesh };
+            moved(folder, case, expected, &split)
+                .with_context(|| format!("micro-batches of {micro} on '{mesh}'"))?;
         }
-        let bound = number(field(tolerances, "weights_abs")?)?;
-        let saved = work.path().join("run").join(outcome.checkpoint.context("nothing was saved")?);
-        same_weights(&saved, &folder.join("expected/policy_after.safetensors"), bound)?;
-        let critic = folder.join("expected/critic_after.safetensors");
-        if critic.exists() {
-            same_weights_under("critic.", &saved, &critic, bound)?;
+    }
+    gradients(folder, case, expected)
+}
+
+/// All updates; where one is inside a rollout the run is cut there, so that the rollout can be looked at.
+fn moved(folder: &Path, case: &Value, expected: &Value, split: &Split<'_>) -> Result<()> {
+    let work = tempfile::tempdir()?;
+    let config = config(folder, case, work.path(), split, Moves::AsSaid)?;
+    let mut found = Vec::new();
+    if split.shares.steps > 1 {
+        let (told, saved) = train(&config, work.path(), Some(1))?;
+        found.extend(told);
+        same_rollout(&saved, expected, &split.shares)?;
+    }
+    let (told, saved) = train(&config, work.path(), None)?;
+    found.extend(told);
+    let tolerances = field(expected, "tol")?;
+    let scalars = Tolerance::of(tolerances, "scalars")?;
+    let wanted = list(expected, "updates")?;
+    ensure!(found.len() == wanted.len(), "{} updates, expected {}", found.len(), wanted.len());
+    let exact_entropy = maybe(&case["hyper"]["policy"], "entropy_coef")?.unwrap_or(0.0) != 0.0;
+    for (step, (told, found)) in wanted.iter().zip(&found).enumerate() {
+        let entropy = exact_entropy.then_some(("entropy", "entropy"));
+        for (name, ours) in FIGURES.into_iter().chain(entropy) {
+            let Some(want) = told.get(name) else { continue };
+            let found = found.get(ours).with_context(|| format!("`{ours}` was not told"))?;
+            scalars.same(&format!("{name} of update {}", step + 1), *found, number(want)?)?;
+        }
+    }
+    let bound = number(field(tolerances, "weights_abs")?)?;
+    same_weights("", &saved, &folder.join("expected/policy_after.safetensors"), bound)?;
+    let critic = folder.join("expected/critic_after.safetensors");
+    if critic.exists() {
+        same_weights("critic.", &saved, &critic, bound)?;
+    }
+    Ok(())
+}
+
+/// What the first update began with, as the checkpoint after it has it.
+fn same_rollout(saved: &Path, expected: &Value, shares: &Shares) -> Result<()> {
+    let content = std::fs::read_to_string(saved.join("rollout.json")).context("reading the rollout")?;
+    let rollout: Value = serde_json::from_str(&content)?;
+    let records = list(&rollout, "records")?;
+    let tolerance = Tolerance::of(field(expected, "tol")?, "scalars")?;
+    for (theirs, ours) in TENSORS {
+        let Some(want) = expected.get(theirs).filter(|want| !want.is_null()) else { continue };
+        let want = numbers(want)?;
+        let width: usize = want.shape[1..].iter().product();
+        for (record, place) in records.iter().zip(shares.places.iter().flatten()) {
+            let Some(sample) = *place else { continue };
+            let bits = |word: &Value| word.as_u64().map(|word| f64::from(f32::from_bits(word as u32)));
+            let found: Option<Vec<f64>> = list(record, ours)?.iter().map(bits).collect();
+            let found = found.with_context(|| format!("`{ours}` of a record has no numbers"))?;
+            let row = &want.data[sample * width..][..width];
+            // One number of a response is that of all its tokens.
+            let row = if want.shape.len() == 1 { vec![row[0]; found.len()] } else { row.to_vec() };
+            ensure!(found.len() <= row.len(), "{theirs} of sample {sample} has {} numbers", found.len());
+            tolerance.same_all(&format!("{theirs} of sample {sample}"), &found, &row[..found.len()])?;
         }
     }
     Ok(())
 }
 
-/// One row for each prompt, with its responses and their scores. The most tokens of one.
-fn write_rows(case: &Value, group: usize, path: &Path) -> Result<usize> {
-    let mut rows = String::new();
-    let mut most = 0;
-    for samples in list(case, "rollouts")?.chunks(group) {
-        let of = |name: &str| samples.iter().map(|sample| sample[name].clone()).collect::<Vec<_>>();
-        let long = |value: &Value| value.as_array().map_or(0, Vec::len);
-        let responses = of("response");
-        most =
-            responses.iter().map(|one| long(one) + long(&samples[0]["prompt"])).max().unwrap_or(0).max(most);
-        let row = json!({ "prompt": samples[0]["prompt"], "responses": responses, "scores": of("score") });
-        writeln!(rows, "{row}")?;
+/// The gradients of the first update.
+fn gradients(folder: &Path, case: &Value, expected: &Value) -> Result<()> {
+    let folders = field(case, "folders")?;
+    let tolerance = Tolerance::of(field(expected, "tol")?, "gradients")?;
+    let work = tempfile::tempdir()?;
+    let split = Split { shares: Shares::of(case, 1, None)?, micro: 1, mesh: "" };
+    let config = config(folder, case, work.path(), &split, Moves::Plainly)?;
+    let (_, saved) = train(&config, work.path(), Some(1))?;
+    for (model, prefix) in [("policy", ""), ("critic", "critic.")] {
+        let wanted = folder.join(format!("expected/{model}_grad.safetensors"));
+        if wanted.exists() {
+            let before = folder.join(text(folders, model)?);
+            same_gradients(prefix, (&before, &saved), &wanted, &tolerance)?;
+        }
     }
-    std::fs::write(path, rows)?;
-    Ok(most)
+    Ok(())
 }
 
-fn config(
-    folder: &Path,
-    case: &Value,
-    work: &Path,
-    shares: &Shares,
-    (micro, mesh): (usize, &str),
-) -> Result<String> {
+fn config(folder: &Path, case: &Value, work: &Path, split: &Split<'_>, moves: Moves) -> Result<String> {
     let (folders, hyper) = (field(case, "folders")?, field(case, "hyper")?);
-    let optim = field(hyper, "optimizer")?;
-    let betas = list(optim, "betas")?;
-    let clip =
-        optim.get("max_grad_norm").filter(|clip| !clip.is_null()).map(number).transpose()?.unwrap_or(0.0);
     let (tokenizer, rows) = (work.join("tokenizer.json"), work.join("rows.jsonl"));
-    let sequence = write_rows(case, shares.group, &rows)? + 1;
+    let (lines, longest) = split.shares.rows(case)?;
+    std::fs::write(&rows, lines)?;
     let policy = folder.join(text(folders, "policy")?);
     std::fs::write(&tokenizer, no_tokenizer(&policy)?)?;
-    let objective = text(case, "algorithm")?;
+    let optim = match moves {
+        Moves::AsSaid => optimizer(field(hyper, "optimizer")?)?,
+        Moves::Plainly => PLAIN.to_string(),
+    };
     let mut toml = format!(
-        "name = 'run'\nmesh = '{mesh}'\nlog = {{ dir = '{}', tensorboard = false }}\nmodel.init = '{}'\n\
-         [data]\ntokenizer = '{}'\nsequence = {sequence}\norder = 'sequential'\nsource = [{{ path = '{}' }}]\n\
-         [optim]\nlr = {:e}\nbeta1 = {}\nbeta2 = {}\neps = {:e}\nweight_decay = {}\nclip = {clip}\nschedule = 'constant'\n\
-         [train]\nobjective = '{objective}'\nsteps = {}\nglobal_batch = {}\nmicro_batch = {micro}\n",
+        "name = 'run'\nmesh = '{}'\nlog = {{ dir = '{}', tensorboard = false }}\nmodel.init = '{}'\n\
+         [data]\ntokenizer = '{}'\nsequence = {}\norder = 'sequential'\nsource = [{{ path = '{}' }}]\n\
+         [optim]\n{optim}[train]\nobjective = '{}'\nsteps = {}\nglobal_batch = {}\nmicro_batch = {}\n",
+        split.mesh,
         work.display(),
         policy.display(),
         tokenizer.display(),
+        longest + 1,
         rows.display(),
-        number(field(optim, "lr")?)?,
-        number(&betas[0])?,
-        number(&betas[1])?,
-        number(field(optim, "eps")?)?,
-        number(field(optim, "weight_decay")?)?,
-        shares.steps,
-        shares.update,
+        text(case, "algorithm")?,
+        split.shares.steps,
+        split.shares.update,
+        split.micro,
     );
-    write_rewards(&mut toml, folder, case, shares)?;
+    write_rewards(&mut toml, folder, case, &split.shares, moves)?;
     Ok(toml)
 }
 
 /// The sections `[rl]` and, with a critic, `[ppo]`.
-fn write_rewards(toml: &mut String, folder: &Path, case: &Value, shares: &Shares) -> Result<()> {
+fn write_rewards(
+    toml: &mut String,
+    folder: &Path,
+    case: &Value,
+    shares: &Shares,
+    moves: Moves,
+) -> Result<()> {
     let (folders, hyper) = (field(case, "folders")?, field(case, "hyper")?);
     writeln!(
         toml,
@@ -181,25 +195,37 @@ fn write_rewards(toml: &mut String, folder: &Path, case: &Value, shares: &Shares
     ];
     write_keys(toml, hyper.get("policy"), &renamed)?;
     write_keys(toml, hyper.get("advantage"), &[])?;
-    let score =
-        hyper.get("reward").and_then(|reward| reward.get("score_clip")).filter(|clip| !clip.is_null());
-    if let Some(clip) = score {
-        writeln!(toml, "score_clip = {clip}")?;
+    let mut reward = hyper.get("reward").cloned().unwrap_or_default();
+    // Bounds and penalties of scores are those of every objective, what tokens get is that of a critic's.
+    for name in ["score_clip", "missing_eos_penalty"] {
+        if let Some(value) =
+            reward.as_object_mut().and_then(|keys| keys.remove(name)).filter(|v| !v.is_null())
+        {
+            writeln!(toml, "{name} = {value}")?;
+        }
     }
     if text(case, "algorithm")? != "ppo" {
         return Ok(());
     }
     writeln!(toml, "[ppo]\ncritic = '{}'", folder.join(text(folders, "critic")?).display())?;
-    let critic = field(hyper, "critic_optimizer")?;
-    writeln!(toml, "critic_lr = {:e}", number(field(critic, "lr")?)?)?;
-    for key in ["gamma", "lambda", "value_clip", "whiten_advantages"] {
-        let value = hyper.get(key).filter(|value| !value.is_null());
-        writeln!(toml, "{key} = {}", value.map_or("0".to_string(), ToString::to_string))?;
+    let critic = hyper.get("critic_optimizer").unwrap_or(field(hyper, "optimizer")?);
+    match moves {
+        Moves::Plainly => writeln!(toml, "critic_lr = 1.0")?,
+        Moves::AsSaid => {
+            let keys = optimizer(critic)?;
+            for line in keys.lines().filter(|line| !line.starts_with("schedule")) {
+                writeln!(toml, "critic_{line}")?;
+            }
+        }
     }
-    let mut reward = field(hyper, "reward")?.clone();
-    reward.as_object_mut().map(|keys| keys.remove("score_clip"));
-    write_keys(toml, Some(&reward), &[("kl_kind", "kl")])?;
-    Ok(())
+    let given: BTreeMap<&str, &Value> = ["gamma", "lambda", "value_clip", "whiten_advantages"]
+        .into_iter()
+        .filter_map(|key| Some((key, hyper.get(key)?)))
+        .collect();
+    for (key, value) in given {
+        writeln!(toml, "{key} = {}", if value.is_null() { "0".to_string() } else { value.to_string() })?;
+    }
+    write_keys(toml, Some(&reward), &[("kl_kind", "kl")])
 }
 
 /// The keys of a table that have values, some by other names.

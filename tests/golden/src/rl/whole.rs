@@ -1,15 +1,12 @@
 //! Whole updates from pairs of responses by the trainer, in several layouts of the batch.
 
 use crate::cases::Verdict;
-use crate::embeddings::training::{Steps, no_tokenizer, same_weights};
 use crate::embeddings::verdict;
-use crate::values::{Tolerance, field, list, number, text};
+use crate::learned::{PLAIN, fitting, no_tokenizer, optimizer, same_gradients, same_weights, train};
+use crate::values::{Tolerance, field, list, number, numbers, sizes, text};
 use anyhow::{Context, Result, ensure};
-use planaria_train::Trainer;
-use planaria_train::config::Sources;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::Arc;
 
 pub(super) fn check(folder: &Path) -> Verdict {
     let read = |name: &str| -> Result<Value> {
@@ -25,80 +22,119 @@ pub(super) fn check(folder: &Path) -> Verdict {
     }
 }
 
+/// A layout of the batch; all pairs of an update in one micro-batch where nothing is said.
+struct Split<'a> {
+    micro: Option<usize>,
+    mesh: &'a str,
+}
+
 fn preferences(folder: &Path, case: &Value, expected: &Value) -> Result<()> {
-    let pairs = list(case, "pairs")?;
-    let schedule = list(case, "schedule")?;
-    let order = schedule.iter().map(crate::values::sizes).collect::<Result<Vec<_>>>()?;
-    let update = order[0].len();
-    ensure!(order.iter().all(|one| one.len() == update), "updates of several sizes");
-    for (micro, mesh) in [(1, ""), (update, ""), (1, "dp=2"), (1, "pp=2"), (1, "tp=2")] {
-        let work = tempfile::tempdir()?;
-        let rows = order.iter().flatten().map(|&at| {
-            let pair = &pairs[at];
-            format!(
-                "{}\n",
-                json!({ "prompt": pair["prompt"], "chosen": pair["chosen"], "rejected": pair["rejected"] })
-            )
-        });
-        std::fs::write(work.path().join("rows.jsonl"), rows.collect::<String>())?;
-        let length = |pair: &Value| {
-            let of = |name: &str| pair[name].as_array().map_or(0, Vec::len);
-            2 * of("prompt") + of("chosen") + of("rejected")
-        };
-        let sequence = pairs.iter().map(length).max().unwrap_or(2).next_multiple_of(2);
-        let config = config(folder, case, work.path(), (update, micro, order.len(), sequence), mesh)?;
-        let seen = Arc::new(Steps::default());
-        let config = Sources::text("case.toml", &config).resolve()?.config;
-        let outcome = Trainer::new(config).observer(seen.clone()).run(None)?;
-        let found = seen.0.lock().map_err(|_| anyhow::anyhow!("the listener failed"))?.clone();
-        let tolerances = field(expected, "tol")?;
-        let scalars = Tolerance::of(tolerances, "scalars")?;
-        for (step, (told, (loss, norm))) in list(expected, "updates")?.iter().zip(found).enumerate() {
-            let of =
-                |what: &str| format!("{what} of update {} with micro-batches of {micro} on {mesh}", step + 1);
-            scalars.same(&of("loss"), loss, number(field(told, "loss")?)?)?;
-            scalars.same(&of("grad_norm"), norm, number(field(told, "grad_norm")?)?)?;
+    let policy = folder.join(text(field(case, "folders")?, "policy")?);
+    let schedule = list(case, "schedule")?.iter().map(sizes).collect::<Result<Vec<_>>>()?;
+    let even = schedule.iter().all(|update| update.len().is_multiple_of(2));
+    for mesh in fitting(&policy, &["", "dp=2", "pp=2", "tp=2"])? {
+        for micro in if mesh.is_empty() { vec![Some(1), None] } else { vec![Some(1)] } {
+            if mesh != "dp=2" || even {
+                let split = Split { micro, mesh };
+                updates(folder, case, expected, &schedule, &split)
+                    .with_context(|| format!("micro-batches of {micro:?} on '{mesh}'"))?;
+            }
         }
-        let bound = number(field(tolerances, "weights_abs")?)?;
-        let saved = work.path().join("run").join(outcome.checkpoint.context("nothing was saved")?);
-        same_weights(&saved, &folder.join("expected/policy_after.safetensors"), bound)?;
     }
-    Ok(())
+    let wanted = folder.join("expected/policy_grad.safetensors");
+    if !wanted.exists() {
+        return Ok(());
+    }
+    let work = tempfile::tempdir()?;
+    let split = Split { micro: Some(1), mesh: "" };
+    let config = config(folder, case, work.path(), (&schedule, 0), &split, PLAIN)?;
+    let (_, saved) = train(&config, work.path(), Some(1))?;
+    let tolerance = Tolerance::of(field(expected, "tol")?, "gradients")?;
+    same_gradients("", (&policy, &saved), &wanted, &tolerance)
+}
+
+/// All updates. Those of another size than the one before are a run that goes on with that size.
+fn updates(
+    folder: &Path,
+    case: &Value,
+    expected: &Value,
+    schedule: &[Vec<usize>],
+    split: &Split<'_>,
+) -> Result<()> {
+    let work = tempfile::tempdir()?;
+    let optim = optimizer(field(field(case, "hyper")?, "optimizer")?)?;
+    let (mut found, mut saved, mut done) = (Vec::new(), None, 0);
+    while done < schedule.len() {
+        let alike = schedule[done..].iter().take_while(|next| next.len() == schedule[done].len()).count();
+        let config = config(folder, case, work.path(), (schedule, done), split, &optim)?;
+        done += alike;
+        let (told, newest) = train(&config, work.path(), Some(done as u64))?;
+        found.extend(told);
+        saved = Some(newest);
+    }
+    let tolerances = field(expected, "tol")?;
+    let scalars = Tolerance::of(tolerances, "scalars")?;
+    let wanted = list(expected, "updates")?;
+    ensure!(found.len() == wanted.len(), "{} updates, expected {}", found.len(), wanted.len());
+    for (step, (told, found)) in wanted.iter().zip(&found).enumerate() {
+        let same = |what: &str, ours: &str, want: f64| {
+            let got = found.get(ours).with_context(|| format!("`{ours}` was not told"))?;
+            scalars.same(&format!("{what} of update {}", step + 1), *got, want)
+        };
+        for name in ["loss", "grad_norm"] {
+            same(name, name, number(field(told, name)?)?)?;
+        }
+        for (name, ours) in [("chosen_rewards", "reward_chosen"), ("rejected_rewards", "reward_rejected")] {
+            if let Some(want) = told.get(name) {
+                let want = numbers(want)?.data;
+                same(name, ours, want.iter().sum::<f64>() / want.len().max(1) as f64)?;
+            }
+        }
+    }
+    let bound = number(field(tolerances, "weights_abs")?)?;
+    let saved = saved.context("there is no update")?;
+    same_weights("", &saved, &folder.join("expected/policy_after.safetensors"), bound)
 }
 
 fn config(
     folder: &Path,
     case: &Value,
     work: &Path,
-    (update, micro, steps, sequence): (usize, usize, usize, usize),
-    mesh: &str,
+    (schedule, at): (&[Vec<usize>], usize),
+    split: &Split<'_>,
+    optim: &str,
 ) -> Result<String> {
-    let (folders, hyper) = (field(case, "folders")?, field(case, "hyper")?);
-    let (optim, preference) = (field(hyper, "optimizer")?, field(hyper, "preference")?);
-    let betas = list(optim, "betas")?;
-    let clip =
-        optim.get("max_grad_norm").filter(|clip| !clip.is_null()).map(number).transpose()?.unwrap_or(0.0);
-    let tokenizer = work.join("tokenizer.json");
-    let policy = folder.join(text(folders, "policy")?);
+    let (folders, hyper, pairs) = (field(case, "folders")?, field(case, "hyper")?, list(case, "pairs")?);
+    let rows = schedule.iter().flatten().map(|&at| {
+        let pair = &pairs[at];
+        let row = json!({ "prompt": pair["prompt"], "chosen": pair["chosen"], "rejected": pair["rejected"] });
+        format!("{row}\n")
+    });
+    std::fs::write(work.join("rows.jsonl"), rows.collect::<String>())?;
+    let length = |pair: &Value| {
+        let of = |name: &str| pair[name].as_array().map_or(0, Vec::len);
+        2 * of("prompt") + of("chosen") + of("rejected")
+    };
+    let sequence = pairs.iter().map(length).max().unwrap_or(2).next_multiple_of(2);
+    let (tokenizer, policy) = (work.join("tokenizer.json"), folder.join(text(folders, "policy")?));
     std::fs::write(&tokenizer, no_tokenizer(&policy)?)?;
+    let update = schedule[at].len();
     let mut toml = format!(
-        "name = 'run'\nmesh = '{mesh}'\nlog = {{ dir = '{}', tensorboard = false }}\nmodel.init = '{}'\n\
+        "name = 'run'\nmesh = '{}'\nlog = {{ dir = '{}', tensorboard = false }}\nmodel.init = '{}'\n\
          [data]\ntokenizer = '{}'\nsequence = {sequence}\norder = 'sequential'\nsource = [{{ path = '{}' }}]\n\
-         [optim]\nlr = {:e}\nbeta1 = {}\nbeta2 = {}\neps = {:e}\nweight_decay = {}\nclip = {clip}\nschedule = 'constant'\n\
-         [train]\nobjective = 'dpo'\nsteps = {steps}\nglobal_batch = {update}\nmicro_batch = {micro}\n\
-         [dpo]\nreference = '{}'\n",
+         [optim]\n{optim}[train]\nobjective = 'dpo'\nsteps = {}\nglobal_batch = {update}\nmicro_batch = {}\n[dpo]\n",
+        split.mesh,
         work.display(),
         policy.display(),
         tokenizer.display(),
         work.join("rows.jsonl").display(),
-        number(field(optim, "lr")?)?,
-        number(&betas[0])?,
-        number(&betas[1])?,
-        number(field(optim, "eps")?)?,
-        number(field(optim, "weight_decay")?)?,
-        folder.join(text(folders, "reference")?).display(),
+        schedule.len(),
+        split.micro.unwrap_or(update),
     );
-    for (key, value) in preference.as_object().context("`preference` is no object")? {
+    if let Some(reference) = folders.get("reference").and_then(Value::as_str) {
+        toml += &format!("reference = '{}'\n", folder.join(reference).display());
+    }
+    for (key, value) in field(hyper, "preference")?.as_object().context("`preference` is no object")? {
         if !value.is_null() {
             toml += &format!("{key} = {value}\n");
         }

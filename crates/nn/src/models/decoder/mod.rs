@@ -244,13 +244,24 @@ impl Network for Decoder {
     }
 
     fn decoding(&self) -> Option<&dyn Decode> {
-        // Families that depart from the plain decoder run as in training, one text after the other.
+        // Families that depart from the plain decoder run as in training.
         let long = matches!(self.config.rope_scaling, RopeScaling::Long { .. });
         let plain = self.config.variations == Variations::default() && !long;
         let whole = self.lanes.parallel().is_none() && self.stage.embed && self.stage.head;
         let mut adapted = false;
         self.visit(&mut |param| adapted |= !param.spec().role.is_of_model());
         (whole && plain && !adapted).then_some(self as &dyn Decode)
+    }
+
+    fn rows_apart(&self, positions: usize) -> Option<&Lanes> {
+        let Variations { headless, valued, bidirectional, .. } = self.config.variations;
+        // Where rotations change with the length of a sequence, rows of several lengths cannot share them.
+        let alike = match &self.config.rope_scaling {
+            RopeScaling::Long { short, long, original, .. } => short == long || positions <= *original,
+            _ => true,
+        };
+        let whole = self.stage.embed && self.stage.head;
+        (whole && alike && !headless && !valued && !bidirectional).then_some(&self.lanes)
     }
 
     /// Experts times the sum of each one's share of choices times its mean probability, over all sparse layers.

@@ -7,7 +7,7 @@ use crate::data::{Batch, Tokenizer};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::objective::Before;
-use crate::rl::{Judged, Reward, RewardKind, Roll, Scored, combine_rewards, overlong_penalty, roll};
+use crate::rl::{Judged, RewardKind, Roll, Scored, ask_function, combine_rewards, overlong_penalty, roll};
 use planaria_array::random::{Key, Window, uniform_f64};
 use planaria_comm::{Comm, CommExt as _, Value as CommValue, value};
 use planaria_nn::models::Network;
@@ -49,6 +49,8 @@ impl Prompts {
 /// What the sources said of some responses, and why one of them said nothing.
 struct Verdicts {
     worth: Vec<Option<f64>>,
+    /// What each source said of each, where there are several.
+    scores: Vec<Vec<f64>>,
     failed: Option<String>,
 }
 
@@ -76,8 +78,9 @@ impl Rewarded {
         let mut own = Vec::new();
         for (asked, mut records) in asked.iter().zip(made) {
             let verdicts = self.judge(before.inner, asked, &records, opened)?;
-            for (record, worth) in records.iter_mut().zip(verdicts.worth) {
+            for ((record, worth), scores) in records.iter_mut().zip(verdicts.worth).zip(verdicts.scores) {
                 record.worth = worth.map_or(f64::NAN, |worth| self.adjust(record, worth));
+                record.scores = scores;
             }
             own.push((asked.number, (records, verdicts.failed)));
         }
@@ -141,7 +144,8 @@ impl Rewarded {
         Ok(asked.iter().map(|asked| records.by_ref().take(asked.tokens.len() * group).collect()).collect())
     }
 
-    /// The responses that the rows have: `responses`, as many as `rl.samples_per_prompt` lists of token ids.
+    /// The responses that the rows have: `responses`, as many as `rl.samples_per_prompt` lists of token ids, and with `rl.tis_cap`
+    /// as many lists `logprobs` of what the tokens were drawn with.
     fn given(&self, asked: &Prompts, opened: &Opened) -> Result<Vec<Record>> {
         let (ends, vocab) = (self.ends(&opened.tokenizer), opened.tokenizer.vocab_size() as u64);
         let mut all = Vec::new();
@@ -154,7 +158,7 @@ impl Rewarded {
                     format!("it has {} responses, `rl.samples_per_prompt` is {}", list.len(), self.group);
                 return Err(wrong(&what));
             }
-            for response in list {
+            for (number, response) in list.iter().enumerate() {
                 let id = |id: &Value| id.as_u64().filter(|&id| id < vocab).map(|id| id as i64);
                 let ids = response.as_array().and_then(|ids| ids.iter().map(id).collect::<Option<Vec<_>>>());
                 let response =
@@ -165,8 +169,45 @@ impl Rewarded {
                     return Err(wrong(&what));
                 }
                 let finished = response.last().is_some_and(|last| ends.contains(last));
-                all.push(Record { prompt: prompt.clone(), response, finished, ..Record::default() });
+                let sampled = match self.section.tis_cap {
+                    None => Vec::new(),
+                    Some(_) => sampled_of(opened.row(row)?, number, response.len()).ok_or_else(|| {
+                        let count = response.len();
+                        wrong(&format!(
+                            "`logprobs` has no list of {count} numbers for response {}, which `rl.tis_cap` needs",
+                            number + 1
+                        ))
+                    })?,
+                };
+                let prompt = prompt.clone();
+                all.push(Record { prompt, response, finished, sampled, ..Record::default() });
             }
+        }
+        Ok(all)
+    }
+
+    /// Responses as those who judge are asked for them.
+    fn judged<'a>(
+        &self,
+        asked: &Prompts,
+        records: &'a [Record],
+        opened: &'a Opened,
+    ) -> Result<Vec<Judged<'a>>> {
+        let text =
+            |ids: &[i64]| opened.tokenizer.decode(&ids.iter().map(|&id| id as u32).collect::<Vec<_>>());
+        let mut all = Vec::with_capacity(records.len());
+        for (number, one) in records.iter().enumerate() {
+            let (tokens, prompt) = (&one.response, number / self.group);
+            let said = if one.finished { &tokens[..tokens.len() - 1] } else { &tokens[..] };
+            all.push(Judged {
+                prompt: text(&one.prompt)?,
+                response: text(said)?,
+                ids: [&one.prompt, tokens],
+                row: opened.row(asked.rows[prompt])?,
+                number: number % self.group,
+                most: self.section.max_new_tokens,
+                finished: one.finished,
+            });
         }
         Ok(all)
     }
@@ -178,27 +219,18 @@ impl Rewarded {
         records: &[Record],
         opened: &Opened,
     ) -> Result<Verdicts> {
-        let text =
-            |ids: &[i64]| opened.tokenizer.decode(&ids.iter().map(|&id| id as u32).collect::<Vec<_>>());
-        let mut all = Vec::with_capacity(records.len());
-        for (number, one) in records.iter().enumerate() {
-            let (tokens, prompt) = (&one.response, number / self.group);
-            let said = if one.finished { &tokens[..tokens.len() - 1] } else { &tokens[..] };
-            all.push(Judged {
-                prompt: text(&one.prompt)?,
-                response: text(said)?,
-                row: opened.row(asked.rows[prompt])?,
-                number: number % self.group,
-                tokens: tokens.len(),
-                most: self.section.max_new_tokens,
-                finished: one.finished,
-            });
-        }
+        let all = self.judged(asked, records, opened)?;
         let (mut scores, mut failed) = (Vec::new(), None);
         for (reward, model) in self.section.reward.iter().zip(&self.scorers) {
-            let given = match model {
-                None => score_once(inner, reward, &all),
-                Some(model) => {
+            let given = match (model, self.functions.get(&reward.name)) {
+                (None, Some(function)) if reward.kind == RewardKind::Function => {
+                    asked_once(inner, &|| ask_function(&reward.name, &**function, &all))
+                }
+                (None, _) if matches!(reward.kind, RewardKind::Command | RewardKind::Http) => {
+                    asked_once(inner, &|| reward.score(&all))
+                }
+                (None, _) => reward.score(&all),
+                (Some(model), _) => {
                     let pairs = records.iter().zip(&all);
                     let asked: Vec<Scored<'_>> = pairs.map(|(one, told)| scored_of(one, told)).collect();
                     model.score(&asked, &opened.tokenizer)
@@ -219,7 +251,13 @@ impl Rewarded {
             // A response that one of several sources failed on would be worth less than its siblings for no fault of its own.
             if failed.is_some() { None } else { combine_rewards(&of(at), &weights) }
         };
-        Ok(Verdicts { worth: (0..records.len()).map(worth).collect(), failed })
+        let several = scores.len() > 1;
+        let told = |at: usize| match several {
+            true => of(at).into_iter().map(|score| score.unwrap_or(f64::NAN)).collect(),
+            false => Vec::new(),
+        };
+        let (worth, scores) = (0..records.len()).map(|at| (worth(at), told(at))).unzip();
+        Ok(Verdicts { worth, scores, failed })
     }
 
     /// The tokens that end a response: the tokenizer's, and those that the folder of weights names.
@@ -247,9 +285,9 @@ impl Rewarded {
 }
 
 /// What a source says: one rank asks it, and all that have the same responses are told. Collective over the inner mesh.
-fn score_once(inner: &Arc<dyn Comm>, reward: &Reward, all: &[Judged<'_>]) -> Result<Vec<Option<f64>>> {
-    if inner.size() == 1 || !matches!(reward.kind, RewardKind::Command | RewardKind::Http) {
-        return reward.score(all);
+fn asked_once(inner: &Arc<dyn Comm>, ask: &dyn Fn() -> Result<Vec<Option<f64>>>) -> Result<Vec<Option<f64>>> {
+    if inner.size() == 1 {
+        return ask();
     }
     /// Scores as bits, which texts keep, or why there are none.
     type Told = std::result::Result<Vec<Option<u64>>, String>;
@@ -257,7 +295,7 @@ fn score_once(inner: &Arc<dyn Comm>, reward: &Reward, all: &[Judged<'_>]) -> Res
     let mut text = String::new();
     if inner.rank() == 0 {
         let bits = |scores: Vec<Option<f64>>| scores.into_iter().map(|x| x.map(f64::to_bits)).collect();
-        let told: Told = reward.score(all).map(bits).map_err(|error| error.to_string());
+        let told: Told = ask().map(bits).map_err(|error| error.to_string());
         text = serde_json::to_string(&told).map_err(|e| lost(&e))?;
     }
     match value::broadcast(&**inner, &CommValue::Text(text), 0)? {
@@ -267,6 +305,13 @@ fn score_once(inner: &Arc<dyn Comm>, reward: &Reward, all: &[Judged<'_>]) -> Res
         },
         _ => Err(lost(&"no text")),
     }
+}
+
+/// What the tokens of a row's response were drawn with.
+fn sampled_of(row: &Value, number: usize, tokens: usize) -> Option<Vec<f32>> {
+    let list = row.get("logprobs")?.get(number)?.as_array()?;
+    let one = |value: &Value| value.as_f64().filter(|x| x.is_finite()).map(|x| x as f32);
+    list.iter().map(one).collect::<Option<Vec<f32>>>().filter(|list| list.len() == tokens)
 }
 
 /// A response as a reward model is asked for it.

@@ -2,7 +2,6 @@
 
 use super::record::{self, Record};
 use super::{Kind, Rewarded};
-use crate::config::ResponsesFrom;
 use crate::data::{Batch, IGNORED};
 use crate::error::{Error, Result};
 use crate::objective::Objective;
@@ -16,7 +15,7 @@ use planaria_tensor::Tensor;
 
 /// What stands in a micro-batch of responses beside its tokens.
 struct Attached<'a> {
-    /// `[rows, 2]`: what a token counts in the policy's loss, and what it counts in a mean over tokens.
+    /// `[rows, 3]`: what a token counts in the policy's loss and in a mean over tokens, and what its response adds to the divisor.
     weights: &'a Array,
     advantages: &'a Array,
     old: Option<&'a Array>,
@@ -32,15 +31,17 @@ impl Rewarded {
         let (aggregation, most) = (self.section.aggregation, self.section.max_new_tokens);
         // The trainer divides by what the policy's loss counts; means over tokens make up for it.
         let tokens = |record: &Record| if self.counts(record) { record.response.len() } else { 0 };
-        let counted: u64 = all.iter().map(|record| aggregation.count(tokens(record))).sum();
+        // A response without a reward is not there; one that is masked may still be counted.
+        let count = |record: &Record| if record.is_scored() { aggregation.count(tokens(record)) } else { 0 };
+        let counted: u64 = all.iter().map(count).sum();
         let every = all.iter().map(tokens).sum::<usize>().max(1) as f64;
-        let weights = records
-            .iter()
-            .flat_map(|r| [aggregation.weight(tokens(r), most) as f32, (counted as f64 / every) as f32]);
+        let weights = records.iter().flat_map(|r| {
+            [aggregation.weight(tokens(r), most) as f32, (counted as f64 / every) as f32, count(r) as f32]
+        });
         let weights: Vec<f32> = weights.collect();
         let mut made = record::batch(records, |record| self.counts(record))?;
         let mut attached = vec![
-            Array::from_slice(&weights, &[records.len(), 2])?,
+            Array::from_slice(&weights, &[records.len(), 3])?,
             record::spread(records, |r| &r.advantages)?,
         ];
         if self.looks_back() {
@@ -67,7 +68,7 @@ impl Rewarded {
 
     /// Whether tokens count by how they were drawn.
     fn is_weighed(&self) -> bool {
-        self.section.tis_cap.is_some() && self.section.responses == ResponsesFrom::Policy
+        self.section.tis_cap.is_some()
     }
 
     fn attached<'a>(&self, batch: &'a Batch) -> Result<Attached<'a>> {
@@ -114,12 +115,16 @@ impl Rewarded {
             Ok(of.mul(weights)?.sum(&[], Keep::No)?.settled()?)
         };
         let mut sum = total(&terms.loss, &own)?;
+        // Drawn tokens tell the entropy on average; where it is learned it is there exactly.
+        let mut entropy = policy.detach().mul(&mask)?.mul_scalar(-1.0)?;
         if self.section.entropy_coef != 0.0 {
-            let entropy = label_entropy(model, &last.hidden, self.section.temperature)?.mul(&mask)?;
-            sum = sum.sub(&total(&entropy, &even)?.mul_scalar(self.section.entropy_coef)?)?;
+            let exact = label_entropy(model, &last.hidden, self.section.temperature)?.mul(&mask)?;
+            sum = sum.sub(&total(&exact, &even)?.mul_scalar(self.section.entropy_coef)?)?;
+            entropy = exact.detach();
         }
-        let told = [&terms.clipped_low, &terms.clipped_high, &terms.moved_k1, &terms.moved_k3];
-        let mut figures = told.into_iter().map(|of| total(of, &even)).collect::<Result<Vec<_>>>()?;
+        let told = [&terms.clipped_low, &terms.clipped_high, &terms.moved_k1, &terms.moved_k3, &entropy];
+        let told = told.into_iter().chain(&terms.kl);
+        let mut figures = told.map(|of| total(of, &even)).collect::<Result<Vec<_>>>()?;
         let mut shown = None;
         if let Some([before, returns]) = attached.critic {
             let critic = model.beside().ok_or_else(|| Error::Bug { what: "ppo without a critic".into() })?;
@@ -131,9 +136,9 @@ impl Rewarded {
             shown = Some(sum.detach());
             sum = sum.add(&loss)?;
         }
-        let width = batch.labels.shape()[1].max(1);
-        let tokens = labels.chunks(width).map(|row| row.iter().filter(|&&label| label != IGNORED).count());
-        let count = tokens.map(|tokens| self.section.aggregation.count(tokens)).sum();
+        // Whole numbers below the tokens of a response, which f32 holds.
+        let count = attached.weights.narrow(1, 2, 1)?.contiguous()?.to_vec::<f32>()?;
+        let count = count.iter().map(|&count| count as u64).sum();
         let own = model.own_loss(last, batch.tokens.numel())?;
         Ok(Loss { sum, count, own, shown, figures })
     }

@@ -50,20 +50,21 @@ impl Rewarded {
             }
         };
         let degenerate = if self.section.max_gen_batches.is_some() { left_out } else { degenerate };
-        let figures = super::worth::figures(&records);
+        let figures = self.figures_of(&records);
         if let Some(target) = self.ppo.kl_target.filter(|_| self.kind == Kind::Ppo) {
             let mut now = AdaptiveKl { coef: kl_coef, target, horizon: self.ppo.kl_horizon };
             now.update(figures["reference_kl"], records.len() as f64);
             memory.kl_coef = vec![now.coef];
         }
-        let told = |name: &&str| match *name {
+        let told = |name: &String| match name.as_str() {
             "degenerate_groups" => degenerate,
             "gen_batches" => tries as f64,
             "kl_coef" => kl_coef,
             name => figures.get(name).copied().unwrap_or(f64::NAN),
         };
-        let told = super::TOLD.iter().map(told).collect();
-        Ok(Rollout { first: before.step, steps: self.steps(), records, told, memory })
+        let names = self.told();
+        let told = names.iter().map(told).collect();
+        Ok(Rollout { first: before.step, steps: self.steps(), records, names, told, memory })
     }
 
     fn check_geometry(&self, ranks: usize, read: usize) -> Result<()> {

@@ -14,12 +14,12 @@ mod setup;
 mod worth;
 
 use super::{Before, Figures, Input, Objective, Purpose, Second};
-use crate::config::{Config, PpoSection, RlSection};
+use crate::config::{Config, PpoSection, ResponsesFrom, RlSection};
 use crate::data::{Batch, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::generate::named_ends;
 use crate::pretrained::Pretrained;
-use crate::rl::{PolicyConfig, Reference, ScoreModel};
+use crate::rl::{PolicyConfig, Reference, RewardFunctions, ScoreModel};
 use planaria_comm::CommExt as _;
 use planaria_nn::models::{Activations, Architecture, Beside, Loss, Models, Network};
 use planaria_tensor::Tensor;
@@ -29,27 +29,9 @@ use setup::valued;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Figures of a rollout.
-static TOLD: [&str; 9] = [
-    "reward",
-    "reward_std",
-    "response_tokens",
-    "finished",
-    "degenerate_groups",
-    "unscored",
-    "gen_batches",
-    "reference_kl",
-    "kl_coef",
-];
 /// Figures of an update.
-static COUNTED: [&str; 6] = [
-    "clip_fraction_low",
-    "clip_fraction_high",
-    "approx_kl_k1",
-    "approx_kl_k3",
-    "value_loss",
-    "value_clip_fraction",
-];
+static COUNTED: [&str; 5] =
+    ["clip_fraction_low", "clip_fraction_high", "approx_kl_k1", "approx_kl_k3", "entropy"];
 /// The file of what a run must know again: a rollout that it is inside of, and what that leaves to the next.
 const FILE: &str = "rollout.json";
 
@@ -89,6 +71,8 @@ pub struct Rewarded {
     kept: Arc<Mutex<Vec<Arc<Rollout>>>>,
     /// The reward models, in the order of the rewards.
     scorers: Vec<Option<ScoreModel>>,
+    /// The program's own judges.
+    functions: RewardFunctions,
 }
 
 /// The rows of the prompts, and what turns tokens into text.
@@ -137,6 +121,7 @@ impl Rewarded {
             opened: Arc::default(),
             kept: Arc::default(),
             scorers: Vec::new(),
+            functions: RewardFunctions::new(),
         }
     }
 
@@ -201,8 +186,10 @@ impl Objective for Rewarded {
             micro: config.train.micro_batch,
             sequence: config.data.sequence,
             section,
+            functions: self.functions.clone(),
             ..Rewarded::new(self.kind)
         };
+        own.name_functions();
         own.section.check(own.group, if is_ppo { 1 } else { 2 })?;
         own.check_run(config)?;
         if is_ppo {
@@ -234,6 +221,10 @@ impl Objective for Rewarded {
         Ok(Some(Arc::new(Rewarded { ends, ..self.clone() })))
     }
 
+    fn with_rewards(&self, functions: &RewardFunctions) -> Option<Arc<dyn Objective>> {
+        Some(Arc::new(Rewarded { functions: functions.clone(), ..self.clone() }))
+    }
+
     fn second(&self) -> Option<&Second> {
         self.second.as_ref()
     }
@@ -245,9 +236,8 @@ impl Objective for Rewarded {
             (false, true) => return Ok(BTreeMap::new()),
             // It is used up; what it left is not.
             (false, false) => {
-                let (told, memory) = (Vec::new(), rollout.memory.clone());
-                Rollout { first: rollout.first, steps: rollout.steps, records: Vec::new(), told, memory }
-                    .to_bytes()?
+                let (first, steps, memory) = (rollout.first, rollout.steps, rollout.memory.clone());
+                Rollout { first, steps, memory, ..Rollout::default() }.to_bytes()?
             }
         };
         Ok([(FILE.to_string(), bytes)].into())
@@ -273,13 +263,18 @@ impl Objective for Rewarded {
     }
 
     fn figures(&self) -> Figures {
-        let steered = self.ppo.kl_target.is_some() && self.kind == Kind::Ppo;
-        let told = TOLD.len() - usize::from(self.reference.is_none()) - usize::from(!steered);
-        let counted = if self.kind == Kind::Ppo { COUNTED.len() } else { COUNTED.len() - 2 };
-        Figures { told: &TOLD[..told], counted: &COUNTED[..counted] }
+        let distance: &[&str] = if self.loss_has_reference() { &["kl"] } else { &[] };
+        let critic: &[&str] =
+            if self.kind == Kind::Ppo { &["value_loss", "value_clip_fraction"] } else { &[] };
+        Figures { told: self.told(), ..Figures::counted(&[&COUNTED[..], distance, critic].concat()) }
+    }
+
+    fn streams(&self) -> bool {
+        false
     }
 
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {
+        self.check_functions()?;
         let (data, rows) = config.open_prompts(tokenizer)?;
         let opened = Arc::new(Opened { rows, tokenizer: tokenizer.clone() });
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
@@ -293,6 +288,10 @@ impl Objective for Rewarded {
 
     fn trims(&self) -> bool {
         true
+    }
+
+    fn generates(&self) -> bool {
+        self.section.responses == ResponsesFrom::Policy
     }
 
     fn reads(&self, step: u64) -> u64 {
@@ -312,7 +311,7 @@ impl Objective for Rewarded {
             false => self.stored(before.step)?,
         };
         self.keep(&rollout);
-        for (name, value) in self.figures().told.iter().zip(&rollout.told) {
+        for (name, value) in rollout.names.iter().zip(&rollout.told) {
             before.tell(name, *value);
         }
         self.update_of(before, &rollout)

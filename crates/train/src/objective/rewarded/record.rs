@@ -21,6 +21,9 @@ pub(super) struct Record {
     /// What it is worth; not a number where nobody could say.
     #[serde(with = "word")]
     pub(super) worth: f64,
+    /// What each of several sources said; not a number where one said nothing.
+    #[serde(with = "long_words", default)]
+    pub(super) scores: Vec<f64>,
     /// Log-probabilities as it was drawn with.
     #[serde(with = "words", default)]
     pub(super) sampled: Vec<f32>,
@@ -106,7 +109,10 @@ pub(super) struct Rollout {
     pub(super) steps: u64,
     /// Prompt after prompt, the responses to each together.
     pub(super) records: Vec<Record>,
-    /// Its figures, in the order of their names.
+    /// The names of its figures.
+    #[serde(default)]
+    pub(super) names: Vec<String>,
+    /// The figures, in the same order.
     #[serde(with = "long_words")]
     pub(super) told: Vec<f64>,
     #[serde(default)]
@@ -250,6 +256,7 @@ mod tests {
             first: 3,
             steps: 4,
             records: vec![record(), unscored],
+            names: vec!["reward".into(), "reward_std".into()],
             told: vec![1.0 / 3.0, f64::NAN],
             memory: Memory { carried: vec![record()], kl_coef: vec![0.1], rewards: vec![3.0, 0.2, 0.7] },
         };

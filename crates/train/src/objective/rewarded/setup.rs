@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::objective::{Objective, Second};
 use crate::pretrained::Pretrained;
 use crate::rl::{
-    Compared, Reference, Reward, RewardKind, RolloutBatching, RolloutGeometry, ScoreModel, is_valued,
+    Compared, Reference, Reward, RewardKind, RolloutBatching, RolloutGeometry, ScoreModel, is_valued, nearest,
 };
 use serde_json::{Map, Value, json};
 
@@ -19,6 +19,30 @@ impl Rewarded {
         if config.train.eval_every > 0 {
             let expected = format!("0 with `{name}`: its rewards are told in every step");
             return refuse("train.eval_every", config.train.eval_every, expected);
+        }
+        Ok(())
+    }
+
+    /// Functions that the program gives and no `[[rl.reward]]` names are sources like the others, of weight 1.
+    pub(super) fn name_functions(&mut self) {
+        let list = &mut self.section.reward;
+        for name in self.functions.keys() {
+            if !list.iter().any(|reward| reward.kind == RewardKind::Function && reward.name == *name) {
+                list.push(Reward { kind: RewardKind::Function, name: name.clone(), ..Reward::default() });
+            }
+        }
+    }
+
+    /// Refuses functions that the configuration names and the program does not give.
+    pub(super) fn check_functions(&self) -> Result<()> {
+        let named = self.section.reward.iter().filter(|reward| reward.kind == RewardKind::Function);
+        for reward in named.filter(|reward| !self.functions.contains_key(&reward.name)) {
+            let given: Vec<String> = self.functions.keys().map(|name| format!("'{name}'")).collect();
+            let given = if given.is_empty() { "no function".to_string() } else { given.join(", ") };
+            let expected = format!(
+                "the name of a function that the program gives, and it gives {given}; train from Python with `Trainer(config, rewards={{...}})`"
+            );
+            return refuse("rl.reward.name", format!("'{}'", reward.name), expected);
         }
         Ok(())
     }
@@ -37,9 +61,14 @@ impl Rewarded {
         });
         match geometry {
             Ok(geometry) => self.updates = geometry.updates_per_epoch,
-            Err(error) => {
-                let expected =
-                    format!("a multiple of `train.global_batch`, the prompts of an update ({error})");
+            Err(_) => {
+                let (update, below) = (self.update, prompts / self.update.max(1) * self.update);
+                let lower = if below > 0 { format!("{below} or ") } else { String::new() };
+                let expected = format!(
+                    "a multiple of `train.global_batch`, the {update} prompts of an update: {lower}{}; or `train.global_batch` {}",
+                    below + update,
+                    nearest(prompts as i64, update as i64)
+                );
                 return refuse("rl.prompts_per_rollout", prompts, expected);
             }
         }
@@ -53,7 +82,7 @@ impl Rewarded {
         };
         let has_head = is_valued(&Pretrained::find(folder)?.model_config()?);
         let fresh = if has_head { Vec::new() } else { vec!["score.weight".to_string()] };
-        Ok(Second { folder: folder.clone(), fresh, lr: self.ppo.critic_lr })
+        Ok(Second { folder: folder.clone(), fresh, optim: self.ppo.optim(&config.optim) })
     }
 
     pub(super) fn find_reference(&self, config: &Config) -> Result<Option<Reference>> {

@@ -1,7 +1,7 @@
 //! Advantages of responses from what they are worth, and the figures of a rollout.
 
-use super::Rewarded;
 use super::record::Record;
+use super::{Kind, Rewarded};
 use crate::rl::{
     Compared, ShapeOptions, gae, group_advantages, leave_one_out, reinforce_returns, shape_rewards, whiten,
 };
@@ -94,25 +94,89 @@ fn whitened(lists: Vec<Vec<f64>>, keep_mean: bool) -> Vec<Vec<f64>> {
     lists.iter().map(|list| made.by_ref().take(list.len()).collect()).collect()
 }
 
-/// The figures of a rollout by name.
-pub(super) fn figures(all: &[Record]) -> BTreeMap<&'static str, f64> {
-    let mean = |of: &dyn Fn(&Record) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
-    let flag = |holds: bool| f64::from(u8::from(holds));
-    let scored: Vec<f64> = all.iter().map(|one| one.worth).filter(|worth| !worth.is_nan()).collect();
-    let count = scored.len().max(1) as f64;
-    let reward = scored.iter().sum::<f64>() / count;
-    let var = scored.iter().map(|x| (x - reward).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
-    let apart = |one: &Record| {
-        let pairs = one.old.iter().zip(&one.reference);
-        pairs.map(|(old, reference)| f64::from(*old) - f64::from(*reference)).sum::<f64>()
-    };
-    [
-        ("reward", reward),
-        ("reward_std", var.sqrt()),
-        ("response_tokens", mean(&|one| one.response.len() as f64)),
-        ("finished", mean(&|one| flag(one.finished))),
-        ("unscored", mean(&|one| flag(!one.is_scored()))),
-        ("reference_kl", mean(&apart)),
-    ]
-    .into()
+impl Rewarded {
+    /// Names of the figures of a rollout.
+    pub(super) fn told(&self) -> Vec<String> {
+        let sources = self.sources();
+        let of_source =
+            sources.iter().flat_map(|name| [format!("reward_{name}"), format!("reward_{name}_std")]);
+        let (is_ppo, has_reference) = (self.kind == Kind::Ppo, self.reference.is_some());
+        let steered = is_ppo && self.ppo.kl_target.is_some();
+        let some = |name: &'static str, asked: bool| asked.then(|| name.to_string());
+        let plain = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<String>>();
+        let mut all = plain(&["reward", "reward_std"]);
+        all.extend(of_source);
+        all.extend(plain(&["response_tokens", "response_tokens_min", "response_tokens_max", "finished"]));
+        all.extend(plain(&["degenerate_groups", "unscored", "gen_batches"]));
+        all.extend(some("explained_variance", is_ppo));
+        all.extend(some("reference_kl", has_reference));
+        all.extend(some("kl_coef", steered));
+        all
+    }
+
+    /// Names of the sources that have figures of their own: where there are several. The second of one name has its number behind it.
+    fn sources(&self) -> Vec<String> {
+        if self.section.reward.len() < 2 {
+            return Vec::new();
+        }
+        let mut names: Vec<String> = Vec::new();
+        for reward in &self.section.reward {
+            let name = reward.called();
+            let same =
+                names.iter().filter(|known| known.trim_end_matches(|c: char| c.is_ascii_digit()) == name);
+            names.push(match same.count() {
+                0 => name,
+                before => format!("{name}{}", before + 1),
+            });
+        }
+        names
+    }
+
+    /// The figures of a rollout by name.
+    pub(super) fn figures_of(&self, all: &[Record]) -> BTreeMap<String, f64> {
+        let flag = |holds: bool| f64::from(u8::from(holds));
+        let apart = |one: &Record| {
+            let pairs = one.old.iter().zip(&one.reference);
+            pairs.map(|(old, reference)| f64::from(*old) - f64::from(*reference)).sum::<f64>()
+        };
+        let mean = |of: &dyn Fn(&Record) -> f64| moments(all.iter().map(of)).0;
+        let lengths = || all.iter().map(|one| one.response.len() as f64);
+        let (reward, deviation) = moments(all.iter().map(|one| one.worth));
+        let mut figures: BTreeMap<String, f64> = [
+            ("reward", reward),
+            ("reward_std", deviation),
+            ("response_tokens", moments(lengths()).0),
+            ("response_tokens_min", lengths().fold(f64::INFINITY, f64::min)),
+            ("response_tokens_max", lengths().fold(0.0, f64::max)),
+            ("finished", mean(&|one| flag(one.finished))),
+            ("unscored", mean(&|one| flag(!one.is_scored()))),
+            ("explained_variance", explained(all)),
+            ("reference_kl", mean(&apart)),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into();
+        for (place, name) in self.sources().iter().enumerate() {
+            let given = all.iter().filter_map(|one| one.scores.get(place).copied());
+            let (mean, deviation) = moments(given);
+            figures.extend([(format!("reward_{name}"), mean), (format!("reward_{name}_std"), deviation)]);
+        }
+        figures
+    }
+}
+
+/// Mean and deviation of the numbers among these; 0 where there are none.
+fn moments(all: impl Iterator<Item = f64>) -> (f64, f64) {
+    let all: Vec<f64> = all.filter(|x| !x.is_nan()).collect();
+    let count = all.len().max(1) as f64;
+    let mean = all.iter().sum::<f64>() / count;
+    let var = all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+    (mean, var.sqrt())
+}
+
+/// The share of the variance of returns that the critic foresaw; 0 where they do not vary.
+fn explained(all: &[Record]) -> f64 {
+    let pairs = || all.iter().flat_map(|one| one.returns.iter().zip(&one.values));
+    let (_, all) = moments(pairs().map(|(returned, _)| f64::from(*returned)));
+    let (_, left) = moments(pairs().map(|(returned, value)| f64::from(*returned) - f64::from(*value)));
+    if all == 0.0 { 0.0 } else { 1.0 - (left / all).powi(2) }
 }
