@@ -17,7 +17,12 @@ pub(crate) const S3: Kind = Kind("s3::", "PLANARIA_MOTO");
 pub(crate) const AZURE: Kind = Kind("azure::", "PLANARIA_AZURITE");
 
 /// Runs the checks of one kind; skipped with the reason where the server cannot be had.
-pub(crate) fn step(root: &Path, features: &[&str], kind: Kind, server: &Result<PathBuf, String>) -> (Outcome, Counts) {
+pub(crate) fn step(
+    root: &Path,
+    features: &[&str],
+    kind: Kind,
+    server: &Result<PathBuf, String>,
+) -> (Outcome, Counts) {
     let server = match server {
         Ok(server) => server,
         Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),

@@ -9,8 +9,8 @@ use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
 use crate::{
-    array_api, azure, browser, compilers, free_threaded, golden, install, kernels, licences, mpi, peers, python, s3,
-    tidy, wheel,
+    array_api, azure, browser, compilers, free_threaded, golden, install, kernels, licences, mpi, peers,
+    python, s3, tidy, wheel,
 };
 
 /// What the steps need from the machine.

@@ -29,7 +29,9 @@ const TENSOR: usize = 16 << 20;
 
 fn main() -> Result<(), Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [url, gib, rounds] = &args[..] else { return Err("usage: bucket_speed s3://BUCKET/PREFIX GIB ROUNDS".into()) };
+    let [url, gib, rounds] = &args[..] else {
+        return Err("usage: bucket_speed s3://BUCKET/PREFIX GIB ROUNDS".into());
+    };
     let (gib, rounds): (f64, usize) = (gib.parse()?, rounds.parse()?);
     let tensors = ((gib * 16.0).round() as usize).max(1);
     let bytes = tensors * TENSOR * 4;
@@ -50,17 +52,25 @@ fn main() -> Result<(), Error> {
             put(&format!("plain get, {parts} at once"), plain.get(parts)?);
         }
     }
-    println!("| {:.2} GiB, {rounds} rounds | best | median | MiB/s (median) |\n|---|---|---|---|", bytes as f64 / f64::from(1 << 30));
+    println!(
+        "| {:.2} GiB, {rounds} rounds | best | median | MiB/s (median) |\n|---|---|---|---|",
+        bytes as f64 / f64::from(1 << 30)
+    );
     let mut medians = Vec::new();
     for (name, all) in &mut seconds {
         all.sort_by(f64::total_cmp);
         let median = all[all.len() / 2];
-        println!("| {name} | {:.2} s | {median:.2} s | {:.0} |", all[0], bytes as f64 / median / f64::from(1 << 20));
+        println!(
+            "| {name} | {:.2} s | {median:.2} s | {:.0} |",
+            all[0],
+            bytes as f64 / median / f64::from(1 << 20)
+        );
         medians.push((name.clone(), median));
     }
     for (ours, theirs) in [("save", "plain put"), ("load", "plain get")] {
         let of = |wanted: &str| medians.iter().filter(|(name, _)| name.starts_with(wanted)).map(|(_, s)| *s);
-        let (ours_s, plain_s) = (of(ours).next().ok_or("no rounds")?, of(theirs).fold(f64::INFINITY, f64::min));
+        let (ours_s, plain_s) =
+            (of(ours).next().ok_or("no rounds")?, of(theirs).fold(f64::INFINITY, f64::min));
         println!("{ours}: {:.2} of the fastest {theirs}", plain_s / ours_s);
     }
     Ok(())
@@ -83,7 +93,10 @@ impl Ours {
     fn save(&self) -> Result<f64, Error> {
         self.store.delete_all("ours")?;
         let begun = Instant::now();
-        alone(|comm| Ok(save(comm, &*self.store, "ours/step-00000001", &self.source, &SaveOptions::default()).map(|_| ())?))?;
+        alone(|comm| {
+            Ok(save(comm, &*self.store, "ours/step-00000001", &self.source, &SaveOptions::default())
+                .map(|_| ())?)
+        })?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
@@ -137,7 +150,8 @@ struct Plain {
 impl Plain {
     fn new(url: &str, len: usize) -> Result<Plain, Error> {
         let prefix = url.splitn(4, '/').nth(3).unwrap_or_default().trim_matches('/');
-        let bytes: Vec<u8> = (0..len as u64 / 8).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+        let bytes: Vec<u8> =
+            (0..len as u64 / 8).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
         Ok(Plain {
             store: Arc::new(AmazonS3Builder::from_env().with_url(url).with_allow_http(true).build()?),
             path: Path::parse(format!("{prefix}/plain"))?,

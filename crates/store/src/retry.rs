@@ -168,7 +168,8 @@ mod tests {
         let pause = Duration::from_millis(100);
         assert_eq!(jittered(pause, 0), pause / 2);
         assert_eq!(jittered(pause, u64::MAX), pause);
-        let drawn: std::collections::BTreeSet<Duration> = (0..20).map(|_| jittered(pause, random())).collect();
+        let drawn: std::collections::BTreeSet<Duration> =
+            (0..20).map(|_| jittered(pause, random())).collect();
         assert!(drawn.len() > 10, "{drawn:?}");
         assert!(drawn.iter().all(|drawn| (pause / 2..=pause).contains(drawn)), "{drawn:?}");
     }

@@ -103,6 +103,16 @@ mod tests {
         }
     }
 
+    /// No request is made until something is read.
+    #[cfg(all(feature = "gcs", feature = "azure"))]
+    #[test]
+    fn urls_of_clouds_name_their_buckets() {
+        let unsigned = [("GOOGLE_SKIP_SIGNATURE", "true"), ("AZURE_SKIP_SIGNATURE", "true")];
+        for url in ["gs://bucket/run/step-1", "abfss://container@account.dfs.core.windows.net/run/step-1"] {
+            assert_eq!(open_with(url, &Variables::from_iter(unsigned)).unwrap().address(), url);
+        }
+    }
+
     #[cfg(not(feature = "s3"))]
     #[test]
     fn a_bucket_without_its_feature_says_which_is_missing() {

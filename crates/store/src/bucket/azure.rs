@@ -62,7 +62,8 @@ pub(crate) fn open(url: &str, variables: &Variables) -> Result<Arc<dyn Store>> {
         ));
     }
     let options = retry(url, variables)?;
-    let built = builder.with_url(url).with_retry(requests(&options)).build().map_err(|error| bad(url, &error))?;
+    let built =
+        builder.with_url(url).with_retry(requests(&options)).build().map_err(|error| bad(url, &error))?;
     Ok(Arc::new(Object::bucket(Arc::new(built), url, prefix(url), &WORDS, options)))
 }
 
@@ -76,7 +77,7 @@ fn has_credentials(builder: &MicrosoftAzureBuilder) -> bool {
 
 fn machine_answers(builder: &MicrosoftAzureBuilder) -> bool {
     let named = builder.get_config_value(&Key::MsiEndpoint);
-    metadata::answers(named.as_deref().unwrap_or("http://169.254.169.254"))
+    metadata::answers(named.as_deref().unwrap_or(metadata::USUAL))
 }
 
 /// Azurite, where `AZURITE_BLOB_STORAGE_URL` says or where it listens by itself.
@@ -97,7 +98,10 @@ fn connection(
     let mut fields = BTreeMap::new();
     for (number, part) in text.split(';').map(str::trim).enumerate().filter(|(_, part)| !part.is_empty()) {
         let Some((name, value)) = part.split_once('=') else {
-            let reason = format!("field {} of {CONNECTION} is not NAME=VALUE; copy it anew from the portal", number + 1);
+            let reason = format!(
+                "field {} of {CONNECTION} is not NAME=VALUE; copy it anew from the portal",
+                number + 1
+            );
             return Err(refuse(url, reason));
         };
         fields.insert(name.trim().to_ascii_lowercase(), value.trim());
@@ -113,7 +117,9 @@ fn connection(
             format!("{protocol}://{account}.blob.{}", get("endpointsuffix").unwrap_or("core.windows.net"))
         }
         (None, None) => {
-            let reason = format!("{CONNECTION} has neither AccountName nor BlobEndpoint; copy it anew from the portal");
+            let reason = format!(
+                "{CONNECTION} has neither AccountName nor BlobEndpoint; copy it anew from the portal"
+            );
             return Err(refuse(url, reason));
         }
     };
@@ -149,20 +155,25 @@ mod tests {
     fn read(text: &str) -> Result<[Option<String>; 4]> {
         let variables = Variables::default();
         let builder = connection(MicrosoftAzureBuilder::new(), "az://c", text, &variables)?;
-        Ok([Key::AccountName, Key::AccessKey, Key::SasKey, Key::Endpoint].map(|key| builder.get_config_value(&key)))
+        Ok([Key::AccountName, Key::AccessKey, Key::SasKey, Key::Endpoint]
+            .map(|key| builder.get_config_value(&key)))
     }
 
     #[test]
     fn connection_strings_say_account_key_and_place() {
         let some = |text: &str| Some(text.to_string());
-        let portal = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k==;EndpointSuffix=core.windows.net";
+        let portal =
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k==;EndpointSuffix=core.windows.net";
         let there = some("https://a.blob.core.windows.net");
         assert_eq!(read(portal).unwrap(), [some("a"), some("k=="), None, there]);
         let signed = "BlobEndpoint=https://b.blob.core.windows.net/;SharedAccessSignature=sv=1&sig=x%3D";
         let there = some("https://b.blob.core.windows.net");
         assert_eq!(read(signed).unwrap(), [some("b"), None, some("sv=1&sig=x%3D"), there]);
         let [account, _, _, endpoint] = read("UseDevelopmentStorage=true").unwrap();
-        assert_eq!((account, endpoint), (some("devstoreaccount1"), some("http://127.0.0.1:10000/devstoreaccount1")));
+        assert_eq!(
+            (account, endpoint),
+            (some("devstoreaccount1"), some("http://127.0.0.1:10000/devstoreaccount1"))
+        );
         for bad in ["AccountKey=secret", "secret", "AccountName=a;secret"] {
             let message = read(bad).unwrap_err().to_string();
             assert!(message.contains(CONNECTION) && !message.contains("secret"), "{message}");

@@ -36,7 +36,7 @@ pub(crate) fn open(url: &str, variables: &Variables) -> Result<Arc<dyn Store>> {
         .map(|home| format!("{home}/.config/gcloud/application_default_credentials.json"))
         .is_some_and(|path| std::path::Path::new(&path).exists());
     let has_credentials = login || CREDENTIALS.iter().any(|name| variables.get(name).is_some());
-    if !has_credentials && !metadata::answers("http://metadata.google.internal") {
+    if !has_credentials && !metadata::answers(metadata::USUAL) {
         return Err(refuse(
             url,
             "no credentials: set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run \
@@ -44,6 +44,7 @@ pub(crate) fn open(url: &str, variables: &Variables) -> Result<Arc<dyn Store>> {
         ));
     }
     let options = retry(url, variables)?;
-    let built = builder.with_url(url).with_retry(requests(&options)).build().map_err(|error| bad(url, &error))?;
+    let built =
+        builder.with_url(url).with_retry(requests(&options)).build().map_err(|error| bad(url, &error))?;
     Ok(Arc::new(Object::bucket(Arc::new(built), url, prefix(url), &WORDS, options)))
 }

@@ -30,7 +30,9 @@ impl std::fmt::Debug for Variables {
 impl Variables {
     /// The environment of this process; what is not text is left out.
     pub fn of_process() -> Variables {
-        std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))).collect()
+        std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+            .collect()
     }
 
     /// The value of a variable; an empty one counts as none.
@@ -110,8 +112,11 @@ mod common {
     /// The few tries of one request; an operation, of one or more requests, is tried again above them, which is
     /// where answers that were lost are told from work that was not done.
     pub(super) fn requests(options: &RetryOptions) -> RetryConfig {
-        let backoff =
-            BackoffConfig { init_backoff: options.first_pause, max_backoff: options.longest_pause, base: 2.0 };
+        let backoff = BackoffConfig {
+            init_backoff: options.first_pause,
+            max_backoff: options.longest_pause,
+            base: 2.0,
+        };
         RetryConfig { backoff, max_retries: 3, retry_timeout: options.total }
     }
 }

@@ -45,7 +45,10 @@ impl Profile {
         }
         if named.is_some() && !found {
             let looked = looked.join(" or ");
-            return Err(refuse(url, format!("the profile '{name}' does not exist: write {looked}, or unset AWS_PROFILE")));
+            return Err(refuse(
+                url,
+                format!("the profile '{name}' does not exist: write {looked}, or unset AWS_PROFILE"),
+            ));
         }
         Ok(Profile { name: name.to_string(), values })
     }

@@ -24,8 +24,16 @@ pub(crate) fn open(url: &str, variables: &Variables) -> Result<Arc<dyn Store>> {
     if !has_credentials(&builder) {
         check_machine(url, variables, &profile)?;
     }
+    let has = |key| builder.get_config_value(&key).is_some();
+    if has(Key::AccessKeyId) != has(Key::SecretAccessKey) {
+        return Err(refuse(
+            url,
+            "of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY one is missing: set both, or neither",
+        ));
+    }
     let options = retry(url, variables)?;
-    let built = builder.with_url(url).with_retry(requests(&options)).build().map_err(|error| bad(url, &error))?;
+    let built =
+        builder.with_url(url).with_retry(requests(&options)).build().map_err(|error| bad(url, &error))?;
     Ok(Arc::new(Object::bucket(Arc::new(built), url, prefix(url), &WORDS, options)))
 }
 
@@ -61,7 +69,11 @@ fn has_credentials(builder: &AmazonS3Builder) -> bool {
     let has = |key| builder.get_config_value(&key).is_some();
     let unsigned = builder.get_config_value(&Key::SkipSignature).is_some_and(|value| value == "true");
     let container = has(Key::ContainerCredentialsRelativeUri) || has(Key::ContainerCredentialsFullUri);
-    has(Key::AccessKeyId) || has(Key::SecretAccessKey) || has(Key::WebIdentityTokenFile) || container || unsigned
+    has(Key::AccessKeyId)
+        || has(Key::SecretAccessKey)
+        || has(Key::WebIdentityTokenFile)
+        || container
+        || unsigned
 }
 
 /// Says that there are no credentials where the machine has none to give either.
@@ -69,8 +81,9 @@ fn check_machine(url: &str, variables: &Variables, profile: &Profile) -> Result<
     if let Some(reason) = profile.elsewhere() {
         return Err(refuse(url, reason));
     }
-    let disabled = variables.get("AWS_EC2_METADATA_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
-    let address = variables.get("AWS_METADATA_ENDPOINT").unwrap_or("http://169.254.169.254");
+    let disabled =
+        variables.get("AWS_EC2_METADATA_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
+    let address = variables.get("AWS_METADATA_ENDPOINT").unwrap_or(metadata::USUAL);
     if !disabled && metadata::answers(address) {
         return Ok(());
     }

@@ -17,7 +17,8 @@ use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{
-    Attribute, Attributes, Error as Refusal, GetOptions, GetRange, ListResult, ObjectStore, ObjectStoreExt, PutOptions,
+    Attribute, Attributes, Error as Refusal, GetOptions, GetRange, ListResult, ObjectStore, ObjectStoreExt,
+    PutOptions,
 };
 use runtime::wait;
 use std::future::Future;
@@ -164,7 +165,7 @@ impl Object {
             take(&found);
             return Ok(());
         };
-        let prefix = (!full.is_empty()).then(|| format!("{full}/"));
+        let prefix = (!full.is_empty()).then(|| format!("{}/", full.trim_end_matches('/')));
         let mut token = None;
         loop {
             let page = self.tried(folder, "list", || {

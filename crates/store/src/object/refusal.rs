@@ -25,7 +25,8 @@ const NO_PLACE: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
 /// Codes of answers that are worth another try, whatever their status.
 const BUSY: [&str; 5] = ["SlowDown", "ServerBusy", "RequestTimeout", "OperationTimedOut", "InternalError"];
 /// Parts of the addresses of services that give credentials to a machine of a cloud.
-const METADATA: [&str; 4] = ["/latest/api/token", "/latest/meta-data/", "/metadata/identity/", "/computeMetadata/"];
+const METADATA: [&str; 4] =
+    ["/latest/api/token", "/latest/meta-data/", "/metadata/identity/", "/computeMetadata/"];
 
 /// Our error for a refusal of the crate.
 pub(super) fn refused(words: &Words, address: &str, name: &str, op: &'static str, error: &Refusal) -> Error {
@@ -38,9 +39,13 @@ pub(super) fn refused(words: &Words, address: &str, name: &str, op: &'static str
     };
     let brief = brief(&said, status);
     if code.is_some_and(|code| NO_PLACE.contains(&code)) {
-        return remote(format!("the {place} of '{address}' does not exist: make it, or correct the URL"), false);
+        return remote(
+            format!("the {place} of '{address}' does not exist: make it, or correct the URL"),
+            false,
+        );
     }
-    let denied = || remote(format!("access was refused ({brief}): check {credentials}, and their rights"), false);
+    let denied =
+        || remote(format!("access was refused ({brief}): check {credentials}, and their rights"), false);
     match error {
         Refusal::NotFound { .. } => Error::NotFound { name: name.to_string() },
         Refusal::AlreadyExists { .. } | Refusal::Precondition { .. } => {
@@ -49,11 +54,14 @@ pub(super) fn refused(words: &Words, address: &str, name: &str, op: &'static str
         Refusal::PermissionDenied { .. } | Refusal::Unauthenticated { .. } => denied(),
         // Everything that the crate has no kind for.
         Refusal::Generic { .. } => match status {
-            _ if METADATA.iter().any(|part| said.contains(part)) => {
-                remote(format!("no credentials from the metadata service ({brief}): set {credentials}"), false)
-            }
+            _ if METADATA.iter().any(|part| said.contains(part)) => remote(
+                format!("no credentials from the metadata service ({brief}): set {credentials}"),
+                false,
+            ),
             Some(401 | 403) => denied(),
-            Some(301 | 302 | 307 | 308) => remote(format!("it is elsewhere ({brief}): correct {region}"), false),
+            Some(301 | 302 | 307 | 308) => {
+                remote(format!("it is elsewhere ({brief}): correct {region}"), false)
+            }
             None if said.contains("incorrectly configured region") => {
                 remote(format!("it is in another region: correct {region}"), false)
             }
@@ -121,7 +129,9 @@ mod tests {
     #[test]
     fn answers_that_last_are_told_from_those_that_pass() {
         let answer = |status: &str, code: &str| {
-            format!("Error performing GET - Server returned non-2xx status code: {status}: <Error><Code>{code}</Code></Error>")
+            format!(
+                "Error performing GET - Server returned non-2xx status code: {status}: <Error><Code>{code}</Code></Error>"
+            )
         };
         let passing = [
             answer("503 Service Unavailable", "SlowDown"),

@@ -148,7 +148,8 @@ impl ObjectWriter {
                 return Ok(());
             };
             // An answer that was lost, and a second try that finds the parts used up, look like failures.
-            let arrived = |about: ObjectMeta| about.size == self.len && Some(version(&about)) != upload.before;
+            let arrived =
+                |about: ObjectMeta| about.size == self.len && Some(version(&about)) != upload.before;
             if self.found()?.is_some_and(arrived) {
                 return Ok(());
             }

@@ -82,7 +82,11 @@ fn credentials_come_from_the_usual_places() {
     let account = ("AZURE_STORAGE_ACCOUNT_NAME", "devstoreaccount1");
     let places: [&[(&str, &str)]; 5] = [
         &[account, ("AZURE_STORAGE_ACCOUNT_KEY", KEY), ("AZURE_STORAGE_ENDPOINT", &endpoint)],
-        &[("AZURE_STORAGE_ACCOUNT", account.1), ("AZURE_STORAGE_KEY", KEY), ("AZURE_STORAGE_ENDPOINT", &endpoint)],
+        &[
+            ("AZURE_STORAGE_ACCOUNT", account.1),
+            ("AZURE_STORAGE_KEY", KEY),
+            ("AZURE_STORAGE_ENDPOINT", &endpoint),
+        ],
         &[account, ("AZURE_STORAGE_SAS_TOKEN", &signature), ("AZURE_STORAGE_ENDPOINT", &endpoint)],
         &[("AZURE_STORAGE_CONNECTION_STRING", &signed)],
         &[("AZURE_STORAGE_USE_EMULATOR", "true"), ("AZURITE_BLOB_STORAGE_URL", &server)],

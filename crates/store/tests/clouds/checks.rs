@@ -95,7 +95,8 @@ pub(crate) fn listings_are_whole(cloud: &Cloud, usual: usize) {
     );
     assert_eq!(listed.len(), count + 1);
     assert!(!listed[0].is_file() && listed[0].name == "all/below");
-    let named = |(number, entry): (usize, &planaria_store::Entry)| entry.name == format!("all/object-{number:06}");
+    let named =
+        |(number, entry): (usize, &planaria_store::Entry)| entry.name == format!("all/object-{number:06}");
     assert!(listed[1..].iter().enumerate().all(named), "sorted, each once");
 }
 

@@ -81,7 +81,8 @@ fn credentials_come_from_the_usual_places() {
     let config = file("config", &config);
     let files = [("AWS_SHARED_CREDENTIALS_FILE", keys.as_str()), ("AWS_CONFIG_FILE", config.as_str())];
     let opened = |profile: &str, more: &[(&str, &str)]| {
-        let variables: Variables = files.iter().chain(more).copied().chain([("AWS_PROFILE", profile)]).collect();
+        let variables: Variables =
+            files.iter().chain(more).copied().chain([("AWS_PROFILE", profile)]).collect();
         open_with("s3://bucket/profile", &variables)
     };
     let store = opened("run", &[]).unwrap();
@@ -97,7 +98,7 @@ fn credentials_come_from_the_usual_places() {
     }
     says(opened("", &[("AWS_EC2_METADATA_DISABLED", "true")]), &["AWS_PROFILE"], "the-secret");
     let half = cloud.with(&[("AWS_SECRET_ACCESS_KEY", "")]).try_open("x");
-    says(half, &["SecretAccessKey"], "the-secret");
+    says(half, &["AWS_SECRET_ACCESS_KEY one is missing", "set both"], "the-secret");
 }
 
 #[test]
@@ -122,5 +123,9 @@ fn mistakes_are_told() {
     let cloud = of(Arc::new(server));
     let store = cloud.open("x");
     says(store.list(""), &["InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"], "the-secret");
-    says(store.put("y", b"z", PutMode::Replace), &["cannot put 'y'", "check AWS_ACCESS_KEY_ID"], "the-secret");
+    says(
+        store.put("y", b"z", PutMode::Replace),
+        &["cannot put 'y'", "check AWS_ACCESS_KEY_ID"],
+        "the-secret",
+    );
 }
