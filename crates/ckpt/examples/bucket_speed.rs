@@ -5,10 +5,10 @@
 //! checksums of its own. Whatever number of requests under way is fastest for the copy is what we are compared with.
 
 use bytes::Bytes;
+use object_store::ObjectStoreExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
 use planaria_comm::threads;

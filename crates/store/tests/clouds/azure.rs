@@ -2,7 +2,7 @@
 
 use crate::checks::{self, says};
 use crate::server::{self, Server, free_port, request};
-use crate::{Cloud, faults};
+use crate::{Cloud, PATIENCE, faults};
 use planaria_store::{PutMode, StoreExt, Variables, open_with};
 use std::process::Command;
 use std::sync::{Mutex, Weak};
@@ -47,7 +47,8 @@ fn cloud() -> Option<Cloud> {
     };
     let endpoint = format!("http://127.0.0.1:{}/devstoreaccount1", server.port);
     let text = format!("AccountName=devstoreaccount1;AccountKey={KEY};BlobEndpoint={endpoint};");
-    let variables = vec![("AZURE_STORAGE_CONNECTION_STRING".to_string(), text)];
+    let patience = ("PLANARIA_STORE_RETRY".to_string(), PATIENCE.to_string());
+    let variables = vec![("AZURE_STORAGE_CONNECTION_STRING".to_string(), text), patience];
     Some(Cloud { url: "az://container", variables, port: server.port, _server: server })
 }
 

@@ -20,6 +20,7 @@ pub(crate) fn are_survived(cloud: &Cloud) {
         deletes_once(&*store, &format!("gone/{round}"));
         round += 1;
     }
+    assert_eq!(proxy.lost(), [true, true], "an upload and a creation whose answers were lost");
     let faults = proxy.faults();
     let (all, requests) = (faults.iter().map(|(_, count)| count).sum::<u64>(), proxy.requests());
     eprintln!("{all} faults in {requests} requests: {faults:?}");

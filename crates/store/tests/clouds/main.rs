@@ -18,6 +18,9 @@ mod server;
 use planaria_store::{Store, Variables, open_with};
 use std::sync::Arc;
 
+/// Seconds that an operation may take on a crowded machine.
+const PATIENCE: &str = "600";
+
 /// A bucket of a server.
 struct Cloud {
     /// Without a slash at the end.

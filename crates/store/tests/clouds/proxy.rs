@@ -33,6 +33,8 @@ const THROTTLED: std::ops::Range<u64> = 60..72;
 struct Counts {
     requests: AtomicU64,
     faults: [AtomicU64; FAULTS.len()],
+    /// Whether an upload was completed, and an object created, whose answer got lost.
+    lost: [AtomicBool; 2],
     stop: AtomicBool,
 }
 
@@ -74,6 +76,11 @@ impl Proxy {
         self.counts.requests.load(SeqCst)
     }
 
+    /// Whether the answers to a completed upload and to a creation were lost.
+    pub(crate) fn lost(&self) -> [bool; 2] {
+        self.counts.lost.each_ref().map(|lost| lost.load(SeqCst))
+    }
+
     /// How often each fault was done.
     pub(crate) fn faults(&self) -> Vec<(Fault, u64)> {
         FAULTS.iter().zip(&self.counts.faults).map(|(fault, count)| (*fault, count.load(SeqCst))).collect()
@@ -92,11 +99,23 @@ fn fault(number: u64) -> Option<Fault> {
     (drawn % 20 == 0).then(|| FAULTS[(drawn / 20 % FAULTS.len() as u64) as usize])
 }
 
+/// Whether a request completes an upload (0) or creates what must not exist (1).
+fn once(head: &str) -> Option<usize> {
+    let (line, rest) = head.split_once("\r\n")?;
+    let completes =
+        line.starts_with("POST ") && line.contains("uploadId=") || line.contains("comp=blocklist");
+    let creates = rest.to_ascii_lowercase().contains("\r\nif-none-match: *\r\n");
+    [completes, creates].into_iter().position(|is| is)
+}
+
 /// One request and its answer.
 fn serve(mut client: TcpStream, port: u16, counts: &Counts) -> Result<()> {
     client.set_read_timeout(Some(Duration::from_secs(60)))?;
     let (head, mut body) = head(&mut client)?;
-    let fault = fault(counts.requests.fetch_add(1, SeqCst));
+    let drawn = fault(counts.requests.fetch_add(1, SeqCst));
+    // Of the requests that must happen once, the first of each kind happens and does not get its answer.
+    let once = once(&head).filter(|kind| !counts.lost[*kind].swap(true, SeqCst));
+    let fault = once.map(|_| Fault::Lost).or(drawn);
     if let Some(place) = fault.and_then(|fault| FAULTS.iter().position(|known| *known == fault)) {
         counts.faults[place].fetch_add(1, SeqCst);
     }

@@ -2,7 +2,7 @@
 
 use crate::checks::{self, says};
 use crate::server::{self, Server, free_port, request};
-use crate::{Cloud, faults};
+use crate::{Cloud, PATIENCE, faults};
 use planaria_store::{Error, PutMode, StoreExt, Variables, open_with};
 use std::process::Command;
 use std::sync::{Arc, Mutex, Weak};
@@ -34,6 +34,7 @@ fn of(server: Arc<Server>) -> Cloud {
         ("AWS_REGION", "us-east-1"),
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "the-secret"),
+        ("PLANARIA_STORE_RETRY", PATIENCE),
     ];
     let variables = variables.map(|(name, value)| (name.to_string(), value.to_string())).to_vec();
     Cloud { url: "s3://bucket", variables, port: server.port, _server: server }
