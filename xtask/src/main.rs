@@ -2,6 +2,7 @@
 
 mod array_api;
 mod asan;
+mod azure;
 mod bench;
 mod browser;
 mod compilers;

@@ -1,4 +1,4 @@
-//! S3: the store's conformance checks against moto's server, installed in a venv of its own.
+//! Buckets: the store's checks against real servers; that of S3 is moto's, installed in a venv of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,14 +9,27 @@ use crate::summary::{Counts, Outcome, counts};
 /// The server, as pip names it.
 const SERVER: &str = "moto[server]==5.2.5";
 
-/// Runs the checks; skipped with the reason where the server cannot be had.
-pub(crate) fn step(root: &Path, features: &[&str], server: &Result<PathBuf, String>) -> (Outcome, Counts) {
+/// A kind of bucket: the module of its checks, and the variable that tells them where the server is.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind(&'static str, &'static str);
+
+pub(crate) const S3: Kind = Kind("s3::", "PLANARIA_MOTO");
+pub(crate) const AZURE: Kind = Kind("azure::", "PLANARIA_AZURITE");
+
+/// Runs the checks of one kind; skipped with the reason where the server cannot be had.
+pub(crate) fn step(
+    root: &Path,
+    features: &[&str],
+    kind: Kind,
+    server: &Result<PathBuf, String>,
+) -> (Outcome, Counts) {
     let server = match server {
         Ok(server) => server,
         Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),
     };
-    let mut test = cargo(root, ["test", "--quiet", "--test", "s3", "--features", "planaria-store/s3"]);
-    let ran = run(test.args(features).env("PLANARIA_MOTO", server));
+    let mut test = cargo(root, ["test", "--quiet", "--test", "clouds"]);
+    test.args(["--features", "planaria-store/s3,planaria-store/azure"]).args(features);
+    let ran = run(test.args(["--", kind.0]).env(kind.1, server));
     let counts = counts(&ran.output);
     let passed = ran.success && counts.failed == 0 && counts.passed > 0;
     (if passed { Outcome::Passed } else { Outcome::Failed }, counts)

@@ -9,8 +9,8 @@ use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
 use crate::{
-    array_api, browser, compilers, free_threaded, golden, install, kernels, licences, mpi, peers, python, s3,
-    tidy, wheel,
+    array_api, azure, browser, compilers, free_threaded, golden, install, kernels, licences, mpi, peers,
+    python, s3, tidy, wheel,
 };
 
 /// What the steps need from the machine.
@@ -32,7 +32,8 @@ pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
         // What Python programs need is installed while the compiler works.
         let torch = scope.spawn(|| peers::torch_python(root));
         let peers = scope.spawn(|| peers::program_python(root));
-        let server = scope.spawn(|| s3::server(root));
+        let moto = scope.spawn(|| s3::server(root));
+        let azurite = scope.spawn(|| azure::server(root));
         let page = scope.spawn(browser::find);
         let gone = |_| Err("the installation broke off".into());
         checks(root, &needs, &mut summary);
@@ -43,7 +44,8 @@ pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
         summary.step("python", || python::step(root, features, &torch, python::SCRIPTS));
         let peers = peers.join().unwrap_or_else(gone);
         summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
-        summary.step("s3", || s3::step(root, features, &server.join().unwrap_or_else(gone)));
+        summary.step("s3", || s3::step(root, features, s3::S3, &moto.join().unwrap_or_else(gone)));
+        summary.step("azure", || s3::step(root, features, s3::AZURE, &azurite.join().unwrap_or_else(gone)));
         let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
         summary.step("page", || browser::step(root, features, &page));
     });
@@ -96,6 +98,7 @@ fn preflight(root: &Path) -> Needs {
     eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
     eprintln!("chromium               installed by apt-get when missing and allowed (the page of runs)");
     eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
+    eprintln!("azurite                by npm in a folder under target, made when missing (an Azure server)");
     needs
 }
 

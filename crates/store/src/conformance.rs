@@ -18,6 +18,12 @@ pub fn all(store: &dyn Store, folder: &str) -> Result<()> {
     listings_show_what_is_there(store, &at("list"))?;
     names_stay_inside(store)?;
     transfers_move_every_byte_once(store, &at("transfer"))?;
+    store.put(&at("top"), b"", PutMode::Create)?;
+    assert_eq!(
+        store.file_names(folder)?,
+        ["top"],
+        "the folder itself is listed, also where it is the whole store"
+    );
     store.delete_all(folder)?;
     assert_eq!(store.walk(folder)?, [], "deleting everything leaves nothing");
     Ok(())

@@ -23,6 +23,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("local folders use O_DIRECT, fallocate and cachestat: planaria builds on Linux only");
 
+mod bucket;
 pub mod checksum;
 pub mod conformance;
 pub mod container;
@@ -42,6 +43,7 @@ mod threads;
 mod transfer;
 mod url;
 
+pub use bucket::Variables;
 pub use error::{Error, HeaderProblem, Result};
 pub use faulty::{Fault, Faulty, Trap};
 pub use local::{DirectIo, Local, Mapped, open_file};
@@ -55,7 +57,7 @@ pub use stoppable::Stoppable;
 pub use store::{Entry, EntryKind, Identity, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 pub use threads::on_threads;
 pub use transfer::{Filled, IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
-pub use url::{local_path, locate, open};
+pub use url::{local_path, locate, open, open_with};
 
 /// Direct I/O moves whole blocks of this many bytes, at offsets and addresses that are multiples of it.
 pub const BLOCK: usize = 4096;

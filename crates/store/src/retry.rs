@@ -1,7 +1,8 @@
-//! Trying again after failures that pass, for a bounded time.
+//! Trying again after failures that pass, for a bounded time, with pauses that differ between those who wait.
 
 use crate::error::{Error, Result};
 use crate::store::{Entry, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 pub struct RetryOptions {
     /// No new try starts after this time.
     pub total: Duration,
-    /// Pause before the second try; it doubles with every further one.
+    /// Pause before the second try; it doubles with every further one. What is waited is between half of it and
+    /// all of it, drawn anew each time, so that many ranks which failed together do not come back together.
     pub first_pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
@@ -41,8 +43,19 @@ impl<S: Store> Retry<S> {
     }
 }
 
+/// A number that nobody else has; the standard library seeds its hashes from the system's randomness.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// Between half of a pause and all of it.
+fn jittered(pause: Duration, random: u64) -> Duration {
+    let half = pause / 2;
+    half + half.mul_f64(random as f64 / u64::MAX as f64)
+}
+
 /// Runs `work` until it succeeds, fails for good, or time is up; `work` gets the number of failed tries.
-fn retry<T>(options: &RetryOptions, mut work: impl FnMut(u32) -> Result<T>) -> Result<T> {
+pub(crate) fn retry<T>(options: &RetryOptions, mut work: impl FnMut(u32) -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let mut pause = options.first_pause;
     let mut tries = 0;
@@ -56,7 +69,7 @@ fn retry<T>(options: &RetryOptions, mut work: impl FnMut(u32) -> Result<T>) -> R
             let seconds = start.elapsed().as_secs();
             return Err(Error::GaveUp { tries, seconds, last: Box::new(last) });
         }
-        std::thread::sleep(pause);
+        std::thread::sleep(jittered(pause, random()));
         pause = (pause * 2).min(options.longest_pause);
     }
 }
@@ -143,5 +156,21 @@ impl Writer for RetryWriter {
     fn finish(self: Box<Self>) -> Result<()> {
         // Finishing consumes the file; a failed one is written again by the caller.
         self.inner.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_differ_within_their_bounds() {
+        let pause = Duration::from_millis(100);
+        assert_eq!(jittered(pause, 0), pause / 2);
+        assert_eq!(jittered(pause, u64::MAX), pause);
+        let drawn: std::collections::BTreeSet<Duration> =
+            (0..20).map(|_| jittered(pause, random())).collect();
+        assert!(drawn.len() > 10, "{drawn:?}");
+        assert!(drawn.iter().all(|drawn| (pause / 2..=pause).contains(drawn)), "{drawn:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! From a path or URL to a store.
 
+use crate::bucket::{self, Variables};
 use crate::error::{Error, Result};
 use crate::local::Local;
 use crate::object::Object;
@@ -10,9 +11,14 @@ use std::sync::Arc;
 
 /// Opens a folder (`path` or `file:///path`), a bucket (`s3://bucket/prefix`, `gs://...`, `az://...`, with the
 /// feature of that name), the memory of an agent (`peer://host:port/prefix`), or an empty store in memory
-/// (`memory:`). Credentials and endpoints of buckets come from the usual environment variables, the token of
-/// an agent from `PLANARIA_PEER_TOKEN`.
+/// (`memory:`). Credentials and endpoints of buckets come from the usual environment variables and files, the
+/// token of an agent from `PLANARIA_PEER_TOKEN`.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
+    open_with(url, &Variables::of_process())
+}
+
+/// [`open`], with variables that stand for those of the environment where a bucket is opened.
+pub fn open_with(url: &str, variables: &Variables) -> Result<Arc<dyn Store>> {
     let bad = |reason: &str| Error::BadUrl { url: url.to_string(), reason: reason.to_string() };
     let Some((scheme, rest)) = split_scheme(url) else {
         return if url.is_empty() { Err(bad("it is empty")) } else { Ok(Arc::new(Local::new(url))) };
@@ -24,9 +30,9 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
         },
         "memory" => Ok(Arc::new(Object::memory())),
         "peer" => Ok(Arc::new(Peer::open(url)?)),
-        "s3" | "s3a" => bucket::s3(url),
-        "gs" | "gcs" => bucket::gcs(url),
-        "az" | "azure" | "abfs" | "abfss" => bucket::azure(url),
+        "s3" | "s3a" => bucket::s3(url, variables),
+        "gs" | "gcs" => bucket::gcs(url, variables),
+        "az" | "azure" | "abfs" | "abfss" => bucket::azure(url, variables),
         _ => Err(bad("known schemes are file, memory, peer, s3, gs and az")),
     }
 }
@@ -78,66 +84,6 @@ fn split_scheme(url: &str) -> Option<(&str, &str)> {
     (is_scheme && (rest.starts_with("//") || scheme == "memory")).then_some((scheme, rest))
 }
 
-mod bucket {
-    //! Buckets: each builder reads the environment and the URL.
-
-    use super::{Arc, Error, Result, Store};
-
-    #[cfg(not(all(feature = "s3", feature = "gcs", feature = "azure")))]
-    fn feature_off(url: &str, feature: &str) -> Result<Arc<dyn Store>> {
-        let reason = format!("this build lacks the feature '{feature}'");
-        Err(Error::BadUrl { url: url.to_string(), reason })
-    }
-
-    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-    fn bad(url: &str, error: &object_store::Error) -> Error {
-        Error::BadUrl { url: url.to_string(), reason: error.to_string() }
-    }
-
-    /// What follows the bucket.
-    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-    fn prefix(url: &str) -> &str {
-        let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-        rest.split_once('/').map_or("", |(_, prefix)| prefix)
-    }
-
-    #[cfg(not(feature = "s3"))]
-    pub(super) fn s3(url: &str) -> Result<Arc<dyn Store>> {
-        feature_off(url, "s3")
-    }
-
-    #[cfg(feature = "s3")]
-    pub(super) fn s3(url: &str) -> Result<Arc<dyn Store>> {
-        let builder = object_store::aws::AmazonS3Builder::from_env().with_url(url);
-        let built = builder.build().map_err(|error| bad(url, &error))?;
-        Ok(Arc::new(crate::object::Object::new(Arc::new(built), url, prefix(url))))
-    }
-
-    #[cfg(not(feature = "gcs"))]
-    pub(super) fn gcs(url: &str) -> Result<Arc<dyn Store>> {
-        feature_off(url, "gcs")
-    }
-
-    #[cfg(feature = "gcs")]
-    pub(super) fn gcs(url: &str) -> Result<Arc<dyn Store>> {
-        let builder = object_store::gcp::GoogleCloudStorageBuilder::from_env().with_url(url);
-        let built = builder.build().map_err(|error| bad(url, &error))?;
-        Ok(Arc::new(crate::object::Object::new(Arc::new(built), url, prefix(url))))
-    }
-
-    #[cfg(not(feature = "azure"))]
-    pub(super) fn azure(url: &str) -> Result<Arc<dyn Store>> {
-        feature_off(url, "azure")
-    }
-
-    #[cfg(feature = "azure")]
-    pub(super) fn azure(url: &str) -> Result<Arc<dyn Store>> {
-        let builder = object_store::azure::MicrosoftAzureBuilder::from_env().with_url(url);
-        let built = builder.build().map_err(|error| bad(url, &error))?;
-        Ok(Arc::new(crate::object::Object::new(Arc::new(built), url, prefix(url))))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +100,16 @@ mod tests {
             ["peer://host", "peer://:7", "peer://h:0", "peer://h:70000/x", "peer://h:7/../x", "peer://u@h:7"];
         for bad in ["", "file://relative", "ftp://host/x"].into_iter().chain(peers) {
             assert!(matches!(open(bad), Err(Error::BadUrl { .. })), "{bad}");
+        }
+    }
+
+    /// No request is made until something is read.
+    #[cfg(all(feature = "gcs", feature = "azure"))]
+    #[test]
+    fn urls_of_clouds_name_their_buckets() {
+        let unsigned = [("GOOGLE_SKIP_SIGNATURE", "true"), ("AZURE_SKIP_SIGNATURE", "true")];
+        for url in ["gs://bucket/run/step-1", "abfss://container@account.dfs.core.windows.net/run/step-1"] {
+            assert_eq!(open_with(url, &Variables::from_iter(unsigned)).unwrap().address(), url);
         }
     }
 

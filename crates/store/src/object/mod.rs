@@ -1,17 +1,35 @@
 //! Object stores: memory, and S3, Google and Azure behind features, all through the `object_store` crate.
+//!
+//! Operations are tried again here, not by those who call: only here is known what an answer that got lost may have
+//! done already.
 
+mod frames;
+mod refusal;
 mod runtime;
 mod writer;
 
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name};
+use crate::retry::{RetryOptions, random, retry};
 use crate::store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, Writer};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{Error as Refusal, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutOptions};
+use object_store::{
+    Attribute, Attributes, Error as Refusal, GetOptions, GetRange, ListResult, ObjectStore, ObjectStoreExt,
+    PutOptions,
+};
 use runtime::wait;
+use std::future::Future;
 use std::sync::Arc;
+
+pub(crate) use refusal::Words;
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+pub(crate) use refusal::text;
+
+/// Metadata of an object that was to be created: who did it. Azure takes letters only.
+const CREATOR: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("planariacreator"));
 
 /// A bucket, or part of one, or memory.
 #[derive(Clone, Debug)]
@@ -20,16 +38,23 @@ pub struct Object {
     /// Put before every name; empty or without a slash at the end.
     prefix: String,
     store: Arc<dyn ObjectStore>,
-    parts: Parts,
+    faces: Faces,
+    words: &'static Words,
+    retry: RetryOptions,
 }
 
-/// The other face of the same store: parts of one object, sent in any order.
+/// Other faces of the same store.
 #[derive(Clone)]
-struct Parts(Arc<dyn MultipartStore>);
+struct Faces {
+    /// Parts of one object, sent in any order.
+    parts: Arc<dyn MultipartStore>,
+    /// Listings page by page, so that a page that fails is asked for again alone.
+    pages: Option<Arc<dyn PaginatedListStore>>,
+}
 
-impl std::fmt::Debug for Parts {
+impl std::fmt::Debug for Faces {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Parts")
+        f.write_str("Faces")
     }
 }
 
@@ -44,9 +69,24 @@ impl Object {
         Object {
             address: address.to_string(),
             prefix: prefix.trim_matches('/').to_string(),
-            parts: Parts(store.clone()),
+            faces: Faces { parts: store.clone(), pages: None },
             store,
+            words: &refusal::PLAIN,
+            retry: RetryOptions::default(),
         }
+    }
+
+    /// A store behind a network.
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    pub(crate) fn bucket<T: ObjectStore + MultipartStore + PaginatedListStore>(
+        store: Arc<T>,
+        address: &str,
+        prefix: &str,
+        words: &'static Words,
+        retry: RetryOptions,
+    ) -> Object {
+        let faces = Faces { parts: store.clone(), pages: Some(store.clone()) };
+        Object { faces, words, retry, ..Object::new(store, address, prefix) }
     }
 
     fn path(&self, name: &str) -> Result<Path> {
@@ -68,32 +108,79 @@ impl Object {
         let inside = if self.prefix.is_empty() { full } else { full.strip_prefix(&self.prefix)? };
         Some(inside.trim_start_matches('/').to_string())
     }
-}
 
-/// Our error for a refusal of the crate.
-fn refused(name: &str, op: &'static str, error: &Refusal) -> Error {
-    let name = name.to_string();
-    match error {
-        Refusal::NotFound { .. } => Error::NotFound { name },
-        Refusal::AlreadyExists { .. } | Refusal::Precondition { .. } => Error::AlreadyExists { name },
-        // Everything with a fixed answer has a kind of its own; what is left is network and server trouble.
-        Refusal::Generic { .. } => Error::Remote { name, op, message: text(error), transient: true },
-        _ => Error::Remote { name, op, message: text(error), transient: false },
+    fn refused(&self, name: &str, op: &'static str, error: &Refusal) -> Error {
+        refusal::refused(self.words, &self.address, name, op, error)
     }
-}
 
-/// The words of an error and of those behind it, each once.
-fn text(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
-    let mut inner = error.source();
-    while let Some(error) = inner {
-        let more = error.to_string();
-        if !words.contains(&more) {
-            words = format!("{words}: {more}");
+    /// Does `work` and waits for it, again where that may help.
+    fn tried<T: Send + 'static, W: Future<Output = Result<T, Refusal>> + Send + 'static>(
+        &self,
+        name: &str,
+        op: &'static str,
+        work: impl Fn() -> W,
+    ) -> Result<T> {
+        retry(&self.retry, |_| wait(work()).map_err(|error| self.refused(name, op, &error)))
+    }
+
+    /// Whether an object that must not exist already was created by the holder of this mark.
+    fn is_created_by(&self, name: &str, path: &Path, mark: &str) -> Result<bool> {
+        let (store, path) = (self.store.clone(), path.clone());
+        let options = GetOptions { head: true, ..Default::default() };
+        match wait(async move { store.get_opts(&path, options).await }) {
+            Ok(found) => Ok(found.attributes.get(&CREATOR).is_some_and(|creator| creator.as_ref() == mark)),
+            // Refused because of another writer that did not get through either.
+            Err(Refusal::NotFound { .. }) => {
+                let (name, message) = (name.to_string(), "another writer was in the way".to_string());
+                Err(Error::Remote { name, op: "create", message, transient: true })
+            }
+            Err(error) => Err(self.refused(name, "create", &error)),
         }
-        inner = error.source();
     }
-    words
+
+    fn create(&self, name: &str, bytes: bytes::Bytes) -> Result<()> {
+        let path = self.path(name)?;
+        let mark = format!("{:016x}", random());
+        retry(&self.retry, |_| {
+            let mut options = PutOptions { mode: object_store::PutMode::Create, ..Default::default() };
+            options.attributes = Attributes::from_iter([(CREATOR, mark.clone())]);
+            let (store, at, bytes) = (self.store.clone(), path.clone(), bytes.clone());
+            let done = wait(async move { store.put_opts(&at, bytes.into(), options).await });
+            match done.map_err(|error| self.refused(name, "put", &error)) {
+                // A try of ours may have arrived although its answer did not.
+                Err(Error::AlreadyExists { .. }) if self.is_created_by(name, &path, &mark)? => Ok(()),
+                done => done.map(|_| ()),
+            }
+        })
+    }
+
+    /// What is directly inside `folder`, in parts of a listing given to `take`.
+    fn listed(&self, folder: &str, full: &str, mut take: impl FnMut(&ListResult)) -> Result<()> {
+        let Some(pages) = &self.faces.pages else {
+            let prefix = if full.is_empty() { None } else { Some(self.full(folder)?) };
+            let found = self.tried(folder, "list", || {
+                let (store, prefix) = (self.store.clone(), prefix.clone());
+                async move { store.list_with_delimiter(prefix.as_ref()).await }
+            })?;
+            take(&found);
+            return Ok(());
+        };
+        let prefix = (!full.is_empty()).then(|| format!("{}/", full.trim_end_matches('/')));
+        let mut token = None;
+        loop {
+            let page = self.tried(folder, "list", || {
+                let (pages, prefix, page_token) = (pages.clone(), prefix.clone(), token.clone());
+                let options =
+                    PaginatedListOptions { delimiter: Some("/".into()), page_token, ..Default::default() };
+                async move { pages.list_paginated(prefix.as_deref(), options).await }
+            })?;
+            take(&page.result);
+            token = page.page_token;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
+    }
 }
 
 impl Store for Object {
@@ -104,26 +191,26 @@ impl Store for Object {
     fn list(&self, folder: &str) -> Result<Vec<Entry>> {
         check_folder(folder)?;
         let full = crate::name::join(&self.prefix, folder);
-        let prefix = if full.is_empty() { None } else { Some(self.full(folder)?) };
-        let store = self.store.clone();
-        let found = wait(async move { store.list_with_delimiter(prefix.as_ref()).await })
-            .map_err(|error| refused(folder, "list", &error))?;
-        let folders = found.common_prefixes.iter().map(|path| (path, EntryKind::Folder));
-        let files = found.objects.iter().map(|about| (&about.location, EntryKind::File(about.size)));
-        let named =
-            folders.chain(files).filter_map(|(path, kind)| Some(Entry { name: self.short(path)?, kind }));
-        let mut entries: Vec<Entry> = named.filter(|entry| check_name(&entry.name).is_ok()).collect();
+        let mut entries: Vec<Entry> = Vec::new();
+        self.listed(folder, &full, |found| {
+            let folders = found.common_prefixes.iter().map(|path| (path, EntryKind::Folder));
+            let files = found.objects.iter().map(|about| (&about.location, EntryKind::File(about.size)));
+            let named =
+                folders.chain(files).filter_map(|(path, kind)| Some(Entry { name: self.short(path)?, kind }));
+            entries.extend(named.filter(|entry| check_name(&entry.name).is_ok()));
+        })?;
         entries.sort();
+        entries.dedup();
         Ok(entries)
     }
 
     fn reader(&self, name: &str) -> Result<Box<dyn Reader>> {
         let path = self.path(name)?;
-        let (store, at) = (self.store.clone(), path.clone());
-        let about =
-            wait(async move { store.head(&at).await }).map_err(|error| refused(name, "open", &error))?;
-        let store = self.store.clone();
-        Ok(Box::new(ObjectReader { name: name.to_string(), path, size: about.size, store }))
+        let about = self.tried(name, "open", || {
+            let (store, at) = (self.store.clone(), path.clone());
+            async move { store.head(&at).await }
+        })?;
+        Ok(Box::new(ObjectReader { name: name.to_string(), path, size: about.size, object: self.clone() }))
     }
 
     fn writer(&self, name: &str, len: u64, sharing: Sharing) -> Result<Box<dyn Writer>> {
@@ -135,25 +222,34 @@ impl Store for Object {
     }
 
     fn put(&self, name: &str, bytes: &[u8], mode: PutMode) -> Result<()> {
-        let (store, path) = (self.store.clone(), self.path(name)?);
-        let mode = match mode {
-            PutMode::Replace => object_store::PutMode::Overwrite,
-            PutMode::Create => object_store::PutMode::Create,
-        };
-        let bytes = bytes.to_vec();
-        wait(async move { store.put_opts(&path, bytes.into(), PutOptions { mode, ..Default::default() }).await })
-            .map_err(|error| refused(name, "put", &error))?;
-        Ok(())
+        let (path, bytes) = (self.path(name)?, bytes::Bytes::copy_from_slice(bytes));
+        if mode == PutMode::Create {
+            return self.create(name, bytes);
+        }
+        self.tried(name, "put", || {
+            let (store, path, bytes) = (self.store.clone(), path.clone(), bytes.clone());
+            async move { store.put(&path, bytes.into()).await.map(|_| ()) }
+        })
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        let (store, path) = (self.store.clone(), self.path(name)?);
-        // Some stores call it a success to delete what is not there; ours says so.
-        wait(async move {
-            store.head(&path).await?;
-            store.delete(&path).await
+        let path = self.path(name)?;
+        retry(&self.retry, |failed| {
+            let (store, path) = (self.store.clone(), path.clone());
+            // Some stores call it a success to delete what is not there; ours says so.
+            let done = wait(async move {
+                store.head(&path).await?;
+                match store.delete(&path).await {
+                    // Gone since the line above, by a try of ours or by somebody else.
+                    Err(Refusal::NotFound { .. }) => Ok(()),
+                    done => done,
+                }
+            });
+            match done.map_err(|error| self.refused(name, "delete", &error)) {
+                Err(Error::NotFound { .. }) if failed > 0 => Ok(()),
+                done => done,
+            }
         })
-        .map_err(|error| refused(name, "delete", &error))
     }
 }
 
@@ -162,7 +258,7 @@ struct ObjectReader {
     name: String,
     path: Path,
     size: u64,
-    store: Arc<dyn ObjectStore>,
+    object: Object,
 }
 
 impl Reader for ObjectReader {
@@ -179,13 +275,17 @@ impl Reader for ObjectReader {
         if offset >= end {
             return Ok(0);
         }
-        let (store, path) = (self.store.clone(), self.path.clone());
-        let range = Some(GetRange::Bounded(offset..end));
-        let options = GetOptions { range, ..Default::default() };
-        let bytes = wait(async move { store.get_opts(&path, options).await?.bytes().await })
-            .map_err(|error| refused(&self.name, "read", &error))?;
-        let count = bytes.len().min(into.len());
-        into[..count].copy_from_slice(&bytes[..count]);
-        Ok(count)
+        let into = &mut into[..(end - offset) as usize];
+        retry(&self.object.retry, |_| {
+            let (store, path) = (self.object.store.clone(), self.path.clone());
+            let options = GetOptions { range: Some(GetRange::Bounded(offset..end)), ..Default::default() };
+            let frames = wait(async move { frames::all(store.get_opts(&path, options).await?).await })
+                .map_err(|error| self.object.refused(&self.name, "read", &error))?;
+            if frames::join(&frames, into) {
+                return Ok(into.len());
+            }
+            let message = format!("the answer does not have the {} bytes it was to have", into.len());
+            Err(Error::Remote { name: self.name.clone(), op: "read", message, transient: true })
+        })
     }
 }

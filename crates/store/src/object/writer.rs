@@ -1,13 +1,15 @@
 //! One object written at offsets: parts are collected in memory and sent when they are full.
 
-use super::{Object, refused, runtime::wait};
+use super::{Object, runtime::wait};
 use crate::error::{Error, Result};
+use crate::retry::retry;
 use crate::store::{Writer, check_inside};
+use bytes::Bytes;
 use object_store::multipart::PartId;
 use object_store::path::Path;
-use object_store::{MultipartId, ObjectStoreExt, PutPayload};
+use object_store::{Error as Refusal, MultipartId, ObjectMeta, ObjectStoreExt};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Smallest part; object stores ask for 5 MiB.
 const PART: u64 = 8 << 20;
@@ -22,13 +24,25 @@ pub(super) struct ObjectWriter {
     len: u64,
     part: u64,
     /// `None` for objects of a single part, which are put whole.
-    upload: Option<MultipartId>,
+    upload: Option<Upload>,
     progress: Mutex<Progress>,
 }
 
+/// An object that is sent in parts.
+#[derive(Clone, Debug)]
+struct Upload {
+    id: MultipartId,
+    /// What had the object's name before; another one afterwards is ours.
+    before: Option<Version>,
+}
+
+/// Enough of an object to tell it from another one with its name.
+type Version = (Option<String>, std::time::SystemTime);
+
 #[derive(Debug, Default)]
 struct Progress {
-    open: BTreeMap<u64, Open>,
+    /// Each with a lock of its own, so that threads copy into several at once.
+    open: BTreeMap<u64, Arc<Mutex<Open>>>,
     sent: BTreeMap<u64, PartId>,
     written: u64,
     finished: bool,
@@ -41,23 +55,42 @@ struct Open {
     filled: u64,
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl ObjectWriter {
     pub(super) fn new(object: Object, path: Path, name: &str, len: u64) -> Result<ObjectWriter> {
         // Equal parts, as some stores ask for, and never too many of them.
         let part = len.div_ceil(MOST_PARTS).next_multiple_of(1 << 20).max(PART);
-        let upload = if len > part {
-            let (parts, at) = (object.parts.0.clone(), path.clone());
-            let created = wait(async move { parts.create_multipart(&at).await });
-            Some(created.map_err(|error| refused(name, "create", &error))?)
-        } else {
-            None
-        };
-        let progress = Mutex::default();
-        Ok(ObjectWriter { object, path, name: name.to_string(), len, part, upload, progress })
+        let (name, progress) = (name.to_string(), Mutex::default());
+        let mut writer = ObjectWriter { object, path, name, len, part, upload: None, progress };
+        if len > part {
+            let before = writer.found()?.as_ref().map(version);
+            let id = writer.object.tried(&writer.name, "create", || {
+                let (parts, at) = (writer.object.faces.parts.clone(), writer.path.clone());
+                async move { parts.create_multipart(&at).await }
+            })?;
+            writer.upload = Some(Upload { id, before });
+        }
+        Ok(writer)
+    }
+
+    /// What has the object's name now.
+    fn found(&self) -> Result<Option<ObjectMeta>> {
+        self.object.tried(&self.name, "create", || {
+            let (store, at) = (self.object.store.clone(), self.path.clone());
+            async move {
+                match store.head(&at).await {
+                    Err(Refusal::NotFound { .. }) => Ok(None),
+                    found => found.map(Some),
+                }
+            }
+        })
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.progress)
     }
 
     fn part_len(&self, number: u64) -> u64 {
@@ -67,38 +100,72 @@ impl ObjectWriter {
     /// Copies bytes that lie in one part; the part itself when that filled it.
     fn collect(&self, number: u64, at: u64, bytes: &[u8]) -> Option<Vec<u8>> {
         let len = self.part_len(number);
-        let mut progress = self.progress();
-        progress.written += bytes.len() as u64;
-        let open =
-            progress.open.entry(number).or_insert_with(|| Open { bytes: vec![0; len as usize], filled: 0 });
+        let open = {
+            let mut progress = self.progress();
+            progress.written += bytes.len() as u64;
+            if bytes.len() as u64 == len && !progress.open.contains_key(&number) {
+                drop(progress);
+                return Some(bytes.to_vec());
+            }
+            let new = || Arc::new(Mutex::new(Open { bytes: vec![0; len as usize], filled: 0 }));
+            progress.open.entry(number).or_insert_with(new).clone()
+        };
+        let mut open = locked(&open);
         open.bytes[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         open.filled += bytes.len() as u64;
-        let full = open.filled >= len;
-        full.then(|| progress.open.remove(&number)).flatten().map(|open| open.bytes)
+        if open.filled < len {
+            return None;
+        }
+        self.progress().open.remove(&number);
+        Some(std::mem::take(&mut open.bytes))
     }
 
-    /// Sends a full part. Its bytes are gone if that fails, so the failure is final; the store below has
-    /// tried again already.
+    /// Sends a full part. Its bytes are gone if that fails, which is therefore final.
     fn send(&self, number: u64, bytes: Vec<u8>) -> Result<()> {
-        let (payload, path) = (PutPayload::from(bytes), self.path.clone());
-        let Some(id) = self.upload.clone() else {
-            let store = self.object.store.clone();
-            let put = wait(async move { store.put(&path, payload).await });
-            return put.map(|_| ()).map_err(|error| last(refused(&self.name, "write", &error)));
+        let bytes = Bytes::from(bytes);
+        let Some(Upload { id, .. }) = &self.upload else {
+            return self.object.tried(&self.name, "write", || {
+                let (store, path, bytes) = (self.object.store.clone(), self.path.clone(), bytes.clone());
+                async move { store.put(&path, bytes.into()).await.map(|_| ()) }
+            });
         };
-        let parts = self.object.parts.0.clone();
-        let sent = wait(async move { parts.put_part(&path, &id, number as usize, payload).await });
-        let sent = sent.map_err(|error| last(refused(&self.name, "write", &error)))?;
+        let sent = self.object.tried(&self.name, "write", || {
+            let (parts, path) = (self.object.faces.parts.clone(), self.path.clone());
+            let (id, bytes) = (id.clone(), bytes.clone());
+            async move { parts.put_part(&path, &id, number as usize, bytes.into()).await }
+        })?;
         self.progress().sent.insert(number, sent);
         Ok(())
     }
+
+    /// Makes the parts one object, which is seen from then on.
+    fn complete(&self, upload: &Upload) -> Result<()> {
+        let sent: Vec<PartId> = self.progress().sent.values().cloned().collect();
+        retry(&self.object.retry, |_| {
+            let (parts, path) = (self.object.faces.parts.clone(), self.path.clone());
+            let (id, sent) = (upload.id.clone(), sent.clone());
+            let Err(error) = wait(async move { parts.complete_multipart(&path, &id, sent).await }) else {
+                return Ok(());
+            };
+            // An answer that was lost, and a second try that finds the parts used up, look like failures.
+            let arrived =
+                |about: ObjectMeta| about.size == self.len && Some(version(&about)) != upload.before;
+            if self.found()?.is_some_and(arrived) {
+                return Ok(());
+            }
+            match self.object.refused(&self.name, "finish", &error) {
+                Error::NotFound { name } => {
+                    let message = "the store has dropped its parts; write it again".to_string();
+                    Err(Error::Remote { name, op: "finish", message, transient: false })
+                }
+                error => Err(error),
+            }
+        })
+    }
 }
 
-fn last(error: Error) -> Error {
-    match error {
-        Error::Remote { name, op, message, .. } => Error::Remote { name, op, message, transient: false },
-        other => other,
-    }
+fn version(about: &ObjectMeta) -> Version {
+    (about.e_tag.clone(), about.last_modified.into())
 }
 
 impl Writer for ObjectWriter {
@@ -121,6 +188,11 @@ impl Writer for ObjectWriter {
         Ok(())
     }
 
+    /// They are brought together here.
+    fn takes_parts(&self) -> bool {
+        true
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         let written = self.progress().written;
         if written != self.len || !self.progress().open.is_empty() {
@@ -129,11 +201,8 @@ impl Writer for ObjectWriter {
         if self.len == 0 {
             self.send(0, Vec::new())?;
         }
-        if let Some(id) = self.upload.clone() {
-            let sent: Vec<PartId> = std::mem::take(&mut self.progress().sent).into_values().collect();
-            let (parts, path) = (self.object.parts.0.clone(), self.path.clone());
-            wait(async move { parts.complete_multipart(&path, &id, sent).await })
-                .map_err(|error| refused(&self.name, "finish", &error))?;
+        if let Some(upload) = &self.upload {
+            self.complete(upload)?;
         }
         self.progress().finished = true;
         Ok(())
@@ -142,10 +211,10 @@ impl Writer for ObjectWriter {
 
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
-        if let Some(id) = self.upload.clone()
+        if let Some(Upload { id, .. }) = self.upload.take()
             && !self.progress().finished
         {
-            let (parts, path) = (self.object.parts.0.clone(), self.path.clone());
+            let (parts, path) = (self.object.faces.parts.clone(), self.path.clone());
             // Nobody is left to tell about a failure; stores drop forgotten parts after a while.
             let _ = wait(async move { parts.abort_multipart(&path, &id).await });
         }
