@@ -1,4 +1,4 @@
-//! Files in the memory of another process, reached over the network: an [`Agent`] holds them, a [`Peer`] is the store.
+//! Files in the memory or a folder of another process, reached over the network: an [`Agent`] holds them, a [`Peer`] is the store.
 //!
 //! A file is there when it is finished; it goes with its writer if that goes before. Every frame has checksums that the
 //! receiver compares, every wait ends, and every length is bounded before memory is taken for it. The token travels as
@@ -7,7 +7,9 @@
 mod agent;
 mod file;
 mod files;
+mod folder;
 mod frame;
+mod holding;
 mod link;
 mod listing;
 mod serve;
