@@ -43,6 +43,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("a_slow_host_changes_no_bit", slow),
     ("a_full_disk_is_told_with_its_host_and_nothing_is_lost", full_disk),
     ("a_link_with_delay_and_loss_changes_no_bit", lossy),
+    ("a_merge_over_hosts_has_the_bytes_of_one_process", merged),
     ("bytes_between_hosts_are_those_of_the_plan", planned),
     ("checkpoints_in_an_object_store_have_the_bits_of_one_process", object_store),
 ];
@@ -139,8 +140,10 @@ fn own_things(bench: &Bench<'_>) -> Result<Verdict> {
 fn meshes(bench: &Bench<'_>) -> Result<Verdict> {
     let words = ["--hosts", "node1:2,node2:2", "--start", Bed::start(true)];
     for mesh in ["dp=4", "pp=2 dp=2", "dp=2 tp=2"] {
+        let before = bench.bed.sent("node2")?;
         let job = Job::start(&mut bench.launch(&words, &[&format!("mesh={mesh}")]), "meshes")?;
-        job.end()?.well(&["[0@node1] ", "[3@node2] "])?;
+        job.end()?.well(&["[0@node1] "])?;
+        ensure!(bench.bed.sent("node2")? > before + 100_000, "nothing came from node2");
         // What `tp` divides is summed in another order; the same mesh in one process has the same.
         let whole = bench.whole(if mesh.contains("tp") { mesh } else { "" })?;
         let run = Path::new(WORK).join("runs/tiny");
@@ -181,10 +184,11 @@ fn apart(bench: &Bench<'_>) -> Result<Verdict> {
 fn killed(bench: &Bench<'_>) -> Result<Verdict> {
     let words = [&APART[..], &["--max-restarts", "4", "--min-ranks", "2"]].concat();
     // Slow enough to be caught in the middle.
-    bench.bed.slow("node2", "2mbit")?;
+    bench.bed.slow("node2", "8mbit")?;
     let mut job = Job::start(&mut bench.launch(&words, &["checkpoint.copies=2"]), "killed")?;
     bench.saved(&mut job, 2 * EVERY)?;
     bench.bed.kill("node3")?;
+    bench.bed.mend("node2")?;
     let ended = job.end()?;
     ended.well(&[
         "host 'node3' is lost: the connection to its agent has ended",
@@ -196,7 +200,7 @@ fn killed(bench: &Bench<'_>) -> Result<Verdict> {
 }
 
 fn short_cut(bench: &Bench<'_>) -> Result<Verdict> {
-    bench.bed.slow("node2", "2mbit")?;
+    bench.bed.slow("node2", "8mbit")?;
     let words = ["--hosts", "node1:2,node2:2", "--start", Bed::start(true)];
     let mut job = Job::start(&mut bench.launch(&words, &[]), "short")?;
     bench.saved(&mut job, EVERY)?;
@@ -212,7 +216,7 @@ fn short_cut(bench: &Bench<'_>) -> Result<Verdict> {
 }
 
 fn long_cut(bench: &Bench<'_>) -> Result<Verdict> {
-    bench.bed.slow("node2", "2mbit")?;
+    bench.bed.slow("node2", "8mbit")?;
     let words = ["--hosts", "node1:2,node2:2", "--start", Bed::start(true), "--max-restarts", "3"];
     let mut job = Job::start(&mut bench.launch(&words, &["train.timeout=8"]), "long")?;
     bench.saved(&mut job, EVERY)?;
@@ -228,7 +232,7 @@ fn long_cut(bench: &Bench<'_>) -> Result<Verdict> {
 }
 
 fn slow(bench: &Bench<'_>) -> Result<Verdict> {
-    bench.bed.slow("node3", "2mbit")?;
+    bench.bed.slow("node3", "8mbit")?;
     let job = Job::start(&mut bench.launch(&APART, &["checkpoint.copies=2"]), "slow")?;
     job.end()?.well(&[])?;
     same(&bench.runs(), &bench.whole("")?, LAST)?;
@@ -257,6 +261,29 @@ fn lossy(bench: &Bench<'_>) -> Result<Verdict> {
     Ok(Verdict::Held)
 }
 
+/// A recipe of two checkpoints of a run.
+const RECIPE: &str = "merge_method: linear\nmodels:\n  - model: m20\n    parameters: {weight: 0.6}\n  - model: m24\n    \
+    parameters: {weight: 0.4}\n";
+
+fn merged(bench: &Bench<'_>) -> Result<Verdict> {
+    let whole = bench.whole("")?;
+    let here = |words: &[&str]| -> Result<()> {
+        let mut command = Command::new(&bench.bed.planaria);
+        Job::start(command.current_dir(WORK).args(words), "merge")?.end()?.well(&[])
+    };
+    for step in ["20", "24"] {
+        let from = whole.join(format!("ckpt/step-000000{step}")).display().to_string();
+        here(&["convert", &from, &format!("m{step}"), "--to", "hf"])?;
+    }
+    fs::write(Path::new(WORK).join("recipe.yml"), RECIPE)?;
+    here(&["merge", "recipe.yml", "alone"])?;
+    let launch = ["launch", "--hosts", "node1:1,node2:2", "--start", Bed::start(true)];
+    here(&[&launch[..], &["--", "planaria", "merge", "recipe.yml", "spread"]].concat())?;
+    let [alone, spread] = ["alone", "spread"].map(|name| tensors(&[Path::new(WORK).join(name)]));
+    ensure!(alone? == spread?, "the merged models differ");
+    Ok(Verdict::Held)
+}
+
 /// Settings of a model that is large enough for heads of packets not to count, without saves.
 const LARGER: [&str; 5] = [
     "model.hidden_size=64",
@@ -270,7 +297,7 @@ fn planned(bench: &Bench<'_>) -> Result<Verdict> {
     let hosts = "node1:3,node2:3";
     let mut plan = Command::new(&bench.bed.planaria);
     plan.current_dir(WORK).args(["plan", "tiny.toml", "--json", "--hosts", hosts]);
-    LARGER.iter().for_each(|setting| drop(plan.args(["--set", setting])));
+    plan.args(LARGER.iter().flat_map(|setting| ["--set", setting]));
     let told = Job::start(&mut plan, "plan")?.end()?;
     told.well(&[r#""crossing":["dp"]"#])?;
     let link = told.said.split_once("\"links\":").and_then(|(_, links)| field(links, "bytes"));
