@@ -74,7 +74,7 @@ fn gather(first: &str, size: usize, known: &[u8; SECRET], own: &Told, patience: 
             Ok((stream, from)) => {
                 // Anybody can call; only who says the right words is one of us.
                 let Some((stream, said)) = hear(stream, known) else { continue };
-                if let Err(wrong) = take(&mut waiting, stream, from.ip(), &said) {
+                if let Err(wrong) = take(&mut waiting, stream, from.ip().to_canonical(), &said) {
                     let refused = format!("no\n{wrong}");
                     waiting.iter_mut().flatten().for_each(|one| drop(say(&mut one.stream, &refused)));
                     return Err(failed(wrong));
@@ -93,7 +93,7 @@ fn gather(first: &str, size: usize, known: &[u8; SECRET], own: &Told, patience: 
     let mut secret = [0; SECRET];
     std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut secret)).map_err(cannot)?;
     let line = |host: &str, told: &Told| format!("{}\n{}", endpoint(host, told.port), told.socket);
-    let rest = waiting.iter().flatten().map(|one| line(&one.from.to_canonical().to_string(), &one.told));
+    let rest = waiting.iter().flatten().map(|one| line(&one.from.to_string(), &one.told));
     let addresses: Vec<String> = std::iter::once(line(&host, own)).chain(rest).collect();
     let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let answer = format!("yes\n{hex}\n{}", addresses.join("\n"));

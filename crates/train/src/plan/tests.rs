@@ -364,7 +364,9 @@ fn what_ranks_send_goes_to_hosts_and_nothing_of_it_twice() {
     let changes = ["mesh=pp=2 dp=2 tp=2", "train.schedule=interleaved", "train.chunks=2"];
     let (plan, mesh) = (plan(&changes, 8), config(&changes).mesh.on(8).unwrap());
     let sent: u64 = plan.stages.iter().flat_map(|rank| &rank.traffic).map(|traffic| 4 * traffic.bytes).sum();
-    let all = |hosts: &[std::ops::Range<usize>]| links(&plan, &mesh, hosts).iter().map(|link| link.bytes).sum::<u64>();
+    let all = |hosts: &[std::ops::Range<usize>]| {
+        links(&plan, &mesh, hosts).iter().map(|link| link.bytes).sum::<u64>()
+    };
     let each: Vec<_> = (0..8).map(|rank| rank..rank + 1).collect();
     assert_eq!(all(&each), sent);
     assert_eq!(all(&[0..8]), 0);
