@@ -164,14 +164,11 @@ impl Holding for Folder {
         Ok(sums)
     }
 
-    fn finish(&self, number: u64, mode: PutMode) -> Result<(), Refusal> {
+    /// A file that must be new was looked for before it was begun: of two that create one of more than a frame at once both may succeed.
+    fn finish(&self, number: u64, _mode: PutMode) -> Result<(), Refusal> {
         let gone = || Refusal::new(Say::Gone, [0; 3]);
         let open = self.table().writers.remove(&number).ok_or_else(gone)?;
         let writer = open.writer.write().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(gone)?;
-        if mode == PutMode::Create {
-            let text = format!("a file that must be new has at most {CHUNK} bytes in a store");
-            return Err(Refusal { text, ..Refusal::new(Say::Failed, [0; 3]) });
-        }
         writer.finish().map_err(|error| refusal(&error))
     }
 
