@@ -309,9 +309,7 @@ fn planned(bench: &Bench<'_>) -> Result<Verdict> {
         let before = bench.bed.sent("node1")?;
         let steps = [format!("train.steps={steps}"), format!("name=of-{steps}")];
         let settings: Vec<&str> = LARGER.into_iter().chain(steps.iter().map(String::as_str)).collect();
-        Job::start(&mut bench.launch(&words, &settings), "planned")?
-            .end()?
-            .well(&["[1@node1] ", "[2@node2] "])?;
+        Job::start(&mut bench.launch(&words, &settings), "planned")?.end()?.well(&[])?;
         sent.push(bench.bed.sent("node1")? - before);
     }
     let step = (sent[1] - sent[0]) / 8;
