@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | golden | install | kernels | asan | fuzz | python | wheel | array-api | bench | bench-python`.
+//! The project's own commands: `cargo xtask test | tidy | golden | hosts | install | kernels | asan | fuzz | python | wheel | array-api | bench | bench-python`.
 
 mod array_api;
 mod asan;
@@ -8,6 +8,7 @@ mod browser;
 mod compilers;
 mod free_threaded;
 mod golden;
+mod hosts;
 mod install;
 mod kernels;
 mod licences;
@@ -56,6 +57,8 @@ enum Command {
         #[arg(long)]
         assets: Option<PathBuf>,
     },
+    /// Run jobs on several hosts, which are namespaces of this machine; needs root and iproute2
+    Hosts(hosts::Options),
     /// Run every `cargo install` line of the docs, into target/installed
     Install,
     /// Compile every CUDA kernel for sm_90a into target/kernels, and run them on an emulated device
@@ -94,6 +97,10 @@ fn main() -> ExitCode {
             report.is_clean()
         }),
         Command::Golden { kind, path, assets } => return golden::run(&root, &kind, &path, assets.as_deref()),
+        Command::Hosts(options) => {
+            let found = if mpi::is_here() { Ok(()) } else { Err(String::new()) };
+            hosts::run_alone(&root, mpi::features(&found), &options)
+        }
         Command::Install => Ok(install::run_alone(&root)),
         Command::Kernels => Ok(kernels::run_alone(&root)),
         Command::Asan => Ok(asan::run(&root)),

@@ -9,8 +9,8 @@ use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute};
 use crate::summary::{Counts, Outcome, Summary, counts};
 use crate::{
-    array_api, azure, browser, compilers, free_threaded, golden, install, kernels, licences, mpi, peers,
-    python, s3, tidy, wheel,
+    array_api, azure, browser, compilers, free_threaded, golden, hosts, install, kernels, licences, mpi,
+    peers, python, s3, tidy, wheel,
 };
 
 /// What the steps need from the machine.
@@ -49,6 +49,7 @@ pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
         let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
         summary.step("page", || browser::step(root, features, &page));
     });
+    summary.step("hosts", || hosts::step(root, features, "", None));
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.more("kernels", || kernels::compile_step(root, features));
     summary.more("emulated device", || kernels::emulate_step(root, features));
@@ -97,6 +98,7 @@ fn preflight(root: &Path) -> Needs {
     eprintln!("maturin, pytest        in a venv under target, made when missing (the Python package)");
     eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
     eprintln!("chromium               installed by apt-get when missing and allowed (the page of runs)");
+    eprintln!("hosts                  namespaces of this machine, where root and iproute2 are here");
     eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
     eprintln!("azurite                by npm in a folder under target, made when missing (an Azure server)");
     needs

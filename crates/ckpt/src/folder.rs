@@ -138,8 +138,8 @@ pub(crate) fn begin(store: &dyn Store, folder: &str) -> Result<()> {
     Ok(store.put(&join(folder, SAVING), b"", PutMode::Replace)?)
 }
 
-/// Removes folders of steps whose save began and did not end.
-pub(crate) fn remove_leftovers(store: &dyn Store, parent: &str) -> Result<Vec<String>> {
+/// Removes folders of steps whose save began and did not end; which.
+pub fn remove_leftovers(store: &dyn Store, parent: &str) -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for entry in store.list(parent)? {
         if entry.kind != EntryKind::Folder || step_of(entry.short()).is_none() {

@@ -63,7 +63,7 @@ mod write;
 
 pub use destination::{Destination, save_at};
 pub use error::{Error, Obstacle, Result, Trouble};
-pub use folder::{committed, copy, latest, newest, open, remove, step_folder, step_of};
+pub use folder::{committed, copy, latest, newest, open, remove, remove_leftovers, step_folder, step_of};
 pub use known::{Known, KnownTensor};
 pub use load::{load, load_source};
 pub use manifest::{Checkpoint, DataFile, Derive, Role, SmallFile, Stored};

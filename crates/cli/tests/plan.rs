@@ -56,3 +56,41 @@ fn limits_and_mistakes_have_their_exit_codes() {
     let said = String::from_utf8(plan(&["--set", "train.micro_batch=5"]).stderr).unwrap();
     assert!(said.contains("nearest that fit: global_batch 15 or 20"), "{said}");
 }
+
+#[test]
+fn hosts_are_shown_with_the_axes_between_them_and_what_they_send_each_other() {
+    let told = |args: &[&str]| -> Value {
+        let shown = plan(&[&["--json"], args].concat());
+        assert!(shown.status.success(), "{args:?}: {}", String::from_utf8_lossy(&shown.stderr));
+        serde_json::from_slice(&shown.stdout).unwrap()
+    };
+    let value = told(&["--hosts", "a:3,b:3"]);
+    assert_eq!(
+        value["hosts"],
+        serde_json::json!([{"name": "a", "ranks": [0, 1]}, {"name": "b", "ranks": [2, 3]}])
+    );
+    assert_eq!(value["crossing"], serde_json::json!(["pp"]));
+    // Every rank of the first stage sends its activations to the one behind it, and every one of the second sends back.
+    let sent = |stage: usize, axis: &str| -> u64 {
+        let traffic = value["stages"][stage]["traffic"].as_array().unwrap();
+        traffic.iter().filter(|one| one["axis"] == axis).map(|one| one["bytes"].as_u64().unwrap()).sum()
+    };
+    for (link, stage) in [(0, 0), (1, 1)] {
+        assert_eq!(value["links"][link]["bytes"].as_u64().unwrap(), 2 * sent(stage, "pp"));
+    }
+    // Filled as they come, a group of `tp` lies on both.
+    let value = told(&["--hosts", "a:3,b:3", "--together", "1"]);
+    assert_eq!(value["crossing"], serde_json::json!(["pp", "tp"]));
+    let said = String::from_utf8(plan(&["--hosts", "a:2,b:2"]).stdout).unwrap();
+    assert!(
+        said.contains(
+            "hosts: a has ranks 0 to 1, b has ranks 2 to 3\ninside a host: tp\nbetween hosts: pp\na to b: "
+        ),
+        "{said}"
+    );
+    let refused = plan(&["--hosts", "a:2"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("4 ranks are more than the 2 that the hosts take")
+    );
+}

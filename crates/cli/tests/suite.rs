@@ -10,6 +10,7 @@ mod heal;
 mod hosts;
 mod look;
 mod merge;
+mod outside;
 mod pages;
 mod plan;
 mod plot;

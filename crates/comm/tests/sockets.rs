@@ -48,7 +48,9 @@ fn ranks_over_sockets_give_the_bits_of_thread_ranks() {
 fn ranks_of_several_machines_meet_over_the_network_and_strangers_are_left_out() {
     let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let folders = folders.each_ref().map(|folder| folder.path());
-    let network = |secret| Some(Network { address: "127.0.0.1".into(), secret: [secret; sockets::SECRET] });
+    let network = |secret| {
+        Some(Network { address: "127.0.0.1".into(), secret: [secret; sockets::SECRET], first: None })
+    };
     let ends: Vec<_> = std::thread::scope(|scope| {
         let one = |rank: usize| {
             // Ranks 1 and 2 share a machine.

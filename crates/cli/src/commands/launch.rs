@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// A file with a machine on each line, as `a:4` or `a slots=4`
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
+    /// Ranks that stay on one host, where there is room; as many as `tp` of the mesh has if not given
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    together: Option<u32>,
     /// How a command is started on a machine; {host} is its name
     #[arg(
         long,
@@ -243,11 +246,19 @@ impl Launch<'_> {
         attempt.run(&self.stop)
     }
 
-    /// The machines of the next start: without those that were lost, where the others have room.
+    /// The machines of the next start: without those that were lost, where the others have room; with whole groups of `tp`, where they
+    /// have room for these.
     fn left(&self) -> Hosts {
         let left: Hosts = self.hosts.iter().filter(|host| !self.lost.contains(&host.name)).cloned().collect();
         let room: u32 = left.iter().map(|host| host.ranks).sum();
-        if room < self.ranks { self.hosts.clone() } else { left }
+        let hosts = if room < self.ranks { self.hosts.clone() } else { left };
+        hosts::in_groups(&hosts, self.ranks, self.together()).unwrap_or(hosts)
+    }
+
+    /// Ranks that should stay on one host.
+    fn together(&self) -> u32 {
+        let tp = || mesh::config(&self.command)?.ok().map(|config| config.mesh.tp as u32);
+        self.args.together.or_else(tp).unwrap_or(1)
     }
 
     /// Gets ready for the next start after a failure; false when there is none.

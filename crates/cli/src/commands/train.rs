@@ -1,15 +1,17 @@
-//! `planaria train`: runs a configuration on thread ranks, or as one of the processes that `planaria launch` or `mpirun` started.
+//! `planaria train`: runs a configuration on thread ranks, or as one of the processes that `planaria launch`, `mpirun` or another
+//! launcher started.
 
 mod healing;
+mod nodes;
+mod outside;
 mod show;
+mod started;
 
-use super::launch::hosts::{ADDRESS, SECRET_WORD, unhex};
-use super::launch::{BEATS, ENGINE, MEETING};
+use super::launch::BEATS;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria::comm::sockets::{Network, Place};
 use planaria::train::config::{Compute, Sources};
 use planaria::train::{Config, Outcome, Requests, Trainer};
 use serde_json::json;
@@ -18,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use show::Show;
+pub(super) use started::Started;
 
 /// Variable with what happens to a rank on purpose, as in `kill rank=1 call=57`.
 pub(crate) const FAULT: &str = "PLANARIA_FAULT";
@@ -80,7 +83,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let show = show.clone();
         requests.announce(move || show.stopping())?;
     }
-    if matches!(place, Started::Processes { .. }) {
+    if place.is_watched() {
         let requests = requests.clone();
         std::thread::spawn(move || orphaned(&requests));
     }
@@ -153,91 +156,6 @@ fn mpi(_: &Trainer, _: usize) -> Result<Outcome> {
     Err(Failure::usage(message).hint("build it with `--features mpi`, or use thread ranks with `-n`").into())
 }
 
-/// How this process was started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Started {
-    /// By hand.
-    Alone,
-    /// By `planaria launch`, to run this many thread ranks.
-    Threads { ranks: usize, restarts: u64 },
-    /// By `mpirun`, as one of this many processes.
-    Mpi { rank: usize, ranks: usize, restarts: u64 },
-    /// By `planaria launch`, as one of several processes of this machine.
-    Processes { place: Place, restarts: u64 },
-}
-
-impl Started {
-    pub(super) fn find() -> Result<Started> {
-        Started::told_by(|name| std::env::var(name).ok())
-    }
-
-    fn told_by(variable: impl Fn(&str) -> Option<String>) -> Result<Started> {
-        let number = |name: &str| variable(name).and_then(|text| text.parse::<usize>().ok());
-        let restarts = number("TORCHELASTIC_RESTART_COUNT").unwrap_or(0) as u64;
-        let mpi = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| number(name));
-        if let Some(ranks) = mpi {
-            let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"]
-                .iter()
-                .find_map(|name| number(name))
-                .unwrap_or(0);
-            return Ok(Started::Mpi { rank, ranks, restarts });
-        }
-        match (number("WORLD_SIZE"), variable(ENGINE).as_deref()) {
-            (Some(ranks), Some("threads")) => Ok(Started::Threads { ranks, restarts }),
-            (Some(size), Some("processes")) => {
-                let (rank, folder) = (number("RANK").unwrap_or(0), variable(MEETING).unwrap_or_default());
-                let secret = variable(SECRET_WORD).and_then(|text| unhex(&text));
-                let network = variable(ADDRESS).zip(secret);
-                let network = network.map(|(address, secret)| Network { address, secret });
-                let place = Place { rank, size, folder: folder.into(), network };
-                Ok(Started::Processes { place, restarts })
-            }
-            (Some(ranks), _) if ranks > 1 => {
-                let rank = number("RANK").unwrap_or(0);
-                let message =
-                    format!("this is process {rank} of {ranks}, which have no way to talk to each other");
-                Err(Failure::usage(message).hint("start them with `planaria launch` or `mpirun`").into())
-            }
-            _ => Ok(Started::Alone),
-        }
-    }
-
-    fn threads(&self) -> Option<usize> {
-        if let Started::Threads { ranks, .. } = self { Some(*ranks) } else { None }
-    }
-
-    pub(super) fn processes(&self) -> Option<usize> {
-        match self {
-            Started::Mpi { ranks, .. } => Some(*ranks),
-            Started::Processes { place, .. } => Some(place.size),
-            _ => None,
-        }
-    }
-
-    /// The rank that this process is, among others.
-    fn rank(&self) -> usize {
-        match self {
-            Started::Mpi { rank, .. } => *rank,
-            Started::Processes { place, .. } => place.rank,
-            _ => 0,
-        }
-    }
-
-    /// Only one process of a job prints what the job has to say.
-    pub(super) fn is_first(&self) -> bool {
-        self.rank() == 0
-    }
-
-    fn restarts(&self) -> u64 {
-        match self {
-            Started::Alone => 0,
-            Started::Threads { restarts, .. }
-            | Started::Mpi { restarts, .. }
-            | Started::Processes { restarts, .. } => *restarts,
-        }
-    }
-}
-
 fn report_checked(
     config: &Config,
     ranks: usize,
@@ -280,36 +198,4 @@ pub(crate) fn report(config: &Config, outcome: &Outcome, terminal: &mut Terminal
 
 fn end_of(outcome: &Outcome) -> Exit {
     if outcome.stopped { Exit::Stopped } else { Exit::Success }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_started_the_process_is_told_by_its_variables() {
-        let told = |list: &[(&str, &str)]| {
-            let list: Vec<(String, String)> =
-                list.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-            Started::told_by(|name| list.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
-        };
-        assert_eq!(told(&[]).unwrap(), Started::Alone);
-        assert_eq!(told(&[("WORLD_SIZE", "1"), ("RANK", "0")]).unwrap(), Started::Alone);
-        let threads =
-            told(&[("WORLD_SIZE", "4"), ("PLANARIA_ENGINE", "threads"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
-        assert_eq!(threads.unwrap(), Started::Threads { ranks: 4, restarts: 2 });
-        let mpi = told(&[("OMPI_COMM_WORLD_SIZE", "3"), ("WORLD_SIZE", "3"), ("RANK", "1")]).unwrap();
-        assert_eq!((mpi.processes(), mpi.threads(), mpi.rank()), (Some(3), None, 1));
-        let list = [
-            ("WORLD_SIZE", "4"),
-            ("RANK", "2"),
-            ("PLANARIA_ENGINE", "processes"),
-            ("PLANARIA_MEETING", "/x"),
-        ];
-        let one = told(&list).unwrap();
-        assert_eq!((one.processes(), one.rank(), one.is_first()), (Some(4), 2, false));
-        assert!(
-            told(&[("WORLD_SIZE", "8"), ("RANK", "3")]).unwrap_err().to_string().contains("process 3 of 8")
-        );
-    }
 }

@@ -1,7 +1,9 @@
-//! How ranks find each other: files of a folder say where each of them listens.
+//! How ranks find each other: files of a folder say where each of them listens. Whoever started the ranks brings those of other
+//! machines there, or the first rank does (`gathering`).
 
+use super::gathering::{self, Told};
 use super::stream::Stream;
-use super::{Network, Place, failed};
+use super::{Place, failed};
 use crate::error::{Error, Result};
 use planaria_layout::Rank;
 use std::io::{ErrorKind, Read, Write};
@@ -29,7 +31,7 @@ pub fn address_file(folder: &Path, rank: Rank) -> PathBuf {
     folder.join(format!("rank-{rank:05}.tcp"))
 }
 
-/// Writes where a rank listens, so that whoever reads the file reads all of it.
+/// Writes where a rank listens, so that whoever reads the file reads all of it. A second line may name a socket of the rank's own machine.
 pub fn write_address(folder: &Path, rank: Rank, address: &str) -> std::io::Result<()> {
     let file = address_file(folder, rank);
     let new = file.with_extension("tcp-new");
@@ -43,24 +45,43 @@ struct Listeners {
     tcp: Option<TcpListener>,
 }
 
+/// A port for others that the system chooses.
+fn listen() -> std::io::Result<(TcpListener, u16)> {
+    let listener = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
+    listener.set_nonblocking(true)?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
+
+/// `host:port`, with brackets around an address that has colons itself.
+pub(super) fn endpoint(host: &str, port: u16) -> String {
+    let brackets = host.contains(':') && !host.starts_with('[');
+    if brackets { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 impl Listeners {
-    fn open(place: &Place) -> Result<Listeners> {
+    /// Listens, and says where; with the secret of the job.
+    fn open(place: &mut Place, patience: Duration) -> Result<Listeners> {
         let own = socket(&place.folder, place.rank);
         let cannot = |error: std::io::Error| failed(format!("'{}': {error}", own.display()));
         let unix = UnixListener::bind(&own).map_err(cannot)?;
         unix.set_nonblocking(true).map_err(cannot)?;
-        let listen = |network: &Network| {
-            let listener = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
-            listener.set_nonblocking(true)?;
-            let port = listener.local_addr()?.port();
-            let host = &network.address;
-            let brackets = host.contains(':') && !host.starts_with('[');
-            let host = if brackets { format!("[{host}]") } else { host.clone() };
-            write_address(&place.folder, place.rank, &format!("{host}:{port}"))?;
-            Ok(listener)
-        };
-        let tcp = place.network.as_ref().map(listen).transpose().map_err(cannot)?;
-        Ok(Listeners { unix, tcp })
+        let Some(network) = &mut place.network else { return Ok(Listeners { unix, tcp: None }) };
+        let (tcp, port) = listen().map_err(cannot)?;
+        match &network.first {
+            None => {
+                write_address(&place.folder, place.rank, &endpoint(&network.address, port)).map_err(cannot)?
+            }
+            Some(first) => {
+                let told = Told { port, socket: own.display().to_string() };
+                let met = gathering::meet(first, (place.rank, place.size), &network.secret, &told, patience)?;
+                network.secret = met.secret;
+                for (rank, address) in met.addresses.iter().enumerate() {
+                    write_address(&place.folder, rank, address).map_err(cannot)?;
+                }
+            }
+        }
+        Ok(Listeners { unix, tcp: Some(tcp) })
     }
 
     /// The next caller, if there is one.
@@ -86,9 +107,11 @@ fn came<T>(caller: std::io::Result<T>) -> std::io::Result<Option<T>> {
 pub(super) fn connect(place: &Place, patience: Duration) -> Result<Vec<Option<Stream>>> {
     let Place { rank, size, .. } = *place;
     let begin = Instant::now();
+    let place = &mut place.clone();
     let own = socket(&place.folder, rank);
     let cannot = |error: std::io::Error| failed(format!("'{}': {error}", own.display()));
-    let listeners = Listeners::open(place)?;
+    let listeners = Listeners::open(place, patience)?;
+    let place = &*place;
     let mut peers: Vec<Option<Stream>> = (0..size).map(|_| None).collect();
     loop {
         for peer in (0..rank).filter(|&peer| peers[peer].is_none()).collect::<Vec<_>>() {
@@ -124,9 +147,14 @@ fn call(place: &Place, peer: Rank) -> Option<Stream> {
         Err(_) => {
             place.network.as_ref()?;
             let text = std::fs::read_to_string(address_file(&place.folder, peer)).ok()?;
-            let addresses = text.to_socket_addrs().ok()?;
-            let found = addresses.into_iter().find_map(|to| TcpStream::connect_timeout(&to, CALL).ok());
-            Stream::tcp(found?).ok()?
+            let (address, near) = text.split_once('\n').unwrap_or((&text, ""));
+            match UnixStream::connect(near) {
+                Ok(stream) => Stream::Unix(stream),
+                Err(_) => {
+                    let mut addresses = address.to_socket_addrs().ok()?;
+                    Stream::tcp(addresses.find_map(|to| TcpStream::connect_timeout(&to, CALL).ok())?).ok()?
+                }
+            }
         }
     };
     let mut words = (place.rank as u64).to_le_bytes().to_vec();

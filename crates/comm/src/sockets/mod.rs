@@ -2,8 +2,10 @@
 //!
 //! Every rank listens at a socket of its own in a folder that only its user can enter, and has one connection to each other
 //! rank. A process that ends without saying goodbye, however it ends, is noticed at once by all others. Ranks of several machines
-//! listen to the network too; whoever started them brings the file that says where to the folders of the others.
+//! listen to the network too; whoever started them brings the file that says where to the folders of the others, or the first rank tells
+//! all that call it at an address that all of them know.
 
+mod gathering;
 mod meeting;
 mod stream;
 
@@ -39,7 +41,7 @@ pub struct Place {
     pub rank: Rank,
     /// Ranks in all.
     pub size: usize,
-    /// The folder of their sockets.
+    /// The folder of their sockets; empty for one that each rank makes for itself, where the first one brings them together.
     pub folder: PathBuf,
     /// How ranks of other machines reach this one, where there are any.
     pub network: Option<Network>,
@@ -52,6 +54,9 @@ pub struct Network {
     pub address: String,
     /// What ranks of the same job know and nobody else does. It is sent as it is: a network that others listen to needs a tunnel.
     pub secret: [u8; SECRET],
+    /// Where the first rank takes calls, as `HOST:PORT`, if nobody else brings ranks together. The first rank makes a secret of its own
+    /// then, which those get that know this one.
+    pub first: Option<String>,
 }
 
 /// Runs `work` as this process's rank; every process of the job calls this with its own place. An error or a panic
@@ -62,6 +67,9 @@ pub fn run<R, E: Display>(
     work: impl FnOnce(Arc<dyn Comm>) -> std::result::Result<R, E>,
 ) -> Result<R> {
     let depot = Depot::new(place.rank, place.size)?;
+    let own = place.folder.as_os_str().is_empty().then(|| Own::make(place.rank)).transpose()?;
+    let folder = own.as_ref().map_or(&place.folder, |own| &own.0);
+    let place = &Place { folder: folder.clone(), ..place.clone() };
     let gone = carry(&depot, meeting::connect(place, options.timeout)?)?;
     let connection = depot.connect(options)?;
     let comm = connection.comm();
@@ -84,6 +92,28 @@ pub fn run<R, E: Display>(
     // A peer that stands still must not keep this process.
     let _ = gone.recv_timeout(GRACE);
     end.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// A folder of this rank alone, which only its user can enter. It goes when this is dropped.
+#[derive(Debug)]
+struct Own(PathBuf);
+
+impl Own {
+    fn make(rank: Rank) -> Result<Own> {
+        use std::os::unix::fs::DirBuilderExt;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let name = format!("planaria-rank-{rank}-{}-{}", std::process::id(), now.as_nanos());
+        let path = std::env::temp_dir().join(name);
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| failed(format!("cannot create '{}': {error}", path.display())))?;
+        Ok(Own(path))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn failed(what: impl Into<String>) -> Error {

@@ -1,11 +1,14 @@
-//! The process that holds files in its memory for others: a listener and a thread for every connection.
+//! The process that holds files for others, in its memory or in a store: a listener and a thread for every connection.
 
 use super::files::Files;
+use super::folder::Folder;
 use super::frame::{Head, Say, VERSION};
+use super::holding::Holding;
 use super::serve::serve;
 use super::token::{PEER_TOKEN, Token};
 use super::wire::Wire;
 use crate::error::{Error, Result};
+use crate::store::Store;
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -44,7 +47,7 @@ pub struct PeerRoom {
 
 #[derive(Debug)]
 struct Table {
-    files: Files,
+    files: Box<dyn Holding>,
     token: Token,
     stop: AtomicBool,
     /// Connections served at once.
@@ -62,11 +65,17 @@ impl Agent {
     /// Listens on an address such as `127.0.0.1:0`. Clients must give the same token; only on the loopback address may
     /// it be empty.
     pub fn listen(address: &str, memory_limit: u64, token: &str) -> Result<Agent> {
-        Agent::bounded(address, memory_limit, token, CONNECTIONS)
+        Agent::bounded(address, Box::new(Files::new(memory_limit)), token, CONNECTIONS)
+    }
+
+    /// The same with the files of a store in place of its own memory, such as a folder of this machine: what is written stays when the
+    /// agent ends. Files are there as the store has them; one of several writers that is lost does not take the file along.
+    pub fn serve(address: &str, store: Arc<dyn Store>, token: &str) -> Result<Agent> {
+        Agent::bounded(address, Box::new(Folder::new(store)), token, CONNECTIONS)
     }
 
     /// The same with another number of connections.
-    pub(super) fn bounded(address: &str, memory_limit: u64, token: &str, most: usize) -> Result<Agent> {
+    pub(super) fn bounded(address: &str, files: Box<dyn Holding>, token: &str, most: usize) -> Result<Agent> {
         let fail = |error: io::Error| Error::Io {
             name: address.to_string(),
             op: "listen on",
@@ -82,7 +91,7 @@ impl Agent {
         }
         let again = TcpStream::from(OwnedFd::from(listener.try_clone().map_err(fail)?));
         let table = Arc::new(Table {
-            files: Files::new(memory_limit),
+            files,
             token: token_bytes,
             stop: AtomicBool::new(false),
             most,
@@ -144,7 +153,7 @@ impl Table {
         let (again, table) = (stream.clone(), self.clone());
         let thread = std::thread::Builder::new().name("planaria-peer".to_string()).spawn(move || {
             if let Ok(wire) = Wire::new(stream) {
-                serve(wire, &table.files, &table.token);
+                serve(wire, &*table.files, &table.token);
             }
         })?;
         served.next += 1;

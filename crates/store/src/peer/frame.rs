@@ -82,12 +82,14 @@ pub(super) enum Say {
     Version,
     /// As many connections as the agent takes.
     Busy,
+    /// The store that the agent serves failed; `a` 1: it is full.
+    Failed,
 }
 
 impl Say {
     pub(super) fn of(kind: u8) -> Option<Say> {
         use Say::{
-            AlreadyExists, BadName, Busy, Damaged, Done, Full, Gone, Incomplete, Malformed, NotFound,
+            AlreadyExists, BadName, Busy, Damaged, Done, Failed, Full, Gone, Incomplete, Malformed, NotFound,
             OutOfFile, Token, Version,
         };
         let all = [
@@ -104,6 +106,7 @@ impl Say {
             Token,
             Version,
             Busy,
+            Failed,
         ];
         all.into_iter().find(|say| *say as u8 == kind)
     }

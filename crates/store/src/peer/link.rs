@@ -322,6 +322,11 @@ impl Link {
                 let message = format!("the agent at {place} serves {} connections, its limit", head.a);
                 remote(about, message, true)
             }
+            Some(Say::Failed) if head.a == 1 => {
+                let message = format!("{text} (at {place})");
+                Error::Io { name, op: about.op, kind: io::ErrorKind::StorageFull, message }
+            }
+            Some(Say::Failed) => remote(about, format!("{text} (at {place})"), false),
             _ => self.nonsense(about, text),
         }
     }

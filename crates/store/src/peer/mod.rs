@@ -1,4 +1,4 @@
-//! Files in the memory of another process, reached over the network: an [`Agent`] holds them, a [`Peer`] is the store.
+//! Files in the memory or a folder of another process, reached over the network: an [`Agent`] holds them, a [`Peer`] is the store.
 //!
 //! A file is there when it is finished; it goes with its writer if that goes before. Every frame has checksums that the
 //! receiver compares, every wait ends, and every length is bounded before memory is taken for it. The token travels as
@@ -7,7 +7,9 @@
 mod agent;
 mod file;
 mod files;
+mod folder;
 mod frame;
+mod holding;
 mod link;
 mod listing;
 mod serve;
@@ -23,7 +25,7 @@ pub use token::{PEER_TOKEN, peer_token};
 
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name, join};
-use crate::store::{Entry, PutMode, Reader, Sharing, Store, Writer};
+use crate::store::{Entry, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 use frame::{Ask, CHUNK, Head};
 use link::{About, Link};
 use std::sync::Arc;
@@ -125,6 +127,10 @@ impl Store for Peer {
 
     fn put(&self, name: &str, bytes: &[u8], mode: PutMode) -> Result<()> {
         if bytes.len() > CHUNK {
+            // A folder that an agent serves would be written to before the agent hears that it must not be.
+            if mode == PutMode::Create && self.exists(name)? {
+                return Err(Error::AlreadyExists { name: name.to_string() });
+            }
             let file = self.begin(name, bytes.len() as u64, Sharing::Threads)?;
             file.write_at(0, bytes)?;
             return file.finish_as(mode);

@@ -1,8 +1,8 @@
 //! One connection of an agent: its hello, then requests and answers until it ends.
 
-use super::file::{File, Unwritten};
-use super::files::{Files, Refusal};
+use super::files::Refusal;
 use super::frame::{Ask, CHUNK, Head, MAGIC, NAME_BYTES, Say, TOKEN_BYTES, VERSION, malformed};
+use super::holding::{Holding, Untaken};
 use super::token::Token;
 use super::wire::{Sums, Wire};
 use crate::store::{PutMode, Sharing};
@@ -35,12 +35,12 @@ type Answer = Result<Reply, Refusal>;
 /// A connection and the writers that go with it.
 pub(super) struct Connection<'a> {
     wire: Wire,
-    files: &'a Files,
+    files: &'a dyn Holding,
     writers: Vec<u64>,
 }
 
 /// Serves a connection until it ends, however it does.
-pub(super) fn serve(wire: Wire, files: &Files, token: &Token) {
+pub(super) fn serve(wire: Wire, files: &dyn Holding, token: &Token) {
     let mut connection = Connection { wire, files, writers: Vec::new() };
     let ended = connection.hello(token).and_then(|is_known| match is_known {
         true => connection.requests(),
@@ -108,8 +108,8 @@ impl Connection<'_> {
             Ask::Put => self.put(head, &name, sum, deadline)?,
             Ask::Read => {
                 self.wire.small_payload(head, sum, 0, deadline)?;
-                match self.files.find(&name, Some(head.b)) {
-                    Ok(file) => return self.read(&file, head),
+                match self.read(&name, head) {
+                    Ok(sent) => return sent,
                     Err(refusal) => Err(refusal),
                 }
             }
@@ -136,8 +136,8 @@ impl Connection<'_> {
                 Ok(Reply { numbers: [0; 3], name, payload })
             }
             Ask::Open => {
-                let file = self.files.find(name, None)?;
-                Ok(Reply::numbers([file.len, file.version, 0]))
+                let (len, version) = self.files.open(name)?;
+                Ok(Reply::numbers([len, version, 0]))
             }
             Ask::Begin => {
                 let sharing = if head.flag == 1 { Sharing::Processes } else { Sharing::Threads };
@@ -163,67 +163,38 @@ impl Connection<'_> {
     }
 
     fn write(&self, head: &Head, sum: u32, deadline: Instant) -> io::Result<Answer> {
-        match self.files.of_writer(head.a) {
-            Ok(file) => self.receive(&file, head, (head.b, sum), deadline),
-            Err(refusal) => {
+        let mut receive = |into: &mut [u8]| self.wire.payload(into, sum, deadline);
+        let taken = self.files.write(head.a, head.b, head.payload as usize, &mut receive);
+        self.taken(taken, head, deadline)
+    }
+
+    fn put(&self, head: &Head, name: &str, sum: u32, deadline: Instant) -> io::Result<Answer> {
+        let mut receive = |into: &mut [u8]| self.wire.payload(into, sum, deadline);
+        let taken = self.files.put(name, head.payload as usize, mode(head), &mut receive);
+        self.taken(taken, head, deadline)
+    }
+
+    /// What is answered to a payload.
+    fn taken(&self, taken: Result<Sums, Untaken>, head: &Head, deadline: Instant) -> io::Result<Answer> {
+        match taken {
+            Ok(sums) if sums.agree() => Ok(Ok(Reply::default())),
+            Ok(Sums { found, expected }) => {
+                Ok(Err(Refusal::new(Say::Damaged, [found.into(), expected.into(), 0])))
+            }
+            Err(Untaken::Lost(error)) => Err(error),
+            Err(Untaken::After(refusal)) => Ok(Err(refusal)),
+            Err(Untaken::Before(refusal)) => {
                 self.wire.drain(head, deadline)?;
                 Ok(Err(refusal))
             }
         }
     }
 
-    fn put(&self, head: &Head, name: &str, sum: u32, deadline: Instant) -> io::Result<Answer> {
-        // What `receive` says about the connection passes by the table of files, which knows of none.
-        let mut received = None;
-        let put = self.files.put(name, head.payload as usize, mode(head), |file| {
-            match received.insert(self.receive(file, head, (0, sum), deadline)) {
-                Ok(Err(refusal)) => Err(Refusal { text: refusal.text.clone(), ..*refusal }),
-                Ok(Ok(_)) => Ok(()),
-                Err(_) => Err(Refusal::new(Say::Malformed, [0; 3])),
-            }
-        });
-        match received {
-            Some(Err(error)) => return Err(error),
-            Some(Ok(_)) => {}
-            None => self.wire.drain(head, deadline)?,
-        }
-        Ok(put.map(|()| Reply::default()))
-    }
-
-    /// Takes a payload into a file.
-    fn receive(
-        &self,
-        file: &File,
-        head: &Head,
-        (offset, sum): (u64, u32),
-        deadline: Instant,
-    ) -> io::Result<Answer> {
-        let len = head.payload as usize;
-        let received = file.write(offset, len, |into| {
-            let sums = self.wire.payload(into, sum, deadline)?;
-            Ok((sums.agree(), sums))
-        });
-        let refusal = match received {
-            Ok(sums) if sums.agree() => return Ok(Ok(Reply::default())),
-            Ok(Sums { found, expected }) => {
-                return Ok(Err(Refusal::new(Say::Damaged, [found.into(), expected.into(), 0])));
-            }
-            Err(Unwritten::Lost(error)) => return Err(error),
-            Err(Unwritten::Outside) => Refusal::new(Say::OutOfFile, [file.len, 0, 0]),
-            Err(Unwritten::NoMemory) => {
-                let text = "the machine has no memory left for it".to_string();
-                Refusal { say: Say::Full, numbers: [head.payload.into(), 0, self.files.room().0], text }
-            }
-        };
-        self.wire.drain(head, deadline)?;
-        Ok(Err(refusal))
-    }
-
-    fn read(&self, file: &File, head: &Head) -> io::Result<()> {
+    fn read(&self, name: &str, head: &Head) -> Result<io::Result<()>, Refusal> {
         let len = usize::try_from(head.c).unwrap_or(CHUNK).min(CHUNK);
-        file.read(head.a, len, |bytes| {
-            self.wire.send(Head::say(Say::Done, [0; 3]), &[], bytes, Instant::now() + FRAME)
-        })
+        let mut send =
+            |bytes: &[u8]| self.wire.send(Head::say(Say::Done, [0; 3]), &[], bytes, Instant::now() + FRAME);
+        self.files.read(name, head.b, (head.a, len), &mut send)
     }
 
     fn refuse(&self, refusal: &Refusal) -> io::Result<()> {

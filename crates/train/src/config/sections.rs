@@ -337,6 +337,10 @@ pub struct CheckpointSection {
     /// training waits for what is being written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
+    /// Hosts share no file system: each file of a checkpoint lies in the run's folder on this many of them, all of them if there are
+    /// fewer. With 2 any one host may be lost. Absent where the run's folder is the same for all ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copies: Option<usize>,
     /// Further places that checkpoints go to, each with its own interval and number.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<TierSection>,
@@ -364,6 +368,7 @@ impl Default for CheckpointSection {
             final_save: true,
             behind: None,
             memory: None,
+            copies: None,
             tiers: Vec::new(),
         }
     }
@@ -383,6 +388,12 @@ impl CheckpointSection {
 
     pub(super) fn check(&self) -> Result<()> {
         require("checkpoint.keep", self.keep > 0, self.keep, "at least 1")?;
+        require(
+            "checkpoint.copies",
+            self.copies != Some(0),
+            0,
+            "at least 1, or nothing where hosts share a folder",
+        )?;
         self.tiers.iter().try_for_each(TierSection::check)?;
         let from = self.from.as_deref().unwrap_or("none");
         let fits = self.resume || self.from.is_none();

@@ -7,12 +7,14 @@
 mod activations;
 mod backward;
 mod choose;
+mod links;
 mod state;
 #[cfg(test)]
 mod tests;
 mod traffic;
 
 pub use choose::{Choice, choose};
+pub use links::{Link, crossing, links};
 pub use traffic::Traffic;
 
 use crate::config::Config;
@@ -282,6 +284,11 @@ fn pipeline_error(error: crate::pipeline::Error) -> Error {
 }
 
 impl Setting<'_> {
+    /// Stages of the pipeline.
+    fn stages(&self) -> usize {
+        self.parts.iter().map(|(_, rank)| rank + 1).max().unwrap_or(1)
+    }
+
     /// Bytes of an element of activations and gradients: weights of one byte are computed with in two.
     fn computed(&self) -> u64 {
         computed_size(self.dtype)

@@ -374,3 +374,22 @@ fn the_copy_that_makes_responses_is_counted_where_the_model_is_divided() {
     assert_eq!(held(&["mesh=pp=2"], 2), [whole, whole]);
     assert_eq!(held(&["mesh=pp=2", "rl.responses=rows"], 2), [0, 0]);
 }
+
+#[test]
+fn what_ranks_send_goes_to_hosts_and_nothing_of_it_twice() {
+    let changes = ["mesh=pp=2 dp=2 tp=2", "train.schedule=interleaved", "train.chunks=2"];
+    let (plan, mesh) = (plan(&changes, 8), config(&changes).mesh.on(8).unwrap());
+    let sent: u64 = plan.stages.iter().flat_map(|rank| &rank.traffic).map(|traffic| 4 * traffic.bytes).sum();
+    let all = |hosts: &[std::ops::Range<usize>]| {
+        links(&plan, &mesh, hosts).iter().map(|link| link.bytes).sum::<u64>()
+    };
+    let each: Vec<_> = (0..8).map(|rank| rank..rank + 1).collect();
+    assert_eq!(all(&each), sent);
+    assert_eq!(all(&[0..8]), 0);
+    let names = |hosts: &[std::ops::Range<usize>]| crossing(&mesh, hosts).into_iter().collect::<Vec<_>>();
+    assert_eq!(names(&[0..4, 4..8]), ["pp"]);
+    assert_eq!(names(&[0..2, 2..4, 4..6, 6..8]), ["dp", "pp"]);
+    assert_eq!(names(&each), ["dp", "pp", "tp"]);
+    let two = links(&plan, &mesh, &[0..4, 4..8]);
+    assert!(two.iter().all(|link| link.axes.keys().eq(["pp"].iter())), "{two:?}");
+}

@@ -20,6 +20,9 @@ pub struct Traffic {
     pub times: u64,
     /// Bytes one rank sends in a step.
     pub bytes: u64,
+    /// The only place along the axis that they go to; absent where all the others get a share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<usize>,
 }
 
 /// `bytes` as all ranks hold them together; every one sends what the others have not.
@@ -41,7 +44,10 @@ pub(super) fn of_rank(
     out.push(divided_batch(setting, pieces));
     let tied: u64 =
         pieces.iter().filter(|piece| piece.across && piece.trained).map(|piece| 4 * piece.own as u64).sum();
-    out.push(Traffic { what: "tied sums", axis: "pp", call: "send", times: 1, bytes: tied });
+    // The table of token vectors is where the model begins, its other leaf where it ends.
+    let ends = [setting.parts.first(), setting.parts.last()].map(|part| part.map(|(_, rank)| *rank));
+    let to = ends.into_iter().flatten().find(|&end| end != stage);
+    out.push(Traffic { what: "tied sums", axis: "pp", call: "send", times: 1, bytes: tied, to });
     out.retain(|traffic| traffic.bytes > 0);
     out
 }
@@ -57,7 +63,7 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
         Reduction::Step if Zero::from(train.zero) < Zero::Gradients => (1, all * 4),
         _ => (rounds, all * setting.computed()),
     };
-    let line = |what, call, times, bytes| Traffic { what, axis: "dp", call, times, bytes };
+    let line = |what, call, times, bytes| Traffic { what, axis: "dp", call, times, bytes, to: None };
     let mut out = vec![line("gradients", "all-to-all", times, times * sent(each, ranks))];
     out.push(match Zero::from(train.zero) {
         Zero::Off => line("gradients", "all-gather", 1, sent(held * 4, ranks)),
@@ -72,14 +78,20 @@ fn data(setting: &Setting<'_>, pieces: &[Piece]) -> Vec<Traffic> {
 
 fn pipeline(setting: &Setting<'_>, stage: usize) -> Vec<Traffic> {
     let owners: Vec<usize> = setting.parts.iter().map(|(_, rank)| *rank).collect();
-    let edges = |from: usize, to: usize| owners[from] == stage && owners[to] != stage;
     let last = owners.len() - 1;
-    let onward = (0..last).filter(|&i| edges(i, i + 1)).count() as u64;
-    let back = (0..last).filter(|&i| edges(i + 1, i)).count() as u64;
     let bytes = setting.costs.embed.output;
     let rounds = setting.geometry.accumulation;
-    let line = |what, times| Traffic { what, axis: "pp", call: "send", times, bytes: times * bytes };
-    vec![line("activations", onward * rounds), line("their gradients", back * rounds)]
+    let mut out = Vec::new();
+    for to in (0..setting.stages()).filter(|&to| to != stage) {
+        let edges = |from: usize, next: usize| owners[from] == stage && owners[next] == to;
+        let onward = (0..last).filter(|&i| edges(i, i + 1)).count() as u64;
+        let back = (0..last).filter(|&i| edges(i + 1, i)).count() as u64;
+        for (what, edges) in [("activations", onward), ("their gradients", back)] {
+            let times = edges * rounds;
+            out.push(Traffic { what, axis: "pp", call: "send", times, bytes: times * bytes, to: Some(to) });
+        }
+    }
+    out
 }
 
 /// Sums over the slices of a product; where the sequence is divided, their two halves.
@@ -92,7 +104,7 @@ fn tensor(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
     };
     let times = parts.iter().map(of_part).sum::<u64>() * setting.geometry.accumulation;
     let half = times * sent(setting.costs.embed.crossed, setting.sizes.tp);
-    let line = |call, bytes| Traffic { what: "activations", axis: "tp", call, times, bytes };
+    let line = |call, bytes| Traffic { what: "activations", axis: "tp", call, times, bytes, to: None };
     match setting.config.train.sequence_parallel {
         true => vec![line("all-gather", half), line("reduce-scatter", half)],
         false => vec![line("all-reduce", 2 * half)],
@@ -105,7 +117,7 @@ fn divided_batch(setting: &Setting<'_>, pieces: &[Piece]) -> Traffic {
         pieces.iter().filter(|piece| !piece.experts && piece.trained).map(|piece| piece.numel as u64).sum();
     let times = setting.geometry.accumulation;
     let bytes = times * 2 * sent(common * setting.computed(), setting.inner.axis_size(0) as u64);
-    Traffic { what: "gradients", axis: "ep", call: "all-reduce", times, bytes }
+    Traffic { what: "gradients", axis: "ep", call: "all-reduce", times, bytes, to: None }
 }
 
 /// Tokens to the ranks of their experts and back, forward and backward.
@@ -122,5 +134,5 @@ fn experts(setting: &Setting<'_>, parts: &[&Stage]) -> Vec<Traffic> {
         setting.costs.of(part).for_each(|cost| add(cost, 4));
         setting.recomputed(part).for_each(|cost| add(cost, 2));
     }
-    vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes }]
+    vec![Traffic { what: "tokens", axis: "ep", call: "all-to-all", times, bytes, to: None }]
 }

@@ -8,6 +8,7 @@ mod evaluate;
 mod feed;
 mod figures;
 mod holders;
+mod hosts;
 pub(crate) mod line;
 mod lock;
 pub(crate) mod narrow;
@@ -86,6 +87,8 @@ pub struct Trainer {
     stream: Option<Arc<dyn Stream>>,
     rewards: RewardFunctions,
     healing: Healing,
+    /// The name that ranks of other machines know this one by.
+    host: Option<String>,
 }
 
 /// What a run does for whoever started it and starts it again when it fails.
@@ -144,6 +147,7 @@ impl Trainer {
             stream: None,
             rewards: RewardFunctions::new(),
             healing: Healing::default(),
+            host: None,
         }
     }
 
@@ -270,7 +274,9 @@ impl Trainer {
             ..planaria_comm::letters::Options::default()
         };
         let mut own = None;
-        let end = planaria_comm::sockets::run(place, &options, |comm| self.run_process(comm, &mut own));
+        let host = place.network.as_ref().map(|network| network.address.clone());
+        let here = Trainer { host, ..self.clone() };
+        let end = planaria_comm::sockets::run(place, &options, |comm| here.run_process(comm, &mut own));
         end.map_err(|error| own.unwrap_or_else(|| error.into()))
     }
 
@@ -290,8 +296,25 @@ impl Trainer {
         // What is recorded is the same on every rank.
         job.config.device = self.config.device;
         job.data = feed::open(&job, &comm)?;
-        let comm = job.connect(comm)?;
-        job.run(comm, local_ranks())
+        let folders = self.folders(&job, &*comm)?;
+        if let Some(folders) = &folders {
+            job.store = Some(folders.store.clone());
+        }
+        let outcome = job.run(job.connect(comm.clone())?, local_ranks())?;
+        if folders.is_some() {
+            // Others may still read or write what this rank serves.
+            comm.barrier()?;
+        }
+        Ok(outcome)
+    }
+
+    /// The folders of all hosts as one, where the configuration says that they share none. Collective.
+    fn folders(&self, job: &Job, comm: &dyn Comm) -> Result<Option<hosts::Folders>> {
+        let Some(copies) = job.config.checkpoint.copies.filter(|_| self.store.is_none()) else {
+            return Ok(None);
+        };
+        let host = self.host.clone().unwrap_or_else(hosts::name);
+        hosts::gather(job, comm, &host, copies).map(Some)
     }
 
     /// With the GPU that belongs to this process, where the configuration leaves the choice.

@@ -1,6 +1,7 @@
 //! Bytes that no client sends, thrown at an agent: it answers or hangs up, and serves others as before.
 
 use super::*;
+use crate::peer::files::Files;
 use crate::peer::frame::{HEAD_BYTES, MAGIC, Say, VERSION};
 use crate::peer::wire::Wire;
 use proptest::prelude::Rng;
@@ -140,7 +141,7 @@ fn another_version_is_told_so() {
 
 #[test]
 fn connections_are_bounded_and_further_ones_may_come_back() {
-    let agent = Agent::bounded("127.0.0.1:0", 100, "", 8).unwrap();
+    let agent = Agent::bounded("127.0.0.1:0", Box::new(Files::new(100)), "", 8).unwrap();
     let mut silent: Vec<TcpStream> = (0..8).map(|_| raw(&agent)).collect();
     let store = peer(&agent);
     soon("there is no room for one more", || store.list("").is_err());

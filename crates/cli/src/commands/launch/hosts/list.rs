@@ -4,13 +4,13 @@ use std::path::Path;
 
 /// A machine and how many ranks it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Host {
-    pub(in super::super) name: String,
-    pub(in super::super) ranks: u32,
+pub(crate) struct Host {
+    pub(crate) name: String,
+    pub(crate) ranks: u32,
 }
 
 /// `NAME[:RANKS],..`; one rank where no number is given. An IPv6 address stands in brackets.
-pub(in super::super) fn from_words(text: &str) -> Result<Vec<Host>, String> {
+pub(crate) fn from_words(text: &str) -> Result<Vec<Host>, String> {
     checked(text.split(',').map(|word| one(word.trim())).collect::<Result<_, _>>()?)
 }
 

@@ -5,7 +5,9 @@ mod list;
 pub(super) mod there;
 mod wire;
 
-pub(super) use list::{Host, from_file, from_words};
+pub(crate) use list::Host;
+pub(super) use list::from_file;
+pub(crate) use list::from_words;
 
 use planaria::comm::sockets::SECRET;
 use std::ops::Range;
@@ -17,7 +19,7 @@ pub(crate) const ADDRESS: &str = "PLANARIA_ADDRESS";
 pub(crate) const SECRET_WORD: &str = "PLANARIA_SECRET";
 
 /// Which ranks each machine has: they are filled in order, so that neighbouring ranks, and with them the innermost axes of a mesh, stay on one.
-pub(super) fn placed(hosts: &[Host], ranks: u32) -> Vec<(Host, Range<u32>)> {
+pub(crate) fn placed(hosts: &[Host], ranks: u32) -> Vec<(Host, Range<u32>)> {
     let mut next = 0;
     let place = |host: &Host| {
         let first = next;
@@ -25,6 +27,13 @@ pub(super) fn placed(hosts: &[Host], ranks: u32) -> Vec<(Host, Range<u32>)> {
         (host.clone(), first..next)
     };
     hosts.iter().map(place).filter(|(_, range)| !range.is_empty()).collect()
+}
+
+/// The hosts with room for whole groups of so many ranks alone, if all ranks have room then: no group lies on two of them.
+pub(crate) fn in_groups(hosts: &[Host], ranks: u32, group: u32) -> Option<Vec<Host>> {
+    let whole = |host: &Host| Host { ranks: host.ranks - host.ranks % group.max(1), ..host.clone() };
+    let hosts: Vec<Host> = hosts.iter().map(whole).filter(|host| host.ranks > 0).collect();
+    (hosts.iter().map(|host| host.ranks).sum::<u32>() >= ranks).then_some(hosts)
 }
 
 /// A secret as text, and back.
@@ -56,6 +65,17 @@ mod tests {
         };
         assert_eq!(ranges(6), [("a".into(), 0..2), ("b".into(), 2..5), ("c".into(), 5..6)]);
         assert_eq!(ranges(3), [("a".into(), 0..2), ("b".into(), 2..3)]);
+    }
+
+    #[test]
+    fn groups_of_ranks_stay_on_one_host_where_there_is_room() {
+        let hosts = from_words("a:3,b:3,c:1").unwrap();
+        let rooms = |ranks, group| -> Option<Vec<u32>> {
+            Some(in_groups(&hosts, ranks, group)?.iter().map(|host| host.ranks).collect())
+        };
+        assert_eq!(rooms(4, 2), Some(vec![2, 2]));
+        assert_eq!(rooms(7, 1), Some(vec![3, 3, 1]));
+        assert_eq!((rooms(6, 2), rooms(4, 4), rooms(6, 3)), (None, None, Some(vec![3, 3])));
     }
 
     #[test]
