@@ -35,10 +35,11 @@ enum Memory {
 
 impl Sent {
     fn new(memory: Memory) -> Sent {
-        #[cfg(target_os = "linux")]
-        return Sent { copy: (memory.bytes().len() > INLINE).then(Arc::default), memory };
-        #[cfg(not(target_os = "linux"))]
-        Sent { memory }
+        Sent {
+            #[cfg(target_os = "linux")]
+            copy: (memory.bytes().len() > INLINE).then(Arc::default),
+            memory,
+        }
     }
 
     /// Part of an array's bytes.

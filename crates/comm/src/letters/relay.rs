@@ -282,6 +282,8 @@ impl Relay {
             }
             return Ok(false);
         }
+        // This may have been the last of them.
+        self.seen = None;
         for (task, letters) in std::mem::take(&mut self.ready) {
             let chunk = self.chunks[task.index].clone();
             match task.work {

@@ -181,10 +181,14 @@ fn introduce(rank: Rank, mut peers: Vec<Option<Stream>>, until: Instant) -> Resu
             return Err(failed(format!("rank {peer} says that it is on the host of rank {}", hosts[peer])));
         }
     }
-    #[cfg(target_os = "linux")]
-    return Ok(Company { peers, hosts, shelf, windows });
-    #[cfg(not(target_os = "linux"))]
-    Ok(Company { peers, hosts })
+    Ok(Company {
+        peers,
+        hosts,
+        #[cfg(target_os = "linux")]
+        shelf,
+        #[cfg(target_os = "linux")]
+        windows,
+    })
 }
 
 /// A connection to a rank, unless it is not there yet or has no room in its queue.
