@@ -6,6 +6,7 @@ pub mod cases;
 pub mod inputs;
 pub mod machine;
 pub mod measure;
+pub mod peer;
 pub mod record;
 pub mod report;
 pub mod stats;

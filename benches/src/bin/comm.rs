@@ -8,12 +8,12 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use planaria_array::{Array, DType};
+use planaria_bench::peer::{self, Peer};
 use planaria_bench::stats;
 use planaria_comm::{AllGather, AllReduce, AllToAll, Broadcast, Call, Comm, CommExt, ReduceScatter, threads};
 use planaria_layout::Reduce;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -121,8 +121,8 @@ fn main() -> Result<()> {
     let mut missed = Vec::new();
     let wanted = |case: &Case| args.only.is_empty() || args.only.iter().any(|name| name == case.peer_name());
     for ranks in [2, 4] {
-        let gloo = args.python.as_deref().map(|python| Peer::gloo(python, ranks)).transpose()?;
-        let peers = Mutex::new((gloo, Peer::open_mpi(ranks)?));
+        let gloo = args.python.as_deref().map(|python| gloo(python, ranks)).transpose()?;
+        let peers = Mutex::new((gloo, open_mpi(ranks)?));
         for (count, calls) in SIZES {
             for case in Case::ALL.into_iter().filter(wanted) {
                 let rounds = measure(case, ranks, count, calls, args.rounds, &peers)?;
@@ -197,7 +197,7 @@ fn measure(
             if comm.rank() == 0
                 && let Ok(mut peers) = peers.lock()
             {
-                let mut ask = |peer: &mut Peer| peer.round(case, count, calls);
+                let mut ask = |peer: &mut Peer| peer.round(case.peer_name(), count, calls);
                 gloo = peers.0.as_mut().map(&mut ask).transpose()?;
                 open_mpi = peers.1.as_mut().map(&mut ask).transpose()?;
             }
@@ -220,65 +220,15 @@ fn together(comm: &Arc<dyn Comm>, calls: usize, mut work: impl FnMut() -> Result
     Ok(begin.elapsed().as_secs_f64() / calls as f64)
 }
 
-/// Processes of another library that wait for rounds: a line with the collective, its elements and the number of calls
-/// is answered with the seconds of one call on the slowest rank.
-struct Peer {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+fn gloo(python: &Path, ranks: usize) -> Result<Peer> {
+    let mut command = Command::new(python);
+    command.arg(peer::sources().join("gloo.py")).arg(ranks.to_string());
+    Peer::start(command).context("starting torch")
 }
 
-impl Peer {
-    fn gloo(python: &Path, ranks: usize) -> Result<Peer> {
-        let mut command = Command::new(python);
-        command.arg(peers().join("gloo.py")).arg(ranks.to_string());
-        Peer::start(command).context("starting torch")
-    }
-
-    /// `None` where the compiler or the launcher is missing.
-    fn open_mpi(ranks: usize) -> Result<Option<Peer>> {
-        let found = |tool: &str| {
-            let silent =
-                Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-            silent.is_ok_and(|status| status.success())
-        };
-        if !found("mpicc") || !found("mpirun") {
-            return Ok(None);
-        }
-        let program = std::env::temp_dir().join(format!("planaria-comm-peer-{}", std::process::id()));
-        let source = peers().join("open_mpi.c");
-        let built = Command::new("mpicc").args(["-O2", "-o"]).arg(&program).arg(source).status()?;
-        if !built.success() {
-            bail!("mpicc failed on the peer");
-        }
-        let mut command = Command::new("mpirun");
-        command.args(["--oversubscribe", "-n", &ranks.to_string()]).arg(program);
-        // In a container everything runs as root, which Open MPI must be told twice.
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        Peer::start(command).map(Some).context("starting mpirun")
-    }
-
-    fn start(mut command: Command) -> Result<Peer> {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let (input, output) = (child.stdin.take().context("stdin")?, child.stdout.take().context("stdout")?);
-        Ok(Peer { child, input, output: BufReader::new(output) })
-    }
-
-    fn round(&mut self, case: Case, count: usize, calls: usize) -> Result<f64> {
-        writeln!(self.input, "{} {count} {calls}", case.peer_name())?;
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        line.trim().parse().with_context(|| format!("a peer answered {line:?}"))
-    }
-}
-
-fn peers() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("peers")
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.input.write_all(b"end\n");
-        let _ = self.child.wait();
-    }
+fn open_mpi(ranks: usize) -> Result<Option<Peer>> {
+    let Some(program) = peer::open_mpi()? else { return Ok(None) };
+    let mut command = Command::new("mpirun");
+    peer::mpirun(&mut command).args(["--oversubscribe", "-n", &ranks.to_string()]).arg(program);
+    Peer::start(command).map(Some).context("starting mpirun")
 }

@@ -33,6 +33,8 @@ mod metered;
 pub mod mpi;
 pub mod nccl;
 pub mod selftest;
+#[cfg(target_os = "linux")]
+mod shared;
 #[cfg(unix)]
 pub mod sockets;
 mod sync;

@@ -54,6 +54,7 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/store/src/local/sys.rs",
     "crates/comm/src/letters/memory.rs",
     "crates/comm/src/mpi/raw.rs",
+    "crates/comm/src/shared.rs",
     "crates/data/src/map.rs",
     "crates/py/src/buffer.rs",
     "crates/py/src/dlpack.rs",

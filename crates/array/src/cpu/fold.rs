@@ -30,42 +30,61 @@ struct Fold {
     divisor: usize,
 }
 
-/// Folds `inputs` into `out`; all hold the same number of elements, and there is at least one input. Narrow floats are
+/// A fold that is done in parts: what earlier contributions gave, and whether more follow. Such values are of the dtype that
+/// [`wide`] tells, so that nothing is rounded between the parts.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Part<'a> {
+    pub(crate) before: Option<&'a [u8]>,
+    pub(crate) more: bool,
+}
+
+fn truth(how: Combine, dtype: DType) -> bool {
+    dtype == DType::Bool || matches!(how.reduce, Reduce::Any | Reduce::All)
+}
+
+/// The dtype contributions are folded in.
+pub(crate) fn wide(how: Combine, dtype: DType) -> DType {
+    match dtype {
+        _ if truth(how, dtype) => DType::Bool,
+        DType::F64 | DType::U64 => dtype,
+        dtype if dtype.is_float() => DType::F32,
+        _ => DType::I64,
+    }
+}
+
+/// Folds `inputs` into `out`; all hold the same number of elements, and there is something to fold. Narrow floats are
 /// folded in f32 and rounded once; integers in 64 bits, where they wrap and quotients drop their fraction; truth values
 /// as 0 and 1.
-pub(crate) fn fold(how: Combine, dtype: DType, inputs: &[&[u8]], out: &mut [u8]) {
-    let truth = dtype == DType::Bool || matches!(how.reduce, Reduce::Any | Reduce::All);
+pub(crate) fn fold(how: Combine, dtype: DType, inputs: &[&[u8]], out: &mut [u8], part: Part<'_>) {
+    let truth = truth(how, dtype);
     let join = match how.reduce {
         Reduce::Sum | Reduce::Avg if !truth => Join::Add,
         Reduce::Prod if !truth => Join::Mul,
         Reduce::Sum | Reduce::Avg | Reduce::Any | Reduce::Max => Join::Larger,
         Reduce::Prod | Reduce::All | Reduce::Min => Join::Smaller,
     };
-    let wide = match dtype {
-        _ if truth => DType::Bool,
-        DType::F64 | DType::U64 => dtype,
-        dtype if dtype.is_float() => DType::F32,
-        _ => DType::I64,
-    };
-    let fold = Fold { dtype, wide, join, divisor: how.divisor };
+    let wide = wide(how, dtype);
+    let fold = Fold { dtype, wide, join, divisor: if part.more { 1 } else { how.divisor } };
     match wide {
-        DType::Bool => run::<u8>(fold, inputs, out),
-        DType::F64 => run::<f64>(fold, inputs, out),
-        DType::U64 => run::<u64>(fold, inputs, out),
-        DType::F32 => run::<f32>(fold, inputs, out),
-        _ => run::<i64>(fold, inputs, out),
+        DType::Bool => run::<u8>(fold, inputs, out, part),
+        DType::F64 => run::<f64>(fold, inputs, out, part),
+        DType::U64 => run::<u64>(fold, inputs, out, part),
+        DType::F32 => run::<f32>(fold, inputs, out, part),
+        _ => run::<i64>(fold, inputs, out, part),
     }
 }
 
-fn run<W: Wide>(fold: Fold, inputs: &[&[u8]], out: &mut [u8]) {
-    let step = BLOCK * fold.dtype.size();
+fn run<W: Wide>(fold: Fold, inputs: &[&[u8]], out: &mut [u8], part: Part<'_>) {
+    let whole = if part.more { fold.wide } else { fold.dtype };
     let mut room = [[0u64; BLOCK]; 2];
-    for (i, out) in out.chunks_mut(step).enumerate() {
-        let at = i * step..i * step + out.len();
-        let inputs = inputs.iter().map(|input| &input[at.clone()]);
+    for (i, out) in out.chunks_mut(BLOCK * whole.size()).enumerate() {
+        let (first, count) = (i * BLOCK, out.len() / whole.size());
+        let at = |dtype: DType| first * dtype.size()..(first + count) * dtype.size();
+        let inputs = inputs.iter().map(|input| &input[at(fold.dtype)]);
+        let before = part.before.map(|before| &before[at(fold.wide)]);
         match fold.wide == fold.dtype {
-            true => fold_where_it_lies::<W>(fold, inputs, out),
-            false => fold_converted::<W>(fold, inputs, out, &mut room),
+            true => fold_where_it_lies::<W>(fold, before.into_iter().chain(inputs), out),
+            false => fold_converted::<W>(fold, before, inputs, out, part.more, &mut room),
         }
     }
 }
@@ -85,21 +104,28 @@ fn fold_where_it_lies<'a, W: Wide>(fold: Fold, inputs: impl Iterator<Item = &'a 
 
 fn fold_converted<'a, W: Wide>(
     fold: Fold,
+    before: Option<&[u8]>,
     mut inputs: impl Iterator<Item = &'a [u8]>,
     out: &mut [u8],
+    more: bool,
     room: &mut [[u64; BLOCK]; 2],
 ) {
-    let wide = out.len() / fold.dtype.size() * fold.wide.size();
+    let count = out.len() / if more { fold.wide } else { fold.dtype }.size();
+    let wide = count * fold.wide.size();
     let [sum, next] = room.each_mut().map(|room| &mut bytemuck::cast_slice_mut::<u64, u8>(room)[..wide]);
-    if let Some(first) = inputs.next() {
-        convert_bytes(fold.dtype, first, fold.wide, sum);
+    match before {
+        Some(before) => sum.copy_from_slice(before),
+        None => inputs.next().into_iter().for_each(|first| convert_bytes(fold.dtype, first, fold.wide, sum)),
     }
     for input in inputs {
         convert_bytes(fold.dtype, input, fold.wide, next);
         join_one::<W>(fold.join, bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(next));
     }
     divide::<W>(bytemuck::cast_slice_mut(sum), fold.divisor);
-    convert_bytes(fold.wide, sum, fold.dtype, out);
+    match more {
+        true => out.copy_from_slice(sum),
+        false => convert_bytes(fold.wide, sum, fold.dtype, out),
+    }
 }
 
 /// What contributions are folded in.

@@ -13,15 +13,37 @@ use planaria_layout::{Combine, DType, Reduce};
 /// Integers are folded in 64 bits, wrap to their own width at the end, and an average drops its fraction (it rounds
 /// toward zero). A sum of truth values is "or", a product "and"; they have no average.
 pub fn fold_bytes(how: Combine, dtype: DType, inputs: &[&[u8]], out: &mut [u8]) -> Result<()> {
+    fold_part(how, dtype, None, inputs, out, false)
+}
+
+/// The dtype that contributions are folded in: that of values between the parts of a fold.
+pub fn fold_dtype(how: Combine, dtype: DType) -> DType {
+    cpu::fold::wide(how, dtype)
+}
+
+/// A part of a fold: `inputs` are folded on top of `before`, which another part gave. While `more` parts follow, `out` is of
+/// [`fold_dtype`] and nothing is rounded or divided, so parts one after the other have the bits of [`fold_bytes`] on all inputs.
+pub fn fold_part(
+    how: Combine,
+    dtype: DType,
+    before: Option<&[u8]>,
+    inputs: &[&[u8]],
+    out: &mut [u8],
+    more: bool,
+) -> Result<()> {
     if dtype == DType::Bool && how.divisor > 1 {
         return Err(Error::argument("fold", "avg is not defined for bool; cast first"));
     }
-    if inputs.is_empty() || inputs.iter().any(|input| input.len() != out.len()) {
-        let lengths: Vec<usize> = inputs.iter().map(|input| input.len()).collect();
+    let wide = fold_dtype(how, dtype);
+    let count = out.len() / if more { wide } else { dtype }.size();
+    let fits = |bytes: &[u8], dtype: DType| bytes.len() == count * dtype.size();
+    let here = before.is_some() || !inputs.is_empty();
+    if !here || !inputs.iter().all(|x| fits(x, dtype)) || !before.is_none_or(|x| fits(x, wide)) {
+        let lengths: Vec<usize> = before.iter().chain(inputs).map(|input| input.len()).collect();
         let what = format!("contributions of {lengths:?} bytes cannot make {}", out.len());
         return Err(Error::argument("fold", what));
     }
-    cpu::fold::fold(how, dtype, inputs, out);
+    cpu::fold::fold(how, dtype, inputs, out, cpu::fold::Part { before, more });
     Ok(())
 }
 
@@ -138,6 +160,44 @@ mod tests {
         assert_eq!(folded(Combine::of(Reduce::Sum, 3), DType::BF16, &values).unwrap()[0], 258.0);
         assert!(folded(Combine::of(Reduce::Max, 3), DType::BF16, &values).unwrap()[1].is_nan());
         assert!(folded(Combine::of(Reduce::Min, 3), DType::F64, &values).unwrap()[1].is_nan());
+    }
+
+    #[test]
+    fn a_fold_in_parts_has_the_bits_of_one() {
+        for dtype in DType::ALL {
+            let values = |seed: u64| {
+                let value = |i: u64| ((i * 7 + seed * 13) % 23) as f64 / 3.0 - 2.0;
+                let values: Vec<f64> = (0..2500).map(value).collect();
+                Array::from_slice(&values, &[2500])?.cast(dtype)?.bytes()
+            };
+            let inputs = (0..5).map(values).collect::<Result<Vec<_>>>().unwrap();
+            let inputs: Vec<&[u8]> = inputs.iter().map(|bytes| &**bytes).collect();
+            for op in Reduce::EVERY.into_iter().filter(|&op| op != Reduce::Avg || dtype != DType::Bool) {
+                let how = Combine::of(op, 5);
+                let row = |dtype: DType| vec![0u64; (2500 * dtype.size()).div_ceil(8)];
+                let (mut whole, mut parts, mut between) =
+                    (row(dtype), row(dtype), row(fold_dtype(how, dtype)));
+                let cut = |words: &mut Vec<u64>, dtype: DType, fold: &mut dyn FnMut(&mut [u8])| {
+                    fold(&mut bytemuck::cast_slice_mut::<u64, u8>(words)[..2500 * dtype.size()]);
+                };
+                cut(&mut whole, dtype, &mut |out| fold_bytes(how, dtype, &inputs, out).unwrap());
+                let wide = fold_dtype(how, dtype);
+                cut(&mut between, wide, &mut |out| {
+                    fold_part(how, dtype, None, &inputs[..2], out, true).unwrap()
+                });
+                let before = between.clone();
+                let before = &bytemuck::cast_slice::<u64, u8>(&before)[..2500 * wide.size()];
+                cut(&mut between, wide, &mut |out| {
+                    fold_part(how, dtype, Some(before), &inputs[2..4], out, true).unwrap();
+                });
+                let before = &bytemuck::cast_slice::<u64, u8>(&between)[..2500 * wide.size()];
+                cut(&mut parts, dtype, &mut |out| {
+                    fold_part(how, dtype, Some(before), &inputs[4..], out, false).unwrap();
+                });
+                assert_eq!(whole, parts, "{op:?} of {dtype}");
+                assert!(fold_part(how, dtype, Some(&before[1..]), &inputs, &mut [0; 8], false).is_err());
+            }
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub use elementwise::{
     where_,
 };
 pub use embedding::*;
-pub use fold::fold_bytes;
+pub use fold::{fold_bytes, fold_dtype, fold_part};
 pub use gather::{OwnValue, ScatterReduce};
 pub use gather_grad::{
     gather_grad, scatter_grad, scatter_reduce_grad, scatter_source_grad, take_along_dim_grad,

@@ -1,11 +1,11 @@
 //! A carrier for which somebody else does the carrying: what goes out waits here to be taken, what comes in is left here.
 
-use super::carrier::{Carrier, ENVELOPE, Transfer, engine_error};
+use super::carrier::{Carrier, ENVELOPE, Landing, Transfer, engine_error};
 use super::engine::{Engine, LetterComm, Options};
-use super::memory::{Sent, Target};
+use super::memory::Sent;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
-use planaria_array::{Array, Bytes};
+use planaria_array::Array;
 use planaria_layout::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -29,6 +29,12 @@ impl Parcel {
     pub fn bytes(&self) -> &[u8] {
         self.sent.bytes()
     }
+
+    /// The same, to be put where other processes of this host read it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn sent(&self) -> &Sent {
+        &self.sent
+    }
 }
 
 /// The letters of one rank that are on their way out or have come in.
@@ -36,6 +42,8 @@ impl Parcel {
 pub struct Depot {
     rank: Rank,
     size: usize,
+    /// The host of each rank.
+    hosts: Vec<usize>,
     traffic: Mutex<Traffic>,
     changed: Condvar,
 }
@@ -43,19 +51,25 @@ pub struct Depot {
 #[derive(Debug, Default)]
 struct Traffic {
     outgoing: VecDeque<Parcel>,
-    envelopes: VecDeque<(Rank, Bytes)>,
-    contents: HashMap<(Rank, i32), VecDeque<Bytes>>,
+    envelopes: VecDeque<(Rank, Sent)>,
+    contents: HashMap<(Rank, i32), VecDeque<Sent>>,
     broken: Option<String>,
     closed: bool,
 }
 
 impl Depot {
-    /// The depot of one rank of `size`.
+    /// The depot of one rank of `size`, all of them on one host.
     pub fn new(rank: Rank, size: usize) -> Result<Arc<Depot>> {
+        Depot::on_hosts(rank, vec![0; size])
+    }
+
+    /// The depot of one rank, with the host of each rank, by any number: collectives send over links once for each host.
+    pub fn on_hosts(rank: Rank, hosts: Vec<usize>) -> Result<Arc<Depot>> {
+        let size = hosts.len();
         if rank >= size {
             return Err(Error::argument("depot", format!("rank {rank} is outside of {size} ranks")));
         }
-        Ok(Arc::new(Depot { rank, size, traffic: Mutex::default(), changed: Condvar::new() }))
+        Ok(Arc::new(Depot { rank, size, hosts, traffic: Mutex::default(), changed: Condvar::new() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Traffic> {
@@ -77,7 +91,14 @@ impl Depot {
 
     /// Leaves what has come from a rank. Parcels of one sender must come in the order they were taken.
     pub fn deliver(&self, from: Rank, tag: u32, bytes: &Array) -> Result<()> {
-        let (bytes, tag) = (bytes.bytes()?, i32::try_from(tag).map_err(|_| engine_error("a tag past 2^31"))?);
+        let bytes = bytes.bytes()?;
+        let length = bytes.len();
+        self.leave(from, tag, Sent::part(Arc::new(bytes), 0..length))
+    }
+
+    /// The same with memory that may be another process's.
+    pub(crate) fn leave(&self, from: Rank, tag: u32, bytes: Sent) -> Result<()> {
+        let tag = i32::try_from(tag).map_err(|_| engine_error("a tag past 2^31"))?;
         if from >= self.size {
             return Err(Error::argument("deliver", format!("rank {from} is outside of {} ranks", self.size)));
         }
@@ -153,7 +174,7 @@ impl Carrier for Carried {
         let traffic = self.0.lock();
         match &traffic.broken {
             Some(reason) => Err(engine_error(reason.as_str())),
-            None => Ok(traffic.envelopes.front().map(|(from, bytes)| (*from, bytes.len()))),
+            None => Ok(traffic.envelopes.front().map(|(from, sent)| (*from, sent.bytes().len()))),
         }
     }
 
@@ -166,8 +187,12 @@ impl Carrier for Carried {
         Ok(Box::new(Going(road)))
     }
 
-    fn receive(&self, target: Target, from: Rank, tag: i32, _piece: usize) -> Result<Box<dyn Transfer>> {
-        Ok(Box::new(Coming { depot: self.0.clone(), from, tag, target: Some(target) }))
+    fn hosts(&self) -> Vec<usize> {
+        self.0.hosts.clone()
+    }
+
+    fn receive(&self, landing: Landing, from: Rank, tag: i32, _piece: usize) -> Result<Box<dyn Transfer>> {
+        Ok(Box::new(Coming { depot: self.0.clone(), from, tag, landing: Some(landing), come: None }))
     }
 
     fn finish(&self) -> Result<()> {
@@ -193,35 +218,45 @@ struct Coming {
     depot: Arc<Depot>,
     from: Rank,
     tag: i32,
-    target: Option<Target>,
+    landing: Option<Landing>,
+    come: Option<Sent>,
+}
+
+impl Coming {
+    /// The next parcel of its sender and tag.
+    fn find(&self) -> Option<Sent> {
+        let mut traffic = self.depot.lock();
+        if self.tag == ENVELOPE {
+            let at = traffic.envelopes.iter().position(|(from, _)| *from == self.from)?;
+            return traffic.envelopes.remove(at).map(|(_, sent)| sent);
+        }
+        let key = (self.from, self.tag);
+        let pile = traffic.contents.get_mut(&key)?;
+        let sent = pile.pop_front();
+        if pile.is_empty() {
+            traffic.contents.remove(&key);
+        }
+        sent
+    }
 }
 
 impl Transfer for Coming {
     fn is_done(&mut self) -> Result<bool> {
-        let Some(target) = &self.target else { return Ok(true) };
-        let mut traffic = self.depot.lock();
-        let found = match self.tag {
-            ENVELOPE => {
-                let at = traffic.envelopes.iter().position(|(from, _)| *from == self.from);
-                at.and_then(|at| traffic.envelopes.remove(at)).map(|(_, bytes)| bytes)
+        let Some(landing) = &self.landing else { return Ok(true) };
+        let Some(sent) = self.find() else { return Ok(false) };
+        match landing {
+            Landing::At(target) => target.room.fill(&target.at, sent.bytes())?,
+            Landing::Anywhere(length) if *length == sent.bytes().len() => self.come = Some(sent),
+            Landing::Anywhere(length) => {
+                let what = format!("{} bytes came where {length} were told", sent.bytes().len());
+                return Err(engine_error(what));
             }
-            tag => {
-                let (key, mut last) = ((self.from, tag), false);
-                let found = traffic.contents.get_mut(&key).and_then(|pile| {
-                    let bytes = pile.pop_front();
-                    last = pile.is_empty();
-                    bytes
-                });
-                if last {
-                    traffic.contents.remove(&key);
-                }
-                found
-            }
-        };
-        drop(traffic);
-        let Some(bytes) = found else { return Ok(false) };
-        target.room.fill(&target.at, &bytes)?;
-        self.target = None;
+        }
+        self.landing = None;
         Ok(true)
+    }
+
+    fn contents(&mut self) -> Result<Option<Sent>> {
+        Ok(self.come.take())
     }
 }

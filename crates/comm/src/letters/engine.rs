@@ -1,9 +1,11 @@
 //! What the communicators of a process share, and the communicator itself.
 
 use super::carrier::{Carrier, engine_error};
+use super::levels::Levels;
 use super::memory::{Room, Sent, Target};
 use super::post::Post;
-use super::step::{Place, Running, Turn};
+use super::running::Running;
+use super::step::{Place, Turn};
 use super::wire::{self, Line};
 use crate::alone::{self, accept, check_group, check_groups, describe};
 use crate::bounce;
@@ -48,6 +50,8 @@ pub(crate) struct Engine {
     /// Ranks that wait and move things along themselves.
     waiting: AtomicUsize,
     timeout: Duration,
+    /// The host of each rank.
+    hosts: Vec<usize>,
     /// How many calls groups known by their list of ranks have made.
     named: Mutex<HashMap<Vec<Rank>, Arc<AtomicU64>>>,
 }
@@ -71,8 +75,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Engine {
     pub(crate) fn start(carrier: Box<dyn Carrier>, options: &Options) -> Arc<Engine> {
+        let post = Post::new(carrier, options.piece);
         Arc::new(Engine {
-            post: Mutex::new(Post::new(carrier, options.piece)),
+            hosts: post.hosts(),
+            post: Mutex::new(post),
             open: Mutex::default(),
             started: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -239,16 +245,30 @@ pub(crate) struct LetterComm {
     ranks: Arc<[Rank]>,
     position: usize,
     sequence: Arc<AtomicU64>,
+    /// Its hosts, where collectives may go over them.
+    levels: Option<Arc<Levels>>,
 }
 
 impl LetterComm {
     pub(crate) fn new(engine: Arc<Engine>, id: u64, ranks: Arc<[Rank]>, position: usize) -> LetterComm {
-        LetterComm { engine, id, ranks, position, sequence: Arc::default() }
+        LetterComm::counting(engine, id, ranks, position, Arc::default())
+    }
+
+    fn counting(
+        engine: Arc<Engine>,
+        id: u64,
+        ranks: Arc<[Rank]>,
+        position: usize,
+        sequence: Arc<AtomicU64>,
+    ) -> LetterComm {
+        let levels = Levels::of(ranks.iter().map(|&rank| engine.hosts[rank])).map(Arc::new);
+        LetterComm { engine, id, ranks, position, sequence, levels }
     }
 
     fn place(&self) -> Place {
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
-        Place { group: self.id, ranks: self.ranks.clone(), me: self.position, sequence }
+        let (group, ranks, levels) = (self.id, self.ranks.clone(), self.levels.clone());
+        Place { group, ranks, me: self.position, sequence, levels }
     }
 
     fn meet(&self, signature: &Signature) -> Result<u64> {
@@ -286,7 +306,7 @@ impl Comm for LetterComm {
             Call::Send(c) => {
                 let (bytes, line) = (c.data.bytes()?, Line::message(self.id, c.tag));
                 let length = bytes.len();
-                let contents = Sent::Array(Arc::new(bytes), 0..length);
+                let contents = Sent::part(Arc::new(bytes), 0..length);
                 post.send(self.ranks[c.to], line, &describe(&c.data), contents)?;
                 Ok(Pending::done())
             }
@@ -336,8 +356,8 @@ impl Comm for LetterComm {
         // Every member hashes the same list; ids of splits begin with a number instead of a name.
         let mut id = DefaultHasher::new();
         ("group", ranks).hash(&mut id);
-        let (engine, ranks) = (self.engine.clone(), ranks.into());
-        Ok(Arc::new(LetterComm { engine, id: id.finish(), ranks, position, sequence }))
+        let engine = self.engine.clone();
+        Ok(Arc::new(LetterComm::counting(engine, id.finish(), ranks.into(), position, sequence)))
     }
 
     fn barrier(&self) -> Result<()> {
@@ -370,7 +390,7 @@ impl Wait for Started {
             let running = lock(&self.task.running);
             let post = self.engine.lock();
             let missing = running.missing(&post);
-            let (call, sequence) = (running.name, self.sequence);
+            let (call, sequence) = (running.name(), self.sequence);
             (!missing.is_empty()).then_some(Error::Timeout { call, sequence, missing, waited })
         };
         self.engine.until(|| self.task.end(), missing)

@@ -2,31 +2,82 @@
 #![allow(unsafe_code)]
 
 use super::carrier::engine_error;
+#[cfg(target_os = "linux")]
+use super::wire::INLINE;
 use crate::error::Result;
+#[cfg(target_os = "linux")]
+use crate::shared::{Loan, Lot, Shelf};
 use planaria_array::{Bytes, Lent};
 use std::ops::Range;
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes that are sent: they do not change while they are held.
+/// Bytes that are sent or have come: they do not change while they are held.
 #[derive(Clone, Debug)]
-pub(crate) enum Sent {
+pub(crate) struct Sent {
+    memory: Memory,
+    /// The copy of what is long that other processes of this host read; all who get it share one.
+    #[cfg(target_os = "linux")]
+    copy: Option<Arc<OnceLock<Option<Lot>>>>,
+}
+
+#[derive(Clone, Debug)]
+enum Memory {
     /// Part of an array.
     Array(Arc<Bytes>, Range<usize>),
     /// Memory of our own.
-    Own(Arc<Vec<u64>>, Range<usize>),
+    Own(Arc<Vec<u64>>, usize),
+    /// Of another process.
+    #[cfg(target_os = "linux")]
+    Loan(Arc<Loan>),
 }
 
 impl Sent {
+    fn new(memory: Memory) -> Sent {
+        Sent {
+            #[cfg(target_os = "linux")]
+            copy: (memory.bytes().len() > INLINE).then(Arc::default),
+            memory,
+        }
+    }
+
+    /// Part of an array's bytes.
+    pub(crate) fn part(bytes: Arc<Bytes>, range: Range<usize>) -> Sent {
+        Sent::new(Memory::Array(bytes, range))
+    }
+
     pub(crate) fn text(bytes: &[u8]) -> Sent {
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
         bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Sent::Own(Arc::new(words), 0..bytes.len())
+        Sent::new(Memory::Own(Arc::new(words), bytes.len()))
+    }
+
+    /// What another process has.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn loan(loan: Loan) -> Sent {
+        Sent::new(Memory::Loan(Arc::new(loan)))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+
+    /// Where a reader of another process finds it on a shelf: its lot, and where that begins. It is put there for the first one that asks.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn lend(&self, shelf: &Arc<Shelf>) -> Option<(u32, u64)> {
+        let lot = self.copy.as_ref()?.get_or_init(|| shelf.put(self.bytes()));
+        lot.as_ref().map(Lot::lend)
+    }
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
         match self {
-            Sent::Array(bytes, range) => &bytes[range.clone()],
-            Sent::Own(words, range) => &bytemuck::cast_slice::<u64, u8>(words)[range.clone()],
+            Memory::Array(bytes, range) => &bytes[range.clone()],
+            Memory::Own(words, length) => &bytemuck::cast_slice::<u64, u8>(words)[..*length],
+            #[cfg(target_os = "linux")]
+            Memory::Loan(loan) => loan.bytes(),
         }
     }
 }
@@ -81,6 +132,15 @@ impl Room {
         // taken for this copy alone; the source is another allocation or an immutable one.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
         Ok(())
+    }
+
+    /// What has been received, once no transfer holds it any more.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn read(self: Arc<Room>) -> Result<Sent> {
+        let lost = || engine_error("a room is read while it is filled");
+        let bytes = self.into_lent().ok_or_else(lost)?.give_back()?.bytes()?;
+        let length = bytes.len();
+        Ok(Sent::part(Arc::new(bytes), 0..length))
     }
 
     /// The memory, once no transfer holds it any more.

@@ -1,14 +1,12 @@
 //! Letters between processes: sent without waiting, and sorted by sender and line as they come in. Long contents are
 //! asked for only when someone expects them, and then go straight to where they are wanted.
 
-use super::carrier::{Carrier, ENVELOPE, Transfer, engine_error};
-use super::memory::{Room, Sent, Target};
+use super::carrier::{Carrier, ENVELOPE, Landing, Transfer, engine_error};
+use super::memory::{Sent, Target};
 use super::wire::{Envelope, INLINE, Line, MessageKind};
 use crate::error::{Error, Result};
-use planaria_array::Lent;
 use planaria_layout::Rank;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Tags of contents that did not fit into their envelope are 1 to this; every carrier has as many. Contents under way between
@@ -29,8 +27,8 @@ enum Body {
     Here(Sent),
     /// With the sender, under this tag.
     Away(u32),
-    /// On the way to where they are wanted, or to a room of their own.
-    Coming(Box<dyn Transfer>, Option<Arc<Room>>),
+    /// On the way to where they are wanted, or to memory of their own.
+    Coming(Box<dyn Transfer>),
     /// Where they were wanted.
     Landed,
 }
@@ -40,6 +38,14 @@ impl Letter {
     pub(super) fn contents(&self) -> Option<&[u8]> {
         match &self.body {
             Body::Here(sent) => Some(sent.bytes()),
+            _ => None,
+        }
+    }
+
+    /// The same, to keep.
+    pub(super) fn into_contents(self) -> Option<Sent> {
+        match self.body {
+            Body::Here(sent) => Some(sent),
             _ => None,
         }
     }
@@ -74,6 +80,8 @@ pub(crate) struct Post {
     outgoing: Vec<Box<dyn Transfer>>,
     /// Contents sent to each rank so far.
     sent: Vec<u32>,
+    /// How often a letter has come, all of it.
+    news: u64,
     /// Why this process, or a peer, gave up.
     failure: Option<Error>,
 }
@@ -83,11 +91,21 @@ impl Post {
         let ((rank, size), largest) = (carrier.place(), carrier.largest());
         let (piece, sent) = (piece.clamp(1, largest), vec![0; size]);
         let (piles, loading, outgoing) = (HashMap::new(), Vec::new(), Vec::new());
-        Post { carrier, rank, size, largest, piece, piles, loading, outgoing, sent, failure: None }
+        Post { carrier, rank, size, largest, piece, piles, loading, outgoing, sent, news: 0, failure: None }
     }
 
     pub(crate) fn place(&self) -> (Rank, usize) {
         (self.rank, self.size)
+    }
+
+    /// The host of each rank.
+    pub(super) fn hosts(&self) -> Vec<usize> {
+        self.carrier.hosts()
+    }
+
+    /// A number that changes when a letter has come.
+    pub(super) fn news(&self) -> u64 {
+        self.news
     }
 
     pub(super) fn live(&self) -> Result<()> {
@@ -140,32 +158,26 @@ impl Post {
     pub(super) fn progress(&mut self) -> Result<bool> {
         let mut moved = false;
         while let Some((from, length)) = self.carrier.probe()? {
-            let room = Room::new(Lent::bytes(length)?);
-            let target = Target { room: room.clone(), at: 0..length };
-            let mut transfer = self.carrier.receive(target, from, ENVELOPE, self.largest)?;
+            let mut transfer =
+                self.carrier.receive(Landing::Anywhere(length), from, ENVELOPE, self.largest)?;
             // It was there already.
             while !transfer.is_done()? {}
-            drop(transfer);
-            self.open(from, read(room)?.bytes())?;
+            let envelope = transfer.contents()?.ok_or_else(|| engine_error("an envelope was lost"))?;
+            self.open(from, envelope.bytes())?;
             moved = true;
         }
         for (from, line, number) in std::mem::take(&mut self.loading) {
             let pile = self.piles.get_mut(&(from, line));
             let Some(letter) = pile.and_then(|pile| pile.letters.get_mut(&number)) else { continue };
-            let Body::Coming(transfer, _) = &mut letter.body else { continue };
+            let Body::Coming(transfer) = &mut letter.body else { continue };
             if !transfer.is_done()? {
                 self.loading.push((from, line, number));
                 continue;
             }
             moved = true;
-            // The transfer lets go of the room before it is read.
-            letter.body = match std::mem::replace(&mut letter.body, Body::Landed) {
-                Body::Coming(transfer, Some(room)) => {
-                    drop(transfer);
-                    Body::Here(read(room)?)
-                }
-                _ => Body::Landed,
-            };
+            self.news += 1;
+            // With the transfer goes its hold on the room.
+            letter.body = transfer.contents()?.map_or(Body::Landed, Body::Here);
         }
         let before = self.outgoing.len();
         let mut open = Vec::new();
@@ -192,6 +204,7 @@ impl Post {
 
     fn sort(&mut self, from: Rank, line: Line, letter: Letter) -> u64 {
         let pile = self.piles.entry((from, line)).or_default();
+        self.news += u64::from(letter.is_here());
         pile.letters.insert(pile.come, letter);
         pile.come += 1;
         pile.come - 1
@@ -216,15 +229,9 @@ impl Post {
         };
         // What does not fit is a mistake that its receiver will name; it is taken in all the same.
         let fitting = target.filter(|target| target.at.len() == letter.length);
-        let (target, own) = match fitting {
-            Some(target) => (target, None),
-            None => {
-                let room = Room::new(Lent::bytes(letter.length)?);
-                (Target { room: room.clone(), at: 0..letter.length }, Some(room))
-            }
-        };
-        let transfer = self.carrier.receive(target, from, *tag as i32, self.piece)?;
-        letter.body = Body::Coming(transfer, own);
+        let landing = fitting.map_or(Landing::Anywhere(letter.length), Landing::At);
+        let transfer = self.carrier.receive(landing, from, *tag as i32, self.piece)?;
+        letter.body = Body::Coming(transfer);
         self.loading.push((from, line, number));
         Ok(())
     }
@@ -278,12 +285,4 @@ impl Post {
     pub(crate) fn finish(&self) -> Result<()> {
         self.carrier.finish()
     }
-}
-
-/// What a room that no transfer holds any more has received.
-fn read(room: Arc<Room>) -> Result<Sent> {
-    let lost = || engine_error("a room is read while it is filled");
-    let bytes = room.into_lent().ok_or_else(lost)?.give_back()?.bytes()?;
-    let length = bytes.len();
-    Ok(Sent::Array(Arc::new(bytes), 0..length))
 }

@@ -1,6 +1,7 @@
 //! Collectives as steps: send what can be sent, wait for letters, combine or copy, perhaps once more.
 
 use super::carrier::engine_error;
+use super::levels::Levels;
 use super::memory::{Room, Sent, Target};
 use super::post::{Letter, Post};
 use super::wire::Line;
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Up to this many bytes, an all-reduce sends everything to everyone: one step instead of two.
-const SMALL: usize = 4096;
+pub(super) const SMALL: usize = 4096;
 
 /// What a collective does once the letters are there.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ enum Plan {
 
 /// A collective under way.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct Steps {
     group: u64,
     ranks: Arc<[Rank]>,
     me: usize,
@@ -133,32 +134,34 @@ pub(super) struct Place {
     pub(super) ranks: Arc<[Rank]>,
     pub(super) me: usize,
     pub(super) sequence: u64,
+    pub(super) levels: Option<Arc<Levels>>,
 }
 
-impl Running {
+impl Steps {
     /// Sends the first letters of a collective.
-    pub(super) fn begin(post: &mut Post, place: Place, call: Call) -> Result<Running> {
-        let Some(signature) = call.signature() else {
-            return Err(Error::argument(call.name(), "a message is between two ranks, not a collective"));
-        };
+    pub(super) fn begin(post: &mut Post, place: Place, signature: &Signature, call: Call) -> Result<Steps> {
         let (me, size) = (place.me, place.ranks.len());
         let unit = signature.dtype().size();
         let Outline { send, parts, from, plan } = outline(call, me, size, unit)?;
         let own = parts[me].clone().unwrap_or(0..0);
-        let mut running = Running::new(place, &signature, plan, Sent::Array(send.clone(), own), from);
+        let mut running = Steps::new(place, signature, plan, Sent::part(send.clone(), own), from);
         running.expect(post)?;
+        // What many get is one thing to a carrier.
+        let mut last: Option<(Range<usize>, Sent)> = None;
         for (to, range) in parts.into_iter().enumerate().filter(|&(to, _)| to != me) {
-            if let Some(range) = range {
-                running.send(post, to, Sent::Array(send.clone(), range))?;
-            }
+            let Some(range) = range else { continue };
+            let same = last.as_ref().filter(|(other, _)| *other == range).map(|(_, sent)| sent.clone());
+            let sent = same.unwrap_or_else(|| Sent::part(send.clone(), range.clone()));
+            running.send(post, to, sent.clone())?;
+            last = Some((range, sent));
         }
         Ok(running)
     }
 
     /// A step that only has everyone come: a barrier, or a split, whose lists are in the text.
-    pub(super) fn meet(post: &mut Post, place: Place, signature: &Signature) -> Result<Running> {
+    pub(super) fn meet(post: &mut Post, place: Place, signature: &Signature) -> Result<Steps> {
         let peers: Vec<_> = (0..place.ranks.len()).map(|i| (i, 0)).collect();
-        let mut running = Running::new(place, signature, Plan::Meet, Sent::text(&[]), peers.clone());
+        let mut running = Steps::new(place, signature, Plan::Meet, Sent::text(&[]), peers.clone());
         running.expect(post)?;
         for (to, _) in peers.into_iter().filter(|&(to, _)| to != running.me) {
             running.send(post, to, Sent::text(&[]))?;
@@ -166,11 +169,11 @@ impl Running {
         Ok(running)
     }
 
-    fn new(place: Place, signature: &Signature, plan: Plan, own: Sent, from: Vec<(usize, usize)>) -> Running {
-        let Place { group, ranks, me, sequence } = place;
+    fn new(place: Place, signature: &Signature, plan: Plan, own: Sent, from: Vec<(usize, usize)>) -> Steps {
+        let Place { group, ranks, me, sequence, .. } = place;
         let awaited = from.into_iter().filter(|&(i, _)| i != me).collect();
         let (name, dtype) = (signature.name(), signature.dtype());
-        Running {
+        Steps {
             group,
             ranks,
             me,
@@ -256,7 +259,7 @@ impl Running {
     }
 
     /// Uses the letters of a step: folds or copies, without the post, so that letters of other calls move meanwhile.
-    /// True when another step follows, which [`Running::next`] begins.
+    /// True when another step follows, which [`Steps::next`] begins.
     pub(super) fn step(&mut self, letters: &[Option<Letter>]) -> Result<bool> {
         let own = self.own.bytes();
         match &self.plan {
@@ -298,7 +301,7 @@ impl Running {
                 result.write_bytes(0..own.len(), |out| fold_bytes(how, self.dtype, &inputs, out))??;
                 let at = shares(recv.numel(), self.ranks.len(), self.dtype.size());
                 let (recv, length) = (recv.clone(), own.len());
-                self.own = Sent::Array(Arc::new(result.bytes()?), 0..length);
+                self.own = Sent::part(Arc::new(result.bytes()?), 0..length);
                 let peers = at.iter().enumerate().filter(|&(i, _)| i != self.me);
                 self.awaited = peers.map(|(i, at)| (i, at.len())).collect();
                 self.plan = Plan::Place { recv, at };
@@ -332,7 +335,7 @@ fn lost() -> Error {
 
 /// The bytes of `send` as they are now. When `recv` is another part of the same storage, writing it would first
 /// have to copy all of that storage; copying what is sent is cheaper.
-fn hold(send: &Array, recv: Option<&Array>) -> Result<Arc<Bytes>> {
+pub(super) fn hold(send: &Array, recv: Option<&Array>) -> Result<Arc<Bytes>> {
     let entangled = recv.is_some_and(|recv| send.shares_storage(recv) && !recv.is_whole());
     Ok(Arc::new(if entangled { send.copy()?.bytes()? } else { send.bytes()? }))
 }
@@ -348,7 +351,7 @@ fn ranges(counts: &[usize], unit: usize) -> Vec<Range<usize>> {
 }
 
 /// Byte ranges of nearly equal shares of `numel` elements.
-fn shares(numel: usize, size: usize, unit: usize) -> Vec<Range<usize>> {
+pub(super) fn shares(numel: usize, size: usize, unit: usize) -> Vec<Range<usize>> {
     let counts: Vec<usize> = (0..size).map(|i| numel / size + usize::from(i < numel % size)).collect();
     ranges(&counts, unit)
 }

@@ -13,6 +13,22 @@ pub(super) const INLINE: usize = 8192;
 /// Bytes of an envelope before its text.
 const FIXED: usize = 40;
 
+/// Bits of a channel below the number of the call: the step, or the leg and the number of a chunk.
+const BELOW: u32 = 27;
+
+/// What a chunk of a collective over hosts is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leg {
+    /// A rank's contribution, to who folds on its host.
+    Own = 2,
+    /// What some hosts have folded, to the next.
+    Part,
+    /// What is done, to another host.
+    Done,
+    /// What is done, to a rank that it is for.
+    Spread,
+}
+
 /// Which stream of a rank's messages one belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Line {
@@ -25,12 +41,27 @@ pub(super) struct Line {
 impl Line {
     /// Step `phase` of a group's collective number `sequence`.
     pub(super) fn collective(group: u64, sequence: u64, phase: u8) -> Line {
-        Line { group, channel: (sequence << 1) | u64::from(phase) }
+        Line { group, channel: (sequence << BELOW) | u64::from(phase) }
+    }
+
+    /// A leg of a chunk of a group's collective number `sequence`.
+    pub(super) fn chunk(group: u64, sequence: u64, leg: Leg, index: usize) -> Line {
+        Line { group, channel: (sequence << BELOW) | (index as u64) << 3 | leg as u64 }
     }
 
     /// Messages of a group with a tag.
     pub(super) fn message(group: u64, tag: u32) -> Line {
         Line { group, channel: (1 << 63) | u64::from(tag) }
+    }
+}
+
+/// Bytes of contents in a message with this tag: a long one has nothing else, an envelope those that are short.
+pub(crate) fn contents(tag: u32, bytes: &[u8]) -> usize {
+    let told = bytes.get(24..32).and_then(|told| told.try_into().ok()).map_or(0, u64::from_le_bytes);
+    match (tag, usize::try_from(told)) {
+        (0, Ok(length)) if length <= INLINE => length,
+        (0, _) => 0,
+        _ => bytes.len(),
     }
 }
 
@@ -125,5 +156,8 @@ mod tests {
     fn lines_of_calls_and_messages_are_apart() {
         assert_ne!(Line::collective(1, 4, 0), Line::collective(1, 3, 1));
         assert_ne!(Line::collective(1, 2, 0), Line::message(1, 4));
+        assert_ne!(Line::collective(1, 4, 1), Line::chunk(1, 4, Leg::Own, 0));
+        assert_ne!(Line::chunk(1, 4, Leg::Part, 7), Line::chunk(1, 4, Leg::Part, 6));
+        assert_ne!(Line::chunk(1, 3, Leg::Spread, 1 << 12), Line::chunk(1, 4, Leg::Spread, 0));
     }
 }

@@ -5,8 +5,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::letters::{Carrier, ENVELOPE, Room, Sent, Target, Transfer};
+use crate::letters::{Carrier, ENVELOPE, Landing, Room, Sent, Transfer};
 use mpi::ffi;
+use planaria_array::Lent;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -114,7 +115,7 @@ impl Carrier for World {
 
     fn send(&self, memory: Sent, to: usize, tag: i32, piece: usize) -> Result<Box<dyn Transfer>> {
         let (start, length) = (memory.bytes().as_ptr(), memory.bytes().len());
-        let mut transfer = Requests { requests: Vec::new(), sent: Some(memory), room: None };
+        let mut transfer = Requests { requests: Vec::new(), sent: Some(memory), room: None, own: false };
         let _one = enter();
         for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the bytes, which `transfer` keeps in place, unchanged, until every
@@ -138,9 +139,13 @@ impl Carrier for World {
         Ok(Box::new(transfer))
     }
 
-    fn receive(&self, target: Target, from: usize, tag: i32, piece: usize) -> Result<Box<dyn Transfer>> {
-        let (start, length) = (target.room.take(&target.at)?, target.at.len());
-        let mut transfer = Requests { requests: Vec::new(), sent: None, room: Some(target.room) };
+    fn receive(&self, landing: Landing, from: usize, tag: i32, piece: usize) -> Result<Box<dyn Transfer>> {
+        let (room, at, own) = match landing {
+            Landing::At(target) => (target.room, target.at, false),
+            Landing::Anywhere(length) => (Room::new(Lent::bytes(length)?), 0..length, true),
+        };
+        let (start, length) = (room.take(&at)?, at.len());
+        let mut transfer = Requests { requests: Vec::new(), sent: None, room: Some(room), own };
         let _one = enter();
         for (at, count) in pieces(length, piece) {
             // SAFETY: `at + count` lies inside the part of the room that was just taken, which nobody else can take;
@@ -180,6 +185,8 @@ struct Requests {
     sent: Option<Sent>,
     /// What MPI writes to.
     room: Option<Arc<Room>>,
+    /// The room is this transfer's alone.
+    own: bool,
 }
 
 // SAFETY: requests are plain handles used under `ONE_AT_A_TIME` only, and the memory is owned or immutable.
@@ -200,6 +207,12 @@ impl Transfer for Requests {
             self.requests.pop();
         }
         Ok(true)
+    }
+
+    fn contents(&mut self) -> Result<Option<Sent>> {
+        // Until the last request is complete, MPI may write there.
+        let room = self.room.take_if(|_| self.own && self.requests.is_empty());
+        room.map(Room::read).transpose()
     }
 }
 

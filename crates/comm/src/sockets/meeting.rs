@@ -5,11 +5,15 @@ use super::gathering::{self, Told};
 use super::stream::Stream;
 use super::{Place, failed};
 use crate::error::{Error, Result};
+#[cfg(target_os = "linux")]
+use crate::shared::{Shelf, Window};
 use planaria_layout::Rank;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time between two looks for a peer that is not there yet.
@@ -103,8 +107,21 @@ fn came<T>(caller: std::io::Result<T>) -> std::io::Result<Option<T>> {
     }
 }
 
-/// A connection to every other rank, by rank. Ranks call those below them and are called by those above.
-pub(super) fn connect(place: &Place, patience: Duration) -> Result<Vec<Option<Stream>>> {
+/// The ranks that have met.
+pub(super) struct Company {
+    /// A connection to every other rank, by rank.
+    pub(super) peers: Vec<Option<Stream>>,
+    /// The host of each: its first rank.
+    pub(super) hosts: Vec<usize>,
+    /// Memory that this rank writes to for others of its host, and theirs.
+    #[cfg(target_os = "linux")]
+    pub(super) shelf: Option<Arc<Shelf>>,
+    #[cfg(target_os = "linux")]
+    pub(super) windows: Vec<Option<Arc<Window>>>,
+}
+
+/// Meets every other rank. Ranks call those below them and are called by those above.
+pub(super) fn connect(place: &Place, patience: Duration) -> Result<Company> {
     let Place { rank, size, .. } = *place;
     let begin = Instant::now();
     let place = &mut place.clone();
@@ -130,7 +147,7 @@ pub(super) fn connect(place: &Place, patience: Duration) -> Result<Vec<Option<St
         }
         let missing: Vec<Rank> = (0..size).filter(|&peer| peer != rank && peers[peer].is_none()).collect();
         if missing.is_empty() {
-            return Ok(peers);
+            return introduce(rank, peers, begin + patience);
         }
         let waited = begin.elapsed();
         if waited >= patience {
@@ -138,6 +155,63 @@ pub(super) fn connect(place: &Place, patience: Duration) -> Result<Vec<Option<St
         }
         std::thread::sleep(PULSE);
     }
+}
+
+/// Every rank tells every other on which host it is: that of the first rank that it reaches through its folder. Ranks of one host
+/// hand each other the memory that they share.
+fn introduce(rank: Rank, mut peers: Vec<Option<Stream>>, until: Instant) -> Result<Company> {
+    let begin = Instant::now();
+    let near = |peer: &Option<Stream>| matches!(peer, Some(Stream::Unix(_)));
+    let own = peers.iter().position(near).map_or(rank, |first| first.min(rank));
+    let gone = |peer: Rank| failed(format!("rank {peer} is gone"));
+    // Where the system has no such memory, sockets carry everything.
+    #[cfg(target_os = "linux")]
+    let shelf = if peers.iter().any(near) { Shelf::new().ok() } else { None };
+    for (peer, stream) in peers.iter_mut().enumerate() {
+        let Some(stream) = stream else { continue };
+        let words = (own as u64).to_le_bytes();
+        #[cfg(target_os = "linux")]
+        let told = stream.hand(&words, shelf.as_ref().map(|shelf| shelf.fd()));
+        #[cfg(not(target_os = "linux"))]
+        let told = stream.write_all(&words);
+        told.map_err(|_| gone(peer))?;
+    }
+    let mut hosts = vec![own; peers.len()];
+    #[cfg(target_os = "linux")]
+    let mut windows = vec![None; peers.len()];
+    for (peer, stream) in peers.iter_mut().enumerate() {
+        let Some(stream) = stream else { continue };
+        let patience = until.saturating_duration_since(Instant::now()).max(PULSE);
+        let mut told = [0; 8];
+        let cannot = |error: std::io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                Error::Timeout { call: "connect", sequence: 0, missing: vec![peer], waited: begin.elapsed() }
+            }
+            _ => gone(peer),
+        };
+        stream.wait(Some(patience)).map_err(cannot)?;
+        #[cfg(target_os = "linux")]
+        if let Some(memory) = stream.take(&mut told).map_err(cannot)? {
+            let refused = |error: std::io::Error| failed(format!("the memory of rank {peer}: {error}"));
+            windows[peer] = Some(Window::open(memory).map_err(refused)?);
+        }
+        #[cfg(not(target_os = "linux"))]
+        stream.read_exact(&mut told).map_err(cannot)?;
+        stream.wait(None).map_err(cannot)?;
+        hosts[peer] = usize::try_from(u64::from_le_bytes(told)).unwrap_or(usize::MAX);
+        let fits = hosts[peer] <= peer && (hosts[peer] == own) == matches!(stream, Stream::Unix(_));
+        if !fits {
+            return Err(failed(format!("rank {peer} says that it is on the host of rank {}", hosts[peer])));
+        }
+    }
+    Ok(Company {
+        peers,
+        hosts,
+        #[cfg(target_os = "linux")]
+        shelf,
+        #[cfg(target_os = "linux")]
+        windows,
+    })
 }
 
 /// A connection to a rank, unless it is not there yet or has no room in its queue.

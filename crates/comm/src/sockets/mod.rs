@@ -7,29 +7,21 @@
 
 mod gathering;
 mod meeting;
+mod post;
 mod stream;
 
 pub use meeting::{SECRET, address_file, write_address};
+pub use post::Meter;
 
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::letters::{Depot, Options, words};
-use planaria_array::{Array, DType};
 use planaria_layout::Rank;
 use std::fmt::Display;
-use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
-use stream::Stream;
-
-/// The tag of a rank's last words.
-const GOODBYE: u32 = u32::MAX;
-
-/// Bytes before the contents of a parcel: its tag and its length.
-const HEAD: usize = 12;
 
 /// How long letters may take to leave a process that gives up.
 const GRACE: Duration = Duration::from_secs(1);
@@ -66,15 +58,26 @@ pub fn run<R, E: Display>(
     options: &Options,
     work: impl FnOnce(Arc<dyn Comm>) -> std::result::Result<R, E>,
 ) -> Result<R> {
-    let depot = Depot::new(place.rank, place.size)?;
+    run_metered(place, options, |comm, _| work(comm))
+}
+
+/// The same, with a count of what goes to each rank.
+pub fn run_metered<R, E: Display>(
+    place: &Place,
+    options: &Options,
+    work: impl FnOnce(Arc<dyn Comm>, Arc<Meter>) -> std::result::Result<R, E>,
+) -> Result<R> {
     let own = place.folder.as_os_str().is_empty().then(|| Own::make(place.rank)).transpose()?;
     let folder = own.as_ref().map_or(&place.folder, |own| &own.0);
     let place = &Place { folder: folder.clone(), ..place.clone() };
-    let gone = carry(&depot, meeting::connect(place, options.timeout)?)?;
+    let company = meeting::connect(place, options.timeout)?;
+    let meter = Arc::new(Meter::new(company.hosts.clone()));
+    let depot = Depot::on_hosts(place.rank, company.hosts.clone())?;
+    let gone = post::carry(&depot, company, &meter)?;
     let connection = depot.connect(options)?;
     let comm = connection.comm();
     let fail = |reason: String| comm.abort(&reason);
-    let end = catch_unwind(AssertUnwindSafe(|| work(comm.clone())));
+    let end = catch_unwind(AssertUnwindSafe(|| work(comm.clone(), meter)));
     let end = match end {
         Ok(Ok(result)) => Ok(comm.barrier().map(|()| result)),
         Ok(Err(error)) => {
@@ -118,67 +121,4 @@ impl Drop for Own {
 
 fn failed(what: impl Into<String>) -> Error {
     Error::Engine { engine: "sockets", what: what.into() }
-}
-
-/// Starts the threads that carry; what is answered comes when the last letter has left.
-fn carry(depot: &Arc<Depot>, mut peers: Vec<Option<Stream>>) -> Result<Receiver<()>> {
-    let cannot = |error: std::io::Error| failed(format!("cannot start a thread: {error}"));
-    for (from, stream) in peers.iter().enumerate() {
-        let Some(stream) = stream else { continue };
-        let (mut stream, depot) = (stream.try_clone().map_err(cannot)?, depot.clone());
-        let name = format!("planaria-from-{from}");
-        let read = move || {
-            if let Err(reason) = receive(&depot, from, &mut stream) {
-                depot.fail(&reason);
-            }
-        };
-        std::thread::Builder::new().name(name).spawn(read).map_err(cannot)?;
-    }
-    let (leaving, gone) = channel();
-    let depot = depot.clone();
-    let write = move || {
-        while !depot.is_closed() {
-            let Some(parcel) = depot.take(Duration::from_millis(20)) else { continue };
-            let Some(stream) = &mut peers[parcel.to] else { continue };
-            if send(stream, parcel.tag, parcel.bytes()).is_err() {
-                depot.fail(&format!("rank {} is gone", parcel.to));
-                peers[parcel.to] = None;
-            }
-        }
-        for stream in peers.iter_mut().flatten() {
-            let _ = send(stream, GOODBYE, &[]).and_then(|()| stream.finish());
-        }
-        let _ = leaving.send(());
-    };
-    std::thread::Builder::new().name("planaria-to".into()).spawn(write).map_err(cannot)?;
-    Ok(gone)
-}
-
-fn send(stream: &mut Stream, tag: u32, bytes: &[u8]) -> std::io::Result<()> {
-    let mut head = [0; HEAD];
-    head[..4].copy_from_slice(&tag.to_le_bytes());
-    head[4..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-    stream.write_all(&head)?;
-    stream.write_all(bytes)
-}
-
-/// Takes in what one rank sends until it says goodbye; otherwise, why there is no more.
-fn receive(depot: &Depot, from: Rank, stream: &mut Stream) -> std::result::Result<(), String> {
-    let gone = |_: std::io::Error| format!("rank {from} is gone");
-    loop {
-        let mut head = [0; HEAD];
-        stream.read_exact(&mut head).map_err(gone)?;
-        let (tag, length) = head.split_at(4);
-        let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |n, &b| n << 8 | u64::from(b));
-        let (tag, length) = (number(tag) as u32, number(length));
-        if tag == GOODBYE {
-            return Ok(());
-        }
-        let told = |error: &dyn Display| format!("a parcel of rank {from}: {error}");
-        let length = usize::try_from(length).map_err(|error| told(&error))?;
-        let room = Array::empty(&[length], DType::U8).map_err(|error| told(&error))?;
-        let read = room.write_bytes(0..length, |out| stream.read_exact(out)).map_err(|error| told(&error))?;
-        read.map_err(gone)?;
-        depot.deliver(from, tag, &room).map_err(|error| told(&error))?;
-    }
 }
