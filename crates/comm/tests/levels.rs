@@ -177,7 +177,7 @@ fn a_rank_that_does_not_come_is_named_and_not_those_that_wait_for_it() {
     });
     for end in ends {
         let said = end.unwrap_err().to_string();
-        assert!(said.contains("all_reduce number 1: rank 3 did not come"), "{said}");
+        assert!(said.contains("all_reduce number 1: rank 3 did not arrive"), "{said}");
     }
 }
 

@@ -48,7 +48,8 @@ impl Child {
         if self.sink {
             return sink(&self.address.context("no address")?);
         }
-        let network = self.address.map(|address| Network { address, secret: [1; sockets::SECRET] });
+        let network =
+            self.address.map(|address| Network { address, secret: [1; sockets::SECRET], first: None });
         let (rank, folder) = (self.rank.context("no rank")?, self.folder.context("no folder")?);
         let place = Place { rank, size: self.size, folder, network };
         let options = Options { timeout: Duration::from_secs(60), ..Options::default() };

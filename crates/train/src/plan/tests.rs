@@ -392,4 +392,18 @@ fn what_ranks_send_goes_to_hosts_and_nothing_of_it_twice() {
     assert_eq!(names(&each), ["dp", "pp", "tp"]);
     let two = links(&plan, &mesh, &[0..4, 4..8]);
     assert!(two.iter().all(|link| link.axes.keys().eq(["pp"].iter())), "{two:?}");
+    // Weights of four data ranks go into a host once, not to each of its ranks.
+    let weights = |hosts: &[std::ops::Range<usize>]| {
+        let changes = ["mesh=dp=4", "train.zero=1", "train.reduce=step"];
+        let (plan, mesh) = (self::plan(&changes, 4), config(&changes).mesh.on(4).unwrap());
+        let gathered: u64 =
+            plan.stages[0].traffic.iter().filter(|of| of.call == "all-gather").map(|of| of.bytes).sum();
+        let others: u64 =
+            plan.stages[0].traffic.iter().filter(|of| of.call != "all-gather").map(|of| of.bytes).sum();
+        let link = links(&plan, &mesh, hosts).iter().find(|link| link.from == 0).map_or(0, |link| link.bytes);
+        (link - others / 3 * 4, gathered)
+    };
+    let (crossed, sent) = weights(&[0..2, 2..4]);
+    // A rank sends three quarters of four shares; two shares cross.
+    assert!(crossed.abs_diff(sent / 3 * 2) < 64, "{crossed} of {sent}");
 }
