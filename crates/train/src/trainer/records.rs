@@ -3,7 +3,9 @@
 use super::Job;
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer, StepReport};
-use planaria_telemetry::{EventWriter, Level, METRICS, MetricsWriter, RankLog, Record, Session};
+use planaria_telemetry::{
+    EventWriter, Level, METRICS, MetricsWriter, RankLog, Record, SamplesWriter, Session,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,7 @@ pub(super) struct Records {
 struct Curves {
     metrics: MetricsWriter,
     events: Option<EventWriter>,
+    samples: SamplesWriter,
     broken: bool,
 }
 
@@ -38,7 +41,7 @@ impl Records {
                 let metrics = MetricsWriter::open(&dir.join(METRICS), &Session { step, about })?;
                 let wanted = job.config.log.tensorboard;
                 let events = wanted.then(|| EventWriter::create(&dir, step)).transpose()?;
-                Some(Mutex::new(Curves { metrics, events, broken: false }))
+                Some(Mutex::new(Curves { metrics, events, samples: SamplesWriter::new(&dir), broken: false }))
             }
             _ => None,
         };
@@ -78,6 +81,10 @@ impl Records {
                 self.curve(&record);
                 return;
             }
+            Event::Samples { step, samples } => {
+                self.with_curves(|curves| curves.samples.write(*step, samples));
+                return;
+            }
             // Told by this very file, and written to its log there.
             Event::RecordsFailed { .. } => return,
             Event::Evaluated { step, loss } => {
@@ -105,6 +112,11 @@ impl Records {
             }
         };
         self.say(level, message, &values);
+    }
+
+    /// Says that the run ended as it should, or because it was asked to.
+    pub(super) fn ended(&self, step: u64, stopped: bool) {
+        self.say(Level::Info, "ended", &[("step", json!(step)), ("stopped", json!(stopped))]);
     }
 
     fn unscored(&self, event: &Event) {
@@ -165,6 +177,17 @@ impl Records {
     fn say(&self, level: Level, message: &str, values: &[(&str, Value)]) {
         // A log that cannot be written has nobody to tell.
         let _ = self.log.log(level, message, values);
+    }
+}
+
+/// Says in the log of a rank why it failed, where there is a run; the folder of another process is left alone.
+pub(super) fn failed(job: &Job, rank: usize, error: &Error) {
+    let dir = job.config.run_dir();
+    if matches!(error, Error::Locked { .. }) || !dir.join(METRICS).is_file() {
+        return;
+    }
+    if let Ok(log) = RankLog::open(&dir, rank, Level::Info) {
+        let _ = log.log(Level::Error, "failed", &[("error", json!(error.to_string()))]);
     }
 }
 
