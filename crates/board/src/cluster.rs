@@ -251,7 +251,7 @@ mod tests {
     fn write(run: &Path, steps: u64, says: &[(&str, &[(&str, Value)])]) {
         let mut writer = MetricsWriter::open(&run.join(METRICS), &Session::default()).unwrap();
         for step in 1..=steps {
-            let record = Record::new(step).with("loss", 8.0 / step as f64).with("tokens_per_second", 1e4);
+            let record = Record::new(step).with("loss", 0.5 * step as f64).with("tokens_per_second", 1e4);
             writer.write(&record).unwrap();
         }
         std::fs::write(run.join("config.toml"), "[train]\nsteps = 900\n").unwrap();
@@ -284,10 +284,7 @@ mod tests {
         assert_eq!((b.failure.as_deref(), b.step, b.steps), (Some("rank 3: no room"), Some(30), Some(900)));
         assert_eq!(b.event, "failed: rank 3: no room");
         assert_eq!((c.failure.as_ref(), c.event.as_str(), c.ranks, c.hosts), (None, "started, step 7", 3, 1));
-        assert_eq!(
-            (glances[0].step, glances[0].speed, glances[0].loss),
-            (Some(900), Some(1e4), Some(8.0 / 900.0))
-        );
+        assert_eq!((glances[0].step, glances[0].speed, glances[0].loss), (Some(900), Some(1e4), Some(450.0)));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(crate) fn step(run: &Path, first: Option<usize>) -> Value {
 fn newest(told: &HashMap<usize, RankSteps>, ranks: &[usize]) -> Option<(u64, Vec<Part>)> {
     let all = ranks.iter().map(|rank| told.get(rank).filter(|one| one.pipeline == ranks));
     let all: Vec<&RankSteps> = all.collect::<Option<_>>()?;
-    let of = |one: &'_ RankSteps, number: u64| one.steps.iter().position(|step| step.step == number);
+    let of = |one: &RankSteps, number: u64| one.steps.iter().position(|step| step.step == number);
     let numbers = all[0].steps.iter().map(|step| step.step);
     let number = numbers.filter(|&number| all.iter().all(|one| of(one, number).is_some())).max()?;
     let part = |one: &&RankSteps| {
@@ -147,7 +147,7 @@ fn early<'a>(from: &'a [Span], to: &'a [Span]) -> impl Iterator<Item = f64> + 'a
 /// are no schedule.
 fn simulated(measured: &[Vec<Span>]) -> Option<Vec<Vec<Span>>> {
     let mut ranks: BTreeMap<usize, usize> = BTreeMap::new();
-    let (mut micros, mut times) = (0, HashMap::<(usize, Step), Vec<f64>>::new());
+    let (mut micros, mut times) = (0usize, HashMap::<(usize, Step), Vec<f64>>::new());
     for (rank, spans) in measured.iter().enumerate() {
         for Span { action: Action { step, stage, micro }, start, end } in spans {
             ranks.insert(*stage, rank);
@@ -227,7 +227,9 @@ mod tests {
         let schedule = tell(run.path(), &[0, 2, 4], 3);
         tell(run.path(), &[1, 3, 5], 2);
         // An hour apart, which messages contradict.
-        [(0, 0.0), (2, 3600.0), (4, -3600.0)].map(|(rank, begin)| set_clock(run.path(), rank, begin));
+        for (rank, begin) in [(0, 0.0), (2, 3600.0), (4, -3600.0)] {
+            set_clock(run.path(), rank, begin);
+        }
         let shown = step(run.path(), None);
         assert_eq!((&shown["step"], &shown["pipelines"]), (&json!(3), &json!([0, 1])));
         assert!(shown["moved"].as_f64().unwrap() > 3000.0);

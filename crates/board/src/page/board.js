@@ -200,11 +200,11 @@ const drawSamples = async () => {
     const why = "It has generated nothing yet. Runs with `grpo` or `ppo` keep some responses; others do with `[log.samples]`.";
     return $("view").replaceChildren(make("h2", run.id), make("p", why));
   }
-  let cards = $("samples");
+  let cards = $("cards");
   if (!cards || cards.dataset.run !== run.id) {
     const slider = make("input", null, { id: "at", type: "range", min: 0, ariaLabel: "Step" });
     slider.addEventListener("input", () => { state.step = slider.steps[slider.value] ?? Infinity; if (Number(slider.value) === slider.steps.length - 1) state.step = Infinity; drawSamples(); });
-    cards = make("div", null, { id: "samples", className: "cards" });
+    cards = make("div", null, { id: "cards", className: "cards" });
     cards.dataset.run = run.id;
     const bar = make("p", null, { className: "steps" });
     bar.append(slider, " ", make("strong", "", { id: "of" }));
@@ -330,7 +330,7 @@ const refresh = async () => {
 };
 
 const turnTo = (view) => {
-  state.view = view;
+  state.view = document.body.dataset.shown = view;
   history.replaceState(null, "", `#${view}`);
   delete document.body.dataset.ready;
   document.querySelectorAll("[data-view]").forEach((tab) => tab.setAttribute("aria-selected", String(tab.dataset.view === view)));

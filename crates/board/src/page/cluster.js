@@ -80,7 +80,7 @@ class Cluster {
 
   draw() {
     const first = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 5);
-    const last = Math.min(this.rows.length, first + Math.ceil((this.box.clientHeight || 600) / ROW) + 12);
+    const last = Math.min(this.rows.length, first + Math.ceil(window.innerHeight / ROW) + 12);
     const gap = (rows) => {
       const row = make("tr", null, { ariaHidden: "true" });
       row.style.height = `${rows * ROW}px`;

@@ -41,7 +41,7 @@ class Pipeline {
     for (const [name, part] of parts) {
       pen.fillStyle = ink;
       pen.textAlign = "left";
-      pen.fillText(`${name}: ${brief(part.seconds * 1e3)} ms, ${Math.round(part.idle * 100)} % idle`, left, top + 17);
+      pen.fillText(name, left, top + 17);
       top += 24;
       part.rows.forEach((one, at) => {
         const y = top + at * row;
@@ -95,6 +95,6 @@ const legend = () => {
     dot.style.background = colour(index);
     line.append(dot, `${name}  `);
   }
-  line.append("thin lines: messages and waiting for them");
+  line.append(make("span", null, { className: "swatch thin" }), "messages, and waiting for them");
   return line;
 };

@@ -68,29 +68,17 @@ impl Records {
                 let values = [("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
                 (Level::Info, "resumed", [&values[..], &[("damaged", json!(damaged))]].concat())
             }
-            Event::Step(report) => return self.step(report),
+            Event::Step(_) | Event::Figures { .. } | Event::Evaluated { .. } | Event::Samples { .. } => {
+                return self.drawn(event);
+            }
             Event::SaveProgress(_) => return,
             Event::SaveDropped { step, by } => (
                 Level::Warn,
                 "snapshot dropped for a newer one",
                 vec![("step", json!(step)), ("by", json!(by))],
             ),
-            Event::Figures { step, values } => {
-                let record = Record::new(*step);
-                let record = values.iter().fold(record, |record, (name, value)| record.with(name, *value));
-                self.curve(&record);
-                return;
-            }
-            Event::Samples { step, samples } => {
-                self.with_curves(|curves| curves.samples.write(*step, samples));
-                return;
-            }
             // Told by this very file, and written to its log there.
             Event::RecordsFailed { .. } => return,
-            Event::Evaluated { step, loss } => {
-                self.curve(&Record::new(*step).with("eval_loss", *loss).with("eval_perplexity", loss.exp()));
-                return;
-            }
             Event::Best { step, loss } => {
                 (Level::Info, "best evaluation so far", vec![("step", json!(step)), ("loss", json!(loss))])
             }
@@ -112,6 +100,24 @@ impl Records {
             }
         };
         self.say(level, message, &values);
+    }
+
+    /// Keeps numbers and texts of a step.
+    fn drawn(&self, event: &Event) {
+        match event {
+            Event::Step(report) => self.step(report),
+            Event::Figures { step, values } => {
+                let record = Record::new(*step);
+                self.curve(&values.iter().fold(record, |record, (name, value)| record.with(name, *value)));
+            }
+            Event::Evaluated { step, loss } => {
+                self.curve(&Record::new(*step).with("eval_loss", *loss).with("eval_perplexity", loss.exp()));
+            }
+            Event::Samples { step, samples } => {
+                self.with_curves(|curves| curves.samples.write(*step, samples));
+            }
+            _ => {}
+        }
     }
 
     /// Says that the run ended as it should, or because it was asked to.

@@ -29,7 +29,7 @@ impl RankRun<'_> {
             }
         };
         let tokenizer = &self.job.tokenizer;
-        let encode = |text: &String| {
+        let encode = |text: &String| -> Result<Vec<i64>> {
             let tokens = tokenizer.encode_prompt(text)?;
             let most = config.data.sequence.saturating_sub(1);
             Ok(tokens.into_iter().take(most).map(i64::from).collect())
@@ -44,7 +44,7 @@ impl RankRun<'_> {
             logprobs: false,
         };
         let made = roll(model, &prompts, &options, &|_, _| 0.0)?;
-        let sample = |(prompt, Rolled { response, .. }): (&String, Rolled)| {
+        let sample = |(prompt, Rolled { response, .. }): (&String, Rolled)| -> Result<Sample> {
             let tokens: Vec<u32> = response.tokens.iter().map(|&token| token as u32).collect();
             let said = &tokens[..tokens.len() - usize::from(response.finished)];
             let (prompt, response, finished) = (prompt.clone(), tokenizer.decode(said)?, response.finished);
