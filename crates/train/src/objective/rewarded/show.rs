@@ -1,7 +1,7 @@
 //! A few responses of a rollout as text, for whoever watches the run.
 
+use super::Rewarded;
 use super::record::Record;
-use super::{Opened, Rewarded};
 use crate::error::Result;
 use crate::event::Event;
 use crate::objective::Before;
@@ -12,7 +12,8 @@ const PROMPTS: usize = 4;
 
 impl Rewarded {
     /// Notes the best and the worst response to each of the first prompts.
-    pub(super) fn show(&self, before: &Before<'_>, records: &[Record], opened: &Opened) -> Result<()> {
+    pub(super) fn show(&self, before: &Before<'_>, records: &[Record]) -> Result<()> {
+        let opened = self.opened()?;
         let text =
             |ids: &[i64]| opened.tokenizer.decode(&ids.iter().map(|&id| id as u32).collect::<Vec<_>>());
         let mut samples = Vec::new();
