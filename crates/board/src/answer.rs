@@ -1,9 +1,10 @@
 //! What the page asks for, as JSON: runs, one run, curves, lines of a log.
 
 use crate::runs::{Board, checkpoints, config};
-use crate::{log, thin};
-use planaria_telemetry::{RankNow, smoothed};
+use crate::{log, pipeline, thin};
+use planaria_telemetry::{RankNow, read_samples, smoothed};
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// Points of a curve, unless asked for fewer or more.
 const POINTS: usize = 1200;
@@ -37,6 +38,11 @@ impl Question {
         self.values.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 
+    /// All values of a name that is given several times.
+    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.values.iter().filter(move |(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
     fn number<T: std::str::FromStr>(&self, name: &str, otherwise: T) -> T {
         self.text(name).parse().unwrap_or(otherwise)
     }
@@ -58,8 +64,14 @@ fn decoded(text: &str) -> String {
 
 /// The answer to a question; `None` where there is nothing of that name.
 pub(crate) fn answer(board: &Board, asked: &Question) -> Option<Value> {
-    if asked.path == "/api/runs" {
-        return Some(json!({ "runs": board.summaries() }));
+    match asked.path.as_str() {
+        "/api/cluster" => return serde_json::to_value(board.changes(asked.number("since", 0))).ok(),
+        "/api/runs" => {
+            let some: Vec<&str> = asked.all("run").collect();
+            let runs = if some.is_empty() { board.summaries() } else { board.summaries_of(&some) };
+            return Some(json!({ "runs": runs }));
+        }
+        _ => {}
     }
     // A run is one of those that were found: no path of the asker's is ever opened.
     let path = board.path(asked.text("run"))?;
@@ -70,6 +82,8 @@ pub(crate) fn answer(board: &Board, asked: &Question) -> Option<Value> {
             "ranks": log::ranks(&path),
             "now": RankNow::read_all(&path),
         })),
+        "/api/pipeline" => Some(pipeline::step(&path, asked.text("first").parse().ok())),
+        "/api/samples" => Some(samples(&path, asked.number("step", u64::MAX))),
         "/api/log" => {
             let lines = log::lines(&path, asked.number("rank", 0), asked.text("text"), LINES);
             Some(json!({ "lines": lines }))
@@ -89,6 +103,12 @@ pub(crate) fn answer(board: &Board, asked: &Question) -> Option<Value> {
         }
         _ => None,
     }
+}
+
+/// The steps that have samples, and what was generated in one of them: the last that is not after `step`.
+pub(crate) fn samples(run: &Path, step: u64) -> Value {
+    let (steps, chosen) = read_samples(run, step);
+    json!({ "steps": steps, "chosen": chosen })
 }
 
 /// Pairs, with `null` for what JSON has no number for.

@@ -1,10 +1,13 @@
 //! The page as one file to send to someone: its parts and the data of all runs in it.
 
 use crate::answer::numbers;
+use crate::cluster::RunGlance;
+use crate::page::{PAGE, SCRIPTS, STYLE};
 use crate::runs::{Board, RunSummary, checkpoints, config};
-use crate::{log, thin};
-use planaria_telemetry::{RankNow, smoothed};
+use crate::{log, pipeline, thin};
+use planaria_telemetry::{RankNow, Sampled, read_samples, smoothed};
 use serde_json::{Map, Value, json};
+use std::path::Path;
 
 /// Points of a curve in the file.
 const POINTS: usize = 2000;
@@ -18,30 +21,36 @@ const LINES: usize = 200;
 /// Ranks whose logs are in the file.
 const RANKS: usize = 8;
 
-const PAGE: &str = include_str!("page/index.html");
-const STYLE: &str = include_str!("page/board.css");
-const CHART: &str = include_str!("page/chart.js");
-const SCRIPT: &str = include_str!("page/board.js");
+/// Steps whose samples are in the file, the newest ones.
+const SAMPLED: usize = 20;
+
+/// Runs with all their data in the file, the newest ones; of others it has what a list shows.
+const RUNS: usize = 100;
 
 /// One HTML file that shows what the page shows now, without a server.
 pub fn export(board: &Board) -> String {
-    let summaries = board.summaries();
+    let glances = board.glances();
+    let mut newest: Vec<&RunGlance> = glances.iter().collect();
+    newest.sort_by(|a, b| b.time.unwrap_or(0.0).total_cmp(&a.time.unwrap_or(0.0)));
+    let ids: Vec<&str> = newest.iter().take(RUNS).map(|run| run.id.as_str()).collect();
+    let summaries = board.summaries_of(&ids);
     let mut details = Map::new();
     for run in &summaries {
         if let Some(detail) = detail(board, run) {
             details.insert(run.id.clone(), detail);
         }
     }
-    let data = json!({ "runs": summaries, "details": details }).to_string();
+    let data = json!({ "glances": glances, "runs": summaries, "details": details }).to_string();
     // Inside a script nothing may look like its end.
     let data = data.replace('<', "\\u003c");
     let inside = |text: &str| text.replace("</script", "<\\/script");
-    PAGE.replace("<link rel=\"stylesheet\" href=\"board.css\">", &format!("<style>{STYLE}</style>"))
-        .replace("<script src=\"chart.js\"></script>", &format!("<script>{}</script>", inside(CHART)))
-        .replace(
-            "<script src=\"board.js\"></script>",
-            &format!("<script>window.BOARD = {data};</script>\n<script>{}</script>", inside(SCRIPT)),
-        )
+    let mut page =
+        PAGE.replace("<link rel=\"stylesheet\" href=\"board.css\">", &format!("<style>{STYLE}</style>"));
+    for (name, text) in SCRIPTS {
+        let loads = format!("<script src=\"{name}\"></script>");
+        page = page.replace(&loads, &format!("<script>{}</script>", inside(text)));
+    }
+    page.replace("<!-- data -->", &format!("<script>window.BOARD = {data};</script>"))
 }
 
 fn detail(board: &Board, run: &RunSummary) -> Option<Value> {
@@ -63,7 +72,15 @@ fn detail(board: &Board, run: &RunSummary) -> Option<Value> {
     Some(json!({
         "config": config(&path), "checkpoints": checkpoints(&path), "ranks": ranks, "logs": logs,
         "series": series, "smooth": smooth, "now": RankNow::read_all(&path),
+        "pipeline": pipeline::step(&path, None), "samples": sampled(&path),
     }))
+}
+
+/// What was generated in the newest steps, by step.
+fn sampled(run: &Path) -> Vec<Sampled> {
+    let (steps, _) = read_samples(run, 0);
+    let newest = steps.iter().skip(steps.len().saturating_sub(SAMPLED));
+    newest.filter_map(|&step| read_samples(run, step).1).collect()
 }
 
 #[cfg(test)]

@@ -18,13 +18,17 @@
 //! ```
 
 mod answer;
+mod cluster;
 mod error;
 mod export;
 mod log;
+mod page;
+mod pipeline;
 mod runs;
 mod server;
 mod thin;
 
+pub use cluster::{RunGlance, RunState};
 pub use error::{Error, Result};
 pub use export::export;
 pub use runs::{Board, Checkpoint, RunSummary};

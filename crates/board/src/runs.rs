@@ -1,11 +1,12 @@
 //! Runs in folders: where they are, what they say of themselves, and their curves as they grow.
 
+use crate::cluster::Glances;
 use crate::error::Result;
 use planaria_telemetry::{Follower, History, METRICS, Mark};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How deep below a given folder runs are looked for.
@@ -22,7 +23,8 @@ const CONFIG_LIMIT: u64 = 1 << 20;
 pub struct Board {
     roots: Vec<PathBuf>,
     followed: Mutex<BTreeMap<PathBuf, Follower>>,
-    found: Mutex<Option<(Instant, Vec<Found>)>>,
+    found: Mutex<Option<(Instant, Arc<[Found]>)>>,
+    pub(crate) glances: Mutex<Glances>,
 }
 
 /// One run and where it lies.
@@ -71,11 +73,16 @@ pub struct Checkpoint {
 impl Board {
     /// The runs in these folders: each is a run, or holds some.
     pub fn new(roots: &[PathBuf]) -> Board {
-        Board { roots: roots.to_vec(), followed: Mutex::default(), found: Mutex::default() }
+        Board {
+            roots: roots.to_vec(),
+            followed: Mutex::default(),
+            found: Mutex::default(),
+            glances: Mutex::default(),
+        }
     }
 
     /// All runs, by their ids.
-    pub(crate) fn found(&self) -> Vec<Found> {
+    pub(crate) fn found(&self) -> Arc<[Found]> {
         let mut kept = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, found)) = &*kept
             && at.elapsed() < FRESH
@@ -83,6 +90,7 @@ impl Board {
             return found.clone();
         }
         let mut found: Vec<Found> = Vec::new();
+        let (mut ids, mut known) = (HashSet::new(), HashSet::new());
         for root in &self.roots {
             let mut paths = Vec::new();
             look(root, DEPTH, &mut paths);
@@ -90,22 +98,33 @@ impl Board {
                 let inside =
                     path.strip_prefix(root).map(|path| path.display().to_string()).unwrap_or_default();
                 let id = if inside.is_empty() { name_of(&path) } else { inside };
-                // Runs of one name in two folders are told apart by these.
-                let taken = found.iter().any(|other| other.id == id && other.path != path);
-                let id = if taken { path.display().to_string() } else { id };
-                if found.iter().all(|other| other.path != path) {
-                    found.push(Found { id, path });
+                if !known.insert(path.clone()) {
+                    continue;
                 }
+                // Runs of one name in two folders are told apart by these.
+                let taken = ids.contains(&id);
+                let id = if taken { path.display().to_string() } else { id };
+                ids.insert(id.clone());
+                found.push(Found { id, path });
             }
         }
         found.sort_by(|a, b| a.id.cmp(&b.id));
+        let found: Arc<[Found]> = found.into();
         *kept = Some((Instant::now(), found.clone()));
         found
     }
 
+    /// Looks for runs anew the next time.
+    #[cfg(test)]
+    pub(crate) fn forget_found(&self) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// The folder of a run.
     pub(crate) fn path(&self, id: &str) -> Option<PathBuf> {
-        self.found().into_iter().find(|run| run.id == id).map(|run| run.path)
+        let found = self.found();
+        let at = found.binary_search_by(|run| run.id.as_str().cmp(id)).ok()?;
+        Some(found[at].path.clone())
     }
 
     /// Looks at a run's history as it is now.
@@ -125,6 +144,13 @@ impl Board {
     /// What a list shows of every run that can be read.
     pub fn summaries(&self) -> Vec<RunSummary> {
         self.found().iter().filter_map(|run| self.summary(run).ok()).collect()
+    }
+
+    /// The same of some runs.
+    pub(crate) fn summaries_of(&self, ids: &[&str]) -> Vec<RunSummary> {
+        let found = self.found();
+        let asked = found.iter().filter(|run| ids.contains(&run.id.as_str()));
+        asked.filter_map(|run| self.summary(run).ok()).collect()
     }
 
     fn summary(&self, run: &Found) -> Result<RunSummary> {
@@ -181,21 +207,41 @@ pub(crate) fn config(run: &Path) -> Option<String> {
     small.then(|| std::fs::read_to_string(path).ok()).flatten()
 }
 
-fn steps(run: &Path) -> Option<u64> {
+pub(crate) fn steps(run: &Path) -> Option<u64> {
     let table: toml::Table = config(run)?.parse().ok()?;
     u64::try_from(table.get("train")?.get("steps")?.as_integer()?).ok()
 }
 
 /// Whether the process that the run's lock names is alive. The lock itself is left alone: a run that starts wants it.
-fn is_running(run: &Path) -> bool {
-    let Ok(text) = std::fs::read_to_string(run.join("LOCK")) else { return false };
+pub(crate) fn is_running(run: &Path) -> bool {
+    holder(run) == Holder::Alive
+}
+
+/// Who last took a run, as its lock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// Nobody that is known.
+    None,
+    /// A process of this machine that is there.
+    Alive,
+    /// One that is not.
+    Gone,
+    /// A process of another machine.
+    Elsewhere,
+}
+
+pub(crate) fn holder(run: &Path) -> Holder {
+    let Ok(text) = std::fs::read_to_string(run.join("LOCK")) else { return Holder::None };
     let mut words = text.split_whitespace();
-    let (Some("process"), Some(number)) = (words.next(), words.next()) else { return false };
-    let (Some("on"), Some(host)) = (words.next(), words.next()) else { return false };
+    let (Some("process"), Some(number)) = (words.next(), words.next()) else { return Holder::None };
+    let (Some("on"), Some(host)) = (words.next(), words.next()) else { return Holder::None };
+    let Ok(number) = number.parse::<u32>() else { return Holder::None };
     let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    number
-        .parse::<u32>()
-        .is_ok_and(|number| host == here.trim() && Path::new("/proc").join(number.to_string()).exists())
+    match (host == here.trim(), Path::new("/proc").join(number.to_string()).exists()) {
+        (false, _) => Holder::Elsewhere,
+        (true, true) => Holder::Alive,
+        (true, false) => Holder::Gone,
+    }
 }
 
 /// The checkpoints of a run, oldest first.
@@ -241,7 +287,7 @@ mod tests {
         fs::write(at("a/one/ckpt/step-00000002/COMMIT"), "12345").unwrap();
         fs::create_dir_all(at("a/one/ckpt/step-00000003")).unwrap();
         let board = Board::new(&[at("a"), at("b/one"), at("a/one"), at("nowhere")]);
-        let ids: Vec<String> = board.found().into_iter().map(|run| run.id).collect();
+        let ids: Vec<String> = board.found().iter().map(|run| run.id.clone()).collect();
         assert_eq!(ids, [at("b/one").display().to_string(), "one".into(), "two".into()]);
         let one = board.summaries().into_iter().find(|run| run.id == "one").unwrap();
         assert_eq!((one.step, one.steps, one.running), (Some(3), Some(70), false));

@@ -2,6 +2,7 @@
 
 use crate::answer::{Question, answer};
 use crate::error::{Error, Result};
+use crate::page;
 use crate::runs::Board;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,14 +11,6 @@ use tiny_http::{Header, Method, Request, Response, StatusCode};
 
 /// Threads that answer: one slow reader holds up nobody.
 const THREADS: usize = 4;
-
-/// Files of the page, with their types.
-const FILES: [(&str, &str, &str); 4] = [
-    ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
-    ("/board.css", "text/css; charset=utf-8", include_str!("page/board.css")),
-    ("/chart.js", "text/javascript; charset=utf-8", include_str!("page/chart.js")),
-    ("/board.js", "text/javascript; charset=utf-8", include_str!("page/board.js")),
-];
 
 /// Who may look.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,8 +106,8 @@ impl Listening {
     }
 
     fn found(&self, asked: &Question) -> (u16, &'static str, String) {
-        if let Some((_, kind, text)) = FILES.iter().find(|(path, ..)| *path == asked.path) {
-            return (200, kind, (*text).to_string());
+        if let Some((kind, text)) = page::file(&asked.path) {
+            return (200, kind, text.to_string());
         }
         match answer(&self.board, asked) {
             Some(found) => (200, "application/json", found.to_string()),
@@ -194,12 +187,22 @@ mod tests {
     fn the_page_and_its_data_are_there() {
         let folder = tempfile::tempdir().unwrap();
         let server = Server::start(board(folder.path()), "127.0.0.1:0", Access::Loopback).unwrap();
-        for (path, kind, _) in FILES {
-            let text = ask(&server, &format!("GET {path} HTTP/1.1"));
-            assert!(text.starts_with("HTTP/1.1 200") && text.contains(kind), "{path}: {text}");
+        let files = ["", "board.css"].into_iter().chain(page::SCRIPTS.map(|(name, _)| name));
+        for name in files {
+            let text = ask(&server, &format!("GET /{name} HTTP/1.1"));
+            let kind = if name.ends_with("js") { "text/javascript" } else { "text/" };
+            assert!(text.starts_with("HTTP/1.1 200") && text.contains(kind), "{name}: {text}");
         }
         let runs = json(&ask(&server, "GET /api/runs HTTP/1.1"));
         assert_eq!((&runs["runs"][0]["id"], &runs["runs"][0]["steps"]), (&"first".into(), &5000.into()));
+        let glances = json(&ask(&server, "GET /api/cluster HTTP/1.1"));
+        assert_eq!((&glances["runs"][0]["step"], &glances["count"]), (&5000.into(), &1.into()));
+        let some = json(&ask(&server, "GET /api/runs?run=none&run=first HTTP/1.1"));
+        assert_eq!(some["runs"].as_array().unwrap().len(), 1);
+        let pipeline = json(&ask(&server, "GET /api/pipeline?run=first HTTP/1.1"));
+        assert_eq!(pipeline["pipelines"], serde_json::json!([]));
+        let samples = json(&ask(&server, "GET /api/samples?run=first HTTP/1.1"));
+        assert_eq!(samples["steps"], serde_json::json!([]));
         let series =
             json(&ask(&server, "GET /api/series?run=first&metric=loss&points=100&smooth=0.9 HTTP/1.1"));
         let points = series["points"].as_array().unwrap();
@@ -219,6 +222,8 @@ mod tests {
         let codes = [
             ("GET /api/run?run=../secret.txt HTTP/1.1", 404),
             ("GET /api/log?run=first/../..&rank=0 HTTP/1.1", 404),
+            ("GET /api/samples?run=../runs/first HTTP/1.1", 404),
+            ("GET /api/pipeline?run=first/../../runs/first HTTP/1.1", 404),
             ("GET /../secret.txt HTTP/1.1", 404),
             ("GET /%2e%2e/secret.txt HTTP/1.1", 404),
             ("GET /api/series?run=first&metric=none HTTP/1.1", 404),

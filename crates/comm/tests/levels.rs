@@ -23,7 +23,8 @@ fn run<R: Send>(
     let (work, met) = (&work, &AtomicBool::new(false));
     std::thread::scope(|scope| {
         let one = |(rank, &host): (usize, &usize)| {
-            let network = Some(Network { address: "127.0.0.1".into(), secret: [3; sockets::SECRET] });
+            let network =
+                Some(Network { address: "127.0.0.1".into(), secret: [3; sockets::SECRET], first: None });
             let place = Place { rank, size: hosts.len(), folder: folder(host).to_path_buf(), network };
             let options = Options { timeout, ..Options::default() };
             scope.spawn(move || {

@@ -25,7 +25,9 @@ mod history;
 mod log;
 mod metrics;
 mod plot;
+mod rank_steps;
 mod ranks;
+mod samples;
 mod slate;
 mod step_line;
 
@@ -35,6 +37,8 @@ pub use history::{Follower, History, Mark, MarkKind, Series};
 pub use log::{Level, RankLog};
 pub use metrics::{METRICS, MetricsWriter, Record, SCHEMA, Session};
 pub use plot::{Bar, Canvas, Chart, ChartOptions, Curve, Row, Scale, Timeline, smoothed};
+pub use rank_steps::{RankSteps, RankStepsFile, TimedAction, TimedStep};
 pub use ranks::{RANKS, RankNow, RankSlate};
+pub use samples::{SAMPLES, Sample, Sampled, SamplesWriter, read_samples};
 pub use slate::{Slate, read_slates};
 pub use step_line::{Saving, StepLine, count};

@@ -117,7 +117,7 @@ impl MetricsWriter {
 }
 
 /// Whether the file ends inside a line.
-fn ends_torn(file: &mut File) -> std::io::Result<bool> {
+pub(crate) fn ends_torn(file: &mut File) -> std::io::Result<bool> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(false);
     }

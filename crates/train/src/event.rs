@@ -1,6 +1,7 @@
 //! What a run reports while it runs. Nothing here prints: whoever started the run listens.
 
 use crate::data::chat::Report;
+use planaria_telemetry::Sample;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::time::Duration;
@@ -84,6 +85,13 @@ pub enum Event {
         responses: usize,
         /// What the source said.
         error: String,
+    },
+    /// Some texts that the model generated.
+    Samples {
+        /// The step that made them, or after which they were made.
+        step: u64,
+        /// The texts.
+        samples: Vec<Sample>,
     },
     /// An evaluation is done.
     Evaluated {

@@ -7,7 +7,7 @@ use planaria_train::Trainer;
 #[test]
 fn what_does_not_fit_is_named_with_its_values() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let cases: [(&str, &[&str], &[&str]); 17] = [
+    let cases: [(&str, &[&str], &[&str]); 19] = [
         ("dp=3", &[], &["global_batch 8", "dp 3"]),
         ("tp=3", &[], &["4 heads", "tp=3", "[1, 2, 4]"]),
         ("pp=2", &["train.schedule=1f2b"], &["1f2b", "1f1b"]),
@@ -23,6 +23,8 @@ fn what_does_not_fit_is_named_with_its_values() -> Result<()> {
         ("", &["train.freeze=[\"*\"]"], &["leave a parameter"]),
         ("", &["train.recompute_blocks=[1]"], &["train.recompute_blocks", "[1]", "blocks"]),
         ("", &["train.recompute=blocks"], &["at least one block"]),
+        ("", &["log.samples={prompts = []}"], &["log.samples.prompts", "at least one prompt"]),
+        ("", &["log.samples={prompts = [\"a\"], every = 0}"], &["log.samples.every", "0", "at least 1"]),
         ("", &["train.eval_every=2"], &["train.eval_every", "data.held_out"]),
         ("", &["checkpoint.from=x", "checkpoint.resume=false"], &["checkpoint.from", "checkpoint.resume"]),
     ];

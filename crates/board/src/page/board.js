@@ -1,67 +1,54 @@
-// The page: which runs and which view are chosen, where data comes from, and what each view shows.
+// The page: which runs and which view are chosen, and what each view shows.
 "use strict";
 
-const $ = (id) => document.getElementById(id);
-const make = (tag, text, options = {}) => {
-  const node = Object.assign(document.createElement(tag), options);
-  if (text !== undefined && text !== null) node.textContent = text;
-  return node;
+const state = {
+  runs: [], known: new Map(), version: 0, details: new Map(), hidden: new Set(), current: 0, view: "curves", range: null,
+  first: ["loss", "eval_loss", "tokens_per_second", "lr", "grad_norm", "peak_bytes"], wide: "loss", rank: 0, search: "", drawn: 0,
+  order: { by: 0, down: false }, pipeline: null, step: Infinity,
 };
 
-// From the server, or from the file that holds everything.
-const alone = window.BOARD;
-const ask = async (path, values = {}) => {
-  const query = new URLSearchParams(values);
-  const answer = await fetch(`${path}?${query}`);
-  if (!answer.ok) throw new Error(answer.status === 404 ? "not there" : await answer.text());
-  return answer.json();
-};
-const source = alone
-  ? {
-      runs: async () => alone.runs,
-      run: async (run) => alone.details[run],
-      log: async (run, rank, text) => {
-        const wanted = text.toLowerCase();
-        const lines = alone.details[run].logs[rank] ?? [];
-        return lines.filter((line) => JSON.stringify(line).toLowerCase().includes(wanted));
-      },
-      series: async (run, metric, smooth, range) => {
-        const inside = (points) => (points ?? []).filter(([x]) => !range || (x >= range[0] && x <= range[1]));
-        const detail = alone.details[run];
-        return { points: inside(detail.series[metric]), smooth: smooth > 0 ? inside(detail.smooth[metric]) : null };
-      },
-    }
-  : {
-      runs: async () => (await ask("api/runs")).runs,
-      run: (run) => ask("api/run", { run }),
-      log: async (run, rank, text) => (await ask("api/log", { run, rank, text })).lines,
-      series: (run, metric, smooth, range) => {
-        const values = { run, metric, smooth };
-        if (range) Object.assign(values, { from: Math.max(0, Math.floor(range[0])), to: Math.ceil(range[1]) });
-        return ask("api/series", values);
-      },
-    };
+// Of more runs than this only the newest are shown until others are chosen, and never more than can be told apart.
+const FEW = 12;
+const MOST = 24;
+// Runs in the column on the left; a filter finds the others.
+const LISTED = 200;
 
-const state = { runs: [], hidden: new Set(), current: 0, view: "curves", range: null, first: ["loss", "eval_loss", "tokens_per_second", "lr", "grad_norm", "peak_bytes"], wide: "loss", rank: 0, search: "", drawn: 0 };
-
-const listed = () => state.runs.map((run, index) => ({ ...run, index })).filter((run) => run.id.toLowerCase().includes($("filter").value.toLowerCase()));
-const visible = () => listed().filter((run) => !state.hidden.has(run.id));
+const matching = () => { const wanted = $("filter").value.toLowerCase(); return state.runs.filter((run) => run.id.toLowerCase().includes(wanted)); };
+const listed = () => (state.view === "runs" && cluster ? cluster.sorted(matching()) : matching());
+const visible = () => matching().filter((run) => !state.hidden.has(run.id)).slice(0, MOST);
+// What a list does not say of the runs that are shown.
+const detailed = () => visible().map((run) => ({ ...run, ...state.details.get(run.id) })).filter((run) => run.last);
 const chosen = () => state.runs[state.current];
 const smoothing = () => Number($("smooth").value);
 
-const ago = (seconds) => {
-  if (!Number.isFinite(seconds)) return "";
-  if (seconds < 90) return `${Math.max(0, Math.round(seconds))} s ago`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
-};
-const bytes = (count) => {
-  for (const [unit, size] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (count >= size) return `${(count / size).toPrecision(3)} ${unit}`;
-  return `${count} B`;
+// Takes in what has changed of all runs.
+const gather = async () => {
+  const { version, all, runs } = await source.cluster(state.version);
+  state.version = version;
+  const current = chosen()?.id;
+  if (all) state.known.clear();
+  const fresh = runs.filter((run) => !state.known.has(run.id));
+  runs.forEach((run) => state.known.set(run.id, run));
+  if (fresh.length) {
+    const many = state.known.size > FEW;
+    const newest = new Set([...fresh].sort((a, b) => (b.time ?? 0) - (a.time ?? 0)).slice(0, state.runs.length ? 0 : FEW - 2).map((run) => run.id));
+    const before = new Set(state.runs.map((run) => run.id));
+    for (const { id } of fresh) if (many && !before.has(id) && !newest.has(id)) state.hidden.add(id);
+  }
+  if (all || runs.length) {
+    const sorted = [...state.known.values()].sort((a, b) => (a.id < b.id ? -1 : 1));
+    state.runs = sorted.map((run, index) => ({ ...run, index }));
+    const at = state.runs.findIndex((run) => run.id === current);
+    state.current = at >= 0 ? at : Math.min(state.current, Math.max(0, state.runs.length - 1));
+  }
+  const wanted = ["curves", "checkpoints"].includes(state.view) ? visible().map((run) => run.id) : [];
+  (await source.runs(wanted)).forEach((run) => state.details.set(run.id, run));
 };
 
 const drawList = () => {
-  const rows = listed().map((run) => {
+  const all = listed();
+  const first = Math.max(0, Math.min(all.findIndex((run) => run.index === state.current) - LISTED / 2, all.length - LISTED));
+  const rows = all.slice(first, first + LISTED).map((run) => {
     const row = make("li", null, { tabIndex: 0 });
     row.setAttribute("role", "checkbox");
     row.setAttribute("aria-checked", String(!state.hidden.has(run.id)));
@@ -71,11 +58,12 @@ const drawList = () => {
     row.classList.toggle("current", run.index === state.current);
     row.classList.toggle("hidden", state.hidden.has(run.id));
     const steps = run.steps ? `${run.step ?? 0} of ${run.steps}` : `step ${run.step ?? 0}`;
-    const now = run.running ? "running" : alone ? "" : ago(Date.now() / 1000 - run.time);
+    const now = run.state === "running" || alone ? run.state : `${run.state} ${ago(Date.now() / 1000 - run.time)}`;
     row.append(dot, make("span", run.id, { className: "name" }), make("span", `${steps}${now ? ` · ${now}` : ""}`, { className: "sub" }));
     row.addEventListener("click", () => { state.current = run.index; toggle(run.id); });
     return row;
   });
+  if (all.length > rows.length) rows.push(make("li", `${all.length - rows.length} more: filter by name`, { className: "sub" }));
   $("list").replaceChildren(...rows);
 };
 
@@ -88,7 +76,7 @@ const toggle = (id) => {
 
 const charts = new Map();
 const metrics = () => {
-  const names = new Set(visible().flatMap((run) => Object.keys(run.last)));
+  const names = new Set(detailed().flatMap((run) => Object.keys(run.last)));
   const rest = [...names].filter((name) => !state.first.includes(name)).sort();
   return [...state.first.filter((name) => names.has(name)), ...rest];
 };
@@ -130,7 +118,7 @@ const paced = async (run, points) => {
 
 const drawCurves = async () => {
   const turn = ++state.drawn;
-  const runs = visible();
+  const runs = detailed();
   const names = metrics();
   let grid = $("view").querySelector(".grid");
   if (!grid) {
@@ -158,32 +146,82 @@ const drawCurves = async () => {
 
 // ---- tables
 
-const table = (heads, rows) => {
-  const whole = make("table");
-  const head = make("tr");
-  heads.forEach(([name, number]) => head.append(make("th", name, { className: number ? "number" : "" })));
-  whole.append(head);
-  for (const row of rows) {
-    const line = make("tr");
-    row.forEach((cell, at) => {
-      const box = make("td", null, { className: heads[at][1] ? "number" : "" });
-      box.append(cell instanceof Node ? cell : String(cell ?? ""));
-      line.append(box);
-    });
-    whole.append(line);
+// All runs there are, live.
+let cluster = null;
+const drawRuns = () => {
+  if (!cluster || !cluster.box.isConnected) {
+    const order = cluster?.order ?? state.order;
+    cluster = new Cluster(order, (run) => { state.current = run.index; drawList(); drawRuns(); }, () => { drawRuns(); drawList(); });
+    $("view").replaceChildren(cluster.box);
   }
-  const scroll = make("div", null, { className: "scroll" });
-  scroll.append(whole);
-  return scroll;
+  cluster.show(matching(), state.current);
 };
 
-const drawRuns = () => {
-  const rows = listed().map((run) => [
-    run.id, run.running ? "running" : "not running", run.about.mesh ?? "", `${run.step ?? 0}${run.steps ? ` / ${run.steps}` : ""}`,
-    shown(run.last.loss), shown(run.last.eval_loss), shown(run.last.tokens_per_second), run.last.peak_bytes ? bytes(run.last.peak_bytes) : "",
-    run.marks.filter((mark) => mark.kind === "restart").length, run.damaged || "",
-  ]);
-  $("view").replaceChildren(table([["run"], ["state"], ["mesh"], ["step", 1], ["loss", 1], ["eval loss", 1], ["tokens/s", 1], ["memory", 1], ["restarts", 1], ["damaged lines", 1]], rows));
+// A step of the chosen run's pipeline.
+let pipeline = null;
+const drawPipeline = async () => {
+  const run = chosen();
+  if (!run) return $("view").replaceChildren(make("p", "No runs here yet."));
+  const step = await source.pipeline(run.id, state.pipeline);
+  if (!step.measured) {
+    pipeline = null;
+    const why = step.pipelines.length ? "Its ranks have not told a step that fits together yet." : "It has no pipeline, or has told no step yet: `mesh.pp` above 1 makes one.";
+    return $("view").replaceChildren(make("h2", run.id), make("p", why));
+  }
+  if (!pipeline?.canvas.isConnected || pipeline.run !== run.id || pipeline.count !== step.pipelines.length) {
+    const bar = make("p");
+    const title = make("strong", "");
+    bar.append(title);
+    if (step.pipelines.length > 1 && !alone) {
+      const pick = make("select", null, { ariaLabel: "Pipeline" });
+      pick.append(...step.pipelines.map((rank) => make("option", `pipeline of rank ${rank}`, { value: rank, selected: rank === step.first })));
+      pick.addEventListener("change", () => { state.pipeline = Number(pick.value); drawPipeline(); });
+      bar.append(" ", pick);
+    }
+    const [figure, canvas, values] = [make("figure"), make("canvas"), make("div", "", { className: "values" })];
+    canvas.setAttribute("role", "img");
+    figure.append(canvas, values);
+    pipeline = Object.assign(new Pipeline(canvas, values), { run: run.id, count: step.pipelines.length, title });
+    const note = "Simulated is the same schedule if all work of a stage took its median time and messages took none.";
+    $("view").replaceChildren(make("h2", run.id), bar, figure, legend(), make("p", note, { className: "sub" }));
+  }
+  const said = (name, part) => (part ? `${name} ${brief(part.seconds * 1e3)} ms, ${Math.round(part.idle * 100)} % idle` : `${name}: not a schedule`);
+  pipeline.title.textContent = `step ${step.step}: ${said("measured", step.measured)}; ${said("simulated", step.simulated)}`;
+  pipeline.canvas.setAttribute("aria-label", pipeline.title.textContent);
+  pipeline.show(step);
+};
+
+// What the chosen run generated in one of its steps; the newest until another is asked for.
+const drawSamples = async () => {
+  const run = chosen();
+  if (!run) return $("view").replaceChildren(make("p", "No runs here yet."));
+  const { steps, chosen: found } = await source.samples(run.id, state.step);
+  if (!found) {
+    const why = "It has generated nothing yet. Runs with `grpo` or `ppo` keep some responses; others do with `[log.samples]`.";
+    return $("view").replaceChildren(make("h2", run.id), make("p", why));
+  }
+  let cards = $("cards");
+  if (!cards || cards.dataset.run !== run.id) {
+    const slider = make("input", null, { id: "at", type: "range", min: 0, ariaLabel: "Step" });
+    slider.addEventListener("input", () => { state.step = slider.steps[slider.value] ?? Infinity; if (Number(slider.value) === slider.steps.length - 1) state.step = Infinity; drawSamples(); });
+    cards = make("div", null, { id: "cards", className: "cards" });
+    cards.dataset.run = run.id;
+    const bar = make("p", null, { className: "steps" });
+    bar.append(slider, " ", make("strong", "", { id: "of" }));
+    $("view").replaceChildren(make("h2", run.id), bar, cards);
+  }
+  const slider = $("at");
+  slider.steps = steps;
+  slider.max = steps.length - 1;
+  slider.value = steps.indexOf(found.step);
+  $("of").textContent = `step ${found.step}, ${steps.indexOf(found.step) + 1} of ${steps.length}`;
+  cards.replaceChildren(...found.samples.map((sample) => {
+    const card = make("article");
+    const worth = Number.isFinite(sample.reward) ? `reward ${shown(sample.reward)}` : "";
+    const end = sample.finished ? "" : "did not end by itself";
+    card.append(make("pre", sample.prompt, { className: "prompt" }), make("pre", sample.response), make("p", [worth, end].filter(Boolean).join(" · "), { className: "sub" }));
+    return card;
+  }));
 };
 
 // Where every rank of the chosen run is; those behind the others are marked.
@@ -203,12 +241,13 @@ const drawRanks = async () => {
 
 const drawCheckpoints = async () => {
   const parts = [];
-  for (const run of visible()) {
+  for (const run of detailed()) {
     const { checkpoints } = await source.run(run.id);
     const rows = checkpoints.map((saved) => [saved.name, bytes(saved.bytes), saved.committed ? "committed" : make("span", "not committed", { className: "warn" })]);
     const restarts = run.marks.filter((mark) => mark.kind === "restart").map((mark) => mark.step);
     parts.push(make("h2", run.id), table([["checkpoint"], ["size", 1], ["state"]], rows));
     if (restarts.length) parts.push(make("p", `resumed at step ${restarts.join(", ")}`));
+    if (run.damaged) parts.push(make("p", `${run.damaged} lines of its metrics cannot be read`, { className: "warn" }));
   }
   $("view").replaceChildren(...parts);
 };
@@ -271,16 +310,19 @@ const drawLog = async () => {
 
 // ---- the whole
 
-const VIEWS = { curves: drawCurves, runs: drawRuns, checkpoints: drawCheckpoints, config: drawConfig, log: drawLog, ranks: drawRanks };
+const VIEWS = { curves: drawCurves, runs: drawRuns, checkpoints: drawCheckpoints, config: drawConfig, log: drawLog, ranks: drawRanks, pipeline: drawPipeline, samples: drawSamples };
 
 const refresh = async () => {
   try {
-    state.runs = await source.runs();
-    state.current = Math.min(state.current, Math.max(0, state.runs.length - 1));
+    const view = state.view;
+    await gather();
+    if (view !== state.view) return;
     drawList();
-    await VIEWS[state.view]();
-    document.body.dataset.ready = state.view;
-    const running = state.runs.filter((run) => run.running).length;
+    await VIEWS[view]();
+    // The column on the left follows the order of the table, which is there now.
+    if (view === "runs") drawList();
+    document.body.dataset.ready = view;
+    const running = state.runs.filter((run) => run.state === "running").length;
     $("state").textContent = `${state.runs.length} runs, ${running} running${alone ? " (a copy)" : ""}`;
   } catch (error) {
     $("state").textContent = `cannot be read now: ${error.message}`;
@@ -288,7 +330,7 @@ const refresh = async () => {
 };
 
 const turnTo = (view) => {
-  state.view = view;
+  state.view = document.body.dataset.shown = view;
   history.replaceState(null, "", `#${view}`);
   delete document.body.dataset.ready;
   document.querySelectorAll("[data-view]").forEach((tab) => tab.setAttribute("aria-selected", String(tab.dataset.view === view)));
@@ -300,8 +342,14 @@ document.querySelectorAll("[data-view]").forEach((tab) => tab.addEventListener("
 $("filter").addEventListener("input", refresh);
 $("smooth").addEventListener("input", () => { $("weight").textContent = $("smooth").value; refresh(); });
 ["scale", "along"].forEach((id) => $(id).addEventListener("change", () => { state.range = null; refresh(); }));
-window.addEventListener("resize", () => charts.forEach(({ chart }) => chart.draw()));
+window.addEventListener("resize", () => { charts.forEach(({ chart }) => chart.draw()); pipeline?.draw(); cluster?.draw(); });
 dark.addEventListener("change", refresh);
+
+// The samples of a step before or after.
+const earlier = (by) => {
+  const slider = $("at");
+  if (slider) { slider.value = Number(slider.value) + by; slider.dispatchEvent(new Event("input")); }
+};
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -315,11 +363,13 @@ document.addEventListener("keydown", (event) => {
   const smoother = (by) => { $("smooth").value = smoothing() + by; $("smooth").dispatchEvent(new Event("input")); };
   const keys = {
     j: () => move(1), k: () => move(-1),
-    " ": () => chosen() && toggle(chosen().id),
+    " ": event.target.tagName === "BUTTON" ? null : () => chosen() && toggle(chosen().id),
     o: () => { state.hidden = new Set(state.runs.filter((run) => run.id !== chosen()?.id).map((run) => run.id)); refresh(); },
     l: () => { $("scale").checked = !$("scale").checked; refresh(); },
     "+": () => smoother(0.05), "-": () => smoother(-0.05), 0: () => { state.range = null; refresh(); },
     "/": () => $("filter").focus(),
+    Enter: state.view === "runs" && event.target.tagName !== "BUTTON" ? () => { keys.o(); turnTo("curves"); } : null,
+    "[": state.view === "samples" ? () => earlier(-1) : null, "]": state.view === "samples" ? () => earlier(1) : null,
   };
   Object.keys(VIEWS).forEach((view, number) => { keys[number + 1] = () => turnTo(view); });
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }

@@ -40,7 +40,7 @@ pub use rope::RopeSection;
 pub use schema::schema;
 pub use sections::{
     Behind, CheckpointSection, LogSection, OptimKind, OptimSection, Precision, Recompute, Reduction,
-    ScheduleKind, Sharding, TrainSection,
+    SamplesSection, ScheduleKind, Sharding, TrainSection,
 };
 pub use sft::SftSection;
 pub use tiers::{TierKind, TierSection};
@@ -187,6 +187,9 @@ impl Config {
         )?;
         if let Some(peak) = self.log.peak_flops {
             require("log.peak_flops", peak.is_finite() && peak > 0.0, peak, "a finite number above 0")?;
+        }
+        if let Some(samples) = &self.log.samples {
+            samples.check(&self.train.objective)?;
         }
         require("log.every", self.log.every > 0, self.log.every, "at least 1")
     }

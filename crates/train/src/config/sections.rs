@@ -414,10 +414,50 @@ pub struct LogSection {
     /// FLOP/s that one rank can reach, such as 989e12 for bf16 on an H100; with it `mfu` is recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_flops: Option<f64>,
+    /// Prompts that the model continues now and then, to be read on the board.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples: Option<SamplesSection>,
 }
 
 impl Default for LogSection {
     fn default() -> LogSection {
-        LogSection { dir: "runs".into(), every: 1, tensorboard: true, peak_flops: None }
+        LogSection { dir: "runs".into(), every: 1, tensorboard: true, peak_flops: None, samples: None }
+    }
+}
+
+/// Prompts that the model continues now and then, always with the likeliest token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct SamplesSection {
+    /// The prompts.
+    pub prompts: Vec<String>,
+    /// Steps between; the last step has some too.
+    pub every: u64,
+    /// Most tokens of what is generated.
+    pub max_new_tokens: usize,
+}
+
+impl Default for SamplesSection {
+    fn default() -> SamplesSection {
+        SamplesSection { prompts: Vec::new(), every: 100, max_new_tokens: 64 }
+    }
+}
+
+impl SamplesSection {
+    pub(crate) fn check(&self, objective: &str) -> Result<()> {
+        let empty = self.prompts.is_empty() || self.prompts.iter().any(String::is_empty);
+        let found = format!("{:?}", self.prompts);
+        require("log.samples.prompts", !empty, found, "at least one prompt, and none without text")?;
+        require("log.samples.every", self.every > 0, self.every, "at least 1")?;
+        require("log.samples.max_new_tokens", self.max_new_tokens > 0, self.max_new_tokens, "at least 1")?;
+        let expected =
+            "none where the model continues no texts, and where its own responses are kept (grpo, ppo)";
+        let continues = !["contrastive", "grpo", "ppo"].contains(&objective);
+        require(
+            "log.samples",
+            continues,
+            format!("prompts with `train.objective = \"{objective}\"`"),
+            expected,
+        )
     }
 }

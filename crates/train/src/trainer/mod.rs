@@ -17,6 +17,7 @@ pub(crate) mod place;
 mod rank;
 mod records;
 mod resume;
+mod sample;
 mod saves;
 mod setup;
 mod stages;
@@ -464,7 +465,9 @@ impl Job {
         let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
         let (comm, tally) = metered(comm);
         let (pulse, comm) = beat::feel(comm, &self.healing)?;
-        Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse, tally)?.go())
+        let rank = comm.world_rank();
+        let end = Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse, tally)?.go());
+        end.inspect_err(|error| records::failed(self, rank, error))
     }
 
     /// What can be refused before any rank starts.

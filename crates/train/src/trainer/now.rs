@@ -1,10 +1,12 @@
-//! What each rank tells of itself every few steps: where it is, its memory, and the bytes it sent along each axis of the mesh.
+//! What each rank tells of itself every few steps: where it is, its memory, the bytes it sent along each axis of the mesh, and what it
+//! did when in a step of a pipeline.
 
 use super::Job;
 use crate::error::Result;
+use crate::pipeline::engine::Ran;
 use planaria_comm::{Comm, CommExt, Sent, Tally};
 use planaria_layout::{Mesh, Rank};
-use planaria_telemetry::{RankNow, RankSlate};
+use planaria_telemetry::{RankNow, RankSlate, RankStepsFile};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,13 +19,27 @@ pub(super) struct Now {
     slate: RankSlate,
     tally: Arc<Tally>,
     before: (u64, Links),
+    steps: RankStepsFile,
 }
 
 impl Now {
-    /// Opens the file of a rank that has done so many steps.
-    pub(super) fn open(job: &Job, world: &dyn Comm, tally: Arc<Tally>, step: u64) -> Result<Now> {
-        let slate = RankSlate::create(&job.config.run_dir(), world.world_rank(), world.size())?;
-        Ok(Now { slate, tally, before: (step, Links::new()) })
+    /// Opens the files of a rank that has done so many steps, in its pipeline.
+    pub(super) fn open(
+        job: &Job,
+        (world, pipeline): (&dyn Comm, &[Rank]),
+        tally: Arc<Tally>,
+        step: u64,
+    ) -> Result<Now> {
+        let (dir, rank, ranks) = (job.config.run_dir(), world.world_rank(), world.size());
+        let slate = RankSlate::create(&dir, rank, ranks)?;
+        let steps = RankStepsFile::create(&dir, rank, ranks, pipeline)?;
+        Ok(Now { slate, tally, before: (step, Links::new()), steps })
+    }
+
+    /// Tells what the rank did in the step of a pipeline that was just done.
+    pub(super) fn tell_step(&mut self, step: u64, ran: &Ran) {
+        let actions = ran.spans.iter().map(|span| (span.action.to_string(), span.start, span.end));
+        self.steps.tell(step, ran.begin.elapsed(), actions.collect());
     }
 
     /// Tells where the rank is; what was sent since the last time is divided over the steps since.

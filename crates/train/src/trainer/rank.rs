@@ -151,8 +151,10 @@ impl<'a> RankRun<'a> {
                 resume::prepare(job, &self.replica)?;
             }
         }
-        let opened = Records::open(job, self.world.rank(), self.progress.step, &mesh)
-            .and_then(|records| Ok((records, Now::open(job, &*self.world, tally, self.progress.step)?)));
+        let opened = Records::open(job, self.world.rank(), self.progress.step, &mesh).and_then(|records| {
+            let ranks = (&*self.world, &self.place.pipeline[..]);
+            Ok((records, Now::open(job, ranks, tally, self.progress.step)?))
+        });
         let (records, now) = together(&*self.world, opened)?;
         let records = Arc::new(records);
         self.now = Some(now);
@@ -403,6 +405,7 @@ impl RankRun<'_> {
             if config.train.eval_every > 0 && step.is_multiple_of(config.train.eval_every) {
                 best = self.evaluate()?;
             }
+            self.sample()?;
             stopped = wishes.stop && step < steps;
             due.extend(self.saves.due(step));
             // A step that was skipped leaves nothing new to save: what is due waits for one that was not.
@@ -443,6 +446,9 @@ impl RankRun<'_> {
         let peak_bytes = self.peak();
         let checkpoint = self.saves.newest.map(|(_, folder)| folder);
         let loss = self.losses.last().copied();
+        if let Some(records) = &self.records {
+            records.ended(step, stopped);
+        }
         Ok(Outcome { step, loss, stopped, checkpoint, best, losses: self.losses, peak_bytes })
     }
 

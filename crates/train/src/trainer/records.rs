@@ -3,7 +3,9 @@
 use super::Job;
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer, StepReport};
-use planaria_telemetry::{EventWriter, Level, METRICS, MetricsWriter, RankLog, Record, Session};
+use planaria_telemetry::{
+    EventWriter, Level, METRICS, MetricsWriter, RankLog, Record, SamplesWriter, Session,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,7 @@ pub(super) struct Records {
 struct Curves {
     metrics: MetricsWriter,
     events: Option<EventWriter>,
+    samples: SamplesWriter,
     broken: bool,
 }
 
@@ -38,7 +41,7 @@ impl Records {
                 let metrics = MetricsWriter::open(&dir.join(METRICS), &Session { step, about })?;
                 let wanted = job.config.log.tensorboard;
                 let events = wanted.then(|| EventWriter::create(&dir, step)).transpose()?;
-                Some(Mutex::new(Curves { metrics, events, broken: false }))
+                Some(Mutex::new(Curves { metrics, events, samples: SamplesWriter::new(&dir), broken: false }))
             }
             _ => None,
         };
@@ -65,25 +68,17 @@ impl Records {
                 let values = [("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
                 (Level::Info, "resumed", [&values[..], &[("damaged", json!(damaged))]].concat())
             }
-            Event::Step(report) => return self.step(report),
+            Event::Step(_) | Event::Figures { .. } | Event::Evaluated { .. } | Event::Samples { .. } => {
+                return self.drawn(event);
+            }
             Event::SaveProgress(_) => return,
             Event::SaveDropped { step, by } => (
                 Level::Warn,
                 "snapshot dropped for a newer one",
                 vec![("step", json!(step)), ("by", json!(by))],
             ),
-            Event::Figures { step, values } => {
-                let record = Record::new(*step);
-                let record = values.iter().fold(record, |record, (name, value)| record.with(name, *value));
-                self.curve(&record);
-                return;
-            }
             // Told by this very file, and written to its log there.
             Event::RecordsFailed { .. } => return,
-            Event::Evaluated { step, loss } => {
-                self.curve(&Record::new(*step).with("eval_loss", *loss).with("eval_perplexity", loss.exp()));
-                return;
-            }
             Event::Best { step, loss } => {
                 (Level::Info, "best evaluation so far", vec![("step", json!(step)), ("loss", json!(loss))])
             }
@@ -105,6 +100,29 @@ impl Records {
             }
         };
         self.say(level, message, &values);
+    }
+
+    /// Keeps numbers and texts of a step.
+    fn drawn(&self, event: &Event) {
+        match event {
+            Event::Step(report) => self.step(report),
+            Event::Figures { step, values } => {
+                let record = Record::new(*step);
+                self.curve(&values.iter().fold(record, |record, (name, value)| record.with(name, *value)));
+            }
+            Event::Evaluated { step, loss } => {
+                self.curve(&Record::new(*step).with("eval_loss", *loss).with("eval_perplexity", loss.exp()));
+            }
+            Event::Samples { step, samples } => {
+                self.with_curves(|curves| curves.samples.write(*step, samples));
+            }
+            _ => {}
+        }
+    }
+
+    /// Says that the run ended as it should, or because it was asked to.
+    pub(super) fn ended(&self, step: u64, stopped: bool) {
+        self.say(Level::Info, "ended", &[("step", json!(step)), ("stopped", json!(stopped))]);
     }
 
     fn unscored(&self, event: &Event) {
@@ -165,6 +183,17 @@ impl Records {
     fn say(&self, level: Level, message: &str, values: &[(&str, Value)]) {
         // A log that cannot be written has nobody to tell.
         let _ = self.log.log(level, message, values);
+    }
+}
+
+/// Says in the log of a rank why it failed, where there is a run; the folder of another process is left alone.
+pub(super) fn failed(job: &Job, rank: usize, error: &Error) {
+    let dir = job.config.run_dir();
+    if matches!(error, Error::Locked { .. }) || !dir.join(METRICS).is_file() {
+        return;
+    }
+    if let Ok(log) = RankLog::open(&dir, rank, Level::Info) {
+        let _ = log.log(Level::Error, "failed", &[("error", json!(error.to_string()))]);
     }
 }
 

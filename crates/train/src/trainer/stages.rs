@@ -11,7 +11,7 @@ use crate::gather::Pass;
 use crate::geometry::Geometry;
 use crate::objective::{AtEnd, Purpose};
 use crate::partition;
-use crate::pipeline::engine::{At, Engine, Inner, Options, Shapes, StageWork};
+use crate::pipeline::engine::{At, Engine, Inner, Options, Ran, Shapes, StageWork};
 use crate::pipeline::{Failure, Schedule, ScheduleKind, Stages};
 use crate::replica::{Neighbours, Part, Replica};
 use planaria_array::Device;
@@ -101,6 +101,7 @@ impl Pipeline {
             train: Engine::new(Arc::new(train), comm.clone(), tagged(0))?,
             eval: Engine::new(Arc::new(eval), comm.clone(), tagged(1))?,
             ahead: Engine::new(Arc::new(ahead), comm, tagged(2))?,
+            ran: None,
         }))
     }
 }
@@ -113,6 +114,8 @@ pub(super) struct Running {
     train: Engine,
     eval: Engine,
     ahead: Engine,
+    /// What the last step took.
+    ran: Option<Ran>,
 }
 
 impl Running {
@@ -126,8 +129,13 @@ impl Running {
         losses: &mut Losses,
     ) -> Result<()> {
         let mut work = Training { own: &self.own, last: self.last, compute, replica, batches, micro, losses };
-        self.train.run(&mut work)?;
+        self.ran = Some(self.train.run(&mut work)?);
         Ok(())
+    }
+
+    /// When every action of the last step of training began and ended.
+    pub(super) fn ran(&self) -> Option<&Ran> {
+        self.ran.as_ref()
     }
 
     /// Forward alone of all micro-batches of a step, or of an evaluation; `at_end` is given what comes out on the stage that has

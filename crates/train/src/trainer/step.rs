@@ -244,6 +244,9 @@ impl RankRun<'_> {
         let told = RankNow { rank, step, seconds, bytes, peak_bytes, ..RankNow::default() };
         if let Some(now) = &mut self.now {
             now.tell(&self.place.mesh, told);
+            if let Some(ran) = self.pipeline.as_ref().and_then(Running::ran) {
+                now.tell_step(step, ran);
+            }
         }
     }
 

@@ -34,6 +34,7 @@ impl Rewarded {
         self.check_geometry(before.data.size(), read.len())?;
         let mut memory = self.memory(before.step);
         let Found { mut records, tries, left_out } = self.find(before, read, &mut memory)?;
+        self.show(before, &records)?;
         self.look_back(before, &mut records)?;
         let moments = memory.moments();
         let worth = |record: &Record| match self.section.normalize_rewards {

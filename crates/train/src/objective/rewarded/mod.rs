@@ -11,6 +11,7 @@ mod learn;
 mod make;
 mod record;
 mod setup;
+mod show;
 mod worth;
 
 use super::{Before, Figures, Input, Objective, Purpose, Second};
