@@ -9,7 +9,9 @@ use crate::model::adapter::Adapter;
 use crate::model::{Model, Root};
 use crate::plan::{Liberties, Models, Planner};
 use crate::recipe::{Recipe, Reference, parse_all};
-use crate::result::{Outcome, assemble, bytes_of, embedding_files, main_dtype, pretty, set_dtype};
+use crate::result::{
+    Outcome, assemble, bytes_of, companions, embedding_files, main_dtype, pretty, set_dtype,
+};
 use crate::tokens::{Merging, Relaying};
 use crate::values::Values;
 use planaria_ckpt::convert::{
@@ -111,8 +113,10 @@ pub fn plan_adapted(model: &str, adapter: &str, options: &Options) -> Result<Mer
         merge.outcome.config["is_causal"] = causal.clone();
         merge.outcome.files.insert("config.json".to_string(), pretty(&merge.outcome.config));
     }
-    if files.is_empty() {
-        files = embedding_files(&Model::open_path(paths[1], &options.root)?)?;
+    match files.is_empty() {
+        true => files = embedding_files(&Model::open_path(paths[1], &options.root)?)?,
+        // It may end texts in its own way.
+        false => files.extend(companions(&from)?),
     }
     merge.outcome.files.extend(files);
     Ok(merge)
