@@ -213,7 +213,7 @@ pub(crate) fn steps(run: &Path) -> Option<u64> {
 }
 
 /// Whether the process that the run's lock names is alive. The lock itself is left alone: a run that starts wants it.
-pub(crate) fn is_running(run: &Path) -> bool {
+fn is_running(run: &Path) -> bool {
     holder(run) == Holder::Alive
 }
 

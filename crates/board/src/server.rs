@@ -4,10 +4,11 @@ use crate::answer::{Question, answer};
 use crate::error::{Error, Result};
 use crate::page;
 use crate::runs::Board;
+use std::io::Write;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use tiny_http::{Header, Method, Request, Response, StatusCode};
+use tiny_http::{Method, Request, StatusCode};
 
 /// Threads that answer: one slow reader holds up nobody.
 const THREADS: usize = 4;
@@ -84,8 +85,11 @@ impl Listening {
             }
             Ok(()) => self.found(&asked),
         };
-        let mut response = Response::from_string(body).with_status_code(StatusCode(code));
         let mut headers = vec![
+            // A thread of the server is held for as long as a connection is open, and those that wait for one are not always
+            // given a new one: a browser that keeps its connections would keep other requests, its own too, from being read.
+            ("Connection", "close".to_string()),
+            ("Content-Length", body.len().to_string()),
             ("Content-Type", kind.to_string()),
             ("Cache-Control", "no-store".to_string()),
             ("Content-Security-Policy", "default-src 'self'; frame-ancestors 'none'".to_string()),
@@ -96,13 +100,15 @@ impl Listening {
             // The page asks for its data without repeating the token in every address.
             headers.push(("Set-Cookie", format!("planaria={token}; HttpOnly; SameSite=Strict; Path=/")));
         }
-        for (name, value) in headers {
-            if let Ok(header) = Header::from_bytes(name, value) {
-                response.add_header(header);
-            }
+        let mut text = format!("HTTP/1.1 {code} {}\r\n", StatusCode(code).default_reason_phrase());
+        headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
+        text.push_str("\r\n");
+        if *request.method() != Method::Head {
+            text.push_str(&body);
         }
+        let mut writer = request.into_writer();
         // A browser that has gone away wants no answer.
-        let _ = request.respond(response);
+        let _ = writer.write_all(text.as_bytes()).and_then(|()| writer.flush());
     }
 
     fn found(&self, asked: &Question) -> (u16, &'static str, String) {
@@ -155,7 +161,7 @@ fn same(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
     use planaria_telemetry::{METRICS, MetricsWriter, Record, Session};
-    use std::io::{Read, Write};
+    use std::io::Read;
     use std::net::TcpStream;
     use std::path::Path;
 
@@ -192,6 +198,7 @@ mod tests {
             let text = ask(&server, &format!("GET /{name} HTTP/1.1"));
             let kind = if name.ends_with("js") { "text/javascript" } else { "text/" };
             assert!(text.starts_with("HTTP/1.1 200") && text.contains(kind), "{name}: {text}");
+            assert!(text.contains("\r\nConnection: close\r\n"), "{name} keeps a connection");
         }
         let runs = json(&ask(&server, "GET /api/runs HTTP/1.1"));
         assert_eq!((&runs["runs"][0]["id"], &runs["runs"][0]["steps"]), (&"first".into(), &5000.into()));

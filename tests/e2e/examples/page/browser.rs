@@ -103,9 +103,13 @@ impl Browser {
         }
     }
 
-    /// Presses a key that types one character.
+    /// Presses a key that types one character, or one that has a name.
     pub(crate) fn press(&mut self, key: &str) {
-        self.order("Input.dispatchKeyEvent", json!({ "type": "keyDown", "key": key, "text": key }));
+        let down = match key.chars().count() {
+            1 => json!({ "type": "keyDown", "key": key, "text": key }),
+            _ => json!({ "type": "rawKeyDown", "key": key }),
+        };
+        self.order("Input.dispatchKeyEvent", down);
         self.order("Input.dispatchKeyEvent", json!({ "type": "keyUp", "key": key }));
     }
 
