@@ -96,7 +96,7 @@ fn mistakes_have_a_hint_and_exit_code_2() {
         ),
         (
             &["inspect", "s3://bucket/x"],
-            "error: cannot open 's3://bucket': this build lacks the feature 's3'\n",
+            "error: cannot open 's3://bucket': this build lacks the feature 's3'; build it with --features s3\n",
         ),
     ];
     for (args, message) in cases {

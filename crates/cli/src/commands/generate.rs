@@ -72,7 +72,7 @@ pub(crate) struct Args {
     /// At most this many texts are continued at once
     #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
-    /// Thread ranks that share each matrix; they take one text after the other
+    /// Thread ranks that share each matrix
     #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     ranks: u32,
 }

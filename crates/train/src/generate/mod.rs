@@ -205,17 +205,17 @@ impl Generator {
         }
         self.on_ranks(ranks, &|comm| {
             let model = self.network(comm)?;
-            if let Some(made) = self.in_batches(&*model, prompts, &fits, each)? {
+            let tell = |number: usize, piece: &str| {
+                if comm.rank() == 0 {
+                    each(number, piece);
+                }
+            };
+            if let Some(made) = self.in_batches(&*model, prompts, &fits, &tell)? {
                 return Ok(made);
             }
             let all = prompts.iter().zip(&fits).enumerate();
             let texts = all.map(|(number, (prompt, sampling))| {
-                let tell = |piece: &str| {
-                    if comm.rank() == 0 {
-                        each(number, piece);
-                    }
-                };
-                self.continue_tokens(&*model, self.prompt(prompt)?, sampling, &tell)
+                self.continue_tokens(&*model, self.prompt(prompt)?, sampling, &|piece| tell(number, piece))
             });
             Ok(Continued { texts: texts.collect::<Result<_>>()?, time: None })
         })
