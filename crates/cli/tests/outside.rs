@@ -17,18 +17,20 @@ fn free(ports: std::ops::Range<u16>) -> u16 {
     tried.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
 }
 
-/// Runs one process for each of these, in its folder with its variables; the codes and words of all.
-fn start(ranks: &[(PathBuf, Vec<(&str, String)>)], args: &[&str]) -> Vec<(i32, String)> {
-    let begin =
-        |(number, (folder, variables)): (usize, &(PathBuf, Vec<(&str, String)>))| -> (Child, PathBuf) {
-            let said = folder.join(format!("said-{number}"));
-            let file = fs::File::create(&said).unwrap();
-            let mut command = Command::new(env!("CARGO_BIN_EXE_planaria"));
-            command.current_dir(folder).args(["train", "tiny.toml"]).args(args);
-            // As srun does, ranks have nothing on their standard input.
-            command.envs(variables.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
-            (command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap(), said)
-        };
+/// A folder to start a rank in, and its variables.
+type Started<'a> = (PathBuf, Vec<(&'a str, String)>);
+
+/// Runs one process for each of these; the codes and words of all.
+fn start(ranks: &[Started<'_>], args: &[&str]) -> Vec<(i32, String)> {
+    let begin = |(number, (folder, variables)): (usize, &Started<'_>)| -> (Child, PathBuf) {
+        let said = folder.join(format!("said-{number}"));
+        let file = fs::File::create(&said).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_planaria"));
+        command.current_dir(folder).args(["train", "tiny.toml"]).args(args);
+        // As srun does, ranks have nothing on their standard input.
+        command.envs(variables.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+        (command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap(), said)
+    };
     let mut children: Vec<_> = ranks.iter().enumerate().map(begin).collect();
     let limit = Instant::now() + DEADLINE;
     while children.iter_mut().any(|(child, _)| child.try_wait().unwrap().is_none()) {

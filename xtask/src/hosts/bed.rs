@@ -96,8 +96,8 @@ impl Bed {
 
     /// Puts a file into the folder of every host, and into the one that they may share.
     pub(super) fn give(&self, name: &str, text: &str) -> Result<()> {
-        let folders = self.hosts.iter().map(|host| self.folder(host)).chain([WORK.into()]);
-        folders.map(|folder| Ok(fs::write(folder.join(name), text)?)).collect()
+        let mut folders = self.hosts.iter().map(|host| self.folder(host)).chain([WORK.into()]);
+        folders.try_for_each(|folder| Ok(fs::write(folder.join(name), text)?))
     }
 
     /// What `planaria launch --start` is given.
@@ -174,7 +174,7 @@ impl Bed {
             .map(|path| fs::read(&path).map(|bytes| (path, bytes)))
             .collect::<Result<_, _>>()?;
         self.resize(host, bytes, "")?;
-        kept.into_iter().map(|(path, bytes)| Ok(fs::write(path, bytes)?)).collect()
+        kept.into_iter().try_for_each(|(path, bytes)| Ok(fs::write(path, bytes)?))
     }
 
     /// Gives the small disk of a host more room; nothing on it changes.

@@ -147,7 +147,7 @@ fn meshes(bench: &Bench<'_>) -> Result<Verdict> {
         // What `tp` divides is summed in another order; the same mesh in one process has the same.
         let whole = bench.whole(if mesh.contains("tp") { mesh } else { "" })?;
         let run = Path::new(WORK).join("runs/tiny");
-        same(&[run.clone()], &whole, LAST)?;
+        same(std::slice::from_ref(&run), &whole, LAST)?;
         fs::remove_dir_all(run)?;
     }
     Ok(Verdict::Held)

@@ -60,8 +60,11 @@ pub(super) struct Relay {
     seen: Option<u64>,
 }
 
+/// A collective as it goes over hosts: what it is, what this rank sends, and where it receives.
+type Parts = (Traffic, Arc<Bytes>, Option<Array>);
+
 /// The bytes of a call, what it sends and where it receives, if it can go over hosts.
-fn parts(call: &Call, me: usize) -> Result<Option<(Traffic, Arc<Bytes>, Option<Array>)>> {
+fn parts(call: &Call, me: usize) -> Result<Option<Parts>> {
     Ok(Some(match call {
         Call::AllReduce(c) => {
             let traffic = Traffic::AllReduce { op: c.op, dtype: c.send.dtype(), count: c.send.numel() };

@@ -105,10 +105,9 @@ fn brief(said: &str, status: Option<u16>) -> String {
     }
     let line = said.split_once(STATUS).map_or(said, |(_, rest)| rest);
     let mut brief = line.split([':', '<']).next().unwrap_or(line).trim().to_string();
-    for part in [between(said, "<Code>", "</Code>"), between(said, "<Message>", "</Message>")] {
-        if let Some(part) = part {
-            brief = format!("{brief}, {}", part.lines().next().unwrap_or(part).trim());
-        }
+    let parts = [between(said, "<Code>", "</Code>"), between(said, "<Message>", "</Message>")];
+    for part in parts.into_iter().flatten() {
+        brief = format!("{brief}, {}", part.lines().next().unwrap_or(part).trim());
     }
     brief
 }

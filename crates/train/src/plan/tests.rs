@@ -367,7 +367,7 @@ fn the_copy_that_makes_responses_is_counted_where_the_model_is_divided() {
         let plan = plan(&[&grpo[..], changes].concat(), ranks);
         plan.stages.iter().map(|stage| stage.memory.held).collect::<Vec<u64>>()
     };
-    let whole = 4 * plan(&[], 1).parameters as u64;
+    let whole = 4 * plan(&[], 1).parameters;
     assert_eq!(held(&[], 1), [0]);
     assert_eq!(held(&["mesh=dp=2", "train.zero=2"], 2), [0]);
     assert_eq!(held(&["mesh=dp=2", "train.zero=3"], 2), [whole]);
@@ -385,7 +385,7 @@ fn what_ranks_send_goes_to_hosts_and_nothing_of_it_twice() {
     };
     let each: Vec<_> = (0..8).map(|rank| rank..rank + 1).collect();
     assert_eq!(all(&each), sent);
-    assert_eq!(all(&[0..8]), 0);
+    assert_eq!(all(std::slice::from_ref(&(0..8))), 0);
     let names = |hosts: &[std::ops::Range<usize>]| crossing(&mesh, hosts).into_iter().collect::<Vec<_>>();
     assert_eq!(names(&[0..4, 4..8]), ["pp"]);
     assert_eq!(names(&[0..2, 2..4, 4..6, 6..8]), ["dp", "pp"]);

@@ -35,8 +35,10 @@ impl Rewarded {
 
     /// Refuses functions that the configuration names and the program does not give.
     pub(super) fn check_functions(&self) -> Result<()> {
-        let named = self.section.reward.iter().filter(|reward| reward.kind == RewardKind::Function);
-        for reward in named.filter(|reward| !self.functions.contains_key(&reward.name)) {
+        let unknown = |reward: &&Reward| {
+            reward.kind == RewardKind::Function && !self.functions.contains_key(&reward.name)
+        };
+        if let Some(reward) = self.section.reward.iter().find(unknown) {
             let given: Vec<String> = self.functions.keys().map(|name| format!("'{name}'")).collect();
             let given = if given.is_empty() { "no function".to_string() } else { given.join(", ") };
             let expected = format!(
