@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--calm", type=int, default=8)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--apart", type=int, default=6)
+    parser.add_argument("--device", choices=["cpu"], default="cpu")
     parser.add_argument("--threads", type=int, help="not obeyed: XLA takes the threads of the machine")
     args = parser.parse_args()
     weights = model(max(round(args.gib * 2**30 / 12 / BLOCK), 1))

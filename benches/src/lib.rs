@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod cases;
+pub mod contest;
 pub mod inputs;
 pub mod machine;
 pub mod measure;

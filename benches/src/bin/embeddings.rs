@@ -6,6 +6,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use planaria_bench::contest::{in_turn, processors, version};
 use planaria_bench::machine::Machine;
 use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
@@ -122,13 +123,7 @@ fn contest(args: &Args, folder: &Path) -> Result<Vec<[Figures; 2]>> {
     std::fs::write(folder.join("rows.jsonl"), rows(folder, args.pairs * args.steps as usize)?)?;
     let mut rounds = Vec::new();
     for round in 0..args.rounds {
-        let both = match round % 2 {
-            0 => [own_process(args, folder)?, peer(args, folder)?],
-            _ => {
-                let theirs = peer(args, folder)?;
-                [own_process(args, folder)?, theirs]
-            }
-        };
+        let both = in_turn(round, || own_process(args, folder), || peer(args, folder))?;
         // The same model on the same pairs: the losses tell.
         if both[0].parameters != both[1].parameters
             || (both[0].loss - both[1].loss).abs() > 2e-2 * both[1].loss.abs()
@@ -199,14 +194,8 @@ fn peer(args: &Args, folder: &Path) -> Result<Figures> {
     last_line(command.arg(script()).arg("train").arg(folder).args(numbers))
 }
 
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 fn print(args: &Args, machine: &Machine, rounds: &[[Figures; 2]]) -> Result<()> {
-    let script = "import sentence_transformers; print(sentence_transformers.__version__)";
-    let version = Command::new(&args.python).args(["-c", script]).output()?;
-    let more = [("sentence-transformers", String::from_utf8_lossy(&version.stdout).trim().to_owned())];
+    let more = [("sentence-transformers", version(&args.python, &["sentence_transformers"])?)];
     let parameters = rounds.first().context("no rounds")?[0].parameters as f64 / 1e6;
     let title = format!("Embeddings of a model of {parameters:.1} million parameters");
     let command = record::command("embeddings", &[("--python", "PYTHON")]);

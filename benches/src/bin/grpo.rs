@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use planaria_bench::contest::{in_turn, processors, version};
 use planaria_bench::machine::Machine;
 use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
@@ -148,7 +149,7 @@ fn measure(args: &Args, folder: &Path) -> Result<Vec<[Figures; 2]>> {
     let place = folder.display().to_string();
     let _: serde_json::Value = last_line(&mut python(&["make", &place, &args.size]))?;
     let sizes = serde_json::json!({
-        "device": args.device, "bf16": args.precision == "bf16", "threads": threads(), "new": args.new, "micro": args.micro, "group": args.group,
+        "device": args.device, "bf16": args.precision == "bf16", "threads": processors(), "new": args.new, "micro": args.micro, "group": args.group,
         "prompts": args.prompts, "steps": args.steps, "continuous": args.continuous,
     });
     let theirs = || last_line(&mut python(&["train", &place, &sizes.to_string()]));
@@ -158,13 +159,7 @@ fn measure(args: &Args, folder: &Path) -> Result<Vec<[Figures; 2]>> {
         last_line(&mut command)
     };
     let round = |number: usize| {
-        let pair = match number % 2 {
-            0 => [ours()?, theirs()?],
-            _ => {
-                let theirs = theirs()?;
-                [ours()?, theirs]
-            }
-        };
+        let pair = in_turn(number, ours, theirs)?;
         eprintln!("round {} of {} done", number + 1, args.rounds);
         Ok(pair)
     };
@@ -173,10 +168,7 @@ fn measure(args: &Args, folder: &Path) -> Result<Vec<[Figures; 2]>> {
 
 fn print(args: &Args, machine: &Machine, rounds: &[[Figures; 2]]) -> Result<()> {
     let words = [("--python", "PYTHON")];
-    let script =
-        "import trl, transformers; print(trl.__version__, transformers.__version__, sep=', transformers ')";
-    let version = Command::new(&args.python).args(["-c", script]).output()?;
-    let more = [("TRL", String::from_utf8_lossy(&version.stdout).trim().to_owned())];
+    let more = [("TRL, transformers", version(&args.python, &["trl", "transformers"])?)];
     let title = format!("GRPO with a model of {} parameters on {}", args.size, args.device);
     println!("{}", record::head(&title, &record::command("grpo", &words), machine, &more));
     let precision = if args.precision == "f32" { "f32" } else { "bf16 over f32 weights" };
@@ -211,10 +203,6 @@ A figure is the median of {} steps; the table has medians of {} rounds, in which
         bail!("missed: {ratio:.2} times TRL's samples per second, the bar is 3");
     }
     Ok(())
-}
-
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Trains here and measures this process.

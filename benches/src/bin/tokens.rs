@@ -8,6 +8,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use planaria_bench::contest::{in_turn, processors, version};
 use planaria_bench::machine::Machine;
 use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
@@ -126,9 +127,7 @@ fn head(args: &Args, machine: &Machine, contest: &Contest) -> Result<String> {
     let parameters = contest.rounds.first().context("no rounds")?[0].parameters as f64 / 1e6;
     let title = format!("Training a model of {parameters:.1} million parameters");
     let words = [("--python", "PYTHON")];
-    let script = "import transformers; print(transformers.__version__)";
-    let version = Command::new(&args.python).args(["-c", script]).output()?;
-    let more = [("transformers", String::from_utf8_lossy(&version.stdout).trim().to_owned())];
+    let more = [("transformers", version(&args.python, &["transformers"])?)];
     let head = record::head(&title, &record::command("tokens", &words), machine, &more);
     let threads = processors();
     Ok(format!(
@@ -144,10 +143,6 @@ round, above 1 we are faster. Peaks are the largest of all rounds, of all proces
     ))
 }
 
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 impl Contest {
     fn name(&self) -> String {
         if self.ranks == 1 { "1 rank".to_string() } else { format!("dp={}", self.ranks) }
@@ -155,16 +150,8 @@ impl Contest {
 
     /// Measures both, the other one first in every second round.
     fn round(&mut self, args: &Args, round: usize) -> Result<()> {
-        let both = match round % 2 {
-            0 => {
-                let ours = own_process(args, self.ranks)?;
-                [ours, peer(args, self.ranks)?]
-            }
-            _ => {
-                let torch = peer(args, self.ranks)?;
-                [own_process(args, self.ranks)?, torch]
-            }
-        };
+        let both =
+            in_turn(round, || own_process(args, self.ranks), || peer(args, self.ranks))?;
         if both[0].parameters != both[1].parameters {
             bail!("{} parameters here, {} in torch", both[0].parameters, both[1].parameters);
         }

@@ -8,6 +8,7 @@ use planaria_comm::{Comm, CommExt};
 use planaria_layout::DType;
 use planaria_store::{Transfer, TransferOptions, pattern};
 use std::sync::Arc;
+use std::thread;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub use crate::retain::Retain;
@@ -275,8 +276,10 @@ fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule)
     // More than cores: while some wait for the storage, others copy and sum, also on a busy machine. A rank that is
     // the last to end must still keep the storage busy. A save has to get along beside training: when every thread
     // waits for its turn on a core, only the number of writes under way keeps the storage busy.
-    let most = if schedule.way == Way::Save { 16 } else { 8 };
-    let threads = (16 / world.size()).clamp(4, most);
+    // A load has the machine to itself: what is in memory already comes as fast as all cores can copy and sum it.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let (all, most) = if schedule.way == Way::Save { (16, 16) } else { (cores.max(16), cores.clamp(8, 32)) };
+    let threads = (all / world.size()).clamp(4, most);
     let options = TransferOptions {
         threads: threads.min(count),
         chunk: longest as usize,

@@ -11,7 +11,7 @@ mod recovery;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use planaria_array::{Array, DType, Threads};
+use planaria_array::{Array, DType, Device, Threads};
 use planaria_bench::machine::Machine;
 use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
@@ -83,6 +83,9 @@ struct Args {
     /// Threads that train; all where it is not given. With one less than the machine has, the writer has a core as it would beside a GPU
     #[arg(long)]
     threads: Option<usize>,
+    /// Where the model trains: cpu or cuda. On a GPU, what must be copied is copied to the host
+    #[arg(long, default_value = "cpu")]
+    device: String,
     /// Only train and print the figures
     #[arg(long, hide = true)]
     ours: bool,
@@ -225,6 +228,7 @@ fn process<T: serde::de::DeserializeOwned>(command: &mut Command, args: &Args) -
         "--apart",
         &number(args.apart),
     ]);
+    command.args(["--device", &args.device]);
     command.args(args.threads.iter().flat_map(|threads| ["--threads".into(), number(*threads as u64)]));
     last_line(command)
 }
@@ -272,9 +276,10 @@ fn train(args: &Args) -> Result<Figures> {
         calls: log.calls,
         extra: log.most.saturating_sub(calm.most),
         limit: limit(args),
-        copy: match args.threads {
-            Some(threads) => Threads::new(threads)?.run(|| copy(bytes))?,
-            None => copy(bytes)?,
+        copy: match (args.device.as_str(), args.threads) {
+            ("cuda", _) => copy_to_host(bytes)?,
+            (_, Some(threads)) => Threads::new(threads)?.run(|| copy(bytes))?,
+            (_, None) => copy(bytes)?,
         },
     })
 }
@@ -318,6 +323,7 @@ impl Run<'_> {
             format!("checkpoint.every={every}"),
             format!("checkpoint.memory={}", limit(args)),
             format!("log.dir={}", folder.join("run").display()),
+            format!("device={}", args.device),
         ];
         let set = set.into_iter().chain(args.threads.map(|threads| format!("train.threads={threads}")));
         let told = Arc::new(Told::default());
@@ -338,6 +344,21 @@ impl Drop for Run<'_> {
 /// Bytes that snapshots may take: those of one, and what the parts of a file are put together in.
 fn limit(args: &Args) -> u64 {
     ((args.gib + 0.25) * f64::from(1 << 30)) as u64
+}
+
+/// Seconds of a copy of so many bytes from the device to memory that was touched before, in pieces as large as a tensor.
+fn copy_to_host(bytes: u64) -> Result<f64> {
+    let count = BLOCK as usize / 4;
+    let tensors = (bytes as usize / (4 * count)).max(1);
+    let from = Array::full_on(&[count], 1, DType::F32, Device::Cuda(0))?;
+    let all = || -> Result<f64> {
+        let began = Instant::now();
+        for _ in 0..tensors {
+            drop(from.to(Device::Cpu)?);
+        }
+        Ok(began.elapsed().as_secs_f64() * bytes as f64 / (tensors * count * 4) as f64)
+    };
+    Ok((0..4).map(|_| all()).collect::<Result<Vec<f64>>>()?.into_iter().fold(f64::INFINITY, f64::min))
 }
 
 /// Seconds of a copy with all threads to memory that was touched before.
