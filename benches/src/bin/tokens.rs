@@ -150,8 +150,7 @@ impl Contest {
 
     /// Measures both, the other one first in every second round.
     fn round(&mut self, args: &Args, round: usize) -> Result<()> {
-        let both =
-            in_turn(round, || own_process(args, self.ranks), || peer(args, self.ranks))?;
+        let both = in_turn(round, || own_process(args, self.ranks), || peer(args, self.ranks))?;
         if both[0].parameters != both[1].parameters {
             bail!("{} parameters here, {} in torch", both[0].parameters, both[1].parameters);
         }

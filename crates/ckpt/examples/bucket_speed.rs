@@ -2,7 +2,7 @@
 //!
 //! `AWS_ENDPOINT_URL=... cargo run --release -p planaria-ckpt --features s3 --example bucket_speed -- s3://bucket/speed 2 5`
 //! saves and loads 2 GiB, 5 times each, in turn with the copy: one object in parts of 8 MiB from and to memory, without
-//! checksums of its own. Whatever number of requests under way is fastest for the copy is what we are compared with.
+//! checksums of its own. What it writes stays there: take a bucket of its own, removed afterwards. Whatever number of requests under way is fastest for the copy is what we are compared with.
 
 use bytes::Bytes;
 use object_store::ObjectStoreExt;
@@ -13,7 +13,7 @@ use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
 use planaria_comm::threads;
 use planaria_layout::Layout;
-use planaria_store::{StoreExt, open};
+use planaria_store::open;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Runtime;
@@ -38,16 +38,16 @@ fn main() -> Result<(), Error> {
     let plain = Plain::new(url, bytes)?;
     let ours = Ours::new(url, tensors)?;
     let mut seconds: Vec<(String, Vec<f64>)> = Vec::new();
-    for _ in 0..rounds {
+    for round in 0..rounds {
         let mut put = |name: &str, took: f64| match seconds.iter_mut().find(|(known, _)| known == name) {
             Some((_, all)) => all.push(took),
             None => seconds.push((name.to_string(), vec![took])),
         };
-        put("save", ours.save()?);
+        put("save", ours.save(round)?);
         for parts in UNDER_WAY {
             put(&format!("plain put, {parts} at once"), plain.put(parts)?);
         }
-        put("load", ours.load()?);
+        put("load", ours.load(round)?);
         for parts in UNDER_WAY {
             put(&format!("plain get, {parts} at once"), plain.get(parts)?);
         }
@@ -68,9 +68,11 @@ fn main() -> Result<(), Error> {
         medians.push((name.clone(), median));
     }
     for (ours, theirs) in [("save", "plain put"), ("load", "plain get")] {
-        let of = |wanted: &str| medians.iter().filter(|(name, _)| name.starts_with(wanted)).map(|(_, s)| *s);
+        let of = |wanted: &str| -> Vec<f64> {
+            medians.iter().filter(|(name, _)| name.starts_with(wanted)).map(|(_, s)| *s).collect()
+        };
         let (ours_s, plain_s) =
-            (of(ours).next().ok_or("no rounds")?, of(theirs).fold(f64::INFINITY, f64::min));
+            (*of(ours).first().ok_or("no rounds")?, of(theirs).into_iter().fold(f64::INFINITY, f64::min));
         println!("{ours}: {:.2} of the fastest {theirs}", plain_s / ours_s);
     }
     Ok(())
@@ -90,23 +92,21 @@ impl Ours {
         Ok(Ours { store: open(url)?, layouts, source })
     }
 
-    fn save(&self) -> Result<f64, Error> {
-        self.store.delete_all("ours")?;
+    fn save(&self, round: usize) -> Result<f64, Error> {
         let begun = Instant::now();
         alone(|comm| {
-            Ok(save(comm, &*self.store, "ours/step-00000001", &self.source, &SaveOptions::default())
-                .map(|_| ())?)
+            Ok(save(comm, &*self.store, &folder(round), &self.source, &SaveOptions::default()).map(|_| ())?)
         })?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    fn load(&self) -> Result<f64, Error> {
+    fn load(&self, round: usize) -> Result<f64, Error> {
         // Memory that was touched, and holds something else.
         let mut into = state(&self.layouts, |_, _| -1.0)?;
         let begun = Instant::now();
         alone(|comm| {
             let options = LoadOptions::default();
-            Ok(load(comm, &*self.store, "ours/step-00000001", &mut into, &options).map(|_| ())?)
+            Ok(load(comm, &*self.store, &folder(round), &mut into, &options).map(|_| ())?)
         })?;
         let took = begun.elapsed().as_secs_f64();
         for (one, other) in into.items.iter().zip(&self.source.items) {
@@ -117,6 +117,11 @@ impl Ours {
         }
         Ok(took)
     }
+}
+
+/// Every round has its own: not every server deletes what this one would have to.
+fn folder(round: usize) -> String {
+    format!("ours/step-{round:08}")
 }
 
 fn alone(work: impl FnOnce(&dyn planaria_comm::Comm) -> Result<(), Error> + Send) -> Result<(), Error> {

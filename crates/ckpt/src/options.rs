@@ -6,10 +6,10 @@ use crate::schedule::{Schedule, UNIT, Way};
 use planaria_aoa::Mapping;
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::DType;
-use planaria_store::{Transfer, TransferOptions, pattern};
+use planaria_store::{Medium, Transfer, TransferOptions, pattern};
 use std::sync::Arc;
-use std::thread;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
 
 pub use crate::retain::Retain;
 
@@ -170,7 +170,7 @@ impl SaveOptions {
     }
 
     pub(crate) fn transfer(&self, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
-        transfer(self.transfer.as_ref(), world, schedule)
+        transfer(self.transfer.as_ref(), world, schedule, Medium::default())
     }
 }
 
@@ -247,8 +247,8 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    pub(crate) fn transfer(&self, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
-        transfer(self.transfer.as_ref(), world, schedule)
+    pub(crate) fn transfer(&self, world: &dyn Comm, schedule: &Schedule, from: Medium) -> Arc<Transfer> {
+        transfer(self.transfer.as_ref(), world, schedule, from)
     }
 
     /// What missing master weights are made from, if they may be.
@@ -266,7 +266,12 @@ impl LoadOptions {
 
 /// A kept transfer if it is large enough, or a new one no larger than this rank's work. Ranks beside each other
 /// need fewer threads each.
-fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule) -> Arc<Transfer> {
+fn transfer(
+    kept: Option<&Arc<Transfer>>,
+    world: &dyn Comm,
+    schedule: &Schedule,
+    medium: Medium,
+) -> Arc<Transfer> {
     if let Some(kept) = kept.filter(|kept| kept.options().chunk as u64 >= UNIT) {
         return kept.clone();
     }
@@ -278,7 +283,11 @@ fn transfer(kept: Option<&Arc<Transfer>>, world: &dyn Comm, schedule: &Schedule)
     // waits for its turn on a core, only the number of writes under way keeps the storage busy.
     // A load has the machine to itself: what is in memory already comes as fast as all cores can copy and sum it.
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (all, most) = if schedule.way == Way::Save { (16, 16) } else { (cores.max(16), cores.clamp(8, 32)) };
+    let (all, most) = match (schedule.way, medium) {
+        (Way::Save, _) => (16, 16),
+        (Way::Load, Medium::Network) => (32, 16),
+        (Way::Load, _) => (cores.max(16), cores.clamp(8, 32)),
+    };
     let threads = (all / world.size()).clamp(4, most);
     let options = TransferOptions {
         threads: threads.min(count),

@@ -1,7 +1,7 @@
 //! Trying again after failures that pass, for a bounded time, with pauses that differ between those who wait.
 
 use crate::error::{Error, Result};
-use crate::store::{Entry, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+use crate::store::{Entry, Medium, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -131,6 +131,10 @@ impl Reader for RetryReader {
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
         retry(&self.options, |_| self.inner.read_at(offset, into))
+    }
+
+    fn medium(&self) -> Medium {
+        self.inner.medium()
     }
 }
 

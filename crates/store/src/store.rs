@@ -48,6 +48,11 @@ pub trait Reader: Debug + Send + Sync {
         None
     }
 
+    /// Where its bytes come from.
+    fn medium(&self) -> Medium {
+        Medium::Disk
+    }
+
     /// The range as memory that nobody else has, where that is quicker than reading it: most of it is in the page cache of this
     /// machine. Ranges that share no byte cost one mapping together. Readers that see to every byte, and those of other places, have
     /// nothing to map.
@@ -55,6 +60,18 @@ pub trait Reader: Debug + Send + Sync {
         let _ = range;
         Ok(None)
     }
+}
+
+/// Where the bytes of a file come from, which decides how they are best read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Medium {
+    /// Memory of this machine: small reads that stay in the cache of a core are as quick as large ones.
+    Memory,
+    /// A disk, or whatever a file system says is one.
+    #[default]
+    Disk,
+    /// Another machine: an answer takes its time, so that many are asked for at once.
+    Network,
 }
 
 /// Which file, and in which state: one that is written to, or replaced, has another.

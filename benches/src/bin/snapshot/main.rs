@@ -86,6 +86,9 @@ struct Args {
     /// Where the model trains: cpu or cuda. On a GPU, what must be copied is copied to the host
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// Only measure how the state comes back
+    #[arg(long)]
+    recovery: bool,
     /// Only train and print the figures
     #[arg(long, hide = true)]
     ours: bool,
@@ -125,14 +128,17 @@ fn main() -> Result<()> {
         println!("{}", serde_json::to_string(&train(&args)?)?);
         return Ok(());
     }
-    let mut all: Vec<Figures> = vec![process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?];
+    let mut all: Vec<Figures> = Vec::new();
+    if !args.recovery {
+        all.push(process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?);
+    }
     let peers: [(&Option<PathBuf>, &str, &[&str]); 3] = [
         (&args.python, "snapshot.py", &["--kind", "thread"]),
         (&args.python, "snapshot.py", &["--kind", "process"]),
         (&args.orbax, "snapshot_orbax.py", &[]),
     ];
     for (python, script, words) in peers {
-        let Some(python) = python else { continue };
+        let Some(python) = python.as_ref().filter(|_| !args.recovery) else { continue };
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(script);
         match process(Command::new(python).arg(path).args(words), &args) {
             Ok(figures) => all.push(figures),
@@ -147,15 +153,17 @@ fn main() -> Result<()> {
         "{}",
         record::head("Saving while training", &record::command("snapshot", &words), &machine, &disk)
     );
-    println!(
-        "\n| | state GiB | step s | call ms, first | later | lost s, first | later | copy s | extra GiB |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|");
+    if !all.is_empty() {
+        println!(
+            "\n| | state GiB | step s | call ms, first | later | lost s, first | later | copy s | extra GiB |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+    }
     all.iter().for_each(Figures::print);
     let (rows, mut missed) = recovery::measure(&args.folder, args.gib)?;
     println!("\n| recovery of {:.2} GiB from | s | copies |\n|---|---|---|", args.gib);
     rows.iter().for_each(|row| println!("{row}"));
-    missed.extend(all[0].missed());
+    missed.extend(all.first().map(Figures::missed).unwrap_or_default());
     if missed.is_empty() { Ok(()) } else { bail!("missed: {}", missed.join("; ")) }
 }
 

@@ -6,7 +6,7 @@ use super::{DirectIo, Mapped, sys};
 use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::staging::Staging;
-use crate::store::{Identity, Reader, check_range};
+use crate::store::{Identity, Medium, Reader, check_range};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,6 +33,7 @@ pub(super) struct LocalReader {
     /// Set when the file system accepts the flag but not the transfers.
     refused: AtomicBool,
     cached: Cached,
+    in_memory: bool,
     /// All of it as memory, once some of it was mapped; none where that cannot be.
     parts: OnceLock<Option<Parts>>,
 }
@@ -93,7 +94,8 @@ impl LocalReader {
             Err(Unopened::Io(error)) => return Err(fail(error)),
         };
         let about = buffered.metadata().map_err(fail)?;
-        let wanted = direct == DirectIo::WherePossible && about.len() >= DIRECT_MIN as u64;
+        let in_memory = sys::is_in_memory(&buffered);
+        let wanted = direct == DirectIo::WherePossible && about.len() >= DIRECT_MIN as u64 && !in_memory;
         let flagged = || OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok();
         let direct = wanted.then(flagged).flatten();
         Ok(LocalReader {
@@ -105,6 +107,7 @@ impl LocalReader {
                 written: (about.mtime(), about.mtime_nsec()),
                 changed: (about.ctime(), about.ctime_nsec()),
             },
+            in_memory,
             buffered,
             direct,
             refused: AtomicBool::new(false),
@@ -167,6 +170,10 @@ impl Reader for LocalReader {
         Some(self.identity)
     }
 
+    fn medium(&self) -> Medium {
+        if self.in_memory { Medium::Memory } else { Medium::Disk }
+    }
+
     fn map(&self, range: Range<u64>) -> Result<Option<Mapped>> {
         let Some(len) = range.end.checked_sub(range.start).filter(|len| *len > 0) else { return Ok(None) };
         check_range(self, range.start, len)?;
@@ -175,7 +182,7 @@ impl Reader for LocalReader {
             return Ok(None);
         }
         // What must come from the disk comes faster in large direct reads than page by page.
-        if !self.cached.has_most_of(&self.buffered, self.size, &range) {
+        if !self.in_memory && !self.cached.has_most_of(&self.buffered, self.size, &range) {
             return Ok(None);
         }
         let parts = self.parts.get_or_init(|| Parts::new(&self.buffered, self.size).ok());

@@ -59,3 +59,12 @@ pub(super) fn cached_bytes(file: &File, offset: u64, len: u64) -> Option<u64> {
     };
     (status == 0).then(|| answer.cached.saturating_mul(4096).min(len))
 }
+
+/// True for a file of a file system that is nothing but memory.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    // SAFETY: a struct of integers, for which zeros are values.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live value of the layout the call expects, which keeps it no longer.
+    let status = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut about) };
+    status == 0 && about.f_type == libc::TMPFS_MAGIC
+}

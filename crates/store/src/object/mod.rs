@@ -11,7 +11,7 @@ mod writer;
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name};
 use crate::retry::{RetryOptions, random, retry};
-use crate::store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, Writer};
+use crate::store::{Entry, EntryKind, Medium, PutMode, Reader, Sharing, Store, Writer};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
@@ -262,6 +262,10 @@ struct ObjectReader {
 }
 
 impl Reader for ObjectReader {
+    fn medium(&self) -> Medium {
+        Medium::Network
+    }
+
     fn name(&self) -> &str {
         &self.name
     }

@@ -25,7 +25,7 @@ pub use token::{PEER_TOKEN, peer_token};
 
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name, join};
-use crate::store::{Entry, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+use crate::store::{Entry, Medium, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 use frame::{Ask, CHUNK, Head};
 use link::{About, Link};
 use std::sync::Arc;
@@ -158,6 +158,10 @@ struct PeerReader {
 }
 
 impl Reader for PeerReader {
+    fn medium(&self) -> Medium {
+        Medium::Network
+    }
+
     fn name(&self) -> &str {
         &self.name
     }

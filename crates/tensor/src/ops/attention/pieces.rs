@@ -9,6 +9,7 @@ use planaria_array::ops::{self, Attended, AttentionGrad, AttentionOptions, Bound
 use planaria_array::random::Window;
 use planaria_array::{Array, DType, Device};
 use planaria_layout::Piece;
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// Scores held at once with dropout.
@@ -102,24 +103,25 @@ impl<'a> Here<'a> {
         }
         let like =
             ops::attention(&of.q.to_meta(), &of.k.to_meta(), &of.v.to_meta(), &AttentionOptions::default())?;
+        // Every query is in one document, so all of it is written.
         let done = Attended {
-            out: Array::zeros_on(like.out.shape(), like.out.dtype(), of.q.device())?,
-            lse: Array::zeros_on(like.lse.shape(), like.lse.dtype(), of.q.device())?,
+            out: Array::empty_on(like.out.shape(), like.out.dtype(), of.q.device())?,
+            lse: Array::empty_on(like.lse.shape(), like.lse.dtype(), of.q.device())?,
         };
         if let Some(drop) = &self.drop {
             let wide = of.wide()?;
             self.parts().try_for_each(|part| self.dropped(drop, wide.borrowed(), &done, &part))?;
             return Ok(done);
         }
-        for (row, range) in self.ranges() {
-            let one = |x: &Array| cut(x, row, &range);
+        self.each_document(of.q.device(), &|row, range| {
+            let one = |x: &Array| cut(x, row, range);
             let mask =
                 self.mask.as_ref().map(|mask| one(mask)?.narrow(3, range.start, range.len())).transpose()?;
             let options = AttentionOptions { mask: mask.as_ref(), ..self.options };
             let found = ops::attention(&one(of.q)?, &one(of.k)?, &one(of.v)?, &options)?;
             one(&done.out)?.copy_from(&found.out)?;
-            one(&done.lse)?.copy_from(&found.lse)?;
-        }
+            Ok(one(&done.lse)?.copy_from(&found.lse)?)
+        })?;
         Ok(done)
     }
 
@@ -143,10 +145,10 @@ impl<'a> Here<'a> {
             let narrow = |x: &Array| x.cast(of.q.dtype());
             return Ok(AttentionGrad { q: narrow(&sums.q)?, k: narrow(&sums.k)?, v: narrow(&sums.v)? });
         }
-        let dtype = of.q.dtype();
-        let all = AttentionGrad { q: zeros(of.q, dtype)?, k: zeros(of.k, dtype)?, v: zeros(of.v, dtype)? };
-        for (row, range) in self.ranges() {
-            let one = |x: &Array| cut(x, row, &range);
+        let empty = |x: &Array| Array::empty_on(x.shape(), of.q.dtype(), x.device());
+        let all = AttentionGrad { q: empty(of.q)?, k: empty(of.k)?, v: empty(of.v)? };
+        self.each_document(of.q.device(), &|row, range| {
+            let one = |x: &Array| cut(x, row, range);
             let mask =
                 self.mask.as_ref().map(|mask| one(mask)?.narrow(3, range.start, range.len())).transpose()?;
             let options = AttentionOptions { mask: mask.as_ref(), ..self.options };
@@ -156,8 +158,22 @@ impl<'a> Here<'a> {
             for (to, from) in [(&all.q, found.q), (&all.k, found.k), (&all.v, found.v)] {
                 one(to)?.copy_from(&from)?;
             }
-        }
+            Ok(())
+        })?;
         Ok(all)
+    }
+
+    /// Runs `work` for each document of this rank. On the host they share the threads out: most are too short for more than one.
+    fn each_document(
+        &self,
+        device: Device,
+        work: &(dyn Fn(usize, &Range<usize>) -> Result<()> + Sync),
+    ) -> Result<()> {
+        if device == Device::Cpu {
+            let all: Vec<_> = self.ranges().collect();
+            return all.par_iter().try_for_each(|(row, range)| work(*row, range));
+        }
+        self.ranges().try_for_each(|(row, range)| work(row, &range))
     }
 
     /// Rows of this rank and the documents in them.
