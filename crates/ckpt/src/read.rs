@@ -160,6 +160,9 @@ struct Loader<'a> {
 /// Tag of the sums of parts of blocks.
 const SUMS: u32 = 0x0b0c_5003 & planaria_comm::MAX_TAG;
 
+/// Bytes that are summed and then copied: they stay in the second-level cache of a core.
+const HOT: u64 = 256 << 10;
+
 /// Rounds that are read at the same time.
 const READERS: usize = 2;
 
@@ -314,20 +317,27 @@ impl Loader<'_> {
         Ok(read.bytes)
     }
 
-    /// Fills arrays block by block while the bytes are in the cache.
+    /// Fills arrays piece by piece while the bytes that were summed are in the cache of the core. A block that turns out to be damaged
+    /// fails the load.
     fn take_alone(&self, number: usize, run: &Range<u64>, bytes: &[u8]) -> Result<()> {
         let unit = &self.schedule.units[number];
         for block in self.parts(run) {
             let at = (block.start - run.start) as usize;
             let bytes = &bytes[at..at + (block.end - block.start) as usize];
-            self.check(number, &block, bytes)?;
-            let mut filled = Ok(());
-            self.schedule.legs_in(unit, &block, &mut |leg| {
-                if filled.is_ok() {
-                    filled = self.fill(&leg, &block, bytes);
+            let (mut filled, mut sum) = (Ok(()), 0);
+            for piece in blocks(&block, HOT) {
+                if self.data.sums.is_some() {
+                    let within = (piece.start - block.start) as usize..(piece.end - block.start) as usize;
+                    sum = checksum::append(sum, &bytes[within]);
                 }
-            });
+                self.schedule.legs_in(unit, &piece, &mut |leg| {
+                    if filled.is_ok() {
+                        filled = self.fill(&leg, &block, bytes);
+                    }
+                });
+            }
             filled?;
+            self.check(number, &block, sum)?;
         }
         Ok(())
     }
@@ -336,7 +346,8 @@ impl Loader<'_> {
     fn take_shared(&self, Job { unit, run, legs }: &Job, send: Option<&Array>, bytes: &[u8]) -> Result<()> {
         for block in self.parts(run) {
             let at = (block.start - run.start) as usize;
-            self.check(*unit, &block, &bytes[at..at + (block.end - block.start) as usize])?;
+            let bytes = &bytes[at..at + (block.end - block.start) as usize];
+            self.check(*unit, &block, self.data.sums.as_ref().map_or(0, |_| checksum::crc32c(bytes)))?;
         }
         for (leg, place) in legs {
             let (Some(place), Some(send)) = (place, send) else {
@@ -411,13 +422,12 @@ impl Loader<'_> {
         start..self.data.sizes[file].min(start + self.data.block)
     }
 
-    /// Compares a block with its checksum, or keeps the sum of a part of it for later.
-    fn check(&self, unit: usize, part: &Range<u64>, bytes: &[u8]) -> Result<()> {
+    /// Compares the sum of a block with the one that was written, or keeps that of a part of it for later.
+    fn check(&self, unit: usize, part: &Range<u64>, found: u32) -> Result<()> {
         if self.data.sums.is_none() {
             return Ok(());
         }
         let file = self.schedule.units[unit].file;
-        let found = checksum::crc32c(bytes);
         if *part == self.block_at(file, part.start) {
             return self.compare(file, part, found);
         }
