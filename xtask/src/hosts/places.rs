@@ -221,6 +221,9 @@ impl Drop for Server {
     }
 }
 
+/// The last checkpoint there: that of the last step goes to the run's folder alone.
+const REMOTE: &str = "ckpt/step-00000016";
+
 /// The port of the object store.
 const PORT: u16 = 9000;
 
@@ -277,14 +280,22 @@ pub(super) fn object_store(bench: &Bench<'_>) -> Result<Verdict> {
     for run in bench.runs() {
         fs::remove_dir_all(run)?;
     }
-    Job::start(&mut launch(), "s3-again")?.end()?.well(&["resuming from ckpt/step-00000024 (remote)"])?;
+    Job::start(&mut launch(), "s3-again")?.end()?.well(&[&format!("resuming from {REMOTE} (remote)")])?;
+    let again: Vec<PathBuf> = bench.runs().iter().map(|run| run.join(LAST)).collect();
+    ensure!(tensors(&again)? == tensors(&[whole.join(LAST)])?, "the resumed run differs");
     // A conversion on a host that has nothing, of what all hosts wrote.
     let planaria = bench.bed.planaria.display().to_string();
-    let from = format!("s3://bucket/run/{LAST}");
+    let from = format!("s3://bucket/run/{REMOTE}");
     let mut convert = bench.bed.on("node2", &[&planaria, "convert", &from, "converted", "--to", "hf"]);
     Job::start(convert.envs(variables), "s3-convert")?.end()?.well(&[])?;
     let mut local = Command::new(&bench.bed.planaria);
-    local.args(["convert", &whole.join(LAST).display().to_string(), "/run/bed/work/converted", "--to", "hf"]);
+    local.args([
+        "convert",
+        &whole.join(REMOTE).display().to_string(),
+        "/run/bed/work/converted",
+        "--to",
+        "hf",
+    ]);
     Job::start(&mut local, "convert")?.end()?.well(&[])?;
     let (there, here) = (bench.bed.folder("node2").join("converted"), Path::new(WORK).join("converted"));
     ensure!(tensors(&[there])? == tensors(&[here])?, "the converted models differ");
