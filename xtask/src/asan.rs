@@ -169,7 +169,8 @@ mod tests {
         for package in ["planaria-array", "planaria-store", RANKS] {
             assert!(found.contains(package), "{package} is not among {found:?}");
         }
-        for file in UNSAFE_FILES {
+        // The project's own commands are no part of the product.
+        for file in UNSAFE_FILES.iter().filter(|file| !file.starts_with("xtask/")) {
             assert!(file.starts_with("crates/"), "{file} belongs to no package that is checked");
         }
     }

@@ -9,18 +9,21 @@ use crate::summary::{Counts, Outcome, counts};
 /// The server, as pip names it.
 const SERVER: &str = "moto[server]==5.2.5";
 
-/// A kind of bucket: the module of its checks, and the variable that tells them where the server is.
+/// What the store needs to reach buckets.
+pub(crate) const FEATURES: &str = "planaria-store/s3,planaria-store/azure";
+
+/// A provider of buckets: the module of its checks, and the variable that tells them where its server is.
 #[derive(Clone, Copy)]
-pub(crate) struct Kind(&'static str, &'static str);
+pub(crate) struct Provider(&'static str, &'static str);
 
-pub(crate) const S3: Kind = Kind("s3::", "PLANARIA_MOTO");
-pub(crate) const AZURE: Kind = Kind("azure::", "PLANARIA_AZURITE");
+pub(crate) const S3: Provider = Provider("s3::", "PLANARIA_MOTO");
+pub(crate) const AZURE: Provider = Provider("azure::", "PLANARIA_AZURITE");
 
-/// Runs the checks of one kind; skipped with the reason where the server cannot be had.
+/// Runs the checks of one of them; skipped with the reason where the server cannot be had.
 pub(crate) fn step(
     root: &Path,
     features: &[&str],
-    kind: Kind,
+    provider: Provider,
     server: &Result<PathBuf, String>,
 ) -> (Outcome, Counts) {
     let server = match server {
@@ -28,8 +31,8 @@ pub(crate) fn step(
         Err(reason) => return (Outcome::Skipped(reason.clone()), Counts::default()),
     };
     let mut test = cargo(root, ["test", "--quiet", "--test", "clouds"]);
-    test.args(["--features", "planaria-store/s3,planaria-store/azure"]).args(features);
-    let ran = run(test.args(["--", kind.0]).env(kind.1, server));
+    test.args(["--features", FEATURES]).args(features);
+    let ran = run(test.args(["--", provider.0]).env(provider.1, server));
     let counts = counts(&ran.output);
     let passed = ran.success && counts.failed == 0 && counts.passed > 0;
     (if passed { Outcome::Passed } else { Outcome::Failed }, counts)

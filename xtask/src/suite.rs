@@ -44,12 +44,13 @@ pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
         summary.step("python", || python::step(root, features, &torch, python::SCRIPTS));
         let peers = peers.join().unwrap_or_else(gone);
         summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
-        summary.step("s3", || s3::step(root, features, s3::S3, &moto.join().unwrap_or_else(gone)));
+        let moto = moto.join().unwrap_or_else(gone);
+        summary.step("s3", || s3::step(root, features, s3::S3, &moto));
         summary.step("azure", || s3::step(root, features, s3::AZURE, &azurite.join().unwrap_or_else(gone)));
         let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
         summary.step("page", || browser::step(root, features, &page));
+        summary.step("hosts", || hosts::step(root, features, "", moto.as_deref().ok()));
     });
-    summary.step("hosts", || hosts::step(root, features, "", None));
     summary.step("mpi", || mpi::step(root, &needs.mpi));
     summary.more("kernels", || kernels::compile_step(root, features));
     summary.more("emulated device", || kernels::emulate_step(root, features));

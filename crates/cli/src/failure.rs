@@ -101,6 +101,11 @@ fn is_broken_pipe(error: &Error) -> bool {
     error.chain().any(broken)
 }
 
+/// The exit code of an error.
+pub(crate) fn code_of(error: &Error) -> Exit {
+    classify(error).0
+}
+
 /// The exit code of the innermost cause that has one, and a hint.
 fn classify(error: &Error) -> (Exit, Option<String>) {
     for cause in error.chain() {

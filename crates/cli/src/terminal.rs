@@ -121,6 +121,11 @@ impl Terminal {
         let _ = writeln!(io::stderr().lock(), "{}", shown(text));
     }
 
+    /// Says nothing but errors from now on: another process says the rest.
+    pub(crate) fn hush(&mut self) {
+        (self.quiet, self.verbose, self.shown) = (true, 0, Shown::Never);
+    }
+
     /// True when only results and errors are wanted.
     pub(crate) fn is_quiet(&self) -> bool {
         self.quiet

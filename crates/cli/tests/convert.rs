@@ -25,6 +25,50 @@ fn every_format_goes_to_every_other_and_back_bit_for_bit() {
 }
 
 #[test]
+fn ranks_divide_a_conversion_and_write_the_bytes_of_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = root().join("testdata/torch-dcp/fsdp2_2");
+    for form in ["planaria", "dcp"] {
+        let [alone, ranks] = ["alone", "ranks"].map(|name| folder.path().join(format!("{form}-{name}")));
+        let convert = |to: &Path| {
+            ["convert", text(&source), text(to), "--to", form, "--max-shard-size", "1kB"].map(String::from)
+        };
+        let run = |launch: &[&str], to: &Path| {
+            let args = convert(to);
+            let words: Vec<&str> = launch.iter().copied().chain(args.iter().map(String::as_str)).collect();
+            succeed(&words)
+        };
+        run(&[], &alone);
+        let said = run(&["launch", "-n", "3", "--engine", "processes", "--", "planaria"], &ranks);
+        assert_eq!(said.lines().count(), 1, "one rank speaks for all: {said}");
+        let files = names(&alone);
+        assert!(files.len() > 4 && files == names(&ranks), "{files:?}");
+        for name in files {
+            assert!(
+                fs::read(alone.join(&name)).unwrap() == fs::read(ranks.join(&name)).unwrap(),
+                "{form} {name}"
+            );
+        }
+    }
+    let args = [
+        "launch",
+        "-n",
+        "2",
+        "--engine",
+        "processes",
+        "--",
+        "planaria",
+        "convert",
+        "nowhere",
+        "x",
+        "--to",
+        "hf",
+    ];
+    let ran = planaria(&args);
+    assert_eq!((ran.code, ran.err.matches("does not exist").count()), (Some(2), 1), "{}", ran.err);
+}
+
+#[test]
 fn a_training_state_keeps_its_parts() {
     let folder = tempfile::tempdir().unwrap();
     let source = root().join("testdata/formats/unified");

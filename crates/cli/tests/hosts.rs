@@ -4,6 +4,8 @@
 use super::heal::{TRAIN, assert_same, prepare, run, undisturbed};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const HOSTS: [&str; 5] =
     ["launch", "--hosts", "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", "--start", "env HOST={host}"];
@@ -70,10 +72,40 @@ fn hosts_that_cannot_take_part_are_refused_by_name() {
     assert!(told(&["--hosts", "a:2", "-n", "3"]).contains("more than the 2 ranks"));
     assert!(told(&["--hosts", "a", "--engine", "threads"]).contains("cannot be on several hosts"));
     assert!(told(&["--hostfile", "nowhere"]).contains("cannot read 'nowhere'"));
-    // An agent of another version is no part of the job.
-    let hello = r#"{"told":"hello","version":"9.9.9","features":[]}"#;
-    fs::write(here.join("other"), format!("#!/bin/sh\necho '{hello}'\ncat > /dev/null\n")).unwrap();
-    fs::set_permissions(here.join("other"), fs::Permissions::from_mode(0o755)).unwrap();
-    let err = told(&["--hosts", "a", "--start", "./other"]);
-    assert!(err.contains("host 'a' has planaria 9.9.9 with []"), "{err}");
+    // An agent of another version, or with other features, is no part of the job.
+    let others =
+        [("9.9.9", "", "9.9.9 with []"), (env!("CARGO_PKG_VERSION"), r#""x""#, "0.1.0 with [x], this one")];
+    for (version, features, words) in others {
+        let hello = format!(r#"{{"told":"hello","version":"{version}","features":[{features}]}}"#);
+        fs::write(here.join("other"), format!("#!/bin/sh\necho '{hello}'\ncat > /dev/null\n")).unwrap();
+        fs::set_permissions(here.join("other"), fs::Permissions::from_mode(0o755)).unwrap();
+        let err = told(&["--hosts", "a", "--start", "./other"]);
+        assert!(err.contains(&format!("host 'a' has planaria {words}")), "{err}");
+    }
+}
+
+#[test]
+fn a_signal_to_the_launcher_reaches_the_ranks_of_every_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let rank = "trap 'exit 75' TERM; touch up-$RANK; while :; do sleep 0.05; done";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_planaria"));
+    command.current_dir(here).args(HOSTS).args(["--", "sh", "-c", rank]).stdin(Stdio::null());
+    let mut launcher = command.stderr(fs::File::create(here.join("err")).unwrap()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let wait = || {
+        assert!(Instant::now() < until, "{}", fs::read_to_string(here.join("err")).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    while !(0..3).all(|rank| here.join(format!("up-{rank}")).exists()) {
+        wait();
+    }
+    assert!(Command::new("kill").args(["-TERM", &launcher.id().to_string()]).status().unwrap().success());
+    let status = loop {
+        match launcher.try_wait().unwrap() {
+            Some(status) => break status,
+            None => wait(),
+        }
+    };
+    assert_eq!(status.code(), Some(75), "{}", fs::read_to_string(here.join("err")).unwrap());
 }

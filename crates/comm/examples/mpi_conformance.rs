@@ -72,7 +72,9 @@ fn late(comm: Arc<dyn Comm>) -> Result<(), Error> {
     match &end {
         Err(Error::Timeout { call: "all_reduce", sequence: 1, missing, .. }) if missing == &[1] => end,
         // Peers may hear of it before their own limit; the late rank always does.
-        Err(Error::Aborted { reason, .. }) if reason.contains("all_reduce number 1: rank 1 did not come") => {
+        Err(Error::Aborted { reason, .. })
+            if reason.contains("all_reduce number 1: rank 1 did not arrive") =>
+        {
             end
         }
         other => Err(Error::Engine { engine: "test", what: format!("unexpected: {other:?}") }),

@@ -112,6 +112,10 @@ impl<S: Store> Store for Retry<S> {
             done => done,
         })
     }
+
+    fn clear(&self, name: &str) -> Result<()> {
+        retry(&self.options, |_| self.inner.clear(name))
+    }
 }
 
 #[derive(Debug)]

@@ -53,6 +53,10 @@ impl<S: Store> Store for Stoppable<S> {
     fn delete(&self, name: &str) -> Result<()> {
         self.inner.delete(name)
     }
+
+    fn clear(&self, name: &str) -> Result<()> {
+        self.inner.clear(name)
+    }
 }
 
 #[derive(Debug)]

@@ -30,6 +30,14 @@ pub trait Store: Debug + Send + Sync {
 
     /// Removes a file, a link, or a folder in which nothing is listed.
     fn delete(&self, name: &str) -> Result<()>;
+
+    /// Removes a file that was listed a moment ago. One that is not there is no error, so that nobody has to look.
+    fn clear(&self, name: &str) -> Result<()> {
+        match self.delete(name) {
+            Err(Error::NotFound { .. }) => Ok(()),
+            done => done,
+        }
+    }
 }
 
 /// An open file.
@@ -195,17 +203,13 @@ pub trait StoreExt: Store {
     /// Removes everything below `folder`, and the folder; never what a link inside points to. What vanishes
     /// meanwhile is not an error.
     fn delete_all(&self, folder: &str) -> Result<()> {
-        let gone = |result: Result<()>| match result {
-            Err(Error::NotFound { .. }) => Ok(()),
-            other => other,
-        };
         for entry in self.list(folder)? {
             match entry.kind {
-                EntryKind::File(_) | EntryKind::FolderLink => gone(self.delete(&entry.name))?,
+                EntryKind::File(_) | EntryKind::FolderLink => self.clear(&entry.name)?,
                 EntryKind::Folder => self.delete_all(&entry.name)?,
             }
         }
-        if folder.is_empty() { Ok(()) } else { gone(self.delete(folder)) }
+        if folder.is_empty() { Ok(()) } else { self.clear(folder) }
     }
 
     /// Writes a file of any size from one slice, durably.
@@ -294,5 +298,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn delete(&self, name: &str) -> Result<()> {
         (**self).delete(name)
+    }
+
+    fn clear(&self, name: &str) -> Result<()> {
+        (**self).clear(name)
     }
 }

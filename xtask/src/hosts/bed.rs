@@ -1,12 +1,16 @@
 //! The test bed: network namespaces joined by a bridge, each with its own host name, loopback, folders and, unless it is told otherwise, no
 //! file that another one has. All of it lives in namespaces of the process that made it and goes with that process, however it ends.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+
+use super::wire::{Weather, Wire};
 
 /// Everything is below this, which is memory of the bed's own.
 pub(super) const BED: &str = "/run/bed";
@@ -32,6 +36,8 @@ const INSIDE: &str = "#!/bin/sh\nset -e\nkind=$1; host=$2; shift 2\necho \"$host
 pub(super) struct Bed {
     pub(super) planaria: PathBuf,
     pub(super) hosts: Vec<String>,
+    /// Hosts whose wires this process carries.
+    wires: RefCell<BTreeMap<String, Wire>>,
 }
 
 impl Bed {
@@ -56,17 +62,34 @@ impl Bed {
         ip("link add bridge0 type bridge")?;
         ip(&format!("addr add {BRIDGE}/24 dev bridge0"))?;
         ip("link set bridge0 up")?;
-        for (number, host) in hosts.iter().enumerate() {
+        let bed = Bed { planaria: planaria.to_path_buf(), hosts, wires: RefCell::default() };
+        for host in &bed.hosts {
             ip(&format!("netns add {host}"))?;
-            ip(&format!("link add to-{host} type veth peer name eth0 netns {host}"))?;
-            ip(&format!("link set to-{host} master bridge0 up"))?;
-            ip(&format!("-n {host} addr add 10.77.0.{}/24 dev eth0", number + 1))?;
-            ip(&format!("-n {host} link set eth0 up"))?;
             ip(&format!("-n {host} link set lo up"))?;
+            bed.pair(host)?;
         }
-        let bed = Bed { planaria: planaria.to_path_buf(), hosts };
         bed.clear()?;
         Ok(bed)
+    }
+
+    /// Joins a host to the bridge by the kernel's own wire.
+    fn pair(&self, host: &str) -> Result<()> {
+        ip(&format!("link add to-{host} type veth peer name eth0 netns {host}"))?;
+        self.join(host)
+    }
+
+    /// Gives the two ends of a host's wire, `to-HOST` here and `eth0` there, what they need. The host keeps its address on the wire, so
+    /// that others find it at once when the wire is another one.
+    fn join(&self, host: &str) -> Result<()> {
+        let number = self.number(host) + 1;
+        ip(&format!("link set to-{host} master bridge0 up"))?;
+        ip(&format!("-n {host} link set eth0 address 02:00:0a:4d:00:{number:02x}"))?;
+        ip(&format!("-n {host} addr add 10.77.0.{number}/24 dev eth0"))?;
+        ip(&format!("-n {host} link set eth0 up"))
+    }
+
+    fn number(&self, host: &str) -> usize {
+        self.hosts.iter().position(|known| known == host).unwrap_or(0)
     }
 
     /// Empties all folders and mends all links.
@@ -119,6 +142,11 @@ impl Bed {
 
     /// Makes the link of a host as it was.
     pub(super) fn mend(&self, host: &str) -> Result<()> {
+        if self.wires.borrow_mut().remove(host).is_some() {
+            ip(&format!("link del to-{host}"))?;
+            ip(&format!("-n {host} link del eth0"))?;
+            self.pair(host)?;
+        }
         ip(&format!("link set to-{host} up"))?;
         let ends = [
             ("tc", format!("qdisc del dev to-{host} root")),
@@ -138,20 +166,35 @@ impl Bed {
         call("tc", &format!("-n {host} qdisc add dev eth0 {shape}").split(' ').collect::<Vec<_>>())
     }
 
-    /// Gives the link of a host delay and loss, both ways, where the kernel can; otherwise why not.
-    pub(super) fn disturb(&self, host: &str, how: &str) -> Result<(), String> {
-        for (before, device) in
-            [(String::new(), format!("to-{host}")), (format!("-n {host} "), "eth0".into())]
-        {
-            let words = format!("{before}qdisc add dev {device} root netem {how}");
-            let told =
-                Command::new("tc").args(words.split(' ')).output().map_err(|error| error.to_string())?;
-            if !told.status.success() {
-                let why = String::from_utf8_lossy(&told.stderr);
-                return Err(format!("this kernel has no netem: tc said '{}'", why.trim()));
-            }
+    /// Gives the link of a host delay and loss, both ways: by the kernel where it has netem, otherwise by a wire that this process
+    /// carries. Which of them it was.
+    pub(super) fn disturb(&self, host: &str, weather: Weather) -> Result<&'static str> {
+        let (delay, lost) = (weather.delay.as_micros(), weather.lost as f64 / 10_000.0);
+        let netem = format!("root netem delay {delay}us loss {lost}%");
+        let mut tried = Command::new("tc");
+        tried.args(format!("qdisc add dev to-{host} {netem}").split(' '));
+        if tried.output()?.status.success() {
+            call("tc", &format!("-n {host} qdisc add dev eth0 {netem}").split(' ').collect::<Vec<_>>())?;
+            return Ok("netem");
         }
-        Ok(())
+        ip(&format!("link del to-{host}"))?;
+        let (here, there) = (format!("to-{host}"), format!("at-{host}"));
+        let wire = Wire::lay([&here, &there], weather, self.number(host) as u64 + 1)?;
+        ip(&format!("link set {there} netns {host} name eth0"))?;
+        self.join(host)?;
+        self.wires.borrow_mut().insert(host.into(), wire);
+        Ok("a wire of our own")
+    }
+
+    /// Frames that the disturbed link of a host has lost.
+    pub(super) fn lost(&self, host: &str) -> Result<u64> {
+        if let Some(wire) = self.wires.borrow().get(host) {
+            return Ok(wire.lost());
+        }
+        let told = Command::new("tc").args(["-s", "qdisc", "show", "dev", &format!("to-{host}")]).output()?;
+        let told = String::from_utf8_lossy(&told.stdout).into_owned();
+        let dropped = told.split_once("dropped ").and_then(|(_, rest)| rest.split(',').next());
+        Ok(dropped.unwrap_or_default().parse()?)
     }
 
     /// Kills every process of a host, which says no goodbye: its link is cut before.

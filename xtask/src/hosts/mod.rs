@@ -3,6 +3,8 @@
 mod bed;
 mod checks;
 mod job;
+mod places;
+mod wire;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +16,9 @@ use crate::summary::{Counts, Outcome};
 
 /// Namespaces that go with the process that is started in them.
 const NAMESPACES: [&str; 6] = ["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
+
+/// Buckets for the program that is run.
+const CLI_FEATURES: &str = "planaria-cli/s3,planaria-cli/azure";
 
 /// What a process inside them is told.
 #[derive(Debug, clap::Args)]
@@ -57,7 +62,9 @@ pub(crate) fn step(root: &Path, features: &[&str], only: &str, s3: Option<&Path>
     if let Some(why) = missing() {
         return (Outcome::Skipped(why), Counts::default());
     }
-    let more: &[&str] = if s3.is_some() { &["--features", "planaria-cli/s3"] } else { &[] };
+    // What the checks of buckets have built is used again.
+    let more: &[&str] =
+        if s3.is_some() { &["--features", crate::s3::FEATURES, "--features", CLI_FEATURES] } else { &[] };
     if !run(cargo(root, ["build", "--quiet", "--bin", "planaria"]).args(features).args(more)).success {
         return (Outcome::Failed, Counts::default());
     }

@@ -5,6 +5,7 @@ use super::sums::Sums;
 use super::{Conversion, Observer};
 use crate::error::{Error, Result, Trouble};
 use crate::formats::write::NewFile;
+use crate::hosts::Hosts;
 use crate::output::{OutputFolder, Prepared};
 use crate::talk;
 use planaria_comm::{Comm, CommExt};
@@ -22,6 +23,17 @@ pub(super) struct Division<'a> {
     pub(super) world: Option<&'a dyn Comm>,
     /// Where finished parts are written down.
     pub(super) journal: Option<&'a Journal>,
+    /// Files are cut into parts, which any rank may write; otherwise each is one rank's.
+    pub(super) cuts: bool,
+}
+
+/// Ranks that write a result together.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks<'a> {
+    /// All of them.
+    pub world: &'a dyn Comm,
+    /// Where they are.
+    pub hosts: &'a Hosts,
 }
 
 impl Conversion<'_> {
@@ -34,33 +46,62 @@ impl Conversion<'_> {
         folder: &OutputFolder,
         identity: Option<&str>,
         observer: &dyn Observer,
-        world: Option<&dyn Comm>,
+        ranks: Option<Ranks<'_>>,
     ) -> Result<u64> {
+        self.write_then(folder, identity, observer, ranks, |_, _| Ok(()))
+    }
+
+    /// The same; before the result appears, the first rank adds what `then` writes into it. A local folder is that of the first rank's
+    /// host, which serves it to ranks that do not have it. Collective.
+    pub fn write_then<E: From<Error>>(
+        &self,
+        folder: &OutputFolder,
+        identity: Option<&str>,
+        observer: &dyn Observer,
+        ranks: Option<Ranks<'_>>,
+        then: impl FnOnce(&dyn Store, &str) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let world = ranks.map(|ranks| ranks.world);
         let mut prepared: Option<Prepared> = None;
-        let alone = Division { world, journal: None };
+        let alone = Division { world, ..Division::default() };
         let path = alone.first(|| {
             let made = prepared.insert(folder.prepare_as(identity)?);
             Ok(made.path().map(|path| path.display().to_string()))
         })?;
+        let served = match (ranks, &path) {
+            (Some(Ranks { world, hosts }), Some(path)) => Some(hosts.of_first(world, path.as_ref())?),
+            _ => None,
+        };
         let (store, at): (Arc<dyn Store>, &str) = match (&path, folder) {
-            (Some(path), _) => (Arc::new(Local::new(path)), Prepared::RESULT),
+            (Some(path), _) => {
+                let own = || Arc::new(Local::new(path)) as Arc<dyn Store>;
+                let store = served.as_ref().map_or_else(own, |served| served.folders.store.clone());
+                (store, Prepared::RESULT)
+            }
             (None, OutputFolder::Remote { store, .. }) => (store.clone(), ""),
             (None, OutputFolder::Local { path, .. }) => (Arc::new(Local::new(path)), ""),
         };
         let rank = world.map_or(0, Comm::rank);
-        let journal = path.filter(|_| identity.is_some()).map(|path| Journal::open(path.as_ref(), rank));
+        // All ranks cut alike, also those that note nothing. Objects are written by one process each.
+        let cuts = path.is_some() && (world.is_some() || identity.is_some());
+        let noted = identity.is_some() && served.as_ref().is_none_or(|served| served.seen);
+        let journal = path.filter(|_| noted).map(|path| Journal::open(path.as_ref(), rank));
         let journal = journal.transpose()?;
-        let done = self.run_divided(&*store, at, observer, &Division { world, journal: journal.as_ref() });
+        let division = Division { world, journal: journal.as_ref(), cuts };
+        let done = self.run_divided(&*store, at, observer, &division);
         match (done, prepared) {
-            (Ok(before), Some(prepared)) => prepared.publish().map(|()| before),
+            (Ok(before), Some(prepared)) => {
+                then(&*store, at)?;
+                Ok(prepared.publish().map(|()| before)?)
+            }
             (Err(error), Some(prepared)) => {
                 // Ranks that lose each other are started again.
                 if error.trouble() == Trouble::Ranks && identity.is_some() {
                     prepared.leave();
                 }
-                Err(error)
+                Err(error.into())
             }
-            (done, None) => done,
+            (done, None) => Ok(done?),
         }
     }
 }
@@ -99,8 +140,8 @@ impl Division<'_> {
             kept.iter().any(|part| part.file == file && part.range == *range)
         };
         let all = files.iter().enumerate().flat_map(|(number, file)| {
-            let whole = (self.journal.is_none()).then_some(0..file.len);
-            let cut = (self.journal.is_some()).then(|| parts(file));
+            let whole = (!self.cuts).then_some(0..file.len);
+            let cut = self.cuts.then(|| parts(file));
             whole.into_iter().chain(cut.into_iter().flatten()).map(move |range| (number, range))
         });
         let left: Vec<(usize, Range<u64>)> = all.filter(|(file, range)| !is_kept(*file, range)).collect();

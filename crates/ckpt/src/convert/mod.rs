@@ -42,6 +42,7 @@ use torch::{Torch, is_torch};
 
 pub use companions::{belongs, companion};
 pub use computed::{Computed, Epilogue, Surroundings, Values, plan_computed, weights};
+pub use division::Ranks;
 pub use mapped::{Remap, Way};
 
 pub(crate) use clock::{counts_for, steps_taken};

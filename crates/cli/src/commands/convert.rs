@@ -3,6 +3,8 @@
 mod names;
 mod program;
 
+use super::ranks::on_ranks;
+use super::train::Started;
 use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -14,9 +16,10 @@ use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use clap::ValueEnum;
-use planaria::ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, To, plan};
+use planaria::ckpt::convert::{Conversion, ConvertOptions, Cut, Observer, Ranks, To, plan};
 use planaria::ckpt::formats::{Key, OpenOptions, Part, Source};
 use planaria::ckpt::{Existing, OutputFolder};
+use planaria::comm::CommExt;
 use planaria::layout::DType;
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -25,7 +28,8 @@ use std::collections::BTreeSet;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The target appears whole or not at all: it is written beside its place and moved there at the end.\n\
-    A mapping (AOA) says how tensors become others: docs/concepts/mapping.md."
+    A mapping (AOA) says how tensors become others: docs/concepts/mapping.md. Under `planaria launch -n N --engine processes --`,\n\
+    on one host or several, ranks divide its files."
 )]
 pub(crate) struct Args {
     /// Checkpoint to read: folder, file or URL; the folder of a run stands for its newest one
@@ -133,8 +137,25 @@ enum Held {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let Some(to) = args.to.of_checkpoint() else { return program::run(args, terminal) };
+    by_ranks(terminal, |ranks, terminal| convert(args, to, ranks, terminal))
+}
+
+/// Does the work alone, or as one of the ranks of a job, of which the first speaks for all.
+pub(super) fn by_ranks(
+    terminal: &mut Terminal,
+    work: impl FnOnce(Option<Ranks<'_>>, &mut Terminal) -> Result<Exit>,
+) -> Result<Exit> {
+    let place = Started::find()?;
+    if !place.is_first() {
+        terminal.hush();
+    }
+    on_ranks(&place, |ranks| work(ranks, terminal))
+}
+
+fn convert(args: &Args, to: To, ranks: Option<Ranks<'_>>, terminal: &mut Terminal) -> Result<Exit> {
     let mapping = args.mapping.as_deref().map(|path| mapping::read(path, args.parts)).transpose()?;
-    let mut source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid }, terminal)?;
+    let (mut source, _served) =
+        checkpoint::open_on(ranks, &args.source, &OpenOptions { uid: args.uid }, terminal)?;
     let averaged = if args.ema { take_averages(&mut source, &args.source)? } else { None };
     let config = args.names.map(|names| names.give(&mut source, &args.source, to)).transpose()?;
     for skipped in &source.skipped {
@@ -153,7 +174,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     if let Some(config) = config {
         conversion.give(names::CONFIG, config);
     }
-    carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
+    carry_out(&conversion, (&args.source, &args.target), &args.output, ranks, terminal)
 }
 
 fn betas(text: &str) -> Result<(f64, f64), String> {
@@ -186,6 +207,7 @@ pub(super) fn carry_out(
     conversion: &Conversion<'_>,
     (source, target): (&str, &str),
     output: &Output,
+    ranks: Option<Ranks<'_>>,
     terminal: &mut Terminal,
 ) -> Result<Exit> {
     for warning in conversion.warnings() {
@@ -197,9 +219,10 @@ pub(super) fn carry_out(
     let folder = OutputFolder::check([source], target, existing, names)?;
     if !output.dry_run {
         let signals = Signals::watch()?;
-        let observer = Watcher { progress: terminal.progress("converting", conversion.bytes()), signals };
-        let written = folder.fill(|store, name| -> Result<()> {
-            conversion.run(store, name, &observer)?;
+        // Every rank has its share, and they go on together.
+        let share = conversion.bytes() / ranks.map_or(1, |ranks| ranks.world.size() as u64);
+        let observer = Watcher { progress: terminal.progress("converting", share), signals };
+        let written = conversion.write_then(&folder, None, &observer, ranks, |store, name| -> Result<()> {
             planaria::train::embedding::unpack_folder(store, name)?;
             Ok(())
         });
@@ -208,6 +231,9 @@ pub(super) fn carry_out(
             return Err(Failure::signal(signal).into());
         }
         written?;
+    }
+    if ranks.is_some_and(|ranks| ranks.world.rank() > 0) {
+        return Ok(Exit::Success);
     }
     print(conversion, target, output, terminal)?;
     terminal.flush()?;

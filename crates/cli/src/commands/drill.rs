@@ -11,7 +11,7 @@ use crate::quantity::count;
 use crate::table::Table;
 use crate::terminal::Terminal;
 use anyhow::Result;
-use fault::{Dice, Kind, Planned};
+use fault::{Dice, FaultKind, Planned};
 use scratch::{Scratch, Told};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     ranks: Option<usize>,
     /// Kinds of faults, separated by commas; all if not given
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
-    faults: Vec<Kind>,
+    faults: Vec<FaultKind>,
     /// Faults in all; each kind once if neither this nor --minutes is given
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<usize>,
@@ -64,7 +64,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let kinds = if args.faults.is_empty() { Kind::ALL.to_vec() } else { args.faults.clone() };
+    let kinds = if args.faults.is_empty() { FaultKind::ALL.to_vec() } else { args.faults.clone() };
     let scratch = Scratch::new(args, terminal)?;
     let limit = args.minutes.map(|minutes| Duration::from_secs_f64(minutes.clamp(0.0, 1e6) * 60.0));
     let rounds = args.rounds.unwrap_or(if limit.is_some() { usize::MAX } else { kinds.len() });
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 /// The row of one kind of fault.
 #[derive(Debug, Serialize)]
 struct Row {
-    fault: Kind,
+    fault: FaultKind,
     times: usize,
     recovered_from: String,
     seconds_lost: f64,
@@ -105,9 +105,9 @@ struct Row {
 }
 
 fn report(told: &[Told], seed: u64, terminal: &mut Terminal) -> Result<Exit> {
-    let mut kinds: BTreeMap<Kind, Vec<&Told>> = BTreeMap::new();
+    let mut kinds: BTreeMap<FaultKind, Vec<&Told>> = BTreeMap::new();
     told.iter().for_each(|one| kinds.entry(one.kind).or_default().push(one));
-    let row = |(fault, all): (&Kind, &Vec<&Told>)| {
+    let row = |(fault, all): (&FaultKind, &Vec<&Told>)| {
         let mut places: BTreeMap<&str, usize> = BTreeMap::new();
         all.iter().flat_map(|one| &one.from).for_each(|place| *places.entry(place).or_default() += 1);
         let places: Vec<String> = places.iter().map(|(place, times)| format!("{place} {times}")).collect();

@@ -17,6 +17,7 @@ use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use budget::{Budget, Then};
 use hosts::Host;
+use hosts::named::with_hosts;
 pub(crate) use job::BEATS;
 use job::{Attempt, Ended};
 use std::path::{Path, PathBuf};
@@ -184,15 +185,44 @@ impl Launch<'_> {
         let exit = self.start_until_done(terminal)?;
         // Nobody else will bring what is only in memory to the run's folder.
         if let Some(Ok(config)) = mesh::config(&self.args.command) {
-            memory::settle(&config, exit, terminal)?;
+            match self.hosts.is_empty() || !memory::is_spread(&config) {
+                true => memory::settle(&config, exit, terminal)?,
+                false => self.settle_hosts(exit, terminal)?,
+            }
         }
         Ok(exit)
+    }
+
+    /// Has one rank on each host that is left do what is left to do about memory there.
+    fn settle_hosts(&self, exit: Exit, terminal: &mut Terminal) -> Result<()> {
+        if exit == Exit::Usage {
+            return Ok(());
+        }
+        let left = self.hosts.iter().filter(|host| !self.lost.contains(&host.name));
+        let hosts: Hosts = left.map(|host| Host { ranks: 1, ..host.clone() }).collect();
+        let what = if exit == Exit::Success { "free" } else { "keep" };
+        let command = self.args.command.iter().cloned().chain(["--settle".into(), what.into()]);
+        let (folder, command): (_, Vec<String>) = (Notes::new("launch")?, command.collect());
+        let ended = match hosts.is_empty() {
+            true => None,
+            // A signal that ended the run is no word to this.
+            false => {
+                let stop = Stop::watch()?;
+                Some(self.attempt(&folder, &hosts, &command, hosts.len() as u32).run(&stop)?)
+            }
+        };
+        if let Some(ended) = ended.filter(|ended| !ended.status.success()) {
+            let why = cause(&ended).unwrap_or_else(|| how(&ended.status));
+            terminal.warn(format!("what hosts have in memory stays there: {why}"));
+        }
+        Ok(())
     }
 
     fn start_until_done(&mut self, terminal: &mut Terminal) -> Result<Exit> {
         loop {
             let folder = Notes::new("launch")?;
-            let ended = self.attempt(&folder)?;
+            let hosts = self.left();
+            let ended = self.attempt(&folder, &hosts, &self.command, self.ranks).run(&self.stop)?;
             self.lost.extend(ended.lost.iter().cloned());
             if let Some(notes) = &self.args.notes {
                 keep_beats(&folder.0, notes);
@@ -218,32 +248,38 @@ impl Launch<'_> {
                 End::Refused => return Ok(Exit::Usage),
                 End::Failed => {}
             }
-            if !self.heal(&ended, terminal)? {
+            let cause = cause(&ended);
+            let cause = cause.map(|cause| with_hosts(&cause, &hosts::placed(&hosts, self.ranks)));
+            if !self.heal(&ended, cause, terminal)? {
                 return Ok(Exit::Negative);
             }
         }
     }
 
-    fn attempt(&self, folder: &Notes) -> Result<Ended> {
-        let hosts = self.left();
+    fn attempt<'b>(
+        &'b self,
+        folder: &'b Notes,
+        hosts: &'b [Host],
+        command: &'b [String],
+        ranks: u32,
+    ) -> Attempt<'b> {
         let exported = std::env::vars().filter(|(name, _)| {
             let ours = name.starts_with("PLANARIA_") && ![ENGINE, MEETING, BEATS].contains(&name.as_str());
             ours || name == "RUST_BACKTRACE" || self.args.export.contains(name)
         });
-        let attempt = Attempt {
+        Attempt {
             engine: self.engine,
-            hosts: &hosts,
+            hosts,
             start: &self.args.start,
             exported: exported.collect(),
-            command: &self.command,
-            ranks: self.ranks,
+            command,
+            ranks,
             restarts: self.budget.used(),
             max_restarts: self.args.max_restarts,
             hang: self.args.hang_after,
-            grow: (self.ranks < self.all).then(|| self.args.grow_after.unwrap_or(Duration::MAX)),
+            grow: (ranks < self.all).then(|| self.args.grow_after.unwrap_or(Duration::MAX)),
             folder: &folder.0,
-        };
-        attempt.run(&self.stop)
+        }
     }
 
     /// The machines of the next start: without those that were lost, where the others have room; with whole groups of `tp`, where they
@@ -262,8 +298,7 @@ impl Launch<'_> {
     }
 
     /// Gets ready for the next start after a failure; false when there is none.
-    fn heal(&mut self, ended: &Ended, terminal: &mut Terminal) -> Result<bool> {
-        let cause = cause(ended);
+    fn heal(&mut self, ended: &Ended, cause: Option<String>, terminal: &mut Terminal) -> Result<bool> {
         if let Some(cause) = &cause {
             terminal.say(cause);
         }

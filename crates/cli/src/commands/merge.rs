@@ -1,6 +1,7 @@
 //! `planaria merge`: models merged by a recipe, streaming, never half done.
 
 use super::convert::{Form, Watcher};
+use super::ranks::on_ranks;
 use super::train::Started;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -12,12 +13,9 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use planaria::ckpt::convert::{Conversion, ConvertOptions};
 use planaria::ckpt::{Existing, OutputFolder};
-use planaria::comm::Comm;
 use planaria::merge::{Group, InputSummary, Inputs, Merge, Missing, Options, TensorPlan, plan_any};
 use serde::Serialize;
 use serde_json::json;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Merge models by a recipe: mergekit's YAML, stages, mixtures of experts, Paddle's JSON
 #[derive(Debug, clap::Args)]
@@ -201,9 +199,9 @@ pub(super) fn carry_out(
         let share = conversion.bytes() / place.processes().unwrap_or(1) as u64;
         let observer = Watcher { progress: terminal.progress(task.doing, share), signals };
         let identity = merge.identity(&task.asked);
-        let write =
-            |world: Option<&dyn Comm>| conversion.write_to(&folder, identity.as_deref(), &observer, world);
-        let written = on_ranks(&place, write);
+        let written = on_ranks(&place, |ranks| {
+            Ok(conversion.write_to(&folder, identity.as_deref(), &observer, ranks)?)
+        });
         observer.progress.finish();
         if let Some(signal) = observer.signals.came() {
             return Err(Failure::signal(signal).into());
@@ -220,39 +218,6 @@ pub(super) fn carry_out(
     print(merge, &conversion, target, output, terminal)?;
     terminal.flush()?;
     Ok(Exit::Success)
-}
-
-/// How long a rank waits for others, which may have more to do.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
-
-/// Does the work with the other ranks of the job, where there are any. What another rank reports is not said twice.
-fn on_ranks(place: &Started, work: impl Fn(Option<&dyn Comm>) -> planaria::ckpt::Result<u64>) -> Result<u64> {
-    let options = planaria::comm::letters::Options { timeout: PATIENCE, ..Default::default() };
-    let mut own = None;
-    let shared = |comm: Arc<dyn Comm>| {
-        work(Some(&*comm)).map_err(|error| {
-            let text = error.to_string();
-            own = Some(error);
-            text
-        })
-    };
-    let end = match place {
-        Started::Processes { place, .. } => planaria::comm::sockets::run(place, &options, shared),
-        #[cfg(feature = "mpi")]
-        Started::Mpi { .. } => planaria::comm::mpi::run(&options, shared),
-        #[cfg(not(feature = "mpi"))]
-        Started::Mpi { .. } => {
-            let message = "started by mpirun, but this command was built without MPI";
-            return Err(Failure::usage(message).hint("build it with `--features mpi`").into());
-        }
-        _ => return Ok(work(None)?),
-    };
-    match (end, own) {
-        (Ok(before), _) => Ok(before),
-        (Err(_), Some(own)) if place.is_first() => Err(own.into()),
-        (Err(error), _) if place.is_first() => Err(error.into()),
-        (Err(_), _) => Err(Failure::reported(Exit::PeerLost).into()),
-    }
 }
 
 /// How a result is written and where, checked before anything is.

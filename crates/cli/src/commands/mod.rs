@@ -25,6 +25,7 @@ mod plan;
 mod plot;
 mod program;
 mod quickstart;
+mod ranks;
 mod reshard;
 mod selftest;
 mod simulate;

@@ -1,13 +1,13 @@
 //! `planaria reshard`: a checkpoint cut as the ranks of a mesh hold it.
 
-use super::convert::{Output, carry_out};
+use super::convert::{Output, by_ranks, carry_out};
 use crate::checkpoint;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use planaria::ckpt::convert::{ConvertOptions, Cut, To, plan};
+use planaria::ckpt::convert::{ConvertOptions, Cut, Ranks, To, plan};
 use planaria::ckpt::formats::{Key, OpenOptions, Source};
 use planaria::layout::{Layout, Mesh, TensorSpec};
 use std::collections::BTreeMap;
@@ -78,7 +78,12 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         let hint = format!("at most {MOST_RANKS} ranks can each get files of their own");
         return Err(Failure::usage(format!("the mesh has {ranks} ranks")).hint(hint).into());
     }
-    let source = checkpoint::open(&args.source, &OpenOptions { uid: args.uid }, terminal)?;
+    by_ranks(terminal, |ranks, terminal| cut(args, ranks, terminal))
+}
+
+fn cut(args: &Args, ranks: Option<Ranks<'_>>, terminal: &mut Terminal) -> Result<Exit> {
+    let (source, _served) =
+        checkpoint::open_on(ranks, &args.source, &OpenOptions { uid: args.uid }, terminal)?;
     let layouts = layouts(&source, &args.mesh, &args.layout)?;
     terminal.note(format_args!("{} of {} tensors are cut", layouts.len(), source.tensors.len()));
     let options = ConvertOptions {
@@ -89,7 +94,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     };
     let to = if args.to == Form::Dcp { To::TorchDcp } else { To::Planaria };
     let conversion = plan(&source, to, &options)?;
-    carry_out(&conversion, (&args.source, &args.target), &args.output, terminal)
+    carry_out(&conversion, (&args.source, &args.target), &args.output, ranks, terminal)
 }
 
 /// The layout of every tensor that a rule fits.

@@ -8,12 +8,14 @@ mod show;
 mod started;
 
 use super::launch::BEATS;
+use super::ranks::on_ranks;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use anyhow::Result;
+use planaria::ckpt::convert::Ranks;
 use planaria::train::config::{Compute, Sources};
-use planaria::train::{Config, Outcome, Requests, Trainer};
+use planaria::train::{Config, Kept, Outcome, Requests, Trainer, clear_memory, persist_memory};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +55,18 @@ pub(crate) struct Args {
     /// Check everything that can be checked without training, and stop
     #[arg(long)]
     dry_run: bool,
+    /// Bring what hosts have only in memory to the run's folder, and stop; `launch` asks for it when it does not start the run again
+    #[arg(long, hide = true, value_enum, value_name = "WHAT")]
+    settle: Option<Settle>,
+}
+
+/// What becomes of the memory of a run that is not started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Settle {
+    /// It stays: the run is found there quicker than in its folder
+    Keep,
+    /// It is freed
+    Free,
 }
 
 impl Args {
@@ -67,6 +81,9 @@ impl Args {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let place = Started::find()?;
     let mut config = args.config().map_err(|error| of_every_rank(error, &place))?;
+    if let Some(settle) = args.settle {
+        return settle_memory(&config, &place, settle, terminal);
+    }
     let ranks = args.ranks.map(|n| n as usize).or(place.threads());
     if place.restarts() > 0 && ranks.or(place.processes()).is_some_and(|n| n != config.mesh.ranks()) {
         // After a restart on fewer ranks the replicas that are left take over the batch.
@@ -101,6 +118,25 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         return report(&config, &outcome, terminal);
     }
     Ok(end_of(&outcome))
+}
+
+/// Does what is left to do about the memory of a run, on every host of it.
+fn settle_memory(config: &Config, place: &Started, settle: Settle, terminal: &mut Terminal) -> Result<Exit> {
+    let free = settle == Settle::Free;
+    let kept = on_ranks(place, |ranks| match ranks {
+        Some(Ranks { world, hosts }) => Ok(Trainer::new(config.clone()).settle_on(world, hosts, free)?),
+        None => {
+            let kept = persist_memory(config)?;
+            if free {
+                clear_memory(config)?;
+            }
+            Ok(kept)
+        }
+    })?;
+    if let Kept::Copied(folder) = kept {
+        terminal.warn(format!("{folder} was only in memory; it is in '{}' now", config.run_dir().display()));
+    }
+    Ok(Exit::Success)
 }
 
 /// What all ranks find together, as this one says it: the one that cannot be trusted ends in a way of its own, and what another

@@ -251,6 +251,17 @@ impl Store for Object {
             }
         })
     }
+
+    fn clear(&self, name: &str) -> Result<()> {
+        let path = self.path(name)?;
+        retry(&self.retry, |_| {
+            let (store, path) = (self.store.clone(), path.clone());
+            match wait(async move { store.delete(&path).await }) {
+                Err(Refusal::NotFound { .. }) => Ok(()),
+                done => done.map_err(|error| self.refused(name, "delete", &error)),
+            }
+        })
+    }
 }
 
 #[derive(Debug)]

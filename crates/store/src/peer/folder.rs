@@ -11,6 +11,7 @@ use crate::store::{Entry, EntryKind, PutMode, Reader, Sharing, Store, Writer};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -31,8 +32,58 @@ struct Table {
 /// A writer under way; finishing takes it, while others may still send it bytes.
 #[derive(Debug)]
 struct Open {
-    writer: RwLock<Option<Box<dyn Writer>>>,
+    file: RwLock<Option<Under>>,
     used: Mutex<Instant>,
+}
+
+/// A file on its way.
+#[derive(Debug)]
+enum Under {
+    /// It lies in the store already.
+    Written(Box<dyn Writer>),
+    /// The store has it when all of it has come.
+    Gathered(Gathered),
+}
+
+/// A file that is put, of more than one frame.
+#[derive(Debug)]
+struct Gathered {
+    name: String,
+    bytes: Mutex<Vec<u8>>,
+    written: AtomicU64,
+}
+
+impl Gathered {
+    fn new(name: &str, len: u64) -> Result<Gathered, Refusal> {
+        let full = |_| {
+            let text = "the machine has no memory left for it".to_string();
+            Refusal { say: Say::Full, numbers: [len, 0, 0], text }
+        };
+        let mut bytes = Vec::new();
+        let room = usize::try_from(len).unwrap_or(usize::MAX);
+        bytes.try_reserve_exact(room).map_err(full)?;
+        bytes.resize(room, 0);
+        Ok(Gathered { name: name.to_string(), bytes: Mutex::new(bytes), written: AtomicU64::new(0) })
+    }
+
+    fn write(&self, offset: u64, new: &[u8]) -> Result<(), Refusal> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = bytes.len() as u64;
+        let at = usize::try_from(offset).ok().and_then(|at| Some(at..at.checked_add(new.len())?));
+        let into = at.and_then(|at| bytes.get_mut(at));
+        into.ok_or(Refusal::new(Say::OutOfFile, [size, 0, 0]))?.copy_from_slice(new);
+        self.written.fetch_add(new.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn finish(self, store: &dyn Store, mode: PutMode) -> Result<(), Refusal> {
+        let bytes = self.bytes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (written, len) = (self.written.into_inner(), bytes.len() as u64);
+        if written < len {
+            return Err(Refusal::new(Say::Incomplete, [written, len, 0]));
+        }
+        store.put(&self.name, &bytes, mode).map_err(|error| refusal(&error))
+    }
 }
 
 impl Folder {
@@ -50,6 +101,16 @@ impl Folder {
         let open = found.ok_or(Refusal::new(Say::Gone, [0; 3]))?;
         *open.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         Ok(open)
+    }
+
+    /// The number of a writer of this file.
+    fn add(&self, file: Under) -> u64 {
+        let open = Open { file: RwLock::new(Some(file)), used: Mutex::new(Instant::now()) };
+        let mut table = self.table();
+        table.next = table.next.wrapping_add(1);
+        let number = table.next;
+        table.writers.insert(number, Arc::new(open));
+        number
     }
 
     fn reader(&self, name: &str) -> Result<Box<dyn Reader>, Refusal> {
@@ -138,12 +199,12 @@ impl Holding for Folder {
     fn begin(&self, name: &str, len: u64, sharing: Sharing) -> Result<u64, Refusal> {
         check_name(name)?;
         let writer = self.store.writer(name, len, sharing).map_err(|error| refusal(&error))?;
-        let open = Open { writer: RwLock::new(Some(writer)), used: Mutex::new(Instant::now()) };
-        let mut table = self.table();
-        table.next = table.next.wrapping_add(1);
-        let number = table.next;
-        table.writers.insert(number, Arc::new(open));
-        Ok(number)
+        Ok(self.add(Under::Written(writer)))
+    }
+
+    fn begin_whole(&self, name: &str, len: u64) -> Result<u64, Refusal> {
+        check_name(name)?;
+        Ok(self.add(Under::Gathered(Gathered::new(name, len)?)))
     }
 
     fn write(
@@ -158,18 +219,23 @@ impl Holding for Folder {
         if !sums.agree() {
             return Ok(sums);
         }
-        let writer = open.writer.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(writer) = &*writer else { return Err(Untaken::After(Refusal::new(Say::Gone, [0; 3]))) };
-        writer.write_at(offset, &bytes).map_err(|error| Untaken::After(refusal(&error)))?;
-        Ok(sums)
+        let taken = match &*open.file.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(Under::Written(writer)) => writer.write_at(offset, &bytes).map_err(|error| refusal(&error)),
+            Some(Under::Gathered(file)) => file.write(offset, &bytes),
+            None => Err(Refusal::new(Say::Gone, [0; 3])),
+        };
+        taken.map(|()| sums).map_err(Untaken::After)
     }
 
-    /// A file that must be new was looked for before it was begun: of two that create one of more than a frame at once both may succeed.
-    fn finish(&self, number: u64, _mode: PutMode) -> Result<(), Refusal> {
+    fn finish(&self, number: u64, mode: PutMode) -> Result<(), Refusal> {
         let gone = || Refusal::new(Say::Gone, [0; 3]);
         let open = self.table().writers.remove(&number).ok_or_else(gone)?;
-        let writer = open.writer.write().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(gone)?;
-        writer.finish().map_err(|error| refusal(&error))
+        let file = open.file.write().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(gone)?;
+        match file {
+            Under::Written(writer) => writer.finish().map_err(|error| refusal(&error)),
+            // Of several that create it, the store decides who succeeds.
+            Under::Gathered(file) => file.finish(&*self.store, mode),
+        }
     }
 
     fn put(&self, name: &str, len: usize, mode: PutMode, receive: &mut Receive<'_>) -> Result<Sums, Untaken> {

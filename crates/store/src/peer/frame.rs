@@ -18,6 +18,8 @@ pub(super) const PAYLOAD_BYTES: usize = 16 << 20;
 pub(super) const TOKEN_BYTES: usize = 256;
 /// Files are kept in chunks of this many bytes; no write or read crosses the end of one.
 pub(super) const CHUNK: usize = 4 << 20;
+/// Flag of a begun file that appears whole; 1 is that of one which several processes write.
+pub(super) const WHOLE: u8 = 2;
 /// Bytes of a head: its fields and their sum.
 pub(super) const HEAD_BYTES: usize = 40;
 const _: () = assert!(CHUNK <= PAYLOAD_BYTES);
@@ -33,7 +35,7 @@ pub(super) enum Ask {
     Open,
     /// `a`: offset, `b`: version of the file, `c`: bytes wanted. Answer: at most as many bytes.
     Read,
-    /// `a`: length, `flag` 1: with other processes. Answer `a`: the writer's number.
+    /// `a`: length, `flag` 1: with other processes, 2: it appears whole. Answer `a`: the writer's number.
     Begin,
     /// `a`: writer, `b`: offset, payload: bytes.
     Write,

@@ -49,6 +49,9 @@ pub(super) trait Holding: Debug + std::marker::Send + Sync {
     /// A writer's number.
     fn begin(&self, name: &str, len: u64, sharing: Sharing) -> Result<u64, Refusal>;
 
+    /// The number of a writer whose file appears whole when it is finished, and only then.
+    fn begin_whole(&self, name: &str, len: u64) -> Result<u64, Refusal>;
+
     /// Takes bytes into the file of a writer.
     fn write(&self, number: u64, offset: u64, len: usize, receive: &mut Receive<'_>)
     -> Result<Sums, Untaken>;
@@ -94,6 +97,10 @@ impl Holding for Files {
 
     fn begin(&self, name: &str, len: u64, sharing: Sharing) -> Result<u64, Refusal> {
         Files::begin(self, name, len, sharing)
+    }
+
+    fn begin_whole(&self, name: &str, len: u64) -> Result<u64, Refusal> {
+        Files::begin(self, name, len, Sharing::Threads)
     }
 
     fn write(

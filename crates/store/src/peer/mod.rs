@@ -25,7 +25,7 @@ pub use token::{PEER_TOKEN, peer_token};
 
 use crate::error::{Error, Result};
 use crate::name::{check_folder, check_name, join};
-use crate::store::{Entry, Medium, PutMode, Reader, Sharing, Store, StoreExt, Writer};
+use crate::store::{Entry, Medium, PutMode, Reader, Sharing, Store, Writer};
 use frame::{Ask, CHUNK, Head};
 use link::{About, Link};
 use std::sync::Arc;
@@ -127,11 +127,8 @@ impl Store for Peer {
 
     fn put(&self, name: &str, bytes: &[u8], mode: PutMode) -> Result<()> {
         if bytes.len() > CHUNK {
-            // A folder that an agent serves would be written to before the agent hears that it must not be.
-            if mode == PutMode::Create && self.exists(name)? {
-                return Err(Error::AlreadyExists { name: name.to_string() });
-            }
-            let file = self.begin(name, bytes.len() as u64, Sharing::Threads)?;
+            let full = self.full(name)?;
+            let file = writer::PeerWriter::whole(&self.link, name, &full, bytes.len() as u64)?;
             file.write_at(0, bytes)?;
             return file.finish_as(mode);
         }

@@ -1,7 +1,7 @@
 //! One connection of an agent: its hello, then requests and answers until it ends.
 
 use super::files::Refusal;
-use super::frame::{Ask, CHUNK, Head, MAGIC, NAME_BYTES, Say, TOKEN_BYTES, VERSION, malformed};
+use super::frame::{Ask, CHUNK, Head, MAGIC, NAME_BYTES, Say, TOKEN_BYTES, VERSION, WHOLE, malformed};
 use super::holding::{Holding, Untaken};
 use super::token::Token;
 use super::wire::{Sums, Wire};
@@ -140,8 +140,11 @@ impl Connection<'_> {
                 Ok(Reply::numbers([len, version, 0]))
             }
             Ask::Begin => {
-                let sharing = if head.flag == 1 { Sharing::Processes } else { Sharing::Threads };
-                let number = self.files.begin(name, head.a, sharing)?;
+                let number = match head.flag {
+                    WHOLE => self.files.begin_whole(name, head.a),
+                    1 => self.files.begin(name, head.a, Sharing::Processes),
+                    _ => self.files.begin(name, head.a, Sharing::Threads),
+                }?;
                 self.writers.push(number);
                 Ok(Reply::numbers([number, 0, 0]))
             }

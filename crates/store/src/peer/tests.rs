@@ -51,6 +51,36 @@ fn a_peer_conforms_at_its_root_and_below_a_prefix() {
 }
 
 #[test]
+fn of_many_that_create_a_large_file_one_succeeds_and_it_is_never_seen_in_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = Agent::serve("127.0.0.1:0", Arc::new(crate::Local::new(folder.path())), "").unwrap();
+    let content = |of: u8| vec![of; CHUNK + 999];
+    for agent in [agent(64 * MIB), served] {
+        let create = |of: u8| peer(&agent).put("large", &content(of), PutMode::Create);
+        let together = std::sync::Barrier::new(4);
+        let told: Vec<Result<()>> = std::thread::scope(|scope| {
+            let tries: Vec<_> = (0..4u8)
+                .map(|of| {
+                    let (together, create) = (&together, &create);
+                    scope.spawn(move || (together.wait(), create(of)).1)
+                })
+                .collect();
+            tries.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let winner = told.iter().position(Result::is_ok).expect("nobody succeeded") as u8;
+        assert_eq!(told.iter().filter(|told| told.is_ok()).count(), 1, "{told:?}");
+        assert_eq!(peer(&agent).read("large", 2 * CHUNK as u64).unwrap(), content(winner));
+        assert!(matches!(create(9), Err(Error::AlreadyExists { .. })));
+        // One that is given up leaves what was there.
+        let full = "run/large";
+        let begun = writer::PeerWriter::whole(&peer(&agent).link, "large", full, 2 * CHUNK as u64).unwrap();
+        begun.write_at(0, &content(7)).unwrap();
+        assert!(begun.finish_as(PutMode::Replace).is_err());
+        assert_eq!(peer(&agent).read("large", 2 * CHUNK as u64).unwrap(), content(winner));
+    }
+}
+
+#[test]
 fn a_prefix_sees_its_own_files_only() {
     let agent = agent(MIB);
     let one = peer(&agent);

@@ -1,6 +1,6 @@
 //! A file being written to an agent. The connection for writers holds it: when that goes, the agent forgets the file.
 
-use super::frame::{Ask, CHUNK, Head};
+use super::frame::{Ask, CHUNK, Head, WHOLE};
 use super::link::{About, Keeper, Link};
 use crate::error::{Error, Result};
 use crate::store::{PutMode, Sharing, Writer, check_inside};
@@ -24,9 +24,17 @@ impl PeerWriter {
         len: u64,
         sharing: Sharing,
     ) -> Result<PeerWriter> {
+        PeerWriter::asked(link, name, full, len, u8::from(sharing == Sharing::Processes))
+    }
+
+    /// One whose file appears whole when it is finished.
+    pub(super) fn whole(link: &Arc<Link>, name: &str, full: &str, len: u64) -> Result<PeerWriter> {
+        PeerWriter::asked(link, name, full, len, WHOLE)
+    }
+
+    fn asked(link: &Arc<Link>, name: &str, full: &str, len: u64, flag: u8) -> Result<PeerWriter> {
         let about = About { name, op: "create" };
         let keeper = link.keeper(&about)?;
-        let flag = u8::from(sharing == Sharing::Processes);
         let head = Head { flag, ..Head::ask(Ask::Begin, [len, 0, 0]) };
         let number = Some(link.ask_keeper(&keeper, &about, head, full)?.head.a);
         Ok(PeerWriter { link: link.clone(), keeper, name: name.to_string(), len, number })

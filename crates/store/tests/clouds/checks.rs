@@ -14,6 +14,9 @@ pub(crate) fn conforms(cloud: &Cloud) {
     let store = cloud.open("conforms");
     conformance::all(&*store, "a").unwrap();
     conformance::all(&*store, "").unwrap();
+    let stores: Vec<_> = (0..8).map(|_| cloud.open("writers")).collect();
+    one_of_many_creates(&stores, "COMMIT");
+    large_objects_are_seen_whole(&*cloud.open("large"), "object");
 }
 
 /// Writers that do not know of each other and write the same bytes: one wins, the others are told.

@@ -1,72 +1,112 @@
-//! Checkpoints without a file system that all hosts share: one rank of each host serves the run's folder there to the others, and all of
-//! these folders together are one store.
+//! Checkpoints of a run on several hosts: the run's folders there as one store, where they share none, and what all of them hold in
+//! memory as another.
 
-use super::Job;
 use super::start::CHECKPOINTS;
+use super::{Job, Trainer, tiers};
 use crate::error::{Error, Result};
 use crate::pretrained::together;
+use planaria_ckpt::{Folders, Hosts};
 use planaria_comm::Comm;
 use planaria_comm::value::{self, Value};
-use planaria_store::{Agent, Local, Part, Peer, PeerOptions, Spread, Store};
-use std::collections::BTreeMap;
-use std::io::Read;
+use planaria_store::Local;
 use std::path::Path;
-use std::sync::Arc;
 
-/// The folders of all hosts, while this is held.
-#[derive(Debug)]
-pub(super) struct Folders {
-    pub(super) store: Arc<dyn Store>,
-    /// Of the rank that serves its host's folder.
-    _agent: Option<Agent>,
+/// Variable with the name that ranks of other hosts reach this one by.
+const ADDRESS: &str = "PLANARIA_ADDRESS";
+
+/// Copies of what is in memory, where the configuration does not say: any one host may be lost.
+const COPIES: usize = 2;
+
+/// How many hosts there are, and on how many of them each file lies that is held in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shares {
+    pub(super) hosts: usize,
+    pub(super) copies: usize,
 }
 
-/// The name of this machine, where nobody said by which one others know it.
-pub(super) fn name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    Some(name.trim().to_string()).filter(|name| !name.is_empty()).unwrap_or_else(|| "localhost".into())
-}
-
-/// Puts the run's folders of all hosts together, `copies` of each file in them; `host` is the name that others reach this one by.
-/// Collective.
-pub(super) fn gather(job: &Job, comm: &dyn Comm, host: &str, copies: usize) -> Result<Folders> {
-    let hosts = texts(comm, host)?;
-    let mut first: BTreeMap<&str, usize> = BTreeMap::new();
-    for (rank, host) in hosts.iter().enumerate() {
-        first.entry(host).or_insert(rank);
+impl Shares {
+    /// Over so many hosts, where the configuration says this of copies.
+    pub(super) fn over(hosts: usize, copies: Option<usize>) -> Shares {
+        Shares { hosts, copies: copies.unwrap_or(COPIES).min(hosts) }
     }
-    let token = together(comm, if comm.rank() == 0 { token() } else { Ok(String::new()) })?;
-    let token = texts(comm, &token)?.swap_remove(0);
-    let dir = job.config.run_dir();
-    let serves = first.get(host) == Some(&comm.rank());
-    let agent = together(comm, if serves { serve(&dir, &token).map(Some) } else { Ok(None) })?;
-    let port = agent.as_ref().map_or(String::new(), |agent| agent.address().port().to_string());
-    let ports = texts(comm, &port)?;
-    let reach = |(host, rank): (&&str, &usize)| -> Result<Part> {
-        let store: Arc<dyn Store> = match *host == hosts[comm.rank()] {
-            true => Arc::new(Local::new(&dir)),
-            false => {
-                let brackets = host.contains(':') && !host.starts_with('[');
-                let address = if brackets { format!("[{host}]") } else { host.to_string() };
-                let options = PeerOptions { token: token.clone(), ..PeerOptions::default() };
-                Arc::new(Peer::with(&format!("peer://{address}:{}", ports[*rank]), options)?)
-            }
-        };
-        Ok(Part { host: host.to_string(), store })
-    };
-    let parts = together(comm, first.iter().map(reach).collect::<Result<Vec<Part>>>())?;
-    let own = parts.iter().position(|part| part.host == host).unwrap_or(0);
-    Ok(Folders { store: Arc::new(Spread::new(parts, own, copies)), _agent: agent })
 }
 
-/// Serves the run's folder of this host. What is left of saves that this host did not see committed is no part of any checkpoint.
-fn serve(dir: &Path, token: &str) -> Result<Agent> {
+/// What is served between hosts, for as long as this is held.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    hosts: Option<Hosts>,
+    folder: Option<Folders>,
+    memory: Option<Folders>,
+}
+
+impl Served {
+    /// Finds out which hosts there are, where that matters. Collective.
+    pub(super) fn meet(trainer: &Trainer, comm: &dyn Comm) -> Result<Served> {
+        let matters =
+            trainer.config.checkpoint.copies.is_some() || tiers::in_memory(&trainer.config).next().is_some();
+        if !matters {
+            return Ok(Served::default());
+        }
+        let told = || std::env::var(ADDRESS).ok().filter(|name| !name.is_empty());
+        let name = trainer.host.clone().or_else(told).unwrap_or_else(Hosts::own_name);
+        Ok(Served::of(&Hosts::meet(comm, &name)?))
+    }
+
+    /// By these hosts.
+    pub(super) fn of(hosts: &Hosts) -> Served {
+        Served { hosts: Some(hosts.clone()), ..Served::default() }
+    }
+
+    /// How many there are; one where it does not matter.
+    pub(super) fn count(&self) -> usize {
+        self.hosts.as_ref().map_or(1, Hosts::count)
+    }
+
+    /// Gives a job the stores that its hosts make together. Collective.
+    pub(super) fn gather(&mut self, job: &mut Job, comm: &dyn Comm) -> Result<()> {
+        let Some(hosts) = &self.hosts else { return Ok(()) };
+        let copies = job.config.checkpoint.copies;
+        if let Some(copies) = copies.filter(|_| job.store.is_none()) {
+            let dir = job.config.run_dir();
+            let ready = if hosts.is_first() { begin(&dir) } else { Ok(()) };
+            together(comm, ready)?;
+            let folders = self.folder.insert(hosts.folders(comm, &dir, copies)?);
+            job.store = Some(folders.store.clone());
+        }
+        if hosts.count() > 1 && tiers::in_memory(&job.config).next().is_some() {
+            let id = identity(job, comm)?;
+            let dir = tiers::memory_of(&job.config)?;
+            let made = || tiers::make_memory(&job.config, Some(&id)).and_then(|()| begin(&dir));
+            together(comm, if hosts.is_first() { made() } else { Ok(()) })?;
+            let folders = self.memory.insert(hosts.folders(comm, &dir, copies.unwrap_or(COPIES))?);
+            job.memory = Some(folders.store.clone());
+        }
+        Ok(())
+    }
+
+    /// Waits for the ranks that may still read or write what this one serves. Collective.
+    pub(super) fn end(self, comm: &dyn Comm) -> Result<()> {
+        if self.folder.is_some() || self.memory.is_some() {
+            comm.barrier()?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a folder of this host ready. What is left of saves that this host did not see committed is no part of any checkpoint.
+fn begin(dir: &Path) -> Result<()> {
     let io = |source| Error::Io { path: dir.display().to_string(), source };
     std::fs::create_dir_all(dir).map_err(io)?;
-    let local = Arc::new(Local::new(dir));
-    planaria_ckpt::remove_leftovers(&*local, CHECKPOINTS)?;
-    let agent = Agent::serve("[::]:0", local.clone(), token);
-    Ok(agent.or_else(|_| Agent::serve("0.0.0.0:0", local, token))?)
+    planaria_ckpt::remove_leftovers(&Local::new(dir), CHECKPOINTS)?;
+    Ok(())
+}
+
+/// By what the memory of a run is known, on all hosts the same: what one of them has noted, or a new one. Collective.
+fn identity(job: &Job, comm: &dyn Comm) -> Result<String> {
+    let noted = tiers::noted_identity(&job.config.run_dir()).unwrap_or_default();
+    let known = texts(comm, &noted)?.into_iter().find(|id| !id.is_empty());
+    let new = texts(comm, &tiers::new_identity())?.swap_remove(0);
+    Ok(known.unwrap_or(new))
 }
 
 /// What every rank says. Collective.
@@ -74,13 +114,4 @@ fn texts(comm: &dyn Comm, text: &str) -> Result<Vec<String>> {
     let all = value::all_gather(comm, &Value::Text(text.to_string()))?;
     let text = |value| if let Value::Text(text) = value { text } else { String::new() };
     Ok(all.into_iter().map(text).collect())
-}
-
-/// A word that nobody can guess.
-fn token() -> Result<String> {
-    let path = "/dev/urandom";
-    let mut bytes = [0; 32];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(|source| Error::Io { path: path.into(), source })?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

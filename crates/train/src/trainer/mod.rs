@@ -39,6 +39,7 @@ use crate::pretrained::{self, together};
 use crate::rl::{RewardFunction, RewardFunctions};
 use crate::sight;
 use crate::signals::Requests;
+use hosts::Shares;
 use planaria_array::{Device, Threads};
 use planaria_comm::nccl::{self, Way};
 use planaria_comm::{Comm, CommExt, metered, threads};
@@ -127,6 +128,8 @@ pub(crate) struct Job {
     pub(crate) last: Option<u64>,
     /// Where checkpoints go, if not to the run's folder.
     pub(crate) store: Option<Arc<dyn Store>>,
+    /// What several hosts have in memory together.
+    pub(crate) memory: Option<Arc<dyn Store>>,
     /// The program's own samples, which `data` has then.
     pub(crate) stream: Option<Arc<Streamed>>,
     pub(crate) healing: Healing,
@@ -213,7 +216,7 @@ impl Trainer {
         let ranks = ranks.unwrap_or_else(|| self.config.mesh.ranks());
         self.config.mesh.on(ranks)?;
         let job = self.job()?;
-        job.check(ranks)?;
+        job.check(ranks, Shares::over(1, None))?;
         let timeout = Duration::from_secs(self.config.train.timeout);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         let gpus = if self.config.device == Compute::Cuda { gpus() } else { 1 };
@@ -244,7 +247,11 @@ impl Trainer {
     /// it would resume from.
     pub fn check(&self, ranks: usize) -> Result<Option<String>> {
         let job = self.job()?;
-        job.check(ranks)?;
+        // How many ranks are elsewhere is known where a launcher says so.
+        let local = local_ranks().unwrap_or(ranks);
+        let hosts = ranks.div_ceil(local.max(1));
+        job.check(ranks, Shares::over(hosts, self.config.checkpoint.copies))?;
+        tiers::check_peers(&job, local, ranks)?;
         job.check_start()
     }
 
@@ -292,30 +299,35 @@ impl Trainer {
 
     /// Runs as one rank of a communicator. Collective.
     pub fn run_on(&self, comm: Arc<dyn Comm>) -> Result<Outcome> {
-        let ready = self.of_process().begin().and_then(|job| job.check(comm.size()).map(|()| job));
+        let mut served = hosts::Served::meet(self, &*comm)?;
+        let shares = Shares::over(served.count(), self.config.checkpoint.copies);
+        let ready = self.of_process().begin().and_then(|job| job.check(comm.size(), shares).map(|()| job));
         let mut job = together(&*comm, ready)?;
         // What is recorded is the same on every rank.
         job.config.device = self.config.device;
         job.data = feed::open(&job, &comm)?;
-        let folders = self.folders(&job, &*comm)?;
-        if let Some(folders) = &folders {
-            job.store = Some(folders.store.clone());
-        }
-        let outcome = job.run(job.connect(comm.clone())?, local_ranks())?;
-        if folders.is_some() {
-            // Others may still read or write what this rank serves.
-            comm.barrier()?;
-        }
+        served.gather(&mut job, &*comm)?;
+        let outcome = job.run(job.connect(comm.clone())?, local_ranks().unwrap_or(1))?;
+        served.end(&*comm)?;
         Ok(outcome)
     }
 
-    /// The folders of all hosts as one, where the configuration says that they share none. Collective.
-    fn folders(&self, job: &Job, comm: &dyn Comm) -> Result<Option<hosts::Folders>> {
-        let Some(copies) = job.config.checkpoint.copies.filter(|_| self.store.is_none()) else {
-            return Ok(None);
+    /// Brings the newest checkpoint that the hosts of a job have only in memory to the run's folder, for a run that will not be started
+    /// again; `free` removes what they have in memory. Collective.
+    pub fn settle_on(&self, comm: &dyn Comm, hosts: &planaria_ckpt::Hosts, free: bool) -> Result<Kept> {
+        let mut served = hosts::Served::of(hosts);
+        let mut job = together(comm, self.begin())?;
+        served.gather(&mut job, comm)?;
+        let kept = match comm.rank() {
+            0 => job.store().and_then(|own| tiers::persist(&job.config, &*own, job.memory.clone())),
+            _ => Ok(Kept::Nothing),
         };
-        let host = self.host.clone().unwrap_or_else(hosts::name);
-        hosts::gather(job, comm, &host, copies).map(Some)
+        let kept = together(comm, kept)?;
+        served.end(comm)?;
+        if free && hosts.is_first() {
+            clear_memory(&job.config)?;
+        }
+        Ok(kept)
     }
 
     /// With the GPU that belongs to this process, where the configuration leaves the choice.
@@ -379,6 +391,7 @@ impl Trainer {
             requests,
             last,
             store,
+            memory: None,
             stream: None,
             healing,
             kept: Arc::default(),
@@ -392,9 +405,8 @@ fn gpus() -> u32 {
 }
 
 /// How many processes of the job are on this machine, as whoever started them says.
-fn local_ranks() -> usize {
+fn local_ranks() -> Option<usize> {
     number_of(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"])
-        .unwrap_or(1)
 }
 
 /// Where this process stands among them.
@@ -460,7 +472,8 @@ impl Job {
     /// Runs one rank, of `local` on this machine, which share its processors unless the configuration says how many threads each
     /// has. Collective.
     fn run(&self, comm: Arc<dyn Comm>, local: usize) -> Result<Outcome> {
-        tiers::check_ranks(self, local, comm.size())?;
+        tiers::check_memory(self, local, comm.size())?;
+        tiers::check_peers(self, local, comm.size())?;
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let own = self.config.train.threads.unwrap_or_else(|| (processors / local.max(1)).max(1));
         let (comm, tally) = metered(comm);
@@ -471,12 +484,12 @@ impl Job {
     }
 
     /// What can be refused before any rank starts.
-    fn check(&self, ranks: usize) -> Result<()> {
+    fn check(&self, ranks: usize, shares: Shares) -> Result<()> {
         crate::fit::check(&self.config, &*self.model)?;
         let place = setup::Position::of(self.config.mesh.on(ranks)?, 0)?;
         let geometry = rank::geometry(self, &place)?;
         stages::Pipeline::new(self, &place, &geometry)?;
-        tiers::check(self)
+        tiers::check(self, shares)
     }
 
     /// The run's configuration as JSON, with paths that do not depend on where it was started.

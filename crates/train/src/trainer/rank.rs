@@ -225,7 +225,11 @@ fn lock(job: &Job, world: &Arc<dyn Comm>) -> Result<Option<Lock>> {
         0 => std::fs::create_dir_all(&dir)
             .map_err(|source| Error::Io { path: dir.display().to_string(), source })
             .and_then(|()| Lock::take(&dir))
-            .and_then(|lock| tiers::make_memory(&job.config).map(|()| Some(lock))),
+            // That of several hosts is made on each of them.
+            .and_then(|lock| match &job.memory {
+                Some(_) => Ok(Some(lock)),
+                None => tiers::make_memory(&job.config, None).map(|()| Some(lock)),
+            }),
         _ => Ok(None),
     };
     together(&**world, taken)

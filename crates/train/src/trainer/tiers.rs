@@ -1,6 +1,7 @@
 //! The places that checkpoints go to and come from: the run's folder, and the tiers of `[[checkpoint.tiers]]`.
 
 use super::Job;
+use super::hosts::Shares;
 use super::place::Place;
 use super::start::CHECKPOINTS;
 use crate::config::{Config, TierKind, TierSection};
@@ -43,9 +44,12 @@ impl Job {
         let places = Place::all(&self.config.checkpoint).into_iter().enumerate();
         let sections = std::iter::once(None).chain(self.config.checkpoint.tiers.iter().map(Some));
         let tier = |((number, place), section): ((usize, Place), Option<&TierSection>)| {
-            let store = match section {
-                None => self.store()?,
-                Some(section) => planaria_store::open(&address(&self.config, section)?)?,
+            let store = match (section, &self.memory) {
+                (None, _) => self.store()?,
+                (Some(TierSection { kind: TierKind::Memory, path: None, .. }), Some(memory)) => {
+                    memory.clone()
+                }
+                (Some(section), _) => planaria_store::open(&address(&self.config, section)?)?,
             };
             Ok(Tier { place, store: self.trapped(number, store) })
         };
@@ -70,7 +74,7 @@ pub(crate) fn address(config: &Config, tier: &TierSection) -> Result<String> {
 }
 
 /// The folder in shared memory of a run: the same for everyone who runs it here, and of no one else.
-fn memory_of(config: &Config) -> Result<PathBuf> {
+pub(super) fn memory_of(config: &Config) -> Result<PathBuf> {
     let dir = config.run_dir();
     let io = |source| Error::Io { path: dir.display().to_string(), source };
     let dir = std::path::absolute(&dir).map_err(io)?;
@@ -81,12 +85,24 @@ fn memory_of(config: &Config) -> Result<PathBuf> {
 }
 
 /// The tiers that lie in this machine's shared memory.
-fn in_memory(config: &Config) -> impl Iterator<Item = &TierSection> {
+pub(super) fn in_memory(config: &Config) -> impl Iterator<Item = &TierSection> {
     config.checkpoint.tiers.iter().filter(|tier| tier.kind == TierKind::Memory && tier.path.is_none())
 }
 
-/// Makes the folder of memory tiers, which only its user can enter. What it has of another run that was in the same place goes.
-pub(super) fn make_memory(config: &Config) -> Result<()> {
+/// By what the memory of a run is known, as its folder has noted it.
+pub(super) fn noted_identity(dir: &Path) -> Option<String> {
+    std::fs::read_to_string(dir.join(ID)).ok().filter(|id| !id.is_empty())
+}
+
+/// One that no other run has.
+pub(super) fn new_identity() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    format!("{:032x}-{}", now.map_or(0, |since| since.as_nanos()), std::process::id())
+}
+
+/// Makes the folder of memory tiers, which only its user can enter. What it has of another run that was in the same place goes. The run
+/// is known by `id`, else by what its folder has noted.
+pub(super) fn make_memory(config: &Config, id: Option<&str>) -> Result<()> {
     if in_memory(config).next().is_none() {
         return Ok(());
     }
@@ -95,17 +111,13 @@ pub(super) fn make_memory(config: &Config) -> Result<()> {
         let path = path.display().to_string();
         move |source| Error::Io { path, source }
     };
-    let read = |dir: &Path| std::fs::read_to_string(dir.join(ID)).ok().filter(|id| !id.is_empty());
-    let own = match read(&run) {
-        Some(id) => id,
-        None => {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            let id = format!("{:032x}-{}", now.map_or(0, |since| since.as_nanos()), std::process::id());
-            std::fs::write(run.join(ID), &id).map_err(io(&run.join(ID)))?;
-            id
-        }
-    };
-    if read(&dir).is_some_and(|id| id != own) {
+    let noted = noted_identity(&run);
+    let own = id.map(str::to_string).or_else(|| noted.clone()).unwrap_or_else(new_identity);
+    if noted.as_ref() != Some(&own) {
+        std::fs::create_dir_all(&run).map_err(io(&run))?;
+        std::fs::write(run.join(ID), &own).map_err(io(&run.join(ID)))?;
+    }
+    if noted_identity(&dir).is_some_and(|id| id != own) {
         clear_memory(config)?;
     }
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io(&dir))?;
@@ -124,12 +136,9 @@ pub(super) fn after(tiers: &[Tier], step: u64, own: Vec<u64>) -> Vec<Vec<u64>> {
 }
 
 /// Refuses tiers that cannot hold what they should, with the figures.
-pub(super) fn check(job: &Job) -> Result<()> {
+pub(super) fn check(job: &Job, shares: Shares) -> Result<()> {
     let section = &job.config.checkpoint;
     let steps = job.config.train.steps;
-    let refuse = |found: String, expected: String| {
-        Err(Error::Value { key: "checkpoint.tiers".into(), found, expected })
-    };
     for tier in &section.tiers {
         let TierSection { kind, every, .. } = tier;
         if *every > steps {
@@ -139,16 +148,20 @@ pub(super) fn check(job: &Job) -> Result<()> {
         }
     }
     let bytes = state_bytes(&job.config, &*job.model)?;
+    let Shares { hosts, copies } = shares;
     let needed: u64 = in_memory(&job.config).map(|tier| (tier.keep as u64 + 1) * bytes).sum();
+    // Each of several hosts has its share of the files.
+    let needed = needed * copies as u64 / hosts.max(1) as u64;
     // What a run that resumes has there already is part of what it needs.
     let own = if needed > 0 { bytes_below(&memory_of(&job.config)?) } else { 0 };
     if needed > 0
         && let Ok(free) = free_bytes(Path::new(MEMORY))
         && needed > free.saturating_add(own)
     {
+        let share = if hosts > 1 { format!(", {copies} copies on {hosts} hosts") } else { String::new() };
         let expected = format!(
-            "room for {needed} bytes, {bytes} for each checkpoint that stays and one that is written; {MEMORY} has {free} free \
-             and {own} of this run"
+            "room for {needed} bytes, {bytes} for each checkpoint that stays and one that is written{share}; {MEMORY} has {free} \
+             free and {own} of this run"
         );
         return refuse("memory".into(), expected);
     }
@@ -200,18 +213,27 @@ pub(super) fn check_reach(job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Refuses memory that not all ranks can reach, and a peer that is lost with a machine of ranks.
-pub(super) fn check_ranks(job: &Job, local: usize, ranks: usize) -> Result<()> {
-    let refuse = |found: String, expected: &str| {
-        let expected = expected.to_string();
-        Err(Error::Value { key: "checkpoint.tiers".into(), found, expected })
-    };
-    if local >= ranks {
+fn refuse(found: String, expected: impl Into<String>) -> Result<()> {
+    Err(Error::Value { key: "checkpoint.tiers".into(), found, expected: expected.into() })
+}
+
+/// Refuses memory of several hosts that cannot be told apart.
+pub(super) fn check_memory(job: &Job, local: usize, ranks: usize) -> Result<()> {
+    if local >= ranks || job.memory.is_some() || in_memory(&job.config).next().is_none() {
         return Ok(());
     }
-    if in_memory(&job.config).next().is_some() {
-        let found = format!("memory, with {local} of {ranks} ranks on this machine");
-        return refuse(found, "all ranks on one machine; give the tier a `path` that all of them reach");
+    let found =
+        format!("memory, with {local} of {ranks} ranks on this machine, and all machines of one name");
+    refuse(
+        found,
+        "machines with names of their own; set PLANARIA_ADDRESS on each to the name that others reach it by",
+    )
+}
+
+/// Refuses a peer that is lost with a machine of ranks.
+pub(super) fn check_peers(job: &Job, local: usize, ranks: usize) -> Result<()> {
+    if local >= ranks {
+        return Ok(());
     }
     let peers = job.config.checkpoint.tiers.iter().filter(|tier| tier.kind == TierKind::Peer);
     match peers.filter_map(|tier| tier.path.as_deref()).find(|path| is_here(path)) {
@@ -267,13 +289,22 @@ pub enum Kept {
     Copied(String),
 }
 
-/// Brings the newest checkpoint that is only in memory to the run's folder, for a run that will not be started again.
+/// Brings the newest checkpoint that is only in memory to the run's folder, for a run that will not be started again and has run on this
+/// machine alone; see [`Trainer::settle_on`](super::Trainer::settle_on).
 pub fn persist_memory(config: &Config) -> Result<Kept> {
     let own = planaria_store::open(&config.run_dir().display().to_string())?;
-    let newest = planaria_ckpt::committed(&*own, CHECKPOINTS)?.last().copied().unwrap_or(0);
+    persist(config, &*own, None)
+}
+
+/// The same with the store of the run's folder and what several hosts have in memory.
+pub(super) fn persist(config: &Config, own: &dyn Store, memory: Option<Arc<dyn Store>>) -> Result<Kept> {
+    let newest = planaria_ckpt::committed(own, CHECKPOINTS)?.last().copied().unwrap_or(0);
     let mut found: Vec<(u64, Arc<dyn Store>)> = Vec::new();
     for tier in config.checkpoint.tiers.iter().filter(|tier| tier.kind <= TierKind::Peer) {
-        let store = planaria_store::open(&address(config, tier)?)?;
+        let store = match memory.as_ref().filter(|_| tier.kind == TierKind::Memory && tier.path.is_none()) {
+            Some(memory) => memory.clone(),
+            None => planaria_store::open(&address(config, tier)?)?,
+        };
         // A peer that is gone must not keep what another has from the folder.
         let steps = planaria_ckpt::committed(&*store, CHECKPOINTS).unwrap_or_default();
         found.extend(steps.into_iter().filter(|&step| step > newest).map(|step| (step, store.clone())));
@@ -282,7 +313,7 @@ pub fn persist_memory(config: &Config) -> Result<Kept> {
     for (step, store) in found {
         let folder = join(CHECKPOINTS, &step_folder(step));
         if planaria_ckpt::verify(&store, &folder).is_ok_and(|found| found.is_sound()) {
-            planaria_ckpt::copy(&*store, &*own, &folder)?;
+            planaria_ckpt::copy(&*store, own, &folder)?;
             return Ok(Kept::Copied(folder));
         }
     }

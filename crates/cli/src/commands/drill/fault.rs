@@ -7,7 +7,7 @@ use std::fmt;
 /// What is done to a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Kind {
+pub(super) enum FaultKind {
     /// A rank is killed with SIGKILL
     Kill,
     /// A rank stands still
@@ -30,22 +30,22 @@ pub(super) enum Kind {
     Clock,
 }
 
-impl Kind {
-    pub(super) const ALL: [Kind; 10] = [
-        Kind::Kill,
-        Kind::Hang,
-        Kind::DiskFull,
-        Kind::SlowDisk,
-        Kind::Corrupt,
-        Kind::Torn,
-        Kind::LostFile,
-        Kind::Partition,
-        Kind::Clock,
-        Kind::Oom,
+impl FaultKind {
+    pub(super) const ALL: [FaultKind; 10] = [
+        FaultKind::Kill,
+        FaultKind::Hang,
+        FaultKind::DiskFull,
+        FaultKind::SlowDisk,
+        FaultKind::Corrupt,
+        FaultKind::Torn,
+        FaultKind::LostFile,
+        FaultKind::Partition,
+        FaultKind::Clock,
+        FaultKind::Oom,
     ];
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = clap::ValueEnum::to_possible_value(self);
         f.write_str(name.as_ref().map_or("", |name| name.get_name()))
@@ -82,7 +82,7 @@ enum Place {
 
 impl Place {
     /// All places of a rank where a kind can happen.
-    fn all(kind: Kind, rank: usize, has: &Reached) -> Vec<Place> {
+    fn all(kind: FaultKind, rank: usize, has: &Reached) -> Vec<Place> {
         let calls = has.calls.iter().flat_map(|(lane, &calls)| {
             (0..calls).map(move |call| Place::Call { rank, lane: lane.clone(), call })
         });
@@ -90,8 +90,8 @@ impl Place {
             (0..operations).map(move |operation| Place::Operation { rank, tier, operation })
         });
         match kind {
-            Kind::Kill => calls.chain(operations).collect(),
-            Kind::DiskFull | Kind::SlowDisk => operations.collect(),
+            FaultKind::Kill => calls.chain(operations).collect(),
+            FaultKind::DiskFull | FaultKind::SlowDisk => operations.collect(),
             _ => calls.collect(),
         }
     }
@@ -100,7 +100,7 @@ impl Place {
 /// A fault and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Planned {
-    pub(super) kind: Kind,
+    pub(super) kind: FaultKind,
     /// What happens inside a rank, as `PLANARIA_FAULT` says it.
     pub(super) inside: Option<String>,
     /// What happens to the store, as `PLANARIA_STORE_FAULT` says it.
@@ -110,12 +110,12 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    pub(super) fn new(kind: Kind, dice: &mut Dice, whole: &Undisturbed) -> Planned {
+    pub(super) fn new(kind: FaultKind, dice: &mut Dice, whole: &Undisturbed) -> Planned {
         let (rank, step) = (dice.below(whole.ranks.len() as u64) as usize, 1 + dice.below(whole.steps));
         let (place, pick) = (dice.below(u64::MAX), dice.below(u64::MAX));
         let rank_has = whole.ranks.get(rank).cloned().unwrap_or_default();
         match kind {
-            Kind::Corrupt | Kind::Torn | Kind::LostFile | Kind::Clock => {
+            FaultKind::Corrupt | FaultKind::Torn | FaultKind::LostFile | FaultKind::Clock => {
                 Planned::between(kind, rank, step, pick, whole)
             }
             _ => {
@@ -127,8 +127,8 @@ impl Planned {
     }
 
     /// A fault of this kind at every place where it can happen.
-    pub(super) fn everywhere(kind: Kind, whole: &Undisturbed) -> Vec<Planned> {
-        if matches!(kind, Kind::Corrupt | Kind::Torn | Kind::LostFile | Kind::Clock) {
+    pub(super) fn everywhere(kind: FaultKind, whole: &Undisturbed) -> Vec<Planned> {
+        if matches!(kind, FaultKind::Corrupt | FaultKind::Torn | FaultKind::LostFile | FaultKind::Clock) {
             // Every file of a small checkpoint, and then some bytes of them.
             let all = (0..16).map(|pick| {
                 Planned::between(kind, pick as usize % whole.ranks.len().max(1), whole.steps, pick, whole)
@@ -141,24 +141,24 @@ impl Planned {
     }
 
     /// Something that happens to files after a rank was killed.
-    fn between(kind: Kind, rank: usize, step: u64, pick: u64, whole: &Undisturbed) -> Planned {
+    fn between(kind: FaultKind, rank: usize, step: u64, pick: u64, whole: &Undisturbed) -> Planned {
         // Two checkpoints are there by then: each save waits for the one before, and losing the only one would be a loss indeed.
         let step = step.max(3 * whole.every + 1).min(whole.steps);
         Planned { kind, inside: Some(format!("kill rank={rank} step={step}")), store: None, pick }
     }
 
-    fn at(kind: Kind, place: Option<&Place>, pick: u64) -> Planned {
+    fn at(kind: FaultKind, place: Option<&Place>, pick: u64) -> Planned {
         let what = match kind {
-            Kind::Hang => "hang",
-            Kind::Partition => "away",
-            Kind::Oom => "oom",
-            Kind::DiskFull => "full",
-            Kind::SlowDisk => "slow",
+            FaultKind::Hang => "hang",
+            FaultKind::Partition => "away",
+            FaultKind::Oom => "oom",
+            FaultKind::DiskFull => "full",
+            FaultKind::SlowDisk => "slow",
             _ => "kill",
         };
         let times = match kind {
-            Kind::DiskFull => format!(" for={}", 1 + pick % 7),
-            Kind::SlowDisk => " for=40".into(),
+            FaultKind::DiskFull => format!(" for={}", 1 + pick % 7),
+            FaultKind::SlowDisk => " for=40".into(),
             _ => String::new(),
         };
         let (inside, store) = match place {
@@ -175,7 +175,7 @@ impl Planned {
 
     /// True for what happens to files while the run is down.
     pub(super) fn is_between(&self) -> bool {
-        matches!(self.kind, Kind::Corrupt | Kind::Torn | Kind::LostFile | Kind::Clock)
+        matches!(self.kind, FaultKind::Corrupt | FaultKind::Torn | FaultKind::LostFile | FaultKind::Clock)
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
         let whole = Undisturbed { ranks, steps: 8, every: 2, ..Undisturbed::default() };
         let plan = |seed| {
             let mut dice = Dice::new(seed);
-            let all: Vec<Planned> = Kind::ALL
+            let all: Vec<Planned> = FaultKind::ALL
                 .iter()
                 .cycle()
                 .take(100)
@@ -229,11 +229,11 @@ mod tests {
             }
             let stored = planned.store.is_some();
             assert!(stored != planned.inside.is_some(), "{text}");
-            let always = matches!(planned.kind, Kind::DiskFull | Kind::SlowDisk);
-            assert!(always <= stored && stored <= (always || planned.kind == Kind::Kill), "{text}");
+            let always = matches!(planned.kind, FaultKind::DiskFull | FaultKind::SlowDisk);
+            assert!(always <= stored && stored <= (always || planned.kind == FaultKind::Kill), "{text}");
         }
         // Both ranks, all their calls and all their operations.
-        assert_eq!(Planned::everywhere(Kind::Kill, &whole).len(), 30 + 20 + 2 * 5 + 2 * 19);
-        assert_eq!(Planned::everywhere(Kind::DiskFull, &whole).len(), 2 * 19);
+        assert_eq!(Planned::everywhere(FaultKind::Kill, &whole).len(), 30 + 20 + 2 * 5 + 2 * 19);
+        assert_eq!(Planned::everywhere(FaultKind::DiskFull, &whole).len(), 2 * 19);
     }
 }

@@ -1,6 +1,6 @@
 //! What happens to the checkpoints of a run while it is down.
 
-use super::fault::Kind;
+use super::fault::FaultKind;
 use anyhow::{Context, Result};
 use planaria::ckpt::{committed, step_folder};
 use planaria::store::{Store, StoreExt, join};
@@ -16,7 +16,7 @@ const CHECKPOINTS: &str = "ckpt";
 const MOST: u64 = 1 << 36;
 
 /// Harms the newest checkpoint in one of the places of a run, or another file of it in each of them.
-pub(super) fn harm(places: &[Arc<dyn Store>], kind: Kind, pick: u64) -> Result<()> {
+pub(super) fn harm(places: &[Arc<dyn Store>], kind: FaultKind, pick: u64) -> Result<()> {
     let saved = |place: &Arc<dyn Store>| committed(&**place, CHECKPOINTS).unwrap_or_default();
     let Some(newest) = places.iter().flat_map(saved).max() else { return Ok(()) };
     let folder = join(CHECKPOINTS, &step_folder(newest));
@@ -32,19 +32,19 @@ pub(super) fn harm(places: &[Arc<dyn Store>], kind: Kind, pick: u64) -> Result<(
 }
 
 /// Harms one file of a checkpoint.
-fn harm_one(place: &dyn Store, folder: &str, kind: Kind, pick: u64) -> Result<()> {
+fn harm_one(place: &dyn Store, folder: &str, kind: FaultKind, pick: u64) -> Result<()> {
     let mut all: Vec<String> = place.walk(folder)?.into_iter().map(|entry| entry.name).collect();
     // The mark itself is not harmed: a folder without it is not a checkpoint at all.
     all.retain(|name| !name.ends_with("/COMMIT"));
     let name = all.get(pick as usize % all.len().max(1)).context("the checkpoint has no files")?;
     let mut bytes = place.read(name, MOST)?.to_vec();
     match kind {
-        Kind::Corrupt if !bytes.is_empty() => {
+        FaultKind::Corrupt if !bytes.is_empty() => {
             let at = (pick >> 8) as usize % bytes.len();
             bytes[at] ^= 1 << (pick % 8);
             place.write(name, &bytes)?;
         }
-        Kind::Torn if !bytes.is_empty() => {
+        FaultKind::Torn if !bytes.is_empty() => {
             bytes.truncate((pick >> 8) as usize % bytes.len());
             place.write(name, &bytes)?;
         }

@@ -1,6 +1,6 @@
 //! The scratch folder of a drill: runs in it, and what they left compared with the undisturbed one.
 
-use super::fault::{Kind, Planned};
+use super::fault::{FaultKind, Planned};
 use super::{Args, harm};
 use crate::commands::launch::{Engine, Notes};
 use crate::commands::train::{FAULT, STORE_FAULT};
@@ -62,7 +62,7 @@ pub(super) struct Left {
 /// What became of one fault.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
-    pub(super) kind: Kind,
+    pub(super) kind: FaultKind,
     /// Where the run resumed from, each time.
     pub(super) from: Vec<String>,
     pub(super) seconds: f64,
@@ -252,7 +252,7 @@ impl Scratch {
 
     /// What happens to files while a run is down.
     fn harm(&self, name: &str, planned: &Planned) -> Result<()> {
-        if planned.kind == Kind::Clock {
+        if planned.kind == FaultKind::Clock {
             harm::shift_times(&self.folders(name), planned.pick);
             return Ok(());
         }

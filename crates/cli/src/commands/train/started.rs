@@ -5,6 +5,7 @@ use crate::commands::launch::hosts::{ADDRESS, SECRET_WORD, unhex};
 use crate::commands::launch::{ENGINE, MEETING};
 use crate::failure::Failure;
 use anyhow::Result;
+use planaria::ckpt::Hosts;
 use planaria::comm::sockets::{Network, Place, SECRET};
 use std::path::PathBuf;
 
@@ -57,7 +58,7 @@ impl Started {
                 Failure::usage(message).hint("give all ranks the same 64 hexadecimal digits")
             })?,
         };
-        let address = variable(ADDRESS).unwrap_or_else(host);
+        let address = variable(ADDRESS).unwrap_or_else(Hosts::own_name);
         let network = Some(Network { address, secret, first: Some(first) });
         let place = Place { rank, size, folder: PathBuf::new(), network };
         Ok(Started::Processes { place, restarts })
@@ -95,6 +96,15 @@ impl Started {
         }
     }
 
+    /// The name that ranks of other machines reach this one by.
+    pub(in crate::commands) fn host(&self) -> String {
+        let told = match self {
+            Started::Processes { place, .. } => place.network.as_ref().map(|network| network.address.clone()),
+            _ => std::env::var(ADDRESS).ok(),
+        };
+        told.unwrap_or_else(Hosts::own_name)
+    }
+
     /// Only one process of a job prints what the job has to say.
     pub(in crate::commands) fn is_first(&self) -> bool {
         self.rank() == 0
@@ -108,12 +118,6 @@ impl Started {
             | Started::Processes { restarts, .. } => *restarts,
         }
     }
-}
-
-/// The name of this machine.
-fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    Some(name.trim().to_string()).filter(|name| !name.is_empty()).unwrap_or_else(|| "localhost".into())
 }
 
 #[cfg(test)]

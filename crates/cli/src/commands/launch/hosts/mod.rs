@@ -2,6 +2,7 @@
 
 pub(super) mod agent;
 mod list;
+pub(super) mod named;
 pub(super) mod there;
 mod wire;
 
