@@ -126,6 +126,61 @@ fn scores_and_triplets_are_learnt_on_every_mesh() -> Result<()> {
     Ok(())
 }
 
+/// Two sources that each have steps of their own, with a prompt and a loss of their own, and no text twice in a step.
+#[test]
+fn sources_take_turns_on_every_mesh_and_after_a_cut() -> Result<()> {
+    let start = || -> Result<Sandbox> {
+        let sandbox = scored()?;
+        std::fs::rename(sandbox.path().join("rows.jsonl"), sandbox.path().join("scored.jsonl"))?;
+        let mut rows = String::new();
+        for i in 0..40usize {
+            writeln!(rows, r#"{{"query": "ask {}", "positive": "say {}"}}"#, i % 20, i % 17)?;
+        }
+        std::fs::write(sandbox.path().join("rows.jsonl"), rows)?;
+        Ok(sandbox)
+    };
+    let run = |sandbox: &Sandbox, until: u64, mesh: &str, more: &[&str]| {
+        let [rows, scored] = ["rows.jsonl", "scored.jsonl"].map(|name| sandbox.path().join(name));
+        let sources = format!(
+            "data.source=[{{path = {:?}, query_prompt = \"find: \"}}, {{path = {:?}}}]",
+            rows.display().to_string(),
+            scored.display().to_string()
+        );
+        let set = [&sources, "data.texts.batches=round_robin", "embedding.losses=[\"info_nce\", \"cosent\"]"];
+        train(sandbox, until, mesh, &[&set[..], more].concat())
+    };
+    let alone = run(&start()?, 6, "", &[])?;
+    for (mesh, more) in [("dp=2", "train.zero=3"), ("pp=2 dp=2", "train.zero=0")] {
+        run(&start()?, 6, mesh, &[more])?.same_bits(&alone)?;
+    }
+    run(&start()?, 6, "tp=2", &[])?.close_losses(&alone, 1e-2)?;
+    let sandbox = start()?;
+    let begun = run(&sandbox, 3, "pp=2", &[])?;
+    let ended = run(&sandbox, 6, "dp=2", &[])?;
+    ensure!([begun.outcome.losses, ended.outcome.losses.clone()].concat() == alone.outcome.losses);
+    ended.same_tensors(&alone)?;
+    // Queries and answers that come again wait for another step; scored pairs here are all of the same texts.
+    let apart = ["data.texts.no_duplicates=true", "data.texts.batches=mixed", "embedding.losses=[]"];
+    let alone = train(&start()?, 8, "", &apart)?;
+    ensure!(alone.same_tensors(&train(&start()?, 8, "", &apart[1..])?).is_err(), "texts do come again");
+    for mesh in ["dp=2", "pp=2"] {
+        train(&start()?, 8, mesh, &apart)?.same_bits(&alone)?;
+    }
+    let sandbox = start()?;
+    train(&sandbox, 5, "dp=2", &apart)?;
+    train(&sandbox, 8, "", &apart)?.same_tensors(&alone)?;
+    for (more, told) in [
+        (&["data.texts.no_duplicates=true"][..], "lower `train.global_batch`"),
+        (&["data.texts.batches=mixed"], "a step has one loss"),
+        (&["embedding.losses=[\"cosent\"]"], "one for each of the 2"),
+        (&["data.held_out=0.5"], "an evaluation takes samples of all sources"),
+    ] {
+        let error = format!("{:#}", run(&start()?, 1, "", more).unwrap_err());
+        ensure!(error.contains(told), "{more:?}: {error}");
+    }
+    Ok(())
+}
+
 /// 4,096 queries are compared with each other while 64 are in memory.
 #[test]
 fn a_large_batch_in_small_pieces_is_the_whole_batch() -> Result<()> {
