@@ -188,15 +188,8 @@ impl Plan {
     ) -> Result<(Plan, Work)> {
         let mesh = crate::fit::check(config, model).and_then(|()| config.mesh.on(ranks))?;
         let [stages, data_ranks, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
-        let geometry = Geometry::derive(&Batching {
-            global_batch: Some(config.train.global_batch as u64),
-            micro_batch: Some(config.train.micro_batch as u64),
-            data_ranks: Some(data_ranks as u64),
-            micro_split: Some(ep as u64),
-            uneven: objective_of(config)?.uneven(),
-            ..Batching::default()
-        })?;
         let objective = objective_of(config)?;
+        let geometry = batch(config, &*objective, (data_ranks, ep))?;
         let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
         let chunks = if stages == 1 { 1 } else { config.train.chunks.max(kind.chunks().0) };
         let kind = if stages == 1 { ScheduleKind::OneForwardOneBackward } else { kind };
@@ -261,6 +254,18 @@ impl Work {
         let costs = StageCosts { stages, transfer, ..StageCosts::unit() };
         self.schedule.simulate(&costs).map_err(pipeline_error)
     }
+}
+
+/// How the batch of a run is divided over so many data and expert ranks.
+fn batch(config: &Config, objective: &dyn Objective, (data, ep): (usize, usize)) -> Result<Geometry> {
+    Ok(Geometry::derive(&Batching {
+        global_batch: Some(config.train.global_batch as u64),
+        micro_batch: Some(config.train.micro_batch as u64),
+        data_ranks: Some(data as u64),
+        micro_split: Some(ep as u64),
+        uneven: objective.uneven(),
+        ..Batching::default()
+    })?)
 }
 
 /// Bytes of an element that is computed with, for weights of this dtype.

@@ -190,6 +190,16 @@ pub struct PolicyInputs {
     pub sampled: Option<Tensor>,
 }
 
+impl PolicyInputs {
+    /// How far from the reference, where that is known.
+    fn far(&self, policy: &Tensor, kind: KlKind) -> Result<Option<Tensor>> {
+        match kind {
+            KlKind::Full => Ok(self.distance.clone()),
+            estimate => self.reference.as_ref().map(|theirs| kl(estimate, policy, theirs)).transpose(),
+        }
+    }
+}
+
 /// Losses and figures of tokens, `[rows, tokens]` each; 0 where a token does not count.
 #[derive(Clone, Debug)]
 pub struct PolicyTerms {
@@ -246,10 +256,7 @@ pub fn policy_terms(policy: &Tensor, given: &PolicyInputs, config: &PolicyConfig
     if let (Some(cap), Some(sampled)) = (config.tis_cap, &given.sampled) {
         loss = loss.mul(&old.sub(sampled)?.exp()?.clip(None, Some(cap))?.detach())?;
     }
-    let far = match config.kl {
-        KlKind::Full => given.distance.clone(),
-        estimate => given.reference.as_ref().map(|theirs| kl(estimate, policy, theirs)).transpose()?,
-    };
+    let far = given.far(policy, config.kl)?;
     if let Some(far) = far.as_ref().filter(|_| config.kl_coef != 0.0) {
         loss = loss.add(&far.mul_scalar(config.kl_coef)?)?;
     }

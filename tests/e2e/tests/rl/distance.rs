@@ -27,6 +27,21 @@ fn logprobs(folder: &Path, tokens: &[i64]) -> Result<Vec<Vec<f64>>> {
     Ok(scores.chunks(width).map(row).collect())
 }
 
+/// The mean over the tokens of responses of how far the one model is from the other, in f64.
+fn said(sandbox: &Sandbox, prompt: &[i64], responses: &[Vec<i64>]) -> Result<f64> {
+    let (mut sum, mut tokens) = (0.0, 0.0);
+    for response in responses {
+        let all = [prompt, response].concat();
+        let [own, other] = ["start", "other"].map(|name| logprobs(&sandbox.run_dir(name), &all));
+        let (own, other) = (own?, other?);
+        for at in prompt.len() - 1..all.len() - 1 {
+            sum += own[at].iter().zip(&other[at]).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+            tokens += 1.0;
+        }
+    }
+    Ok(sum / tokens)
+}
+
 #[test]
 fn the_whole_distance_costs_what_both_models_say() -> Result<()> {
     let sandbox = sandbox()?;
@@ -59,17 +74,7 @@ fn the_whole_distance_costs_what_both_models_say() -> Result<()> {
         format!("rl.reference={}", sandbox.run_dir("other").display()),
         format!("optim.lr={lr}"),
     ]);
-    let (mut sum, mut tokens) = (0.0, 0.0);
-    for response in &responses {
-        let all = [&prompt[..], response].concat();
-        let [own, other] =
-            [logprobs(&sandbox.run_dir("start"), &all)?, logprobs(&sandbox.run_dir("other"), &all)?];
-        for at in prompt.len() - 1..all.len() - 1 {
-            sum += own[at].iter().zip(&other[at]).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-            tokens += 1.0;
-        }
-    }
-    let said = sum / tokens;
+    let said = said(&sandbox, &prompt, &responses)?;
     ensure!(said > 0.1, "the models are as good as the same: {said}");
     for (number, mesh) in ["", "tp=2", "dp=2 pp=2"].into_iter().enumerate() {
         let set: Vec<&str> = set.iter().map(String::as_str).collect();

@@ -184,14 +184,24 @@ impl Rewarded {
             }
         }
         let own: Vec<(usize, Vec<Thought>)> = own.into_iter().collect();
-        for (number, told) in record::gather(before.peers, &own)? {
-            for thoughts in told {
-                let records = records[number * each..][..each].iter_mut();
-                records.zip(thoughts).for_each(|(record, thought)| record.thought.learn(thought));
-            }
-        }
-        Ok(())
+        share(before, &own, records, each)
     }
+}
+
+/// Brings what all ranks think of the responses of their micro-batches, of `each` responses, into the records. Collective.
+fn share(
+    before: &Before<'_>,
+    own: &[(usize, Vec<Thought>)],
+    records: &mut [Record],
+    each: usize,
+) -> Result<()> {
+    for (number, told) in record::gather(before.peers, own)? {
+        for thoughts in told {
+            let records = records[number * each..][..each].iter_mut();
+            records.zip(thoughts).for_each(|(record, thought)| record.thought.learn(thought));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the rewards of a group differ.
