@@ -70,6 +70,11 @@ pub struct EmbeddingSection {
     /// What a vector is made of: `lasttoken`, `cls`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `max`. Several stand one after
     /// the other.
     pub pooling: Vec<Pooling>,
+    /// Vectors that the last states ask before they are pooled, by attention of `latent_heads` heads (latent attention, as NV-Embed has it;
+    /// pool by `mean`): learned with the model, in the saved folder too, but not known to sentence-transformers. None when 0.
+    pub latents: usize,
+    /// By how many heads; they divide the width of the model.
+    pub latent_heads: usize,
     /// Who sees whom in a text; as the model's `config.json` has it when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<TextAttention>,
@@ -118,6 +123,8 @@ impl Default for EmbeddingSection {
             Contrast::default();
         EmbeddingSection {
             pooling: vec![Pooling::default()],
+            latents: 0,
+            latent_heads: 8,
             attention: None,
             normalize: true,
             loss: TextLoss::default(),
@@ -183,6 +190,7 @@ impl EmbeddingSection {
 
     pub(crate) fn check(&self) -> Result<()> {
         require("embedding.pooling", !self.pooling.is_empty(), "[]", "at least one")?;
+        require("embedding.latent_heads", self.latent_heads > 0, self.latent_heads, "at least 1")?;
         let (dims, weights) = (self.matryoshka_dims.len(), self.matryoshka_weights.len());
         let expected = format!("none, or {dims} as `embedding.matryoshka_dims` has");
         require("embedding.matryoshka_weights", weights == 0 || weights == dims, weights, &expected)?;

@@ -7,7 +7,7 @@
 //! from its embeddings times these gradients. That is the gradient of the whole step, whatever the size of a micro-batch.
 
 use super::{Before, Draws, Held, Input, Objective, Purpose};
-use crate::config::{Config, EmbeddingSection, Negatives, TextLoss};
+use crate::config::{Config, EmbeddingSection, Negatives, TextLoss, require};
 use crate::data::texts::{self, score_of};
 use crate::data::{Batch, Batches, Config as DataConfig, Data, IGNORED, Tokenizer};
 use crate::embedding::{
@@ -19,7 +19,7 @@ use planaria_array::ops::Keep;
 use planaria_array::random::{Key, Window, randint};
 use planaria_array::{Array, DType};
 use planaria_comm::{AllGather, Comm, CommExt};
-use planaria_nn::models::{Activations, Architecture, Loss, Network};
+use planaria_nn::models::{Activations, Architecture, LATENT_ATTENTION, Loss, Network};
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
 use serde_json::{Map, Value, json};
@@ -47,6 +47,13 @@ impl Objective for Contrastive {
     fn configured(&self, config: &Config) -> Result<Option<Arc<dyn Objective>>> {
         config.embedding.check()?;
         config.embedding.check_losses(&config.data)?;
+        let adapted = config.embedding.latents > 0 && config.lora.is_some();
+        require(
+            "embedding.latents",
+            !adapted,
+            config.embedding.latents,
+            "0 with `[lora]`, which trains nothing else",
+        )?;
         let (section, texts) = (config.embedding.clone(), config.data.texts.clone());
         Ok(Some(Arc::new(Contrastive { section, texts, seed: config.train.seed })))
     }
@@ -60,6 +67,10 @@ impl Objective for Contrastive {
         if let Some(attention) = self.section.attention {
             model.insert("is_causal".into(), json!(attention.is_causal()));
         }
+        let EmbeddingSection { latents, latent_heads: heads, .. } = self.section;
+        if latents > 0 {
+            model.insert(LATENT_ATTENTION.into(), json!({ "latents": latents, "heads": heads }));
+        }
         Ok(())
     }
 
@@ -68,7 +79,8 @@ impl Objective for Contrastive {
     }
 
     fn files(&self, model: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
-        folder::files(&self.section, &self.texts, model.width()?, model.positions())
+        let latent = model.to_value().get(LATENT_ATTENTION).is_some();
+        folder::files(&self.section, &self.texts, model.width()?, model.positions(), latent)
     }
 
     fn held(&self, model: &dyn Architecture, geometry: &Geometry) -> Result<Held> {
