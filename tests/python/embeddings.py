@@ -1,4 +1,5 @@
 """Trains embeddings of every pooling and opens the folders with sentence-transformers as they are: the same vectors.
+Adapters that were merged embed as before.
 
 usage: embeddings.py PLANARIA TESTDATA FOLDER
 """
@@ -34,6 +35,7 @@ pooling = {pooling}
 normalize = {normalize}
 loss = "{loss}"
 {attention}
+{more}
 [train]
 objective = "contrastive"
 steps = 2
@@ -50,6 +52,24 @@ CASES = [
     (["weightedmean"], True, False, True, "causal", "info_nce"),
     (["max", "mean"], False, True, True, "causal", "cosent"),
 ]
+# A model with a head that scores tokens.
+SCORING = """
+name = "base"
+[model]
+kind = "qwen2"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+[data]
+sequence = 16
+[[data.source]]
+path = "rows.jsonl"
+field = "query"
+[train]
+steps = 2
+global_batch = 2
+"""
 TEXTS = ["how do worms grow back", "a", "cut it anywhere; every piece grows", "salt"]
 
 
@@ -76,7 +96,7 @@ def opens_as_it_is(number, pooling, normalize, include, eos, attention, loss):
     base = f"{TESTDATA}/embeddings/models/last_token"
     config = CONFIG.format(
         base=base, include=word(include), eos=word(eos), pooling=word(pooling), normalize=word(normalize), loss=loss,
-        attention=f'attention = "{attention}"',
+        attention=f'attention = "{attention}"', more="",
     )
     (folder / "run.toml").write_text(config)
     planaria(folder, "train", "run.toml", "-q")
@@ -92,18 +112,51 @@ def opens_as_it_is(number, pooling, normalize, include, eos, attention, loss):
         assert apart < 2e-5, f"{apart} apart with the prompt {prompt}"
 
 
+def merged_embeds_as_before(base):
+    """An adapter of bidirectional attention, with its own ends of texts, merged into its model."""
+    folder = Path(OUT) / f"merged-{Path(base).name}"
+    folder.mkdir()
+    rows = [{"query": f"worms {i}", "positive": f"they grow {i}"} for i in range(8)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "texts.txt").write_text("\n".join(TEXTS))
+    (folder / "base.toml").write_text(SCORING)
+    planaria(folder, "train", "base.toml", "-q")
+    config = CONFIG.format(
+        base=base, include="true", eos="true", pooling='["mean"]', normalize="true", loss="info_nce",
+        attention='attention = "bidirectional"', more='[lora]\nr = 4\ntarget_modules = "all-linear"',
+    )
+    (folder / "run.toml").write_text(config.replace("lr = 1e-3", "lr = 3e-2\nwarmup = 0"))
+    planaria(folder, "train", "run.toml", "-q")
+    planaria(folder, "lora", "merge", base, "runs/run", "merged")
+    recipe = f"merge_method: passthrough\nmodels:\n- model: {{model: {{path: {base}}}, lora: {{path: runs/run}}}}\n"
+    (folder / "recipe.yml").write_text(recipe)
+    planaria(folder, "merge", "recipe.yml", "by-recipe")
+    planaria(folder, "embed", "runs/run", "texts.txt", "-o", "before.npy")
+    before = np.load(folder / "before.npy")
+    for name in ["merged", "by-recipe"]:
+        planaria(folder, "embed", name, "texts.txt", "-o", f"{name}.npy")
+        apart = np.abs(np.load(folder / f"{name}.npy") - before).max()
+        assert apart < 1e-6, f"{name} is {apart} apart from the model with its adapter"
+        theirs = sentence_transformers.SentenceTransformer(str(folder / name), device="cpu").encode(TEXTS)
+        apart = np.abs(theirs - before).max()
+        assert apart < 2e-5, f"sentence-transformers is {apart} apart on {name}"
+
+
 def main():
     if sentence_transformers is None:
         print("skipped: sentence-transformers is not installed\n0 passed, 0 failed")
         return
     passed = failed = 0
-    for number, case in enumerate(CASES):
+    cases = [(opens_as_it_is, (number, *case)) for number, case in enumerate(CASES)]
+    bases = [f"{TESTDATA}/embeddings/models/last_token", "runs/base"]
+    cases += [(merged_embeds_as_before, (base,)) for base in bases]
+    for check, case in cases:
         try:
-            opens_as_it_is(number, *case)
+            check(*case)
             passed += 1
         except Exception as error:  # noqa: BLE001: every failure is reported, none ends the run
             failed += 1
-            print(f"FAILED {case}: {type(error).__name__}: {error}")
+            print(f"FAILED {check.__name__}{case}: {type(error).__name__}: {error}")
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 

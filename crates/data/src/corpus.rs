@@ -9,7 +9,7 @@ use super::pack::{Borders, Packed, Packing};
 use super::permute::Permutation;
 use super::pictures::Sight;
 use super::prompts;
-use super::sampler::Order;
+use super::sampler::{BatchesFrom, Order, Place};
 use super::source::Source;
 use super::texts;
 use super::tokenizer::{BYTE_TOKENIZER, SpecialText, TokenKind, Tokenizer};
@@ -159,12 +159,24 @@ impl Config {
         self.divide(|sources| Corpus::open_conversations(sources, tokenizer, (&chat, sight), self))
     }
 
-    /// Opens the sources as texts that belong together, or as pairs with a score, in the same two sides.
-    pub fn open_texts(&self, tokenizer: &Tokenizer, scored: bool) -> Result<Data> {
+    /// Opens the sources as texts that belong together, or as pairs with a score, in the same two sides: `scored` says which, by the
+    /// number of the source.
+    pub fn open_texts(&self, tokenizer: &Tokenizer, scored: impl Fn(usize) -> bool) -> Result<Data> {
         self.check()?;
-        let sequence = self.sequence;
-        let open = |source: &Source| texts::open(source, tokenizer, &self.texts, sequence, scored);
-        self.divide(|sources| Corpus::open_listed(sources, sequence, open))
+        self.divide(|sources| {
+            let open = |(number, source): (usize, &Source)| {
+                texts::Samples::open(source, tokenizer, &self.texts, self.sequence, scored(number))
+            };
+            let opened = sources.iter().enumerate().map(open).collect::<Result<Vec<_>>>()?;
+            // An evaluation takes samples of all sources together.
+            let evaluated = self.held_out > 0.0 || std::ptr::eq(sources, self.eval.as_slice());
+            if evaluated || self.texts.batches == BatchesFrom::Mixed {
+                texts::alike(&opened)?;
+            }
+            let rows = opened.into_iter().zip(sources);
+            let rows = rows.map(|(samples, source)| Row { cut: Cut::Texts(samples), weight: source.weight });
+            Ok(Corpus { rows: rows.collect(), sequence: self.sequence, borders: Borders::Separate })
+        })
     }
 
     /// Opens the sources as prompts with two responses of which one is better, in the same two sides.
@@ -245,6 +257,7 @@ enum Cut {
     Text(Packed),
     Conversations(chat::Samples),
     Listed(ListedSamples),
+    Texts(texts::Samples),
 }
 
 impl Cut {
@@ -253,6 +266,7 @@ impl Cut {
             Cut::Text(packed) => packed.len(),
             Cut::Conversations(samples) => samples.len(),
             Cut::Listed(samples) => samples.len(),
+            Cut::Texts(samples) => samples.len(),
         }
     }
 
@@ -261,14 +275,16 @@ impl Cut {
             Cut::Text(packed) => packed.tokens().origin(),
             Cut::Conversations(samples) => samples.origin(),
             Cut::Listed(samples) => samples.origin(),
+            Cut::Texts(samples) => samples.origin(),
         }
     }
 
-    fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
+    fn read(&self, index: u64, epoch: u64, out: &mut Sample) -> Result<()> {
         match self {
             Cut::Text(packed) => packed.read(index, out),
             Cut::Conversations(samples) => samples.read(index, out),
             Cut::Listed(samples) => samples.read(index, out),
+            Cut::Texts(samples) => samples.read(index, epoch, out),
         }
     }
 
@@ -278,6 +294,7 @@ impl Cut {
             Cut::Text(packed) => (packed.tokens().sum(), packed.tokens().len()),
             Cut::Conversations(samples) => (samples.sum(), samples.report().tokens),
             Cut::Listed(samples) => samples.sum(),
+            Cut::Texts(samples) => samples.sum(),
         }
     }
 }
@@ -376,6 +393,22 @@ struct View {
     firsts: Vec<Option<u64>>,
 }
 
+impl View {
+    /// What has a sample, and its number there.
+    fn find(&self, index: u64) -> Result<(&Cut, u64)> {
+        let mut rest = index;
+        for (i, part) in self.parts.iter().enumerate() {
+            if rest < part.samples {
+                let cut = &self.corpus.rows[i].cut;
+                let divide = Permutation::new(HELD_OUT.fold(i as u64), cut.len());
+                return Ok((cut, self.firsts[i].map_or(rest, |first| divide.of(first + rest))));
+            }
+            rest -= part.samples;
+        }
+        Err(Error::OutOfRange { what: "sample", index, len: self.len() })
+    }
+}
+
 impl Dataset for View {
     fn len(&self) -> u64 {
         self.parts.iter().map(|p| p.samples).sum()
@@ -390,16 +423,19 @@ impl Dataset for View {
     }
 
     fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
-        let mut rest = index;
-        for (i, part) in self.parts.iter().enumerate() {
-            if rest < part.samples {
-                let cut = &self.corpus.rows[i].cut;
-                let divide = Permutation::new(HELD_OUT.fold(i as u64), cut.len());
-                return cut.read(self.firsts[i].map_or(rest, |first| divide.of(first + rest)), out);
-            }
-            rest -= part.samples;
+        self.read_at(&index.into(), out)
+    }
+
+    fn read_at(&self, place: &Place, out: &mut Sample) -> Result<()> {
+        let (cut, index) = self.find(place.index)?;
+        cut.read(index, place.epoch, out)
+    }
+
+    fn texts(&self, place: &Place) -> Result<Vec<u64>> {
+        match self.find(place.index)? {
+            (Cut::Texts(samples), index) => samples.marks(index, place.epoch),
+            _ => Ok(Vec::new()),
         }
-        Err(Error::OutOfRange { what: "sample", index, len: self.len() })
     }
 
     fn parts(&self) -> Vec<Part> {

@@ -3,6 +3,7 @@
 use super::error::Result;
 use super::pack::{Borders, IGNORED};
 use super::pictures::Seen;
+use super::sampler::Place;
 use planaria_array::Array;
 
 /// One sample.
@@ -45,6 +46,16 @@ pub trait Dataset: Send + Sync + std::fmt::Debug {
     /// Reads sample `index` into `out`.
     fn read(&self, index: u64, out: &mut Sample) -> Result<()>;
 
+    /// Reads the sample at a place: what is drawn of a row may be another in every epoch.
+    fn read_at(&self, place: &Place, out: &mut Sample) -> Result<()> {
+        self.read(place.index, out)
+    }
+
+    /// A number for each text of the sample at a place, equal for equal texts; none where samples are not made of texts.
+    fn texts(&self, _place: &Place) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
+
     /// What the documents of a sample see of each other.
     fn borders(&self) -> Borders {
         Borders::Joined
@@ -62,6 +73,8 @@ pub trait Dataset: Send + Sync + std::fmt::Debug {
 pub struct Batch {
     /// Positions of the samples in the order of training.
     pub positions: std::ops::Range<u64>,
+    /// The source of the first.
+    pub part: usize,
     /// Inputs, `i64[samples,sequence]`.
     pub tokens: Array,
     /// Labels of the same shape, -100 where there is nothing to learn.
@@ -75,19 +88,24 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Reads the samples with these numbers.
+    /// Reads the samples at these places.
     pub fn read(
         dataset: &dyn Dataset,
         positions: std::ops::Range<u64>,
-        index_of: impl Fn(u64) -> u64,
+        place_of: impl Fn(u64) -> Result<Place>,
     ) -> Result<Batch> {
         let rows = positions.clone().count();
+        let mut part = 0;
         let shape = [rows, dataset.sequence()];
         let (mut tokens, mut labels, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         let mut shown = Vec::new();
         let mut sample = Sample::default();
         for position in positions.clone() {
-            dataset.read(index_of(position), &mut sample)?;
+            let place = place_of(position)?;
+            if position == positions.start {
+                part = place.part;
+            }
+            dataset.read_at(&place, &mut sample)?;
             tokens.extend(sample.tokens[..shape[1]].iter().map(|&t| i64::from(t)));
             labels.extend_from_slice(&sample.labels);
             starts.push(sample.starts.clone());
@@ -95,6 +113,7 @@ impl Batch {
         }
         Ok(Batch {
             positions,
+            part,
             tokens: Array::from_slice(&tokens, &shape)?,
             labels: Array::from_slice(&labels, &shape)?,
             starts: (dataset.borders() == Borders::Separate).then_some(starts),
@@ -108,10 +127,10 @@ impl Batch {
         dataset: &dyn Dataset,
         positions: std::ops::Range<u64>,
         rows: u64,
-        index_of: impl Fn(u64) -> u64,
+        place_of: impl Fn(u64) -> Result<Place>,
     ) -> Result<Batch> {
         let (first, end) = (positions.start, positions.end);
-        let of = |position: u64| index_of(if position < end { position } else { first });
+        let of = |position: u64| place_of(if position < end { position } else { first });
         let mut batch = Batch::read(dataset, first..first + rows, of)?;
         if end < first + rows {
             let shape = batch.labels.shape().to_vec();

@@ -110,7 +110,7 @@ mod tests {
         let told = serde_json::from_str::<Description>(&text).unwrap().into_data();
         let order = |data: &Data| Sampler::new(&*data.train, 3, config.order).unwrap();
         assert_eq!(order(&told).state(), order(&data).state());
-        assert!((0..50).all(|p| order(&told).place(p) == order(&data).place(p)));
+        assert!((0..50).all(|p| order(&told).place(p).unwrap() == order(&data).place(p).unwrap()));
         assert_eq!(told.eval.unwrap().len(), data.eval.unwrap().len());
         let error = told.train.read(3, &mut Sample::default()).unwrap_err();
         assert!(error.to_string().contains("sample 3"), "{error}");

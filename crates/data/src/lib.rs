@@ -24,6 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod apart;
 pub mod chat;
 mod corpus;
 mod dataset;
@@ -59,7 +60,7 @@ pub use glob::list;
 pub use loader::{Loader, LoaderOptions, Share};
 pub use pack::{Borders, IGNORED, Packed, Packing};
 pub use permute::Permutation;
-pub use sampler::{Order, Place, Sampler, SamplerState};
+pub use sampler::{Batches, BatchesFrom, Order, Place, Sampler, SamplerState};
 pub use source::{Source, SourceKind, pretokenize};
 pub use stream::{Ids, Stream, Streamed, Window};
 pub use tokenizer::{BYTE_TOKENIZER, Frame, SpecialText, TokenKind, Tokenizer};

@@ -51,15 +51,20 @@ impl ListedSamples {
         (self.sum, self.rows.iter().map(|row| row.tokens.len() as u64).sum())
     }
 
-    /// Reads one sample. What fills it up is a document of its own, which counts nothing.
+    /// Reads one sample.
     pub(crate) fn read(&self, index: u64, out: &mut Sample) -> Result<()> {
         let row = usize::try_from(index).ok().and_then(|index| self.rows.get(index));
         out.clone_from(row.ok_or(Error::OutOfRange { what: "sample", index, len: self.len() })?);
-        if out.tokens.len() < self.sequence {
-            out.starts.push(out.tokens.len());
-        }
-        out.tokens.resize(self.sequence + 1, self.pad);
-        out.labels.resize(self.sequence, IGNORED);
+        fill(out, self.sequence, self.pad);
         Ok(())
     }
+}
+
+/// Fills a sample up to its length. What fills it up is a document of its own, which counts nothing.
+pub(crate) fn fill(out: &mut Sample, sequence: usize, pad: u32) {
+    if out.tokens.len() < sequence {
+        out.starts.push(out.tokens.len());
+    }
+    out.tokens.resize(sequence + 1, pad);
+    out.labels.resize(sequence, IGNORED);
 }

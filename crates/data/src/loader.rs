@@ -110,7 +110,7 @@ fn read_ahead(
     for step in 0..steps.unwrap_or(u64::MAX) {
         for k in 0..share.accumulation {
             let (positions, rows) = (share.positions(step, k), share.micro_batch);
-            let batch = Batch::read_filled(dataset, positions, rows, |p| sampler.place(p).index);
+            let batch = Batch::read_filled(dataset, positions, rows, |p| sampler.place(p));
             let failed = batch.is_err();
             // A closed channel means that the loader was dropped.
             if sender.send(batch).is_err() || failed {

@@ -99,3 +99,31 @@ pub(crate) fn prompts(
     })?;
     ListedSamples::new(&source.path, made, sequence, tokenizer)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_are_no_tokens_and_rows_without_a_token_are_refused_with_their_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        let fine = r#"{"prompt": [1, 2], "chosen": [3], "rejected": "b"}"#;
+        for (row, told) in [
+            (
+                r#"{"prompt": [1, -100], "chosen": [3], "rejected": [4]}"#,
+                "`prompt`: token ids are numbers below",
+            ),
+            (r#"{"prompt": [1], "chosen": [-5], "rejected": [4]}"#, "`chosen`: token ids are numbers below"),
+            (r#"{"prompt": [1], "chosen": [3], "rejected": [99999]}"#, "`rejected`: token ids"),
+            (r#"{"prompt": "", "chosen": [3], "rejected": [4]}"#, "`prompt` has no token"),
+            (r#"{"prompt": [1], "chosen": [], "rejected": [4]}"#, "`chosen` has no token"),
+            (r#"{"prompt": [1], "chosen": true, "rejected": [4]}"#, "neither a text nor token ids"),
+        ] {
+            std::fs::write(&path, format!("{fine}\n{row}\n")).unwrap();
+            let source = Source::new(path.display().to_string());
+            let error = preferences(&source, &Tokenizer::bytes(), 16).unwrap_err().to_string();
+            assert!(error.contains("rows.jsonl:2") && error.contains(told), "{error}");
+        }
+    }
+}

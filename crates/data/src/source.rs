@@ -61,11 +61,22 @@ pub struct Source {
     pub field: String,
     /// Share of this source among the samples; without weights every sample is seen once per epoch.
     pub weight: Option<f64>,
+    /// Of texts for embeddings: put before every query of this source, instead of `data.texts.query_prompt`.
+    pub query_prompt: Option<String>,
+    /// Put before every other text of it.
+    pub document_prompt: Option<String>,
 }
 
 impl Default for Source {
     fn default() -> Source {
-        Source { path: String::new(), kind: None, field: "text".into(), weight: None }
+        Source {
+            path: String::new(),
+            kind: None,
+            field: "text".into(),
+            weight: None,
+            query_prompt: None,
+            document_prompt: None,
+        }
     }
 }
 

@@ -374,7 +374,7 @@ fn data_is_the_same_whether_it_is_held_or_mapped() {
 fn each_epoch_sees_every_sample_once_in_another_order() {
     let data = numbers(1000);
     let sampler = Sampler::new(&*data, 9, Order::Shuffled).unwrap();
-    let epoch = |e: u64| (e * 1000..(e + 1) * 1000).map(|p| sampler.place(p)).collect::<Vec<_>>();
+    let epoch = |e: u64| (e * 1000..(e + 1) * 1000).map(|p| sampler.place(p).unwrap()).collect::<Vec<_>>();
     let (first, second) = (epoch(0), epoch(1));
     assert!(first.iter().all(|p| p.epoch == 0) && second.iter().all(|p| p.epoch == 1));
     let mut indices: Vec<u64> = first.iter().map(|p| p.index).collect();
@@ -382,9 +382,11 @@ fn each_epoch_sees_every_sample_once_in_another_order() {
     indices.sort_unstable();
     assert!(indices.into_iter().eq(0..1000));
     let other = Sampler::new(&*data, 10, Order::Shuffled).unwrap();
-    assert!((0..1000).filter(|&p| other.place(p).index == sampler.place(p).index).count() < 20);
+    assert!(
+        (0..1000).filter(|&p| other.place(p).unwrap().index == sampler.place(p).unwrap().index).count() < 20
+    );
     let straight = Sampler::new(&*data, 9, Order::Sequential).unwrap();
-    assert!((0..2000).all(|p| straight.place(p).index == p % 1000));
+    assert!((0..2000).all(|p| straight.place(p).unwrap().index == p % 1000));
 }
 
 #[test]
@@ -395,7 +397,7 @@ fn weights_decide_how_often_a_source_is_seen() {
     let mut seen = vec![0u32; 1010];
     let mut parts = [0u32; 2];
     for position in 0..4000 {
-        let place = sampler.place(position);
+        let place = sampler.place(position).unwrap();
         assert_eq!(place.part, usize::from(place.index >= 10));
         parts[place.part] += 1;
         seen[place.index as usize] += 1;

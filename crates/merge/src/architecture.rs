@@ -63,9 +63,11 @@ impl Weight {
 }
 
 /// Where tables of token vectors are, the first name that is there.
-pub(crate) const EMBEDDINGS: [&str; 4] =
-    [EMBEDDING, "model.language_model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
+pub(crate) const EMBEDDINGS: [&str; 5] =
+    [EMBEDDING, "model.language_model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", BARE];
 const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Of a model that ends with hidden states, whose names have nothing before them.
+const BARE: &str = "embed_tokens.weight";
 /// What scores the next token.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
@@ -130,7 +132,8 @@ impl Architecture {
     pub(crate) fn modules(models: &[&Model]) -> Result<Vec<Architecture>> {
         let first = models.first().ok_or_else(|| Error::request("there is no model"))?;
         if let Some(layer) = layer_weights(first.model_type()) {
-            return Ok(vec![known(&layer)]);
+            let is_bare = embedding_of(first) == Some(BARE);
+            return Ok(vec![if is_bare { bare(&layer) } else { known(&layer) }]);
         }
         let names: BTreeSet<&str> =
             models.iter().flat_map(|model| model.tensors.keys().map(String::as_str)).collect();
@@ -202,6 +205,17 @@ fn known(layer: &[&str]) -> Architecture {
         pre: vec![embedding],
         layer: layer.iter().map(|name| Weight::plain(format!("model.layers.{{}}.{name}"))).collect(),
         post: vec![Weight::plain("model.norm.weight"), head],
+        depth: Depth::Told,
+    }
+}
+
+/// The same model without its head.
+fn bare(layer: &[&str]) -> Architecture {
+    Architecture {
+        name: module::DEFAULT,
+        pre: vec![Weight { vocabulary: true, ..Weight::plain(BARE) }],
+        layer: layer.iter().map(|name| Weight::plain(format!("layers.{{}}.{name}"))).collect(),
+        post: vec![Weight::plain("norm.weight")],
         depth: Depth::Told,
     }
 }

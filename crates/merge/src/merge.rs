@@ -20,7 +20,6 @@ use planaria_ckpt::convert::{
 use planaria_ckpt::formats::Source;
 use planaria_layout::{DType, Shape};
 use planaria_store::{local_path, pattern};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -75,8 +74,14 @@ pub fn plan(text: &str, options: &Options) -> Result<Merge> {
     let mut stages = Vec::new();
     for (turn, &number) in order.iter().enumerate() {
         let recipe = &recipes[number];
-        let merge = stage(recipe, &mut opened, &made, None, options)?;
+        let mut merge = stage(recipe, &mut opened, &made, None, options)?;
         if turn + 1 == order.len() {
+            // Of several models, the first says what the result is for.
+            let models = recipe.all_models();
+            let first = models.first().filter(|first| models.len() == 1 || first.lora.is_none());
+            if let Some(first) = first.filter(|first| !made.contains_key(&first.path)) {
+                merge.embedding_like(first, &options.root)?;
+            }
             let removed = recipe.removed.iter().map(|(line, pattern)| (Some(*line), pattern.clone()));
             let merge = Merge { stages, ..merge }.finished(removed.collect(), options)?;
             return Ok(merge.told("mergekit_config.yml", text));
@@ -93,33 +98,39 @@ pub fn plan(text: &str, options: &Options) -> Result<Merge> {
 
 /// Plans a model with an adapter merged into it. No tensor is read.
 pub fn plan_adapted(model: &str, adapter: &str, options: &Options) -> Result<Merge> {
-    let paths = [adapter, model];
     let (model, adapter) = (serde_json::json!(model), serde_json::json!(adapter));
     let recipe = format!(
         "merge_method: passthrough\nmodels:\n- model: {{model: {{path: {model}}}, lora: {{path: {adapter}}}}}\n"
     );
     // Nobody wrote this recipe, so its lines tell nothing.
-    let mut merge = plan(&recipe, options).map_err(|error| match error {
+    plan(&recipe, options).map_err(|error| match error {
         Error::Recipe { what, .. } => Error::request(what),
         other => other,
-    })?;
-    // An adapter that makes embeddings was trained with a pooling, prompts and attention of its own.
-    let from = Adapter::open(paths[0], &options.root)?.into_folder();
-    let mut files = embedding_files(&from)?;
-    let about: Option<Value> = from.text("config.json")?.and_then(|text| serde_json::from_str(&text).ok());
-    if let Some(causal) =
-        about.as_ref().and_then(|about| about.get("is_causal")).filter(|_| !files.is_empty())
-    {
-        merge.outcome.config["is_causal"] = causal.clone();
-        merge.outcome.files.insert("config.json".to_string(), pretty(&merge.outcome.config));
+    })
+}
+
+impl Merge {
+    /// Takes along how a model of the recipe makes embeddings, if it does: pooling and prompts. An adapter on it was trained with
+    /// its own, and with attention and ends of texts of its own.
+    fn embedding_like(&mut self, model: &Reference, root: &Root) -> Result<()> {
+        if let Some((path, _)) = &model.lora {
+            let from = Adapter::open(path, root)?.into_folder();
+            let files = embedding_files(&from)?;
+            if !files.is_empty() {
+                if let Some(causal) =
+                    from.json("config.json")?.and_then(|about| about.get("is_causal").cloned())
+                {
+                    self.outcome.config["is_causal"] = causal;
+                    self.outcome.files.insert("config.json".to_string(), pretty(&self.outcome.config));
+                }
+                self.outcome.files.extend(files);
+                self.outcome.files.extend(companions(&from)?);
+                return Ok(());
+            }
+        }
+        self.outcome.files.extend(embedding_files(&Model::open_path(&model.path, root)?)?);
+        Ok(())
     }
-    match files.is_empty() {
-        true => files = embedding_files(&Model::open_path(paths[1], &options.root)?)?,
-        // It may end texts in its own way.
-        false => files.extend(companions(&from)?),
-    }
-    merge.outcome.files.extend(files);
-    Ok(merge)
 }
 
 /// The stages so that each comes behind those it needs, the final one last.

@@ -1,6 +1,6 @@
 //! What a model that sees is shown: the settings of its folder, patches in the order of the model, and where tokens stand then.
 
-use crate::data::pictures::{Kind, Preprocess, Seen, Sight};
+use crate::data::pictures::{Preprocess, Seen, ShownKind, Sight};
 use crate::error::{Error, Result};
 use planaria_array::Array;
 use planaria_nn::models::qwen2_vl::{Marks, Scenes};
@@ -36,20 +36,22 @@ pub(crate) fn of(model: &dyn Architecture, settings: &Map<String, Value>) -> Res
 
 /// Things in the order in which tokens show them, as a model takes them: all pictures, then all videos.
 pub(crate) fn shown(seen: &[Seen], settings: &Preprocess) -> Result<Shown> {
-    let of = |kind: Kind| seen.iter().filter(move |seen| seen.kind == kind);
-    let grids = |kind: Kind| {
+    let of = |kind: ShownKind| seen.iter().filter(move |seen| seen.kind == kind);
+    let grids = |kind: ShownKind| {
         of(kind)
             .map(|seen| [seen.patches.grid.frames, seen.patches.grid.rows, seen.patches.grid.columns])
             .collect()
     };
     let scenes = Scenes {
-        images: grids(Kind::Image),
-        videos: grids(Kind::Video),
-        seconds: of(Kind::Video).map(|seen| seen.seconds.unwrap_or(1.0)).collect(),
+        images: grids(ShownKind::Image),
+        videos: grids(ShownKind::Video),
+        seconds: of(ShownKind::Video).map(|seen| seen.seconds.unwrap_or(1.0)).collect(),
     };
     let count: usize = seen.iter().map(|seen| seen.patches.values.len()).sum();
     let mut values = Vec::with_capacity(count);
-    of(Kind::Image).chain(of(Kind::Video)).for_each(|seen| values.extend_from_slice(&seen.patches.values));
+    of(ShownKind::Image)
+        .chain(of(ShownKind::Video))
+        .for_each(|seen| values.extend_from_slice(&seen.patches.values));
     let width = settings.width();
     Ok(Shown { patches: Array::from_slice(&values, &[values.len() / width, width])?, scenes })
 }

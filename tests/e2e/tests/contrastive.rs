@@ -2,9 +2,12 @@
 //! promises them, at every size of a micro-batch close to the whole, and after a cut; and what comes out embeds.
 
 use anyhow::{Result, ensure};
-use planaria_e2e::{Run, Sandbox};
+use planaria_e2e::{Recorder, Run, Sandbox};
+use planaria_train::Trainer;
 use planaria_train::embedding::{EncodeOptions, Encoder, TextPrompt};
+use planaria_train::event::Event;
 use std::fmt::Write;
+use std::path::Path;
 
 /// A sandbox with queries that share letters with what answers them.
 fn sandbox() -> Result<Sandbox> {
@@ -126,6 +129,119 @@ fn scores_and_triplets_are_learnt_on_every_mesh() -> Result<()> {
     Ok(())
 }
 
+/// Two sources that each have steps of their own, with a prompt and a loss of their own, and no text twice in a step.
+#[test]
+fn sources_take_turns_on_every_mesh_and_after_a_cut() -> Result<()> {
+    let start = || -> Result<Sandbox> {
+        let sandbox = scored()?;
+        std::fs::rename(sandbox.path().join("rows.jsonl"), sandbox.path().join("scored.jsonl"))?;
+        let mut rows = String::new();
+        for i in 0..40usize {
+            writeln!(rows, r#"{{"query": "ask {}", "positive": "say {}"}}"#, i % 20, i % 17)?;
+        }
+        std::fs::write(sandbox.path().join("rows.jsonl"), rows)?;
+        Ok(sandbox)
+    };
+    let run = |sandbox: &Sandbox, until: u64, mesh: &str, more: &[&str]| {
+        let [rows, scored] = ["rows.jsonl", "scored.jsonl"].map(|name| sandbox.path().join(name));
+        let sources = format!(
+            "data.source=[{{path = {:?}, query_prompt = \"find: \"}}, {{path = {:?}}}]",
+            rows.display().to_string(),
+            scored.display().to_string()
+        );
+        let set = [&sources, "data.texts.batches=round_robin", "embedding.losses=[\"info_nce\", \"cosent\"]"];
+        train(sandbox, until, mesh, &[&set[..], more].concat())
+    };
+    let alone = run(&start()?, 6, "", &[])?;
+    for (mesh, more) in [("dp=2", "train.zero=3"), ("pp=2 dp=2", "train.zero=0")] {
+        run(&start()?, 6, mesh, &[more])?.same_bits(&alone)?;
+    }
+    run(&start()?, 6, "tp=2", &[])?.close_losses(&alone, 1e-2)?;
+    let sandbox = start()?;
+    let begun = run(&sandbox, 3, "pp=2", &[])?;
+    let ended = run(&sandbox, 6, "dp=2", &[])?;
+    ensure!([begun.outcome.losses, ended.outcome.losses.clone()].concat() == alone.outcome.losses);
+    ended.same_tensors(&alone)?;
+    // Queries and answers that come again wait for another step; scored pairs here are all of the same texts.
+    let apart = ["data.texts.no_duplicates=true", "data.texts.batches=mixed", "embedding.losses=[]"];
+    let alone = train(&start()?, 8, "", &apart)?;
+    ensure!(alone.same_tensors(&train(&start()?, 8, "", &apart[1..])?).is_err(), "texts do come again");
+    for mesh in ["dp=2", "pp=2"] {
+        train(&start()?, 8, mesh, &apart)?.same_bits(&alone)?;
+    }
+    let sandbox = start()?;
+    train(&sandbox, 5, "dp=2", &apart)?;
+    train(&sandbox, 8, "", &apart)?.same_tensors(&alone)?;
+    for (more, told) in [
+        (&["data.texts.no_duplicates=true"][..], "lower `train.global_batch`"),
+        (&["data.texts.batches=mixed"], "a step has one loss"),
+        (&["embedding.losses=[\"cosent\"]"], "one for each of the 2"),
+        (&["data.held_out=0.5"], "an evaluation takes samples of all sources"),
+    ] {
+        let error = format!("{:#}", run(&start()?, 1, "", more).unwrap_err());
+        ensure!(error.contains(told), "{more:?}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn latent_attention_is_learnt_on_every_mesh_and_embeds() -> Result<()> {
+    let set = [
+        "embedding.latents=6",
+        "embedding.latent_heads=2",
+        "embedding.pooling=[\"mean\"]",
+        "model.attention_dropout=0",
+        "optim.kind=sgd",
+        "optim.momentum=0",
+        "optim.warmup=0",
+        "optim.clip=0",
+        "optim.schedule=constant",
+        "optim.lr=1e-3",
+        "data.order=sequential",
+        "train.global_batch=32",
+    ];
+    let start = sandbox()?;
+    let alone = train(&start, 3, "", &set)?;
+    for (mesh, more) in [("dp=2", "train.zero=3"), ("pp=2 dp=2", "train.zero=0")] {
+        train(&sandbox()?, 3, mesh, &[&set[..], &[more]].concat())?.same_bits(&alone)?;
+    }
+    train(&sandbox()?, 3, "tp=2", &set)?.close_losses(&alone, 1e-4)?;
+    let cut = sandbox()?;
+    train(&cut, 1, "pp=2", &set)?;
+    train(&cut, 3, "dp=2", &set)?.same_tensors(&alone)?;
+    // All rows in every step: along the gradient the loss falls by its square times the rate.
+    let own = set.iter().copied().chain(["train.steps=2", "optim.lr=1e-6"]).collect::<Vec<_>>();
+    let recorder = Recorder::shared();
+    let rows = format!("data.source.path={}", start.path().join("rows.jsonl").display());
+    let given = [&["train.objective=contrastive", &rows, "data.sequence=64"], &own[..]].concat();
+    Trainer::new(start.config("steps", "", &given)?).observer(recorder.clone()).run(None)?;
+    let step = |event: Event| match event {
+        Event::Step(step) => Some((step.loss, step.grad_norm)),
+        _ => None,
+    };
+    let steps: Vec<(f64, f64)> = recorder.events().into_iter().filter_map(step).collect();
+    let [(first, norm), (second, _)] = steps[..] else { anyhow::bail!("two steps: {steps:?}") };
+    let (fell, by) = (first - second, 1e-6 * norm * norm);
+    ensure!((fell / by - 1.0).abs() < 0.05, "the loss fell by {fell}, its gradient says {by}");
+    // What was saved asks the same vectors, and a text does not depend on others.
+    embeds_alike(&start.run_dir("run"))?;
+    // A run that starts from the folder of one without them has new ones; from its own folder it has those.
+    let init = format!("model.init={}", start.run_dir("run").display());
+    let again = start.train_until(
+        1,
+        "again",
+        "",
+        &[&given[..given.len() - 1], &[&init, "train.steps=1", "optim.lr=0"]].concat(),
+    )?;
+    again.same_tensors(&alone)?;
+    for (more, told) in [("embedding.latent_heads=3", "divide the width 16"), ("lora.r=2", "0 with `[lora]`")]
+    {
+        let error = format!("{:#}", train(&sandbox()?, 1, "", &[&set[..], &[more]].concat()).unwrap_err());
+        ensure!(error.contains(told), "{more}: {error}");
+    }
+    Ok(())
+}
+
 /// 4,096 queries are compared with each other while 64 are in memory.
 #[test]
 fn a_large_batch_in_small_pieces_is_the_whole_batch() -> Result<()> {
@@ -168,25 +284,28 @@ fn a_row_may_be_full() -> Result<()> {
     run("data.sequence=32")?.same_bits(&run("data.sequence=48")?)
 }
 
+/// A text has the same vector alone and among others, of length 1.
+fn embeds_alike(run: &Path) -> Result<()> {
+    let encoder = Encoder::open(run)?;
+    let texts = ["abc", "hello there", "a"];
+    let together = encoder.encode(&texts, &EncodeOptions::default(), &|_, _| {})?;
+    for (text, vector) in texts.iter().zip(&together) {
+        let one = EncodeOptions { batch: 1, ..EncodeOptions::default() };
+        let alone = encoder.encode(&[text], &one, &|_, _| {})?;
+        let apart = alone[0].iter().zip(vector).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+        ensure!(apart < 1e-6, "'{text}' is {apart} apart");
+        let length: f32 = vector.iter().map(|x| x * x).sum();
+        ensure!((length - 1.0).abs() < 1e-5, "a vector of length {length}");
+    }
+    Ok(())
+}
+
 #[test]
 fn what_was_learnt_embeds_alike_alone_and_among_others() -> Result<()> {
     for attention in ["causal", "bidirectional"] {
         let sandbox = sandbox()?;
         train(&sandbox, 4, "", &[&format!("embedding.attention={attention}")])?;
-        let encoder = Encoder::open(&sandbox.run_dir("run"))?;
-        let texts = ["abc", "hello there", "a"];
-        let together = encoder.encode(&texts, &EncodeOptions::default(), &|_, _| {})?;
-        for (text, vector) in texts.iter().zip(&together) {
-            let alone = encoder.encode(
-                &[text],
-                &EncodeOptions { batch: 1, ..EncodeOptions::default() },
-                &|_, _| {},
-            )?;
-            let apart = alone[0].iter().zip(vector).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
-            ensure!(apart < 1e-6, "'{text}' is {apart} apart");
-            let length: f32 = vector.iter().map(|x| x * x).sum();
-            ensure!((length - 1.0).abs() < 1e-5, "a vector of length {length}");
-        }
+        embeds_alike(&sandbox.run_dir("run"))?;
     }
     Ok(())
 }

@@ -41,8 +41,9 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     told.iter().flatten().for_each(|line| terminal.note(line));
     let mut sample = Sample::default();
     for position in 0..(*samples).min(data.train.len()) {
-        let index = sampler.place(position).index;
-        data.train.read(index, &mut sample)?;
+        let place = sampler.place(position)?;
+        let index = place.index;
+        data.train.read_at(&place, &mut sample)?;
         if terminal.json {
             let inputs = &sample.tokens[..sample.labels.len()];
             let value = json!({

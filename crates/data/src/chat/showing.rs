@@ -6,7 +6,7 @@ use super::labels::Labelled;
 use super::row::Row;
 use crate::error::{Error, Result};
 use crate::pack::IGNORED;
-use crate::pictures::{Grid, Item, Kind, Seen, Sight};
+use crate::pictures::{Grid, Item, Seen, ShownKind, Sight};
 use planaria_store::checksum;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Measured {
 
     /// A row with as many marks for each thing shown as it has vectors; none of them is trained.
     pub(super) fn expand(all: &[Measured], row: &Labelled, sight: &Sight) -> Result<Fitted, Refusal> {
-        let shown: Vec<(Kind, Grid)> = all.iter().map(|one| (one.item.kind, one.grid)).collect();
+        let shown: Vec<(ShownKind, Grid)> = all.iter().map(|one| (one.item.kind, one.grid)).collect();
         let places = sight.expand(&row.tokens, &shown)?;
         let labels = row.labels();
         let label = |&at: &usize| if sight.is_mark(row.tokens[at]) { IGNORED } else { labels[at] };

@@ -10,7 +10,7 @@ pub use frames::{Sampled, Wanted, sample_frames};
 pub use patches::{Grid, Patches, Preprocess};
 pub use read::Alpha;
 pub use resize::{Picture, fitting_size};
-pub use shown::{Item, Kind, Pixels, Seen, Sight};
+pub use shown::{Item, Pixels, Seen, ShownKind, Sight};
 
 use thiserror::Error;
 

@@ -14,7 +14,7 @@ const ALL_FRAMES: usize = 115_200;
 
 /// What kind of thing is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ShownKind {
     /// A picture.
     Image,
     /// A video.
@@ -27,7 +27,7 @@ pub struct Item {
     /// The number of the message.
     pub message: usize,
     /// What it is.
-    pub kind: Kind,
+    pub kind: ShownKind,
     /// The file of a picture, or those of the frames of a video.
     pub files: Vec<PathBuf>,
     /// Frames a second, where a video says how many.
@@ -73,7 +73,7 @@ impl Pixels {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// What it is.
-    pub kind: Kind,
+    pub kind: ShownKind,
     /// Its patches.
     pub patches: Patches,
     /// Seconds from one frame of its grid to the next, where it says so.
@@ -123,14 +123,14 @@ impl Item {
                         let name = keys.iter().find_map(|key| part.get(key)).or_else(|| images.left.next());
                         let files = vec![file(name, &field, folder)?];
                         let pixels = Pixels::of(part, &field)?;
-                        out.push(Item { message, kind: Kind::Image, files, fps: None, pixels });
+                        out.push(Item { message, kind: ShownKind::Image, files, fps: None, pixels });
                     }
                     Some("video") => {
                         let frames = part.get("video").or_else(|| videos.left.next());
                         let files = frames_of(frames, &field, folder)?;
                         let fps = part.get("fps").map(|fps| rate(fps, &field)).transpose()?;
                         let pixels = Pixels::of(part, &field)?;
-                        out.push(Item { message, kind: Kind::Video, files, fps, pixels });
+                        out.push(Item { message, kind: ShownKind::Video, files, fps, pixels });
                     }
                     _ => {}
                 }
@@ -147,7 +147,7 @@ impl Item {
         let Pixels { least, most, total } = self.pixels;
         let token = (settings.patch * settings.merge).pow(2);
         let (mut low, mut high) = (settings.least, settings.most);
-        if self.kind == Kind::Video {
+        if self.kind == ShownKind::Video {
             let (fewest, largest) = (FRAME.0 * token, FRAME.1 * token);
             // A folder whose pictures are all smaller keeps its own.
             low = if high >= fewest { low.max(fewest) } else { low };
@@ -155,7 +155,7 @@ impl Item {
         }
         low = least.unwrap_or(low.min(most.unwrap_or(low)));
         high = most.unwrap_or(high.max(low));
-        if self.kind == Kind::Video {
+        if self.kind == ShownKind::Video {
             let all = total.unwrap_or(ALL_FRAMES * token);
             // Frames that become one patch share its tokens.
             let share = all / self.files.len().max(1) * settings.frames;
@@ -272,18 +272,18 @@ impl Sight {
 
     /// Which tokens of a rendered conversation stand where once each thing shown has as many marks as vectors. Marks that did not
     /// come from something shown, such as those that somebody wrote into a text, are noticed by their number.
-    pub fn expand(&self, tokens: &[u32], shown: &[(Kind, Grid)]) -> Result<Vec<usize>, Refusal> {
+    pub fn expand(&self, tokens: &[u32], shown: &[(ShownKind, Grid)]) -> Result<Vec<usize>, Refusal> {
         let mut out = Vec::with_capacity(tokens.len());
-        for (kind, mark) in [(Kind::Image, self.image), (Kind::Video, self.video)] {
+        for (kind, mark) in [(ShownKind::Image, self.image), (ShownKind::Video, self.video)] {
             let expected = shown.iter().filter(|(of, _)| *of == kind).count();
             let found = tokens.iter().filter(|&&token| token == mark).count();
             if found != expected {
-                let what = if kind == Kind::Image { "pictures" } else { "videos" };
+                let what = if kind == ShownKind::Image { "pictures" } else { "videos" };
                 return Err(Refusal::Marks { what, found, expected });
             }
         }
-        let of = |kind: Kind| shown.iter().filter(move |(of, _)| *of == kind).map(|(_, grid)| grid);
-        let (mut images, mut videos) = (of(Kind::Image), of(Kind::Video));
+        let of = |kind: ShownKind| shown.iter().filter(move |(of, _)| *of == kind).map(|(_, grid)| grid);
+        let (mut images, mut videos) = (of(ShownKind::Image), of(ShownKind::Video));
         for (at, &token) in tokens.iter().enumerate() {
             let grid = match token {
                 token if token == self.image => images.next(),

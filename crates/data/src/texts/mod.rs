@@ -6,10 +6,11 @@ mod samples;
 mod tests;
 
 pub use row::{Text, TextRow};
-pub(crate) use samples::open;
 pub use samples::score_of;
+pub(crate) use samples::{Samples, alike};
 
 use crate::error::{Error, Result};
+use crate::sampler::BatchesFrom;
 use crate::tokenizer::Tokenizer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,8 +34,14 @@ pub struct Config {
     pub document_prompt: String,
     /// Whether what stands before a text counts in its embedding; it is always seen by the tokens after it.
     pub include_prompt: bool,
-    /// Seed of what is drawn.
+    /// Seed of what is drawn of a row, another in every epoch.
     pub seed: u64,
+    /// Which sources the rows of a step come from: `mixed` for any, `proportional` for one in each step, chosen by its weight or its
+    /// number of rows, `round_robin` for one after the other.
+    pub batches: BatchesFrom,
+    /// No text stands twice in a step: a row that would bring one again waits for the next. What no whole step of an epoch takes is
+    /// left out of that epoch.
+    pub no_duplicates: bool,
 }
 
 impl Default for Config {
@@ -47,6 +54,8 @@ impl Default for Config {
             document_prompt: String::new(),
             include_prompt: true,
             seed: 0,
+            batches: BatchesFrom::Mixed,
+            no_duplicates: false,
         }
     }
 }

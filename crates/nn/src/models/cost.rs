@@ -63,6 +63,8 @@ pub struct Cost {
     pub crossed: u64,
     /// Bytes of tokens sent to the ranks of their experts; as many come back, and backward does the same.
     pub routed: u64,
+    /// Bytes of the keys and values of one token that stays in a cache.
+    pub cached: u64,
 }
 
 /// An estimate from the parameters of a segment: two operations for each weight that a token meets; kept are the inputs
@@ -107,5 +109,10 @@ pub(super) fn from_table(table: &[ParamSpec], width: usize, segment: Segment, si
         crossings,
         crossed: state,
         routed: 0,
+        cached: if matches!(segment, Segment::Block(_)) {
+            2 * width as u64 * sizes.size / sizes.tp
+        } else {
+            0
+        },
     }
 }

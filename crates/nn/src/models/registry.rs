@@ -3,6 +3,7 @@
 use super::architecture::Architecture;
 use super::decoder::{DecoderConfig, Family};
 use super::gpt2::Gpt2;
+use super::latent::{self, Latent};
 use super::qwen2_vl::{QWEN2_5_VL, QWEN2_VL, Qwen2VlConfig};
 use super::{GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE};
 use crate::error::{Error, Result};
@@ -87,9 +88,12 @@ impl Models {
 
     /// The model of a parsed `config.json`.
     pub fn open(&self, config: Value) -> Result<Arc<dyn Architecture>> {
-        let Value::Object(map) = config else {
+        let Value::Object(mut map) = config else {
             return Err(Error::Json { reason: "it has the wrong type".to_string() });
         };
+        if let Some(about) = latent::entry(&mut map) {
+            return Latent::open(self.open(map.into())?, &about);
+        }
         let found = map.get("model_type").and_then(Value::as_str).unwrap_or_default();
         match self.rows.iter().find(|row| row.model_type == found) {
             Some(row) => (row.open)(map),

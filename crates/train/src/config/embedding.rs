@@ -1,6 +1,7 @@
 //! The section `[embedding]`: what a text's vector is made of, and what is compared.
 
 use super::require;
+use crate::data::{BatchesFrom, Config as DataConfig};
 use crate::embedding::{Contrast, Direction, Distance, Hardness, PairLoss, Partition, Pooling, Similarity};
 use crate::error::Result;
 use schemars::JsonSchema;
@@ -69,6 +70,11 @@ pub struct EmbeddingSection {
     /// What a vector is made of: `lasttoken`, `cls`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `max`. Several stand one after
     /// the other.
     pub pooling: Vec<Pooling>,
+    /// Vectors that the last states ask before they are pooled, by attention of `latent_heads` heads (latent attention, as NV-Embed has it;
+    /// pool by `mean`): learned with the model, in the saved folder too, but not known to sentence-transformers. None when 0.
+    pub latents: usize,
+    /// By how many heads; they divide the width of the model.
+    pub latent_heads: usize,
     /// Who sees whom in a text; as the model's `config.json` has it when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<TextAttention>,
@@ -76,6 +82,8 @@ pub struct EmbeddingSection {
     pub normalize: bool,
     /// What is learnt: `info_nce`, `triplet`, and from pairs with a score `cosent`, `angle`, `cosine_mse`.
     pub loss: TextLoss,
+    /// What is learnt of each `[[data.source]]`, in their order, with `data.texts.batches` other than `mixed`; `loss` of all when empty.
+    pub losses: Vec<TextLoss>,
     /// How much nearer the answer is, with `triplet`.
     pub margin: f64,
     /// What is near, with `triplet`: `cosine` or `euclidean`.
@@ -115,9 +123,12 @@ impl Default for EmbeddingSection {
             Contrast::default();
         EmbeddingSection {
             pooling: vec![Pooling::default()],
+            latents: 0,
+            latent_heads: 8,
             attention: None,
             normalize: true,
             loss: TextLoss::default(),
+            losses: Vec::new(),
             margin: 0.5,
             distance: Distance::default(),
             similarity,
@@ -150,8 +161,36 @@ impl EmbeddingSection {
         }
     }
 
+    /// What is learnt of a source.
+    pub(crate) fn loss_of(&self, source: usize) -> TextLoss {
+        self.losses.get(source).copied().unwrap_or(self.loss)
+    }
+
+    /// All that is learnt.
+    pub(crate) fn all_losses(&self) -> Vec<TextLoss> {
+        if self.losses.is_empty() { vec![self.loss] } else { self.losses.clone() }
+    }
+
+    /// Refuses losses of sources that do not stay apart.
+    pub(crate) fn check_losses(&self, data: &DataConfig) -> Result<()> {
+        let (losses, sources) = (self.losses.len(), data.source.len());
+        if losses == 0 {
+            return Ok(());
+        }
+        let key = "embedding.losses";
+        require(key, losses == sources, losses, &format!("one for each of the {sources} `[[data.source]]`"))?;
+        let apart = data.texts.batches != BatchesFrom::Mixed;
+        let expected = "none with `data.texts.batches = \"mixed\"`: a step has one loss; use \"proportional\" or \"round_robin\"";
+        require(key, apart, losses, expected)?;
+        let evaluated = data.held_out > 0.0 || !data.eval.is_empty();
+        let expected =
+            "none with `data.eval` or `data.held_out`: an evaluation takes samples of all sources together";
+        require(key, !evaluated, losses, expected)
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         require("embedding.pooling", !self.pooling.is_empty(), "[]", "at least one")?;
+        require("embedding.latent_heads", self.latent_heads > 0, self.latent_heads, "at least 1")?;
         let (dims, weights) = (self.matryoshka_dims.len(), self.matryoshka_weights.len());
         let expected = format!("none, or {dims} as `embedding.matryoshka_dims` has");
         require("embedding.matryoshka_weights", weights == 0 || weights == dims, weights, &expected)?;

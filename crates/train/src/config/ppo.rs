@@ -40,7 +40,7 @@ pub struct PpoSection {
     pub value_clip: f64,
     /// What leaving the reference costs a token, taken from its reward; 0 needs no reference.
     pub kl_coef: f64,
-    /// How that is estimated.
+    /// How that is estimated, as `rl.kl` is.
     pub kl: KlKind,
     /// How far the policy should be from the reference, summed over a response: `kl_coef` follows how far it is, rollout after rollout. It
     /// stays as it is when absent.

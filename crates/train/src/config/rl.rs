@@ -93,7 +93,8 @@ pub struct RlSection {
     pub aggregation: Aggregation,
     /// What leaving the reference costs; 0 needs no reference.
     pub kl_coef: f64,
-    /// How that is estimated.
+    /// How that is estimated: `k1`, `k2`, `k3`, `abs` from the tokens that were drawn, or `full` over the whole vocabulary, for
+    /// which the reference goes through every micro-batch again.
     pub kl: KlKind,
     /// A folder with the weights of the reference; those that the run starts from when absent.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -12,6 +12,9 @@ use planaria_tensor::Tensor;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
+/// Latent attention, whose weights are among the model's.
+const ASKING: &str = "LatentAttention";
+
 /// The ways of pooling by the flags of older versions.
 const FLAGS: [(&str, Pooling); 6] = [
     ("pooling_mode_cls_token", Pooling::Cls),
@@ -51,6 +54,7 @@ pub(crate) fn files(
     texts: &texts::Config,
     width: usize,
     longest: usize,
+    latent: bool,
 ) -> Result<BTreeMap<String, Vec<u8>>> {
     // Older readers put several ways in an order of their own.
     let order = |way: &Pooling| FLAGS.iter().position(|(_, known)| known == way);
@@ -61,10 +65,18 @@ pub(crate) fn files(
     }
     let module = |(number, name): (usize, &str)| {
         let path = if number == 0 { String::new() } else { format!("{number}_{name}") };
-        json!({ "idx": number, "name": number.to_string(), "path": path, "type": format!("sentence_transformers.models.{name}") })
+        // Nobody else has this module: others say that they do not know it instead of leaving it out.
+        let home = if name == ASKING { "planaria" } else { "sentence_transformers.models" };
+        json!({ "idx": number, "name": number.to_string(), "path": path, "type": format!("{home}.{name}") })
     };
-    let names = ["Transformer", "Pooling"].into_iter().chain(section.normalize.then_some("Normalize"));
-    let modules: Vec<Value> = names.enumerate().map(module).collect();
+    let names = [
+        Some("Transformer"),
+        latent.then_some(ASKING),
+        Some("Pooling"),
+        section.normalize.then_some("Normalize"),
+    ];
+    let modules: Vec<Value> = names.into_iter().flatten().enumerate().map(module).collect();
+    let pooled = 1 + usize::from(latent);
     let mut pooling = Map::from_iter([("word_embedding_dimension".to_string(), json!(width))]);
     for (flag, way) in FLAGS {
         pooling.insert(flag.into(), json!(section.pooling.contains(&way)));
@@ -84,16 +96,16 @@ pub(crate) fn files(
     });
     let limits = json!({ "max_seq_length": texts.max_length.unwrap_or(longest), "do_lower_case": false });
     let mut all = vec![
-        ("modules.json", Value::Array(modules)),
-        ("1_Pooling/config.json", Value::Object(pooling)),
-        ("config_sentence_transformers.json", about),
-        ("sentence_bert_config.json", limits),
+        ("modules.json".to_string(), Value::Array(modules)),
+        (format!("{pooled}_Pooling/config.json"), Value::Object(pooling)),
+        ("config_sentence_transformers.json".to_string(), about),
+        ("sentence_bert_config.json".to_string(), limits),
     ];
     if section.normalize {
-        all.push(("2_Normalize/config.json", json!({})));
+        all.push((format!("{}_Normalize/config.json", pooled + 1), json!({})));
     }
     // A checkpoint has no folders inside: what belongs into some is kept in one file, and unpacked with the weights.
-    let packed: Map<String, Value> = all.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+    let packed: Map<String, Value> = all.into_iter().collect();
     let text = format!("{:#}\n", Value::Object(packed)).into_bytes();
     Ok(BTreeMap::from([(PACKED.to_string(), text)]))
 }
@@ -250,6 +262,8 @@ impl Folder {
         let path = text("path").to_string();
         match text("type").rsplit('.').next().unwrap_or_default() {
             "Transformer" if path.is_empty() => {}
+            // The model's own `config.json` says how.
+            ASKING => {}
             "Pooling" => {
                 let config = read.object(&format!("{path}/config.json"))?;
                 self.pooling = ways(&config)?;

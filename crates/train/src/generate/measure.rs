@@ -86,7 +86,7 @@ fn total(model: &dyn Network, data: &dyn Dataset, batch: u64, each: &dyn Fn(u64)
     let (mut sum, mut tokens) = (0.0, 0);
     for first in (0..data.len()).step_by(batch as usize) {
         let last = (first + batch).min(data.len());
-        let read = Batch::read(data, first..last, |position| position)?;
+        let read = Batch::read(data, first..last, |position| Ok(position.into()))?;
         no_grad(|| -> Result<()> {
             let Input { tokens: input, documents } = NextToken.input(&read)?;
             let end = model.forward(input.into(), &Run { documents, ..Run::default() })?;

@@ -7,9 +7,9 @@
 //! from its embeddings times these gradients. That is the gradient of the whole step, whatever the size of a micro-batch.
 
 use super::{Before, Draws, Held, Input, Objective, Purpose};
-use crate::config::{Config, EmbeddingSection, Negatives, TextLoss};
-use crate::data::texts::score_of;
-use crate::data::{Batch, Config as DataConfig, Data, IGNORED, Tokenizer};
+use crate::config::{Config, EmbeddingSection, Negatives, TextLoss, require};
+use crate::data::texts::{self, score_of};
+use crate::data::{Batch, Batches, Config as DataConfig, Data, IGNORED, Tokenizer};
 use crate::embedding::{
     Contrasted, TextSpan, contrast, folder, joined, nested, pair_loss, pool, scores_held, triplet_loss,
 };
@@ -19,7 +19,7 @@ use planaria_array::ops::Keep;
 use planaria_array::random::{Key, Window, randint};
 use planaria_array::{Array, DType};
 use planaria_comm::{AllGather, Comm, CommExt};
-use planaria_nn::models::{Activations, Architecture, Loss, Network};
+use planaria_nn::models::{Activations, Architecture, LATENT_ATTENTION, Loss, Network};
 use planaria_tensor::Tensor;
 use planaria_tensor::ops::Documents;
 use serde_json::{Map, Value, json};
@@ -35,7 +35,7 @@ const SIZES: u64 = 0x6d61_7472;
 #[derive(Clone, Debug, Default)]
 pub struct Contrastive {
     section: EmbeddingSection,
-    texts: crate::data::texts::Config,
+    texts: texts::Config,
     seed: u64,
 }
 
@@ -46,6 +46,14 @@ impl Objective for Contrastive {
 
     fn configured(&self, config: &Config) -> Result<Option<Arc<dyn Objective>>> {
         config.embedding.check()?;
+        config.embedding.check_losses(&config.data)?;
+        let adapted = config.embedding.latents > 0 && config.lora.is_some();
+        require(
+            "embedding.latents",
+            !adapted,
+            config.embedding.latents,
+            "0 with `[lora]`, which trains nothing else",
+        )?;
         let (section, texts) = (config.embedding.clone(), config.data.texts.clone());
         Ok(Some(Arc::new(Contrastive { section, texts, seed: config.train.seed })))
     }
@@ -59,6 +67,10 @@ impl Objective for Contrastive {
         if let Some(attention) = self.section.attention {
             model.insert("is_causal".into(), json!(attention.is_causal()));
         }
+        let EmbeddingSection { latents, latent_heads: heads, .. } = self.section;
+        if latents > 0 {
+            model.insert(LATENT_ATTENTION.into(), json!({ "latents": latents, "heads": heads }));
+        }
         Ok(())
     }
 
@@ -67,7 +79,8 @@ impl Objective for Contrastive {
     }
 
     fn files(&self, model: &dyn Architecture) -> Result<BTreeMap<String, Vec<u8>>> {
-        folder::files(&self.section, &self.texts, model.width()?, model.positions())
+        let latent = model.to_value().get(LATENT_ATTENTION).is_some();
+        folder::files(&self.section, &self.texts, model.width()?, model.positions(), latent)
     }
 
     fn held(&self, model: &dyn Architecture, geometry: &Geometry) -> Result<Held> {
@@ -76,9 +89,9 @@ impl Objective for Contrastive {
         // What rows have is not known before they are read.
         let texts = 2 + self.texts.negatives.unwrap_or(0) as u64;
         let row = texts * (model.width()? * self.section.pooling.len()) as u64 * 4;
-        let scores = match self.section.loss {
-            TextLoss::InfoNce => scores_held(all as usize, texts as usize),
-            _ => 0,
+        let scores = match self.section.all_losses().contains(&TextLoss::InfoNce) {
+            true => scores_held(all as usize, texts as usize),
+            false => 0,
         };
         // This rank's vectors, all vectors in the order of the step, of length 1, and the gradients of both.
         Ok(Held { before: (own + 4 * all) * row + scores, during: own * row })
@@ -89,7 +102,12 @@ impl Objective for Contrastive {
     }
 
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data> {
-        Ok(config.open_texts(tokenizer, self.section.loss.of_pairs().is_some())?)
+        Ok(config.open_texts(tokenizer, |source| self.section.loss_of(source).of_pairs().is_some())?)
+    }
+
+    fn batches(&self, config: &Config) -> Batches {
+        let texts::Config { batches: from, no_duplicates, .. } = self.texts;
+        Batches { size: config.train.global_batch as u64, from, no_duplicates }
     }
 
     fn separates(&self, _: &DataConfig) -> bool {
@@ -191,7 +209,8 @@ impl Contrastive {
     }
 
     fn loss_of(&self, columns: &[Array], update: &Update) -> Result<Contrasted> {
-        let EmbeddingSection { loss, scale, distance, margin, exclude_duplicates, .. } = self.section;
+        let EmbeddingSection { scale, distance, margin, exclude_duplicates, .. } = self.section;
+        let loss = self.section.loss_of(update.source);
         if let Some(kind) = loss.of_pairs() {
             return joined(columns, &|both| pair_loss(kind, [&both[0], &both[1]], &update.scores, scale));
         }
@@ -236,6 +255,8 @@ struct Update {
     ids: Vec<Vec<u64>>,
     /// Of each row, where rows have one.
     scores: Vec<f64>,
+    /// The source of all rows, where losses go by it.
+    source: usize,
     /// Where each row of a micro-batch of this rank stands; absent for one that only fills up.
     places: Vec<Vec<Option<usize>>>,
 }
@@ -285,6 +306,7 @@ impl Update {
                 .map(|at| there.iter().map(|row| marks[row * columns + at] as u64).collect())
                 .collect(),
             scores: there.iter().map(|&row| f64::from_bits(scores[row] as u64)).collect(),
+            source: batches.first().map_or(0, |batch| batch.part),
             places: (0..rounds).map(|round| (0..rows).map(|row| place(round, row)).collect()).collect(),
         })
     }
@@ -353,6 +375,7 @@ mod tests {
             let labels: Vec<i64> = (0..length).map(|at| if at < 16 { 1 } else { IGNORED }).collect();
             let batch = Batch {
                 positions: 0..1,
+                part: 0,
                 tokens: Array::from_slice(&vec![1i64; length], &[1, length]).unwrap(),
                 labels: Array::from_slice(&labels, &[1, length]).unwrap(),
                 starts: Some(vec![starts]),

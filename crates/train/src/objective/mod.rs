@@ -19,7 +19,7 @@ pub use rewarded::Rewarded;
 pub use sft::Sft;
 
 use crate::config::{Config, OptimSection};
-use crate::data::{Batch, Borders, Config as DataConfig, Data, Tokenizer};
+use crate::data::{Batch, Batches, Borders, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result, nearest};
 use crate::geometry::Geometry;
 use crate::rl::RewardFunctions;
@@ -117,6 +117,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// Opens the samples.
     fn open(&self, config: &DataConfig, tokenizer: &Tokenizer) -> Result<Data>;
 
+    /// How samples come together in a step, where that is more than their order.
+    fn batches(&self, _config: &Config) -> Batches {
+        Batches::default()
+    }
+
     /// Whether the documents of a sample are kept apart: every stage must then read where they begin.
     fn separates(&self, config: &DataConfig) -> bool {
         config.documents == Borders::Separate
@@ -136,6 +141,12 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// Whether [`Objective::generate`] has the whole model make texts, for which ranks that have a part of it get a copy.
     fn generates(&self) -> bool {
         false
+    }
+
+    /// Texts that a rank has under way at once when it generates, and the tokens of each, prompts included: at most, where prompts leave
+    /// room for a whole text.
+    fn under_way(&self, _geometry: &Geometry, _stages: usize) -> [u64; 2] {
+        [0, 0]
     }
 
     /// How many batches of `train.global_batch` samples are read for a step: one, as a rule.

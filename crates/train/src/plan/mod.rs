@@ -160,8 +160,8 @@ struct Setting<'a> {
     frozen: Frozen,
     /// What the objective holds where the model ends.
     held: Held,
-    /// Whether the objective has the whole model make texts.
-    generates: bool,
+    /// Where the objective has the whole model make texts, how many at once, and the tokens of each.
+    generates: Option<[u64; 2]>,
     /// Some of its parameters have the values of others.
     is_tied: bool,
     /// The model's parts in order, and the pipeline rank of each.
@@ -188,14 +188,8 @@ impl Plan {
     ) -> Result<(Plan, Work)> {
         let mesh = crate::fit::check(config, model).and_then(|()| config.mesh.on(ranks))?;
         let [stages, data_ranks, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
-        let geometry = Geometry::derive(&Batching {
-            global_batch: Some(config.train.global_batch as u64),
-            micro_batch: Some(config.train.micro_batch as u64),
-            data_ranks: Some(data_ranks as u64),
-            micro_split: Some(ep as u64),
-            uneven: objective_of(config)?.uneven(),
-            ..Batching::default()
-        })?;
+        let objective = objective_of(config)?;
+        let geometry = batch(config, &*objective, (data_ranks, ep))?;
         let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
         let chunks = if stages == 1 { 1 } else { config.train.chunks.max(kind.chunks().0) };
         let kind = if stages == 1 { ScheduleKind::OneForwardOneBackward } else { kind };
@@ -208,8 +202,8 @@ impl Plan {
             sizes,
             costs: Costs::new(model, &sizes)?,
             frozen: Frozen::new(&config.train.freeze, model)?,
-            held: objective_of(config)?.held(model, &geometry)?,
-            generates: objective_of(config)?.generates(),
+            held: objective.held(model, &geometry)?,
+            generates: objective.generates().then(|| objective.under_way(&geometry, stages)),
             is_tied: !planaria_nn::models::ties(model)?.is_empty(),
             parts: parts.enumerate().map(|(i, part)| (part, order.rank_of(i).unwrap_or(0))).collect(),
             config,
@@ -262,6 +256,18 @@ impl Work {
     }
 }
 
+/// How the batch of a run is divided over so many data and expert ranks.
+fn batch(config: &Config, objective: &dyn Objective, (data, ep): (usize, usize)) -> Result<Geometry> {
+    Ok(Geometry::derive(&Batching {
+        global_batch: Some(config.train.global_batch as u64),
+        micro_batch: Some(config.train.micro_batch as u64),
+        data_ranks: Some(data as u64),
+        micro_split: Some(ep as u64),
+        uneven: objective.uneven(),
+        ..Batching::default()
+    })?)
+}
+
 /// Bytes of an element that is computed with, for weights of this dtype.
 fn computed_size(weights: DType) -> u64 {
     weights.size().max(2) as u64
@@ -312,6 +318,13 @@ impl Setting<'_> {
         self.parts.iter().map(|(part, _)| self.cost(part)).collect()
     }
 
+    /// Bytes of texts under way: keys and values, of one prompt more that may come again, and the scores of their next tokens in f32.
+    fn cache(&self, [texts, tokens]: [u64; 2]) -> u64 {
+        let texts = texts.div_ceil(self.inner.axis_size(0) as u64);
+        let each = self.costs.blocks.iter().map(|cost| cost.cached).sum::<u64>();
+        (texts + 1) * tokens * each + texts * self.model.vocab_size() as u64 * 4
+    }
+
     /// What the schedule makes of the costs, and the ranks of every stage.
     fn ranks(&self, work: &Work, stages: usize) -> Result<(Simulation, Vec<RankPlan>)> {
         let simulated = |stages: Vec<StageCost>| work.simulated(stages, 0.0);
@@ -339,8 +352,8 @@ impl Setting<'_> {
         }
         let ends = parts.iter().any(|part| part.head);
         let mut held = if ends { self.held } else { Held::default() };
-        if self.generates {
-            held.before += state::whole_copy(self)?;
+        if let Some(texts) = self.generates {
+            held.before += state::whole_copy(self)? + self.cache(texts);
         }
         // All weights are made before they are shared out.
         let start = self.dtype.size() as u64

@@ -194,7 +194,7 @@ fn setting<'a>(config: &'a Config, model: &'a dyn Architecture, sizes: Sizes) ->
         is_tied: false,
         parts: vec![(Stage::whole(model), 0)],
         held: crate::objective::Held::default(),
-        generates: false,
+        generates: None,
     }
 }
 
@@ -368,10 +368,20 @@ fn the_copy_that_makes_responses_is_counted_where_the_model_is_divided() {
         plan.stages.iter().map(|stage| stage.memory.held).collect::<Vec<u64>>()
     };
     let whole = 4 * plan(&[], 1).parameters;
-    assert_eq!(held(&[], 1), [0]);
-    assert_eq!(held(&["mesh=dp=2", "train.zero=2"], 2), [0]);
-    assert_eq!(held(&["mesh=dp=2", "train.zero=3"], 2), [whole]);
-    assert_eq!(held(&["mesh=pp=2"], 2), [whole, whole]);
+    // Beside it, keys and values of the responses under way, one text more, and scores of their next tokens.
+    let config = config(&[]);
+    let about = model(&config).to_value();
+    let number = |key: &str| about[key].as_u64().unwrap();
+    let dim = number("hidden_size") / number("num_attention_heads");
+    let token = 2 * number("num_hidden_layers") * number("num_key_value_heads") * dim * 4;
+    let cache =
+        |rows: u64| (rows + 1) * config.data.sequence as u64 * token + rows * number("vocab_size") * 4;
+    let prompts = config.train.global_batch as u64;
+    assert_eq!(held(&["rl.rows=3"], 1), [cache(3)]);
+    assert_eq!(held(&[], 1), [cache((8 * prompts).min(256))]);
+    assert_eq!(held(&["mesh=dp=2", "train.zero=2", "rl.rows=5"], 2), [cache(5)]);
+    assert_eq!(held(&["mesh=dp=2", "train.zero=3", "rl.rows=5"], 2), [whole + cache(5)]);
+    assert_eq!(held(&["mesh=pp=2", "rl.rows=1"], 2), [whole + cache(1); 2]);
     assert_eq!(held(&["mesh=pp=2", "rl.responses=rows"], 2), [0, 0]);
 }
 

@@ -32,7 +32,7 @@ pub use policy::{
 pub use preference::{
     Preference, PreferenceLoss, PreferenceTerms, preference_terms, reward_pair_loss, sequence_logprobs,
 };
-pub(crate) use reference::{Reference, label_entropy, label_logprobs, label_values};
+pub(crate) use reference::{Reference, label_distance, label_entropy, label_logprobs, label_values};
 pub use reward::{
     AdaptiveKl, RunningMoments, ShapeOptions, Shaped, combine_rewards, overlong_penalty, shape_rewards,
 };

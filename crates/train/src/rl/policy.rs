@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Log-ratios stay within plus and minus this before they are taken to the power of e.
 const MOST: f64 = 20.0;
 
-/// Estimates of how far a policy is from its reference, from one token each.
+/// How far a policy is from its reference at a token: estimated from that token, or over the whole vocabulary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlKind {
@@ -24,23 +24,25 @@ pub enum KlKind {
     K3,
     /// Its absolute value.
     Abs,
+    /// No estimate: the sum over the vocabulary. Takes the scores of all tokens by both.
+    Full,
 }
 
-/// The estimate for a difference of log-probabilities.
+/// The estimate for a difference of log-probabilities; of the whole distance, itself.
 pub(super) fn kl_value(kind: KlKind, apart: f64) -> f64 {
     match kind {
-        KlKind::K1 => apart,
+        KlKind::K1 | KlKind::Full => apart,
         KlKind::K2 => apart * apart / 2.0,
         KlKind::K3 => (-apart).clamp(-MOST, MOST).exp() - 1.0 + apart,
         KlKind::Abs => apart.abs(),
     }
 }
 
-/// The estimate at each token.
+/// The estimate at each token. The whole distance is known by more than these ([`kl_full`]) and stays as it is.
 pub fn kl(kind: KlKind, policy: &Tensor, reference: &Tensor) -> Result<Tensor> {
     let apart = policy.sub(reference)?;
     Ok(match kind {
-        KlKind::K1 => apart,
+        KlKind::K1 | KlKind::Full => apart,
         KlKind::K2 => apart.square()?.mul_scalar(0.5)?,
         KlKind::K3 => apart.neg()?.clip(Some(-MOST), Some(MOST))?.exp()?.add_scalar(-1.0)?.add(&apart)?,
         KlKind::Abs => apart.abs()?,
@@ -50,7 +52,18 @@ pub fn kl(kind: KlKind, policy: &Tensor, reference: &Tensor) -> Result<Tensor> {
 /// The whole distance at each token, from scores `[.., vocabulary]` of both.
 pub fn kl_full(logits: &Tensor, reference: &Tensor) -> Result<Tensor> {
     let (policy, reference) = (logits.log_softmax(-1)?, reference.log_softmax(-1)?);
-    Ok(policy.exp()?.mul(&policy.sub(&reference)?)?.sum(&[-1], Keep::No)?)
+    Ok(expected(&policy, &policy.sub(&reference)?)?)
+}
+
+/// The entropy of log-probabilities `[.., vocabulary]`.
+pub(super) fn entropy(all: &Tensor) -> Result<Tensor> {
+    Ok(expected(all, all)?.neg()?)
+}
+
+/// The mean of values under log-probabilities. What cannot be has no part in it: 0 times infinity is not a number.
+fn expected(logprobs: &Tensor, of: &Tensor) -> planaria_tensor::Result<Tensor> {
+    let possible = of.masked_fill(&logprobs.detach().is_inf()?, 0.0)?;
+    logprobs.exp()?.mul(&possible)?.sum(&[-1], Keep::No)
 }
 
 /// Log-probabilities of labels `[rows, tokens]` under scores `[rows, tokens, vocabulary]` over a temperature, and the entropy
@@ -59,10 +72,7 @@ pub fn token_logprobs(logits: &Tensor, labels: &Tensor, temperature: f64) -> Res
     let scaled = if temperature == 1.0 { logits.clone() } else { logits.mul_scalar(1.0 / temperature)? };
     let all = scaled.log_softmax(-1)?;
     let picked = all.take_along_dim(&labels.unsqueeze(-1)?, -1)?.squeeze(&[-1])?;
-    let impossible = all.detach().is_inf()?;
-    let finite = all.masked_fill(&impossible, 0.0)?;
-    let entropy = all.exp()?.mul(&finite)?.sum(&[-1], Keep::No)?.neg()?;
-    Ok((picked, entropy))
+    Ok((picked, entropy(&all)?))
 }
 
 /// What a ratio of probabilities is of.
@@ -174,8 +184,20 @@ pub struct PolicyInputs {
     pub mask: Tensor,
     /// Log-probabilities of the reference.
     pub reference: Option<Tensor>,
+    /// How far from the reference over the whole vocabulary, for [`KlKind::Full`].
+    pub distance: Option<Tensor>,
     /// Log-probabilities as the sampling engine had them.
     pub sampled: Option<Tensor>,
+}
+
+impl PolicyInputs {
+    /// How far from the reference, where that is known.
+    fn far(&self, policy: &Tensor, kind: KlKind) -> Result<Option<Tensor>> {
+        match kind {
+            KlKind::Full => Ok(self.distance.clone()),
+            estimate => self.reference.as_ref().map(|theirs| kl(estimate, policy, theirs)).transpose(),
+        }
+    }
 }
 
 /// Losses and figures of tokens, `[rows, tokens]` each; 0 where a token does not count.
@@ -234,7 +256,7 @@ pub fn policy_terms(policy: &Tensor, given: &PolicyInputs, config: &PolicyConfig
     if let (Some(cap), Some(sampled)) = (config.tis_cap, &given.sampled) {
         loss = loss.mul(&old.sub(sampled)?.exp()?.clip(None, Some(cap))?.detach())?;
     }
-    let far = given.reference.as_ref().map(|reference| kl(config.kl, policy, reference)).transpose()?;
+    let far = given.far(policy, config.kl)?;
     if let Some(far) = far.as_ref().filter(|_| config.kl_coef != 0.0) {
         loss = loss.add(&far.mul_scalar(config.kl_coef)?)?;
     }

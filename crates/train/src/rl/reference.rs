@@ -1,12 +1,13 @@
 //! What a policy is compared with: the weights of a folder, or the model under its own adapter.
 
 use super::Still;
+use super::policy::{entropy, kl_full};
 use crate::config::Config;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::objective::Input;
 use planaria_array::Array;
-use planaria_array::ops::{Keep, Reduction};
+use planaria_array::ops::Reduction;
 use planaria_nn::models::{Network, Run};
 use planaria_tensor::ops::{CrossEntropyOptions, cross_entropy, wide};
 use planaria_tensor::{Tensor, no_grad};
@@ -48,6 +49,16 @@ impl Reference {
 }
 
 impl Still {
+    /// Scores of all tokens after each of a micro-batch, `[rows, tokens, vocabulary]`.
+    pub(crate) fn scores(&self, input: Input) -> Result<Tensor> {
+        let network = self.network()?;
+        no_grad(|| {
+            let Input { tokens, documents } = input;
+            let last = network.forward(tokens.into(), &Run { documents, ..Run::default() })?;
+            Ok(network.logits(&last.hidden)?)
+        })
+    }
+
     /// Log-probabilities of the labels of a micro-batch, `[rows, tokens]`; 0 where there is none.
     pub(crate) fn logprobs(&self, input: Input, batch: &Batch, temperature: f64) -> Result<Array> {
         let network = self.network()?;
@@ -74,9 +85,7 @@ pub(crate) fn label_logprobs(
     };
     let labels = batch.labels.narrow(1, 0, length)?.contiguous()?.to(head.states.local().device())?;
     let labels = head.lanes.batch(&Tensor::new(labels))?;
-    let scores = head.logits()?;
-    let scores = scores.cast(wide(scores.dtype()))?;
-    let scores = if temperature == 1.0 { scores } else { scores.mul_scalar(1.0 / temperature)? };
+    let scores = heated(&head.logits()?, temperature)?;
     let options = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
     let losses = cross_entropy(&scores, &labels, &options)?;
     Ok(losses.neg()?.reshape(&[rows, length])?)
@@ -84,11 +93,24 @@ pub(crate) fn label_logprobs(
 
 /// The entropy of the scores of hidden states over a temperature, `[rows, tokens]`. Collective over the inner mesh.
 pub(crate) fn label_entropy(model: &dyn Network, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
-    let scores = model.logits(hidden)?;
-    let all = scores.cast(wide(scores.dtype()))?.mul_scalar(1.0 / temperature)?.log_softmax(-1)?;
-    // What cannot be has no part in it: 0 times infinity is not a number.
-    let finite = all.masked_fill(&all.detach().is_inf()?, 0.0)?;
-    Ok(all.exp()?.mul(&finite)?.sum(&[-1], Keep::No)?.neg()?)
+    entropy(&heated(&model.logits(hidden)?, temperature)?.log_softmax(-1)?)
+}
+
+/// How far the scores of hidden states are from those of a reference, both over a temperature, `[rows, tokens]`: over the whole
+/// vocabulary, however it is cut. Collective over the inner mesh.
+pub(crate) fn label_distance(
+    model: &dyn Network,
+    hidden: &Tensor,
+    reference: &Tensor,
+    temperature: f64,
+) -> Result<Tensor> {
+    kl_full(&heated(&model.logits(hidden)?, temperature)?, &heated(reference, temperature)?)
+}
+
+/// Scores over a temperature, in f32 or wider.
+fn heated(scores: &Tensor, temperature: f64) -> Result<Tensor> {
+    let scores = scores.cast(wide(scores.dtype()))?;
+    Ok(if temperature == 1.0 { scores } else { scores.mul_scalar(1.0 / temperature)? })
 }
 
 /// What a model with a head of values gives every token, `[rows, tokens]`, in f32 or wider: that of the place that predicts a

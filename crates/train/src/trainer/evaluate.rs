@@ -55,7 +55,7 @@ impl Evaluation {
         let first = self.number(round, replica) as u64 * self.micro_batch;
         let choice = Permutation::new(CHOICE, data.len());
         // A micro-batch that has no sample at all is made of the first one.
-        let of = |position: u64| choice.of(if position < self.samples { position } else { 0 });
+        let of = |position: u64| Ok(choice.of(if position < self.samples { position } else { 0 }).into());
         let real = self.samples.saturating_sub(first).min(self.micro_batch);
         Ok(Batch::read_filled(data, first..first + real, self.micro_batch, of)?)
     }

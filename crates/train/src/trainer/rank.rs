@@ -32,7 +32,7 @@ use planaria_ckpt::{Known, LoadOptions, State, TensorKind, Unmatched};
 use planaria_comm::{Comm, CommExt, Tally, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
-use planaria_nn::models::{BESIDE, Stage, parameter_count};
+use planaria_nn::models::{BESIDE, LATENT, LATENT_ATTENTION, Stage, parameter_count};
 use planaria_nn::optim::Schedule;
 use planaria_store::{StoreExt as _, join};
 use std::collections::BTreeSet;
@@ -357,7 +357,11 @@ impl RankRun<'_> {
             state.rename(|name| name.strip_prefix(prefix).unwrap_or(name).to_string())?;
             Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)
         };
-        load(path, &|name| !name.starts_with(BESIDE), "")?;
+        // What the folder's model does not have begins as it was made.
+        let about = Pretrained::find(path)?.json("config.json")?;
+        let asks = about.is_some_and(|about| about.contains_key(LATENT_ATTENTION));
+        let is_there = |name: &str| !name.starts_with(BESIDE) && (asks || !name.starts_with(LATENT));
+        load(path, &is_there, "")?;
         let Some(second) = self.job.objective.second() else { return Ok(()) };
         let beside = |name: &str| {
             name.strip_prefix(BESIDE).is_some_and(|name| !second.fresh.iter().any(|fresh| fresh == name))

@@ -500,7 +500,8 @@ impl Job {
     pub(super) fn sampler(&self) -> Result<Sampler> {
         let config = &self.config;
         let seed = config.data.seed.unwrap_or(config.train.seed);
-        Ok(Sampler::new(&*self.data.train, seed, config.data.order)?)
+        let sampler = Sampler::new(&*self.data.train, seed, config.data.order)?;
+        Ok(sampler.batched(&self.data.train, self.objective.batches(config))?)
     }
 
     /// Where checkpoints go: the store that was given, or the run's folder.

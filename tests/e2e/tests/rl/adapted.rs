@@ -6,14 +6,20 @@ use super::*;
 fn an_adapter_is_compared_with_the_model_under_it() -> Result<()> {
     let sandbox = sandbox()?;
     let named = |key: &str| format!("{key}.reference={}", sandbox.run_dir("start").display());
-    for (objective, file, key) in [("grpo", "prompts.jsonl", "rl"), ("dpo", "pairs.jsonl", "dpo")] {
+    for (objective, file, key, kl) in [
+        ("grpo", "prompts.jsonl", "rl", "k3"),
+        ("dpo", "pairs.jsonl", "dpo", "k3"),
+        ("grpo", "prompts.jsonl", "rl", "full"),
+    ] {
         let mut set = settings(&sandbox, objective, file);
+        set.push(format!("rl.kl={kl}"));
+        let objective = format!("{objective}-{kl}");
         set.extend(["train.steps=3", "lora.r=2", "rl.kl_coef=0.1", "optim.lr=5e-2"].map(String::from));
         let (under, _) = train(&sandbox, 3, &format!("{objective}-under"), "", &set, "")?;
         // The same weights, loaded once more.
         let loaded = [&set[..], &[named(key)]].concat();
         let (loaded, _) = train(&sandbox, 3, &format!("{objective}-loaded"), "", &loaded, "")?;
-        under.same_bits(&loaded).context(objective)?;
+        under.same_bits(&loaded).with_context(|| objective.clone())?;
         let free = [&set[..], &["rl.kl_coef=0".into(), "dpo.reference_free=true".into()]].concat();
         let (free, _) = train(&sandbox, 3, &format!("{objective}-free"), "", &free, "")?;
         ensure!(free.outcome.losses != under.outcome.losses, "{objective}: the reference counts nothing");

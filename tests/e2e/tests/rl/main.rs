@@ -1,6 +1,7 @@
 //! Learning from rewards and from preferences keeps the promises of every run, and learns.
 
 mod adapted;
+mod distance;
 mod divided;
 mod found;
 mod judged;
@@ -250,6 +251,7 @@ fn responses_of_rows_and_their_failed_rewards_are_handled() -> Result<()> {
         ("[[50]]", "it has 1 responses"),
         ("[[50], [99999]]", "token ids below"),
         ("[[50], [50, \"x\"]]", "token ids below"),
+        ("[[50], [-100]]", "token ids below"),
     ]
     .into_iter()
     .enumerate()

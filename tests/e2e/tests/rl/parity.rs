@@ -26,9 +26,14 @@ fn every_objective_is_the_same_on_every_mesh() -> Result<()> {
     let (digits, sums) = (sandbox()?, sums()?);
     let dpo = settings(&digits, "dpo", "pairs.jsonl");
     let grpo = [settings(&digits, "grpo", "prompts.jsonl"), vec!["rl.kl_coef=0.01".into()]].concat();
-    for (sandbox, objective, set) in
-        [(&digits, "dpo", dpo), (&digits, "grpo", grpo), (&sums, "ppo", ppo(&sums))]
-    {
+    // Over the whole vocabulary, which tensor ranks share out, in loss and rewards.
+    let full = ["rl.kl=full", "ppo.kl=full", "rl.kl_coef=0.01"].map(String::from);
+    for (sandbox, objective, set) in [
+        (&digits, "dpo", dpo),
+        (&digits, "grpo", grpo),
+        (&sums, "ppo", ppo(&sums)),
+        (&sums, "ppo-full", [&ppo(&sums)[..], &full].concat()),
+    ] {
         let set = [set, ["train.steps=3", "train.micro_batch=2", "optim.lr=1e-3"].map(String::from).into()]
             .concat();
         let (alone, _) = train(sandbox, 3, &format!("{objective}-alone"), "", &set, "")?;

@@ -112,6 +112,7 @@ fn micro(given: &Value, config: &PolicyConfig, temperature: f64) -> Result<Micro
         mask: mask.plain()?,
         reference: some("ref")?,
         sampled: some("sampled")?,
+        distance: None,
     };
     Ok(Micro { terms: policy_terms(&found, &inputs, config)?, leaf, entropy, mask })
 }

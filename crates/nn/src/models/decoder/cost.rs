@@ -45,6 +45,10 @@ impl Layers<'_> {
             shared: self.sizes.sequence * self.config.head_dim as u64 * 4,
             crossings: [2, 2],
             routed: experts.map_or(0, |e| e.choices as u64 * common.crossed),
+            cached: 2
+                * (self.config.kv_heads as u64).div_ceil(self.sizes.tp)
+                * self.config.head_dim as u64
+                * self.sizes.size,
             ..common
         }
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Keeps the draws of responses apart from others of the same seed.
 const ROLLOUT: u64 = 0x726f_6c6c;
 /// Most responses under way at once where nobody says how many.
-const MOST_ROWS: usize = 256;
+pub(super) const MOST_ROWS: usize = 256;
 
 /// The prompts of a micro-batch.
 struct Prompts {

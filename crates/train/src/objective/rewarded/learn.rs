@@ -1,17 +1,19 @@
 //! The loss of an update from a rollout's records: of the policy, and of its critic where it has one.
 
 use super::record::{self, Record};
-use super::{Kind, Rewarded};
+use super::{Algorithm, Rewarded};
 use crate::data::{Batch, IGNORED};
 use crate::error::{Error, Result};
-use crate::objective::Objective;
+use crate::objective::{Before, Draws, Objective};
 use crate::rl::{
-    PolicyInputs, ValueTerms, label_entropy, label_logprobs, label_values, policy_terms, value_terms,
+    PolicyInputs, Reference, ValueTerms, label_distance, label_entropy, label_logprobs, label_values,
+    policy_terms, value_terms,
 };
 use planaria_array::Array;
 use planaria_array::ops::Keep;
-use planaria_nn::models::{Activations, Loss, Network};
-use planaria_tensor::Tensor;
+use planaria_nn::lora::without_adapters;
+use planaria_nn::models::{Activations, Head, Loss, Network};
+use planaria_tensor::{Tensor, no_grad};
 
 /// What stands in a micro-batch of responses beside its tokens.
 struct Attached<'a> {
@@ -23,6 +25,8 @@ struct Attached<'a> {
     sampled: Option<&'a Array>,
     /// What the critic expected, and should have expected.
     critic: Option<[&'a Array; 2]>,
+    /// The last states of the model under its adapter, where the whole distance from it counts.
+    base: Option<&'a Array>,
 }
 
 impl Rewarded {
@@ -45,16 +49,16 @@ impl Rewarded {
             record::spread(records, |r| &r.advantages)?,
         ];
         if self.looks_back() {
-            attached.push(record::spread(records, |r| &r.old)?);
+            attached.push(record::spread(records, |r| &r.thought.old)?);
         }
-        if self.loss_has_reference() {
-            attached.push(record::spread(records, |r| &r.reference)?);
+        if self.loss_estimates_distance() {
+            attached.push(record::spread(records, |r| &r.thought.reference)?);
         }
         if self.is_weighed() {
             attached.push(record::spread(records, |r| &r.sampled)?);
         }
-        if self.kind == Kind::Ppo {
-            attached.push(record::spread(records, |r| &r.values)?);
+        if self.kind == Algorithm::Ppo {
+            attached.push(record::spread(records, |r| &r.thought.values)?);
             attached.push(record::spread(records, |r| &r.returns)?);
         }
         made.attached = attached;
@@ -80,10 +84,59 @@ impl Rewarded {
             weights: next()?,
             advantages: next()?,
             old: if self.looks_back() { Some(next()?) } else { None },
-            reference: if self.loss_has_reference() { Some(next()?) } else { None },
+            reference: if self.loss_estimates_distance() { Some(next()?) } else { None },
             sampled: if self.is_weighed() { Some(next()?) } else { None },
-            critic: if self.kind == Kind::Ppo { Some([next()?, next()?]) } else { None },
+            critic: if self.kind == Algorithm::Ppo { Some([next()?, next()?]) } else { None },
+            base: if self.loss_has_distance() && self.is_based() { Some(next()?) } else { None },
         })
+    }
+
+    fn is_based(&self) -> bool {
+        self.reference.as_ref().is_some_and(Reference::is_base)
+    }
+
+    /// Where the whole distance from the model under the adapter counts, what comes out of that: its last states, from which the
+    /// loss makes scores. They are much smaller than these. Collective.
+    pub(super) fn attach_base(&self, before: &Before<'_>, batches: &mut [Batch]) -> Result<()> {
+        if !self.loss_has_distance() || !self.is_based() {
+            return Ok(());
+        }
+        let mut found = Vec::new();
+        without_adapters(|| {
+            before.forward(batches, Draws::Off, &mut |number, model, last, _| {
+                found.push((number, model.head(&last.hidden)?.states.whole()?));
+                Ok(())
+            })
+        })?;
+        found.into_iter().for_each(|(number, states)| batches[number].attached.push(states));
+        Ok(())
+    }
+
+    /// How far the policy is from the reference over the whole vocabulary, `[rows, tokens]`; `base` is what [`Rewarded::attach_base`]
+    /// found. Collective over the inner mesh.
+    pub(super) fn distance(
+        &self,
+        model: &dyn Network,
+        last: &Activations,
+        batch: &Batch,
+        base: Option<&Array>,
+    ) -> Result<Tensor> {
+        let scores = match (&self.reference, base) {
+            (Some(Reference::Folder(still)), _) => {
+                let scores = still.scores(self.input(batch)?)?;
+                let scores = scores.to(last.hidden.local().device())?;
+                model.states(&last.hidden)?.lanes.batch(&scores)?
+            }
+            (Some(Reference::Base), Some(states)) => no_grad(|| {
+                without_adapters(|| -> Result<Tensor> {
+                    let own = model.head(&last.hidden)?;
+                    let states = own.lanes.batch(&Tensor::new(states.clone()))?;
+                    Ok(Head { states, ..own }.logits()?)
+                })
+            })?,
+            _ => return Err(Error::Bug { what: "a distance from nothing".into() }),
+        };
+        label_distance(model, &last.hidden, &scores, self.section.temperature)
     }
 
     pub(super) fn learn(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss> {
@@ -107,6 +160,10 @@ impl Rewarded {
             mask: mask.clone(),
             reference: attached.reference.map(placed).transpose()?,
             sampled: attached.sampled.map(placed).transpose()?,
+            distance: match self.loss_has_distance() {
+                true => Some(self.distance(model, last, batch, attached.base)?),
+                false => None,
+            },
         };
         let terms = policy_terms(&policy, &inputs, &self.policy())?;
         let weights = placed(attached.weights)?;

@@ -1,21 +1,19 @@
 //! The making of a rollout: responses that are worth something, what models think of them, and their advantages.
 
 use super::record::{self, Memory, Record, Rollout, Thought};
-use super::{Kind, Rewarded};
+use super::{Algorithm, Rewarded, TINY};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::objective::{Before, Draws, Objective};
 use crate::rl::{
     AdaptiveKl, Reference, RolloutBatching, RolloutGeometry, label_logprobs, label_values, varied_groups,
 };
-use planaria_array::DType;
+use planaria_array::{Array, DType};
 use planaria_comm::CommExt as _;
 use planaria_nn::lora::without_adapters;
 use planaria_tensor::Tensor;
 use std::collections::BTreeMap;
 
-/// Added to the deviation that rewards are divided by.
-const EPS: f64 = 1e-8;
 /// Rewards of a group differ where their variance is above this.
 const LEAST: f64 = 1e-6;
 
@@ -38,21 +36,21 @@ impl Rewarded {
         self.look_back(before, &mut records)?;
         let moments = memory.moments();
         let worth = |record: &Record| match self.section.normalize_rewards {
-            true => moments.normalize(record.worth, EPS),
+            true => moments.normalize(record.worth, TINY),
             false => record.worth,
         };
         let worth: Vec<f64> = records.iter().map(worth).collect();
         let kl_coef = memory.kl_coef.first().copied().unwrap_or(self.ppo.kl_coef);
         let degenerate = match self.kind {
-            Kind::Grpo => self.compare(&mut records, &worth),
-            Kind::Ppo => {
+            Algorithm::Grpo => self.compare(&mut records, &worth),
+            Algorithm::Ppo => {
                 self.estimate(&mut records, &worth, kl_coef);
                 0.0
             }
         };
         let degenerate = if self.section.max_gen_batches.is_some() { left_out } else { degenerate };
         let figures = self.figures_of(&records);
-        if let Some(target) = self.ppo.kl_target.filter(|_| self.kind == Kind::Ppo) {
+        if let Some(target) = self.ppo.kl_target.filter(|_| self.kind == Algorithm::Ppo) {
             let mut now = AdaptiveKl { coef: kl_coef, target, horizon: self.ppo.kl_horizon };
             now.update(figures["reference_kl"], records.len() as f64);
             memory.kl_coef = vec![now.coef];
@@ -131,7 +129,7 @@ impl Rewarded {
     /// What the policy of now, its reference and its critic think of every token, where updates ask for it: who has the model's
     /// end says it, and all learn it. Collective.
     fn look_back(&self, before: &Before<'_>, records: &mut [Record]) -> Result<()> {
-        if !self.looks_back() && self.reference.is_none() {
+        if !self.looks_back() && !self.loss_estimates_distance() {
             return Ok(());
         }
         let (ranks, rank, each) = (before.data.size(), before.data.rank(), self.micro * self.group);
@@ -151,21 +149,29 @@ impl Rewarded {
         // As many at a time as a step has: that is what the stages of a pipeline are prepared for.
         let rounds = made.len() / self.updates;
         for (chunk, numbers) in made.chunks(rounds.max(1)).zip(numbers.chunks(rounds.max(1))) {
+            let mut bases: BTreeMap<usize, Array> = BTreeMap::new();
+            if self.reference.as_ref().is_some_and(Reference::is_base) {
+                without_adapters(|| {
+                    before.forward(chunk, Draws::Off, &mut |round, model, last, batch| {
+                        if self.shapes_by_distance() {
+                            bases.insert(round, model.head(&last.hidden)?.states.whole()?);
+                        }
+                        let found = label_logprobs(model, &last.hidden, batch, temperature)?;
+                        note(numbers[round], &found, |thought, list| thought.reference = list)
+                    })
+                })?;
+            }
             if self.looks_back() {
                 before.forward(chunk, Draws::Off, &mut |round, model, last, batch| {
                     let found = label_logprobs(model, &last.hidden, batch, temperature)?;
                     note(numbers[round], &found, |thought, list| thought.old = list)?;
+                    if self.shapes_by_distance() {
+                        let found = self.distance(model, last, batch, bases.get(&round))?;
+                        note(numbers[round], &found, |thought, list| thought.distance = list)?;
+                    }
                     let Some(critic) = model.beside() else { return Ok(()) };
                     let found = label_values(critic, self.input(batch)?)?;
                     note(numbers[round], &found, |thought, list| thought.values = list)
-                })?;
-            }
-            if self.reference.as_ref().is_some_and(Reference::is_base) {
-                without_adapters(|| {
-                    before.forward(chunk, Draws::Off, &mut |round, model, last, batch| {
-                        let found = label_logprobs(model, &last.hidden, batch, temperature)?;
-                        note(numbers[round], &found, |thought, list| thought.reference = list)
-                    })
                 })?;
             }
         }
@@ -178,14 +184,24 @@ impl Rewarded {
             }
         }
         let own: Vec<(usize, Vec<Thought>)> = own.into_iter().collect();
-        for (number, told) in record::gather(before.peers, &own)? {
-            for thoughts in told {
-                let records = records[number * each..][..each].iter_mut();
-                records.zip(thoughts).for_each(|(record, thought)| thought.into_record(record));
-            }
-        }
-        Ok(())
+        share(before, &own, records, each)
     }
+}
+
+/// Brings what all ranks think of the responses of their micro-batches, of `each` responses, into the records. Collective.
+fn share(
+    before: &Before<'_>,
+    own: &[(usize, Vec<Thought>)],
+    records: &mut [Record],
+    each: usize,
+) -> Result<()> {
+    for (number, told) in record::gather(before.peers, own)? {
+        for thoughts in told {
+            let records = records[number * each..][..each].iter_mut();
+            records.zip(thoughts).for_each(|(record, thought)| record.thought.learn(thought));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the rewards of a group differ.

@@ -14,13 +14,15 @@ mod setup;
 mod show;
 mod worth;
 
+use self::answer::MOST_ROWS;
 use super::{Before, Figures, Input, Objective, Purpose, Second};
 use crate::config::{Config, PpoSection, ResponsesFrom, RlSection};
 use crate::data::{Batch, Config as DataConfig, Data, Tokenizer};
 use crate::error::{Error, Result};
 use crate::generate::named_ends;
+use crate::geometry::Geometry;
 use crate::pretrained::Pretrained;
-use crate::rl::{PolicyConfig, Reference, RewardFunctions, ScoreModel};
+use crate::rl::{KlKind, PolicyConfig, Reference, RewardFunctions, ScoreModel};
 use planaria_comm::CommExt as _;
 use planaria_nn::models::{Activations, Architecture, Beside, Loss, Models, Network};
 use planaria_tensor::Tensor;
@@ -36,9 +38,12 @@ static COUNTED: [&str; 5] =
 /// The file of what a run must know again: a rollout that it is inside of, and what that leaves to the next.
 const FILE: &str = "rollout.json";
 
+/// Keeps what numbers are divided by away from 0.
+const TINY: f64 = 1e-8;
+
 /// What a response is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Algorithm {
     /// The other responses to its prompt.
     Grpo,
     /// What a critic expected.
@@ -48,7 +53,7 @@ enum Kind {
 /// GRPO or PPO. How responses are made and judged says `[rl]`, how a critic learns says `[ppo]`.
 #[derive(Clone, Debug)]
 pub struct Rewarded {
-    kind: Kind,
+    kind: Algorithm,
     section: RlSection,
     ppo: PpoSection,
     seed: u64,
@@ -96,15 +101,15 @@ fn refuse<T>(key: &str, found: impl ToString, expected: impl Into<String>) -> Re
 impl Rewarded {
     /// GRPO, before a run says anything.
     pub fn grpo() -> Rewarded {
-        Rewarded::new(Kind::Grpo)
+        Rewarded::new(Algorithm::Grpo)
     }
 
     /// PPO, before a run says anything.
     pub fn ppo() -> Rewarded {
-        Rewarded::new(Kind::Ppo)
+        Rewarded::new(Algorithm::Ppo)
     }
 
-    fn new(kind: Kind) -> Rewarded {
+    fn new(kind: Algorithm) -> Rewarded {
         Rewarded {
             kind,
             section: RlSection::default(),
@@ -138,7 +143,7 @@ impl Rewarded {
 
     /// Whether updates need to know what the policy thought when its responses were made.
     fn looks_back(&self) -> bool {
-        self.kind == Kind::Ppo || self.steps() > 1
+        self.kind == Algorithm::Ppo || self.steps() > 1
     }
 
     /// Whether the distance from the reference is a part of the loss.
@@ -146,8 +151,23 @@ impl Rewarded {
         self.section.kl_coef > 0.0
     }
 
+    /// Whether it is estimated there from the tokens that were drawn.
+    fn loss_estimates_distance(&self) -> bool {
+        self.loss_has_reference() && self.section.kl != KlKind::Full
+    }
+
+    /// Whether it is computed there over the whole vocabulary.
+    fn loss_has_distance(&self) -> bool {
+        self.loss_has_reference() && self.section.kl == KlKind::Full
+    }
+
+    /// Whether rewards are taken by the distance over the whole vocabulary.
+    fn shapes_by_distance(&self) -> bool {
+        self.kind == Algorithm::Ppo && self.ppo.kl_coef > 0.0 && self.ppo.kl == KlKind::Full
+    }
+
     fn policy(&self) -> PolicyConfig {
-        let high = if self.kind == Kind::Ppo { 0.2 } else { 0.28 };
+        let high = if self.kind == Algorithm::Ppo { 0.2 } else { 0.28 };
         PolicyConfig { clip_high: self.section.clip_high.unwrap_or(high), ..self.section.policy() }
     }
 
@@ -170,14 +190,14 @@ impl Rewarded {
 impl Objective for Rewarded {
     fn name(&self) -> &str {
         match self.kind {
-            Kind::Grpo => "grpo",
-            Kind::Ppo => "ppo",
+            Algorithm::Grpo => "grpo",
+            Algorithm::Ppo => "ppo",
         }
     }
 
     fn configured(&self, config: &Config) -> Result<Option<Arc<dyn Objective>>> {
         let section = config.rl.clone();
-        let is_ppo = self.kind == Kind::Ppo;
+        let is_ppo = self.kind == Algorithm::Ppo;
         let mut own = Rewarded {
             ppo: config.ppo.clone(),
             seed: config.train.seed,
@@ -266,7 +286,7 @@ impl Objective for Rewarded {
     fn figures(&self) -> Figures {
         let distance: &[&str] = if self.loss_has_reference() { &["kl"] } else { &[] };
         let critic: &[&str] =
-            if self.kind == Kind::Ppo { &["value_loss", "value_clip_fraction"] } else { &[] };
+            if self.kind == Algorithm::Ppo { &["value_loss", "value_clip_fraction"] } else { &[] };
         Figures { told: self.told(), ..Figures::counted(&[&COUNTED[..], distance, critic].concat()) }
     }
 
@@ -295,6 +315,12 @@ impl Objective for Rewarded {
         self.section.responses == ResponsesFrom::Policy
     }
 
+    fn under_way(&self, geometry: &Geometry, stages: usize) -> [u64; 2] {
+        let batches = (self.updates as u64 * geometry.accumulation).div_ceil(stages.max(1) as u64);
+        let all = batches * geometry.micro_batch * self.group as u64;
+        [all.min(self.section.rows.unwrap_or(MOST_ROWS) as u64), self.sequence as u64]
+    }
+
     fn reads(&self, step: u64) -> u64 {
         if self.begins(step) { self.updates as u64 } else { 0 }
     }
@@ -315,7 +341,9 @@ impl Objective for Rewarded {
         for (name, value) in rollout.names.iter().zip(&rollout.told) {
             before.tell(name, *value);
         }
-        self.update_of(before, &rollout)
+        let mut batches = self.update_of(before, &rollout)?;
+        self.attach_base(before, &mut batches)?;
+        Ok(batches)
     }
 
     fn input(&self, batch: &Batch) -> Result<Input> {

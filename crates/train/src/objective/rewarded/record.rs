@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A response with all that updates need of it. Lists have one number for each of its tokens, or none where nobody asks.
+/// A response with all that updates need of it. Lists have one number for each of its tokens, or none where nobody asks. Numbers are
+/// written as their bits: what is read again is the same.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) prompt: Vec<i64>,
@@ -19,27 +20,20 @@ pub(super) struct Record {
     /// Whether it ended by itself.
     pub(super) finished: bool,
     /// What it is worth; not a number where nobody could say.
-    #[serde(with = "word")]
+    #[serde(with = "bits::one")]
     pub(super) worth: f64,
     /// What each of several sources said; not a number where one said nothing.
-    #[serde(with = "long_words", default)]
+    #[serde(with = "bits", default)]
     pub(super) scores: Vec<f64>,
     /// Log-probabilities as it was drawn with.
-    #[serde(with = "words", default)]
+    #[serde(with = "bits", default)]
     pub(super) sampled: Vec<f32>,
-    /// Log-probabilities under the policy that the update phase began with.
-    #[serde(with = "words")]
-    pub(super) old: Vec<f32>,
-    /// The same under the reference.
-    #[serde(with = "words")]
-    pub(super) reference: Vec<f32>,
-    /// What the critic expected.
-    #[serde(with = "words")]
-    pub(super) values: Vec<f32>,
-    #[serde(with = "words")]
+    #[serde(flatten)]
+    pub(super) thought: Thought,
+    #[serde(with = "bits")]
     pub(super) advantages: Vec<f32>,
     /// What the critic should have expected.
-    #[serde(with = "words")]
+    #[serde(with = "bits")]
     pub(super) returns: Vec<f32>,
 }
 
@@ -52,23 +46,30 @@ impl Record {
 /// What models think of the tokens of a response; lists that are empty are not known here.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Thought {
-    #[serde(with = "words")]
+    /// Log-probabilities under the policy that the update phase began with.
+    #[serde(with = "bits")]
     pub(super) old: Vec<f32>,
-    #[serde(with = "words")]
+    /// The same under the reference.
+    #[serde(with = "bits")]
     pub(super) reference: Vec<f32>,
-    #[serde(with = "words")]
+    /// How far from the reference over the whole vocabulary.
+    #[serde(with = "bits", default)]
+    pub(super) distance: Vec<f32>,
+    /// What the critic expected.
+    #[serde(with = "bits")]
     pub(super) values: Vec<f32>,
 }
 
 impl Thought {
-    /// Takes it into the record of the response.
-    pub(super) fn into_record(self, record: &mut Record) {
-        let Thought { old, reference, values } = self;
-        for (to, list) in
-            [(&mut record.old, old), (&mut record.reference, reference), (&mut record.values, values)]
-        {
-            if !list.is_empty() {
-                *to = list;
+    fn lists(&mut self) -> [&mut Vec<f32>; 4] {
+        [&mut self.old, &mut self.reference, &mut self.distance, &mut self.values]
+    }
+
+    /// Takes over what another rank knows.
+    pub(super) fn learn(&mut self, mut told: Thought) {
+        for (own, told) in self.lists().into_iter().zip(told.lists()) {
+            if !told.is_empty() {
+                *own = std::mem::take(told);
             }
         }
     }
@@ -80,10 +81,10 @@ pub(super) struct Memory {
     /// Groups that were found and not needed.
     pub(super) carried: Vec<Record>,
     /// What leaving the reference costs now, where that follows how far the policy has gone.
-    #[serde(with = "long_words")]
+    #[serde(with = "bits")]
     pub(super) kl_coef: Vec<f64>,
     /// Count, mean and variance of all rewards so far.
-    #[serde(with = "long_words")]
+    #[serde(with = "bits")]
     pub(super) rewards: Vec<f64>,
 }
 
@@ -113,7 +114,7 @@ pub(super) struct Rollout {
     #[serde(default)]
     pub(super) names: Vec<String>,
     /// The figures, in the same order.
-    #[serde(with = "long_words")]
+    #[serde(with = "bits")]
     pub(super) told: Vec<f64>,
     #[serde(default)]
     pub(super) memory: Memory,
@@ -169,6 +170,7 @@ pub(super) fn batch(records: &[Record], counts: impl Fn(&Record) -> bool) -> Res
     let shape = [records.len(), longest];
     Ok(Batch {
         positions: 0..records.len() as u64,
+        part: 0,
         tokens: Array::from_slice(&tokens, &shape)?,
         labels: Array::from_slice(&labels, &shape)?,
         starts: None,
@@ -197,40 +199,57 @@ pub(super) fn collect(records: &[Record], grid: &[f32]) -> Vec<Vec<f32>> {
     records.iter().enumerate().map(row).collect()
 }
 
-/// Bits instead of decimals: what is read again is the same.
-mod words {
-    use serde::{Deserialize, Deserializer, Serializer};
+/// Numbers as their bits instead of decimals.
+mod bits {
+    use serde::de::DeserializeOwned;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(list: &[f32], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(list.iter().map(|x| x.to_bits()))
+    /// A number, and the whole number of its bits.
+    pub(super) trait Bits: Copy {
+        type Word: Serialize + DeserializeOwned;
+        fn word(self) -> Self::Word;
+        fn of(word: Self::Word) -> Self;
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f32>, D::Error> {
-        Ok(Vec::<u32>::deserialize(from)?.into_iter().map(f32::from_bits).collect())
-    }
-}
-
-mod long_words {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(list: &[f64], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(list.iter().map(|x| x.to_bits()))
+    impl Bits for f32 {
+        type Word = u32;
+        fn word(self) -> u32 {
+            self.to_bits()
+        }
+        fn of(word: u32) -> f32 {
+            f32::from_bits(word)
+        }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
-        Ok(Vec::<u64>::deserialize(from)?.into_iter().map(f64::from_bits).collect())
-    }
-}
-
-mod word {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(x.to_bits())
+    impl Bits for f64 {
+        type Word = u64;
+        fn word(self) -> u64 {
+            self.to_bits()
+        }
+        fn of(word: u64) -> f64 {
+            f64::from_bits(word)
+        }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-        Ok(f64::from_bits(u64::deserialize(from)?))
+    pub(super) fn serialize<T: Bits, S: Serializer>(list: &[T], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(list.iter().map(|x| x.word()))
+    }
+
+    pub(super) fn deserialize<'de, T: Bits, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+        Ok(Vec::<T::Word>::deserialize(from)?.into_iter().map(T::of).collect())
+    }
+
+    /// The same for one number.
+    pub(super) mod one {
+        use super::{Bits, Deserialize, Deserializer, Serialize, Serializer};
+
+        pub(in super::super) fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
+            x.word().serialize(to)
+        }
+
+        pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+            Ok(f64::of(u64::deserialize(from)?))
+        }
     }
 }
 
@@ -244,7 +263,7 @@ mod tests {
             response: vec![5, 6, 2],
             finished: true,
             worth: 0.1 + 0.2,
-            old: vec![-0.1, f32::MIN_POSITIVE, -3.3],
+            thought: Thought { old: vec![-0.1, f32::MIN_POSITIVE, -3.3], ..Thought::default() },
             ..Record::default()
         }
     }
@@ -269,16 +288,17 @@ mod tests {
 
     #[test]
     fn labels_and_numbers_stand_before_the_tokens_they_are_of() {
-        let short = Record { prompt: vec![7], response: vec![2], old: vec![0.5], ..record() };
+        let thought = Thought { old: vec![0.5], ..Thought::default() };
+        let short = Record { prompt: vec![7], response: vec![2], thought, ..record() };
         let rows = [record(), short];
         let made = batch(&rows, |r| r.prompt.len() > 1).unwrap();
         assert_eq!(made.tokens.to_vec::<i64>().unwrap(), [3, 4, 5, 6, 2, 7, 2, 0, 0, 0]);
         let none = IGNORED;
         let labels = [none, 5, 6, 2, none, none, none, none, none, none];
         assert_eq!(made.labels.to_vec::<i64>().unwrap(), labels);
-        let grid = spread(&rows, |r| &r.old).unwrap().to_vec::<f32>().unwrap();
+        let grid = spread(&rows, |r| &r.thought.old).unwrap().to_vec::<f32>().unwrap();
         assert_eq!(grid[1..4], [-0.1, f32::MIN_POSITIVE, -3.3]);
         assert_eq!((grid[5], grid[6]), (0.5, 0.0));
-        assert_eq!(collect(&rows, &grid), [rows[0].old.clone(), vec![0.5]]);
+        assert_eq!(collect(&rows, &grid), [rows[0].thought.old.clone(), vec![0.5]]);
     }
 }

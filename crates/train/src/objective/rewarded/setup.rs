@@ -1,6 +1,6 @@
 //! What a run says of rewards, checked before anything is read: its updates, critic, reference and reward models.
 
-use super::{Kind, Rewarded, refuse};
+use super::{Algorithm, Rewarded, refuse};
 use crate::config::Config;
 use crate::error::Result;
 use crate::objective::{Objective, Second};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 impl Rewarded {
     pub(super) fn check_run(&self, config: &Config) -> Result<()> {
         let name = self.name();
-        if self.kind == Kind::Ppo && self.section.advantage != Compared::Group {
+        if self.kind == Algorithm::Ppo && self.section.advantage != Compared::Group {
             return refuse("rl.advantage", "given", "none with `ppo`, which compares with its critic");
         }
         if config.train.eval_every > 0 {
@@ -88,7 +88,7 @@ impl Rewarded {
     }
 
     pub(super) fn find_reference(&self, config: &Config) -> Result<Option<Reference>> {
-        let in_reward = self.kind == Kind::Ppo && self.ppo.kl_coef > 0.0;
+        let in_reward = self.kind == Algorithm::Ppo && self.ppo.kl_coef > 0.0;
         if !in_reward && !self.loss_has_reference() {
             return Ok(None);
         }

@@ -1,14 +1,12 @@
 //! Advantages of responses from what they are worth, and the figures of a rollout.
 
 use super::record::Record;
-use super::{Kind, Rewarded};
+use super::{Algorithm, Rewarded, TINY};
 use crate::rl::{
-    Compared, ShapeOptions, gae, group_advantages, leave_one_out, reinforce_returns, shape_rewards, whiten,
+    Compared, KlKind, ShapeOptions, gae, group_advantages, leave_one_out, reinforce_returns, shape_rewards,
+    whiten,
 };
 use std::collections::BTreeMap;
-
-/// Added to the variance that numbers are divided by.
-const EPS: f64 = 1e-8;
 
 impl Rewarded {
     /// Advantages of responses over their siblings; the share of groups without any.
@@ -55,10 +53,17 @@ impl Rewarded {
         let options = ShapeOptions { kl: ppo.kl, kl_coef, ..ShapeOptions::default() };
         let mut rewards = Vec::new();
         for (record, worth) in records.iter().zip(worth).filter(|(record, _)| record.is_scored()) {
-            let (old, mask) = (wide(&record.old), vec![true; record.response.len()]);
-            let reference = if record.reference.is_empty() { old.clone() } else { wide(&record.reference) };
+            let mask = vec![true; record.response.len()];
+            let nothing = vec![0.0; mask.len()];
+            let thought = &record.thought;
+            let both = match (ppo.kl, thought.reference.is_empty()) {
+                // That is the distance already.
+                (KlKind::Full, _) if !thought.distance.is_empty() => [wide(&thought.distance), nothing],
+                (KlKind::Full, _) | (_, true) => [nothing.clone(), nothing],
+                _ => [wide(&thought.old), wide(&thought.reference)],
+            };
             let score = (*worth, record.finished);
-            rewards.push(shape_rewards([&old, &reference], &mask, score, &options).rewards);
+            rewards.push(shape_rewards([&both[0], &both[1]], &mask, score, &options).rewards);
         }
         if ppo.whiten_rewards {
             rewards = whitened(rewards, true);
@@ -67,7 +72,7 @@ impl Rewarded {
         let (mut advantages, mut returns) = (Vec::new(), Vec::new());
         for (record, rewards) in scored().zip(&rewards) {
             let mask = vec![true; rewards.len()];
-            let (found, expected) = gae(rewards, &wide(&record.values), &mask, ppo.gamma, ppo.lambda);
+            let (found, expected) = gae(rewards, &wide(&record.thought.values), &mask, ppo.gamma, ppo.lambda);
             advantages.push(found);
             returns.push(expected);
         }
@@ -90,7 +95,7 @@ fn each_token(records: &[Record], values: &[f64]) -> Vec<Vec<f64>> {
 /// All numbers of a rollout made to have variance 1, over all responses at once.
 fn whitened(lists: Vec<Vec<f64>>, keep_mean: bool) -> Vec<Vec<f64>> {
     let all: Vec<f64> = lists.iter().flatten().copied().collect();
-    let mut made = whiten(&all, &vec![true; all.len()], keep_mean, EPS).values.into_iter();
+    let mut made = whiten(&all, &vec![true; all.len()], keep_mean, TINY).values.into_iter();
     lists.iter().map(|list| made.by_ref().take(list.len()).collect()).collect()
 }
 
@@ -100,7 +105,8 @@ impl Rewarded {
         let sources = self.sources();
         let of_source =
             sources.iter().flat_map(|name| [format!("reward_{name}"), format!("reward_{name}_std")]);
-        let (is_ppo, has_reference) = (self.kind == Kind::Ppo, self.reference.is_some());
+        let (is_ppo, has_reference) =
+            (self.kind == Algorithm::Ppo, self.reference.is_some() && self.looks_back());
         let steered = is_ppo && self.ppo.kl_target.is_some();
         let some = |name: &'static str, asked: bool| asked.then(|| name.to_string());
         let plain = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<String>>();
@@ -136,7 +142,7 @@ impl Rewarded {
     pub(super) fn figures_of(&self, all: &[Record]) -> BTreeMap<String, f64> {
         let flag = |holds: bool| f64::from(u8::from(holds));
         let apart = |one: &Record| {
-            let pairs = one.old.iter().zip(&one.reference);
+            let pairs = one.thought.old.iter().zip(&one.thought.reference);
             pairs.map(|(old, reference)| f64::from(*old) - f64::from(*reference)).sum::<f64>()
         };
         let mean = |of: &dyn Fn(&Record) -> f64| moments(all.iter().map(of)).0;
@@ -175,7 +181,7 @@ fn moments(all: impl Iterator<Item = f64>) -> (f64, f64) {
 
 /// The share of the variance of returns that the critic foresaw; 0 where they do not vary.
 fn explained(all: &[Record]) -> f64 {
-    let pairs = || all.iter().flat_map(|one| one.returns.iter().zip(&one.values));
+    let pairs = || all.iter().flat_map(|one| one.returns.iter().zip(&one.thought.values));
     let (_, all) = moments(pairs().map(|(returned, _)| f64::from(*returned)));
     let (_, left) = moments(pairs().map(|(returned, value)| f64::from(*returned) - f64::from(*value)));
     if all == 0.0 { 0.0 } else { 1.0 - (left / all).powi(2) }
