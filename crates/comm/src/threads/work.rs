@@ -129,10 +129,7 @@ impl Work {
             return self.queue(piece);
         }
         match *piece {
-            Piece::Copy { src, from, dst, to, len } => {
-                let bytes = &self.sent(src)[from..from + len];
-                self.write(dst, to..to + len, |out| copied(bytes, out))
-            }
+            Piece::Copy { dst, to, .. } => self.copy_all(dst, to, std::slice::from_ref(piece)),
             Piece::Combine { from, dst, to, len } => {
                 let inputs = self.inputs(from..from + len);
                 self.write(dst, to..to + len, |out| Ok(fold_bytes(self.how, self.dtype, &inputs, out)?))
