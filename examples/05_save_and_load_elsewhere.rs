@@ -3,7 +3,7 @@
 //! `cargo run --example 05_save_and_load_elsewhere`
 
 use planaria::array::ops::Distribution::Uniform;
-use planaria::ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, latest, load, save, verify};
+use planaria::ckpt::{Item, LoadOptions, SaveOptions, TensorKind, TrainState, latest, load, save, verify};
 use planaria::prelude::*;
 use planaria::store::{Object, Store};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Error> {
     let saved = threads::run(4, |comm| -> Result<(), Error> {
         let world = World::new(comm.clone());
         let tensor = weight(&rows, &world)?;
-        let mut state = State::new(vec![item(&rows, &world, tensor.local())?]);
+        let mut state = TrainState::new(vec![item(&rows, &world, tensor.local())?]);
         state.step = 100;
         // Every byte is written once, by one of the ranks that hold it; then the folder is committed.
         save(&*comm, &*store, "ckpt/step-00000100", &state, &SaveOptions::default())?;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Error> {
     let loaded = threads::run(3, |comm| -> Result<usize, Error> {
         let world = World::new(comm.clone());
         let piece = Array::zeros(&columns.piece(comm.rank())?.extents(), DType::F32)?;
-        let mut state = State::new(vec![item(&columns, &world, &piece)?]);
+        let mut state = TrainState::new(vec![item(&columns, &world, &piece)?]);
         load(&*comm, &*store, &folder, &mut state, &LoadOptions::default())?;
         // What this rank would hold if it had made the weight itself.
         if piece.to_vec::<f32>()? != weight(&columns, &world)?.local().to_vec::<f32>()? {

@@ -7,7 +7,7 @@
 
 use anyhow::{Context, Result, ensure};
 use planaria_bench::measure::{status, thread_times};
-use planaria_ckpt::{Known, KnownTensor, LoadOptions, Outline, SaveOptions, TensorKind};
+use planaria_ckpt::{Known, KnownTensor, LoadOptions, Outline, SaveOptions, SavedFiles, TensorKind};
 use planaria_layout::{
     DType, FlatShards, Layout, Mesh, Neutral, Placement, Plan, Rank, RankTiling, Shape, TensorSpec, Tile,
     deliver, receive,
@@ -181,11 +181,10 @@ fn checkpoints(model: &[Tensor]) -> Result<f64> {
         let name = format!("save, {} with ZeRO of {zero:?}", here.0);
         let of = |rank| Ok(Outline::of_save(&known(model, here.0, zero)?, &save, rank, here.1)?);
         worst = worst.max(report(&name, of, boxes)?);
-        let saved = known(model, here.0, zero)?;
+        // A load finds this in the manifest.
+        let saved = SavedFiles::of(&known(model, here.0, zero)?, &save)?;
         let name = format!("load, {} -> {} with ZeRO of {zero:?}", here.0, there.0);
-        let of = |rank| {
-            Ok(Outline::of_load((&saved, &save), (&known(model, there.0, zero)?, &load), rank, there.1)?)
-        };
+        let of = |rank| Ok(Outline::of_load(&saved, (&known(model, there.0, zero)?, &load), rank, there.1)?);
         worst = worst.max(report(&name, of, boxes)?);
         let outline = of(777)?;
         println!(

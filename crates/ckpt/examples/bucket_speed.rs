@@ -10,7 +10,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
+use planaria_ckpt::{Item, LoadOptions, SaveOptions, TensorKind, TrainState, load, save};
 use planaria_comm::threads;
 use planaria_layout::Layout;
 use planaria_store::open;
@@ -82,7 +82,7 @@ fn main() -> Result<(), Error> {
 struct Ours {
     store: Arc<dyn planaria_store::Store>,
     layouts: Vec<Layout>,
-    source: State,
+    source: TrainState,
 }
 
 impl Ours {
@@ -133,7 +133,7 @@ fn alone(work: impl FnOnce(&dyn planaria_comm::Comm) -> Result<(), Error> + Send
     done.into_iter().collect()
 }
 
-fn state(layouts: &[Layout], value: impl Fn(usize, usize) -> f32) -> Result<State, Error> {
+fn state(layouts: &[Layout], value: impl Fn(usize, usize) -> f32) -> Result<TrainState, Error> {
     let mut items = Vec::new();
     for (number, layout) in layouts.iter().enumerate() {
         let values: Vec<f32> = (0..TENSOR).map(|at| value(number, at)).collect();
@@ -141,7 +141,7 @@ fn state(layouts: &[Layout], value: impl Fn(usize, usize) -> f32) -> Result<Stat
         items.push(Item::placed(TensorKind::Parameter, format!("layer.{number}.weight"), layout, 0, &array)?);
     }
     assert_eq!(items[0].pieces[0].array.dtype(), DType::F32);
-    Ok(State { step: 1, ..State::new(items) })
+    Ok(TrainState { step: 1, ..TrainState::new(items) })
 }
 
 /// The copy.

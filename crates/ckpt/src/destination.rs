@@ -7,7 +7,7 @@ use crate::formats::{self, OpenOptions};
 use crate::options::{SaveOptions, Saved};
 use crate::output::{Existing, OutputFolder, Prepared};
 use crate::save::save;
-use crate::state::State;
+use crate::state::TrainState;
 use crate::talk;
 use planaria_comm::Comm;
 use planaria_store::{Local, Stoppable, Store, StoreExt, join, local_path, open};
@@ -32,7 +32,12 @@ pub struct Destination {
 }
 
 /// Saves a state at a path or URL. All ranks see its folder. What is replaced goes when its successor is whole. Collective.
-pub fn save_at(world: &dyn Comm, to: &Destination, state: &State, options: &SaveOptions) -> Result<Saved> {
+pub fn save_at(
+    world: &dyn Comm,
+    to: &Destination,
+    state: &TrainState,
+    options: &SaveOptions,
+) -> Result<Saved> {
     if talk::from_first(world, || to.is_direct())? {
         let (parent, name) = to.folder()?;
         return save(world, &to.stoppable(parent), &name, state, options);
@@ -130,13 +135,13 @@ mod tests {
     const RANKS: usize = 3;
 
     /// Every rank has one row.
-    fn rows(rank: usize, value: f32) -> State {
+    fn rows(rank: usize, value: f32) -> TrainState {
         let array = Array::full(&[1, 4], value + rank as f32, DType::F32).unwrap();
         let shape = planaria_layout::Shape::new(&[RANKS, 4]).unwrap();
         let region = Region::new(&[rank, 0], &[rank + 1, 4]).unwrap();
         let pieces = vec![crate::state::Piece { region, array }];
         let (kind, name, dtype) = (TensorKind::Parameter, "w".to_string(), DType::F32);
-        State::new(vec![Item { kind, name, shape, dtype, pieces }])
+        TrainState::new(vec![Item { kind, name, shape, dtype, pieces }])
     }
 
     fn at(url: &Path, to: To, existing: Existing) -> Destination {

@@ -1,14 +1,14 @@
 //! States on a device: copied to the host to be saved, and filled through it when loaded.
 
 use crate::error::Result;
-use crate::state::{Item, Piece, State};
+use crate::state::{Item, Piece, TrainState};
 use planaria_array::{Array, Device};
 
 fn is_away(piece: &Piece) -> bool {
     matches!(piece.array.device(), Device::Cuda(_))
 }
 
-impl State {
+impl TrainState {
     /// True when a device holds some of it.
     pub(crate) fn is_away(&self) -> bool {
         self.items.iter().flat_map(|item| &item.pieces).any(is_away)

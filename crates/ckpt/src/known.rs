@@ -1,7 +1,7 @@
 //! States whose layouts every rank knows: nobody has to be asked who holds what.
 
 use crate::error::{Error, Result};
-use crate::state::{Item, State, TensorKey, TensorKind};
+use crate::state::{Item, TensorKey, TensorKind, TrainState};
 use crate::talk;
 use crate::union::{Together, Union};
 use planaria_array::{Array, DType};
@@ -132,7 +132,7 @@ impl Known {
     }
 
     /// Checks that all ranks mean the same state, and each has its part of it. Collective.
-    pub(crate) fn check(&self, world: &dyn Comm, state: &State) -> Result<()> {
+    pub(crate) fn check(&self, world: &dyn Comm, state: &TrainState) -> Result<()> {
         let checked = state.items.iter().try_for_each(Item::check);
         talk::agree(world, checked.and_then(|()| self.check_items(&state.items, world.rank())))?;
         let mut hasher = DefaultHasher::new();
@@ -153,7 +153,7 @@ impl Known {
     }
 
     /// What the ranks hold together. Collective.
-    pub(crate) fn union(&self, world: &dyn Comm, state: &State) -> Result<Union> {
+    pub(crate) fn union(&self, world: &dyn Comm, state: &TrainState) -> Result<Union> {
         self.check(world, state)?;
         let files: BTreeMap<String, usize> = state.files.keys().map(|name| (name.clone(), 0)).collect();
         Union::new(self.together(), files, &state.tied)

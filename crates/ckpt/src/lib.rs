@@ -8,18 +8,18 @@
 //!
 //! ```
 //! use planaria_array::{Array, DType};
-//! use planaria_ckpt::{Item, TensorKind, LoadOptions, SaveOptions, State, latest, load, save};
+//! use planaria_ckpt::{Item, TensorKind, LoadOptions, SaveOptions, TrainState, latest, load, save};
 //! use planaria_comm::alone;
 //! use planaria_store::Object;
 //!
 //! let (world, store) = (alone(), Object::memory());
 //! let weight = Array::from_slice(&[1.0f32, 2.0, 3.0], &[3])?;
-//! let mut state = State::new(vec![Item::whole(TensorKind::Parameter, "weight", &weight)]);
+//! let mut state = TrainState::new(vec![Item::whole(TensorKind::Parameter, "weight", &weight)]);
 //! state.step = 7;
 //! save(&*world, &store, "ckpt/step-00000007", &state, &SaveOptions::default())?;
 //!
 //! let room = Array::zeros(&[3], DType::F32)?;
-//! let mut state = State::new(vec![Item::whole(TensorKind::Parameter, "weight", &room)]);
+//! let mut state = TrainState::new(vec![Item::whole(TensorKind::Parameter, "weight", &room)]);
 //! let folder = latest(&store, "ckpt")?.unwrap();
 //! load(&*world, &store, &folder, &mut state, &LoadOptions::default())?;
 //! assert_eq!((room.to_vec::<f32>()?, state.step), (vec![1.0, 2.0, 3.0], 7));
@@ -74,8 +74,8 @@ pub use options::{
     Cast, Casts, FileNames, LoadOptions, Masters, Meter, Optimizer, Rebuild, Replicas, Report, Retain,
     SaveOptions, Saved, Tiles, Unmatched, Weights,
 };
-pub use outline::Outline;
+pub use outline::{Outline, SavedFiles};
 pub use output::{Existing, OutputFolder, Prepared};
 pub use save::save;
-pub use state::{Item, Piece, State, TensorKey, TensorKind};
+pub use state::{Item, Piece, TensorKey, TensorKind, TrainState};
 pub use verify::{Verified, verify, verify_with};

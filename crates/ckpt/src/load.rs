@@ -11,7 +11,7 @@ use crate::manifest::{Checkpoint, Manifest, Role};
 use crate::options::{Cast, LoadOptions, Report, Unmatched};
 use crate::read;
 use crate::schedule::{Here, Schedule};
-use crate::state::State;
+use crate::state::TrainState;
 use crate::talk;
 use crate::wants::{Resolved, Twin, Wants, resolve};
 use planaria_comm::{Comm, CommExt};
@@ -30,7 +30,7 @@ pub fn load(
     world: &dyn Comm,
     store: &dyn Store,
     folder: &str,
-    state: &mut State,
+    state: &mut TrainState,
     options: &LoadOptions,
 ) -> Result<Report> {
     let begun = Instant::now();
@@ -42,7 +42,7 @@ pub fn load(
     let files = talk::from_first(world, || small_files(store, &checkpoint))?;
     let files = files.into_iter().map(|(name, text)| (name, text.into())).collect();
     let (items, known) = (std::mem::take(&mut state.items), state.known.take());
-    *state = State { items, known, files, ..checkpoint.state };
+    *state = TrainState { items, known, files, ..checkpoint.state };
     report.seconds = begun.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -52,7 +52,7 @@ pub fn load(
 pub fn load_source(
     world: &dyn Comm,
     source: &Source,
-    state: &mut State,
+    state: &mut TrainState,
     options: &LoadOptions,
 ) -> Result<Report> {
     let begun = Instant::now();
@@ -81,7 +81,7 @@ fn load_tensors(
     world: &dyn Comm,
     store: &dyn Store,
     catalog: &Catalog,
-    state: &State,
+    state: &TrainState,
     options: &LoadOptions,
 ) -> Result<Report> {
     let whole = options.missing == Unmatched::Refuse && options.mapping.is_none();

@@ -1,7 +1,7 @@
 //! The manifest: what a checkpoint folder holds, byte by byte, written last and read first.
 
 use crate::error::{Error, Result};
-use crate::state::{State, TensorKey, TensorKind};
+use crate::state::{TensorKey, TensorKind, TrainState};
 use planaria_layout::{DType, Extent, Listed, Region, Shape, Tile};
 use planaria_store::check_name;
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,7 @@ pub struct Checkpoint {
     /// What was left out to be derived.
     pub derive: Option<Derive>,
     /// Everything of the state but its tensors and files.
-    pub state: State,
+    pub state: TrainState,
     /// The files of tensors, numbered as in [`Extent::file`].
     pub files: Vec<DataFile>,
     /// Bytes under each checksum.
@@ -203,7 +203,7 @@ fn parse_sums(text: &str) -> Option<Vec<u32>> {
 
 impl Manifest {
     /// The manifest of a state with these files and tensors.
-    pub(crate) fn new(state: &State, ranks: usize) -> Manifest {
+    pub(crate) fn new(state: &TrainState, ranks: usize) -> Manifest {
         Manifest {
             format: FORMAT.to_string(),
             version: VERSION,
@@ -285,7 +285,7 @@ impl Manifest {
             others.push(SmallFile { name: record.name, size: record.size, sum, role: record.role });
         }
         let tensors = checked_tensors(self.tensors, &files)?;
-        let state = State {
+        let state = TrainState {
             items: Vec::new(),
             step: self.step,
             samples: self.samples,

@@ -107,7 +107,7 @@ impl Store for Mixed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
+    use crate::{Item, LoadOptions, SaveOptions, TensorKind, TrainState, load, save};
     use planaria_array::{Array, DType};
     use planaria_comm::alone;
     use planaria_store::StoreExt;
@@ -120,7 +120,7 @@ mod tests {
                 Item::whole(TensorKind::Parameter, "a", &values(3000)),
                 Item::whole(TensorKind::Parameter, "b", &values(5000)),
             ];
-            let mut state = State::new(items);
+            let mut state = TrainState::new(items);
             state.files.insert("config.json".into(), b"{}"[..].into());
             state
         };
@@ -150,7 +150,7 @@ mod tests {
             Item::whole(TensorKind::Parameter, "a", &Array::zeros(&[3000], DType::I64).unwrap()),
             Item::whole(TensorKind::Parameter, "b", &Array::zeros(&[5000], DType::I64).unwrap()),
         ];
-        let mut loaded = State::new(into);
+        let mut loaded = TrainState::new(into);
         load(&*alone(), &*store, "c", &mut loaded, &LoadOptions::default()).unwrap();
         assert_eq!(
             loaded.items[0].pieces[0].array.to_vec::<i64>().unwrap(),

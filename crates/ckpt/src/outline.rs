@@ -36,20 +36,19 @@ pub struct Outline {
 impl Outline {
     /// What `rank` of `ranks` would do to save a state that all know.
     pub fn of_save(known: &Known, options: &SaveOptions, rank: usize, ranks: usize) -> Result<Outline> {
-        let (tensors, files) = saved(known, options)?;
+        let SavedFiles { tensors, files } = SavedFiles::of(known, options)?;
         let held = tensors.into_iter().map(|tensor| tensor.held).collect();
         Ok(Outline::of(&Schedule::save(files.map(), held, Division::Units, Here { rank, ranks })))
     }
 
-    /// What `rank` of `ranks` would do to load, as `wanted`, what `saved` was saved as.
+    /// What `rank` of `ranks` would do to load, as `wanted`, what was saved.
     pub fn of_load(
-        saved: (&Known, &SaveOptions),
+        saved: &SavedFiles,
         wanted: (&Known, &LoadOptions),
         rank: usize,
         ranks: usize,
     ) -> Result<Outline> {
-        let (tensors, files) = self::saved(saved.0, saved.1)?;
-        let catalog = Catalog::of_saved(&tensors, &files);
+        let catalog = Catalog::of_saved(&saved.tensors, &saved.files);
         let readers = load::known_readers(&catalog, wanted.0, wanted.1)?;
         Ok(Outline::of(&load::plan(&catalog, readers, Here { rank, ranks })))
     }
@@ -76,12 +75,21 @@ impl Outline {
     }
 }
 
-/// The tensors of a save and their places in files.
-fn saved(known: &Known, options: &SaveOptions) -> Result<(Vec<Together>, Files)> {
-    let mut union = Union::new(known.together(), BTreeMap::new(), &BTreeMap::new())?;
-    let derive = outgoing::select(&mut union.tensors, options)?;
-    let files = naming::whole(&union.tensors, options, derive)?;
-    Ok((union.tensors, files))
+/// The tensors of a save and their places in files: what a load reads in the manifest.
+#[derive(Debug)]
+pub struct SavedFiles {
+    tensors: Vec<Together>,
+    files: Files,
+}
+
+impl SavedFiles {
+    /// What a save of a state that all know would write.
+    pub fn of(known: &Known, options: &SaveOptions) -> Result<SavedFiles> {
+        let mut union = Union::new(known.together(), BTreeMap::new(), &BTreeMap::new())?;
+        let derive = outgoing::select(&mut union.tensors, options)?;
+        let files = naming::whole(&union.tensors, options, derive)?;
+        Ok(SavedFiles { tensors: union.tensors, files })
+    }
 }
 
 impl Files {

@@ -10,7 +10,7 @@ use crate::naming::{self, Files};
 use crate::options::{SaveOptions, Saved, Tiles};
 use crate::outgoing::{self, Outgoing};
 use crate::schedule::{Division, Here, Schedule};
-use crate::state::{State, TensorKind};
+use crate::state::{TensorKind, TrainState};
 use crate::talk;
 use crate::union::{self, Together, Union};
 use crate::write;
@@ -28,7 +28,7 @@ pub fn save(
     world: &dyn Comm,
     store: &dyn Store,
     folder: &str,
-    state: &State,
+    state: &TrainState,
     options: &SaveOptions,
 ) -> Result<Saved> {
     let begun = Instant::now();
@@ -73,7 +73,7 @@ pub fn save(
 struct Saving<'a> {
     world: &'a dyn Comm,
     place: (&'a dyn Store, &'a str),
-    state: &'a State,
+    state: &'a TrainState,
     options: &'a SaveOptions,
     union: Union,
     outgoing: Outgoing,
@@ -171,7 +171,7 @@ fn check_small_files(union: &Union) -> Result<()> {
 }
 
 /// The small files of all ranks on rank 0: each rank gives those that it is the first to have.
-fn small_files(world: &dyn Comm, state: &State, union: &Union) -> Result<Vec<(String, Vec<u8>)>> {
+fn small_files(world: &dyn Comm, state: &TrainState, union: &Union) -> Result<Vec<(String, Vec<u8>)>> {
     let mine: Vec<(&String, &Arc<[u8]>)> = state
         .files
         .iter()

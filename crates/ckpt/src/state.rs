@@ -228,7 +228,7 @@ impl Item {
 
 /// What is saved and loaded. Tensors may differ from rank to rank; everything else is the same on all.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct TrainState {
     /// The tensors.
     pub items: Vec<Item>,
     /// Optimizer steps done.
@@ -253,10 +253,10 @@ pub struct State {
     pub known: Option<Known>,
 }
 
-impl State {
+impl TrainState {
     /// A state of these tensors and nothing else.
-    pub fn new(items: Vec<Item>) -> State {
-        State { items, ..State::default() }
+    pub fn new(items: Vec<Item>) -> TrainState {
+        TrainState { items, ..TrainState::default() }
     }
 
     /// Gives every tensor another name, in what all ranks know too.

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::options::Replicas;
-use crate::state::{Group, Item, Piece, State, TensorKey, TensorKind};
+use crate::state::{Group, Item, Piece, TensorKey, TensorKind, TrainState};
 use crate::talk;
 use planaria_comm::Comm;
 use planaria_layout::{DType, Fixed, Listed, Rank, RankTiling, Region, Shape, Tile};
@@ -107,14 +107,14 @@ fn told(item: &Item, replicas: Replicas) -> Result<Told> {
 }
 
 /// What all ranks hold. Where not everyone knows, each rank tells the others what it holds. Collective.
-pub(crate) fn gather(world: &dyn Comm, state: &State, replicas: Replicas) -> Result<Union> {
+pub(crate) fn gather(world: &dyn Comm, state: &TrainState, replicas: Replicas) -> Result<Union> {
     match &state.known {
         Some(known) if replicas == Replicas::Trust => known.union(world, state),
         _ => exchange(world, state, replicas),
     }
 }
 
-fn exchange(world: &dyn Comm, state: &State, replicas: Replicas) -> Result<Union> {
+fn exchange(world: &dyn Comm, state: &TrainState, replicas: Replicas) -> Result<Union> {
     let items = &state.items;
     let checked = items.iter().try_for_each(|item| item.check());
     let checked = checked.and_then(|()| check_twice(items, world.rank()));

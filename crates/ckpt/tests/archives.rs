@@ -8,7 +8,7 @@ use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::examine::{Bound, compare, stats};
 use planaria_ckpt::formats::Key;
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Error, Item, LoadOptions, State, TensorKind, load_source, verify};
+use planaria_ckpt::{Error, Item, LoadOptions, TensorKind, TrainState, load_source, verify};
 use planaria_store::{Object, PutMode, Store, StoreExt};
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ fn a_changed_bit_stops_whatever_reads_it() {
     blamed(compare(feeds, &Bound::default(), &|_| true, &|_| (), &mut |_, _| Ok(())), "diff");
     blamed(stats(&Feed::new(&source), &key, &|_| ()).map(drop), "inspect --stats");
     let world = planaria_comm::alone();
-    let mut state = State::new(vec![Item::whole(
+    let mut state = TrainState::new(vec![Item::whole(
         TensorKind::Parameter,
         "model.0.bias",
         &Array::zeros(&[10], DType::F32).unwrap(),

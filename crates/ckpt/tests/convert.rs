@@ -6,7 +6,7 @@ use planaria_ckpt::convert::{ConvertOptions, Cut, Observer, To, plan};
 use planaria_ckpt::examine::{Bound, Verdict, compare};
 use planaria_ckpt::formats::{Key, OpenOptions, Part, Source, open};
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Error, Item, SaveOptions, State, TensorKind, save, verify};
+use planaria_ckpt::{Error, Item, SaveOptions, TensorKind, TrainState, save, verify};
 use planaria_comm::alone;
 use planaria_layout::{DType, Layout, Mesh, Region, Shape};
 use planaria_store::{Fault, Faulty, Object, Store, StoreExt};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Tensors of several element types with values that show their place.
-fn state(seed: usize) -> State {
+fn state(seed: usize) -> TrainState {
     let array = |dims: &[usize], dtype: DType| {
         let numel: usize = dims.iter().product();
         let values: Vec<f32> = (0..numel).map(|i| ((i * 7 + seed) % 97) as f32 - 40.0).collect();
@@ -34,7 +34,7 @@ fn state(seed: usize) -> State {
         Item::whole(TensorKind::Parameter, "none", &array(&[0, 3], DType::F16)),
     ];
     items.push(Item::whole(TensorKind::Ema, "a.bias", &array(&[12], DType::F32)));
-    let mut state = State::new(items);
+    let mut state = TrainState::new(items);
     state.step = 7;
     state.files.insert("config.json".to_string(), b"{}"[..].into());
     state
@@ -220,7 +220,7 @@ proptest! {
         let numel: usize = dims.iter().product();
         let values: Vec<i32> = (0..numel as i32).collect();
         let array = Array::from_slice(&values, &dims).unwrap();
-        let state = State::new(vec![Item::whole(TensorKind::Parameter, "w", &array)]);
+        let state = TrainState::new(vec![Item::whole(TensorKind::Parameter, "w", &array)]);
         save(&*alone(), &*store, "ours", &state, &SaveOptions::default()).unwrap();
         let source = opened(&store, "ours");
         let mesh = Mesh::new(&[("dp", dp), ("tp", tp)]).unwrap();

@@ -7,7 +7,7 @@ mod common {
 use common::states::{Dice, Global, Holding, globals, state};
 use planaria_array::{Array, DType};
 use planaria_ckpt::{
-    Error, Item, LoadOptions, SaveOptions, State, TensorKind, Tiles, Trouble, load, open, save, verify,
+    Error, Item, LoadOptions, SaveOptions, TensorKind, Tiles, TrainState, Trouble, load, open, save, verify,
 };
 use planaria_comm::{alone, threads};
 use planaria_store::{Object, PutMode, Store, StoreExt, checksum};
@@ -78,12 +78,12 @@ fn damage_is_located_to_tensor_and_block_on_every_rank() {
         let whole = |name: &str, n| Item::whole(TensorKind::Parameter, name, &array(n));
         vec![whole("a", 700), whole("b", 600), whole("c", 500)]
     };
-    save(&*alone(), &store, FOLDER, &State::new(items(1.5)), &SaveOptions::default()).unwrap();
+    save(&*alone(), &store, FOLDER, &TrainState::new(items(1.5)), &SaveOptions::default()).unwrap();
     let name = format!("{FOLDER}/model-00001-of-00001.safetensors");
     // 'a' ends in block 2, 'b' in block 5; block 4 is all of 'b'.
     flip(&store, &name, ((4 << 20) + 12345) * 8 + 3);
     let ends = threads::run(3, |world| {
-        let mut state = State::new(items(0.0));
+        let mut state = TrainState::new(items(0.0));
         load(&*world, &store, FOLDER, &mut state, &LoadOptions::default()).unwrap_err()
     });
     assert!(ends.iter().all(|end| *end == ends[0]));
@@ -97,7 +97,7 @@ fn damage_is_located_to_tensor_and_block_on_every_rank() {
         "{problems:?}"
     );
     // What lies elsewhere can still be loaded.
-    let mut state = State::new(items(0.0));
+    let mut state = TrainState::new(items(0.0));
     let options = LoadOptions { ignore: vec!["b".into()], ..LoadOptions::default() };
     let report = load(&*alone(), &store, FOLDER, &mut state, &options);
     assert!(report.is_ok(), "{report:?}");

@@ -7,8 +7,8 @@ mod common {
 use common::states::{Dice, Global, Holding, compare, contents, state};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
-    Error, Item, LoadOptions, Masters, Piece, Replicas, Retain, SaveOptions, State, TensorKind, Unmatched,
-    committed, latest, load, open, save, step_folder,
+    Error, Item, LoadOptions, Masters, Piece, Replicas, Retain, SaveOptions, TensorKind, TrainState,
+    Unmatched, committed, latest, load, open, save, step_folder,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::{FlatShards, Layout, Region};
@@ -17,15 +17,15 @@ use serde_json::{Value, json};
 
 const FOLDER: &str = "run/step-00000001";
 
-fn one(name: &str, array: &Array) -> State {
-    State::new(vec![Item::whole(TensorKind::Parameter, name, array)])
+fn one(name: &str, array: &Array) -> TrainState {
+    TrainState::new(vec![Item::whole(TensorKind::Parameter, name, array)])
 }
 
-fn put(store: &dyn Store, folder: &str, state: &State) {
+fn put(store: &dyn Store, folder: &str, state: &TrainState) {
     save(&*alone(), store, folder, state, &SaveOptions::default()).unwrap();
 }
 
-fn get(store: &dyn Store, folder: &str, state: &mut State) -> Result<(), Error> {
+fn get(store: &dyn Store, folder: &str, state: &mut TrainState) -> Result<(), Error> {
     load(&*alone(), store, folder, state, &LoadOptions::default()).map(|_| ())
 }
 
@@ -71,7 +71,7 @@ fn remove_master_weight_round_trip() {
                 Item::whole(TensorKind::Slot("moment1_0".into()), name, &master),
             ]
         });
-        State::new(items.collect())
+        TrainState::new(items.collect())
     };
     for ranks in [1, 2] {
         let store = Object::memory();
@@ -108,7 +108,7 @@ fn total_size_is_exact_for_every_dtype_and_any_number_of_ranks() {
             let items = DType::ALL.iter().map(|dtype| {
                 Item::whole(TensorKind::Parameter, dtype.name(), &Array::zeros(&[3, 5], *dtype).unwrap())
             });
-            save(&*world, &store, FOLDER, &State::new(items.collect()), &SaveOptions::default()).unwrap()
+            save(&*world, &store, FOLDER, &TrainState::new(items.collect()), &SaveOptions::default()).unwrap()
         });
         let bytes: usize = DType::ALL.iter().map(|dtype| 15 * dtype.size()).sum();
         let index = index(&store, FOLDER, "model.safetensors.index.json");
@@ -127,7 +127,7 @@ fn names_that_begin_alike() {
             let slot = TensorKind::Slot("moment1_0".into());
             [Item::whole(TensorKind::Parameter, *name, &value(n)), Item::whole(slot, *name, &value(n + 50))]
         });
-        State::new(items.collect())
+        TrainState::new(items.collect())
     };
     put(&store, FOLDER, &state(true));
     let mut loaded = state(false);
@@ -239,7 +239,7 @@ fn partial_overlaps_are_stored() {
         let array = Array::zeros(&region.extents(), DType::F32).unwrap();
         let (shape, pieces) = (Shape::new(&[4]).unwrap(), vec![Piece { region, array }]);
         let item = Item { kind: TensorKind::Parameter, name: "w".into(), shape, dtype: DType::F32, pieces };
-        save(&*world, &store, FOLDER, &State::new(vec![item]), &SaveOptions::default())
+        save(&*world, &store, FOLDER, &TrainState::new(vec![item]), &SaveOptions::default())
             .unwrap_err()
             .to_string()
     });
@@ -275,7 +275,8 @@ fn fewer_tensors_than_ranks() {
         let folder = format!("{number}");
         threads::run(4, |world| {
             let array = Array::full(&[3], 2.0, DType::F32).unwrap();
-            let state = if holders.contains(&world.rank()) { one("w", &array) } else { State::default() };
+            let state =
+                if holders.contains(&world.rank()) { one("w", &array) } else { TrainState::default() };
             save(&*world, &store, &folder, &state, &SaveOptions::default()).unwrap();
         });
         assert_eq!(open(&store, &folder).unwrap().tensors.len(), holders.len());

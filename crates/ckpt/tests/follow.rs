@@ -7,7 +7,7 @@ use planaria_aoa::Program;
 use planaria_array::Array;
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::formats::{Key, Part, Source};
-use planaria_ckpt::{Error, Item, SaveOptions, State, TensorKind, save};
+use planaria_ckpt::{Error, Item, SaveOptions, TensorKind, TrainState, save};
 use planaria_comm::alone;
 use planaria_layout::DType;
 use planaria_store::{Object, Store};
@@ -28,7 +28,7 @@ fn slot(name: &str) -> TensorKind {
 }
 
 /// Two matrices and a vector, each with everything that goes with it; `powers` of the two matrices.
-fn state(powers: [f32; 2]) -> State {
+fn state(powers: [f32; 2]) -> TrainState {
     let mut items = Vec::new();
     for (number, (name, dims)) in [("gate", [4, 6]), ("up", [4, 6])].into_iter().enumerate() {
         let from = number * 100;
@@ -44,13 +44,13 @@ fn state(powers: [f32; 2]) -> State {
     items.push(Item::whole(slot("rows"), "gate", &array(7, &[4], DType::F32)));
     items.push(Item::whole(slot("rows"), "norm", &array(8, &[3], DType::F32)));
     items.push(Item::whole(TensorKind::Buffer, "seen", &array(5, &[2], DType::I64)));
-    let mut state = State::new(items);
+    let mut state = TrainState::new(items);
     state.step = 3;
     state.tied = BTreeMap::from([("head".to_string(), "gate".to_string())]);
     state
 }
 
-fn saved(state: &State) -> Arc<dyn Store> {
+fn saved(state: &TrainState) -> Arc<dyn Store> {
     let store: Arc<dyn Store> = Arc::new(Object::memory());
     save(&*alone(), &*store, FOLDER, state, &SaveOptions::default()).unwrap();
     store

@@ -9,8 +9,8 @@ use planaria_aoa::{Catalog, Mapping, Options, Program, Tensor, Ties};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::formats::{self, OpenOptions};
 use planaria_ckpt::{
-    Casts, Error, Item, LoadOptions, SaveOptions, State, TensorKind, Trouble, Unmatched, load, load_source,
-    save,
+    Casts, Error, Item, LoadOptions, SaveOptions, TensorKind, TrainState, Trouble, Unmatched, load,
+    load_source, save,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Layout;
@@ -49,8 +49,8 @@ fn fused() -> Mapping {
     program.compile(&catalog(&FILES), Some(&targets), &Options::default()).unwrap()
 }
 
-fn files() -> State {
-    let mut state = State::new(Vec::new());
+fn files() -> TrainState {
+    let mut state = TrainState::new(Vec::new());
     for (number, (name, shape, dtype)) in FILES.into_iter().enumerate() {
         state.items.push(Item::whole(TensorKind::Parameter, name, &array(number * 30, shape, dtype)));
         let moment = array(number * 30 + 500, shape, DType::F32);
@@ -62,8 +62,8 @@ fn files() -> State {
 }
 
 /// The fused tensors as `cut` says, with the right values or zeros.
-fn fused_state(cut: [&str; 2], ranks: usize, rank: usize, fill: bool) -> State {
-    let mut state = State::new(Vec::new());
+fn fused_state(cut: [&str; 2], ranks: usize, rank: usize, fill: bool) -> TrainState {
+    let mut state = TrainState::new(Vec::new());
     let (kinds, names) =
         ([TensorKind::Parameter, TensorKind::Slot("moment1_0".into())], ["gate_up", "down", "norm"]);
     for (shift, kind) in [0, 500].into_iter().zip(kinds) {
@@ -93,7 +93,7 @@ fn fused_state(cut: [&str; 2], ranks: usize, rank: usize, fill: bool) -> State {
     state
 }
 
-fn same(state: &State, want: &State) {
+fn same(state: &TrainState, want: &TrainState) {
     for (got, want) in state.items.iter().zip(&want.items) {
         for (got, want) in got.pieces.iter().zip(&want.pieces) {
             let bytes = |a: &Array| a.copy().unwrap().bytes().unwrap().to_vec();
@@ -166,7 +166,7 @@ fn a_tensor_that_the_mapping_forgets_is_not_lost_in_silence() {
 fn two_targets_may_read_one_source_and_reshape_is_exact() {
     let store = Object::memory();
     let weight = array(7, &[4, 6], DType::F32);
-    let state = State::new(vec![Item::whole(TensorKind::Parameter, "w", &weight)]);
+    let state = TrainState::new(vec![Item::whole(TensorKind::Parameter, "w", &weight)]);
     save(&*alone(), &store, FOLDER, &state, &SaveOptions::default()).unwrap();
     let text = "w -> a\nw^T -> b\nw -> c, reshape=[3, 8]";
     let program = Program::parse(text).unwrap();
@@ -182,7 +182,7 @@ fn two_targets_may_read_one_source_and_reshape_is_exact() {
             let room = Array::zeros(&piece.extents(), DType::F32).unwrap();
             Item::placed(TensorKind::Parameter, *name, &layout, world.rank(), &room).unwrap()
         });
-        let mut state = State::new(items.collect());
+        let mut state = TrainState::new(items.collect());
         let options = LoadOptions { mapping: Some(mapping.clone()), ..LoadOptions::default() };
         load(&*world, &store, FOLDER, &mut state, &options).unwrap();
         let whole = [weight.clone(), weight.transpose(0, 1).unwrap(), weight.reshape(&[3, 8]).unwrap()];
@@ -213,7 +213,7 @@ fn foreign_folders_load_under_any_layout() {
         let Ok(source) = formats::open(&store, folder, &OpenOptions::default()) else { continue };
         folders += 1;
         threads::run(3, |world| {
-            let (mut state, mut wants) = (State::new(Vec::new()), Vec::new());
+            let (mut state, mut wants) = (TrainState::new(Vec::new()), Vec::new());
             for (key, tensor) in &source.tensors {
                 let cut = if tensor.shape.is_empty() {
                     "R".to_string()

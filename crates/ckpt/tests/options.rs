@@ -8,7 +8,7 @@ use common::states::contents;
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
     Casts, Derive, Error, Item, LoadOptions, Masters, Meter, Optimizer, Rebuild, Report, Result, SaveOptions,
-    State, TensorKind, Tiles, Unmatched, Weights, load, open, save,
+    TensorKind, Tiles, TrainState, Unmatched, Weights, load, open, save,
 };
 use planaria_comm::{alone, threads};
 use planaria_layout::Region;
@@ -23,14 +23,14 @@ fn values(from: f32, len: usize) -> Vec<f32> {
 }
 
 /// A parameter in bf16 with master weight and moments, and one in f32 without a master.
-fn training(from: f32) -> State {
+fn training(from: f32) -> TrainState {
     let full = Array::from_slice(&values(from, 6), &[2, 3]).unwrap();
     let gate = Array::from_slice(&values(from + 50.0, 2), &[2]).unwrap();
     let slot = |name: &str, at: f32| {
         Item::whole(TensorKind::Slot(name.into()), "w", &Array::from_slice(&values(at, 6), &[2, 3]).unwrap())
     };
     let power = Array::from_slice(&[0.9f32], &[1]).unwrap();
-    State::new(vec![
+    TrainState::new(vec![
         Item::whole(TensorKind::Parameter, "w", &full.cast(DType::BF16).unwrap()),
         Item::whole(TensorKind::Master, "w", &full),
         slot("moment1_0", from + 100.0),
@@ -41,11 +41,11 @@ fn training(from: f32) -> State {
 }
 
 /// The same with other values, to be loaded into.
-fn room() -> State {
+fn room() -> TrainState {
     training(-1000.0)
 }
 
-fn floats(state: &State, kind: &TensorKind, name: &str) -> Vec<f32> {
+fn floats(state: &TrainState, kind: &TensorKind, name: &str) -> Vec<f32> {
     let item = state.items.iter().find(|i| i.kind == *kind && i.name == name).unwrap();
     item.pieces[0].array.cast(DType::F32).unwrap().to_vec::<f32>().unwrap()
 }
@@ -54,13 +54,13 @@ fn saved(store: &dyn Store, options: &SaveOptions) {
     save(&*alone(), store, FOLDER, &training(3.0), options).unwrap();
 }
 
-fn loaded(store: &dyn Store, options: &LoadOptions) -> Result<(State, Report)> {
+fn loaded(store: &dyn Store, options: &LoadOptions) -> Result<(TrainState, Report)> {
     let mut state = room();
     let report = load(&*alone(), store, FOLDER, &mut state, options)?;
     Ok((state, report))
 }
 
-fn same(state: &State, other: &State) {
+fn same(state: &TrainState, other: &TrainState) {
     for item in &other.items {
         assert_eq!(
             floats(state, &item.kind, &item.name),
@@ -142,7 +142,7 @@ fn a_strict_load_names_what_differs_and_a_lenient_one_reports_it() {
         "left alone"
     );
 
-    let mut state = State::new(vec![room().items.remove(0)]);
+    let mut state = TrainState::new(vec![room().items.remove(0)]);
     let refused = load(&*alone(), &store, FOLDER, &mut state, &LoadOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("unexpected 'gate'"), "{refused}");
     let options = LoadOptions { ignore: vec!["ga*".into()], ..LoadOptions::default() };
@@ -173,7 +173,7 @@ fn casts_are_made_where_asked() {
 fn tied_names_are_stored_once_and_loaded_under_both() {
     let store = Object::memory();
     let embed = Array::from_slice(&values(1.0, 6), &[3, 2]).unwrap();
-    let mut state = State::new(vec![
+    let mut state = TrainState::new(vec![
         Item::whole(TensorKind::Parameter, "embed", &embed),
         Item::whole(TensorKind::Parameter, "lm_head", &embed),
     ]);
@@ -186,7 +186,7 @@ fn tied_names_are_stored_once_and_loaded_under_both() {
         |name: &str| Item::whole(TensorKind::Parameter, name, &Array::zeros(&[3, 2], DType::F32).unwrap());
     // A last stage that only knows the head.
     for names in [vec!["embed", "lm_head"], vec!["lm_head"], vec!["embed"]] {
-        let mut state = State::new(names.iter().map(|name| room(name)).collect());
+        let mut state = TrainState::new(names.iter().map(|name| room(name)).collect());
         load(&*alone(), &store, FOLDER, &mut state, &LoadOptions::default()).unwrap();
         for name in names {
             assert_eq!(floats(&state, &TensorKind::Parameter, name), values(1.0, 6));
@@ -220,7 +220,7 @@ fn counters_values_and_files_come_back() {
 #[test]
 fn states_without_tensors_and_tensors_without_elements() {
     let store = Object::memory();
-    let mut state = State { step: 3, ..State::default() };
+    let mut state = TrainState { step: 3, ..TrainState::default() };
     save(&*alone(), &store, "empty", &state, &SaveOptions::default()).unwrap();
     state.step = 0;
     load(&*alone(), &store, "empty", &mut state, &LoadOptions::default()).unwrap();
@@ -228,7 +228,7 @@ fn states_without_tensors_and_tensors_without_elements() {
     for tiles in [Tiles::Whole, Tiles::AsHeld] {
         let folder = format!("{tiles:?}");
         let none = Array::zeros(&[0, 128], DType::F32).unwrap();
-        let state = State::new(vec![Item::whole(TensorKind::Parameter, "none", &none)]);
+        let state = TrainState::new(vec![Item::whole(TensorKind::Parameter, "none", &none)]);
         let options = SaveOptions { tiles, ..SaveOptions::default() };
         save(&*alone(), &store, &folder, &state, &options).unwrap();
         assert_eq!(
@@ -246,7 +246,7 @@ fn ranks_that_disagree_are_told_so() {
     let ends = threads::run(3, |world| {
         let rows = if world.rank() == 2 { 4 } else { 3 };
         let array = Array::zeros(&[rows, 2], DType::F32).unwrap();
-        let state = State::new(vec![Item::whole(TensorKind::Parameter, "w", &array)]);
+        let state = TrainState::new(vec![Item::whole(TensorKind::Parameter, "w", &array)]);
         save(&*world, &store, "a", &state, &SaveOptions::default()).unwrap_err().to_string()
     });
     assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
@@ -260,7 +260,9 @@ fn ranks_that_disagree_are_told_so() {
         let array = Array::zeros(&region.extents(), DType::F32).unwrap();
         let pieces = vec![planaria_ckpt::Piece { region, array }];
         let item = Item { kind: TensorKind::Parameter, name: "w".into(), shape, dtype: DType::F32, pieces };
-        save(&*world, &store, "a", &State::new(vec![item]), &SaveOptions::default()).unwrap_err().to_string()
+        save(&*world, &store, "a", &TrainState::new(vec![item]), &SaveOptions::default())
+            .unwrap_err()
+            .to_string()
     });
     assert!(ends[0].contains("'w'") && ends[0] == ends[1], "{ends:?}");
     assert!(store.list("").unwrap().is_empty(), "nothing is written before everything is checked");
@@ -277,7 +279,7 @@ fn a_meter_knows_nothing_before_a_save_and_counts_every_byte_once() {
             let array = Array::from_slice(&values(1.0, 64), &[64]).unwrap();
             // Each rank has a tensor of its own, so that both write something where files are cut by holder.
             let name = format!("w{}", world.rank());
-            let state = State::new(vec![Item::whole(TensorKind::Parameter, &name, &array)]);
+            let state = TrainState::new(vec![Item::whole(TensorKind::Parameter, &name, &array)]);
             save(&*world, &store, FOLDER, &state, &options).unwrap();
             meter.share()
         });

@@ -6,7 +6,7 @@ mod common {
 
 use common::states::{Dice, Holding, compare, contents, globals, holding, known, mesh, state};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, LoadOptions, Replicas, SaveOptions, State, TensorKind, Tiles, load, save};
+use planaria_ckpt::{Item, LoadOptions, Replicas, SaveOptions, TensorKind, Tiles, TrainState, load, save};
 use planaria_comm::threads;
 use planaria_layout::Layout;
 use planaria_store::{Local, Object, Store};
@@ -91,7 +91,7 @@ fn large_tensors_are_read_once_whatever_the_cut() {
             let part = if fill { part } else { Array::zeros(part.shape(), DType::F32).unwrap() };
             Item::placed(TensorKind::Parameter, *name, &layout, rank, &part).unwrap()
         });
-        State::new(items.collect())
+        TrainState::new(items.collect())
     };
     let total: usize = tensors.iter().map(|(_, t)| t.numel() * 4).sum();
     for (number, (from, many, to, few)) in
@@ -125,7 +125,7 @@ fn what_is_known_is_checked() {
     let globals = globals(&mut dice, 4);
     let whole: Vec<Holding> = globals.iter().map(|_| Holding::Some(vec![0, 1, 2, 3])).collect();
     let store = Object::memory();
-    let refused = |say: &(dyn Fn(usize, &mut State) + Sync)| {
+    let refused = |say: &(dyn Fn(usize, &mut TrainState) + Sync)| {
         let ends = threads::run(4, |world| {
             let mut state = state(&globals, &whole, world.rank(), true);
             state.known = Some(known(&globals, &whole));

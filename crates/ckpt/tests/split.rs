@@ -1,7 +1,7 @@
 //! Ranks that divide the blocks of a file among them: sums are joined when saving, and checked when loading.
 
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, open, save};
+use planaria_ckpt::{Item, LoadOptions, SaveOptions, TensorKind, TrainState, load, open, save};
 use planaria_comm::threads;
 use planaria_layout::{Layout, Mesh, Shape, TensorSpec};
 use planaria_store::{Local, PutMode, Store, StoreExt};
@@ -16,7 +16,7 @@ fn layout(ranks: usize, rows: usize, columns: usize) -> Layout {
 }
 
 /// What a rank holds: each element is its number, times `scale`.
-fn state(ranks: usize, rank: usize, scale: f32) -> State {
+fn state(ranks: usize, rank: usize, scale: f32) -> TrainState {
     let mut items = Vec::new();
     for (name, rows, columns) in TENSORS {
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32 * scale).collect();
@@ -30,7 +30,7 @@ fn state(ranks: usize, rank: usize, scale: f32) -> State {
         };
         items.push(Item::placed(TensorKind::Parameter, name, &layout, rank, &array).unwrap());
     }
-    State::new(items)
+    TrainState::new(items)
 }
 
 fn save_from(store: &Local, ranks: usize) -> String {

@@ -6,6 +6,7 @@ mod commands;
 mod exit;
 mod failure;
 mod filter;
+mod job;
 mod mapping;
 mod printable;
 mod progress;

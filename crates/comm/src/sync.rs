@@ -23,6 +23,42 @@ pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, limit: Du
     }
 }
 
+/// How many threads can run at once.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// How long a rank that waits for its neighbours looks out for them before it sleeps. Where that was in vain, as on a machine that others
+/// keep busy, it looks for half as long the next time; where it was not, for twice as long.
+#[derive(Debug)]
+pub(crate) struct Patience(Option<std::sync::atomic::AtomicU32>);
+
+impl Patience {
+    /// Bounds in microseconds: what neighbours need that come together, and some times what being woken takes.
+    const BOUNDS: (u32, u32) = (4, 32);
+
+    /// None where ranks outnumber processors: whoever is awaited may need this one. Time does not pass for the model checker.
+    pub(crate) fn of(ranks: usize, processors: usize) -> Patience {
+        let some = ranks <= processors && cfg!(not(feature = "shuttle"));
+        Patience(some.then(|| Patience::BOUNDS.1.into()))
+    }
+
+    pub(crate) fn length(&self) -> Duration {
+        let micros = self.0.as_ref().map_or(0, |micros| micros.load(std::sync::atomic::Ordering::Relaxed));
+        Duration::from_micros(micros.into())
+    }
+
+    /// Says how it went.
+    pub(crate) fn learn(&self, in_vain: bool) {
+        let Some(micros) = &self.0 else { return };
+        let now = micros.load(std::sync::atomic::Ordering::Relaxed);
+        let next = if in_vain { now / 2 } else { now * 2 }.clamp(Patience::BOUNDS.0, Patience::BOUNDS.1);
+        if next != now {
+            micros.store(next, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
 /// Starts a thread that nobody joins. Where the system refuses one, whoever waits does the work instead.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {

@@ -1,8 +1,9 @@
 //! Ranks over sockets: the conformance suite, the bits of thread ranks, a process that goes without a word, a peer that never comes.
 
+use planaria_array::{Array, DType};
 use planaria_comm::letters::Options;
 use planaria_comm::sockets::{self, Network, Place};
-use planaria_comm::{Comm, Error, Visit, Watch, conformance, threads, watched};
+use planaria_comm::{Comm, CommExt, Error, Recv, Visit, Watch, conformance, threads, watched};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -165,4 +166,30 @@ fn a_watched_communicator_conforms_and_all_ranks_tell_the_same() {
     assert_eq!((group.call, group.lane.as_str(), group.ranks.as_slice()), ("barrier", "group", &[0, 1][..]));
     assert_eq!((split.call, split.number, making.call), ("barrier", 0, "split"));
     assert!(split.lane.starts_with("world/"), "{split:?}");
+}
+
+/// More than the memory between two ranks has room for, while the receiver does something else: what finds none is carried by sockets, and
+/// nothing overtakes.
+#[test]
+fn letters_that_find_no_room_in_shared_memory_keep_their_order() {
+    let lengths = || (0..400usize).map(|i| [0, 3, 700, 8192, 8193, 30_000][i % 6] + i % 5);
+    let ends = run(2, |comm| {
+        if comm.rank() == 0 {
+            for (i, length) in lengths().enumerate() {
+                comm.send(planaria_comm::Send {
+                    data: Array::full(&[length], i % 251, DType::U8)?,
+                    to: 1,
+                    tag: 5,
+                })?;
+            }
+        }
+        comm.barrier()?;
+        for (i, length) in lengths().enumerate().filter(|_| comm.rank() == 1) {
+            let data = Array::empty(&[length], DType::U8)?;
+            comm.recv(Recv { data: data.clone(), from: 0, tag: 5 })?;
+            assert!(data.to_vec::<u8>()?.iter().all(|&byte| byte == (i % 251) as u8), "letter {i}");
+        }
+        Ok(())
+    });
+    assert!(ends.into_iter().all(|end| end.is_ok()));
 }

@@ -98,9 +98,22 @@ struct Inner {
 enum Numbering {
     /// `start + sum(coord * stride)`. Sorted by stride, each stride spans all smaller ones
     /// (axes of size 1 have stride 0), so ranks are turned back by division.
-    Strided { start: Rank, strides: Coords },
+    Strided {
+        start: Rank,
+        strides: Coords,
+        /// Axes with a stride, the longest first.
+        order: Coords,
+    },
     /// Row-major list, and the same sorted by rank with its position.
     Listed { ranks: Vec<Rank>, sorted: Vec<(Rank, usize)> },
+}
+
+impl Numbering {
+    fn strided(start: Rank, strides: Coords) -> Numbering {
+        let mut order: Coords = (0..strides.len()).filter(|&a| strides[a] > 0).collect();
+        order.sort_by_key(|&a| std::cmp::Reverse(strides[a]));
+        Numbering::Strided { start, strides, order }
+    }
 }
 
 impl Mesh {
@@ -114,7 +127,7 @@ impl Mesh {
         let (axes, size) = check_axes(axes.iter().copied())?;
         start.checked_add(size).ok_or(Error::MeshTooLarge { ranks: u128::from(u64::MAX) })?;
         let strides = row_major(&axes);
-        Ok(Mesh(Arc::new(Inner { axes, size, numbering: Numbering::Strided { start, strides } })))
+        Ok(Mesh(Arc::new(Inner { axes, size, numbering: Numbering::strided(start, strides) })))
     }
 
     /// A mesh with the given ranks, listed in row-major order of the coordinates.
@@ -129,7 +142,7 @@ impl Mesh {
             return Err(Error::DuplicateRank { rank: pair[0].0 });
         }
         let numbering = match find_strides(&axes, ranks) {
-            Some(strides) => Numbering::Strided { start: ranks[0], strides },
+            Some(strides) => Numbering::strided(ranks[0], strides),
             None => Numbering::Listed { ranks: ranks.to_vec(), sorted },
         };
         Ok(Mesh(Arc::new(Inner { axes, size, numbering })))
@@ -180,7 +193,7 @@ impl Mesh {
     /// The rank at coordinates known to be in range.
     pub(crate) fn rank_at(&self, coords: &[usize]) -> Rank {
         match &self.0.numbering {
-            Numbering::Strided { start, strides } => {
+            Numbering::Strided { start, strides, .. } => {
                 start + coords.iter().zip(strides).map(|(c, s)| c * s).sum::<usize>()
             }
             Numbering::Listed { ranks, .. } => {
@@ -192,18 +205,11 @@ impl Mesh {
     /// The coordinates of a rank; `None` when it is not in this mesh.
     pub fn coords(&self, rank: Rank) -> Option<Coords> {
         match &self.0.numbering {
-            Numbering::Strided { start, strides } => {
+            Numbering::Strided { start, strides, order } => {
                 let mut rest = rank.checked_sub(*start)?;
                 let mut coords = Coords::from_elem(0, self.naxes());
-                // The longest stride that is left, until there is none.
-                let mut below = usize::MAX;
-                while let Some(a) = (0..self.naxes())
-                    .filter(|&a| strides[a] > 0 && strides[a] < below)
-                    .max_by_key(|&a| strides[a])
-                {
-                    below = strides[a];
-                    coords[a] = rest / below;
-                    rest %= below;
+                for &a in order {
+                    (coords[a], rest) = (rest / strides[a], rest % strides[a]);
                     if coords[a] >= self.axis_size(a) {
                         return None;
                     }
@@ -221,7 +227,7 @@ impl Mesh {
     /// when the numbering has one.
     pub(crate) fn strides(&self) -> Option<(Rank, &[usize])> {
         match &self.0.numbering {
-            Numbering::Strided { start, strides } => Some((*start, strides)),
+            Numbering::Strided { start, strides, .. } => Some((*start, strides)),
             Numbering::Listed { .. } => None,
         }
     }
@@ -299,10 +305,7 @@ impl Mesh {
             // Some of the strides of a numbering that division turns back do so as well.
             let mut at = Coords::from_slice(at);
             kept.iter().for_each(|a| at[a] = 0);
-            let numbering = Numbering::Strided {
-                start: self.rank_at(&at),
-                strides: kept.iter().map(|a| strides[a]).collect(),
-            };
+            let numbering = Numbering::strided(self.rank_at(&at), kept.iter().map(|a| strides[a]).collect());
             let (axes, size) = check_axes(axes.into_iter())?;
             return Ok(Mesh(Arc::new(Inner { axes, size, numbering })));
         }
@@ -394,7 +397,7 @@ impl fmt::Display for Mesh {
             space = " ";
         }
         match &self.0.numbering {
-            Numbering::Strided { start, strides } if *strides == row_major(self.axes()) => {
+            Numbering::Strided { start, strides, .. } if *strides == row_major(self.axes()) => {
                 if *start != 0 || self.naxes() == 0 {
                     write!(f, "{space}ranks={start}..{}", start + self.size())?;
                 }

@@ -144,6 +144,11 @@ impl Replicas<Rank> for GridReplicas<'_> {
     }
 
     fn get(&self, copy: usize) -> Rank {
+        // Plans ask for the first copy of every box.
+        if let (0, Some((start, strides))) = (copy, self.mesh.strides()) {
+            let held = self.coords.iter().zip(strides).enumerate().filter(|(a, _)| !self.free.contains(*a));
+            return start + held.map(|(_, (coord, stride))| coord * stride).sum::<usize>();
+        }
         let mut coords = Coords::from_slice(self.coords);
         self.mesh.spread(copy, self.free, &mut coords);
         self.mesh.rank_at(&coords)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use planaria::aoa::{Mapping, Program, Target};
 use planaria::array::Array;
 use planaria::ckpt::formats::Source;
-use planaria::ckpt::{Casts, Error, LoadOptions, Meter, Report, State, Unmatched, load_source};
+use planaria::ckpt::{Casts, Error, LoadOptions, Meter, Report, TrainState, Unmatched, load_source};
 use planaria::comm::alone;
 use pyo3::prelude::*;
 
@@ -107,7 +107,7 @@ pub(crate) fn load_tensors(
 pub(crate) fn fill(
     source: &Arc<Source>,
     mut room: Vec<Part>,
-    load: impl FnOnce(&mut State) -> Result<Report, Error>,
+    load: impl FnOnce(&mut TrainState) -> Result<Report, Error>,
 ) -> Result<Report, Error> {
     let mut theirs = Vec::with_capacity(room.len());
     for part in &mut room {
@@ -116,7 +116,7 @@ pub(crate) fn fill(
             part.array = Array::empty(part.array.shape(), part.array.dtype())?;
         }
     }
-    let mut state = State::new(items(&room)?);
+    let mut state = TrainState::new(items(&room)?);
     if let Some(tied) = source.extra.get("planaria").and_then(|about| about["tied"].as_object()) {
         let pairs = tied.iter().filter_map(|(name, to)| Some((name.clone(), to.as_str()?.to_string())));
         state.tied = pairs.collect();

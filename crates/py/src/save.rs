@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use planaria::aoa::{Mapping, Program};
 use planaria::ckpt::convert::To;
-use planaria::ckpt::{Destination, Error, Existing, Meter, SaveOptions, State, save_at};
+use planaria::ckpt::{Destination, Error, Existing, Meter, SaveOptions, TrainState, save_at};
 use planaria::comm::{Comm, CommExt, alone};
 use planaria::store::on_threads;
 use pyo3::prelude::*;
@@ -28,7 +28,7 @@ type Answer = (u64, usize, f64);
 /// A save with everything it needs, away from Python.
 struct Job {
     parts: Vec<Part>,
-    state: State,
+    state: TrainState,
     world: Arc<dyn Comm>,
     url: String,
     to: To,
@@ -111,8 +111,12 @@ pub(crate) struct Given<'py> {
 }
 
 fn job(py: Python<'_>, tensors: &[Named<'_>], given: Given<'_>) -> PyResult<Job> {
-    let state =
-        State { step: given.step, extra: json(py, &given.about)?, tied: given.tied, ..State::default() };
+    let state = TrainState {
+        step: given.step,
+        extra: json(py, &given.about)?,
+        tied: given.tied,
+        ..TrainState::default()
+    };
     let world = match &given.comm {
         Some(comm) => comm.get().inner(py)?,
         None => alone(),

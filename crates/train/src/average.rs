@@ -9,7 +9,9 @@ use crate::weights::average_kind;
 use planaria_array::ops::Binary;
 use planaria_array::{Array, DType};
 pub use planaria_ckpt::Existing;
-use planaria_ckpt::{Checkpoint, Item, LoadOptions, SaveOptions, State, TensorKey, TensorKind, Unmatched};
+use planaria_ckpt::{
+    Checkpoint, Item, LoadOptions, SaveOptions, TensorKey, TensorKind, TrainState, Unmatched,
+};
 use planaria_ckpt::{OutputFolder, step_folder};
 use planaria_nn::optim::Ema;
 use planaria_store::{Store, join};
@@ -83,7 +85,7 @@ pub fn write(run: &Path, out: &Output<'_>, which: Which, step: Option<u64>) -> R
         Which::Sigma(sigma) => synthesis(&*store, &steps, at, sigma)?,
     };
     let folder = OutputFolder::check([], &out.folder.display().to_string(), out.existing, [])?;
-    let mut sum: Option<State> = None;
+    let mut sum: Option<TrainState> = None;
     for (step, number, weight) in &made.from {
         let part = load(&*store, &newest, *step, *number)?;
         sum = Some(match sum {
@@ -202,7 +204,7 @@ fn distance(known: &[Known], weights: &[f64], target: Known) -> f64 {
 }
 
 /// One average of a checkpoint, under the names of the parameters; a parameter that was not trained is itself.
-fn load(store: &dyn Store, newest: &Checkpoint, step: u64, number: usize) -> Result<State> {
+fn load(store: &dyn Store, newest: &Checkpoint, step: u64, number: usize) -> Result<TrainState> {
     let checkpoint = open(store, step)?;
     let mut items = Vec::new();
     for (key, stored) in newest.tensors.iter().filter(|(key, _)| key.kind == TensorKind::Parameter) {
@@ -211,7 +213,7 @@ fn load(store: &dyn Store, newest: &Checkpoint, step: u64, number: usize) -> Res
         let (kind, dtype) = if kept { (kind, DType::F32) } else { (TensorKind::Parameter, stored.dtype) };
         items.push(Item::whole(kind, &key.name, &Array::zeros(stored.shape.dims(), dtype)?));
     }
-    let mut state = State::new(items);
+    let mut state = TrainState::new(items);
     let options = LoadOptions { unexpected: Unmatched::Allow, ..LoadOptions::default() };
     planaria_ckpt::load(&*planaria_comm::alone(), store, &checkpoint.folder, &mut state, &options)?;
     Ok(state)
@@ -221,7 +223,7 @@ fn is_kept(item: &Item) -> bool {
     item.kind != TensorKind::Parameter
 }
 
-fn scaled(mut state: State, weight: f64) -> Result<State> {
+fn scaled(mut state: TrainState, weight: f64) -> Result<TrainState> {
     for item in state.items.iter_mut().filter(|item| is_kept(item)) {
         for piece in &mut item.pieces {
             piece.array = piece.array.cast(DType::F64)?;
@@ -231,7 +233,7 @@ fn scaled(mut state: State, weight: f64) -> Result<State> {
     Ok(state)
 }
 
-fn added(sum: State, part: &State, weight: f64) -> Result<State> {
+fn added(sum: TrainState, part: &TrainState, weight: f64) -> Result<TrainState> {
     for (item, other) in sum.items.iter().zip(&part.items).filter(|(item, _)| is_kept(item)) {
         for (piece, other) in item.pieces.iter().zip(&other.pieces) {
             let more = other.array.cast(DType::F64)?;
@@ -243,7 +245,7 @@ fn added(sum: State, part: &State, weight: f64) -> Result<State> {
 }
 
 /// Writes the folder of a model with the element types that it was trained with.
-fn save(folder: &OutputFolder, sum: State, newest: &Checkpoint) -> Result<()> {
+fn save(folder: &OutputFolder, sum: TrainState, newest: &Checkpoint) -> Result<()> {
     let mut items = Vec::new();
     for item in &sum.items {
         let stored = newest.tensors.get(&TensorKey::parameter(&item.name));
@@ -252,7 +254,7 @@ fn save(folder: &OutputFolder, sum: State, newest: &Checkpoint) -> Result<()> {
             items.push(Item::whole(TensorKind::Parameter, &item.name, &piece.array.cast(dtype)?));
         }
     }
-    let state = State { items, ..sum };
+    let state = TrainState { items, ..sum };
     folder.fill(|store, at| {
         planaria_ckpt::save(&*planaria_comm::alone(), store, at, &state, &SaveOptions::default())?;
         Ok(())

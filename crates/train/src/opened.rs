@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::pretrained::{Pretrained, Which};
 use crate::weights::Files;
 use planaria_array::Array;
-use planaria_ckpt::{Item, State, TensorKind};
+use planaria_ckpt::{Item, TensorKind, TrainState};
 use planaria_comm::{Comm, CommExt};
 use planaria_layout::{Layout, Mesh, Placement, Shape};
 use planaria_nn::lora::{Adapted, LoraConfig, starts};
@@ -124,7 +124,7 @@ impl Opened {
                 Ok(items)
             };
         let of_model = items(&|param| param.tied().is_none(), Files::Model, &*network)?;
-        self.base.load(&**comm, &mut State::new(of_model), which, &self.models)?;
+        self.base.load(&**comm, &mut TrainState::new(of_model), which, &self.models)?;
         let Some(adapted) = self.model.adapted() else { return Ok(network) };
         for number in 0..adapted.count() {
             let start = adapted.config(number).factors()?;
@@ -142,7 +142,7 @@ impl Opened {
                     !matches!(param.spec().role, planaria_nn::Role::Copied(_)) && param.tied().is_none();
                 stored && Adapted::owner(param.name()) == number
             };
-            let mut state = State::new(items(&own, Files::Run, &*network)?);
+            let mut state = TrainState::new(items(&own, Files::Run, &*network)?);
             self.adapters[number].load(&**comm, &mut state, Which::Trained, &self.models)?;
         }
         Ok(network)

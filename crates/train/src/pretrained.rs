@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::trainer::read_model_config;
 use planaria_array::{Array, DType};
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part, Source};
-use planaria_ckpt::{Casts, LoadOptions, State, TensorKind, Unmatched};
+use planaria_ckpt::{Casts, LoadOptions, TensorKind, TrainState, Unmatched};
 use planaria_comm::{Comm, CommExt, Value as Told, value};
 use planaria_nn::models::Models;
 use planaria_store::{Store, StoreExt, join, locate};
@@ -158,7 +158,7 @@ impl Pretrained {
     pub(crate) fn load(
         &self,
         world: &dyn Comm,
-        state: &mut State,
+        state: &mut TrainState,
         which: Which,
         models: &Models,
     ) -> Result<()> {
@@ -176,7 +176,13 @@ impl Pretrained {
         })
     }
 
-    fn load_from(&self, world: &dyn Comm, state: &mut State, which: Which, models: &Models) -> Result<()> {
+    fn load_from(
+        &self,
+        world: &dyn Comm,
+        state: &mut TrainState,
+        which: Which,
+        models: &Models,
+    ) -> Result<()> {
         let options =
             LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
         // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
@@ -218,7 +224,7 @@ impl Pretrained {
 }
 
 /// Asks for the average of every parameter that has one; one that is not trained has none.
-fn take_averages(source: &Source, state: &mut State) -> Result<()> {
+fn take_averages(source: &Source, state: &mut TrainState) -> Result<()> {
     let has = |name: &str| source.tensors.contains_key(&Key { part: Part::Ema, name: name.to_string() });
     if !source.tensors.keys().any(|key| key.part == Part::Ema) {
         let what = "there is no running average of the weights; runs with `optim.ema` keep one";
@@ -287,7 +293,7 @@ impl Prefix {
 /// none is better. Wanted by all ranks, where that is known, or by this one.
 fn prefix(
     source: &Source,
-    state: &State,
+    state: &TrainState,
     ties: &BTreeMap<String, String>,
     others: &[(&str, &str)],
 ) -> Prefix {

@@ -9,7 +9,7 @@ use planaria_bench::cache;
 use planaria_ckpt::convert::{self, ConvertOptions, To};
 use planaria_ckpt::formats::{self, Key, OpenOptions, Part};
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
+use planaria_ckpt::{Item, LoadOptions, SaveOptions, TensorKind, TrainState, load, save};
 use planaria_comm::{Comm, threads};
 use planaria_layout::{DType, Region, Shape};
 use planaria_store::Local;
@@ -25,7 +25,7 @@ pub(crate) struct Place {
     pub(crate) folder: PathBuf,
     pub(crate) model: Model,
     /// The whole state, held once: saves of several ranks see parts of it.
-    source: State,
+    source: TrainState,
     verified: Mutex<Vec<String>>,
 }
 
@@ -47,7 +47,7 @@ impl Place {
     }
 
     /// The part of the source that a rank holds when rows are divided.
-    fn part(&self, ranks: usize, rank: usize) -> Result<State> {
+    fn part(&self, ranks: usize, rank: usize) -> Result<TrainState> {
         let mut items = Vec::new();
         for item in &self.source.items {
             let (shape, whole) = (&item.shape, &item.pieces[0].array);
@@ -59,14 +59,14 @@ impl Place {
             let array: Array = whole.region(&region)?;
             items.push(Item::placed(TensorKind::Parameter, &item.name, &layout, rank, &array)?);
         }
-        Ok(State { step: 1, ..State::new(items) })
+        Ok(TrainState { step: 1, ..TrainState::new(items) })
     }
 
     /// Saves from this many ranks as the checkpoint `name`.
     pub(crate) fn save(&self, name: &str, ranks: usize, beside: Beside) -> Result<Sample> {
         self.remove(name)?;
         let store = self.store();
-        let work = |comm: &Arc<dyn Comm>, state: State| {
+        let work = |comm: &Arc<dyn Comm>, state: TrainState| {
             save(&**comm, &store, name, &state, &SaveOptions::default())?;
             Ok(None)
         };
@@ -86,9 +86,9 @@ impl Place {
             verified.push(case);
             first
         };
-        let states: Mutex<Vec<State>> = Mutex::default();
+        let states: Mutex<Vec<TrainState>> = Mutex::default();
         let store = self.store();
-        let work = |comm: &Arc<dyn Comm>, mut state: State| {
+        let work = |comm: &Arc<dyn Comm>, mut state: TrainState| {
             let report = load(&**comm, &store, name, &mut state, &LoadOptions::default())?;
             states.lock().map_err(|_| anyhow::anyhow!("a rank panicked"))?.push(state);
             Ok(Some(report.bytes_read))
@@ -157,8 +157,8 @@ fn flip_bit(file: &Path, at: u64, bit: u64) -> Result<()> {
 /// Prepares on every rank, then measures from everyone's start to everyone's end, beside what is wanted.
 fn together(
     (ranks, beside): (usize, Beside),
-    prepare: impl Fn(usize) -> Result<State> + Sync,
-    work: impl Fn(&Arc<dyn Comm>, State) -> Result<Option<u64>> + Sync,
+    prepare: impl Fn(usize) -> Result<TrainState> + Sync,
+    work: impl Fn(&Arc<dyn Comm>, TrainState) -> Result<Option<u64>> + Sync,
 ) -> Result<Sample> {
     let results = threads::run(ranks, |comm| -> Result<Sample> {
         let state = prepare(comm.rank())?;

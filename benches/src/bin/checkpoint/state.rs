@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, State, TensorKind};
+use planaria_ckpt::{Item, TensorKind, TrainState};
 use planaria_layout::{Mesh, Rank, Region, Shape, TensorSpec};
 
 const HIDDEN: usize = 1280;
@@ -55,7 +55,7 @@ impl Model {
     }
 
     /// What one rank holds, with the values of the model or with other ones in touched memory.
-    pub(crate) fn state(&self, cut: Cut, rank: usize, values: Values) -> Result<State> {
+    pub(crate) fn state(&self, cut: Cut, rank: usize, values: Values) -> Result<TrainState> {
         let mesh: Mesh = format!("x={}", cut.ranks()).parse()?;
         let mut items = Vec::with_capacity(self.tensors.len());
         for (number, (name, shape)) in self.tensors.iter().enumerate() {
@@ -74,11 +74,11 @@ impl Model {
             }
             items.push(Item::placed(TensorKind::Parameter, name, &layout, rank as Rank, &array)?);
         }
-        Ok(State { step: 1, ..State::new(items) })
+        Ok(TrainState { step: 1, ..TrainState::new(items) })
     }
 
     /// Whether the pieces of a state hold the values of the model.
-    pub(crate) fn check(&self, state: &State) -> Result<()> {
+    pub(crate) fn check(&self, state: &TrainState) -> Result<()> {
         for (number, item) in state.items.iter().enumerate() {
             for piece in &item.pieces {
                 let mut want = vec![0u8; 4 * piece.region.numel()];

@@ -4,7 +4,7 @@ use anyhow::Result;
 use planaria_array::{Array, DType};
 use planaria_bench::cache;
 use planaria_bench::stats::median;
-use planaria_ckpt::{Item, LoadOptions, SaveOptions, State, TensorKind, load, save};
+use planaria_ckpt::{Item, LoadOptions, SaveOptions, TensorKind, TrainState, load, save};
 use planaria_comm::alone;
 use planaria_store::{Agent, StoreExt};
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ const TENSOR: usize = 16 << 20;
 /// The rows of a table, and what missed its bar.
 pub(super) fn measure(folder: &Path, gib: f64) -> Result<(Vec<String>, Vec<String>)> {
     let tensors = ((gib * f64::from(1 << 30)) as usize / TENSOR).max(1);
-    let state = |value: i32| -> Result<State> {
+    let state = |value: i32| -> Result<TrainState> {
         let item = |number: usize| {
             let array = Array::full(&[TENSOR / 4], value, DType::F32)?;
             Ok(Item::whole(TensorKind::Parameter, format!("tensor.{number}"), &array))
         };
-        Ok(State::new((0..tensors).map(item).collect::<Result<_>>()?))
+        Ok(TrainState::new((0..tensors).map(item).collect::<Result<_>>()?))
     };
     let (from, mut into) = (state(3)?, state(0)?);
     let copy = of_rounds(|| {

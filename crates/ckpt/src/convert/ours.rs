@@ -8,7 +8,7 @@ use crate::formats::{Key, Part, STATE, Source};
 use crate::manifest::{
     FileRecord, Manifest, OtherRecord, Role, SUM_BLOCK, TensorRecord, TileRecord, sums_text,
 };
-use crate::state::{State, TensorKey, TensorKind};
+use crate::state::{TensorKey, TensorKind, TrainState};
 use planaria_layout::Region;
 use planaria_store::{Store, checksum};
 use serde_json::{Value, json};
@@ -32,8 +32,8 @@ impl Small {
 }
 
 /// What our folders say beside their tensors, as far as it is known.
-fn state_of(about: &Value) -> State {
-    let mut state = State::new(Vec::new());
+fn state_of(about: &Value) -> TrainState {
+    let mut state = TrainState::new(Vec::new());
     let number = |name: &str| about[name].as_u64().unwrap_or(0);
     (state.step, state.samples, state.tokens) = (number("step"), number("samples"), number("tokens"));
     state.random = about["random"].clone();

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::formats::{OpenOptions, open_url};
-    use crate::{Item, SaveOptions, State, TensorKind, save};
+    use crate::{Item, SaveOptions, TensorKind, TrainState, save};
     use planaria_array::Array;
     use planaria_comm::alone;
     use planaria_store::Local;
@@ -202,7 +202,7 @@ mod tests {
             array("d", 900_000, DType::F64),
         ];
         let options = SaveOptions::default();
-        save(&*alone(), &Local::new(place), "c", &State::new(items), &options).unwrap();
+        save(&*alone(), &Local::new(place), "c", &TrainState::new(items), &options).unwrap();
         // A save goes around the page cache; what is not there is not mapped.
         for file in std::fs::read_dir(place.join("c")).unwrap() {
             std::fs::read(file.unwrap().path()).unwrap();

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // Each test file uses its own part.
 
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, Known, KnownTensor, State, TensorKind};
+use planaria_ckpt::{Item, Known, KnownTensor, TensorKind, TrainState};
 use planaria_layout::{FlatShards, Layout, Listed, Mesh, Placement, RankTiling, Region, Shape, Tile};
 use planaria_store::{Store, StoreExt};
 use std::collections::BTreeMap;
@@ -167,10 +167,10 @@ pub(crate) fn item(global: &Global, holding: &Holding, rank: usize, value: bool)
 }
 
 /// One rank's state.
-pub(crate) fn state(globals: &[Global], holdings: &[Holding], rank: usize, value: bool) -> State {
+pub(crate) fn state(globals: &[Global], holdings: &[Holding], rank: usize, value: bool) -> TrainState {
     let items =
         globals.iter().zip(holdings).filter_map(|(global, holding)| item(global, holding, rank, value));
-    State::new(items.collect())
+    TrainState::new(items.collect())
 }
 
 /// What all ranks know when they all know who holds what.
@@ -191,7 +191,7 @@ pub(crate) fn known(globals: &[Global], holdings: &[Holding]) -> Known {
 }
 
 /// Panics unless every piece of a state has the bytes of its global tensor.
-pub(crate) fn compare(state: &State, globals: &[Global]) {
+pub(crate) fn compare(state: &TrainState, globals: &[Global]) {
     for item in &state.items {
         let global = globals.iter().find(|g| g.kind == item.kind && g.name == item.name).unwrap();
         let whole = global.array();

@@ -1,15 +1,14 @@
 //! `planaria explain`: what every op of a model does on a mesh, and why.
 
 use crate::exit::Exit;
+use crate::job::Job;
 use crate::quantity::{Bytes, count};
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use planaria::nn::models::Models;
-use planaria::train::config::Sources;
 use planaria::train::explain::{Explanation, OpLine, StageExplained};
 use planaria::train::plan::model_of;
-use std::path::PathBuf;
 
 /// Show what every op of a model does on a mesh: layouts, what moves, and why
 #[derive(Debug, clap::Args)]
@@ -18,25 +17,17 @@ use std::path::PathBuf;
     and pipeline stages send each other is shown by `planaria plan`."
 )]
 pub(crate) struct Args {
-    /// The run's configuration
-    #[arg(value_name = "CONFIG.toml")]
-    config: PathBuf,
-    /// Ranks; what the mesh asks for if not given
-    #[arg(short = 'n', long, value_name = "NUMBER")]
-    ranks: Option<usize>,
-    /// Change a value of the configuration; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    job: Job,
     /// Also ops that send nothing
     #[arg(long)]
     all: bool,
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
-    let config = sources.resolve()?.config;
+    let config = args.job.config()?;
     let model = model_of(&config, &Models::default())?;
-    let ranks = args.ranks.unwrap_or_else(|| config.mesh.ranks());
+    let ranks = args.job.ranks_of(&config);
     let told = Explanation::new(&config, &*model, ranks)?;
     if terminal.json {
         terminal.object("planaria/explain/1", &told)?;

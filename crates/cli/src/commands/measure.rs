@@ -1,10 +1,10 @@
 //! `planaria measure`: what work costs on this machine, for `planaria simulate`.
 
 use crate::exit::Exit;
+use crate::job::Job;
 use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::{Context, Result};
-use planaria::train::config::Sources;
 use planaria::train::simulate::{MeasureOptions, measure};
 use std::path::PathBuf;
 
@@ -16,15 +16,8 @@ use std::path::PathBuf;
     that is not\ntoo small: what a step costs beside its FLOPs is taken to grow with the parameters."
 )]
 pub(crate) struct Args {
-    /// Configuration of a small job
-    #[arg(value_name = "CONFIG.toml")]
-    config: PathBuf,
-    /// Ranks; what the mesh asks for if not given
-    #[arg(short = 'n', long, value_name = "NUMBER")]
-    ranks: Option<usize>,
-    /// Change a value of the configuration; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    job: Job,
     /// Steps of each run; the first does not count
     #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u64).range(3..=100_000))]
     steps: u64,
@@ -39,14 +32,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let existing = Existing::from_yes(args.yes);
     args.output.as_ref().map_or(Ok(()), |path| target::check(path, existing))?;
-    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
-    let config = sources.resolve()?.config;
+    let config = args.job.config()?;
     // On the disk that checkpoints of the run go to.
     let runs = &config.log.dir;
     let failed = || format!("cannot make a folder in '{}'", runs.display());
     std::fs::create_dir_all(runs).with_context(failed)?;
     let scratch = tempfile::Builder::new().prefix(".measure-").tempdir_in(runs).with_context(failed)?;
-    let costs = measure(&config, &MeasureOptions { ranks: args.ranks, steps: args.steps }, scratch.path())?;
+    let costs =
+        measure(&config, &MeasureOptions { ranks: args.job.ranks, steps: args.steps }, scratch.path())?;
     match &args.output {
         Some(path) => {
             let text = serde_json::to_string_pretty(&costs)? + "\n";

@@ -3,6 +3,7 @@
 use super::launch::hosts::{Host, from_words, in_groups, placed};
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::job::Job;
 use crate::quantity::{self, Bytes};
 use crate::table::Table;
 use crate::terminal::{Style, Terminal};
@@ -11,11 +12,9 @@ use planaria::layout::DType;
 use planaria::nn::models::Models;
 use planaria::telemetry::count;
 use planaria::train::Config;
-use planaria::train::config::Sources;
 use planaria::train::plan::{Link, Memory, Plan, PlanOptions, RankPlan, crossing, links, model_of};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 /// Show what a run will need: memory per rank, bytes sent, time lost in the pipeline
 #[derive(Debug, clap::Args)]
@@ -24,15 +23,8 @@ use std::path::PathBuf;
     the layers keep for backward; what libraries keep for themselves is not counted."
 )]
 pub(crate) struct Args {
-    /// The run's configuration
-    #[arg(value_name = "CONFIG.toml")]
-    config: PathBuf,
-    /// Ranks; what the mesh asks for if not given
-    #[arg(short = 'n', long, value_name = "NUMBER")]
-    ranks: Option<usize>,
-    /// Change a value of the configuration; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    job: Job,
     /// Bytes a rank has; exits 1 if a rank needs more
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
@@ -51,10 +43,9 @@ pub(crate) struct Args {
 type Hosts = Vec<Host>;
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
-    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
-    let config = sources.resolve()?.config;
+    let config = args.job.config()?;
     let model = model_of(&config, &Models::default())?;
-    let ranks = args.ranks.unwrap_or_else(|| config.mesh.ranks());
+    let ranks = args.job.ranks_of(&config);
     let plan = Plan::new(&config, &*model, ranks, &PlanOptions { dtype: args.dtype })?;
     let most = plan.largest().map_or(0, |rank| rank.memory.total);
     let fits = args.memory.is_none_or(|limit| most <= limit.0);

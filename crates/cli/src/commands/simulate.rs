@@ -2,6 +2,7 @@
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::job::Job;
 use crate::quantity::{self, Bytes, Seconds};
 use crate::table::Table;
 use crate::target::{self, Existing};
@@ -10,7 +11,7 @@ use anyhow::Result;
 use planaria::nn::models::Models;
 use planaria::telemetry::count;
 use planaria::train::Config;
-use planaria::train::config::{Sources, TierKind, TierSection};
+use planaria::train::config::{TierKind, TierSection};
 use planaria::train::plan::model_of;
 use planaria::train::simulate::{
     ANY, Costs, FOLDER, Failures, LinkCost, PlaceTold, SimulateOptions, Simulated,
@@ -25,15 +26,8 @@ use std::str::FromStr;
     `planaria measure`\nor told in a TOML or JSON file. Failures come independently of each other. The same seed gives the same answer."
 )]
 pub(crate) struct Args {
-    /// The run's configuration
-    #[arg(value_name = "CONFIG.toml")]
-    config: PathBuf,
-    /// Ranks; what the mesh asks for if not given
-    #[arg(short = 'n', long, value_name = "NUMBER")]
-    ranks: Option<usize>,
-    /// Change a value of the configuration; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    job: Job,
     /// What work costs, as `planaria measure` writes it
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
@@ -89,14 +83,13 @@ impl FromStr for Tier {
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let existing = Existing::from_yes(args.yes);
     args.svg.as_ref().map_or(Ok(()), |path| target::check(path, existing))?;
-    let sources = Sources::file(&args.config).variables(std::env::vars()).set(args.set.clone());
-    let mut config = sources.resolve()?.config;
+    let mut config = args.job.config()?;
     place(&mut config, &args.tiers);
     let costs = costs(args)?;
     let model = model_of(&config, &Models::default())?;
     let machines = costs.recovery.machines;
     let options = SimulateOptions {
-        ranks: args.ranks.unwrap_or_else(|| config.mesh.ranks()),
+        ranks: args.job.ranks_of(&config),
         seconds: Some(args.days * 86400.0),
         failures: args.mtbf.map_or(Failures::Never, |mtbf| Failures::Random { mtbf: mtbf.0, machines }),
         seed: args.seed,

@@ -4,6 +4,8 @@ use super::memory::{Sent, Target};
 use crate::error::{Error, Result};
 use planaria_layout::Rank;
 use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The tag of envelopes; contents that do not fit into theirs have tags from 1 up.
 pub(crate) const ENVELOPE: i32 = 0;
@@ -27,11 +29,38 @@ pub(crate) trait Carrier: Send + Debug {
         vec![0; self.place().1]
     }
 
+    /// The way past whoever carries, if there is one.
+    fn shortcut(&self) -> Option<Arc<dyn Shortcut>> {
+        None
+    }
+
     /// Begins receiving what was sent in messages of at most `piece` bytes: into its place, or else as it comes.
     fn receive(&self, landing: Landing, from: Rank, tag: i32, piece: usize) -> Result<Box<dyn Transfer>>;
 
     /// Ends the carrier; every rank comes here, and no transfer is open.
     fn finish(&self) -> Result<()>;
+}
+
+/// A way past whoever carries, for what is short: between processes that share memory. Messages of one pair keep their order on it.
+pub(crate) trait Shortcut: Send + Sync + Debug {
+    /// Takes a message for a rank; false when it must be carried. An envelope that is carried keeps those behind it from overtaking, until
+    /// the other side has told that it came.
+    fn put(&self, to: Rank, tag: u32, sent: &Sent) -> bool;
+
+    /// Gives everything that has come from a rank, or from all of them. Only one thread asks at a time.
+    fn take(&self, from: Option<Rank>, found: &mut dyn FnMut(Rank, u32, Sent)) -> Result<()>;
+
+    /// Tells a rank that an envelope of its has been carried here.
+    fn came(&self, from: Rank);
+
+    /// A number that changes when there is something new.
+    fn heard(&self) -> u32;
+
+    /// Tells those who sleep that there is something new.
+    fn ring(&self);
+
+    /// Sleeps until there is something new since `heard`, at most `limit`.
+    fn sleep(&self, heard: u32, limit: Duration);
 }
 
 /// Where bytes go that come.

@@ -1,6 +1,6 @@
 //! A carrier for which somebody else does the carrying: what goes out waits here to be taken, what comes in is left here.
 
-use super::carrier::{Carrier, ENVELOPE, Landing, Transfer, engine_error};
+use super::carrier::{Carrier, ENVELOPE, Landing, Shortcut, Transfer, engine_error};
 use super::engine::{Engine, LetterComm, Options};
 use super::memory::Sent;
 use crate::comm::Comm;
@@ -44,6 +44,8 @@ pub struct Depot {
     size: usize,
     /// The host of each rank.
     hosts: Vec<usize>,
+    /// What is short between ranks that share memory goes there instead.
+    shortcut: Option<Arc<dyn Shortcut>>,
     traffic: Mutex<Traffic>,
     changed: Condvar,
 }
@@ -57,6 +59,16 @@ struct Traffic {
     closed: bool,
 }
 
+impl Traffic {
+    /// Leaves what has come.
+    fn add(&mut self, from: Rank, tag: i32, bytes: Sent) {
+        match tag {
+            ENVELOPE => self.envelopes.push_back((from, bytes)),
+            tag => self.contents.entry((from, tag)).or_default().push_back(bytes),
+        }
+    }
+}
+
 impl Depot {
     /// The depot of one rank of `size`, all of them on one host.
     pub fn new(rank: Rank, size: usize) -> Result<Arc<Depot>> {
@@ -65,11 +77,21 @@ impl Depot {
 
     /// The depot of one rank, with the host of each rank, by any number: collectives send over links once for each host.
     pub fn on_hosts(rank: Rank, hosts: Vec<usize>) -> Result<Arc<Depot>> {
+        Depot::beside(rank, hosts, None)
+    }
+
+    /// The same with a way past whoever carries.
+    pub(crate) fn beside(
+        rank: Rank,
+        hosts: Vec<usize>,
+        shortcut: Option<Arc<dyn Shortcut>>,
+    ) -> Result<Arc<Depot>> {
         let size = hosts.len();
         if rank >= size {
             return Err(Error::argument("depot", format!("rank {rank} is outside of {size} ranks")));
         }
-        Ok(Arc::new(Depot { rank, size, hosts, traffic: Mutex::default(), changed: Condvar::new() }))
+        let (traffic, changed) = (Mutex::default(), Condvar::new());
+        Ok(Arc::new(Depot { rank, size, hosts, shortcut, traffic, changed }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Traffic> {
@@ -103,16 +125,32 @@ impl Depot {
             return Err(Error::argument("deliver", format!("rank {from} is outside of {} ranks", self.size)));
         }
         let mut traffic = self.lock();
-        match tag {
-            ENVELOPE => traffic.envelopes.push_back((from, bytes)),
-            tag => traffic.contents.entry((from, tag)).or_default().push_back(bytes),
+        let Some(shortcut) = self.shortcut.as_ref() else {
+            traffic.add(from, tag, bytes);
+            return Ok(());
+        };
+        if tag == ENVELOPE {
+            // What was sent before this one has come already.
+            self.draw(&mut traffic, shortcut, Some(from))?;
+            traffic.add(from, tag, bytes);
+            shortcut.came(from);
+        } else {
+            traffic.add(from, tag, bytes);
         }
+        drop(traffic);
+        shortcut.ring();
         Ok(())
+    }
+
+    /// Takes in what has come past whoever carries, from a rank or from all.
+    fn draw(&self, traffic: &mut Traffic, shortcut: &Arc<dyn Shortcut>, from: Option<Rank>) -> Result<()> {
+        shortcut.take(from, &mut |from, tag, sent| traffic.add(from, tag as i32, sent))
     }
 
     /// Says that nothing can be carried any more; calls of this rank fail with the reason.
     pub fn fail(&self, reason: &str) {
         self.lock().broken.get_or_insert_with(|| reason.into());
+        self.shortcut.iter().for_each(|shortcut| shortcut.ring());
     }
 
     /// The communicator over it.
@@ -171,7 +209,10 @@ impl Carrier for Carried {
     }
 
     fn probe(&self) -> Result<Option<(Rank, usize)>> {
-        let traffic = self.0.lock();
+        let mut traffic = self.0.lock();
+        if let Some(shortcut) = &self.0.shortcut {
+            self.0.draw(&mut traffic, shortcut, None)?;
+        }
         match &traffic.broken {
             Some(reason) => Err(engine_error(reason.as_str())),
             None => Ok(traffic.envelopes.front().map(|(from, sent)| (*from, sent.bytes().len()))),
@@ -180,6 +221,9 @@ impl Carrier for Carried {
 
     /// A parcel is one message, however long.
     fn send(&self, memory: Sent, to: Rank, tag: i32, _piece: usize) -> Result<Box<dyn Transfer>> {
+        if self.0.shortcut.as_ref().is_some_and(|shortcut| shortcut.put(to, tag as u32, &memory)) {
+            return Ok(Box::new(Gone));
+        }
         let road = Arc::new(());
         let parcel = Parcel { to, tag: tag as u32, sent: memory, _road: road.clone() };
         self.0.lock().outgoing.push_back(parcel);
@@ -191,6 +235,10 @@ impl Carrier for Carried {
         self.0.hosts.clone()
     }
 
+    fn shortcut(&self) -> Option<Arc<dyn Shortcut>> {
+        self.0.shortcut.clone()
+    }
+
     fn receive(&self, landing: Landing, from: Rank, tag: i32, _piece: usize) -> Result<Box<dyn Transfer>> {
         Ok(Box::new(Coming { depot: self.0.clone(), from, tag, landing: Some(landing), come: None }))
     }
@@ -199,6 +247,16 @@ impl Carrier for Carried {
         self.0.lock().closed = true;
         self.0.changed.notify_all();
         Ok(())
+    }
+}
+
+/// What nobody has to carry.
+#[derive(Debug)]
+struct Gone;
+
+impl Transfer for Gone {
+    fn is_done(&mut self) -> Result<bool> {
+        Ok(true)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the communicators of a process share, and the communicator itself.
 
-use super::carrier::{Carrier, engine_error};
+use super::carrier::{Carrier, Shortcut, engine_error};
 use super::levels::Levels;
 use super::memory::{Room, Sent, Target};
 use super::post::Post;
@@ -12,6 +12,7 @@ use crate::bounce;
 use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, CommExt, Pending, Wait};
 use crate::error::{Error, Result};
+use crate::sync::{Patience, processors};
 use planaria_array::Device;
 use planaria_layout::Rank;
 use std::collections::HashMap;
@@ -36,7 +37,7 @@ impl Default for Options {
     }
 }
 
-/// How long the progress thread sleeps after something has moved, and at most.
+/// How long a thread sleeps after something has moved, and at most.
 const SHORT_PAUSE: Duration = Duration::from_micros(20);
 const LONG_PAUSE: Duration = Duration::from_millis(2);
 
@@ -50,6 +51,10 @@ pub(crate) struct Engine {
     /// Ranks that wait and move things along themselves.
     waiting: AtomicUsize,
     timeout: Duration,
+    /// What wakes a thread when something has come, where the carrier has such a thing.
+    shortcut: Option<Arc<dyn Shortcut>>,
+    /// How long a rank looks out for letters before it sleeps.
+    patience: Patience,
     /// The host of each rank.
     hosts: Vec<usize>,
     /// How many calls groups known by their list of ranks have made.
@@ -76,8 +81,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     pub(crate) fn start(carrier: Box<dyn Carrier>, options: &Options) -> Arc<Engine> {
         let post = Post::new(carrier, options.piece);
+        let (hosts, shortcut) = (post.hosts(), post.shortcut());
+        let here = hosts.iter().filter(|&&host| host == hosts[post.place().0]).count();
         Arc::new(Engine {
-            hosts: post.hosts(),
+            hosts,
+            shortcut,
+            patience: Patience::of(here, processors()),
             post: Mutex::new(post),
             open: Mutex::default(),
             started: Condvar::new(),
@@ -120,6 +129,8 @@ impl Engine {
         let ended = tasks.iter().filter(|task| self.advance(task)).count();
         if ended > 0 {
             lock(&self.open).retain(|task| task.end().is_none());
+            // Another thread may sleep until just this.
+            self.shortcut.iter().for_each(|shortcut| shortcut.ring());
         }
         moved || ended > 0
     }
@@ -179,9 +190,17 @@ impl Engine {
                 continue;
             }
             drop(open);
+            let heard = self.heard();
             pause = if self.progress() { SHORT_PAUSE } else { (pause * 2).min(LONG_PAUSE) };
-            std::thread::sleep(pause);
+            match &self.shortcut {
+                Some(shortcut) => shortcut.sleep(heard, pause),
+                None => std::thread::sleep(pause),
+            }
         }
+    }
+
+    fn heard(&self) -> u32 {
+        self.shortcut.as_ref().map_or(0, |shortcut| shortcut.heard())
     }
 
     /// Lets go of everything; letters that cannot be delivered within a second are given up.
@@ -200,23 +219,32 @@ impl Engine {
     ) -> Result<()> {
         let _here = Waiting::at(&self.waiting);
         let begin = Instant::now();
-        let mut still = 0u32;
+        let (mut moved, mut still, mut slept) = (begin, 0u32, false);
         loop {
+            let heard = self.heard();
             still = if self.progress() { 0 } else { still.saturating_add(1) };
+            let now = Instant::now();
+            if still == 0 {
+                self.patience.learn(slept);
+                (moved, slept) = (now, false);
+            }
             if let Some(end) = done() {
                 return end;
             }
             self.lock().live()?;
-            let waited = begin.elapsed();
+            let waited = now - begin;
             if waited >= self.timeout
                 && let Some(error) = missing(waited)
             {
                 return Err(self.fail(error));
             }
             // Ranks may outnumber processors: be quick at first, then let others run.
-            match still {
-                0..200 => std::thread::yield_now(),
-                _ => std::thread::sleep(Duration::from_micros(50)),
+            slept |= now - moved >= self.patience.length();
+            match &self.shortcut {
+                _ if !slept => std::hint::spin_loop(),
+                Some(shortcut) => shortcut.sleep(heard, LONG_PAUSE),
+                None if still < 200 => std::thread::yield_now(),
+                None => std::thread::sleep(Duration::from_micros(50)),
             }
         }
     }

@@ -53,6 +53,12 @@ impl Sent {
         Sent::new(Memory::Own(Arc::new(words), bytes.len()))
     }
 
+    /// Bytes in words of their own.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn words(words: Vec<u64>, length: usize) -> Sent {
+        Sent::new(Memory::Own(Arc::new(words), length))
+    }
+
     /// What another process has.
     #[cfg(target_os = "linux")]
     pub(crate) fn loan(loan: Loan) -> Sent {

@@ -18,16 +18,17 @@ mod running;
 mod step;
 mod wire;
 
+pub(crate) use carrier::Shortcut;
 pub use depot::{Connection, Depot, Parcel};
 pub use engine::Options;
 pub use levels::{Crossing, Traffic, crossing};
-#[cfg(any(feature = "mpi", target_os = "linux"))]
-pub(crate) use memory::Sent;
 #[cfg(unix)]
 pub(crate) use wire::contents;
+#[cfg(any(feature = "mpi", target_os = "linux"))]
+pub(crate) use {carrier::ENVELOPE, memory::Sent};
 #[cfg(feature = "mpi")]
 pub(crate) use {
-    carrier::{Carrier, ENVELOPE, Landing, Transfer},
+    carrier::{Carrier, Landing, Transfer},
     engine::{Engine, LetterComm},
     memory::Room,
 };

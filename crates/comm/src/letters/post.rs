@@ -1,12 +1,13 @@
 //! Letters between processes: sent without waiting, and sorted by sender and line as they come in. Long contents are
 //! asked for only when someone expects them, and then go straight to where they are wanted.
 
-use super::carrier::{Carrier, ENVELOPE, Landing, Transfer, engine_error};
+use super::carrier::{Carrier, ENVELOPE, Landing, Shortcut, Transfer, engine_error};
 use super::memory::{Sent, Target};
 use super::wire::{Envelope, INLINE, Line, MessageKind};
 use crate::error::{Error, Result};
 use planaria_layout::Rank;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Tags of contents that did not fit into their envelope are 1 to this; every carrier has as many. Contents under way between
@@ -101,6 +102,10 @@ impl Post {
     /// The host of each rank.
     pub(super) fn hosts(&self) -> Vec<usize> {
         self.carrier.hosts()
+    }
+
+    pub(super) fn shortcut(&self) -> Option<Arc<dyn Shortcut>> {
+        self.carrier.shortcut()
     }
 
     /// A number that changes when a letter has come.

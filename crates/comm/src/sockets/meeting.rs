@@ -166,7 +166,7 @@ fn introduce(rank: Rank, mut peers: Vec<Option<Stream>>, until: Instant) -> Resu
     let gone = |peer: Rank| failed(format!("rank {peer} is gone"));
     // Where the system has no such memory, sockets carry everything.
     #[cfg(target_os = "linux")]
-    let shelf = if peers.iter().any(near) { Shelf::new().ok() } else { None };
+    let shelf = if peers.iter().any(near) { Shelf::new(peers.len()).ok() } else { None };
     for (peer, stream) in peers.iter_mut().enumerate() {
         let Some(stream) = stream else { continue };
         let words = (own as u64).to_le_bytes();
@@ -178,7 +178,9 @@ fn introduce(rank: Rank, mut peers: Vec<Option<Stream>>, until: Instant) -> Resu
     }
     let mut hosts = vec![own; peers.len()];
     #[cfg(target_os = "linux")]
-    let mut windows = vec![None; peers.len()];
+    let size = peers.len();
+    #[cfg(target_os = "linux")]
+    let mut windows = vec![None; size];
     for (peer, stream) in peers.iter_mut().enumerate() {
         let Some(stream) = stream else { continue };
         let patience = until.saturating_duration_since(Instant::now()).max(PULSE);
@@ -193,7 +195,7 @@ fn introduce(rank: Rank, mut peers: Vec<Option<Stream>>, until: Instant) -> Resu
         #[cfg(target_os = "linux")]
         if let Some(memory) = stream.take(&mut told).map_err(cannot)? {
             let refused = |error: std::io::Error| failed(format!("the memory of rank {peer}: {error}"));
-            windows[peer] = Some(Window::open(memory).map_err(refused)?);
+            windows[peer] = Some(Window::open(memory, size).map_err(refused)?);
         }
         #[cfg(not(target_os = "linux"))]
         stream.read_exact(&mut told).map_err(cannot)?;

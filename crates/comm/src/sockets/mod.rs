@@ -7,6 +7,8 @@
 
 mod gathering;
 mod meeting;
+#[cfg(target_os = "linux")]
+mod near;
 mod post;
 mod stream;
 
@@ -72,7 +74,11 @@ pub fn run_metered<R, E: Display>(
     let place = &Place { folder: folder.clone(), ..place.clone() };
     let company = meeting::connect(place, options.timeout)?;
     let meter = Arc::new(Meter::new(company.hosts.clone()));
-    let depot = Depot::on_hosts(place.rank, company.hosts.clone())?;
+    #[cfg(target_os = "linux")]
+    let shortcut = near::Near::of(place.rank, &company, &meter);
+    #[cfg(not(target_os = "linux"))]
+    let shortcut = None;
+    let depot = Depot::beside(place.rank, company.hosts.clone(), shortcut)?;
     let gone = post::carry(&depot, company, &meter)?;
     let connection = depot.connect(options)?;
     let comm = connection.comm();

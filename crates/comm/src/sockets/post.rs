@@ -56,10 +56,11 @@ impl Meter {
         self.sent.get(rank).map_or((0, 0), read)
     }
 
-    fn add(&self, parcel: &Parcel, lent: bool) {
-        let Some((inner, all)) = self.sent.get(parcel.to) else { return };
-        inner.fetch_add(contents(parcel.tag, parcel.bytes()) as u64, Ordering::SeqCst);
-        all.fetch_add((HEAD + if lent { LOT } else { parcel.bytes().len() }) as u64, Ordering::SeqCst);
+    /// Counts what goes to a rank, and the bytes that its connection takes for it.
+    pub(super) fn add(&self, to: Rank, tag: u32, bytes: &[u8], connection: usize) {
+        let Some((inner, all)) = self.sent.get(to) else { return };
+        inner.fetch_add(contents(tag, bytes) as u64, Ordering::SeqCst);
+        all.fetch_add(connection as u64, Ordering::SeqCst);
     }
 }
 
@@ -74,7 +75,7 @@ pub(super) fn carry(depot: &Arc<Depot>, mut company: Company, meter: &Arc<Meter>
             from,
             stream: stream.try_clone().map_err(cannot)?,
             #[cfg(target_os = "linux")]
-            window: company.windows[from].take(),
+            window: company.windows[from].clone(),
         };
         let read = move || {
             if let Err(reason) = source.receive(&depot) {
@@ -146,7 +147,8 @@ impl Road {
         let lent = self.lend(parcel);
         let Some(stream) = self.peers.get_mut(parcel.to).and_then(Option::as_mut) else { return };
         // Whoever has received it finds it counted.
-        self.meter.add(parcel, lent.is_some());
+        let connection = HEAD + lent.map_or(parcel.bytes().len(), |_| LOT);
+        self.meter.add(parcel.to, parcel.tag, parcel.bytes(), connection);
         let sent = match lent {
             Some(lot) => tell(stream, parcel.tag, parcel.bytes().len(), lot),
             None => send(stream, parcel.tag, parcel.bytes()),

@@ -11,9 +11,6 @@ use planaria_layout::Rank;
 use std::fmt;
 use std::sync::Arc;
 
-/// Up to this many bytes the last rank to come does the work itself: waking a thread would take longer.
-const SMALL: usize = 1 << 16;
-
 /// One rank's place in a group.
 pub(super) struct ThreadComm {
     group: Arc<Group>,
@@ -29,7 +26,7 @@ impl ThreadComm {
     fn meet(&self, post: Post) -> Result<Arc<Op>> {
         let (op, progress) = self.group.post(self.position, post)?;
         if progress != Progress::Done {
-            op.wait(&self.group)?;
+            op.wait(&self.group, self.position)?;
         }
         Ok(op)
     }
@@ -69,11 +66,11 @@ impl Comm for ThreadComm {
             Prepared::Meet(post) => {
                 let (op, progress) = self.group.post(self.position, post)?;
                 match progress {
-                    Progress::Ready { bytes } if bytes <= SMALL => op.help(),
-                    Progress::Ready { .. } => self.group.world.help_with(op.clone()),
+                    Progress::Small => op.help(self.position),
+                    Progress::Large => self.group.world.help_with(op.clone()),
                     Progress::Waiting | Progress::Done => {}
                 }
-                Ok(Pending::new(Started { group: self.group.clone(), op }))
+                Ok(Pending::new(Started { group: self.group.clone(), op, position: self.position }))
             }
         }
     }
@@ -160,11 +157,12 @@ fn post(call: Call, position: usize) -> Result<Post> {
 struct Started {
     group: Arc<Group>,
     op: Arc<Op>,
+    position: usize,
 }
 
 impl Wait for Started {
     fn wait(self: Box<Self>) -> Result<()> {
-        self.op.wait(&self.group)
+        self.op.wait(&self.group, self.position)
     }
 
     fn is_done(&self) -> bool {

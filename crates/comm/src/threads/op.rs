@@ -5,10 +5,14 @@ use super::work::Work;
 use crate::call::Signature;
 use crate::error::{Error, Result};
 use crate::held::Held;
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 use planaria_array::Array;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Up to this many bytes the last rank to come does the work itself: waking a thread would take longer.
+const SMALL: usize = 1 << 16;
 
 /// One rank's part of a collective.
 #[derive(Debug)]
@@ -23,8 +27,10 @@ pub(super) struct Post {
 pub(super) enum Progress {
     /// Others are missing.
     Waiting,
-    /// This rank was the last and there is work to do, writing this many bytes.
-    Ready { bytes: usize },
+    /// This rank was the last and there is little work to do, which it does itself: nobody else is told of it.
+    Small,
+    /// This rank was the last and there is work to do, for as many as come.
+    Large,
     /// This rank was the last and there is nothing left to do.
     Done,
 }
@@ -36,6 +42,9 @@ pub(super) struct Op {
     sequence: u64,
     state: Mutex<OpState>,
     changed: Condvar,
+    /// Another number whenever there is something new to see, for those who look without a lock.
+    news: AtomicUsize,
+    done: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +55,8 @@ struct OpState {
     work: Option<Arc<Work>>,
     /// Threads that have pieces in hand.
     active: usize,
-    done: bool,
+    /// Threads that sleep until something changes.
+    asleep: usize,
     error: Option<Error>,
     /// What a split made, in the order of its list.
     groups: Vec<Arc<Group>>,
@@ -55,16 +65,28 @@ struct OpState {
 impl Op {
     pub(super) fn new(name: &'static str, sequence: u64, size: usize) -> Op {
         let state = OpState { posts: (0..size).map(|_| None).collect(), ..OpState::default() };
-        Op { name, sequence, state: Mutex::new(state), changed: Condvar::new() }
+        let (news, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Op { name, sequence, state: Mutex::new(state), changed: Condvar::new(), news, done }
     }
 
     pub(super) fn is_done(&self) -> bool {
-        lock(&self.state).done
+        self.done.load(Ordering::SeqCst)
     }
 
     pub(super) fn wake(&self) {
-        drop(lock(&self.state));
-        self.changed.notify_all();
+        self.tell(lock(&self.state), usize::MAX);
+    }
+
+    /// Says that something has changed, and wakes at most so many of those who sleep.
+    fn tell(&self, state: MutexGuard<'_, OpState>, most: usize) {
+        self.news.fetch_add(1, Ordering::SeqCst);
+        let asleep = state.asleep;
+        drop(state);
+        match asleep <= most {
+            true if asleep == 0 => {}
+            true => self.changed.notify_all(),
+            false => (0..most).for_each(|_| self.changed.notify_one()),
+        }
     }
 
     /// Takes one rank's part; the last one to come prepares the work.
@@ -81,17 +103,23 @@ impl Op {
             state.groups.extend(groups.iter().map(|ranks| Group::new(group.world.clone(), ranks.clone())));
         }
         let work = Work::new(posts)?;
-        let progress = match work.bytes() {
-            0 => Progress::Done,
-            bytes => Progress::Ready { bytes },
-        };
-        match progress {
-            Progress::Ready { .. } => state.work = Some(Arc::new(work)),
-            _ => state.done = true,
-        }
-        drop(state);
-        self.changed.notify_all();
-        Ok(progress)
+        Ok(match work.bytes() {
+            0 => {
+                self.done.store(true, Ordering::SeqCst);
+                self.tell(state, usize::MAX);
+                Progress::Done
+            }
+            1..=SMALL => {
+                state.work = Some(Arc::new(work));
+                Progress::Small
+            }
+            _ => {
+                state.work = Some(Arc::new(work));
+                // More would only take turns at the processors, and sleep again.
+                self.tell(state, (group.world.processors - 1).max(1));
+                Progress::Large
+            }
+        })
     }
 
     /// All ranks must have made calls that go together.
@@ -110,8 +138,8 @@ impl Op {
         })
     }
 
-    /// Does pieces of the work until none are left to take.
-    pub(super) fn help(&self) {
+    /// Does pieces of the work until none are left to take, beginning with those of a position.
+    pub(super) fn help(&self, position: usize) {
         let work = {
             let mut state = lock(&self.state);
             match &state.work {
@@ -123,7 +151,7 @@ impl Op {
                 _ => return,
             }
         };
-        let outcome = work.run();
+        let outcome = work.run(position);
         // The sent bytes must be free again before anyone learns that the call is done.
         drop(work);
         let mut state = lock(&self.state);
@@ -133,19 +161,20 @@ impl Op {
         }
         if state.active == 0 && state.work.as_ref().is_some_and(|w| w.is_taken()) {
             state.work = None;
-            state.done = true;
-            drop(state);
-            self.changed.notify_all();
+            self.done.store(true, Ordering::SeqCst);
+            self.tell(state, usize::MAX);
         }
     }
 
     /// Helps, then waits for the end, for a failure of the world, or for too long.
-    pub(super) fn wait(&self, group: &Group) -> Result<()> {
+    pub(super) fn wait(&self, group: &Group, position: usize) -> Result<()> {
         let begin = Instant::now();
+        let (mut seen, mut still) = (usize::MAX, begin);
         loop {
-            self.help();
-            let state = lock(&self.state);
-            if state.done {
+            let news = self.news.load(Ordering::SeqCst);
+            self.help(position);
+            let mut state = lock(&self.state);
+            if self.is_done() {
                 return state.error.clone().map_or(Ok(()), Err);
             }
             group.world.live()?;
@@ -160,9 +189,34 @@ impl Op {
                 group.world.fail(error.clone());
                 return Err(error);
             }
+            if news != std::mem::replace(&mut seen, news) {
+                still = begin + waited;
+            }
+            let end = still + group.world.patience.length();
+            if Instant::now() < end {
+                drop(state);
+                let found = self.look_out(news, end);
+                group.world.patience.learn(!found);
+                continue;
+            }
             let left = group.world.timeout.saturating_sub(waited).max(Duration::from_millis(1));
-            drop(wait(&self.changed, state, left));
+            state.asleep += 1;
+            state = wait(&self.changed, state, left);
+            state.asleep -= 1;
         }
+    }
+
+    /// Spins until there is news, or until `end`, which is false.
+    fn look_out(&self, news: usize, end: Instant) -> bool {
+        while Instant::now() < end {
+            for _ in 0..32 {
+                if self.news.load(Ordering::SeqCst) != news {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        false
     }
 
     /// Why the missing ranks will not come, if so.

@@ -4,7 +4,7 @@ use super::op::Post;
 use crate::call::Signature;
 use crate::error::Result;
 use crate::held::{Held, flat};
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use planaria_array::ops::fold_bytes;
 use planaria_array::{Array, Device};
 use planaria_layout::{Combine, DType, Reduce};
@@ -12,6 +12,9 @@ use std::ops::Range;
 
 /// Bytes of one piece: small enough to stay in the nearer caches while it is written to every rank.
 const PIECE: usize = 1 << 17;
+
+/// Bytes that are combined before they are written to every rank: they stay in the nearest cache meanwhile.
+const NEAR: usize = 1 << 14;
 
 /// Lanes to do, and the bytes and arrays they are about.
 #[derive(Debug)]
@@ -21,7 +24,8 @@ pub(super) struct Work {
     /// Pieces that one thread does one after the other. A lane of copies has all that goes to one rank, so that threads
     /// do not wait for each other at its array.
     lanes: Vec<Vec<Piece>>,
-    taken: AtomicUsize,
+    /// Which lanes somebody has taken.
+    claims: Vec<AtomicBool>,
     how: Combine,
     dtype: DType,
     /// Some of it is memory of a device.
@@ -56,7 +60,8 @@ impl Work {
             _ => Combine::of(Reduce::Sum, 1),
         };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
-        Ok(Work { sends, recvs, lanes, taken: AtomicUsize::new(0), how, dtype, away })
+        let claims = lanes.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Work { sends, recvs, lanes, claims, how, dtype, away })
     }
 
     /// Bytes that will be written.
@@ -70,45 +75,76 @@ impl Work {
 
     /// True when no lane is left to take; some may still be in hand.
     pub(super) fn is_taken(&self) -> bool {
-        self.taken.load(Ordering::SeqCst) >= self.lanes.len()
+        self.claims.iter().all(|claim| claim.load(Ordering::SeqCst))
     }
 
-    /// Takes and does lanes until none are left.
-    pub(super) fn run(&self) -> Result<()> {
-        let mut scratch = Vec::new();
-        loop {
-            let turn = self.taken.fetch_add(1, Ordering::SeqCst);
-            let Some(lane) = self.lanes.get(turn) else { return Ok(()) };
-            let mut pieces = lane.iter();
-            if let Err(error) = pieces.try_for_each(|piece| self.step(turn, piece, &mut scratch)) {
-                self.taken.store(self.lanes.len(), Ordering::SeqCst);
+    /// Takes and does lanes until none are left, beginning with those of a position: from call to call a thread has the same bytes in
+    /// its cache.
+    pub(super) fn run(&self, position: usize) -> Result<()> {
+        let (mut scratch, count) = (Vec::new(), self.lanes.len());
+        let first = position % self.recvs.len() * count / self.recvs.len();
+        for lane in (first..count).chain(0..first).filter(|&lane| self.claim(lane)) {
+            if let Err(error) = self.run_lane(&self.lanes[lane], position, &mut scratch) {
+                // Nobody begins another.
+                (0..count).for_each(|lane| {
+                    self.claim(lane);
+                });
                 return Err(error);
             }
         }
+        Ok(())
     }
 
-    fn step(&self, turn: usize, piece: &Piece, scratch: &mut Vec<u64>) -> Result<()> {
+    /// True for the first who asks.
+    fn claim(&self, lane: usize) -> bool {
+        !self.claims[lane].swap(true, Ordering::SeqCst)
+    }
+
+    fn run_lane(&self, lane: &[Piece], position: usize, scratch: &mut Vec<u64>) -> Result<()> {
+        match lane {
+            [Piece::Copy { dst, to: start, .. }, ..] if !self.away => self.copy_all(*dst, *start, lane),
+            _ => lane.iter().try_for_each(|piece| self.step(position, piece, scratch)),
+        }
+    }
+
+    /// Copies a lane to its rank, which is asked for its memory once.
+    fn copy_all(&self, dst: usize, start: usize, lane: &[Piece]) -> Result<()> {
+        let ends = lane.iter().map(|piece| match *piece {
+            Piece::Copy { to, len, .. } => (to, to + len),
+            _ => (start, start),
+        });
+        let (start, end) = ends.fold((start, start), |(a, b), (from, to)| (a.min(from), b.max(to)));
+        self.write(dst, start..end, |out| {
+            for piece in lane {
+                if let Piece::Copy { src, from, to, len, .. } = *piece {
+                    out[to - start..to - start + len].copy_from_slice(&self.sent(src)[from..from + len]);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn step(&self, position: usize, piece: &Piece, scratch: &mut Vec<u64>) -> Result<()> {
         if self.away {
             return self.queue(piece);
         }
         match *piece {
-            Piece::Copy { src, from, dst, to, len } => {
-                let bytes = &self.sent(src)[from..from + len];
-                self.write(dst, to..to + len, |out| copied(bytes, out))
-            }
+            Piece::Copy { dst, to, .. } => self.copy_all(dst, to, std::slice::from_ref(piece)),
             Piece::Combine { from, dst, to, len } => {
                 let inputs = self.inputs(from..from + len);
                 self.write(dst, to..to + len, |out| Ok(fold_bytes(self.how, self.dtype, &inputs, out)?))
             }
-            Piece::CombineAll { at, len } => {
-                scratch.resize(PIECE.max(len).div_ceil(8), 0);
+            Piece::CombineAll { at, len } => blocks(len, NEAR).try_for_each(|(within, len)| {
+                let range = at + within..at + within + len;
+                scratch.resize(scratch.len().max(len.div_ceil(8)), 0);
                 let result = &mut bytemuck::cast_slice_mut::<u64, u8>(scratch)[..len];
-                fold_bytes(self.how, self.dtype, &self.inputs(at..at + len), result)?;
-                // Neighbouring pieces begin with different ranks, so that threads rarely meet at one array.
+                fold_bytes(self.how, self.dtype, &self.inputs(range.clone()), result)?;
+                // Everyone begins with another rank, so that threads rarely meet at one array.
                 let size = self.recvs.len();
-                (0..size)
-                    .try_for_each(|k| self.write((turn + k) % size, at..at + len, |out| copied(result, out)))
-            }
+                (0..size).try_for_each(|k| {
+                    self.write((position + k) % size, range.clone(), |out| copied(result, out))
+                })
+            }),
         }
     }
 

@@ -4,7 +4,7 @@ use super::group::Group;
 use super::op::Op;
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Mutex, lock, spawn, wait};
+use crate::sync::{Condvar, Mutex, Patience, lock, processors, spawn, wait};
 use planaria_layout::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,6 +14,10 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) timeout: Duration,
+    /// How many threads can run at once.
+    pub(super) processors: usize,
+    /// How long a rank looks out for the others before it sleeps.
+    pub(super) patience: Patience,
     failure: OnceLock<Error>,
     /// Ranks that returned from their work.
     left: Vec<AtomicBool>,
@@ -25,8 +29,11 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(ranks: usize, timeout: Duration, helpers: usize) -> Arc<World> {
+        let processors = processors();
         Arc::new(World {
             timeout,
+            processors,
+            patience: Patience::of(ranks, processors),
             failure: OnceLock::new(),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             groups: Mutex::new(Vec::new()),
@@ -133,7 +140,7 @@ impl Crew {
         loop {
             if let Some(op) = queue.ops.pop_front() {
                 drop(queue);
-                op.help();
+                op.help(0);
                 drop(op);
                 queue = lock(&self.queue);
             } else if queue.stop {

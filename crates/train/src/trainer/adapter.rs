@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::gather::Pass;
 use crate::pretrained::{Pretrained, Which};
 use crate::weights::Files;
-use planaria_ckpt::{Item, State, TensorKind};
+use planaria_ckpt::{Item, TensorKind, TrainState};
 use planaria_nn::lora::starts;
 use planaria_nn::models::BESIDE;
 
@@ -34,7 +34,7 @@ impl RankRun<'_> {
                 };
                 let weights = |item: &Item| wanted(&item.kind, &item.name);
                 let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
-                let mut state = State::new(items.into_iter().filter(weights).collect());
+                let mut state = TrainState::new(items.into_iter().filter(weights).collect());
                 state.known = Some(self.known.only(|tensor| wanted(&tensor.kind, &tensor.name))?);
                 Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &job.models)
             }

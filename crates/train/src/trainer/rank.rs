@@ -28,7 +28,7 @@ use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Files, Keeping, Zero};
-use planaria_ckpt::{Known, LoadOptions, State, TensorKind, Unmatched};
+use planaria_ckpt::{Known, LoadOptions, TensorKind, TrainState, Unmatched};
 use planaria_comm::{Comm, CommExt, Tally, Value};
 use planaria_layout::Rank;
 use planaria_nn::Init;
@@ -321,7 +321,7 @@ impl RankRun<'_> {
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.
     fn load(&mut self, start: &Start) -> Result<()> {
         let (store, Start { folder, prefix, .. }) = (start.store(self.job)?, start);
-        let mut state = State::new(resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?);
+        let mut state = TrainState::new(resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?);
         state.known = Some(self.known.clone());
         let mut options = LoadOptions::default();
         if !prefix.is_empty() {
@@ -352,7 +352,7 @@ impl RankRun<'_> {
         let load = |path: &Path, names: &dyn Fn(&str) -> bool, prefix: &str| {
             let wanted = |kind: &TensorKind, name: &str| *kind == TensorKind::Parameter && names(name);
             let items = items.iter().filter(|item| wanted(&item.kind, &item.name)).cloned();
-            let mut state = State::new(items.collect());
+            let mut state = TrainState::new(items.collect());
             state.known = Some(known.only(|tensor| wanted(&tensor.kind, &tensor.name))?);
             state.rename(|name| name.strip_prefix(prefix).unwrap_or(name).to_string())?;
             Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &self.job.models)

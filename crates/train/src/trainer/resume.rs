@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::replica::Replica;
 use crate::weights::{Files, Tie};
 use planaria_array::{Array, DType, Device};
-use planaria_ckpt::{Item, State};
+use planaria_ckpt::{Item, TrainState};
 use planaria_layout::Mesh;
 use planaria_nn::optim::LossScale;
 use serde::{Deserialize, Serialize};
@@ -129,12 +129,12 @@ pub(super) fn items(
 }
 
 /// The whole state of now. Arrays are held by copy-on-write: training continues, the state stays.
-pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<State> {
+pub(super) fn snapshot(job: &Job, replica: &Replica, progress: &Progress) -> Result<TrainState> {
     let kept = job.kept()?;
     let mut files = kept.files.clone();
     let objective = [job.objective.files(&*job.model)?, job.objective.state(progress.step)?];
     files.extend(objective.into_iter().flatten().map(|(name, text)| (name, text.into())));
-    let mut state = State::new(items(replica, Files::Run, Array::snapshot)?);
+    let mut state = TrainState::new(items(replica, Files::Run, Array::snapshot)?);
     (state.step, state.samples, state.tokens) = (progress.step, progress.samples, progress.tokens);
     state.config = kept.config.clone();
     state.random = serde_json::json!({ "seed": job.config.train.seed });
@@ -237,12 +237,12 @@ fn generation_config(job: &Job) -> Vec<u8> {
 }
 
 /// True for a state that a run saved; what `convert` makes of a state of others says nothing of a run.
-pub(super) fn is_of_a_run(state: &State) -> bool {
+pub(super) fn is_of_a_run(state: &TrainState) -> bool {
     state.extra.get("step").is_some()
 }
 
 /// How far the loaded state had come. What no run wrote, as a converted state of torch, has the steps of its optimizer.
-pub(super) fn progress(state: &State) -> Result<Progress> {
+pub(super) fn progress(state: &TrainState) -> Result<Progress> {
     if !is_of_a_run(state) {
         return Ok(Progress {
             step: state.step,
@@ -265,7 +265,7 @@ pub(super) fn progress(state: &State) -> Result<Progress> {
 }
 
 /// How many updates of the optimizer a saved state has seen.
-pub(crate) fn updates_of(state: &State) -> Result<u64> {
+pub(crate) fn updates_of(state: &TrainState) -> Result<u64> {
     Ok(progress(state)?.updates)
 }
 
@@ -276,13 +276,13 @@ mod tests {
     #[test]
     fn a_state_that_no_run_wrote_has_the_steps_of_its_optimizer() {
         let torch = serde_json::json!({ "torch": { "groups": [] } });
-        let state = State { step: 7, extra: torch, ..State::new(Vec::new()) };
+        let state = TrainState { step: 7, extra: torch, ..TrainState::new(Vec::new()) };
         let mut found = progress(&state).unwrap();
         assert_eq!((found.step, found.updates, found.position(), found.sampler.clone()), (7, 7, 0, None));
         let first = Progress { scale: Some(Scale { factor: 8.0, good: 0 }), step: 0, ..found.clone() };
         found.go_on(first);
         assert_eq!((found.step, found.scale.map(|scale| scale.factor)), (7, Some(8.0)));
-        let broken = State { extra: serde_json::json!({ "step": "x" }), ..State::new(Vec::new()) };
+        let broken = TrainState { extra: serde_json::json!({ "step": "x" }), ..TrainState::new(Vec::new()) };
         assert!(progress(&broken).unwrap_err().to_string().contains("not written by this trainer"));
     }
 }

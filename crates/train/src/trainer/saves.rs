@@ -11,7 +11,7 @@ use super::writer::{End, Taken, Work, Writer};
 use crate::error::{Error, Result};
 use crate::event::{Event, SaveProgress};
 use planaria_array::Array;
-use planaria_ckpt::{FileNames, Replicas, Retain, SaveOptions, State};
+use planaria_ckpt::{FileNames, Replicas, Retain, SaveOptions, TrainState};
 use planaria_comm::{AllReduce, Comm, CommExt};
 use planaria_layout::Reduce;
 use std::collections::BTreeMap;
@@ -152,7 +152,7 @@ impl Saves {
         &mut self,
         job: &Job,
         to: &[usize],
-        take: impl FnOnce() -> Result<State>,
+        take: impl FnOnce() -> Result<TrainState>,
         keep: Keep,
     ) -> Result<()> {
         let began = Instant::now();

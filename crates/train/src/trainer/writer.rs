@@ -8,7 +8,7 @@ use super::saves::folder;
 use super::tiers::Tier;
 use crate::error::{Error, Result};
 use planaria_array::Array;
-use planaria_ckpt::{Meter, SaveOptions, State};
+use planaria_ckpt::{Meter, SaveOptions, TrainState};
 use planaria_comm::{AllReduce, Comm, CommExt};
 use planaria_layout::Reduce;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ pub(super) type Snapshot = Held<Taken>;
 /// A state as it was.
 #[derive(Debug)]
 pub(super) struct Taken {
-    pub(super) state: State,
+    pub(super) state: TrainState,
     /// When training stopped for it, and for how long.
     pub(super) began: Instant,
     pub(super) blocked: Duration,
@@ -243,7 +243,7 @@ impl Work {
         &mut self,
         tier: usize,
         step: u64,
-        state: &State,
+        state: &TrainState,
         options: &SaveOptions,
     ) -> planaria_ckpt::Result<Option<String>> {
         let store = self.tiers[tier].store.clone();
@@ -268,7 +268,7 @@ mod tests {
 
     fn snapshot(step: u64, to: &[usize]) -> Snapshot {
         let to = to.iter().map(|&tier| (tier, Retain::default())).collect();
-        let state = State { step, ..State::new(Vec::new()) };
+        let state = TrainState { step, ..TrainState::new(Vec::new()) };
         Held { step, to, what: Taken { state, began: Instant::now(), blocked: Duration::ZERO } }
     }
 

@@ -2,9 +2,15 @@
 //!
 //! Every process has a piece of its own, which has no name and goes with the last process that knows it. It lies in lots, each with a count of
 //! those who still read it; at 0 its owner may use the room again. Nobody waits for room: what finds none goes through the socket.
+//! Before the lots lie counts, a bell and rings for what is short (`ring.rs`).
 #![allow(unsafe_code)]
 
+mod ring;
+
+pub(crate) use ring::Bell;
+
 use memmap2::{MmapOptions, MmapRaw};
+use ring::Words;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use std::fs::File;
 use std::io::{Error, Result};
@@ -25,19 +31,12 @@ const ROOM: usize = 256 << 20;
 /// Where lots begin: all elements are aligned there.
 const ALIGN: usize = 64;
 
-/// The count of a lot. Mappings begin at a page, so counts are aligned.
-fn count(counts: &MmapRaw, lot: usize) -> &AtomicU32 {
-    let lot = lot % LOTS;
-    // SAFETY: `lot` is one of `LOTS`, and `counts` has as many; it is mapped for writing and lives as long as the answer. All
-    // processes use counts as atomics only.
-    unsafe { &*counts.as_ptr().cast::<AtomicU32>().add(lot) }
-}
-
 /// Memory that this process writes to and others read.
 #[derive(Debug)]
 pub(crate) struct Shelf {
     file: File,
-    counts: MmapRaw,
+    words: Words,
+    rings: MmapRaw,
     room: MmapRaw,
     /// Lots in use, by where they lie.
     used: Mutex<Vec<(Range<usize>, usize)>>,
@@ -52,15 +51,18 @@ pub(crate) struct Lot {
 }
 
 impl Shelf {
-    /// A shelf of this process; it cannot shrink or grow any more, so nobody's reads can fail.
-    pub(crate) fn new() -> Result<Arc<Shelf>> {
+    /// A shelf of one of `size` processes; it cannot shrink or grow any more, so nobody's reads can fail.
+    pub(crate) fn new(size: usize) -> Result<Arc<Shelf>> {
         let fd = memfd_create("planaria-shelf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&fd, (COUNTS + ROOM) as u64)?;
+        let [words, rings] = ring::lengths(size);
+        ftruncate(&fd, (words + rings + ROOM) as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let file = File::from(fd);
-        let counts = MmapOptions::new().len(COUNTS).map_raw(&file)?;
-        let room = MmapOptions::new().offset(COUNTS as u64).len(ROOM).map_raw(&file)?;
-        Ok(Arc::new(Shelf { file, counts, room, used: Mutex::default() }))
+        let part =
+            |start: usize, length: usize| MmapOptions::new().offset(start as u64).len(length).map_raw(&file);
+        let (room, rings) = (part(words + rings, ROOM)?, part(words, rings)?);
+        let words = Words::new(part(0, words)?, size);
+        Ok(Arc::new(Shelf { file, words, rings, room, used: Mutex::default() }))
     }
 
     /// What others need to read it.
@@ -72,7 +74,7 @@ impl Shelf {
     pub(crate) fn put(self: &Arc<Shelf>, bytes: &[u8]) -> Option<Lot> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         // Readers are done with what they read when the count says so.
-        used.retain(|&(_, number)| count(&self.counts, number).load(Ordering::Acquire) > 0);
+        used.retain(|&(_, number)| self.words.count(number).load(Ordering::Acquire) > 0);
         let length = bytes.len().next_multiple_of(ALIGN);
         let number = (0..LOTS).find(|number| used.iter().all(|(_, other)| other != number))?;
         let ends = std::iter::once(0).chain(used.iter().map(|(at, _)| at.end));
@@ -81,7 +83,7 @@ impl Shelf {
             .zip(starts)
             .enumerate()
             .find_map(|(place, (end, start))| (start - end >= length).then_some((place, end)))?;
-        count(&self.counts, number).store(1, Ordering::Relaxed);
+        self.words.count(number).store(1, Ordering::Relaxed);
         used.insert(place, (start..start + length, number));
         drop(used);
         // SAFETY: the lot lies inside the room, which is mapped for writing; nobody else has been told of it, and no other lot that is in use
@@ -96,21 +98,22 @@ impl Shelf {
 impl Lot {
     /// Counts a reader, who lets go of it once. What it must be told: the number of the lot, and where it begins.
     pub(crate) fn lend(&self) -> (u32, u64) {
-        count(&self.shelf.counts, self.number).fetch_add(1, Ordering::Relaxed);
+        self.shelf.words.count(self.number).fetch_add(1, Ordering::Relaxed);
         (self.number as u32, self.at.start as u64)
     }
 }
 
 impl Drop for Lot {
     fn drop(&mut self) {
-        count(&self.shelf.counts, self.number).fetch_sub(1, Ordering::Release);
+        self.shelf.words.count(self.number).fetch_sub(1, Ordering::Release);
     }
 }
 
 /// The shelf of another process, to read from.
 #[derive(Debug)]
 pub(crate) struct Window {
-    counts: MmapRaw,
+    words: Words,
+    rings: MmapRaw,
     room: MmapRaw,
 }
 
@@ -123,16 +126,20 @@ pub(crate) struct Loan {
 }
 
 impl Window {
-    /// The shelf that was handed over, if it is one.
-    pub(crate) fn open(fd: OwnedFd) -> Result<Arc<Window>> {
-        let fits = usize::try_from(fstat(&fd)?.st_size) == Ok(COUNTS + ROOM);
+    /// The shelf that one of `size` processes handed over, if it is one.
+    pub(crate) fn open(fd: OwnedFd, size: usize) -> Result<Arc<Window>> {
+        let [words, rings] = ring::lengths(size);
+        let fits = usize::try_from(fstat(&fd)?.st_size) == Ok(words + rings + ROOM);
         if !fits || !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             return Err(Error::other("shared memory of another program or release"));
         }
         let file = File::from(fd);
-        let counts = MmapOptions::new().len(COUNTS).map_raw(&file)?;
-        let room = MmapOptions::new().offset(COUNTS as u64).len(ROOM).map_raw_read_only(&file)?;
-        Ok(Arc::new(Window { counts, room }))
+        let part = |start: usize, length: usize| {
+            MmapOptions::new().offset(start as u64).len(length).map_raw_read_only(&file)
+        };
+        let (room, rings) = (part(words + rings, ROOM)?, part(words, rings)?);
+        let words = Words::new(MmapOptions::new().len(words).map_raw(&file)?, size);
+        Ok(Arc::new(Window { words, rings, room }))
     }
 
     /// Bytes that the other process says it has put there; what lies outside is refused.
@@ -154,7 +161,7 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        count(&self.window.counts, self.number).fetch_sub(1, Ordering::Release);
+        self.window.words.count(self.number).fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -164,8 +171,8 @@ mod tests {
 
     #[test]
     fn room_is_used_again_when_all_have_read() {
-        let shelf = Shelf::new().unwrap();
-        let window = Window::open(shelf.fd().try_clone_to_owned().unwrap()).unwrap();
+        let shelf = Shelf::new(2).unwrap();
+        let window = Window::open(shelf.fd().try_clone_to_owned().unwrap(), 2).unwrap();
         let read = |lot: &Lot, length: usize| {
             let (number, start) = lot.lend();
             window.borrow(number, start, length).unwrap()
@@ -188,8 +195,8 @@ mod tests {
 
     #[test]
     fn what_lies_outside_is_refused() {
-        let shelf = Shelf::new().unwrap();
-        let window = Window::open(shelf.fd().try_clone_to_owned().unwrap()).unwrap();
+        let shelf = Shelf::new(2).unwrap();
+        let window = Window::open(shelf.fd().try_clone_to_owned().unwrap(), 2).unwrap();
         let bad = [
             (LOTS as u32, 0, 1),
             (0, ROOM as u64, 1),
@@ -201,7 +208,9 @@ mod tests {
             assert!(window.borrow(number, start, length).is_none(), "{number} {start} {length}");
         }
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
-        assert!(Window::open(other).is_err());
+        assert!(Window::open(other, 2).is_err());
+        let elsewhere = shelf.fd().try_clone_to_owned().unwrap();
+        assert!(Window::open(elsewhere, 300).is_err(), "of a job of another size");
         assert!(ftruncate(shelf.fd(), 0).is_err(), "readers rely on its size");
     }
 }
