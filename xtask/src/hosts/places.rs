@@ -221,7 +221,7 @@ impl Drop for Server {
     }
 }
 
-/// The last checkpoint there: that of the last step goes to the run's folder alone.
+/// The last checkpoint there: none is due at the last step.
 const REMOTE: &str = "ckpt/step-00000016";
 
 /// The port of the object store.
@@ -264,7 +264,7 @@ pub(super) fn object_store(bench: &Bench<'_>) -> Result<Verdict> {
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "test"),
     ];
-    let tier = "[[checkpoint.tiers]]\nkind = \"remote\"\npath = \"s3://bucket/run\"\nevery = 8\n";
+    let tier = "[[checkpoint.tiers]]\nkind = \"remote\"\npath = \"s3://bucket/run\"\nevery = 16\n";
     bench.bed.give("tiny.toml", &format!("{CONFIG}{tier}"))?;
     let exports = variables.iter().flat_map(|(name, _)| ["--export", name]);
     let words: Vec<&str> = APART.into_iter().chain(exports).collect();

@@ -423,7 +423,7 @@ impl RankRun<'_> {
                 self.save(&std::mem::take(&mut due).into_iter().collect::<Vec<_>>())?;
             }
         }
-        self.end(stopped || last < steps)
+        self.end(stopped || last < steps, due)
     }
 
     /// Stops a run whose gradients stay without finite values. A loss scale above 1 may still come down.
@@ -438,13 +438,14 @@ impl RankRun<'_> {
         Err(Error::Diverged { step: self.progress.step, skipped: self.skipped, newest })
     }
 
-    /// The last save, and what is left of those before.
-    fn end(mut self, stopped: bool) -> Result<Outcome> {
+    /// The last save, to the run's folder and wherever else one is due, and what is left of those before.
+    fn end(mut self, stopped: bool, mut due: BTreeSet<usize>) -> Result<Outcome> {
         self.saves.finish(self.job)?;
         let step = self.progress.step;
         let is_saved = self.saves.newest.as_ref().is_some_and(|(saved, _)| *saved == step);
         if !is_saved && step > 0 && (stopped || self.job.config.checkpoint.final_save) {
-            self.save(&[OWN])?;
+            due.insert(OWN);
+            self.save(&due.into_iter().collect::<Vec<_>>())?;
             if let Some(why) = self.saves.finish(self.job)? {
                 let newest = self.saves.newest.map(|(_, folder)| folder);
                 return Err(Error::NotSaved { step, why, newest });
