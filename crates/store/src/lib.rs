@@ -57,7 +57,7 @@ pub use spread::{Part, Spread};
 pub use staging::Staging;
 pub use stoppable::Stoppable;
 pub use store::{Entry, EntryKind, Identity, Medium, PutMode, Reader, Sharing, Store, StoreExt, Writer};
-pub use threads::{give_way, on_threads};
+pub use threads::on_threads;
 pub use transfer::{Filled, IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
 pub use url::{local_path, locate, open, open_with};
 

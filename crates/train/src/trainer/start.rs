@@ -36,6 +36,8 @@ pub(super) struct Start {
     address: Option<String>,
     /// Which of the run's places has it; see [`Job::tiers`].
     tier: usize,
+    /// Whether the run's folder has the same step, sound as far as is known, wherever it is read from.
+    in_folder: bool,
     /// Where each file is read from, if no place has all of them sound.
     mix: Mix,
     /// The checkpoint in its store.
@@ -57,9 +59,9 @@ impl Start {
         self.address.is_none()
     }
 
-    /// True for one in the run's folder.
+    /// True for one that the run's folder has.
     pub(super) fn is_of_the_folder(&self) -> bool {
-        self.is_own() && self.tier == OWN && self.mix.is_empty()
+        self.is_own() && self.in_folder
     }
 
     /// The step of one of the run's checkpoints.
@@ -212,7 +214,7 @@ fn find_but(job: &Job, damaged: &[Damaged]) -> Result<Option<Start>> {
     let newest = mended.or_else(|| places.newest().map(|(tier, step)| (tier, step, Mix::default())));
     let newest = newest.map(|(tier, step, mix)| {
         let newer = places.broken[OWN].clone();
-        Start { tier, mix, newer, ..start(own(step)) }
+        Start { tier, mix, newer, in_folder: steps.contains(&step), ..start(own(step)) }
     });
     let examine_own = |start: Start| examine(job, &start.store(job)?, start).map(Some);
     match (&section.from, newest) {
@@ -245,6 +247,7 @@ fn start(folder: String) -> Start {
     Start {
         address: None,
         tier: OWN,
+        in_folder: true,
         mix: Mix::default(),
         folder,
         prefix: String::new(),

@@ -99,12 +99,8 @@ impl Writer {
         let shared =
             Arc::new(Shared { line: Mutex::default(), changed: Condvar::new(), meter: Mutex::default() });
         let theirs = shared.clone();
-        // A core that trains is not taken for a checksum while another is free.
-        let serve = move || {
-            planaria_store::give_way();
-            work.serve(&theirs);
-        };
-        let thread = std::thread::Builder::new().name("planaria-save".into()).spawn(serve);
+        let thread =
+            std::thread::Builder::new().name("planaria-save".into()).spawn(move || work.serve(&theirs));
         let thread = thread.map_err(|source| Error::Io { path: "the thread of saves".into(), source })?;
         Ok(Writer { shared, thread: Some(thread) })
     }
