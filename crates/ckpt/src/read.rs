@@ -11,7 +11,7 @@ use planaria_aoa::Rearrange;
 use planaria_array::{Array, DType};
 use planaria_comm::{AllReduce, Call, Comm, CommExt, Recv, Send};
 use planaria_layout::Reduce;
-use planaria_store::{Medium, Reader, Store, Transfer, checksum};
+use planaria_store::{Reader, Store, Transfer, checksum};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -172,7 +172,7 @@ type Parcel = (Traffic, Array);
 /// A run to be read.
 enum Task<'t> {
     /// For this rank only.
-    Alone { unit: usize, run: Range<u64> },
+    Alone { unit: usize, run: &'t Range<u64> },
     /// For others as well.
     Shared(&'t Job),
 }
@@ -287,17 +287,9 @@ impl Loader<'_> {
         self.read_tasks(&self.tasks_of(&units), None)
     }
 
-    /// The runs of units that no other rank wants. What is memory already is read block by block, each of which is then summed and
-    /// copied out of the cache of its core.
     fn tasks_of(&self, units: &[usize]) -> Vec<Task<'_>> {
-        let step = |unit: usize| {
-            let file = self.readers[self.schedule.units[unit].file].as_ref();
-            file.filter(|file| file.medium() == Medium::Memory).map_or(u64::MAX, |_| self.data.block)
-        };
-        let runs = |&unit: &usize| {
-            let runs = self.schedule.units[unit].runs.iter();
-            runs.flat_map(move |run| blocks(run, step(unit)).map(move |run| Task::Alone { unit, run }))
-        };
+        let runs =
+            |&unit: &usize| self.schedule.units[unit].runs.iter().map(move |run| Task::Alone { unit, run });
         units.iter().flat_map(runs).collect()
     }
 
