@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::manifest::{Checkpoint, MANIFEST, MANIFEST_BYTES, Manifest};
 use planaria_store::{EntryKind, PutMode, Sharing, Store, StoreExt, checksum, join};
 use serde::{Deserialize, Serialize};
+use std::panic::resume_unwind;
 
 /// The mark that makes a folder a checkpoint.
 pub(crate) const COMMIT: &str = "COMMIT";
@@ -40,7 +41,15 @@ pub fn open(store: &dyn Store, folder: &str) -> Result<Checkpoint> {
 
 /// The text of a manifest that the commit mark vouches for.
 pub(crate) fn read_manifest(store: &dyn Store, folder: &str) -> Result<Vec<u8>> {
-    let mark = match store.read(&join(folder, COMMIT), MARK_BYTES) {
+    let file = join(folder, MANIFEST);
+    let manifest = || store.read(&file, MANIFEST_BYTES);
+    // Both at once: where a store is far away, each takes a while.
+    let (mark, text) = std::thread::scope(|scope| {
+        let text = scope.spawn(manifest);
+        let mark = store.read(&join(folder, COMMIT), MARK_BYTES);
+        (mark, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let mark = match mark {
         Ok(mark) => mark,
         Err(planaria_store::Error::NotFound { .. }) => {
             let empty = store.list(folder)?.is_empty();
@@ -50,11 +59,14 @@ pub(crate) fn read_manifest(store: &dyn Store, folder: &str) -> Result<Vec<u8>> 
         }
         Err(error) => return Err(error.into()),
     };
-    let file = join(folder, COMMIT);
-    let mark: Mark =
-        serde_json::from_slice(&mark).map_err(|error| Error::Malformed { file, what: error.to_string() })?;
-    let file = join(folder, MANIFEST);
-    let text = store.read(&file, MANIFEST_BYTES).map_err(|error| match error {
+    let mark: Mark = serde_json::from_slice(&mark)
+        .map_err(|error| Error::Malformed { file: join(folder, COMMIT), what: error.to_string() })?;
+    // Committed since the manifest was looked for.
+    let text = match text {
+        Err(planaria_store::Error::NotFound { .. }) => manifest(),
+        text => text,
+    };
+    let text = text.map_err(|error| match error {
         planaria_store::Error::NotFound { .. } => without_manifest(&join(&store.address(), folder)),
         other => other.into(),
     })?;

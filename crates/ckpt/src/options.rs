@@ -277,7 +277,10 @@ fn transfer(
     }
     let own = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
     let runs = own.flat_map(|unit| &schedule.units[unit].runs);
-    let (count, longest) = runs.fold((0, 0), |(n, max), run| (n + 1, (run.end - run.start).max(max)));
+    let (count, longest, bytes) = runs.fold((0, 0, 0), |(n, max, all), run| {
+        let len = run.end - run.start;
+        (n + 1, len.max(max), all + len)
+    });
     // More than cores: while some wait for the storage, others copy and sum, also on a busy machine. A rank that is
     // the last to end must still keep the storage busy. A save has to get along beside training: when every thread
     // waits for its turn on a core, only the number of writes under way keeps the storage busy.
@@ -289,11 +292,13 @@ fn transfer(
         (Way::Load, _) => (cores.max(16), cores.clamp(8, 32)),
     };
     let threads = (all / world.size()).clamp(4, most);
-    let options = TransferOptions {
-        threads: threads.min(count),
-        chunk: longest as usize,
-        ..TransferOptions::default()
+    // What a request costs beside its bytes is worth a few neighbours in one, as long as every thread has some.
+    let chunk = match (schedule.way, medium) {
+        (Way::Load, Medium::Network) => (bytes / threads as u64).min(2 * UNIT).max(longest),
+        _ => longest,
     };
+    let options =
+        TransferOptions { threads: threads.min(count), chunk: chunk as usize, ..TransferOptions::default() };
     Arc::new(Transfer::new(options))
 }
 

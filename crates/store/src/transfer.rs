@@ -220,7 +220,7 @@ impl Transfer {
     }
 
     /// Reads each range in one call and gives it whole to `sink(job, bytes)`, from several threads. A range is at
-    /// most one chunk and one block long.
+    /// most one chunk and one block long. Over a network neighbours come in one answer, as far as a chunk holds them.
     pub fn read_each<E: From<Error> + Send>(
         &self,
         jobs: &[(&dyn Reader, Range<u64>)],
@@ -230,23 +230,46 @@ impl Transfer {
             let len = self.fits(file.name(), range)?;
             crate::store::check_range(*file, range.start, len)?;
         }
-        let numbers: Vec<usize> = (0..jobs.len()).collect();
+        let answers = self.answers(jobs);
         let bytes = AtomicU64::new(0);
-        self.each::<_, E>(&numbers, |&job, buffer| {
-            let (file, range) = &jobs[job];
+        self.each::<_, E>(&answers, |answer, buffer| {
+            let (file, first) = &jobs[answer.start];
             // Memory is not copied to be looked at.
             if file.medium() == Medium::Memory
-                && let Some(mapped) = file.map(range.clone())?
+                && let Some(mapped) = file.map(first.clone())?
             {
                 bytes.fetch_add(mapped.bytes().len() as u64, Relaxed);
-                return sink(job, mapped.bytes());
+                return sink(answer.start, mapped.bytes());
             }
-            let got = read_aligned(*file, range, buffer)?;
+            let got = read_aligned(*file, &(first.start..jobs[answer.end - 1].1.end), buffer)?;
             bytes.fetch_add(got.len() as u64, Relaxed);
-            let start = (range.start % BLOCK as u64) as usize;
-            sink(job, &got[start..start + (range.end - range.start) as usize])
+            let base = first.start - first.start % BLOCK as u64;
+            answer.clone().try_for_each(|job| {
+                let range = &jobs[job].1;
+                sink(job, &got[(range.start - base) as usize..(range.end - base) as usize])
+            })
         })?;
-        Ok(TransferStats { operations: jobs.len() as u64, bytes: bytes.into_inner() })
+        Ok(TransferStats { operations: answers.len() as u64, bytes: bytes.into_inner() })
+    }
+
+    /// The jobs that are read together.
+    fn answers(&self, jobs: &[(&dyn Reader, Range<u64>)]) -> Vec<Range<usize>> {
+        let mut answers: Vec<Range<usize>> = Vec::new();
+        for (job, (file, range)) in jobs.iter().enumerate() {
+            if let Some(answer) = answers.last_mut() {
+                let (before, first) = &jobs[answer.start];
+                let follows = file.medium() == Medium::Network
+                    && std::ptr::addr_eq(*before, *file)
+                    && jobs[job - 1].1.end == range.start
+                    && range.end - first.start <= self.options.chunk as u64;
+                if follows {
+                    answer.end = job + 1;
+                    continue;
+                }
+            }
+            answers.push(job..job + 1);
+        }
+        answers
     }
 
     /// The length of a range that one buffer holds.

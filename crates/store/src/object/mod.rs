@@ -114,7 +114,7 @@ impl Object {
     }
 
     /// Does `work` and waits for it, again where that may help.
-    fn tried<T: Send + 'static, W: Future<Output = Result<T, Refusal>> + Send + 'static>(
+    fn tried<T, W: Future<Output = Result<T, Refusal>>>(
         &self,
         name: &str,
         op: &'static str,
@@ -292,11 +292,9 @@ impl Reader for ObjectReader {
         }
         let into = &mut into[..(end - offset) as usize];
         retry(&self.object.retry, |_| {
-            let (store, path) = (self.object.store.clone(), self.path.clone());
             let options = GetOptions { range: Some(GetRange::Bounded(offset..end)), ..Default::default() };
-            let frames = wait(async move { frames::all(store.get_opts(&path, options).await?).await })
-                .map_err(|error| self.object.refused(&self.name, "read", &error))?;
-            if frames::join(&frames, into) {
+            let got = frames::fill(self.object.store.clone(), self.path.clone(), options, into);
+            if got.map_err(|error| self.object.refused(&self.name, "read", &error))? {
                 return Ok(into.len());
             }
             let message = format!("the answer does not have the {} bytes it was to have", into.len());
