@@ -1,5 +1,6 @@
 //! `simulate`: real jobs on thread ranks against the simulator, at costs that `measure` takes from a smaller job first. Jobs differ from
-//! the measured one in depth, batch, mesh, saves, and one failure with healing. Each round measures anew, because a machine's speed drifts.
+//! the measured one in depth, batch, mesh, saves, and one failure with healing. Costs are measured anew right before each job, because a
+//! machine's speed drifts.
 //! Bar: the median over rounds is within 10 % of the simulator's time.
 //!
 //! Run it alone on a machine: `cargo run --release -p planaria-bench --bin simulate`. It prints a table and the record's JSON, and ends with 1
@@ -48,11 +49,12 @@ struct Case {
     fails: Option<u64>,
 }
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 8] = [
     Case { name: "as measured", set: &[], fails: None },
     Case { name: "twice as deep", set: &["model.num_hidden_layers=8"], fails: None },
     Case { name: "four times the batch", set: &["train.global_batch=32"], fails: None },
     Case { name: "tensor parallel", set: &["mesh=tp=2"], fails: None },
+    Case { name: "tensor parallel, deep", set: &["mesh=tp=2", "model.num_hidden_layers=7"], fails: None },
     Case { name: "pipeline", set: &["mesh=pp=2", "train.global_batch=16"], fails: None },
     Case { name: "saves", set: &["checkpoint.every=2"], fails: None },
     Case { name: "a failure and healing", set: &["checkpoint.every=5"], fails: Some(8) },
@@ -112,22 +114,19 @@ fn simulated(config: &Config, costs: &Costs, fails: Option<u64>) -> Result<f64> 
 
 /// Real and simulated seconds of every job.
 fn round(scratch: &Path, args: &Args) -> Result<Vec<[f64; 2]>> {
-    let small = config(scratch, args, &[])?;
     let options = MeasureOptions { ranks: None, steps: args.measured };
-    let mut costs = measure(&small, &options, scratch)?;
-    // A thread that failed is noticed at once.
-    costs.recovery.detect = 0.0;
     let job = |Case { set, fails, .. }: &Case| {
+        let mut costs = measure(&config(scratch, args, &[])?, &options, scratch)?;
+        // A thread that failed is noticed at once.
+        costs.recovery.detect = 0.0;
         let config = config(scratch, args, set)?;
         let pair = [real(&config, *fails)?, simulated(&config, &costs, *fails)?];
-        std::fs::remove_dir_all(config.run_dir())?;
+        // The next job finds nothing of this one.
+        std::fs::remove_dir_all(scratch)?;
+        std::fs::create_dir_all(scratch)?;
         Ok(pair)
     };
-    let jobs = CASES.iter().map(job).collect();
-    // The next round finds nothing of this one.
-    std::fs::remove_dir_all(scratch)?;
-    std::fs::create_dir_all(scratch)?;
-    jobs
+    CASES.iter().map(job).collect()
 }
 
 fn main() -> Result<()> {

@@ -22,7 +22,8 @@ pub enum Purpose {
 /// Whether dropout is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draws {
-    /// As the step itself will draw it, the same bits.
+    /// As the step itself will draw it, the same bits: its micro-batches are those that go through the model now, and what comes out of
+    /// one of them may be kept for it.
     AsInTraining,
     /// Not at all.
     Off,
@@ -100,7 +101,7 @@ impl<'a> Before<'a> {
     }
 
     /// Runs all micro-batches of the step through the model, without history. `at_end` is called on ranks that have the
-    /// model's end, for each micro-batch in order. Collective: every rank calls it as often as the others.
+    /// model's end, once for each micro-batch. Collective: every rank calls it as often as the others.
     pub fn forward(&self, batches: &[Batch], draws: Draws, at_end: AtEnd<'_>) -> Result<()> {
         self.passes.borrow_mut().forward(batches, draws, at_end)
     }

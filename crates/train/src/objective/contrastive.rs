@@ -94,7 +94,7 @@ impl Objective for Contrastive {
             false => 0,
         };
         // This rank's vectors, all vectors in the order of the step, of length 1, and the gradients of both.
-        Ok(Held { before: (own + 4 * all) * row + scores, during: own * row })
+        Ok(Held { before: (own + 4 * all) * row + scores, during: own * row, keeps: true })
     }
 
     fn streams(&self) -> bool {
@@ -127,11 +127,12 @@ impl Objective for Contrastive {
             Purpose::Training => Draws::AsInTraining,
             Purpose::Evaluation => Draws::Off,
         };
-        let mut own = Vec::new();
-        before.forward(&batches, draws, &mut |_, model, last, batch| {
-            own.push(self.embeddings(model, last, batch)?.whole()?);
+        let mut found = BTreeMap::new();
+        before.forward(&batches, draws, &mut |round, model, last, batch| {
+            found.insert(round, self.embeddings(model, last, batch)?.whole()?);
             Ok(())
         })?;
+        let own: Vec<Array> = found.into_values().collect();
         if own.is_empty() {
             return Ok(batches);
         }

@@ -192,10 +192,12 @@ pub struct Second {
 /// Bytes that an objective holds of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// At the worst moment before forward and backward begin, when nothing of these is there.
+    /// At the worst moment before forward and backward begin.
     pub before: u64,
     /// Until they have ended.
     pub during: u64,
+    /// Whether forward of one micro-batch is done before, and kept: on ranks that have all of the model.
+    pub keeps: bool,
 }
 
 /// Names of figures.

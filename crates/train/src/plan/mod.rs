@@ -66,7 +66,8 @@ impl Memory {
         let kept = self.weights + self.masters + self.moments + self.ema + self.rounding;
         let updating = self.gradients + self.update;
         self.held = held.before.max(held.during);
-        let computing = (computing + self.exchange + held.during).max(held.before);
+        let before = held.before + if held.keeps { self.activations } else { 0 };
+        let computing = (computing + self.exchange + held.during).max(before);
         self.total = (kept + computing.max(updating)).max(start);
         self
     }
@@ -214,7 +215,7 @@ impl Plan {
             geometry,
             rule: update::rule(&config.optim),
         };
-        let work = Work { costs: setting.part_costs()?, schedule };
+        let work = Work { costs: setting.part_costs()?, streams: setting.streams()?, schedule };
         let (told, plans) = setting.ranks(&work, stages)?;
         let tokens = geometry.global_batch * config.data.sequence as u64;
         let plan = Plan {
@@ -246,6 +247,8 @@ impl Plan {
 pub(crate) struct Work {
     pub(crate) schedule: Schedule,
     pub(crate) costs: Vec<StageCost>,
+    /// Bytes of the residual stream that go through the blocks of each part, for one micro-batch.
+    pub(crate) streams: Vec<f64>,
 }
 
 impl Work {
@@ -318,6 +321,12 @@ impl Setting<'_> {
         self.parts.iter().map(|(part, _)| self.cost(part)).collect()
     }
 
+    /// Bytes of the residual stream that go through each part; tensor ranks share it out only along the sequence.
+    fn streams(&self) -> Result<Vec<f64>> {
+        let each = (self.sizes.between * self.model.width()? as u64 * self.computed()) as f64;
+        Ok(self.parts.iter().map(|(part, _)| part.layers.len() as f64 * each).collect())
+    }
+
     /// Bytes of texts under way: keys and values, of one prompt more that may come again, and the scores of their next tokens in f32.
     fn cache(&self, [texts, tokens]: [u64; 2]) -> u64 {
         let texts = texts.div_ceil(self.inner.axis_size(0) as u64);
@@ -352,6 +361,7 @@ impl Setting<'_> {
         }
         let ends = parts.iter().any(|part| part.head);
         let mut held = if ends { self.held } else { Held::default() };
+        held.keeps &= self.parts.len() == 1;
         if let Some(texts) = self.generates {
             held.before += state::whole_copy(self)? + self.cache(texts);
         }

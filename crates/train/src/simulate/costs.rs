@@ -21,6 +21,10 @@ pub struct Costs {
     pub about: String,
     /// FLOPs of the model that a rank does in a second while it computes.
     pub flops: f64,
+    /// Bytes of the residual stream that a rank takes through a block, forward and backward, in a second; absent where it takes no time.
+    /// This is what tensor ranks do not share out: norms, sums, and what products read and write beside their FLOPs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<f64>,
     /// Bytes of gradients, masters and moments that the update of a rank goes through in a second; absent where it takes no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<f64>,
@@ -106,7 +110,8 @@ impl Costs {
     /// Costs of these FLOPs per second and rank, and nothing else known.
     pub fn new(flops: f64) -> Costs {
         let (links, places) = (BTreeMap::new(), BTreeMap::new());
-        Costs { about: String::new(), flops, update: None, links, places, recovery: RecoveryCost::default() }
+        let recovery = RecoveryCost::default();
+        Costs { about: String::new(), flops, stream: None, update: None, links, places, recovery }
     }
 
     /// Reads a file: JSON where its name ends so, else TOML.
@@ -136,6 +141,7 @@ impl Costs {
             value(key, found >= 0.0 && found.is_finite(), found, "a finite number, at least 0")
         };
         rate("flops".into(), self.flops)?;
+        self.stream.map_or(Ok(()), |stream| rate("stream".into(), stream))?;
         self.update.map_or(Ok(()), |update| rate("update".into(), update))?;
         for (axis, link) in &self.links {
             rate(format!("links.{axis}.bandwidth"), link.bandwidth)?;

@@ -1,9 +1,9 @@
-//! Costs measured on a small job with ranks as threads of this process: steps at two batch sizes, saves of every step, links, and the places
-//! that checkpoints go to. Nothing of the run itself is touched.
+//! Costs measured on a small job with ranks as threads of this process: steps at two batch sizes and on two meshes, saves of every step,
+//! links, and the places that checkpoints go to. Nothing of the run itself is touched.
 
 use super::costs::{ANY, Costs, FOLDER, LinkCost, PlaceCost, Rates, RecoveryCost};
 use super::step::Planned;
-use crate::config::{CheckpointSection, Config, TierKind};
+use crate::config::{CheckpointSection, Config, MeshSection, TierKind};
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
 use crate::plan::{Plan, PlanOptions, model_of};
@@ -27,6 +27,8 @@ const LARGE_TIMES: u32 = 4;
 
 /// The most FLOPs per second that a fit looks at.
 const MOST_FLOPS: f64 = 1e18;
+/// And the most bytes per second of a residual stream.
+const MOST_STREAM: f64 = 1e15;
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -58,7 +60,16 @@ pub fn measure(config: &Config, options: &MeasureOptions, scratch: &Path) -> Res
     if ranks > 1 {
         costs.links.insert(ANY.to_string(), link(ranks)?);
     }
-    fit(&mut costs, &*model, ranks, [(&small, first.step()), (&large, second.step())])?;
+    let mut seen = Fit::new(&*model, ranks);
+    seen.push(&small, first.step())?;
+    seen.push(&large, second.step())?;
+    let mut other = shortened(config, scratch, "other", steps);
+    other.mesh = other_mesh(&config.mesh, ranks);
+    // Not every model can be shared out so, and one rank shares nothing.
+    if ranks > 1 && Plan::new(&other, &*model, ranks, &PlanOptions::default()).is_ok() {
+        seen.push(&other, watch(&other, ranks)?.step())?;
+    }
+    seen.fit(&mut costs)?;
     costs.recovery = RecoveryCost { restart: first.ready, ..RecoveryCost::default() };
     places(&mut costs, config, (&*model, ranks, steps), (&first, scratch))?;
     Ok(costs)
@@ -124,37 +135,89 @@ fn watch(config: &Config, ranks: usize) -> Result<Seen> {
     }
 }
 
-/// FLOPs and update with which the simulated steps take what the real ones took. What the larger batch adds is work; what is left is the
-/// update's.
-fn fit(costs: &mut Costs, model: &dyn Architecture, ranks: usize, seen: [(&Config, f64); 2]) -> Result<()> {
-    let mut planned = Vec::new();
-    for (config, _) in seen {
-        let (plan, work) = Plan::with_work(config, model, ranks, &PlanOptions::default())?;
-        planned.push(Planned { config, mesh: config.mesh.on(ranks)?, plan, work });
+/// A mesh that shares blocks out over all ranks, or not at all where the first one does.
+fn other_mesh(mesh: &MeshSection, ranks: usize) -> MeshSection {
+    let one = MeshSection { dp: Some(1), pp: 1, ep: 1, tp: 1 };
+    match mesh.tp {
+        1 => MeshSection { tp: ranks, ..one },
+        _ => MeshSection { dp: Some(ranks), ..one },
     }
-    let simulated = |costs: &Costs| -> Result<[f64; 2]> {
-        Ok([planned[0].step(costs)?.seconds(), planned[1].step(costs)?.seconds()])
-    };
-    let [first, second] = seen.map(|(_, seconds)| seconds);
-    // Where noise hides the difference, all of a step counts as work.
-    let more = if second > first { second - first } else { first };
-    let (mut low, mut high) = (1.0, MOST_FLOPS);
-    for _ in 0..200 {
-        let middle = f64::sqrt(low * high);
-        let [small, large] = simulated(&Costs { flops: middle, ..costs.clone() })?;
-        if large - small > more { low = middle } else { high = middle }
+}
+
+/// Runs that were seen: the small one, the one with the larger batch, and one on another mesh where there is such.
+pub(super) struct Fit<'a> {
+    model: &'a dyn Architecture,
+    ranks: usize,
+    pub(super) seen: Vec<(Planned<'a>, f64)>,
+}
+
+impl<'a> Fit<'a> {
+    pub(super) fn new(model: &'a dyn Architecture, ranks: usize) -> Fit<'a> {
+        Fit { model, ranks, seen: Vec::new() }
     }
-    // Messages alone take longer than the larger batch adds: they are hidden better than is known, and all of it counts as work.
-    if low >= MOST_FLOPS * 0.99 {
-        let operations = |planned: &Planned<'_>| planned.plan.operations / ranks as f64;
-        low = (operations(&planned[1]) - operations(&planned[0])) / more.max(1e-9);
+
+    /// Adds a run whose steps took so long.
+    pub(super) fn push(&mut self, config: &'a Config, seconds: f64) -> Result<()> {
+        let (plan, work) = Plan::with_work(config, self.model, self.ranks, &PlanOptions::default())?;
+        self.seen.push((Planned { config, mesh: config.mesh.on(self.ranks)?, plan, work }, seconds));
+        Ok(())
     }
-    costs.flops = low;
-    let left = first - simulated(costs)?[0];
-    let memory = planned[0].plan.largest().map(|rank| rank.memory).unwrap_or_default();
-    let bytes = (memory.gradients + memory.masters + memory.moments) as f64;
-    costs.update = (left > 0.0 && bytes > 0.0).then(|| bytes / left);
-    Ok(())
+
+    pub(super) fn simulated(&self, run: usize, costs: &Costs) -> Result<f64> {
+        Ok(self.seen[run].0.step(costs)?.seconds())
+    }
+
+    /// Costs with which the simulated steps take what the real ones took: all but the stream's for a given stream, and the stream so that
+    /// the other mesh takes what it took.
+    pub(super) fn fit(&self, costs: &mut Costs) -> Result<()> {
+        self.fit_rest(costs)?;
+        let Some((other, seconds)) = self.seen.get(2) else { return Ok(()) };
+        let shares = other.config.mesh.tp > 1;
+        let (mut low, mut high) = (1.0, MOST_STREAM);
+        for _ in 0..60 {
+            let stream = f64::sqrt(low * high);
+            let mut tried = Costs { stream: Some(stream), ..costs.clone() };
+            let possible = self.fit_rest(&mut tried)?;
+            let found = self.simulated(2, &tried)?;
+            // The slower the stream, the less of a block is shared out.
+            let slow = if shares { found > *seconds } else { found < *seconds };
+            if slow || !possible { low = stream } else { high = stream }
+        }
+        if low < MOST_STREAM * 0.99 {
+            costs.stream = Some(low);
+            self.fit_rest(costs)?;
+        }
+        Ok(())
+    }
+
+    /// What the larger batch adds is work; what is left is the update's. Whether there are such costs.
+    fn fit_rest(&self, costs: &mut Costs) -> Result<bool> {
+        let (first, second) = (self.seen[0].1, self.seen[1].1);
+        // Where noise hides the difference, all of a step counts as work.
+        let more = if second > first { second - first } else { first };
+        let (mut low, mut high) = (1.0, MOST_FLOPS);
+        for _ in 0..100 {
+            let middle = f64::sqrt(low * high);
+            let tried = Costs { flops: middle, update: None, ..costs.clone() };
+            if self.simulated(1, &tried)? - self.simulated(0, &tried)? > more {
+                low = middle
+            } else {
+                high = middle
+            }
+        }
+        // Messages alone take longer than the larger batch adds: they are hidden better than is known, and all of it counts as work.
+        let possible = low < MOST_FLOPS * 0.99;
+        if !possible {
+            let operations = |run: usize| self.seen[run].0.plan.operations / self.ranks as f64;
+            low = (operations(1) - operations(0)) / more.max(1e-9);
+        }
+        (costs.flops, costs.update) = (low, None);
+        let left = first - self.simulated(0, costs)?;
+        let memory = self.seen[0].0.plan.largest().map(|rank| rank.memory).unwrap_or_default();
+        let bytes = (memory.gradients + memory.masters + memory.moments) as f64;
+        costs.update = (left > 0.0 && bytes > 0.0).then(|| bytes / left);
+        Ok(possible)
+    }
 }
 
 /// A small and a large all-reduce between thread ranks.

@@ -82,12 +82,18 @@ impl Planned<'_> {
                 let cost = &mut parts[part];
                 let share = if all > 0.0 { cost.forward / all } else { 1.0 / order.of(stage).count() as f64 };
                 let (across, backward) = (across * share / micros, backward * share / micros);
-                cost.forward = cost.forward / costs.flops + across / 2.0;
-                cost.input = cost.input / costs.flops + across / 2.0 + backward;
+                let stream = self.streaming(costs, part);
+                cost.forward = cost.forward / costs.flops + across / 2.0 + stream / 3.0;
+                cost.input = cost.input / costs.flops + across / 2.0 + backward + stream * 2.0 / 3.0;
                 cost.weight /= costs.flops;
             }
         }
         Ok(parts)
+    }
+
+    /// Seconds that the residual stream of one micro-batch takes through a part, forward and backward.
+    fn streaming(&self, costs: &Costs, part: usize) -> f64 {
+        costs.stream.map_or(0.0, |rate| self.work.streams[part] / rate)
     }
 
     /// Seconds of one message between stages.
@@ -102,12 +108,14 @@ impl Planned<'_> {
 
     /// Seconds that a stage computes in a step: forward, and backward.
     fn computing(&self, costs: &Costs, stage: usize) -> (f64, f64) {
-        let parts = self.work.schedule.stages().of(stage).map(|part| &self.work.costs[part]);
-        let (forward, backward) = parts.fold((0.0, 0.0), |(forward, backward), cost| {
-            (forward + cost.forward, backward + cost.input + cost.weight)
-        });
-        let each = self.plan.accumulation as f64 / costs.flops;
-        (forward * each, backward * each)
+        let (mut forward, mut backward) = (0.0, 0.0);
+        for part in self.work.schedule.stages().of(stage) {
+            let (cost, stream) = (&self.work.costs[part], self.streaming(costs, part));
+            forward += cost.forward / costs.flops + stream / 3.0;
+            backward += (cost.input + cost.weight) / costs.flops + stream * 2.0 / 3.0;
+        }
+        let micros = self.plan.accumulation as f64;
+        (forward * micros, backward * micros)
     }
 
     /// Seconds of data ranks' exchange that are not hidden: gradients go while backward makes more of them, weights of ZeRO 3 while

@@ -189,6 +189,31 @@ fn a_step_takes_its_operations_and_what_is_not_hidden() {
 }
 
 #[test]
+fn what_steps_took_gives_the_costs_back() {
+    let small = ["mesh=dp=2", "mesh=tp=2"];
+    for (first, other) in [(small[0], small[1]), (small[1], small[0])] {
+        let runs = [config(&[first]), config(&[first, "train.global_batch=32"]), config(&[other])];
+        let model = crate::plan::model_of(&runs[0], &Default::default()).unwrap();
+        let mut costs = Costs::new(2e9);
+        costs.links.insert(ANY.into(), LinkCost { bandwidth: 1e9, latency: 1e-6 });
+        let mut fit = measure::Fit::new(&*model, 2);
+        let told = Costs { stream: Some(3e7), update: Some(1e8), ..costs.clone() };
+        for (number, run) in runs.iter().enumerate() {
+            fit.push(run, 0.0).unwrap();
+            fit.seen[number].1 = fit.simulated(number, &told).unwrap();
+        }
+        fit.fit(&mut costs).unwrap();
+        let near =
+            |found: Option<f64>, true_one: Option<f64>| (found.unwrap() / true_one.unwrap() - 1.0).abs();
+        assert!((costs.flops / told.flops - 1.0).abs() < 1e-3, "{costs:?}");
+        assert!(
+            near(costs.stream, told.stream) < 1e-3 && near(costs.update, told.update) < 1e-2,
+            "{costs:?}"
+        );
+    }
+}
+
+#[test]
 fn costs_that_are_missing_or_impossible_are_named() {
     let told = |change: &dyn Fn(&mut Costs)| {
         let config = config(&["mesh=dp=2", "checkpoint.every=5"]);

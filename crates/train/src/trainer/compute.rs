@@ -60,19 +60,25 @@ impl Compute {
         self.objective.loss(model, end, batch)
     }
 
-    /// Forward and backward of one micro-batch through a model that is all here.
+    /// Forward of one micro-batch through a model that is all here.
+    fn forward(&self, replica: &Replica, batch: &Batch, at: Micro) -> Result<Activations> {
+        replica.enter(at.round, Pass::Forward);
+        let (tokens, run) = self.first_input(batch)?;
+        Ok(only(replica)?.model.forward(tokens.into(), &self.run(at, run))?)
+    }
+
+    /// Forward and backward of one micro-batch through a model that is all here; backward alone where forward was kept.
     pub(super) fn train(
         &self,
         replica: &Replica,
         batch: &Batch,
         at: Micro,
+        kept: Option<Activations>,
         losses: &mut Losses,
     ) -> Result<()> {
         let part = only(replica)?;
         let model = &*part.model;
-        replica.enter(at.round, Pass::Forward);
-        let (tokens, run) = self.first_input(batch)?;
-        let end = model.forward(tokens.into(), &self.run(at, run))?;
+        let end = kept.map_or_else(|| self.forward(replica, batch, at), Ok)?;
         let loss = self.loss(model, &end, batch)?;
         drop(end);
         replica.enter(at.round, Pass::Backward);
@@ -91,16 +97,16 @@ impl Compute {
         }
     }
 
-    /// Forward alone of some micro-batches through a model that is all here; `micro` says what is drawn.
+    /// Forward alone of the micro-batches from `first` on through a model that is all here; `micro` says what is drawn.
     pub(super) fn ahead(
         &self,
         replica: &Replica,
-        batches: &[Batch],
+        (batches, first): (&[Batch], usize),
         micro: &dyn Fn(usize) -> Option<Micro>,
         at_end: AtEnd<'_>,
     ) -> Result<()> {
         let model = &*only(replica)?.model;
-        for (round, batch) in batches.iter().enumerate() {
+        for (round, batch) in batches.iter().enumerate().skip(first) {
             replica.enter(round, Pass::Forward);
             no_grad(|| {
                 let (tokens, run) = self.first_input(batch)?;
@@ -109,6 +115,19 @@ impl Compute {
             })?;
         }
         Ok(())
+    }
+
+    /// Forward of one micro-batch before its turn, with its history, which [`Compute::train`] goes on from.
+    pub(super) fn kept(
+        &self,
+        replica: &Replica,
+        batch: &Batch,
+        at: Micro,
+        at_end: AtEnd<'_>,
+    ) -> Result<Activations> {
+        let end = self.forward(replica, batch, at)?;
+        no_grad(|| at_end(at.round, &*only(replica)?.model, &end, batch))?;
+        Ok(end)
     }
 }
 

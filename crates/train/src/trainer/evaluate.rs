@@ -10,7 +10,7 @@ use super::compute::value;
 use super::figures::Losses;
 use super::rank::RankRun;
 use super::resume::Best;
-use super::step::Reading;
+use super::step::{Made, Reading};
 use crate::data::{Batch, Dataset, Permutation};
 use crate::error::Result;
 use crate::event::Event;
@@ -70,7 +70,7 @@ impl RankRun<'_> {
         let needed = if self.place.reads(self.job) { eval.rounds } else { 0 };
         let batches = (0..needed).map(|round| eval.read(&**data, round, replica));
         let batches = batches.collect::<Result<Vec<_>>>()?;
-        let (batches, _) =
+        let Made { batches, .. } =
             self.generate((self.progress.step, Purpose::Evaluation), batches, 1.0, &mut Reading::default())?;
         let mut losses = Losses::new(eval.rounds * eval.data_ranks);
         let (compute, replica, speaks) = (&self.compute, &self.replica, self.place.speaks);
@@ -88,7 +88,7 @@ impl RankRun<'_> {
             Some(pipeline) => {
                 pipeline.ahead(Purpose::Evaluation, (compute, replica), &batches, &still, &mut at_end)?;
             }
-            None => compute.ahead(replica, &batches, &still, &mut at_end)?,
+            None => compute.ahead(replica, (&batches, 0), &still, &mut at_end)?,
         }
         losses.share(&self.world)?;
         let now = Best { step: self.progress.step, loss: losses.mean() };

@@ -15,7 +15,7 @@ use crate::update::{self, Rate, Rates};
 use planaria_array::{Array, Device, MemoryStats};
 use planaria_comm::{AllReduce, CommExt};
 use planaria_layout::Reduce;
-use planaria_nn::models::Network;
+use planaria_nn::models::{Activations, Network};
 use planaria_nn::optim::ExactNorm;
 use planaria_telemetry::RankNow;
 use std::time::Instant;
@@ -37,8 +37,14 @@ struct Moved {
     second: Option<f64>,
 }
 
-/// Figures by name.
-type Told = Vec<(String, f64)>;
+/// What an objective made of a step before anything of it is learned.
+pub(super) struct Made {
+    pub(super) batches: Vec<Batch>,
+    /// Figures by name.
+    told: Vec<(String, f64)>,
+    /// What came out of the model for the first micro-batch, with its history.
+    kept: Option<Activations>,
+}
 
 impl RankRun<'_> {
     /// One step. Collective.
@@ -52,9 +58,10 @@ impl RankRun<'_> {
         let mut source = Reading { loader, rounds, steps: 0 };
         let read = source.take(reads)?;
         let scale = self.scale();
-        let (batches, told) = self.generate((step, Purpose::Training), read, scale, &mut source)?;
+        let Made { batches, told, kept } =
+            self.generate((step, Purpose::Training), read, scale, &mut source)?;
         self.set_told(&mut losses, &figures, &told);
-        self.compute(step, &batches, &mut losses)?;
+        self.compute(step, &batches, kept, &mut losses)?;
         let mut sums = self.replica.finish_step(rounds)?;
         losses.share(&self.world)?;
         self.refuse_odd_loss(&losses, step)?;
@@ -82,14 +89,16 @@ impl RankRun<'_> {
         read: Vec<Batch>,
         scale: f64,
         source: &mut Reading<'_>,
-    ) -> Result<(Vec<Batch>, Told)> {
+    ) -> Result<Made> {
         let Position { replicas, replica, stage, stages, .. } = self.place;
         let micro = move |round: usize| Micro { step, number: round * replicas + replica, round, scale };
         // The pipeline changes while it runs, the rest does not.
         let mut pipeline = self.pipeline.take();
         let run = &*self;
         let parts = run.replica.parts.iter().map(|part| &*part.model).collect();
-        let mut passes = Ahead { purpose, run, pipeline: pipeline.as_mut(), micro: &micro, source };
+        let mut kept = None;
+        let mut passes =
+            Ahead { purpose, run, pipeline: pipeline.as_mut(), micro: &micro, source, kept: &mut kept };
         let before = Before::new((step, purpose), parts, &run.near, (stage, stages), &mut passes);
         let wanted = match purpose {
             Purpose::Training if self.place.reads(self.job) => self.geometry.accumulation as usize,
@@ -105,7 +114,7 @@ impl RankRun<'_> {
             let (name, found) = (self.job.objective.name(), batches.len());
             return Err(Error::Run { what: format!("{name} made {found} micro-batches of {wanted}") });
         }
-        Ok((batches, told))
+        Ok(Made { batches, told, kept })
     }
 
     /// The one rank of the first replica that has the model's end speaks for all.
@@ -133,7 +142,13 @@ impl RankRun<'_> {
     }
 
     /// Forward and backward of this replica's micro-batches.
-    fn compute(&mut self, step: u64, batches: &[Batch], losses: &mut Losses) -> Result<()> {
+    fn compute(
+        &mut self,
+        step: u64,
+        batches: &[Batch],
+        mut kept: Option<Activations>,
+        losses: &mut Losses,
+    ) -> Result<()> {
         let scale = self.scale();
         let (replicas, replica) = (self.place.replicas, self.place.replica);
         let micro = |round: usize| Micro { step, number: round * replicas + replica, round, scale };
@@ -142,7 +157,7 @@ impl RankRun<'_> {
             Some(pipeline) => pipeline.train(&self.compute, &self.replica, batches, &micro, &mut own)?,
             None => {
                 for (round, batch) in batches.iter().enumerate() {
-                    self.compute.train(&self.replica, batch, micro(round), &mut own)?;
+                    self.compute.train(&self.replica, batch, micro(round), kept.take(), &mut own)?;
                 }
             }
         }
@@ -284,6 +299,8 @@ struct Ahead<'a, 'r, 's> {
     pipeline: Option<&'a mut Running>,
     micro: &'a dyn Fn(usize) -> Micro,
     source: &'a mut Reading<'s>,
+    /// What came out of the model for the first micro-batch, with its history.
+    kept: &'a mut Option<Activations>,
 }
 
 impl Passes for Ahead<'_, '_, '_> {
@@ -292,7 +309,15 @@ impl Passes for Ahead<'_, '_, '_> {
         let RankRun { compute, replica, .. } = self.run;
         match &mut self.pipeline {
             Some(pipeline) => pipeline.ahead(self.purpose, (compute, replica), batches, &micro, at_end),
-            None => compute.ahead(replica, batches, &micro, at_end),
+            None => {
+                // What the step will do again is kept as far as it needs no more memory: one micro-batch, done last here and first there.
+                let same = draws == Draws::AsInTraining && self.purpose == Purpose::Training;
+                let first = batches.first().filter(|_| same);
+                compute.ahead(replica, (batches, usize::from(first.is_some())), &micro, at_end)?;
+                *self.kept =
+                    first.map(|batch| compute.kept(replica, batch, (self.micro)(0), at_end)).transpose()?;
+                Ok(())
+            }
         }
     }
 
