@@ -3,8 +3,10 @@
 //! A [`Target`] is a function of bytes and the files its inputs grow from. [`attack`] replays these files, then
 //! mutations of them, the same in every run of one seed; `cargo xtask fuzz` goes on for as long as you like.
 
+mod inputs;
 mod mutate;
 mod parsers;
+mod runs;
 
 use mutate::Mutator;
 use std::fs;
@@ -100,6 +102,76 @@ pub const TARGETS: &[Target] = &[
         runs: 1500,
     },
     Target { name: "settings", run: parsers::settings, seeds: &["../examples/quickstart.toml"], runs: 1500 },
+    Target { name: "costs", run: runs::costs, seeds: &["../examples/cluster/costs.toml"], runs: 1500 },
+    Target {
+        name: "documents",
+        run: inputs::documents,
+        seeds: &[
+            "documents/none.parquet",
+            "documents/snappy.parquet",
+            "documents/lines.jsonl.gz",
+            "documents/lines.jsonl.zst",
+            "documents/table.csv",
+        ],
+        runs: 1500,
+    },
+    Target {
+        name: "model",
+        run: inputs::model,
+        seeds: &[
+            "merge/models/tok-base/config.json",
+            "embeddings/models/mean_v6/config.json",
+            "qwen2-vl/model/tiny_a/config.json",
+        ],
+        runs: 3000,
+    },
+    Target { name: "onnx", run: parsers::onnx, seeds: &["paddle-programs/onnx/mlp.onnx"], runs: 1500 },
+    Target {
+        name: "patch",
+        run: parsers::patch,
+        seeds: &[
+            "../crates/program/src/paddle/patches/2.json",
+            "../crates/program/src/paddle/patches/4.json",
+        ],
+        runs: 1500,
+    },
+    Target {
+        name: "picture",
+        run: inputs::picture,
+        seeds: &["qwen2-vl/preprocess/bit_61x33.png", "qwen2-vl/preprocess/palette_100x40.png"],
+        runs: 2000,
+    },
+    Target {
+        name: "preprocessor",
+        run: inputs::preprocessor,
+        seeds: &["qwen2-vl/model/tiny_a/preprocessor_config.json"],
+        runs: 6000,
+    },
+    Target { name: "row", run: inputs::row, seeds: &[], runs: 1500 },
+    Target { name: "run", run: runs::run, seeds: &[], runs: 1500 },
+    Target {
+        name: "template",
+        run: inputs::template,
+        seeds: &["sft/templates/chatml_generation.jinja", "sft/templates/llama3_training.jinja"],
+        runs: 1500,
+    },
+    Target {
+        name: "tokenizer",
+        run: inputs::tokenizer,
+        seeds: &[
+            "merge/models/tok-base/tokenizer.json",
+            "tokenizers/bpe_user.model",
+            "tokenizers/unigram.model",
+        ],
+        runs: 1000,
+    },
+    Target {
+        name: "tokenizer_config",
+        run: inputs::tokenizer_config,
+        seeds: &["merge/models/tok-base/tokenizer_config.json"],
+        runs: 500,
+    },
+    Target { name: "tokens", run: inputs::tokens, seeds: &[], runs: 3000 },
     Target { name: "text", run: parsers::text, seeds: &[], runs: 20000 },
 ];
 
@@ -134,6 +206,29 @@ pub fn corpus(target: &Target) -> Vec<Vec<u8>> {
     let own = fs::read_dir(here.join("corpus").join(target.name)).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = own.map(|entry| entry.path()).collect();
     paths.sort();
-    paths.extend(target.seeds.iter().map(|name| here.join("../testdata").join(name)));
-    paths.iter().filter_map(|path| fs::read(path).ok()).collect()
+    let own = paths.iter().map(|path| fs::read(path).expect("a file of the corpus"));
+    own.chain(target.seeds.iter().map(|name| seed(name))).collect()
+}
+
+/// A file under `testdata`.
+fn seed(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(name);
+    fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Runs `read` on a folder with these files. A target's thread keeps its folder, so that a run costs the writing and no more.
+fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
+    thread_local! {
+        static FOLDER: tempfile::TempDir = tempfile::tempdir().expect("a folder");
+    }
+    FOLDER.with(|folder| {
+        for (name, bytes) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap_or(folder.path())).expect("a folder");
+            // Some file systems bring a file that was cut to nothing and written again to the disk at once.
+            let _ = fs::remove_file(&path);
+            fs::write(path, bytes).expect("a file");
+        }
+        read(folder.path());
+    });
 }

@@ -169,6 +169,23 @@ pub(crate) fn parameters(bytes: &[u8]) {
     let _ = planaria_program::ProgramState::read(program, bytes, bytes.len() as u64);
 }
 
+/// An ONNX model, its open extents too; nothing stands beside it.
+pub(crate) fn onnx(bytes: &[u8]) {
+    let beside = |_: &str, _, _| Err(std::io::ErrorKind::NotFound.into());
+    let Ok((program, _)) = planaria_program::onnx::import_open(bytes, &beside) else { return };
+    let _ = planaria_program::verify(&program);
+}
+
+/// What changed between two versions of ops, applied to a program.
+pub(crate) fn patch(bytes: &[u8]) {
+    let Ok(patch) = planaria_program::paddle::PatchFile::parse(&String::from_utf8_lossy(bytes)) else {
+        return;
+    };
+    let mut program =
+        planaria_program::paddle::read(&crate::seed("paddle-programs/mlp.json")).expect("a program");
+    let _ = patch.apply(&mut program);
+}
+
 /// The settings of a run; parsing checks every value.
 pub(crate) fn settings(bytes: &[u8]) {
     let Ok(config) = planaria_train::Config::parse(&String::from_utf8_lossy(bytes)) else { return };

@@ -81,6 +81,71 @@ fn text_survives() {
 }
 
 #[test]
+fn costs_survives() {
+    survives("costs");
+}
+
+#[test]
+fn documents_survives() {
+    survives("documents");
+}
+
+#[test]
+fn model_survives() {
+    survives("model");
+}
+
+#[test]
+fn onnx_survives() {
+    survives("onnx");
+}
+
+#[test]
+fn patch_survives() {
+    survives("patch");
+}
+
+#[test]
+fn picture_survives() {
+    survives("picture");
+}
+
+#[test]
+fn preprocessor_survives() {
+    survives("preprocessor");
+}
+
+#[test]
+fn row_survives() {
+    survives("row");
+}
+
+#[test]
+fn run_survives() {
+    survives("run");
+}
+
+#[test]
+fn template_survives() {
+    survives("template");
+}
+
+#[test]
+fn tokenizer_survives() {
+    survives("tokenizer");
+}
+
+#[test]
+fn tokenizer_config_survives() {
+    survives("tokenizer_config");
+}
+
+#[test]
+fn tokens_survives() {
+    survives("tokens");
+}
+
+#[test]
 fn every_target_is_replayed() {
     let text = include_str!("replay.rs");
     for target in TARGETS {

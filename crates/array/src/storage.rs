@@ -8,14 +8,18 @@ use crate::error::{Error, Result};
 use bytemuck::Pod;
 use planaria_cuda::{Access, Block, Lane};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What all views of one array have in common.
 pub(crate) struct Storage {
     /// Readers clone the inner `Arc` and need no lock while they read; a writer that finds the bytes shared
     /// (a snapshot, or a reader at work) moves to fresh bytes first.
     buffer: Mutex<Arc<Buffer>>,
+    /// True while parts of the bytes are written without the lock, which nobody else gets meanwhile; changed under it.
+    open: AtomicBool,
+    closed: Condvar,
     /// Counts writes, so that saved values can tell that they are stale.
     version: AtomicU64,
     /// How many outside this crate know the address of the bytes. While there are any, the bytes stay where they are:
@@ -32,6 +36,8 @@ impl Storage {
     fn of(buffer: Arc<Buffer>, device: Device, bytes: usize) -> Storage {
         Storage {
             buffer: Mutex::new(buffer),
+            open: AtomicBool::new(false),
+            closed: Condvar::new(),
             version: AtomicU64::new(0),
             pins: AtomicUsize::new(0),
             outside: None,
@@ -84,7 +90,38 @@ impl Storage {
 
     fn lock(&self) -> MutexGuard<'_, Arc<Buffer>> {
         // A kernel that panicked half-way leaves bytes that are initialised, which is all we rely on.
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut guard = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.open.load(Ordering::Relaxed) {
+            guard = self.closed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        guard
+    }
+
+    /// Where the bytes are, for parts of them to be written without the lock until [`Storage::close`], while all other access waits;
+    /// `None` where a snapshot, a reader, other parts or code outside have them too, or where the host does not have them.
+    pub(crate) fn open(&self, op: &'static str) -> Result<Option<NonNull<u8>>> {
+        if !self.writable {
+            return Err(Error::ReadOnly { op });
+        }
+        // Whoever opens several waits for none of them, so that two who want the same ones do not wait for each other.
+        let mut guard = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = self.is_pinned() || self.open.load(Ordering::Relaxed);
+        match Arc::get_mut(&mut guard) {
+            Some(Buffer::Host(host)) if !taken => {
+                self.open.store(true, Ordering::Relaxed);
+                Ok(Some(host.ptr()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Ends what [`Storage::open`] began.
+    pub(crate) fn close(&self) {
+        let guard = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.open.store(false, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        drop(guard);
+        self.closed.notify_all();
     }
 
     /// The bytes as they are now; later writes do not change what the caller holds.

@@ -3,8 +3,8 @@
 use planaria_array::{Array, DType};
 use planaria_comm::threads::{self, Options};
 use planaria_comm::{
-    AllGather, AllReduce, Broadcast, Call, Comm, CommExt, Error, Fault, Recv, Result, Trip, alone, checked,
-    conformance, faulty,
+    AllGather, AllReduce, AllToAll, Broadcast, Call, Comm, CommExt, Error, Fault, Recv, ReduceScatter,
+    Result, Trip, alone, checked, conformance, faulty,
 };
 use planaria_layout::Reduce;
 use std::sync::Arc;
@@ -41,6 +41,57 @@ fn a_group_of_some_ranks_conforms() {
         let group = comm.split(&[vec![3, 1, 2]]).map_err(|e| ("split", e.into()))?;
         group.map_or(Ok(()), |group| conformance::run(&group))
     }));
+}
+
+/// What large calls leave in their receiving arrays, which `place` makes: whole ones are written in parts, others under their locks.
+fn large(comm: &Arc<dyn Comm>, place: &dyn Fn(usize) -> Array) -> Result<Vec<Vec<f32>>> {
+    let (rank, size) = (comm.rank(), comm.size());
+    // Parts of different lengths, which pieces do not divide.
+    let counts: Vec<usize> = (0..size).map(|rank| 70_001 + 13 * rank).collect();
+    let count = counts.iter().sum();
+    let values: Vec<f32> = (0..count).map(|i| ((i * 7 + rank * 1009) % 8191) as f32).collect();
+    let send = Array::from_slice(&values, &[count])?;
+    let (all, own, like) = (place(count), place(counts[rank]), place(count));
+    comm.all_reduce(AllReduce { send: send.clone(), recv: all.clone(), op: Reduce::Sum })?;
+    let (op, send_counts) = (Reduce::Max, counts.clone());
+    comm.reduce_scatter(ReduceScatter { send: send.clone(), recv: own.clone(), send_counts, op })?;
+    comm.all_gather(AllGather { send: own.clone(), recv: like.clone(), recv_counts: counts.clone() })?;
+    let mine = place(counts[rank] * size);
+    let recv_counts = vec![counts[rank]; size];
+    comm.all_to_all(AllToAll { send: send.clone(), send_counts: counts, recv: mine.clone(), recv_counts })?;
+    let (shown, twice) = (place(count), place(count));
+    shown.copy_from(&send)?;
+    comm.broadcast(Broadcast { data: shown.clone(), root: 1 })?;
+    twice.copy_from(&send)?;
+    comm.all_reduce(AllReduce { send: twice.clone(), recv: twice.clone(), op: Reduce::Sum })?;
+    [all, own, like, mine, shown, twice].iter().map(|array| Ok(array.to_vec()?)).collect()
+}
+
+#[test]
+fn large_calls_fill_whole_arrays_and_parts_of_larger_ones_alike() {
+    let whole = |count: usize| Array::full(&[count], 7, DType::F32).unwrap();
+    let inner = |count: usize| Array::full(&[count + 5], 7, DType::F32).unwrap().narrow(0, 3, count).unwrap();
+    for ranks in [2, 3] {
+        let found =
+            threads::run(ranks, |comm| (large(&comm, &whole).unwrap(), large(&comm, &inner).unwrap()));
+        for (rank, (whole, inner)) in found.iter().enumerate() {
+            assert!(whole == inner, "rank {rank} of {ranks}");
+            assert!(
+                whole[0] == found[0].0[0] && whole[0] == whole[5],
+                "all ranks have one sum, in place too"
+            );
+            assert!(
+                whole[2] == found[0].0[2] && whole[4] == found[1].0[4],
+                "and what was gathered and shown"
+            );
+            let at = |i: usize, rank: usize| ((i * 7 + rank * 1009) % 8191) as f32;
+            let sum = |i: usize| (0..ranks).map(|rank| at(i, rank)).sum::<f32>();
+            let most = |i: usize| (0..ranks).map(|rank| at(i, rank)).fold(0.0, f32::max);
+            let right = |(i, &x): (usize, &f32)| x == sum(i);
+            assert!(whole[0].iter().enumerate().all(right));
+            assert!(whole[2].iter().enumerate().all(|(i, &x)| x == most(i)));
+        }
+    }
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl RankNow {
 
     /// Bytes sent in a step, over all axes.
     pub fn sent_a_step(&self) -> u64 {
-        self.sent_each.values().sum()
+        self.sent_each.values().fold(0, |all, &bytes| all.saturating_add(bytes))
     }
 }
 

@@ -66,7 +66,7 @@ impl Comm for ThreadComm {
             Prepared::Meet(post) => {
                 let (op, progress) = self.group.post(self.position, post)?;
                 match progress {
-                    Progress::Small => op.help(self.position),
+                    Progress::Small => op.help(self.position, self.group.world.processors),
                     Progress::Large => self.group.world.help_with(op.clone()),
                     Progress::Waiting | Progress::Done => {}
                 }

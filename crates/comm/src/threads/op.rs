@@ -1,7 +1,7 @@
 //! One collective: who has come, the work once all have, and its end.
 
 use super::group::Group;
-use super::work::Work;
+use super::work::{SMALL, Work};
 use crate::call::Signature;
 use crate::error::{Error, Result};
 use crate::held::Held;
@@ -10,9 +10,6 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 use planaria_array::Array;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Up to this many bytes the last rank to come does the work itself: waking a thread would take longer.
-const SMALL: usize = 1 << 16;
 
 /// One rank's part of a collective.
 #[derive(Debug)]
@@ -139,7 +136,7 @@ impl Op {
     }
 
     /// Does pieces of the work until none are left to take, beginning with those of a position.
-    pub(super) fn help(&self, position: usize) {
+    pub(super) fn help(&self, position: usize, processors: usize) {
         let work = {
             let mut state = lock(&self.state);
             match &state.work {
@@ -151,7 +148,7 @@ impl Op {
                 _ => return,
             }
         };
-        let outcome = work.run(position);
+        let outcome = work.run(position, processors);
         // The sent bytes must be free again before anyone learns that the call is done.
         drop(work);
         let mut state = lock(&self.state);
@@ -172,7 +169,7 @@ impl Op {
         let (mut seen, mut still) = (usize::MAX, begin);
         loop {
             let news = self.news.load(Ordering::SeqCst);
-            self.help(position);
+            self.help(position, group.world.processors);
             let mut state = lock(&self.state);
             if self.is_done() {
                 return state.error.clone().map_or(Ok(()), Err);

@@ -5,12 +5,20 @@ use crate::call::Signature;
 use crate::error::Result;
 use crate::held::{Held, flat};
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, lock};
 use planaria_array::ops::fold_bytes;
-use planaria_array::{Array, Device};
+use planaria_array::{Array, ArrayPart, Device};
 use planaria_layout::{Combine, DType, Reduce};
 use std::ops::Range;
+use std::sync::OnceLock;
 
-/// Bytes of one piece: small enough to stay in the nearer caches while it is written to every rank.
+/// Up to this many bytes the last rank to come does the work itself: waking a thread would take longer.
+pub(super) const SMALL: usize = 1 << 16;
+
+/// Pieces of a call whose arrays are written in parts: some for every processor that may help, so that none waits long for another.
+const PARTS: usize = 8;
+
+/// Bytes of one piece elsewhere, and the least: small enough to stay in the nearer caches while it is written to every rank.
 const PIECE: usize = 1 << 17;
 
 /// Bytes that are combined before they are written to every rank: they stay in the nearest cache meanwhile.
@@ -21,11 +29,16 @@ const NEAR: usize = 1 << 14;
 pub(super) struct Work {
     sends: Vec<Option<Held>>,
     recvs: Vec<Option<Array>>,
-    /// Pieces that one thread does one after the other. A lane of copies has all that goes to one rank, so that threads
-    /// do not wait for each other at its array.
+    /// Pieces that one thread does one after the other. Where arrays cannot be written in parts, a lane of copies has all that goes to
+    /// one rank, so that threads do not wait for each other at its array; else a lane is one piece.
     lanes: Vec<Vec<Piece>>,
     /// Which lanes somebody has taken.
     claims: Vec<AtomicBool>,
+    bytes: usize,
+    /// Whether arrays are to be written in parts.
+    apart: bool,
+    /// The parts that each lane writes, by rank; made by whoever begins, so that arrays are closed to others only while somebody works.
+    rooms: OnceLock<Option<Vec<Mutex<Vec<ArrayPart>>>>>,
     how: Combine,
     dtype: DType,
     /// Some of it is memory of a device.
@@ -43,6 +56,18 @@ enum Piece {
     CombineAll { at: usize, len: usize },
 }
 
+impl Piece {
+    /// The bytes of a rank's array that it writes.
+    fn written_at(&self, rank: usize) -> Option<Range<usize>> {
+        match *self {
+            Piece::Copy { dst, to, len, .. } | Piece::Combine { dst, to, len, .. } => {
+                (dst == rank).then_some(to..to + len)
+            }
+            Piece::CombineAll { at, len } => Some(at..at + len),
+        }
+    }
+}
+
 impl Work {
     /// Cuts a collective into pieces. The posts have been checked to fit each other.
     pub(super) fn new(posts: Vec<Post>) -> Result<Work> {
@@ -51,7 +76,16 @@ impl Work {
             received || matches!(post.send, Some(Held::Device(_)))
         });
         // A device does one large piece faster than many small ones.
-        let lanes = cut(&posts, if away { usize::MAX } else { PIECE });
+        let mut lanes = cut(&posts, usize::MAX);
+        let receivers = posts.iter().filter(|post| post.recv.is_some()).count();
+        let bytes = written(&lanes, receivers);
+        let apart = !away && bytes > SMALL && are_apart(&posts);
+        if apart {
+            let most = (bytes / PARTS).max(1).next_multiple_of(PIECE);
+            lanes = cut(&posts, most).into_iter().flatten().map(|piece| vec![piece]).collect();
+        } else if !away {
+            lanes = cut(&posts, PIECE);
+        }
         let dtype = posts[0].signature.dtype();
         let how = match posts[0].signature {
             Signature::AllReduce { op, .. }
@@ -61,16 +95,12 @@ impl Work {
         };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
         let claims = lanes.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Work { sends, recvs, lanes, claims, how, dtype, away })
+        Ok(Work { sends, recvs, lanes, claims, bytes, apart, rooms: OnceLock::new(), how, dtype, away })
     }
 
     /// Bytes that will be written.
     pub(super) fn bytes(&self) -> usize {
-        let written = |piece: &Piece| match *piece {
-            Piece::Copy { len, .. } | Piece::Combine { len, .. } => len,
-            Piece::CombineAll { len, .. } => len * self.recvs.iter().flatten().count(),
-        };
-        self.lanes.iter().flatten().map(written).sum()
+        self.bytes
     }
 
     /// True when no lane is left to take; some may still be in hand.
@@ -79,17 +109,69 @@ impl Work {
     }
 
     /// Takes and does lanes until none are left, beginning with those of a position: from call to call a thread has the same bytes in
-    /// its cache.
-    pub(super) fn run(&self, position: usize) -> Result<()> {
+    /// its cache. Where ranks outnumber processors it is any thread that comes, and the bytes are in the cache of its processor.
+    pub(super) fn run(&self, position: usize, processors: usize) -> Result<()> {
         let (mut scratch, count) = (Vec::new(), self.lanes.len());
-        let first = position % self.recvs.len() * count / self.recvs.len();
+        let rooms = if self.apart { self.rooms.get_or_init(|| self.rooms()).as_ref() } else { None };
+        let (place, places) = match self.recvs.len() > processors {
+            true => (rustix::thread::sched_getcpu() % processors, processors),
+            false => (position % self.recvs.len(), self.recvs.len()),
+        };
+        let first = place * count / places;
         for lane in (first..count).chain(0..first).filter(|&lane| self.claim(lane)) {
-            if let Err(error) = self.run_lane(&self.lanes[lane], position, &mut scratch) {
+            let done = match rooms {
+                Some(rooms) => self.fill(&self.lanes[lane], std::mem::take(&mut *lock(&rooms[lane]))),
+                None => self.run_lane(&self.lanes[lane], position, &mut scratch),
+            };
+            if let Err(error) = done {
                 // Nobody begins another.
                 (0..count).for_each(|lane| {
                     self.claim(lane);
                 });
                 return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens all arrays and cuts them; `None` where one cannot be opened now, and is written under its lock then.
+    fn rooms(&self) -> Option<Vec<Mutex<Vec<ArrayPart>>>> {
+        let mut rooms: Vec<Vec<ArrayPart>> = self.lanes.iter().map(|_| Vec::new()).collect();
+        for (rank, recv) in self.recvs.iter().enumerate() {
+            let Some(recv) = recv else { continue };
+            let pieces = self
+                .lanes
+                .iter()
+                .enumerate()
+                .flat_map(|(lane, pieces)| pieces.iter().map(move |p| (lane, p)));
+            let mut ranges: Vec<(Range<usize>, usize)> =
+                pieces.filter_map(|(lane, piece)| Some((piece.written_at(rank)?, lane))).collect();
+            ranges.sort_unstable_by_key(|(range, _)| range.start);
+            let (ranges, lanes): (Vec<_>, Vec<_>) = ranges.into_iter().unzip();
+            let parts = recv.parts(&ranges).ok()??;
+            lanes.into_iter().zip(parts).for_each(|(lane, part)| rooms[lane].push(part));
+        }
+        Some(rooms.into_iter().map(Mutex::new).collect())
+    }
+
+    /// Does the piece of a lane in its parts of all arrays that it writes.
+    fn fill(&self, lane: &[Piece], mut parts: Vec<ArrayPart>) -> Result<()> {
+        let (Some(piece), Some((first, others))) = (lane.first(), parts.split_first_mut()) else {
+            return Ok(());
+        };
+        match *piece {
+            Piece::Copy { src, from, len, .. } => first.copy_from_slice(&self.sent(src)[from..from + len]),
+            Piece::Combine { from, len, .. } => {
+                fold_bytes(self.how, self.dtype, &self.inputs(from..from + len), first)?;
+            }
+            Piece::CombineAll { at, len } => {
+                for (start, len) in blocks(len, NEAR) {
+                    let (inside, range) = (start..start + len, at + start..at + start + len);
+                    fold_bytes(self.how, self.dtype, &self.inputs(range), &mut first[inside.clone()])?;
+                    others
+                        .iter_mut()
+                        .for_each(|other| other[inside.clone()].copy_from_slice(&first[inside.clone()]));
+                }
             }
         }
         Ok(())
@@ -205,6 +287,23 @@ impl Work {
             None => Ok(()),
         }
     }
+}
+
+/// Bytes that lanes write.
+fn written(lanes: &[Vec<Piece>], receivers: usize) -> usize {
+    let bytes = |piece: &Piece| match *piece {
+        Piece::Copy { len, .. } | Piece::Combine { len, .. } => len,
+        Piece::CombineAll { len, .. } => len * receivers,
+    };
+    lanes.iter().flatten().map(bytes).sum()
+}
+
+/// Whether each receiving array is a storage of its own, so that all can be open at once.
+fn are_apart(posts: &[Post]) -> bool {
+    let all: Vec<&Array> = posts.iter().filter_map(|post| post.recv.as_ref()).collect();
+    let alone =
+        |at: usize| all[at].is_whole() && !all[..at].iter().any(|other| other.shares_storage(all[at]));
+    (0..all.len()).all(alone)
 }
 
 /// The elements at some bytes of a row.

@@ -38,7 +38,12 @@ impl World {
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             groups: Mutex::new(Vec::new()),
             named: Mutex::new(HashMap::new()),
-            helpers: Arc::new(Crew { most: helpers, queue: Mutex::default(), changed: Condvar::new() }),
+            helpers: Arc::new(Crew {
+                most: helpers,
+                processors,
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+            }),
         })
     }
 
@@ -122,6 +127,7 @@ impl Drop for World {
 #[derive(Debug)]
 struct Crew {
     most: usize,
+    processors: usize,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -140,7 +146,7 @@ impl Crew {
         loop {
             if let Some(op) = queue.ops.pop_front() {
                 drop(queue);
-                op.help(0);
+                op.help(0, self.processors);
                 drop(op);
                 queue = lock(&self.queue);
             } else if queue.stop {

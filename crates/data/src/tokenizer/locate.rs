@@ -1,6 +1,6 @@
 //! Tokens with the bytes of the text they stand for, and what a tokenizer says about chat templates.
 
-use super::{SpecialText, Tokenizer, TokenizerKind, files};
+use super::{SpecialText, Tokenizer, TokenizerKind, files, guarded};
 use crate::chat::{FILES, Found, Json, token_variables};
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -98,7 +98,7 @@ fn located(
             Ok(tokens.into_iter().map(place).collect())
         }
         TokenizerKind::Trained(inner) => {
-            let found = inner.encode(text, false).map_err(|error| error.to_string())?;
+            let found = guarded(|| inner.encode(text, false))?;
             let ranges = found.get_offsets().iter().map(|&(start, end)| start..end);
             Ok(found.get_ids().iter().copied().zip(ranges).collect())
         }

@@ -92,6 +92,17 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
+/// What the library says, or that it gave up: it checks the form of a file, not every number in it, and finds out at some text.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(_) => {
+            Err("its files are damaged: a number in them leads nowhere; take them from their source again"
+                .into())
+        }
+    }
+}
+
 impl Tokenizer {
     /// Ids 0 to 255 are bytes, 256 begins a document, 257 ends one, 258 fills.
     pub fn bytes() -> Tokenizer {
@@ -151,7 +162,7 @@ impl Tokenizer {
         if let Some(bytes) = Bytes::from_json(&json) {
             return Ok(Tokenizer::of_bytes(bytes, read));
         }
-        let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|e| bad(&e))?;
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(text)).map_err(|e| bad(&e))?;
         // Limits meant for classification would cut documents.
         inner.with_padding(None).with_truncation(None).map_err(|e| bad(&e))?;
         // Vocabularies may have gaps: the largest id decides, not the number of tokens.
@@ -323,8 +334,8 @@ impl Tokenizer {
 
     fn encode_trained(&self, text: &str, template: bool) -> Result<Vec<u32>> {
         let TokenizerKind::Trained(inner) = &self.kind else { return Ok(Vec::new()) };
-        let encoding = inner.encode_fast(text, template);
-        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::tokenizer(&self.name, e.to_string()))
+        let encoding = guarded(|| inner.encode_fast(text, template));
+        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::tokenizer(&self.name, e))
     }
 
     /// Documents as they are trained on: ended by `eos`, begun by `bos` where prompts begin with it. Trained tokenizers use all
@@ -341,8 +352,8 @@ impl Tokenizer {
             TokenizerKind::Bytes(_) => texts.iter().map(|text| Ok(framed(&self.encode(text)?))).collect(),
             TokenizerKind::Trained(inner) => {
                 let inputs: Vec<&str> = texts.iter().map(String::as_str).collect();
-                let encodings = inner.encode_batch_fast(inputs, false);
-                let encodings = encodings.map_err(|e| Error::tokenizer(&self.name, e.to_string()))?;
+                let encodings = guarded(|| inner.encode_batch_fast(inputs, false));
+                let encodings = encodings.map_err(|e| Error::tokenizer(&self.name, e))?;
                 Ok(encodings.iter().map(|encoding| framed(encoding.get_ids())).collect())
             }
         }
@@ -364,7 +375,7 @@ impl Tokenizer {
                 Ok(String::from_utf8_lossy(&bytes.decode(tokens, keep)).into_owned())
             }
             TokenizerKind::Trained(inner) => {
-                inner.decode(tokens, !keep).map_err(|e| Error::tokenizer(&self.name, e.to_string()))
+                guarded(|| inner.decode(tokens, !keep)).map_err(|e| Error::tokenizer(&self.name, e))
             }
         }
     }

@@ -3,6 +3,9 @@
 /// Most machines of a list.
 const MOST: usize = 65_536;
 
+/// Most digits of a number in a name.
+const DIGITS: usize = 20;
+
 /// All names of a list, in its order.
 pub(super) fn expand(list: &str) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
@@ -51,11 +54,16 @@ fn spell(word: &str, names: &mut Vec<String>) -> Result<(), String> {
     for range in inside.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let bounds = (first.parse::<u64>().ok()).zip(last.parse::<u64>().ok());
-        let bounds = bounds.filter(|(first, last)| first <= last && last - first < MOST as u64);
+        let few = |(low, high): &(u64, u64)| low <= high && high - low < MOST as u64 && first.len() <= DIGITS;
+        let bounds = bounds.filter(few);
         let (low, high) = bounds.ok_or_else(|| format!("'{range}' of '{word}' is not a range of numbers"))?;
         for number in low..=high {
             // Numbers have as many digits as the first one.
             spell(&format!("{before}{number:0width$}{after}", width = first.len()), names)?;
+            // Ranges multiply: a short list may stand for more names than memory holds.
+            if names.len() > MOST {
+                return Err(format!("'{word}' stands for more than {MOST} machines"));
+            }
         }
     }
     Ok(())
@@ -76,8 +84,29 @@ mod tests {
         ] {
             assert_eq!(expand(list).unwrap(), names, "{list}");
         }
-        for wrong in ["", "a,", "n[1", "n1]", "n[[1]]", "n[3-1]", "n[a]", "n[]", "n[1-99999999]", "a b"] {
+        for wrong in [
+            "",
+            "a,",
+            "n[1",
+            "n1]",
+            "n[[1]]",
+            "n[3-1]",
+            "n[a]",
+            "n[]",
+            "n[1-99999999]",
+            "n[1-60000][1-60000]",
+            "a b",
+        ] {
             assert!(expand(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_a_list_of_bounded_length_or_refused(list in r"[a-z\[\]0-9,\- ]{0,40}|(n\[0{0,30}[0-9]{1,6}-[0-9]{1,6}\]){1,5}") {
+            if let Ok(names) = expand(&list) {
+                proptest::prop_assert!(!names.is_empty() && names.len() <= MOST);
+            }
         }
     }
 }

@@ -101,4 +101,19 @@ mod tests {
             assert!(from_words(wrong).is_err(), "{wrong}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_hosts_that_come_back_or_refused(
+            text in r"([a-z:@%.\[\]#=,\- 0-9]|slots=|\n|\PC){0,60}"
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("hosts");
+            std::fs::write(&file, &text).unwrap();
+            for hosts in [from_file(&file), from_words(&text)].into_iter().flatten() {
+                let told: Vec<String> = hosts.iter().map(|host| format!("[{}]:{}", host.name, host.ranks)).collect();
+                proptest::prop_assert_eq!(from_words(&told.join(",")).unwrap(), hosts);
+            }
+        }
+    }
 }
