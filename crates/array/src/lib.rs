@@ -38,7 +38,7 @@ pub use alloc::{
     thread_memory_stats,
 };
 pub use array::{Array, Strides};
-pub use boxes::{Place, copy_box};
+pub use boxes::{Place, copy_box, stream_box};
 pub use bytes::Bytes;
 pub use cpu::machine::CpuPath;
 pub use cuda::{Build as KernelBuild, builds as kernel_builds, queue_outside};

@@ -289,6 +289,8 @@ fn transfer(
     let (all, most) = match (schedule.way, medium) {
         (Way::Save, _) => (16, 16),
         (Way::Load, Medium::Network) => (32, 16),
+        // Nothing is waited for.
+        (Way::Load, Medium::Memory) => (cores, cores.clamp(4, 32)),
         (Way::Load, _) => (cores.max(16), cores.clamp(8, 32)),
     };
     let threads = (all / world.size()).clamp(4, most);

@@ -4,14 +4,14 @@ use crate::error::{Error, Result};
 use crate::options::{LoadOptions, Meter};
 use crate::outgoing::rearranged;
 use crate::schedule::{Leg, Schedule, Split, blocks};
-use crate::strided::{At, Window, cast, copy_box};
+use crate::strided::{Along, At, Window, cast, copy_box};
 use crate::talk;
 use crate::traffic::{Flight, Job, Post, Traffic};
 use planaria_aoa::Rearrange;
 use planaria_array::{Array, DType};
 use planaria_comm::{AllReduce, Call, Comm, CommExt, Recv, Send};
 use planaria_layout::Reduce;
-use planaria_store::{Reader, Store, Transfer, checksum};
+use planaria_store::{Medium, Reader, Store, Transfer, checksum};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -65,14 +65,14 @@ impl After {
 
 impl Slot {
     /// Fills a part of the box.
-    fn fill(&self, part: &planaria_layout::Region, source: (&[u8], &At<'_>)) -> Result<()> {
+    fn fill(&self, part: &planaria_layout::Region, source: (&[u8], &At<'_>), along: Along) -> Result<()> {
         if self.casts.is_empty() {
-            return self.window.fill(part, source);
+            return self.window.fill(part, source, along);
         }
         let extents = part.extents();
         let array = cast(&extents, self.stored, source, &self.casts)?;
         let dense = At::dense(&extents, self.window.dtype().size(), 0);
-        self.window.fill(part, (&array.bytes()?, &dense))
+        self.window.fill(part, (&array.bytes()?, &dense), along)
     }
 }
 
@@ -96,13 +96,27 @@ pub(crate) fn run(
     slots.iter().for_each(|(tensor, slot)| by_tensor.entry(*tensor).or_default().push(slot));
     let (loaded, parts, post) = (AtomicU64::new(0), Mutex::default(), Post::default());
     let meter = options.meter.as_deref();
+    let mine = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
+    let bytes = mine.flat_map(|unit| &schedule.units[unit].runs).map(|run| run.end - run.start).sum();
     if let Some(meter) = meter {
-        let mine = (0..schedule.units.len()).filter(|&unit| schedule.is_mine(unit));
-        meter.begin(mine.flat_map(|unit| &schedule.units[unit].runs).map(|run| run.end - run.start).sum());
+        meter.begin(bytes);
     }
+    let along = if bytes < FAR { Along::Caches } else { Along::Memory };
     let transfer = &transfer;
-    let loader =
-        Loader { data, schedule, by_tensor, readers, transfer, describe, loaded, meter, parts, post };
+    let loader = Loader {
+        data,
+        schedule,
+        by_tensor,
+        readers,
+        medium,
+        transfer,
+        along,
+        describe,
+        loaded,
+        meter,
+        parts,
+        post,
+    };
     let read = loader.read_all(world)?;
     let split = loader.check_split(world)?;
     let mut after = slots.iter().filter_map(|(_, slot)| slot.after.as_ref());
@@ -148,7 +162,9 @@ struct Loader<'a> {
     /// Where this rank's boxes of each tensor go.
     by_tensor: HashMap<usize, Vec<&'a Slot>>,
     readers: Vec<Option<Box<dyn Reader>>>,
+    medium: Medium,
     transfer: &'a Transfer,
+    along: Along,
     describe: &'a Describe<'a>,
     loaded: AtomicU64,
     meter: Option<&'a Meter>,
@@ -162,6 +178,9 @@ const SUMS: u32 = 0x0b0c_5003 & planaria_comm::MAX_TAG;
 
 /// Bytes that are summed and then copied: they stay in the second-level cache of a core.
 const HOT: u64 = 256 << 10;
+
+/// Bytes of a load from which no cache has any of it left when it is used.
+const FAR: u64 = 512 << 20;
 
 /// Rounds that are read at the same time.
 const READERS: usize = 2;
@@ -295,18 +314,31 @@ impl Loader<'_> {
 
     /// Reads runs and passes them on, to arrays and to what is sent; bytes read.
     fn read_tasks(&self, tasks: &[Task<'_>], send: Option<&Array>) -> Result<u64> {
-        let jobs: Vec<(&dyn Reader, Range<u64>)> =
-            tasks.iter().map(|task| self.job(task.unit(), task.run())).collect::<Result<_>>()?;
+        let order = self.order(tasks.len());
+        let job = |&number: &usize| self.job(tasks[number].unit(), tasks[number].run());
+        let jobs: Vec<(&dyn Reader, Range<u64>)> = order.iter().map(job).collect::<Result<_>>()?;
         let read = self.transfer.read_each::<Error>(&jobs, |number, bytes| {
             if let Some(meter) = self.meter {
                 meter.add(bytes.len() as u64);
             }
-            match &tasks[number] {
+            match &tasks[order[number]] {
                 Task::Alone { unit, run } => self.take_alone(*unit, run, bytes),
                 Task::Shared(job) => self.take_shared(job, send, bytes),
             }
         })?;
         Ok(read.bytes)
+    }
+
+    /// The order in which tasks are begun. Storage likes that of the files. Memory does not mind: there the threads begin far from each other,
+    /// since two that fill one array take turns.
+    fn order(&self, tasks: usize) -> Vec<usize> {
+        if self.medium != Medium::Memory {
+            return (0..tasks).collect();
+        }
+        let threads = self.transfer.options().threads;
+        let apart = tasks.div_ceil(threads);
+        let of_turn = |turn| (0..threads).map(move |thread| thread * apart + turn);
+        (0..apart).flat_map(of_turn).filter(|&task| task < tasks).collect()
     }
 
     /// Fills arrays piece by piece while the bytes that were summed are in the cache of the core. A block that turns out to be damaged
@@ -403,7 +435,7 @@ impl Loader<'_> {
         for slot in self.by_tensor.get(&tensor).into_iter().flatten() {
             let Some(part) = slot.window.region.intersect(&leg.region) else { continue };
             self.loaded.fetch_add((part.numel() * slot.stored.size()) as u64, Relaxed);
-            slot.fill(&part, (bytes, &at.of_part(&leg.region, &part)))?;
+            slot.fill(&part, (bytes, &at.of_part(&leg.region, &part)), self.along)?;
         }
         Ok(())
     }

@@ -21,12 +21,25 @@ impl At<'_> {
         At { start, steps: Cow::Owned(dense_steps(extents, size)) }
     }
 
+    fn place(&self) -> Place<'_> {
+        Place { start: self.start, steps: &self.steps }
+    }
+
     /// Where a part of a box lies, if this is where the box lies.
     pub(crate) fn of_part(&self, whole: &Region, part: &Region) -> At<'_> {
         let offsets = part.lo().iter().zip(whole.lo()).zip(&*self.steps);
         let ahead: isize = offsets.map(|((lo, origin), step)| (lo - origin) as isize * step).sum();
         At { start: self.start.wrapping_add_signed(ahead), steps: Cow::Borrowed(&self.steps) }
     }
+}
+
+/// What copies go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Along {
+    /// The caches of a core.
+    Caches,
+    /// Past them: all that is copied is far larger.
+    Memory,
 }
 
 /// Byte steps of a row-major box without gaps.
@@ -45,9 +58,7 @@ pub(crate) fn copy_box(
     (from, from_at): (&[u8], &At<'_>),
     (to, to_at): (&mut [u8], &At<'_>),
 ) -> Result<()> {
-    let from_place = Place { start: from_at.start, steps: &from_at.steps };
-    let to_place = Place { start: to_at.start, steps: &to_at.steps };
-    Ok(planaria_array::copy_box(extents, size, (from, from_place), (to, to_place))?)
+    Ok(planaria_array::copy_box(extents, size, (from, from_at.place()), (to, to_at.place()))?)
 }
 
 /// A box of a tensor in an array, in the tensor's coordinates.
@@ -96,11 +107,17 @@ impl Window {
     }
 
     /// Fills a part of the box from other memory that has its dtype.
-    pub(crate) fn fill(&self, part: &Region, source: (&[u8], &At<'_>)) -> Result<()> {
+    pub(crate) fn fill(&self, part: &Region, source: (&[u8], &At<'_>), along: Along) -> Result<()> {
         let extents = part.extents();
-        let len = self.span.numel() * self.dtype.size();
+        let size = self.dtype.size();
         let at = self.at(part);
-        self.span.write_bytes(0..len, |out| copy_box(&extents, self.dtype.size(), source, (out, &at)))?
+        self.span.write_bytes(0..self.span.numel() * size, |out| match along {
+            Along::Caches => copy_box(&extents, size, source, (out, &at)),
+            Along::Memory => {
+                let (from, to) = (source.1.place(), at.place());
+                Ok(planaria_array::stream_box(&extents, size, (source.0, from), (out, to))?)
+            }
+        })?
     }
 }
 
@@ -156,12 +173,15 @@ mod tests {
             let want = x.region(&part).unwrap().copy().unwrap();
             prop_assert_eq!(&*got.bytes().unwrap(), &*want.bytes().unwrap());
             drop(held);
-            y.fill(0).unwrap();
             let source = want.bytes().unwrap();
-            window.fill(&part, (&source, &At::dense(&part.extents(), dtype.size(), 0))).unwrap();
-            let held = window.bytes().unwrap();
-            let again = packed(&part.extents(), dtype, (&held, &window.at(&part))).unwrap();
-            prop_assert_eq!(&*again.bytes().unwrap(), &*source);
+            for along in [Along::Caches, Along::Memory] {
+                y.fill(0).unwrap();
+                let dense = At::dense(&part.extents(), dtype.size(), 0);
+                window.fill(&part, (&source, &dense), along).unwrap();
+                let held = window.bytes().unwrap();
+                let again = packed(&part.extents(), dtype, (&held, &window.at(&part))).unwrap();
+                prop_assert_eq!(&*again.bytes().unwrap(), &*source);
+            }
         }
     }
 }

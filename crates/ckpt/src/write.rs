@@ -11,7 +11,7 @@ use crate::talk;
 use crate::traffic::{Flight, Post, Traffic};
 use planaria_array::{Array, Bytes};
 use planaria_comm::Comm;
-use planaria_store::{BLOCK, Filled, Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
+use planaria_store::{BLOCK, Sharing, Store, Transfer, WriteJob, Writer, checksum, join};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -125,12 +125,14 @@ impl Saver<'_> {
     fn write_alone(&self, transfer: &Transfer) -> Result<()> {
         let units = self.schedule.alone();
         let jobs: Vec<WriteJob<'_>> = units.iter().map(|&unit| self.job(unit)).collect::<Result<_>>()?;
-        transfer.write_each::<Error>(&jobs, |job, bytes| {
+        let lying = |job: usize| {
             let unit = &self.schedule.units[units[job]];
-            if let Some(parts) = self.lying(unit).filter(|_| jobs[job].file.takes_parts()) {
-                self.sum_parts(units[job], &parts);
-                return Ok(Filled::There(parts));
-            }
+            let parts = self.lying(unit).filter(|_| jobs[job].file.takes_parts())?;
+            self.sum_parts(units[job], &parts);
+            Some(parts)
+        };
+        transfer.write_each::<Error>(&jobs, lying, |job, bytes| {
+            let unit = &self.schedule.units[units[job]];
             for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
                 let bytes = &mut bytes[within(&unit.range, &block)];
                 self.put_header(unit.file, &block, bytes);
@@ -143,7 +145,7 @@ impl Saver<'_> {
                 put?;
                 self.sum(units[job], number, checksum::crc32c(bytes), bytes.len());
             }
-            Ok(Filled::Here)
+            Ok(())
         })?;
         Ok(())
     }
@@ -193,27 +195,31 @@ impl Saver<'_> {
         let received = recv.bytes()?;
         let jobs: Vec<WriteJob<'_>> =
             traffic.own.iter().map(|job| self.job(job.unit)).collect::<Result<_>>()?;
-        transfer.write_each::<Error>(&jobs, |number, bytes| {
-            let job = &traffic.own[number];
-            let unit = &self.schedule.units[job.unit];
-            self.put_header(unit.file, &unit.range, bytes);
-            for (leg, place) in &job.legs {
-                match place {
-                    None => self.put_own(leg, &unit.range, bytes)?,
-                    Some(place) => {
-                        let extents = leg.region.extents();
-                        let dense = At::dense(&extents, self.size(leg), *place);
-                        let target = (&mut *bytes, &self.at(leg, &unit.range));
-                        copy_box(&extents, self.size(leg), (&received, &dense), target)?;
+        transfer.write_each::<Error>(
+            &jobs,
+            |_| None,
+            |number, bytes| {
+                let job = &traffic.own[number];
+                let unit = &self.schedule.units[job.unit];
+                self.put_header(unit.file, &unit.range, bytes);
+                for (leg, place) in &job.legs {
+                    match place {
+                        None => self.put_own(leg, &unit.range, bytes)?,
+                        Some(place) => {
+                            let extents = leg.region.extents();
+                            let dense = At::dense(&extents, self.size(leg), *place);
+                            let target = (&mut *bytes, &self.at(leg, &unit.range));
+                            copy_box(&extents, self.size(leg), (&received, &dense), target)?;
+                        }
                     }
                 }
-            }
-            for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
-                let bytes = &bytes[within(&unit.range, &block)];
-                self.sum(job.unit, number, checksum::crc32c(bytes), bytes.len());
-            }
-            Ok(Filled::Here)
-        })?;
+                for (number, block) in blocks(&unit.range, SUM_BLOCK).enumerate() {
+                    let bytes = &bytes[within(&unit.range, &block)];
+                    self.sum(job.unit, number, checksum::crc32c(bytes), bytes.len());
+                }
+                Ok(())
+            },
+        )?;
         Ok(())
     }
 

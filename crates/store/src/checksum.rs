@@ -1,18 +1,22 @@
 //! CRC-32C of blocks: computed while bytes pass by, checked while they are read.
 
 use crate::error::{Error, Result};
+use crc_fast::{CrcAlgorithm, Digest};
 
 /// Block size used where nothing else is said: small enough to locate damage, large enough to cost nothing.
 pub const SUM_BLOCK: usize = 4 << 20;
 
 /// The CRC-32C of some bytes.
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    ::crc32c::crc32c(bytes)
+    crc_fast::crc32_iscsi(bytes)
 }
 
 /// The CRC-32C of bytes that follow others with the CRC-32C `before`.
 pub fn append(before: u32, bytes: &[u8]) -> u32 {
-    ::crc32c::crc32c_append(before, bytes)
+    // A sum is the state turned round.
+    let mut sum = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!before));
+    sum.update(bytes);
+    sum.finalize() as u32
 }
 
 /// The CRC-32C of two pieces one after the other, from the sums of each and the length of the second.

@@ -58,7 +58,7 @@ pub use staging::Staging;
 pub use stoppable::Stoppable;
 pub use store::{Entry, EntryKind, Identity, Medium, PutMode, Reader, Sharing, Store, StoreExt, Writer};
 pub use threads::on_threads;
-pub use transfer::{Filled, IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
+pub use transfer::{IntoJob, ReadJob, Transfer, TransferOptions, TransferStats, WriteJob};
 pub use url::{local_path, locate, open, open_with};
 
 /// Direct I/O moves whole blocks of this many bytes, at offsets and addresses that are multiples of it.

@@ -65,15 +65,6 @@ pub struct IntoJob<'a> {
     pub ranges: Vec<(u64, &'a mut [u8])>,
 }
 
-/// Where the bytes of a write are.
-#[derive(Clone, Debug)]
-pub enum Filled<'a> {
-    /// In the memory that was given for them.
-    Here,
-    /// In other memory, one part after the other; together they are as long as the range.
-    There(Vec<&'a [u8]>),
-}
-
 /// What a transfer moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferStats {
@@ -113,7 +104,7 @@ impl Transfer {
         self.each::<_, E>(&tasks, |(job, part), buffer| {
             // Placed so that whole blocks of the file are whole blocks in memory.
             let start = (part.start % BLOCK as u64) as usize;
-            let staged = &mut buffer[start..start + (part.end - part.start) as usize];
+            let staged = &mut buffer.bytes_mut()[start..start + (part.end - part.start) as usize];
             fill(*job, part.start, staged)?;
             Ok(jobs[*job].file.write_at(part.start, staged)?)
         })?;
@@ -137,7 +128,7 @@ impl Transfer {
         self.each::<_, E>(&tasks, |((job, _), pieces), buffer| {
             let file = jobs[*job].file;
             for run in coalesce(pieces.iter().map(|piece| piece.range.clone()), self.options.gap) {
-                let got = read_aligned(file, &run, buffer)?;
+                let got = read_aligned(file, &run, buffer.bytes_mut())?;
                 operations.fetch_add(1, Relaxed);
                 bytes.fetch_add(got.len() as u64, Relaxed);
                 let base = run.start - run.start % BLOCK as u64;
@@ -188,12 +179,13 @@ impl Transfer {
         &self.options
     }
 
-    /// Writes each range. `fill(job, bytes)` puts there what the file shall hold, for one call, or says where it lies already. A range
-    /// is at most one chunk and one block long.
+    /// Writes each range. `lying(job)` says where the bytes lie already, one part after the other; where it does not, `fill(job, bytes)` puts
+    /// there what the file shall hold, for one call. A range is at most one chunk and one block long.
     pub fn write_each<'a, E: From<Error> + Send>(
         &self,
         jobs: &[WriteJob<'_>],
-        fill: impl Fn(usize, &mut [u8]) -> Result<Filled<'a>, E> + Sync,
+        lying: impl Fn(usize) -> Option<Vec<&'a [u8]>> + Sync,
+        fill: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
     ) -> Result<TransferStats, E> {
         let mut bytes = 0;
         for WriteJob { file, range } in jobs {
@@ -201,20 +193,19 @@ impl Transfer {
         }
         let numbers: Vec<usize> = (0..jobs.len()).collect();
         self.each::<_, E>(&numbers, |&job, buffer| {
-            let range = &jobs[job].range;
-            let start = (range.start % BLOCK as u64) as usize;
-            let staged = &mut buffer[start..start + (range.end - range.start) as usize];
-            match fill(job, staged)? {
-                Filled::Here => jobs[job].file.write_at(range.start, staged)?,
-                Filled::There(parts) => {
-                    let mut at = range.start;
-                    for part in parts {
-                        jobs[job].file.write_at(at, part)?;
-                        at += part.len() as u64;
-                    }
+            let WriteJob { file, range } = &jobs[job];
+            if let Some(parts) = lying(job) {
+                let mut at = range.start;
+                for part in parts {
+                    file.write_at(at, part)?;
+                    at += part.len() as u64;
                 }
+                return Ok(());
             }
-            Ok(())
+            let start = (range.start % BLOCK as u64) as usize;
+            let staged = &mut buffer.bytes_mut()[start..start + (range.end - range.start) as usize];
+            fill(job, staged)?;
+            Ok(file.write_at(range.start, staged)?)
         })?;
         Ok(TransferStats { operations: jobs.len() as u64, bytes })
     }
@@ -238,10 +229,11 @@ impl Transfer {
             if file.medium() == Medium::Memory
                 && let Some(mapped) = file.map(first.clone())?
             {
+                mapped.populate();
                 bytes.fetch_add(mapped.bytes().len() as u64, Relaxed);
                 return sink(answer.start, mapped.bytes());
             }
-            let got = read_aligned(*file, &(first.start..jobs[answer.end - 1].1.end), buffer)?;
+            let got = read_aligned(*file, &(first.start..jobs[answer.end - 1].1.end), buffer.bytes_mut())?;
             bytes.fetch_add(got.len() as u64, Relaxed);
             let base = first.start - first.start % BLOCK as u64;
             answer.clone().try_for_each(|job| {
@@ -305,21 +297,20 @@ impl Transfer {
     fn each<T: Sync, E: Send>(
         &self,
         tasks: &[T],
-        work: impl Fn(&T, &mut [u8]) -> Result<(), E> + Sync,
+        work: impl Fn(&T, &mut Buffer<'_>) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
         let next = AtomicUsize::new(0);
         let stop = AtomicBool::new(false);
         let failed: Mutex<Option<E>> = Mutex::new(None);
         let run = || {
-            let mut buffer = self.take_buffer();
+            let mut buffer = Buffer { transfer: self, staging: None };
             while !stop.load(Relaxed) {
                 let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
-                if let Err(error) = work(task, buffer.bytes_mut()) {
+                if let Err(error) = work(task, &mut buffer) {
                     stop.store(true, Relaxed);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
             }
-            self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
         };
         let threads = self.options.threads.min(tasks.len());
         std::thread::scope(|scope| {
@@ -330,21 +321,44 @@ impl Transfer {
         });
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
+}
 
+/// The staging memory of one thread, taken when it is needed: what is mapped or read into place needs none.
+struct Buffer<'a> {
+    transfer: &'a Transfer,
+    staging: Option<Staging>,
+}
+
+impl Buffer<'_> {
     /// A buffer that was used before, or a new one: the first transfer makes them, each thread its own, while
     /// others wait for the storage already.
-    fn take_buffer(&self) -> Staging {
-        let kept = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        kept.unwrap_or_else(|| Staging::new(self.options.chunk + SLACK))
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let Transfer { options, buffers } = self.transfer;
+        let taken = || buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        self.staging
+            .get_or_insert_with(|| taken().unwrap_or_else(|| Staging::new(options.chunk + SLACK)))
+            .bytes_mut()
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.transfer.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend(self.staging.take());
     }
 }
 
 /// Reads one part: whole blocks straight into place when file and memory agree about them, else through the
 /// buffer.
-fn read_part(file: &dyn Reader, start: u64, into: &mut [u8], buffer: &mut [u8]) -> Result<TransferStats> {
+fn read_part(
+    file: &dyn Reader,
+    start: u64,
+    into: &mut [u8],
+    buffer: &mut Buffer<'_>,
+) -> Result<TransferStats> {
     let past = (start % BLOCK as u64) as usize;
     if into.as_ptr() as usize % BLOCK != past || into.len() < 2 * BLOCK {
-        let got = read_aligned(file, &(start..start + into.len() as u64), buffer)?;
+        let got = read_aligned(file, &(start..start + into.len() as u64), buffer.bytes_mut())?;
         into.copy_from_slice(&got[past..past + into.len()]);
         return Ok(TransferStats { operations: 1, bytes: got.len() as u64 });
     }

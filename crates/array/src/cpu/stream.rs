@@ -68,6 +68,12 @@ pub(crate) fn copy_all<T: Pod + Send + Sync>(src: &[T], dst: &mut [T]) {
     pool::for_chunks_mut(dst, piece, 2 * size_of::<T>(), |first, part| copy_piece(store, src, first, part));
 }
 
+/// `dst.copy_from_slice(src)` on this thread past the caches, for a part of something far larger that all threads copy at once: there it is
+/// the memory that they wait for, whatever one core alone does better.
+pub(crate) fn copy_part(src: &[u8], dst: &mut [u8]) {
+    copy_piece(Store::Streamed, src, 0, dst);
+}
+
 /// Copies the elements of `src` from `first` on to `dst`.
 fn copy_piece<T: Pod>(store: Store, src: &[T], first: usize, dst: &mut [T]) {
     if store == Store::Cached {

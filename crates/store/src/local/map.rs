@@ -39,6 +39,13 @@ impl Mapped {
         unsafe { slice::from_raw_parts_mut(self.memory.as_mut_ptr().add(self.range.start), self.range.len()) }
     }
 
+    /// Asks for all its pages at once, for who reads all of it soon: one by one they cost more. Where the system cannot, they come when they
+    /// are touched.
+    pub fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.memory.advise_range(memmap2::Advice::PopulateRead, self.range.start, self.range.len());
+    }
+
     /// Whether it is a part of one mapping of the file, which it costs nothing to keep; of mappings of its own a process can have
     /// tens of thousands.
     pub fn is_part(&self) -> bool {

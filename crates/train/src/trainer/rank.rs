@@ -13,6 +13,7 @@ use super::setup::{self, Position};
 use super::stages::{Pipeline, Running};
 use super::start::{self, Damaged, Start};
 use super::tiers;
+use super::writer::Ahead;
 use super::{Job, Outcome};
 use crate::beat::Pulse;
 use crate::bundle::BundleOptions;
@@ -28,6 +29,7 @@ use crate::reduce::ReduceOptions;
 use crate::replica::{Making, Neighbours, Replica};
 use crate::update;
 use crate::weights::{Files, Keeping, Zero};
+use planaria_array::Device;
 use planaria_ckpt::{Known, LoadOptions, TensorKind, TrainState, Unmatched};
 use planaria_comm::{Comm, CommExt, Tally, Value};
 use planaria_layout::Rank;
@@ -144,11 +146,15 @@ impl<'a> RankRun<'a> {
         let resumed = self.restore()?;
         self.narrow_base()?;
         if job.config.checkpoint.is_regular() {
-            let bytes = self.state_bytes()?;
+            let sizes = self.state_sizes()?;
+            let bytes = sizes.iter().sum();
             planaria_array::prepare_snapshots(job.device, bytes)?;
             self.saves.set_pace(job, bytes)?;
             if self.saves.overlaps() {
                 resume::prepare(job, &self.replica)?;
+                if job.device != Device::Cpu {
+                    self.saves.start_ahead(Ahead { device: job.device, sizes })?;
+                }
             }
         }
         let opened = Records::open(job, self.world.rank(), self.progress.step, &mesh).and_then(|records| {
@@ -311,11 +317,11 @@ impl RankRun<'_> {
         }
     }
 
-    /// Bytes of everything that this rank saves.
-    fn state_bytes(&self) -> Result<usize> {
+    /// Bytes of every array that this rank saves.
+    fn state_sizes(&self) -> Result<Vec<usize>> {
         let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
         let pieces = items.iter().flat_map(|item| &item.pieces);
-        Ok(pieces.map(|piece| piece.array.numel() * piece.array.dtype().size()).sum())
+        Ok(pieces.map(|piece| piece.array.numel() * piece.array.dtype().size()).collect())
     }
 
     /// Fills this rank's arrays from a checkpoint of the run, written on any mesh. Collective.

@@ -7,7 +7,7 @@ use super::place::Pace;
 use super::records::Records;
 use super::resume::Best;
 use super::tiers::Tier;
-use super::writer::{End, Taken, Work, Writer};
+use super::writer::{Ahead, End, Taken, Work, Writer};
 use crate::error::{Error, Result};
 use crate::event::{Event, SaveProgress};
 use planaria_array::Array;
@@ -40,7 +40,7 @@ pub(super) struct Saves {
     comm: Arc<dyn Comm>,
     tiers: Vec<Tier>,
     options: SaveOptions,
-    /// Started by the first save.
+    /// Started by the first save, or ahead of it.
     writer: Option<Writer>,
     pace: Pace,
     /// The best evaluation so far whose checkpoint is committed.
@@ -104,6 +104,11 @@ impl Saves {
     /// Whether training continues while a snapshot is written.
     pub(super) fn overlaps(&self) -> bool {
         self.pace != Pace::Stand
+    }
+
+    /// Starts the thread that writes, to make what the first save would wait for. What older checkpoints must go is known.
+    pub(super) fn start_ahead(&mut self, ahead: Ahead) -> Result<()> {
+        self.writer_with(Some(ahead)).map(drop)
     }
 
     /// Where the snapshot of a step is due.
@@ -175,21 +180,21 @@ impl Saves {
         let to: BTreeMap<usize, Retain> = to.iter().map(retain).collect();
         self.tell(job, &Event::Saving { step });
         let what = Taken { state, began, blocked: began.elapsed() };
-        self.writer()?.post(Held { step, to, what });
+        self.writer_with(None)?.post(Held { step, to, what });
         if self.pace == Pace::Stand {
             self.finish(job)?;
         }
         Ok(())
     }
 
-    /// The thread that writes, started by the first save.
-    fn writer(&mut self) -> Result<&Writer> {
+    /// The thread that writes, started where it is not there.
+    fn writer_with(&mut self, ahead: Option<Ahead>) -> Result<&Writer> {
         let writer = match self.writer.take() {
             Some(writer) => writer,
             None => {
                 let (comm, tiers, options) = (self.comm.clone(), self.tiers.clone(), self.options.clone());
                 let (newer, lock) = (std::mem::take(&mut self.newer), self.lock.clone());
-                Writer::start(Work { comm, tiers, options, newer, _lock: lock })?
+                Writer::start(Work { comm, tiers, options, newer, ahead, _lock: lock })?
             }
         };
         Ok(self.writer.insert(writer))

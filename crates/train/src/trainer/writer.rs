@@ -7,7 +7,7 @@ use super::place::quick_first;
 use super::saves::folder;
 use super::tiers::Tier;
 use crate::error::{Error, Result};
-use planaria_array::Array;
+use planaria_array::{Array, DType, Device};
 use planaria_ckpt::{Meter, SaveOptions, TrainState};
 use planaria_comm::{AllReduce, Comm, CommExt};
 use planaria_layout::Reduce;
@@ -79,6 +79,27 @@ impl Shared {
     }
 }
 
+/// What the thread makes before the first snapshot comes, so that this one costs training what later ones do: its own way to the device, and as
+/// much touched memory of the host as copies of a state take, which the allocator then keeps.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) device: Device,
+    /// Bytes of each array.
+    pub(super) sizes: Vec<usize>,
+}
+
+impl Ahead {
+    fn make(self) -> planaria_array::Result<()> {
+        drop(Array::zeros_on(&[TRIAL], DType::U8, self.device)?.to(Device::Cpu)?);
+        // All at once, or each would have the memory of the one before.
+        let touched = |&bytes: &usize| Array::full(&[bytes], 1, DType::U8);
+        self.sizes.iter().map(touched).collect::<planaria_array::Result<Vec<_>>>().map(drop)
+    }
+}
+
+/// Bytes of a copy that goes the way of large ones.
+const TRIAL: usize = 4 << 20;
+
 /// What the thread works with.
 #[derive(Debug)]
 pub(super) struct Work {
@@ -89,6 +110,7 @@ pub(super) struct Work {
     /// Checkpoints of each place that come after the one that the run went back to; they go before the first save there. Only rank
     /// 0 knows of any.
     pub(super) newer: Vec<Vec<u64>>,
+    pub(super) ahead: Option<Ahead>,
     /// The run's folder stays taken while anything is written to it.
     pub(super) _lock: Option<Arc<Lock>>,
 }
@@ -167,6 +189,8 @@ impl From<Dropped> for End {
 
 impl Work {
     fn serve(mut self, shared: &Shared) {
+        // Only speed is lost without it; what a save cannot have either, it tells.
+        let _ = self.ahead.take().map(Ahead::make);
         loop {
             let held = {
                 let mut line = shared.lock();
@@ -279,9 +303,9 @@ mod tests {
             let tier = Tier { place: Place::all(&section).remove(0), store };
             let (tiers, options) = (vec![tier], SaveOptions::default());
             let saves = comm.split(&[comm.ranks().to_vec()]).unwrap().unwrap();
-            let writer =
-                Writer::start(Work { comm: saves, tiers, options, newer: vec![Vec::new()], _lock: None })
-                    .unwrap();
+            let newer = vec![Vec::new()];
+            let work = Work { comm: saves, tiers, options, newer, ahead: None, _lock: None };
+            let writer = Writer::start(work).unwrap();
             for step in 1..=30 {
                 comm.barrier().unwrap();
                 writer.post(snapshot(step, &[0]));
@@ -315,6 +339,22 @@ mod tests {
                 .collect();
             all.sort_unstable();
             assert_eq!(all, (1..=30).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    #[cfg(not(planaria_checked))]
+    fn memory_for_the_first_snapshot_is_there_before_it_comes() {
+        // Sizes that no other test has.
+        let sizes = vec![37 << 20, 37 << 20, 43 << 20];
+        let ahead = Some(Ahead { device: Device::Cpu, sizes: sizes.clone() });
+        let (comm, options) = (planaria_comm::alone(), SaveOptions::default());
+        let work = Work { comm, tiers: Vec::new(), options, newer: Vec::new(), ahead, _lock: None };
+        // It ends when all is made.
+        drop(Writer::start(work).unwrap());
+        for bytes in sizes {
+            let found = Array::empty(&[bytes], DType::U8).unwrap().bytes().unwrap();
+            assert!(found.iter().all(|&byte| byte == 1), "memory of {bytes} bytes is new");
         }
     }
 }
