@@ -345,16 +345,13 @@ mod tests {
     #[test]
     #[cfg(not(planaria_checked))]
     fn memory_for_the_first_snapshot_is_there_before_it_comes() {
-        // Sizes that no other test has.
         let sizes = vec![37 << 20, 37 << 20, 43 << 20];
-        let ahead = Some(Ahead { device: Device::Cpu, sizes: sizes.clone() });
+        let kept: usize = sizes.iter().map(|&bytes| planaria_array::allocated(bytes)).sum();
+        let ahead = Some(Ahead { device: Device::Cpu, sizes });
         let (comm, options) = (planaria_comm::alone(), SaveOptions::default());
         let work = Work { comm, tiers: Vec::new(), options, newer: Vec::new(), ahead, _lock: None };
         // It ends when all is made.
         drop(Writer::start(work).unwrap());
-        for bytes in sizes {
-            let found = Array::empty(&[bytes], DType::U8).unwrap().bytes().unwrap();
-            assert!(found.iter().all(|&byte| byte == 1), "memory of {bytes} bytes is new");
-        }
+        assert!(planaria_array::memory_stats().cached >= kept);
     }
 }
