@@ -47,16 +47,18 @@ async fn send(
 ) -> Result<()> {
     let mut stream = store.get_opts(path, options).await?.into_stream();
     let (mut frames, mut bytes) = (Vec::new(), 0);
-    loop {
-        let frame = std::future::poll_fn(|context| stream.as_mut().poll_next(context)).await.transpose()?;
-        let ended = frame.is_none();
-        bytes += frame.as_ref().map_or(0, Bytes::len);
-        frames.extend(frame);
-        if (ended || bytes >= TOGETHER) && to.send(Ok(std::mem::take(&mut frames))).await.is_err() || ended {
-            return Ok(());
-        }
-        if frames.is_empty() {
+    while let Some(frame) = std::future::poll_fn(|context| stream.as_mut().poll_next(context)).await {
+        let frame = frame?;
+        bytes += frame.len();
+        frames.push(frame);
+        if bytes >= TOGETHER {
             bytes = 0;
+            if to.send(Ok(std::mem::take(&mut frames))).await.is_err() {
+                return Ok(());
+            }
         }
     }
+    // Nobody listens where the answer was too long.
+    let _ = to.send(Ok(frames)).await;
+    Ok(())
 }
