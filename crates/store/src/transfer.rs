@@ -231,7 +231,9 @@ impl Transfer {
             {
                 mapped.populate();
                 bytes.fetch_add(mapped.bytes().len() as u64, Relaxed);
-                return sink(job, mapped.bytes());
+                let taken = sink(job, mapped.bytes());
+                mapped.forget();
+                return taken;
             }
             let got = read_aligned(*file, range, buffer.bytes_mut())?;
             bytes.fetch_add(got.len() as u64, Relaxed);
