@@ -231,7 +231,9 @@ impl Transfer {
             {
                 mapped.populate();
                 bytes.fetch_add(mapped.bytes().len() as u64, Relaxed);
-                return sink(answer.start, mapped.bytes());
+                let taken = sink(answer.start, mapped.bytes());
+                mapped.forget();
+                return taken;
             }
             let got = read_aligned(*file, &(first.start..jobs[answer.end - 1].1.end), buffer.bytes_mut())?;
             bytes.fetch_add(got.len() as u64, Relaxed);

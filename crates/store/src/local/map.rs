@@ -9,6 +9,10 @@ use std::ops::Range;
 use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// At least a page of every system that this runs on; pages of the mapping are whole ones of it.
+#[cfg(target_os = "linux")]
+const PAGE: usize = 64 << 10;
+
 /// Bytes of a file, mapped. Writes change what this has alone, neither the file nor what others have of it.
 #[derive(Debug)]
 pub struct Mapped {
@@ -44,6 +48,22 @@ impl Mapped {
     pub fn populate(&self) {
         #[cfg(target_os = "linux")]
         let _ = self.memory.advise_range(memmap2::Advice::PopulateRead, self.range.start, self.range.len());
+    }
+
+    /// Gives the pages back that it has alone, for who will not look again: the end of a whole mapping would have to do that for all of
+    /// it on one thread.
+    pub(crate) fn forget(self) {
+        #[cfg(target_os = "linux")]
+        {
+            let start = self.range.start.next_multiple_of(PAGE);
+            let end = self.range.end / PAGE * PAGE;
+            if self.is_part && start < end {
+                // SAFETY: pages of this range alone, which nobody looks at any more: it ends here, and is given to nobody else.
+                let _ = unsafe {
+                    self.memory.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start)
+                };
+            }
+        }
     }
 
     /// Whether it is a part of one mapping of the file, which it costs nothing to keep; of mappings of its own a process can have
@@ -120,5 +140,22 @@ mod tests {
         assert!(parts.take(&(4000..4100)).is_none(), "it was written to");
         drop(parts);
         assert!(after.bytes() == &bytes[4100..] && std::fs::read(&path).unwrap() == bytes);
+    }
+
+    #[test]
+    fn what_is_forgotten_takes_nothing_from_its_neighbours() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("f");
+        let bytes: Vec<u8> = (0..400_000u32).map(|i| (i * 3) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let parts = Parts::new(&File::open(&path).unwrap(), 400_000).unwrap();
+        let [mut first, middle, mut last] =
+            [0..100_000, 100_000..300_000, 300_000..400_000].map(|range| parts.take(&range).unwrap());
+        first.bytes_mut().fill(7);
+        last.bytes_mut().fill(9);
+        middle.populate();
+        assert!(middle.bytes() == &bytes[100_000..300_000]);
+        middle.forget();
+        assert!(first.bytes().iter().all(|&byte| byte == 7) && last.bytes().iter().all(|&byte| byte == 9));
     }
 }
