@@ -1,6 +1,6 @@
 //! `simulate`: real jobs on thread ranks against the simulator, at costs that `measure` takes from a smaller job first. Jobs differ from
-//! the measured one in depth, batch, mesh, saves, and one failure with healing. Costs are measured anew right before each job, because a
-//! machine's speed drifts.
+//! the measured one in depth, batch, mesh, saves, and one failure with healing. Costs are measured between jobs, and a job is
+//! compared with what costs before and after it give, because a machine's speed drifts.
 //! Bar: the median over rounds is within 10 % of the simulator's time.
 //!
 //! Run it alone on a machine: `cargo run --release -p planaria-bench --bin simulate`. It prints a table and the record's JSON, and ends with 1
@@ -31,8 +31,8 @@ struct Args {
     /// Steps of a job
     #[arg(long, default_value_t = 20)]
     steps: u64,
-    /// Steps of the runs that are measured
-    #[arg(long, default_value_t = 12)]
+    /// Steps of the runs that are measured, in each of their turns
+    #[arg(long, default_value_t = 6)]
     measured: u64,
     /// Rounds over everything
     #[arg(long, default_value_t = 3)]
@@ -112,19 +112,26 @@ fn simulated(config: &Config, costs: &Costs, fails: Option<u64>) -> Result<f64> 
     Ok(Simulated::new(config, &*model, costs, &options)?.seconds)
 }
 
-/// Real and simulated seconds of every job.
+/// Real and simulated seconds of every job; the simulated ones are the middle of two, by costs from before the job and from after it.
 fn round(scratch: &Path, args: &Args) -> Result<Vec<[f64; 2]>> {
-    let options = MeasureOptions { ranks: None, steps: args.measured };
-    let job = |Case { set, fails, .. }: &Case| {
+    let measured = || -> Result<Costs> {
+        let options = MeasureOptions { ranks: None, steps: args.measured };
         let mut costs = measure(&config(scratch, args, &[])?, &options, scratch)?;
         // A thread that failed is noticed at once.
         costs.recovery.detect = 0.0;
-        let config = config(scratch, args, set)?;
-        let pair = [real(&config, *fails)?, simulated(&config, &costs, *fails)?];
         // The next job finds nothing of this one.
         std::fs::remove_dir_all(scratch)?;
         std::fs::create_dir_all(scratch)?;
-        Ok(pair)
+        Ok(costs)
+    };
+    let mut before = measured()?;
+    let job = |Case { set, fails, .. }: &Case| {
+        let config = config(scratch, args, set)?;
+        let real = real(&config, *fails)?;
+        let after = measured()?;
+        let told = (simulated(&config, &before, *fails)? + simulated(&config, &after, *fails)?) / 2.0;
+        before = after;
+        Ok([real, told])
     };
     CASES.iter().map(job).collect()
 }

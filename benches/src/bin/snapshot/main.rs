@@ -4,7 +4,7 @@
 //!
 //! Every measurement is a process of its own. A model whose weights and moments take `--gib` trains on one rank with all threads. Steps
 //! without a save give the time of a step; in another run a save begins every `--apart` steps. Lost time is what the steps from one save to
-//! the next took beyond the later half of them. Bars, for the first save and for later ones: a call below 1 ms, at most 1.05 times
+//! the next took beyond the later half of them, by their mean; the same of steps without a save tells what of it is chance. Bars, for the first save and for later ones: a call below 1 ms, at most 1.05 times
 //! a copy of the state lost, and no more memory than `checkpoint.memory`; recovery from memory in 1.5 times a copy.
 
 mod recovery;
@@ -15,7 +15,7 @@ use planaria_array::{Array, DType, Device, Threads};
 use planaria_bench::machine::Machine;
 use planaria_bench::measure::{last_line, status};
 use planaria_bench::record;
-use planaria_bench::stats::median;
+use planaria_bench::stats::{median, spread};
 use planaria_train::Trainer;
 use planaria_train::config::Sources;
 use planaria_train::event::{Event, Observer};
@@ -86,6 +86,9 @@ struct Args {
     /// Where the model trains: cpu or cuda. On a GPU, what must be copied is copied to the host
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// Processes of ours that train and save; the first save of each counts as a first one
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
     /// Only measure how the state comes back
     #[arg(long)]
     recovery: bool,
@@ -116,6 +119,9 @@ struct Figures {
     limit: u64,
     /// Seconds of a copy of as many bytes to touched memory.
     copy: f64,
+    /// As `rounds`, of steps that no save goes before.
+    #[serde(default)]
+    undisturbed: Vec<Vec<f64>>,
 }
 
 fn main() -> Result<()> {
@@ -128,9 +134,10 @@ fn main() -> Result<()> {
         println!("{}", serde_json::to_string(&train(&args)?)?);
         return Ok(());
     }
-    let mut all: Vec<Figures> = Vec::new();
+    let mut all: Vec<Contestant> = Vec::new();
     if !args.recovery {
-        all.push(process(Command::new(std::env::current_exe()?).arg("--ours"), &args)?);
+        let run = |_| process(Command::new(std::env::current_exe()?).arg("--ours"), &args);
+        all.push(Contestant((0..args.runs.max(1)).map(run).collect::<Result<_>>()?));
     }
     let peers: [(&Option<PathBuf>, &str, &[&str]); 3] = [
         (&args.python, "snapshot.py", &["--kind", "thread"]),
@@ -141,7 +148,7 @@ fn main() -> Result<()> {
         let Some(python) = python.as_ref().filter(|_| !args.recovery) else { continue };
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(script);
         match process(Command::new(python).arg(path).args(words), &args) {
-            Ok(figures) => all.push(figures),
+            Ok(figures) => all.push(Contestant(vec![figures])),
             // What a peer cannot do here is said, and the others are measured.
             Err(error) => eprintln!("{script} {}: left out: {error}", words.join(" ")),
         }
@@ -159,68 +166,99 @@ fn main() -> Result<()> {
         );
         println!("|---|---|---|---|---|---|---|---|---|");
     }
-    all.iter().for_each(Figures::print);
+    all.iter().for_each(Contestant::print);
     let (rows, mut missed) = recovery::measure(&args.folder, args.gib)?;
     println!("\n| recovery of {:.2} GiB from | s | copies |\n|---|---|---|", args.gib);
     rows.iter().for_each(|row| println!("{row}"));
-    missed.extend(all.first().map(Figures::missed).unwrap_or_default());
+    missed.extend(all.first().map(Contestant::missed).unwrap_or_default());
     if missed.is_empty() { Ok(()) } else { bail!("missed: {}", missed.join("; ")) }
 }
 
-impl Figures {
-    /// Seconds lost by each save: its call, and what the steps behind it took beyond the later half of them, when it is written. A machine
-    /// whose speed drifts over minutes hides a save that is compared with steps of another time.
-    fn lost(&self) -> Vec<f64> {
-        let lost = |(steps, call): (&Vec<f64>, &f64)| {
-            let calm = median(steps.iter().skip(steps.len() / 2).copied()).unwrap_or(f64::NAN);
-            call + steps.iter().map(|step| step - calm).sum::<f64>()
-        };
-        self.rounds.iter().zip(&self.calls).map(lost).collect()
+/// Seconds that steps took beyond what they would have if all had been as the later half of them, when a save is written. By the mean,
+/// because steps without a save are not all alike either; and of the same minutes, because the speed of a machine drifts.
+fn beyond_the_later(steps: &[f64]) -> f64 {
+    let later = &steps[steps.len() / 2..];
+    let calm = later.iter().sum::<f64>() / later.len().max(1) as f64;
+    steps.iter().map(|step| step - calm).sum()
+}
+
+/// The processes of one contestant.
+struct Contestant(Vec<Figures>);
+
+impl Contestant {
+    /// Medians of the first figure of each process, and of all later ones.
+    fn first_and_later(&self, of: impl Fn(&Figures) -> Vec<f64>) -> [f64; 2] {
+        let all: Vec<Vec<f64>> = self.0.iter().map(of).collect();
+        let middle = |values: &mut dyn Iterator<Item = f64>| median(values).unwrap_or(f64::NAN);
+        [
+            middle(&mut all.iter().filter_map(|run| run.first().copied())),
+            middle(&mut all.iter().flat_map(|run| run.iter().skip(1).copied())),
+        ]
     }
 
-    /// The median of all but the first.
-    fn later(&self, values: &[f64]) -> f64 {
-        median(values.iter().skip(1).copied()).unwrap_or(f64::NAN)
+    /// Seconds of calls.
+    fn calls(&self) -> [f64; 2] {
+        self.first_and_later(|run| run.calls.clone())
+    }
+
+    /// Seconds lost by a save: its call, and what the steps behind it took longer.
+    fn lost(&self) -> [f64; 2] {
+        self.first_and_later(|run| {
+            let saves = run.rounds.iter().zip(&run.calls);
+            saves.map(|(steps, call)| call + beyond_the_later(steps)).collect()
+        })
+    }
+
+    /// The quickest copy of any process.
+    fn copy(&self) -> f64 {
+        self.0.iter().map(|run| run.copy).fold(f64::INFINITY, f64::min)
+    }
+
+    fn extra(&self) -> u64 {
+        self.0.iter().map(|run| run.extra).max().unwrap_or(0)
     }
 
     /// What is past its bar.
     fn missed(&self) -> Vec<String> {
         let mut missed = Vec::new();
-        let first = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
-        let lost = self.lost();
-        for (which, calls, lost) in [
-            ("first", first(&self.calls), first(&lost)),
-            ("later", self.later(&self.calls), self.later(&lost)),
-        ] {
-            if calls > 1e-3 {
-                missed.push(format!("a {which} call took {:.2} ms", calls * 1e3));
+        for ((which, call), lost) in ["first", "later"].into_iter().zip(self.calls()).zip(self.lost()) {
+            if call > 1e-3 {
+                missed.push(format!("a {which} call took {:.2} ms", call * 1e3));
             }
-            if lost > 1.05 * self.copy {
-                missed.push(format!("a {which} save lost {lost:.3} s, a copy takes {:.3} s", self.copy));
+            if lost > 1.05 * self.copy() {
+                missed.push(format!("a {which} save lost {lost:.3} s, a copy takes {:.3} s", self.copy()));
             }
         }
-        if self.extra > self.limit {
-            missed.push(format!("{} bytes of memory beside the state, {} allowed", self.extra, self.limit));
+        let limit = self.0.iter().map(|run| run.limit).max().unwrap_or(0);
+        if self.extra() > limit {
+            missed.push(format!("{} bytes of memory beside the state, {limit} allowed", self.extra()));
         }
         missed
     }
 
     fn print(&self) {
+        let Some(any) = self.0.first() else { return };
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        let first = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
-        let lost = self.lost();
+        let step = median(self.0.iter().map(|run| run.step)).unwrap_or(f64::NAN);
+        let (calls, lost) = (self.calls(), self.lost());
         println!(
-            "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.3} | {:.3} | {:.3} | {:.2} |",
-            self.name,
-            gib(self.bytes),
-            self.step,
-            first(&self.calls) * 1e3,
-            self.later(&self.calls) * 1e3,
-            first(&lost),
-            self.later(&lost),
-            self.copy,
-            gib(self.extra),
+            "| {} | {:.2} | {step:.3} | {:.2} | {:.2} | {:.3} | {:.3} | {:.3} | {:.2} |",
+            any.name,
+            gib(any.bytes),
+            calls[0] * 1e3,
+            calls[1] * 1e3,
+            lost[0],
+            lost[1],
+            self.copy(),
+            gib(self.extra()),
         );
+        let chance = || self.0.iter().flat_map(|run| &run.undisturbed).map(|steps| beyond_the_later(steps));
+        if let (Some(middle), Some((least, most))) = (median(chance()), spread(chance())) {
+            println!(
+                "| {}, steps without a save | | {step:.3} | | | {middle:.3} ({least:.3}..{most:.3}) | | | |",
+                any.name
+            );
+        }
     }
 }
 
@@ -280,7 +318,8 @@ fn train(args: &Args) -> Result<Figures> {
         bytes,
         step,
         // The steps after a save, up to the next one.
-        rounds: log.steps.chunks(args.apart as usize).skip(1).map(<[f64]>::to_vec).collect(),
+        rounds: rounds(&log.steps, args),
+        undisturbed: rounds(&calm.steps, args),
         calls: log.calls,
         extra: log.most.saturating_sub(calm.most),
         limit: limit(args),
@@ -290,6 +329,11 @@ fn train(args: &Args) -> Result<Figures> {
             (_, None) => copy(bytes)?,
         },
     })
+}
+
+/// Steps by the save that went before them, or would have; the first ones, before any, are left out.
+fn rounds(steps: &[f64], args: &Args) -> Vec<Vec<f64>> {
+    steps.chunks_exact(args.apart as usize).skip(1).map(<[f64]>::to_vec).collect()
 }
 
 /// When a run saves.

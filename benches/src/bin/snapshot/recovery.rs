@@ -36,9 +36,10 @@ pub(super) fn measure(folder: &Path, gib: f64) -> Result<(Vec<String>, Vec<Strin
         Ok(began.elapsed().as_secs_f64())
     })?;
     let (mut rows, mut missed) = (vec![row("copy in memory", copy, copy)], Vec::new());
+    // Names of this process, so that one that was ended leaves nothing in the way of the next.
     let memory = PathBuf::from("/dev/shm").join(format!("planaria-bench-{}", std::process::id()));
     let agent = Agent::listen("127.0.0.1:0", u64::MAX, "")?;
-    let (memory_at, disk) = (memory.display().to_string(), folder.join("recovery"));
+    let (memory_at, disk) = (memory.display().to_string(), folder.join(format!("recovery-{}", std::process::id())));
     let peer = format!("peer://{}/recovery", agent.address());
     let places = [
         ("memory", memory_at, None, Some(1.5)),

@@ -11,15 +11,15 @@ use std::path::PathBuf;
 /// Measure what steps, messages and saves of a small job cost, for `planaria simulate`
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Runs a few steps of the configuration with ranks as threads, at its batch size and at twice that, then with a save after \
+    after_help = "Runs a few steps of the configuration with ranks as threads, at its batch size and at twice that, and with a save after \
     every step, in a folder\nthat is removed again. A file of 32 MiB goes to every place of checkpoints and back. Measure on an idle machine, with a job \
     that is not\ntoo small: what a step costs beside its FLOPs is taken to grow with the parameters."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     job: Job,
-    /// Steps of each run; the first does not count
-    #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u64).range(3..=100_000))]
+    /// Steps of a run in each of its three turns; the first does not count
+    #[arg(long, value_name = "NUMBER", default_value_t = 6, value_parser = clap::value_parser!(u64).range(3..=100_000))]
     steps: u64,
     /// Where the costs go; standard output if not given
     #[arg(short, long, value_name = "FILE.json")]

@@ -81,7 +81,8 @@ impl Work {
         let bytes = written(&lanes, receivers);
         let apart = !away && bytes > SMALL && are_apart(&posts);
         if apart {
-            let most = (bytes / PARTS).max(1).next_multiple_of(PIECE);
+            // What is combined once and written to many is one piece.
+            let most = (written(&lanes, 1) / PARTS).max(1).next_multiple_of(PIECE);
             lanes = cut(&posts, most).into_iter().flatten().map(|piece| vec![piece]).collect();
         } else if !away {
             lanes = cut(&posts, PIECE);

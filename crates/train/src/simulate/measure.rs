@@ -1,9 +1,10 @@
 //! Costs measured on a small job with ranks as threads of this process: steps at two batch sizes and on two meshes, saves of every step,
-//! links, and the places that checkpoints go to. Nothing of the run itself is touched.
+//! links, and the places that checkpoints go to. Runs take turns, so that all of them see the same drift of the machine's speed. Nothing of
+//! the run itself is touched.
 
 use super::costs::{ANY, Costs, FOLDER, LinkCost, PlaceCost, Rates, RecoveryCost};
 use super::step::Planned;
-use crate::config::{CheckpointSection, Config, MeshSection, TierKind};
+use crate::config::{Behind, CheckpointSection, Config, MeshSection, TierKind};
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
 use crate::plan::{Plan, PlanOptions, model_of};
@@ -16,6 +17,9 @@ use planaria_store::{PutMode, Store, StoreExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+
+/// Turns that each run gets.
+const TURNS: u32 = 3;
 
 /// Bytes of the file that tells how quick a place is.
 const FILE: usize = 32 << 20;
@@ -35,13 +39,13 @@ const MOST_STREAM: f64 = 1e15;
 pub struct MeasureOptions {
     /// Ranks, as threads; as many as the mesh asks for where it does not say.
     pub ranks: Option<usize>,
-    /// Steps of each run; the first does not count.
+    /// Steps of a run in each of its turns; the first does not count.
     pub steps: u64,
 }
 
 impl Default for MeasureOptions {
     fn default() -> MeasureOptions {
-        MeasureOptions { ranks: None, steps: 8 }
+        MeasureOptions { ranks: None, steps: 6 }
     }
 }
 
@@ -53,25 +57,30 @@ pub fn measure(config: &Config, options: &MeasureOptions, scratch: &Path) -> Res
     let small = shortened(config, scratch, "small", steps);
     let mut large = shortened(config, scratch, "large", steps);
     large.train.global_batch *= 2;
-    let (first, second) = (watch(&small, ranks)?, watch(&large, ranks)?);
+    let mut saving = shortened(config, scratch, "saving", steps);
+    saving.checkpoint.every = 1;
+    saving.checkpoint.behind = Some(Behind::Wait);
+    let mut other = shortened(config, scratch, "other", steps);
+    other.mesh = other_mesh(&config.mesh, ranks);
+    let mut runs = vec![&small, &large, &saving];
+    // Not every model can be shared out so, and one rank shares nothing.
+    if ranks > 1 && Plan::new(&other, &*model, ranks, &PlanOptions::default()).is_ok() {
+        runs.push(&other);
+    }
+    let seen = in_turns(&runs, ranks)?;
     let mut costs = Costs::new(1.0);
     costs.about =
         format!("measured on {ranks} thread ranks, {} of the model", config.train.precision.dtype().name());
     if ranks > 1 {
         costs.links.insert(ANY.to_string(), link(ranks)?);
     }
-    let mut seen = Fit::new(&*model, ranks);
-    seen.push(&small, first.step())?;
-    seen.push(&large, second.step())?;
-    let mut other = shortened(config, scratch, "other", steps);
-    other.mesh = other_mesh(&config.mesh, ranks);
-    // Not every model can be shared out so, and one rank shares nothing.
-    if ranks > 1 && Plan::new(&other, &*model, ranks, &PlanOptions::default()).is_ok() {
-        seen.push(&other, watch(&other, ranks)?.step())?;
+    let mut fit = Fit::new(&*model, ranks);
+    for (run, seen) in runs.iter().zip(&seen).filter(|(run, _)| run.checkpoint.every == 0) {
+        fit.push(run, seen.step())?;
     }
-    seen.fit(&mut costs)?;
-    costs.recovery = RecoveryCost { restart: first.ready, ..RecoveryCost::default() };
-    places(&mut costs, config, (&*model, ranks, steps), (&first, scratch))?;
+    fit.fit(&mut costs)?;
+    costs.recovery = RecoveryCost { restart: median(&seen[0].ready), ..RecoveryCost::default() };
+    places(&mut costs, config, state_bytes(config, &*model)? as f64, ranks, [&seen[0], &seen[2]], scratch)?;
     Ok(costs)
 }
 
@@ -88,21 +97,21 @@ fn shortened(config: &Config, scratch: &Path, name: &str, steps: u64) -> Config 
     copy
 }
 
-/// What was seen of a run.
+/// What was seen of a run in all its turns.
 #[derive(Debug, Default)]
 struct Seen {
     /// Seconds until its ranks were ready.
-    ready: f64,
+    ready: Vec<f64>,
+    /// Of each step but a turn's first.
     steps: Vec<f64>,
     saves: Vec<f64>,
     failed: Option<String>,
 }
 
 impl Seen {
-    /// Seconds of a step: the mean of all but the first, because long jobs take the sum of theirs.
+    /// Seconds of a step: the median, because a fit makes much of what disturbed a few of them.
     fn step(&self) -> f64 {
-        let counted = self.steps.get(1..).unwrap_or(&[]);
-        counted.iter().sum::<f64>() / counted.len().max(1) as f64
+        median(&self.steps)
     }
 }
 
@@ -116,7 +125,7 @@ impl Observer for Watch {
     fn event(&self, event: &Event) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Started { .. } => seen.ready = self.began.elapsed().as_secs_f64(),
+            Event::Started { .. } => seen.ready.push(self.began.elapsed().as_secs_f64()),
             Event::Step(report) => seen.steps.push(report.seconds),
             Event::Saved { took, .. } => seen.saves.push(took.as_secs_f64()),
             Event::SaveFailed { error, .. } => seen.failed = Some(error.clone()),
@@ -125,9 +134,24 @@ impl Observer for Watch {
     }
 }
 
-fn watch(config: &Config, ranks: usize) -> Result<Seen> {
+/// What is seen of each run, which all run once in each turn.
+fn in_turns(runs: &[&Config], ranks: usize) -> Result<Vec<Seen>> {
+    let mut all: Vec<Seen> = runs.iter().map(|_| Seen::default()).collect();
+    for turn in 0..TURNS {
+        for (run, seen) in runs.iter().zip(&mut all) {
+            let name = format!("{}-{turn}", run.name);
+            let new = watch(Config { name, ..(*run).clone() }, ranks)?;
+            seen.ready.extend(new.ready);
+            seen.steps.extend(new.steps.iter().skip(1));
+            seen.saves.extend(new.saves);
+        }
+    }
+    Ok(all)
+}
+
+fn watch(config: Config, ranks: usize) -> Result<Seen> {
     let watch = Arc::new(Watch { began: Instant::now(), seen: Mutex::default() });
-    Trainer::new(config.clone()).observer(watch.clone()).run(Some(ranks))?;
+    Trainer::new(config).observer(watch.clone()).run(Some(ranks))?;
     let seen = std::mem::take(&mut *watch.seen.lock().unwrap_or_else(PoisonError::into_inner));
     match &seen.failed {
         Some(error) => Err(Error::Run { what: format!("a save of the measured run failed: {error}") }),
@@ -241,19 +265,18 @@ fn link(ranks: usize) -> Result<LinkCost> {
     Ok(LinkCost { bandwidth: sent / (large - small).max(large / 10.0).max(1e-9), latency: small / hops })
 }
 
-/// What each place of the configuration costs: how quick a file goes there and back, and what saves of every step did to a run.
+/// What each place of the configuration costs: how quick a file goes there and back, and what saves of every step, each of so many bytes, did
+/// to a run.
 fn places(
     costs: &mut Costs,
     config: &Config,
-    (model, ranks, steps): (&dyn Architecture, usize, u64),
-    (plain, scratch): (&Seen, &Path),
+    written: f64,
+    ranks: usize,
+    [plain, saving]: [&Seen; 2],
+    scratch: &Path,
 ) -> Result<()> {
-    let mut saving = shortened(config, scratch, "saving", steps);
-    saving.checkpoint.every = 1;
-    saving.checkpoint.behind = Some(crate::config::Behind::Wait);
-    let seen = watch(&saving, ranks)?;
-    let took = median(&seen.saves);
-    let drag = ((seen.step() - plain.step()) / took.min(seen.step()).max(1e-9)).clamp(0.0, 10.0);
+    let took = median(&saving.saves);
+    let drag = ((saving.step() - plain.step()) / took.min(saving.step()).max(1e-9)).clamp(0.0, 10.0);
     let folder = planaria_store::open(&scratch.display().to_string())?;
     let mut put = |name: String, store: &dyn Store, rates: Rates| -> Result<()> {
         let (save, load) = rates_of(store)?;
@@ -268,7 +291,6 @@ fn places(
         };
         put(tier.kind.to_string(), &*planaria_store::open(&tier_address(config, tier)?)?, rates)?;
     }
-    let written = state_bytes(config, model)? as f64;
     for place in costs.places.values_mut() {
         place.commit = (took - written / place.save).max(0.0);
         // One machine was measured, and its ranks share it.
