@@ -29,7 +29,7 @@ const BAR: f64 = 0.10;
 #[derive(Parser)]
 struct Args {
     /// Steps of a job
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 40)]
     steps: u64,
     /// Steps of the runs that are measured, in each of their turns
     #[arg(long, default_value_t = 6)]
@@ -125,12 +125,14 @@ fn round(scratch: &Path, args: &Args) -> Result<Vec<[f64; 2]>> {
         Ok(costs)
     };
     let mut before = measured()?;
-    let job = |Case { set, fails, .. }: &Case| {
+    let job = |Case { name, set, fails }: &Case| {
         let config = config(scratch, args, set)?;
         let real = real(&config, *fails)?;
         let after = measured()?;
         let told = (simulated(&config, &before, *fails)? + simulated(&config, &after, *fails)?) / 2.0;
         before = after;
+        // Whoever ends it early has what was seen so far.
+        eprintln!("{name}: {real:.3} s, {told:.3} s simulated, {:.3}", real / told);
         Ok([real, told])
     };
     CASES.iter().map(job).collect()

@@ -39,7 +39,8 @@ pub(super) fn measure(folder: &Path, gib: f64) -> Result<(Vec<String>, Vec<Strin
     // Names of this process, so that one that was ended leaves nothing in the way of the next.
     let memory = PathBuf::from("/dev/shm").join(format!("planaria-bench-{}", std::process::id()));
     let agent = Agent::listen("127.0.0.1:0", u64::MAX, "")?;
-    let (memory_at, disk) = (memory.display().to_string(), folder.join(format!("recovery-{}", std::process::id())));
+    let (memory_at, disk) =
+        (memory.display().to_string(), folder.join(format!("recovery-{}", std::process::id())));
     let peer = format!("peer://{}/recovery", agent.address());
     let places = [
         ("memory", memory_at, None, Some(1.5)),
