@@ -1,6 +1,7 @@
 //! Benchmarks against peers: the cases, the way a sample is taken, and the driver that keeps several workers
 //! alive and lets them run in turn.
 
+pub mod bed;
 pub mod cache;
 pub mod cases;
 pub mod contest;

@@ -6,6 +6,7 @@ use planaria_data::texts::TextRow;
 use planaria_data::{Source, TokenFile, Tokenizer, Tokens};
 use planaria_nn::models::{Models, Stage};
 use planaria_store::checksum;
+use planaria_train::embedding::{EncodeOptions, Encoder};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -128,5 +129,29 @@ pub(crate) fn preprocessor(bytes: &[u8]) {
     let Ok(settings) = Preprocess::from_config(&map) else { return };
     for (height, width) in [(1, 1), (45, 70), (1 << 16, 3)] {
         let _ = settings.grid(&[(height, width)]);
+    }
+}
+
+/// What a folder of sentence embeddings says of itself, each of its files in turn beside a model that is whole: opened, and a text encoded.
+pub(crate) fn sentences(bytes: &[u8]) {
+    const WHOLE: [&str; 4] = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    const TOLD: [&str; 4] = [
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+    ];
+    static FILES: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
+    let files = FILES.get_or_init(|| {
+        let file = |name| (name, crate::seed(&format!("embeddings/models/mean_v6/{name}")));
+        WHOLE.into_iter().chain(TOLD).map(file).collect()
+    });
+    for replaced in TOLD {
+        let of = |(name, whole)| (name, if name == replaced { bytes } else { whole });
+        let folder: Vec<(&str, &[u8])> = files.iter().map(|(name, whole)| of((*name, &whole[..]))).collect();
+        crate::with_files(&folder, |folder| {
+            let Ok(encoder) = Encoder::open(folder) else { return };
+            let _ = encoder.encode(&["a text"], &EncodeOptions::default(), &|_, _| {});
+        });
     }
 }

@@ -150,6 +150,16 @@ pub const TARGETS: &[Target] = &[
     Target { name: "row", run: inputs::row, seeds: &[], runs: 1500 },
     Target { name: "run", run: runs::run, seeds: &[], runs: 1500 },
     Target {
+        name: "sentences",
+        run: inputs::sentences,
+        seeds: &[
+            "embeddings/models/mean_v6/modules.json",
+            "embeddings/models/mean_v6/config_sentence_transformers.json",
+            "embeddings/models/mean_v6/1_Pooling/config.json",
+        ],
+        runs: 150,
+    },
+    Target {
         name: "template",
         run: inputs::template,
         seeds: &["sft/templates/chatml_generation.jinja", "sft/templates/llama3_training.jinja"],
@@ -173,6 +183,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "tokens", run: inputs::tokens, seeds: &[], runs: 3000 },
     Target { name: "text", run: parsers::text, seeds: &[], runs: 20000 },
+    Target { name: "url", run: parsers::url, seeds: &[], runs: 20000 },
 ];
 
 /// An input that made a parser panic.

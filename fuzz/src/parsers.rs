@@ -4,7 +4,7 @@ use planaria_aoa::{Catalog, Options, Program, Tensor, Ties};
 use planaria_ckpt::formats::{self, OpenOptions, pickle};
 use planaria_layout::{Mesh, Region, TensorSpec};
 use planaria_store::container::{Header, Limits};
-use planaria_store::{Object, Store, StoreExt, checksum};
+use planaria_store::{Object, Store, StoreExt, Variables, checksum};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -235,5 +235,15 @@ pub(crate) fn text(bytes: &[u8]) {
     let mesh: Mesh = "dp=2 tp=3".parse().expect("a mesh");
     if let Ok(layout) = spec.on(&mesh) {
         let _ = layout.piece(5);
+    }
+}
+
+/// The address of a store: a store that says it again, or an error. Nothing is asked there.
+pub(crate) fn url(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let _ = planaria_store::local_path(&text);
+    let none = std::iter::empty::<(String, String)>();
+    if let Ok(store) = planaria_store::open_with(&text, &Variables::from_iter(none)) {
+        assert!(!store.address().is_empty(), "{text:?}");
     }
 }

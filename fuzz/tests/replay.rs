@@ -126,6 +126,16 @@ fn run_survives() {
 }
 
 #[test]
+fn sentences_survives() {
+    survives("sentences");
+}
+
+#[test]
+fn url_survives() {
+    survives("url");
+}
+
+#[test]
 fn template_survives() {
     survives("template");
 }

@@ -1,9 +1,9 @@
 //! Our ranks as processes, started by this program as itself, and a plain stream of bytes between two hosts.
 
-use crate::bed::{Bed, Host};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use planaria_array::{Array, DType};
+use planaria_bench::bed::{Bed, Host};
 use planaria_bench::peer::Peer;
 use planaria_comm::letters::Options;
 use planaria_comm::sockets::{self, Network, Place};

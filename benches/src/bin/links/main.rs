@@ -5,14 +5,13 @@
 //! MiB over 2 hosts with 2 ranks each takes the bytes that must cross at 0.9 of what a plain TCP stream gets through the same link, and is no slower
 //! than Open MPI's.
 
-mod bed;
 mod job;
 
 use anyhow::{Result, bail};
-use bed::Bed;
 use clap::Parser;
 use job::Job;
 use planaria_array::DType;
+use planaria_bench::bed::{self, Bed};
 use planaria_bench::machine::Machine;
 use planaria_bench::peer::{self, Peer};
 use planaria_bench::{record, stats};

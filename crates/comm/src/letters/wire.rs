@@ -152,6 +152,28 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        /// Envelopes with some bytes changed, and bytes that are none: refused, or read as what another envelope says.
+        #[test]
+        fn damaged_envelopes_are_refused_or_read_alike(
+            text in ".{0,40}",
+            length in 0..64usize,
+            changed in proptest::collection::vec((0..200usize, proptest::num::u8::ANY), 0..6),
+            cut in 0..200usize,
+        ) {
+            let line = Line { group: 3, channel: 5 };
+            let envelope = Envelope { kind: MessageKind::Data, line, text, length, tag: 7 };
+            let mut bytes = envelope.write(&vec![1; length]);
+            changed.iter().for_each(|(at, value)| if let Some(byte) = bytes.get_mut(*at) { *byte = *value });
+            let end = bytes.len() - cut % (bytes.len() / 2);
+            if let Ok((read, contents)) = Envelope::read(&bytes[..end]) {
+                let again = read.write(contents.unwrap_or_default());
+                proptest::prop_assert_eq!(Envelope::read(&again), Ok((read, contents)));
+            }
+            let _ = super::contents(0, &bytes[..end]);
+        }
+    }
+
     #[test]
     fn lines_of_calls_and_messages_are_apart() {
         assert_ne!(Line::collective(1, 4, 0), Line::collective(1, 3, 1));

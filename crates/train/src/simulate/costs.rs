@@ -28,6 +28,10 @@ pub struct Costs {
     /// Bytes of gradients, masters and moments that the update of a rank goes through in a second; absent where it takes no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<f64>,
+    /// Bytes of gradients and weights between data ranks that a rank's processors take care of in a second, in which they compute nothing
+    /// else; absent where that takes none of their time. What is on its way meanwhile is the link's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handling: Option<f64>,
     /// By axis of the mesh (`pp`, `dp`, `ep`, `tp`); `any` for those that are not listed.
     #[serde(default)]
     pub links: BTreeMap<String, LinkCost>,
@@ -111,7 +115,16 @@ impl Costs {
     pub fn new(flops: f64) -> Costs {
         let (links, places) = (BTreeMap::new(), BTreeMap::new());
         let recovery = RecoveryCost::default();
-        Costs { about: String::new(), flops, stream: None, update: None, links, places, recovery }
+        Costs {
+            about: String::new(),
+            flops,
+            stream: None,
+            update: None,
+            handling: None,
+            links,
+            places,
+            recovery,
+        }
     }
 
     /// Reads a file: JSON where its name ends so, else TOML.
@@ -143,6 +156,7 @@ impl Costs {
         rate("flops".into(), self.flops)?;
         self.stream.map_or(Ok(()), |stream| rate("stream".into(), stream))?;
         self.update.map_or(Ok(()), |update| rate("update".into(), update))?;
+        self.handling.map_or(Ok(()), |handling| rate("handling".into(), handling))?;
         for (axis, link) in &self.links {
             rate(format!("links.{axis}.bandwidth"), link.bandwidth)?;
             time(format!("links.{axis}.latency"), link.latency)?;

@@ -31,8 +31,9 @@ const LARGE_TIMES: u32 = 4;
 
 /// The most FLOPs per second that a fit looks at.
 const MOST_FLOPS: f64 = 1e18;
-/// And the most bytes per second of a residual stream.
+/// And the most bytes per second of a residual stream, and of what processors take care of.
 const MOST_STREAM: f64 = 1e15;
+const MOST_HANDLED: f64 = 1e13;
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -62,11 +63,15 @@ pub fn measure(config: &Config, options: &MeasureOptions, scratch: &Path) -> Res
     saving.checkpoint.behind = Some(Behind::Wait);
     let mut other = shortened(config, scratch, "other", steps);
     other.mesh = other_mesh(&config.mesh, ranks);
+    let mut stages = shortened(config, scratch, "stages", steps);
+    stages.mesh = MeshSection { pp: ranks, ..ONE };
     let mut runs = vec![&small, &large, &saving];
     // Not every model can be shared out so, and one rank shares nothing.
-    if ranks > 1 && Plan::new(&other, &*model, ranks, &PlanOptions::default()).is_ok() {
-        runs.push(&other);
-    }
+    let possible =
+        |run: &Config| ranks > 1 && Plan::new(run, &*model, ranks, &PlanOptions::default()).is_ok();
+    runs.extend([&other].into_iter().filter(|run| possible(run)));
+    // Only data ranks exchange what stages do not.
+    runs.extend([&stages].into_iter().filter(|run| possible(run) && config.mesh.pp * config.mesh.tp == 1));
     let seen = in_turns(&runs, ranks)?;
     let mut costs = Costs::new(1.0);
     costs.about =
@@ -76,7 +81,12 @@ pub fn measure(config: &Config, options: &MeasureOptions, scratch: &Path) -> Res
     }
     let mut fit = Fit::new(&*model, ranks);
     for (run, seen) in runs.iter().zip(&seen).filter(|(run, _)| run.checkpoint.every == 0) {
-        fit.push(run, seen.step())?;
+        let number = fit.push(run, seen.step())?;
+        match run.name.as_str() {
+            "other" => fit.other = Some(number),
+            "stages" => fit.stages = Some(number),
+            _ => {}
+        }
     }
     fit.fit(&mut costs)?;
     costs.recovery = RecoveryCost { restart: median(&seen[0].ready), ..RecoveryCost::default() };
@@ -159,59 +169,80 @@ fn watch(config: Config, ranks: usize) -> Result<Seen> {
     }
 }
 
+/// A mesh of one rank.
+const ONE: MeshSection = MeshSection { dp: Some(1), pp: 1, ep: 1, tp: 1 };
+
 /// A mesh that shares blocks out over all ranks, or not at all where the first one does.
 fn other_mesh(mesh: &MeshSection, ranks: usize) -> MeshSection {
-    let one = MeshSection { dp: Some(1), pp: 1, ep: 1, tp: 1 };
     match mesh.tp {
-        1 => MeshSection { tp: ranks, ..one },
-        _ => MeshSection { dp: Some(ranks), ..one },
+        1 => MeshSection { tp: ranks, ..ONE },
+        _ => MeshSection { dp: Some(ranks), ..ONE },
     }
 }
 
-/// Runs that were seen: the small one, the one with the larger batch, and one on another mesh where there is such.
+/// Runs that were seen: the small one, the one with the larger batch, and those on other meshes where there are such.
 pub(super) struct Fit<'a> {
     model: &'a dyn Architecture,
     ranks: usize,
     pub(super) seen: Vec<(Planned<'a>, f64)>,
+    /// The run whose blocks are shared out where those of the first are not, or the other way round.
+    pub(super) other: Option<usize>,
+    /// The run whose ranks are stages.
+    pub(super) stages: Option<usize>,
 }
 
 impl<'a> Fit<'a> {
     pub(super) fn new(model: &'a dyn Architecture, ranks: usize) -> Fit<'a> {
-        Fit { model, ranks, seen: Vec::new() }
+        Fit { model, ranks, seen: Vec::new(), other: None, stages: None }
     }
 
-    /// Adds a run whose steps took so long.
-    pub(super) fn push(&mut self, config: &'a Config, seconds: f64) -> Result<()> {
+    /// Adds a run whose steps took so long; its number.
+    pub(super) fn push(&mut self, config: &'a Config, seconds: f64) -> Result<usize> {
         let (plan, work) = Plan::with_work(config, self.model, self.ranks, &PlanOptions::default())?;
         self.seen.push((Planned { config, mesh: config.mesh.on(self.ranks)?, plan, work }, seconds));
-        Ok(())
+        Ok(self.seen.len() - 1)
     }
 
     pub(super) fn simulated(&self, run: usize, costs: &Costs) -> Result<f64> {
         Ok(self.seen[run].0.step(costs)?.seconds())
     }
 
-    /// Costs with which the simulated steps take what the real ones took: all but the stream's for a given stream, and the stream so that
-    /// the other mesh takes what it took.
+    /// Costs with which the simulated steps take what the real ones took: what processors do for messages of data ranks so that stages,
+    /// which have none, take what they took, and the rest for that.
     pub(super) fn fit(&self, costs: &mut Costs) -> Result<()> {
-        self.fit_rest(costs)?;
-        let Some((other, seconds)) = self.seen.get(2) else { return Ok(()) };
-        let shares = other.config.mesh.tp > 1;
-        let (mut low, mut high) = (1.0, MOST_STREAM);
-        for _ in 0..60 {
-            let stream = f64::sqrt(low * high);
-            let mut tried = Costs { stream: Some(stream), ..costs.clone() };
-            let possible = self.fit_rest(&mut tried)?;
-            let found = self.simulated(2, &tried)?;
-            // The slower the stream, the less of a block is shared out.
-            let slow = if shares { found > *seconds } else { found < *seconds };
-            if slow || !possible { low = stream } else { high = stream }
-        }
-        if low < MOST_STREAM * 0.99 {
-            costs.stream = Some(low);
-            self.fit_rest(costs)?;
+        self.fit_stream(costs)?;
+        let Some(run) = self.stages else { return Ok(()) };
+        // The more of a step is messages, the less is work.
+        let found = bisected(MOST_HANDLED, |handling| {
+            let mut tried = Costs { handling: Some(handling), stream: None, ..costs.clone() };
+            let possible = self.fit_stream(&mut tried)?;
+            Ok(!possible || self.simulated(run, &tried)? < self.seen[run].1)
+        })?;
+        if let Some(handling) = found {
+            (costs.handling, costs.stream) = (Some(handling), None);
+            self.fit_stream(costs)?;
         }
         Ok(())
+    }
+
+    /// All but the stream's costs for a given stream, and the stream so that the other mesh takes what it took. Whether there are such costs.
+    fn fit_stream(&self, costs: &mut Costs) -> Result<bool> {
+        let possible = self.fit_rest(costs)?;
+        let Some(run) = self.other else { return Ok(possible) };
+        let (other, seconds) = &self.seen[run];
+        let shares = other.config.mesh.tp > 1;
+        let found = bisected(MOST_STREAM, |stream| {
+            let mut tried = Costs { stream: Some(stream), ..costs.clone() };
+            let possible = self.fit_rest(&mut tried)?;
+            let found = self.simulated(run, &tried)?;
+            // The slower the stream, the less of a block is shared out.
+            Ok(!possible || if shares { found > *seconds } else { found < *seconds })
+        })?;
+        if found.is_some() {
+            costs.stream = found;
+            return self.fit_rest(costs);
+        }
+        Ok(possible)
     }
 
     /// What the larger batch adds is work; what is left is the update's. Whether there are such costs.
@@ -220,7 +251,7 @@ impl<'a> Fit<'a> {
         // Where noise hides the difference, all of a step counts as work.
         let more = if second > first { second - first } else { first };
         let (mut low, mut high) = (1.0, MOST_FLOPS);
-        for _ in 0..100 {
+        for _ in 0..60 {
             let middle = f64::sqrt(low * high);
             let tried = Costs { flops: middle, update: None, ..costs.clone() };
             if self.simulated(1, &tried)? - self.simulated(0, &tried)? > more {
@@ -242,6 +273,16 @@ impl<'a> Fit<'a> {
         costs.update = (left > 0.0 && bytes > 0.0).then(|| bytes / left);
         Ok(possible)
     }
+}
+
+/// The rate from which on one is not too slow; none where none up to `most` is.
+fn bisected(most: f64, is_too_slow: impl Fn(f64) -> Result<bool>) -> Result<Option<f64>> {
+    let (mut low, mut high) = (1.0, most);
+    for _ in 0..45 {
+        let middle = f64::sqrt(low * high);
+        if is_too_slow(middle)? { low = middle } else { high = middle }
+    }
+    Ok((low < most * 0.99).then_some(low))
 }
 
 /// A small and a large all-reduce between thread ranks.

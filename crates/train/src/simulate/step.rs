@@ -12,7 +12,7 @@ use planaria_layout::Mesh;
 pub(super) struct Step {
     /// What the stages do when.
     pub(super) pipeline: Simulation,
-    /// Seconds of gradients and weights on their way that nothing is computed beside.
+    /// Seconds of gradients and weights on their way that nothing is computed beside, and of processors that take care of them.
     pub(super) exchange: f64,
     /// Seconds of the update.
     pub(super) update: f64,
@@ -23,6 +23,12 @@ impl Step {
     pub(super) fn seconds(&self) -> f64 {
         self.pipeline.makespan + self.exchange + self.update
     }
+}
+
+/// Bytes that a rank sends to other data ranks in a step.
+pub(super) fn exchanged(rank: &RankPlan) -> f64 {
+    let sent = rank.traffic.iter().filter(|t| t.axis == "dp" && matches!(t.what, "gradients" | "weights"));
+    sent.map(|traffic| traffic.bytes as f64).sum()
 }
 
 /// A plan and what it is planned for.
@@ -39,7 +45,8 @@ impl Planned<'_> {
         let pipeline = self.work.simulated(self.parts(costs)?, self.transfer(costs)?)?;
         let (mut exchange, mut update) = (0.0f64, 0.0f64);
         for (stage, rank) in self.plan.stages.iter().enumerate() {
-            exchange = exchange.max(self.exchange(costs, rank, self.computing(costs, stage))?);
+            let handled = costs.handling.map_or(0.0, |rate| exchanged(rank) / rate);
+            exchange = exchange.max(self.exchange(costs, rank, self.computing(costs, stage))? + handled);
             let memory = rank.memory;
             let bytes = (memory.gradients + memory.masters + memory.moments) as f64;
             update = update.max(costs.update.map_or(0.0, |rate| bytes / rate));

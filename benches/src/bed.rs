@@ -6,34 +6,46 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The addresses of both hosts are in it.
-pub(crate) const NETWORK: &str = "10.217.77.0/24";
+pub const NETWORK: &str = "10.217.77.0/24";
 
 /// What all names of namespaces begin with; the number of the process that made them follows.
 const PREFIX: &str = "planaria-links-";
 
 /// The hosts; they are gone when this is dropped.
-pub(crate) struct Bed {
+#[derive(Debug)]
+pub struct Bed {
     names: [String; 2],
 }
 
 /// One of the hosts.
-#[derive(Clone)]
-pub(crate) struct Host {
+#[derive(Clone, Debug)]
+pub struct Host {
     name: String,
-    pub(crate) address: String,
-    pub(crate) number: usize,
+    /// Where the others find it.
+    pub address: String,
+    /// The first is 0.
+    pub number: usize,
 }
 
 impl Host {
     /// A command on this host.
-    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
+    /// Numbers of the processes on this host.
+    pub fn processes(&self) -> Result<Vec<i32>> {
+        let told = Command::new("ip").args(["netns", "pids", &self.name]).output()?;
+        Ok(String::from_utf8_lossy(&told.stdout)
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .collect())
+    }
+
     /// A command on this host, which has its own name there.
-    pub(crate) fn named(&self, program: &str) -> Command {
+    pub fn named(&self, program: &str) -> Command {
         let mut command = self.command("unshare");
         let script = format!("hostname host{}; exec \"$0\" \"$@\"", self.number);
         command.args(["--uts", "sh", "-c", &script, program]);
@@ -57,7 +69,7 @@ fn run(line: &str) -> Result<()> {
 
 impl Bed {
     /// Makes both hosts. What a process left that was killed is removed first.
-    pub(crate) fn make(mbit: u64) -> Result<Bed> {
+    pub fn make(mbit: u64) -> Result<Bed> {
         let left = Command::new("ip")
             .args(["netns", "list"])
             .output()
@@ -87,21 +99,29 @@ impl Bed {
         Ok(bed)
     }
 
-    pub(crate) fn host(&self, number: usize) -> Host {
+    /// One of both.
+    pub fn host(&self, number: usize) -> Host {
         let name = self.names[number].clone();
         Host { name, address: format!("10.217.77.{}", number + 1), number }
     }
 
-    /// A program that takes a host's address and a line, as ssh does, and runs the line on the second host.
-    pub(crate) fn agent(&self) -> Result<PathBuf> {
-        let path = std::env::temp_dir().join(format!("{}-agent", self.names[1]));
-        let text = format!(
-            "#!/bin/sh\nshift\nexec ip netns exec {} unshare --uts sh -c \"hostname host1; $*\"\n",
-            self.names[1]
-        );
+    /// A program that takes a host's address and a line, as ssh does, and runs the line on that host.
+    pub fn agent(&self) -> Result<PathBuf> {
+        let path = self.script();
+        let case = |number: usize| {
+            let Host { name, address, .. } = self.host(number);
+            format!(
+                "{address}) exec ip netns exec {name} unshare --uts sh -c \"hostname host{number}; $*\";;\n"
+            )
+        };
+        let text = format!("#!/bin/sh\nhost=$1; shift\ncase $host in\n{}{}esac\n", case(0), case(1));
         std::fs::write(&path, text)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?;
         Ok(path)
+    }
+
+    fn script(&self) -> PathBuf {
+        std::env::temp_dir().join(format!("{}-agent", self.names[1]))
     }
 }
 
@@ -110,6 +130,6 @@ impl Drop for Bed {
         for name in &self.names {
             let _ = run(&format!("ip netns del {name}"));
         }
-        let _ = std::fs::remove_file(std::env::temp_dir().join(format!("{}-agent", self.names[1])));
+        let _ = std::fs::remove_file(self.script());
     }
 }
