@@ -21,10 +21,6 @@ const PARTS: usize = 8;
 /// Bytes of one piece elsewhere, and the least: small enough to stay in the nearer caches while it is written to every rank.
 const PIECE: usize = 1 << 17;
 
-/// Up to this many bytes, two ranks combine each for itself what both have: to read the other's bytes twice takes less time than to
-/// write into lines that are in its cache. Of more, memory is what they wait for, and it is read once.
-const CLOSE: usize = 2 << 20;
-
 /// Bytes that are combined before they are written to every rank: they stay in the nearest cache meanwhile.
 const NEAR: usize = 1 << 14;
 
@@ -88,11 +84,6 @@ impl Work {
             // What is combined once and written to many is one piece.
             let most = (written(&lanes, 1) / PARTS).max(1).next_multiple_of(PIECE);
             lanes = cut(&posts, most).into_iter().flatten().map(|piece| vec![piece]).collect();
-            if receivers == 2 && posts.len() == 2 && bytes <= 2 * CLOSE {
-                lanes = lanes.iter().flatten().flat_map(for_each_of_two).collect();
-                // First all of one rank, then all of the other.
-                lanes.sort_by_key(|lane| lane[0].written_at(0).is_none());
-            }
         } else if !away && bytes > SMALL {
             lanes = cut(&posts, PIECE);
         }
@@ -296,16 +287,6 @@ impl Work {
             Some(recv) => recv.write_bytes(range, write)?,
             None => Ok(()),
         }
-    }
-}
-
-/// What goes to both of two ranks, once for each; what goes to one, as it is.
-fn for_each_of_two(piece: &Piece) -> Vec<Vec<Piece>> {
-    match *piece {
-        Piece::CombineAll { at, len } => {
-            (0..2).map(|dst| vec![Piece::Combine { from: at, dst, to: at, len }]).collect()
-        }
-        other => vec![vec![other]],
     }
 }
 
