@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use planaria_array::{Array, Device};
 use planaria_layout::{DType, Rank, Reduce};
+use smallvec::SmallVec;
 use std::fmt;
 
 /// Largest tag of a message; every engine carries this much.
@@ -207,21 +208,24 @@ impl Call {
                 Signature::Broadcast { dtype: c.data.dtype(), count: c.data.numel(), root: c.root }
             }
             Call::AllGather(c) => {
-                Signature::AllGather { dtype: c.send.dtype(), counts: c.recv_counts.clone() }
+                Signature::AllGather { dtype: c.send.dtype(), counts: Counts::from_slice(&c.recv_counts) }
             }
             Call::ReduceScatter(c) => {
-                let (dtype, counts) = (c.send.dtype(), c.send_counts.clone());
+                let (dtype, counts) = (c.send.dtype(), Counts::from_slice(&c.send_counts));
                 Signature::ReduceScatter { op: c.op, dtype, counts }
             }
             Call::AllToAll(c) => Signature::AllToAll {
                 dtype: c.send.dtype(),
-                to: c.send_counts.clone(),
-                from: c.recv_counts.clone(),
+                to: Counts::from_slice(&c.send_counts),
+                from: Counts::from_slice(&c.recv_counts),
             },
             Call::Send(_) | Call::Recv(_) => return None,
         })
     }
 }
+
+/// Elements from or to each rank; those of few ranks lie where the rest of a call does.
+pub(crate) type Counts = SmallVec<[usize; 8]>;
 
 /// A collective as one rank describes it to the others: all must say the same, but for the counts of an all-to-all,
 /// where what one sends another must expect.
@@ -230,9 +234,9 @@ pub(crate) enum Signature {
     AllReduce { op: Reduce, dtype: DType, count: usize },
     Reduce { op: Reduce, dtype: DType, count: usize, root: usize },
     Broadcast { dtype: DType, count: usize, root: usize },
-    AllGather { dtype: DType, counts: Vec<usize> },
-    ReduceScatter { op: Reduce, dtype: DType, counts: Vec<usize> },
-    AllToAll { dtype: DType, to: Vec<usize>, from: Vec<usize> },
+    AllGather { dtype: DType, counts: Counts },
+    ReduceScatter { op: Reduce, dtype: DType, counts: Counts },
+    AllToAll { dtype: DType, to: Counts, from: Counts },
     Split { groups: Vec<Vec<Rank>> },
     Barrier,
 }

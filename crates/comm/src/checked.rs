@@ -32,7 +32,7 @@ impl Checked {
     fn compare(&self, signature: &Signature) -> Result<Comparison> {
         let (comm, sequence) = (self.comm.clone(), self.calls.fetch_add(1, Ordering::Relaxed));
         let (to, expected) = match signature {
-            Signature::AllToAll { to, from, .. } => (to.as_slice(), from.clone()),
+            Signature::AllToAll { to, from, .. } => (to.as_slice(), from.to_vec()),
             _ => (&[][..], Vec::new()),
         };
         let size = comm.size();

@@ -43,6 +43,25 @@ fn a_group_of_some_ranks_conforms() {
     }));
 }
 
+#[test]
+fn a_started_call_that_nobody_waits_for_is_delivered_and_holds_nothing() {
+    for count in [1, 100, 100_000] {
+        let got = threads::run(3, |comm| {
+            let x = Array::full(&[count], comm.rank() + 1, DType::F32)?;
+            let call = Call::AllReduce(AllReduce { send: x.clone(), recv: x.clone(), op: Reduce::Sum });
+            // One rank goes its way; who comes last does its part.
+            match comm.rank() {
+                0 => drop(comm.start(call)?),
+                _ => comm.run(call)?,
+            }
+            comm.barrier()?;
+            Ok((x.to_vec::<f32>()?, x.is_snapshotted()))
+        });
+        let got: Result<Vec<_>> = got.into_iter().collect();
+        assert_eq!(got, Ok(vec![(vec![6.0; count], false); 3]), "{count} elements");
+    }
+}
+
 /// What large calls leave in their receiving arrays, which `place` makes: whole ones are written in parts, others under their locks.
 fn large(comm: &Arc<dyn Comm>, place: &dyn Fn(usize) -> Array) -> Result<Vec<Vec<f32>>> {
     let (rank, size) = (comm.rank(), comm.size());

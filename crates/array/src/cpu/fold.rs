@@ -76,15 +76,16 @@ pub(crate) fn fold(how: Combine, dtype: DType, inputs: &[&[u8]], out: &mut [u8],
 
 fn run<W: Wide>(fold: Fold, inputs: &[&[u8]], out: &mut [u8], part: Part<'_>) {
     let whole = if part.more { fold.wide } else { fold.dtype };
-    let mut room = [[0u64; BLOCK]; 2];
+    // Zeroed only where it is used: a call of a few elements would spend most of its time on that.
+    let mut room = if fold.wide == fold.dtype { None } else { Some([[0u64; BLOCK]; 2]) };
     for (i, out) in out.chunks_mut(BLOCK * whole.size()).enumerate() {
         let (first, count) = (i * BLOCK, out.len() / whole.size());
         let at = |dtype: DType| first * dtype.size()..(first + count) * dtype.size();
         let inputs = inputs.iter().map(|input| &input[at(fold.dtype)]);
         let before = part.before.map(|before| &before[at(fold.wide)]);
-        match fold.wide == fold.dtype {
-            true => fold_where_it_lies::<W>(fold, before.into_iter().chain(inputs), out),
-            false => fold_converted::<W>(fold, before, inputs, out, part.more, &mut room),
+        match &mut room {
+            None => fold_where_it_lies::<W>(fold, before.into_iter().chain(inputs), out),
+            Some(room) => fold_converted::<W>(fold, before, inputs, out, part.more, room),
         }
     }
 }

@@ -58,7 +58,7 @@ impl Ready {
             (Plan::Broadcast(_), Some(_)) => Array::empty_on(&[0], send.dtype(), send.device())?,
             _ => match Held::beside(&send, recv.as_ref())? {
                 Held::Device(held) => held,
-                Held::Host(_) => {
+                Held::Host(_) | Held::Copied { .. } => {
                     return Err(Error::argument(name, "an array of the host does not go over NCCL"));
                 }
             },

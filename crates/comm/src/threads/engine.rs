@@ -1,12 +1,14 @@
 //! The communicator of a thread rank.
 
 use super::group::Group;
+use super::little::LITTLE;
 use super::op::{Op, Post, Progress};
 use crate::alone::{self, check_group, check_groups};
 use crate::call::{Call, Recv, Signature};
 use crate::comm::{Comm, Pending, Wait};
 use crate::error::{Error, Result};
 use crate::held::Held;
+use planaria_array::{Array, Device};
 use planaria_layout::Rank;
 use std::fmt;
 use std::sync::Arc;
@@ -23,16 +25,17 @@ impl ThreadComm {
     }
 
     /// Adds this rank's part and waits for the others.
-    fn meet(&self, post: Post) -> Result<Arc<Op>> {
+    fn meet(&self, post: Box<Post>) -> Result<Arc<Op>> {
         let (op, progress) = self.group.post(self.position, post)?;
-        if progress != Progress::Done {
-            op.wait(&self.group, self.position)?;
+        match progress {
+            Progress::Done => op.outcome(self.position)?,
+            Progress::Waiting | Progress::Large => op.wait(&self.group, self.position)?,
         }
         Ok(op)
     }
 
-    /// Checks a call; one that needs no other rank is done at once.
-    fn prepare(&self, call: Call) -> Result<Prepared> {
+    /// Checks a call, for which this rank waits at once or later; one that needs no other rank is done at once.
+    fn prepare(&self, call: Call, waits: bool) -> Result<Prepared> {
         self.group.world.live()?;
         call.check(self.position, self.group.ranks.len())?;
         match call {
@@ -42,7 +45,7 @@ impl ThreadComm {
                 Ok(Prepared::Receive { call, number })
             }
             call if self.group.ranks.len() == 1 => alone::copy(call).map(|()| Prepared::Done),
-            call => post(call, self.position).map(Prepared::Meet),
+            call => post(call, self.position, waits).map(Prepared::Meet),
         }
     }
 }
@@ -57,7 +60,7 @@ impl Comm for ThreadComm {
     }
 
     fn start(&self, call: Call) -> Result<Pending> {
-        match self.prepare(call)? {
+        match self.prepare(call, false)? {
             Prepared::Done => Ok(Pending::done()),
             Prepared::Receive { call, number } => {
                 let (group, me) = (self.group.clone(), self.position);
@@ -65,10 +68,8 @@ impl Comm for ThreadComm {
             }
             Prepared::Meet(post) => {
                 let (op, progress) = self.group.post(self.position, post)?;
-                match progress {
-                    Progress::Small => op.help(self.position, self.group.world.processors),
-                    Progress::Large => self.group.world.help_with(op.clone()),
-                    Progress::Waiting | Progress::Done => {}
+                if progress == Progress::Large {
+                    self.group.world.help_with(op.clone());
                 }
                 Ok(Pending::new(Started { group: self.group.clone(), op, position: self.position }))
             }
@@ -76,7 +77,7 @@ impl Comm for ThreadComm {
     }
 
     fn run(&self, call: Call) -> Result<()> {
-        match self.prepare(call)? {
+        match self.prepare(call, true)? {
             Prepared::Done => Ok(()),
             Prepared::Receive { call, number } => {
                 self.group.mail.recv(&self.group, self.position, &call, number)
@@ -88,7 +89,7 @@ impl Comm for ThreadComm {
     fn split(&self, groups: &[Vec<Rank>]) -> Result<Option<Arc<dyn Comm>>> {
         check_groups(groups, &self.group.ranks)?;
         let signature = Signature::Split { groups: groups.to_vec() };
-        let op = self.meet(Post { signature, send: None, recv: None })?;
+        let op = self.meet(Post::empty(signature))?;
         let me = self.group.ranks[self.position];
         let mine = groups.iter().enumerate().find_map(|(i, g)| Some((i, g.iter().position(|&r| r == me)?)));
         let Some((index, position)) = mine else { return Ok(None) };
@@ -103,7 +104,7 @@ impl Comm for ThreadComm {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meet(Post { signature: Signature::Barrier, send: None, recv: None }).map(drop)
+        self.meet(Post::empty(Signature::Barrier)).map(drop)
     }
 
     fn abort(&self, reason: &str) {
@@ -125,11 +126,11 @@ enum Prepared {
     /// Waiting for a message.
     Receive { call: Recv, number: u64 },
     /// Meeting the other ranks.
-    Meet(Post),
+    Meet(Box<Post>),
 }
 
 /// What a rank contributes to a collective and where it wants the result.
-fn post(call: Call, position: usize) -> Result<Post> {
+fn post(call: Call, position: usize, waits: bool) -> Result<Box<Post>> {
     let Some(signature) = call.signature() else {
         return Err(Error::argument(call.name(), "a message is between two ranks, not a collective"));
     };
@@ -144,13 +145,14 @@ fn post(call: Call, position: usize) -> Result<Post> {
         Call::Send(c) => (Some(c.data), None),
         Call::Recv(c) => (None, Some(c.data)),
     };
-    let send = send.map(|send| Held::beside(&send, recv.as_ref())).transpose()?;
-    if let Some(recv) = &recv {
+    let send = send.map(|send| Held::copied(&send, recv.as_ref(), LITTLE)).transpose()?;
+    let much = |recv: &&Array| recv.device() != Device::Cpu || recv.numel() * recv.dtype().size() > LITTLE;
+    if let Some(recv) = recv.as_ref().filter(much) {
         // Where someone holds the old bytes of a receiving array, as an in-place call itself does, it gets fresh ones now: later,
         // each write would have to keep what it does not overwrite. Its own thread asks for them, so they are counted as its own.
         recv.renew()?;
     }
-    Ok(Post { signature, send, recv })
+    Ok(Box::new(Post { signature, send, recv, waits }))
 }
 
 /// A started collective.

@@ -44,7 +44,7 @@ impl Group {
     }
 
     /// Adds one rank's part to the collective it has come to.
-    pub(super) fn post(self: &Arc<Self>, position: usize, post: Post) -> Result<(Arc<Op>, Progress)> {
+    pub(super) fn post(self: &Arc<Self>, position: usize, post: Box<Post>) -> Result<(Arc<Op>, Progress)> {
         self.world.live()?;
         let op = self.next_op(position, post.signature.name());
         match op.post(position, post, self) {

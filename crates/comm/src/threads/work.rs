@@ -12,9 +12,6 @@ use planaria_layout::{Combine, DType, Reduce};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Up to this many bytes the last rank to come does the work itself: waking a thread would take longer.
-pub(super) const SMALL: usize = 1 << 16;
-
 /// Pieces of a call whose arrays are written in parts: some for every processor that may help, so that none waits long for another.
 const PARTS: usize = 8;
 
@@ -34,7 +31,6 @@ pub(super) struct Work {
     lanes: Vec<Vec<Piece>>,
     /// Which lanes somebody has taken.
     claims: Vec<AtomicBool>,
-    bytes: usize,
     /// Whether arrays are to be written in parts.
     apart: bool,
     /// The parts that each lane writes, by rank; made by whoever begins, so that arrays are closed to others only while somebody works.
@@ -70,23 +66,17 @@ impl Piece {
 
 impl Work {
     /// Cuts a collective into pieces. The posts have been checked to fit each other.
-    pub(super) fn new(posts: Vec<Post>) -> Result<Work> {
-        let away = posts.iter().any(|post| {
-            let received = post.recv.as_ref().is_some_and(|recv| recv.device() != Device::Cpu);
-            received || matches!(post.send, Some(Held::Device(_)))
-        });
-        // A device does one large piece faster than many small ones.
-        let mut lanes = cut(&posts, usize::MAX);
-        let receivers = posts.iter().filter(|post| post.recv.is_some()).count();
-        let bytes = written(&lanes, receivers);
-        let apart = !away && bytes > SMALL && are_apart(&posts);
-        if apart {
+    pub(super) fn new(posts: Vec<Post>) -> Work {
+        let away = posts.iter().any(Post::is_away);
+        let apart = !away && are_apart(&posts);
+        let lanes = if apart {
             // What is combined once and written to many is one piece.
-            let most = (written(&lanes, 1) / PARTS).max(1).next_multiple_of(PIECE);
-            lanes = cut(&posts, most).into_iter().flatten().map(|piece| vec![piece]).collect();
-        } else if !away && bytes > SMALL {
-            lanes = cut(&posts, PIECE);
-        }
+            let most = (written(&cut(&posts, usize::MAX)) / PARTS).max(1).next_multiple_of(PIECE);
+            cut(&posts, most).into_iter().flatten().map(|piece| vec![piece]).collect()
+        } else {
+            // A device does one large piece faster than many small ones.
+            cut(&posts, if away { usize::MAX } else { PIECE })
+        };
         let dtype = posts[0].signature.dtype();
         let how = match posts[0].signature {
             Signature::AllReduce { op, .. }
@@ -96,12 +86,7 @@ impl Work {
         };
         let (sends, recvs): (Vec<_>, Vec<_>) = posts.into_iter().map(|p| (p.send, p.recv)).unzip();
         let claims = lanes.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Work { sends, recvs, lanes, claims, bytes, apart, rooms: OnceLock::new(), how, dtype, away })
-    }
-
-    /// Bytes that will be written.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        Work { sends, recvs, lanes, claims, apart, rooms: OnceLock::new(), how, dtype, away }
     }
 
     /// True when no lane is left to take; some may still be in hand.
@@ -113,7 +98,7 @@ impl Work {
     /// its cache. Where ranks outnumber processors it is any thread that comes, and the bytes are in the cache of its processor.
     pub(super) fn run(&self, position: usize, processors: usize) -> Result<()> {
         let (mut scratch, count) = (Vec::new(), self.lanes.len());
-        let rooms = if self.apart { self.rooms.get_or_init(|| self.rooms()).as_ref() } else { None };
+        let rooms = self.open();
         let (place, places) = match self.recvs.len() > processors {
             true => (rustix::thread::sched_getcpu() % processors, processors),
             false => (position % self.recvs.len(), self.recvs.len()),
@@ -133,6 +118,11 @@ impl Work {
             }
         }
         Ok(())
+    }
+
+    /// The parts of arrays, where they are written in parts.
+    pub(super) fn open(&self) -> Option<&Vec<Mutex<Vec<ArrayPart>>>> {
+        if self.apart { self.rooms.get_or_init(|| self.rooms()).as_ref() } else { None }
     }
 
     /// Opens all arrays and cuts them; `None` where one cannot be opened now, and is written under its lock then.
@@ -166,9 +156,13 @@ impl Work {
                 fold_bytes(self.how, self.dtype, &self.inputs(from..from + len), first)?;
             }
             Piece::CombineAll { at, len } => {
+                let all = self.inputs(at..at + len);
+                let mut inputs = Vec::with_capacity(all.len());
                 for (start, len) in blocks(len, NEAR) {
-                    let (inside, range) = (start..start + len, at + start..at + start + len);
-                    fold_bytes(self.how, self.dtype, &self.inputs(range), &mut first[inside.clone()])?;
+                    let inside = start..start + len;
+                    inputs.clear();
+                    inputs.extend(all.iter().map(|input| &input[inside.clone()]));
+                    fold_bytes(self.how, self.dtype, &inputs, &mut first[inside.clone()])?;
                     others
                         .iter_mut()
                         .for_each(|other| other[inside.clone()].copy_from_slice(&first[inside.clone()]));
@@ -267,10 +261,7 @@ impl Work {
     }
 
     fn sent(&self, src: usize) -> &[u8] {
-        match &self.sends[src] {
-            Some(Held::Host(bytes)) => bytes,
-            _ => &[],
-        }
+        self.sends[src].as_ref().and_then(Held::host).unwrap_or_default()
     }
 
     fn inputs(&self, range: Range<usize>) -> Vec<&[u8]> {
@@ -290,11 +281,10 @@ impl Work {
     }
 }
 
-/// Bytes that lanes write.
-fn written(lanes: &[Vec<Piece>], receivers: usize) -> usize {
+/// Bytes that lanes write, or combine once and write to many.
+fn written(lanes: &[Vec<Piece>]) -> usize {
     let bytes = |piece: &Piece| match *piece {
-        Piece::Copy { len, .. } | Piece::Combine { len, .. } => len,
-        Piece::CombineAll { len, .. } => len * receivers,
+        Piece::Copy { len, .. } | Piece::Combine { len, .. } | Piece::CombineAll { len, .. } => len,
     };
     lanes.iter().flatten().map(bytes).sum()
 }
