@@ -3,6 +3,7 @@
 //! A [`Target`] is a function of bytes and the files its inputs grow from. [`attack`] replays these files, then
 //! mutations of them, the same in every run of one seed; `cargo xtask fuzz` goes on for as long as you like.
 
+mod frames;
 mod inputs;
 mod mutate;
 mod parsers;
@@ -135,6 +136,7 @@ pub const TARGETS: &[Target] = &[
         ],
         runs: 1500,
     },
+    Target { name: "peer", run: frames::peer, seeds: &[], runs: 150 },
     Target {
         name: "picture",
         run: inputs::picture,

@@ -51,6 +51,11 @@ fn parameters_survives() {
 }
 
 #[test]
+fn peer_survives() {
+    survives("peer");
+}
+
+#[test]
 fn pickle_survives() {
     survives("pickle");
 }
