@@ -58,6 +58,8 @@ impl fmt::Display for Report {
 pub(crate) fn run(root: &Path) -> Result<Report> {
     let mut paths = Vec::new();
     collect(root, &mut paths)?;
+    // What `quickstart` and its like leave here is no part of the tree.
+    paths.retain(|path| !path.starts_with(root.join("runs")));
     paths.sort();
     let mut report = Report { files: 0, findings: Vec::new() };
     for path in paths {
@@ -128,6 +130,19 @@ mod tests {
         let report = run(&root).expect("the tree can be read");
         assert!(report.files > 10, "only {} files were seen", report.files);
         assert!(report.is_clean(), "\n{report}");
+    }
+
+    #[test]
+    fn what_a_run_left_here_is_not_looked_at() {
+        let root = std::env::temp_dir().join(format!("planaria-tidy-{}", std::process::id()));
+        let here = concat!("out = \"/", "home/someone/runs\"\n");
+        for folder in ["runs/quickstart", "benches/runs"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+            fs::write(root.join(folder).join("config.toml"), here).unwrap();
+        }
+        let report = run(&root).unwrap();
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!((report.files, report.findings.len()), (1, 1), "{report}");
     }
 
     #[test]
