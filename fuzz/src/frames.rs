@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Kinds of requests, and the answers after which an agent hangs up or names a file.
+/// The requests that numbers of earlier answers go into or come from, the first one, and the answer after which an agent hangs up.
 const HELLO: u8 = 0x48;
 const OPEN: u8 = 2;
 const READ: u8 = 3;
