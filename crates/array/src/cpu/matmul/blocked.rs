@@ -51,12 +51,15 @@ pub(super) struct Block<E: Element> {
 
 /// Panels packed together where rows lie side by side.
 const GROUP: usize = 32;
-/// Widest product that does not repay packing its left operand, contiguous along rows.
-const IN_PLACE_COLS: usize = 512;
+/// Widest product that does not repay packing its left operand, contiguous along rows: the kernel of packed panels needs
+/// fewer instructions, which counts where a busy sibling takes its share of them.
+const IN_PLACE_COLS: usize = 128;
+/// The same where there are few rows to hide the packing behind.
+const FEW_ROWS_COLS: usize = 512;
 /// The same, contiguous along columns: packing copies runs then, which is cheap.
 const COLUMNS_COLS: usize = 64;
 /// Lowest product that repays packing its right operand.
-const IN_PLACE_ROWS: usize = 256;
+const IN_PLACE_ROWS: usize = 64;
 /// Bytes between rows of a right operand read in place.
 const IN_PLACE_PITCH: usize = 2048;
 /// Longest chain of sums; a constant, because it decides the rounding.
@@ -154,9 +157,10 @@ enum Left {
 fn left<E: Element>(block: &Block<E>) -> Left {
     let far = |stride: isize| stride.unsigned_abs().wrapping_mul(size_of::<E>()).is_multiple_of(4096);
     let Strided { row_stride, col_stride, .. } = block.a;
+    let widest = if block.rows <= IN_PLACE_ROWS { FEW_ROWS_COLS } else { IN_PLACE_COLS };
     if TypeId::of::<E>() != TypeId::of::<E::Acc>() {
         Left::Packed
-    } else if col_stride == 1 && block.cols <= IN_PLACE_COLS && !far(row_stride) {
+    } else if col_stride == 1 && block.cols <= widest && !far(row_stride) {
         Left::Rows
     } else if row_stride == 1 && col_stride > 0 && block.cols <= COLUMNS_COLS && !far(col_stride) {
         Left::Columns

@@ -263,7 +263,9 @@ impl Grid {
         // One element packed costs about as much as this many multiplications.
         const PACKING: usize = 24;
         let blocks = |parts: usize, size: usize, unit: usize| {
-            size.div_ceil(parts).min(MAX_SIDE).next_multiple_of(unit).min(size)
+            // A part that is too long is halved, not cut at the limit: what is left over would keep one thread waiting.
+            let long = size.div_ceil(parts).div_ceil(MAX_SIDE).max(1);
+            size.div_ceil(parts * long).next_multiple_of(unit).min(size)
         };
         let cost = |down: usize| {
             let (r, c) = (blocks(down, rows, ROW_UNIT), blocks(parts.div_ceil(down), cols, COL_UNIT));
