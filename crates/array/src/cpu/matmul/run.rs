@@ -263,7 +263,7 @@ impl Grid {
         // One element packed costs about as much as this many multiplications.
         const PACKING: usize = 24;
         let blocks = |parts: usize, size: usize, unit: usize| {
-            // A part that is too long is halved, not cut at the limit: what is left over would keep one thread waiting.
+            // A part that is too long is cut evenly, not at the limit: the rest would keep one thread waiting.
             let long = size.div_ceil(parts).div_ceil(MAX_SIDE).max(1);
             size.div_ceil(parts * long).next_multiple_of(unit).min(size)
         };
@@ -289,5 +289,28 @@ impl Grid {
     fn cols_of(&self, task: usize, cols: usize) -> std::ops::Range<usize> {
         let start = task % self.across * self.block_cols;
         start..cols.min(start + self.block_cols)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_outputs_are_shared_out_evenly() {
+        for (rows, cols) in [(6000, 320), (320, 6000)] {
+            let grid = Grid::new(rows, cols, 2);
+            let sizes: Vec<_> = (0..grid.tasks())
+                .map(|task| {
+                    let (r, c) = (grid.rows_of(task, rows).len(), grid.cols_of(task, cols).len());
+                    assert!(r <= MAX_SIDE && c <= MAX_SIDE, "{rows}x{cols} has a block of {r}x{c}");
+                    r * c
+                })
+                .collect();
+            assert_eq!(sizes.iter().sum::<usize>(), rows * cols);
+            assert!(sizes.len().is_multiple_of(2), "{rows}x{cols} is cut into {} blocks", sizes.len());
+            let first: usize = sizes[..sizes.len() / 2].iter().sum();
+            assert!(first * 100 <= rows * cols * 55, "{rows}x{cols} is cut into {sizes:?}");
+        }
     }
 }
