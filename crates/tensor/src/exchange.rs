@@ -4,13 +4,23 @@ use crate::error::{Error, Result};
 use crate::world::World;
 use planaria_array::{Array, Shape};
 use planaria_comm::{AllGather, AllReduce, AllToAll, Broadcast, Call, CommExt, ReduceScatter};
-use planaria_layout::{Collective, Neutral, Part, Piece, Placement, Plan, Rank, Reduce, Region, Step};
+use planaria_layout::{
+    Collective, Layout, Neutral, Part, Piece, Placement, Plan, Rank, Reduce, Region, Step,
+};
 use std::collections::BTreeSet;
 
-/// This rank's piece after the step.
+/// This rank's piece after the step; nothing where it is not on the step's last mesh.
 pub(crate) fn run(step: &Step, local: &Array, world: &World) -> Result<Array> {
+    let is_on = |layout: &Layout| layout.mesh().coords(world.rank()).is_some();
     if local.is_meta() {
-        return Ok(Array::meta(&step.to.piece(world.rank())?.extents(), local.dtype())?);
+        return Ok(match is_on(&step.to) {
+            true => Array::meta(&step.to.piece(world.rank())?.extents(), local.dtype())?,
+            false => Array::meta(&[0], local.dtype())?,
+        });
+    }
+    // A route between meshes has steps on one of them, with which the ranks of the other have nothing to do.
+    if !is_on(&step.from) && !is_on(&step.to) {
+        return Ok(local.clone());
     }
     match step.collective {
         Collective::Nothing => Ok(local.clone()),
@@ -55,18 +65,26 @@ fn neutral(value: Neutral) -> f64 {
     }
 }
 
+/// The reduction of the step's axes, where they all have the same.
+fn one_reduction(step: &Step) -> Option<Reduce> {
+    let mut ops = step.axes.iter().filter_map(|axis| step.from.reduce(axis));
+    ops.next().filter(|first| ops.all(|op| op == *first))
+}
+
+/// Every rank of a group gets what their contributions reduce to.
 fn all_reduce(step: &Step, local: &Array, world: &World) -> Result<Array> {
-    let mut array = local.contiguous()?;
-    for op in Reduce::EVERY {
-        let axes = step.axes.iter().filter(|&a| step.from.reduce(a) == Some(op)).collect();
-        if step.from.mesh().span(axes) > 1 {
-            let group = world.group(&step.from.mesh().group(world.rank(), axes)?)?;
-            let recv = Array::empty_on(array.shape(), array.dtype(), array.device())?;
-            group.all_reduce(AllReduce { send: array, recv: recv.clone(), op })?;
-            array = recv;
-        }
+    let Some(op) = one_reduction(step) else {
+        // A sum along one axis and an average along another are one fold with a divisor, rounded once.
+        return exchange(step, local, world);
+    };
+    let send = local.contiguous()?;
+    let ranks = step.from.mesh().group(world.rank(), step.axes)?;
+    if ranks.len() == 1 {
+        return Ok(send);
     }
-    Ok(array)
+    let recv = Array::empty_on(send.shape(), send.dtype(), send.device())?;
+    world.group(&ranks)?.all_reduce(AllReduce { send, recv: recv.clone(), op })?;
+    Ok(recv)
 }
 
 /// Every rank of a group gets the pieces of all: each is copied once where they lie one after the other in the result,
@@ -100,11 +118,7 @@ fn all_gather(step: &Step, local: &Array, world: &World) -> Result<Array> {
 /// the cuts lie one after the other.
 fn reduce_scatter(step: &Step, local: &Array, world: &World) -> Result<Array> {
     let rank = world.rank();
-    let mut ops = step.axes.iter().filter_map(|axis| step.from.reduce(axis));
-    let Some(op) = ops.next().filter(|first| ops.all(|op| op == *first)) else {
-        // A sum along one axis and an average along another are one fold with a divisor.
-        return exchange(step, local, world);
-    };
+    let Some(op) = one_reduction(step) else { return exchange(step, local, world) };
     let ranks = step.from.mesh().group(rank, step.axes)?;
     let pieces = ranks.iter().map(|&r| Ok(step.to.piece(r)?)).collect::<Result<Vec<_>>>()?;
     let here = step.from.piece(rank)?;

@@ -9,7 +9,7 @@ use crate::tensor::{Place, Tensor};
 use crate::trace::{self, Moved};
 use planaria_array::Array;
 use planaria_layout::rule::Rule;
-use planaria_layout::{Layout, Placement, Route};
+use planaria_layout::{Layout, Placement, Route, Step};
 use smallvec::smallvec;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub(crate) fn route(from: &Layout, to: &Layout, size: usize) -> Result<Arc<Route
     if let Some(route) = ROUTES.with_borrow(|routes| routes.get(&key).cloned()) {
         return Ok(route);
     }
-    let route = Arc::new(Route::find(from, to, size)?);
+    let route = Arc::new(rounded_once(Route::find(from, to, size)?, size)?);
     ROUTES.with_borrow_mut(|routes| {
         if routes.len() >= MAX_ROUTES {
             routes.clear();
@@ -36,6 +36,21 @@ pub(crate) fn route(from: &Layout, to: &Layout, size: usize) -> Result<Arc<Route
         routes.insert(key, route.clone());
     });
     Ok(route)
+}
+
+/// Sums along one axis and averages along another are folded in one step: a value between them would be rounded, or wrapped.
+fn rounded_once(route: Route, size: usize) -> Result<Route> {
+    let settles = |step: &&Step| step.axes.iter().any(|axis| step.from.reduce(axis).is_some());
+    let mut kinds =
+        route.steps.iter().filter(settles).map(|step| step.axes.iter().find_map(|a| step.from.reduce(a)));
+    let first = kinds.next();
+    if kinds.all(|kind| Some(kind) == first) {
+        return Ok(route);
+    }
+    let settled = without_pending(&route.from)?;
+    let mut steps = vec![Step::recognise(&route.from, &settled, size)?];
+    steps.extend(Route::find(&settled, &route.to, size)?.steps);
+    Ok(Route { steps, ..route })
 }
 
 impl Tensor {

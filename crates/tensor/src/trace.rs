@@ -33,7 +33,8 @@ impl fmt::Display for Moved {
     }
 }
 
-/// One op as it ran on a mesh, or a reshard (`reshard`) that the program asks for.
+/// One op as it ran on a mesh, a reshard (`reshard`) that the program asks for, or rows on their way to experts and back
+/// (`moe_dispatch`, `moe_combine`), which have no layouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     /// The op.
@@ -91,6 +92,16 @@ pub(crate) fn note_reshard(from: &Layout, to: &Layout, dtype: DType, bytes: u64)
         let taken = Decision { inputs: vec![from.clone()], outputs: vec![to.clone()], price };
         let (dtypes, given) = (vec![dtype], vec![from.clone()]);
         list.push(Ran { op: "reshard", dtypes, given, weighed: vec![taken], exchanged: 0 });
+    });
+}
+
+/// Lists rows that an op of no layout sends by their values, when anyone wants the list.
+pub(crate) fn note_rows(op: &'static str, bytes: u64) {
+    STATE.with_borrow_mut(|s| {
+        let Some(list) = s.ran.as_mut() else { return };
+        let price = Price { moved: bytes, ..Price::default() };
+        let taken = Decision { inputs: Vec::new(), outputs: Vec::new(), price };
+        list.push(Ran { op, dtypes: Vec::new(), given: Vec::new(), weighed: vec![taken], exchanged: 0 });
     });
 }
 

@@ -4,7 +4,7 @@
 use planaria_array::{Array, DType};
 use planaria_comm::{Call, Comm, Pending, threads};
 use planaria_layout::{Collective, Combine, Layout, Mesh, Placement, Rank, Reduce, Route};
-use planaria_tensor::{Tensor, World};
+use planaria_tensor::{GradOptions, Tensor, World, grad};
 use std::sync::{Arc, Mutex};
 
 /// A communicator that writes down what it is asked for.
@@ -137,6 +137,84 @@ fn pieces_that_several_ranks_want_are_broadcast() {
         } else {
             assert!(shape[0] <= 1, "{shape}: {steps:?}");
         }
+    }
+}
+
+/// Some ranks are on the first mesh only and some on the second: each leaves out the steps of the mesh that it is not on.
+#[test]
+fn a_route_between_meshes_has_steps_on_one_of_them() {
+    let far = |size: usize| Mesh::with_ranks(&[("x", size)], &[4, 5, 6, 7][..size]).unwrap();
+    let (from, shape) = (Mesh::new(&[("a", 2)]).unwrap(), planaria_array::Shape::new(&[8, 8]).unwrap());
+    let at = |mesh: &Mesh, p: Placement| Layout::new(mesh, &shape, &[p]).unwrap();
+    let (cut, pending) = (Placement::shard(0), Placement::Partial(Reduce::Sum));
+    for (given, wanted, size, steps) in
+        [(cut, Placement::Replicate, 4, 2), (pending, cut, 4, 2), (pending, Placement::Replicate, 2, 2)]
+    {
+        let (given, wanted) = (at(&from, given), at(&far(size), wanted));
+        let found = Route::find(&given, &wanted, 4).unwrap().steps.len();
+        assert_eq!(found, steps, "{given} to {wanted}");
+        let sums = threads::run(8, |comm| {
+            let world = World::new(comm);
+            let on = |layout: &Layout| layout.mesh().coords(world.rank()).is_some();
+            if !on(&given) && !on(&wanted) {
+                return 0.0;
+            }
+            let whole = numbered(&[8, 8], DType::F32);
+            let local = match (on(&given), given.partial_axes().is_empty()) {
+                (true, true) => piece(&whole, &given, &world),
+                (true, false) => whole.clone(),
+                (false, _) => Array::empty(&[0], DType::F32).unwrap(),
+            };
+            let start = Tensor::from_piece(local.clone(), &given, &world).unwrap().requires_grad();
+            let result = start.reshard(&wanted).unwrap();
+            if on(&wanted) {
+                let times = if given.partial_axes().is_empty() { 1.0 } else { 2.0 };
+                let expected = whole.mul(&Array::scalar(times, DType::F32).unwrap()).unwrap();
+                assert_eq!(bits(result.local()), bits(&piece(&expected, &wanted, &world)), "{given}");
+            }
+            // The gradient goes the same way back.
+            let seed = match on(&wanted) {
+                true => result.ones_like(),
+                false => Tensor::from_piece(Array::empty(&[0], DType::F32).unwrap(), &wanted, &world),
+            };
+            let seed = seed.unwrap();
+            let back = grad(&[&result], &[Some(&seed)], &[&start], GradOptions::default()).unwrap();
+            let back = back[0].clone().unwrap();
+            if on(&given) {
+                back.settled().unwrap().local().to_vec::<f32>().unwrap().iter().sum()
+            } else {
+                0.0
+            }
+        });
+        assert!(sums[..2].iter().all(|&sum: &f32| sum > 0.0) && sums[2..].iter().all(|&sum| sum == 0.0));
+    }
+}
+
+/// A sum along one axis and an average along the other: wrapped and rounded once, whole and cut alike.
+#[test]
+fn sums_of_averages_are_rounded_once() {
+    let mesh: Mesh = "s=2 a=2".parse().unwrap();
+    let shape = planaria_array::Shape::new(&[4]).unwrap();
+    let at = |ps: &[Placement]| Layout::new(&mesh, &shape, ps).unwrap();
+    let pending = at(&[Placement::Partial(Reduce::Sum), Placement::Partial(Reduce::Avg)]);
+    for dtype in [DType::U8, DType::I8, DType::BF16, DType::F32] {
+        threads::run(4, |comm| {
+            let world = World::new(comm);
+            // 200 and 100 at the first place of the average, which u8 does not hold together, and nothing at the other.
+            let values = [[200, 0], [100, 1]];
+            let number = |rank: usize| Array::scalar(values[rank / 2][rank % 2], DType::I64)?.cast(dtype);
+            let all: Vec<Array> = (0..4).map(|rank| number(rank).unwrap()).collect();
+            let all: Vec<Array> =
+                all.iter().map(|x| x.broadcast_to(&[4]).unwrap().contiguous().unwrap()).collect();
+            let want = Array::empty(&[4], dtype).unwrap();
+            want.fold_from(Combine { reduce: Reduce::Sum, divisor: 2 }, &all).unwrap();
+            let tensor = Tensor::from_piece(all[world.rank()].clone(), &pending, &world).unwrap();
+            for target in [[Placement::Replicate; 2], [Placement::shard(0), Placement::Replicate]] {
+                let target = at(&target);
+                let found = tensor.reshard(&target).unwrap();
+                assert_eq!(bits(found.local()), bits(&piece(&want, &target, &world)), "{dtype} to {target}");
+            }
+        });
     }
 }
 

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::grad::Backward;
 use crate::op::{Arrays, Grads, Local, Op, Places, Saves, Spec};
 use crate::tensor::Tensor;
+use crate::trace;
 use planaria_array::ops::Keep;
 use planaria_array::{Array, DType};
 use planaria_comm::{AllGather, Comm, CommExt};
@@ -24,6 +25,8 @@ pub struct Groups(Arc<Plan>);
 #[derive(Debug)]
 struct Plan {
     comm: Option<Arc<dyn Comm>>,
+    /// This rank among those that share out the experts.
+    me: usize,
     tokens: usize,
     choices: usize,
     /// For each rank: the pairs of token and choice that go there, in the order of their experts. Pair `i` is choice
@@ -77,7 +80,7 @@ pub fn moe_group(chosen: &Tensor, weight: &Tensor) -> Result<Groups> {
         sorted.by_ref().take(count).collect()
     };
     let pairs = ranks.owned.iter().map(to).collect();
-    Ok(Groups(Arc::new(Plan { comm: ranks.comm, tokens, choices, pairs, places, loads })))
+    Ok(Groups(Arc::new(Plan { comm: ranks.comm, me: ranks.me, tokens, choices, pairs, places, loads })))
 }
 
 impl Groups {
@@ -204,6 +207,12 @@ impl Travel {
             let message = "rows must be one rank's, without a mesh".to_string();
             return Err(Error::Argument { op: self.name(), message });
         }
+        let plan = &self.groups.0;
+        let lists = if self.way == Way::Back { &plan.places } else { &plan.pairs };
+        let others = lists.iter().enumerate().filter(|(rank, _)| *rank != plan.me);
+        let rows: usize = others.map(|(_, rows)| rows.len()).sum();
+        let row = x.shape().last().copied().unwrap_or(0) * x.dtype().size();
+        trace::note_rows(self.name(), (rows * row) as u64);
         apply1(self, &[x])
     }
 }

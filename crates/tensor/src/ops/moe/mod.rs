@@ -193,10 +193,13 @@ impl Exchange {
     fn run(&self, local: &Array, world: &World) -> Result<Array> {
         let rank = world.rank();
         let extents = self.target().piece(rank)?.extents();
+        let members = self.experts.mesh().group(rank, self.axes())?;
         if local.is_meta() || world.is_supposed() {
+            // Nobody knows; evenly is what a loss of balance asks for.
+            let rows = self.tokens.piece(rank)?.numel() / members.len() * (members.len() - 1);
+            trace::note_rows(self.name(), (rows * local.dtype().size()) as u64);
             return Ok(Array::meta(&extents, local.dtype())?);
         }
-        let members = self.experts.mesh().group(rank, self.axes())?;
         let plan = Plan::new(self, &members, rank)?;
         let (take, put) = plan.lists(self);
         // Slots are anyone's word: two tokens may have the same one.
@@ -216,13 +219,10 @@ impl Exchange {
     fn note(&self, sent: usize, local: &Array) {
         let (from, to) =
             if self.way == Way::Back { (&self.experts, &self.tokens) } else { (&self.tokens, &self.experts) };
-        trace::note(|| Moved {
-            op: self.name(),
-            input: 0,
-            from: from.as_ref().clone(),
-            to: to.as_ref().clone(),
-            bytes: (sent * local.dtype().size()) as u64,
-        });
+        let bytes = (sent * local.dtype().size()) as u64;
+        trace::note_rows(self.name(), bytes);
+        let (op, from, to) = (self.name(), from.as_ref().clone(), to.as_ref().clone());
+        trace::note(|| Moved { op, input: 0, from, to, bytes });
     }
 
     /// A gradient as this exchange takes it.
