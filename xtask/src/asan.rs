@@ -8,7 +8,8 @@ use crate::summary::{Counts, Outcome, counts};
 use crate::tidy::UNSAFE_FILES;
 use crate::{mpi, process};
 
-/// Integration tests that, with the unit tests, reach every listed unsafe file; the others would only cost time.
+/// Integration tests that, with the unit tests, reach the unsafe code that needs neither an interpreter nor a GPU; the others would
+/// only cost time.
 const REACHING: &[&str] = &["fuzz", "indexing", "views", "conformance", "container", "sockets"];
 
 /// The package some of whose unsafe code only MPI ranks reach.

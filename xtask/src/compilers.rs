@@ -12,13 +12,14 @@ const SETS: &[(&str, &[&str])] = &[
     ("planaria-store", &["--features", "gcs"]),
     ("planaria-store", &["--features", "azure"]),
     ("planaria-cli", &["--features", "azure,gcs,parquet,s3"]),
+    ("planaria-ckpt", &["--all-targets", "--features", "s3"]),
+    ("planaria-py", &["--features", "azure,gcs,s3"]),
     ("planaria", &["--no-default-features"]),
     ("planaria", &["--no-default-features", "--features", "telemetry"]),
 ];
 
-/// Features whose tests no other step runs.
-const TESTED: &[(&str, &[&str])] =
-    &[("planaria-data", &["--features", "planaria-data/parquet", "--lib", "documents"])];
+/// Sets of features whose tests no other step runs: the fuzz targets give the workspace Parquet.
+const TESTED: &[(&str, &[&str])] = &[("planaria-data", &["--lib", "documents"])];
 
 /// Checks every set of features, and the workspace as it is by default where the other steps build it `with_mpi`.
 pub(crate) fn features(root: &Path, with_mpi: bool) -> (Outcome, Counts) {

@@ -117,7 +117,11 @@ pub(crate) fn parameters(number: u64) -> String {
 
 /// A count with its noun: `1 tensor`, `3 tensors`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
+    let plural = match number {
+        1 => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
     format!("{number} {noun}{plural}")
 }
 

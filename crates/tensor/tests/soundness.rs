@@ -3,10 +3,10 @@
 
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
-use planaria_layout::{Layout, Mesh, Placement, Reduce};
+use planaria_layout::{Layout, Mesh, Placement, Reduce, Route};
 use planaria_tensor::ops::sample::{Draw, Sample};
 use planaria_tensor::ops::{Entry, TABLE};
-use planaria_tensor::trace::{Moved, decisions, implicit_reshards};
+use planaria_tensor::trace::{Moved, Ran, decisions, implicit_reshards};
 use planaria_tensor::{GradOptions, Result, Tensor, World, grad};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -148,6 +148,7 @@ fn check(
     {
         return Err(format!("the kernel sent {} bytes: {:?}", ran.exchanged, ran.weighed[0]));
     }
+    ran.iter().try_for_each(no_dearer_than_whole)?;
     let found = found.map_err(|e| format!("forward: {e}"))?;
     let places = layouts.iter().chain(found.iter().filter_map(|t| t.layout()));
     let rounding = Allowed::Rounding(bound_of(&alone, &expected));
@@ -157,6 +158,21 @@ fn check(
         close(e.local(), &whole, allowed).map_err(|m| format!("output {output} as {f:?}: {m}"))?;
     }
     gradients(&alone, &many, &expected, &found, allowed, draw, world)
+}
+
+/// No op costs more than giving every rank all of its inputs.
+fn no_dearer_than_whole(ran: &Ran) -> std::result::Result<(), String> {
+    let whole = |(layout, dtype): (&Layout, &DType)| {
+        let whole = Layout::replicated(layout.mesh(), layout.shape());
+        Route::find(layout, &whole, dtype.size()).unwrap().cost().bytes
+    };
+    let most: u64 = ran.given.iter().zip(&ran.dtypes).map(whole).sum();
+    let price = ran.weighed[0].price;
+    // What a program asks for is no decision.
+    if ran.op == "reshard" || ran.given.is_empty() || price.total() <= most {
+        return Ok(());
+    }
+    Err(format!("{} costs {price:?}, and {most} bytes give every rank all of its inputs", ran.op))
 }
 
 fn leaf(tensor: Tensor) -> Tensor {

@@ -1,12 +1,14 @@
 //! What every op of a model does on a mesh: its layouts, what moves for it, and what else was weighed. Nothing is started.
 //!
 //! One micro-batch goes forward and back on arrays without elements, on a world that only plans. What data ranks and
-//! pipeline stages send each other is no op of the model: [`crate::plan`] tells it.
+//! pipeline stages send each other is no op of the model: [`crate::plan`] tells it. What a rank's experts compute is on no mesh,
+//! and nothing is decided about it.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::geometry::{Batching, Geometry};
-use crate::partition;
+use crate::freeze::Frozen;
+use crate::objective::{Objective, Objectives};
+use crate::{fit, partition, plan};
 use planaria_layout::rule::Decision;
 use planaria_layout::{DType, Mesh};
 use planaria_nn::models::{Activations, Architecture, Run, Stage};
@@ -21,7 +23,8 @@ use serde::Serialize;
 pub struct OpLine {
     /// `forward` or `backward`.
     pub phase: &'static str,
-    /// The op; `reshard` where the model itself asks for another layout.
+    /// The op; `reshard` where the model itself asks for another layout, `moe_dispatch` and `moe_combine` where rows go to their experts
+    /// and back, which have no layouts.
     pub op: String,
     /// Times in one micro-batch.
     pub times: usize,
@@ -92,35 +95,43 @@ pub struct Explanation {
 
 impl Explanation {
     /// Of the run that a configuration describes, on so many ranks.
-    pub fn new(config: &Config, model: &dyn Architecture, ranks: usize) -> Result<Explanation> {
-        let mesh = config.mesh.on(ranks)?;
-        let size = |axis: usize| mesh.axis_size(axis);
-        let geometry = Geometry::derive(&Batching {
-            global_batch: Some(config.train.global_batch as u64),
-            micro_batch: Some(config.train.micro_batch as u64),
-            data_ranks: Some(size(1) as u64),
-            micro_split: Some(size(2) as u64),
-            uneven: crate::plan::objective_of(config)?.uneven(),
-            ..Batching::default()
-        })?;
+    pub fn new(
+        config: &Config,
+        model: &dyn Architecture,
+        ranks: usize,
+        objectives: &Objectives,
+    ) -> Result<Explanation> {
+        let mesh = fit::check(config, model).and_then(|()| config.mesh.on(ranks))?;
+        let [stages, data, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
+        let objective = plan::objective_of(config, objectives)?;
+        let geometry = plan::batch(config, &*objective, (data, ep))?;
+        let (schedule, ..) = plan::schedule_of(config, stages, geometry.accumulation)?;
         let dtype = config.train.precision.dtype();
-        let inner = Mesh::new(&[("ep", size(2)), ("tp", size(3))])?;
-        let sizes = partition::sizes(config, (size(2), size(3)), geometry.micro_batch, dtype.size() as u64);
+        let inner = Mesh::new(&[("ep", ep), ("tp", tp)])?;
+        let sizes = partition::sizes(config, (ep, tp), geometry.micro_batch, dtype.size() as u64);
         let rows = geometry.micro_batch as usize;
         let tokens = Array::meta(&[rows, config.data.sequence], DType::I64).map_err(tensor_error)?;
-        let mut micro =
-            Micro { config, model, inner: &inner, dtype, handed: Tensor::new(tokens.clone()).into() };
-        let mut stages = Vec::new();
-        for (stage, part) in partition::stages(model, config, &sizes, size(0))?.into_iter().enumerate() {
+        let mut micro = Micro {
+            config,
+            model,
+            objective: &*objective,
+            frozen: Frozen::new(&config.train.freeze, model)?,
+            inner: &inner,
+            dtype,
+            handed: Tensor::new(tokens.clone()).into(),
+        };
+        let mut explained = Vec::new();
+        let parts = partition::stages(model, config, &sizes, schedule.stages().len())?;
+        for (stage, part) in parts.into_iter().enumerate() {
             let layers = part.layers.len();
             // On one rank nothing is decided.
             let ops = if inner.size() == 1 { Vec::new() } else { micro.through(&part, &tokens)? };
             let sent: u64 = ops.iter().map(|line| line.sent() * line.times as u64).sum();
             let bytes_per_step = sent * geometry.accumulation;
-            stages.push(StageExplained { stage, layers, ops, bytes_per_step });
+            explained.push(StageExplained { stage, layers, ops, bytes_per_step });
         }
         let (mesh, dtype) = (inner.to_string(), dtype.name().to_string());
-        Ok(Explanation { mesh, dtype, accumulation: geometry.accumulation, stages })
+        Ok(Explanation { mesh, dtype, accumulation: geometry.accumulation, stages: explained })
     }
 }
 
@@ -128,6 +139,8 @@ impl Explanation {
 struct Micro<'a> {
     config: &'a Config,
     model: &'a dyn Architecture,
+    objective: &'a dyn Objective,
+    frozen: Frozen,
     inner: &'a Mesh,
     dtype: DType,
     /// What the part before has made.
@@ -151,10 +164,11 @@ impl Micro<'_> {
         let (end, forward) = decisions(|| -> Result<Tensor> {
             let last = built.forward(input.clone(), &run)?;
             self.handed = last.clone();
-            if part.head { Ok(built.loss(&last, &labels)?.total()?) } else { Ok(last.hidden) }
+            if part.head { self.objective.explained(&*built, &last, &labels) } else { Ok(last.hidden) }
         });
         let end = end?;
-        let mut starts: Vec<Tensor> = built.params().iter().map(|param| param.leaf().clone()).collect();
+        let trained = built.params().into_iter().filter(|param| !self.frozen.contains(param.name()));
+        let mut starts: Vec<Tensor> = trained.map(|param| param.leaf().clone()).collect();
         starts.push(input.hidden);
         let starts: Vec<&Tensor> = starts.iter().filter(|start| start.has_history()).collect();
         let seed = end.ones_like()?;
@@ -220,6 +234,9 @@ fn why(ran: &Ran, taken: &Decision, others: &[Decision]) -> String {
     if ran.op == "reshard" {
         return "the model asks for it".to_string();
     }
+    if taken.outputs.is_empty() {
+        return "rows go where their experts are, as many to each".to_string();
+    }
     if total == 0 {
         return "nothing is sent".to_string();
     }
@@ -263,11 +280,20 @@ mod tests {
     micro_batch = 2
 ";
 
-    fn explained(changes: &[&str], ranks: usize) -> Explanation {
+    fn opened(changes: &[&str]) -> (Config, std::sync::Arc<dyn Architecture>) {
         let set = changes.iter().map(ToString::to_string);
         let config = Sources::text("config", SMALL).set(set).resolve().unwrap().config;
         let model = model_of(&config, &Models::default()).unwrap();
-        Explanation::new(&config, &*model, ranks).unwrap()
+        (config, model)
+    }
+
+    fn tried(changes: &[&str], ranks: usize) -> Result<Explanation> {
+        let (config, model) = opened(changes);
+        Explanation::new(&config, &*model, ranks, &Objectives::default())
+    }
+
+    fn explained(changes: &[&str], ranks: usize) -> Explanation {
+        tried(changes, ranks).unwrap()
     }
 
     #[test]
@@ -295,5 +321,54 @@ mod tests {
         assert!(has(0, "rms_norm") && has(0, "reshard"));
         assert!(has(1, "linear_cross_entropy") && !has(0, "linear_cross_entropy"));
         assert!(explained(&[], 1).stages[0].ops.is_empty());
+    }
+
+    #[test]
+    fn rows_on_their_way_to_experts_are_told_as_the_plan_has_them() {
+        let moe = [
+            "model.kind=qwen2_moe",
+            "model.num_experts=4",
+            "model.num_experts_per_tok=2",
+            "model.moe_intermediate_size=16",
+            "model.shared_expert_intermediate_size=16",
+            "model.decoder_sparse_step=1",
+            "mesh=ep=2",
+        ];
+        let told = explained(&moe, 2);
+        let travels = told.stages[0].ops.iter().filter(|line| line.op.starts_with("moe_"));
+        let sent: u64 = travels.map(|line| line.sent() * line.times as u64).sum();
+        let (config, model) = opened(&moe);
+        let plan = plan::Plan::new(&config, &*model, 2, &Default::default()).unwrap();
+        let tokens = plan.stages[0].traffic.iter().find(|traffic| traffic.what == "tokens").unwrap();
+        assert_eq!(sent * told.accumulation, tokens.bytes);
+        assert!(sent > 0);
+    }
+
+    #[test]
+    fn the_run_is_explained_as_it_is_configured() {
+        let chunks = [
+            "mesh=pp=2 tp=2",
+            "model.num_hidden_layers=4",
+            "train.schedule=interleaved",
+            "train.chunks=2",
+            "train.stages=[1,1,1,1]",
+        ];
+        let layers = explained(&chunks, 4).stages.into_iter().map(|stage| stage.layers);
+        assert_eq!(layers.collect::<Vec<_>>(), [1, 1, 1, 1]);
+        // What the plan refuses is refused.
+        for bad in [["data.sequence=128", "mesh=tp=2"], ["train.freeze=[\"*\"]", "mesh=tp=2"]] {
+            assert!(tried(&bad, 2).is_err(), "{bad:?}");
+        }
+        // Weights that stay send no gradients.
+        let bytes = |more: &[&str]| explained(&[&["mesh=tp=2"], more].concat(), 2).stages[0].bytes_per_step;
+        assert!(bytes(&["train.freeze=[\"model.*\"]"]) < bytes(&[]));
+    }
+
+    #[test]
+    fn an_embedding_model_is_followed_to_its_pooled_texts() {
+        let texts = ["mesh=tp=2", "train.objective=contrastive"];
+        let told = explained(&texts, 2);
+        let has = |op: &str| told.stages[0].ops.iter().any(|line| line.op == op);
+        assert!(has("rms_norm") && !has("linear_cross_entropy"));
     }
 }

@@ -16,6 +16,8 @@ fn no_decision_is_dearer_than_the_reference() {
         };
         outcome.notes.iter().find_map(of).unwrap_or(0)
     };
+    let in_steps = count("forward, dearer as several ops") + count("backward, dearer as several ops");
+    assert!(in_steps <= 7, "{:?}", outcome.notes);
     assert!(count("execution, as on one rank") > 1000, "{:?}", outcome.notes);
     assert!(count("reverse, the same inputs") > 1000, "{:?}", outcome.notes);
 }

@@ -8,6 +8,7 @@ use crate::terminal::{Style, Terminal};
 use anyhow::Result;
 use planaria::nn::models::Models;
 use planaria::train::explain::{Explanation, OpLine, StageExplained};
+use planaria::train::objective::Objectives;
 use planaria::train::plan::model_of;
 
 /// Show what every op of a model does on a mesh: layouts, what moves, and why
@@ -28,7 +29,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let config = args.job.config()?;
     let model = model_of(&config, &Models::default())?;
     let ranks = args.job.ranks_of(&config);
-    let told = Explanation::new(&config, &*model, ranks)?;
+    let told = Explanation::new(&config, &*model, ranks, &Objectives::default())?;
     if terminal.json {
         terminal.object("planaria/explain/1", &told)?;
         return Ok(Exit::Success);

@@ -46,7 +46,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let config = args.job.config()?;
     let model = model_of(&config, &Models::default())?;
     let ranks = args.job.ranks_of(&config);
-    let plan = Plan::new(&config, &*model, ranks, &PlanOptions { dtype: args.dtype })?;
+    let plan =
+        Plan::new(&config, &*model, ranks, &PlanOptions { dtype: args.dtype, ..PlanOptions::default() })?;
     let most = plan.largest().map_or(0, |rank| rank.memory.total);
     let fits = args.memory.is_none_or(|limit| most <= limit.0);
     let between = args.hosts.as_deref().map(|hosts| Between::new(args, &config, &plan, hosts)).transpose()?;

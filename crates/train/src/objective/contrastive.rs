@@ -170,6 +170,15 @@ impl Objective for Contrastive {
         let shown = Some(Tensor::new(losses.clone()).sum(&[], Keep::No)?);
         Ok(Loss { sum, count, own: model.own_loss(last, batch.tokens.numel())?, shown, figures: Vec::new() })
     }
+
+    /// One text in every row.
+    fn explained(&self, model: &dyn Network, last: &Activations, labels: &Tensor) -> Result<Tensor> {
+        let [rows, length] = labels.shape()[..] else { return Err(no_starts()) };
+        let text = TextSpan { tokens: 0..length, counted: 0 };
+        let texts: Vec<Vec<TextSpan>> = (0..rows).map(|_| vec![text.clone()]).collect();
+        let pooled = pool(&model.states(&last.hidden)?, &texts, &self.section.pooling)?;
+        Ok(pooled.sum(&[], Keep::No)?.settled()?)
+    }
 }
 
 fn no_starts() -> Error {

@@ -176,6 +176,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
 
     /// The loss at the end of the model's last stage. Collective over its inner mesh.
     fn loss(&self, model: &dyn Network, last: &Activations, batch: &Batch) -> Result<Loss>;
+
+    /// What the ops of a loss begin with, of tokens that nobody knows: [`crate::explain`] follows them. `labels` has no elements.
+    fn explained(&self, model: &dyn Network, last: &Activations, labels: &Tensor) -> Result<Tensor> {
+        Ok(model.loss(last, labels)?.total()?)
+    }
 }
 
 /// A second model beside the one that is trained: how it begins and learns.

@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::freeze::Frozen;
 use crate::geometry::{Batching, Geometry};
-use crate::objective::{Held, NextToken, Objective, Objectives};
+use crate::objective::{Held, Objective, Objectives};
 use crate::pipeline::{Costs as StageCosts, Schedule, ScheduleKind, Simulation, StageCost};
 use crate::{partition, pretrained, update};
 use activations::Costs;
@@ -125,25 +125,46 @@ pub struct Plan {
     pub stages: Vec<RankPlan>,
 }
 
-/// Changes to what the configuration says.
-#[derive(Clone, Copy, Debug, Default)]
+/// Changes to what the configuration says, and what a program has besides.
+#[derive(Clone, Debug, Default)]
 pub struct PlanOptions {
     /// Dtype of weights and activations, also one that training cannot use yet.
     pub dtype: Option<DType>,
+    /// What runs learn, by name.
+    pub objectives: Objectives,
 }
 
-/// The model that a configuration asks for, of those that are known.
+/// The model that a configuration asks for, of those that are known, for an objective that comes with this crate.
 pub fn model_of(config: &Config, models: &Models) -> Result<Arc<dyn Architecture>> {
-    let objective = objective_of(config)?;
+    model_for(config, models, &Objectives::default())
+}
+
+/// The same, for one of these objectives.
+pub fn model_for(config: &Config, models: &Models, objectives: &Objectives) -> Result<Arc<dyn Architecture>> {
+    let objective = objective_of(config, objectives)?;
     let tokenizer = objective.tokenizer(pretrained::open_tokenizer(config)?)?;
     crate::trainer::model(config, &*objective, tokenizer.vocab_size(), models)
 }
 
-/// What the run learns, of those that are known here.
-pub(crate) fn objective_of(config: &Config) -> Result<Arc<dyn Objective>> {
-    // What a program of one's own learns is not known here; its model is as it was asked for.
-    let objective = Objectives::default().find(&config.train.objective).unwrap_or(Arc::new(NextToken));
+/// What the run learns.
+pub(crate) fn objective_of(config: &Config, known: &Objectives) -> Result<Arc<dyn Objective>> {
+    let objective = known.find(&config.train.objective)?;
     Ok(objective.configured(config)?.unwrap_or(objective))
+}
+
+/// The schedule of a pipeline of so many stages, its kind, and the parts of the model that a stage has.
+pub(crate) fn schedule_of(
+    config: &Config,
+    stages: usize,
+    rounds: u64,
+) -> Result<(Schedule, ScheduleKind, usize)> {
+    if stages == 1 {
+        let kind = ScheduleKind::OneForwardOneBackward;
+        return Ok((kind.build(1, rounds as usize, 1).map_err(pipeline_error)?, kind, 1));
+    }
+    let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
+    let chunks = config.train.chunks.max(kind.chunks().0);
+    Ok((kind.build(stages, rounds as usize, chunks).map_err(pipeline_error)?, kind, chunks))
 }
 
 /// What the parts of a plan are computed from.
@@ -189,12 +210,9 @@ impl Plan {
     ) -> Result<(Plan, Work)> {
         let mesh = crate::fit::check(config, model).and_then(|()| config.mesh.on(ranks))?;
         let [stages, data_ranks, ep, tp] = [0, 1, 2, 3].map(|axis| mesh.axis_size(axis));
-        let objective = objective_of(config)?;
+        let objective = objective_of(config, &options.objectives)?;
         let geometry = batch(config, &*objective, (data_ranks, ep))?;
-        let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
-        let chunks = if stages == 1 { 1 } else { config.train.chunks.max(kind.chunks().0) };
-        let kind = if stages == 1 { ScheduleKind::OneForwardOneBackward } else { kind };
-        let schedule = kind.build(stages, geometry.accumulation as usize, chunks).map_err(pipeline_error)?;
+        let (schedule, kind, chunks) = schedule_of(config, stages, geometry.accumulation)?;
         let order = schedule.stages();
         let dtype = options.dtype.unwrap_or(config.train.precision.dtype());
         let sizes = partition::sizes(config, (ep, tp), geometry.micro_batch, computed_size(dtype));
@@ -260,7 +278,11 @@ impl Work {
 }
 
 /// How the batch of a run is divided over so many data and expert ranks.
-fn batch(config: &Config, objective: &dyn Objective, (data, ep): (usize, usize)) -> Result<Geometry> {
+pub(crate) fn batch(
+    config: &Config,
+    objective: &dyn Objective,
+    (data, ep): (usize, usize),
+) -> Result<Geometry> {
     Ok(Geometry::derive(&Batching {
         global_batch: Some(config.train.global_batch as u64),
         micro_batch: Some(config.train.micro_batch as u64),

@@ -255,10 +255,10 @@ fn a_known_model_has_its_known_size() {
     let expected = 6.0 * (n - 32000 * 4096) as f64 + 3.0 * 32.0 * 4.0 * 2048.0 * 4096.0;
     let found = plan.operations / plan.tokens as f64;
     assert!((found / expected - 1.0).abs() < 0.01, "{found:e} {expected:e}");
-    let fp8 = of(&PlanOptions { dtype: Some(DType::F8E4M3) });
+    let fp8 = of(&PlanOptions { dtype: Some(DType::F8E4M3), ..PlanOptions::default() });
     assert_eq!(fp8.stages[0].memory.weights, n, "one byte each");
     assert_eq!(fp8.stages[0].memory.masters, n / 2);
-    let eight = of(&PlanOptions { dtype: Some(DType::F32) });
+    let eight = of(&PlanOptions { dtype: Some(DType::F32), ..PlanOptions::default() });
     assert_eq!((eight.stages[0].memory.weights, eight.stages[0].memory.masters), (4 * n, 0));
 }
 
@@ -337,7 +337,7 @@ fn what_does_not_fit_is_refused() {
 fn one_byte_is_for_weights_only() {
     let of = |changes: &[&str], ranks, dtype| {
         let config = config(changes);
-        let options = PlanOptions { dtype: Some(dtype) };
+        let options = PlanOptions { dtype: Some(dtype), ..PlanOptions::default() };
         Plan::new(&config, &*model(&config), ranks, &options).unwrap().stages[0].clone()
     };
     let zero = [EXPERTS, &["mesh=dp=2 ep=2", "train.zero=1"]].concat();

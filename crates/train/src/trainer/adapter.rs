@@ -29,9 +29,8 @@ impl RankRun<'_> {
         match job.config.lora.as_ref().and_then(|lora| lora.adapter.as_ref()) {
             None => Ok(()),
             Some(path) => {
-                let wanted = |kind: &TensorKind, name: &str| {
-                    *kind == TensorKind::Parameter && !name.starts_with(BESIDE)
-                };
+                let beside = |name: &str| job.objective.second().is_some() && name.starts_with(BESIDE);
+                let wanted = |kind: &TensorKind, name: &str| *kind == TensorKind::Parameter && !beside(name);
                 let weights = |item: &Item| wanted(&item.kind, &item.name);
                 let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
                 let mut state = TrainState::new(items.into_iter().filter(weights).collect());

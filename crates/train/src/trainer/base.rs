@@ -18,9 +18,10 @@ impl RankRun<'_> {
             return Ok(());
         }
         let mut own = 0u64;
+        let beside = self.job.objective.second().is_some();
         let base = |weight: &&Weight| {
             let alone = weight.counted && !matches!(weight.tie, Tie::Into(_));
-            alone && weight.spec.role == Role::Base && !weight.is_second()
+            alone && weight.spec.role == Role::Base && !(beside && weight.is_second())
         };
         for weight in self.replica.weights.iter().filter(base) {
             own = own.wrapping_add(sum(weight)?);

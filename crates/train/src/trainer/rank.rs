@@ -366,9 +366,13 @@ impl RankRun<'_> {
         // What the folder's model does not have begins as it was made.
         let about = Pretrained::find(path)?.json("config.json")?;
         let asks = about.is_some_and(|about| about.contains_key(LATENT_ATTENTION));
-        let is_there = |name: &str| !name.starts_with(BESIDE) && (asks || !name.starts_with(LATENT));
-        load(path, &is_there, "")?;
-        let Some(second) = self.job.objective.second() else { return Ok(()) };
+        // Names alone say nothing: a model of one's own may have such ones.
+        let second = self.job.objective.second();
+        let adds = !asks && self.job.model.to_value().get(LATENT_ATTENTION).is_some();
+        let is_new =
+            |name: &str| second.is_some() && name.starts_with(BESIDE) || adds && name.starts_with(LATENT);
+        load(path, &|name| !is_new(name), "")?;
+        let Some(second) = second else { return Ok(()) };
         let beside = |name: &str| {
             name.strip_prefix(BESIDE).is_some_and(|name| !second.fresh.iter().any(|fresh| fresh == name))
         };
