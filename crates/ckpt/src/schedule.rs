@@ -173,13 +173,16 @@ impl Schedule {
                 cells.extend(free.filter(mine).map(|number| (file, number)));
             }
         }
-        for placed in &self.files.tiles {
-            for tiling in self.of_tensor(placed.tensor) {
+        for tiles in self.files.tiles.chunk_by(|a, b| a.tensor == b.tensor) {
+            for tiling in self.of_tensor(tiles[0].tensor) {
                 if tiling.copies().is_some_and(|(mesh, _)| mesh.coords(rank).is_none()) {
                     continue;
                 }
                 // A rank that is not there has nothing.
-                for owned in tiling.owned(&rank, &Fixed::default()).unwrap_or_default() {
+                let owned = tiling.owned(&rank, &Fixed::default()).unwrap_or_default();
+                // Making an index of the tiles would go over all of them too, to be asked for these few boxes once.
+                let pairs = tiles.iter().flat_map(|placed| owned.iter().map(move |owned| (placed, owned)));
+                for (placed, owned) in pairs {
                     let Some(part) = owned.region.intersect(&placed.tile.region) else { continue };
                     let span = placed.span(&part);
                     let numbers = span.start / UNIT..span.end.div_ceil(UNIT);

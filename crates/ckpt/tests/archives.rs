@@ -88,6 +88,35 @@ fn a_changed_bit_stops_whatever_reads_it() {
 }
 
 #[test]
+fn a_copy_that_is_damaged_is_no_rank_that_held_another_value() {
+    // Ranks with metadata each, of which the second says that what the first has is in a file of its own too.
+    let store = copied("torch-dcp/async2");
+    let metadata = store.read(".metadata", u64::MAX).unwrap();
+    let mut second = metadata.clone();
+    let (first_name, second_name) = (b"__0_0.distcp", b"__2_0.distcp");
+    for at in 0..second.len() - first_name.len() {
+        if second[at..].starts_with(first_name) {
+            second[at..at + first_name.len()].copy_from_slice(second_name);
+        }
+    }
+    store.delete(".metadata").unwrap();
+    store.write("__0.metadata", &metadata).unwrap();
+    store.write("__1.metadata", &second).unwrap();
+    store.write("__2_0.distcp", &store.read("__0_0.distcp", u64::MAX).unwrap()).unwrap();
+    assert!(verify(&store, "").unwrap().is_sound());
+    let source = opened(&store, "").unwrap();
+    let mut boxes = source.tensors.values().flat_map(|entry| entry.tiles.boxes());
+    let (_, extents) = boxes.find(|(_, extents)| extents.len() == 2).unwrap();
+    let file = &source.files[extents[1].file];
+    let mut bytes = store.read(file, u64::MAX).unwrap();
+    bytes[extents[1].offset as usize] ^= 0x10;
+    store.put(file, &bytes, PutMode::Replace).unwrap();
+    let error = opened(&store, "").unwrap().check_copies().unwrap_err();
+    assert!(matches!(&error, Error::Member { file: blamed, .. } if blamed == file), "{error}");
+    assert_eq!(verify(&store, "").unwrap().problems, [error], "named once");
+}
+
+#[test]
 fn a_changed_bit_in_a_pickle_is_found_when_it_is_opened() {
     let store = copied("formats");
     let mut bytes = store.read("nested.pt", u64::MAX).unwrap();

@@ -6,10 +6,12 @@ mod common {
 
 use common::states::{Dice, Global, Holding, globals, state};
 use planaria_array::{Array, DType};
+use planaria_ckpt::formats::{self, Key};
 use planaria_ckpt::{
     Error, Item, LoadOptions, SaveOptions, TensorKind, Tiles, TrainState, Trouble, load, open, save, verify,
 };
 use planaria_comm::{alone, threads};
+use planaria_layout::Region;
 use planaria_store::{Object, PutMode, Store, StoreExt, checksum};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -101,6 +103,41 @@ fn damage_is_located_to_tensor_and_block_on_every_rank() {
     let options = LoadOptions { ignore: vec!["b".into()], ..LoadOptions::default() };
     let report = load(&*alone(), &store, FOLDER, &mut state, &options);
     assert!(report.is_ok(), "{report:?}");
+}
+
+#[test]
+fn whoever_reads_a_damaged_block_is_refused_as_a_load_is_and_other_blocks_are_read() {
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    let state = || {
+        let values = Array::arange(0i64, 1500 * 1024, 1i64, DType::I64).unwrap().cast(DType::F32).unwrap();
+        let values = values.reshape(&[1500, 1024]).unwrap();
+        TrainState::new(vec![Item::whole(TensorKind::Parameter, "b", &values)])
+    };
+    save(&*alone(), &store, FOLDER, &state(), &SaveOptions::default()).unwrap();
+    let fresh = || formats::open(&store, FOLDER, &Default::default()).unwrap();
+    let (source, key) = (fresh(), Key::model("b"));
+    let sound = source.read(&key).unwrap();
+    let (_, extents) = source.get(&key).unwrap().tiles.boxes().next().unwrap();
+    // The first row, of 4 KiB, that begins in a block of 1 MiB.
+    let row = |block: usize| ((block << 20) - extents[0].offset as usize).div_ceil(4096);
+    flip(&store, &source.files[extents[0].file], ((4 << 20) + 12345) * 8 + 3);
+    let refused = load(&*alone(), &store, FOLDER, &mut state(), &LoadOptions::default()).unwrap_err();
+    assert!(matches!(&refused, Error::Damaged { tensor, block: 4, .. } if tensor == "b"), "{refused}");
+    let rows = |lo: usize, hi: usize| Region::new(&[lo, 0], &[hi, 1024]).unwrap();
+    let all_of_block = (row(4), row(5) - 1);
+    for (lo, hi) in [all_of_block, (row(4) + 100, row(4) + 101), (row(3), row(4) + 1), (0, 1500)] {
+        assert_eq!(
+            fresh().read_region(&key, &rows(lo, hi)).map(drop).unwrap_err(),
+            refused,
+            "rows {lo}..{hi}"
+        );
+    }
+    assert_eq!(fresh().read(&key).map(drop).unwrap_err(), refused);
+    for block in [1, 2, 3, 5] {
+        let (lo, hi) = (row(block), if block == 5 { 1500 } else { row(block + 1) - 1 });
+        let read = fresh().read_region(&key, &rows(lo, hi)).unwrap();
+        assert!(read == sound[lo * 4096..hi * 4096], "block {block} is sound");
+    }
 }
 
 #[test]

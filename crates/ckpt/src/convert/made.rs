@@ -3,11 +3,13 @@
 use super::clock::{Face, Steps};
 use super::computed::{self, Values};
 use crate::error::{Error, Result};
-use crate::formats::{Key, Source, Target};
+use crate::formats::{Key, Source};
+use crate::outgoing::rearranged;
 use crate::stream::{Feed, row_strides};
+use crate::strided::{At, copy_box};
 use planaria_aoa::{Mapping, Piece};
 use planaria_array::Array;
-use planaria_layout::{DType, Region, Shape};
+use planaria_layout::{DType, Region, Shape, flat_boxes};
 use planaria_store::container::Foreign;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -149,11 +151,7 @@ impl Made {
         }
         scratch.bytes.resize(want.numel() * stored.size(), 0);
         feed.region(key, want, &mut scratch.bytes, &mut scratch.reads)?;
-        let mut at = 0;
-        cast(&scratch.bytes, stored, &[self.dtype], |bytes| {
-            out[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        })
+        cast((&scratch.bytes, stored), &[self.dtype], (want, want), out)
     }
 
     /// One piece of a mapped tensor: rearranged while it is read where that is possible.
@@ -182,15 +180,12 @@ impl Made {
             let strides = turned(order, &row_strides(&piece.to.extents(), stored.size()));
             feed.place(key, &piece.from, &mut scratch.bytes, (0, &strides), &mut scratch.reads)?;
         } else {
-            let mut block = vec![0; scratch.bytes.len()];
-            feed.region(key, &piece.from, &mut block, &mut scratch.reads)?;
-            let size = stored.size();
-            for (to, from) in piece.order().into_iter().enumerate() {
-                scratch.bytes[to * size..][..size].copy_from_slice(&block[from * size..][..size]);
-            }
+            feed.region(key, &piece.from, &mut scratch.bytes, &mut scratch.reads)?;
+            let block = Array::from_bytes(&scratch.bytes, &piece.from.extents(), stored)?;
+            let block = rearranged(&block, &piece.steps)?.contiguous()?;
+            return cast((&block.bytes()?, stored), &chain, (&piece.to, want), out);
         }
-        let mut target = Target::new(piece.to.runs(want), self.dtype.size(), out);
-        cast(&scratch.bytes, stored, &chain, |bytes| target.put(bytes))
+        cast((&scratch.bytes, stored), &chain, (&piece.to, want), out)
     }
 }
 
@@ -204,14 +199,52 @@ fn turned(order: &[usize], strides: &[usize]) -> Vec<usize> {
 /// Elements that are cast together: few, so that the memory for it does not count.
 const CAST: usize = 64 << 10;
 
-/// Values through these element types, one after the other, handed on in pieces.
-fn cast(bytes: &[u8], from: DType, chain: &[DType], mut put: impl FnMut(&[u8])) -> Result<()> {
-    for part in bytes.chunks(CAST * from.size()) {
-        let mut array = Array::from_bytes(part, &[part.len() / from.size()], from)?;
+/// The values of the box `part` through these element types, one after the other, to its place in the row-major box `whole`
+/// that `out` is.
+fn cast(
+    (bytes, stored): (&[u8], DType),
+    chain: &[DType],
+    (part, whole): (&Region, &Region),
+    out: &mut [u8],
+) -> Result<()> {
+    let (extents, size) = (part.extents(), chain.last().unwrap_or(&stored).size());
+    let origin = Region::whole(&Shape::from_dims(extents.clone())?);
+    let to = At::dense(&whole.extents(), size, 0);
+    let to = to.of_part(whole, part);
+    for (number, values) in bytes.chunks(CAST * stored.size()).enumerate() {
+        let count = values.len() / stored.size();
+        let mut array = Array::from_bytes(values, &[count], stored)?;
         for dtype in chain {
             array = array.cast(*dtype)?;
         }
-        put(&array.bytes()?);
+        let (values, mut start) = (array.bytes()?, 0);
+        for inner in flat_boxes(&extents, number * CAST..number * CAST + count) {
+            let extents = inner.extents();
+            let from = At::dense(&extents, size, start);
+            copy_box(&extents, size, (&values, &from), (out, &to.of_part(&origin, &inner)))?;
+            start += inner.numel() * size;
+        }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_cast_to_their_places_where_parts_that_are_cast_together_end_within_rows() {
+        let whole = Region::new(&[2, 3, 5], &[4, 203, 306]).unwrap();
+        let part = Region::new(&[2, 10, 7], &[4, 190, 297]).unwrap();
+        assert!(part.numel() > CAST && !CAST.is_multiple_of(part.len(2)));
+        let values: Vec<i32> = (1..=part.numel() as i32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut out = vec![0; whole.numel() * 8];
+        cast((&bytes, DType::I32), &[DType::I64, DType::F64], (&part, &whole), &mut out).unwrap();
+        let mut expected = vec![0.0; whole.numel()];
+        let places = part.runs(&whole).flat_map(|(start, len)| start..start + len);
+        places.zip(&values).for_each(|(place, value)| expected[place] = f64::from(*value));
+        let found = out.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
+        assert!(found.eq(expected));
+    }
 }

@@ -43,19 +43,27 @@ impl Source {
     /// every byte.
     pub(crate) fn check_archives(&self, moved: &(dyn Fn(u64) + Sync)) -> Result<Option<Compared>> {
         let members = self.members(|_| true)?;
-        Ok(if members.is_empty() { None } else { Some(self.compare(&members, moved)?) })
+        if members.is_empty() {
+            return Ok(None);
+        }
+        let compared = self.compare(&members, moved)?;
+        let damaged = |name: &String| {
+            let of_file = |problem: &Error| matches!(problem, Error::Member { file, .. } if file == name);
+            compared.problems.iter().any(of_file)
+        };
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        checked.extend(members.into_keys().filter(|name| !damaged(name)));
+        Ok(Some(compared))
     }
 
-    /// Opens a file to read tensors from. The first time, the archives in it are compared with their checksums: whatever
-    /// reads bytes of a tensor reads what was written.
-    pub(crate) fn reader(&self, number: usize) -> Result<Box<dyn Reader>> {
-        let name = &self.files[number];
+    /// Compares the archives in a file with their checksums, unless that was done before.
+    pub(super) fn check_archives_in(&self, name: &str) -> Result<()> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         if !checked.contains(name) {
             self.compare(&self.members(|file| file == name)?, &|_| ())?.sound()?;
-            checked.insert(name.clone());
+            checked.insert(name.to_string());
         }
-        Ok(self.store.reader(name)?)
+        Ok(())
     }
 
     /// Compares the members that fall to one of several ranks, so that all of them are read once.

@@ -2,8 +2,8 @@
 
 use super::ours::FileSums;
 use super::source::{Key, Source};
+use super::verified::named;
 use crate::error::Result;
-use crate::stream::named;
 use planaria_layout::{DType, Shape};
 use planaria_store::{Identity, Mapped, Reader, checksum, on_threads};
 use std::collections::{BTreeMap, HashMap};
@@ -137,8 +137,11 @@ impl Source {
         if let Some(file) = files.get(&number) {
             return Ok(file.clone());
         }
-        let reader = self.reader(number)?;
-        let sums = self.sums.get(&self.files[number]).cloned();
+        let name = &self.files[number];
+        self.check_archives_in(name)?;
+        // Blocks are compared in memory, by `compare_blocks`.
+        let reader = self.store.reader(name)?;
+        let sums = self.sums.get(name).cloned();
         let blocks = sums.map(|sums| (sums.clone(), compared(&*reader, &sums)));
         let file = Arc::new(MappedFile { reader, blocks });
         files.insert(number, file.clone());

@@ -21,11 +21,12 @@ mod safetensors;
 mod shards;
 mod source;
 mod torch;
+mod verified;
 pub(crate) mod write;
 mod zip;
 
 pub use folder::{OpenOptions, open, open_url};
 pub use mapped::MappedTensor;
-pub(crate) use ours::{FOREIGN, FileSums, STATE};
-pub(crate) use read::Target;
+pub(crate) use ours::{FOREIGN, STATE};
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};
+pub(crate) use verified::named;

@@ -160,26 +160,6 @@ impl Entry {
     }
 }
 
-impl Piece<'_> {
-    /// The byte ranges `(offset, len)` of the file that hold this piece, in the order of its elements; `size`
-    /// is the bytes of one element.
-    pub fn byte_runs(&self, size: usize) -> Vec<(u64, u64)> {
-        let Some(strides) = self.strides else {
-            return self.tile.byte_runs(&self.region, size).collect();
-        };
-        let Some(inner) = self.region.relative_to(&self.tile.region) else { return Vec::new() };
-        let mut at: Vec<usize> = inner.lo().to_vec();
-        let mut runs = Vec::with_capacity(inner.numel());
-        loop {
-            let element: usize = at.iter().zip(strides).map(|(i, s)| i * s).sum();
-            runs.push((self.tile.holder.offset + (element * size) as u64, size as u64));
-            let Some(dim) = (0..at.len()).rev().find(|&d| at[d] + 1 < inner.hi()[d]) else { return runs };
-            at[dim] += 1;
-            at[dim + 1..].copy_from_slice(&inner.lo()[dim + 1..]);
-        }
-    }
-}
-
 /// A file that was seen and not read, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {

@@ -1,12 +1,10 @@
 //! The tensors of a source, box by box.
 
 use super::nest::Nest;
-use super::verified::Verified;
 use crate::error::{Error, Result};
-use crate::formats::{Entry, FileSums, Key, Piece, Source};
+use crate::formats::{Key, Piece, Source, named};
 use planaria_layout::{Dims, Region, flat_boxes};
 use planaria_store::Reader;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -94,15 +92,33 @@ impl<'s> Feed<'s> {
         let entry = self.source().get(key)?;
         let wrong = |problem| Error::Tiles { tensor: key.to_string(), problem };
         for piece in entry.pieces(want, 0).map_err(wrong)? {
-            let file = self.file(piece.tile.holder.file)?;
-            let read = self.nest(entry, &piece, want, to).read(&*file, out, scratch);
-            read.map_err(|error| named(error, key, &self.source().sums))?;
+            self.piece(key, &piece, want, out, to, scratch)?;
         }
         Ok(())
     }
 
-    fn nest(&self, entry: &Entry, piece: &Piece<'_>, want: &Region, to: (usize, &[usize])) -> Nest {
-        let size = entry.dtype.size();
+    /// Pieces of one box, in row-major order, as memory of their own.
+    pub(crate) fn packed(&self, key: &Key, pieces: &[Piece<'_>], want: &Region) -> Result<Vec<u8>> {
+        let size = self.source().get(key)?.dtype.size();
+        let strides = row_strides(&want.extents(), size);
+        let (mut out, mut scratch) = (vec![0; want.numel() * size], Vec::new());
+        for piece in pieces {
+            self.piece(key, piece, want, &mut out, (0, &strides), &mut scratch)?;
+        }
+        Ok(out)
+    }
+
+    /// One piece of a box; `to` is the place of the box.
+    fn piece(
+        &self,
+        key: &Key,
+        piece: &Piece<'_>,
+        want: &Region,
+        out: &mut [u8],
+        to: (usize, &[usize]),
+        scratch: &mut Vec<u8>,
+    ) -> Result<()> {
+        let size = self.source().get(key)?.dtype.size();
         let home = &piece.tile.region;
         let strides = match piece.strides {
             Some(strides) => strides.iter().map(|stride| stride * size).collect(),
@@ -112,10 +128,13 @@ impl<'s> Feed<'s> {
         let from: u64 = (0..ndim).map(|d| ((region.lo()[d] - home.lo()[d]) * strides[d]) as u64).sum();
         let start: usize = (0..ndim).map(|d| (region.lo()[d] - want.lo()[d]) * to.1[d]).sum();
         let dims = (0..ndim).map(|d| (region.len(d), strides[d] as u64, to.1[d]));
-        Nest::new(size, piece.tile.holder.offset + from, to.0 + start, dims)
+        let nest = Nest::new(size, piece.tile.holder.offset + from, to.0 + start, dims);
+        let read = nest.read(&*self.file(piece.tile.holder.file)?, out, scratch);
+        read.map_err(|error| named(error, key, &self.source().sums))
     }
 
-    fn file(&self, number: usize) -> Result<Arc<dyn Reader>> {
+    /// Opens a file to read tensors from, or finds it open.
+    pub(crate) fn file(&self, number: usize) -> Result<Arc<dyn Reader>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = open.iter().position(|(other, _)| *other == number) {
             let found = open.remove(at);
@@ -123,27 +142,11 @@ impl<'s> Feed<'s> {
             open.push(found);
             return Ok(file);
         }
-        let name = &self.source().files[number];
-        let file = self.source().reader(number)?;
-        let file: Arc<dyn Reader> = match self.source().sums.get(name) {
-            Some(sums) => Arc::new(Verified::new(file, sums.clone())),
-            None => Arc::from(file),
-        };
+        let file: Arc<dyn Reader> = Arc::from(self.source().reader(number)?);
         if open.len() == OPEN {
             open.remove(0);
         }
         open.push((number, file.clone()));
         Ok(file)
-    }
-}
-
-/// Damage with the name of the tensor that was being read.
-pub(crate) fn named(error: Error, key: &Key, sums: &BTreeMap<String, Arc<FileSums>>) -> Error {
-    match error {
-        Error::Store(planaria_store::Error::Checksum { name, start, end, found, expected }) => {
-            let block = start / sums.get(&name).map_or(1, |sums| sums.block);
-            Error::Damaged { tensor: key.to_string(), file: name, block, start, end, found, expected }
-        }
-        other => other,
     }
 }

@@ -2,7 +2,5 @@
 
 mod feed;
 mod nest;
-mod verified;
 
-pub(crate) use feed::named;
 pub use feed::{Feed, row_strides};

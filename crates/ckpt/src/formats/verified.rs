@@ -1,9 +1,11 @@
 //! A file whose blocks have checksums: every block is checked before the first byte of it is handed out, and read
 //! once even where neighbours share it.
 
-use crate::formats::FileSums;
+use super::ours::FileSums;
+use super::source::Key;
+use crate::error;
 use planaria_store::{Reader, Result, Staging, checksum};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -158,6 +160,17 @@ impl Reader for Verified {
             return Ok((straight.start - start) as usize + read);
         }
         Ok((end - start) as usize)
+    }
+}
+
+/// Damage with the name of the tensor that was being read.
+pub(crate) fn named(found: error::Error, key: &Key, sums: &BTreeMap<String, Arc<FileSums>>) -> error::Error {
+    match found {
+        error::Error::Store(planaria_store::Error::Checksum { name, start, end, found, expected }) => {
+            let block = start / sums.get(&name).map_or(1, |sums| sums.block);
+            error::Error::Damaged { tensor: key.to_string(), file: name, block, start, end, found, expected }
+        }
+        other => other,
     }
 }
 
