@@ -3,7 +3,7 @@
 use anyhow::Result;
 use planaria::train::Config;
 use planaria::train::config::Sources;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A run as the command line describes it.
 #[derive(Debug, clap::Args)]
@@ -20,6 +20,11 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// The configuration's file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.config
+    }
+
     /// The file with the changes of the environment and of the command line.
     pub(crate) fn config(&self) -> Result<Config> {
         let sources = Sources::file(&self.config).variables(std::env::vars()).set(self.set.clone());

@@ -33,6 +33,19 @@ pub(crate) fn check(path: &Path, existing: Existing) -> Result<()> {
     }
 }
 
+/// Refuses to write over a file that is read, also where `--yes` was given.
+pub(crate) fn apart<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
+    let Ok(there) = fs::canonicalize(path) else { return Ok(()) };
+    let is_read = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == there);
+    match inputs.into_iter().any(is_read) {
+        false => Ok(()),
+        true => {
+            let message = format!("'{}' is what this command reads", path.display());
+            Err(Failure::usage(message).hint("choose another name").into())
+        }
+    }
+}
+
 /// Writes a file.
 pub(crate) fn write(path: &Path, existing: Existing, bytes: &[u8]) -> Result<()> {
     let failed = || format!("cannot write '{}'", path.display());
@@ -104,6 +117,21 @@ fn occupied(path: &Path, existing: Existing) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_read_is_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let (read, link) = (folder.path().join("read"), folder.path().join("link"));
+        fs::write(&read, "theirs").unwrap();
+        std::os::unix::fs::symlink(&read, &link).unwrap();
+        let roundabout = folder.path().join("../").join(folder.path().file_name().unwrap()).join("read");
+        for output in [&read, &link, &roundabout] {
+            let error = apart(output, [read.as_path()]).unwrap_err().to_string();
+            assert!(error.contains("is what this command reads"), "{error}");
+        }
+        apart(&folder.path().join("new"), [read.as_path()]).unwrap();
+        apart(&read, [folder.path()]).unwrap();
+    }
 
     #[test]
     fn what_came_meanwhile_is_kept_unless_it_may_be_replaced() {

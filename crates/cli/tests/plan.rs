@@ -30,6 +30,21 @@ fn plan(args: &[&str]) -> Output {
 }
 
 #[test]
+fn sizes_beyond_all_machines_are_refused() {
+    let huge = "4611686018427387904";
+    let set = |key: &str, value: &str| ["--set".to_string(), format!("train.{key}={value}")];
+    for value in [huge, "16777216"] {
+        let args: Vec<String> = [set("global_batch", value), set("micro_batch", value)].concat();
+        let args: Vec<&str> =
+            args.iter().map(String::as_str).chain(["--set", "data.sequence=131072"]).collect();
+        let refused = plan(&args);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains("`train.global_batch` is"), "{said}");
+    }
+}
+
+#[test]
 fn a_plan_is_shown_and_counted_without_data() {
     let shown = plan(&[]);
     let text = String::from_utf8(shown.stdout).unwrap();

@@ -82,6 +82,11 @@ fn text_becomes_a_token_file_or_a_named_line() {
     assert_eq!((code, printed.as_str()), (0, "14 tokens in 3 documents, 120 B, in all.tokens\n"), "{said}");
     let (code, _, said) = out(&planaria(here, &args));
     assert!(code == 2 && said.contains("--yes"), "{said}");
+    let before = fs::read(here.join("b.jsonl")).unwrap();
+    let over = ["tokenize", "b.jsonl", "--field", "body", "-o", "./b.jsonl", "--yes"];
+    let (code, _, said) = out(&planaria(here, &over));
+    assert!(code == 2 && said.contains("is what this command reads"), "{said}");
+    assert_eq!(fs::read(here.join("b.jsonl")).unwrap(), before);
     let (code, _, said) = out(&planaria(here, &["tokenize", "b.jsonl", "-o", "bad.tokens"]));
     assert_eq!(code, 3);
     assert!(said.contains("b.jsonl:1: there is no field 'text'; the line has 'body'"), "{said}");

@@ -46,6 +46,13 @@ fn programs_with_open_sizes_go_through_every_verb() {
     assert!(succeed(&["program", "verify", text(&decode)]).starts_with("sound:"));
     succeed(&["program", "show", text(&decode), "--svg", text(&at("d.svg"))]);
     assert!(fs::read_to_string(at("d.svg")).unwrap().ends_with("</svg>\n"));
+    // A file of somebody else stays, whatever its name.
+    fs::create_dir(at("theirs")).unwrap();
+    fs::write(at("theirs/manifest.json"), "mine").unwrap();
+    let ran = planaria(&["program", "import", text(&decode), text(&at("theirs"))]);
+    assert!(ran.code != Some(0) && ran.err.contains("manifest.json' is there already"), "{}", ran.err);
+    assert_eq!(fs::read_to_string(at("theirs/manifest.json")).unwrap(), "mine");
+    assert_eq!(fs::read_dir(at("theirs")).unwrap().count(), 1);
     succeed(&["program", "import", text(&decode), text(&at("ours"))]);
     succeed(&["program", "export", text(&at("ours")), text(&at("p.json"))]);
     assert_eq!(

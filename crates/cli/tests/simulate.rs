@@ -53,6 +53,7 @@ fn mistakes_are_told_with_what_to_do() {
     with(&["--mtbf", "4x"], "'x' is not a unit");
     with(&["--tiers", "tape=3"], "folder, memory, peer, local and remote");
     with(&["--days", "0"], "above 0");
+    with(&["--days", "1e9", "--mtbf", "1h"], "fewer days, or longer between them");
 }
 
 #[test]

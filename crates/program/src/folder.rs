@@ -81,10 +81,12 @@ const SCHEMA: &str = "planaria/program";
 /// Parameters that are missing, a folder that is whole already, and what the store says.
 pub fn save_folder(store: &dyn Store, folder: &str, program: &Program, state: &ProgramState) -> Result<()> {
     let at = |name: &str| join(folder, name);
-    if store.exists(&at(COMMIT))? {
-        return Err(Error::State {
-            what: format!("'{folder}' holds a program already; choose another folder"),
-        });
+    // Also without the mark: files of these names may be anybody's.
+    for name in [COMMIT, PROGRAM, PARAMETERS, MANIFEST] {
+        if store.exists(&at(name))? {
+            let what = format!("'{}' is there already; choose another folder", at(name));
+            return Err(Error::State { what });
+        }
     }
     let text = paddle::write(program);
     store.write(&at(PROGRAM), text.as_bytes())?;

@@ -78,6 +78,10 @@ pub fn write(run: &Path, out: &Output<'_>, which: Which, step: Option<u64>) -> R
         Which::Kept(number) if number < averages.len() => {
             Made { step: at, from: vec![(at, number, 1.0)], error: 0.0 }
         }
+        Which::Kept(_) if averages.is_empty() => {
+            let expected = "a run that keeps averages: set `optim.ema` or `optim.averages`".into();
+            return Err(Error::Value { key: "averages".into(), found: "none".into(), expected });
+        }
         Which::Kept(number) => {
             let expected = format!("below {}, the averages that the run kept", averages.len());
             return Err(Error::Value { key: "number".into(), found: number.to_string(), expected });

@@ -84,6 +84,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
             let message = format!("'{}' ends neither in .npy nor in .jsonl", path.display());
             return Err(Failure::usage(message).into());
         }
+        target::apart(path, [args.file.as_path()])?;
         target::check(path, existing)?;
     }
     let encoder = Encoder::open(&args.model)?.device(args.device).precision(args.precision.into());

@@ -1,10 +1,11 @@
 //! `planaria export`: the metrics of a run for other programs.
 
 use crate::exit::Exit;
+use crate::quantity::count;
 use crate::target::{self, Existing};
 use crate::terminal::Terminal;
 use anyhow::Result;
-use planaria::telemetry::History;
+use planaria::telemetry::{History, METRICS};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -27,7 +28,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
+    if let Some(path) = &args.output {
+        target::apart(path, [args.run.as_path(), &args.run.join(METRICS)])?;
+    }
     let history = History::read(&args.run)?;
+    if history.damaged > 0 {
+        let lines = count(usize::try_from(history.damaged).unwrap_or(usize::MAX), "line");
+        terminal.warn(format!("left out {lines} that could not be read"));
+    }
     let mut text = String::new();
     for row in history.wandb_rows() {
         writeln!(text, "{row}")?;

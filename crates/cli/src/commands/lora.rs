@@ -11,6 +11,7 @@ use planaria::merge::{
     AdapterLayout, CombineOptions, ExtractOptions, Majority, Options, combine, convert_adapter, extract,
     originals, plan_adapted, unmerge,
 };
+use std::path::Path;
 
 /// Work with LoRA adapters
 #[derive(Debug, clap::Args)]
@@ -211,6 +212,11 @@ fn merge_into(args: &Merge, terminal: &mut Terminal) -> Result<Exit> {
         if Started::find()?.processes().is_some() {
             let message = "--originals is for one process, and this is one of several";
             return Err(Failure::usage(message).hint("merge without `planaria launch`").into());
+        }
+        let (kept, out) = (Path::new(folder), Path::new(&args.out));
+        if kept.starts_with(out) || out.starts_with(kept) {
+            let message = format!("'{folder}' and '{}' are one inside the other", args.out);
+            return Err(Failure::usage(message).hint("keep the originals in another folder").into());
         }
         // Nothing is kept for a result that cannot be written, and no result appears before what it needs is kept.
         ready(&merge, &args.out, &args.output)?;

@@ -31,7 +31,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let existing = Existing::from_yes(args.yes);
-    args.output.as_ref().map_or(Ok(()), |path| target::check(path, existing))?;
+    if let Some(path) = &args.output {
+        target::apart(path, [args.job.file()])?;
+        target::check(path, existing)?;
+    }
     let config = args.job.config()?;
     // On the disk that checkpoints of the run go to.
     let runs = &config.log.dir;

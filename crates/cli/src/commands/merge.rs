@@ -220,12 +220,19 @@ pub(super) fn carry_out(
     Ok(Exit::Success)
 }
 
+/// What a merge needs for its blocks.
+const LEAST_MEMORY: u64 = 32_000_000;
+
 /// How a result is written and where, checked before anything is.
 pub(super) fn ready<'m>(
     merge: &'m Merge,
     target: &str,
     output: &Output,
 ) -> Result<(Conversion<'m>, OutputFolder)> {
+    if output.memory.0 < LEAST_MEMORY {
+        let message = format!("{} of memory are too few to merge in", Bytes(output.memory.0));
+        return Err(Failure::usage(message).hint(format!("give at least {}", Bytes(LEAST_MEMORY))).into());
+    }
     // Half of the memory holds blocks of inputs, half what is made of them.
     let options = ConvertOptions {
         max_shard_size: output.max_shard_size.0,

@@ -116,6 +116,7 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
 fn show(args: &Show, terminal: &mut Terminal) -> Result<Exit> {
     let program = read_program(&args.program)?;
     if let Some(path) = &args.svg {
+        target::apart(path, [args.program.as_ref()])?;
         target::write(path, Existing::from_yes(args.yes), program::svg(&program).as_bytes())?;
         terminal.line(path.display())?;
     } else if terminal.json {

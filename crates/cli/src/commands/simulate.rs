@@ -82,7 +82,10 @@ impl FromStr for Tier {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let existing = Existing::from_yes(args.yes);
-    args.svg.as_ref().map_or(Ok(()), |path| target::check(path, existing))?;
+    if let Some(path) = &args.svg {
+        target::apart(path, args.costs.as_deref().into_iter().chain([args.job.file()]))?;
+        target::check(path, existing)?;
+    }
     let mut config = args.job.config()?;
     place(&mut config, &args.tiers);
     let costs = costs(args)?;
@@ -122,8 +125,7 @@ fn costs(args: &Args) -> Result<Costs> {
         (Some(path), _) => Costs::read(path)?,
         (None, Some(flops)) => Costs::new(flops),
         (None, None) => {
-            let hint =
-                "give --costs FILE that `planaria measure CONFIG -o FILE` wrote, or --flops and --link";
+            let hint = "give --costs FILE that `planaria measure CONFIG -o FILE` wrote; --flops and --link change what it says";
             return Err(Failure::usage("nothing says what work costs").hint(hint).into());
         }
     };

@@ -7,7 +7,7 @@ use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Turn text into a token file
 #[derive(Debug, clap::Args)]
@@ -66,6 +66,7 @@ impl From<KindName> for SourceKind {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let existing = Existing::from_yes(args.yes);
+    target::apart(&args.output, args.text.iter().chain([&args.tokenizer]).map(Path::new))?;
     target::check(&args.output, existing)?;
     let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
     let special = if args.parse_special { SpecialText::Parse } else { SpecialText::Plain };

@@ -167,6 +167,10 @@ impl Config {
         self.optim.check()?;
         self.lora.as_ref().map_or(Ok(()), LoraSection::check)?;
         self.train.check()?;
+        // What is computed with these sizes stays far from overflow.
+        let tokens = self.train.global_batch.max(self.train.micro_batch) * data.sequence;
+        let expected = "at most 1099511627776 tokens a step, with `data.sequence`";
+        require("train.global_batch", tokens <= 1 << 40, tokens, expected)?;
         let measured = self.train.eval_every == 0 || data.held_out > 0.0 || !data.eval.is_empty();
         require(
             "train.eval_every",

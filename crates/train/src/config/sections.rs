@@ -285,8 +285,12 @@ impl TrainSection {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        require("train.global_batch", self.global_batch > 0, self.global_batch, "at least 1")?;
-        require("train.micro_batch", self.micro_batch > 0, self.micro_batch, "at least 1")?;
+        for (key, samples) in
+            [("train.global_batch", self.global_batch), ("train.micro_batch", self.micro_batch)]
+        {
+            let expected = format!("from 1 to {MOST_SAMPLES}");
+            require(key, (1..=MOST_SAMPLES).contains(&samples), samples, &expected)?;
+        }
         require("train.zero", self.zero <= 3, self.zero, "0, 1, 2 or 3")?;
         require("train.bucket_bytes", self.bucket_bytes > 0, self.bucket_bytes, "at least 1")?;
         require("train.chunks", (1..=64).contains(&self.chunks), self.chunks, "from 1 to 64")?;
@@ -461,3 +465,6 @@ impl SamplesSection {
         )
     }
 }
+
+/// Samples of a step.
+const MOST_SAMPLES: usize = 1 << 24;

@@ -89,6 +89,8 @@ pub(super) struct Told {
     /// Seconds from failures to the first step after.
     pub(super) recovery: f64,
     pub(super) stretches: Vec<Stretch>,
+    /// More happens than was looked at.
+    pub(super) is_cut_off: bool,
 }
 
 impl Told {
@@ -146,8 +148,14 @@ pub(super) struct Course<'a> {
     writing: Option<Writing>,
     committed: Vec<Option<Mark>>,
     traced: bool,
+    events: u64,
     told: Told,
 }
+
+/// A course ends after so many saves, failures and stretches of work: some seconds of ours.
+const MOST_EVENTS: u64 = 10_000_000;
+/// A picture shows no more than these.
+pub(super) const MOST_STRETCHES: usize = 1 << 18;
 
 impl<'a> Course<'a> {
     pub(super) fn new(setup: &'a Setup, failures: &'a Failures, seed: u64) -> Course<'a> {
@@ -163,6 +171,7 @@ impl<'a> Course<'a> {
             writing: None,
             committed: vec![None; setup.places.len()],
             traced: false,
+            events: 0,
             told: Told { saved: vec![0; setup.places.len()], ..Told::default() },
             setup,
         }
@@ -173,8 +182,10 @@ impl<'a> Course<'a> {
         Course { traced: true, ..self }
     }
 
+    /// To the end, or to the last event.
     pub(super) fn run(mut self) -> Told {
-        while self.go_on() != Flow::Over {}
+        while self.events < MOST_EVENTS && self.go_on() != Flow::Over {}
+        self.told.is_cut_off = self.events >= MOST_EVENTS;
         self.told.seconds = self.now;
         self.told.steps = self.step;
         self.told
@@ -235,6 +246,7 @@ impl<'a> Course<'a> {
 
     /// Lets time pass until something happens; training has so much work to do at its full speed, or stands.
     fn pass(&mut self, work: Option<f64>) -> Came {
+        self.events += 1;
         let drag =
             self.writing.as_ref().and_then(|w| w.to.first()).map_or(0.0, |&to| self.setup.places[to].drag);
         let rate = if work.is_some() { 1.0 / (1.0 + drag) } else { 0.0 };
@@ -271,7 +283,7 @@ impl<'a> Course<'a> {
     }
 
     fn trace(&mut self, doing: Doing, start: f64, end: f64) {
-        if self.traced && end > start {
+        if self.traced && end > start && self.told.stretches.len() < MOST_STRETCHES {
             self.told.stretches.push(Stretch { doing, start, end });
         }
     }

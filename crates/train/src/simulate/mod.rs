@@ -184,6 +184,13 @@ impl Simulated {
         let state = state_bytes(config, model)?;
         let setup = setup(config, costs, options, (step.seconds(), state))?;
         let told = Course::new(&setup, &options.failures, options.seed).traced().run();
+        if told.is_cut_off {
+            let key = "the time to simulate".into();
+            let found =
+                format!("{} s, of which {:.0} s have {} steps", setup.end, told.seconds, told.executed);
+            let expected = "fewer saves and failures: fewer days, or longer between them".into();
+            return Err(Error::Value { key, found, expected });
+        }
         let places = (0..setup.places.len()).map(|place| place_told(&setup, place, &told, &options.failures));
         let Plan { ranks, ref mesh, parameters, tokens, ref schedule, .. } = planned.plan;
         let needs = planned.plan.stages.iter().map(|rank| StageNeeds {
@@ -215,6 +222,11 @@ impl Simulated {
 
     /// The pipeline of a step and the course of the run, as an SVG document.
     pub fn to_svg(&self) -> Result<String> {
+        if self.traced.stretches.len() >= course::MOST_STRETCHES {
+            let (key, found) = ("the time to draw".into(), format!("{} s", self.seconds));
+            let expected = "less of it, or fewer saves and failures".into();
+            return Err(Error::Value { key, found, expected });
+        }
         picture::draw(self)
     }
 }
