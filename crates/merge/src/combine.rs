@@ -2,10 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::merge::{Merge, Options};
+use crate::method::Range;
 use crate::method::sparsify::Stream;
 use crate::model::adapter::{Adapter, Parts};
 use crate::result::Outcome;
 use crate::values::{Held, Values, whole};
+use extents::{extents, ranks, useful, widest};
 use planaria_array::promote;
 use planaria_layout::{DType, Shape};
 use planaria_nn::lora::{LoraConfig, Names, PREFIX};
@@ -14,6 +16,8 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
+
+mod extents;
 
 /// What is pruned before things are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,11 +156,15 @@ struct Combined<'a> {
     rank: usize,
 }
 
+/// Tensors by name.
+type Tensors = Vec<(String, Arc<dyn Values>)>;
+
 /// Combines adapters, each with a weight, into one whose factors count as they are. Factors are read here and kept.
 pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Options) -> Result<Merge> {
     if adapters.is_empty() {
         return Err(Error::request("no adapter is given; name at least one"));
     }
+    check(adapters, asked)?;
     let mut inputs = Vec::new();
     for (path, weight) in adapters {
         let adapter = Adapter::open(path, &options.root)?;
@@ -169,13 +177,11 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
     if inputs.len() == 1 && !exact {
         asked = CombineOptions { combination: "linear".parse()?, ..asked };
     }
-    if asked.combination.prune != Prune::Nothing && (asked.density.is_nan() || asked.density <= 0.0) {
-        return Err(Error::request(format!(
-            "a density of {} leaves nothing; choose one above 0",
-            asked.density
-        )));
+    if asked.combination.prune != Prune::Nothing && asked.density == 0.0 {
+        return Err(Error::request("a density of 0 leaves nothing; choose one above 0"));
     }
-    let ranks: Vec<usize> = inputs.iter().map(|input| input.adapter.config().r as usize).collect();
+    let all: Vec<BTreeMap<String, Parts>> = inputs.iter().map(|input| input.adapter.modules()).collect();
+    let ranks = ranks(&inputs, &all)?;
     let same = ranks.iter().all(|rank| *rank == ranks[0]);
     if !same && !asked.combination.cat && !asked.combination.products {
         let what = format!(
@@ -183,11 +189,17 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
         );
         return Err(Error::request(what));
     }
-    let all: Vec<BTreeMap<String, Parts>> = inputs.iter().map(|input| input.adapter.modules()).collect();
+    let mut warnings = Vec::new();
     let rank = match asked.combination {
-        Combination { cat: true, .. } if exact => widest(&all),
+        Combination { cat: true, .. } if exact => widest(&all)?,
         Combination { cat: true, .. } => ranks.iter().sum(),
-        Combination { products: true, .. } => asked.rank.unwrap_or(ranks.iter().copied().max().unwrap_or(1)),
+        Combination { products: true, .. } => {
+            let rank = asked.rank.unwrap_or(ranks.iter().copied().max().unwrap_or(1));
+            let most = useful(&all, asked.combination)?.unwrap_or(rank);
+            let told = format!("a rank of {rank} is more than any module can have; it is {most}");
+            warnings.extend((rank > most).then_some(told));
+            rank.min(most)
+        }
         _ => ranks[0],
     };
     if rank == 0 {
@@ -200,16 +212,27 @@ pub fn combine(adapters: &[(String, f64)], asked: &CombineOptions, options: &Opt
         tensors.extend(of_module(module, &parts, &inputs, &asked, rank)?);
     }
     let config = config(&inputs, rank)?;
-    finish(inputs, tensors, config, options)
+    finish(inputs, (tensors, warnings), config, options)
 }
 
-/// The largest rank that any module has in all adapters together: patterns give some more than the adapters say.
-fn widest(all: &[BTreeMap<String, Parts>]) -> usize {
-    let mut ranks: BTreeMap<&String, usize> = BTreeMap::new();
-    for (module, parts) in all.iter().flatten() {
-        *ranks.entry(module).or_default() += parts.down.as_ref().map_or(0, |down| down.shape()[0]);
+/// Refuses numbers that say nothing.
+fn check(adapters: &[(String, f64)], asked: &CombineOptions) -> Result<()> {
+    if let Some((path, weight)) = adapters.iter().find(|(_, weight)| !weight.is_finite()) {
+        return Err(Error::model(path, format!("its weight is {weight}; write {}", Range::Finite)));
     }
-    ranks.into_values().max().unwrap_or(0)
+    if !Range::Share.has(asked.density) {
+        let (density, share) = (asked.density, Range::Share);
+        return Err(Error::request(format!(
+            "{density} is not a density that pruning can keep; choose {share}"
+        )));
+    }
+    match asked.clamp.filter(|clamp| !Range::Share.has(*clamp)) {
+        None => Ok(()),
+        Some(clamp) => Err(Error::request(format!(
+            "{clamp} is not a quantile to clamp factors at (svd-clamp); choose {}",
+            Range::Share
+        ))),
+    }
 }
 
 /// The tensors of one module.
@@ -219,8 +242,8 @@ fn of_module(
     inputs: &[Input],
     asked: &CombineOptions,
     rank: usize,
-) -> Result<Vec<(String, Arc<dyn Values>)>> {
-    let mut tensors: Vec<(String, Arc<dyn Values>)> = Vec::new();
+) -> Result<Tensors> {
+    let mut tensors = Tensors::new();
     let there = || parts.iter().flatten();
     let wholes: BTreeSet<&String> = there().flat_map(|parts| parts.whole.keys()).collect();
     for last in wholes {
@@ -243,12 +266,9 @@ fn of_module(
         tensors.push((format!("{PREFIX}{module}.base_layer.weight"), base));
     }
     let Some(first) = there().find(|parts| parts.down.is_some()) else { return Ok(tensors) };
-    let (Some(down), Some(up)) = (&first.down, &first.up) else {
-        return Err(Error::request(format!("'{module}' has one factor without the other")));
-    };
-    let (inner, out) = (down.shape()[1], up.shape()[0]);
+    let Some([_, inner, out]) = extents(module, first)? else { return Ok(tensors) };
     let mut combined = Combined { name: module, out, inner, sources: Vec::new(), asked, rank };
-    let mut dtype = down.dtype();
+    let mut dtype = first.down.as_ref().map_or(DType::F32, |down| down.dtype());
     for (number, (parts, input)) in parts.iter().zip(inputs).enumerate() {
         let Some(parts) = parts else { continue };
         let (Some(down), Some(up)) = (&parts.down, &parts.up) else { continue };
@@ -479,7 +499,7 @@ fn config(inputs: &[Input], rank: usize) -> Result<LoraConfig> {
 
 fn finish(
     inputs: Vec<Input>,
-    tensors: Vec<(String, Arc<dyn Values>)>,
+    (tensors, warnings): (Tensors, Vec<String>),
     config: LoraConfig,
     options: &Options,
 ) -> Result<Merge> {
@@ -492,6 +512,6 @@ fn finish(
     let read = inputs.iter().flat_map(|input| input.adapter.inputs()).collect();
     let donor = inputs.into_iter().next().map(|input| Arc::new(input.adapter.into_folder()));
     let donor = donor.ok_or_else(|| Error::request("no adapter is given; name at least one"))?;
-    let outcome = Outcome { files, ..Outcome::new(tensors, donor) }.all_by(&what);
+    let outcome = Outcome { files, warnings, ..Outcome::new(tensors, donor) }.all_by(&what);
     Merge::new(outcome, "adapter_model", read).finished(Vec::new(), options)
 }

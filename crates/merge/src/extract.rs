@@ -96,6 +96,10 @@ pub fn extract(model: &str, base: &str, asked: &ExtractOptions, options: &Option
     if asked.max_rank == 0 {
         return Err(Error::request("an adapter of rank 0 changes nothing; choose a larger rank"));
     }
+    if !asked.sv_epsilon.is_finite() {
+        let what = format!("the largest singular value that counts as zero is {}", asked.sv_epsilon);
+        return Err(Error::request(format!("{what}; choose a finite sv-epsilon, such as 1e-6")));
+    }
     let tuned = Model::open(&Reference::path(model), &options.root)?;
     let base = Model::open(&Reference::path(base), &options.root)?;
     let chosen = Chosen::new(asked)?;
@@ -169,10 +173,12 @@ fn held(values: Vec<f64>, shape: &[usize], dtype: DType) -> Result<Arc<dyn Value
 
 /// Refuses a rank for which a large change would have to be in memory.
 fn fits(module: &str, (rows, columns): (usize, usize), asked: &ExtractOptions) -> Result<()> {
-    match whole_bytes(rows, columns, asked.max_rank).filter(|bytes| *bytes as u64 > asked.memory) {
+    // There are no more than these.
+    let rank = asked.max_rank.min(rows).min(columns);
+    match whole_bytes(rows, columns, rank).filter(|bytes| *bytes as u64 > asked.memory) {
         None => Ok(()),
         Some(bytes) => {
-            let (rank, most) = (asked.max_rank, most_in_parts(rows, columns));
+            let most = most_in_parts(rows, columns);
             let what = format!(
                 "{rank} singular values of {rows} x {columns} are found in {bytes} bytes of memory, and there are to be {} at most; ask for a rank of at most {most}, or for that much memory",
                 asked.memory
@@ -284,11 +290,17 @@ impl Found {
         let biases = self.biases;
         self.tensors.retain(|(name, _)| adapted(name) && (biases || !name.ends_with(".lora_B.bias")));
         let most = self.ranks.values().copied().max().unwrap_or(1);
+        // A name also counts for those that end with it, unless it is held to the beginning.
+        let key = |module: &String| {
+            let end = format!(".{module}");
+            let ends = self.ranks.keys().any(|other| other.ends_with(&end));
+            if ends { format!("^{module}") } else { module.clone() }
+        };
         let others: Map<String, Value> = self
             .ranks
             .iter()
             .filter(|(_, rank)| **rank != most)
-            .map(|(module, rank)| (module.clone(), json!(rank)))
+            .map(|(module, rank)| (key(module), json!(rank)))
             .collect();
         let targets: BTreeSet<&str> = self.ranks.keys().map(|module| last_part(module)).collect();
         json!({

@@ -7,7 +7,7 @@ use crate::merge::{Merge, Options};
 use crate::merged::Merged;
 use crate::method::deltas::{Deltas, Divide, Elect, Rescale};
 use crate::method::sparsify::{Sparsify, Stream};
-use crate::method::{Ends, Rule, Slerp};
+use crate::method::{Ends, Range, Rule, Slerp, total};
 use crate::model::Model;
 use crate::passes::Inputs;
 use crate::recipe::Reference;
@@ -77,6 +77,14 @@ impl Config<'_> {
             value => value
                 .as_f64()
                 .ok_or_else(|| self.wrong(field, format!("`{field}` is {value}, which is not a number"))),
+        }
+    }
+
+    fn share(&self, field: &str, default: f64) -> Result<f64> {
+        let share = self.number(field, default)?;
+        match Range::Share.has(share) {
+            true => Ok(share),
+            false => Err(self.wrong(field, format!("`{field}` is {share}; write {}", Range::Share))),
         }
     }
 
@@ -320,7 +328,7 @@ fn rule(config: &Config<'_>, models: usize, streams: &[Stream]) -> Result<Box<dy
         return Ok(Box::new(Slerp { t, eps, parallel, ends: Ends::Others }));
     }
     let (thin, elects) = parts_of(method, config)?;
-    let (density, epsilon) = (config.number("reserve_p", 0.7)?, config.number("epsilon", 0.14)?);
+    let (density, epsilon) = (config.share("reserve_p", 0.7)?, config.number("epsilon", 0.14)?);
     let (divided, normalize) = (config.truth("rescale", true), config.truth("normalize", true));
     let elect = match (elects, config.text("ties_elect_type").unwrap_or("sum")) {
         (false, _) => Elect::Nobody,
@@ -331,6 +339,10 @@ fn rule(config: &Config<'_>, models: usize, streams: &[Stream]) -> Result<Box<dy
             return Err(config.wrong("ties_elect_type", what));
         }
     };
+    if normalize {
+        let sizes: Vec<f64> = weights.iter().map(|weight| weight.abs()).collect();
+        total(&sizes, "`normalize`").map_err(|error| config.wrong("weight_list", error.to_string()))?;
+    }
     if normalize && !elects {
         let sum: f64 = weights.iter().sum();
         if sum.abs() < 1e-12 {

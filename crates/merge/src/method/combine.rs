@@ -64,9 +64,32 @@ impl Linear {
                     format!("the weights {weights:?} have a sum of zero, and `normalize` divides by it");
                 return Err(Error::request(format!("{what}; set `normalize: false` or change a weight")));
             }
-            (true, _) => weights.iter().map(|weight| weight / sum).collect(),
+            (true, _) => shares(weights, "`normalize`")?,
         };
         Ok(Box::new(Weighted { weights }))
+    }
+}
+
+/// The sum of weights that something divides by. One that is not finite would leave nothing of any input.
+pub(crate) fn total(weights: &[f64], divider: &str) -> Result<f64> {
+    let sum: f64 = weights.iter().sum();
+    match sum.is_finite() {
+        true => Ok(sum),
+        false => Err(Error::request(format!(
+            "the weights {weights:?} have a sum of {sum}, and {divider} divides by it; write smaller ones"
+        ))),
+    }
+}
+
+/// Weights divided by their sum.
+fn shares(weights: &[f64], divider: &str) -> Result<Vec<f64>> {
+    let sum = total(weights, divider)?;
+    let shares: Vec<f64> = weights.iter().map(|weight| weight / sum).collect();
+    match shares.iter().all(|share| share.is_finite()) {
+        true => Ok(shares),
+        false => Err(Error::request(format!(
+            "the weights {weights:?} are {shares:?} once {divider} divides them by their sum; change a weight"
+        ))),
     }
 }
 
@@ -238,7 +261,7 @@ impl MultiSlerp {
                 format!("the weights {weights:?} have a sum of zero, and `normalize_weights` divides by it");
             return Err(Error::request(what));
         }
-        let weights = if normalize { weights.iter().map(|weight| weight / sum).collect() } else { weights };
+        let weights = if normalize { shares(&weights, "`normalize_weights`")? } else { weights };
         Ok(Box::new(MultiSlerp { weights, eps }))
     }
 }
@@ -309,7 +332,8 @@ impl Karcher {
             for &i in &used {
                 let cosine = gram.product(&mean, &unit(i)).clamp(-1.0, 1.0);
                 let angle = cosine.acos();
-                if angle < self.tolerance {
+                // Also where nothing is tolerated: of an angle of 0 the sine is 0 too.
+                if angle < self.tolerance || angle == 0.0 {
                     continue;
                 }
                 let factor = share * angle / angle.sin();
@@ -317,7 +341,7 @@ impl Karcher {
                 step.iter_mut().zip(&mean).for_each(|(step, mean)| *step -= factor * cosine * mean);
             }
             let length = norm(&step);
-            if length < self.tolerance {
+            if length < self.tolerance || length == 0.0 {
                 break;
             }
             let (sin, cos) = length.sin_cos();

@@ -4,13 +4,15 @@ mod combine;
 pub(crate) mod deltas;
 mod fusion;
 mod lines;
+mod range;
 mod ranks;
 mod shared;
 pub(crate) mod sparsify;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use combine::{Ends, Linear, Slerp, Weighted};
+pub(crate) use combine::{Ends, Linear, Slerp, Weighted, total};
+pub(crate) use range::Range;
 
 use crate::error::{Error, Result};
 use crate::passes::{Blocks, Inputs};
@@ -53,7 +55,7 @@ pub(crate) struct Parameter {
 /// What a parameter may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SettingKind {
-    Number,
+    Number(Range),
     Truth,
 }
 
@@ -159,19 +161,23 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     METHODS.iter().map(|method| method.name)
 }
 
-const fn number(name: &'static str, default: f64) -> Parameter {
-    Parameter { name, kind: SettingKind::Number, default: Default::Value(default) }
+const fn number(name: &'static str, default: f64, range: Range) -> Parameter {
+    Parameter { name, kind: SettingKind::Number(range), default: Default::Value(default) }
+}
+
+const fn given(name: &'static str, default: Default) -> Parameter {
+    Parameter { name, kind: SettingKind::Number(Range::Finite), default }
 }
 
 const fn truth(name: &'static str, default: bool) -> Parameter {
     Parameter { name, kind: SettingKind::Truth, default: Default::Value(if default { 1.0 } else { 0.0 }) }
 }
 
-const WEIGHT: Parameter = Parameter { name: "weight", kind: SettingKind::Number, default: Default::Required };
-const T: Parameter = Parameter { name: "t", kind: SettingKind::Number, default: Default::Required };
-const SCALE: Parameter = Parameter { name: "scale", kind: SettingKind::Number, default: Default::None };
-const DENSITY: Parameter = number("density", 1.0);
-const LAMBDA: Parameter = number("lambda", 1.0);
+const WEIGHT: Parameter = given("weight", Default::Required);
+const T: Parameter = given("t", Default::Required);
+const SCALE: Parameter = given("scale", Default::None);
+const DENSITY: Parameter = number("density", 1.0, Range::Share);
+const LAMBDA: Parameter = number("lambda", 1.0, Range::Finite);
 const INT8: Parameter = truth("int8_mask", false);
 
 const fn method(
@@ -190,8 +196,8 @@ const DROPPED: &[Parameter] = &[WEIGHT, DENSITY];
 const NORMALIZED: &[Parameter] = &[truth("normalize", true), truth("rescale", false), LAMBDA, INT8];
 const SUMMED: &[Parameter] = &[truth("normalize", false), truth("rescale", false), LAMBDA, INT8];
 const RESCALED: &[Parameter] = &[truth("normalize", false), truth("rescale", true), LAMBDA, INT8];
-const DELLA: &[Parameter] = &[WEIGHT, DENSITY, number("epsilon", 0.15)];
-const BREADCRUMBS: &[Parameter] = &[WEIGHT, DENSITY, number("gamma", 0.01)];
+const DELLA: &[Parameter] = &[WEIGHT, DENSITY, number("epsilon", 0.15, Range::Finite)];
+const BREADCRUMBS: &[Parameter] = &[WEIGHT, DENSITY, number("gamma", 0.01, Range::Share)];
 
 const METHODS: &[Method] = &[
     method("linear", (BaseUse::Plain, Count::AtLeast(1)), &[WEIGHT], &[truth("normalize", true)], |g| {
@@ -211,20 +217,15 @@ const METHODS: &[Method] = &[
         "multislerp",
         (BaseUse::Optional, Count::AtLeastBeside(1)),
         &[WEIGHT],
-        &[truth("normalize_weights", true), number("eps", 1e-8)],
+        &[truth("normalize_weights", true), number("eps", 1e-8, Range::Bound)],
         |g| MultiSlerp::rule(g.each("weight"), g.truth("normalize_weights"), g.number("eps")),
     ),
     method(
         "karcher",
         (BaseUse::Plain, Count::AtLeast(1)),
         &[],
-        &[number("max_iter", 10.0), number("tol", 1e-5)],
-        |g| {
-            Ok(Box::new(Karcher {
-                steps: g.number("max_iter").max(0.0) as usize,
-                tolerance: g.number("tol"),
-            }))
-        },
+        &[number("max_iter", 10.0, Range::Steps), number("tol", 1e-5, Range::Bound)],
+        |g| Ok(Box::new(Karcher { steps: g.number("max_iter") as usize, tolerance: g.number("tol") })),
     ),
     method("task_arithmetic", TASK, DROPPED, SUMMED, |g| {
         deltas(g, Elect::Nobody, |_, _| Ok(Sparsify::Nothing))
@@ -247,19 +248,23 @@ const METHODS: &[Method] = &[
             Box::new(ModelStock)
         })
     }),
-    method("sce", TASK, &[], &[number("select_topk", 1.0), INT8], |g| {
+    method("sce", TASK, &[], &[number("select_topk", 1.0, Range::Share), INT8], |g| {
         Ok(Box::new(Sce { part: g.number("select_topk") }))
     }),
     method("arcee_fusion", PAIR, &[], &[], |_| Ok(Box::new(ArceeFusion))),
     method("nearswap", PAIR, &[], &[T], |g| Ok(Box::new(NearSwap { t: g.number("t") }))),
-    method("ram", TASK, &[], &[number("epsilon", 1e-5)], |g| {
+    method("ram", TASK, &[], &[number("epsilon", 1e-5, Range::Finite)], |g| {
         Ok(Box::new(Ram { epsilon: g.number("epsilon"), boost: None }))
     }),
     method(
         "ramplus_tl",
         TASK,
         &[],
-        &[number("epsilon", 1e-5), number("r", 0.1), number("alpha", 0.2)],
+        &[
+            number("epsilon", 1e-5, Range::Finite),
+            number("r", 0.1, Range::Finite),
+            number("alpha", 0.2, Range::Finite),
+        ],
         |g| {
             Ok(Box::new(Ram {
                 epsilon: g.number("epsilon"),
@@ -279,7 +284,12 @@ fn nuslerp(g: &Given) -> Result<Box<dyn Rule>> {
         return Err(Error::request("nuslerp takes two models beside the base"));
     };
     let (first, second) = (weights[first], weights[second]);
-    let t = if (first + second).abs() < 1e-6 { 0.5 } else { second / (first + second) };
+    let sum = total(&[first, second], "nuslerp")?;
+    let t = if sum.abs() < 1e-6 { 0.5 } else { second / sum };
+    if !t.is_finite() {
+        let what = format!("the weights {first:?} and {second:?} almost cancel: a share of their sum is {t}");
+        return Err(Error::request(format!("{what}; change a weight")));
+    }
     let along = match (g.truth("nuslerp_flatten"), g.truth("nuslerp_row_wise")) {
         (true, _) => Along::All,
         (false, false) => Along::Last,
@@ -289,9 +299,17 @@ fn nuslerp(g: &Given) -> Result<Box<dyn Rule>> {
 }
 
 fn deltas(g: &Given, elect: Elect, sparsify: fn(&Given, usize) -> Result<Sparsify>) -> Result<Box<dyn Rule>> {
-    let others = g.others();
+    let (others, weights) = (g.others(), g.each("weight"));
+    if g.truth("normalize") {
+        // Where signs are elected, those that agree may be any of them.
+        let sized = |&number: &usize| match elect {
+            Elect::Nobody => weights[number],
+            _ => weights[number].abs(),
+        };
+        total(&others.iter().map(sized).collect::<Vec<_>>(), "`normalize`")?;
+    }
     Ok(Box::new(Deltas {
-        weights: g.each("weight"),
+        weights,
         sparsify: others.iter().map(|&number| sparsify(g, number)).collect::<Result<_>>()?,
         rescale: if g.truth("rescale") { Rescale::Magnitudes } else { Rescale::Never },
         elect,
@@ -321,9 +339,12 @@ fn random(g: &Given, input: usize) -> Sparsify {
 
 fn ranked(g: &Given, input: usize) -> Result<Sparsify> {
     let (density, epsilon) = (density(g, input), lookup(&g.per_input[input], "epsilon").unwrap_or(0.0));
-    if density > 0.0 && density < 1.0 && (density - epsilon <= 0.0 || density + epsilon >= 1.0) {
+    let outside = density - epsilon <= 0.0 || density + epsilon >= 1.0;
+    // A negative one favours the small, and its ends may be certain.
+    let turned = density + epsilon < 0.0 || density - epsilon > 1.0;
+    if density > 0.0 && density < 1.0 && (outside || turned) {
         return Err(Error::request(format!(
-            "density {density} with epsilon {epsilon}: density - epsilon must be above 0 and density + epsilon below 1"
+            "density {density} with epsilon {epsilon}: density - epsilon and density + epsilon must lie between 0 and 1; choose a smaller epsilon"
         )));
     }
     Ok(Sparsify::Ranked { density, epsilon, stream: g.streams[input] })

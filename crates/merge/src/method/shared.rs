@@ -164,7 +164,8 @@ impl Rule for Ram {
                 let shared: usize = counted.iter().map(|counts| counts[number].0).sum();
                 let unique: usize = counted.iter().map(|counts| counts[number].1).sum();
                 let ratio = shared as f64 / (unique as f64).max(self.epsilon);
-                *boost = 1.0 + strength * ratio.clamp(0.0, limit);
+                // A limit below 0 wins, as in torch.
+                *boost = 1.0 + strength * ratio.max(0.0).min(limit);
             }
         }
         Ok(Box::new(ready))

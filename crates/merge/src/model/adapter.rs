@@ -7,6 +7,7 @@ use crate::error::{Error, Result, nearest};
 use crate::input::Input;
 use crate::values::{Values, cast};
 use planaria_nn::lora::{Factors, LoraConfig, PREFIX, Tokens};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -64,7 +65,10 @@ impl Adapter {
             return Adapter::of_paddle(folder);
         };
         let config = LoraConfig::parse(&text).map_err(|error| Error::model(path, error.to_string()))?;
-        Ok(Adapter { folder, config })
+        let says_r = serde_json::from_str(&text).is_ok_and(|given: Value| given["r"].is_number());
+        let adapter = Adapter { folder, config };
+        adapter.check_ranks("adapter_config.json", says_r)?;
+        Ok(adapter)
     }
 
     /// Checkpoints that are read.

@@ -7,6 +7,7 @@ mod paddle;
 mod ranks;
 mod stacks;
 mod start;
+mod stated;
 
 pub(crate) use paddle::turned;
 

@@ -56,7 +56,9 @@ impl Adapter {
             ..LoraConfig::default()
         };
         config.check().map_err(|error| Error::model(&name, error.to_string()))?;
-        Ok(Adapter { folder, config })
+        let adapter = Adapter { folder, config };
+        adapter.check_ranks("lora_config.json", given["r"].is_number())?;
+        Ok(adapter)
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Parameters of experts in the order in which transformers registers them: peft nests its layers in it.
 const ORDER: [&str; 2] = ["gate_up_proj", "down_proj"];
 /// Where peft puts what a further parameter of a module is wrapped around.
-const INNER: &str = ".base_layer";
+pub(super) const INNER: &str = ".base_layer";
 
 /// The factors of one parameter.
 struct Stack {
@@ -206,7 +206,7 @@ impl Adapter {
     }
 
     /// Parameters of a module that are adapted, in the order in which peft wraps them.
-    fn parameters_of(&self, owner: &str) -> Vec<String> {
+    pub(super) fn parameters_of(&self, owner: &str) -> Vec<String> {
         let targets = self.config.target_parameters.iter().flatten();
         let own = targets.filter_map(|target| {
             let (before, parameter) = target.rsplit_once('.').unwrap_or(("", target));

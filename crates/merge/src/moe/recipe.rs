@@ -163,12 +163,13 @@ fn list(node: &Node, warnings: &mut Vec<String>) -> Result<Vec<Expert>> {
 }
 
 fn number(node: &Node) -> Result<f64> {
-    match &node.value {
-        Yaml::Float(value) => Ok(*value),
-        Yaml::Int(value) => Ok(*value as f64),
-        Yaml::Text(text) => text.parse().map_err(|_| node.wrong("a number")),
-        _ => Err(node.wrong("a number")),
-    }
+    let number = match &node.value {
+        Yaml::Float(value) => Some(*value),
+        Yaml::Int(value) => Some(*value as f64),
+        Yaml::Text(text) => text.parse().ok(),
+        _ => None,
+    };
+    number.filter(|number| number.is_finite()).ok_or_else(|| node.wrong("a finite number"))
 }
 
 fn expert(at: usize, node: &Node, warnings: &mut Vec<String>) -> Result<Expert> {

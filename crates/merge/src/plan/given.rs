@@ -58,7 +58,7 @@ impl Planner<'_> {
     ) -> Result<Option<f64>> {
         for settings in scopes.iter().flatten() {
             if let Some((scalar, line)) = settings.get(parameter.name, spot) {
-                return converted(parameter, &scalar, line).map(Some);
+                return converted(parameter, &scalar, whose.name, line).map(Some);
             }
         }
         match parameter.default {
@@ -81,16 +81,14 @@ impl Planner<'_> {
     }
 }
 
-fn converted(parameter: &Parameter, scalar: &Scalar, line: usize) -> Result<f64> {
-    let value = match parameter.kind {
-        SettingKind::Number => scalar.number(),
-        SettingKind::Truth => scalar.truth().map(|truth| f64::from(u8::from(truth))),
-    };
-    let expected = match parameter.kind {
-        SettingKind::Number => "a number",
-        SettingKind::Truth => "true or false",
-    };
-    value.ok_or_else(|| {
-        Error::recipe(line, format!("{} is '{scalar}', which is not {expected}", parameter.name))
+fn converted(parameter: &Parameter, scalar: &Scalar, whose: &str, line: usize) -> Result<f64> {
+    scalar.of_kind(parameter.kind).ok_or_else(|| {
+        let expected = match parameter.kind {
+            SettingKind::Number(range) if scalar.number().is_some() => range.to_string(),
+            SettingKind::Number(_) => "a number".to_string(),
+            SettingKind::Truth => "true or false".to_string(),
+        };
+        let what = format!("{} is '{scalar}' for {whose}; write {expected}", parameter.name);
+        Error::recipe(line, what)
     })
 }

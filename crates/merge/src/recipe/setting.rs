@@ -184,6 +184,14 @@ impl Scalar {
         }
     }
 
+    /// As what a parameter may be; truth values are 0 and 1.
+    pub(crate) fn of_kind(&self, kind: SettingKind) -> Option<f64> {
+        match kind {
+            SettingKind::Number(range) => self.number().filter(|value| range.has(*value)),
+            SettingKind::Truth => self.truth().map(|truth| f64::from(u8::from(truth))),
+        }
+    }
+
     /// As a truth value.
     pub(crate) fn truth(&self) -> Option<bool> {
         match self {
@@ -215,11 +223,7 @@ fn gradient(values: &[Scalar], spot: Spot<'_>) -> Option<Scalar> {
     let last = values.len().checked_sub(1)?;
     let at = spot.t * last as f64;
     let below = (at.floor() as usize).min(last);
-    let fits = |value: &Scalar| match spot.kind {
-        SettingKind::Number => value.number().is_some(),
-        SettingKind::Truth => value.truth().is_some(),
-    };
-    if let Some(wrong) = values.iter().find(|value| !fits(value)) {
+    if let Some(wrong) = values.iter().find(|value| value.of_kind(spot.kind).is_none()) {
         return Some(wrong.clone());
     }
     if spot.kind == SettingKind::Truth {
@@ -234,6 +238,7 @@ fn gradient(values: &[Scalar], spot: Spot<'_>) -> Option<Scalar> {
 mod tests {
     use super::super::yaml::documents;
     use super::*;
+    use crate::method::Range;
 
     fn of_kind(text: &str, name: &str, t: f64, kind: SettingKind) -> Option<Scalar> {
         let node = documents(text).unwrap().remove(0);
@@ -241,7 +246,7 @@ mod tests {
     }
 
     fn value(text: &str, name: &str, t: f64) -> Option<Scalar> {
-        of_kind(text, name, t, SettingKind::Number)
+        of_kind(text, name, t, SettingKind::Number(Range::Finite))
     }
 
     #[test]

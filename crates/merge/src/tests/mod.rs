@@ -3,6 +3,7 @@
 mod adapters;
 mod lines;
 mod planned;
+mod refused;
 
 use crate::{Merge, Options, Result, Root};
 use half::bf16;
