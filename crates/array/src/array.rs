@@ -1,7 +1,7 @@
 //! The array: a dtype, a shape and strides over shared storage.
 
 use crate::buffer::{Buffer, HostBuffer};
-use crate::cpu::strided::Operand;
+use crate::cpu::strided::{Operand, may_overlap};
 use crate::device::Device;
 use crate::element::{Element, Scalar, with_dtype};
 use crate::error::{Error, Result};
@@ -248,6 +248,11 @@ impl Array {
             }
         }
         true
+    }
+
+    /// True unless every element certainly has a memory cell of its own, without which nothing is written.
+    pub fn may_overlap(&self) -> bool {
+        may_overlap(&self.shape, &self.strides)
     }
 
     /// An independent value with the same elements. No bytes are copied until one of the two is written, unless other

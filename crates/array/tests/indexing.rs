@@ -273,6 +273,33 @@ fn sources_that_do_not_fit_raise_what_torch_raises() {
     }
 }
 
+/// torch scatters along the first and the last dim for positions of 64 bits, which has another class of error.
+#[test]
+fn positions_out_of_range_raise_what_torch_raises() {
+    use ErrorClass::{Index as I, Runtime as R};
+    let wide = Array::from_slice(&[7i64], &[1]).unwrap();
+    let narrow = wide.cast(DType::I32).unwrap();
+    for (shape, dim, expected) in
+        [(&[2, 3, 2][..], 0, R), (&[2, 3, 2], 1, I), (&[2, 3, 2], -1, R), (&[2], 0, I)]
+    {
+        let x = Array::zeros(shape, DType::F64).unwrap();
+        let source = x.narrow(dim, 0, 1).unwrap();
+        for (index, expected) in [(&wide, expected), (&narrow, I)] {
+            let class = x.index_add(dim, index, &source).unwrap_err().class();
+            assert_eq!(class, expected, "{shape:?} along {dim}, {} positions", index.dtype());
+        }
+    }
+    // A number for a position along an empty dim: what torch finds first depends on the memory under it.
+    let empty = Array::zeros(&[0, 2], DType::F64).unwrap();
+    let cut = Array::zeros(&[3, 2], DType::F64).unwrap().narrow(0, 0, 0).unwrap();
+    for (x, index, expected) in
+        [(&empty, &wide, R), (&empty, &narrow, I), (&cut, &wide, I), (&cut, &narrow, I)]
+    {
+        let class = x.set_scalar(&[Index::Take(index.clone())], 2).unwrap_err().class();
+        assert_eq!(class, expected, "{} positions", index.dtype());
+    }
+}
+
 #[test]
 fn positions_are_checked_where_a_mask_keeps_nothing() {
     let x = Array::zeros(&[4, 5, 3, 4], DType::F64).unwrap();

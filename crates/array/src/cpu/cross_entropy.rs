@@ -56,7 +56,7 @@ simd! {
     }
 
     fn plain_sum<R: Real>(x: &[R]) -> R {
-        lanes::long_sum(x)
+        lanes::long_sum(x, |_| ())
     }
 
     /// `dx = softmax(x) * a - b`.

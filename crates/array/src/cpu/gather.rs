@@ -1,9 +1,10 @@
 //! Gather and scatter along one dim, where each element names its own position.
 
-use super::gather_prefetch::prefetch;
 use super::gather_rule::Rule;
 use super::index::{Source, Steps};
+use super::prefetch::prefetch;
 use super::simd::simd;
+use super::stream;
 use crate::array::contiguous_strides;
 use crate::pool;
 use bytemuck::Pod;
@@ -50,7 +51,8 @@ pub(crate) fn gather<T: Pod + Send + Sync>(
     pool::for_chunks_mut(out, unit, 2 * size_of::<T>() + 8, |at, piece| {
         for (r, out) in piece.chunks_exact_mut(row).enumerate() {
             let first = at / row + r;
-            let index = &along.index[first * row..(first + 1) * row];
+            let index = stream::row_ahead(along.index, first, row);
+            stream::claim(out, row);
             if !within(index, size) {
                 return outside.store(true, Ordering::Relaxed);
             }

@@ -1,7 +1,7 @@
 //! Reading and writing rows of a view at computed offsets: the kernels under `x[i, j]` and `index_put`.
 
-use super::gather_prefetch::prefetch;
 use super::gather_rule::Rule;
+use super::prefetch::prefetch;
 use super::simd::simd;
 use super::strided::{BLOCK, Operand};
 use crate::pool;

@@ -1,7 +1,7 @@
 //! Drives block kernels over strided operands: any shapes and strides in, contiguous slices at the kernel.
 
 use super::stream::{self, Store};
-use super::strided::{BLOCK, LONGEST, Operand, OperandMut};
+use super::strided::{BLOCK, Operand, OperandMut};
 use crate::pool;
 use bytemuck::Pod;
 use std::ops::Range;
@@ -42,13 +42,15 @@ fn for_blocks<O: Plain>(
         Bound::Memory => (stream::store_for(out), stream::is_far(size_of_val(out))),
         Bound::Arithmetic => (Store::Cached, false),
     };
-    // Cutting a slice costs nothing, finding a place in a strided view does. Equal parts keep its row boundaries.
-    let bytes = if block == LONGEST { stream::PIECE } else { 2 * stream::PIECE };
-    let block = if far { block.div_ceil(block.div_ceil(bytes / size_of::<O>())) } else { block };
+    // Equal parts keep the row boundaries of a strided view.
+    let block = if far { block.div_ceil(block.div_ceil(stream::PIECE / size_of::<O>())) } else { block };
     pool::for_chunks_mut(out, block, item, |first, piece| {
         let mut gathered = Gathered::new(block.min(piece.len()), far);
         if store == Store::Cached {
             for (i, o) in piece.chunks_mut(block).enumerate() {
+                if far {
+                    stream::claim(o, stream::AHEAD * block);
+                }
                 fill(first + i * block, o, &mut gathered);
             }
             return;

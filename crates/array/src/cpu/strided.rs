@@ -192,6 +192,7 @@ impl<'a, T: Copy> Operand<'a, T> {
                     if len <= BLOCK / 4 {
                         let next = (at as isize + ahead) as usize;
                         stream::ask(self.data, next..next + len);
+                        stream::claim(out, ROWS_AHEAD as usize * len);
                     }
                     out.copy_from_slice(&self.data[at..at + len]);
                 }

@@ -62,6 +62,8 @@ impl Array {
             && let Entry::Take(positions) = &one.entry
             && resolved.view.shape()[one.dim] == 0
             && positions.numel() > 0
+            && positions.dtype() == DType::I64
+            && !has_room_for_one(&resolved.view, one.dim)
         {
             return empty_dim("set_scalar", &resolved.view, one.dim);
         }
@@ -106,6 +108,14 @@ fn is_lone_mask(indices: &[Option<Array>]) -> bool {
     let mut arrays = indices.iter().flatten();
     let first = arrays.next().is_some_and(|a| a.dtype() == DType::Bool);
     first && arrays.next().is_none()
+}
+
+/// Whether the memory under a view would hold it with one position along a dim. Where it does, torch looks at the positions
+/// and finds them out of range; where not, at the memory.
+fn has_room_for_one(view: &Array, dim: usize) -> bool {
+    let dims = view.shape().iter().zip(view.strides()).enumerate().filter(|(d, _)| *d != dim);
+    let last: isize = dims.map(|(_, (&len, &stride))| (len as isize - 1) * stride).sum();
+    usize::try_from(view.offset() as isize + last).is_ok_and(|last| last < view.storage_len())
 }
 
 /// Filling along a dim without positions is refused unless other empty dims leave nothing to fill.

@@ -173,7 +173,10 @@ impl Array {
         if self.ndim() > 1 && self.numel() == 0 {
             return if src.numel() == 0 { Ok(()) } else { empty_dim("index_add", &slices.x, slices.dim) };
         }
-        let error = if self.ndim() > 1 { Slices::position_error } else { Slices::index_error };
+        // The kind of error that torch gives: it scatters where it can.
+        let at_end = slices.dim == 0 || slices.dim + 1 == self.ndim();
+        let scattered = self.ndim() > 1 && at_end && index.dtype() == DType::I64;
+        let error = if scattered { Slices::position_error } else { Slices::index_error };
         match slices.first_outside(error)? {
             Some(bad) => Err(error(&slices, bad)),
             None => write(&slices.resolved(&slices.x), Written::Array(&src), Put::Accumulate),

@@ -8,12 +8,13 @@
 mod few;
 mod vector;
 
-use super::arch::{Start, prefetch};
+use super::arch::Start;
 use super::blocked::{Strided, even};
 use super::path::Task;
 use super::scratch::Scratch;
 use super::vector::x86::{F32x16, transpose_16};
 use crate::cpu::machine::caches;
+use crate::cpu::prefetch::prefetch_at;
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -365,7 +366,7 @@ unsafe fn pack(src: Strided<bf16>, count: usize, depth: usize, form: Form, dst: 
 fn prefetch_block(src: Strided<bf16>) {
     let stride = if src.col_stride == 1 { src.row_stride } else { src.col_stride };
     for n in 0..BLOCK as isize {
-        prefetch(src.ptr.wrapping_offset(n.wrapping_mul(stride)));
+        prefetch_at(src.ptr.wrapping_offset(n.wrapping_mul(stride)));
     }
 }
 

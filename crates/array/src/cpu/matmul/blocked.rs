@@ -1,7 +1,7 @@
 //! The cache-blocked product of one thread, for any strides.
 #![allow(unsafe_code)]
 
-use super::arch::{Arch, Order, Start, Tile};
+use super::arch::{Arch, Order, Start, Tile, reads_rows};
 use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
@@ -70,10 +70,10 @@ pub(super) fn pass_depth(depth: usize) -> usize {
     depth.div_ceil(depth.div_ceil(MAX_DEPTH).max(1)).max(1)
 }
 
-/// Columns of packed `b`, of `column` bytes each, that stay in the second-level cache: a quarter of it, because two
-/// threads may share it, and `a` and the output pass through.
+/// Columns of packed `b`, of `column` bytes each, that stay in the second-level cache: half of it, because `a` and the
+/// output pass through. `a` passes once for every block of columns, so fewer would cost more than a sibling thread does.
 fn fitting_columns(caches: Caches, column: usize, unit: usize) -> usize {
-    (caches.second / 4 / column / unit * unit).max(unit)
+    (caches.second / 2 / column / unit * unit).max(unit)
 }
 
 /// Parts of equal size, a multiple of `unit` and at most `fitting`, which is one too.
@@ -94,8 +94,7 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let block_cols = even(block.cols, fitting, R::NR);
     let left = left(block);
     let b_in_place = columns_in_place::<E, R>(block);
-    let panel_rows = panel_rows(block.rows, R::MR);
-    let group = panel_rows * if block.a.row_stride == 1 { GROUP } else { 1 };
+    let group = if block.a.row_stride == 1 { GROUP } else { 1 };
     // Packing rows writes whole registers: leave room behind the last one.
     let slab = if left != Left::Packed { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
@@ -115,16 +114,15 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 unsafe { pack_columns::<E, R>(b, depth, cols, cols_space) };
                 (cols_space.cast_const(), R::NR, depth)
             };
-            for i in (0..block.rows).step_by(panel_rows) {
-                let rows = panel_rows.min(block.rows - i);
+            for (n, (i, rows)) in panels(block.rows, R::MR).enumerate() {
                 let a = block.a.at(i, p);
                 // SAFETY: the sub-block (i.., p..) is inside `a`, its panel inside the slab; the
                 // panels come in rising order, so slack written behind one is overwritten by the
                 // next; the output rows are inside `c`.
                 unsafe {
                     let panel = rows_space.add(i * depth);
-                    if j == 0 && left == Left::Packed && i.is_multiple_of(group) {
-                        pack_group::<E, R>(a, group.min(block.rows - i), panel_rows, depth, panel);
+                    if j == 0 && left == Left::Packed && n.is_multiple_of(group) {
+                        pack_group::<E, R>(a, panels(block.rows - i, R::MR).take(group), depth, panel);
                     }
                     let (a, order) = match left {
                         Left::Packed => (panel.cast_const(), Order::Groups(rows)),
@@ -160,7 +158,7 @@ fn left<E: Element>(block: &Block<E>) -> Left {
     let widest = if block.rows <= IN_PLACE_ROWS { FEW_ROWS_COLS } else { IN_PLACE_COLS };
     if TypeId::of::<E>() != TypeId::of::<E::Acc>() {
         Left::Packed
-    } else if col_stride == 1 && block.cols <= widest && !far(row_stride) {
+    } else if reads_rows::<E>() && col_stride == 1 && block.cols <= widest && !far(row_stride) {
         Left::Rows
     } else if row_stride == 1 && col_stride > 0 && block.cols <= COLUMNS_COLS && !far(col_stride) {
         Left::Columns
@@ -180,11 +178,17 @@ fn columns_in_place<E: Element, R: Arch>(block: &Block<E>) -> bool {
         && block.b.row_stride as usize * size_of::<E>() <= IN_PLACE_PITCH
 }
 
-/// Rows of a panel: all of a register tile, or fewer where that would leave a last panel too low to
-/// keep the multipliers busy.
-fn panel_rows(rows: usize, full: usize) -> usize {
-    let last = rows % full;
-    if last == 0 || last >= 4 { full } else { rows.div_ceil(rows.div_ceil(full)) }
+/// Where panels of `rows` begin, and how many rows each has: all of a register tile while they last; what would leave a last
+/// panel too low to keep the multipliers busy is halved.
+pub(super) fn panels(rows: usize, full: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let left = rows - start;
+        let low = left > full && left < full + 4;
+        let panel = if low { left.div_ceil(2) } else { left.min(full) };
+        start += panel;
+        (panel > 0).then_some((start - panel, panel))
+    })
 }
 
 /// One panel of rows times all columns; `first` is the first tile with the width of all, and columns
@@ -205,8 +209,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn panels_cover_all_rows_and_none_is_low() {
+        for (full, rows) in [4, 6, 14].into_iter().flat_map(|full| (1..100).map(move |rows| (full, rows))) {
+            let all: Vec<_> = panels(rows, full).collect();
+            assert!(all.iter().zip(&all[1..]).all(|(a, b)| a.0 + a.1 == b.0), "{all:?}");
+            assert_eq!(all.last().map(|(start, panel)| start + panel), Some(rows));
+            let low = rows.min(4).min(full.div_ceil(2));
+            assert!(all.iter().all(|&(_, panel)| panel >= low && panel <= full), "{rows} in {full}: {all:?}");
+        }
+    }
+
+    #[test]
     fn blocks_of_columns_follow_the_cache() {
         let with = |kib: usize| fitting_columns(Caches { first: 32 << 10, second: kib << 10 }, 2048, 32);
-        assert_eq!([with(2048), with(1024), with(512), with(16)], [256, 128, 64, 32]);
+        assert_eq!([with(2048), with(1024), with(512), with(16)], [512, 256, 128, 32]);
     }
 }

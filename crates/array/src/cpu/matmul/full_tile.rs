@@ -1,8 +1,7 @@
 //! The full AVX-512 tile in assembly: 14 rows by 2 registers of sums.
 //!
-//! The compiler broadcasts every element of `a` into a register before it multiplies. Here half of the rows are
-//! broadcast by the multiplications themselves. That saves a sixth of the instructions, which is what a core
-//! runs out of when its sibling thread is busy, at the price of loads, which it has to spare.
+//! The compiler's own loop waits for its operands: panels of `b` come from the second-level cache and those of `a`
+//! from further away. Here both are asked for well before they are multiplied.
 #![allow(unsafe_code)]
 
 use super::arch::Tile;
@@ -13,34 +12,8 @@ use std::arch::asm;
 /// Rows of the tile.
 pub(super) const ROWS: usize = 14;
 
-/// Two multiplications that broadcast from memory.
-macro_rules! from_memory {
-    ($fma:literal, $to:literal, $left:literal, $right:literal, $at:literal, $size:literal) => {
-        concat!(
-            $fma,
-            " zmm",
-            $left,
-            ", zmm28, [{a} + ",
-            $at,
-            $size,
-            "]{{",
-            $to,
-            "}}\n",
-            $fma,
-            " zmm",
-            $right,
-            ", zmm29, [{a} + ",
-            $at,
-            $size,
-            "]{{",
-            $to,
-            "}}",
-        )
-    };
-}
-
 /// One broadcast for two multiplications.
-macro_rules! from_register {
+macro_rules! row {
     ($fma:literal, $broadcast:literal, $left:literal, $right:literal, $at:literal, $size:literal) => {
         concat!(
             $broadcast,
@@ -61,7 +34,7 @@ macro_rules! from_register {
 }
 
 macro_rules! full_tile {
-    ($name:ident, $elem:ty, $vector:ident, $load:literal, $fma:literal, $broadcast:literal, $to:literal, $size:literal) => {
+    ($name:ident, $elem:ty, $vector:ident, $load:literal, $fma:literal, $broadcast:literal, $size:literal) => {
 /// The sums of a tile of full height and width whose left groups lie `step` apart.
         ///
         /// # Safety
@@ -79,20 +52,24 @@ macro_rules! full_tile {
                     "2:",
                     concat!($load, " zmm28, [{b}]"),
                     concat!($load, " zmm29, [{b} + 64]"),
-                    from_memory!($fma, $to, "0", "1", "0*", $size),
-                    from_register!($fma, $broadcast, "2", "3", "1*", $size),
-                    from_memory!($fma, $to, "4", "5", "2*", $size),
-                    from_register!($fma, $broadcast, "6", "7", "3*", $size),
-                    from_memory!($fma, $to, "8", "9", "4*", $size),
-                    from_register!($fma, $broadcast, "10", "11", "5*", $size),
-                    from_memory!($fma, $to, "12", "13", "6*", $size),
-                    from_register!($fma, $broadcast, "14", "15", "7*", $size),
-                    from_memory!($fma, $to, "16", "17", "8*", $size),
-                    from_register!($fma, $broadcast, "18", "19", "9*", $size),
-                    from_memory!($fma, $to, "20", "21", "10*", $size),
-                    from_register!($fma, $broadcast, "22", "23", "11*", $size),
-                    from_memory!($fma, $to, "24", "25", "12*", $size),
-                    from_register!($fma, $broadcast, "26", "27", "13*", $size),
+                    // Sixteen rows on; behind the panel lies the next one. A prefetch never faults.
+                    "prefetcht0 [{b} + 2048]",
+                    "prefetcht0 [{b} + 2112]",
+                    "prefetcht0 [{a} + 896]",
+                    row!($fma, $broadcast, "0", "1", "0*", $size),
+                    row!($fma, $broadcast, "2", "3", "1*", $size),
+                    row!($fma, $broadcast, "4", "5", "2*", $size),
+                    row!($fma, $broadcast, "6", "7", "3*", $size),
+                    row!($fma, $broadcast, "8", "9", "4*", $size),
+                    row!($fma, $broadcast, "10", "11", "5*", $size),
+                    row!($fma, $broadcast, "12", "13", "6*", $size),
+                    row!($fma, $broadcast, "14", "15", "7*", $size),
+                    row!($fma, $broadcast, "16", "17", "8*", $size),
+                    row!($fma, $broadcast, "18", "19", "9*", $size),
+                    row!($fma, $broadcast, "20", "21", "10*", $size),
+                    row!($fma, $broadcast, "22", "23", "11*", $size),
+                    row!($fma, $broadcast, "24", "25", "12*", $size),
+                    row!($fma, $broadcast, "26", "27", "13*", $size),
                     "add {a}, {step}",
                     "add {b}, {ldb}",
                     "dec {n}",
@@ -124,5 +101,5 @@ macro_rules! full_tile {
         }
     };
 }
-full_tile!(single, f32, F32x16, "vmovups", "vfmadd231ps", "vbroadcastss", "1to16", "4");
-full_tile!(double, f64, F64x8, "vmovupd", "vfmadd231pd", "vbroadcastsd", "1to8", "8");
+full_tile!(single, f32, F32x16, "vmovups", "vfmadd231ps", "vbroadcastss", "4");
+full_tile!(double, f64, F64x8, "vmovupd", "vfmadd231pd", "vbroadcastsd", "8");

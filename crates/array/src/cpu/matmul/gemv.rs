@@ -5,10 +5,11 @@
 //! or with others.
 #![allow(unsafe_code)]
 
-use super::arch::{Arch, Start, prefetch};
+use super::arch::{Arch, Start};
 use super::blocked::{Strided, pass_depth};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
+use crate::cpu::prefetch::prefetch_at;
 
 /// `c[j] = sum over p of m(j, p) * x(p)`, or `+=`; `x` is a row whose elements lie `col_stride` apart.
 pub(super) struct VectorBlock<E> {
@@ -127,7 +128,7 @@ unsafe fn chains<E: Lanes<V>, V: Vector>(
         for p in (p..whole).step_by(V::LANES) {
             let mut block = [V::zero(); MAX_LANES];
             for r in 0..V::LANES {
-                prefetch(rows[r].wrapping_add(p + AHEAD * V::LANES));
+                prefetch_at(rows[r].wrapping_add(p + AHEAD * V::LANES));
                 block[r] = <E as Lanes<V>>::load(rows[r].add(p));
             }
             V::transpose(&mut block);

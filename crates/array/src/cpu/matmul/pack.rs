@@ -1,9 +1,10 @@
 //! Copies blocks of strided matrices into the order the kernels read them, widening on the way.
 #![allow(unsafe_code)]
 
-use super::arch::{Arch, prefetch};
+use super::arch::Arch;
 use super::blocked::Strided;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
+use crate::cpu::prefetch::prefetch_at;
 
 /// Blocks of a register's width that a transpose asks for in advance.
 const AHEAD: usize = 4;
@@ -11,15 +12,14 @@ const AHEAD: usize = 4;
 /// Rows copied side by side.
 const RUNS: usize = 16;
 
-/// Packs `count` rows of `a` as panels of `panel` rows, one after the other.
+/// Packs panels of rows of `a`, each given by its first row and its height, one after the other.
 ///
 /// # Safety
-/// As for [`pack_rows`], with room for `count * depth` elements and one register more.
+/// As for [`pack_rows`], with room for all rows and one register more.
 #[inline(always)]
 pub(super) unsafe fn pack_group<E: Lanes<R::V>, R: Arch>(
     a: Strided<E>,
-    count: usize,
-    panel: usize,
+    panels: impl Iterator<Item = (usize, usize)> + Clone,
     depth: usize,
     dst: *mut E::Acc,
 ) {
@@ -27,8 +27,7 @@ pub(super) unsafe fn pack_group<E: Lanes<R::V>, R: Arch>(
     // Not where a row is a run too: packing those writes past a panel's end, so it must go in order.
     let chunk = if a.row_stride == 1 && a.col_stride != 1 { RUNS } else { depth };
     for p in (0..depth).step_by(chunk) {
-        for i in (0..count).step_by(panel) {
-            let rows = panel.min(count - i);
+        for (i, rows) in panels.clone() {
             // SAFETY: the block (i.., p..) is inside `a`; its place is inside the panel of row i.
             unsafe {
                 let dst = dst.add(i * depth + p * rows);
@@ -93,6 +92,8 @@ unsafe fn copy_panel<E: Lanes<R::V>, R: Arch>(b: Strided<E>, depth: usize, dst: 
     for p in 0..depth {
         let src = b.at(p, 0).ptr;
         for r in (0..R::NR).step_by(R::V::LANES) {
+            // The rows of the next round: whoever reads along a row sees only short runs of each.
+            prefetch_at(src.wrapping_offset(RUNS as isize * b.row_stride).wrapping_add(r));
             // SAFETY: the panel is NR wide in both places.
             unsafe { <E as Lanes<R::V>>::load(src.add(r)).store(dst.add(p * R::NR + r)) };
         }
@@ -147,7 +148,7 @@ unsafe fn copy_groups<E: Lanes<V>, V: Vector>(
         let count = V::LANES.min(rows - first);
         let (mut run, mut to) = (src.at(first, 0).ptr, dst.wrapping_add(first));
         for _ in 0..depth {
-            prefetch(run.wrapping_add(AHEAD * rows));
+            prefetch_at(run.wrapping_add(AHEAD * rows));
             // SAFETY: as in `pack_any`, with a row stride of 1.
             unsafe { <E as Lanes<V>>::load_first(run, count).store_first(to, count) };
             run = run.wrapping_offset(src.col_stride);
@@ -174,7 +175,7 @@ unsafe fn transpose_groups<E: Lanes<V>, V: Vector>(
             let mut low = [V::zero(); MAX_LANES];
             let mut high = low;
             for r in 0..rows {
-                prefetch(src.at(r, p + AHEAD * lanes).ptr);
+                prefetch_at(src.at(r, p + AHEAD * lanes).ptr);
             }
             for r in 0..lanes.min(rows) {
                 low[r] = <E as Lanes<V>>::load(src.at(r, p).ptr);
@@ -212,7 +213,7 @@ unsafe fn transpose_register<E: Lanes<V>, V: Vector>(
         for p in (0..whole).step_by(lanes) {
             let mut block = [V::zero(); MAX_LANES];
             for r in 0..lanes {
-                prefetch(src.at(r, p + AHEAD * lanes).ptr);
+                prefetch_at(src.at(r, p + AHEAD * lanes).ptr);
             }
             for r in 0..lanes {
                 block[r] = <E as Lanes<V>>::load(src.at(r, p).ptr);

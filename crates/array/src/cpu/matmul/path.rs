@@ -154,7 +154,8 @@ fn tile_task<E: Element>(task: &Task<E>) -> Option<&Task<bf16>> {
     (TypeId::of::<E>() == TypeId::of::<bf16>()).then(|| unsafe { &*(&raw const *task).cast() })
 }
 
-/// Sums in the output itself where the types agree, else in space of the thread, rounded once.
+/// Sums in the output itself where the types agree, else in space of the thread, rounded once. One call of the blocked product, which is
+/// long and inlined, serves all forms.
 #[inline(always)]
 unsafe fn simd<E: Lanes<R::V>, R: Arch>(task: &Task<E>)
 where
@@ -165,27 +166,30 @@ where
         // SAFETY: the caller's promise; one row or one column of outputs lies contiguous.
         return unsafe { gemv::<E, R>(&block) };
     }
-    if TypeId::of::<E>() == TypeId::of::<E::Acc>() {
-        if task.has_few_rows() {
-            // SAFETY: the caller's promise; `E` is its own accumulator.
-            return unsafe { few_rows::<E, R>(task) };
-        }
-        // SAFETY: the caller's promise; `E` is its own accumulator.
-        return unsafe { blocked::<E, R>(&Block { rows, cols, depth, a, b, c: c.cast(), ldc, start }) };
-    }
-    let mut space = Scratch::take(rows * cols * size_of::<E::Acc>());
-    {
-        let sums = space.ptr().cast::<E::Acc>();
-        // SAFETY: the space holds rows x cols sums; the rest is the caller's promise.
-        unsafe {
-            if start == Start::Add {
-                for i in 0..rows {
-                    for j in 0..cols {
-                        *sums.add(i * cols + j) = (*c.add(i * ldc + j)).widen();
-                    }
+    let is_own = TypeId::of::<E>() == TypeId::of::<E::Acc>();
+    // With its sides exchanged, and its result turned.
+    let turned = is_own && task.has_few_rows();
+    let mut space = (turned || !is_own).then(|| Scratch::take(rows * cols * size_of::<E::Acc>()));
+    let sums = space.as_mut().map_or(c.cast::<E::Acc>(), |space| space.ptr().cast());
+    let block = if turned {
+        let (a, b) = (b.transposed(), a.transposed());
+        Block { rows: cols, cols: rows, depth, a, b, c: sums, ldc: rows, start }
+    } else {
+        Block { rows, cols, depth, a, b, c: sums, ldc: if is_own { ldc } else { cols }, start }
+    };
+    // SAFETY: the space holds rows x cols sums where it is used; the rest is the caller's promise.
+    unsafe {
+        if !is_own && start == Start::Add {
+            for i in 0..rows {
+                for j in 0..cols {
+                    *sums.add(i * cols + j) = (*c.add(i * ldc + j)).widen();
                 }
             }
-            blocked::<E, R>(&Block { rows, cols, depth, a, b, c: sums, ldc: cols, start });
+        }
+        blocked::<E, R>(&block);
+        if turned {
+            turn(&block, c.cast::<E::Acc>(), ldc);
+        } else if !is_own {
             for i in 0..rows {
                 for j in 0..cols {
                     *c.add(i * ldc + j) = E::narrow(*sums.add(i * cols + j));
@@ -195,22 +199,16 @@ where
     }
 }
 
-/// The product with its sides exchanged, and its result turned.
-#[inline(always)]
-unsafe fn few_rows<E: Lanes<R::V>, R: Arch>(task: &Task<E>) {
-    let Task { rows, cols, depth, a, b, c, ldc, start, .. } = *task;
-    let mut space = Scratch::take(rows * cols * size_of::<E::Acc>());
-    let turned = space.ptr().cast::<E::Acc>();
-    // SAFETY: the space holds cols x rows sums; `E` is its own accumulator; the rest is the caller's promise.
-    unsafe {
-        let (a, b) = (b.transposed(), a.transposed());
-        blocked::<E, R>(&Block { rows: cols, cols: rows, depth, a, b, c: turned, ldc: rows, start });
-        let c = c.cast::<E::Acc>();
-        for j in (0..cols).step_by(TURNED) {
-            for i in 0..rows {
-                for j in j..cols.min(j + TURNED) {
-                    *c.add(i * ldc + j) = *turned.add(j * rows + i);
-                }
+/// Writes the result of a product whose sides were exchanged to where it belongs, rows `ldc` apart.
+///
+/// # Safety
+/// `c` has room for the transposed result.
+unsafe fn turn<E: Element>(block: &Block<E>, c: *mut E::Acc, ldc: usize) {
+    for j in (0..block.rows).step_by(TURNED) {
+        for i in 0..block.cols {
+            for j in j..block.rows.min(j + TURNED) {
+                // SAFETY: (j, i) is inside the result, the rest is the caller's promise.
+                unsafe { *c.add(i * ldc + j) = *block.c.add(j * block.ldc + i) };
             }
         }
     }

@@ -45,8 +45,8 @@ simd! {
     fn run_moments<R: Real>(x: &[R], mean: &mut [R], squares: &mut [R], inner: usize) {
         let inv = R::ONE / R::of(inner as f64);
         for (i, x) in x.chunks_exact(inner).enumerate() {
-            mean[i] = lanes::long_sum(x) * inv;
-            squares[i] = lanes::long_squares(x, mean[i]);
+            mean[i] = lanes::long_sum(x, |_| ()) * inv;
+            squares[i] = lanes::long_squares(x, mean[i], |_| ());
         }
     }
 

@@ -1,6 +1,7 @@
 //! Group normalisation: each sample's channels are cut into groups, and a group is one contiguous run.
 
-use super::{lanes, rows};
+use super::lanes;
+use super::rows::{self, Center};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 use crate::pool;
@@ -23,9 +24,7 @@ impl Groups {
 simd! {
     /// One group; returns its mean and `1 / sqrt(variance + eps)`.
     fn forward_group<R: Real>(x: &[R], w: &[R], b: &[R], y: &mut [R], inner: usize, eps: R) -> (R, R) {
-        let count = R::of(x.len() as f64);
-        let m = lanes::long_sum(x) / count;
-        let s = R::ONE / (lanes::long_squares(x, m) / count + eps).sqrt();
+        let (m, s) = rows::moments(x, Center::Mean, eps);
         for (c, (x, y)) in x.chunks_exact(inner).zip(y.chunks_exact_mut(inner)).enumerate() {
             let (scale, shift) = (s * w[c], b[c]);
             for (o, &v) in y.iter_mut().zip(x) {

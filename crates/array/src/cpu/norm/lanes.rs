@@ -2,6 +2,7 @@
 //! way of splitting rows over threads gives the same bits.
 
 use crate::cpu::real::Real;
+use std::ops::Range;
 
 /// Elements per vector of the widest instruction set in f32.
 const LANES: usize = 16;
@@ -12,9 +13,23 @@ pub(crate) const STEP: usize = 4 * LANES;
 /// Folds `x` lane by lane with `step`, then the lanes and the tail with `join`.
 #[inline(always)]
 pub(crate) fn fold<R: Real>(x: &[R], start: R, step: impl Fn(R, R) -> R, join: impl Fn(R, R) -> R) -> R {
+    fold_asking(x, start, |_| (), step, join)
+}
+
+/// Like [`fold`]; `ask(range)` is called before the elements `range` are folded, which need not be all, so that requests to
+/// memory are spread over the work: given all at once, they would keep it waiting.
+#[inline(always)]
+fn fold_asking<R: Real>(
+    x: &[R],
+    start: R,
+    ask: impl Fn(Range<usize>),
+    step: impl Fn(R, R) -> R,
+    join: impl Fn(R, R) -> R,
+) -> R {
     let mut acc = [start; STEP];
     let (chunks, rest) = x.as_chunks::<STEP>();
-    for c in chunks {
+    for (i, c) in chunks.iter().enumerate() {
+        ask(i * STEP..(i + 1) * STEP);
         for l in 0..STEP {
             acc[l] = step(acc[l], c[l]);
         }
@@ -69,13 +84,14 @@ pub(crate) fn pair3<R: Real>(
 }
 
 /// One row of a layer norm's gradient: adds `dy * (x - m) * s` to `dw` and `dy` to `db`, and returns the sums of
-/// `dy * w` and of `dy * w * (x - m)`.
+/// `dy * w` and of `dy * w * (x - m)`; `ask` as in [`long_sum`].
 #[inline(always)]
 pub(crate) fn row_grads<R: Real>(
     (dy, x, w): (&[R], &[R], &[R]),
     (dw, db): (&mut [R], &mut [R]),
     m: R,
     s: R,
+    ask: impl Fn(Range<usize>),
 ) -> (R, R) {
     let (mut p, mut q) = ([R::ZERO; STEP], [R::ZERO; STEP]);
     let step = |(dy, x, w): (R, R, R), p: &mut R, q: &mut R, dw: &mut R, db: &mut R| {
@@ -88,7 +104,8 @@ pub(crate) fn row_grads<R: Real>(
     let (dys, dy_rest) = dy.as_chunks::<STEP>();
     let ((xs, x_rest), (ws, w_rest)) = (x.as_chunks::<STEP>(), w.as_chunks::<STEP>());
     let ((dws, dw_rest), (dbs, db_rest)) = (dw.as_chunks_mut::<STEP>(), db.as_chunks_mut::<STEP>());
-    for ((((dy, x), w), dw), db) in dys.iter().zip(xs).zip(ws).zip(dws).zip(dbs) {
+    for (i, ((((dy, x), w), dw), db)) in dys.iter().zip(xs).zip(ws).zip(dws).zip(dbs).enumerate() {
+        ask(i * STEP..(i + 1) * STEP);
         for l in 0..STEP {
             step((dy[l], x[l], w[l]), &mut p[l], &mut q[l], &mut dw[l], &mut db[l]);
         }
@@ -116,20 +133,6 @@ fn join_lanes<R: Real>(mut acc: [R; STEP], join: impl Fn(R, R) -> R) -> R {
 #[inline(always)]
 pub(crate) fn sum<R: Real>(x: &[R]) -> R {
     fold(x, R::ZERO, |a, v| a + v, |a, b| a + b)
-}
-
-/// Sum of squared distances from `center`.
-#[inline(always)]
-pub(crate) fn squares<R: Real>(x: &[R], center: R) -> R {
-    fold(
-        x,
-        R::ZERO,
-        |a, v| {
-            let d = v - center;
-            d.mul_add(d, a)
-        },
-        |a, b| a + b,
-    )
 }
 
 /// Largest value, NaN ignored; minus infinity when there is none.
@@ -160,22 +163,32 @@ pub(crate) fn map<R: Real>(x: &[R], out: &mut [R], f: impl Fn(R) -> R) {
 /// The longest run summed without an intermediate result, so that errors do not grow with the length.
 const LONG: usize = 8192;
 
-/// [`sum`] in blocks, added up in f64.
+/// Folds `x` in blocks of at most [`LONG`], which are added up in f64.
 #[inline(always)]
-pub(crate) fn long_sum<R: Real>(x: &[R]) -> R {
+fn long<R: Real>(x: &[R], ask: impl Fn(Range<usize>), step: impl Fn(R, R) -> R) -> R {
+    let block = |first: usize, x: &[R]| {
+        fold_asking(x, R::ZERO, |at| ask(first + at.start..first + at.end), &step, |a, b| a + b)
+    };
     if x.len() <= LONG {
-        return sum(x);
+        return block(0, x);
     }
-    R::of(x.chunks(LONG).map(|c| sum(c).f64()).sum())
+    R::of(x.chunks(LONG).enumerate().map(|(i, x)| block(i * LONG, x).f64()).sum())
 }
 
-/// [`squares`] in blocks, added up in f64.
+/// Sum of all values. `ask(range)` is called before the elements `range` are read, for most of them: there memory is asked for
+/// what comes next.
 #[inline(always)]
-pub(crate) fn long_squares<R: Real>(x: &[R], center: R) -> R {
-    if x.len() <= LONG {
-        return squares(x, center);
-    }
-    R::of(x.chunks(LONG).map(|c| squares(c, center).f64()).sum())
+pub(crate) fn long_sum<R: Real>(x: &[R], ask: impl Fn(Range<usize>)) -> R {
+    long(x, ask, |a, v| a + v)
+}
+
+/// Sum of squared distances from `center`; `ask` as in [`long_sum`].
+#[inline(always)]
+pub(crate) fn long_squares<R: Real>(x: &[R], center: R, ask: impl Fn(Range<usize>)) -> R {
+    long(x, ask, |a, v| {
+        let d = v - center;
+        d.mul_add(d, a)
+    })
 }
 
 /// `sum(dy)` and `sum(dy * (x - center))`, in blocks.

@@ -6,6 +6,7 @@ use crate::cpu::simd::simd;
 use crate::cpu::softmax::rows_per_block;
 use crate::cpu::stream;
 use crate::pool;
+use std::ops::Range;
 
 /// What is subtracted before scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +21,35 @@ pub(crate) enum Center {
 fn input_grad<R: Real>(dy: &[R], x: &[R], w: &[R], dx: &mut [R], [m, s, c1, c2]: [R; 4]) {
     let n = dx.len();
     let (dy, x, w) = (&dy[..n], &x[..n], &w[..n]);
-    for i in 0..n {
-        dx[i] = s * ((x[i] - m) * s).mul_add(-c2, dy[i].mul_add(w[i], -c1));
+    for first in (0..n).step_by(lanes::STEP) {
+        let at = first..n.min(first + lanes::STEP);
+        ask_next(x, at.clone());
+        for i in at {
+            dx[i] = s * ((x[i] - m) * s).mul_add(-c2, dy[i].mul_add(w[i], -c1));
+        }
     }
+}
+
+/// Asks memory for the elements `at` of the row behind `row`.
+#[inline(always)]
+fn ask_next<R>(row: &[R], at: Range<usize>) {
+    stream::ask(row, row.len() + at.start..row.len() + at.end);
+}
+
+/// The mean (or zero) of `x`, and `1 / sqrt(variance + eps)`. Meanwhile memory is asked for the row behind it: half of that in each
+/// of two passes, where there are two.
+#[inline(always)]
+pub(super) fn moments<R: Real>(x: &[R], center: Center, eps: R) -> (R, R) {
+    let count = R::of(x.len() as f64);
+    let middle = |at: &Range<usize>| at.start.midpoint(at.end);
+    let (mean, squares) = match center {
+        Center::Mean => {
+            let mean = lanes::long_sum(x, |at| ask_next(x, at.start..middle(&at))) / count;
+            (mean, lanes::long_squares(x, mean, |at| ask_next(x, middle(&at)..at.end)))
+        }
+        Center::Zero => (R::ZERO, lanes::long_squares(x, R::ZERO, |at| ask_next(x, at))),
+    };
+    (mean, R::ONE / (squares / count + eps).sqrt())
 }
 
 simd! {
@@ -30,14 +57,9 @@ simd! {
         x: &[R], w: &[R], b: &[R], y: &mut [R], mean: &mut [R], rstd: &mut [R], center: Center, eps: R,
     ) {
         let cols = w.len();
-        let count = R::of(cols as f64);
         for (r, y) in y.chunks_exact_mut(cols).enumerate() {
-            let x = stream::row_ahead(x, r, cols);
-            let m = match center {
-                Center::Mean => lanes::long_sum(x) / count,
-                Center::Zero => R::ZERO,
-            };
-            let s = R::ONE / (lanes::long_squares(x, m) / count + eps).sqrt();
+            let x = &x[r * cols..(r + 1) * cols];
+            let (m, s) = moments(x, center, eps);
             mean[r] = m;
             rstd[r] = s;
             let (w, b) = (&w[..cols], &b[..cols]);
@@ -56,9 +78,9 @@ simd! {
         let inv = R::ONE / R::of(cols as f64);
         let (dw, db) = (&mut dw[..cols], &mut db[..cols]);
         for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
-            let (dy, x) = (stream::row_ahead(dy, r, cols), stream::row_ahead(x, r, cols));
+            let (dy, x) = (&dy[r * cols..(r + 1) * cols], &x[r * cols..(r + 1) * cols]);
             let (m, s) = (mean[r], rstd[r]);
-            let (sum, dot) = lanes::row_grads((dy, x, w), (&mut *dw, &mut *db), m, s);
+            let (sum, dot) = lanes::row_grads((dy, x, w), (&mut *dw, &mut *db), m, s, |at| ask_next(dy, at));
             // dx = s * (dy * w - c1 - xhat * c2)
             let c1 = match center {
                 Center::Mean => sum * inv,

@@ -1,6 +1,7 @@
 //! The AdamW update.
 
 use super::{BLOCK, Cut, Param, Stored, Updating, constants, for_blocks};
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 
@@ -28,6 +29,10 @@ pub(crate) struct Step {
     pub(crate) correction: f64,
 }
 
+/// Elements between two looks ahead, and how far ahead they reach: past the block, where its successor lies.
+const STRETCH: usize = 64;
+const AHEAD: usize = 512;
+
 /// The new first and second moment.
 #[inline(always)]
 fn moments<R: Real>(g: R, m: R, v: R, k: &[R; 8]) -> (R, R) {
@@ -45,9 +50,19 @@ simd! {
     fn step_block<R: Real>(p: &mut [R], g: &[R], m: &mut [R], v: &mut [R], k: [R; 8]) {
         let n = p.len();
         let (g, m, v) = (&g[..n], &mut m[..n], &mut v[..n]);
-        for i in 0..n {
-            (m[i], v[i]) = moments(g[i] * k[0], m[i], v[i], &k);
-            p[i] = moved(p[i], m[i], v[i], &k);
+        for start in (0..n).step_by(STRETCH) {
+            let end = n.min(start + STRETCH);
+            // Four streams are more than the processor follows by itself.
+            for line in (start + AHEAD..end + AHEAD).step_by(64 / size_of::<R>()) {
+                prefetch(g, line);
+                prefetch(p, line);
+                prefetch(m, line);
+                prefetch(v, line);
+            }
+            for i in start..end {
+                (m[i], v[i]) = moments(g[i] * k[0], m[i], v[i], &k);
+                p[i] = moved(p[i], m[i], v[i], &k);
+            }
         }
     }
 

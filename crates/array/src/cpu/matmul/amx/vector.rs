@@ -65,7 +65,7 @@ unsafe fn rows(block: &VectorBlock<bf16>, x: *const u8, tile: *mut u8, sums: *mu
                 let m = block.m.at(i, step * STEP);
                 let (a, pitch) = if count == SIDE && step < whole {
                     for r in 0..SIDE {
-                        prefetch(m.at(r, ROWS_AHEAD * STEP).ptr);
+                        prefetch_at(m.at(r, ROWS_AHEAD * STEP).ptr);
                     }
                     (m.ptr.cast(), pitch)
                 } else {
