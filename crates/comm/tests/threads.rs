@@ -131,21 +131,21 @@ fn ones() -> Array {
 }
 
 #[test]
-fn a_panic_reaches_all_peers_by_name_long_before_a_timeout() {
-    let begin = Instant::now();
+fn a_panic_reaches_all_peers_by_name_and_nobody_waits_for_a_timeout() {
     let trip = Trip { rank: 2, call: 1, fault: Fault::Panic };
-    let (panicked, slowest) = (std::sync::OnceLock::new(), AtomicUsize::new(0));
-    let outcome = threads::try_run(&Options::new(4), |comm| -> Result<()> {
+    let waiting = AtomicUsize::new(0);
+    // Whoever waited for this would wait for ever.
+    let options = Options::new(4).timeout(Duration::from_secs(1 << 20));
+    let outcome = threads::try_run(&options, |comm| -> Result<()> {
         let comm = faulty(comm, std::slice::from_ref(&trip));
         sum(&comm, &ones())?;
         if comm.rank() == 2 {
-            // Everyone else waits by now.
-            std::thread::sleep(Duration::from_millis(30));
-            panicked.set(begin.elapsed()).unwrap();
+            while waiting.load(Ordering::SeqCst) < 3 {
+                std::thread::yield_now();
+            }
         }
+        waiting.fetch_add(1, Ordering::SeqCst);
         let end = sum(&comm, &ones());
-        let took = begin.elapsed() - *panicked.get().unwrap();
-        slowest.fetch_max(took.as_micros() as usize, Ordering::Relaxed);
         assert!(
             matches!(&end, Err(Error::Aborted { rank: 2, reason }) if reason.contains("call 1")),
             "{end:?}"
@@ -153,9 +153,6 @@ fn a_panic_reaches_all_peers_by_name_long_before_a_timeout() {
         end
     });
     assert!(matches!(outcome, Err(Error::Aborted { rank: 2, .. })), "{outcome:?}");
-    let slowest = slowest.into_inner();
-    println!("the slowest peer heard of it after {slowest} microseconds");
-    assert!(slowest < 10_000_000, "{slowest} microseconds");
 }
 
 #[test]
@@ -176,7 +173,7 @@ fn an_error_stops_peers_that_wait_for_messages_groups_and_barriers() {
 
 #[test]
 fn the_watchdog_names_the_call_its_number_and_the_missing_ranks() {
-    let options = Options::new(3).timeout(Duration::from_millis(40));
+    let options = Options::new(3).timeout(Duration::from_millis(500));
     let errors = std::sync::Mutex::new(Vec::new());
     let outcome = threads::try_run(&options, |comm| -> Result<()> {
         comm.barrier()?;
@@ -186,7 +183,9 @@ fn the_watchdog_names_the_call_its_number_and_the_missing_ranks() {
         if rank == 1 {
             // It believes all is well, works on, and learns of it at its next call.
             assert_eq!(end, Ok(()));
-            std::thread::sleep(Duration::from_millis(120));
+            while errors.lock().unwrap().len() < 2 {
+                std::thread::yield_now();
+            }
             end = comm.barrier();
         }
         errors.lock().unwrap().push(end.clone().unwrap_err());
@@ -263,7 +262,7 @@ fn started_calls_finish_while_their_ranks_do_something_else() {
         let call = Call::AllReduce(AllReduce { send: x.clone(), recv: x.clone(), op: Reduce::Sum });
         let pending = comm.start(call).unwrap();
         let begin = Instant::now();
-        while !pending.is_done() && begin.elapsed() < Duration::from_secs(5) {
+        while !pending.is_done() && begin.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let done = pending.is_done();

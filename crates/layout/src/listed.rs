@@ -14,7 +14,6 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Listed<H> {
     inner: Arc<Inner<H>>,
-    first_turn: usize,
 }
 
 #[derive(Debug)]
@@ -69,14 +68,7 @@ impl<H: Holder> Listed<H> {
             boxes.iter().enumerate().flat_map(number_copies).collect();
         by_holder.sort();
         let inner = Inner { shape: shape.clone(), boxes, by_holder, index, covered };
-        Listed { inner: Arc::new(inner), first_turn: 0 }
-    }
-
-    /// The same tiling, whose holders choose among source copies starting from `turn`. Giving each
-    /// tensor of a checkpoint another start spreads the reads (or writes) over the copies.
-    pub fn starting_from(&self, turn: usize) -> Listed<H> {
-        // Far from overflow, and the same for every holder.
-        Listed { inner: self.inner.clone(), first_turn: turn % (1 << 32) }
+        Listed { inner: Arc::new(inner) }
     }
 
     /// Every box with its copies' holders, in ascending order.
@@ -162,7 +154,7 @@ impl<H: Holder> Tiling for Listed<H> {
 
     fn digest(&self, mut to: &mut dyn Hasher) {
         let inner = &*self.inner;
-        (&inner.shape, inner.index.regions(), self.first_turn).hash(&mut to);
+        (&inner.shape, inner.index.regions()).hash(&mut to);
         for holder in inner.boxes.iter().flatten() {
             holder.hash(&mut to);
         }
@@ -178,7 +170,7 @@ impl<H: Holder> Tiling for Listed<H> {
         let mine = all.partition_point(|(h, ..)| h < holder)..all.partition_point(|(h, ..)| h <= holder);
         let owned = all[mine].iter().map(|&(_, number, copy)| Owned {
             region: self.inner.index.regions()[number].clone(),
-            turn: (self.first_turn + number) * self.inner.boxes[number].len() + copy,
+            turn: number * self.inner.boxes[number].len() + copy,
         });
         Ok(owned.collect())
     }
@@ -190,7 +182,7 @@ impl<H: Holder> Tiling for Listed<H> {
         for number in self.inner.index.overlapping(want) {
             let Some(region) = self.inner.index.regions()[number].intersect(want) else { continue };
             let holders = self.inner.boxes[number].as_slice();
-            found(region, &ListedReplicas { holders, number: self.first_turn + number });
+            found(region, &ListedReplicas { holders, number });
         }
     }
 }

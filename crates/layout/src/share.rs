@@ -8,8 +8,6 @@ use std::ops::Range;
 /// ```
 /// use planaria_layout::Share;
 /// assert_eq!(Share::even(7, 3).counts(), [3, 3, 1]);
-/// let rows = Share::flat(&[5, 2], 3);
-/// assert_eq!((rows[0].counts(), rows[1].counts()), (vec![3, 2, 0], vec![0, 1, 1]));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
@@ -23,16 +21,6 @@ impl Share {
     /// Ranges of equal length, the last ones shorter or empty.
     pub fn even(numel: usize, ranks: usize) -> Share {
         Share::within(0..numel, numel, ranks)
-    }
-
-    /// Of rows that lie end to end and are shared out as one: a row may lie with some ranks only.
-    pub fn flat(numels: &[usize], ranks: usize) -> Vec<Share> {
-        let total = numels.iter().sum();
-        let end_to_end = numels.iter().scan(0, |at, numel| {
-            let start = std::mem::replace(at, *at + numel);
-            Some(start..*at)
-        });
-        end_to_end.map(|row| Share::within(row, total, ranks)).collect()
     }
 
     /// What equal ranges of `total` elements are of one row of them.
@@ -72,6 +60,13 @@ impl Share {
 mod tests {
     use super::*;
 
+    /// Rows end to end, shared out as one.
+    fn flat(numels: &[usize], ranks: usize) -> Vec<Share> {
+        let total = numels.iter().sum();
+        let start = |row: usize| numels[..row].iter().sum::<usize>();
+        (0..numels.len()).map(|row| Share::within(start(row)..start(row + 1), total, ranks)).collect()
+    }
+
     fn check(share: &Share, numel: usize) {
         let mut at = 0;
         for rank in 0..share.ranks() {
@@ -86,7 +81,7 @@ mod tests {
         for numel in [0, 1, 5, 6, 7, 100] {
             for ranks in [1, 2, 3, 8] {
                 check(&Share::even(numel, ranks), numel);
-                assert_eq!(Share::flat(&[numel], ranks), [Share::even(numel, ranks)], "alone it is the same");
+                assert_eq!(flat(&[numel], ranks), [Share::even(numel, ranks)], "alone it is the same");
             }
         }
     }
@@ -95,7 +90,7 @@ mod tests {
     fn small_rows_together_are_balanced() {
         let numels = [5, 0, 3, 3, 1, 100, 7];
         for ranks in [1, 2, 3, 4, 7] {
-            let shares = Share::flat(&numels, ranks);
+            let shares = flat(&numels, ranks);
             shares.iter().zip(numels).for_each(|(share, numel)| check(share, numel));
             let total: usize = numels.iter().sum();
             let of = |rank| shares.iter().map(|share| share.range(rank).len()).sum::<usize>();

@@ -47,7 +47,11 @@ fn rounded_once(route: Route, size: usize) -> Result<Route> {
     if kinds.all(|kind| Some(kind) == first) {
         return Ok(route);
     }
-    let settled = without_pending(&route.from)?;
+    // What stays pending is not brought together on the way.
+    let stays = |axis: usize| {
+        route.to.mesh() == route.from.mesh() && route.to.reduce(axis) == route.from.reduce(axis)
+    };
+    let settled = settled_where(&route.from, |axis| !stays(axis))?;
     let mut steps = vec![Step::recognise(&route.from, &settled, size)?];
     steps.extend(Route::find(&settled, &route.to, size)?.steps);
     Ok(Route { steps, ..route })
@@ -170,7 +174,15 @@ impl Op for Reshard {
 }
 
 fn without_pending(layout: &Layout) -> Result<Layout> {
-    let settle = |p: &Placement| if matches!(p, Placement::Partial(_)) { Placement::Replicate } else { *p };
-    let placements: Vec<Placement> = layout.placements().iter().map(settle).collect();
+    settled_where(layout, |_| true)
+}
+
+/// The layout with copies where there are contributions along chosen axes.
+fn settled_where(layout: &Layout, chosen: impl Fn(usize) -> bool) -> Result<Layout> {
+    let settle = |(axis, placement): (usize, &Placement)| match placement {
+        Placement::Partial(_) if chosen(axis) => Placement::Replicate,
+        other => *other,
+    };
+    let placements: Vec<Placement> = layout.placements().iter().enumerate().map(settle).collect();
     Ok(Layout::new(layout.mesh(), layout.shape(), &placements)?)
 }

@@ -218,6 +218,25 @@ fn sums_of_averages_are_rounded_once() {
     }
 }
 
+/// An axis that is pending before and after is left alone while a sum and an average are folded.
+#[test]
+fn what_stays_pending_is_not_reduced() {
+    let mesh: Mesh = "k=2 s=2 a=2".parse().unwrap();
+    let shape = planaria_array::Shape::new(&[4, 2]).unwrap();
+    let at = |texts: [&str; 3]| {
+        let placements: Vec<Placement> = texts.iter().map(|text| text.parse().unwrap()).collect();
+        Layout::new(&mesh, &shape, &placements).unwrap()
+    };
+    let (from, to) = (at(["P(sum)", "P(sum)", "P(avg)"]), at(["P(sum)", "S1", "R"]));
+    threads::run(8, |comm| {
+        let world = World::new(comm);
+        let mine = Array::full(&[4, 2], 2f64.powi(world.rank() as i32), DType::F32).unwrap();
+        let found = Tensor::from_piece(mine, &from, &world).unwrap().reshard(&to).unwrap();
+        let want = if world.rank() < 4 { 15.0 / 2.0 } else { 240.0 / 2.0 };
+        assert_eq!(found.local().to_vec::<f32>().unwrap(), [want; 4]);
+    });
+}
+
 /// What the contributions of all ranks make, by the fold that the reference describes, and its cut for each rank.
 #[test]
 fn pending_values_reduce_alike_in_every_dtype_however_they_are_cut() {

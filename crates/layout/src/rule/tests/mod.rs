@@ -82,11 +82,16 @@ fn sized(shapes: &[Shape]) -> Vec<(&Shape, usize)> {
     shapes.iter().map(|shape| (shape, 4)).collect()
 }
 
-/// The values behind some contributions, and the contributions.
+/// The values behind some contributions, and the contributions. Factors of a product stay small powers of
+/// two: what is added to a huge one would be lost in one order of a sum and not in another.
 fn contributions(layout: &Layout, salt: usize) -> (Vec<f64>, simulate::Locals) {
     let axes: Vec<usize> = layout.partial_axes().iter().collect();
-    let value: Vec<f64> = (0..layout.shape().numel()).map(|i| ((i * 7 + salt) % 5) as f64 - 2.0).collect();
-    let weight = |at: &[usize]| axes.iter().map(|&a| 1.0 + at[a] as f64).product();
+    let multiplied = layout.placements().contains(&Placement::Partial(Reduce::Prod));
+    let value = |i: usize| ((i * 7 + salt) % 5) as f64 - 2.0;
+    let value = |i: usize| if multiplied { value(i).clamp(-1.0, 1.0) } else { value(i) };
+    let value: Vec<f64> = (0..layout.shape().numel()).map(value).collect();
+    let factor = |at: usize| if multiplied { [1.0, 2.0, 0.5][at] } else { 1.0 + at as f64 };
+    let weight = |at: &[usize]| axes.iter().map(|&a| factor(at[a])).product();
     let locals = simulate::scatter(layout, &value, weight).unwrap();
     (simulate::gather(layout, &locals).unwrap().unwrap(), locals)
 }
@@ -289,4 +294,13 @@ fn a_cut_weight_does_not_make_a_kernel_talk() {
         Price { moved: 0, exchanged: 24, settled: 0 },
         "two sums cost less than gathering"
     );
+}
+
+#[test]
+fn what_is_added_to_products_over_many_ranks_is_not_lost() {
+    let mesh = "on a=3 b=2 c=3";
+    let texts = ["[2,5] @ a:R b:S0 c:S0", "[5,5] @ a:P(prod) b:P(prod) c:P(prod)", "[5] @ a:R b:S0 c:R"];
+    let layouts = texts.map(|text| format!("{text} {mesh}").parse::<Layout>().unwrap());
+    let op = Op::Linear { m: 2, k: 5, n: 5 };
+    check_execution(&op, &layouts, &decided(&op, &layouts, &Terms::default()));
 }
