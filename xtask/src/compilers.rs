@@ -8,6 +8,7 @@ use crate::summary::{Counts, Outcome};
 
 /// Packages and features that the other steps do not build like this. With MPI everything is built, linted and run.
 const SETS: &[(&str, &[&str])] = &[
+    ("planaria-cli", &[]),
     ("planaria-store", &["--features", "s3"]),
     ("planaria-store", &["--features", "gcs"]),
     ("planaria-store", &["--features", "azure"]),

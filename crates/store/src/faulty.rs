@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::store::{Entry, PutMode, Reader, Sharing, Store, Writer};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -49,7 +50,11 @@ impl FaultState {
         }
         let within = |times: u64| (self.at..self.at.saturating_add(times)).contains(&operation);
         match self.fault {
-            Some(Fault::Full(times)) if within(times) && WRITING.contains(&what) => Err(error(false)),
+            Some(Fault::Full(times)) if within(times) && WRITING.contains(&what) => {
+                let (name, message) =
+                    (format!("operation {operation}"), "there is no room (injected)".to_string());
+                Err(Error::Io { name, op: what, kind: io::ErrorKind::StorageFull, message })
+            }
             Some(Fault::Slow(times, pause)) if within(times) => {
                 std::thread::sleep(pause);
                 Ok(Go::Whole)

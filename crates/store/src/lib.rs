@@ -31,6 +31,7 @@ mod error;
 mod faulty;
 mod local;
 mod name;
+#[cfg(feature = "objects")]
 mod object;
 pub mod pattern;
 mod peer;
@@ -44,11 +45,12 @@ mod threads;
 mod transfer;
 mod url;
 
-pub use bucket::Variables;
+pub use bucket::{AzureConnection, Variables, aws_section, azure_connection};
 pub use error::{Error, HeaderProblem, Result};
 pub use faulty::{Fault, Faulty, Trap};
 pub use local::{DirectIo, Local, Mapped, open_file};
 pub use name::{check_name, join};
+#[cfg(feature = "objects")]
 pub use object::Object;
 pub use peer::{Agent, PEER_TOKEN, Peer, PeerOptions, PeerRoom, peer_token};
 pub use ranges::coalesce;

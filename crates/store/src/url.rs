@@ -3,7 +3,6 @@
 use crate::bucket::{self, Variables};
 use crate::error::{Error, Result};
 use crate::local::Local;
-use crate::object::Object;
 use crate::peer::Peer;
 use crate::store::Store;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use std::sync::Arc;
 
 /// Opens a folder (`path` or `file:///path`), a bucket (`s3://bucket/prefix`, `gs://...`, `az://...`, with the
 /// feature of that name), the memory of an agent (`peer://host:port/prefix`), or an empty store in memory
-/// (`memory:`). Credentials and endpoints of buckets come from the usual environment variables and files, the
+/// (`memory:`, with the feature `objects`). Credentials and endpoints of buckets come from the usual environment variables and files, the
 /// token of an agent from `PLANARIA_PEER_TOKEN`.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     open_with(url, &Variables::of_process())
@@ -28,7 +27,7 @@ pub fn open_with(url: &str, variables: &Variables) -> Result<Arc<dyn Store>> {
             Some(path) if path.starts_with('/') => Ok(Arc::new(Local::new(path))),
             _ => Err(bad("expected file:///absolute/path")),
         },
-        "memory" => Ok(Arc::new(Object::memory())),
+        "memory" => bucket::memory(url),
         "peer" => Ok(Arc::new(Peer::open(url)?)),
         "s3" | "s3a" => bucket::s3(url, variables),
         "gs" | "gcs" => bucket::gcs(url, variables),

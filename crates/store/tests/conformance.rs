@@ -143,14 +143,12 @@ impl Store for Down {
 #[test]
 fn retries_end() {
     let options = RetryOptions {
-        total: Duration::from_millis(40),
+        total: Duration::from_millis(500),
         first_pause: Duration::from_millis(2),
         longest_pause: Duration::from_millis(10),
     };
-    let start = std::time::Instant::now();
     let error = Retry::new(Down, options).list("").unwrap_err();
     assert!(matches!(error, Error::GaveUp { tries, .. } if tries > 1), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 /// Says once that a creation failed although it happened.

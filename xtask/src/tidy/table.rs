@@ -37,7 +37,7 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/buffer.rs",
     "crates/array/src/foreign.rs",
     "crates/array/src/parts.rs",
-    "crates/array/src/cpu/gather_prefetch.rs",
+    "crates/array/src/cpu/prefetch.rs",
     "crates/array/src/cpu/mask_compress.rs",
     "crates/array/src/cpu/simd.rs",
     "crates/array/src/cpu/stream.rs",

@@ -1,10 +1,10 @@
 //! `az://container/prefix`: blobs of Azure, and of its emulator.
 
 use super::common::{bad, prefix, requests, retry};
+use super::texts::{AzureConnection, azure_connection};
 use super::{Arc, Result, Store, Variables, metadata, refuse};
 use crate::object::{Object, Words};
 use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
-use std::collections::BTreeMap;
 
 const WORDS: Words = Words {
     place: "container",
@@ -88,64 +88,25 @@ fn emulator(builder: MicrosoftAzureBuilder, variables: &Variables) -> MicrosoftA
     builder.with_account(account).with_access_key(key).with_endpoint(endpoint)
 }
 
-/// What a connection string says; its own words for bad ones never show its secrets.
+/// What a connection string says; words about a bad one never show its secrets.
 fn connection(
     builder: MicrosoftAzureBuilder,
     url: &str,
     text: &str,
     variables: &Variables,
 ) -> Result<MicrosoftAzureBuilder> {
-    let mut fields = BTreeMap::new();
-    for (number, part) in text.split(';').map(str::trim).enumerate().filter(|(_, part)| !part.is_empty()) {
-        let Some((name, value)) = part.split_once('=') else {
-            let reason = format!(
-                "field {} of {CONNECTION} is not NAME=VALUE; copy it anew from the portal",
-                number + 1
-            );
-            return Err(refuse(url, reason));
-        };
-        fields.insert(name.trim().to_ascii_lowercase(), value.trim());
-    }
-    let get = |name: &str| fields.get(name).copied().filter(|value| !value.is_empty());
-    if get("usedevelopmentstorage").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-        return Ok(emulator(builder, variables));
-    }
-    let endpoint = match (get("blobendpoint"), get("accountname")) {
-        (Some(endpoint), _) => endpoint.trim_end_matches('/').to_string(),
-        (None, Some(account)) => {
-            let protocol = get("defaultendpointsprotocol").unwrap_or("https");
-            format!("{protocol}://{account}.blob.{}", get("endpointsuffix").unwrap_or("core.windows.net"))
-        }
-        (None, None) => {
-            let reason = format!(
-                "{CONNECTION} has neither AccountName nor BlobEndpoint; copy it anew from the portal"
-            );
-            return Err(refuse(url, reason));
-        }
+    let wrong = |what: String| refuse(url, format!("{CONNECTION} {what}; copy it anew from the portal"));
+    let (endpoint, name, key, signature) = match azure_connection(text).map_err(wrong)? {
+        AzureConnection::Emulator => return Ok(emulator(builder, variables)),
+        AzureConnection::Account { endpoint, name, key, signature } => (endpoint, name, key, signature),
     };
-    // Strings with a signature name the account in the endpoint only.
-    let account = get("accountname").map(str::to_string).or_else(|| account_of(&endpoint));
     let mut builder = builder.with_endpoint(endpoint);
-    for (key, value) in [
-        (Key::AccountName, account.as_deref()),
-        (Key::AccessKey, get("accountkey")),
-        (Key::SasKey, get("sharedaccesssignature")),
-    ] {
+    for (key, value) in [(Key::AccountName, name), (Key::AccessKey, key), (Key::SasKey, signature)] {
         if let Some(value) = value {
             builder = builder.with_config(key, value);
         }
     }
     Ok(builder)
-}
-
-/// `a` of `https://a.blob.core.windows.net` and of `http://127.0.0.1:10000/a`.
-fn account_of(endpoint: &str) -> Option<String> {
-    let rest = endpoint.split_once("://")?.1;
-    let name = match rest.split_once('/') {
-        Some((_, path)) => path.split('/').next()?,
-        None => rest.split_once('.')?.0,
-    };
-    (!name.is_empty()).then(|| name.to_string())
 }
 
 #[cfg(test)]

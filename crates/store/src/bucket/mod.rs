@@ -10,11 +10,14 @@ mod metadata;
 mod profile;
 #[cfg(feature = "s3")]
 mod s3;
+mod texts;
 
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+pub use texts::{AzureConnection, aws_section, azure_connection};
 
 /// Variables that say how buckets are reached, such as `AWS_ACCESS_KEY_ID`: those of the process, or others.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -45,6 +48,17 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Variables {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Variables {
         Variables(pairs.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
+}
+
+/// A new store of objects that lives as long as its handles.
+#[cfg(feature = "objects")]
+pub(crate) fn memory(_: &str) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(crate::object::Object::memory()))
+}
+
+#[cfg(not(feature = "objects"))]
+pub(crate) fn memory(url: &str) -> Result<Arc<dyn Store>> {
+    feature_off(url, "objects")
 }
 
 #[cfg(not(feature = "s3"))]

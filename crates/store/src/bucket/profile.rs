@@ -1,5 +1,6 @@
 //! The files that `aws configure` writes: `~/.aws/credentials` and `~/.aws/config`.
 
+use super::texts::aws_section;
 use super::{Result, Variables, refuse};
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ impl Profile {
         for (path, section) in files.into_iter().flatten() {
             match std::fs::read_to_string(&path) {
                 Ok(text) => {
-                    let of_section = entries(&text, &section);
+                    let of_section = aws_section(&text, &section);
                     found |= of_section.is_some();
                     values.extend(of_section.into_iter().flatten());
                 }
@@ -72,41 +73,4 @@ impl Profile {
 /// The name of a profile's section in the configuration.
 fn section(name: &str) -> String {
     if name == "default" { name.to_string() } else { format!("profile {name}") }
-}
-
-/// Keys and values of a section; none where there is no such section. Indented lines belong to the key above them.
-fn entries(text: &str, wanted: &str) -> Option<BTreeMap<String, String>> {
-    let mut values = None;
-    let mut inside = false;
-    for line in text.lines() {
-        if line.starts_with([' ', '\t', '#', ';']) {
-            continue;
-        }
-        if let Some(name) = line.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            let mut words = name.split_whitespace();
-            inside = wanted.split(' ').all(|word| words.next() == Some(word)) && words.next().is_none();
-            if inside {
-                values.get_or_insert_with(BTreeMap::new);
-            }
-        } else if let (true, Some((key, value))) = (inside, line.split_once('=')) {
-            let values = values.get_or_insert_with(BTreeMap::new);
-            values.insert(key.trim().to_ascii_lowercase(), value.trim().to_string());
-        }
-    }
-    values
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sections_are_told_apart() {
-        let text = "# keys\n[default]\naws_access_key_id = A\n\n[ profile b ]\nregion=eu-west-1\ns3 =\n  x = 1\n[b]\nregion = no\n";
-        let get = |section: &str, key: &str| entries(text, section)?.get(key).cloned();
-        assert_eq!(get("default", "aws_access_key_id").as_deref(), Some("A"));
-        assert_eq!(get("profile b", "region").as_deref(), Some("eu-west-1"));
-        assert_eq!((get("profile b", "x"), get("b", "region").as_deref()), (None, Some("no")));
-        assert!(entries(text, "profile").is_none() && entries(text, "profile b c").is_none());
-    }
 }

@@ -96,7 +96,7 @@ fn fault(number: u64) -> Option<Fault> {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     let drawn = z ^ (z >> 31);
-    (drawn % 20 == 0).then(|| FAULTS[(drawn / 20 % FAULTS.len() as u64) as usize])
+    drawn.is_multiple_of(20).then(|| FAULTS[(drawn / 20 % FAULTS.len() as u64) as usize])
 }
 
 /// Whether a request completes an upload (0) or creates what must not exist (1).
