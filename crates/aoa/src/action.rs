@@ -240,8 +240,9 @@ impl Reader<'_> {
     /// Attributes that do not go with each other or with the number of names.
     fn check(&mut self, action: &Action) {
         let statement = self.statement;
-        let several = |names: &[Name]| names.len() > 1 || names.iter().any(|n| n.is_variadic());
-        let single = !several(&statement.left) && !several(&statement.right);
+        let variadic = |names: &[Name]| names.len() > 1 || names.iter().any(|n| n.is_variadic());
+        let single = !variadic(&statement.left) && !variadic(&statement.right);
+        let several = named(&statement.left) > 1 || named(&statement.right) > 1;
         let plain = action.kind == FusionKind::Plain;
         for attr in statement.attrs.clone() {
             match attr.key.as_str() {
@@ -254,9 +255,7 @@ impl Reader<'_> {
                     self.bad(&attr, "belongs to 'fused_ffn' and 'fused_qkv_old'");
                 }
                 "sizes" if !plain || single => self.bad(&attr, "belongs to a split or a concatenation"),
-                "permute" | "reshape" if !plain || !single => {
-                    self.bad(&attr, "goes with one tensor on each side; write a statement of its own");
-                }
+                "permute" | "reshape" if !plain || several => self.bad(&attr, ALONE),
                 "axis" if plain && single => match self.options.strictness {
                     Strictness::Strict => self.fail(Fault::IdleAxis, attr.span),
                     Strictness::Lenient => self.log.warn(Problem::at(Fault::IdleAxis, attr.span)),
@@ -270,11 +269,47 @@ impl Reader<'_> {
         }
         let nothing = |names: &[Name]| names.len() == 1 && names[0].is_nothing();
         let moves = !nothing(&statement.left) && !nothing(&statement.right);
-        if plain && !single && moves && action.axis.is_none() {
-            let what = if several(&statement.left) { "a concatenation" } else { "a split" };
-            self.fail(Fault::MissingAttr { what, key: "axis" }, statement.span);
+        if plain && several && moves && action.axis.is_none() {
+            self.fail(no_axis(named(&statement.left)), statement.span);
         }
     }
+}
+
+impl Action {
+    /// The attributes go with the tensors a statement turned out to name. A `*` may stand for one or for many,
+    /// so this is known only now.
+    pub(crate) fn check_count(&self, left: usize, right: usize, span: Span) -> Result<(), Problem> {
+        if self.kind != FusionKind::Plain || (left == 1 && right == 1) {
+            return Ok(());
+        }
+        if self.axis.is_none() {
+            return Err(Problem::at(no_axis(left), span));
+        }
+        let key = |step: &Step| match step.change {
+            Change::Permute(_) => Some(("permute", step.span)),
+            Change::Reshape { .. } => Some(("reshape", step.span)),
+            Change::Cast { .. } => None,
+        };
+        match self.steps.iter().find_map(key) {
+            Some((key, span)) => {
+                Err(Problem::at(Fault::BadAttr { key: key.into(), reason: ALONE.into() }, span))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is wrong with an attribute of a single tensor beside several.
+const ALONE: &str = "goes with one tensor on each side; write a statement of its own";
+
+/// The least number of tensors that names stand for.
+fn named(names: &[Name]) -> usize {
+    let count = |name: &Name| name.array.as_ref().map_or(1, |range| range.len());
+    names.iter().map(count).fold(0, usize::saturating_add)
+}
+
+fn no_axis(left: usize) -> Fault {
+    Fault::MissingAttr { what: if left > 1 { "a concatenation" } else { "a split" }, key: "axis" }
 }
 
 /// Our names and those of the frameworks.

@@ -102,6 +102,7 @@ impl Outputs<'_> {
             }
             None => self.open(made),
         }
+        self.evaluation.unneeded();
     }
 
     /// The versions statements offer as results: the last of each assigned name, or, backwards, the first of
@@ -132,11 +133,12 @@ impl Outputs<'_> {
         let version = id.and_then(|id| made.get(&id).copied());
         if let Some(version) = version {
             let span = self.span(version);
-            if let Some(node) = self.evaluation.values[version] {
-                self.check(name, tensor, node, span);
-                self.push(name, tensor.clone(), Some(node));
-            } else if self.evaluation.log.errors.is_empty() {
-                self.miss(Fault::NotKept { name: name.to_string() }, span);
+            match self.evaluation.values[version] {
+                Some(node) => {
+                    self.check(name, tensor, node, span);
+                    self.push(name, tensor.clone(), Some(node));
+                }
+                None => self.unmade(version),
             }
             return;
         }
@@ -185,12 +187,17 @@ impl Outputs<'_> {
             }
             match self.evaluation.values[version] {
                 Some(node) => self.push_node(&graph.names.text(graph.versions[version].name).clone(), node),
-                None if self.evaluation.log.errors.is_empty() => {
-                    let fault = Fault::NotKept { name: graph.name(version).to_string() };
-                    self.miss(fault, self.span(version));
-                }
-                None => {}
+                None => self.unmade(version),
             }
+        }
+    }
+
+    /// A target that could not be made; the reason was found before, or is that nothing gives it back.
+    fn unmade(&mut self, version: VersionId) {
+        self.evaluation.needed();
+        if self.evaluation.log.errors.is_empty() {
+            let fault = Fault::NotKept { name: self.evaluation.graph.name(version).to_string() };
+            self.miss(fault, self.span(version));
         }
     }
 

@@ -100,7 +100,8 @@ impl Finder<'_> {
     }
 
     /// The degree of the left side as the reference counts it.
-    pub(crate) fn guess_left(&self, number: usize, source: &Catalog) -> Result<usize, Fault> {
+    pub(crate) fn guess_left(&self, number: usize, source: Option<&Catalog>) -> Result<usize, Fault> {
+        let Some(source) = source else { return Ok(1) };
         let step = &self.graph.moves[number];
         let Some(Place { version: Some(version), from }) = step.reads.first().copied() else { return Ok(1) };
         if self.program.statements[step.statement].left[from].transposed {

@@ -29,6 +29,8 @@ pub(crate) struct Evaluation<'a> {
     pub(crate) values: Vec<Option<NodeId>>,
     /// Nodes of the given tensors, made when they are first used.
     sources: HashMap<usize, NodeId>,
+    /// Mistakes that count only if a target needs what they spoil.
+    suspended: Vec<Problem>,
 }
 
 type Values = SmallVec<[NodeId; 3]>;
@@ -55,7 +57,30 @@ impl<'a> Evaluation<'a> {
     ) -> Evaluation<'a> {
         let values = vec![None; graph.versions.len()];
         let (nodes, sources) = (Nodes::default(), HashMap::new());
-        Evaluation { program, actions, graph, given, far, options, log, nodes, values, sources }
+        let suspended = Vec::new();
+        Evaluation { program, actions, graph, given, far, options, log, nodes, values, sources, suspended }
+    }
+
+    /// A mistake, unless a lenient reader can wait for a target that needs the value. The reference does not
+    /// follow casts, so a file may join values of two element types as long as nobody takes the result.
+    fn fail(&mut self, problem: Problem, inputs: &[NodeId]) {
+        let lenient = self.options.strictness == Strictness::Lenient;
+        let mixed = matches!(problem.fault, Fault::DTypesDiffer { .. });
+        if lenient && mixed && self.nodes.source_dtypes(inputs).len() == 1 {
+            self.suspended.push(problem);
+        } else {
+            self.log.error(problem);
+        }
+    }
+
+    /// A target needs a value that could not be made: what was waiting counts.
+    pub(crate) fn needed(&mut self) {
+        self.suspended.drain(..).for_each(|problem| self.log.error(problem));
+    }
+
+    /// No target needs what is still waiting.
+    pub(crate) fn unneeded(&mut self) {
+        self.suspended.drain(..).for_each(|problem| self.log.warn(problem));
     }
 
     /// Evaluates everything.
@@ -135,7 +160,7 @@ impl<'a> Evaluation<'a> {
                     }
                 }
             }
-            Err(problem) => self.log.error(problem),
+            Err(problem) => self.fail(problem, &turn.inputs),
         }
     }
 
@@ -154,16 +179,16 @@ impl<'a> Evaluation<'a> {
             inputs.push(value);
         }
         let undone: Result<Values, Problem> =
-            inputs.into_iter().map(|node| self.undo(node, number, action)).collect();
-        let made = undone.and_then(|inputs| {
-            let sizes = action.sizes.clone().or_else(|| self.far_sizes(number, action, inputs[0]));
+            inputs.iter().map(|&node| self.undo(node, number, action)).collect();
+        let made = undone.and_then(|undone| {
+            let sizes = action.sizes.clone().or_else(|| self.far_sizes(number, action, undone[0]));
             let outputs = step.reads.len();
-            let turn = Turn { number, action, inputs, names, outputs, span: statement.span, sizes };
+            let turn = Turn { number, action, inputs: undone, names, outputs, span: statement.span, sizes };
             self.combine(&turn, finder, Direction::Reverse)
         });
         let made = match made {
             Ok(made) => made,
-            Err(problem) => return self.log.error(problem),
+            Err(problem) => return self.fail(problem, &inputs),
         };
         for (place, node) in step.reads.iter().zip(made) {
             let Some(version) = place.version else { continue };
@@ -193,6 +218,8 @@ impl<'a> Evaluation<'a> {
     ) -> Result<Values, Problem> {
         let at = |fault| Problem::at(fault, turn.span);
         let (inputs, outputs) = (&turn.inputs, turn.outputs);
+        let step = &self.graph.moves[turn.number];
+        turn.action.check_count(step.reads.len(), step.writes.len(), turn.span)?;
         let fused = turn.action.kind != FusionKind::Plain;
         if inputs.len() == 1 && outputs == 1 && !fused {
             return Ok(inputs.clone());
@@ -280,9 +307,12 @@ impl<'a> Evaluation<'a> {
         let left = turn.action.left_parts.or(self.options.left_parts.map(NonZeroUsize::get));
         let right = turn.action.right_parts.or(self.options.right_parts.map(NonZeroUsize::get));
         if finder.mode == Degrees::Guessed {
-            // The reference counts before it turns the statements round.
-            let left = left.map_or_else(|| finder.guess_left(turn.number, self.given), Ok)?;
-            let right = right.map_or_else(|| finder.guess_right(turn.number, self.far), Ok)?;
+            // The reference counts before it turns the statements round, and knows of it for one tensor alone.
+            let turned = !forward && step.reads.len() == 1 && step.writes.len() == 1;
+            let (near, far) =
+                if turned { (self.far, Some(self.given)) } else { (Some(self.given), self.far) };
+            let left = left.map_or_else(|| finder.guess_left(turn.number, near), Ok)?;
+            let right = right.map_or_else(|| finder.guess_right(turn.number, far), Ok)?;
             return Ok(if forward { (left, right) } else { (right, left) });
         }
         let (near, far) = if forward { (left, right) } else { (right, left) };

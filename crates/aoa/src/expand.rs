@@ -246,7 +246,10 @@ impl Expander<'_> {
             side.stars.entry(tuple).or_default().extend(star.map(|star| (star, id)));
         }
         side.stars.values_mut().for_each(|found| found.sort());
-        if side.stars.is_empty() && !side.name.optional {
+        // With a placeholder, no match is the same to a star as to a plain name: the statement has no instance.
+        let instances = (0..vars).any(|var| side.pattern.has_var(var));
+        let lenient = self.options.strictness == Strictness::Lenient;
+        if side.stars.is_empty() && !side.name.optional && !(instances && lenient) {
             // A star stands for tensors that must be listed, so nothing is not a way out.
             return Err(Problem::at(Fault::NoMatch { name: side.name.to_string() }, side.name.span));
         }
@@ -322,7 +325,9 @@ impl Expander<'_> {
         let mut case = Case { statement, left: SmallVec::new(), right: SmallVec::new() };
         let forward = self.direction == Direction::Forward;
         let optional = left.iter().any(|side| side.name.optional);
-        let drops = right.len() == 1 && right[0].name.is_nothing();
+        let nothing = |sides: &Sides<'_>| sides.len() == 1 && sides[0].name.is_nothing();
+        // What is left out anyway need not exist for a lenient reader.
+        let ignored = (nothing(left) || nothing(right)) && self.options.strictness == Strictness::Lenient;
         for (from, side) in left.iter().enumerate() {
             let ids = self.plain(side, on_left)?;
             for id in ids {
@@ -330,11 +335,7 @@ impl Expander<'_> {
                     if optional {
                         return Ok(None);
                     }
-                    let problem = self.unknown(id, side.name);
-                    if !drops || self.options.strictness == Strictness::Strict {
-                        return Err(problem);
-                    }
-                    self.log.warn(problem);
+                    self.missed(id, side.name, ignored)?;
                 }
                 case.left.push(Used { name: id, from });
             }
@@ -342,7 +343,10 @@ impl Expander<'_> {
         for (from, side) in right.iter().enumerate() {
             for id in self.plain(side, on_right)? {
                 if !forward && id != NOTHING && !self.exists(id, Universe::Known) {
-                    return if optional { Ok(None) } else { Err(self.unknown(id, side.name)) };
+                    if optional {
+                        return Ok(None);
+                    }
+                    self.missed(id, side.name, ignored)?;
                 }
                 case.right.push(Used { name: id, from });
             }
@@ -372,6 +376,16 @@ impl Expander<'_> {
             return Err(Problem::at(Fault::TooManyNames { limit: MAX_NAMES >> 6 }, side.name.span));
         }
         Ok(range.clone().map(|i| self.names.intern(&format!("{name}_{i}"))).collect())
+    }
+
+    /// A name that does not exist: a warning where it may be missing, otherwise a mistake.
+    fn missed(&mut self, id: NameId, name: &Name, ignored: bool) -> Result<(), Problem> {
+        let problem = self.unknown(id, name);
+        if !ignored {
+            return Err(problem);
+        }
+        self.log.warn(problem);
+        Ok(())
     }
 
     fn unknown(&self, id: NameId, name: &Name) -> Problem {

@@ -3,6 +3,7 @@
 use crate::error::Fault;
 use planaria_layout::{DType, Dims, Listed, Shape};
 use smallvec::SmallVec;
+use std::collections::HashSet;
 
 /// Number of a node.
 pub(crate) type NodeId = usize;
@@ -93,6 +94,21 @@ impl Nodes {
                 inputs.extend(tiles.boxes().flat_map(|(_, filled)| filled.first().map(|f| f.node)));
             }
         }
+    }
+
+    /// Element types of the sources behind some nodes, whatever they are cast to on the way.
+    pub(crate) fn source_dtypes(&self, of: &[NodeId]) -> HashSet<Option<DType>> {
+        let (mut open, mut seen, mut found) = (of.to_vec(), HashSet::new(), HashSet::new());
+        while let Some(id) = open.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            if let Make::Source(_) = self.get(id).kind {
+                found.insert(self.get(id).dtype);
+            }
+            self.inputs(id, &mut open);
+        }
+        found
     }
 
     pub(crate) fn shape(&self, id: NodeId) -> &Shape {

@@ -6,12 +6,12 @@ use std::num::NonZeroUsize;
 /// What to do about things that are harmless once and a mistake the next time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// A placeholder without a match, a dropped name that does not exist, an idle `axis` and a wrong
-    /// `src_dtype` are errors.
+    /// A placeholder without a match, a dropped or declared name that does not exist, an idle `axis`, a wrong
+    /// `src_dtype` and a concatenation of element types that casts made different are errors.
     #[default]
     Strict,
-    /// They are warnings, and the first name with placeholders alone decides which tensors a statement is
-    /// repeated for: files written for the reference work as they are.
+    /// They are warnings, the last unless a target needs it, and the first name with placeholders alone
+    /// decides which tensors a statement is repeated for: files written for the reference work as they are.
     Lenient,
 }
 

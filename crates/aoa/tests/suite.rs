@@ -4,5 +4,6 @@ mod common;
 mod defects;
 mod fuzz;
 mod language;
+mod lenient;
 mod models;
 mod properties;

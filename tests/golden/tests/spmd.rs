@@ -34,3 +34,19 @@ fn dearer_answers_are_noticed() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!((outcome.passed, outcome.failed), (0, 1), "{:?}", outcome.failures);
 }
+
+#[test]
+fn ids_and_a_table_of_one_shape_are_told_apart() {
+    // Our op takes the table first, the reference the ids; rows of the output are rows of the ids.
+    let case = r#"{"id":"x","op":"embedding_static","mesh_shape":[2],"tags":[],"attrs":{"padding_idx":-1,"sparse":false},
+        "inputs":[{"shape":[2,8],"dims_mapping":[-1,-1]},{"shape":[2,8],"dims_mapping":[-1,-1]}],
+        "forward":{"error":true},
+        "reverse":{"given_outputs":[{"shape":[2,8,8],"dims_mapping":[0,-1,-1]}],
+            "inputs":[{"dims_mapping":[0,-1]},{"dims_mapping":[-1,-1]}],"outputs":[{"dims_mapping":[0,-1,-1]}]}}"#;
+    let file = std::env::temp_dir().join(format!("planaria-spmd-ids-{}.jsonl", std::process::id()));
+    std::fs::write(&file, case.replace('\n', " ")).unwrap();
+    let outcome = planaria_golden::run("spmd", &file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!((outcome.passed, outcome.failed), (1, 0), "{:?}", outcome.failures);
+    assert!(outcome.notes.contains(&"reverse, the same inputs: 1".to_string()), "{:?}", outcome.notes);
+}

@@ -132,6 +132,14 @@ impl Numbers {
         Numbers::new(shards.iter().map(|s| (s.key.as_str(), s.global_shape.as_slice())))
     }
 
+    /// Whether a box is inside a source that exists: the reference does not look.
+    pub(super) fn hold(&self, shard: &Shard) -> bool {
+        let Some((_, shape)) = self.first.get(&shard.key) else { return false };
+        let ends = shard.global_offset.iter().zip(&shard.local_shape).map(|(at, len)| at + len);
+        let dims = [shard.global_offset.len(), shard.local_shape.len()];
+        dims == [shape.len(); 2] && ends.zip(shape).all(|(end, &extent)| end <= extent)
+    }
+
     /// The numbers of a box, in row-major order.
     pub(super) fn block(&self, key: &str, region: &Region) -> Result<Vec<i64>> {
         let (first, shape) = self.first.get(key).with_context(|| format!("unknown source '{key}'"))?;
@@ -160,15 +168,21 @@ fn place(answer: &mut [i64], wanted: &Region, to: &Region, block: &[i64]) -> Res
     Ok(())
 }
 
+/// A step that reorders dims; the others are casts.
+pub(super) fn is_permutation(step: &str) -> bool {
+    step.contains(['[', '('])
+}
+
 /// The reference's answer as element numbers; -1 where it leaves something out.
 pub(super) fn their_numbers(numbers: &Numbers, query: &Query) -> Result<Vec<i64>> {
     let wanted = query.target.region()?;
     let mut answer = vec![-1; wanted.numel()];
     for entry in query.result.iter().flatten() {
+        ensure!(numbers.hold(&entry.source), "it reads outside of '{}'", entry.source.key);
         let from = entry.source.region()?;
         let mut block = numbers.block(&entry.source.key, &from)?;
         let mut extents = from.extents();
-        for step in entry.postprocess.iter().flatten().filter(|step| step.contains(['[', '('])) {
+        for step in entry.postprocess.iter().flatten().filter(|step| is_permutation(step)) {
             let list = step.replace('(', "[").replace(')', "]");
             let order: Vec<i64> = serde_json::from_str(&list).with_context(|| format!("step '{step}'"))?;
             let ndim = extents.len() as i64;

@@ -1,68 +1,11 @@
 //! Known faults of the reference, recognised by what a case shows of them.
 
-use super::case::{Case, Numbers, Refusal, catalog, dtype, their_numbers};
+use super::case::{Case, Entry, Numbers, catalog, dtype, is_permutation, is_scalar_slot, their_numbers};
 use super::fault_kinds;
 use anyhow::Result;
-use planaria_aoa::{Error, Fault, Mapping, Name, Program, Value, split_slot};
-use std::collections::BTreeSet;
-
-/// Refusals of the reference that are limits of its reader or its engine, not of the mapping.
-const LIFTED: &[(&str, &str, &str)] = &[
-    (
-        "RuntimeError",
-        "Unexpected character",
-        "its reader refuses comments, signs, '-', '/' or letters in names",
-    ),
-    ("KeyError", "", "its placeholders match source names only, so the statement vanished"),
-    ("ValueError", "should be assigned before", "its placeholders bind to tuples that do not exist"),
-    ("error", "redefinition of group name", "it refuses a repeated placeholder"),
-    ("AssertionError", "Unsupported cast dtype", "it casts to three element types only"),
-    ("ValueError", "Unsupported attribute: dst_dtype", "it wants src_dtype and dst_dtype in one order"),
-    ("ValueError", "Unsupported attribute", "it knows fewer attributes"),
-    ("AssertionError", "Only support:\n - One operator", "it takes one operator a statement"),
-    ("ValueError", "only support one attr named `axis`", "it takes no cast beside an axis"),
-    ("SyntaxError", "Unexpected value", "it wants words in quotes"),
-    ("SyntaxError", "Expected TokenType.IDENTIFIER, got TokenType.NUMBER", "it wants flags first"),
-    ("SyntaxError", "got TokenType.STRING", "it wants names without quotes"),
-    ("SyntaxError", "got TokenType.RARROW", "its '*' finds nothing backwards or before '^T'"),
-    (
-        "AssertionError",
-        "Left or right variable must have the only one element",
-        "it reserves attribute words",
-    ),
-    ("AssertionError", "is not divisible by the number of right_vars", "it cannot undo its own fused form"),
-    ("AssertionError", "Inconsistent shard numbers", "it counts the shards of slots as well"),
-    ("AttributeError", "", "it fails backwards"),
-    ("AssertionError", "Infinite loop", "it fails backwards"),
-    ("SyntaxError", "got TokenType.COMMA", "it writes empty names"),
-];
-
-/// Why a refusal of the reference does not stand, if it does not.
-pub(super) fn lifted(case: &Case, refusal: &Refusal) -> Result<Option<&'static str>> {
-    let found = LIFTED.iter().find(|(kind, text, _)| refusal.kind == *kind && refusal.message.contains(text));
-    let reserved = || Ok::<_, anyhow::Error>(names_a_word(case)?.then_some("it reserves attribute words"));
-    found.map_or_else(reserved, |(_, _, reason)| Ok(Some(*reason)))
-}
-
-/// Words the reference does not take as names.
-const WORDS: [&str; 10] = [
-    "axis",
-    "fused_ffn",
-    "fused_qkv_old",
-    "num_heads",
-    "num_key_value_groups",
-    "permute",
-    "dtype",
-    "fused_qkv",
-    "src_dtype",
-    "dst_dtype",
-];
-
-fn names_a_word(case: &Case) -> Result<bool> {
-    let program = Program::from_statements(&case.statements)?;
-    let mut names = program.statements().iter().flat_map(|s| s.left.iter().chain(&s.right));
-    Ok(names.any(|name| WORDS.contains(&name.base.as_str())))
-}
+use planaria_aoa::{Error, Fault, Name, Program, Value, split_slot};
+use planaria_layout::DType;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The fault an answer shows when we refuse to give one.
 pub(super) fn in_answer(case: &Case, error: &Error) -> Result<Option<&'static str>> {
@@ -71,11 +14,17 @@ pub(super) fn in_answer(case: &Case, error: &Error) -> Result<Option<&'static st
     if any(|f| matches!(f, Fault::BadPermutation { .. })) && case.numpy_reference_error.is_some() {
         return Ok(Some("it takes lists that permute nothing"));
     }
+    if any(|f| matches!(f, Fault::BadAttr { key, .. } if key == "permute")) && misreads_order(case) {
+        return Ok(Some("it takes a permutation without brackets for an element type"));
+    }
     if any(|f| matches!(f, Fault::TargetShape { .. })) && differs_in_shape(case)? {
         return Ok(Some("it does not compare shapes"));
     }
     if any(|f| matches!(f, Fault::TargetDType { .. })) && differs_in_dtype(case)? {
         return Ok(Some("it does not compare element types"));
+    }
+    if any(|f| matches!(f, Fault::DTypesDiffer { .. })) && mixes_dtypes(case)? {
+        return Ok(Some("it joins two element types in one tensor"));
     }
     if leaves_out(case)? {
         return Ok(Some("it leaves elements unwritten"));
@@ -86,17 +35,31 @@ pub(super) fn in_answer(case: &Case, error: &Error) -> Result<Option<&'static st
     if any(|f| matches!(f, Fault::ShapesDiffer { .. })) && case.numpy_reference_error.is_some() {
         return Ok(Some("it does not compare shapes"));
     }
-    if any(|f| matches!(f, Fault::UnknownTensor { .. })) && collides(case)? {
+    if any(|f| matches!(f, Fault::UnknownTensor { .. } | Fault::TargetShape { .. })) && collides(case)? {
         return Ok(Some("its temporaries have names"));
     }
-    if any(|f| matches!(f, Fault::NotDivisible { .. })) && fuses_unequal(case)? {
+    let refuses_attr =
+        |f: &Fault| matches!(f, Fault::BadAttr { .. } | Fault::TargetDType { .. } | Fault::CastOneWay { .. });
+    if any(refuses_attr) && passes_over(case)? {
+        return Ok(Some("it passes over attributes beside a fused form"));
+    }
+    if any(|f| matches!(f, Fault::AssignedTwice { .. } | Fault::NotKept { .. })) && assigns_twice(case)? {
+        return Ok(Some("it lets one statement assign a name twice"));
+    }
+    if any(|f| matches!(f, Fault::NotDivisible { .. } | Fault::BadHeads { .. })) && fuses_unequal(case)? {
         return Ok(Some("it cuts parts of unequal width in the wrong place"));
     }
     Ok(None)
 }
 
 /// The fault an answer shows when ours differs.
-pub(super) fn in_comparison(case: &Case, mapping: &Mapping) -> Result<Option<&'static str>> {
+pub(super) fn in_comparison(case: &Case) -> Result<Option<&'static str>> {
+    if misreads_order(case) {
+        return Ok(Some("it takes a permutation without brackets for an element type"));
+    }
+    if reads_nothing(case) {
+        return Ok(Some("it reads elements that do not exist"));
+    }
     if leaves_out(case)? {
         return Ok(Some("it leaves elements unwritten"));
     }
@@ -106,15 +69,11 @@ pub(super) fn in_comparison(case: &Case, mapping: &Mapping) -> Result<Option<&'s
     if case.queries.iter().any(|query| query.error.is_some()) {
         return Ok(Some("it refuses a question that has an answer"));
     }
-    if case.statement_count < case.statements.len() {
+    if case.statement_count < case.statements.len() || vanishes(case)? {
         return Ok(Some("a statement of its vanished"));
     }
     if fuses_unequal(case)? {
         return Ok(Some("it cuts parts of unequal width in the wrong place"));
-    }
-    let idle = mapping.warnings().problems().iter().any(|p| matches!(p.fault, Fault::IdleAxis));
-    if idle && case.destination.is_none() {
-        return Ok(Some("an idle axis makes it lose the new name"));
     }
     if case.destination.is_none() && names_a_source(case)? {
         return Ok(Some("an untouched source hides what is assigned to its name"));
@@ -122,14 +81,58 @@ pub(super) fn in_comparison(case: &Case, mapping: &Mapping) -> Result<Option<&'s
     Ok(None)
 }
 
+/// A step of an answer is neither a list of dims nor an element type, so its boxes were not turned.
+fn misreads_order(case: &Case) -> bool {
+    let entries = case.queries.iter().filter_map(|query| query.result.as_ref()).flatten();
+    let mut steps = entries.flat_map(|entry| entry.postprocess.iter().flatten());
+    steps.any(|step| !step.starts_with('[') && dtype(step).is_err())
+}
+
+/// Some block of an answer is of no source, or outside of one.
+fn reads_nothing(case: &Case) -> bool {
+    let numbers = Numbers::of_shards(&case.source);
+    let loaded = case.queries.iter().filter(|query| !is_scalar_slot(split_slot(&query.target.key).1));
+    loaded.flat_map(|query| query.result.iter().flatten()).any(|entry| !numbers.hold(&entry.source))
+}
+
+/// Some statement has placeholders, and none of those it became assigns what it does.
+fn vanishes(case: &Case) -> Result<bool> {
+    let (written, became) =
+        (Program::from_statements(&case.statements)?, Program::from_statements(&case.expanded)?);
+    let made: Vec<&str> =
+        became.statements().iter().flat_map(|s| &s.right).map(|n| n.base.as_str()).collect();
+    let lost = |name: &Name| {
+        let Some((start, _)) = name.base.split_once('$') else { return false };
+        let end = name.base.rsplit(|c: char| c == '$' || c == '_' || c.is_ascii_uppercase()).next();
+        let fits = |made: &&str| made.starts_with(start) && made.ends_with(end.unwrap_or_default());
+        name.array.is_none() && !made.iter().any(fits)
+    };
+    Ok(!case.expanded.is_empty() && written.statements().iter().flat_map(|s| &s.right).any(lost))
+}
+
+/// Some fused form has an attribute that is not its own.
+fn passes_over(case: &Case) -> Result<bool> {
+    let program = Program::from_statements(&case.statements)?;
+    Ok(program.statements().iter().any(|statement| {
+        let flag = statement.attrs.iter().find(|attr| attr.value == Value::Flag);
+        let own = |key: &str| match flag.map(|flag| flag.key.as_str()) {
+            Some("fused_ffn") => matches!(key, "fused_ffn" | "axis"),
+            Some(flag) => key == flag || matches!(key, "axis" | "num_heads" | "num_key_value_groups"),
+            None => true,
+        };
+        !statement.attrs.iter().all(|attr| own(&attr.key))
+    }))
+}
+
 /// Some element of an answer comes from nowhere although its tensor is said to be loaded.
 fn leaves_out(case: &Case) -> Result<bool> {
     let numbers = Numbers::of_shards(&case.source);
     for query in case.queries.iter().filter(|query| query.error.is_none()) {
         let (name, slot) = split_slot(&query.target.key);
-        let scalar = super::is_scalar_slot(slot);
+        let scalar = is_scalar_slot(slot);
         let loaded = case.outputs.get(name).is_some_and(Option::is_some);
-        if loaded && !scalar && their_numbers(&numbers, query)?.contains(&-1) {
+        let readable = query.result.iter().flatten().all(|entry| numbers.hold(&entry.source));
+        if loaded && !scalar && readable && their_numbers(&numbers, query)?.contains(&-1) {
             return Ok(true);
         }
     }
@@ -150,9 +153,27 @@ fn differs_in_dtype(case: &Case) -> Result<bool> {
     for query in case.queries.iter().filter(|query| split_slot(&query.target.key).1.is_none()) {
         let wanted = query.target.dtype()?;
         for entry in query.result.iter().flatten() {
-            let last = entry.postprocess.iter().flatten().rfind(|step| !step.contains('['));
-            let found = last.map_or_else(|| entry.source.dtype(), |name| dtype(name))?;
-            if found != wanted {
+            if final_dtype(entry)? != wanted {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// The element type a block ends in.
+fn final_dtype(entry: &Entry) -> Result<DType> {
+    let last = entry.postprocess.iter().flatten().rfind(|step| !is_permutation(step));
+    last.map_or_else(|| entry.source.dtype(), |name| dtype(name))
+}
+
+/// The blocks of some tensor end in different element types.
+fn mixes_dtypes(case: &Case) -> Result<bool> {
+    let mut dtypes: BTreeMap<&str, DType> = BTreeMap::new();
+    for query in case.queries.iter().filter(|query| split_slot(&query.target.key).1.is_none()) {
+        for entry in query.result.iter().flatten() {
+            let found = final_dtype(entry)?;
+            if *dtypes.entry(&query.target.key).or_insert(found) != found {
                 return Ok(true);
             }
         }
@@ -176,6 +197,15 @@ fn collides(case: &Case) -> Result<bool> {
     Ok(made.difference(&assigned).any(|name| real.contains(name)))
 }
 
+/// Some statement has a name twice on the right.
+fn assigns_twice(case: &Case) -> Result<bool> {
+    let program = Program::from_statements(&case.statements)?;
+    Ok(program.statements().iter().any(|statement| {
+        let mut seen = BTreeSet::new();
+        !statement.right.iter().all(|name| seen.insert(name.base.as_str()))
+    }))
+}
+
 /// Some statement assigns a name that a source has.
 fn names_a_source(case: &Case) -> Result<bool> {
     let program = Program::from_statements(&case.statements)?;
@@ -184,10 +214,17 @@ fn names_a_source(case: &Case) -> Result<bool> {
     Ok(sides.into_iter().any(|name| keys.contains(name.base.as_str())))
 }
 
-/// A weight is fused by rank from sources whose units differ in width.
+/// A weight is fused by rank from sources whose units differ in width, or, backwards, is cut into parts whose
+/// units do.
 fn fuses_unequal(case: &Case) -> Result<bool> {
     let program = Program::from_statements(&case.statements)?;
     let sources = catalog(&case.source)?;
+    let shape_of = |name: &str| -> Option<&[usize]> {
+        match case.reverse {
+            false => Some(sources.get(name)?.shape().dims()),
+            true => Some(&case.outputs.get(name)?.as_ref()?.shape),
+        }
+    };
     Ok(program.statements().iter().any(|statement| {
         let value = |key: &str| statement.attrs.iter().find(|attr| attr.key == key).map(|attr| &attr.value);
         let count = |key: &str| match value(key) {
@@ -206,8 +243,8 @@ fn fuses_unequal(case: &Case) -> Result<bool> {
             _ => 1,
         };
         let width = |(name, units): (&Name, &usize)| {
-            let shape = sources.get(&name.base)?.shape();
-            let dim = if name.transposed { shape.ndim().checked_sub(1 + axis)? } else { axis };
+            let shape = shape_of(&name.base)?;
+            let dim = if name.transposed { shape.len().checked_sub(1 + axis)? } else { axis };
             Some(shape.get(dim)? / units)
         };
         let widths: Vec<Option<usize>> = statement.left.iter().zip(&units).map(width).collect();

@@ -166,16 +166,32 @@ pub(super) fn reverse(
     let Some(taken) = meant(&ran).filter(|taken| taken.inputs.len() == whole.len()) else {
         return Ok(Reverse::Several);
     };
-    let ordered = taken.inputs.iter().zip(&whole).all(|(a, b)| a.shape() == b.shape());
-    if !ordered {
+    let Some(inputs) = ordered(&ran, &taken.inputs, &whole, &dtypes(call)) else {
         return Ok(Reverse::Several);
-    }
+    };
     let price = |layouts: &[Layout]| -> Result<Option<u64>> {
         let ran = ask(layouts)?.unwrap_or_default();
         Ok(meant(&ran).map(|taken| taken.price.total()))
     };
-    let (Some(ours), Some(other)) = (price(&taken.inputs)?, price(theirs)?) else {
+    let (Some(ours), Some(other)) = (price(&inputs)?, price(theirs)?) else {
         return Ok(Reverse::Several);
     };
-    Ok(Reverse::Prices { ours, theirs: other, same: taken.inputs == theirs })
+    Ok(Reverse::Prices { ours, theirs: other, same: inputs == theirs })
+}
+
+/// The inputs of the one op that ran, in the order of the call's arguments. Our op may take them in another: they are
+/// told by shape and element type, as ids and a table may have the same shape.
+fn ordered(ran: &[Ran], inputs: &[Layout], args: &[Layout], dtypes: &[DType]) -> Option<Vec<Layout>> {
+    let [ran] = ran else { return None };
+    let is = |place: usize, arg: usize| {
+        inputs[place].shape() == args[arg].shape() && ran.dtypes.get(place) == dtypes.get(arg)
+    };
+    if (0..args.len()).all(|arg| is(arg, arg)) {
+        return Some(inputs.to_vec());
+    }
+    let only = |arg: usize| {
+        let mut places = (0..inputs.len()).filter(|&place| is(place, arg));
+        places.next().filter(|_| places.next().is_none()).map(|place| inputs[place].clone())
+    };
+    (0..args.len()).map(only).collect()
 }
