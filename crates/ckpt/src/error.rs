@@ -220,6 +220,18 @@ pub enum Error {
         /// What stands against it.
         why: Obstacle,
     },
+    /// Storage that is full before a result is whole. What was written of it is removed again.
+    #[error(
+        "there is no room for '{target}', which takes {needed} bytes: {message}; make room, or choose another place"
+    )]
+    NoRoom {
+        /// The place.
+        target: String,
+        /// Bytes of all its files.
+        needed: u64,
+        /// The storage's words.
+        message: String,
+    },
     /// A folder without a commit mark.
     #[error("'{folder}' has no committed checkpoint: {why}")]
     NotCommitted {
@@ -417,7 +429,7 @@ impl Error {
                 | Stored::BadUrl { .. }
                 | Stored::BadName { .. },
             ) => Trouble::Request,
-            Error::Store(_) => Trouble::Storage,
+            Error::Store(_) | Error::NoRoom { .. } => Trouble::Storage,
             Error::Comm(_) => Trouble::Ranks,
             _ => Trouble::Request,
         }

@@ -1,6 +1,8 @@
 //! States whose layouts every rank knows: nobody has to be asked who holds what.
 
+use crate::copies;
 use crate::error::{Error, Result};
+use crate::options::Replicas;
 use crate::state::{Item, TensorKey, TensorKind, TrainState};
 use crate::talk;
 use crate::union::{Together, Union};
@@ -153,8 +155,11 @@ impl Known {
     }
 
     /// What the ranks hold together. Collective.
-    pub(crate) fn union(&self, world: &dyn Comm, state: &TrainState) -> Result<Union> {
+    pub(crate) fn union(&self, world: &dyn Comm, state: &TrainState, replicas: Replicas) -> Result<Union> {
         self.check(world, state)?;
+        if replicas == Replicas::Compare {
+            copies::compare(world, &self.tensors, state)?;
+        }
         let files: BTreeMap<String, usize> = state.files.keys().map(|name| (name.clone(), 0)).collect();
         Union::new(self.together(), files, &state.tied)
     }

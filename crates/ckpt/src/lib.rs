@@ -31,6 +31,7 @@
 mod buffers;
 mod catalog;
 pub mod convert;
+mod copies;
 mod destination;
 mod device;
 mod error;

@@ -109,8 +109,8 @@ fn told(item: &Item, replicas: Replicas) -> Result<Told> {
 /// What all ranks hold. Where not everyone knows, each rank tells the others what it holds. Collective.
 pub(crate) fn gather(world: &dyn Comm, state: &TrainState, replicas: Replicas) -> Result<Union> {
     match &state.known {
-        Some(known) if replicas == Replicas::Trust => known.union(world, state),
-        _ => exchange(world, state, replicas),
+        Some(known) => known.union(world, state, replicas),
+        None => exchange(world, state, replicas),
     }
 }
 

@@ -2,12 +2,14 @@
 
 use planaria_aoa::Program;
 use planaria_array::Array;
-use planaria_ckpt::convert::{ConvertOptions, Cut, Observer, To, plan};
+use planaria_ckpt::convert::{ConvertOptions, Cut, Observer, Ranks, To, plan};
 use planaria_ckpt::examine::{Bound, Verdict, compare};
 use planaria_ckpt::formats::{Key, OpenOptions, Part, Source, open};
 use planaria_ckpt::stream::Feed;
-use planaria_ckpt::{Error, Item, SaveOptions, TensorKind, TrainState, save, verify};
-use planaria_comm::alone;
+use planaria_ckpt::{
+    Error, Existing, Hosts, Item, OutputFolder, SaveOptions, TensorKind, TrainState, Trouble, save, verify,
+};
+use planaria_comm::{alone, threads};
 use planaria_layout::{DType, Layout, Mesh, Region, Shape};
 use planaria_store::{Fault, Faulty, Object, Store, StoreExt};
 use proptest::prelude::*;
@@ -203,6 +205,118 @@ fn killed_at_any_operation_there_is_no_checkpoint_or_all_of_it() {
         }
         assert!(finished, "{to:?} takes more operations than were tried");
     }
+}
+
+/// A safetensors file of one f32 tensor, with pairs in its header.
+fn safetensors(name: &str, values: &[f32], pairs: &serde_json::Value) -> Vec<u8> {
+    let header = serde_json::json!({
+        "__metadata__": pairs,
+        name: { "dtype": "F32", "shape": [values.len()], "data_offsets": [0, values.len() * 4] },
+    });
+    let header = header.to_string().into_bytes();
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    (header.len() as u64).to_le_bytes().into_iter().chain(header).chain(bytes).collect()
+}
+
+fn shards(pairs: [serde_json::Value; 2]) -> Arc<dyn Store> {
+    let store: Arc<dyn Store> = Arc::new(Object::memory());
+    let values = [1.0, 65519.0, 65520.0, -7e4, 1e-30, f32::INFINITY];
+    for (number, (name, pairs)) in ["a", "b"].into_iter().zip(pairs).enumerate() {
+        let file = format!("hf/model-{:05}-of-00002.safetensors", number + 1);
+        store.write(&file, &safetensors(name, &values[..if number == 0 { 6 } else { 3 }], &pairs)).unwrap();
+    }
+    store
+}
+
+fn pairs_of(store: &Arc<dyn Store>, file: &str) -> BTreeMap<String, String> {
+    let file = store.reader(file).unwrap();
+    planaria_store::container::Header::read(&*file, &Default::default()).unwrap().metadata
+}
+
+#[test]
+fn values_without_room_are_counted_alone_and_by_ranks() {
+    let store = shards([serde_json::json!({}), serde_json::json!({})]);
+    let source = opened(&store, "hf");
+    let options = |dtype| ConvertOptions { dtype: Some(dtype), ..ConvertOptions::default() };
+    let (half, wide) = (options(DType::F16), options(DType::BF16));
+    let conversion = plan(&source, To::HuggingFace, &half).unwrap();
+    for folder in ["first", "again"] {
+        conversion.run(&*store, folder, &()).unwrap();
+        let found = conversion.out_of_range();
+        assert_eq!(found, [(&Key::model("a"), 2), (&Key::model("b"), 1)], "an infinity is none of them");
+    }
+    let told = conversion.out_of_range_warning().unwrap();
+    assert!(
+        told.starts_with("3 values of 2 tensors had no room in f16 and became infinite ('a' has 2)"),
+        "{told}"
+    );
+    let place = tempfile::tempdir().unwrap();
+    let target = place.path().join("hf").display().to_string();
+    let counted = threads::run(2, |world| {
+        let conversion = plan(&source, To::HuggingFace, &half).unwrap();
+        let folder = OutputFolder::check([], &target, Existing::Refuse, []).unwrap();
+        let hosts = Hosts::meet(&*world, "here").unwrap();
+        let ranks = Ranks { world: &*world, hosts: &hosts };
+        conversion.write_to(&folder, None, &(), Some(ranks)).unwrap();
+        conversion.out_of_range().iter().map(|(_, count)| count).sum::<u64>()
+    });
+    assert_eq!(counted, [3, 3]);
+    let conversion = plan(&source, To::HuggingFace, &wide).unwrap();
+    conversion.run(&*store, "wide", &()).unwrap();
+    assert_eq!((conversion.out_of_range(), conversion.out_of_range_warning()), (Vec::new(), None));
+}
+
+#[test]
+fn pairs_in_headers_go_along_and_contradictions_are_told() {
+    let both = shards([
+        serde_json::json!({ "format": "mlx", "author": "one", "DCP_VERSION": "1" }),
+        serde_json::json!({ "format": "mlx", "author": "two", "licence": "mit" }),
+    ]);
+    let source = opened(&both, "hf");
+    let conversion = plan(&source, To::HuggingFace, &ConvertOptions::default()).unwrap();
+    conversion.run(&*both, "one", &()).unwrap();
+    let expected = [("DCP_VERSION", "1"), ("author", "one"), ("format", "mlx"), ("licence", "mit")];
+    let expected: BTreeMap<String, String> = expected.map(|(name, value)| (name.into(), value.into())).into();
+    assert_eq!(pairs_of(&both, "one/model.safetensors"), expected);
+    let told = conversion.warnings().join("\n");
+    assert_eq!(
+        told,
+        "'author' in the metadata of 'model-00002-of-00002.safetensors' is not what it is in \
+         'model-00001-of-00002.safetensors', which is kept"
+    );
+    let cut = ConvertOptions { max_shard_size: 4, ..ConvertOptions::default() };
+    plan(&source, To::HuggingFace, &cut).unwrap().run(&*both, "cut", &()).unwrap();
+    assert_eq!(pairs_of(&both, "cut/model-00002-of-00002.safetensors"), expected);
+    // What transformers would refuse to read is not passed on.
+    let other = shards([serde_json::json!({ "format": "np" }), serde_json::json!({})]);
+    let source = opened(&other, "hf");
+    let conversion = plan(&source, To::HuggingFace, &ConvertOptions::default()).unwrap();
+    conversion.run(&*other, "one", &()).unwrap();
+    assert_eq!(pairs_of(&other, "one/model.safetensors")["format"], "pt");
+    assert_eq!(conversion.warnings(), [""; 0]);
+}
+
+#[test]
+fn full_storage_is_told_with_the_target_and_what_it_takes() {
+    let store = saved(8);
+    let source = opened(&store, "ours");
+    let conversion = plan(&source, To::HuggingFace, &ConvertOptions::default()).unwrap();
+    let needed: u64 = conversion.files().map(|(_, bytes)| bytes).sum();
+    let counting = Arc::new(Faulty::counting(Object::memory()));
+    let folder = |store: Arc<dyn Store>| OutputFolder::Remote { store, written: Default::default() };
+    conversion.write_to(&folder(counting.clone()), None, &(), None).unwrap();
+    let mut told = 0;
+    // The first operations take the folder, before anything is written into it.
+    for operation in 0..counting.operations() {
+        let store = Arc::new(Faulty::new(Object::memory(), Fault::Full(u64::MAX), operation));
+        let address = store.address();
+        let Err(error) = conversion.write_to(&folder(store), None, &(), None) else { continue };
+        let expected = format!("there is no room for '{address}', which takes {needed} bytes");
+        assert!(error.to_string().starts_with(&expected), "{operation}: {error}");
+        assert_eq!(error.trouble(), Trouble::Storage);
+        told += 1;
+    }
+    assert!(told > 4, "{told}");
 }
 
 fn mesh_and_cut() -> impl Strategy<Value = (usize, usize, usize, usize)> {

@@ -6,9 +6,12 @@ mod common {
 
 use common::states::{Dice, Holding, compare, contents, globals, holding, known, mesh, state};
 use planaria_array::{Array, DType};
-use planaria_ckpt::{Item, LoadOptions, Replicas, SaveOptions, TensorKind, Tiles, TrainState, load, save};
+use planaria_ckpt::{
+    Item, Known, KnownTensor, LoadOptions, Piece, Replicas, SaveOptions, TensorKind, Tiles, TrainState, load,
+    save,
+};
 use planaria_comm::threads;
-use planaria_layout::Layout;
+use planaria_layout::{Layout, Mesh, RankTiling, Region, Shape};
 use planaria_store::{Local, Object, Store};
 use std::sync::Arc;
 
@@ -26,7 +29,7 @@ fn round_trip(seed: u64, store: &dyn Store) {
     let max_file_size = 1 + dice.below(2000) as u64;
     // Half of the cases plan alone, from what everyone knows; the others tell each other first.
     let alone = dice.below(2) == 0;
-    let replicas = if alone { Replicas::Trust } else { Replicas::Compare };
+    let replicas = *dice.pick(&[Replicas::Trust, Replicas::Compare]);
     let options = SaveOptions { max_file_size, tiles, replicas, ..SaveOptions::default() };
     let (all_held, all_wanted) = (known(&globals, &held), known(&globals, &wanted));
     let folder = format!("case-{seed}");
@@ -139,4 +142,83 @@ fn what_is_known_is_checked() {
     assert!(lost.contains("rank 2 holds") && lost.contains("the list of the state says"), "{lost}");
     let other = refused(&|rank, state| state.step = u64::from(rank == 3));
     assert!(other.contains("ranks 0 and 3 disagree"), "{other}");
+}
+
+/// One copy that differs is found, whoever has it, and by ranks that know the state without telling each other of it too;
+/// what only one rank has cannot differ.
+#[test]
+fn copies_that_differ_are_refused() {
+    let options = SaveOptions { replicas: Replicas::Compare, ..SaveOptions::default() };
+    let mut refused = 0;
+    for seed in 0..60 {
+        let mut dice = Dice::new(1000 + seed);
+        let ranks = 2 + dice.below(6);
+        let (globals, mesh) = (globals(&mut dice, 3), mesh(&mut dice, ranks));
+        let holdings: Vec<Holding> =
+            globals.iter().map(|global| holding(&mut dice, &mesh, &global.shape)).collect();
+        let all: Vec<TrainState> = (0..ranks).map(|rank| state(&globals, &holdings, rank, true)).collect();
+        let boxes = |rank: usize| {
+            let items = all[rank].items.iter();
+            let pieces = items.flat_map(|item| item.pieces.iter().map(|piece| (item.name.clone(), piece)));
+            pieces.filter(|(_, piece)| !piece.region.is_empty())
+        };
+        let own: Vec<(usize, String, Region)> = (0..ranks)
+            .flat_map(|rank| boxes(rank).map(move |(name, piece)| (rank, name, piece.region.clone())))
+            .collect();
+        let Some((odd, name, region)) = (!own.is_empty()).then(|| dice.pick(&own).clone()) else { continue };
+        let copies = own.iter().filter(|(_, n, r)| (n, r) == (&name, &region)).count();
+        for alone in [true, false] {
+            let store = Object::memory();
+            let ends = threads::run(ranks, |world| {
+                let mut state = state(&globals, &holdings, world.rank(), true);
+                state.known = alone.then(|| known(&globals, &holdings));
+                let items = state.items.iter_mut().filter(|item| item.name == name && world.rank() == odd);
+                for piece in items.flat_map(|item| &mut item.pieces).filter(|piece| piece.region == region) {
+                    piece.array = piece.array.copy().unwrap();
+                    piece.array.write_bytes(0..1, |bytes| bytes[0] ^= 1).unwrap();
+                }
+                save(&*world, &store, "never", &state, &options).map_err(|error| error.to_string())
+            });
+            assert!(ends.iter().all(|end| end.is_err() == (copies > 1)), "seed {seed}: {ends:?}");
+            let Err(error) = &ends[0] else { continue };
+            assert!(error.contains("disagree") && error.contains(&name), "seed {seed}: {error}");
+            assert!(error.contains(&odd.to_string()) && error.contains(&region.to_string()), "{error}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+/// A value that two stages have, each on its own mesh, is compared between the stages.
+#[test]
+fn copies_of_two_stages_are_compared() {
+    let shape = Shape::new(&[4, 2]).unwrap();
+    let stage = |ranks: [usize; 2]| -> RankTiling {
+        let mesh = Mesh::with_ranks(&[("tp", 2)], &ranks).unwrap();
+        Arc::new(Layout::new(&mesh, &shape, &["S0".parse().unwrap()]).unwrap())
+    };
+    let held = vec![stage([0, 1]), stage([2, 3])];
+    for odd in 0..5 {
+        let store = Object::memory();
+        let ends = threads::run(4, |world| {
+            let rows = 2 * (world.rank() % 2);
+            let region: Region = format!("[{rows}..{}, 0..2]", rows + 2).parse().unwrap();
+            let value = if world.rank() == odd { 2.0 } else { 1.0 };
+            let array = Array::full(&[2, 2], value, DType::F32).unwrap();
+            let (kind, name, dtype) = (TensorKind::Parameter, "w".to_string(), DType::F32);
+            let known = KnownTensor {
+                kind: kind.clone(),
+                name: name.clone(),
+                shape: shape.clone(),
+                dtype,
+                held: held.clone(),
+            };
+            let pieces = vec![Piece { region, array }];
+            let mut state = TrainState::new(vec![Item { kind, name, shape: shape.clone(), dtype, pieces }]);
+            state.known = Some(Known::new(vec![known]).unwrap());
+            let options = SaveOptions { replicas: Replicas::Compare, ..SaveOptions::default() };
+            save(&*world, &store, "w", &state, &options).is_ok()
+        });
+        assert!(ends.iter().all(|&saved| saved == (odd == 4)), "{odd}: {ends:?}");
+    }
 }

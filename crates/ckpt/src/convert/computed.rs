@@ -1,7 +1,8 @@
 //! Checkpoints whose tensors are computed while they are written: merges of models, adapters.
 
 use super::made::{Made, Origin};
-use super::{Beside, Conversion, ConvertOptions, To, check_names, names, unmapped, wanted};
+use super::range::Beyond;
+use super::{Beside, Conversion, ConvertOptions, To, check_names, names, plain, unmapped, wanted};
 use crate::error::{Error, Result};
 use crate::formats::roles::Roles;
 use crate::formats::write;
@@ -73,7 +74,7 @@ pub fn plan_computed<'s>(
         made.iter().map(|made| wanted(beside, made, to, &options.cut, &mut loads)).collect();
     let (wanted, limit) = (wanted?, options.max_shard_size);
     let draft = match to {
-        To::HuggingFace => write::hugging_face(&wanted, surroundings.stem, limit)?,
+        To::HuggingFace => write::hugging_face(&wanted, surroundings.stem, limit, &plain())?,
         To::PaddleUnified => write::unified(&wanted, limit)?,
         To::TorchDcp => write::dcp(&wanted, &BTreeMap::new(), &|name| vec![name.into()], limit),
         To::Planaria => write::planaria(&wanted, limit)?,
@@ -81,6 +82,7 @@ pub fn plan_computed<'s>(
     Ok(Conversion {
         source: beside,
         to,
+        beyond: Beyond::of(&made),
         made,
         draft,
         left_out: Vec::new(),

@@ -21,6 +21,8 @@ pub(super) type Todo = Vec<Vec<Range<u64>>>;
 pub(super) struct Division<'a> {
     /// Ranks that divide the files; none: this process alone.
     pub(super) world: Option<&'a dyn Comm>,
+    /// The place of the result as the caller gave it; none: that of the files.
+    pub(super) target: Option<&'a str>,
     /// Where finished parts are written down.
     pub(super) journal: Option<&'a Journal>,
     /// Files are cut into parts, which any rank may write; otherwise each is one rank's.
@@ -63,9 +65,12 @@ impl Conversion<'_> {
     ) -> Result<u64, E> {
         let world = ranks.map(|ranks| ranks.world);
         let mut prepared: Option<Prepared> = None;
-        let alone = Division { world, ..Division::default() };
+        let target = folder.shown();
+        let alone = Division { world, target: Some(&target), ..Division::default() };
         let path = alone.first(|| {
-            let made = prepared.insert(folder.prepare_as(identity)?);
+            let made =
+                folder.prepare_as(identity).map_err(|error| self.without_room(error, Some(&target)))?;
+            let made = prepared.insert(made);
             Ok(made.path().map(|path| path.display().to_string()))
         })?;
         let served = match (ranks, &path) {
@@ -87,7 +92,7 @@ impl Conversion<'_> {
         let noted = identity.is_some() && served.as_ref().is_none_or(|served| served.seen);
         let journal = path.filter(|_| noted).map(|path| Journal::open(path.as_ref(), rank));
         let journal = journal.transpose()?;
-        let division = Division { world, journal: journal.as_ref(), cuts };
+        let division = Division { world, target: Some(&target), journal: journal.as_ref(), cuts };
         let done = self.run_divided(&*store, at, observer, &division);
         match (done, prepared) {
             (Ok(before), Some(prepared)) => {

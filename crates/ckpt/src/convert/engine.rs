@@ -4,6 +4,7 @@ use super::Observer;
 use super::division::{Division, Todo};
 use super::late::Late;
 use super::made::{Made, Scratch};
+use super::range::Beyond;
 use super::sums::Sums;
 use crate::error::{Error, Result};
 use crate::formats::write::{NewFile, Slot};
@@ -61,6 +62,8 @@ impl Crew {
 pub(super) struct Work<'a> {
     pub(super) feed: &'a Feed<'a>,
     pub(super) made: &'a [Made],
+    /// By number of the tensor.
+    pub(super) beyond: &'a Beyond,
     pub(super) observer: &'a dyn Observer,
 }
 
@@ -195,6 +198,7 @@ impl Work<'_> {
             made.fill(self.feed, &want, now, scratch)?;
             out = later;
         }
+        self.beyond.add(slot.tensor, std::mem::take(&mut scratch.beyond));
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::clock::{Face, Steps};
 use super::computed::{self, Values};
+use super::range::beyond;
 use crate::error::{Error, Result};
 use crate::formats::{Key, Source};
 use crate::outgoing::rearranged;
@@ -50,6 +51,8 @@ pub(crate) enum Casts {
 pub(crate) struct Scratch {
     bytes: Vec<u8>,
     reads: Vec<u8>,
+    /// Values that had no room in the element type they were cast to, since this was last taken.
+    pub(super) beyond: u64,
 }
 
 impl Made {
@@ -151,7 +154,8 @@ impl Made {
         }
         scratch.bytes.resize(want.numel() * stored.size(), 0);
         feed.region(key, want, &mut scratch.bytes, &mut scratch.reads)?;
-        cast((&scratch.bytes, stored), &[self.dtype], (want, want), out)
+        scratch.beyond += cast((&scratch.bytes, stored), &[self.dtype], (want, want), out)?;
+        Ok(())
     }
 
     /// One piece of a mapped tensor: rearranged while it is read where that is possible.
@@ -183,9 +187,11 @@ impl Made {
             feed.region(key, &piece.from, &mut scratch.bytes, &mut scratch.reads)?;
             let block = Array::from_bytes(&scratch.bytes, &piece.from.extents(), stored)?;
             let block = rearranged(&block, &piece.steps)?.contiguous()?;
-            return cast((&block.bytes()?, stored), &chain, (&piece.to, want), out);
+            scratch.beyond += cast((&block.bytes()?, stored), &chain, (&piece.to, want), out)?;
+            return Ok(());
         }
-        cast((&scratch.bytes, stored), &chain, (&piece.to, want), out)
+        scratch.beyond += cast((&scratch.bytes, stored), &chain, (&piece.to, want), out)?;
+        Ok(())
     }
 }
 
@@ -200,23 +206,23 @@ fn turned(order: &[usize], strides: &[usize]) -> Vec<usize> {
 const CAST: usize = 64 << 10;
 
 /// The values of the box `part` through these element types, one after the other, to its place in the row-major box `whole`
-/// that `out` is.
+/// that `out` is; how many had no room on the way.
 fn cast(
     (bytes, stored): (&[u8], DType),
     chain: &[DType],
     (part, whole): (&Region, &Region),
     out: &mut [u8],
-) -> Result<()> {
+) -> Result<u64> {
+    let mut lost = 0;
     let (extents, size) = (part.extents(), chain.last().unwrap_or(&stored).size());
     let origin = Region::whole(&Shape::from_dims(extents.clone())?);
     let to = At::dense(&whole.extents(), size, 0);
     let to = to.of_part(whole, part);
     for (number, values) in bytes.chunks(CAST * stored.size()).enumerate() {
         let count = values.len() / stored.size();
-        let mut array = Array::from_bytes(values, &[count], stored)?;
-        for dtype in chain {
-            array = array.cast(*dtype)?;
-        }
+        let before = Array::from_bytes(values, &[count], stored)?;
+        let array = chain.iter().try_fold(before.clone(), |array, dtype| array.cast(*dtype))?;
+        lost += beyond(&before, &array, chain)?;
         let (values, mut start) = (array.bytes()?, 0);
         for inner in flat_boxes(&extents, number * CAST..number * CAST + count) {
             let extents = inner.extents();
@@ -225,7 +231,7 @@ fn cast(
             start += inner.numel() * size;
         }
     }
-    Ok(())
+    Ok(lost)
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ mod made;
 mod mapped;
 mod names;
 mod ours;
+mod pairs;
+mod range;
 mod sums;
 mod torch;
 
@@ -31,11 +33,14 @@ use engine::{Crew, Spread, Work};
 use made::{Made, Origin};
 use mapped::{Mapped, mapped};
 use ours::Small;
+use pairs::Names;
 use planaria_layout::{DType, Layout, Region};
 use planaria_store::container::Foreign;
-use planaria_store::{PutMode, Store, join};
+use planaria_store::{Error as Stored, PutMode, Store, join};
+use range::Beyond;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use sums::Sums;
 use torch::{Torch, is_torch};
@@ -46,6 +51,7 @@ pub use division::Ranks;
 pub use mapped::{Remap, Way};
 
 pub(crate) use clock::{counts_for, steps_taken};
+pub(crate) use pairs::plain;
 
 /// What to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +161,8 @@ pub struct Conversion<'s> {
     given: BTreeMap<String, Vec<u8>>,
     epilogue: Option<Arc<dyn Epilogue>>,
     warnings: Vec<String>,
+    /// Values that had no room in their element type.
+    beyond: Beyond,
     /// What our folders hold beside tensors.
     about: Value,
     /// The element type that the model was asked to have.
@@ -170,7 +178,7 @@ const LEAST_MEMORY: u64 = 16_000_000;
 /// Plans a conversion; reads no tensor data.
 pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<Conversion<'s>> {
     options.check()?;
-    let (Mapped { mut made, mut left_out, warnings, .. }, torch, about) = make(source, to, options)?;
+    let (Mapped { mut made, mut left_out, mut warnings, .. }, torch, about) = make(source, to, options)?;
     made.retain(|made| match unfit(to, made.key.part).or_else(|| unfit_type(to, made.foreign(source))) {
         Some(why) => {
             left_out.push((made.key.clone(), why));
@@ -188,7 +196,12 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
     let wanted = wanted?;
     let beside = Beside::of(source, to)?;
     let draft = match to {
-        To::HuggingFace => write::hugging_face(&wanted, beside.stem(source), options.max_shard_size)?,
+        To::HuggingFace => {
+            let names = if options.mapping.is_some() { Names::Mapped } else { Names::Kept };
+            let (pairs, told) = pairs::pairs(source, names);
+            warnings.extend(told);
+            write::hugging_face(&wanted, beside.stem(source), options.max_shard_size, &pairs)?
+        }
         To::PaddleUnified => write::unified(&wanted, options.max_shard_size)?,
         To::TorchDcp => write::dcp(&wanted, &torch.values, &|name| torch.path(name), options.max_shard_size),
         To::Planaria => write::planaria(&wanted, options.max_shard_size)?,
@@ -198,6 +211,7 @@ pub fn plan<'s>(source: &'s Source, to: To, options: &ConvertOptions) -> Result<
     Ok(Conversion {
         source,
         to,
+        beyond: Beyond::of(&made),
         made,
         draft,
         left_out,
@@ -421,7 +435,7 @@ impl Conversion<'_> {
         &self.left_out
     }
 
-    /// What is suspicious about the mapping.
+    /// What is suspicious about the mapping, and about what the source says of itself.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -440,24 +454,41 @@ impl Conversion<'_> {
         division: &Division<'_>,
     ) -> Result<u64> {
         let mark = join(folder, folder::SAVING);
-        division.first(|| Ok(store.put(&mark, b"", PutMode::Replace)?))?;
+        let no_room = |error| self.without_room(error, division.target);
+        division.first(|| store.put(&mark, b"", PutMode::Replace).map_err(|error| no_room(error.into())))?;
         let feed = Feed::new(self.source);
         let widening = self.made.iter().map(|made| made.widening(self.source)).max().unwrap_or(0);
         let spread = self.made.iter().any(Made::is_rearranged);
         let spread = if spread { Spread::Some } else { Spread::None };
         let crew = Crew::new(self.max_memory, widening, spread);
         let block = (self.to == To::Planaria).then_some(ours::BLOCK);
-        let work = Work { feed: &feed, made: &self.made, observer };
+        self.beyond.begin();
+        let work = Work { feed: &feed, made: &self.made, beyond: &self.beyond, observer };
         let drafted = &self.draft.files;
         let sums: Vec<Sums> = drafted.iter().map(|_| Sums::new(block)).collect();
         let (todo, before) = division.todo((store, folder), drafted, &sums, observer)?;
         let written = work.write(&crew, (store, folder), drafted, (&todo, division), &sums);
-        let sums = division.gathered(written.map(|()| sums))?;
+        let sums = division.gathered(written.map(|()| sums).map_err(no_room))?;
+        division.all_tell(self.beyond.told())?.iter().for_each(|told| self.beyond.hear(told));
         if let Some(epilogue) = &self.epilogue {
             division.all_tell(epilogue.told())?.iter().for_each(|told| epilogue.hear(told));
         }
-        division.first(|| self.complete(store, folder, sums))?;
+        division.first(|| self.complete(store, folder, sums).map_err(no_room))?;
         Ok(before)
+    }
+
+    /// Where storage is full, the error names the target, not where it is being prepared, and how much it takes.
+    fn without_room(&self, error: Error, target: Option<&str>) -> Error {
+        let (target, needed) = (target.map(str::to_string), self.files().map(|(_, bytes)| bytes).sum());
+        match error {
+            Error::Store(Stored::Io {
+                name,
+                kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded,
+                message,
+                ..
+            }) => Error::NoRoom { target: target.unwrap_or(name), needed, message },
+            other => other,
+        }
     }
 
     /// Writes what makes files of tensors a checkpoint.

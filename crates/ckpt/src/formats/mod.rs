@@ -28,5 +28,6 @@ mod zip;
 pub use folder::{OpenOptions, open, open_url};
 pub use mapped::MappedTensor;
 pub(crate) use ours::{FOREIGN, STATE};
+pub(crate) use safetensors::pairs_in;
 pub use source::{Entry, Format, Key, Part, Piece, Skipped, Source};
 pub(crate) use verified::named;

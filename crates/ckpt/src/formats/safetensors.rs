@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Ending of a safetensors file.
 const ENDING: &str = ".safetensors";
+/// Behind the name of a file, where its free text pairs are kept.
+const PAIRS: &str = "#metadata";
 /// What DCP writes about the place of a shard.
 const SHARDING: &str = "DCP_SHARDING_INFO";
 
@@ -145,8 +147,18 @@ fn header(builder: &Builder, name: &str, needed_by: &str) -> Result<Header> {
 
 fn add_metadata(builder: &mut Builder, name: &str, header: &Header) {
     if !header.metadata.is_empty() {
-        builder.extra.insert(format!("{name}#metadata"), json!(header.metadata));
+        builder.extra.insert(format!("{name}{PAIRS}"), json!(header.metadata));
     }
+}
+
+/// The free text pairs of each file of a source that has some, by the names of the files; without the places of shards, which
+/// only that file has.
+pub(crate) fn pairs_in(source: &Source) -> impl Iterator<Item = (&str, BTreeMap<String, String>)> {
+    source.extra.iter().filter_map(|(name, value)| {
+        let mut pairs: BTreeMap<String, String> = serde_json::from_value(value.clone()).ok()?;
+        pairs.remove(SHARDING);
+        Some((name.strip_suffix(PAIRS)?, pairs))
+    })
 }
 
 /// The index decides which file holds a tensor; a file that lacks one it should hold is torn.

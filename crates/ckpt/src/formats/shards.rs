@@ -24,7 +24,7 @@ pub(super) fn check_numbers(folder: &str, files: &[&str], ending: &str) -> Resul
         let present: BTreeSet<usize> = numbers().map(|n| n.1).collect();
         // Some writers count from 0.
         let first = usize::from(!present.contains(&0));
-        if let Some(missing) = (first..first + total).find(|number| !present.contains(number)) {
+        if let Some(missing) = (first..total.saturating_add(first)).find(|number| !present.contains(number)) {
             let what =
                 format!("there is no index, and file {missing} of {total} is missing beside '{}'", files[0]);
             return Err(Error::Torn { what });

@@ -76,6 +76,14 @@ impl OutputFolder {
         Ok(OutputFolder::Local { path, existing, written })
     }
 
+    /// The place, for messages.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            OutputFolder::Local { path, .. } => path.display().to_string(),
+            OutputFolder::Remote { store, .. } => store.address(),
+        }
+    }
+
     /// Begins a result; nobody sees it before it is published.
     pub fn prepare(&self) -> Result<Prepared> {
         self.prepare_as(None)

@@ -1,6 +1,7 @@
 //! Folders of safetensors files with their index: Hugging Face and Paddle unified checkpoints.
 
 use super::{Draft, Frame, NewFile, Slot, Wanted, cut_by_size};
+use crate::convert::plain;
 use crate::error::{Error, Result};
 use crate::formats::Part;
 use crate::union::natural;
@@ -10,7 +11,13 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// A Hugging Face folder of the tensors of the model: one file such as `model.safetensors`, or numbered files and an index.
-pub(crate) fn hugging_face(tensors: &[Wanted], stem: &str, limit: u64) -> Result<Draft> {
+/// All of them have `pairs` in their headers.
+pub(crate) fn hugging_face(
+    tensors: &[Wanted],
+    stem: &str,
+    limit: u64,
+    pairs: &BTreeMap<String, String>,
+) -> Result<Draft> {
     let mut draft = Draft::default();
     // No library reads an adapter of several files.
     let limit = if stem == "adapter_model" { u64::MAX } else { limit };
@@ -19,10 +26,10 @@ pub(crate) fn hugging_face(tensors: &[Wanted], stem: &str, limit: u64) -> Result
     if let [part] = &parts[..]
         && stem != "peft_model"
     {
-        draft.files.push(whole_file(&format!("{stem}.safetensors"), tensors, part)?);
+        draft.files.push(whole_file(&format!("{stem}.safetensors"), tensors, part, pairs)?);
         return Ok(draft);
     }
-    let index = numbered(&mut draft, stem, tensors, &parts)?;
+    let index = numbered(&mut draft, stem, (tensors, &parts), pairs)?;
     draft.small.push((format!("{stem}.safetensors.index.json"), format!("{index:#}\n").into_bytes()));
     Ok(draft)
 }
@@ -36,7 +43,7 @@ pub(crate) fn unified(tensors: &[Wanted], limit: u64) -> Result<Draft> {
         if parts.is_empty() {
             continue;
         }
-        let mut index = numbered(&mut draft, part.name(), tensors, &parts)?;
+        let mut index = numbered(&mut draft, part.name(), (tensors, &parts), &plain())?;
         if part == Part::Optimizer {
             index["master_weights"] = json!(has_masters);
             index["quant_ckpt_resume_times"] = json!(0);
@@ -62,7 +69,7 @@ pub(crate) fn planaria(tensors: &[Wanted], limit: u64) -> Result<Draft> {
         if parts.is_empty() {
             continue;
         }
-        let mut index = numbered(&mut draft, part.name(), tensors, &parts)?;
+        let mut index = numbered(&mut draft, part.name(), (tensors, &parts), &plain())?;
         if part == Part::Optimizer {
             index["master_weights"] = json!(has_masters);
         }
@@ -90,7 +97,7 @@ fn held(draft: &mut Draft, tensors: &[Wanted], part: Part, limit: u64) -> Result
             cut_by_size(boxes, limit, |(n, region)| tensors[*n].bytes_of(region)).iter().enumerate()
         {
             let name = format!("{stem}-rank{writer:05}-{:05}.safetensors", number + 1);
-            draft.files.push(new_file(&name, tensors, part)?);
+            draft.files.push(new_file(&name, tensors, part, &plain())?);
         }
     }
     Ok(())
@@ -104,7 +111,12 @@ fn parts_of(tensors: &[Wanted], part: Part, limit: u64) -> Vec<Vec<usize>> {
 }
 
 /// Lays out `stem-0000i-of-0000n.safetensors`; the index of them.
-fn numbered(draft: &mut Draft, stem: &str, tensors: &[Wanted], parts: &[Vec<usize>]) -> Result<Value> {
+fn numbered(
+    draft: &mut Draft,
+    stem: &str,
+    (tensors, parts): (&[Wanted], &[Vec<usize>]),
+    pairs: &BTreeMap<String, String>,
+) -> Result<Value> {
     let mut weights = Map::new();
     let mut total = 0;
     for (number, part) in parts.iter().enumerate() {
@@ -113,20 +125,30 @@ fn numbered(draft: &mut Draft, stem: &str, tensors: &[Wanted], parts: &[Vec<usiz
             weights.insert(tensors[tensor].key.name.clone(), json!(name));
             total += tensors[tensor].bytes();
         }
-        draft.files.push(whole_file(&name, tensors, part)?);
+        draft.files.push(whole_file(&name, tensors, part, pairs)?);
     }
     Ok(json!({ "metadata": { "total_size": total }, "weight_map": weights }))
 }
 
 /// One file of whole tensors.
-fn whole_file(name: &str, tensors: &[Wanted], part: &[usize]) -> Result<NewFile> {
+fn whole_file(
+    name: &str,
+    tensors: &[Wanted],
+    part: &[usize],
+    pairs: &BTreeMap<String, String>,
+) -> Result<NewFile> {
     let regions: Vec<(usize, Region)> = part.iter().map(|&n| (n, Region::whole(&tensors[n].shape))).collect();
     let boxes: Vec<(usize, &Region)> = regions.iter().map(|(number, region)| (*number, region)).collect();
-    new_file(name, tensors, &boxes)
+    new_file(name, tensors, &boxes, pairs)
 }
 
 /// One file of boxes; a box that is not the whole tensor has its region in its name.
-fn new_file(name: &str, tensors: &[Wanted], boxes: &[(usize, &Region)]) -> Result<NewFile> {
+fn new_file(
+    name: &str,
+    tensors: &[Wanted],
+    boxes: &[(usize, &Region)],
+    pairs: &BTreeMap<String, String>,
+) -> Result<NewFile> {
     let mut by_name: BTreeMap<String, (usize, &Region)> = BTreeMap::new();
     let mut new = Vec::with_capacity(boxes.len());
     for &(number, region) in boxes {
@@ -138,8 +160,7 @@ fn new_file(name: &str, tensors: &[Wanted], boxes: &[(usize, &Region)]) -> Resul
         new.push(NewTensor { name: in_file.clone(), dtype: *dtype, shape, foreign: *foreign });
         by_name.insert(in_file, (number, region));
     }
-    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-    let layout = FileLayout::new(name, new, &metadata, Align::Block)?;
+    let layout = FileLayout::new(name, new, pairs, Align::Block)?;
     let slots = layout.tensors().filter_map(|(placed, offset, len)| {
         let (tensor, region) = by_name.get(placed.name.as_str())?;
         Some(Slot { tensor: *tensor, region: (*region).clone(), offset, len })
