@@ -28,6 +28,14 @@ pub enum Error {
         /// The path as given.
         pattern: String,
     },
+    /// A file to write that is among those to read.
+    #[error("'{}' is to be written, and '{pattern}' reads it", path.display())]
+    WouldReplace {
+        /// The file.
+        path: PathBuf,
+        /// The path or pattern that names it.
+        pattern: String,
+    },
     /// Bytes that are not UTF-8.
     #[error("'{}' is not UTF-8 text at byte {at}{}", path.display(), of_line(*line))]
     Utf8 {
@@ -296,6 +304,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Error::NoFiles { .. } => "a path in a configuration is relative to that file, any other to the current folder; '**' matches folders".into(),
+            Error::WouldReplace { .. } => "choose another name for what is written".into(),
             Error::Utf8 { .. } => {
                 "convert the file, or choose the files with a pattern such as 'text/**/*.md'".into()
             }

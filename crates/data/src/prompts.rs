@@ -3,7 +3,6 @@
 use crate::dataset::Sample;
 use crate::documents;
 use crate::error::{Error, Result};
-use crate::glob;
 use crate::listed::ListedSamples;
 use crate::pack::IGNORED;
 use crate::source::Source;
@@ -39,7 +38,7 @@ fn field(tokenizer: &Tokenizer, row: &Value, name: &str, begins: bool) -> Result
 /// The rows of a source, each made into a sample.
 fn rows(source: &Source, mut make: impl FnMut(Value) -> Result<Sample, String>) -> Result<Vec<Sample>> {
     let mut out = Vec::new();
-    for path in glob::list(&source.path)? {
+    for path in source.files()? {
         documents::each_row(&path, &mut |line, text| {
             let bad = |problem: String| Error::Line { path: path.clone(), line, problem };
             let row: Value = serde_json::from_str(text).map_err(|e| bad(format!("not valid JSON: {e}")))?;

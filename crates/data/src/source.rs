@@ -86,13 +86,18 @@ impl Source {
         Source { path: path.into(), ..Source::default() }
     }
 
+    /// The files it names now, sorted by path.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        glob::list(&self.path)
+    }
+
     fn kind_of(&self, path: &Path) -> SourceKind {
         self.kind.unwrap_or_else(|| documents::kind_by_name(path))
     }
 
     /// The tokens of this source. With a `cache` folder, text is tokenised once and then mapped.
     pub fn open(&self, tokenizer: &Tokenizer, cache: Option<&Path>) -> Result<Vec<Tokens>> {
-        let files = glob::list(&self.path)?;
+        let files = self.files()?;
         let vocab = tokenizer.vocab_size() as u64;
         let (ready, text): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| self.kind_of(file) == SourceKind::Tokens);
@@ -165,14 +170,24 @@ impl Source {
     }
 }
 
-/// Tokenises sources into one token file, which appears under its name when it is complete.
+/// Tokenises sources into one token file, which appears under its name when it is complete. A file of the sources is not written
+/// over.
 pub fn pretokenize(sources: &[Source], tokenizer: &Tokenizer, out: &Path) -> Result<Header> {
-    let mut writer = TokenWriter::create(out, tokenizer.vocab_size() as u64, tokenizer.fingerprint()?)?;
+    let there = fs::canonicalize(out).ok();
+    let is_out = |file: &&PathBuf| there.is_some() && fs::canonicalize(file).ok() == there;
+    let mut read = Vec::new();
     for source in sources {
-        let files = glob::list(&source.path)?;
+        let files = source.files()?;
+        if let Some(file) = files.iter().find(is_out) {
+            return Err(Error::WouldReplace { path: file.clone(), pattern: source.path.clone() });
+        }
         if let Some(file) = files.iter().find(|file| source.kind_of(file) == SourceKind::Tokens) {
             return Err(Error::token_file(file, "it holds tokens already"));
         }
+        read.push((source, files));
+    }
+    let mut writer = TokenWriter::create(out, tokenizer.vocab_size() as u64, tokenizer.fingerprint()?)?;
+    for (source, files) in read {
         source.tokenize(&files, tokenizer, &mut |document| writer.push(document))?;
     }
     writer.finish()

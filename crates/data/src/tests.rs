@@ -89,6 +89,10 @@ fn text_and_jsonl_become_documents_with_an_end() {
     assert_eq!(names.len(), 4, "no temporary file is left: {names:?}");
     let again = pretokenize(&all, &tokenizer, &folder.path().join("x.tokens")).unwrap_err().to_string();
     assert!(again.contains("it holds tokens already"), "{again}");
+    let texts = [Source::new(folder.path().join("*.txt").display().to_string())];
+    let over = pretokenize(&texts, &tokenizer, &folder.path().join("a.txt")).unwrap_err().to_string();
+    assert!(over.contains("a.txt' is to be written, and '") && over.contains("*.txt' reads it"), "{over}");
+    assert_eq!(fs::read(folder.path().join("a.txt")).unwrap(), b"hello");
 }
 
 #[test]

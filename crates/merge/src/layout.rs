@@ -45,6 +45,7 @@ pub fn convert_adapter(
     if modules.keys().ne(adapter.modules().keys()) {
         config.target_modules = Some(Names::List(modules.keys().cloned().collect()));
         config.target_parameters = None;
+        keep_strengths(&mut config, adapter.name(), &modules)?;
     }
     let mut all: Vec<(&String, Pair)> = Vec::new();
     for (module, parts) in &modules {
@@ -73,6 +74,26 @@ pub fn convert_adapter(
     let files = BTreeMap::from([(file.to_string(), written)]);
     let outcome = Outcome { files, warnings, ..Outcome::new(tensors, Arc::new(adapter.into_folder())) };
     Merge::new(outcome, stem, inputs).finished(Vec::new(), options)
+}
+
+/// Gives the parts of a fused module the rank and the alpha that patterns gave the whole, by their own names. They come before the
+/// patterns of the file, of which one may fit a part too.
+fn keep_strengths(config: &mut LoraConfig, name: &str, modules: &BTreeMap<String, Parts>) -> Result<()> {
+    let wrong = |error: planaria_nn::Error| Error::model(name, error.to_string());
+    let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
+    for (module, parts) in modules {
+        let Some(fused) = &parts.fused else { continue };
+        let (rank, alpha) = (config.rank(fused).map_err(wrong)?, config.alpha(fused).map_err(wrong)?);
+        if rank != config.rank(module).map_err(wrong)? {
+            ranks.push((regex::escape(module), rank as i64));
+        }
+        if alpha != config.alpha(module).map_err(wrong)? {
+            alphas.push((regex::escape(module), alpha));
+        }
+    }
+    config.rank_pattern.splice(0..0, ranks);
+    config.alpha_pattern.splice(0..0, alphas);
+    Ok(())
 }
 
 /// Factors by their names in a layout.

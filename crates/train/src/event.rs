@@ -53,6 +53,13 @@ pub enum Event {
         /// The name.
         name: String,
     },
+    /// Weights of the folder that a run begins with that its model has no place for, as where `config.json` tells of fewer layers.
+    Unused {
+        /// The folder.
+        folder: String,
+        /// Names of the weights.
+        names: Vec<String>,
+    },
     /// The state of an earlier run was loaded.
     Resumed {
         /// The checkpoint.

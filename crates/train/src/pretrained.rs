@@ -40,6 +40,8 @@ pub(crate) struct Pretrained {
 
 /// Largest small file.
 const SMALL: u64 = 1 << 29;
+/// Ends of names that old versions of transformers saved and that every model makes again.
+const MADE_AGAIN: [&str; 4] = ["rotary_emb.inv_freq", ".position_ids", ".attn.bias", ".attn.masked_bias"];
 /// The mark of a checkpoint of ours.
 const COMMIT: &str = "COMMIT";
 
@@ -154,14 +156,14 @@ impl Pretrained {
     }
 
     /// Fills the arrays of a state's parameters, whatever wrote the weights and however they are cut. Tensors that
-    /// nobody asked for are left where they are. Collective.
+    /// nobody asked for are left where they are; the names of those that a model could have. Collective.
     pub(crate) fn load(
         &self,
         world: &dyn Comm,
         state: &mut TrainState,
         which: Which,
         models: &Models,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         self.load_from(world, state, which, models).map_err(|error| {
             let first = match &error {
                 Error::Checkpoint(planaria_ckpt::Error::Rank { rank, .. }) => Some(*rank),
@@ -182,7 +184,7 @@ impl Pretrained {
         state: &mut TrainState,
         which: Which,
         models: &Models,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let options =
             LoadOptions { unexpected: Unmatched::Allow, casts: Casts::Floats, ..LoadOptions::default() };
         // Rank 0 decides, so that a checkpoint committed meanwhile is seen by all or by none.
@@ -215,11 +217,16 @@ impl Pretrained {
         }
         state.rename(|name| prefix.of(name))?;
         state.tied = state.tied.iter().map(|(k, v)| (prefix.of(k), prefix.of(v))).collect();
-        match committed {
+        let tied: BTreeSet<String> = state.tied.keys().cloned().collect();
+        let report = match committed {
             true => planaria_ckpt::load(world, &*self.store, at, state, &options)?,
             false => planaria_ckpt::load_source(world, &source, state, &options)?,
         };
-        Ok(())
+        let is_weight = |name: &String| {
+            let stored = source.tensors.contains_key(&Key::model(name.as_str()));
+            stored && !tied.contains(name) && !MADE_AGAIN.iter().any(|end| name.ends_with(end))
+        };
+        Ok(report.unexpected.into_iter().filter(is_weight).collect())
     }
 }
 

@@ -4,9 +4,11 @@ use planaria_comm::{Sent, Tally, metered, threads};
 use planaria_nn::models::Models;
 use planaria_train::Trainer;
 use planaria_train::config::{Config, Sources};
+use planaria_train::event::{Event, Observer};
 use planaria_train::plan::{Plan, PlanOptions, model_of};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 /// Bytes sent by call.
 type Counts = BTreeMap<String, u64>;
@@ -147,9 +149,56 @@ fn a_start_from_weights_gathers_no_lists() {
     }
 }
 
+/// Weights that were told as not used.
+#[derive(Debug, Default)]
+struct Unused(Mutex<Vec<String>>);
+
+impl Observer for Unused {
+    fn event(&self, event: &Event) {
+        if let Event::Unused { names, .. } = event {
+            self.0.lock().unwrap().extend_from_slice(names);
+        }
+    }
+}
+
+#[test]
+fn weights_that_the_model_has_no_place_for_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep = ["model.num_hidden_layers=4", "model.tie_word_embeddings=true", "checkpoint.final_save=true"];
+    let mut first = config(folder.path(), &[&deep[..], &["name=first"]].concat());
+    first.train.steps = 1;
+    Trainer::new(first).run(None).unwrap();
+    let init = format!("model.init={}", folder.path().join("runs/first").display());
+    for (layers, mesh, ranks) in [(4, "mesh=dp=1", 1), (2, "mesh=dp=1", 1), (2, "mesh=pp=2", 2)] {
+        let layers = format!("model.num_hidden_layers={layers}");
+        let mut config =
+            config(folder.path(), &["name=second", &init, mesh, &layers, "model.tie_word_embeddings=true"]);
+        config.train.steps = 1;
+        let told = Arc::new(Unused::default());
+        let trainer = Trainer::new(config).observer(told.clone());
+        threads::run(ranks, |comm| trainer.run_on(comm).map(drop).unwrap());
+        let told = told.0.lock().unwrap();
+        let surplus = |name: &String| name.contains(".layers.2.") || name.contains(".layers.3.");
+        let expected = if layers.ends_with('4') { 0 } else { 24 };
+        assert!(told.iter().all(surplus) && told.len() == expected, "{layers} {mesh}: {told:?}");
+    }
+}
+
+#[test]
+fn prompts_are_for_objectives_whose_model_continues_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = "log.samples.prompts=[\"all\"]";
+    model_of(&config(folder.path(), &[prompts]), &Models::default()).unwrap();
+    let other = config(folder.path(), &[prompts, "train.objective=contrastive"]);
+    let refused = model_of(&other, &Models::default()).unwrap_err().to_string();
+    assert!(refused.contains("log.samples") && refused.contains("contrastive"), "{refused}");
+}
+
 #[test]
 fn a_plan_refuses_what_a_run_refuses() {
-    for (changes, ranks) in [(&["mesh=tp=3"][..], 3), (&["train.chunks=2"], 1), (&["data.sequence=4096"], 1)]
+    let vee = &["mesh=pp=2", "train.schedule=zbv", "train.chunks=3"];
+    for (changes, ranks) in
+        [(&["mesh=tp=3"][..], 3), (&["train.chunks=2"], 1), (&["data.sequence=4096"], 1), (vee, 2)]
     {
         let folder = tempfile::tempdir().unwrap();
         let changes = [changes, &["model.max_position_embeddings=2048"]].concat();

@@ -10,7 +10,6 @@ use super::showing::{Measured, Showing};
 use crate::dataset::Sample;
 use crate::documents;
 use crate::error::{Error, Result};
-use crate::glob;
 use crate::pack::IGNORED;
 use crate::pictures::Sight;
 use crate::source::Source;
@@ -52,7 +51,7 @@ impl Samples {
         }
         let (rows, report, showing) = (Vec::new(), Report::default(), BTreeMap::new());
         let mut reader = Reader { chat, sight, config, sequence, rows, showing, report };
-        for path in glob::list(&source.path)? {
+        for path in source.files()? {
             let path = Arc::new(path);
             documents::each_row(&path, &mut |line, text| reader.take(&path, line, text))?;
         }

@@ -5,7 +5,6 @@ use super::{Config, Encoded, Text, TextRow, encode};
 use crate::dataset::Sample;
 use crate::documents;
 use crate::error::{Error, Result};
-use crate::glob;
 use crate::listed::fill;
 use crate::pack::IGNORED;
 use crate::source::Source;
@@ -68,7 +67,7 @@ impl Samples {
         scored: bool,
     ) -> Result<Samples> {
         let mut read = Vec::new();
-        for path in glob::list(&source.path)? {
+        for path in source.files()? {
             documents::each_row(&path, &mut |line, text| {
                 let bad = |problem| Error::Line { path: path.clone(), line, problem };
                 let row = TextRow::parse(text).map_err(bad)?;

@@ -31,7 +31,7 @@ pub(crate) struct Parts {
     /// Whole tensors by the last part of their names.
     pub(crate) whole: BTreeMap<String, Arc<dyn Values>>,
     /// The module that these are a part of, which is what the configuration speaks of.
-    pub(super) fused: Option<String>,
+    pub(crate) fused: Option<String>,
 }
 
 impl Parts {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{AdapterLayout, CombineOptions, combine, convert_adapter, plan_adapted};
+use planaria_nn::lora::LoraConfig;
 
 /// Factors of a module of rank 1.
 fn factors<'t>(names: &'t [String; 2], down: &'t [f32; 2], up: &'t [f32; 2]) -> [Tensor<'t>; 2] {
@@ -213,6 +214,29 @@ fn factors_of_an_embedding_are_found_without_turning_it() {
     let little = crate::ExtractOptions { memory: 64, ..asked };
     let said = crate::extract("tuned", "base", &little, &place.options()).unwrap_err().to_string();
     assert!(said.contains("2 x 2 are found in 96 bytes") && said.contains("64 at most"), "{said}");
+}
+
+#[test]
+fn what_patterns_say_of_a_fused_module_holds_for_its_parts() {
+    let place = Place::new();
+    let zeros: [Tensor<'_>; 3] = [
+        ("a.q_proj.weight", &[2, 1], &[0.0; 2]),
+        ("a.k_proj.weight", &[1, 1], &[0.0]),
+        ("a.v_proj.weight", &[1, 1], &[0.0]),
+    ];
+    place.model("model", "odd", &json!({}), &zeros);
+    let own = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["qkv_proj"],
+        "rank_pattern": {"qkv_proj": 1}, "alpha_pattern": {"qkv_proj": 2, "k_proj": 8}}"#;
+    let factors: [Tensor<'_>; 2] = [
+        ("base_model.model.a.qkv_proj.lora_A.weight", &[1, 1], &[3.0]),
+        ("base_model.model.a.qkv_proj.lora_B.weight", &[4, 1], &[1.0, 2.0, 3.0, 4.0]),
+    ];
+    place.adapter("own", own, &factors);
+    let made = crate::convert_adapter("own", crate::AdapterLayout::Peft, Some("model"), &place.options());
+    let written = LoraConfig::parse(&config(&made.unwrap(), "adapter_config.json").to_string()).unwrap();
+    for part in ["a.q_proj", "a.k_proj", "a.v_proj"] {
+        assert_eq!((written.rank(part).unwrap(), written.alpha(part).unwrap()), (1, 2.0), "{part}");
+    }
 }
 
 #[test]

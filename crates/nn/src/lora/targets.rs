@@ -30,7 +30,7 @@ pub struct Targets {
     pub biases: BTreeSet<String>,
     /// Tokens whose vectors are trained, by the module of the vectors.
     pub tokens: BTreeMap<String, Vec<usize>>,
-    /// Names of `target_modules` that no module has.
+    /// Names of `target_modules` and `modules_to_save` that no module has.
     pub unmatched: Vec<String>,
 }
 
@@ -243,14 +243,31 @@ pub fn find(config: &LoraConfig, model: &dyn Architecture) -> Result<Targets> {
             );
             return Err(Error::Adapter { what });
         }
+        if module.table && config.lora_bias {
+            let what = format!(
+                "'{}' is a table of token vectors, which `lora_bias` is not for, as in peft",
+                module.key
+            );
+            return Err(Error::Adapter { what });
+        }
         targets.adapted.push(target(config, module, &keys)?);
     }
     targets.saved = saved(config, &found, model)?;
     targets.tokens = tokens(config, &found, model)?;
+    if let Some(module) = targets.tokens.keys().find(|module| targets.of(module).is_some()) {
+        let what = format!(
+            "'{module}' is in `trainable_token_indices` and adapted too; take it out of one of them, as peft wants it"
+        );
+        return Err(Error::Adapter { what });
+    }
     if targets.adapted.is_empty() {
         return Err(nothing(config, &chooser, &found));
     }
     targets.unmatched = unmatched(&chooser, &found);
+    // As peft has it: one list serves several models, and each has the modules that it has.
+    let has = |name: &&String| found.iter().any(|module| module.key.ends_with(name.as_str()));
+    let unsaved = config.modules_to_save.iter().flatten().filter(|name| !has(name));
+    targets.unmatched.extend(unsaved.cloned());
     targets.biases = biases(config, &targets, model)?;
     Ok(targets)
 }
@@ -282,12 +299,6 @@ fn saved(config: &LoraConfig, found: &[Found], model: &dyn Architecture) -> Resu
             .filter(|module| module.key.ends_with(name.as_str()))
             .map(|m| m.key.as_str())
             .collect();
-        if chosen.is_empty() {
-            let near = nearest(name, found);
-            return Err(Error::Adapter {
-                what: format!("no module is named '{name}' (`modules_to_save`){near}"),
-            });
-        }
         for spec in model.parameters(&Stage::whole(model))? {
             let under = |key: &&str| spec.name.strip_prefix(*key).is_some_and(|rest| rest.starts_with('.'));
             if chosen.iter().any(under) {

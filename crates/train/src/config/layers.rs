@@ -195,7 +195,10 @@ impl Sources {
 
     fn default_name(&self) -> String {
         let stem = self.file.as_ref().and_then(|f| f.file_stem()).map(|s| s.to_string_lossy().into_owned());
-        stem.unwrap_or_else(|| "run".into())
+        // Nobody chose this name, so it is made to fit.
+        let fits = |c: char| if super::fits_name(c) { c } else { '-' };
+        let name: String = stem.unwrap_or_default().trim_start_matches('.').chars().map(fits).collect();
+        if name.is_empty() { "run".into() } else { name }
     }
 }
 

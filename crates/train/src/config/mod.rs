@@ -147,9 +147,8 @@ impl Config {
     }
 
     fn check_model(&self, models: &Models) -> Result<()> {
-        let name_ok = !self.name.is_empty()
-            && !self.name.starts_with('.')
-            && self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
+        let name_ok =
+            !self.name.is_empty() && !self.name.starts_with('.') && self.name.chars().all(fits_name);
         require("name", name_ok, &self.name, "letters, digits, `-`, `_` and `.`, not starting with a dot")?;
         self.mesh.check()?;
         self.model.check(models)
@@ -193,10 +192,15 @@ impl Config {
             require("log.peak_flops", peak.is_finite() && peak > 0.0, peak, "a finite number above 0")?;
         }
         if let Some(samples) = &self.log.samples {
-            samples.check(&self.train.objective)?;
+            samples.check()?;
         }
         require("log.every", self.log.every > 0, self.log.every, "at least 1")
     }
+}
+
+/// Whether the name of a run may have this character.
+fn fits_name(c: char) -> bool {
+    c.is_alphanumeric() || "-_.".contains(c)
 }
 
 /// A value outside what is allowed is an error that names both.

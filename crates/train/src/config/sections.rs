@@ -4,6 +4,7 @@ use super::average::AverageSection;
 use super::require;
 use super::tiers::TierSection;
 use crate::error::Result;
+use crate::objective::Objective;
 use planaria_layout::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -448,21 +449,20 @@ impl Default for SamplesSection {
 }
 
 impl SamplesSection {
-    pub(crate) fn check(&self, objective: &str) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let empty = self.prompts.is_empty() || self.prompts.iter().any(String::is_empty);
         let found = format!("{:?}", self.prompts);
         require("log.samples.prompts", !empty, found, "at least one prompt, and none without text")?;
         require("log.samples.every", self.every > 0, self.every, "at least 1")?;
-        require("log.samples.max_new_tokens", self.max_new_tokens > 0, self.max_new_tokens, "at least 1")?;
+        require("log.samples.max_new_tokens", self.max_new_tokens > 0, self.max_new_tokens, "at least 1")
+    }
+
+    /// Refuses prompts for an objective whose model continues none.
+    pub(crate) fn check_for(&self, objective: &dyn Objective) -> Result<()> {
         let expected =
             "none where the model continues no texts, and where its own responses are kept (grpo, ppo)";
-        let continues = !["contrastive", "grpo", "ppo"].contains(&objective);
-        require(
-            "log.samples",
-            continues,
-            format!("prompts with `train.objective = \"{objective}\"`"),
-            expected,
-        )
+        let found = format!("prompts with `train.objective = \"{}\"`", objective.name());
+        require("log.samples", objective.continues(), found, expected)
     }
 }
 

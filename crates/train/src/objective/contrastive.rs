@@ -97,6 +97,10 @@ impl Objective for Contrastive {
         Ok(Held { before: (own + 4 * all) * row + scores, during: own * row, keeps: true })
     }
 
+    fn continues(&self) -> bool {
+        false
+    }
+
     fn streams(&self) -> bool {
         false
     }

@@ -143,6 +143,12 @@ pub trait Objective: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether the model continues texts, so that `log.samples` may ask it to. Not where it gives something else, and not where
+    /// the texts of [`Objective::generate`] are kept in their place.
+    fn continues(&self) -> bool {
+        true
+    }
+
     /// Texts that a rank has under way at once when it generates, and the tokens of each, prompts included: at most, where prompts leave
     /// room for a whole text.
     fn under_way(&self, _geometry: &Geometry, _stages: usize) -> [u64; 2] {

@@ -152,6 +152,12 @@ pub(crate) fn objective_of(config: &Config, known: &Objectives) -> Result<Arc<dy
     Ok(objective.configured(config)?.unwrap_or(objective))
 }
 
+/// The kind of a run's pipeline, and the parts of the model that a stage has.
+pub(crate) fn kind_of(config: &Config) -> Result<(ScheduleKind, usize)> {
+    let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
+    Ok((kind, config.train.chunks.max(kind.chunks().0)))
+}
+
 /// The schedule of a pipeline of so many stages, its kind, and the parts of the model that a stage has.
 pub(crate) fn schedule_of(
     config: &Config,
@@ -162,8 +168,7 @@ pub(crate) fn schedule_of(
         let kind = ScheduleKind::OneForwardOneBackward;
         return Ok((kind.build(1, rounds as usize, 1).map_err(pipeline_error)?, kind, 1));
     }
-    let kind: ScheduleKind = config.train.schedule.parse().map_err(pipeline_error)?;
-    let chunks = config.train.chunks.max(kind.chunks().0);
+    let (kind, chunks) = kind_of(config)?;
     Ok((kind.build(stages, rounds as usize, chunks).map_err(pipeline_error)?, kind, chunks))
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use planaria_comm::threads;
+use planaria_layout::{FlatShards, Layout, Mesh, Shape};
 use proptest::prelude::*;
 
 fn options(mode: Reduction, bucket_bytes: usize) -> ReduceOptions {
@@ -26,6 +27,14 @@ fn expected(micros: usize, lane: usize, numel: usize) -> Vec<u32> {
     sum.iter().map(|v| v.to_bits()).collect()
 }
 
+/// The shares of rows that are divided as one, as ZeRO divides small tensors.
+fn end_to_end(numels: &[usize], ranks: usize) -> Vec<Share> {
+    let mesh = Mesh::new(&[("dp", ranks)]).unwrap();
+    let row = |&numel: &usize| Layout::replicated(&mesh, &Shape::new(&[numel]).unwrap());
+    let rows: Vec<Layout> = numels.iter().map(row).collect();
+    FlatShards::bundle(&rows, "dp").unwrap().iter().map(|row| row.share(0).unwrap()).collect()
+}
+
 /// The sums by lane, in bits, over all ranks.
 fn reduced(
     ranks: usize,
@@ -36,7 +45,7 @@ fn reduced(
     flat: bool,
 ) -> Vec<Vec<u32>> {
     let shares = match flat {
-        true => Share::flat(numels, ranks),
+        true => end_to_end(numels, ranks),
         false => numels.iter().map(|&numel| Share::even(numel, ranks)).collect(),
     };
     let lanes: Vec<Lane> = shares.into_iter().map(|share| Lane { share, dtype: DType::F32 }).collect();

@@ -207,8 +207,9 @@ impl Reward {
         if !self.weight.is_finite() {
             return wrong("weight", self.weight.to_string(), "a finite number");
         }
-        if !(self.timeout.is_finite() && self.timeout > 0.0) {
-            return wrong("timeout", self.timeout.to_string(), "a finite number of seconds above 0");
+        // Clocks cannot tell times that are far beyond this.
+        if !(self.timeout > 0.0 && self.timeout <= 1e9) {
+            return wrong("timeout", self.timeout.to_string(), "a number of seconds above 0, at most 1e9");
         }
         Ok(())
     }

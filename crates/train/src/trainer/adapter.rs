@@ -35,7 +35,8 @@ impl RankRun<'_> {
                 let items = resume::items(&self.replica, Files::Run, |array| Ok(array.clone()))?;
                 let mut state = TrainState::new(items.into_iter().filter(weights).collect());
                 state.known = Some(self.known.only(|tensor| wanted(&tensor.kind, &tensor.name))?);
-                Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &job.models)
+                Pretrained::find(path)?.load(&*self.world, &mut state, Which::Trained, &job.models)?;
+                Ok(())
             }
         }
     }

@@ -52,6 +52,8 @@ pub(super) struct RankRun<'a> {
     pub(super) near: Neighbours,
     pub(super) geometry: Geometry,
     sampler: Sampler,
+    /// Weights of `model.init` that the model has no place for.
+    unused: Vec<String>,
     pub(super) keeping: Keeping,
     pub(super) pipeline: Option<Running>,
     pub(super) replica: Replica,
@@ -127,6 +129,7 @@ impl<'a> RankRun<'a> {
             second,
             progress,
             saves,
+            unused: Vec::new(),
             positions,
             known,
             records: None,
@@ -371,12 +374,16 @@ impl RankRun<'_> {
         let adds = !asks && self.job.model.to_value().get(LATENT_ATTENTION).is_some();
         let is_new =
             |name: &str| second.is_some() && name.starts_with(BESIDE) || adds && name.starts_with(LATENT);
-        load(path, &|name| !is_new(name), "")?;
+        let mut unused = load(path, &|name| !is_new(name), "")?;
+        // What is asked for by other means, or not of this model alone.
+        unused.retain(|name| !items.iter().any(|item| item.name == *name) && !name.starts_with(BESIDE));
+        self.unused = unused;
         let Some(second) = second else { return Ok(()) };
         let beside = |name: &str| {
             name.strip_prefix(BESIDE).is_some_and(|name| !second.fresh.iter().any(|fresh| fresh == name))
         };
-        load(&second.folder, &beside, BESIDE)
+        load(&second.folder, &beside, BESIDE)?;
+        Ok(())
     }
 
     pub(super) fn tell(&self, event: &Event) {
@@ -408,6 +415,10 @@ impl RankRun<'_> {
         let unmatched = self.job.model.adapted().map(|model| model.targets(0).unmatched.clone());
         for name in unmatched.unwrap_or_default() {
             self.tell(&Event::Unmatched { name });
+        }
+        if let (Some(init), false) = (&config.model.init, self.unused.is_empty()) {
+            let (folder, names) = (init.display().to_string(), self.unused.clone());
+            self.tell(&Event::Unused { folder, names });
         }
         let mut loader = self.loader(last)?;
         let (mut stopped, mut due) = (false, BTreeSet::new());

@@ -64,6 +64,10 @@ impl Records {
             Event::Unmatched { name } => {
                 (Level::Warn, "no module has a name of target_modules", vec![("name", json!(name))])
             }
+            Event::Unused { folder, names } => {
+                let values = vec![("folder", json!(folder)), ("names", json!(names))];
+                (Level::Warn, "weights that the model has no place for", values)
+            }
             Event::Resumed { folder, step, changed, damaged, .. } => {
                 let values = [("folder", json!(folder)), ("step", json!(step)), ("changed", json!(changed))];
                 (Level::Info, "resumed", [&values[..], &[("damaged", json!(damaged))]].concat())

@@ -47,6 +47,9 @@ pub(crate) fn model(
     }
     let model = models.open(json)?;
     objective.check(&*model)?;
+    if let Some(samples) = &config.log.samples {
+        samples.check_for(objective)?;
+    }
     if model.vocab_size() < vocab {
         return Err(Error::Value {
             key: "model.vocab_size".into(),

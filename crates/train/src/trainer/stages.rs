@@ -12,7 +12,8 @@ use crate::geometry::Geometry;
 use crate::objective::{AtEnd, Purpose};
 use crate::partition;
 use crate::pipeline::engine::{At, Engine, Inner, Options, Ran, Shapes, StageWork};
-use crate::pipeline::{Failure, Schedule, ScheduleKind, Stages};
+use crate::pipeline::{Failure, Schedule, Stages};
+use crate::plan;
 use crate::replica::{Neighbours, Part, Replica};
 use planaria_array::Device;
 use planaria_comm::Comm;
@@ -47,7 +48,7 @@ impl Pipeline {
     /// The schedule that the configuration names, checked before anything is built.
     pub(super) fn new(job: &Job, place: &Position, geometry: &Geometry) -> Result<Pipeline> {
         let train = &job.config.train;
-        let kind: ScheduleKind = train.schedule.parse()?;
+        let (kind, chunks) = plan::kind_of(&job.config)?;
         let inner = (place.mesh.axis_size(2), place.mesh.axis_size(3));
         let size = train.precision.dtype().size() as u64;
         let sizes = partition::sizes(&job.config, inner, geometry.micro_batch, size);
@@ -57,9 +58,8 @@ impl Pipeline {
             let (stages, parts) = (Stages::round_robin(1, 1)?, parts(1)?);
             return Ok(Pipeline { schedule: None, stages, parts, device: job.device, shapes });
         }
-        let chunks = if kind == ScheduleKind::ZeroBubbleV { 2 } else { train.chunks };
         let rounds = geometry.accumulation as usize;
-        let schedule = kind.build(place.stages, rounds, chunks)?;
+        let (schedule, ..) = plan::schedule_of(&job.config, place.stages, geometry.accumulation)?;
         let eval_rounds = Evaluation::of(job, geometry).map_or(1, |eval| eval.rounds);
         let eval = kind.build_forward(place.stages, eval_rounds, chunks)?;
         let ahead = kind.build_forward(place.stages, rounds, chunks)?;

@@ -311,6 +311,10 @@ impl Objective for Rewarded {
         true
     }
 
+    fn continues(&self) -> bool {
+        false
+    }
+
     fn generates(&self) -> bool {
         self.section.responses == ResponsesFrom::Policy
     }
