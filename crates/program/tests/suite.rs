@@ -9,4 +9,4 @@ mod open;
 mod passes;
 mod patches;
 mod roundtrip;
-mod windows;
+mod single;

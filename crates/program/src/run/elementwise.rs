@@ -192,6 +192,11 @@ fn mixed(c: &Call<'_>) -> Found {
             }
         }
         "scale" => scale(c),
+        "heaviside" => {
+            let (x, y) = (c.array(0)?, c.array(1)?);
+            let zero = like(x, 0.0)?;
+            one(where_(&x.eq(&zero)?, y, &x.gt(&zero)?.cast(x.dtype())?)?)
+        }
         "clip" => {
             let x = c.array(0)?;
             let (low, high) = match (c.scalar(1), c.scalar(2)) {

@@ -16,6 +16,7 @@ pub(super) fn call(c: &Call<'_>) -> Found {
         "index_select" => one(c.array(0)?.index_select(c.int_attr("axis")?, c.array(1)?)?),
         "gather_nd" => gather_nd(c),
         "take_along_axis" => one(c.array(0)?.take_along_dim(c.array(1)?, c.int_attr("axis")?)?),
+        "index_sample" => one(c.array(0)?.take_along_dim(c.array(1)?, 1)?),
         "put_along_axis" => put_along(c),
         "embedding" => {
             let (ids, table) = (c.array(0)?, c.array(1)?);

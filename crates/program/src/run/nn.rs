@@ -18,6 +18,7 @@ pub(super) fn call(c: &Call<'_>) -> Found {
             None => one(ops::swiglu_packed(x()?)?),
         },
         "layer_norm" => layer_norm(c),
+        "fused_rms_norm_quant" => fused_rms_norm(c),
         "batch_norm" => batch_norm(c),
         "group_norm" => group_norm(c),
         "instance_norm" => {
@@ -79,6 +80,27 @@ fn layer_norm(c: &Call<'_>) -> Found {
     let var = variance(&normed.rstd, eps)?;
     let stats = [declared(c.op, 1, normed.mean)?, declared(c.op, 2, var)?];
     Ok(Some([Datum::Array(normed.y)].into_iter().chain(stats).collect()))
+}
+
+/// The operand, a bias and a residual together, and their norm; what `paddle.incubate` calls `fused_rms_norm`.
+fn fused_rms_norm(c: &Call<'_>) -> Found {
+    if c.real_attr("quant_scale")? > 0.0 {
+        return refuse("results as integers of 8 bits cannot be computed; leave out the quantization");
+    }
+    let (mut x, eps) = (c.array(0)?.clone(), c.real_attr("epsilon")?);
+    for more in [1, 2].into_iter().filter_map(|at| c.optional(at)) {
+        x = x.add(more)?;
+    }
+    let first = dim(c.int_attr("begin_norm_axis")?, x.ndim())?;
+    let dims = x.shape()[first..].to_vec();
+    let weight = c.optional(3).map(|weight| weight.reshape(&dims)).transpose()?;
+    let normed = ops::rms_norm(&x, &dims, weight.as_ref(), eps)?;
+    let y = match c.optional(4) {
+        Some(bias) => normed.y.add(&bias.reshape(&dims)?)?,
+        None => normed.y,
+    };
+    let sum = if c.optional(2).is_some() { Datum::Array(x) } else { Datum::Absent };
+    Ok(Some(vec![Datum::Array(y), sum, declared(c.op, 2, normed.rstd)?]))
 }
 
 /// The tensor with its channels in dim 1, and the way back.
@@ -205,7 +227,13 @@ pub(super) fn products(c: &Call<'_>) -> Found {
             let y = turned(c.array(1)?, c.bool_attr("transpose_y")?)?;
             one(matmul(&x, &y)?)
         }
-        "bmm" => one(matmul(c.array(0)?, c.array(1)?)?),
+        "bmm" | "mv" => one(matmul(c.array(0)?, c.array(1)?)?),
+        "addmm" => {
+            let (beta, alpha) = (c.real_attr("beta")?, c.real_attr("alpha")?);
+            let product = matmul(c.array(1)?, c.array(2)?)?;
+            let kept = c.array(0)?.mul(&like(c.array(0)?, beta)?)?;
+            one(kept.add(&product.mul(&like(&product, alpha)?)?)?)
+        }
         "dot" => {
             let product = c.array(0)?.mul(c.array(1)?)?;
             one(product.sum(&[-1], Keep::No)?.cast(product.dtype())?)

@@ -40,11 +40,12 @@ fn lists(c: &Call<'_>) -> Found {
             one(concat(&arrays, axis)?)
         }
         "stack" => one(stack(&c.arrays(0)?, c.int_attr("axis")?)?),
-        "unbind" => {
+        "unbind" | "unstack" => {
             let (x, axis) = (c.array(0)?, dim(c.int_attr("axis")?, c.array(0)?.ndim())?);
             few(x.shape().get(axis).copied().unwrap_or(0))?;
             listed(x.unbind(axis as i64)?)
         }
+        "meshgrid" => listed(grid(&c.arrays(0)?)?),
         "split_with_num" => {
             let (x, axis) = (c.array(0)?, dim(c.int(1)?, c.array(0)?.ndim())?);
             let count = c.int_attr("num")?.max(1) as usize;
@@ -71,6 +72,17 @@ fn lists(c: &Call<'_>) -> Found {
 }
 
 /// Refuses lists that no program has; their tensors would cost memory even without elements.
+/// The coordinates of every point of a grid, axis by axis.
+fn grid(axes: &[&Array]) -> Answer<Vec<Array>> {
+    let shape: Vec<usize> = axes.iter().map(|axis| axis.numel()).collect();
+    let spread = |(at, axis): (usize, &&Array)| -> Answer<Array> {
+        let mut alone = vec![1; shape.len()];
+        alone[at] = shape[at];
+        Ok(axis.reshape(&alone)?.broadcast_to(&shape)?)
+    };
+    axes.iter().enumerate().map(spread).collect()
+}
+
 fn few(count: usize) -> Answer<()> {
     if count > 1 << 16 { refuse(format!("a list of {count} tensors is too long")) } else { Ok(()) }
 }
@@ -240,6 +252,15 @@ fn moves(c: &Call<'_>) -> Found {
             }
             let out = first.reshape(&[b, ch / (r * r), r, r, h, w])?.permute(&[0, 1, 4, 2, 5, 3])?;
             restored(c, out.reshape(&[b, ch / (r * r), h * r, w * r])?)
+        }
+        "pixel_unshuffle" => {
+            let (first, [b, ch, h, w]) = channels_first(c)?;
+            let r = extents(&[c.int_attr("downscale_factor")?])?[0];
+            if r == 0 || h % r != 0 || w % r != 0 {
+                return refuse(format!("{h}x{w} positions do not form blocks of {r}x{r}"));
+            }
+            let out = first.reshape(&[b, ch, h / r, r, w / r, r])?.permute(&[0, 1, 3, 5, 2, 4])?;
+            restored(c, out.reshape(&[b, ch * r * r, h / r, w / r])?)
         }
         "temporal_shift" => temporal_shift(c),
         _ => Ok(None),

@@ -1,4 +1,4 @@
-//! Ops over windows against plain loops.
+//! Single ops against plain loops.
 
 use planaria_array::{Array, DType};
 use planaria_program::{Datum, ProgramState, check, parse, run};
@@ -15,8 +15,9 @@ fn answer(op: &str, shapes: &[&[usize]], result: &str) -> (Vec<Vec<f32>>, Vec<f3
             "%{id} = pd_op.data() {{name = \"x{at}\", shape = <{dims}>, dtype = dtype \"float32\", place = {place}}} : f32[{dims}]\n"
         );
     }
+    let (first, _) = result.split_once(", ").unwrap_or((result, ""));
     text +=
-        &format!("{op} : {result}\n%99 = pd_op.fetch(%50) {{name = \"out\", col = 0:i32}} : {result} }} }}");
+        &format!("{op} : {result}\n%99 = pd_op.fetch(%50) {{name = \"out\", col = 0:i32}} : {first} }} }}");
     let program = parse(&text).unwrap();
     check(&program).unwrap();
     let fill = |dims: &&[usize], seed: usize| -> Vec<f32> {
@@ -30,6 +31,75 @@ fn answer(op: &str, shapes: &[&[usize]], result: &str) -> (Vec<Vec<f32>>, Vec<f3
         .collect();
     let out = run(&program, &mut ProgramState::default(), &inputs).unwrap();
     (values, out[0].1.array().unwrap().cast(DType::F32).unwrap().to_vec::<f32>().unwrap())
+}
+
+/// Paddle writes these axes as integers of 32 bits.
+#[test]
+fn logarithms_of_sums_of_exponentials_are_taken_along_axes() {
+    let op = "%50 = pd_op.logsumexp(%1) {axis = [1:i32], keepdim = false, reduce_all = false}";
+    let (values, found) = answer(op, &[&[2, 3, 4]], "f32[2,4]");
+    let sum = |i: usize, k: usize| (0..3).map(|j| values[0][(i * 3 + j) * 4 + k].exp()).sum::<f32>();
+    for (at, found) in found.iter().enumerate() {
+        assert!((found - sum(at / 4, at % 4).ln()).abs() < 1e-5, "{at}: {found}");
+    }
+}
+
+#[test]
+fn products_with_a_vector_and_with_an_addend() {
+    let (values, found) = answer("%50 = pd_op.mv(%1, %2)", &[&[3, 4], &[4]], "f32[3]");
+    let row = |i: usize| (0..4).map(|k| values[0][i * 4 + k] * values[1][k]).sum::<f32>();
+    assert_eq!(found, [row(0), row(1), row(2)]);
+    let op = "%50 = pd_op.addmm(%1, %2, %3) {beta = 0.5:f32, alpha = 2.0:f32}";
+    let (values, found) = answer(op, &[&[2], &[3, 4], &[4, 2]], "f32[3,2]");
+    let sum = |i: usize, j: usize| (0..4).map(|k| values[1][i * 4 + k] * values[2][k * 2 + j]).sum::<f32>();
+    let expected: Vec<f32> = (0..6).map(|at| 0.5 * values[0][at % 2] + 2.0 * sum(at / 2, at % 2)).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn blocks_of_positions_become_channels() {
+    let op = "%50 = pd_op.pixel_unshuffle(%1) {downscale_factor = 2:i32, data_format = \"NCHW\"}";
+    let (values, found) = answer(op, &[&[1, 2, 4, 6]], "f32[1,8,2,3]");
+    for (at, found) in found.iter().enumerate() {
+        let (channel, y, x) = (at / 6, at / 3 % 2, at % 3);
+        let (of, dy, dx) = (channel / 4, channel / 2 % 2, channel % 2);
+        assert_eq!(*found, values[0][(of * 4 + y * 2 + dy) * 6 + x * 2 + dx], "{at}");
+    }
+}
+
+#[test]
+fn steps_and_lists_of_tensors() {
+    let (values, found) = answer("%50 = pd_op.heaviside(%1, %2)", &[&[3, 4], &[4]], "f32[3,4]");
+    assert!(values[0].contains(&0.0));
+    for (at, found) in found.iter().enumerate() {
+        let x = values[0][at];
+        assert_eq!(*found, if x == 0.0 { values[1][at % 4] } else { f32::from(x > 0.0) }, "{at}");
+    }
+    let op = "%40 = pd_op.unstack(%1) {axis = 1:i32, num = 3:i32} : vec<f32[2,4], f32[2,4], f32[2,4]> \
+        %50 = builtin.slice(%40) {index = 2:i32}";
+    let (values, found) = answer(op, &[&[2, 3, 4]], "f32[2,4]");
+    assert_eq!(found, [&values[0][8..12], &values[0][20..24]].concat());
+    let op = "%39 = builtin.combine(%1, %2) : vec<f32[2], f32[3]> \
+        %40 = pd_op.meshgrid(%39) : vec<f32[2,3], f32[2,3]> \
+        %50 = builtin.slice(%40) {index = 1:i32}";
+    let (values, found) = answer(op, &[&[2], &[3]], "f32[2,3]");
+    assert_eq!(found, [&values[1][..], &values[1]].concat());
+}
+
+#[test]
+fn a_residual_is_added_before_the_norm() {
+    let op = "%50, %51, %52 = pd_op.fused_rms_norm_quant(%1, _, %2, %3, _) {epsilon = 1e-6:f32, \
+        begin_norm_axis = 1:i32, quant_scale = -1.0:f32, quant_round_type = 0:i32, quant_max_bound = 0.0:f32, \
+        quant_min_bound = 0.0:f32}";
+    let (values, found) = answer(op, &[&[3, 4], &[3, 4], &[4]], "f32[3,4], f32[3,4], f32[3]");
+    for row in 0..3 {
+        let sums: Vec<f32> = (row * 4..row * 4 + 4).map(|at| values[0][at] + values[1][at]).collect();
+        let square = sums.iter().map(|x| x * x).sum::<f32>() / 4.0;
+        for (column, sum) in sums.iter().enumerate() {
+            let expected = sum / (square + 1e-6).sqrt() * values[2][column];
+            assert!((found[row * 4 + column] - expected).abs() < 1e-5, "{row} {column}");
+        }
+    }
 }
 
 #[test]
