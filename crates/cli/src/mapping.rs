@@ -33,14 +33,19 @@ struct Config {
     aoa_config_reverse: bool,
 }
 
-/// Reads a mapping. JSON was written for the reference, so what old files rely on is a warning there.
+/// Reads the mapping of a file.
 pub(crate) fn read(path: &str, parts: Option<Parts>) -> Result<Remap> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::usage(format!("cannot read '{path}': {error}")).hint("`--mapping` takes a text file")
     })?;
+    parse(&text, path, parts)
+}
+
+/// Reads a mapping. JSON was written for the reference, so what old files rely on is a warning there.
+pub(crate) fn parse(text: &str, path: &str, parts: Option<Parts>) -> Result<Remap> {
     let (program, way, strictness) = match text.trim_start().chars().next() {
         Some(first @ ('{' | '[')) => {
-            let config = config(&text, first).map_err(|error| {
+            let config = config(text, first).map_err(|error| {
                 let hint = "expected {\"aoa_statements\": [\"a -> b\", ...]}, or the list alone";
                 Failure::usage(format!("the mapping '{path}' cannot be read: {error}")).hint(hint)
             })?;

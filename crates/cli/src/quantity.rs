@@ -75,7 +75,7 @@ impl FromStr for Seconds {
             unit => return Err(format!("'{unit}' is not a unit; {expected}")),
         };
         let value: f64 = number.parse().map_err(|_| expected.to_string())?;
-        if value > 0.0 {
+        if value > 0.0 && (value * factor).is_finite() {
             Ok(Seconds(value * factor))
         } else {
             Err(format!("'{text}' is no time; {expected}"))

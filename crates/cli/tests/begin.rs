@@ -46,6 +46,9 @@ fn a_new_configuration_trains_as_it_is_and_every_setting_in_it_exists() {
     let shown = succeed(here, &["config", "show", "all.toml"]);
     assert!(shown.contains("train.precision") && shown.contains("\"bf16\""), "{shown}");
 
+    // A file may have a name that no run can have.
+    succeed(here, &["new", "a b.toml"]);
+    assert!(succeed(here, &["config", "show", "a b.toml"]).contains("\"a-b\""));
     let (code, _, err) = run(here, &["new", "first.toml"]);
     assert!(code == 2 && err.contains("already exists"), "{err}");
     let tuned = ["new", "tuned.toml", "--data", "a \"b\".md", "--data", "c.md", "--init", "runs/first"];

@@ -83,9 +83,11 @@ fn text_becomes_a_token_file_or_a_named_line() {
     let (code, _, said) = out(&planaria(here, &args));
     assert!(code == 2 && said.contains("--yes"), "{said}");
     let before = fs::read(here.join("b.jsonl")).unwrap();
-    let over = ["tokenize", "b.jsonl", "--field", "body", "-o", "./b.jsonl", "--yes"];
-    let (code, _, said) = out(&planaria(here, &over));
-    assert!(code == 2 && said.contains("is what this command reads"), "{said}");
+    for read in ["b.jsonl", "*.jsonl", "**/*.jsonl", "."] {
+        let over = ["tokenize", read, "--field", "body", "-o", "./b.jsonl", "--yes"];
+        let (code, _, said) = out(&planaria(here, &over));
+        assert!(code == 2 && said.contains("is what this command reads"), "{read}: {said}");
+    }
     assert_eq!(fs::read(here.join("b.jsonl")).unwrap(), before);
     let (code, _, said) = out(&planaria(here, &["tokenize", "b.jsonl", "-o", "bad.tokens"]));
     assert_eq!(code, 3);

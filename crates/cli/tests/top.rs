@@ -4,7 +4,7 @@ use crate::common;
 use common::{command, planaria, succeed, text};
 use serde_json::Value;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -67,15 +67,24 @@ fn in_a_terminal(run: &Path) {
         eprintln!("skipped: `script` of util-linux is not here");
         return;
     };
-    let mut keys = child.stdin.take().unwrap();
-    // Keys wait in the terminal until they are read.
-    for key in ["s", "j", "k", "q"] {
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        keys.write_all(key.as_bytes()).unwrap();
+    let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut drawn, mut piece) = (Vec::new(), [0; 1 << 12]);
+    let (mut next, mut seen) = (["s", "j", "k", "q"].into_iter(), 0);
+    // A terminal drops keys that come before it is taken over. Between two pictures keys are read, so that each has a read of its own.
+    loop {
+        let read = screen.read(&mut piece).unwrap();
+        if read == 0 {
+            break;
+        }
+        drawn.extend_from_slice(&piece[..read]);
+        let pictures = String::from_utf8_lossy(&drawn).matches("step 7 of 7").count();
+        if pictures >= seen + 2 {
+            next.next().into_iter().for_each(|key| keys.write_all(key.as_bytes()).unwrap());
+            seen = pictures;
+        }
     }
-    let output = child.wait_with_output().unwrap();
-    let drawn = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{drawn}");
+    let drawn = String::from_utf8_lossy(&drawn).into_owned();
+    assert!(child.wait().unwrap().success(), "{drawn}");
     let (enter, leave) = (drawn.find("\x1b[?1049h"), drawn.rfind("\x1b[?1049l"));
     assert!(enter.is_some() && leave > enter && drawn.contains("step 7 of 7"), "{drawn:?}");
 }

@@ -210,10 +210,12 @@ fn signalled(body: &str, names: &[&str]) -> Option<i32> {
     while !here.join("up").exists() && Instant::now() < limit {
         std::thread::sleep(Duration::from_millis(10));
     }
-    for name in names {
-        signal(&child, name);
+    for (number, name) in names.iter().enumerate() {
         // A shell that gets the same signal twice at once counts it once.
-        std::thread::sleep(Duration::from_millis(250));
+        while number > 0 && !here.join(format!("seen-{number}")).exists() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        signal(&child, name);
     }
     child.wait().unwrap().code()
 }
@@ -226,7 +228,7 @@ fn a_job_that_does_not_stop_as_asked_is_told_apart() {
     assert_eq!(signalled(fails, &["TERM"]), Some(1), "neither saved nor started again");
     let dies = "touch up; while :; do sleep 0.05; done";
     assert_eq!(signalled(dies, &["TERM"]), Some(143));
-    let second = "n=0; trap 'n=$((n+1))' TERM; touch up; while [ $n -lt 2 ]; do sleep 0.05; done; exit 9";
+    let second = "n=0; trap 'n=$((n+1)); touch seen-$n' TERM; touch up; while [ $n -lt 2 ]; do sleep 0.05; done; exit 9";
     assert_eq!(signalled(second, &["TERM", "INT"]), Some(130));
 }
 

@@ -237,6 +237,9 @@ pub(super) fn carry_out(
     }
     print(conversion, target, output, terminal)?;
     terminal.flush()?;
+    if let Some(warning) = conversion.out_of_range_warning() {
+        terminal.warn(warning);
+    }
     report_left_out(conversion, terminal);
     Ok(Exit::Success)
 }
@@ -293,12 +296,16 @@ fn print(conversion: &Conversion<'_>, target: &str, output: &Output, terminal: &
     if terminal.json {
         let listed: Vec<_> =
             files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect();
+        let lost = conversion.out_of_range();
+        let lost: Vec<_> =
+            lost.iter().map(|(key, count)| json!({ "tensor": key.to_string(), "values": count })).collect();
         let object = json!({
             "target": target,
             "written": !output.dry_run,
             "tensors": tensors,
             "bytes": conversion.bytes(),
             "files": listed,
+            "out_of_range": lost,
             "left_out": conversion.left_out().len(),
             "left_out_values": conversion.values_left_out(),
             "left_out_files": conversion.files_left_out(),

@@ -101,7 +101,9 @@ type Hosts = Vec<Host>;
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
-    Duration::try_from_secs_f64(number).map_err(|_| format!("{text} seconds is not a valid time"))
+    // Clocks cannot tell times that are far beyond this.
+    let time = Duration::try_from_secs_f64(number).ok().filter(|_| number <= 1e9);
+    time.ok_or_else(|| format!("{text} seconds is not a valid time; expected 0 to 1e9"))
 }
 
 /// What ranks are.

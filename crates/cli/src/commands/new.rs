@@ -53,7 +53,8 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         terminal.object("planaria/new/1", &json!({ "path": own }))?;
     } else {
         terminal.line(&own)?;
-        terminal.note(format!("train it with `planaria train {own}`"));
+        let word = if own.contains(char::is_whitespace) { format!("'{own}'") } else { own };
+        terminal.note(format!("train it with `planaria train {word}`"));
     }
     Ok(Exit::Success)
 }

@@ -7,7 +7,7 @@ use crate::terminal::Terminal;
 use anyhow::Result;
 use planaria::train::data::{Source, SourceKind, SpecialText, TokenFile, Tokenizer, pretokenize};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Turn text into a token file
 #[derive(Debug, clap::Args)]
@@ -66,11 +66,6 @@ impl From<KindName> for SourceKind {
 
 pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
     let existing = Existing::from_yes(args.yes);
-    target::apart(&args.output, args.text.iter().chain([&args.tokenizer]).map(Path::new))?;
-    target::check(&args.output, existing)?;
-    let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
-    let special = if args.parse_special { SpecialText::Parse } else { SpecialText::Plain };
-    tokenizer.set_special_text(special);
     let source = |path: &String| {
         let mut source = Source::new(path);
         source.field.clone_from(&args.field);
@@ -78,6 +73,15 @@ pub(crate) fn run(args: &Args, terminal: &mut Terminal) -> Result<Exit> {
         source
     };
     let sources: Vec<Source> = args.text.iter().map(source).collect();
+    let mut read = vec![PathBuf::from(&args.tokenizer)];
+    for source in &sources {
+        read.extend(source.files()?);
+    }
+    target::apart(&args.output, read.iter().map(PathBuf::as_path))?;
+    target::check(&args.output, existing)?;
+    let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
+    let special = if args.parse_special { SpecialText::Parse } else { SpecialText::Plain };
+    tokenizer.set_special_text(special);
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     let beside = args.output.with_file_name(format!(".{name}.{}", std::process::id()));
     let header = pretokenize(&sources, &tokenizer, &beside)?;

@@ -1,5 +1,6 @@
 //! What a person sees of a run: a step line, on a terminal with a bar under it, and a word on saves.
 
+use crate::quantity::count;
 use crate::terminal::Terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use planaria::telemetry::{Saving, StepLine};
@@ -197,6 +198,16 @@ impl Show {
                     "warning: `lora.target_modules` names '{name}', and no module of the model has this name; it has no effect"
                 ));
                 self.json("unmatched", json!({ "name": name }));
+            }
+            Event::Unused { folder, names } => {
+                let shown: Vec<_> = names.iter().take(3).map(|name| format!("'{name}'")).collect();
+                let dots = if names.len() > shown.len() { ", ..." } else { "" };
+                self.say(&format!(
+                    "warning: {} of '{folder}' are not used: the model has no place for {}{dots}; compare its config.json",
+                    count(names.len(), "weight"),
+                    shown.join(", ")
+                ));
+                self.json("unused", json!({ "folder": folder, "names": names }));
             }
             Event::RewardFailed { step, unscored, responses, error } => {
                 self.say(&format!(
