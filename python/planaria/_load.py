@@ -14,7 +14,7 @@ from ._errors import DTypeError, MismatchError, NotFoundError
 from ._place import Framework, Progress, Url, matches, statements
 from ._planaria import Comm, Stored, Tensor
 from ._reports import LoadReport
-from ._state import Flat, build, decode, find, framework_of, group_of, is_dtensor, leaves, named, nest, replace, rooms
+from ._state import Flat, build, decode, few, find, framework_of, group_of, is_dtensor, leaves, named, nest, replace, rooms
 
 LOG = logging.getLogger("planaria")
 
@@ -257,12 +257,15 @@ class _Into:
             return
         parts = []
         if self.strict and self.missing:
-            parts.append(f"the checkpoint is missing {_few(self.missing)}")
+            parts.append(f"the checkpoint is missing {few(self.missing)}")
         if self.strict and self.unexpected:
-            parts.append(f"it has unexpected {_few(self.unexpected)}")
+            parts.append(f"it has unexpected {few(self.unexpected)}")
         parts += [f"'{n}' has shape {a} in the checkpoint, {b} in the state" for n, (a, b) in list(shapes.items())[:4]]
         parts += [f"'{n}' has dtype {a} in the checkpoint, {b} in the state" for n, (a, b) in list(dtypes.items())[:4]]
-        hint = "pass casts='floats' or 'any'" if dtypes and not shapes and not names else "pass strict=False or ignore="
+        if shapes or (names and dtypes):
+            hint = "pass ignore= with what is not to be loaded"
+        else:
+            hint = "pass strict=False or ignore=" if names else "pass casts='floats' or 'any'"
         error = MismatchError("; ".join(parts) + f"; {hint}")
         error.missing, error.unexpected = list(self.missing), list(self.unexpected)
         error.shapes, error.dtypes = shapes, dtypes
@@ -342,11 +345,6 @@ def empty(stored: Stored) -> Any:
         what = f"tensor '{stored.name}' has dtype {stored.dtype}, which arrays do not have; pass ignore="
         raise DTypeError(what)
     return _planaria.empty(stored.shape, stored.dtype)
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
 
 
 __all__ = ["load"]

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from . import _planaria, _progress
 from ._place import Format, Progress, Url, address, statements, whole
 from ._planaria import Comm
 from ._reports import SaveReport
-from ._state import Flat, group_of, named, rooms
+from ._state import Flat, few, group_of, named, rooms
 
 LOG = logging.getLogger("planaria")
 
@@ -36,6 +37,9 @@ def _given(
         step = whole(step, "step")
     if not flat.tensors and format != "planaria":
         raise ValueError(f"the state has no tensors, and the format {format!r} has place for nothing else; use 'planaria'")
+    lost = sorted(flat.values)
+    if lost and format != "planaria":
+        warnings.warn(f"the format {format!r} has no place for {few(lost)}; use 'planaria' to keep them", stacklevel=3)
     about: dict[str, Any] = {"python": flat.tree}
     if flat.kinds:
         about["kinds"] = flat.kinds
@@ -184,16 +188,17 @@ class SaveHandle:
         raise TypeError("a SaveHandle cannot be pickled; wait for its result")
 
 
-_ALIVE: set[SaveHandle] = set()
+_ALIVE: set[_planaria.SaveJob] = set()
+"""Saves that may still run. Threads do not follow a fork."""
 
 
 def _finish_pending() -> None:
-    for handle in list(_ALIVE):
-        if handle._process == os.getpid():
-            handle._job.wait_end(None)
+    for job in list(_ALIVE):
+        job.wait_end(None)
 
 
 atexit.register(_finish_pending)
+os.register_at_fork(after_in_child=_ALIVE.clear)
 
 
 def async_save(
@@ -224,11 +229,10 @@ def async_save(
     flat = Flat(state)
     given = _given(flat, url, comm, format, step, mapping, max_file_size, overwrite)
     shown = _progress.bar(progress, "save")
-    handle = SaveHandle(_planaria.start_save(named(rooms(flat.tensors)), given), address(url))
     # A list first: other threads begin saves too.
-    for ended in [other for other in list(_ALIVE) if other._process == os.getpid() and other.done()]:
+    for ended in [other for other in list(_ALIVE) if other.done()]:
         _ALIVE.discard(ended)
-    _ALIVE.add(handle)
+    handle = SaveHandle(_planaria.start_save(named(rooms(flat.tensors)), given, _ALIVE), address(url))
     handle.add_done_callback(_log)
     if shown.step is not None:
         threading.Thread(target=_follow, args=(handle, shown), name="planaria-progress", daemon=True).start()

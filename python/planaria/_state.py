@@ -133,7 +133,7 @@ class Flat:
         if isinstance(node, (list, tuple)):
             kind = "tuple" if isinstance(node, tuple) else "list"
             return {kind: [self._walk(child, self._name(path, at)) for at, child in enumerate(node)]}
-        if hasattr(node, "state_dict") and hasattr(node, "load_state_dict"):
+        if hasattr(node, "state_dict") and hasattr(node, "load_state_dict") and not isinstance(node, type):
             inner = node.state_dict()
             self.objects.append((path, node, inner))
             self._objects_above += 1
@@ -153,6 +153,7 @@ class Flat:
         self._claim(path)
         if not path:
             raise TypeError("the state is a single tensor; give it a name, as in {'weight': tensor}")
+        _check_elements(node, path)
         node = detached(node)
         _check_dtype(node, path)
         if self._objects_above and (kind := framework_of(node)) != "torch":
@@ -163,6 +164,12 @@ class Flat:
         else:
             self.tied[path] = same
         return "tensor"
+
+
+def few(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in names[:4])
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
 
 
 def framework_of(tensor: Any) -> str:
@@ -199,6 +206,14 @@ def check_above(node: Any, path: str, above: list[Any]) -> None:
         raise ValueError(f"'{path}' holds itself; a state is a tree")
     if len(above) > 2 * _DEPTH or sum(isinstance(one, (Mapping, list, tuple)) for one in above) >= _DEPTH:
         raise ValueError(f"'{path[:200]}' nests deeper than {_DEPTH}; flatten the state")
+
+
+def _check_elements(tensor: Any, path: str) -> None:
+    """Refuses tensors of torch's that have no elements side by side in memory."""
+    if str(getattr(tensor, "layout", "")).startswith("torch.sparse"):
+        raise TypeError(f"'{path}' is sparse, which cannot be saved; save to_dense(), or its indices() and values()")
+    if getattr(tensor, "is_meta", False) is True:
+        raise TypeError(f"'{path}' is on the device meta and has no values; materialise it before saving")
 
 
 def _check_dtype(tensor: Any, path: str) -> None:

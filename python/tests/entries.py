@@ -8,6 +8,7 @@ import inspect
 import logging
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -193,15 +194,16 @@ class World:
         return planaria.async_save(state or {"w": self.f}, self.new())
 
 
-def _after(late, method, *arguments):
-    """A collective whose second rank comes late: the first waits for it."""
+def _after(turns, method, *arguments):
+    """A collective whose second rank comes late, after this many turns in the interpreter: the first waits for it."""
 
     def call(w):
         rest = [make(w) for make in arguments]
 
         def rank(comm):
             if comm.rank == 1 and w.n > 1 << 16:
-                time.sleep(late)
+                for _ in range(turns):
+                    time.sleep(0)
             getattr(comm, method)(*rest)
 
         return lambda: planaria.threads(2, rank)
@@ -216,7 +218,7 @@ def _set(target, index, value):
 def _operator(name):
     bits = re.fullmatch(r"__([ir]?(and|or|xor|lshift|rshift)|invert)__", name)
     left = lambda w: w.i if bits else w.f
-    if name in ("__neg__", "__pos__", "__abs__", "__invert__"):
+    if name in ("__neg__", "__abs__", "__invert__"):
         return lambda w: functools.partial(getattr(left(w), name))
     if "matmul" in name:
         return lambda w: functools.partial(getattr(w.square, name), w.square)
@@ -232,7 +234,7 @@ def _operator(name):
 
 OPERATORS = """__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__
 __pow__ __rpow__ __matmul__ __rmatmul__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__
-__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __neg__ __pos__
+__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __neg__
 __abs__ __invert__ __lt__ __le__ __gt__ __ge__""".split()
 
 TENSOR_OPERATORS = "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __neg__ __abs__ __lt__ __le__ __gt__ __ge__"
@@ -248,7 +250,7 @@ CALLS = {
     "diff": lambda w: lambda: planaria.diff(w.saved, w.saved),
     "convert": lambda w: lambda: planaria.convert(w.saved, w.new(), to="dcp"),
     "merge": lambda w: lambda: planaria.merge(w.models, w.new(), inputs="tensors"),
-    "threads": _after(0.1, "barrier"),
+    "threads": _after(200, "barrier"),
     "tensor": lambda w: lambda: planaria.tensor(w.f.numpy()) * 1.0,
     "grad": lambda w: _gradient(w, lambda y, x: planaria.grad(y, [x])),
     "inspect": lambda w: lambda: planaria.inspect(w.saved),
@@ -259,12 +261,12 @@ CALLS = {
     "plan_run": lambda w: lambda: planaria.plan_run(w.config, ranks=1),
     "torch.save_file": lambda w: lambda: planaria.torch.save_file(w.tensors_of_torch, w.new() + ".safetensors"),
     "torch.load_file": lambda w: lambda: planaria.torch.load_file(w.file),
-    "Comm.all_reduce": _after(0.1, "all_reduce", lambda w: w.v),
-    "Comm.all_gather": _after(0.1, "all_gather", lambda w: w.v),
-    "Comm.reduce_scatter": _after(0.1, "reduce_scatter", lambda w: w.v),
-    "Comm.broadcast": _after(0.1, "broadcast", lambda w: w.v),
-    "Comm.all_to_all": _after(0.1, "all_to_all", lambda w: w.v),
-    "Comm.barrier": _after(0.1, "barrier"),
+    "Comm.all_reduce": _after(200, "all_reduce", lambda w: w.v),
+    "Comm.all_gather": _after(200, "all_gather", lambda w: w.v),
+    "Comm.reduce_scatter": _after(200, "reduce_scatter", lambda w: w.v),
+    "Comm.broadcast": _after(200, "broadcast", lambda w: w.v),
+    "Comm.all_to_all": _after(200, "all_to_all", lambda w: w.v),
+    "Comm.barrier": _after(200, "barrier"),
     "Stored.__getitem__": lambda w: lambda: w.ckpt["w"][1:, ::2],
     "Stored.read": lambda w: lambda: w.ckpt["w"].read(),
     "Stored.numpy": lambda w: lambda: w.ckpt["w"].numpy(),
@@ -419,6 +421,7 @@ QUICK = {
     "Array.__int__": "one element",
     "Array.__iter__": "views, made one by one",
     "Array.__len__": "a number",
+    "Array.__pos__": "the same elements",
     "Array.__reduce_ex__": "makes objects of Python's",
     "Array.item": "one element",
     "Array.snapshot": "shares bytes; those others know the address of are copied in the door",
@@ -452,6 +455,10 @@ QUICK = {
     "SaveHandle.cancel": "sets a flag",
     "SaveHandle.done": "looks at a flag",
     "Stored.__len__": "a number",
+    "Tensor.__array__": "a view",
+    "Tensor.__bool__": "one element",
+    "Tensor.__float__": "one element",
+    "Tensor.__int__": "one element",
     "Tensor.__len__": "a number",
     "Tensor.__reduce__": "refuses",
     "Tensor.detach": "a view",
@@ -514,35 +521,38 @@ def resident():
 
 
 class Counter(threading.Thread):
-    """A thread of Python's that only counts, and how long it was kept from that by whoever has the interpreter."""
+    """A thread of Python's that counts how often it was let into the interpreter: while it watches, nobody is made to let go, so
+    it counts only when somebody does by himself.
+    """
 
     def __init__(self):
         super().__init__(daemon=True)
         self.count, self.stop = 0, False
-        self._ready = threading.Event()
+        self._ready, self._switch = threading.Event(), sys.getswitchinterval()
 
     def run(self):
         self._ready.set()
         while not self.stop:
             self.count += 1
+            # Whoever waits for the interpreter takes it here.
+            time.sleep(0.0001)
 
     def __enter__(self):
         self.start()
         self._ready.wait()
+        sys.setswitchinterval(3600)
         return self
 
     def __exit__(self, *_):
+        sys.setswitchinterval(self._switch)
         self.stop = True
         self.join()
 
-    def _spent(self):
-        with open(f"/proc/self/task/{self.native_id}/schedstat") as file:
-            computed, queued, _ = file.read().split()
-        return (int(computed) + int(queued)) / 1e9
-
-    def blocked(self, call):
-        """Seconds that a call took, and the share of them in which this thread waited for the interpreter."""
-        spent, begun = self._spent(), time.perf_counter()
-        call()
-        took = time.perf_counter() - begun
-        return took, max(0.0, took - (self._spent() - spent)) / took
+    def came_in(self, call, enough, most):
+        """How often this thread came in during calls, of which as many are made as it takes to have enough, at most so many."""
+        before = self.count
+        for _ in range(most):
+            call()
+            if self.count - before >= enough:
+                break
+        return self.count - before

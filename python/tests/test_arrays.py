@@ -343,3 +343,38 @@ def test_scalars_of_numpy_are_numbers_with_a_dtype():
     x[0] = np.float32(3)
     x[np.int64(1)] = np.int64(4)
     assert x.tolist() == [3, 4] and (x * np.float32(2)).tolist() == [6, 8]
+
+
+def test_products_of_integers_are_exact():
+    a, b = np.arange(6).reshape(2, 3) + 2**53, np.arange(12).reshape(3, 4) - 5
+    assert (planaria.array(a) @ planaria.array(b)).tolist() == (a @ b).tolist()
+    assert (planaria.array([1, 2]) @ planaria.array([3, 4])).item() == 11
+    assert (a @ planaria.array(b)).dtype == planaria.DType("i64")
+    with pytest.raises(ValueError, match="do not agree"):
+        planaria.array([1, 2]) @ planaria.array([1, 2, 3])
+
+
+def test_no_integer_is_nan():
+    x = planaria.array([1, 2])
+    for value in (float("nan"), float("inf")):
+        with pytest.raises((ValueError, OverflowError)):
+            x[0] = value
+    assert x.tolist() == [1, 2]
+
+
+def test_names_of_c_are_dtypes():
+    assert planaria.DType(np.longlong) == planaria.DType("i64") and planaria.DType(np.ulonglong) == planaria.DType("u64")
+
+
+def test_lists_of_nothing_choose_nothing():
+    x = np.arange(12).reshape(3, 4)
+    for index in ([], [[]], [[], []], [[[]]]):
+        assert planaria.array(x)[index].shape == x[np.array(index, int)].shape
+
+
+def test_spread_of_single_elements():
+    from planaria import array_api as xp
+
+    x = planaria.array([1.0, 2.0])
+    assert xp.var(x, axis=()).tolist() == [0.0, 0.0]
+    assert all(value != value for value in xp.std(x, axis=(), correction=1).tolist())

@@ -5,11 +5,11 @@ import collections
 import json
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -410,17 +410,14 @@ def test_async_save_snapshots_and_finishes(tmp_path):
     handle.wait_snapshot()
     ours[:] = 0
     theirs[:] = 0
-    seen = []
-    handle.add_done_callback(seen.append)
+    seen = queue.Queue()
+    handle.add_done_callback(seen.put)
     report = handle.result(timeout=60)
     assert report.tensors == 2 and handle.done() and handle.exception() is None
     back = planaria.load(tmp_path / "c", framework="numpy")
     assert back["ours"][999] == 999 and back["theirs"][999] == 999
-    handle.add_done_callback(seen.append)
-    deadline = time.time() + 10
-    while len(seen) < 2 and time.time() < deadline:
-        time.sleep(0.01)
-    assert seen == [handle, handle]
+    handle.add_done_callback(seen.put)
+    assert [seen.get(timeout=60) for _ in range(2)] == [handle, handle]
     async def wait():
         return await planaria.async_save({"w": theirs}, tmp_path / "d")
     assert asyncio.run(wait()).tensors == 1
@@ -527,3 +524,34 @@ def test_thread_ranks_save_together(tmp_path):
     assert planaria.threads(3, work) == [1, 1, 1]
     assert planaria.load(tmp_path / "c")["w"].tolist() == [0, 1, 2, 3]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("form", ["hf", "dcp", "paddle-unified"])
+def test_what_a_format_has_no_place_for_is_told(tmp_path, form):
+    with pytest.warns(UserWarning, match=f"{form}.*'name', 'step'"):
+        planaria.save({"w": np.ones(2, np.float32), "step": 3, "name": "x"}, tmp_path / "a", format=form)
+    assert planaria.load(tmp_path / "a")["w"].tolist() == [1.0, 1.0]
+
+
+def test_targets_that_cannot_be_filled_leave_the_others_alone(tmp_path):
+    torch = pytest.importorskip("torch")
+    planaria.save({"a": np.ones(3), "w": np.ones((3, 4)), "z": np.ones(2)}, tmp_path / "a")
+    into = {"a": np.zeros(3), "w": torch.zeros(1, 4, dtype=torch.float64).expand(3, 4), "z": np.zeros(2)}
+    with pytest.raises(ValueError, match="'w'.*share memory"):
+        planaria.load(tmp_path / "a", into=into)
+    assert not into["a"].any() and not into["z"].any()
+
+
+def test_tensors_without_elements_are_refused_by_name(tmp_path):
+    torch = pytest.importorskip("torch")
+    for leaf in (torch.eye(3).to_sparse(), torch.empty(2, device="meta"), torch.nn.Linear):
+        with pytest.raises(TypeError, match="'model.odd'"):
+            planaria.save({"model": {"odd": leaf}}, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_advice_helps(tmp_path):
+    planaria.save({"w": np.ones(3)}, tmp_path / "a")
+    with pytest.raises(MismatchError) as told:
+        planaria.load(tmp_path / "a", into={"w": np.zeros(4)}, strict=False)
+    assert "ignore=" in str(told.value) and "strict=False" not in str(told.value)

@@ -103,3 +103,42 @@ def test_pieces_make_a_tensor():
     assert planaria.threads(2, work) == [[0.0, 0.0, 1.0, 1.0]] * 2
     with pytest.raises(planaria.LayoutError):
         planaria.tensor([1.0] * 4, planaria.mesh(tp=2).layout((4,), "tp:S0"))
+
+
+def test_a_single_tensor_is_asked_about_by_itself():
+    x = planaria.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    for xs in (x, [x], (x,)):
+        (found,) = planaria.grad((x * x).sum(), xs)
+        assert found.full().tolist() == [[2.0, 4.0], [6.0, 8.0]]
+    scalar = planaria.tensor(3.0, requires_grad=True)
+    assert planaria.grad(scalar * scalar, scalar)[0].item() == 6.0
+
+
+def test_a_tensor_of_one_element_is_its_number():
+    x = planaria.tensor([0.0])
+    assert not bool(x) and bool(planaria.tensor(-1.0)) and not bool(planaria.tensor([1.0]) == 5)
+    assert float(planaria.tensor([[2.5]])) == 2.5 and int(planaria.tensor([7.9])) == 7
+    assert 2.0 in planaria.tensor([1.0, 2.0]) and 3.0 not in planaria.tensor([1.0, 2.0])
+    for ask in (bool, float, int, lambda t: t.item()):
+        with pytest.raises(ValueError, match="one element"):
+            ask(planaria.tensor([1.0, 2.0]))
+
+    def work(comm):
+        layout = planaria.mesh(tp=2).layout((1,), "tp:S0")
+        return float(planaria.tensor([4.0], layout, comm=comm))
+    assert planaria.threads(2, work) == [4.0, 4.0]
+
+
+def test_numpy_leaves_operators_to_the_tensor():
+    x = planaria.tensor([1.0, 2.0], requires_grad=True)
+    left = np.full(2, 3, np.float32) * x
+    assert isinstance(left, planaria.Tensor)
+    left.sum().backward()
+    assert x.grad.full().tolist() == [3.0, 3.0]
+    assert np.asarray(x).dtype == np.float32 and np.asarray(x, np.float64).tolist() == [1.0, 2.0]
+
+    def work(comm):
+        layout = planaria.mesh(tp=2).layout((2,), "tp:S0")
+        with pytest.raises(planaria.LayoutError, match="full"):
+            np.asarray(planaria.tensor([1.0, 2.0], layout, comm=comm))
+    planaria.threads(2, work)

@@ -197,7 +197,7 @@ impl PyArray {
     }
 
     #[pyo3(signature = (dtype=None, copy=None))]
-    fn __array__<'py>(
+    pub(crate) fn __array__<'py>(
         slf: &Bound<'py, Self>,
         dtype: Option<&Bound<'py, PyAny>>,
         copy: Option<bool>,

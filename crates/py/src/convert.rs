@@ -132,9 +132,11 @@ impl Writer {
         let carried = conversion.carried().iter().map(String::as_str);
         let names = conversion.files().map(|(name, _)| name).chain(carried);
         let folder = OutputFolder::check(sources, &self.target, self.existing, names)?;
-        folder.fill(|store, name| conversion.run(store, name, &*self.observer))?;
+        conversion.write_to(&folder, None, &*self.observer, None)?;
         let left_out = conversion.left_out().iter().map(|(key, why)| format!("{key}: {why}")).collect();
-        Ok((conversion.bytes(), conversion.tensors().len(), left_out, conversion.warnings().to_vec()))
+        let warnings =
+            conversion.warnings().iter().cloned().chain(conversion.out_of_range_warning()).collect();
+        Ok((conversion.bytes(), conversion.tensors().len(), left_out, warnings))
     }
 }
 

@@ -71,6 +71,9 @@ const OTHERS: &[(&str, DType)] = &[
     ("bfloat16", DType::BF16),
     ("float8_e4m3fn", DType::F8E4M3),
     ("float8_e5m2", DType::F8E5M2),
+    // C's names for 64 bits, which NumPy has beside its own.
+    ("longlong", DType::I64),
+    ("ulonglong", DType::U64),
     // Types of Python itself, with the defaults of `planaria.array`.
     ("int", DType::I64),
     ("float", DType::F32),

@@ -39,7 +39,7 @@ fn one(object: &Bound<'_, PyAny>) -> PyResult<Index> {
     if object.is_instance_of::<PyString>() || number(object)?.is_some() {
         return Err(unfit(object));
     }
-    if object.is_instance_of::<PyList>() && object.len()? == 0 {
+    if is_hollow(object)? {
         return array_of(object, Some(DType::I64), Share::IfPossible).map(Index::Take);
     }
     // A scalar of NumPy is an index, not an array of one.
@@ -53,6 +53,20 @@ fn one(object: &Bound<'_, PyAny>) -> PyResult<Index> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether an object is a list in which there are only lists, and no number that would tell a dtype.
+fn is_hollow(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let Ok(list) = object.cast::<PyList>() else { return Ok(false) };
+    let mut depth = 0;
+    let mut inner: Vec<Bound<'_, PyAny>> = list.iter().collect();
+    // Deeper than any array is, so that a list in itself comes to an end.
+    while let (Some(first), true) = (inner.first().cloned(), depth < 64) {
+        let Ok(list) = first.cast::<PyList>() else { return Ok(false) };
+        inner = list.iter().collect();
+        depth += 1;
+    }
+    Ok(inner.is_empty())
 }
 
 /// Masks that are a single truth value act as one.

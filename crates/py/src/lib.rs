@@ -33,6 +33,7 @@ mod shapes;
 mod state;
 mod stream;
 mod tensor;
+mod tensor_value;
 mod train;
 
 use pyo3::prelude::*;

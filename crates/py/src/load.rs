@@ -83,6 +83,14 @@ pub(crate) fn load_tensors(
             let what = format!("tensor '{}' is read-only and cannot be filled; give a copy of it", part.name);
             return Err(exception(py, "ArgumentError", what));
         }
+        if part.array.may_overlap() {
+            let what = format!(
+                "the elements of tensor '{}', of strides {:?}, share memory and cannot be filled; give a copy of it",
+                part.name,
+                part.array.strides()
+            );
+            return Err(exception(py, "ArgumentError", what));
+        }
     }
     let world = match comm {
         Some(comm) => comm.get().inner(py)?,

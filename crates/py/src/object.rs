@@ -163,7 +163,17 @@ pub(crate) fn number(object: &Bound<'_, PyAny>) -> PyResult<Option<Scalar>> {
 
 /// Refuses an integer that a dtype does not hold.
 pub(crate) fn check_range(py: Python<'_>, value: Scalar, dtype: DType) -> PyResult<()> {
-    let Scalar::Int(value) = value else { return Ok(()) };
+    let value = match value {
+        Scalar::Int(value) => value,
+        Scalar::Float(value) if dtype.is_int() && !value.is_finite() => {
+            return Err(exception(
+                py,
+                "RangeError",
+                format!("{value} is no integer, and {dtype} holds nothing else"),
+            ));
+        }
+        _ => return Ok(()),
+    };
     let bits = dtype.size() as u32 * 8;
     let (low, high) = match dtype {
         _ if !dtype.is_int() => return Ok(()),

@@ -9,6 +9,7 @@ use crate::array::PyArray;
 use crate::error::{Raise, exception};
 use crate::gil::compute;
 use crate::object::{Share, array_of, check_range, number};
+use crate::tensor::PyTensor;
 
 /// What stands on the other side: an array, or a number that takes the array's dtype where it can.
 pub(crate) enum Operand {
@@ -23,6 +24,10 @@ pub(crate) fn operand(object: &Bound<'_, PyAny>) -> PyResult<Option<Operand>> {
     }
     if let Some(value) = number(object)? {
         return Ok(Some(Operand::Number(value)));
+    }
+    // A tensor calculates itself: its value alone would have no history.
+    if object.is_instance_of::<PyTensor>() {
+        return Ok(None);
     }
     match object.hasattr("__dlpack__")? || object.hasattr("__array__")? {
         true => array_of(object, None, Share::IfPossible).map(|array| Some(Operand::Array(array))),
@@ -95,6 +100,28 @@ fn binary<'py>(
     side: Side,
 ) -> PyResult<Bound<'py, PyAny>> {
     apply(slf, other, side, move |x, y| ops::binary(op, &x, &y))
+}
+
+/// The matrix product. That of integers is made of sums, since kernels for floats would round it.
+pub(crate) fn product(x: &Array, y: &Array) -> Result<Array, Error> {
+    let (lhs, rhs) = (x.ndim(), y.ndim());
+    if x.dtype().is_float() || x.dtype() == DType::Bool || lhs == 0 || rhs == 0 {
+        return ops::matmul(x, y);
+    }
+    let left = if lhs == 1 { x.unsqueeze(0)? } else { x.clone() };
+    let right = if rhs == 1 { y.unsqueeze(1)? } else { y.clone() };
+    let (inner, outer) = (left.shape()[left.ndim() - 1], right.shape()[right.ndim() - 2]);
+    if inner != outer {
+        let what =
+            format!("shapes {} and {} do not agree: {inner} columns and {outer} rows", x.shape(), y.shape());
+        return Err(Error::Argument { op: "matmul", what });
+    }
+    let products = ops::binary(Binary::Mul, &left.unsqueeze(-1)?, &right.unsqueeze(-3)?)?;
+    let mut made = products.sum(&[-2], Keep::No)?.cast_if(x.dtype())?;
+    if lhs == 1 {
+        made = made.squeeze(&[-2])?;
+    }
+    if rhs == 1 { made.squeeze(&[-1]) } else { Ok(made) }
 }
 
 /// Division of integers gives floats.
@@ -192,10 +219,10 @@ impl PyArray {
         binary(slf, other, Binary::Pow, Side::Right)
     }
     fn __matmul__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        apply(slf, other, Side::Left, |x, y| ops::matmul(&x, &y))
+        apply(slf, other, Side::Left, |x, y| product(&x, &y))
     }
     fn __rmatmul__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        apply(slf, other, Side::Right, |x, y| ops::matmul(&x, &y))
+        apply(slf, other, Side::Right, |x, y| product(&x, &y))
     }
     fn __and__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         binary(slf, other, Binary::BitAnd, Side::Left)

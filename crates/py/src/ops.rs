@@ -9,7 +9,7 @@ use crate::dtype::optional;
 use crate::error::exception;
 use crate::gil::compute;
 use crate::number::{Int, Size, sizes};
-use crate::operators::{CastIf, divide, floor_divide, operand};
+use crate::operators::{CastIf, divide, floor_divide, operand, product};
 use crate::tensor::{Dims, dims};
 
 type Made = Result<Array, Error>;
@@ -142,7 +142,7 @@ pub(crate) fn binary(
         (.., "hypot") => hypot(&x, &y),
         (.., "logaddexp") => logaddexp(&x, &y),
         (.., "nextafter") => nextafter(&x, &y),
-        (.., "matmul") => ops::matmul(&x, &y),
+        (.., "matmul") => product(&x, &y),
         _ => Err(unknown(name)),
     });
     made.map(PyArray)
@@ -253,7 +253,12 @@ pub(crate) fn reduce(
             }
             "any" | "all" => folded(&array.cast_if(DType::Bool)?)?.cast_if(DType::Bool),
             "count_nonzero" if none => array.cast(DType::Bool)?.cast(DType::I64),
-            "var" | "std" if none => array.sub(&array),
+            // One element each: no spread, over nothing where the correction leaves nothing.
+            "var" | "std" if none => ops::binary(
+                Binary::Div,
+                &array.sub(&array)?,
+                &Array::scalar((1.0 - correction).max(0.0), array.dtype())?,
+            ),
             "max" | "min" => folded(&array)?.cast_if(array.dtype()),
             _ => folded(&array),
         }

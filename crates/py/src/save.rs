@@ -12,6 +12,7 @@ use planaria::ckpt::{Destination, Error, Existing, Meter, SaveOptions, TrainStat
 use planaria::comm::{Comm, CommExt, alone};
 use planaria::store::on_threads;
 use pyo3::prelude::*;
+use pyo3::types::PySet;
 
 use crate::comm::PyComm;
 use crate::convert::format;
@@ -187,9 +188,14 @@ pub(crate) struct PySaveJob {
     process: u32,
 }
 
-/// Begins a save and returns at once.
+/// Begins a save and returns at once. It is in `alive` before anything can interrupt: an end of the process waits for it.
 #[pyfunction]
-pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'_>) -> PyResult<PySaveJob> {
+pub(crate) fn start_save<'py>(
+    py: Python<'py>,
+    tensors: Vec<Named<'_>>,
+    given: Given<'_>,
+    alive: &Bound<'py, PySet>,
+) -> PyResult<Bound<'py, PySaveJob>> {
     let mut job = job(py, &tensors, given)?;
     let meter = job.meter.clone();
     if job.world.size() > 1 {
@@ -225,9 +231,14 @@ pub(crate) fn start_save(py: Python<'_>, tensors: Vec<Named<'_>>, given: Given<'
             progress.outcome = Some(outcome.clone());
         });
     };
+    let begun = Bound::new(py, PySaveJob { shared, cancel, meter, process: std::process::id() })?;
+    alive.add(&begun)?;
     let spawned = std::thread::Builder::new().name("planaria-save".into()).spawn(work);
-    spawned.map_err(|error| exception(py, "InternalError", format!("cannot start a thread: {error}")))?;
-    Ok(PySaveJob { shared, cancel, meter, process: std::process::id() })
+    spawned.map_err(|error| {
+        let _ = alive.discard(&begun);
+        exception(py, "InternalError", format!("cannot start a thread: {error}"))
+    })?;
+    Ok(begun)
 }
 
 #[pymethods]

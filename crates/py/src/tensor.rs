@@ -13,7 +13,7 @@ use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::array::{PyArray, scalar};
+use crate::array::PyArray;
 use crate::comm::PyComm;
 use crate::dtype::{PyDType, dtype_of, optional};
 use crate::error::{Raise, exception};
@@ -55,7 +55,7 @@ thread_local! {
 }
 
 /// Runs an op where it belongs: here, or on a thread that may wait for peers.
-fn run<T: Send + 'static>(
+pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     placed: bool,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -211,7 +211,7 @@ fn place(array: Array, layout: &Layout, world: &World) -> Result<Tensor, Error> 
     Tensor::from_piece(array, layout, world)
 }
 
-/// Gradients of `y` with respect to each of `xs`; `None` where one does not take part.
+/// Gradients of `y` with respect to each of `xs`, which may be a single tensor; `None` where one does not take part.
 ///
 /// >>> import planaria
 /// >>> x = planaria.tensor([3.0], requires_grad=True)
@@ -223,9 +223,14 @@ fn place(array: Array, layout: &Layout, world: &World) -> Result<Tensor, Error> 
 pub(crate) fn grad(
     py: Python<'_>,
     y: PyTensor,
-    xs: Vec<PyTensor>,
+    xs: &Bound<'_, PyAny>,
     create_graph: bool,
 ) -> PyResult<Vec<Option<PyTensor>>> {
+    // A tensor is a sequence too, of its rows, which are other tensors than those that `y` was made of.
+    let xs: Vec<PyTensor> = match xs.cast::<PyTensor>() {
+        Ok(one) => vec![one.get().clone()],
+        Err(_) => xs.extract()?,
+    };
     let options = GradOptions { keep_history: true, differentiable: create_graph };
     let made = run(py, y.0.layout().is_some(), move || {
         let inputs: Vec<&Tensor> = xs.iter().map(|x| &x.0).collect();
@@ -371,13 +376,6 @@ impl PyTensor {
         let tensor = self.0.clone();
         let options = GradOptions { keep_history: keep_graph, differentiable: false };
         run(py, tensor.layout().is_some(), move || backward(&tensor, grad.as_ref(), options))
-    }
-
-    /// The value of a tensor with one element. Collective.
-    fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let tensor = self.0.clone();
-        let value = run(py, tensor.layout().is_some(), move || Ok(tensor.whole()?.item()?))?;
-        scalar(py, value)
     }
 
     fn __getitem__(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<PyTensor> {

@@ -374,22 +374,7 @@ def isin(x1: Array | int | float, x2: Array | int | float, /, *, invert: bool = 
 def matmul(x1: Array, x2: Array, /) -> Array:
     """Matrix product."""
     need(x1, x2)
-    joined = _planaria.promoted(x1.dtype, x2.dtype)
-    if isdtype(joined, "integral"):
-        return _products(x1.astype(joined, copy=False), x2.astype(joined, copy=False))
     return _planaria.binary("matmul", x1, x2)
-
-
-def _products(x1: Array, x2: Array) -> Array:
-    """The product of integers, which kernels for floats would round."""
-    left = _planaria.unsqueeze(x1, 0) if x1.ndim == 1 else x1
-    right = _planaria.unsqueeze(x2, 1) if x2.ndim == 1 else x2
-    if left.ndim < 2 or right.ndim < 2 or left.shape[-1] != right.shape[-2]:
-        raise ValueError(f"matmul: shapes {x1.shape} and {x2.shape} do not agree")
-    out = _reduce("sum", _planaria.unsqueeze(left, left.ndim) * _planaria.unsqueeze(right, right.ndim - 2), (-2,), False, x1.dtype)
-    if x1.ndim == 1:
-        out = _planaria.squeeze(out, [-2])
-    return _planaria.squeeze(out, [-1]) if x2.ndim == 1 else out
 
 
 def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Any, Any] = 2) -> Array:
