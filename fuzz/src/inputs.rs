@@ -3,7 +3,7 @@
 use planaria_data::chat::{Chat, Clock, Conversation, Ending, Json, Learn, Row};
 use planaria_data::pictures::{Alpha, Picture, Preprocess};
 use planaria_data::texts::TextRow;
-use planaria_data::{Source, TokenFile, Tokenizer, Tokens};
+use planaria_data::{Config, Source, TokenFile, Tokenizer, Tokens};
 use planaria_nn::models::{Models, Stage};
 use planaria_store::checksum;
 use planaria_train::embedding::{EncodeOptions, Encoder};
@@ -28,11 +28,35 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
     use_tokenizer([(name, bytes)]);
 }
 
-/// What stands beside a tokenizer: `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json` alike.
+/// Pairs that were joined: a `vocab.json`, or else a `merges.txt`, beside the other of both.
+pub(crate) fn pairs(bytes: &[u8]) {
+    static WHOLE: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
+    let [vocab, merges] = WHOLE.get_or_init(|| {
+        ["vocab.json", "merges.txt"].map(|name| crate::seed(&format!("tokenizers/pairs/{name}")))
+    });
+    let (vocab, merges) = if bytes.starts_with(b"{") { (bytes, &merges[..]) } else { (&vocab[..], bytes) };
+    for class in ["GPT2Tokenizer", "Qwen2Tokenizer"] {
+        let config = format!(r#"{{"tokenizer_class": "{class}"}}"#);
+        use_tokenizer([
+            ("vocab.json", vocab),
+            ("merges.txt", merges),
+            ("tokenizer_config.json", config.as_bytes()),
+        ]);
+    }
+}
+
+/// What stands beside a tokenizer: its configuration, its special and added tokens, and the files of a chat template alike.
 pub(crate) fn tokenizer_config(bytes: &[u8]) {
     static MAIN: OnceLock<Vec<u8>> = OnceLock::new();
     let main = MAIN.get_or_init(|| crate::seed("merge/models/tok-base/tokenizer.json"));
-    for name in ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"] {
+    const BESIDE: [&str; 5] = [
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.json",
+        "chat_template.jinja",
+    ];
+    for name in BESIDE {
         use_tokenizer([("tokenizer.json", main), (name, bytes)]);
     }
 }
@@ -63,6 +87,17 @@ pub(crate) fn row(bytes: &[u8]) {
             let _ = labelled.labels();
         }
     }
+}
+
+/// Rows of prompts, alone and with two responses.
+pub(crate) fn prompts(bytes: &[u8]) {
+    crate::with_files(&[("rows.jsonl", bytes)], |folder| {
+        let mut config = Config::default();
+        config.source = vec![Source::new(folder.join("rows.jsonl").display().to_string())];
+        config.sequence = 64;
+        let _ = config.open_preferences(&Tokenizer::bytes());
+        let _ = config.open_prompts(&Tokenizer::bytes());
+    });
 }
 
 /// A chat template, with a short conversation.

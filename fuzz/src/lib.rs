@@ -3,11 +3,14 @@
 //! A [`Target`] is a function of bytes and the files its inputs grow from. [`attack`] replays these files, then
 //! mutations of them, the same in every run of one seed; `cargo xtask fuzz` goes on for as long as you like.
 
+mod folders;
 mod frames;
 mod inputs;
 mod mutate;
 mod parsers;
+mod requests;
 mod runs;
+mod words;
 
 use mutate::Mutator;
 use std::fs;
@@ -99,8 +102,14 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "recipe",
         run: parsers::recipe,
-        seeds: &["../testdata/merge/cases/breadcrumbs_ties-f32/recipe.yml"],
-        runs: 1500,
+        seeds: &[
+            "../testdata/merge/cases/breadcrumbs_ties-f32/recipe.yml",
+            "../testdata/merge/cases/moe-qwen-shared/recipe.yml",
+            "../testdata/merge/cases/multi-two-stage/recipe.yml",
+            "../testdata/merge/cases/paddle-ties/merge_config.json",
+            "../testdata/merge/cases/raw-linear-intersection/recipe.yml",
+        ],
+        runs: 500,
     },
     Target { name: "settings", run: parsers::settings, seeds: &["../examples/quickstart.toml"], runs: 1500 },
     Target { name: "costs", run: runs::costs, seeds: &["../examples/cluster/costs.toml"], runs: 1500 },
@@ -184,6 +193,83 @@ pub const TARGETS: &[Target] = &[
         runs: 500,
     },
     Target { name: "tokens", run: inputs::tokens, seeds: &[], runs: 3000 },
+    Target { name: "answer", run: requests::answer, seeds: &[], runs: 1000 },
+    Target { name: "arguments", run: words::arguments, seeds: &[], runs: 1000 },
+    Target { name: "bucket", run: words::bucket, seeds: &[], runs: 20000 },
+    Target {
+        name: "converted",
+        run: folders::converted,
+        seeds: &["formats/unified/config.json", "merge/models/tok-base/config.json"],
+        runs: 500,
+    },
+    Target {
+        name: "distcp",
+        run: folders::distcp,
+        seeds: &["paddle-checkpoints/tp2/0_0.distcp", "paddle-checkpoints/tp2_safetensors/0_0.safetensors"],
+        runs: 1500,
+    },
+    Target { name: "kernels", run: words::kernels, seeds: &[], runs: 3000 },
+    Target {
+        name: "mapping",
+        run: words::mapping,
+        seeds: &["paddle-checkpoints/hf_qwen2_tiny/aoa_load.json"],
+        runs: 3000,
+    },
+    Target {
+        name: "marks",
+        run: folders::marks,
+        seeds: &["program-folders/form-1/COMMIT", "program-folders/form-1/manifest.json"],
+        runs: 1500,
+    },
+    Target {
+        name: "merged",
+        run: folders::merged,
+        seeds: &[
+            "merge/models/tok-a/config.json",
+            "merge/models/tok-a/tokenizer.json",
+            "merge/models/tok-a/tokenizer_config.json",
+        ],
+        runs: 150,
+    },
+    Target { name: "names", run: folders::names, seeds: &[], runs: 6000 },
+    Target {
+        name: "pairs",
+        run: inputs::pairs,
+        seeds: &["tokenizers/pairs/vocab.json", "tokenizers/pairs/merges.txt"],
+        runs: 500,
+    },
+    Target { name: "places", run: words::places, seeds: &[], runs: 20000 },
+    Target { name: "products", run: words::products, seeds: &[], runs: 20000 },
+    Target { name: "prompts", run: inputs::prompts, seeds: &[], runs: 1500 },
+    Target { name: "request", run: requests::request, seeds: &[], runs: 1000 },
+    Target {
+        name: "saved",
+        run: folders::saved,
+        seeds: &[
+            "formats/p2.pdparams",
+            "formats/p4.pdparams",
+            "formats/p5.pdparams",
+            "formats/state.pdopt",
+            "formats/cut.pdparams",
+        ],
+        runs: 1500,
+    },
+    Target { name: "schedule", run: words::schedule, seeds: &[], runs: 6000 },
+    Target {
+        name: "sharded",
+        run: folders::sharded,
+        seeds: &["torch-dcp/hf_sharded2/shard-00001-model-00001-of-00001.safetensors"],
+        runs: 3000,
+    },
+    Target {
+        name: "unified",
+        run: folders::unified,
+        seeds: &[
+            "formats/unified/model.safetensors.index.json",
+            "formats/unified/optimizer.safetensors.index.json",
+        ],
+        runs: 1500,
+    },
     Target { name: "text", run: parsers::text, seeds: &[], runs: 20000 },
     Target { name: "url", run: parsers::url, seeds: &[], runs: 20000 },
 ];

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// Files beside the one that is made up.
-type Companions = Vec<(String, Vec<u8>)>;
+pub(crate) type Companions = Vec<(String, Vec<u8>)>;
 
 /// A store in memory that holds these files.
-fn stored(files: &[(&str, &[u8])]) -> Arc<dyn Store> {
+pub(crate) fn stored(files: &[(&str, &[u8])]) -> Arc<dyn Store> {
     let store: Arc<dyn Store> = Arc::new(Object::memory());
     for (name, bytes) in files {
         store.write(name, bytes).expect("memory takes every file");
@@ -21,7 +21,7 @@ fn stored(files: &[(&str, &[u8])]) -> Arc<dyn Store> {
 }
 
 /// Opens a checkpoint and reads every tensor of it.
-fn read_all(store: &Arc<dyn Store>, at: &str) {
+pub(crate) fn read_all(store: &Arc<dyn Store>, at: &str) {
     let Ok(source) = formats::open(store, at, &OpenOptions::default()) else { return };
     let _ = source.check_copies();
     for key in source.tensors.keys() {
@@ -30,7 +30,7 @@ fn read_all(store: &Arc<dyn Store>, at: &str) {
 }
 
 /// The files of a folder of test data.
-fn companions(folder: &str) -> Companions {
+pub(crate) fn companions(folder: &str) -> Companions {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(folder);
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let read = |file: std::fs::DirEntry| {
@@ -40,7 +40,7 @@ fn companions(folder: &str) -> Companions {
 }
 
 /// Reads a folder in which one file was replaced.
-fn replaced(others: &Companions, name: &str, bytes: &[u8]) {
+pub(crate) fn replaced(others: &Companions, name: &str, bytes: &[u8]) {
     let mut files: Vec<(&str, &[u8])> = vec![(name, bytes)];
     files.extend(others.iter().filter(|(other, _)| other != name).map(|(n, b)| (n.as_str(), b.as_slice())));
     read_all(&stored(&files), "");
@@ -213,11 +213,16 @@ pub(crate) fn adapter(bytes: &[u8]) {
     }
 }
 
-/// A recipe for merging, over models of the test data; nothing is written.
+/// A recipe for merging, of any form, over models of the test data; nothing is written.
 pub(crate) fn recipe(bytes: &[u8]) {
+    use planaria_merge::{Inputs, Missing};
+    let text = String::from_utf8_lossy(bytes);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/merge");
     let options = planaria_merge::Options { root: planaria_merge::Root::new(folder), ..Default::default() };
-    let _ = planaria_merge::plan(&String::from_utf8_lossy(bytes), &options);
+    let inputs = [Missing::Refuse, Missing::Skip, Missing::Take].map(Inputs::Tensors);
+    for inputs in inputs.into_iter().chain([Inputs::Models]) {
+        let _ = planaria_merge::plan_any(&text, inputs, &options);
+    }
 }
 
 /// Meshes, layouts and regions as text: what is printed can be parsed.

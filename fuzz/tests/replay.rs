@@ -161,6 +161,101 @@ fn tokens_survives() {
 }
 
 #[test]
+fn answer_survives() {
+    survives("answer");
+}
+
+#[test]
+fn arguments_survives() {
+    survives("arguments");
+}
+
+#[test]
+fn bucket_survives() {
+    survives("bucket");
+}
+
+#[test]
+fn converted_survives() {
+    survives("converted");
+}
+
+#[test]
+fn distcp_survives() {
+    survives("distcp");
+}
+
+#[test]
+fn kernels_survives() {
+    survives("kernels");
+}
+
+#[test]
+fn mapping_survives() {
+    survives("mapping");
+}
+
+#[test]
+fn marks_survives() {
+    survives("marks");
+}
+
+#[test]
+fn merged_survives() {
+    survives("merged");
+}
+
+#[test]
+fn names_survives() {
+    survives("names");
+}
+
+#[test]
+fn pairs_survives() {
+    survives("pairs");
+}
+
+#[test]
+fn places_survives() {
+    survives("places");
+}
+
+#[test]
+fn products_survives() {
+    survives("products");
+}
+
+#[test]
+fn prompts_survives() {
+    survives("prompts");
+}
+
+#[test]
+fn request_survives() {
+    survives("request");
+}
+
+#[test]
+fn saved_survives() {
+    survives("saved");
+}
+
+#[test]
+fn schedule_survives() {
+    survives("schedule");
+}
+
+#[test]
+fn sharded_survives() {
+    survives("sharded");
+}
+
+#[test]
+fn unified_survives() {
+    survives("unified");
+}
+
+#[test]
 fn every_target_is_replayed() {
     let text = include_str!("replay.rs");
     for target in TARGETS {
