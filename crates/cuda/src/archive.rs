@@ -49,6 +49,11 @@ impl Archive {
         self.entries.get(&key).map(|&(start, end)| &self.bytes[start..end])
     }
 
+    /// The keys of all cubins.
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        self.entries.keys().copied()
+    }
+
     /// How many cubins there are.
     pub fn len(&self) -> usize {
         self.entries.len()

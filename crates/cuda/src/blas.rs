@@ -5,6 +5,7 @@
 mod table;
 mod tune;
 
+pub use table::tuned_line;
 pub use tune::{Tuned, tune};
 
 use crate::context::Context;

@@ -25,7 +25,7 @@ mod stream;
 mod times;
 
 pub use archive::{Archive, ArchiveWriter};
-pub use blas::{Matrix, Product, ProductType, Tuned, tune};
+pub use blas::{Matrix, Product, ProductType, Tuned, tune, tuned_line};
 pub use block::{Access, Block};
 pub use context::{Context, DeviceInfo, MemoryStats, device_count, driver_version};
 pub use error::{Error, Result};

@@ -44,6 +44,12 @@ fn read(line: &str) -> Result<Option<Row>> {
     }
 }
 
+/// Reads a line of a table, as `PLANARIA_CUDA_PRODUCTS` names one, and writes it as `tune` would; nothing where it is empty or a comment.
+pub fn tuned_line(text: &str) -> Result<Option<String>> {
+    let row = read(text)?;
+    Ok(row.map(|((machine, product), data)| line(machine, &product, &Algorithm { data })))
+}
+
 /// A line of a table.
 pub(super) fn line(machine: Machine, product: &Product, algorithm: &Algorithm) -> String {
     let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
