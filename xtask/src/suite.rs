@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything a change must pass, every step run even when an earlier one fails.
 
+use std::cell::LazyCell;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 use std::time::Duration;
 
 use crate::asan::{self, Checker};
@@ -22,45 +22,16 @@ struct Needs {
     mpi: Result<(), String>,
 }
 
-/// Runs all steps, prints the closing table, and answers whether nothing failed. Steps that look at one more compiler,
-/// one more set of instructions or one more interpreter are skipped, and said to be, once `within` is used up.
-pub(crate) fn run(root: &Path, within: Option<Duration>) -> bool {
+/// Runs all steps, prints the closing table, and answers whether nothing failed. Additional steps, which install what they need,
+/// are skipped, and said to be, once `within` is used up.
+pub(crate) fn run(root: &Path, within: Duration) -> bool {
     let mut summary = Summary::within(within);
     let needs = preflight(root);
-    let features = mpi::features(&needs.mpi);
-    thread::scope(|scope| {
-        // What Python programs need is installed while the compiler works.
-        let torch = scope.spawn(|| peers::torch_python(root));
-        let peers = scope.spawn(|| peers::program_python(root));
-        let moto = scope.spawn(|| s3::server(root));
-        let azurite = scope.spawn(|| azure::server(root));
-        let page = scope.spawn(browser::find);
-        let gone = |_| Err("the installation broke off".into());
-        checks(root, &needs, &mut summary);
-        tests(root, &needs, &mut summary);
-        programs(root, &needs, &mut summary);
-        let torch = torch.join().unwrap_or_else(gone);
-        summary.step("python package", || wheel::step(root, &torch));
-        summary.step("python", || python::step(root, features, &torch, python::SCRIPTS));
-        let peers = peers.join().unwrap_or_else(gone);
-        summary.step("programs of others", || python::step(root, features, &peers, python::PROGRAM_SCRIPTS));
-        let moto = moto.join().unwrap_or_else(gone);
-        summary.step("s3", || s3::step(root, features, s3::S3, &moto));
-        summary.step("azure", || s3::step(root, features, s3::AZURE, &azurite.join().unwrap_or_else(gone)));
-        let page = page.join().unwrap_or_else(|_| Err("the installation broke off".into()));
-        summary.step("page", || browser::step(root, features, &page));
-        summary.step("hosts", || hosts::step(root, features, "", moto.as_deref().ok()));
-    });
-    summary.step("mpi", || mpi::step(root, &needs.mpi));
-    summary.more("kernels", || kernels::compile_step(root, features));
-    summary.more("emulated device", || kernels::emulate_step(root, features));
-    summary.more("array api", || array_api::step(root, array_api::Examples::Few));
-    paths(root, &needs, &mut summary);
-    summary.more("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
-    summary.more("features", || compilers::features(root, needs.mpi.is_ok()));
-    summary.more("oldest compiler", || compilers::oldest(root));
-    summary.more("free-threaded", || free_threaded::step(root));
-    summary.more("memory", || asan::step(root, &needs.checker, &needs.mpi));
+    checks(root, &needs, &mut summary);
+    tests(root, &needs, &mut summary);
+    programs(root, &needs, &mut summary);
+    faces(root, &needs, &mut summary);
+    others(root, &needs, &mut summary);
     print!("{}\n{}", summary.failures(), summary.table());
     summary.total().failed == 0
 }
@@ -94,14 +65,20 @@ fn preflight(root: &Path) -> Needs {
     eprintln!("memory checker         {}", needs.checker.describe());
     let reason = needs.mpi.as_ref().err();
     eprintln!("mpi                    {}", reason.map_or("mpirun".into(), |why| format!("missing: {why}")));
-    eprintln!("torch, transformers    in a venv under target, made when missing (formats of others)");
-    eprintln!("paddle, onnxruntime    in a venv under target, made when missing (programs that others run)");
-    eprintln!("maturin, pytest        in a venv under target, made when missing (the Python package)");
-    eprintln!("nvrtc                  in a venv under target, made when missing (CUDA kernels)");
-    eprintln!("chromium               installed by apt-get when missing and allowed (the page of runs)");
+    eprintln!("torch, transformers    in a venv under target, made when its step comes (formats of others)");
+    eprintln!(
+        "paddle, onnxruntime    in a venv under target, made when its step comes (programs that others run)"
+    );
+    eprintln!("maturin, pytest        in a venv under target, made when its step comes (the Python package)");
+    eprintln!("nvrtc                  in a venv under target, made when its step comes (CUDA kernels)");
+    eprintln!(
+        "chromium               installed by apt-get when its step comes, where that is allowed (the page of runs)"
+    );
     eprintln!("hosts                  namespaces of this machine, where root and iproute2 are here");
-    eprintln!("moto                   in a venv under target, made when missing (an S3 server)");
-    eprintln!("azurite                by npm in a folder under target, made when missing (an Azure server)");
+    eprintln!("moto                   in a venv under target, made when its step comes (an S3 server)");
+    eprintln!(
+        "azurite                by npm in a folder under target, made when its step comes (an Azure server)"
+    );
     needs
 }
 
@@ -153,6 +130,37 @@ fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
         let mut docs = cargo(root, ["doc", "--workspace", "--no-deps", "--quiet"]);
         command(docs.args(features).env("RUSTDOCFLAGS", "-D warnings"))
     });
+}
+
+/// Additional: Python, ranks as processes, programs of others, buckets, browsers, hosts.
+fn faces(root: &Path, needs: &Needs, summary: &mut Summary) {
+    let features = mpi::features(&needs.mpi);
+    let torch = LazyCell::new(|| peers::torch_python(root));
+    let moto = LazyCell::new(|| s3::server(root));
+    summary.more("python package", || wheel::step(root, &torch));
+    summary.more("mpi", || mpi::step(root, &needs.mpi));
+    summary.more("python", || python::step(root, features, &torch, python::SCRIPTS));
+    summary.more("programs of others", || {
+        python::step(root, features, &peers::program_python(root), python::PROGRAM_SCRIPTS)
+    });
+    summary.more("s3", || s3::step(root, features, s3::S3, &moto));
+    summary.more("azure", || s3::step(root, features, s3::AZURE, &azure::server(root)));
+    summary.more("page", || browser::step(root, features, &browser::find()));
+    summary.more("hosts", || hosts::step(root, features, "", moto.as_deref().ok()));
+}
+
+/// Additional: other compilers, instruction sets, interpreters and devices, and memory checks.
+fn others(root: &Path, needs: &Needs, summary: &mut Summary) {
+    let features = mpi::features(&needs.mpi);
+    summary.more("kernels", || kernels::compile_step(root, features));
+    summary.more("emulated device", || kernels::emulate_step(root, features));
+    summary.more("array api", || array_api::step(root, array_api::Examples::Few));
+    paths(root, needs, summary);
+    summary.more("mpi past 2^31", || mpi::huge_step(root, &needs.mpi));
+    summary.more("features", || compilers::features(root, needs.mpi.is_ok()));
+    summary.more("oldest compiler", || compilers::oldest(root));
+    summary.more("free-threaded", || free_threaded::step(root));
+    summary.more("memory", || asan::step(root, &needs.checker, &needs.mpi));
 }
 
 /// The kernels' tests again, held to each narrower set of instructions that this machine has.

@@ -43,14 +43,14 @@ pub(crate) struct Summary {
 
 impl Summary {
     /// No steps yet; additional ones start for no longer than `within` from now.
-    pub(crate) fn within(within: Option<Duration>) -> Summary {
-        Summary { steps: Vec::new(), last_start: within.map(|within| Instant::now() + within) }
+    pub(crate) fn within(within: Duration) -> Summary {
+        Summary { steps: Vec::new(), last_start: Instant::now().checked_add(within) }
     }
 
     /// Runs an additional `step`, where there is time for it.
     pub(crate) fn more(&mut self, name: impl Into<String>, step: impl FnOnce() -> (Outcome, Counts)) {
         let is_late = self.last_start.is_some_and(|last| Instant::now() >= last);
-        let late = || (Outcome::Skipped("no time left; run without --within".into()), Counts::default());
+        let late = || (Outcome::Skipped("no time left; --within 90 gives it more".into()), Counts::default());
         match is_late {
             true => self.step(name, late),
             false => self.step(name, step),
@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn additional_steps_are_skipped_and_said_to_be_once_time_is_up() {
         let passed = || (Outcome::Passed, Counts::default());
-        let mut late = Summary::within(Some(Duration::ZERO));
+        let mut late = Summary::within(Duration::ZERO);
         late.step("tests", passed);
         late.more("more", || unreachable!("there is no time for it"));
         assert!(late.table().contains("more   skipped"), "{}", late.table());
         assert!(late.table().ends_with("1 passed, 0 failed\n"));
-        let mut whole = Summary::within(None);
+        let mut whole = Summary::within(Duration::MAX);
         whole.more("more", passed);
         assert!(whole.table().ends_with("1 passed, 0 failed\n"));
     }

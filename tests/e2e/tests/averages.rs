@@ -7,11 +7,8 @@ use planaria_nn::optim::Ema;
 use planaria_train::average::{self, Existing, Output, Which};
 use std::collections::BTreeMap;
 
-const STEPS: u64 = 1000;
-
 /// Every step is saved and stays.
-const MORE: [&str; 7] = [
-    "train.steps=1000",
+const MORE: [&str; 6] = [
     "checkpoint.every=1",
     "checkpoint.behind=wait",
     "checkpoint.keep_every=1",
@@ -54,23 +51,27 @@ fn close(found: &[f32], expected: &[f64], bound: f64) -> bool {
         && found.iter().zip(expected).all(|(a, b)| (f64::from(*a) - b).abs() <= bound * largest)
 }
 
+/// `PLANARIA_TRIALS=5` makes a thousand steps.
 #[test]
 fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> {
+    let times = std::env::var("PLANARIA_TRIALS").map_or(Ok(1), |times| times.parse::<u64>())?;
+    let steps = 200 * times;
     let sandbox = Sandbox::new()?;
-    let meshes = [(110, "dp=2"), (317, "pp=2 dp=2"), (729, ""), (STEPS, "dp=4")];
+    let meshes = [(steps / 9, "dp=2"), (steps / 3, "pp=2 dp=2"), (steps * 3 / 4, ""), (steps, "dp=4")];
+    let all_steps = format!("train.steps={steps}");
     for ((until, mesh), zero) in
         meshes.into_iter().zip(["train.zero=1", "train.zero=3", "train.zero=0", "train.zero=2"])
     {
-        let more = [&MORE[..], &[zero]].concat();
+        let more = [&MORE[..], &[all_steps.as_str(), zero]].concat();
         sandbox.train_until(until, "run", mesh, &more)?;
     }
     let all: Vec<Weights> =
-        (1..=STEPS).map(|step| named(&sandbox, step, "model:", "")).collect::<Result<_>>()?;
+        (1..=steps).map(|step| named(&sandbox, step, "model:", "")).collect::<Result<_>>()?;
     let kept = [
-        (Ema::new(0.9)?, 1, named(&sandbox, STEPS, "ema:", "")?),
-        (Ema::power(0.05)?, 1, named(&sandbox, STEPS, "optimizer:", "/ema_1")?),
-        (Ema::power(0.1)?, 1, named(&sandbox, STEPS, "optimizer:", "/ema_2")?),
-        (Ema::new(0.5)?, 3, named(&sandbox, STEPS, "optimizer:", "/ema_3")?),
+        (Ema::new(0.9)?, 1, named(&sandbox, steps, "ema:", "")?),
+        (Ema::power(0.05)?, 1, named(&sandbox, steps, "optimizer:", "/ema_1")?),
+        (Ema::power(0.1)?, 1, named(&sandbox, steps, "optimizer:", "/ema_2")?),
+        (Ema::new(0.5)?, 3, named(&sandbox, steps, "optimizer:", "/ema_3")?),
     ];
     for (profile, every, found) in &kept {
         for (name, values) in found {
@@ -94,7 +95,7 @@ fn averages_are_those_of_float64_whatever_meshes_the_run_was_on() -> Result<()> 
     }
     let out = sandbox.path().join("made");
     let made = average::write(&run, &new(&out), Which::Sigma(0.07), None)?;
-    ensure!(made.error < 0.05 && made.step == STEPS, "{made:?}");
+    ensure!(made.error < 0.05 && made.step == steps, "{made:?}");
     for (name, content) in tensors(&out)? {
         let name = name.trim_start_matches("model:");
         let expected = reference(&all, name, Ema::power(0.07)?, 1)?;
@@ -111,8 +112,7 @@ fn skipped_steps_are_in_no_average() -> Result<()> {
     let sandbox = Sandbox::new()?;
     let steps = 24;
     let mut more = MORE.to_vec();
-    more[0] = "train.steps=24";
-    more.extend(["train.precision=f16", "optim.loss_scale=1e9", "train.zero=1"]);
+    more.extend(["train.steps=24", "train.precision=f16", "optim.loss_scale=1e9", "train.zero=1"]);
     for (until, mesh) in [(3, "dp=2"), (13, ""), (steps, "pp=2 dp=2")] {
         sandbox.train_until(until, "run", mesh, &more)?;
     }
