@@ -27,6 +27,7 @@ pub(crate) mod scan;
 pub(crate) mod simd;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+pub(crate) mod squares;
 pub(crate) mod stream;
 pub(crate) mod strided;
 pub(crate) mod swiglu;

@@ -1,23 +1,20 @@
 //! Sums of squares without rounding: the same for any order, split or number of ranks.
 
 use crate::error::{Error, Result};
-use planaria_array::ops::{EXACT_WORDS, exact_squares};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use planaria_array::ops::{EXACT_PIECE, EXACT_WORDS, exact_piece, exact_squares};
 use planaria_array::{Array, DType, Device};
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// Bits of the smallest positive f64 up to the largest, and room for 2^64 terms: 32 bits each.
 const LIMBS: usize = 68;
 
 const _: () = assert!(LIMBS + 2 == EXACT_WORDS);
 
-/// Values between which lies one power of two, for squares of f32: one per exponent.
-const EXPONENTS: usize = 256;
-
-/// Tables of bins that take turns.
-const TABLES: usize = 4;
-
-/// Squares of f32 that a bin can take before it must be emptied: they have at most 48 bits.
-const ROOM: usize = 1 << 16;
+/// Elements that a thread takes at once. A limb has room for what they add before it is carried.
+const BLOCK: usize = 1 << 16;
 
 /// Elements of a device whose squares are added at once: words of its sums have room for twice as many.
 const AT_ONCE: usize = 1 << 30;
@@ -50,21 +47,20 @@ impl ExactNorm {
 
     /// Adds the squares of the elements of many arrays: of a device all at once, and only the sum comes to the host.
     pub fn add_all(&mut self, arrays: &[Array]) -> Result<()> {
-        let mut away: Vec<Array> = Vec::new();
-        let mut elements = 0;
-        for array in arrays {
-            if !matches!(array.device(), Device::Cuda(_)) {
-                self.add(array)?;
-                continue;
-            }
-            elements += array.numel();
-            away.push(array.clone());
-            if elements >= AT_ONCE {
-                self.add_away(&std::mem::take(&mut away))?;
-                elements = 0;
-            }
+        let (away, here): (Vec<Array>, Vec<Array>) =
+            arrays.iter().cloned().partition(|array| matches!(array.device(), Device::Cuda(_)));
+        let mut rest = &away[..];
+        while !rest.is_empty() {
+            let mut elements = 0;
+            let fits = |array: &&Array| {
+                elements += array.numel();
+                elements <= AT_ONCE
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            self.add_away(now)?;
+            rest = later;
         }
-        self.add_away(&away)
+        self.add_here(&here)
     }
 
     fn add_away(&mut self, arrays: &[Array]) -> Result<()> {
@@ -76,24 +72,30 @@ impl ExactNorm {
 
     /// Adds the square of every element.
     pub fn add(&mut self, array: &Array) -> Result<()> {
-        if let Device::Cuda(_) = array.device() {
-            return self.add_away(std::slice::from_ref(array));
-        }
-        let wide = match array.dtype() {
-            DType::F32 | DType::F64 => array.contiguous()?,
-            DType::BF16 | DType::F16 => array.cast(DType::F32)?.contiguous()?,
-            other => {
-                let message = format!("squares are of f64, f32, bf16 and f16, got {other}");
+        self.add_all(std::slice::from_ref(array))
+    }
+
+    fn add_here(&mut self, arrays: &[Array]) -> Result<()> {
+        let mut flat = Vec::new();
+        for array in arrays {
+            let (DType::F64 | DType::F32 | DType::BF16 | DType::F16) = array.dtype() else {
+                let message = format!("squares are of f64, f32, bf16 and f16, got {}", array.dtype());
                 return Err(Error::Argument { what: "exact norm", message });
-            }
-        };
-        let bytes = wide.bytes()?;
+            };
+            let bytes = array.contiguous()?.bytes()?;
+            flat.push((array.dtype(), bytes));
+        }
+        let blocks: Vec<(DType, &[u8])> = flat
+            .iter()
+            .flat_map(|(dtype, bytes)| bytes.chunks(BLOCK * dtype.size()).map(|block| (*dtype, block)))
+            .collect();
         // Nothing is rounded, so blocks may be added by any thread in any order.
-        let blocks = bytes.par_chunks(ROOM * wide.dtype().size());
-        let sums = blocks.fold(ExactNorm::new, |mut sum, block| {
-            match wide.dtype() {
-                DType::F64 => sum.add_f64s(block),
-                _ => sum.add_f32s(block),
+        let sums = blocks.par_iter().fold(ExactNorm::new, |mut sum, &(dtype, block)| {
+            match dtype {
+                DType::F64 => sum.add_f64s(&values::<f64>(block)),
+                DType::F32 => sum.add_f32s(&values::<f32>(block)),
+                DType::BF16 => sum.add_f32s(&values::<bf16>(block).to_f32_vec()),
+                _ => sum.add_f32s(&values::<f16>(block).to_f32_vec()),
             }
             sum
         });
@@ -104,43 +106,36 @@ impl ExactNorm {
         Ok(())
     }
 
-    /// Squares of at most [`ROOM`] f32 elements: integers are added per exponent, and the bins once at the end.
-    fn add_f32s(&mut self, block: &[u8]) {
-        // Several tables, so that neighbours with one exponent do not wait for each other.
-        let mut bins = [[0u64; EXPONENTS]; TABLES];
-        let add = |bins: &mut [u64; EXPONENTS], four: &[u8]| {
-            let bits = u32::from_ne_bytes([four[0], four[1], four[2], four[3]]);
-            let exponent = (bits >> 23 & 0xff) as usize;
-            let hidden = u64::from(exponent != 0) << 23;
-            let mantissa = u64::from(bits & 0x7f_ffff) | hidden;
-            bins[exponent] += mantissa * mantissa;
-        };
-        let mut groups = block.chunks_exact(4 * TABLES);
-        for group in &mut groups {
-            bins.iter_mut().zip(group.chunks_exact(4)).for_each(|(bins, four)| add(bins, four));
-        }
-        groups.remainder().chunks_exact(4).for_each(|four| add(&mut bins[0], four));
-        let special = EXPONENTS - 1;
-        if bins.iter().any(|bins| bins[special] != 0) {
-            let specials = block.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
-            for value in specials {
-                self.nans += u64::from(value.is_nan());
-                self.infinities += u64::from(value.is_infinite());
-            }
-        }
-        for exponent in 0..special {
-            let sum: u128 = bins.iter().map(|bins| u128::from(bins[exponent])).sum();
-            if sum != 0 {
-                // m² * 2^(2e - 300), in units of 2^-1074.
-                self.add_at(sum, 2 * exponent.max(1) + 774);
+    /// Squares of at most [`BLOCK`] elements.
+    fn add_f32s(&mut self, block: &[f32]) {
+        for piece in block.chunks(EXACT_PIECE) {
+            match exact_piece(piece) {
+                Some(parts) => {
+                    parts
+                        .iter()
+                        .for_each(|&(part, power)| self.add_at(u128::from(part), (power + 1074) as usize));
+                }
+                None => piece.iter().for_each(|&value| self.add_f32(value)),
             }
         }
         self.carry();
     }
 
-    fn add_f64s(&mut self, block: &[u8]) {
-        for b in block.chunks_exact(8) {
-            let value = f64::from_ne_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
+    fn add_f32(&mut self, value: f32) {
+        let bits = value.to_bits();
+        let exponent = (bits >> 23 & 0xff) as usize;
+        if exponent == 0xff {
+            self.nans += u64::from(value.is_nan());
+            self.infinities += u64::from(value.is_infinite());
+            return;
+        }
+        let mantissa = u64::from(bits & 0x7f_ffff) | u64::from(exponent != 0) << 23;
+        // m² * 2^(2e - 300), in units of 2^-1074.
+        self.add_at(u128::from(mantissa * mantissa), 2 * exponent.max(1) + 774);
+    }
+
+    fn add_f64s(&mut self, block: &[f64]) {
+        for value in block {
             let square = value * value;
             if !square.is_finite() {
                 self.nans += u64::from(square.is_nan());
@@ -225,6 +220,14 @@ impl ExactNorm {
     /// The root of the sum.
     pub fn norm(&self) -> f64 {
         self.squared().sqrt()
+    }
+}
+
+/// Bytes as the elements they are, copied where they are not aligned.
+fn values<T: bytemuck::Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
+    match bytemuck::try_cast_slice(bytes) {
+        Ok(values) => Cow::Borrowed(values),
+        Err(_) => Cow::Owned(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()),
     }
 }
 

@@ -9,7 +9,8 @@ mod sgd;
 
 pub use adamw::{AdamW, AdamWArrays};
 pub use scale::{
-    EXACT_WORDS, check_finite_and_unscale, clip_coefficient, exact_squares, scale_in_place, squared_norm,
+    EXACT_PIECE, EXACT_WORDS, check_finite_and_unscale, clip_coefficient, exact_piece, exact_squares,
+    scale_in_place, squared_norm,
 };
 pub use sgd::{Momentum, Sgd, SgdArrays};
 

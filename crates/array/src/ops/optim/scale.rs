@@ -4,6 +4,7 @@ use super::{Staged, skip, state};
 use crate::array::Array;
 use crate::cpu::optim::scale as kernel;
 use crate::cpu::real::with_float;
+use crate::cpu::squares;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::Keep;
@@ -53,6 +54,15 @@ pub fn exact_squares(list: &[Array]) -> Result<Option<Array>> {
     }
     let list = list.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
     crate::cuda::exact_squares(op, &list, EXACT_WORDS)
+}
+
+/// Values that [`exact_piece`] takes at once.
+pub const EXACT_PIECE: usize = squares::PIECE;
+
+/// The sum of the squares of at most [`EXACT_PIECE`] values, without rounding: integers times powers of two. Nothing where a value
+/// is not finite, or where they are too far apart for this quick way.
+pub fn exact_piece(values: &[f32]) -> Option<[(u64, i32); squares::PARTS]> {
+    squares::sum(values)
 }
 
 /// The factor that brings gradients of the given norm to at most `max_norm`: `min(1, max_norm / (norm + 1e-6))`.

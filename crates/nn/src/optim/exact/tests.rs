@@ -50,8 +50,8 @@ fn what_is_not_finite_is_said() {
 }
 
 #[test]
-fn many_elements_fill_no_bin() {
-    let values = vec![f32::from_bits(0x3fff_ffff); 3 * ROOM + 5];
+fn many_elements_fill_no_limb() {
+    let values = vec![f32::from_bits(0x3fff_ffff); 3 * BLOCK + 5];
     let square = f64::from(values[0]).powi(2);
     assert_eq!(of(&values).squared(), square * values.len() as f64);
 }
