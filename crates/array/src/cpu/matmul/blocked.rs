@@ -70,10 +70,10 @@ pub(super) fn pass_depth(depth: usize) -> usize {
     depth.div_ceil(depth.div_ceil(MAX_DEPTH).max(1)).max(1)
 }
 
-/// Columns of packed `b`, of `column` bytes each, that stay in the second-level cache: half of it, because `a` and the
+/// Columns of packed `b`, of `column` bytes each, that stay in the second-level cache: five eighths of it, because `a` and the
 /// output pass through. `a` passes once for every block of columns, so fewer would cost more than a sibling thread does.
 fn fitting_columns(caches: Caches, column: usize, unit: usize) -> usize {
-    (caches.second / 2 / column / unit * unit).max(unit)
+    (caches.second / 8 * 5 / column / unit * unit).max(unit)
 }
 
 /// Parts of equal size, a multiple of `unit` and at most `fitting`, which is one too.
@@ -95,8 +95,11 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
     let left = left(block);
     let b_in_place = columns_in_place::<E, R>(block);
     let group = if block.a.row_stride == 1 { GROUP } else { 1 };
+    // With one block of columns a packed panel is used once: the next ones take its place, which stays in a near cache.
+    let used_once = block.cols <= block_cols;
+    let kept = if used_once { block.rows.min(group * R::MR) } else { block.rows };
     // Packing rows writes whole registers: leave room behind the last one.
-    let slab = if left != Left::Packed { 0 } else { (block.rows * pass + MAX_LANES).next_multiple_of(64) };
+    let slab = if left != Left::Packed { 0 } else { (kept * pass + MAX_LANES).next_multiple_of(64) };
     let mut space = Scratch::take((slab + block_cols * pass) * size);
     let rows_space = space.ptr().cast::<E::Acc>();
     // SAFETY: the space holds the slab and a block of columns.
@@ -114,13 +117,17 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                 unsafe { pack_columns::<E, R>(b, depth, cols, cols_space) };
                 (cols_space.cast_const(), R::NR, depth)
             };
+            let mut first = 0;
             for (n, (i, rows)) in panels(block.rows, R::MR).enumerate() {
+                if used_once && n.is_multiple_of(group) {
+                    first = i;
+                }
                 let a = block.a.at(i, p);
-                // SAFETY: the sub-block (i.., p..) is inside `a`, its panel inside the slab; the
-                // panels come in rising order, so slack written behind one is overwritten by the
+                // SAFETY: the sub-block (i.., p..) is inside `a`, its panel inside the slab, which has room for the rows from
+                // `first` on; the panels come in rising order, so slack written behind one is overwritten by the
                 // next; the output rows are inside `c`.
                 unsafe {
-                    let panel = rows_space.add(i * depth);
+                    let panel = rows_space.add((i - first) * depth);
                     if j == 0 && left == Left::Packed && n.is_multiple_of(group) {
                         pack_group::<E, R>(a, panels(block.rows - i, R::MR).take(group), depth, panel);
                     }
@@ -130,8 +137,8 @@ pub(super) unsafe fn blocked<E: Lanes<R::V>, R: Arch>(block: &Block<E>) {
                         Left::Columns => (a.ptr.cast(), Order::Groups(a.col_stride as usize)),
                     };
                     let c = block.c.add(i * block.ldc + j);
-                    let first = Tile { depth, a, order, b, ldb, c, ldc: block.ldc, cols, start };
-                    row_of_tiles::<R>(rows, column_pitch, &first);
+                    let tile = Tile { depth, a, order, b, ldb, c, ldc: block.ldc, cols, start };
+                    row_of_tiles::<R>(rows, column_pitch, &tile);
                 }
             }
         }
@@ -222,6 +229,6 @@ mod tests {
     #[test]
     fn blocks_of_columns_follow_the_cache() {
         let with = |kib: usize| fitting_columns(Caches { first: 32 << 10, second: kib << 10 }, 2048, 32);
-        assert_eq!([with(2048), with(1024), with(512), with(16)], [512, 256, 128, 32]);
+        assert_eq!([with(2048), with(1024), with(512), with(16)], [640, 320, 160, 32]);
     }
 }
