@@ -1,8 +1,6 @@
 //! The checksums inside torch's archives: every changed bit of a tensor is found and named.
 
-mod common;
-
-use common::{copied, opened, stored};
+use crate::common::{copied, opened, stored};
 use planaria_array::{Array, DType};
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::examine::{Bound, compare, stats};

@@ -1,10 +1,6 @@
 //! Damaged folders: every changed bit is found and named, and crafted manifests are refused.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::{Dice, Global, Holding, globals, state};
+use crate::common::states::{Dice, Global, Holding, globals, state};
 use planaria_array::{Array, DType};
 use planaria_ckpt::formats::{self, Key};
 use planaria_ckpt::{

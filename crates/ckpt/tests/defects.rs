@@ -1,10 +1,6 @@
 //! Mistakes that other checkpoint engines are known for, each with the test that we do not make it.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::{Dice, Global, Holding, compare, contents, state};
+use crate::common::states::{Dice, Global, Holding, compare, contents, state};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
     Error, Item, LoadOptions, Masters, Piece, Replicas, Retain, SaveOptions, TensorKind, TrainState,
@@ -328,7 +324,7 @@ fn retention_on_one_rank_and_never_before_the_commit() {
 #[test]
 fn the_same_state_makes_the_same_bytes() {
     let mut dice = Dice::new(9);
-    let globals = common::states::globals(&mut dice, 12);
+    let globals = crate::common::states::globals(&mut dice, 12);
     let store = Object::memory();
     for (folder, ranks) in [("a", 1), ("b", 1), ("c", 4), ("d", 4)] {
         let all = vec![Holding::Some((0..ranks).collect()); 12];

@@ -1,10 +1,7 @@
 //! More mistakes of other checkpoint engines: names, numbers of saves, balance, and tensors without optimizer state.
 
-mod common;
-#[path = "common/states.rs"]
-mod states;
-
-use common::{agree, copied, expected, opened, refusal, stored};
+use crate::common::states::{Dice, Global, Holding, compare, contents, state};
+use crate::common::{agree, copied, expected, opened, refusal, stored};
 use planaria_aoa::Program;
 use planaria_array::DType;
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
@@ -17,7 +14,6 @@ use planaria_layout::Layout;
 use planaria_store::container::{Header, Limits};
 use planaria_store::{Object, Store, StoreExt};
 use serde_json::{Value, json};
-use states::{Dice, Global, Holding, compare, contents, state};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

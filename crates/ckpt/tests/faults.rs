@@ -1,10 +1,6 @@
 //! A save that fails, is torn or is killed at any operation: the old checkpoint or the new one, never a third.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::{Dice, Global, Holding, compare, contents, globals, holding, mesh, state};
+use crate::common::states::{Dice, Global, Holding, compare, contents, globals, holding, mesh, state};
 use planaria_ckpt::{
     Error, LoadOptions, Retain, SaveOptions, committed, latest, load, open, save, step_folder,
 };

@@ -1,8 +1,6 @@
 //! Optimizer state, master weights and moving averages: they follow their parameters through mappings and between formats.
 
-mod common;
-
-use common::{opened, stored};
+use crate::common::{opened, stored};
 use planaria_aoa::Program;
 use planaria_array::Array;
 use planaria_ckpt::convert::{ConvertOptions, To, plan};

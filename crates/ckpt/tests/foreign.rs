@@ -1,8 +1,6 @@
 //! Element types that nothing here computes with: carried bit for bit, refused only where something must be computed.
 
-mod common;
-
-use common::{opened, stored};
+use crate::common::{opened, stored};
 use planaria_aoa::Program;
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::examine::{Bound, Verdict, compare, stats};

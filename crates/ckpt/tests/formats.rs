@@ -1,8 +1,6 @@
 //! Foreign formats: what is read, what is refused, and that nothing is executed.
 
-mod common;
-
-use common::{agree, copied, expected, opened, read_all, refusal, stored};
+use crate::common::{agree, copied, expected, opened, read_all, refusal, stored};
 use planaria_ckpt::Error;
 use planaria_ckpt::formats::{Format, Key, OpenOptions, Part, open};
 use planaria_layout::{DType, Error as LayoutError, Region};

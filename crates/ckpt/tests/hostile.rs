@@ -1,8 +1,6 @@
 //! Files that were damaged or made to do harm: an error or a right answer, never a panic or a large allocation.
 
-mod common;
-
-use common::{copied, opened, read_all, stored};
+use crate::common::{copied, opened, read_all, stored};
 use planaria_ckpt::Error;
 use planaria_ckpt::formats::pickle::{self, Limits, Node};
 use planaria_store::{Object, Store, StoreExt};
@@ -117,7 +115,7 @@ fn a_tensor_of_more_dims_than_any_format_holds_is_refused_when_it_is_read() {
         view.extend(end);
     }
     let store: Arc<dyn Store> = Arc::new(Object::memory());
-    common::put(&store, "x.pt", &common::archive_with(&view, &[0; 4]));
+    crate::common::put(&store, "x.pt", &crate::common::archive_with(&view, &[0; 4]));
     let error = opened(&store, "x.pt").unwrap_err();
     assert!(error.to_string().contains("tensor 'w' has 100000 dims, at most 64 are read"), "{error}");
 }
@@ -132,7 +130,7 @@ fn an_encrypted_member_is_not_sound() {
     let of_storage = |at: &&usize| bytes[**at + 46..].starts_with(b"nested/data/0");
     let at = *entries.iter().find(of_storage).unwrap();
     bytes[at + 8] |= 1;
-    common::put(&store, "nested.pt", &bytes);
+    crate::common::put(&store, "nested.pt", &bytes);
     let error = planaria_ckpt::verify(&store, "nested.pt").unwrap_err();
     assert!(error.to_string().contains("is encrypted"), "{error}");
 }
@@ -237,11 +235,11 @@ fn numbers_of_every_opcode() {
 #[test]
 fn opening_reads_no_tensor_data() {
     // The data of `big1` is 248 KiB; opening it needs far less, plus one window after each large array.
-    let counting = planaria_store::Faulty::counting(planaria_store::Local::new(common::testdata(
+    let counting = planaria_store::Faulty::counting(planaria_store::Local::new(crate::common::testdata(
         "paddle-checkpoints/big1",
     )));
     let store: Arc<dyn Store> = Arc::new(counting.clone());
-    let source = common::opened(&store, "").unwrap();
+    let source = crate::common::opened(&store, "").unwrap();
     assert!(counting.operations() < 20, "{}", counting.operations());
     assert!(source.total_bytes() > 200_000);
     assert!(source.model("tr").unwrap().strides.len() == 1, "column-major");

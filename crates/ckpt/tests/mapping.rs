@@ -1,10 +1,6 @@
 //! Loading through a mapping and saving through its inverse, and loading the folders of others.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::contents;
+use crate::common::states::contents;
 use planaria_aoa::{Catalog, Mapping, Options, Program, Tensor, Ties};
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::formats::{self, OpenOptions};

@@ -1,10 +1,6 @@
 //! What the options of save and load do, and which exclude each other.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::contents;
+use crate::common::states::contents;
 use planaria_array::{Array, DType, Shape};
 use planaria_ckpt::{
     Casts, Derive, Error, Item, LoadOptions, Masters, Meter, Optimizer, Rebuild, Report, Result, SaveOptions,

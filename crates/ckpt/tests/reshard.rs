@@ -1,10 +1,6 @@
 //! Saved under one layout, loaded under another: the same bits, whatever the layouts.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::{Dice, Holding, compare, contents, globals, holding, known, mesh, state};
+use crate::common::states::{Dice, Holding, compare, contents, globals, holding, known, mesh, state};
 use planaria_array::{Array, DType};
 use planaria_ckpt::{
     Item, Known, KnownTensor, LoadOptions, Piece, Replicas, SaveOptions, TensorKind, Tiles, TrainState, load,

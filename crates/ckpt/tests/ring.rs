@@ -1,10 +1,6 @@
 //! A small model carried through every kind of parallelism and back: the same files at the end.
 
-mod common {
-    pub(crate) mod states;
-}
-
-use common::states::{Dice, Global, Holding, compare, contents, state};
+use crate::common::states::{Dice, Global, Holding, compare, contents, state};
 use planaria_array::DType;
 use planaria_ckpt::{LoadOptions, SaveOptions, TensorKind, load, save, step_folder};
 use planaria_comm::threads;

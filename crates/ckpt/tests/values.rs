@@ -1,8 +1,6 @@
 //! Python values beside the tensors: the same, and nested as they were, after any way from torch to torch.
 
-mod common;
-
-use common::{opened, stored};
+use crate::common::{opened, stored};
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::formats::Source;
 use planaria_ckpt::formats::pickle::{self, Limits};
@@ -68,7 +66,7 @@ fn a_long_list_is_a_value_and_no_nest() {
     let pickle =
         [&[0x80, 2, b'}', b'X', 4, 0, 0, 0][..], b"list", b"](", &vec![b'N'; items], b"es."].concat();
     let store: Arc<dyn Store> = Arc::new(Object::memory());
-    common::put(&store, "x.pt", &common::archive(&pickle));
+    crate::common::put(&store, "x.pt", &crate::common::archive(&pickle));
     let source = opened(&store, "x.pt").unwrap();
     assert_eq!(source.skipped, []);
     let (_, value) = source.extra.iter().next().unwrap();

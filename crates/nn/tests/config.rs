@@ -1,8 +1,6 @@
 //! `config.json`: what is read, what is written back, and what is refused.
 
-mod common;
-
-use common::{Golden, MODELS};
+use crate::common::{Golden, MODELS};
 use planaria_nn::layers::RopeScaling;
 use planaria_nn::models::{DecoderConfig, Stage};
 use serde_json::{Value, json};

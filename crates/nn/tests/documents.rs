@@ -1,8 +1,6 @@
 //! Documents packed into one row: each is computed as if it were alone.
 
-mod common;
-
-use common::{Golden, difference};
+use crate::common::{Golden, difference};
 use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_comm::threads;

@@ -1,8 +1,6 @@
 //! Generation: the cached step equals the whole forward, on one rank and on several.
 
-mod common;
-
-use common::Golden;
+use crate::common::Golden;
 use planaria_array::DType;
 use planaria_array::random::Key;
 use planaria_comm::threads;
@@ -37,7 +35,7 @@ fn without_cache(model: &Decoder) -> Vec<Vec<i64>> {
 #[test]
 fn cached_steps_equal_the_whole_forward() {
     // Past its original length LongRoPE turns all keys anew, which a cache does not; nor does that of transformers.
-    for name in common::MODELS.into_iter().filter(|&name| name != "phi3-long") {
+    for name in crate::common::MODELS.into_iter().filter(|&name| name != "phi3-long") {
         let model = Golden::read(name).model(None, DType::F32);
         assert_eq!(
             generate(&model, &prompts(), &options(Choice::Greedy)).unwrap(),
@@ -60,7 +58,7 @@ fn a_prompt_may_come_in_parts() {
     let cache = model.cache(11);
     for (start, len) in [(0, 3), (3, 1), (4, 5), (9, 2)] {
         let part = logits(Some(&cache), ids.narrow(1, start, len).unwrap());
-        let worst = common::difference(&part, &whole.narrow(1, start, len).unwrap());
+        let worst = crate::common::difference(&part, &whole.narrow(1, start, len).unwrap());
         assert!(worst < 1e-13, "{start}: {worst}");
     }
     assert_eq!(cache.len(), 11);
@@ -139,7 +137,7 @@ fn uneven(model: &Decoder) -> (Vec<Vec<i64>>, Vec<Vec<i64>>) {
 
 #[test]
 fn rows_of_a_batch_become_what_each_becomes_alone() {
-    for name in common::MODELS {
+    for name in crate::common::MODELS {
         let model = Golden::read(name).model(None, DType::F32);
         let (given, alone) = uneven(&model);
         let limits = [12, 12, 5, 0];

@@ -1,8 +1,6 @@
 //! Models against transformers: logits, loss and every gradient on the same random weights.
 
-mod common;
-
-use common::{Golden, MODELS, difference, step};
+use crate::common::{Golden, MODELS, difference, step};
 use planaria_array::{Array, DType};
 use planaria_nn::Module;
 use planaria_nn::models::{Recompute, Run};

@@ -1,8 +1,6 @@
 //! Layers that the models do not use, and positions given one by one.
 
-mod common;
-
-use common::{Golden, difference};
+use crate::common::{Golden, difference};
 use planaria_array::{Array, DType};
 use planaria_comm::threads;
 use planaria_layout::{Mesh, Shape};

@@ -1,8 +1,6 @@
 //! Models in stages, with first values, dropout, frozen parameters, other sources, narrow dtypes.
 
-mod common;
-
-use common::{Golden, difference, step};
+use crate::common::{Golden, difference, step};
 use planaria_array::random::Key;
 use planaria_array::{Array, DType};
 use planaria_comm::threads;

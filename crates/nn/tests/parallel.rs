@@ -1,8 +1,6 @@
 //! Tensor, sequence and expert parallel models equal the model on one rank.
 
-mod common;
-
-use common::{Golden, Step, difference, step};
+use crate::common::{Golden, Step, difference, step};
 use planaria_array::DType;
 use planaria_comm::threads;
 use planaria_layout::Mesh;

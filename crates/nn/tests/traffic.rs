@@ -1,8 +1,6 @@
 //! What a step sends between ranks: what the lanes ask for, and nothing else.
 
-mod common;
-
-use common::Golden;
+use crate::common::Golden;
 use planaria_array::DType;
 use planaria_comm::{Call, Comm, Pending, Result, threads};
 use planaria_layout::{Mesh, Rank};

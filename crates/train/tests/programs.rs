@@ -1,8 +1,6 @@
 //! Models as programs: every family captured, run, saved and loaded, with the bits of the model itself.
 
-mod common;
-
-use common::{bits, changed, data, drawn, largest_difference, network, open_and_compare};
+use crate::common::{bits, changed, data, drawn, largest_difference, network, open_and_compare};
 use planaria_array::{Array, DType};
 use planaria_nn::models::Network;
 use planaria_program::{

@@ -1,8 +1,6 @@
 //! The program of a model on one rank as the program of each rank of a mesh, also of models with experts.
 
-mod common;
-
-use common::{bits, built, configured, data, drawn, largest_difference, network};
+use crate::common::{bits, built, configured, data, drawn, largest_difference, network};
 use planaria_array::Array;
 use planaria_comm::threads;
 use planaria_layout::{Axis, Layout, Mesh, Placement, Shape};

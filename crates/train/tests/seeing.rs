@@ -1,8 +1,6 @@
 //! Models that see as programs: pictures of any number and size, prompts with pictures, and what is written after them.
 
-mod common;
-
-use common::{bits, largest_difference, network, open_and_compare};
+use crate::common::{bits, largest_difference, network, open_and_compare};
 use planaria_array::{Array, DType};
 use planaria_nn::layers::Positions;
 use planaria_nn::models::qwen2_vl::{Scenes, axes};

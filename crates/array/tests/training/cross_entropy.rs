@@ -1,6 +1,6 @@
 //! Softmax cross-entropy.
 
-use crate::support::{Rng, check_grads, close, same_on_all_threads, values, wave};
+use super::support::{Rng, check_grads, close, same_on_all_threads, values, wave};
 use planaria_array::ops::{self, CrossEntropyOptions, Reduction};
 use planaria_array::{Array, DType};
 

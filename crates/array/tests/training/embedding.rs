@@ -1,6 +1,6 @@
 //! Embedding lookup and its gradient.
 
-use crate::support::{Rng, check_grads, same_on_all_threads, values};
+use super::support::{Rng, check_grads, same_on_all_threads, values};
 use planaria_array::{Array, DType, ops};
 
 #[test]

@@ -1,6 +1,6 @@
 //! Layer, rms, group, instance and batch normalisation.
 
-use crate::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, swapped, values, wave};
+use super::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, swapped, values, wave};
 use planaria_array::ops::{self, BatchMode, BatchStats, RunningStats};
 use planaria_array::{Array, DType};
 

@@ -1,6 +1,6 @@
 //! Optimizer steps, norms and scaling of gradients.
 
-use crate::support::{Rng, close, same_on_all_threads, values, wave};
+use super::support::{Rng, close, same_on_all_threads, values, wave};
 use planaria_array::ops::{self, AdamW, AdamWArrays, Momentum, Sgd, SgdArrays};
 use planaria_array::{Array, DType};
 

@@ -1,6 +1,6 @@
 //! Input that must be refused with an error that names the values, and nothing changed.
 
-use crate::support::{Rng, values};
+use super::support::{Rng, values};
 use planaria_array::ops::{
     self, AdamW, AdamWArrays, BatchStats, CrossEntropyOptions, Momentum, Sgd, SgdArrays,
 };

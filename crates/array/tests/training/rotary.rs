@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use crate::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, values};
+use super::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, values};
 use planaria_array::ops::{self, RotaryLayout, RotaryOptions, RotaryPairing, RotaryPositions, RotaryTable};
 use planaria_array::{Array, DType};
 

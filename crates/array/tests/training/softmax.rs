@@ -1,6 +1,6 @@
 //! Softmax and log-softmax.
 
-use crate::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, swapped, values};
+use super::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, swapped, values};
 use planaria_array::{Array, DType, ops};
 
 /// The definition, in f64.

@@ -1,6 +1,6 @@
 //! Gated linear units.
 
-use crate::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, values, wave};
+use super::support::{Rng, check_grads, close, rounds_once, same_on_all_threads, values, wave};
 use planaria_array::ops::{self, Gate};
 use planaria_array::{Array, DType};
 

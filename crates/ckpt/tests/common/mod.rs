@@ -1,5 +1,6 @@
 //! What the tests of foreign formats share: finding test data, copying it, and reading expected values.
-#![allow(dead_code)] // Each test file uses its own part.
+
+pub(crate) mod states;
 
 use planaria_ckpt::formats::{Key, OpenOptions, Source, open};
 use planaria_ckpt::{Error, Result};

@@ -1,5 +1,4 @@
 //! What the tests of saving and loading share: random tensors, random ways to hold them, and comparing.
-#![allow(dead_code)] // Each test file uses its own part.
 
 use planaria_array::{Array, DType};
 use planaria_ckpt::{Item, Known, KnownTensor, TensorKind, TrainState};

@@ -1,7 +1,5 @@
 //! Models of the golden files with weights of their own, and how far results lie apart.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use flate2::read::GzDecoder;
 use planaria_array::{Array, DType};
 use planaria_nn::models::{Architecture, Models, Network, Stage};
