@@ -1,7 +1,7 @@
 //! `cargo xtask asan`: the tests of the crates with unsafe code, under the address sanitizer or valgrind.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use crate::summary::{Counts, Outcome, counts};
@@ -109,7 +109,7 @@ pub(crate) fn step(root: &Path, checker: &Checker, mpi: &Result<(), String>) -> 
 /// Lets `checker` watch what `command` builds and runs; `runner` is what starts a program under valgrind.
 fn watch<'a>(root: &Path, command: &'a mut Command, checker: &Checker, runner: &str) -> &'a mut Command {
     // Fewer random cases: what is looked for here is a bad access, not a wrong number.
-    command.env("PROPTEST_CASES", "16");
+    command.env("PROPTEST_CASES", "16").env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "true");
     match std::env::current_exe() {
         Ok(wrapper) if *checker == Checker::Asan => {
             // Refused allocations are part of what is tested.
@@ -117,7 +117,7 @@ fn watch<'a>(root: &Path, command: &'a mut Command, checker: &Checker, runner: &
             command.env("RUSTC_WORKSPACE_WRAPPER", wrapper).env(INSTRUMENT, "1")
         }
         _ => {
-            command.arg("--target-dir").arg(target_folder(root).join("checked"));
+            command.arg("--target-dir").arg(process::target_folder(root).join("checked"));
             command.env("RUSTFLAGS", "--cfg planaria_checked").args(["--config", &runner_is(runner)])
         }
     }
@@ -154,10 +154,6 @@ pub(crate) fn instrumented() -> Option<ExitCode> {
             Some(ExitCode::FAILURE)
         }
     }
-}
-
-fn target_folder(root: &Path) -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
@@ -146,6 +146,11 @@ fn text(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();
     let args = command.get_args().map(|arg| arg.to_string_lossy().into_owned());
     set.chain([program.to_string_lossy().into_owned()]).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_folder(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::process::{ask, cargo, run};
+use crate::process::{ask, cargo, run, target_folder};
 use crate::summary::{Counts, Outcome};
 
 /// Namespaces that go with the process that is started in them.
@@ -69,7 +69,7 @@ pub(crate) fn step(root: &Path, features: &[&str], only: &str, s3: Option<&Path>
         return (Outcome::Failed, Counts::default());
     }
     let Ok(own) = std::env::current_exe() else { return (Outcome::Failed, Counts::default()) };
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = target_folder(root);
     let mut bed = Command::new("unshare");
     bed.args(NAMESPACES).arg(own).args(["hosts", "--only", only, "--inside"]);
     bed.arg(target.join("debug").join("planaria")).current_dir(root);
