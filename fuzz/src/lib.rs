@@ -168,7 +168,7 @@ pub const TARGETS: &[Target] = &[
             "embeddings/models/mean_v6/config_sentence_transformers.json",
             "embeddings/models/mean_v6/1_Pooling/config.json",
         ],
-        runs: 150,
+        runs: 60,
     },
     Target {
         name: "template",

@@ -38,7 +38,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run what a change must pass: format, lints, tidy, tests, docs, examples, goldens; then, while there is time, additional
+    /// Run what a change must pass: format, lints, tidy, tests, docs, examples; then, while there is time, additional
     /// steps: Python, MPI, programs of others, buckets, hosts, other compilers and instruction sets, sanitizer
     Test {
         /// Start no additional step once this many minutes have passed; those left are listed as skipped

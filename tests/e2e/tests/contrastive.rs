@@ -248,7 +248,7 @@ fn a_large_batch_in_small_pieces_is_the_whole_batch() -> Result<()> {
     let rows = |sandbox: &Sandbox| -> Result<()> {
         let word = |i: usize| format!("{:x}", i.wrapping_mul(2_654_435_761) % 0xfff_ffff);
         let line = |i: usize| format!(r#"{{"query": "{}", "positive": "{} {i}"}}"#, word(i), word(i));
-        let rows: Vec<String> = (0..4096).map(line).collect();
+        let rows: Vec<String> = (0..2048).map(line).collect();
         Ok(std::fs::write(sandbox.path().join("rows.jsonl"), rows.join("\n"))?)
     };
     let run = |micro: &str| -> Result<Run> {
@@ -257,18 +257,18 @@ fn a_large_batch_in_small_pieces_is_the_whole_batch() -> Result<()> {
         let micro = format!("train.micro_batch={micro}");
         let set = [
             &micro,
-            "train.global_batch=4096",
+            "train.global_batch=2048",
             "data.sequence=32",
             "model.attention_dropout=0",
             "train.steps=1",
         ];
         train(&sandbox, 1, "", &[&set[..], &["optim.lr=1e-3", "optim.warmup=0", "optim.kind=sgd"]].concat())
     };
-    let (whole, pieces) = (run("4096")?, run("64")?);
+    let (whole, pieces) = (run("2048")?, run("32")?);
     pieces.close_losses(&whole, 1e-6)?;
     pieces.close_weights(&whole, 1e-5)?;
     let (large, small) = (whole.outcome.peak_bytes, pieces.outcome.peak_bytes);
-    ensure!(small * 4 < large, "{small} bytes in pieces of 64 and {large} for all at once");
+    ensure!(small * 4 < large, "{small} bytes in pieces of 32 and {large} for all at once");
     Ok(())
 }
 

@@ -7,10 +7,13 @@ mod whole;
 
 use crate::cases::{Outcome, Verdict, each_line};
 use anyhow::{Context, Result, bail, ensure};
+use planaria_data::Tokenizer;
 use planaria_data::chat::Json;
 use serde::Deserialize;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// One line. Objects keep the order of their keys, which templates print.
 #[derive(Deserialize)]
@@ -39,12 +42,25 @@ impl Tolerance {
     }
 }
 
-/// Where tokenizers and templates are.
-struct Assets(Vec<PathBuf>);
+/// Where tokenizers and templates are, and the tokenizers that were read, which many cases share.
+struct Assets {
+    folders: Vec<PathBuf>,
+    tokenizers: RefCell<BTreeMap<String, Rc<Tokenizer>>>,
+}
 
 impl Assets {
+    fn tokenizer(&self, name: &str) -> Result<Rc<Tokenizer>> {
+        if let Some(read) = self.tokenizers.borrow().get(name) {
+            return Ok(read.clone());
+        }
+        let folder = self.find(&format!("tokenizers/{name}"))?;
+        let read = Rc::new(Tokenizer::open(folder.to_str().context("the path is not text")?)?);
+        self.tokenizers.borrow_mut().insert(name.to_string(), read.clone());
+        Ok(read)
+    }
+
     fn find(&self, name: &str) -> Result<PathBuf> {
-        let found = self.0.iter().map(|folder| folder.join(name)).find(|path| path.exists());
+        let found = self.folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
         found.with_context(|| format!("there is no {name}"))
     }
 }
@@ -61,8 +77,8 @@ pub fn run_with_assets(path: &Path, assets: &Path) -> Result<Outcome> {
 fn run_in(path: &Path, more: Option<&Path>) -> Result<Outcome> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new(".")) };
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/sft");
-    let assets =
-        Assets([Some(folder), more, Some(&ours)].into_iter().flatten().map(Path::to_path_buf).collect());
+    let places = [Some(folder), more, Some(&ours)].into_iter().flatten().map(Path::to_path_buf).collect();
+    let assets = Assets { folders: places, tokenizers: RefCell::default() };
     let cases = if path.is_dir() { folders(&path.join("e2e"))? } else { Vec::new() };
     let lines = !path.is_dir() || cases.is_empty() || has_lines(path)?;
     let mut outcome = Outcome::default();

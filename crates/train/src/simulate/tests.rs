@@ -191,7 +191,7 @@ fn a_step_takes_its_operations_and_what_is_not_hidden() {
 #[test]
 fn what_steps_took_gives_the_costs_back() {
     let (data, tensor, stages) = ("mesh=dp=2", "mesh=tp=2", "mesh=pp=2");
-    for (first, other, stages) in [(data, tensor, Some(stages)), (data, tensor, None), (tensor, data, None)] {
+    for (first, other, stages) in [(data, tensor, Some(stages)), (tensor, data, None)] {
         let mut runs = vec![config(&[first]), config(&[first, "train.global_batch=32"]), config(&[other])];
         runs.extend(stages.map(|stages| config(&[stages])));
         let model = crate::plan::model_of(&runs[0], &Default::default()).unwrap();

@@ -2,18 +2,15 @@
 
 use super::{Assets, Case, characters, field, integers, same, same_error, text};
 use anyhow::{Context, Result, bail, ensure};
-use planaria_data::Tokenizer;
 use planaria_data::chat::{Chat, Clock, Conversation, Ending, Json, Learn, Row};
 
 /// The tokenizer of a case with its template.
 pub(super) fn open(tokenizer: &str, template: Option<&str>, assets: &Assets) -> Result<Chat> {
-    let folder = assets.find(&format!("tokenizers/{tokenizer}"))?;
-    let tokenizer = Tokenizer::open(folder.to_str().context("the path is not text")?)?;
     let read = |name: &str| -> Result<String> {
         Ok(std::fs::read_to_string(assets.find(&format!("templates/{name}.jinja"))?)?)
     };
     let template = template.map(read).transpose()?;
-    Ok(Chat::new(&tokenizer, template.as_deref(), Clock::Fixed(0))?)
+    Ok(Chat::new(&*assets.tokenizer(tokenizer)?, template.as_deref(), Clock::Fixed(0))?)
 }
 
 pub(super) fn learn(mode: &str) -> Result<Learn> {
