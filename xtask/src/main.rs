@@ -11,6 +11,8 @@ mod golden;
 mod hosts;
 mod install;
 mod kernels;
+#[path = "../../crates/comm/libclang.rs"]
+mod libclang;
 mod licences;
 mod mpi;
 mod package_bench;

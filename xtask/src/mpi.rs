@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::libclang;
 use crate::process::{Ran, ask, cargo, run};
 use crate::summary::{Counts, Outcome};
 
@@ -62,7 +63,8 @@ pub(crate) fn find() -> Result<(), String> {
 
 /// Whether programs can be built with MPI and started.
 pub(crate) fn is_here() -> bool {
-    ["mpirun", "mpicc"].iter().all(|tool| ask(Command::new(tool).arg("--version")).is_some())
+    let runs = |tool: &&str| ask(Command::new(tool).arg("--version")).is_some();
+    ["mpirun", "mpicc"].iter().all(runs) && libclang::is_here()
 }
 
 /// Arguments for the cargo commands of all steps.
