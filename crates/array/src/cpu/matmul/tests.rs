@@ -45,6 +45,7 @@ fn noise<T: Value>(n: usize, seed: u64) -> Vec<T> {
     (0..n).map(|_| next()).collect()
 }
 
+#[inline] // most of what the tests take
 fn at<T: Value>(m: &MatRef<T>, i: usize, j: usize) -> f64 {
     let index = m.offset as isize + i as isize * m.row_stride + j as isize * m.col_stride;
     m.data[index as usize].get()
