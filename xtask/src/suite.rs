@@ -115,7 +115,7 @@ fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
 fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
     let features = mpi::features(&needs.mpi);
     summary.step("tests", || match needs.nextest {
-        true => command(cargo(root, NEXTEST).args(features).args(["--test-threads", &at_once()])),
+        true => command(cargo(root, NEXTEST).args(features)),
         false => command(cargo(root, LIBTEST).args(features)),
     });
     summary.step("schedules", || {
@@ -197,12 +197,6 @@ fn narrower_paths() -> Vec<&'static str> {
 #[cfg(not(target_arch = "x86_64"))]
 fn narrower_paths() -> Vec<&'static str> {
     Vec::new()
-}
-
-/// How many tests run at once: more than processors, because some wait most of their time, for ranks that died say.
-fn at_once() -> String {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (processors + processors.div_ceil(2)).to_string()
 }
 
 const NEXTEST: &[&str] = &[
