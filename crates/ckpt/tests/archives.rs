@@ -1,6 +1,7 @@
 //! The checksums inside torch's archives: every changed bit of a tensor is found and named.
 
 use crate::common::{copied, opened, stored};
+use planaria_aoa::Program;
 use planaria_array::{Array, DType};
 use planaria_ckpt::convert::{ConvertOptions, To, plan};
 use planaria_ckpt::examine::{Bound, compare, stats};
@@ -83,6 +84,27 @@ fn a_changed_bit_stops_whatever_reads_it() {
         &Array::zeros(&[10], DType::F32).unwrap(),
     )]);
     blamed(load_source(&*world, &source, &mut state, &LoadOptions::default()).map(drop), "load");
+}
+
+/// A checksum is that of a whole tensor: where a mapping takes a part of it, the rest is read too.
+#[test]
+fn damage_behind_the_part_that_a_mapping_takes_is_found() {
+    let store = copied("torch-dcp");
+    let half = Program::parse("model.2.weight -> first, second, axis = 1\nsecond -> _\n").unwrap();
+    let options = ConvertOptions { mapping: Some(half.into()), ..ConvertOptions::default() };
+    let convert = || {
+        let (source, to) = (opened(&store, "fsdp2_2").unwrap(), Object::memory());
+        plan(&source, To::HuggingFace, &options).unwrap().run(&to, "out", &())
+    };
+    convert().unwrap();
+    let source = opened(&store, "fsdp2_2").unwrap();
+    let (_, extents) = source.get(&Key::model("model.2.weight")).unwrap().tiles.boxes().next().unwrap();
+    let file = &source.files[extents[0].file];
+    let mut bytes = store.read(file, u64::MAX).unwrap();
+    bytes[(extents[0].offset + extents[0].len) as usize - 1] ^= 1;
+    store.put(file, &bytes, PutMode::Replace).unwrap();
+    let error = convert().unwrap_err();
+    assert!(matches!(&error, Error::Member { tensor, .. } if tensor == "model.2.weight"), "{error}");
 }
 
 #[test]

@@ -112,6 +112,11 @@ impl Conversion<'_> {
 }
 
 impl Division<'_> {
+    /// This rank, and how many there are.
+    pub(super) fn place(&self) -> (usize, usize) {
+        self.world.map_or((0, 1), |world| (world.rank(), world.size()))
+    }
+
     /// What the first rank does, and all hear of.
     pub(super) fn first<T: serde::Serialize + serde::de::DeserializeOwned>(
         &self,
@@ -151,7 +156,7 @@ impl Division<'_> {
         });
         let left: Vec<(usize, Range<u64>)> = all.filter(|(file, range)| !is_kept(*file, range)).collect();
         let total: u64 = left.iter().map(|(_, range)| range.end - range.start).sum();
-        let (rank, size) = self.world.map_or((0, 1), |world| (world.rank(), world.size()));
+        let (rank, size) = self.place();
         // One stretch for each rank, so that few tensors are looked at by two.
         let bound = |rank: usize| (u128::from(total) * rank as u128 / size as u128) as u64;
         let mut todo: Todo = vec![Vec::new(); files.len()];

@@ -456,7 +456,7 @@ impl Conversion<'_> {
         let mark = join(folder, folder::SAVING);
         let no_room = |error| self.without_room(error, division.target);
         division.first(|| store.put(&mark, b"", PutMode::Replace).map_err(|error| no_room(error.into())))?;
-        let feed = Feed::new(self.source);
+        let feed = Feed::passing(self.source);
         let widening = self.made.iter().map(|made| made.widening(self.source)).max().unwrap_or(0);
         let spread = self.made.iter().any(Made::is_rearranged);
         let spread = if spread { Spread::Some } else { Spread::None };
@@ -468,6 +468,8 @@ impl Conversion<'_> {
         let sums: Vec<Sums> = drafted.iter().map(|_| Sums::new(block)).collect();
         let (todo, before) = division.todo((store, folder), drafted, &sums, observer)?;
         let written = work.write(&crew, (store, folder), drafted, (&todo, division), &sums);
+        let written =
+            written.and_then(|()| feed.finish()).and_then(|()| self.compare_before(before, division));
         let sums = division.gathered(written.map(|()| sums).map_err(no_room))?;
         division.all_tell(self.beyond.told())?.iter().for_each(|told| self.beyond.hear(told));
         if let Some(epilogue) = &self.epilogue {
@@ -475,6 +477,12 @@ impl Conversion<'_> {
         }
         division.first(|| self.complete(store, folder, sums).map_err(no_room))?;
         Ok(before)
+    }
+
+    /// What an earlier run read, it may not have compared to the end.
+    fn compare_before(&self, before: u64, division: &Division<'_>) -> Result<()> {
+        let (rank, ranks) = division.place();
+        if before > 0 { self.source.check_share(rank, ranks) } else { Ok(()) }
     }
 
     /// Where storage is full, the error names the target, not where it is being prepared, and how much it takes.

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes read at once.
-const CHUNK: u64 = 1 << 20;
+pub(super) const CHUNK: u64 = 1 << 20;
 
 /// Where tensors lie in one file: first byte, one past the last, and the name.
 type Places = Vec<(u64, u64, String)>;
@@ -77,6 +77,19 @@ impl Source {
             });
         }
         self.compare(&members, &|_| ())?.sound()
+    }
+
+    /// Members with a checksum of the archives in a file that were not compared before.
+    pub(super) fn uncompared(&self, name: &str) -> Result<Vec<Member>> {
+        if self.checked.lock().unwrap_or_else(PoisonError::into_inner).contains(name) {
+            return Ok(Vec::new());
+        }
+        Ok(self.members(|file| file == name)?.remove(name).unwrap_or_default())
+    }
+
+    /// A member that is not what was written, with the tensors that lie in it.
+    pub(super) fn damage(&self, file: &str, member: &Member, found: u32) -> Error {
+        damage(file, member, found, self.places().get(file).map(Vec::as_slice).unwrap_or_default())
     }
 
     fn members(&self, wanted: impl Fn(&str) -> bool) -> Result<Members> {

@@ -2,7 +2,7 @@
 
 use super::nest::Nest;
 use crate::error::{Error, Result};
-use crate::formats::{Key, Piece, Source, named};
+use crate::formats::{Key, Passing, Piece, Source, named};
 use planaria_layout::{Dims, Region, flat_boxes};
 use planaria_store::Reader;
 use std::ops::Range;
@@ -17,6 +17,8 @@ pub struct Feed<'s> {
     source: Held<'s>,
     /// Last used at the end.
     open: Mutex<Vec<(usize, Arc<dyn Reader>)>>,
+    /// Archives that are compared while they are read; none: each file is compared before.
+    passing: Option<Passing>,
 }
 
 /// A source that somebody else owns, or that is owned together.
@@ -38,12 +40,23 @@ pub fn row_strides(extents: &[usize], size: usize) -> Dims {
 impl<'s> Feed<'s> {
     /// Nothing is opened yet.
     pub fn new(source: &'s Source) -> Feed<'s> {
-        Feed { source: Held::Lent(source), open: Mutex::new(Vec::new()) }
+        Feed { source: Held::Lent(source), open: Mutex::default(), passing: None }
+    }
+
+    /// The same for who reads nearly everything: archives are compared while they are read, and what was read counts
+    /// once [`Feed::finish`] says so.
+    pub(crate) fn passing(source: &'s Source) -> Feed<'s> {
+        Feed { passing: Some(Passing::default()), ..Feed::new(source) }
+    }
+
+    /// Whether what was read is what was written, as far as no read has said so.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.passing.as_ref().map_or(Ok(()), |passing| passing.finish(self.source()))
     }
 
     /// Keeps the source alive; nothing is opened yet.
     pub fn shared(source: Arc<Source>) -> Feed<'static> {
-        Feed { source: Held::Shared(source), open: Mutex::new(Vec::new()) }
+        Feed { source: Held::Shared(source), open: Mutex::default(), passing: None }
     }
 
     /// What it reads from.
@@ -129,8 +142,10 @@ impl<'s> Feed<'s> {
         let start: usize = (0..ndim).map(|d| (region.lo()[d] - want.lo()[d]) * to.1[d]).sum();
         let dims = (0..ndim).map(|d| (region.len(d), strides[d] as u64, to.1[d]));
         let nest = Nest::new(size, piece.tile.holder.offset + from, to.0 + start, dims);
-        let read = nest.read(&*self.file(piece.tile.holder.file)?, out, scratch);
-        read.map_err(|error| named(error, key, &self.source().sums))
+        let number = piece.tile.holder.file;
+        let read = nest.read(&*self.file(number)?, out, scratch);
+        read.map_err(|error| named(error, key, &self.source().sums))?;
+        self.passing.as_ref().map_or(Ok(()), |passing| passing.sound(self.source(), number))
     }
 
     /// Opens a file to read tensors from, or finds it open.
@@ -142,7 +157,10 @@ impl<'s> Feed<'s> {
             open.push(found);
             return Ok(file);
         }
-        let file: Arc<dyn Reader> = Arc::from(self.source().reader(number)?);
+        let file: Arc<dyn Reader> = Arc::from(match &self.passing {
+            Some(passing) => passing.reader(self.source(), number)?,
+            None => self.source().reader(number)?,
+        });
         if open.len() == OPEN {
             open.remove(0);
         }
