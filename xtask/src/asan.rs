@@ -10,7 +10,7 @@ use crate::{mpi, process};
 
 /// Integration tests that, with the unit tests, reach the unsafe code that needs neither an interpreter nor a GPU; the others would
 /// only cost time.
-const REACHING: &[&str] = &["fuzz", "indexing", "views", "conformance", "container", "sockets"];
+const REACHING: &[&str] = &["products", "fuzz", "indexing", "views", "conformance", "container", "sockets"];
 
 /// The package some of whose unsafe code only MPI ranks reach.
 const RANKS: &str = "planaria-comm";
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn every_crate_with_unsafe_code_is_checked() {
         let found = packages();
-        for package in ["planaria-array", "planaria-store", RANKS] {
+        for package in ["planaria-cpu", "planaria-array", "planaria-store", RANKS] {
             assert!(found.contains(package), "{package} is not among {found:?}");
         }
         // The project's own commands are no part of the product.

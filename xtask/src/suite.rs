@@ -171,13 +171,16 @@ fn paths(root: &Path, needs: &Needs, summary: &mut Summary) {
             let mut tests = match needs.nextest {
                 true => {
                     let mut tests = cargo(root, NEXTEST);
-                    tests.args(mpi::features(&needs.mpi)).args(["-E", "package(planaria-array)"]);
+                    tests
+                        .args(mpi::features(&needs.mpi))
+                        .args(["-E", "package(planaria-array) | package(planaria-cpu)"]);
                     tests
                 }
-                false => cargo(
-                    root,
-                    ["test", "--quiet", "-p", "planaria-array", "--lib", "--tests", "--no-fail-fast"],
-                ),
+                false => {
+                    let mut tests = cargo(root, ["test", "--quiet", "--lib", "--tests", "--no-fail-fast"]);
+                    tests.args(["-p", "planaria-array", "-p", "planaria-cpu"]);
+                    tests
+                }
             };
             command(tests.env("PLANARIA_CPU", path))
         });

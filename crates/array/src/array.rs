@@ -106,7 +106,7 @@ impl Array {
         let (shape, value) = (Shape::new(shape)?, value.into());
         with_dtype!(dtype, T => Array::build(shape, |out: &mut [T]| {
             let value = T::from_scalar(value);
-            crate::pool::for_chunks_mut(out, 4096, size_of::<T>(), |_, piece| piece.fill(value));
+            planaria_cpu::pool::for_chunks_mut(out, 4096, size_of::<T>(), |_, piece| piece.fill(value));
         }))
     }
 
@@ -123,7 +123,7 @@ impl Array {
                 format!("{} values do not fill shape {shape}, which has {}", data.len(), shape.numel());
             return Err(Error::argument("from_slice", what));
         }
-        Array::build(shape, |out: &mut [T]| crate::pool::copy_slice(out, data))
+        Array::build(shape, |out: &mut [T]| planaria_cpu::pool::copy_slice(out, data))
     }
 
     /// A fresh contiguous array whose every element `fill` writes.

@@ -3,8 +3,8 @@
 use crate::cpu::copy::{Geometry, strided};
 use crate::cpu::stream;
 use crate::error::{Error, Result};
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::pool;
 use smallvec::SmallVec;
 
 /// Where a box lies in memory: its first byte, and the bytes between neighbours along each dim.

@@ -90,7 +90,7 @@ impl HostBuffer {
     /// A copy in memory of its own.
     pub(crate) fn try_clone(&self) -> Result<HostBuffer> {
         let mut copy = HostBuffer::new(self.bytes)?;
-        crate::pool::copy_slice(copy.slice_mut::<u8>(), self.slice::<u8>());
+        planaria_cpu::pool::copy_slice(copy.slice_mut::<u8>(), self.slice::<u8>());
         Ok(copy)
     }
 }

@@ -40,7 +40,7 @@ impl Array {
             return Err(Error::argument("from_bytes", what));
         }
         with_dtype!(dtype, T => Array::build(shape, |out: &mut [T]| {
-            crate::pool::copy_slice(bytemuck::cast_slice_mut::<T, u8>(out), bytes);
+            planaria_cpu::pool::copy_slice(bytemuck::cast_slice_mut::<T, u8>(out), bytes);
         }))
     }
 

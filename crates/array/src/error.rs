@@ -295,3 +295,9 @@ impl Error {
         Error::Argument { op, what: what.into() }
     }
 }
+
+impl From<planaria_cpu::Error> for Error {
+    fn from(error: planaria_cpu::Error) -> Error {
+        Error::argument(error.setting, error.what)
+    }
+}

@@ -20,7 +20,7 @@ pub use window::Window;
 
 use crate::cpu::simd::simd;
 use crate::error::{Error, Result};
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Names one sequence of random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

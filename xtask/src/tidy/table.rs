@@ -3,6 +3,7 @@
 /// Floor of each package. A dependency may only go to a strictly lower floor.
 pub(super) const FLOORS: &[(&str, u8)] = &[
     ("planaria-layout", 0),
+    ("planaria-cpu", 0),
     ("planaria-cuda", 0),
     ("planaria-array", 1),
     ("planaria-aoa", 1),
@@ -37,15 +38,16 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
     "crates/array/src/buffer.rs",
     "crates/array/src/foreign.rs",
     "crates/array/src/parts.rs",
-    "crates/array/src/cpu/prefetch.rs",
     "crates/array/src/cpu/mask_compress.rs",
     "crates/array/src/cpu/simd.rs",
     "crates/array/src/cpu/stream.rs",
     "crates/array/src/cpu/strided.rs",
     "crates/array/src/cpu/transpose.rs",
     "crates/array/src/cpu/trunc.rs",
-    "crates/array/src/cpu/matmul/*.rs",
-    "crates/array/src/cpu/matmul/amx/*.rs",
+    "crates/cpu/src/prefetch.rs",
+    "crates/cpu/src/registers.rs",
+    "crates/cpu/src/matmul/*.rs",
+    "crates/cpu/src/matmul/amx/*.rs",
     "crates/cuda/src/blas.rs",
     "crates/cuda/src/driver.rs",
     "crates/cuda/src/nccl.rs",
@@ -67,6 +69,8 @@ pub(crate) const UNSAFE_FILES: &[&str] = &[
 /// Folders and files that may define macros: dtype tables, dtype dispatch and multi-versioned loops only.
 pub(super) const MACRO_PLACES: &[&str] = &[
     "crates/array/src/cpu/",
+    "crates/cpu/src/matmul/",
+    "crates/cpu/tests/products.rs",
     "crates/array/src/convert.rs",
     "crates/array/src/dispatch.rs",
     "crates/array/src/element.rs",

@@ -3,8 +3,8 @@
 use super::stream::{self, Store};
 use super::strided::{Operand, OperandMut};
 use super::transpose::{SIDE, tile};
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::pool;
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -5,7 +5,7 @@
 use super::norm::lanes;
 use super::real::{Float, Real};
 use super::simd::simd;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Elements between two looks at the running maximum.
 const BLOCK: usize = 2048;

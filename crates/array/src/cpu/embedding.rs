@@ -2,8 +2,8 @@
 
 use super::norm::rows::accumulate;
 use super::real::{Float, Real};
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::pool;
 
 /// `out[i] = table[ids[i]]`; ids have been checked.
 pub(crate) fn gather<T: Pod + Send + Sync>(table: &[T], ids: &[i64], width: usize, out: &mut [T]) {

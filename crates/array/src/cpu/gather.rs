@@ -2,12 +2,11 @@
 
 use super::gather_rule::Rule;
 use super::index::{Source, Steps};
-use super::prefetch::prefetch;
 use super::simd::simd;
 use super::stream;
 use crate::array::contiguous_strides;
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::{pool, prefetch};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,11 +1,10 @@
 //! Reading and writing rows of a view at computed offsets: the kernels under `x[i, j]` and `index_put`.
 
 use super::gather_rule::Rule;
-use super::prefetch::prefetch;
 use super::simd::simd;
 use super::strided::{BLOCK, Operand};
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::{pool, prefetch};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, Ordering};
 

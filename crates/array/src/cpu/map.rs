@@ -2,8 +2,8 @@
 
 use super::stream::{self, Store};
 use super::strided::{BLOCK, Operand, OperandMut};
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::pool;
 use std::ops::Range;
 
 /// What an operand's elements must be to travel between threads.

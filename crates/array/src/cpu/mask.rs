@@ -5,8 +5,8 @@ use super::mask_compress::{compress, expand};
 use super::simd::simd;
 use super::strided::{BLOCK, Operand, OperandMut};
 use crate::element::Bool;
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::pool;
 
 /// Mask elements per unit of work: fixed, so that where each unit's output begins is known from counts alone.
 const UNIT: usize = 16 * BLOCK;

@@ -5,8 +5,8 @@
 
 use super::real::Real;
 use super::simd::simd;
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::pool;
 
 /// Consecutive positions of a dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

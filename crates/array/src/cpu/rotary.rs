@@ -3,7 +3,7 @@
 use super::real::{Float, Real};
 use super::simd::simd;
 use super::softmax::rows_per_block;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Which elements of a row form the pairs that are rotated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::real::Real;
 use super::reduce::folds::{End, Ordered, Reading};
 use crate::convert::Number;
-use crate::pool;
+use planaria_cpu::pool;
 use std::marker::PhantomData;
 
 /// A running computation. `join` continues one state with another, so that long rows can be cut into blocks.

@@ -5,26 +5,7 @@
 //! every level gives the same bits.
 #![allow(unsafe_code)]
 
-use super::machine;
-use std::sync::OnceLock;
-
-/// The widest instruction set in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
-    /// What every CPU of the target has (on aarch64 this includes NEON).
-    Baseline,
-    /// AVX2 and FMA (x86-64-v3).
-    V3,
-    /// AVX-512 F/BW/CD/DQ/VL (x86-64-v4).
-    V4,
-}
-
-/// The level of this process: that of its [`CpuPath`](super::machine::CpuPath).
-#[inline]
-pub(crate) fn level() -> Level {
-    static LEVEL: OnceLock<Level> = OnceLock::new();
-    *LEVEL.get_or_init(|| machine::level_of(machine::path()))
-}
+pub(crate) use planaria_cpu::{Level, level};
 
 /// Whether a kernel with these generic types has an AVX-512 form. Those of eight-byte elements do not: they have few
 /// lanes to gain, and one form less is a good part of the build.

@@ -4,7 +4,7 @@ use super::norm::lanes;
 use super::real::{Float, Real};
 use super::simd::simd;
 use super::stream;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Which of the two functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

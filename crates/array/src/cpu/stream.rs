@@ -3,12 +3,10 @@
 //! keep enough of them under way to gain by that depends on the CPU, so it is tried once.
 #![allow(unsafe_code)]
 
-use super::machine::caches;
-use super::prefetch::{self, prefetch};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Level, level};
-use crate::pool;
 use bytemuck::Pod;
+use planaria_cpu::{caches, pool, prefetch};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -110,7 +108,7 @@ pub(crate) fn ask<T>(data: &[T], range: Range<usize>) {
 pub(crate) fn claim<T>(out: &[T], ahead: usize) {
     let start = out.as_ptr().wrapping_add(ahead);
     for at in (0..out.len()).step_by((64 / size_of::<T>().max(1)).max(1)) {
-        prefetch::claim(start.wrapping_add(at));
+        planaria_cpu::claim(start.wrapping_add(at));
     }
 }
 

@@ -272,7 +272,7 @@ impl<'a, T: Copy> OperandMut<'a, T> {
     where
         T: Send,
     {
-        crate::pool::for_ranges(self.len(), BLOCK, item_bytes, &|range| {
+        planaria_cpu::pool::for_ranges(self.len(), BLOCK, item_bytes, &|range| {
             // SAFETY: `for_ranges` hands out disjoint ranges.
             unsafe { self.for_runs_mut(range, |index, run| write(index, run)) }
         });
@@ -285,7 +285,7 @@ impl<'a, T: Copy> OperandMut<'a, T> {
     {
         assert_eq!(self.len(), src.len());
         let block = src.block_len();
-        crate::pool::for_ranges(self.len(), block, 2 * size_of::<T>(), &|range| {
+        planaria_cpu::pool::for_ranges(self.len(), block, 2 * size_of::<T>(), &|range| {
             let mut scratch = vec![T::zeroed(); block.min(range.len())];
             let mut at = range.start;
             while at < range.end {

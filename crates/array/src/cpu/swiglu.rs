@@ -3,7 +3,7 @@
 use super::real::{Float, Real};
 use super::simd::simd;
 use super::softmax::rows_per_block;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// The activation of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::element::{Element, Scalar, with_dtype};
 use crate::error::{Error, Result};
 use crate::ops::fused::check_ids_late;
-use crate::pool;
+use planaria_cpu::pool;
 use planaria_layout::{DType, Shape};
 
 /// Elements a thread takes at once.

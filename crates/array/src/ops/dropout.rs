@@ -9,8 +9,8 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::fused::real_dtype;
 use crate::ops::where_;
-use crate::pool;
 use crate::random::{BitsDraw, Key, Window, fill_run, threshold};
+use planaria_cpu::pool;
 use planaria_layout::DType;
 
 /// Sets each element to 0 with probability `p` and divides the rest by `1 - p`.

@@ -351,7 +351,7 @@ fn reduce<T: Arithmetic>(call: &Call, src: &Array, reduction: ScatterReduce, own
     let (src, cells) = (src.values::<T>(call.op)?, call.cells()?);
     let counts = (reduction == ScatterReduce::Mean).then(|| call.counts(&cells, own));
     Array::build(call.x.shape().clone(), |out: &mut [T]| {
-        crate::pool::copy_slice(out, &x);
+        planaria_cpu::pool::copy_slice(out, &x);
         if own == OwnValue::Exclude {
             cells.iter().for_each(|&at| out[at] = start);
         }

@@ -2,7 +2,6 @@
 
 use crate::array::{Array, Strides};
 use crate::cpu::copy;
-use crate::cpu::matmul::{Accumulate, Batch, MatRef, MatmulElement, matmul_batched};
 use crate::cpu::real::with_float;
 use crate::cuda;
 use crate::device::Device;
@@ -11,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::ops::Binary;
 use crate::ops::fused::real_dtype;
 use crate::view::{broadcast_shapes, shrunk};
+use planaria_cpu::matmul::{Accumulate, Batch, MatRef, MatmulElement, matmul_batched};
 use planaria_layout::{Dims, Shape};
 
 /// `a · b` as NumPy and PyTorch define it: a 1-d operand is a row (left) or column (right) vector whose dim

@@ -193,7 +193,7 @@ fn uniform(shape: Shape, window: &Window, low: f64, high: f64, dtype: DType, key
         return checked(shape, |out: &mut [f64]| {
             random::uniform_f64(out, key, window)?;
             let last = high.next_down();
-            crate::pool::for_chunks_mut(out, 4096, 16, |_, piece| {
+            planaria_cpu::pool::for_chunks_mut(out, 4096, 16, |_, piece| {
                 piece.iter_mut().for_each(|x| *x = (low + *x * (high - low)).min(last));
             });
             Ok(())
@@ -203,7 +203,7 @@ fn uniform(shape: Shape, window: &Window, low: f64, high: f64, dtype: DType, key
     let (low, width) = (low as f32, (high - low) as f32);
     let narrow = checked(shape, |out: &mut [f32]| {
         random::uniform(out, key, window)?;
-        crate::pool::for_chunks_mut(out, 4096, 8, |_, piece| {
+        planaria_cpu::pool::for_chunks_mut(out, 4096, 8, |_, piece| {
             piece.iter_mut().for_each(|x| *x = (low + *x * width).min(last));
         });
         Ok(())

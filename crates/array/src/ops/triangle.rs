@@ -5,8 +5,8 @@ use crate::device::Device;
 use crate::element::with_size;
 use crate::error::{Error, Result};
 use crate::ops::{Compare, compare, where_};
-use crate::pool;
 use bytemuck::Zeroable;
+use planaria_cpu::pool;
 use planaria_layout::DType;
 use std::ops::Range;
 

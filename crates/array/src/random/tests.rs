@@ -3,7 +3,7 @@
 use super::math::normal_below;
 use super::*;
 use crate::element::Bool;
-use crate::pool::Threads;
+use planaria_cpu::Threads;
 use planaria_layout::{Region, Shape};
 use proptest::prelude::*;
 

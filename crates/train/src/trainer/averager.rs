@@ -56,7 +56,7 @@ impl Averager {
         if self.device != Device::Cpu {
             return work();
         }
-        let run = move || Threads::new(1)?.run(work);
+        let run = move || Threads::new(1).map_err(planaria_array::Error::from)?.run(work);
         let thread = std::thread::Builder::new().name("planaria-average".into()).spawn(run);
         self.thread =
             Some(thread.map_err(|source| Error::Io { path: "the thread of averages".into(), source })?);

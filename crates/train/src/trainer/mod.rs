@@ -479,7 +479,9 @@ impl Job {
         let (comm, tally) = metered(comm);
         let (pulse, comm) = beat::feel(comm, &self.healing)?;
         let rank = comm.world_rank();
-        let end = Threads::new(own)?.run(|| rank::RankRun::begin(self, comm, pulse, tally)?.go());
+        let end = Threads::new(own)
+            .map_err(planaria_array::Error::from)?
+            .run(|| rank::RankRun::begin(self, comm, pulse, tally)?.go());
         end.inspect_err(|error| records::failed(self, rank, error))
     }
 

@@ -1,7 +1,7 @@
 //! The gradient of attention: weights are computed again, block by block.
 
 use super::*;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Gradients to fill, contiguous and shaped like their operands.
 #[derive(Debug)]

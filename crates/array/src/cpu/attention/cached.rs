@@ -2,7 +2,7 @@
 
 use super::forward::query_block;
 use super::*;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// A cache `[rows, kv heads, capacity, dim]`.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Attention forward: each block of queries walks the blocks of keys once, with a running softmax.
 
 use super::*;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Writes the output `[batch, q_heads, q_len, v_dim]` and the log of the sum of exponentials of each query's
 /// scores, -inf where it sees no key.

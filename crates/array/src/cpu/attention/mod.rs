@@ -13,9 +13,9 @@ pub(crate) use backward::{Grads, Saved, backward};
 pub(crate) use cached::{Cached, over_cache};
 pub(crate) use forward::forward;
 
-use super::matmul::{Accumulate, MatRef, MatmulElement, matmul};
 use super::real::{Float, Real};
 use crate::element::Bool;
+use planaria_cpu::matmul::{Accumulate, MatRef, MatmulElement, matmul};
 use std::ops::Range;
 
 /// Queries of a block.

@@ -6,7 +6,7 @@
 use super::{lanes, rows};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
-use crate::pool;
+use planaria_cpu::pool;
 use std::ops::Range;
 
 /// `[batch, channels, inner]`.

@@ -4,7 +4,7 @@ use super::lanes;
 use super::rows::{self, Center};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// `[batch, groups, channels, inner]`: `channels` per group, `inner` elements per channel.
 #[derive(Clone, Copy, Debug)]

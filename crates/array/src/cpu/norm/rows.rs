@@ -5,7 +5,7 @@ use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
 use crate::cpu::softmax::rows_per_block;
 use crate::cpu::stream;
-use crate::pool;
+use planaria_cpu::pool;
 use std::ops::Range;
 
 /// What is subtracted before scaling.

@@ -1,9 +1,9 @@
 //! The AdamW update.
 
 use super::{BLOCK, Cut, Param, Stored, Updating, constants, for_blocks};
-use crate::cpu::prefetch::prefetch;
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
+use planaria_cpu::prefetch;
 
 /// One array's update: all slices have the same length.
 pub(crate) struct Update<'a, T: Float, G, M> {

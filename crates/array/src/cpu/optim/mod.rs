@@ -6,8 +6,8 @@ pub(crate) mod sgd;
 
 use super::real::{Float, Real};
 use crate::convert::convert;
-use crate::pool;
 use half::{bf16, f16};
+use planaria_cpu::pool;
 
 /// Elements updated at a time: the blocks of all arrays together fit the first-level cache.
 pub(crate) const BLOCK: usize = 1024;

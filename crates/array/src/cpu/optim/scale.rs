@@ -3,7 +3,7 @@
 use super::{BLOCK, Stored, Updating, for_blocks};
 use crate::cpu::real::{Float, Real};
 use crate::cpu::simd::simd;
-use crate::pool;
+use planaria_cpu::pool;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Elements per partial sum: fixed, so that threads cannot change bits.

@@ -3,7 +3,7 @@
 use super::plan::Pass;
 use crate::cpu::copy::Geometry;
 use crate::cpu::real::{Float, Real};
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Picks one element along dim `dim` for each place of the other dims; positions are known to be inside.
 pub(crate) fn pick<T: Copy + Send + Sync>(

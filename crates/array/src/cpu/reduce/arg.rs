@@ -3,7 +3,7 @@
 use super::folds::{End, Extreme, Ordered, Reading};
 use super::{CHUNK, Job, Pass, Plan};
 use crate::cpu::simd::simd_v3;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// Positions along the single reduced dim, or in the flattened view when that is one run.
 pub(crate) fn arg<T: Ordered>(end: End, data: &[T], plan: &Plan, out: &mut [i64]) {

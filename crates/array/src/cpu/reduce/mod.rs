@@ -16,7 +16,7 @@ use plan::Rest;
 pub(crate) use plan::{Pass, Plan};
 
 use super::simd::simd_v3;
-use crate::pool;
+use planaria_cpu::pool;
 
 /// A reduction: how an element becomes a partial result and how two partial results become one.
 pub(crate) trait Fold: Copy + Send + Sync {

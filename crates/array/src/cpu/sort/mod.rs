@@ -7,7 +7,7 @@ mod key;
 
 pub(crate) use key::SortKey;
 
-use crate::pool;
+use planaria_cpu::pool;
 
 /// The order of a sort. Equal elements keep their order either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

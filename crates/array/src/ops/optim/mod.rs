@@ -19,7 +19,7 @@ use crate::array::{Array, Update};
 use crate::cpu::optim::Updating;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::pool;
+use planaria_cpu::pool;
 use planaria_layout::DType;
 use std::sync::{Mutex, PoisonError};
 

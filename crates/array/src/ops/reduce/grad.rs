@@ -16,8 +16,8 @@ use crate::device::Device;
 use crate::dispatch::with_real;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::pool;
 use crate::view::{inverse, resolve_dim};
+use planaria_cpu::pool;
 use planaria_layout::{DType, Dims, Shape};
 use smallvec::SmallVec;
 

@@ -17,47 +17,42 @@ mod pack;
 mod path;
 mod run;
 mod scratch;
-#[cfg(test)]
-mod tests;
 mod vector;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::available as has_tiles;
-#[cfg(test)]
-pub(crate) use path::{Path, available_paths};
-pub(crate) use run::{Batch, matmul, matmul_batched};
-#[cfg(test)]
-pub(crate) use run::{matmul_at, matmul_batched_at};
-pub(crate) use vector::Element;
+pub use path::{Path, available_paths};
+pub use run::{Batch, matmul, matmul_at, matmul_batched, matmul_batched_at};
+pub use vector::Element;
 
 use half::{bf16, f16};
 use thiserror::Error;
 
 /// A strided matrix inside a slice: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MatRef<'a, T> {
+pub struct MatRef<'a, T> {
     /// The slice.
-    pub(crate) data: &'a [T],
+    pub data: &'a [T],
     /// Where element (0, 0) is.
-    pub(crate) offset: usize,
+    pub offset: usize,
     /// Number of rows.
-    pub(crate) rows: usize,
+    pub rows: usize,
     /// Number of columns.
-    pub(crate) cols: usize,
+    pub cols: usize,
     /// Elements from one row to the next.
-    pub(crate) row_stride: isize,
+    pub row_stride: isize,
     /// Elements from one column to the next.
-    pub(crate) col_stride: isize,
+    pub col_stride: isize,
 }
 
 impl<'a, T> MatRef<'a, T> {
     /// A row-major matrix that fills the slice from its start.
-    pub(crate) fn row_major(data: &'a [T], rows: usize, cols: usize) -> Self {
+    pub fn row_major(data: &'a [T], rows: usize, cols: usize) -> Self {
         Self { data, offset: 0, rows, cols, row_stride: cols as isize, col_stride: 1 }
     }
 
     /// Rows and columns exchanged.
-    pub(crate) fn t(self) -> Self {
+    pub fn t(self) -> Self {
         Self {
             rows: self.cols,
             cols: self.rows,
@@ -70,7 +65,7 @@ impl<'a, T> MatRef<'a, T> {
 
 /// What happens to the values already in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Accumulate {
+pub enum Accumulate {
     /// They are overwritten.
     Overwrite,
     /// The product is added to them.
@@ -79,7 +74,7 @@ pub(crate) enum Accumulate {
 
 /// Which operand an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operand {
+pub enum Operand {
     /// The left matrix.
     A,
     /// The right matrix.
@@ -88,7 +83,7 @@ pub(crate) enum Operand {
 
 /// Why a product was refused; nothing has been written then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum MatmulError {
+pub enum MatmulError {
     /// The inner sizes differ.
     #[error("the left matrix has {a_cols} columns but the right one has {b_rows} rows")]
     Inner {
@@ -130,7 +125,7 @@ pub(crate) enum MatmulError {
 }
 
 /// Element types with a matrix product.
-pub(crate) trait MatmulElement: Element + path::Products {}
+pub trait MatmulElement: Element + path::Products {}
 impl MatmulElement for f32 {}
 impl MatmulElement for f64 {}
 impl MatmulElement for f16 {}

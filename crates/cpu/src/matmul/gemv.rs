@@ -9,7 +9,7 @@ use super::arch::{Arch, Start};
 use super::blocked::{Strided, pass_depth};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
-use crate::cpu::prefetch::prefetch_at;
+use crate::prefetch::prefetch_at;
 
 /// `c[j] = sum over p of m(j, p) * x(p)`, or `+=`; `x` is a row whose elements lie `col_stride` apart.
 pub(super) struct VectorBlock<E> {

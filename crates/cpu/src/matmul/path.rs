@@ -8,14 +8,14 @@ use super::blocked::{Block, Strided, blocked};
 use super::gemv::{VectorBlock, gemv};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes};
-use crate::cpu::machine::{self, CpuPath};
-use crate::cpu::simd::{Level, level};
+use crate::level::{Level, level};
+use crate::machine::{self, CpuPath};
 use half::{bf16, f16};
 use std::any::TypeId;
 
 /// A way to compute products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
+pub enum Path {
     /// Vector instructions of this level.
     Simd(Level),
     /// bf16 on the tile unit; other types as at the highest level.
@@ -23,8 +23,7 @@ pub(crate) enum Path {
 }
 
 /// The paths this CPU can run, slowest first.
-#[cfg(test)]
-pub(crate) fn available_paths() -> Vec<Path> {
+pub fn available_paths() -> Vec<Path> {
     let levels = [Level::Baseline, Level::V3, Level::V4].into_iter().filter(|l| *l <= level());
     let tiles = tiles_available().then_some(Path::Tiles);
     levels.map(Path::Simd).chain(tiles).collect()
@@ -41,7 +40,7 @@ fn tiles_available() -> bool {
 
 /// One product of the parallel loop: an output block, rows `ldc` apart.
 #[derive(Debug)]
-pub(crate) struct Task<E> {
+pub struct Task<E> {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) depth: usize,
@@ -93,7 +92,7 @@ pub(super) enum ProductKind {
 }
 
 /// The products of one element type; sealed by the private types it names.
-pub(crate) trait Products: Element {
+pub trait Products: Element {
     /// Runs one task.
     ///
     /// # Safety

@@ -3,13 +3,13 @@
 
 /// Starts loading the line that holds `data[at]`. Any `at` is fine.
 #[inline(always)]
-pub(crate) fn prefetch<T>(data: &[T], at: usize) {
+pub fn prefetch<T>(data: &[T], at: usize) {
     prefetch_at(data.as_ptr().wrapping_add(at));
 }
 
 /// Starts loading the line at `place`. Any address is fine: a prefetch never faults.
 #[inline(always)]
-pub(crate) fn prefetch_at<T>(place: *const T) {
+pub fn prefetch_at<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -26,7 +26,7 @@ pub(crate) fn prefetch_at<T>(place: *const T) {
     clippy::pointers_in_nomem_asm_block,
     reason = "a prefetch neither reads nor writes what a program can see"
 )]
-pub(crate) fn claim<T>(place: *const T) {
+pub fn claim<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above; CPUs without the instruction take it for none at all.
     unsafe {

@@ -9,17 +9,17 @@ use crate::pool;
 
 /// The batch dims of a product: the output of item `[i, j, ..]` lies at its row-major position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Batch<'a> {
+pub struct Batch<'a> {
     /// Size of each batch dim.
-    pub(crate) shape: &'a [usize],
+    pub shape: &'a [usize],
     /// Elements from one item to the next in the left slice, per dim; 0 broadcasts.
-    pub(crate) a_strides: &'a [isize],
+    pub a_strides: &'a [isize],
     /// The same for the right slice.
-    pub(crate) b_strides: &'a [isize],
+    pub b_strides: &'a [isize],
 }
 
 /// `out = a · b` (or `+=`), `out` being row-major, `a.rows` by `b.cols`.
-pub(crate) fn matmul<T: MatmulElement>(
+pub fn matmul<T: MatmulElement>(
     out: &mut [T],
     a: MatRef<T>,
     b: MatRef<T>,
@@ -29,7 +29,7 @@ pub(crate) fn matmul<T: MatmulElement>(
 }
 
 /// A product for each item of `batch`; `a` and `b` are the matrices of the first item.
-pub(crate) fn matmul_batched<T: MatmulElement>(
+pub fn matmul_batched<T: MatmulElement>(
     out: &mut [T],
     a: MatRef<T>,
     b: MatRef<T>,
@@ -40,7 +40,7 @@ pub(crate) fn matmul_batched<T: MatmulElement>(
 }
 
 /// [`matmul`] by a chosen path, which must be among `available_paths`.
-pub(crate) fn matmul_at<T: MatmulElement>(
+pub fn matmul_at<T: MatmulElement>(
     path: Path,
     out: &mut [T],
     a: MatRef<T>,
@@ -51,7 +51,7 @@ pub(crate) fn matmul_at<T: MatmulElement>(
 }
 
 /// [`matmul_batched`] by a chosen path, which must be among `available_paths`.
-pub(crate) fn matmul_batched_at<T: MatmulElement>(
+pub fn matmul_batched_at<T: MatmulElement>(
     path: Path,
     out: &mut [T],
     a: MatRef<T>,

@@ -1,6 +1,8 @@
 //! Products against f64 references: every path, every type, any strides, any number of threads.
 
-use super::*;
+use half::{bf16, f16};
+use planaria_cpu::matmul::*;
+use planaria_cpu::{Level, Threads};
 use proptest::prelude::*;
 use std::fmt::Debug;
 
@@ -186,7 +188,7 @@ fn narrow_types_round_once() {
 }
 
 fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+    Threads::new(threads).unwrap().run(f)
 }
 
 fn same_bits<T: Value>(m: usize, k: usize, n: usize, batch: usize, kinds: (usize, usize)) {
@@ -277,7 +279,6 @@ fn parts_of_a_product_have_the_bits_of_the_whole() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn vector_widths_with_fused_multiply_add_agree_bit_for_bit() {
-    use crate::cpu::simd::Level;
     let paths = available_paths();
     if !paths.contains(&Path::Simd(Level::V4)) {
         return;

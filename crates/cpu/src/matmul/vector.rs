@@ -93,7 +93,7 @@ pub(super) trait Acc: Element<Acc = Self> + Default + std::ops::Add<Output = Sel
 }
 
 /// A matrix element.
-pub(crate) trait Element: Copy + Send + Sync + 'static {
+pub trait Element: Copy + Send + Sync + 'static {
     /// The type sums are kept in.
     #[allow(private_bounds)]
     type Acc: Acc;
@@ -183,7 +183,7 @@ impl<E: Element, const N: usize> Lanes<Plain<E::Acc, N>> for E {
 pub(super) mod x86 {
     //! AVX2 and AVX-512 registers.
     use super::{Lanes, Vector};
-    use crate::cpu::transpose::x86::transpose;
+    use crate::registers::transpose;
     use half::{bf16, f16};
     use std::arch::x86_64::*;
 

@@ -4,7 +4,7 @@
 use super::arch::Arch;
 use super::blocked::Strided;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
-use crate::cpu::prefetch::prefetch_at;
+use crate::prefetch::prefetch_at;
 
 /// Blocks of a register's width that a transpose asks for in advance.
 const AHEAD: usize = 4;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::vector::{Plain, Vector};
-use crate::cpu::prefetch::{claim, prefetch_at};
+use crate::prefetch::{claim, prefetch_at};
 use std::marker::PhantomData;
 
 /// Registers per row of a tile; a tile is `NV * LANES` columns wide.

@@ -5,7 +5,7 @@ use super::arch::{Arch, Order, Start, Tile, reads_rows};
 use super::pack::{pack_columns, pack_group};
 use super::scratch::Scratch;
 use super::vector::{Element, Lanes, MAX_LANES, Vector};
-use crate::cpu::machine::{Caches, caches};
+use crate::machine::{Caches, caches};
 use std::any::TypeId;
 
 /// A strided matrix by pointer; the product around it checked the bounds.

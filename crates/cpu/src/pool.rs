@@ -14,16 +14,16 @@ pub struct Threads(rayon::ThreadPool);
 impl Threads {
     /// A pool of `count` threads.
     pub fn new(count: usize) -> Result<Threads> {
-        crate::cpu::machine::check()?;
+        crate::machine::check()?;
         if count == 0 {
-            return Err(Error::argument("threads", "a pool needs at least 1 thread, got 0"));
+            return Err(refused("a pool needs at least 1 thread, got 0".into()));
         }
         rayon::ThreadPoolBuilder::new()
             .num_threads(count)
             .thread_name(|i| format!("planaria-{i}"))
             .build()
             .map(Threads)
-            .map_err(|e| Error::argument("threads", format!("cannot start {count} threads: {e}")))
+            .map_err(|e| refused(format!("cannot start {count} threads: {e}")))
     }
 
     /// Runs `work` inside the pool.
@@ -37,6 +37,10 @@ impl Threads {
     }
 }
 
+fn refused(what: String) -> Error {
+    Error { setting: "threads", what }
+}
+
 /// Below this many bytes touched, waking another thread costs more than it saves.
 const SERIAL_BYTES: usize = 1 << 18;
 
@@ -46,7 +50,7 @@ thread_local! {
 }
 
 /// Runs `work` on this thread alone: threads that serve storage do not wait behind those that compute.
-pub(crate) fn alone<R>(work: impl FnOnce() -> R) -> R {
+pub fn alone<R>(work: impl FnOnce() -> R) -> R {
     let before = ALONE.replace(true);
     let done = work();
     ALONE.set(before);
@@ -69,13 +73,13 @@ fn pieces(bytes: usize) -> usize {
 /// `item_bytes` is the memory an item touches and decides whether threads are worth it.
 ///
 /// Like the functions below it takes a `dyn`, so that a kernel is compiled once and the scheduling not with it.
-pub(crate) fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+pub fn for_ranges(count: usize, unit: usize, item_bytes: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
     let size = piece_len(count, unit, item_bytes);
     spread(count.div_ceil(size), &|i| work(i * size..((i + 1) * size).min(count)));
 }
 
 /// Runs `work` for each of `0..pieces` on the pool.
-pub(crate) fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
+pub fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
     match pieces {
         0 => {}
         1 => work(0),
@@ -85,7 +89,7 @@ pub(crate) fn spread(pieces: usize, work: &(dyn Fn(usize) + Sync)) {
 
 /// Cuts `out` into pieces of whole `unit`s and runs `work(first index, piece)` on the pool.
 /// `item_bytes` is the memory touched per element of `out`.
-pub(crate) fn for_chunks_mut<T: Send>(
+pub fn for_chunks_mut<T: Send>(
     out: &mut [T],
     unit: usize,
     item_bytes: usize,
@@ -112,7 +116,7 @@ fn spread_chunks<T: Send>(out: &mut [T], size: usize, work: &(dyn Fn(usize, &mut
 }
 
 /// `dst.copy_from_slice(src)` on the pool; lengths must be equal.
-pub(crate) fn copy_slice<T: Copy + Send + Sync>(dst: &mut [T], src: &[T]) {
+pub fn copy_slice<T: Copy + Send + Sync>(dst: &mut [T], src: &[T]) {
     for_chunks_mut(dst, 4096, 2 * size_of::<T>(), |at, piece| {
         piece.copy_from_slice(&src[at..at + piece.len()]);
     });
@@ -120,13 +124,13 @@ pub(crate) fn copy_slice<T: Copy + Send + Sync>(dst: &mut [T], src: &[T]) {
 
 /// The length of the pieces `count` items are best cut into, a multiple of `unit`; for kernels with several
 /// outputs, which cut them all alike and hand the pieces to [`for_parts`].
-pub(crate) fn piece_len(count: usize, unit: usize, item_bytes: usize) -> usize {
+pub fn piece_len(count: usize, unit: usize, item_bytes: usize) -> usize {
     let pieces = pieces(count.saturating_mul(item_bytes));
     count.div_ceil(pieces).next_multiple_of(unit.max(1)).max(1)
 }
 
 /// Runs `work` on every part, each on one thread; `bytes` is the memory all parts touch together.
-pub(crate) fn for_parts<P: Send>(parts: Vec<P>, bytes: usize, work: impl Fn(P) + Sync) {
+pub fn for_parts<P: Send>(parts: Vec<P>, bytes: usize, work: impl Fn(P) + Sync) {
     spread_parts(parts, bytes, &work);
 }
 

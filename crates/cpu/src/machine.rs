@@ -1,6 +1,5 @@
 //! What this CPU offers: the instructions kernels may use, and the sizes of its caches. Asked once.
 
-use super::simd::Level;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
@@ -79,7 +78,7 @@ fn asked_for(name: &str, highest: CpuPath) -> Result<CpuPath> {
         let why = if found.is_some() { "needs instructions that this CPU lacks" } else { "is not known" };
         let paths = CpuPath::ALL.iter().filter(|path| **path <= highest).map(|path| path.name());
         let names = paths.collect::<Vec<_>>().join(", ");
-        Error::argument(FORCE, format!("`{name}` {why}; unset it or give one of {names}"))
+        Error { setting: FORCE, what: format!("`{name}` {why}; unset it or give one of {names}") }
     })
 }
 
@@ -96,7 +95,7 @@ fn detect() -> CpuPath {
     let avx512 =
         has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl");
     match (avx2, avx512) {
-        (true, true) if super::matmul::has_tiles() => CpuPath::Amx,
+        (true, true) if crate::matmul::has_tiles() => CpuPath::Amx,
         (true, true) => CpuPath::Avx512,
         (true, false) => CpuPath::Avx2,
         _ => CpuPath::Portable,
@@ -108,29 +107,21 @@ fn detect() -> CpuPath {
     CpuPath::Portable
 }
 
-/// The vector instructions of a path.
-pub(super) fn level_of(path: CpuPath) -> Level {
-    match path {
-        CpuPath::Portable => Level::Baseline,
-        CpuPath::Avx2 => Level::V3,
-        CpuPath::Avx512 | CpuPath::Amx => Level::V4,
-    }
-}
-
 /// Bytes of the caches that one core has for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Caches {
+pub struct Caches {
     /// The first level, data only.
-    pub(crate) first: usize,
+    pub first: usize,
     /// The second level.
-    pub(crate) second: usize,
+    pub second: usize,
 }
 
 /// Where the CPU does not tell: what small cores have.
 const MODEST: Caches = Caches { first: 32 << 10, second: 512 << 10 };
 
 /// The caches of this CPU.
-pub(crate) fn caches() -> Caches {
+#[inline]
+pub fn caches() -> Caches {
     static CACHES: OnceLock<Caches> = OnceLock::new();
     *CACHES.get_or_init(|| {
         let size = |level| cache_bytes(level).filter(|bytes| (16 << 10..64 << 20).contains(bytes));
