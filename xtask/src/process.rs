@@ -1,16 +1,18 @@
 //! Runs commands, shows their output as it comes and keeps a copy of it.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The ends of what commands printed that did not end well, since [`take_unsuccessful`] was last asked.
-static UNSUCCESSFUL: Mutex<String> = Mutex::new(String::new());
+thread_local! {
+    /// The ends of what commands of this thread printed that did not end well, since [`take_unsuccessful`] was last asked.
+    static UNSUCCESSFUL: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
 /// Lines that are kept of each.
 const KEPT: usize = 60;
@@ -84,8 +86,7 @@ fn run_for(command: &mut Command, longest: Duration) -> Ran {
     if !success {
         let lines: Vec<&str> = output.lines().collect();
         let end = lines[lines.len().saturating_sub(KEPT)..].join("\n");
-        let mut kept = UNSUCCESSFUL.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_str(&format!("$ {}\n{end}\n", text(command)));
+        UNSUCCESSFUL.with_borrow_mut(|kept| kept.push_str(&format!("$ {}\n{end}\n", text(command))));
     }
     Ran { success, output }
 }
@@ -93,7 +94,14 @@ fn run_for(command: &mut Command, longest: Duration) -> Ran {
 /// The ends of what commands printed that did not end well, so that a failed step can be told again where the reader
 /// of a long log looks first: at its end.
 pub(crate) fn take_unsuccessful() -> String {
-    std::mem::take(&mut UNSUCCESSFUL.lock().unwrap_or_else(PoisonError::into_inner))
+    UNSUCCESSFUL.take()
+}
+
+/// Lets everything else that wants the processors go before this thread and the commands that it starts.
+pub(crate) fn stand_back() {
+    // Where that cannot be, they share them.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(19);
 }
 
 /// Kills a process and what it started, youngest last: a parent that is gone starts nothing more.

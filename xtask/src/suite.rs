@@ -3,11 +3,12 @@
 use std::cell::LazyCell;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use crate::asan::{self, Checker};
 use crate::process::{ask, cargo, run as execute, target_folder};
-use crate::summary::{Counts, Outcome, Summary, counts};
+use crate::summary::{Counts, Outcome, Planned, Summary, counts};
 use crate::{
     array_api, azure, browser, compilers, free_threaded, hosts, install, kernels, licences, mpi, peers,
     python, s3, tidy, wheel,
@@ -82,21 +83,21 @@ fn preflight(root: &Path) -> Needs {
     needs
 }
 
-/// Format, lints and the rules of the tree.
+/// Lints; beside them, because they keep one and a half processors busy, the format and the rules of the tree.
 fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
-    summary.step("format", || match needs.formatter {
-        true => command(&mut cargo(root, ["fmt", "--all", "--check"])),
-        false => skipped("rustfmt is not installed"),
-    });
-    summary.step("lints", || match needs.linter {
+    let lints = || match needs.linter {
         true => command(
             cargo(root, ["clippy", "--workspace", "--all-targets", "--quiet"])
                 .args(mpi::features(&needs.mpi))
                 .args(["--", "-D", "warnings"]),
         ),
         false => skipped("clippy is not installed"),
-    });
-    summary.step("tidy", || match tidy::run(root) {
+    };
+    let format = || match needs.formatter {
+        true => command(&mut cargo(root, ["fmt", "--all", "--check"])),
+        false => skipped("rustfmt is not installed"),
+    };
+    let tidy = || match tidy::run(root) {
         Ok(report) => {
             print!("{report}");
             verdict(report.is_clean(), Counts::default())
@@ -105,31 +106,43 @@ fn checks(root: &Path, needs: &Needs, summary: &mut Summary) {
             eprintln!("error: {error:#}");
             verdict(false, Counts::default())
         }
-    });
-    summary.step("install lines (checked, not run)", || install::step(root));
-    summary.step("licences", || licences::step(root));
-    summary.step("advisories", || licences::advisories(root));
+    };
+    let others: Vec<Planned<'_>> = vec![
+        ("format", Box::new(format)),
+        ("tidy", Box::new(tidy)),
+        ("install lines (checked, not run)", Box::new(|| install::step(root))),
+        ("licences", Box::new(|| licences::step(root))),
+        ("advisories", Box::new(|| licences::advisories(root))),
+    ];
+    summary.beside(vec![("lints", Box::new(lints))], others);
 }
 
-/// Unit and integration tests, then the examples in the docs, then the docs themselves.
+/// Unit and integration tests; beside them, because some of them wait, the model checker, the examples in the docs, and the docs
+/// themselves.
 fn tests(root: &Path, needs: &Needs, summary: &mut Summary) {
     let features = mpi::features(&needs.mpi);
-    summary.step("tests", || match needs.nextest {
-        true => command(cargo(root, NEXTEST).args(features)),
-        false => command(cargo(root, LIBTEST).args(features)),
-    });
-    summary.step("schedules", || {
+    let build: &[&str] = match needs.nextest {
+        true => &["nextest", "run", "--workspace", "--no-run", "--cargo-quiet"],
+        false => &["test", "--workspace", "--lib", "--bins", "--tests", "--no-run", "--quiet"],
+    };
+    summary.step("tests build", || command(cargo(root, build).args(features)));
+    let tests = || command(cargo(root, if needs.nextest { NEXTEST } else { LIBTEST }).args(features));
+    let schedules = || {
+        // Cargo builds for one command at a time: the tests first see that they are built.
+        thread::sleep(Duration::from_secs(15));
         // With the other features, so that only the communicator is built anew.
         let shuttle = ["--features", "planaria-comm/shuttle", "--test", "shuttle"];
         command(cargo(root, ["test", "--quiet"]).args(features).args(shuttle))
-    });
-    summary.step("doctests", || {
-        command(cargo(root, ["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]).args(features))
-    });
-    summary.step("docs", || {
+    };
+    let doctests =
+        || command(cargo(root, ["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]).args(features));
+    let docs = || {
         let mut docs = cargo(root, ["doc", "--workspace", "--no-deps", "--quiet"]);
         command(docs.args(features).env("RUSTDOCFLAGS", "-D warnings"))
-    });
+    };
+    let others: Vec<Planned<'_>> =
+        vec![("schedules", Box::new(schedules)), ("doctests", Box::new(doctests)), ("docs", Box::new(docs))];
+    summary.beside(vec![("tests", Box::new(tests))], others);
 }
 
 /// Additional: Python, ranks as processes, programs of others, buckets, browsers, hosts.

@@ -2,6 +2,8 @@
 
 use crate::process;
 use std::fmt::Write as _;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How a step ended.
@@ -27,11 +29,15 @@ pub(crate) struct Step {
     pub outcome: Outcome,
     pub counts: Counts,
     pub time: Duration,
-    /// Seconds of processors that its commands took, which a busy machine does not change; absent where nothing says so.
+    /// Seconds of processors that its commands took, and those of steps beside it, which a busy machine does not change;
+    /// absent where nothing says so.
     pub worked: Option<f64>,
     /// What its unsuccessful commands printed last, if it failed.
     pub told: String,
 }
+
+/// A step that is yet to run: its name, and what it does.
+pub(crate) type Planned<'a> = (&'static str, Box<dyn FnOnce() -> (Outcome, Counts) + Send + 'a>);
 
 /// The steps of a run, in order.
 #[derive(Debug, Default)]
@@ -59,17 +65,28 @@ impl Summary {
 
     /// Runs `step` and keeps how it ended.
     pub(crate) fn step(&mut self, name: impl Into<String>, step: impl FnOnce() -> (Outcome, Counts)) {
-        let name = name.into();
-        eprintln!("\n== {name}");
-        let (start, before) = (Instant::now(), children_seconds());
-        process::take_unsuccessful();
-        let (outcome, counts) = step();
-        let worked = children_seconds().zip(before).map(|(after, before)| after - before);
-        let told = if outcome == Outcome::Failed { process::take_unsuccessful() } else { String::new() };
-        if let Outcome::Skipped(reason) = &outcome {
-            eprintln!("skipped: {reason}");
-        }
-        self.steps.push(Step { name, outcome, counts, time: start.elapsed(), worked, told });
+        let before = children_seconds();
+        let done = carry_out(name.into(), step);
+        self.steps.push(Step { worked: since(before), ..done });
+    }
+
+    /// Runs two lists of steps beside each other, each in order, because the first leaves processors idle; the second takes no more
+    /// than that. The first of all steps is told to have taken the processor time of all.
+    pub(crate) fn beside(&mut self, first: Vec<Planned<'_>>, second: Vec<Planned<'_>>) {
+        let before = children_seconds();
+        let run = |list: Vec<Planned<'_>>| -> Vec<Step> {
+            list.into_iter().map(|(name, step)| carry_out(name.into(), step)).collect()
+        };
+        let (mut done, others) = thread::scope(|scope| {
+            let others = scope.spawn(|| {
+                process::stand_back();
+                run(second)
+            });
+            (run(first), others.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        done.extend(others);
+        done.iter_mut().take(1).for_each(|step| step.worked = since(before));
+        self.steps.append(&mut done);
     }
 
     /// Tests, plus every step that holds none; a step that fails with no failed test counts as one failure.
@@ -113,6 +130,24 @@ impl Summary {
         let _ = writeln!(table, "{} passed, {} failed", total.passed, total.failed);
         table
     }
+}
+
+/// Runs a step.
+fn carry_out(name: String, step: impl FnOnce() -> (Outcome, Counts)) -> Step {
+    eprintln!("\n== {name}");
+    let start = Instant::now();
+    process::take_unsuccessful();
+    let (outcome, counts) = step();
+    let told = if outcome == Outcome::Failed { process::take_unsuccessful() } else { String::new() };
+    if let Outcome::Skipped(reason) = &outcome {
+        eprintln!("skipped: {reason}");
+    }
+    Step { name, outcome, counts, time: start.elapsed(), worked: None, told }
+}
+
+/// What commands that have ended have worked since `before`.
+fn since(before: Option<f64>) -> Option<f64> {
+    children_seconds().zip(before).map(|(after, before)| after - before)
 }
 
 /// Processor time of all commands that have ended, with theirs.
@@ -218,16 +253,31 @@ mod tests {
         assert!(table.contains("  no runtime\n"), "{table}");
     }
 
+    fn speak(text: &str, code: u8) -> (Outcome, Counts) {
+        let script = format!("echo {text}; exit {code}");
+        match process::run(std::process::Command::new("sh").args(["-c", &script])).success {
+            true => (Outcome::Passed, Counts::default()),
+            false => (Outcome::Failed, Counts::default()),
+        }
+    }
+
+    #[test]
+    fn steps_beside_each_other_keep_their_order_and_what_they_told() {
+        let mut summary = Summary::default();
+        let step = |name: &'static str, code| -> Planned<'static> {
+            (name, Box::new(move || speak(&format!("{name} spoke"), code)))
+        };
+        summary.beside(vec![step("a", 0), step("b", 1)], vec![step("c", 1), step("d", 0)]);
+        assert_eq!(summary.steps.iter().map(|step| &*step.name).collect::<String>(), "abcd");
+        let [a, b, c, d] = &summary.steps[..] else { panic!("{:?}", summary.steps) };
+        assert_eq!([&a.told, &d.told], ["", ""]);
+        assert!(b.told.ends_with("b spoke\n") && c.told.ends_with("c spoke\n"), "{b:?} {c:?}");
+        assert_eq!((a.worked.is_some(), b.worked), (cfg!(target_os = "linux"), None));
+    }
+
     #[test]
     fn a_failed_step_is_told_again() {
         let mut summary = Summary::default();
-        let speak = |text: &str, code: u8| {
-            let script = format!("echo {text}; exit {code}");
-            match process::run(std::process::Command::new("sh").args(["-c", &script])).success {
-                true => (Outcome::Passed, Counts::default()),
-                false => (Outcome::Failed, Counts::default()),
-            }
-        };
         summary.step("one", || speak("fine", 0));
         assert_eq!(summary.steps[0].worked.is_some(), cfg!(target_os = "linux"));
         summary.step("two", || speak("broken", 3));
